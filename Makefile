@@ -3,12 +3,14 @@
 .POSIX:
 .SUFFIXES:
 WORKERS = 4
-.PHONY: help demo test test-long test-vm bench clean
+CHECKED = tests/core tests/settings tests/ups/profiles tests/test_tidy.py tests/test_yamlfile.py tests/test_wire.py tests/test_options.py
+.PHONY: help demo check test test-long test-vm bench clean
 
 help:
 	@echo 'make demo       an outage from "battery" to power-off, simulated on real protocols (a minute, no root, no hardware)'
-	@echo 'make test       every test that a fresh machine can run, and all checks of style, types and directions'
-	@echo 'make test-long  the slow tests, and the mutation score of the core'
+	@echo 'make check      style, types, directions, and what the core decides: four minutes, for each change'
+	@echo 'make test       that, and every other test that a fresh machine can run in a quarter of an hour on two cores'
+	@echo 'make test-long  the slow tests, another Python, and the mutation score of the core'
 	@echo 'make test-vm    the tests that boot containers and virtual machines'
 	@echo 'make bench      the figures of the README, measured here'
 	@echo 'make clean      remove all that the other targets made'
@@ -17,18 +19,26 @@ demo:
 	scripts/venv .venv
 	.venv/bin/powerguard demo $(ARGS)
 
+check:
+	scripts/venv .venv test,mutation
+	scripts/style
+	scripts/tests .venv/bin/python -n 2 --dist loadgroup $(CHECKED) $(ARGS)
+
 test:
 	scripts/venv .venv test,mutation
 	scripts/test-peers || echo 'Going on without them: their tests are skipped and named at the end.'
+	scripts/style
 	scripts/tests .venv/bin/python -n $(WORKERS) --dist loadgroup $(ARGS)
-	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch
+	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch --if-changed
 	@echo 'Not run: what boots containers and virtual machines (make test-vm), and what takes minutes (make test-long).'
 
 test-long:
 	scripts/venv .venv test,mutation
-	scripts/test-peers --headers || echo 'Going on without them: their tests are skipped and named at the end.'
+	scripts/test-peers || echo 'Going on without them: their tests are skipped and named at the end.'
 	scripts/marked slow $(ARGS)
+	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch
 	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch -m slow -o faulthandler_timeout=6000
+	set -- $(ARGS); test $$# -gt 0 || scripts/test-system
 	scripts/mutation
 
 test-vm:

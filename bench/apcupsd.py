@@ -17,18 +17,18 @@ import structlog
 
 from bench.figure import Figure
 from powerguard.clock import boottime_s
-from powerguard.core import fusion
-from powerguard.core.model import Feed, Supply
-from powerguard.core.policy import Policy
-from powerguard.core.readings import Reading, SourceFailed
-from powerguard.protocols.nis import Flag
+from powerguard.core.model.events import Reading, SourceFailed
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import Feed, Supply
+from powerguard.core.supply import fusion
 from powerguard.sim.snmp_agent import SnmpAgent
-from powerguard.sim.ups import Battery, SimUps
-from powerguard.sources.apcupsd import ApcupsdSource
-from powerguard.sources.apcupsd_options import ApcupsdOptions
-from powerguard.sources.base import Source
-from powerguard.sources.snmp import SnmpSource
-from powerguard.sources.snmp_options import SnmpOptions
+from powerguard.sim.ups import SimUps, UpsBattery
+from powerguard.ups.apcupsd.options import ApcupsdOptions
+from powerguard.ups.apcupsd.protocol import Flag
+from powerguard.ups.apcupsd.source import ApcupsdSource
+from powerguard.ups.base import Source
+from powerguard.ups.snmp.options import SnmpOptions
+from powerguard.ups.snmp.source import SnmpSource
 from tests.peers import find
 from tests.peers.apcupsd import Apcupsd, Scripts, apcupsd, scripts
 
@@ -172,7 +172,7 @@ def _figures(times: Mapping[str, Sequence[float]], note: str) -> list[Figure]:
 
 async def _measure(*, flips: int, default_s: float) -> list[Figure]:
     figures: list[Figure] = []
-    ups = SimUps(Battery(runtime=((0.5, 36_000.0),)), clock=boottime_s, load=lambda: 0.5)
+    ups = SimUps(UpsBattery(runtime=((0.5, 36_000.0),)), clock=boottime_s, load=lambda: 0.5)
     async with SnmpAgent(ups.apc_table) as agent, _rival(agent, _TUNED) as tuned:
         bench = _Bench(ups, agent, tuned)
 

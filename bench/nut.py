@@ -16,12 +16,12 @@ import structlog
 
 from bench.figure import Figure
 from powerguard.clock import boottime_s
-from powerguard.core import fusion
-from powerguard.core.model import Feed, Supply
-from powerguard.core.policy import Policy
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
-from powerguard.sources.nut import NutSource
-from powerguard.sources.nut_options import NutOptions
+from powerguard.core.model.events import OutputSource, Reading, SourceFailed
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import Feed, Supply
+from powerguard.core.supply import fusion
+from powerguard.ups.nut.options import NutOptions
+from powerguard.ups.nut.source import NutSource
 from tests.peers.nut import Upsd, upsd
 from tests.peers.upsmon import Upsmon, upsmon
 

@@ -15,8 +15,8 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 
 from bench.figure import Figure
-from powerguard.trainer.agreement import Agreement, Limits
-from powerguard.trainer.ranks import FileRanks, Memory, MemoryRanks, Ranks, SocketRanks
+from powerguard.trainer.ranks import Memory, MemoryRanks, Ranks, SocketRanks, TorchRanks
+from powerguard.trainer.ranks.agreement import Agreement, Limits
 from powerguard.wire import After, TriggerRequest
 
 _STEP_S = 0.001
@@ -28,7 +28,7 @@ def run(*, quick: bool) -> list[Figure]:
     figures = [
         Figure(name="look at a step, nothing asked", unit="ns", values=_look(3 if quick else 15), bar="<= 100"),
     ]
-    stores = ["files", "unix", "tcp", *(["torch"] if _has_torch() else [])]
+    stores = ["unix", *(["torch"] if _has_torch() else [])]
     for store in stores:
         for size in (2, 4):
             agreed, durable = _processes(store, size, rounds)
@@ -92,16 +92,11 @@ def _processes(store: str, size: int, rounds: int) -> tuple[tuple[float, ...], t
 
 
 def _connect(store: str, folder: Path, port: int, rank: int, size: int) -> Ranks:
-    if store == "files":
-        return FileRanks(folder / "ranks", rank, size)
     if store == "torch":
         import torch.distributed as dist  # noqa: PLC0415 - only where it is asked for
 
-        from powerguard.trainer.ranks.torch_store import TorchRanks  # noqa: PLC0415 - as above
-
         return TorchRanks(dist.TCPStore("127.0.0.1", port, size, is_master=rank == 0), rank, size)
-    address = f"unix:{folder}/s" if store == "unix" else f"127.0.0.1:{port}"
-    return SocketRanks(address, rank, size, secret_file=folder / "secret")
+    return SocketRanks(folder / "s", rank, size)
 
 
 def _work(pipe: Connection, rounds: int, where: tuple[str, Path, int, int, int]) -> None:
@@ -167,7 +162,7 @@ def _simulated(size: int) -> float:
         agreement.step = step = 0
         while agreement.due > step + 1:
             with agreement._replica.lock:  # noqa: SLF001 - a thousand busy loops would measure each other
-                agreement._replica.lock.wait(0.5)  # noqa: SLF001 - as above
+                agreement._replica._news.wait(0.5)  # noqa: SLF001 - as above
         step += 1
         agreement.step = step
         while (generation := agreement.wait(step)) is not None:

@@ -14,13 +14,13 @@ import structlog
 from bench import world
 from bench.figure import Figure
 from powerguard.clock import boottime_s
-from powerguard.core.readings import OutputSource, Reading
-from powerguard.daemon.assemble import Hands, assemble
+from powerguard.core.model.events import OutputSource, Reading
 from powerguard.daemon.journal import read_only, recent
+from powerguard.daemon.wiring import Ports, assemble
 from powerguard.settings.load import load
 from powerguard.sim.snmp_agent import SnmpAgent
-from powerguard.sim.ups import Battery, SimUps
-from powerguard.sources.base import Publish
+from powerguard.sim.ups import SimUps, UpsBattery
+from powerguard.ups.base import Publish
 
 # No grade of stop fits beside a checkpoint of 60 s: the first confirmed reading on battery is already late.
 _TABLE = {50: 90, 100: 40}
@@ -40,7 +40,7 @@ async def _flips(runs: int) -> tuple[float, ...]:
     took: list[float] = []
     dice = random.Random(7)
     with world.folder() as at:
-        battery = Battery(runtime=tuple((load / 100, float(s)) for load, s in _TABLE.items()), recharge_s=2.0)
+        battery = UpsBattery(runtime=tuple((load / 100, float(s)) for load, s in _TABLE.items()), recharge_s=2.0)
         ups = SimUps(battery, clock=boottime_s, load=lambda: 0.5, low_battery_s=5.0)
         trainer = world.Trainer()
         async with SnmpAgent(ups.apc_table) as agent:
@@ -110,8 +110,8 @@ async def _own(runs: int) -> tuple[float, ...]:
         stack = contextlib.AsyncExitStack()
         await stack.enter_async_context(trainer.serving(at / "trainer.sock"))
         feed = _Feed()
-        hands = Hands(clock=clock, sources=lambda _settings, _clock: [("bench", "feed", feed)])
-        daemon = assemble(load(config), config=config, hands=hands)
+        ports = Ports(clock=clock, sources=lambda _settings, _clock: [("bench", "feed", feed)])
+        daemon = assemble(load(config), config=config, ports=ports)
         async with asyncio.TaskGroup() as tasks:
             running = tasks.create_task(daemon.run())
             await feed.ready.wait()

@@ -10,7 +10,7 @@ from typing import Final
 
 from bench.figure import Figure
 from powerguard.sim.world.many import play_many
-from powerguard.sim.world.report import Options, Sample, report
+from powerguard.sim.world.report import Sample, SimulationOptions, report
 from powerguard.sim.world.site import DrillSite, FaultSite, HostSite, ReturnSite, Site, TrainerSite, UpsSite
 
 SEED: Final = 7
@@ -119,8 +119,8 @@ def table(outages: int) -> list[Figure]:
     return figures
 
 
-def _options(policy: str, outages: int) -> Options:
-    return Options(seed=SEED, outages=outages, policy=policy, faults=False)
+def _options(policy: str, outages: int) -> SimulationOptions:
+    return SimulationOptions(seed=SEED, outages=outages, policy=policy, faults=False)
 
 
 def _play(site: Site, policy: str, outages: int) -> list[Sample]:

@@ -14,10 +14,10 @@ from typing import Any
 
 from bench import dcp
 from bench.figure import Figure
-from powerguard.trainer.found import SavedCheckpoint
-from powerguard.trainer.manifest import MANIFEST
 from powerguard.trainer.ranks.base import Alone
-from powerguard.trainer.resume import choose
+from powerguard.trainer.store.found import SavedCheckpoint
+from powerguard.trainer.store.manifest import MANIFEST
+from powerguard.trainer.store.resume import choose
 from powerguard.trainer.tiers import Remote, tier_of
 from powerguard.trainer.tiers.upload import Uploader
 from tests.trainer.tiers.rig import ACCESS, SECRET, S3Server, remote_of, save

@@ -22,10 +22,10 @@ from typing import Any, Final
 
 from bench import dcp
 from bench.figure import Figure
-from powerguard.trainer.items import Buffer
-from powerguard.trainer.manifest import Manifest
-from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.items import Buffer
+from powerguard.trainer.store.manifest import Manifest
+from powerguard.trainer.store.shards import Snapshot
+from powerguard.trainer.store.store import Store
 from tests.peers import find
 
 SIZE: Final = 2_400_000_000

@@ -19,10 +19,9 @@ from typing import Any, Final
 
 from bench.figure import Figure
 from powerguard.sim.world.back import Waker
-from powerguard.sim.world.layers import LETTERS
 from powerguard.sim.world.many import cores
 from powerguard.sim.world.policies import one
-from powerguard.sim.world.report import Options, Sample, report, sample
+from powerguard.sim.world.report import LETTERS, Sample, SimulationOptions, report, sample
 from powerguard.sim.world.site import DrillSite, ReturnSite, Site
 
 SEED: Final = 7
@@ -92,7 +91,7 @@ def _told(pool: ProcessPoolExecutor, shares: Mapping[str, float], *, faults: boo
     """Return the report with a policy that is kept, and with one that lies."""
     seeds, size = range(SEED, SEED + count), max(1, count // (8 * cores()))
     pairs = pool.map(partial(_played, dict(shares), faults=faults), seeds, chunksize=size)
-    options = Options(seed=SEED, outages=count, faults=faults)
+    options = SimulationOptions(seed=SEED, outages=count, faults=faults)
     return [report(samples, options) for samples in zip(*pairs, strict=True)]
 
 

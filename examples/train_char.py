@@ -24,8 +24,7 @@ from torch.nn import functional
 from torch.nn.parallel import DistributedDataParallel
 
 from powerguard.trainer import Guard  # <--
-from powerguard.trainer.torch_data import ResumableLoader  # <--
-from powerguard.trainer.torch_state import TorchState  # <--
+from powerguard.trainer.torch import ResumableLoader, TorchState  # <--
 
 CONTEXT = 48
 

@@ -6,11 +6,14 @@ import importlib.util
 import os
 import signal
 import sys
+import time
 from collections import Counter
+from collections.abc import Iterator
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
+from tests.golden import Golden
 from tests.peers import MISSING, remove_folders, require
 
 # Set before the first import of ours and inherited by every child: whatever can power off refuses while it is set.
@@ -94,3 +97,16 @@ def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
 
 def pytest_addoption(parser: pytest.Parser) -> None:
     parser.addoption("--rewrite-scenarios", action="store_true", help="write the answers of tests/scenarios anew")
+    parser.addoption("--rewrite-golden", action="store_true", help="write the texts of tests/*/golden")
+
+
+@pytest.fixture
+def golden(request: pytest.FixtureRequest, monkeypatch: pytest.MonkeyPatch) -> Iterator[Golden]:
+    """The golden files beside the test, in a time zone that is the same everywhere."""
+    rewrites = bool(request.config.getoption("--rewrite-golden"))
+    assert not (rewrites and "PYTEST_XDIST_WORKER" in os.environ), "--rewrite-golden without -n: one process writes"
+    with monkeypatch.context() as changed:
+        changed.setenv("TZ", "UTC")
+        time.tzset()
+        yield Golden(request.path.parent / "golden", request.node.name, rewrites=rewrites)
+    time.tzset()

@@ -10,7 +10,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.core.actions import Conduct
+from powerguard.core.model.actions import Conduct
 from powerguard.fields import clean_text
 from powerguard.wire import (
     CHECKPOINTS_PATH,

@@ -8,11 +8,10 @@ import time
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
-from powerguard.cli.last_known import JOURNAL, last_battery
-from powerguard.cli.operate import EX_DOWN, EX_REFUSED, Subparsers, fail
 from powerguard.cli.render import Paint, clean, duration, moment, number, table
+from powerguard.cli.shared import EX_DOWN, EX_REFUSED, EX_USAGE, Subparsers, fail
+from powerguard.cli.status import JOURNAL, last_battery
 
-EX_USAGE: Final = 64
 _MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 _NEEDS: Final = {
     "checkpoint": "a checkpoint to durable",
@@ -26,7 +25,7 @@ def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "battery",
-        help="what was learned of the battery; tell that it was replaced",
+        help="show what was learned of the battery; record a replacement",
         description="Show what was learned of the battery, or tell that a new one is in.",
     )
     verbs = parser.add_subparsers(dest="battery_verb", metavar="show|replaced", required=True)

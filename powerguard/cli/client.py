@@ -1,6 +1,9 @@
-"""Speaks to the daemon: one HTTP/1.0 request over the admin socket or the read-only port. Stdlib, and little of it.
+"""The client of the daemon: one HTTP/1.0 request over the admin socket or the read-only port. Stdlib, and little of it.
 
 http.client would import the whole e-mail package: it costs more than everything else that `powerguard event` does.
+
+`settle` finds socket, port and journal of the daemon that `--config FILE` names. A command that asked at the default
+socket instead would report that daemon as down.
 """
 
 import argparse
@@ -12,7 +15,7 @@ import time
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
-from powerguard.cli.main import CONFIG, SOCKET, UntoldError
+from powerguard.cli.shared import CONFIG, SOCKET, UntoldError
 
 URL: Final = "http://127.0.0.1:13493"
 LIMIT_S: Final = 3.0
@@ -196,3 +199,23 @@ def _object(answer: tuple[int, bytes], what: str) -> dict[str, Any]:
     if body.get("object") == "error":
         raise RefusedError(str(body.get("error")))
     return body
+
+
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - who listens everywhere is asked on this host
+
+
+def settle(args: argparse.Namespace) -> str:
+    """Fill in what the command line left open of socket, port and journal. Return what is wrong with the settings."""
+    from powerguard.settings.load import SettingsError, load
+
+    try:
+        settings = load(Path(args.config))
+    except SettingsError as error:
+        return "; ".join(error.problems)
+    if args.socket is None:
+        args.socket = str(settings.control.socket)
+        listen = settings.http.listen
+        args.daemon_url = f"http://{_ANY.get(listen, f'[{listen}]' if ':' in listen else listen)}:{settings.http.port}"
+    if getattr(args, "journal", "") is None:
+        args.journal = str(settings.journal.path)
+    return ""

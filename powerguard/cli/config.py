@@ -7,9 +7,7 @@ from pathlib import Path
 from typing import Any, Final, Protocol
 
 from powerguard.cli.render import fold, say
-
-EX_CONFIG: Final = 78
-"""sysexits.h: something is wrong with the settings."""
+from powerguard.cli.shared import EX_CONFIG
 
 DEFAULT_PATH: Final = "/etc/powerguard/powerguard.yaml"
 SCHEMA_VERSION: Final = 1
@@ -34,7 +32,7 @@ def register(subparsers: Subparsers) -> None:
 
     validate = verbs.add_parser(
         "validate",
-        help="tell every mistake, with line and column",
+        help="report every mistake with line and column",
         description="Check the settings and tell every mistake with file, line and column. Exit 0: valid; 78: not.",
     )
     validate.add_argument("file", nargs="?", metavar="FILE", help="file to check (default: the one in force)")
@@ -58,7 +56,7 @@ def register(subparsers: Subparsers) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     # SUPPRESS: a --config before the verb is not overwritten by this one's default.
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=f"settings ({DEFAULT_PATH})")
-    parser.add_argument("--conf-d", metavar="DIR", default=None, help="additions (default: conf.d beside the file)")
+    parser.add_argument("--conf-d", metavar="DIR", default=None, help="additions (default: conf.d next to the file)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 
@@ -99,8 +97,7 @@ def _validate(args: argparse.Namespace) -> int:
     from dataclasses import replace
     from datetime import UTC, datetime
 
-    from powerguard.settings.caution import warnings
-    from powerguard.settings.exists import missing
+    from powerguard.settings.cautions import missing, warnings
     from powerguard.settings.explain import Mistake
     from powerguard.settings.load import SettingsError, check
 

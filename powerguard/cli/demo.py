@@ -4,15 +4,47 @@ import argparse
 import asyncio
 import json
 import sys
+from pathlib import Path
 
 from powerguard.cli.render import fold, say
-from powerguard.sim import story
-from powerguard.sim.story import Report, Stage, StoryError
+from powerguard.cli.shared import Subparsers
+from powerguard.sim.demo import story
+from powerguard.sim.demo.story import Report, Stage, StoryError
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "demo",
+        help="play three simulated outages in a minute; without settings, root or hardware",
+        description="Play three outages on simulated hardware with the real daemon, in about a minute: no settings, no "
+        "root, nothing is powered off. Exit 0: the host was saved each time; 1: it would have been lost.",
+    )
+    parser.add_argument("--fast", action="store_true", help="in virtual time, without sockets: in a few seconds")
+    parser.add_argument("--json", action="store_true", help="one JSON object in place of the story")
+    parser.add_argument(
+        "--keep",
+        metavar="DIR",
+        type=Path,
+        help="leave the journal there; without --fast also settings, logs and checkpoints",
+    )
+    parser.add_argument(
+        "--ups",
+        metavar="PORT",
+        type=int,
+        nargs="?",
+        const=1161,
+        help="serve only the simulated UPS, over SNMP on 127.0.0.1 (port 1161), for a daemon of your own; Enter pulls "
+        "the plug",
+    )
+    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
     """Play the story. Returns 0 when every claim of it is true, else 1."""
     try:
+        if args.ups is not None:
+            return asyncio.run(_serve_ups(args.ups))
         return _fast(args) if args.fast else asyncio.run(_live(args))
     except StoryError as error:
         say(f"powerguard demo: {error}")
@@ -22,8 +54,21 @@ def run(args: argparse.Namespace) -> int:
         return 130
 
 
+async def _serve_ups(port: int) -> int:
+    from powerguard.sim.demo.ups import serve
+
+    try:
+        await serve(port)
+    except OSError as error:
+        print(
+            f"powerguard demo: 127.0.0.1 port {port}: {error.strerror}; name another with --ups PORT", file=sys.stderr
+        )
+        return 1
+    return 0
+
+
 async def _live(args: argparse.Namespace) -> int:
-    from powerguard.sim.demo import live
+    from powerguard.sim.demo.live import live
 
     async with live(args.keep) as stage:
         return await _play(stage, args)
@@ -31,7 +76,7 @@ async def _live(args: argparse.Namespace) -> int:
 
 def _fast(args: argparse.Namespace) -> int:
     from powerguard.daemon.log import configure
-    from powerguard.sim.fast import fast
+    from powerguard.sim.demo.fast import fast
     from powerguard.sim.virtual import VirtualLoop
 
     configure(style="logfmt", level="error")

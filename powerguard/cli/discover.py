@@ -1,24 +1,269 @@
-"""`powerguard discover [TARGET ...]`: UPSes and PDUs on given addresses, and settings made of them."""
+"""`powerguard discover [TARGET ...]`: UPSes and PDUs on given addresses, and settings made of them.
+
+What was found, as settings that our own loader takes.
+
+Where `powerguard discover` looks: what was written on the command line, or what this host's own files name.
+"""
 
 import argparse
 import asyncio
+import ipaddress
 import json
+import re
+import socket
 import sys
 import time
-from collections.abc import Mapping
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from powerguard.cli.operate import Subparsers, fail
+from pydantic import ValidationError
+
 from powerguard.cli.render import Paint, clean, duration, number, table
+from powerguard.cli.shared import EX_NOINPUT, EX_NOTHING, EX_USAGE, Subparsers, fail
+from powerguard.settings.load import SettingsError, load
+from powerguard.settings.ups_models import from_data_sheet
+from powerguard.ups.apcupsd.options import ApcupsdOptions
+from powerguard.ups.base import why_not_found
+from powerguard.ups.discover import MAX_ADDRESSES, Found, alike, merged
+from powerguard.ups.nut.options import NutOptions
+from powerguard.ups.snmp.options import SnmpOptions
 
 if TYPE_CHECKING:
-    from powerguard.cli.discover_targets import Targets
-    from powerguard.sources.discover import Found, Search, Wanted
+    from powerguard.ups.discover import Found, Search, Wanted
 
-EX_NOTHING: Final = 1
-EX_USAGE: Final = 64
-EX_NOINPUT: Final = 66
+
+_PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*|[0-9]{1,3}(\.[0-9]{1,3}){3}")
+_WORDS: Final = frozenset(("true", "false", "null"))
+_NAME: Final = re.compile(r"[^a-z0-9]+")
+
+
+def scalar(value: object) -> str:
+    """Return a value as our YAML has it."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {scalar(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"{value:g}"
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) and text not in _WORDS else json.dumps(text)
+
+
+def as_credentials(found: Sequence[Found], given: Mapping[str, Any]) -> tuple[list[Found], dict[str, str]]:
+    """Name the secrets that the caller has given as the daemon will have them.
+
+    given: the options of SNMP from the command line. Return what was found, and by the name of each credential that it
+    needs the file that the caller keeps it in, which the daemon's user cannot read.
+    """
+    files = {key: value["file"] for key, value in given.items() if isinstance(value, Mapping)}
+    needed: dict[str, str] = {}
+    told = []
+    for one in found:
+        source = one.source
+        if source is not None and one.kind == "snmp":
+            own = [key for key, file in files.items() if source.get(key) == {"file": file}]
+            needed |= {f"snmp-{key}": files[key] for key in own}
+            source = source | {key: {"credential": f"snmp-{key}"} for key in own}
+        told.append(replace(one, source=source))
+    return told, needed
+
+
+def settings_of(found: Sequence[Found], *, bmc: bool = False) -> dict[str, Any] | None:
+    """Return the settings as data; None where no UPS was found. bmc: this host has one."""
+    upses = {name: {"sources": [one.source for one in group], **_known(group)[0]} for name, group in _named(found)}
+    if not upses:
+        return None
+    made: dict[str, Any] = {"mode": "dry-run", "ups": upses}
+    if len(upses) > 1:
+        made["feeds"] = {"supplies": [next(iter(upses))]}
+    return made | ({"bmc": {"kind": "auto"}} if bmc else {})
+
+
+def as_yaml(found: Sequence[Found], *, bmc: bool = False) -> str:
+    """Return the settings as a file with comments; "" where no UPS was found. bmc: this host has one."""
+    named = _named(found)
+    if not named:
+        return ""
+    lines = ["mode: dry-run          # then rehearse, then armed", "", "ups:"]
+    for place, (name, group) in enumerate(named):
+        lines += [f"  {scalar(name)}:"]
+        again = [other for other, known in named[:place] if alike(known, group)]
+        if again:
+            lines.append(f"    # Is it the UPS {scalar(again[0])}, seen another way? Then its sources belong there.")
+        lines += ["    sources:"]
+        for one in group:
+            about = ", ".join(filter(None, (one.model, one.profile, one.remark)))
+            lines.append(f"      - {scalar(one.source)}" + (f"    # {about}" if about else ""))
+        known, why = _known(group)
+        lines += [f"    # {line}" for line in why]
+        lines += [f"    {key}: {scalar(value)}" for key, value in known.items()] or [
+            "    #runtime_table: {50: 540, 75: 360, 100: 240}    # load in percent: seconds; data sheet"
+        ]
+    if len(named) > 1:
+        lines += ["", "# The UPSes that feed this host, one for each of its power supplies:"]
+        lines.append(f"feeds: {{supplies: [{scalar(named[0][0])}]}}    # of: {', '.join(name for name, _ in named)}")
+    # Over the network: kind: auto with host, user and password.
+    lines += ["", f"{'' if bmc else '#'}bmc: {{kind: auto}}    # powers this host on again when power returns"]
+    return "\n".join(lines) + "\n"
+
+
+def _known(group: Sequence[Found]) -> tuple[dict[str, Any], list[str]]:
+    """Return what the data sheet of this UPS says, by the model that its sources tell."""
+    rating_w = next((one.rating_w for one in group if one.rating_w is not None), None)
+    return from_data_sheet([one.model for one in group], rating_w)
+
+
+def _named(found: Sequence[Found]) -> list[tuple[str, list[Found]]]:
+    """Give each UPS a name of its own: that which it has in NUT or apcupsd, else its maker and address."""
+    named: dict[str, list[Found]] = {}
+    for group in merged(found):
+        first = next((one for one in group if one.name), group[0])
+        wanted = first.name or f"{(first.profile or 'ups').split('-')[0].split(',')[0]}-{first.host}"
+        name = _NAME.sub("-", wanted.lower()).strip("-")[:28] or "ups"
+        again, number = name, 2
+        while again in named:
+            again, number = f"{name}-{number}", number + 1
+        named[again] = group
+    return list(named.items())
+
+
+SMALLEST_PREFIX: Final = {4: 22, 6: 118}
+"""1024 addresses: more is a scan, which is another tool's work, and another person's decision."""
+_WITH_PORT: Final = re.compile(r"([^\[\]:]+|\[[^\[\]]*\]):[0-9]{1,5}")
+_RESOLVE_S: Final = 3.0
+_LOOPBACK: Final = "127.0.0.1"
+
+
+class TargetError(Exception):
+    """A target that cannot be meant: what it is, and what would be right."""
+
+
+@dataclass(slots=True)
+class Targets:
+    """addresses: IP addresses to look at. known: sources with their ports. files: what was read. notes: oddities."""
+
+    addresses: list[str] = field(default_factory=list)
+    known: list[SnmpOptions | NutOptions | ApcupsdOptions] = field(default_factory=list)
+    files: list[str] = field(default_factory=list)
+    notes: list[str] = field(default_factory=list)
+
+
+async def from_words(words: Sequence[str]) -> Targets:
+    """Return the addresses of targets as the operator wrote them. Raises TargetError."""
+    targets = Targets()
+    for word in words:
+        targets.addresses += _network(word) if "/" in word else await _host(word)
+    targets.addresses = list(dict.fromkeys(targets.addresses))
+    if len(targets.addresses) > MAX_ADDRESSES:
+        msg = f"{len(targets.addresses)} addresses are more than {MAX_ADDRESSES}; ask for one network at a time"
+        raise TargetError(msg)
+    return targets
+
+
+def _network(word: str) -> list[str]:
+    try:
+        network = ipaddress.ip_network(word, strict=False)
+    except ValueError as error:
+        msg = f"{word!r} is no network (write it as 10.0.0.0/24)"
+        raise TargetError(msg) from error
+    smallest = SMALLEST_PREFIX[network.version]
+    if network.prefixlen < smallest:
+        msg = f"{word} is larger than a /{smallest}: name the part where the UPSes are"
+        raise TargetError(msg)
+    return [str(address) for address in network.hosts()]
+
+
+async def _host(word: str) -> list[str]:
+    try:
+        return [str(ipaddress.ip_address(word.strip("[]")))]
+    except ValueError:
+        pass
+    if _WITH_PORT.fullmatch(word):
+        msg = f"{word}: write the address alone, and the port as --snmp-port, --nut-port or --nis-port"
+        raise TargetError(msg)
+    try:
+        async with asyncio.timeout(_RESOLVE_S):
+            found = await asyncio.get_running_loop().getaddrinfo(word, None, type=socket.SOCK_STREAM)
+    except (OSError, TimeoutError, UnicodeError) as error:
+        because = why_not_found(error)
+        msg = f"cannot look up {word!r}: {because} (write an address, a name, or a network such as 10.0.0.0/24)"
+        raise TargetError(msg) from error
+    # One of them: most cards that have an IPv6 address speak nothing on it.
+    return [str(min(found, key=lambda one: one[0] is not socket.AF_INET)[4][0])]
+
+
+async def of_this_host(config: Path, nut: Path, apcupsd: Path) -> Targets:
+    """Return the loopback and what this host's own files name. What cannot be read is noted, and passed over."""
+    targets = Targets(addresses=[_LOOPBACK])
+    _from_settings(config, targets)
+    hosts = await asyncio.to_thread(_from_files, nut, apcupsd, targets)
+    for host in dict.fromkeys(hosts):
+        try:
+            targets.addresses += await _host(host)
+        except TargetError as error:
+            targets.notes.append(str(error))
+    known = {options.host for options in targets.known if isinstance(options, SnmpOptions)}
+    targets.addresses = [a for a in dict.fromkeys(targets.addresses) if a not in known or a == _LOOPBACK]
+    return targets
+
+
+def _from_settings(config: Path, targets: Targets) -> None:
+    try:
+        if not config.exists():
+            return
+        settings = load(config)
+    except OSError as error:
+        targets.notes.append(f"{config} is passed over: {error.strerror or error}")
+        return
+    except SettingsError as error:
+        targets.notes.append(f"{config} is passed over: {error.problems[0]}")
+        return
+    targets.files.append(str(config))
+    targets.known += [source for ups in settings.ups.values() for source in ups.sources]
+
+
+def _from_files(nut: Path, apcupsd: Path, targets: Targets) -> list[str]:
+    """Read NUT's and apcupsd's files as `powerguard import` does; returns the hosts of cards that they name."""
+    from powerguard.cli.imports import apcupsd as import_apcupsd
+    from powerguard.cli.imports import nut as import_nut
+    from powerguard.cli.imports.draft import Draft
+    from powerguard.cli.imports.words import ReadError
+
+    draft = Draft()
+    try:
+        if nut.is_dir():
+            import_nut.make(import_nut.load(import_nut.gather([nut]), draft), draft)
+    except ReadError as error:
+        targets.notes.append(f"{nut} is passed over: {error}")
+    try:
+        if apcupsd.exists():
+            for path in import_apcupsd.gather([apcupsd]):
+                import_apcupsd.make(import_apcupsd.load(path, draft), draft)
+    except ReadError as error:
+        targets.notes.append(f"{apcupsd} is passed over: {error}")
+    targets.files += draft.files
+    return _sources((source for ups in draft.upses for source in ups.sources), targets)
+
+
+def _sources(sources: Iterable[dict[str, object]], targets: Targets) -> list[str]:
+    hosts: list[str] = []
+    for source in sources:
+        plain = {key: source[key] for key in ("kind", "host", "port", "name") if key in source}
+        try:
+            if source["kind"] == "nut":
+                targets.known.append(NutOptions.model_validate(plain))
+            elif source["kind"] == "apcupsd":
+                plain.pop("name", None)
+                targets.known.append(ApcupsdOptions.model_validate(plain))
+            else:
+                hosts.append(str(source["host"]))
+        except ValidationError:
+            targets.notes.append(f"a {source['kind']} source of an unusual name or address is passed over")
+    return hosts
+
+
 SCHEMA_VERSION: Final = 1
 NUT: Final = "/etc/nut"
 APCUPSD: Final = "/etc/apcupsd/apcupsd.conf"
@@ -31,7 +276,7 @@ def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "discover",
-        help="find UPSes and PDUs, and print settings for them",
+        help="find UPSes and PDUs and print settings for them",
         description="Look for SNMP cards, upsd and apcupsd on the targets: addresses, names, or networks up to a /22. "
         "Without a target: on this host, and on what the settings, /etc/nut and /etc/apcupsd name. Prints what was "
         "found, and settings (mode: dry-run) made of it. Exit 0: something was found; 1: nothing.",
@@ -57,7 +302,6 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    from powerguard.cli.discover_targets import TargetError
     from powerguard.options import SecretError
 
     try:
@@ -80,9 +324,7 @@ def _told(error: ValueError) -> str:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    from powerguard.cli.discover_settings import as_credentials
-    from powerguard.cli.discover_targets import from_words, of_this_host
-    from powerguard.sources.discover import Search
+    from powerguard.ups.discover import Search
 
     wanted = _wanted(args)
     if args.targets:
@@ -108,8 +350,8 @@ async def _run(args: argparse.Namespace) -> int:
 
 def _wanted(args: argparse.Namespace) -> "Wanted":
     """Read the options. Raises ValueError or SecretError, both before anybody is asked anything."""
-    from powerguard.sources.discover import KINDS, Wanted
-    from powerguard.sources.snmp_options import SnmpOptions
+    from powerguard.ups.discover import KINDS, Wanted
+    from powerguard.ups.snmp.options import SnmpOptions
 
     kinds = tuple(KINDS) if args.only is None else tuple(filter(None, args.only.split(",")))
     if not kinds or not set(kinds) <= set(KINDS):
@@ -171,8 +413,7 @@ class _Progress:
 
 
 def _tell(search: "Search", targets: "Targets", took_s: float, limit_s: float, secrets: Mapping[str, str]) -> int:
-    from powerguard.cli.discover_settings import as_yaml
-    from powerguard.cli.install_host import has_bmc
+    from powerguard.cli.install.host import has_bmc
 
     told = sys.stderr
     for note in targets.notes:
@@ -225,8 +466,7 @@ def _row(one: "Found", paint: Paint) -> tuple[str, ...]:
 def _shape(search: "Search", targets: "Targets", took_s: float, secrets: Mapping[str, str]) -> dict[str, Any]:
     from dataclasses import asdict
 
-    from powerguard.cli.discover_settings import as_yaml, settings_of
-    from powerguard.cli.install_host import has_bmc
+    from powerguard.cli.install.host import has_bmc
 
     bmc = has_bmc(Path("/"))
 

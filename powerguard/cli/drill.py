@@ -1,18 +1,198 @@
-"""`powerguard drill`: rehearse an outage on this host, watch it, and see that everything is put back."""
+"""`powerguard drill`: rehearse an outage on this host, watch it, and see that everything is put back.
+
+How a drill went, for people: what was expected beside what was measured.
+
+`powerguard drill --scope bmc-watchdog`: does the BMC's own timer bring this host back? It powers the host off.
+"""
 
 import argparse
 import json
 import sys
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
-from powerguard.cli.drill_report import describe
-from powerguard.cli.main import EX_USAGE
-from powerguard.cli.operate import EX_DOWN, EX_REFUSED, Subparsers, fail
-from powerguard.cli.render import Paint, clean, duration, table
+from powerguard.cli.render import Paint, clean, duration, mode_note, moment, table
+from powerguard.cli.shared import EX_DOWN, EX_REFUSED, EX_USAGE, Subparsers, fail
 from powerguard.cli.words import because_of
+
+_COLOURS: Final = {"passed": "green", "recorded": "yellow", "interrupted": "yellow", "failed": "red"}
+
+
+def _seconds(value: object) -> str:
+    return duration(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else "?"
+
+
+def _share(value: object) -> str:
+    return f"{100 * value:.1f} %" if isinstance(value, int | float) and not isinstance(value, bool) else "?"
+
+
+def _percent(value: object) -> str:
+    return f"{value:.0f} %" if isinstance(value, int | float) and not isinstance(value, bool) else "?"
+
+
+def _watts(value: object) -> str:
+    return f"{value:.0f} W" if isinstance(value, int | float) and not isinstance(value, bool) else "?"
+
+
+def _times(value: object) -> str:
+    return f"{value:.2f} times" if isinstance(value, int | float) and not isinstance(value, bool) else "?"
+
+
+def _word(value: object) -> str:
+    return ("yes" if value else "no") if isinstance(value, bool) else clean(value)
+
+
+_ROWS: Final[tuple[tuple[str, str, str, Callable[[object], str]], ...]] = (
+    ("load before", "", "load_before", _share),
+    ("charge before", "", "charge_before_pct", _percent),
+    ("checkpoint, all durable", "checkpoint_expected_s", "checkpoint_s", _seconds),
+    ("load paused", "load_paused_expected", "load_paused", _share),
+    ("saved by pausing", "", "drop_paused", _share),
+    ("saved by pausing", "", "drop_paused_w", _watts),
+    ("until training went on", "", "resume_s", _seconds),
+    ("load capped", "", "load_capped", _share),
+    ("saved by capping", "", "drop_capped", _share),
+    ("saved by capping", "", "drop_capped_w", _watts),
+    ("training speed capped", "", "cap_speed", _share),
+    ("training per charge, capped", "", "cap_gain", _times),
+    ("capping pays", "", "cap_pays", _word),
+    ("BMC policy", "", "policy", _word),
+    ("BMC policy verified", "", "policy_verified", _word),
+    ("filesystems synced", "", "sync_s", _seconds),
+    ("effective runtime, paused", "runtime_paused_expected_s", "runtime_paused_s", _seconds),
+    ("stop needs", "", "stop_s", _seconds),
+    ("checkpoint and stop fit", "", "fits", _word),
+    ("power-off (not ordered): grade", "", "power_off_grade", _word),
+    ("power-off (not ordered): hard after", "", "power_off_force_after_s", _seconds),
+    ("self-test lasted", "", "test_s", _seconds),
+    ("load in the self-test", "load_before", "load_test", _share),
+    ("runtime in the self-test", "runtime_before_s", "runtime_test_s", _seconds),
+    ("battery health", "health_before", "health", _share),
+    ("as this discharge measured it", "", "health_measured", _share),
+    ("battery health, at least", "", "health_at_least", _share),
+    ("outage lasted", "", "outage_s", _seconds),
+    ("powered off in order", "", "powered_off_clean", _word),
+    ("charge after", "", "charge_after_pct", _percent),
+)
+
+
+def describe(report: dict[str, Any], paint: Paint) -> list[str]:
+    """Return a report as lines."""
+    figures: dict[str, object] = report["figures"]
+    result = clean(report["result"])
+    what = ", ".join(clean(scope) for scope in report["scopes"]) or clean(report["witness"])
+    lasted, ended = duration(report["lasted_s"]), moment(report["ended_at"])
+    short = ", but checkpoint and stop do not fit the battery" if figures.get("fits") is False else ""
+    colour = "yellow" if short and result == "passed" else _COLOURS.get(result, "yellow")
+    lines = [
+        f"Drill {paint(result + short, colour)}: {clean(because_of(report['because']))}",
+        f"  {what}, by {clean(report['who']) or '?'}, ended {ended} after {lasted}",
+    ]
+    rows = [("", "expected", "measured")]
+    for label, expected, measured, words in _ROWS:
+        if measured in figures:
+            rows.append((label, words(figures[expected]) if expected in figures else "", words(figures[measured])))
+            if measured == "checkpoint_s":
+                rows += _trainers(figures)
+    if len(rows) > 1:
+        lines += table(rows)
+    lines += [
+        f"  left out: {clean(name.removeprefix('skipped_'))}: {clean(why)}"
+        for name, why in figures.items()
+        if name.startswith("skipped_")
+    ]
+    return lines + _doubts(figures, paint)
+
+
+def _trainers(figures: dict[str, object]) -> list[tuple[str, str, str]]:
+    rows = []
+    for name, value in figures.items():
+        head, dot, trainer = name.partition(".")
+        if head == "checkpoint_s" and dot:
+            verified = figures.get(f"checkpoint_verified.{trainer}") is True
+            rows.append((f"  {clean(trainer)}", "", _seconds(value) + ("" if verified else ", unverified")))
+    return rows
+
+
+def _doubts(figures: dict[str, object], paint: Paint) -> list[str]:
+    """What was not measured, and why."""
+    doubts = {
+        "load_told": "the UPS tells no load: what pausing saves is not known",
+        "load_paused_settled": "the paused load did not settle: it is not learned",
+        "load_capped_settled": "the capped load did not settle: it is not learned",
+        "health_learned": "the discharge was not deep enough to measure the battery's health",
+        "cap_speed_told": "no trainer told enough steps: nobody knows whether capping pays",
+    }
+    return [f"  {paint('!', 'yellow')} {text}" for name, text in doubts.items() if figures.get(name) is False]
+
+
+LIMIT_S: Final = 20.0
+"""The BMC is asked three times, 5 s each at most, and a file is written."""
+
+
+def drill_watchdog(args: argparse.Namespace) -> int:
+    """Say what will happen, ask for the host's name, and begin. Raises DownError, RefusedError."""
+    plan = post(args, "watchdog-drill-plan", {}, LIMIT_S)
+    dry = plan["mode"] != "armed"
+    if args.json and (dry or plan["refused"] or not args.host):
+        print(json.dumps(plan, indent=2))
+    elif not args.json:
+        print("\n".join(_watchdog_outline(plan)))
+    if plan["refused"]:
+        return (
+            fail(args, "drill", f"refused: {because_of(plan['refused'])}", EX_REFUSED) if not args.json else EX_REFUSED
+        )
+    if dry:
+        return 0
+    name = args.host or _typed(args, plan["host"])
+    if name is None:
+        return EX_USAGE
+    if name != plan["host"]:
+        why = f"{clean(name)!r} is not this host's name ({clean(plan['host'])}): nothing was done"
+        return fail(args, "drill", why, EX_REFUSED)
+    answer = post(args, "watchdog-drill", {"host": name}, LIMIT_S)
+    if args.json:
+        print(json.dumps(answer, indent=2))
+    else:
+        print(
+            f"Armed and read back: the BMC cycles the power in {duration(answer['in_s'])}; this host powers off now.\n"
+            "The next boot judges it: `powerguard doctor` tells (bmc.watchdog). A host that is still off a quarter of "
+            "an hour later\nwants its power button: its watchdog does nothing once it is off."
+        )
+    return 0
+
+
+def _typed(args: argparse.Namespace, host: str) -> str | None:
+    """What the operator types; None where nobody can be asked."""
+    if args.json or not sys.stdin.isatty():
+        fail(args, "drill", f"nobody can be asked here: repeat with --host {clean(host)}", EX_USAGE)
+        return None
+    print(f"Type this host's name ({clean(host)}) to power it off now: ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip()
+
+
+def _watchdog_outline(plan: dict[str, Any]) -> list[str]:
+    off, fires = duration(plan["force_after_s"]), duration(plan["in_s"])
+    note = mode_note(plan["mode"], "nothing is done")
+    head = f"This drill powers {clean(plan['host'])} off, in this order:{note}"
+    rows = [
+        ("arm", f"let the BMC cycle the power in {fires}, and read it back"),
+        ("power off", f"in order; whatever still runs after {off} is killed"),
+        ("wait", "the host is off, on utility: only the BMC can bring it back"),
+        ("judge", "the next boot asks the BMC what powered the host on, and writes it down"),
+    ]
+    tail = [
+        "Training ends, and is not started again by this drill. Somebody must be able to press the power button:",
+        "on a board that cannot do it this host stays off.",
+    ]
+    last = plan["last"]
+    if last is not None:
+        when = moment(last["judged_wall_s"] or last["armed_wall_s"])
+        tail.append(f"The last one, {when}: {clean(last['state'])}: {clean(last['because'])}")
+    return [head, *table(rows), *tail]
+
 
 SCOPES: Final = ("checkpoint", "pause", "cap", "policy", "full")
 WATCHDOG: Final = "bmc-watchdog"
@@ -30,7 +210,7 @@ def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "drill",
-        help="rehearse an outage, and measure it",
+        help="rehearse an outage on this host and measure it",
         description="Rehearse an outage on this host: checkpoint, pause, GPU power cap, BMC policy, or all of it; only "
         "the power-off is written down instead. It says first what will happen, measures, and always ends with "
         "everything as it was; Ctrl-C, or `drill stop`, puts everything back at once. A real outage ends it and comes "
@@ -106,8 +286,6 @@ def _stop(args: argparse.Namespace) -> int:
 def _drill(args: argparse.Namespace) -> int:
     given = [word for words in args.scope or [] for word in words]
     if WATCHDOG in given:
-        from powerguard.cli.drill_watchdog import drill_watchdog
-
         if given != [WATCHDOG] or args.witness != "simulated" or args.no_wait:
             return fail(args, "drill", f"{WATCHDOG} powers this host off: it goes with no other scope", EX_USAGE)
         return drill_watchdog(args)

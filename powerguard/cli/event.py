@@ -13,9 +13,8 @@ import sys
 from typing import Final, NoReturn
 
 from powerguard.cli.client import DownError, RefusedError, add_options, post
-from powerguard.cli.main import SOCKET
-from powerguard.cli.operate import Subparsers
 from powerguard.cli.render import clean, say
+from powerguard.cli.shared import SOCKET, Subparsers
 
 OWNED: Final = 99
 """apccontrol(8): exit 99 of a hook suppresses what apcupsd would do by default."""
@@ -23,7 +22,7 @@ LIMIT_S: Final = 2.0
 MAX_TEXT: Final = 200
 """Of a name, which somebody else has chosen; the daemon keeps no more of it."""
 HINT_NAME: Final = "hint.sock"
-"""Where hints go, in the folder of the admin socket (daemon/hints.py): anybody may give one."""
+"""Where hints go, in the folder of the admin socket (daemon/control/hints.py): anybody may give one."""
 NUT_SHUTDOWN: Final = "nut-shutdown"
 """What the event is called when upsmon is about to shut the host down."""
 
@@ -32,7 +31,7 @@ def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "event",
-        help="for the hooks of apcupsd and NUT",
+        help="request a poll (for the hooks of apcupsd and NUT)",
         usage="powerguard event [--] NAME [UPS]\n"
         "       powerguard event --for apcupsd|nut [--] NAME [UPS]\n"
         "       powerguard event --for nut-shutdown -- COMMAND...",

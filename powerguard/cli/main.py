@@ -1,4 +1,7 @@
-"""The command line: one file per verb, of which only the one that was asked for is imported.
+"""The command line: a module for each verb or family of verbs, of which only the one that was asked for is imported.
+
+`VERBS` lists the verbs. A verb's module has the verb's name, unless `_PLACES` names another one. The verbs of a few
+lines are at the end of this file: run, sentinel, version, completion.
 
 `powerguard event` is called by hooks while the power fails, and `powerguard status` by monitoring every minute: both
 start in a few hundredths of a second, because nothing here, in `client` or in `render` imports more than a little of
@@ -8,51 +11,63 @@ the standard library.
 import argparse
 import os
 import sys
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from io import TextIOWrapper
 from typing import Any, Final, NoReturn
 
 from powerguard.cli.render import forget, say
-
-EX_USAGE: Final = 64
-"""sysexits.h: wrong options."""
-EX_IOERR: Final = 74
-"""sysexits.h: what was to be printed or written found no room, or no way."""
-SOCKET: Final = "/run/powerguard/powerguard.sock"
-CONFIG: Final = "/etc/powerguard/powerguard.yaml"
+from powerguard.cli.shared import CONFIG, EX_CONFIG, EX_IOERR, EX_USAGE, SOCKET, Subparsers, UntoldError
 
 VERBS: Final = {
     "run": "run the daemon",
-    "status": "what is so: phase, battery, slack, trainers",
-    "plan": "the budget term by term, and what happens next and when",
-    "battery": "what was learned of the battery; tell that it was replaced",
-    "doctor": "check everything beforehand, with a fix for each finding",
-    "discover": "find UPSes and PDUs, and print settings for them",
-    "abort": "call this outage's shutdown off (before the commit point)",
+    "status": "show phase, battery, slack and trainers",
+    "plan": "show the budget and what would happen next",
+    "battery": "show what was learned of the battery; record a replacement",
+    "doctor": "check every part in advance and print remedies",
+    "discover": "find UPSes and PDUs and print settings for them",
+    "abort": "abort this outage's shutdown (before the commit point)",
     "maintenance": "suspend the power-off for a while",
     "checkpoint": "ask every trainer for a checkpoint now",
-    "recover": "after a return: what training waits for; start it now",
-    "checkpoints": "the checkpoints that there are: list, verify, restore, prune",
+    "recover": "show what training waits for after a return, or start it now",
+    "checkpoints": "list, verify, restore and prune checkpoints",
     "seal": "make a checkpoint folder of any framework safe against a power cut",
-    "drill": "rehearse an outage on this host, and measure it",
-    "event": "for the hooks of apcupsd and NUT: poll at once",
-    "install": "put units, helpers and rules in place",
-    "secret": "put a secret in place without showing it; list which are missing",
-    "uninstall": "take away what install has put in place",
-    "sentinel": "on a management node: power hosts on again that have asked for it",
+    "drill": "rehearse an outage on this host and measure it",
+    "event": "request a poll (for the hooks of apcupsd and NUT)",
+    "install": "install units, helpers and rules",
+    "secret": "enter a secret without showing it; list missing ones",
+    "uninstall": "remove what install has installed",
+    "sentinel": "run on a management node: power registered hosts on after an outage",
     "config": "check or show the settings",
-    "import": "print settings made of a NUT or apcupsd configuration",
-    "history": "the outages that the journal knows; export one of them",
-    "report": "the record of an outage: durations, prediction against fact, what to improve; as a page",
-    "explain": "why each step of an outage was taken when it was",
-    "replay": "a recorded outage through today's decisions",
-    "demo": "an outage in a minute, simulated; no settings, no root, no hardware",
-    "simulate": "outages by the thousand in a simulated world",
+    "import": "convert a NUT or apcupsd configuration to settings",
+    "history": "list the outages in the journal; export one",
+    "report": "report an outage: durations, forecast and fact, advice; as text or page",
+    "explain": "explain each step of an outage",
+    "replay": "replay a recorded outage with today's decisions",
+    "demo": "play three simulated outages in a minute; without settings, root or hardware",
+    "simulate": "simulate thousands of outages",
     "completion": "print a completion script for bash, zsh or fish",
-    "snmp": "what a UPS or rack PDU says over SNMP, decoded",
+    "snmp": "read a UPS or rack PDU over SNMP and decode it",
     "version": "print the version",
 }
+_PLACES: Final = {
+    "plan": "plan.verb",
+    "doctor": "doctor.checks",
+    "abort": "operate:register_abort",
+    "maintenance": "operate:register_maintenance",
+    "checkpoint": "operate:register_checkpoint",
+    "checkpoints": "checkpoints.verb",
+    "seal": "checkpoints.seal",
+    "install": "install.verb",
+    "uninstall": "install.uninstall",
+    "import": "imports.verb",
+    "history": "outages.history",
+    "report": "outages.report",
+    "explain": "outages.explain",
+    "replay": "outages.replay",
+    "snmp": "snmp.verb",
+}
+"""The module of each verb whose module has another name, and after a colon the function that registers it."""
 _VALUED: Final = ("--config", "--socket")
 _SECRETS: Final = {
     "-c": "--community-file",
@@ -67,18 +82,13 @@ _WITH_SECRETS: Final = frozenset(("snmp", "discover"))
 _ASKS_DAEMON: Final = frozenset(
     ("status", "plan", "battery", "doctor", "abort", "maintenance", "checkpoint", "drill", "event", "recover")
 )
-"""Verbs that ask the daemon of the named settings."""
+"""Verbs that ask the daemon of the settings: `client.settle` finds its socket for them. List a new one here."""
 _DAEMONS: Final = ("run", "sentinel")
 """Their tracebacks go to the system journal, where they are of use."""
-EX_CONFIG: Final = 78
 _SHARED: Final = (
     ("--config", "FILE", f"settings (default: {CONFIG})"),
     ("--socket", "PATH", f"the daemon's admin socket (default: of the settings that are named, else {SOCKET})"),
 )
-
-
-class UntoldError(KeyError):
-    """The daemon's answer lacks this key."""
 
 
 class Parser(argparse.ArgumentParser):
@@ -105,7 +115,7 @@ class Verbs:
         self.parser = Parser(
             prog="powerguard",
             description="When the power fails, training loses nothing, and the host comes back by itself.",
-            epilog="powerguard VERB --help tells more. Exit 64: wrong options; 78: wrong settings.",
+            epilog="powerguard VERB --help shows more. Exit 64: wrong options; 78: wrong settings.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.parser.add_argument("--version", action="store_true", help="print the version")
@@ -115,7 +125,7 @@ class Verbs:
 
     def add(self, verb: str) -> None:
         """Add one verb in full; its file is imported here."""
-        import_module(f"powerguard.cli.{_file(verb)}").register(self.subparsers)
+        _registering(verb)(self.subparsers)
         _share(self.subparsers.choices[verb])
 
     def list_all(self) -> None:
@@ -146,9 +156,13 @@ def _own_options(parser: argparse.ArgumentParser) -> set[str]:
     return {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001 - no other way
 
 
-def _file(verb: str) -> str:
-    """Name of the module that registers a verb."""
-    return {"demo": "demo_verb", "import": "import_verb", "run": "run_verb"}.get(verb, verb)
+def _registering(verb: str) -> Callable[[Any], None]:
+    """Return what adds the verb's parser; its module is imported here."""
+    if verb in _SHORT:
+        return _SHORT[verb]
+    module, _, function = _PLACES.get(verb, verb).partition(":")
+    register: Callable[[Any], None] = getattr(import_module(f"powerguard.cli.{module}"), function or "register")
+    return register
 
 
 def verb_in(argv: Sequence[str]) -> str | None:
@@ -254,7 +268,7 @@ def _run(words: list[str]) -> int:
         parser = verbs.subparsers.choices[verb] if verb is not None else verbs.parser
         parser.error(f"unknown option {_names(unknown)}{_near(parser, unknown)}")
     if args.version and verb is None:
-        args = _with(verbs, "version", args)
+        args.run, args.json = _version, False
     elif verb is None:
         verbs.parser.print_help(sys.stderr)
         return EX_USAGE
@@ -265,13 +279,13 @@ def _run(words: list[str]) -> int:
     if named and verb in _ASKS_DAEMON and (wrong := _settle(args)):
         args.nowhere = f"{wrong}; so it is not known where their daemon listens (say --socket PATH)"
         if verb != "event":  # a hook must not fail: it tells nobody, and says so
-            from powerguard.cli.operate import fail
+            from powerguard.cli.shared import fail
 
             return fail(args, verb, args.nowhere, EX_CONFIG)
     try:
         return int(args.run(args))
     except UntoldError as error:
-        from powerguard.cli.operate import EX_DOWN, fail
+        from powerguard.cli.shared import EX_DOWN, fail
 
         why = f"the daemon does not tell {error.args[0]}: it is older than this command"
         return fail(args, str(verb), f"{why} (systemctl restart powerguard, unless power is out)", EX_DOWN)
@@ -282,18 +296,122 @@ def _settle(args: argparse.Namespace) -> str:
     is_open = args.socket is None or getattr(args, "journal", "") is None
     if not is_open or getattr(args, "url", None) is not None or getattr(args, "size", False):
         return ""
-    from powerguard.cli.where import settle
+    from powerguard.cli.client import settle
 
     wrong = settle(args)
     # doctor tells it among its findings; and who says where the daemon is needs no settings to ask it.
     return "" if args.verb == "doctor" or args.socket is not None else wrong
 
 
-def _with(verbs: Verbs, verb: str, args: argparse.Namespace) -> argparse.Namespace:
-    module = import_module(f"powerguard.cli.{verb}")
-    args.run, args.json = module.run, False
-    del verbs
-    return args
+# --- The verbs of a few lines -----------------------------------------------------------------------------------------
+
+
+def _register_run(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "run",
+        help="run the daemon",
+        description="Run the daemon in the foreground. SIGTERM stops it, SIGHUP reads the settings anew. "
+        "Exit 0: stopped; 69: another one runs with these settings; 78: the settings are wrong.",
+    )
+    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
+    parser.add_argument("--dry-run", action="store_true", help="record the power-off, do not do it, whatever mode says")
+    parser.set_defaults(run=_run_daemon)
+
+
+def _run_daemon(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from powerguard.daemon import wiring
+
+    return wiring.main(Path(args.config), dry_run=args.dry_run)
+
+
+def _register_sentinel(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "sentinel",
+        help="run on a management node: power registered hosts on after an outage",
+        description="Run a sentinel in the foreground: hosts tell it at their power-off that it may power them on, and "
+        "it does so once utility holds and their BMC says that they are off. SIGTERM stops it. It has settings of its "
+        "own (config/sentinel.yaml is the sample). Exit 0: stopped; 69: another one keeps its intents there; 78: the "
+        "settings are wrong.",
+    )
+    # Not the daemon's settings, which stand for it wherever none are named.
+    parser.add_argument("--config", metavar="FILE", dest="file", required=True, help="the sentinel's own settings")
+    parser.add_argument("--dry-run", action="store_true", help="write down what it would do, whatever mode says")
+    parser.add_argument("--check", action="store_true", help="say whether the settings hold, and end")
+    parser.set_defaults(run=_run_sentinel)
+
+
+def _run_sentinel(args: argparse.Namespace) -> int:
+    from pathlib import Path
+
+    from powerguard.sentinel import main as sentinel
+
+    return sentinel.main(Path(args.file), dry_run=args.dry_run, check=args.check)
+
+
+def _register_version(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser("version", help="print the version", description="Print the version.")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=_version)
+
+
+def _version(args: argparse.Namespace) -> int:
+    import json
+    import platform
+    from importlib.metadata import PackageNotFoundError, version
+
+    try:
+        own = version("powerguard")
+    except PackageNotFoundError:
+        own = "unknown"
+    if args.json:
+        told = {"schema_version": 1, "object": "version", "version": own, "python": platform.python_version()}
+        print(json.dumps(told, indent=2))
+    else:
+        print(f"powerguard {own} (Python {platform.python_version()})")
+    return 0
+
+
+def _register_completion(subparsers: Subparsers) -> None:
+    parser = subparsers.add_parser(
+        "completion",
+        help="print a completion script for bash, zsh or fish",
+        description="Print a completion script: `powerguard completion bash > /etc/bash_completion.d/powerguard`, "
+        "`powerguard completion zsh > /usr/local/share/zsh/site-functions/_powerguard`, "
+        "`powerguard completion fish > ~/.config/fish/completions/powerguard.fish`.",
+    )
+    parser.add_argument("shell", choices=("bash", "zsh", "fish"))
+    parser.set_defaults(run=_completion)
+
+
+def _completion(args: argparse.Namespace) -> int:
+    import shtab
+
+    verbs = Verbs()
+    for verb in VERBS:
+        verbs.add(verb)
+    for parser in _with_verbs(verbs.parser):
+        parser.description = None  # fish and zsh show the line of help instead, which is short
+        for action in parser._actions:  # noqa: SLF001 - no other way
+            if action.metavar in _COMPLETED:
+                action.complete = getattr(shtab, _COMPLETED[action.metavar])  # type: ignore[attr-defined]
+    print(shtab.complete(verbs.parser, args.shell))
+    return 0
+
+
+_COMPLETED: Final[Mapping[Any, str]] = {
+    **dict.fromkeys(("FILE", "PATH", "WALK", "PROFILE.yaml", "EXPECTED.json"), "FILE"),
+    **dict.fromkeys(("DIR", "FOLDER", "PLACE", "CHECKPOINT"), "DIRECTORY"),
+}
+"""What a value is completed with, by the name that the help gives it."""
+
+_SHORT: Final[Mapping[str, Callable[[Subparsers], None]]] = {
+    "run": _register_run,
+    "sentinel": _register_sentinel,
+    "version": _register_version,
+    "completion": _register_completion,
+}
 
 
 if __name__ == "__main__":

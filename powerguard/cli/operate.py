@@ -1,23 +1,18 @@
-"""What `abort`, `maintenance` and `checkpoint` share: ask, and say how it went."""
+"""What `abort`, `maintenance` and `checkpoint` share: ask, and say how it went.
+
+`powerguard abort`: call this outage's shutdown off, before the commit point.
+
+`powerguard maintenance`: suspend the power-off for a while, with an end and a reason.
+
+`powerguard checkpoint`: ask every trainer for a checkpoint now, training going on.
+"""
 
 import argparse
 import json
-import sys
-from typing import Any, Final, Protocol
 
-from powerguard.cli.client import DownError, RefusedError, post
-from powerguard.cli.render import Paint, clean, mode_note, say
-
-EX_REFUSED: Final = 1
-EX_DOWN: Final = 4
-
-
-class Subparsers(Protocol):
-    """What `add_subparsers` returns; argparse keeps its class private."""
-
-    def add_parser(self, name: str, **keywords: Any) -> argparse.ArgumentParser:  # noqa: ANN401 - argparse's own
-        """Add the parser of one verb."""
-        ...
+from powerguard.cli.client import DownError, RefusedError, add_options, post
+from powerguard.cli.render import clean, duration, mode_note, told_seconds
+from powerguard.cli.shared import EX_DOWN, EX_REFUSED, Subparsers, fail
 
 
 def ask(args: argparse.Namespace, verb: str, body: dict[str, object], done: str) -> int:
@@ -36,11 +31,76 @@ def ask(args: argparse.Namespace, verb: str, body: dict[str, object], done: str)
     return 0
 
 
-def fail(args: argparse.Namespace, verb: str, why: str, code: int) -> int:
-    """Say why not, to people on stderr and to programs as an object."""
-    if args.json:
-        print(json.dumps({"schema_version": 1, "object": "error", "error": why}, indent=2))
-    else:
-        paint = Paint(sys.stderr)
-        say(f"powerguard {verb}: {paint('error', 'red')}: {clean(why)}")
-    return code
+def register_abort(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "abort",
+        help="abort this outage's shutdown (before the commit point)",
+        description="Call this outage's shutdown off and let training go on, at your own risk: the battery is not "
+        "watched for you any more in this outage. Possible only before the commit point. "
+        "Exit 0: called off; 1: refused, with the reason; 4: the daemon is down.",
+    )
+    parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the journal")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_options(parser)
+    parser.set_defaults(run=run_abort)
+
+
+def run_abort(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    return ask(args, "abort", {"reason": args.reason}, "asked to call this outage's shutdown off")
+
+
+def register_maintenance(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "maintenance",
+        help="suspend the power-off for a while",
+        description="Suspend the power-off for a while; alarms and checkpoints go on. It ends by itself. "
+        "Exit 0: taken; 1: refused, with the reason; 4: the daemon is down.",
+    )
+    verbs = parser.add_subparsers(dest="maintenance_verb", metavar="on|off", required=True)
+    on = verbs.add_parser("on", help="suspend", description="Suspend the power-off.")
+    on.add_argument(
+        "--for", dest="for_s", type=_seconds, required=True, metavar="TIME", help="such as 90s, 15m, 2h, 1d"
+    )
+    on.add_argument("--reason", required=True, metavar="TEXT", help="the reason, for the journal and for status")
+    off = verbs.add_parser("off", help="protect again", description="End maintenance now.")
+    for each in (on, off):
+        each.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        add_options(each)
+    parser.set_defaults(run=run_maintenance)
+
+
+def _seconds(text: str) -> float:
+    seconds = told_seconds(text)
+    if seconds is None or not 0 < seconds <= 7 * 86400:
+        msg = f"{text!r} is no time up to 7 days (write 90s, 15m, 2h or 1d)"
+        raise argparse.ArgumentTypeError(msg)
+    return seconds
+
+
+def run_maintenance(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    if args.maintenance_verb == "off":
+        return ask(args, "maintenance", {"for_s": 0}, "maintenance off: the power-off is no longer suspended")
+    done = f"maintenance on for {duration(args.for_s)}: this host is NOT powered off when the battery runs low"
+    return ask(args, "maintenance", {"for_s": args.for_s, "reason": args.reason}, done)
+
+
+def register_checkpoint(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "checkpoint",
+        help="ask every trainer for a checkpoint now",
+        description="Ask every trainer for a checkpoint now; training goes on. `powerguard status` shows how it goes. "
+        "Exit 0: asked; 1: refused, with the reason; 4: the daemon is down.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_options(parser)
+    parser.set_defaults(run=run_checkpoint)
+
+
+def run_checkpoint(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    return ask(args, "checkpoint", {}, "asked every trainer for a checkpoint")

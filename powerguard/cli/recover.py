@@ -8,12 +8,13 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
-from powerguard.cli.operate import EX_DOWN, EX_REFUSED, Subparsers, ask, fail
+from powerguard.cli.operate import ask
 from powerguard.cli.render import Paint, clean, fold, mode_note
+from powerguard.cli.shared import EX_DOWN, EX_REFUSED, Subparsers, fail
 
 if TYPE_CHECKING:
-    from powerguard.effectors.host_findings import Finding
-    from powerguard.effectors.host_look import HostLook
+    from powerguard.effectors.host.findings import Finding
+    from powerguard.effectors.host.look import HostLook
     from powerguard.settings.schema import Settings
 
 _LOOK_S = 20.0
@@ -32,14 +33,14 @@ def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "recover",
-        help="after a return: what training waits for; start it now",
+        help="show what training waits for after a return, or start it now",
         description="Start training now on a host that is back from a power-off, though the gate (utility, charge) "
         "would still wait. It is refused on battery, and where the host is not what it was: --unchecked takes it as it "
         "is. --dry-run shows each gate and whether it waits, and what would be started; with the daemon down, too, as "
         "far as can be seen without it. Exit 0: asked, or (with --dry-run) nothing waits; 1: refused, or something "
         "does; 4: the daemon is down.",
     )
-    parser.add_argument("--dry-run", action="store_true", help="tell, and start nothing")
+    parser.add_argument("--dry-run", action="store_true", help="show what would be done; start nothing")
     parser.add_argument("--unchecked", action="store_true", help="start although a GPU or a checkpoint is missing")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_options(parser)
@@ -90,11 +91,11 @@ def _start(starts: dict[str, Any]) -> str:
 
 def _target(target: str | None, command: list[str]) -> "list[Finding]":
     """Look at what would be started, here: the daemon was not asked to."""
-    from powerguard.effectors import resume_findings
-    from powerguard.effectors.host_options import ResumeOptions
+    from powerguard.effectors.host import findings
+    from powerguard.effectors.options import ResumeOptions
 
     options = ResumeOptions(command=command) if target is None else ResumeOptions(target=target)
-    return asyncio.run(resume_findings.target(options))
+    return asyncio.run(findings.target(options))
 
 
 def _gate(finding: "Finding") -> dict[str, Any]:
@@ -108,9 +109,9 @@ def _gate(finding: "Finding") -> dict[str, Any]:
 
 def host_look(settings: "Settings") -> "HostLook":
     """Return who looks at this host as the daemon's child does."""
-    from powerguard.daemon.assemble import checkpoint_dirs
-    from powerguard.effectors.host_check import MEMORY
-    from powerguard.effectors.host_look import HostLook
+    from powerguard.daemon.wiring import checkpoint_dirs
+    from powerguard.effectors.host.check import MEMORY
+    from powerguard.effectors.host.look import HostLook
 
     return HostLook(
         memory=Path(settings.journal.path).parent / MEMORY,

@@ -11,18 +11,21 @@ from pathlib import Path
 from typing import Final, Literal, NamedTuple
 
 from powerguard.cli.client import UNIT_FOLDERS
-from powerguard.cli.install_pieces import CREDENTIALS, DAEMON
-from powerguard.cli.operate import EX_REFUSED, Subparsers, fail
+from powerguard.cli.install.pieces import CREDENTIALS, DAEMON
 from powerguard.cli.render import clean, table
+from powerguard.cli.shared import EX_REFUSED, EX_USAGE, Subparsers, fail
 from powerguard.durable import replace_file
 from powerguard.options import CREDENTIAL_NAME, MAX_SECRET_BYTES, SECRETS
-from powerguard.settings.exists import secrets_in
+from powerguard.settings.cautions import secrets_in
 from powerguard.settings.explain import dotted
 from powerguard.settings.load import SettingsError, load
 from powerguard.settings.schema import Settings
 
-EX_USAGE: Final = 64
 _PASSES: Final = re.compile(r"^(?:Load|Set)Credential(?:Encrypted)?=([^:\s]+)", re.MULTILINE)
+
+
+HANDED: Final = "/run/credentials/powerguard.service"
+"""Where systemd keeps what it handed to the running daemon; root can read it."""
 
 
 class Named(NamedTuple):
@@ -41,7 +44,7 @@ def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "secret",
-        help="put a secret in place without showing it; list which are missing",
+        help="enter a secret without showing it; list missing ones",
         description="Secrets never stand in the settings: {credential: NAME} names one. Its file lies in "
         f"{SECRETS}, readable by root alone, and systemd hands it to the daemon. Exit 0: done, none is missing; "
         "1: refused, or one is missing.",
@@ -168,6 +171,33 @@ def _named(root: Path, name: str, used_by: tuple[str, ...], passed_by: str) -> N
     path = root / SECRETS[1:] / name
     stands: Literal["set", "missing"] = "set" if path.is_file() and path.stat().st_size else "missing"
     return Named(name, used_by, "passed" if passed_by else stands, passed_by)
+
+
+def is_set(name: str) -> bool:
+    """Return whether the file of a credential on this host holds something. Root alone can tell: others get False."""
+    path = Path(SECRETS, name)
+    try:
+        return path.stat().st_size > 0
+    except OSError:
+        return False
+
+
+def not_handed(settings: Settings) -> list[str]:
+    """Return the credentials that are set on this host, and that the running daemon was started without."""
+    if not Path(HANDED).is_dir():
+        return []
+    return [
+        each.name
+        for each in named(Path("/"), settings)
+        if each.stands == "set" and _bytes(Path(SECRETS, each.name)) != _bytes(Path(HANDED, each.name))
+    ]
+
+
+def _bytes(path: Path) -> bytes:
+    try:
+        return path.read_bytes()
+    except OSError:
+        return b""
 
 
 def passed(root: Path) -> dict[str, str]:

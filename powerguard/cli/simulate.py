@@ -8,21 +8,19 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from powerguard.cli.operate import Subparsers, fail
 from powerguard.cli.render import Paint, fold, say
+from powerguard.cli.shared import EX_CONFIG, EX_USAGE, Subparsers, fail
 
 if TYPE_CHECKING:
     from powerguard.sim.world.many import Tell
-    from powerguard.sim.world.report import Options, Sample
+    from powerguard.sim.world.report import Sample, SimulationOptions
     from powerguard.sim.world.site import Site
 
-EX_USAGE: Final = 64
-EX_CONFIG: Final = 78
 EX_VIOLATED: Final = 1
 EX_INTERRUPTED: Final = 130
 _POLICIES: Final = ("powerguard", "fixed", "nut", "apcupsd", "oracle")
-_LEVELS: Final = ("core", "loop", "sockets")
-_OUTAGES: Final = {"core": 1000, "loop": 50, "sockets": 3}
+_LEVELS: Final = ("core", "loop")
+_OUTAGES: Final = {"core": 1000, "loop": 50}
 _BAR: Final = 30
 _MOST_SETS: Final = 12
 
@@ -31,7 +29,7 @@ def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "simulate",
-        help="outages by the thousand in a simulated world",
+        help="simulate thousands of outages",
         description="Play outages in a seeded world in which batteries, gauges, trainers, BMCs and other daemons lie, "
         "hang and die. Exit 0: no invariant was violated; 1: one was, and the command that plays it again is printed.",
     )
@@ -43,9 +41,9 @@ def register(subparsers: Subparsers) -> None:
         type=_at_least(1),
         default=None,
         metavar="N",
-        help="how many (default 1000; level loop 50, level sockets 3)",
+        help="how many (default 1000; level loop 50)",
     )
-    parser.add_argument("--site", metavar="FILE", default=None, help="the world's numbers (docs/guides/simulator.md)")
+    parser.add_argument("--site", metavar="FILE", default=None, help="the world's numbers (docs/reference/simulate.md)")
     parser.add_argument(
         "--faults", action=argparse.BooleanOptionalAction, default=True, help="break things (default: yes)"
     )
@@ -54,8 +52,7 @@ def register(subparsers: Subparsers) -> None:
         "--level",
         choices=_LEVELS,
         default="core",
-        help="how much of powerguard is real: the core (default); the loop, bulkhead and journal too, in virtual time; "
-        "or the sockets as well, in real time",
+        help="how much of powerguard is real: the core (default); the loop, bulkhead and journal too, in virtual time",
     )
     parser.add_argument("--jobs", type=_at_least(1), default=None, metavar="N", help="processes (default: all cores)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
@@ -88,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _run(args: argparse.Namespace, bar: "_Bar") -> int:
     from powerguard.settings.load import SettingsError
-    from powerguard.sim.world.report import Options, report
+    from powerguard.sim.world.report import SimulationOptions, report
     from powerguard.sim.world.site import Site, load, warnings
 
     try:
@@ -103,7 +100,7 @@ def _run(args: argparse.Namespace, bar: "_Bar") -> int:
         bar.clear()
         why = f"--level {args.level} plays powerguard itself only, not --policy {args.policy}"
         return fail(args, "simulate", why, EX_USAGE)
-    options = Options(
+    options = SimulationOptions(
         seed=args.seed,
         outages=args.outages or _OUTAGES[args.level],
         policy=args.policy,
@@ -117,12 +114,12 @@ def _run(args: argparse.Namespace, bar: "_Bar") -> int:
     return EX_VIOLATED if told["invariant_violations"] else 0
 
 
-def _play(site: "Site", options: "Options", jobs: int | None, tell: "Tell") -> "list[Sample]":
+def _play(site: "Site", options: "SimulationOptions", jobs: int | None, tell: "Tell") -> "list[Sample]":
     if options.level == "core":
         from powerguard.sim.world.many import play_many
 
         return play_many(site, options, jobs=jobs, tell=tell)
-    samples: list[Sample] = import_module("powerguard.sim.looped.run").play_many(site, options, jobs=jobs, tell=tell)
+    samples: list[Sample] = import_module("powerguard.sim.looped.outage").play_many(site, options, jobs=jobs, tell=tell)
     return samples
 
 
@@ -204,7 +201,7 @@ def _print_ways(sets: list[dict[str, Any]]) -> None:
 
 
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
-    from powerguard.sim.world.layers import LETTERS
+    from powerguard.sim.world.report import LETTERS
 
     by = [f"{letter} {each['back_by'][way]}" for way, letter in LETTERS.items() if each["back_by"][way]]
     counts = (str(each[key]) for key in ("outages", "went_off", "stranded"))

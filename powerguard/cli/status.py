@@ -1,16 +1,22 @@
-"""`powerguard status`: what is so, for people and for monitoring. Works when the daemon does not."""
+"""`powerguard status`: what is so, for people and for monitoring. Works when the daemon does not.
+
+What the journal last knew, read beside a daemon that is down. Stdlib only; `daemon.journal` costs ten times as much.
+
+A test writes a journal with the daemon's own code and reads it here.
+"""
 
 import argparse
+import contextlib
 import json
 import os
+import sqlite3
 import sys
 import time
 from collections.abc import Sequence
+from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
-from powerguard.cli.last_known import JOURNAL, last_known
-from powerguard.cli.operate import Subparsers
 from powerguard.cli.render import (
     NOT_ARMED,
     Paint,
@@ -24,18 +30,122 @@ from powerguard.cli.render import (
     number,
     table,
 )
+from powerguard.cli.shared import EX_DOWN, Subparsers
 
-EX_DOWN: Final = 4
+JOURNAL: Final = "/var/lib/powerguard/journal.sqlite"
+
+_PHASES: Final = {
+    "Online": "online",
+    "OnBattery": "on_battery",
+    "EmergencyCheckpoint": "emergency_checkpoint",
+    "Holding": "holding",
+    "Shutdown": "shutdown",
+    "Recovery": "recovery",
+}
+
+
+def last_known(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
+    """Return phase, boot, moment and outage as last written, and "" or why they cannot be had. Never raises."""
+    row, trouble = _snapshot(path)
+    if row is None:
+        return None, trouble
+    try:
+        phase = json.loads(row[3])["phase"]
+        name, at = _PHASES[phase["kind"]], float(row[2])
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return None, f"{path}: the last state cannot be read"
+    outage = phase.get("outage")
+    return {
+        "phase": name,
+        "boot_id": str(row[0]),
+        "at": at,
+        "outage": str(outage["id"]) if isinstance(outage, dict) and "id" in outage else None,
+    }, ""
+
+
+def last_battery(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
+    """Return what was learned of the battery as last written, and "" or why it cannot be had. Never raises."""
+    row, trouble = _snapshot(path)
+    if row is None:
+        return None, trouble
+    try:
+        at_s, wall = float(row[1]), float(row[2])
+        battery = json.loads(row[3])["battery"]
+        model = battery.get("model") or {}
+        health = model.get("health")
+        return {
+            "at": wall,
+            "health": battery.get("health"),
+            "measured": None if health is None else _measured(health, wall - at_s),
+            "points": [
+                {
+                    "load_pct": round(100.0 * point["load"], 3),
+                    "runtime_s": point["tau_s"],
+                    "at": wall - at_s + point["at_s"],
+                }
+                for point in model.get("points") or ()
+            ],
+            "recharge_s": model.get("recharge_s"),
+            "used": battery.get("used"),
+            "left": battery.get("left"),
+        }, ""
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return None, f"{path}: the last state cannot be read"
+
+
+def _measured(health: dict[str, Any], shift_s: float) -> dict[str, Any]:
+    kept = {name: health[name] for name in ("share", "error", "depth", "how")}
+    return {**kept, "at_least": health.get("least") is True, "at": shift_s + health["at_s"]}
+
+
+def _snapshot(path: str) -> tuple[tuple[Any, ...] | None, str]:
+    """Return boot, its clock, wall time and state as last written, and "" or why they cannot be had."""
+    try:
+        if not Path(path).is_file():  # a pipe would be waited for
+            return None, f"{path}: {'is not a file' if Path(path).exists() else 'no journal here'}"
+        with contextlib.closing(_open(path)) as db:
+            row = db.execute("SELECT boot_id, at_s, wall, state FROM snapshot").fetchone()
+    except OSError as error:
+        return None, f"{path}: {error.strerror or error}"
+    except sqlite3.Error as error:
+        return None, f"{path}: {error}"
+    return (tuple(row), "") if row is not None else (None, f"{path}: the journal is empty")
+
+
+def _open(path: str) -> sqlite3.Connection:
+    """Open read-only. Who may not write the folder can still read a journal that was closed in order."""
+    uri = Path(path).absolute().as_uri()
+    db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=1.0)
+    try:
+        db.execute("SELECT 1 FROM snapshot")
+    except sqlite3.OperationalError:
+        db.close()
+        if Path(f"{path}-wal").exists():
+            raise
+        db = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)
+    return db
+
+
 _COLOURS: Final = {"online": "green", "on_battery": "yellow", "recovery": "yellow", "shutdown": "red"}
 _STEPS: Final = {
-    "emergency_checkpoint": "pause training, checkpoint",
-    "holding": "hold, training paused",
-    "shutdown": "power-off",
+    "emergency_checkpoint": {
+        "pause": "pause training, checkpoint",
+        "exit": "checkpoint, then training exits",
+        "continue": "checkpoint, training goes on",
+        "mixed": "checkpoint, then each trainer pauses, exits or goes on as its settings say",
+    },
+    "holding": {
+        "pause": "hold, training paused",
+        "exit": "hold, training has exited",
+        "continue": "hold, training goes on",
+        "mixed": "hold",
+    },
 }
+"""What happens, by what training does once its checkpoint is written."""
 BEGUN: Final = ("emergency_checkpoint", "holding")
 """These begin when three quarters of the runtime come down to what is needed: that less fits then is nothing wrong."""
 _QUARTERS: Final = 0.75
-"""Share of the runtime with training paused that checkpoint and stop fit into (core/plan.py)."""
+"""Share of the runtime with training paused that checkpoint and stop fit into (core/decide/conditions.py)."""
 CALLED_OFF: Final = "nothing, even when the battery runs empty: this outage's shutdown was called off"
 _BECAUSE: Final = {
     "budget": "only the time for checkpoint and stop is left",
@@ -74,7 +184,7 @@ def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "status",
-        help="show phase, battery, budget and trainers",
+        help="show phase, battery, slack and trainers",
         description="Show phase, battery, budget, trainers and whatever reduces protection. Exit 0: online; 1: in an "
         "outage or coming back; 2: shutting down; 3: online, but protection is reduced; 4: the daemon is down.",
     )
@@ -443,7 +553,8 @@ def describe_step(step: dict[str, Any], *, is_suspended: bool = False) -> str:
     action = step["action"]
     if action == "forced power-off":
         return f"{when}{at}: {action}, whatever still runs"
-    what = _STEPS.get(action, clean(action))
+    words = _STEPS.get(action, {"pause": "power-off" if action == "shutdown" else clean(action)})
+    what = words.get(step.get("training") or "pause", words["pause"])
     if is_suspended and action == "shutdown":
         what += ", if maintenance did not suspend it"
     return f"{when}{at}: {what}: {_why(step['because'], action)}"

@@ -1,6 +1,6 @@
-"""What powerguard did and why, in words for operators: one sentence for each note of the core. Stdlib only.
+"""Words for operators: the name of each action, phase and power-on method, and one sentence for each note. Stdlib only.
 
-`explain` and `replay` tell with it. The numbers come from the note itself: nothing is computed here that was not so.
+`explain`, `report` and `replay` use it. The numbers come from the note itself; nothing is computed again here.
 """
 
 from collections.abc import Callable, Iterable, Mapping

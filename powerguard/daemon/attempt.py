@@ -8,8 +8,8 @@ from dataclasses import dataclass, field, replace
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.actions import Action, Detail
-from powerguard.core.events import Done, Failed
+from powerguard.core.model.actions import Action, Detail
+from powerguard.core.model.events import Done, Failed
 from powerguard.daemon.log import describe
 from powerguard.effectors.base import Effector, EffectorError
 
@@ -20,7 +20,7 @@ GRACE_S = 0.25
 
 
 @dataclass(slots=True)
-class Strays:
+class AbandonedTasks:
     """Tasks that swallowed their cancellation and still run somewhere; held, so that nothing collects them.
 
     total: how many there have been; `running` holds those that have not ended yet.
@@ -38,14 +38,14 @@ class Strays:
 
 @dataclass(frozen=True, slots=True)
 class _Result:
-    """What an effector did: exactly one of the two."""
+    """The result of an effector: exactly one of the two is set."""
 
     detail: Detail | None = None
     error: BaseException | None = None
 
 
 async def attempt(
-    effector: Effector, action: Action, *, clock: Clock, strays: Strays, grace_s: float = GRACE_S
+    effector: Effector, action: Action, *, clock: Clock, abandoned: AbandonedTasks, grace_s: float = GRACE_S
 ) -> Done | Failed:
     """Carry out one action before `action.by_s`, and say how it went. Raises nothing but CancelledError.
 
@@ -71,15 +71,15 @@ async def attempt(
             await asyncio.wait((task,), timeout=grace_s)
         finally:
             if not task.done():
-                strays.take(task)
+                abandoned.take(task)
         raise
     if timed_out:
         reason = f"timed out after {clock() - began_s:.1f} s"
         if not task.done():
-            strays.take(task)
+            abandoned.take(task)
             reason += f", and did not stop within {grace_s:g} s more (left behind)"
             log.warning(
-                "action_left_behind", action_id=action.id, action=type(action).__name__, running=len(strays.running)
+                "action_left_behind", action_id=action.id, action=type(action).__name__, running=len(abandoned.running)
             )
         return _failed(action, clock, began_s, reason, timed_out=True)
     return _outcome(task, action, clock, began_s)

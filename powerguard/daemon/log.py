@@ -1,9 +1,13 @@
-"""The daemon's log: one event a line, to journald when it listens, else as logfmt or JSON to stderr.
+r"""The daemon's log: one event a line, to journald when it listens, else as logfmt or JSON to stderr.
 
-structlog gathers the values; everything after that is ours, because three things must hold that no ready-made renderer
-promises together. No locals in tracebacks (they hold passwords; structlog's own dict renderer shows them). No value of
-a hostile peer that breaks out of its line or drives a terminal. No sink, be it a full pipe, a hung disk or a journald
-that has stopped reading, that holds up the caller or raises.
+structlog gathers the values and renders the line. What is added here holds for every style:
+
+- Tracebacks carry no locals: they hold passwords.
+- Values are bounded and redacted, and text is escaped: a UPS that names itself `x\n... level=error` stays one value of
+  one line.
+- No sink, be it a full pipe, a hung disk or a journald that has stopped reading, holds up the caller or raises.
+
+logfmt (https://brandur.org/logfmt): `key=value key="two words"`; None and an empty text are both `key=`.
 """
 
 import atexit
@@ -19,24 +23,23 @@ import queue
 import re
 import select
 import socket
-import sys
 import threading
-import time
 import traceback
-from collections.abc import Callable, Mapping, MutableMapping
-from datetime import UTC, datetime
+from collections.abc import Mapping
 from pathlib import PurePath
-from types import TracebackType
-from typing import Any, Protocol, cast
+from typing import Any, NamedTuple, Protocol
 
 import structlog
+from structlog.processors import ExceptionRenderer, JSONRenderer, LogfmtRenderer, TimeStamper
+from structlog.typing import EventDict, ExcInfo, Processor, WrappedLogger
 
-from powerguard.protocols import journald, logfmt
-
+SOCKET = "/run/systemd/journal/socket"
+FIELD_CHARS = 64
+"""Longest field name that journald takes."""
 EXCEPTION_CHARS = 8192
 """Longest traceback."""
 STRING_CHARS = 512
-"""Longest string value, alone or inside another value."""
+"""Longest string value, alone or inside another value. How much was cut off is added."""
 CONTAINER_CHARS = 4096
 """Longest list or object, as JSON."""
 REDACTED = "[redacted]"
@@ -46,11 +49,11 @@ _SECRET_KEY = re.compile(
     re.IGNORECASE,
 )
 _USERINFO = re.compile(r"(?<=://)[^/@\s]*@")
-_PRIORITY = {"critical": 2, "error": 3, "exception": 3, "warning": 4, "info": 6, "debug": 7}
+_NOT_IN_A_FIELD = re.compile(r"[^A-Z0-9_]")
+_NOT_IN_A_KEY = re.compile(r"[^A-Za-z0-9_.]")
+_PRIORITY = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}
 _ITEMS = 20
 _DEPTH = 4
-
-ExcInfo = tuple[type[BaseException], BaseException, TracebackType | None]
 
 
 class Style(enum.StrEnum):
@@ -65,18 +68,33 @@ class Style(enum.StrEnum):
 # --- What may be shown --------------------------------------------------------------------------------------------
 
 
+def printable(text: str, keep: str = "") -> str:
+    """Return text with everything escaped that a terminal or a log reader could act on, but for characters in keep.
+
+    Escaped are controls, line and paragraph separators, surrogates, and the format characters that turn text around.
+    """
+    if text.isprintable():
+        return text
+    return "".join(c if c.isprintable() or c in keep else c.encode("unicode_escape").decode("ascii") for c in text)
+
+
+def safe_key(key: str) -> str:
+    """Return key with nothing in it that could end it early."""
+    return _NOT_IN_A_KEY.sub("_", key)[:64] or "_"
+
+
 def describe(error: BaseException, limit: int = 300) -> str:
     """Return an error in one line: its type, what it says, and of a group what its members say."""
     if isinstance(error, BaseExceptionGroup):
         members = "; ".join(describe(member, limit // 2) for member in error.exceptions[:3])
         more = "; ..." if len(error.exceptions) > 3 else ""
-        return logfmt.printable(f"{type(error).__name__} of {len(error.exceptions)}: {members}{more}", limit)
+        return printable(_bounded(f"{type(error).__name__} of {len(error.exceptions)}: {members}{more}", limit))
     try:
         text = str(error)
     except Exception:  # noqa: BLE001 - an exception's own __str__ may raise anything, and this is where errors end up
         text = "(cannot be printed)"
     name = type(error).__name__
-    return logfmt.printable(_USERINFO.sub("", f"{name}: {text}" if text else name), limit)
+    return printable(_bounded(_USERINFO.sub("", f"{name}: {text}" if text else name), limit))
 
 
 def is_secret(key: str) -> bool:
@@ -91,7 +109,7 @@ def clean(value: object, depth: int = _DEPTH) -> object:
     if isinstance(value, enum.Enum):
         return clean(value.value, depth)
     if isinstance(value, float):
-        return float(value) if math.isfinite(value) else str(value)
+        return round(value, 3) if math.isfinite(value) else str(value)
     if isinstance(value, int):
         return int(value)
     if isinstance(value, str):
@@ -105,9 +123,9 @@ def clean(value: object, depth: int = _DEPTH) -> object:
     return _clean_container(value, depth)
 
 
-def _bounded(text: str) -> str:
-    left_out = len(text) - STRING_CHARS
-    return f"{text[:STRING_CHARS]}...(+{left_out} chars)" if left_out > 0 else text
+def _bounded(text: str, limit: int = STRING_CHARS) -> str:
+    left_out = len(text) - limit
+    return f"{text[:limit]}...(+{left_out} chars)" if left_out > 0 else text
 
 
 def _clean_container(value: object, depth: int) -> object:
@@ -133,10 +151,45 @@ def _clean_mapping(value: Mapping[Any, object], depth: int) -> dict[str, object]
     return shown
 
 
-def format_exception(error: BaseException) -> str:
-    """Return the traceback as text: code lines, never the values of variables."""
-    told = traceback.TracebackException(type(error), error, error.__traceback__, capture_locals=False, compact=True)
-    return _USERINFO.sub("", "".join(told.format()))[-EXCEPTION_CHARS:]
+class _Raised(NamedTuple):
+    """An exception: in one line, and as a traceback of code lines without the values of variables."""
+
+    summary: str
+    trace: str
+
+
+def _raised(exc_info: ExcInfo) -> _Raised:
+    error = exc_info[1]
+    shown = traceback.TracebackException(type(error), error, error.__traceback__, capture_locals=False, compact=True)
+    return _Raised(describe(error), _USERINFO.sub("", "".join(shown.format()))[-EXCEPTION_CHARS:])
+
+
+def _shown(_logger: WrappedLogger, method: str, values: EventDict) -> EventDict:
+    """Return what may be shown of an event, in the order of a line."""
+    shown: EventDict = {"time": values.pop("time")} if "time" in values else {}
+    shown["level"] = "error" if method == "exception" else method
+    shown["event"] = clean(values.pop("event", ""))
+    if outage := values.pop("outage", None) or (_SCOPE.get() or {}).get("outage"):
+        shown["outage"] = clean(outage)
+    error = values.pop("exception") if isinstance(values.get("exception"), _Raised) else None
+    for key, value in values.items():
+        shown.setdefault(safe_key(key), REDACTED if is_secret(key) else _small(clean(value)))
+    if error is not None:
+        shown.setdefault("error", error.summary)
+        shown["exception"] = error.trace
+    return shown
+
+
+def _small(value: object) -> object:
+    """Return value, or as much of its JSON as may be shown."""
+    if not isinstance(value, dict | list):
+        return value
+    text = _flat(value)
+    return value if len(text) <= CONTAINER_CHARS else _bounded(text, CONTAINER_CHARS)
+
+
+def _flat(value: dict[str, object] | list[object]) -> str:
+    return json.dumps(value, ensure_ascii=False, separators=(",", ":"))
 
 
 # --- Which outage --------------------------------------------------------------------------------------------------
@@ -163,6 +216,68 @@ def bind_outage(outage: str | None) -> None:
         scope.pop("outage", None)
     else:
         scope["outage"] = outage
+
+
+# --- How it looks --------------------------------------------------------------------------------------------------
+
+
+def _on_one_line(_logger: WrappedLogger, _method: str, values: EventDict) -> EventDict:
+    flat = {key: _flat(value) if isinstance(value, dict | list) else value for key, value in values.items()}
+    return {key: printable(value) if isinstance(value, str) else value for key, value in flat.items()}
+
+
+_logfmt = LogfmtRenderer(bool_as_flag=False)
+
+
+def _for_journald(logger: WrappedLogger, method: str, values: EventDict) -> bytes:
+    """Return the datagram of one entry: the line as its message, and each value in a field of its own."""
+    trace = values.pop("exception", None)
+    line = _on_one_line(logger, method, values)
+    level, event = line.pop("level"), line.pop("event")
+    fields = {
+        "MESSAGE": f"{event} {_logfmt(logger, method, line)}".rstrip(),
+        "PRIORITY": str(_PRIORITY.get(level, 6)),
+        "SYSLOG_IDENTIFIER": "powerguard",
+        "PG_EVENT": event,
+    }
+    fields |= {f"PG_{key}": "" if value is None else str(value) for key, value in line.items()}
+    if trace is not None:
+        fields["PG_EXCEPTION"] = printable(trace, keep="\n")
+    return encode_entry(fields)
+
+
+def encode_entry(fields: Mapping[str, str]) -> bytes:
+    """Return the datagram of one entry; a value with a newline is sent with its length in front.
+
+    systemd, "Native Journal Protocol".
+    """
+    parts: list[bytes] = []
+    for name, value in fields.items():
+        key = field_name(name).encode("ascii")
+        data = value.encode("utf-8", "backslashreplace")
+        if b"\n" in data:
+            parts += (key, b"\n", len(data).to_bytes(8, "little"), data, b"\n")
+        else:
+            parts += (key, b"=", data, b"\n")
+    return b"".join(parts)
+
+
+def field_name(name: str) -> str:
+    """Return name as journald takes it: capitals, digits and underscores, no digit or underscore in front."""
+    upper = _NOT_IN_A_FIELD.sub("_", name.upper()).lstrip("_0123456789")
+    return upper[:FIELD_CHARS] or "UNNAMED"
+
+
+def _as_bytes(_logger: WrappedLogger, _method: str, line: object) -> bytes:
+    return f"{line}\n".encode("utf-8", "backslashreplace")
+
+
+_STAMP = TimeStamper(fmt="iso", key="time")
+PROCESSORS: Mapping[str, tuple[Processor, ...]] = {
+    "journald": (_shown, _for_journald),  # which has a clock of its own
+    "logfmt": (_STAMP, _shown, _on_one_line, _logfmt, _as_bytes),
+    "json": (_STAMP, _shown, JSONRenderer(), _as_bytes),
+}
 
 
 # --- Sinks ---------------------------------------------------------------------------------------------------------
@@ -236,7 +351,7 @@ class StreamSink:
 class JournalSink:
     """Sends datagrams to journald; a full or missing socket loses the line, and counts it."""
 
-    def __init__(self, path: str = journald.SOCKET) -> None:
+    def __init__(self, path: str = SOCKET) -> None:
         """Open the socket now, so that nothing new is needed later."""
         self.lost = 0
         self._path = path
@@ -256,17 +371,15 @@ class JournalSink:
         self._socket.close()
 
 
-# --- The pipeline --------------------------------------------------------------------------------------------------
+# --- Configuring ---------------------------------------------------------------------------------------------------
 
 
+@dataclasses.dataclass(frozen=True)
 class Log:
-    """The configured log: renders what structlog and stdlib logging hand it, and writes it to its sink."""
+    """The configured log."""
 
-    def __init__(self, style: Style, sink: Sink, wall: Callable[[], float]) -> None:
-        """Keep the style (not AUTO), the sink and the wall clock."""
-        self.style = style
-        self.sink = sink
-        self._wall = wall
+    style: Style
+    sink: Sink
 
     @property
     def lost(self) -> int:
@@ -277,102 +390,22 @@ class Log:
         """Bring out what is still held, for a moment at most."""
         self.sink.close()
 
-    def __call__(self, logger: object, method: str, event_dict: MutableMapping[str, object]) -> bytes:
-        """Render one event, as structlog's last processor."""
-        del logger
-        return self.render(method, dict(event_dict))
 
-    def render(self, method: str, values: dict[str, object]) -> bytes:
-        """Return the bytes for one event."""
-        level = "error" if method == "exception" else method
-        error = _error_of(values.pop("exc_info", None))
-        values.pop("stack_info", None)
-        event = logfmt.printable(str(clean(values.pop("event", ""))))
-        scope = _SCOPE.get()
-        outage = values.pop("outage", None) or (scope or {}).get("outage")
-        shown: dict[str, object] = {"outage": clean(outage)} if outage else {}
-        for key, value in values.items():
-            shown[logfmt.safe_key(key)] = REDACTED if is_secret(key) else _small(clean(value))
-        if error is not None:
-            shown.setdefault("error", describe(error))
-        trace = "" if error is None else format_exception(error)
-        if self.style is Style.JSON:
-            return self._json(level, event, shown, trace)
-        if self.style is Style.JOURNALD:
-            return _journal(level, event, shown, trace)
-        return self._logfmt(level, event, shown, trace)
-
-    def _json(self, level: str, event: str, shown: dict[str, object], trace: str) -> bytes:
-        when = datetime.fromtimestamp(self._wall(), UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
-        line = {"time": when, "level": level, "event": event} | shown | ({"exception": trace} if trace else {})
-        return json.dumps(line).encode("ascii") + b"\n"
-
-    def _logfmt(self, level: str, event: str, shown: dict[str, object], trace: str) -> bytes:
-        when = datetime.fromtimestamp(self._wall(), UTC).astimezone().isoformat(timespec="milliseconds")[11:23]
-        pairs = logfmt.encode((key, _flat(value)) for key, value in shown.items())
-        tail = f' exception="{logfmt.printable(trace, EXCEPTION_CHARS)}"' if trace else ""
-        return f"{when} {level:<7} {event} {pairs}{tail}".rstrip().encode("utf-8", "backslashreplace") + b"\n"
-
-
-def _journal(level: str, event: str, shown: dict[str, object], trace: str) -> bytes:
-    pairs = logfmt.encode((key, _flat(value)) for key, value in shown.items())
-    fields = {
-        "MESSAGE": f"{event} {pairs}".rstrip(),
-        "PRIORITY": str(_PRIORITY.get(level, 6)),
-        "SYSLOG_IDENTIFIER": "powerguard",
-        "PG_EVENT": event,
-    }
-    for key, value in shown.items():
-        text = logfmt.number(value) if isinstance(value, float) else _flat(value)
-        fields[f"PG_{key}"] = logfmt.printable(str(text), CONTAINER_CHARS)
-    if trace:
-        fields["PG_EXCEPTION"] = logfmt.printable(trace, EXCEPTION_CHARS, keep="\n")
-    return journald.encode(fields)
-
-
-def _small(value: object) -> object:
-    """Return value, or as much of its JSON as may be shown."""
-    if not isinstance(value, dict | list):
-        return value
-    text = str(_flat(value))
-    return (
-        value if len(text) <= CONTAINER_CHARS else f"{text[:CONTAINER_CHARS]}...(+{len(text) - CONTAINER_CHARS} chars)"
-    )
-
-
-def _flat(value: object) -> object:
-    return json.dumps(value, ensure_ascii=False, separators=(",", ":")) if isinstance(value, dict | list) else value
-
-
-def _error_of(exc_info: object) -> BaseException | None:
-    if isinstance(exc_info, BaseException):
-        return exc_info
-    if isinstance(exc_info, tuple):
-        return cast("ExcInfo", exc_info)[1]
-    return sys.exc_info()[1] if exc_info else None
-
-
-class _Bridge(logging.Handler):
+class _LibraryLines(logging.Handler):
     """Brings what libraries log through stdlib logging (asyncio, aiohttp, pysnmp) into the same lines."""
-
-    def __init__(self, log: Log) -> None:
-        super().__init__()
-        self._log = log
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
             message = record.getMessage()
         except Exception:  # noqa: BLE001 - the library's own format mistake, with any object's __str__ in it
             message = f"{record.msg!s:.200} (its arguments do not fit)" if isinstance(record.msg, str) else "(not text)"
-        values: dict[str, object] = {"event": "library_logged", "library": record.name, "message": message}
-        if record.exc_info:
-            values["exc_info"] = record.exc_info
         level = record.levelname.lower()
-        self._log.sink.write(self._log.render(level if level in _PRIORITY else "info", values))
+        write = getattr(structlog.get_logger(), level if level in _PRIORITY else "info")
+        write("library_logged", library=record.name, message=message, exc_info=record.exc_info and record.exc_info[1])
 
 
 class _Writer:
-    """What structlog calls with the rendered bytes; one method for every level."""
+    """The logger that structlog calls with the rendered bytes; one method for every level."""
 
     def __init__(self, sink: Sink) -> None:
         self.debug = self.info = self.warning = self.error = self.critical = sink.write
@@ -384,7 +417,6 @@ def configure(
     level: str = "info",
     sink: Sink | None = None,
     environ: Mapping[str, str] | None = None,
-    wall: Callable[[], float] = time.time,  # noqa: TID251 - the time that people read
     fd: int = 2,
 ) -> Log:
     """Make structlog and stdlib logging write our lines; call it once, before any thread or task is started.
@@ -397,26 +429,26 @@ def configure(
     if sink is None:
         sink = JournalSink() if style is Style.JOURNALD else StreamSink(fd)
         atexit.register(sink.close)
-    log = Log(style, sink, wall)
     number = logging.getLevelNamesMapping()[level.upper()]
     writer = _Writer(sink)
     structlog.configure(
-        processors=[structlog.contextvars.merge_contextvars, log],
+        processors=[structlog.contextvars.merge_contextvars, ExceptionRenderer(_raised), *PROCESSORS[style]],
         wrapper_class=structlog.make_filtering_bound_logger(number),
         logger_factory=lambda *_: writer,
         cache_logger_on_first_use=False,
     )
     root = logging.getLogger()
-    for handler in [each for each in root.handlers if isinstance(each, _Bridge)]:
+    for handler in [each for each in root.handlers if isinstance(each, _LibraryLines)]:
         root.removeHandler(handler)
-    root.addHandler(_Bridge(log))
+    root.addHandler(_LibraryLines())
     root.setLevel(max(number, logging.WARNING))
-    return log
+    return Log(style, sink)
 
 
 def _on_journald(environ: Mapping[str, str], fd: int) -> bool:
+    """Tell whether $JOURNAL_STREAM names the file behind fd: it is inherited, and fd may have been redirected."""
     try:
         stream = os.fstat(fd)
     except OSError:
         return False
-    return journald.is_stream(environ.get("JOURNAL_STREAM"), stream.st_dev, stream.st_ino)
+    return environ.get("JOURNAL_STREAM") == f"{stream.st_dev}:{stream.st_ino}"

@@ -17,27 +17,35 @@ from functools import partial
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.actions import Action, ArmWay, EnsurePolicy, Note, PollNow, Reboot
-from powerguard.core.events import CheckpointProgress, Done, Event, Failed, ForeignStop, Tick, TrainerSeen
-from powerguard.core.learned import Learned
-from powerguard.core.machine import step
-from powerguard.core.model import Online, State, Step
-from powerguard.core.needs import fold
-from powerguard.core.policy import Policy
-from powerguard.core.readings import Reading, SourceFailed
-from powerguard.core.recovery import Stored, reloaded, restore
-from powerguard.core.table import phase_name
-from powerguard.daemon.attempt import Strays, attempt, keep_running, rest
-from powerguard.daemon.figures import Figures
+from powerguard.core.comeback.recovery import Stored, reloaded, restore
+from powerguard.core.decide.machine import step
+from powerguard.core.decide.table import phase_name
+from powerguard.core.energy.needs import fold
+from powerguard.core.model.actions import Action, ArmWay, EnsurePolicy, Note, PollNow, Reboot
+from powerguard.core.model.events import (
+    CheckpointProgress,
+    Done,
+    Event,
+    Failed,
+    ForeignStop,
+    Reading,
+    SourceFailed,
+    Tick,
+    TrainerSeen,
+)
+from powerguard.core.model.policy import Learned, Policy
+from powerguard.core.model.state import Online, State, Step
+from powerguard.daemon.attempt import AbandonedTasks, attempt, keep_running, rest
+from powerguard.daemon.components import CLOSE_LIMIT_S, Components, Runnable, close, log_note
 from powerguard.daemon.journal import Entry, Journal
+from powerguard.daemon.journal.recording import Recorder
 from powerguard.daemon.log import bind_outage
-from powerguard.daemon.parts import CLOSE_LIMIT_S, Parts, Runnable, close, log_note
-from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
-from powerguard.daemon.recorder import Recorder
+from powerguard.daemon.observe.figures import Figures
+from powerguard.daemon.observe.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
+from powerguard.daemon.observe.status import SourceViews
 from powerguard.daemon.return_watch import ReturnWatch
-from powerguard.daemon.source_views import SourceViews
 from powerguard.daemon.systemd import Notifier
-from powerguard.sources.trap_counts import TrapCounts
+from powerguard.ups.snmp.traps import TrapCounts
 
 log = structlog.get_logger()
 
@@ -46,14 +54,14 @@ TICK_OUTAGE_S = 0.25
 SNAPSHOT_ONLINE_S = 60.0
 """On utility the state is written this often, so that a restart knows how long nobody watched."""
 SNAPSHOT_OUTAGE_S = 5.0
-"""On battery what has been used must not be forgotten: DESIGN 4.2."""
+"""On battery what has been used must not be forgotten (docs/decisions/0034)."""
 SOURCE_SILENT_S = 60.0
 """A poller that has told nothing for this long hangs: the watchdog is not fed. The slowest that is still at work: a
 card's first look-around with timeout_s: 5 takes 55 s at most, a broken source rests for 30 s before its next start."""
 QUEUE_LIMIT = 1000
 STOP_LIMIT_S = 8.0
 RETURNS = (EnsurePolicy, ArmWay, Reboot)
-"""What the host comes back by: we do not end while that is being armed."""
+"""Actions that arm a power-on method. The daemon waits for them before it exits."""
 
 
 class Loop:
@@ -61,7 +69,7 @@ class Loop:
 
     def __init__(
         self,
-        parts: Parts,
+        parts: Components,
         journal: Journal,
         *,
         clock: Clock,
@@ -69,7 +77,7 @@ class Loop:
         notifier: Notifier,
         host_name: str = "",
         config_path: str = "",
-        reload: Callable[[], Parts] | None = None,
+        reload: Callable[[], Components] | None = None,
     ) -> None:
         """Set up without starting anything. reload: reads the settings anew; raises ValueError with what is wrong."""
         self.parts = parts
@@ -84,7 +92,7 @@ class Loop:
         self.progressed_at_s = clock()
         self.actions = ActionFigures()
         self.figures = Figures(journal, host_name)
-        self.strays = Strays()
+        self.abandoned = AbandonedTasks()
         self.loop_lag_s = 0.0
         self.state = State()
         self._notifier = notifier
@@ -150,7 +158,7 @@ class Loop:
 
     @property
     def history_lost(self) -> str:
-        """What could not be read of earlier lives."""
+        """Records of earlier runs that could not be read."""
         return self.journal.lost
 
     @property
@@ -175,7 +183,7 @@ class Loop:
 
     @property
     def traps(self) -> TrapCounts | None:
-        """What came to the trap port; None without one."""
+        """Counts of the trap port; None without one."""
         return self.parts.traps
 
     @property
@@ -297,7 +305,7 @@ class Loop:
         _, left = await asyncio.wait(running, timeout=CLOSE_LIMIT_S)
         for task in left:
             log.error("task_left_behind", task=task.get_name(), because=f"did not end within {CLOSE_LIMIT_S:g} s")
-            self.strays.take(task)
+            self.abandoned.take(task)
 
     def _blame(self, ups: str, name: str) -> Callable[[str], None]:
         """A poller that breaks is a source that is lost: the core must hear of it."""
@@ -425,7 +433,7 @@ class Loop:
         if effector is None:
             reason = f"nobody carries out {type(action).__name__}: the settings name no such effector"
             return Failed(at_s=self.clock(), action=action, took_s=0.0, reason=reason)
-        return await attempt(effector, action, clock=self.clock, strays=self.strays)
+        return await attempt(effector, action, clock=self.clock, abandoned=self.abandoned)
 
     async def _ticks(self) -> None:
         while True:

@@ -12,11 +12,12 @@ from dataclasses import replace
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.actions import Action, ArmWay, CheckWay, EnsurePolicy, Note
-from powerguard.core.events import Done, Failed
-from powerguard.core.ways import named
-from powerguard.daemon.parts import Parts, log_note
-from powerguard.daemon.port import BmcView, WayView
+from powerguard.core.comeback.methods import named
+from powerguard.core.model import outcomes
+from powerguard.core.model.actions import Action, ArmWay, CheckWay, EnsurePolicy, Note
+from powerguard.core.model.events import Done, Failed
+from powerguard.daemon.components import Components, log_note
+from powerguard.daemon.observe.port import BmcView, WayView
 
 log = structlog.get_logger()
 
@@ -25,7 +26,7 @@ RETRY_S = 60.0
 
 
 class ReturnWatch:
-    """What is known of the ways by which the host comes back, and the duty to ask for them again.
+    """Status of the power-on methods, and the duty to check them again.
 
     bmc: None when the settings have none. ways: those that the settings name, in their order.
     """
@@ -39,7 +40,7 @@ class ReturnWatch:
         self._asked = asyncio.Event()
         self._checks = 0
 
-    def set_parts(self, parts: Parts) -> None:
+    def set_parts(self, parts: Components) -> None:
         """Take what the settings name; what is known of anything else is forgotten."""
         self._kind = parts.bmc_kind
         if self.bmc is None or self.bmc.kind != self._kind:
@@ -65,20 +66,19 @@ class ReturnWatch:
 
     def _enter_policy(self, outcome: Done | Failed) -> None:
         known = self.bmc or BmcView(kind=self._kind)
-        detail = dict(outcome.detail)
-        policy, watts = detail.get("policy"), detail.get("power_watts")
+        found = outcomes.policy_ensured(outcome)
         if isinstance(outcome, Failed):
-            if isinstance(policy, str):  # it was read, and is not the one that is wanted
-                known = replace(known, policy=policy, checked_at_s=outcome.at_s, power_watts=None)
+            if found.policy is not None:  # it was read, and is not the one that is wanted
+                known = replace(known, policy=found.policy, checked_at_s=outcome.at_s, power_watts=None)
             self.bmc = replace(known, verified=False, error=outcome.reason)
             return
         self.bmc = replace(
             known,
-            policy=policy if isinstance(policy, str) else None,
-            verified=detail.get("verified") is True,
+            policy=found.policy,
+            verified=found.verified,
             checked_at_s=outcome.at_s,
             error="",
-            power_watts=watts if isinstance(watts, float) else None,
+            power_watts=found.power_watts,
         )
 
     async def run(
@@ -129,6 +129,5 @@ def entered(view: WayView, outcome: Done | Failed) -> WayView:
     """Return the view after a way was asked for, or armed."""
     if isinstance(outcome, Failed):
         return replace(view, ready=False, why=outcome.reason, checked_at_s=outcome.at_s)
-    returns = dict(outcome.detail).get("returns")
-    known = returns if isinstance(returns, str) else view.returns
-    return replace(view, ready=True, why="", returns=known, checked_at_s=outcome.at_s)
+    returns = outcomes.way_armed(outcome).returns or view.returns
+    return replace(view, ready=True, why="", returns=returns, checked_at_s=outcome.at_s)

@@ -1,18 +1,65 @@
-"""What the daemon and the service manager tell each other. Nothing here may fail or wait: it never matters enough."""
+"""Messages between the daemon and the service manager. Nothing here may fail or wait: it never matters enough."""
 
 import contextlib
 import os
 import socket
 import time
-from collections.abc import MutableMapping
+from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Self
 
 from powerguard.effectors.child import Spawn
-from powerguard.protocols import sd_notify
 
 NOLOGIN = Path("/run/nologin")
 """Made by systemd-user-sessions.service when it stops, which is early in every shutdown."""
+
+
+STATUS_CHARS = 200
+"""`systemctl status` shows one line."""
+
+
+def encode(fields: Mapping[str, str]) -> bytes:
+    """Return one datagram of NAME=value lines; a newline in a value would begin a field and becomes a space."""
+    return "\n".join(f"{name}={' '.join(value.split())}" for name, value in fields.items()).encode(
+        "utf-8", "backslashreplace"
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Manager:
+    """What the environment tells of the service manager.
+
+    address: of its socket, as `socket.sendto` takes it; None where there is none or its kind is unknown.
+    watchdog_s: the service is killed when it is silent for so long; None when nobody watches.
+    """
+
+    address: str | bytes | None = None
+    watchdog_s: float | None = None
+
+
+def parse(environ: Mapping[str, str], pid: int) -> Manager:
+    """Read NOTIFY_SOCKET (a path, or @name in the abstract namespace), WATCHDOG_USEC and WATCHDOG_PID."""
+    told = environ.get("NOTIFY_SOCKET", "")
+    address: str | bytes | None = None
+    if told.startswith("@") and len(told) > 1:
+        address = b"\0" + told[1:].encode("utf-8", "surrogateescape")
+    elif told.startswith("/"):
+        address = told
+    return Manager(address=address, watchdog_s=_watchdog_s(environ, pid))
+
+
+def _watchdog_s(environ: Mapping[str, str], pid: int) -> float | None:
+    if environ.get("WATCHDOG_PID", str(pid)) != str(pid):
+        return None  # meant for another process of this service
+    told = environ.get("WATCHDOG_USEC", "")
+    if not (told.isascii() and told.isdigit() and len(told) < 20) or int(told) == 0:
+        return None
+    return int(told) / 1e6
+
+
+def _status(text: str) -> dict[str, str]:
+    return {"STATUS": text[:STATUS_CHARS]} if text else {}
 
 
 class Notifier:
@@ -22,7 +69,7 @@ class Notifier:
     the datagram is then lost, and counted in `lost`.
     """
 
-    def __init__(self, manager: sd_notify.Manager) -> None:
+    def __init__(self, manager: Manager) -> None:
         """Open the socket now: in the outage nothing new should be needed."""
         self._address = manager.address
         self.watchdog_s = manager.watchdog_s
@@ -37,7 +84,7 @@ class Notifier:
     def take(cls, environ: MutableMapping[str, str] | None = None, pid: int | None = None) -> Self:
         """Make one from the environment, and remove from it what no child may inherit."""
         environ = os.environ if environ is None else environ
-        manager = sd_notify.parse(environ, os.getpid() if pid is None else pid)
+        manager = parse(environ, os.getpid() if pid is None else pid)
         for name in ("NOTIFY_SOCKET", "WATCHDOG_USEC", "WATCHDOG_PID"):
             environ.pop(name, None)
         return cls(manager)
@@ -54,27 +101,27 @@ class Notifier:
 
     def ready(self, status: str = "") -> None:
         """Tell that we are up, or that the reload has ended."""
-        self._tell(sd_notify.ready(status))
+        self._tell(READY="1", **_status(status))
 
     def status(self, text: str) -> None:
         """Tell one line for `systemctl status`."""
-        self._tell(sd_notify.status(text))
+        self._tell(STATUS=text[:STATUS_CHARS])
 
     def watchdog(self) -> None:
         """Tell that the poll loop and the state machine have made progress. Never call it from a bare timer."""
-        self._tell(sd_notify.watchdog())
+        self._tell(WATCHDOG="1")
 
     def reloading(self) -> None:
-        """Tell that the settings are being read anew."""
-        self._tell(sd_notify.reloading(time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000))
+        """Tell that the settings are being read again; `ready` ends it. systemd >= 253 wants the time with it."""
+        self._tell(RELOADING="1", MONOTONIC_USEC=str(time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000))
 
     def stopping(self, status: str = "") -> None:
         """Tell that we are going down."""
-        self._tell(sd_notify.stopping(status))
+        self._tell(STOPPING="1", **_status(status))
 
     def extend_timeout(self, seconds: float) -> None:
         """Ask for more time to start or stop."""
-        self._tell(sd_notify.extend_timeout(seconds))
+        self._tell(EXTEND_TIMEOUT_USEC=str(max(0, round(seconds * 1e6))))
 
     def close(self) -> None:
         """Give the socket back."""
@@ -82,11 +129,11 @@ class Notifier:
             self._socket.close()
             self._socket = None
 
-    def _tell(self, datagram: bytes) -> None:
+    def _tell(self, **fields: str) -> None:
         if self._socket is None or self._address is None:
             return
         try:
-            self._socket.sendto(datagram, socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, self._address)
+            self._socket.sendto(encode(fields), socket.MSG_DONTWAIT | socket.MSG_NOSIGNAL, self._address)
         except OSError:
             self.lost += 1
 

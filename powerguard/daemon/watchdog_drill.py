@@ -1,7 +1,7 @@
 """The drill of the BMC's watchdog: arm it, power the host off in order, and judge at the next boot what came of it.
 
 It is the one drill that ends in a power-off, so it is none of the core's: it orders nothing but this, outside of any
-outage, and what is to be judged stands in a file that is written before anything is armed (decision 154).
+outage, and what is to be judged stands in a file that is written before anything is armed (docs/decisions/0150).
 """
 
 import asyncio
@@ -13,26 +13,24 @@ from dataclasses import asdict
 from typing import TYPE_CHECKING, Final, Protocol
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core import drill_checks
-from powerguard.core.actions import Action, ArmWay, Detail, Grade, Level, Note, PowerOff, Way
-from powerguard.core.model import State
-from powerguard.core.policy import Policy
+from powerguard.core.drill import checks
+from powerguard.core.model.actions import Action, ArmWay, Detail, Grade, Level, Note, PowerOff, Way
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import State
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.status import SCHEMA_VERSION, Json
+from powerguard.daemon.observe.status import SCHEMA_VERSION, Json
 from powerguard.daemon.systemd import is_host_stopping
-from powerguard.effectors.base import Effector, EffectorError
+from powerguard.effectors.base import Effector, EffectorError, WaysEffector
 from powerguard.effectors.child import Spawn
-from powerguard.effectors.ways import WaysEffector
 
 if TYPE_CHECKING:  # for who has it alone: the daemon's memory
-    from powerguard.effectors.bmc.drilled import Drill
-    from powerguard.effectors.bmc.engine import Watch
-    from powerguard.effectors.bmc.watchdog import WatchdogEffector
+    from powerguard.effectors.bmc.engine import WatchdogStatus
+    from powerguard.effectors.bmc.watchdog import DrillRecord, WatchdogEffector
 
 OFF_S: Final = 60.0
-"""From the forced power-off to the timer: the host has been off for a while, or the drill would prove nothing."""
+"""Time from the forced power-off to the timer. The host must have been off for a while, or the drill proves nothing."""
 STILL_HERE_S: Final = 30.0
-"""So long after the forced power-off a host that still runs was not powered off, and its timer is stopped."""
+"""Time after the forced power-off at which a host that still runs counts as not powered off; its timer is stopped."""
 EARLY_S: Final = 10.0
 LATE_S: Final = 900.0
 """A start before the timer has fired, or a quarter of an hour after it, was somebody else's; firmware takes minutes."""
@@ -43,8 +41,8 @@ _ASK_AGAIN_S: Final = 10.0
 _ASKS: Final = 60
 
 
-class Host(Protocol):
-    """What the drill asks of the daemon: of `port.Daemon`, its journal, and a check of the ways back."""
+class DrillDaemon(Protocol):
+    """The drill's view of the daemon: of `port.Daemon`, its journal, and a check of the ways back."""
 
     @property
     def boot_id(self) -> str: ...
@@ -69,7 +67,7 @@ class WatchdogDrill:
 
     def __init__(
         self,
-        host: Host,
+        host: DrillDaemon,
         effectors: Callable[[], Mapping[type[Action], Effector]],
         *,
         spawn: Spawn,
@@ -127,10 +125,10 @@ class WatchdogDrill:
             self._underway = False
             raise
 
-    async def _begin(self, watchdog: "WatchdogEffector", seen: "Watch", who: str) -> float:
-        from powerguard.effectors.bmc.drilled import Drill  # noqa: PLC0415 - for who has it alone
+    async def _begin(self, watchdog: "WatchdogEffector", seen: "WatchdogStatus", who: str) -> float:
+        from powerguard.effectors.bmc.watchdog import DrillRecord  # noqa: PLC0415 - for who has it alone
 
-        drill = Drill(
+        drill = DrillRecord(
             state="pending",
             board=watchdog.board(seen),
             boot_id=self._host.boot_id,
@@ -159,11 +157,11 @@ class WatchdogDrill:
         self._begun.set()
         return left_s
 
-    async def _check(self) -> "tuple[WatchdogEffector, Watch]":
+    async def _check(self) -> "tuple[WatchdogEffector, WatchdogStatus]":
         """See that it may begin. Raises EffectorError."""
         watchdog, host = self._watchdog(), self._host
-        refused = drill_checks.refusal(host.policy, host.state, host.clock(), ("policy",), "simulated")
-        refused = refused or drill_checks.unsaved(host.state, host.clock())
+        refused = checks.refusal(host.policy, host.state, host.clock(), ("policy",), "simulated")
+        refused = refused or checks.unsaved(host.state, host.clock())
         if not refused and host.host_kind != "systemd":
             refused = f"host.kind is {host.host_kind}: only powerguard-off (systemd) is sure to be done by then"
         if refused:
@@ -221,7 +219,7 @@ class WatchdogDrill:
         except EffectorError as error:
             self._note("watchdog_drill_unjudged", str(error), Level.ERROR)
 
-    async def _judge(self, watchdog: "WatchdogEffector", drill: "Drill") -> None:
+    async def _judge(self, watchdog: "WatchdogEffector", drill: "DrillRecord") -> None:
         """Ask the BMC what brought the host back, write it down, and stop what is still armed."""
         await self._pause(max(0.0, JUDGE_AFTER_S - self._host.clock()))
         because = ""
@@ -244,7 +242,7 @@ class WatchdogDrill:
         with contextlib.suppress(EffectorError):
             await watchdog.disarm(self._by_s())
 
-    async def _end(self, watchdog: "WatchdogEffector", drill: "Drill", *, passed: bool, because: str) -> None:
+    async def _end(self, watchdog: "WatchdogEffector", drill: "DrillRecord", *, passed: bool, because: str) -> None:
         judged = drill.judged(passed=passed, because=because, wall_s=self._host.wall())
         level = Level.INFO if passed else Level.ERROR
         self._note("watchdog_drill_judged", because, level, (("passed", passed),))
@@ -254,7 +252,7 @@ class WatchdogDrill:
     def _note(self, event: str, because: str, level: Level, numbers: Detail = ()) -> None:
         self._host.note(Note(event=event, because=because, level=level, numbers=numbers))
 
-    async def _take_back(self, watchdog: "WatchdogEffector", drill: "Drill", because: str) -> None:
+    async def _take_back(self, watchdog: "WatchdogEffector", drill: "DrillRecord", because: str) -> None:
         """Stop the timer of a host that goes on, whatever becomes of the file."""
         try:
             await watchdog.disarm(self._by_s())
@@ -264,7 +262,7 @@ class WatchdogDrill:
             await self._end(watchdog, drill, passed=False, because=because)
 
 
-def verdict(drill: "Drill", seen: "Watch", boot_wall_s: float) -> tuple[bool, str]:
+def verdict(drill: "DrillRecord", seen: "WatchdogStatus", boot_wall_s: float) -> tuple[bool, str]:
     """Return whether the timer has brought the host back, and why that is so. boot_wall_s: Unix seconds of the boot.
 
     By the cause of the restart; where the BMC does not tell one, by its flag that the timer has fired, which outlives

@@ -1,8 +1,10 @@
-"""What the daemon asks of an effector, and how one is told what to do."""
+"""The interface between the daemon and an effector, and the effector that passes orders on by power-on method."""
 
+import asyncio
+from collections.abc import Mapping
 from typing import Protocol
 
-from powerguard.core.actions import Action, Detail
+from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
 
 
 class Effector(Protocol):
@@ -27,3 +29,41 @@ class EffectorError(Exception):
         super().__init__(text)
         self.harmless = harmless
         self.detail = detail
+
+
+Turns = dict[tuple[Way, str], asyncio.Lock]
+"""Whose turn it is, by way and UPS."""
+
+
+class WaysEffector:
+    """Carries out `CheckWay`, `ArmWay` and `DisarmWay` by the effector of their way. ways: those of the settings.
+
+    Orders of one way and one UPS run one at a time, in the order in which they were given: a slow one that disarms must
+    not undo a later one that arms. turns: shared with the effector that this one replaces, because after a reload its
+    orders may still run.
+    """
+
+    def __init__(self, ways: Mapping[Way, Effector], turns: Turns | None = None) -> None:
+        self._ways = ways
+        self._turns: Turns = {} if turns is None else turns
+
+    async def carry_out(self, action: Action) -> Detail:
+        """Pass the order on. Raises EffectorError where the settings name nobody for this way, else what they raise."""
+        if not isinstance(action, CheckWay | ArmWay | DisarmWay):
+            msg = f"the ways effector carries out CheckWay, ArmWay and DisarmWay, not {type(action).__name__}"
+            raise TypeError(msg)
+        effector = self._ways.get(action.way)
+        if effector is None:
+            msg = (
+                f"the settings name no way back {action.way} any more, so nobody can take it back (better: put it back "
+                "into the settings until it is)"
+                if isinstance(action, DisarmWay)
+                else f"the settings name no way back {action.way}"
+            )
+            raise EffectorError(msg)
+        async with self._turns.setdefault((action.way, action.ups), asyncio.Lock()):
+            return await effector.carry_out(action)
+
+    def of(self, way: Way) -> Effector | None:
+        """Return who carries out this way; None where the settings name nobody."""
+        return self._ways.get(way)

@@ -30,7 +30,7 @@ class RootHelper:
 
     @property
     def not_listening(self) -> str:
-        """What is wrong where nobody listens, and what would be right."""
+        """The error when the socket does not listen, with the fix."""
         return f"{self.name}.socket is not listening: systemctl enable --now {self.name}.socket"
 
     async def ask(self, word: dict[str, object], *, limit_s: float) -> dict[str, Any]:

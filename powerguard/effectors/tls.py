@@ -1,4 +1,4 @@
-"""What proves over HTTPS that the other end is ours: a certificate that is pinned, or an authority's word."""
+"""Verification of the other end over HTTPS: by a pinned certificate, or by an authority."""
 
 import asyncio
 import ssl

@@ -11,7 +11,7 @@ from typing import Final
 
 MAX_TRIES: Final = 3
 BACK_OFF_S: Final = (60.0, 300.0, 300.0)
-"""From each try to the next one, and from the last to giving up: some boards take a minute to say that they are on."""
+"""Time from each try to the next, and from the last to giving up: some boards report only after a minute."""
 APART_S: Final = 5.0
 """Two looks at a BMC that are this far apart are two; one alone may be a BMC that has just started."""
 FRESH_S: Final = 20.0
@@ -19,14 +19,14 @@ FRESH_S: Final = 20.0
 LOOK_AHEAD: Final = 8
 """Hosts whose BMCs are looked at every few seconds: the next ones in line, and never a room full at once."""
 JUST_ORDERED_S: Final = 30.0
-"""So long after an order a host is looked at as often: whether it came of it is worth knowing."""
+"""Time after an order in which the host is looked at as often, to see whether it came on."""
 STILL_ON_S: Final = 600.0
-"""So long an intent stands for a host that is on: again, as its boot may meet the next cut, or still, as it stops."""
+"""How long an intent stays valid for a host that is on: its boot may meet the next cut, or it may still be stopping."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRules:
-    """What the settings say of a host. feeds: the UPS of each of its power supplies; one UPS may stand there twice.
+    """The settings of a host. feeds: the UPS of each of its power supplies; one UPS may stand there twice.
 
     minimum_supplies: power supplies that must have power. stagger_s: from the last order to any host to this one's.
     """
@@ -61,8 +61,8 @@ class Intent:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Supply:
-    """What a UPS is good for now. why: what is wrong with it, where it is not good.
+class UpsSupply:
+    """Whether a UPS is good now. why: what is wrong with it, where it is not good.
 
     utility_since_s: since when it has had utility, without a break. None: it has not now, or nobody knows.
     """
@@ -74,7 +74,7 @@ class Supply:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Seen:
-    """What the looks at a host's BMC have said, one after the other, without a break.
+    """The results of consecutive looks at a host's BMC.
 
     power_on: None where the last look has failed; why says how. since_s: first of the looks that said so; at_s: the
     last one; looks: how many.
@@ -99,19 +99,19 @@ def look(seen: Seen | None, at_s: float, *, power_on: bool | None, why: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class World:
+class SentinelWorld:
     """Everything that is decided by. hosts: in the order in which they are powered on, where several are due."""
 
     now_s: float
     hosts: Mapping[str, HostRules]
-    supplies: Mapping[str, Supply]
+    supplies: Mapping[str, UpsSupply]
     intents: Mapping[str, Intent] = field(default_factory=dict)
     seen: Mapping[str, Seen] = field(default_factory=dict)
     last_order_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Order:
+class PowerOnOrder:
     """Power this host on. number: which try it is, from 1."""
 
     host: str
@@ -152,13 +152,13 @@ class End:
 class Decision:
     """order: at most one at a time. waits: why each other intent waits. looks: whose BMC is to be looked at soon."""
 
-    order: Order | None
+    order: PowerOnOrder | None
     ends: tuple[End, ...]
     waits: Mapping[str, str]
     looks: frozenset[str]
 
 
-def decide(world: World) -> Decision:
+def decide(world: SentinelWorld) -> Decision:
     """Decide. Without an intent that stands there is no order, whatever else is true.
 
     The intents are as `noted` has left them in this same world.
@@ -166,7 +166,7 @@ def decide(world: World) -> Decision:
     ends: list[End] = []
     waits: dict[str, str] = {}
     looks: set[str] = set()
-    order: Order | None = None
+    order: PowerOnOrder | None = None
     for intent in _in_order(world):
         end = _ended(world, intent)
         if end is not None:
@@ -177,7 +177,7 @@ def decide(world: World) -> Decision:
             looks.add(intent.host)
         why = why or _not_seen_off(world, intent) or _staggered(world, intent)
         if not why and order is None:
-            order = Order(host=intent.host, outage=intent.outage, number=intent.tries + 1)
+            order = PowerOnOrder(host=intent.host, outage=intent.outage, number=intent.tries + 1)
             continue
         waits[intent.host] = why or "another host is powered on first"
     return Decision(order=order, ends=tuple(ends), waits=waits, looks=frozenset(looks))
@@ -188,7 +188,7 @@ def ordered(intent: Intent, now_s: float) -> Intent:
     return replace(intent, tries=intent.tries + 1, tried_s=now_s, was_off=True, on_since_s=None, on_at_s=None)
 
 
-def noted(world: World, intent: Intent) -> Intent:
+def noted(world: SentinelWorld, intent: Intent) -> Intent:
     """Enter what its BMC has said, as far as it must be known once the BMC says something else, or nothing."""
     seen = world.seen.get(intent.host)
     if seen is None:
@@ -223,19 +223,19 @@ def missing(host: HostRules, feeds: Iterable[str]) -> str:
     return f"the host is fed by {', '.join(sorted(theirs))}; here its feeds are {', '.join(sorted(ours))}"
 
 
-def _in_order(world: World) -> list[Intent]:
+def _in_order(world: SentinelWorld) -> list[Intent]:
     known = [world.intents[name] for name in world.hosts if name in world.intents]
     return [*known, *(intent for name, intent in world.intents.items() if name not in world.hosts)]
 
 
-def _ended(world: World, intent: Intent) -> End | None:
+def _ended(world: SentinelWorld, intent: Intent) -> End | None:
     how = _how_ended(world, intent)
     if how is None:
         return None
     return End(host=intent.host, outage=intent.outage, how=how[0], because=how[1])
 
 
-def _how_ended(world: World, intent: Intent) -> tuple[Ending, str] | None:
+def _how_ended(world: SentinelWorld, intent: Intent) -> tuple[Ending, str] | None:
     now_s, seen = world.now_s, world.seen.get(intent.host)
     if intent.host not in world.hosts:
         return Ending.HOST_UNKNOWN, "the settings have no such host any more"
@@ -251,7 +251,7 @@ def _how_ended(world: World, intent: Intent) -> tuple[Ending, str] | None:
 
 
 def _how_ended_on(intent: Intent, seen: Seen, *, is_over: bool) -> tuple[Ending, str] | None:
-    """Whoever is on has nothing to wait for once his time is over; until then the next cut may meet his boot."""
+    """The intent of a host that is on ends when its time is over; until then the next cut may meet its boot."""
     if intent.on_since_s is not None:
         if not is_over and seen.at_s - intent.on_since_s < STILL_ON_S:
             return None
@@ -263,7 +263,7 @@ def _how_ended_on(intent: Intent, seen: Seen, *, is_over: bool) -> tuple[Ending,
     return None
 
 
-def _is_left_off(world: World, intent: Intent, seen: Seen) -> bool:
+def _is_left_off(world: SentinelWorld, intent: Intent, seen: Seen) -> bool:
     """Say whether it was on again and is off by somebody's hand, or by itself: since then its power has never failed.
 
     Where nobody knows that, as a UPS was not read or the sentinel was away, it may have, and the host's word stands.
@@ -276,7 +276,7 @@ def _is_left_off(world: World, intent: Intent, seen: Seen) -> bool:
     return len(since_s) >= host.minimum_supplies and since_s[host.minimum_supplies - 1] <= intent.on_at_s
 
 
-def _waits(world: World, intent: Intent) -> str:
+def _waits(world: SentinelWorld, intent: Intent) -> str:
     """Why an intent waits, whatever its BMC says; empty where it does not."""
     host = world.hosts[intent.host]
     if world.now_s < intent.not_before_s:
@@ -298,7 +298,7 @@ def _waits(world: World, intent: Intent) -> str:
     return ""
 
 
-def _not_seen_off(world: World, intent: Intent) -> str:
+def _not_seen_off(world: SentinelWorld, intent: Intent) -> str:
     seen = world.seen.get(intent.host)
     if seen is None:
         return "its BMC has not been looked at yet"
@@ -311,7 +311,7 @@ def _not_seen_off(world: World, intent: Intent) -> str:
     return ""
 
 
-def _worth_a_look(world: World, intent: Intent, *, is_due: bool) -> bool:
+def _worth_a_look(world: SentinelWorld, intent: Intent, *, is_due: bool) -> bool:
     """Say whether the next look is what it waits for: not of a BMC that is dead, nor of a host that just stays on."""
     seen = world.seen.get(intent.host)
     if intent.tried_s is not None and world.now_s - intent.tried_s <= JUST_ORDERED_S:
@@ -321,12 +321,12 @@ def _worth_a_look(world: World, intent: Intent, *, is_due: bool) -> bool:
     return seen is None or seen.power_on is False or (seen.power_on is True and seen.at_s < intent.not_before_s)
 
 
-def _staggered(world: World, intent: Intent) -> str:
+def _staggered(world: SentinelWorld, intent: Intent) -> str:
     if world.last_order_s is None:
         return ""
     rest_s = world.last_order_s + world.hosts[intent.host].stagger_s - world.now_s
     return f"staggered: another host was powered on just now; in {rest_s:.0f} s" if rest_s > 0.0 else ""
 
 
-def _supply(world: World, name: str) -> Supply:
-    return world.supplies.get(name) or Supply(good=False, why="nothing reads it")
+def _supply(world: SentinelWorld, name: str) -> UpsSupply:
+    return world.supplies.get(name) or UpsSupply(good=False, why="nothing reads it")

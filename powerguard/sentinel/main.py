@@ -1,4 +1,4 @@
-"""From a settings file to a running sentinel."""
+"""Wiring: from a settings file to a running sentinel."""
 
 import asyncio
 import ipaddress
@@ -7,27 +7,29 @@ import signal
 import ssl
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
 from typing import Final, NamedTuple
 
 import structlog
 from aiohttp import web
+from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
+from prometheus_client.metrics_core import Metric
+from prometheus_client.registry import Collector, CollectorRegistry
 
-from powerguard.daemon.alone import TakenError, alone
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.http import Handler, as_json, error_json, respond
+from powerguard.daemon.control.admin import TakenError, alone
 from powerguard.daemon.log import configure
-from powerguard.daemon.metrics import scrape
+from powerguard.daemon.observe.http import Handler, as_json, error_json, respond
+from powerguard.daemon.observe.metrics import scrape
 from powerguard.daemon.systemd import Notifier
+from powerguard.effectors.sentinel.protocol import SCHEMA_VERSION
 from powerguard.options import SecretError
-from powerguard.protocols.sentinel import SCHEMA_VERSION
-from powerguard.sentinel.keeper import Keeper
-from powerguard.sentinel.metrics import registry
+from powerguard.sentinel.decide import Ending
 from powerguard.sentinel.options import SentinelSettings, load, read_keys
-from powerguard.sentinel.run import Hands, Sentinel, moment_of
-from powerguard.sentinel.server import Door, server
-from powerguard.sentinel.store import Store
+from powerguard.sentinel.run import Sentinel, SentinelPorts, moment_of
+from powerguard.sentinel.server import ANSWERS, Door, server
+from powerguard.sentinel.store import IntentFile, IntentStore
 from powerguard.settings.load import SettingsError
 
 log = structlog.get_logger()
@@ -68,29 +70,29 @@ def _no_password() -> str:
     raise ValueError
 
 
-class Taken(NamedTuple):
-    """What is run by: settings that hold, the key of each host, and what proves who it is; None: plain HTTP."""
+class SentinelInputs(NamedTuple):
+    """The inputs of a run: valid settings, the key of each host, and what proves who it is; None: plain HTTP."""
 
     settings: SentinelSettings
     keys: dict[str, bytes]
     tls: ssl.SSLContext | None
 
 
-def take(path: Path, *, dry_run: bool = False) -> Taken:
+def take(path: Path, *, dry_run: bool = False) -> SentinelInputs:
     """Read everything that is to be read. Raises SettingsError with what is wrong."""
     settings = load(path)
     keys, tls = read_keys(settings), tls_context(settings)
     _check_state(settings.state)
     if dry_run:
         settings = settings.model_copy(update={"mode": "dry-run"})
-    return Taken(settings, keys, tls)
+    return SentinelInputs(settings, keys, tls)
 
 
 async def run(
-    taken: Taken,
-    hands: Hands,
+    taken: SentinelInputs,
+    ports: SentinelPorts,
     *,
-    reread: Callable[[], Taken],
+    reread: Callable[[], SentinelInputs],
     listening: Callable[[int], None] = lambda _: None,
 ) -> None:
     """Run a sentinel until SIGTERM or SIGINT. listening: told the port each time that it is open.
@@ -103,12 +105,12 @@ async def run(
     for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
         loop.add_signal_handler(number, signals.put_nowait, number)
     async with asyncio.TaskGroup() as tasks:
-        keeper = Keeper(Store(Path(taken.settings.state)), moment_of(hands), tasks)
+        keeper = IntentStore(IntentFile(Path(taken.settings.state)), moment_of(ports), tasks)
         await keeper.load()
         event = "sentinel_started"
         while True:
-            sentinel = Sentinel(taken.settings, keeper, hands)
-            door = Door(taken.keys, sentinel, hands.clock)
+            sentinel = Sentinel(taken.settings, keeper, ports)
+            door = Door(taken.keys, sentinel, ports.clock)
             standing = ", ".join(sorted(keeper.table.intents)) or "none"
             log.info(event, mode=taken.settings.mode, hosts=len(taken.settings.hosts), intents=standing)
             running = [
@@ -129,8 +131,11 @@ async def run(
 
 
 async def _another(
-    taken: Taken, signals: asyncio.Queue[signal.Signals], reread: Callable[[], Taken], notifier: Notifier
-) -> Taken | None:
+    taken: SentinelInputs,
+    signals: asyncio.Queue[signal.Signals],
+    reread: Callable[[], SentinelInputs],
+    notifier: Notifier,
+) -> SentinelInputs | None:
     """Wait for a stop (None), or for a SIGHUP with settings that hold."""
     while await signals.get() is signal.SIGHUP:
         notifier.reloading()
@@ -227,10 +232,10 @@ def _check_state(folder: str) -> None:
         raise SettingsError([msg])
 
 
-def main(path: Path, *, dry_run: bool = False, check: bool = False, hands: Hands | None = None) -> int:
+def main(path: Path, *, dry_run: bool = False, check: bool = False, ports: SentinelPorts | None = None) -> int:
     """Load the settings and run. Returns the exit status: 78 when they cannot be used, 69 when one runs with them.
 
-    hands: how it touches the world; None: as a program does.
+    ports: how it touches the world; None: as a program does.
     """
     try:
         if check:
@@ -241,15 +246,89 @@ def main(path: Path, *, dry_run: bool = False, check: bool = False, hands: Hands
     except SettingsError as error:
         print(error, file=sys.stderr)  # noqa: T201 - the log is not set up before the settings are read
         return EX_SETTINGS
-    hands = hands or Hands(wall=time.time)  # noqa: TID251 - for the file, across boots
+    ports = ports or SentinelPorts(wall=time.time)  # noqa: TID251 - for the file, across boots
     state = taken.settings.state
     written = configure(style=taken.settings.log.format, level=taken.settings.log.level)
     try:
         with alone(Path(state) / "sentinel"):
-            asyncio.run(run(taken, hands, reread=lambda: take(path, dry_run=dry_run)))
+            asyncio.run(run(taken, ports, reread=lambda: take(path, dry_run=dry_run)))
     except TakenError:
         because = f"another sentinel keeps its intents in {state} (stop that one, or give this one its own state)"
         log.error("sentinel_refused", because=because)  # noqa: TRY400 - told in full
         written.close()
         return EX_TAKEN
     return 0
+
+
+PREFIX: Final = "powerguard_sentinel_"
+
+GAUGES: Final = {
+    "armed": ((), "1: hosts are powered on; 0: dry-run."),
+    "store_writable": ((), "1: intents are on disk as they are here; 0: they are not, and new ones are refused."),
+    "store_damaged": ((), "1: what was kept was not whole at the start, and was set aside."),
+    "intent": (("host",), "1: the host has said at its power-off that it may be powered on again; 0: it has not."),
+    "intent_tries": (("host",), "Orders given for the intent that stands."),
+    "host_on": (("host",), "1: its BMC says that it is on; 0: that it is off. Absent: it does not say."),
+    "bmc_up": (("host",), "1: the last look at its BMC told whether it is on; 0: it failed."),
+    "ups_good": (
+        ("ups",),
+        "1: utility holds, no countdown runs, charge is enough; 0: hosts are not powered on from it.",
+    ),
+}
+COUNTERS: Final = {
+    "orders": (("host", "result"), "Orders to power on: ordered, failed, recorded (dry-run)."),
+    "intents_ended": (("host", "how"), f"Intents that have ended: {', '.join(Ending)}."),
+    "requests": (("answer",), f"Requests by how they were answered: {', '.join(ANSWERS)}."),
+}
+
+
+class SentinelCollector(Collector):
+    """Reads the sentinel at the moment of the scrape; keeps nothing."""
+
+    def __init__(self, sentinel: Sentinel, door: Door) -> None:
+        self._sentinel = sentinel
+        self._door = door
+
+    def describe(self) -> Iterator[Metric]:
+        """Name no families beforehand."""
+        return iter(())
+
+    def collect(self) -> Iterator[Metric]:
+        """Yield every family, those without a series too."""
+        gauges = dict(self._gauges())
+        for name, (labels, text) in GAUGES.items():
+            gauge = GaugeMetricFamily(PREFIX + name, text, labels=labels)
+            for values, value in gauges[name].items():
+                gauge.add_metric(values, value)
+            yield gauge
+        counters = dict(self._counters())
+        for name, (labels, text) in COUNTERS.items():
+            counter = CounterMetricFamily(PREFIX + name, text, labels=labels)
+            for values, count in counters[name].items():
+                counter.add_metric(values, count)
+            yield counter
+
+    def _gauges(self) -> Iterator[tuple[str, dict[tuple[str, ...], float]]]:
+        sentinel = self._sentinel
+        keeper, world = sentinel.keeper, sentinel.world()
+        yield "armed", {(): float(sentinel.settings.mode == "armed")}
+        yield "store_writable", {(): float(not keeper.error)}
+        yield "store_damaged", {(): float(bool(keeper.damage))}
+        yield "intent", {(name,): float(name in world.intents) for name in world.hosts}
+        yield "intent_tries", {(name,): float(intent.tries) for name, intent in world.intents.items()}
+        told = {name: seen.power_on for name, seen in world.seen.items()}
+        yield "host_on", {(name,): float(power_on) for name, power_on in told.items() if power_on is not None}
+        yield "bmc_up", {(name,): float(power_on is not None) for name, power_on in told.items()}
+        yield "ups_good", {(name,): float(each.good) for name, each in world.supplies.items()}
+
+    def _counters(self) -> Iterator[tuple[str, Mapping[tuple[str, ...], int]]]:
+        yield "orders", {(host, result): count for (host, result), count in self._sentinel.orders.items()}
+        yield "intents_ended", {(host, how): count for (host, how), count in self._sentinel.ends.items()}
+        yield "requests", {(word,): self._door.counts[word] for word in ANSWERS}
+
+
+def registry(sentinel: Sentinel, door: Door) -> CollectorRegistry:
+    """Return a registry with nothing but this sentinel."""
+    own = CollectorRegistry(auto_describe=False)
+    own.register(SentinelCollector(sentinel, door))
+    return own

@@ -6,14 +6,14 @@ from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.options import BmcOptions
+from powerguard.effectors.sentinel.protocol import MAX_FEEDS, MIN_KEY_BYTES, NAME, PORT
 from powerguard.options import AbsolutePath, ListenAddress, Options, Secret, SecretError
-from powerguard.protocols.sentinel import MAX_FEEDS, MIN_KEY_BYTES, NAME, PORT
 from powerguard.sentinel.decide import HostRules
 from powerguard.settings.explain import dotted
 from powerguard.settings.load import Files, SettingsError, validate
 from powerguard.settings.schema import LogOptions, Name, SourceOptions
-from powerguard.strictyaml import KeyPath, StrictYamlError, load_file
+from powerguard.yamlfile import KeyPath, YamlFileError, load_file
 
 MAX_HOSTS: Final = 256
 HostName = Annotated[str, Field(pattern=NAME)]
@@ -79,7 +79,7 @@ class SentinelHost(Options):
 
     @property
     def rules(self) -> HostRules:
-        """What is decided by."""
+        """The rules for the decision."""
         least = len(self.feeds) if self.minimum_supplies is None else self.minimum_supplies
         return HostRules(feeds=tuple(self.feeds), minimum_supplies=least, stagger_s=self.stagger_s)
 
@@ -163,7 +163,7 @@ def load(path: Path) -> SentinelSettings:
     """Read the settings. Raises SettingsError with every problem; secrets are not read here."""
     try:
         document = load_file(path)
-    except StrictYamlError as error:
+    except YamlFileError as error:
         raise SettingsError([str(problem) for problem in error.problems]) from None
     if not isinstance(document.data, dict):
         msg = f"{document.name}: must be a map of settings (config/sentinel.yaml is the sample)"

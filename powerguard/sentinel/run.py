@@ -1,4 +1,7 @@
-"""The sentinel: watches UPSes and BMCs, keeps intents, and powers hosts on when `decide` says so."""
+"""The sentinel: watches UPSes and BMCs, keeps intents, and powers hosts on when `decide` says so.
+
+Is a UPS good to power a host on from? What the core's own fusion makes of its sources, and nothing less.
+"""
 
 import asyncio
 import contextlib
@@ -12,21 +15,93 @@ from typing import Any, Final
 import structlog
 
 from powerguard.clock import Clock, boot_id, boottime_s
-from powerguard.core.model import Feed
-from powerguard.core.readings import Reading, SourceFailed
-from powerguard.daemon.assemble import source_of
+from powerguard.core.model.events import Reading, SourceFailed
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import Feed, Supply
+from powerguard.core.supply.fusion import is_fresh, is_stable, lose, observe, plausible
 from powerguard.daemon.attempt import keep_running
+from powerguard.daemon.wiring import source_of
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc.power import Power, power_of
 from powerguard.effectors.child import Spawn, run_child
-from powerguard.protocols import sentinel as wire
-from powerguard.sentinel import decide, supply
-from powerguard.sentinel.decide import Decision, End, Ending, HostRules, Intent, Order, Seen, World
-from powerguard.sentinel.keeper import Keeper
+from powerguard.effectors.sentinel import protocol as wire
+from powerguard.sentinel import decide
+from powerguard.sentinel.decide import Decision, End, Ending, HostRules, Intent, PowerOnOrder, Seen, SentinelWorld
 from powerguard.sentinel.options import SentinelHost, SentinelSettings
 from powerguard.sentinel.server import Told, refusal
-from powerguard.sentinel.store import Moment, Table
-from powerguard.sources.base import Source
+from powerguard.sentinel.store import Clocks, IntentStore, IntentTable
+from powerguard.settings.schema import SourceOptions
+from powerguard.ups.base import Source
+
+_MISSES: Final = 3
+
+
+def policy_of(ups: str, sources: list[SourceOptions]) -> Policy:
+    """Return as much of a policy as fusion needs."""
+    stale_s = _MISSES * max(1.0, *(source.poll_s + source.timeout_s for source in sources))
+    return Policy(boot_id="", ups=ups, sources=len(sources), stale_s=stale_s)
+
+
+def enter(policy: Policy, feed: Feed, event: Reading | SourceFailed) -> Feed:
+    """Enter a reading or a failed poll. After a silence nothing of before counts: utility has to hold anew."""
+    if isinstance(event, SourceFailed):
+        feed = lose(policy, feed, event)
+        return feed if feed.lost_since_s is None else Feed(lost_since_s=feed.lost_since_s)
+    last = feed.reading
+    if last is not None and event.at_s - last.at_s > policy.stale_s:
+        feed = Feed()
+    return observe(policy, feed, plausible(event))
+
+
+def unread(policy: Policy, feed: Feed, now_s: float) -> str:
+    """Return why nobody knows how the UPS is; empty where it is read."""
+    if feed.reading is None:
+        return "not read" if feed.lost_since_s is None else f"not read for {now_s - feed.lost_since_s:.0f} s"
+    return "" if is_fresh(policy, feed, now_s) else f"not read for {now_s - feed.reading.at_s:.0f} s"
+
+
+def supply(policy: Policy, feed: Feed, now_s: float, *, stable_s: float, charge_pct: float) -> decide.UpsSupply:
+    """Say what the UPS is good for. stable_s: how long utility must hold; charge_pct: what the battery must hold."""
+    why = _absent(policy, feed, now_s)
+    if why:
+        return decide.UpsSupply(good=False, why=why)
+    why = _wanting(policy, feed, now_s, stable_s, charge_pct)
+    return decide.UpsSupply(good=not why, why=why, utility_since_s=feed.since_s)
+
+
+def _absent(policy: Policy, feed: Feed, now_s: float) -> str:
+    """Why what hangs on it may have no power, now or in a moment; empty where utility is there."""
+    reading = feed.reading
+    if (why := unread(policy, feed, now_s)) or reading is None:
+        return why
+    if feed.countdown_at_s is not None or _counts_down(feed, reading):
+        return "a countdown to output off runs"
+    if feed.fsd_at_s is not None or reading.forced_shutdown:
+        return "a forced shutdown stands (NUT: FSD)"
+    if feed.supply is not Supply.UTILITY or feed.suspect:
+        return f"on {reading.output_source}"
+    return ""
+
+
+def _wanting(policy: Policy, feed: Feed, now_s: float, stable_s: float, charge_pct: float) -> str:
+    """Why it is not good though utility is there."""
+    charge = None if feed.reading is None else feed.reading.charge_pct
+    if not is_stable(policy, feed, now_s, stable_s=stable_s):
+        return f"on utility for {max(now_s - feed.since_s, 0.0):.0f} of {stable_s:g} s"
+    if charge_pct > 0.0 and charge is None:
+        return "does not tell its charge (charge_pct: 0 asks for none)"
+    if charge is not None and charge < charge_pct:
+        return f"charge {charge:.0f} of {charge_pct:g} %"
+    return ""
+
+
+def _counts_down(feed: Feed, reading: Reading) -> bool:
+    """A delay that is only set stands still; until that is seen it may as well run."""
+    if reading.output_off_in_s is None:
+        return False
+    last = feed.previous
+    return last is None or last.output_off_in_s is None or reading.output_off_in_s < last.output_off_in_s
+
 
 log = structlog.get_logger()
 
@@ -44,7 +119,7 @@ GRACE_S: Final = 600.0
 
 
 @dataclass(kw_only=True)
-class Hands:
+class SentinelPorts:
     """Everything by which the sentinel touches the world; tests put their own in their place.
 
     wall: only for the times in the file, from one boot to the next. pace: how much faster clock runs than the loop.
@@ -69,20 +144,20 @@ class Sentinel:
     orders: (host, "ordered", "failed" or "recorded"); ends: (host, `Ending`); turned_s: when it has decided last.
     """
 
-    def __init__(self, settings: SentinelSettings, keeper: Keeper, hands: Hands) -> None:
+    def __init__(self, settings: SentinelSettings, keeper: IntentStore, ports: SentinelPorts) -> None:
         self.settings = settings
         self.keeper = keeper
-        self.clock = hands.clock
+        self.clock = ports.clock
         self.hosts: dict[str, HostRules] = {name: host.rules for name, host in settings.hosts.items()}
         self.seen: dict[str, Seen] = {}
         self.waits: Mapping[str, str] = {}
         self.orders: Counter[tuple[str, str]] = Counter()
         self.ends: Counter[tuple[str, str]] = Counter()
-        self.turned_s = hands.clock()
-        self._hands = hands
-        self._policies = {name: supply.policy_of(name, its.sources) for name, its in settings.ups.items()}
+        self.turned_s = ports.clock()
+        self._hands = ports
+        self._policies = {name: policy_of(name, its.sources) for name, its in settings.ups.items()}
         self._feeds = dict.fromkeys(settings.ups, Feed())
-        make = hands.power or (lambda _, host: power_of(host.bmc, spawn=hands.spawn, clock=hands.clock))
+        make = ports.power or (lambda _, host: power_of(host.bmc, spawn=ports.spawn, clock=ports.clock))
         self._power = {name: make(name, host) for name, host in settings.hosts.items()}
         self._looks: frozenset[str] = frozenset()
         self._bells = {name: asyncio.Event() for name in settings.hosts}
@@ -108,7 +183,7 @@ class Sentinel:
 
     def _publish(self, event: Reading | SourceFailed) -> None:
         if event.ups in self._feeds:
-            self._feeds[event.ups] = supply.enter(self._policies[event.ups], self._feeds[event.ups], event)
+            self._feeds[event.ups] = enter(self._policies[event.ups], self._feeds[event.ups], event)
 
     async def _look(self, name: str) -> None:
         while True:
@@ -176,15 +251,15 @@ class Sentinel:
         if decision.order is not None:
             await self._order(decision.order)
 
-    def world(self) -> World:
+    def world(self) -> SentinelWorld:
         """Return everything that is decided by, as it is now."""
         now_s, settings, table = self.clock(), self.settings, self.keeper.table
         stable_s, charge_pct = settings.utility_stable_s, settings.charge_pct
-        return World(
+        return SentinelWorld(
             now_s=now_s,
             hosts=self.hosts,
             supplies={
-                name: supply.supply(self._policies[name], feed, now_s, stable_s=stable_s, charge_pct=charge_pct)
+                name: supply(self._policies[name], feed, now_s, stable_s=stable_s, charge_pct=charge_pct)
                 for name, feed in self._feeds.items()
             },
             intents=table.intents,
@@ -201,7 +276,7 @@ class Sentinel:
             noted = decide.noted(world, intent)
             if noted == intent:
                 continue
-            self.keeper.apply(partial(Table.put, intent=noted))
+            self.keeper.apply(partial(IntentTable.put, intent=noted))
             if noted.was_off and not intent.was_off:
                 log.info("host_off_seen", host=name, outage=intent.outage)
             elif noted.on_since_s is not None and intent.on_since_s is None:
@@ -216,7 +291,7 @@ class Sentinel:
         tell = log.error if end.how in decide.ALARMS else log.info
         tell("intent_ended", host=end.host, outage=end.outage, how=end.how.value, because=end.because)
 
-    def _tell(self, world: World, decision: Decision) -> None:
+    def _tell(self, world: SentinelWorld, decision: Decision) -> None:
         """Log what a UPS is good for and why a host waits: when it is another reason, not when its seconds are."""
         self.waits = decision.waits
         for name, each in world.supplies.items():
@@ -233,7 +308,7 @@ class Sentinel:
         self._told[kind, name] = said
         return is_news
 
-    async def _order(self, order: Order) -> None:
+    async def _order(self, order: PowerOnOrder) -> None:
         """Power one host on. The try is on disk before it, as far as there is a disk."""
         before = self.world()
         intent, now_s = before.intents[order.host], before.now_s
@@ -382,17 +457,17 @@ class Sentinel:
 
     def _unread(self, name: str, now_s: float) -> str:
         feed = self._feeds[name]
-        why = supply.unread(self._policies[name], feed, now_s)
+        why = unread(self._policies[name], feed, now_s)
         if not why and self.settings.charge_pct > 0.0 and feed.reading is not None and feed.reading.charge_pct is None:
             return "does not tell its charge (charge_pct: 0 asks for none)"
         return why
 
 
-def _at(tried: Intent, now_s: float, table: Table) -> Table:
+def _at(tried: Intent, now_s: float, table: IntentTable) -> IntentTable:
     return replace(table.put(tried), last_order_s=now_s)
 
 
-def moment_of(hands: Hands) -> Callable[[], Moment]:
+def moment_of(ports: SentinelPorts) -> Callable[[], Clocks]:
     """Return what tells now by every clock."""
-    name = hands.boot()
-    return lambda: Moment(boot_id=name, boottime_s=hands.clock(), wall_s=hands.wall())
+    name = ports.boot()
+    return lambda: Clocks(boot_id=name, boottime_s=ports.clock(), wall_s=ports.wall())

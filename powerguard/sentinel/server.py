@@ -1,4 +1,4 @@
-"""What comes in over HTTP: nothing is believed that is not signed, and nothing that is signed twice.
+"""The HTTP server: a request must be signed, and each signature counts once.
 
 Whoever has no key learns nothing but that he has none: an unknown host, a wrong key and an old challenge are answered
 alike, and at the same cost. A flood costs neither memory nor disk.
@@ -18,11 +18,11 @@ import structlog
 from aiohttp import web
 
 from powerguard.clock import Clock
-from powerguard.daemon.http import (
+from powerguard.daemon.observe.http import (
     BACKLOG,
     JSON_TYPE,
+    ConnectionGuard,
     Crowd,
-    Guard,
     Handler,
     application,
     as_json,
@@ -30,7 +30,7 @@ from powerguard.daemon.http import (
     guarded,
     respond,
 )
-from powerguard.protocols import sentinel as wire
+from powerguard.effectors.sentinel import protocol as wire
 
 log = structlog.get_logger()
 
@@ -51,8 +51,8 @@ Told = tuple[int, Mapping[str, Any]]
 """HTTP status and JSON object."""
 
 
-class Desk(Protocol):
-    """Who answers what was proven to come from a host."""
+class RequestHandler(Protocol):
+    """Answers requests whose origin was proven."""
 
     async def answer(self, kind: str, asked: wire.Request) -> Told:
         """Carry it out within a few seconds; kind: of `wire.PATHS`."""
@@ -81,7 +81,7 @@ class Buckets:
 class Door:
     """The requests of hosts. keys: by host. counts: how each was answered, by a word of `ANSWERS`."""
 
-    def __init__(self, keys: Mapping[str, bytes], desk: Desk, clock: Clock) -> None:
+    def __init__(self, keys: Mapping[str, bytes], desk: RequestHandler, clock: Clock) -> None:
         self.counts: Counter[str] = Counter()
         self._keys = keys
         self._desk = desk
@@ -120,7 +120,7 @@ class Door:
         body = await request.read()
         try:
             asked = wire.decode(kind, body)
-        except wire.WireError as error:
+        except wire.SentinelWireError as error:
             return self._refuse("not_understood", 400, f"the request {error}")
         key = self._keys.get(asked.host)
         signature = wire.sign_request(key or self._nobody, path, body)
@@ -204,7 +204,7 @@ class _Crowd(Crowd):
         super().__init__(MAX_CONNECTIONS, MAX_CONNECTIONS_EACH)
         self._porch = porch
 
-    def admit(self, member: Guard) -> bool:
+    def admit(self, member: ConnectionGuard) -> bool:
         self._porch.enter(member.peer)
         return super().admit(member)
 

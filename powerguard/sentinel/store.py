@@ -4,16 +4,22 @@ Each record has a digest of its own: a disk that spoils one host's does not take
 
 Times are kept as seconds before or after the moment of writing, so that they hold over a reboot: inside a boot
 CLOCK_BOOTTIME has measured what went by, from one boot to the next the wall clock, as far as it has not gone back.
+
+The table of intents in memory, and its way to the disk: one writer, and nobody waits for it longer than he says.
 """
 
+import asyncio
+import contextlib
 import hashlib
 import json
 import math
 import os
-from collections.abc import Container, Mapping
+from collections.abc import Callable, Container, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from typing import Any, Final, TypeVar
+
+import structlog
 
 from powerguard.durable import replace_file
 from powerguard.sentinel.decide import Intent
@@ -22,17 +28,17 @@ NAME: Final = "intents.json"
 MAX_BYTES: Final = 4_194_304
 MAX_RECORDS: Final = 4096
 MAX_ASIDE: Final = 3
-"""So many damaged files are kept for whoever looks into it."""
+"""Number of damaged files that are kept for an inspection."""
 _SCHEMA_VERSION: Final = 1
 _T = TypeVar("_T")
 
 
-class StoreError(ValueError):
+class IntentFileError(ValueError):
     """A file that is none of ours, or not whole; the text says what is wrong with it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Moment:
+class Clocks:
     """Now, by every clock there is. boottime_s counts inside the boot of that name; wall_s is never quite true."""
 
     boot_id: str
@@ -49,18 +55,18 @@ class Given:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Table:
-    """What is kept. intents: by host. last_order_s: when any host was powered on last. given: by host, its last one."""
+class IntentTable:
+    """The file. intents: by host. last_order_s: when any host was powered on last. given: by host, its last one."""
 
     intents: Mapping[str, Intent] = field(default_factory=dict)
     last_order_s: float | None = None
     given: Mapping[str, Given] = field(default_factory=dict)
 
-    def put(self, intent: Intent) -> "Table":
+    def put(self, intent: Intent) -> "IntentTable":
         """Return the table with this intent in place of the host's own older one."""
         return replace(self, intents={**self.intents, intent.host: intent})
 
-    def drop(self, host: str) -> "Table":
+    def drop(self, host: str) -> "IntentTable":
         """Return the table without the host's intent; what was ordered for it is remembered."""
         intent = self.intents.get(host)
         left = {name: each for name, each in self.intents.items() if name != host}
@@ -68,7 +74,7 @@ class Table:
             return replace(self, intents=left)
         return replace(self, intents=left, given={**self.given, host: Given(outage=intent.outage, orders=intent.tries)})
 
-    def only(self, hosts: Container[str]) -> "Table":
+    def only(self, hosts: Container[str]) -> "IntentTable":
         """Return the table without orders to hosts that nobody knows any more; intents end by `decide`."""
         return replace(self, given={host: each for host, each in self.given.items() if host in hosts})
 
@@ -80,7 +86,7 @@ class Table:
         return given.orders if given is not None and given.outage == outage else 0
 
 
-def encode(table: Table, now: Moment) -> bytes:
+def encode(table: IntentTable, now: Clocks) -> bytes:
     """Return the file: a line that says what the times count from, then one for each record; before each its digest.
 
     A record's digest is taken with the first line's: one of another writing, with times of its own, is none of these.
@@ -124,7 +130,7 @@ def _line(first: bytes, body: bytes) -> bytes:
     return hashlib.sha256(first + b"\n" + body).hexdigest().encode() + b" " + body + b"\n"
 
 
-def decode(raw: bytes, now: Moment) -> tuple[Table, int]:
+def decode(raw: bytes, now: Clocks) -> tuple[IntentTable, int]:
     """Read a file as of now: what is whole of it, and how many records are not, or are missing.
 
     Raises StoreError where not even the first line is what `encode` has written: then no time means anything.
@@ -133,21 +139,21 @@ def decode(raw: bytes, now: Moment) -> tuple[Table, int]:
     first = head_line.partition(b" ")[2]
     if _line(b"", first) != head_line + b"\n":
         msg = "its first line is not as it was written: cut off, or changed"
-        raise StoreError(msg)
+        raise IntentFileError(msg)
     try:
         head = json.loads(first)
         if head["schema_version"] != _SCHEMA_VERSION:
             msg = f"schema_version {head['schema_version']!r} is not {_SCHEMA_VERSION}: written by another version"
-            raise StoreError(msg)
+            raise IntentFileError(msg)
         at_s = now.boottime_s - _gone_s(head, now)
         last_ago_s = head["last_order_ago_s"]
-        table = Table(last_order_s=None if last_ago_s is None else at_s - _number(last_ago_s))
+        table = IntentTable(last_order_s=None if last_ago_s is None else at_s - _number(last_ago_s))
         missing = _typed(head["records"], int)
     except (ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, StoreError):
+        if isinstance(error, IntentFileError):
             raise
         msg = f"its first line is not as it should be ({type(error).__name__})"
-        raise StoreError(msg) from None
+        raise IntentFileError(msg) from None
     extra = 0
     for line in filter(None, lines):
         read = _read(first, line, at_s, table)
@@ -156,7 +162,7 @@ def decode(raw: bytes, now: Moment) -> tuple[Table, int]:
     return table, max(missing, extra)
 
 
-def _read(first: bytes, line: bytes, at_s: float, table: Table) -> Table | None:
+def _read(first: bytes, line: bytes, at_s: float, table: IntentTable) -> IntentTable | None:
     """Return the table with one more record; None where the line is not whole, or not of this file."""
     body = line.partition(b" ")[2]
     if _line(first, body) != line + b"\n":
@@ -171,7 +177,7 @@ def _read(first: bytes, line: bytes, at_s: float, table: Table) -> Table | None:
         return None
 
 
-def _gone_s(told: Mapping[str, Any], now: Moment) -> float:
+def _gone_s(told: Mapping[str, Any], now: Clocks) -> float:
     """Seconds since the file was written, at least 0."""
     if told["boot_id"] == now.boot_id:
         return max(now.boottime_s - _number(told["boottime_s"]), 0.0)
@@ -212,13 +218,13 @@ def _number(value: object) -> float:
     return float(value)
 
 
-class Store:
+class IntentFile:
     """The file in its folder. Every call blocks, for as long as the disk does: call it in a thread."""
 
     def __init__(self, folder: Path) -> None:
         self.path = folder / NAME
 
-    def load(self, now: Moment) -> tuple[Table, str]:
+    def load(self, now: Clocks) -> tuple[IntentTable, str]:
         """Return what is kept, and what was wrong with it: a damaged file is set aside, and what is whole of it counts.
 
         It is never filled up from an older one: a host that has taken its word back must not be powered on by it.
@@ -226,10 +232,10 @@ class Store:
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         except FileNotFoundError:
-            return Table(), ""
+            return IntentTable(), ""
         except OSError as error:
-            return Table(), f"{self.path}: cannot be read ({error.strerror})"
-        table, raw = Table(), b""
+            return IntentTable(), f"{self.path}: cannot be read ({error.strerror})"
+        table, raw = IntentTable(), b""
         try:
             with os.fdopen(descriptor, "rb") as file:
                 raw = file.read(MAX_BYTES + 1)
@@ -237,11 +243,11 @@ class Store:
             if not lost and len(raw) <= MAX_BYTES:
                 return table, ""
             why = f"{lost} records are cut off or changed; {len(table.intents)} intents are whole and count"
-        except (OSError, StoreError) as error:
+        except (OSError, IntentFileError) as error:
             why = f"{error.strerror if isinstance(error, OSError) else error}; its intents do not count"
         return table, f"{self.path}: {why}; {self._set_aside(table, raw, now)}"
 
-    def _set_aside(self, table: Table, raw: bytes, now: Moment) -> str:
+    def _set_aside(self, table: IntentTable, raw: bytes, now: Clocks) -> str:
         """Keep a damaged file for people, at most MAX_ASIDE of them; say where."""
         aside = self.path.with_name(f"{NAME}.damaged-{now.wall_s:.0f}")
         try:
@@ -256,6 +262,107 @@ class Store:
             return f"it cannot be set aside ({error.strerror})"
         return f"it was set aside as {aside.name}"
 
-    def save(self, table: Table, now: Moment) -> None:
+    def save(self, table: IntentTable, now: Clocks) -> None:
         """Replace the file; when this returns it is on disk. Raises OSError, and then the old one stands."""
         replace_file(self.path, encode(table, now), mode=0o600)
+
+
+log = structlog.get_logger()
+
+MAX_WAITING: Final = 64
+STAMP_S: Final = 60.0
+"""How often a file with intents is written anew: across a reboot the wall clock counts from the last time only."""
+
+Change = Callable[[IntentTable], IntentTable]
+
+
+class IntentStore:
+    """Holds the table. error: why the disk does not hold it as it is here; empty where it does.
+
+    moment: now, by every clock. tasks: where a write goes on for which nobody waits any more.
+    """
+
+    def __init__(self, store: IntentFile, moment: Callable[[], Clocks], tasks: asyncio.TaskGroup) -> None:
+        self.table = IntentTable()
+        self.damage = ""
+        self.error = ""
+        self._store = store
+        self._moment = moment
+        self._tasks = tasks
+        self._lock = asyncio.Lock()
+        self._waiting = 0
+        self._stale = asyncio.Event()
+
+    async def load(self) -> None:
+        """Read what is kept, and find out whether it could be written."""
+        self.table, self.damage = await asyncio.to_thread(self._store.load, self._moment())
+        if self.damage:
+            log.error("intents_damaged", because=self.damage)
+        self._stale.set()
+
+    async def commit(self, change: Change, limit_s: float) -> str:
+        """Make a change that counts only once it is on disk. Returns why it does not; empty where it does.
+
+        What the disk takes later than limit_s counts then, though the caller has been told that it does not.
+        """
+
+        async def write() -> str:
+            async with self._lock:
+                error = await self._save(change(self.table))
+                if not error:
+                    self.table = change(self.table)  # meanwhile somebody may have changed it, too
+                return error
+
+        return await self._within(write, limit_s)
+
+    def apply(self, change: Change) -> None:
+        """Make a change that counts at once, whatever the disk says."""
+        self.table = change(self.table)
+        self._stale.set()
+
+    async def flush(self, limit_s: float) -> str:
+        """Write the table as it is. Returns why it is not on disk; empty where it is."""
+
+        async def write() -> str:
+            async with self._lock:
+                return await self._save(self.table)
+
+        return await self._within(write, limit_s)
+
+    async def run(self) -> None:
+        """Write what has changed, and again while the disk does not take it. Never returns."""
+        while True:
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(STAMP_S):
+                    await self._stale.wait()
+            if not self._stale.is_set() and not self.table.intents:
+                continue
+            self._stale.clear()
+            was = self.error
+            await self.flush(STAMP_S)
+            if self.error and self.error != was:
+                log.error("intents_unwritable", because=self.error)
+
+    async def _within(self, write: Callable[[], Coroutine[Any, Any, str]], limit_s: float) -> str:
+        if self._waiting >= MAX_WAITING:
+            return "the disk hangs, and too many wait for it"
+        self._waiting += 1
+        task = self._tasks.create_task(write())
+        task.add_done_callback(lambda _: self._done())
+        await asyncio.wait((task,), timeout=limit_s)
+        if not task.done():
+            self.error = f"{self._store.path}: the disk has not taken it within {limit_s:g} s"
+            return self.error
+        return task.result()
+
+    def _done(self) -> None:
+        self._waiting -= 1
+
+    async def _save(self, table: IntentTable) -> str:
+        try:
+            await asyncio.to_thread(self._store.save, table, self._moment())
+        except OSError as error:
+            self.error = f"{self._store.path}: cannot be written ({error.strerror})"
+        else:
+            self.error = ""
+        return self.error

@@ -15,7 +15,7 @@ from typing import Any, Final
 from pydantic_core import ErrorDetails
 
 from powerguard.options import Secret
-from powerguard.strictyaml import Key, KeyPath
+from powerguard.yamlfile import Key, KeyPath
 
 Node = dict[str, Any]
 """One place of a JSON Schema."""

@@ -16,9 +16,8 @@ from pydantic_core import ErrorDetails
 
 from powerguard.options import Options
 from powerguard.settings.explain import Explainer, Mistake
-from powerguard.settings.output_off import UnfitError
-from powerguard.settings.schema import Settings, SourceOptions, json_schema
-from powerguard.strictyaml import Document, KeyPath, Problem, StrictYamlError, load_file
+from powerguard.settings.schema import Settings, SourceOptions, UnfitError, json_schema
+from powerguard.yamlfile import Document, KeyPath, Problem, YamlFileError, load_file
 
 DEFAULT_PATH: Final = Path("/etc/powerguard/powerguard.yaml")
 MAX_FILES: Final = 100
@@ -70,7 +69,7 @@ class Files:
 
 
 @dataclass(frozen=True, slots=True)
-class Loaded:
+class LoadedSettings:
     """Settings that hold, and the files that they come from."""
 
     settings: Settings
@@ -85,17 +84,17 @@ def load(path: Path, conf_d: Path | None = None) -> Settings:
     return load_with_origins(path, conf_d).settings
 
 
-def load_with_origins(path: Path, conf_d: Path | None = None) -> Loaded:
+def load_with_origins(path: Path, conf_d: Path | None = None) -> LoadedSettings:
     """Read the settings and keep where each value comes from. As `load`."""
     checked = check(path, conf_d)
     problems = checked.problems(checked.mistakes)
     if problems or checked.settings is None:
         raise SettingsError(problems)
-    return Loaded(checked.settings, checked.files)
+    return LoadedSettings(checked.settings, checked.files)
 
 
 @dataclass(frozen=True, slots=True)
-class Checked:
+class CheckedSettings:
     """The files and every mistake in them.
 
     settings: what is left of the settings without the mistakes, to look for further ones; None if nothing is left.
@@ -115,7 +114,7 @@ class Checked:
         return _in_order(self.files, mistakes) + more
 
 
-def check(path: Path, conf_d: Path | None = None) -> Checked:
+def check(path: Path, conf_d: Path | None = None) -> CheckedSettings:
     """Read the settings and find every mistake. Raises SettingsError if a file cannot be read.
 
     A value with a mistake is taken out and the rest is checked again: names that must agree are compared only in
@@ -132,13 +131,13 @@ def check(path: Path, conf_d: Path | None = None) -> Checked:
             names = list(map(str, files.data["ups"])) if isinstance(files.data.get("ups"), dict) else []
             found = cross_checks(settings, names, lambda path: left.lacks(left.original(path)))
             mistakes += [Mistake(left.original(each.path), each.what, each.of_key) for each in found]
-            return Checked(files, settings, mistakes, left.original)
+            return CheckedSettings(files, settings, mistakes, left.original)
         told = [(each, explainer.explain(each, data)) for each in details[:MAX_TOLD]]
         new = [(each, Mistake(left.original(what.path), what.what, what.of_key)) for each, what in told]
         mistakes += [mistake for detail, mistake in new if turn == 0 or not left.is_due(detail, mistake.path)]
         if len(details) > MAX_TOLD or not all(left.take_out(detail, mistake.path) for detail, mistake in new):
-            return Checked(files, None, mistakes, left.original, len(details) - len(told))
-    return Checked(files, None, mistakes, left.original)
+            return CheckedSettings(files, None, mistakes, left.original, len(details) - len(told))
+    return CheckedSettings(files, None, mistakes, left.original)
 
 
 _TURNS: Final = 10
@@ -234,7 +233,7 @@ def read_files(path: Path, conf_d: Path | None = None) -> Files:
     for file in (path, *_additions(path, conf_d, problems)):
         try:
             document = load_file(file)
-        except StrictYamlError as error:
+        except YamlFileError as error:
             problems += [str(problem) for problem in error.problems]
             if file == path and problems[-1].endswith("No such file or directory"):
                 problems[-1] += (

@@ -1,13 +1,13 @@
 """Turns the settings into what the core needs: shares instead of percent, seconds instead of hours, ages resolved."""
 
+from dataclasses import replace
 from datetime import date
 from typing import Final
 
-from powerguard.core.actions import Conduct
-from powerguard.core.budget import CUT_GUARD_S
-from powerguard.core.frozen import replace
-from powerguard.core.policy import FeedPolicy, Mode, Policy, TrainerPolicy
-from powerguard.core.size import nameplate_table
+from powerguard.core.energy.budget import CUT_GUARD_S
+from powerguard.core.energy.size import nameplate_table
+from powerguard.core.model.actions import Conduct
+from powerguard.core.model.policy import FeedPolicy, Mode, Policy, TrainerPolicy
 from powerguard.settings.schema import Settings, UpsOptions
 
 HEALTH: Final = 0.75

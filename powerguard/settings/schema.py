@@ -1,28 +1,78 @@
-"""What the operator can set. Each field says what it is, in which unit; a range whose reason is not plain says it.
+"""The settings. Each field says what it is, in which unit; a range whose reason is not plain says it.
 
 Lists and maps that hold the settings of one source or effector are made of the classes that live beside it.
+
+Whether the order that switches a UPS's output off can go the way that the settings name, and by which source.
 """
 
+import contextlib
+import ipaddress
 import itertools
 import re
+from collections.abc import Sequence
 from typing import Annotated, Any, Final, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from powerguard.effectors.bmc.options import BmcOptions
-from powerguard.effectors.gpu.options import GpuOptions
-from powerguard.effectors.host_options import HostOptions, ResumeOptions
-from powerguard.effectors.rtc_options import RtcOptions
-from powerguard.effectors.sentinel.options import SentinelOptions
-from powerguard.effectors.signals.options import SignalsOptions
+from powerguard.effectors.options import (
+    BmcOptions,
+    GpuOptions,
+    HostOptions,
+    OutputOffOptions,
+    ResumeOptions,
+    RtcOptions,
+    SentinelOptions,
+    SignalsOptions,
+)
 from powerguard.effectors.trainer.options import AnyTrainerOptions
-from powerguard.effectors.ups.options import OutputOffOptions
 from powerguard.options import AbsolutePath, ListenAddress, Options, Uid
-from powerguard.settings.output_off import UnfitError, unfit
-from powerguard.sources.apcupsd_options import ApcupsdOptions
-from powerguard.sources.nut_options import NutOptions
-from powerguard.sources.snmp_options import SnmpOptions
-from powerguard.sources.trap_options import TrapOptions
+from powerguard.ups.apcupsd.options import ApcupsdOptions
+from powerguard.ups.nut.options import NutOptions
+from powerguard.ups.snmp.options import SnmpOptions, TrapOptions
+
+Source = SnmpOptions | NutOptions | ApcupsdOptions
+
+
+class UnfitError(ValueError):
+    """An order that the sources cannot carry: a mistake that anything below the UPS may be the reason of."""
+
+
+def sender(sources: Sequence[Source], wanted: OutputOffOptions) -> SnmpOptions | NutOptions | None:
+    """Return the source that the order goes through; None where none is named, or more than one."""
+    found = [
+        each
+        for each in sources
+        if isinstance(each, SnmpOptions | NutOptions) and each.kind == wanted.by and wanted.host in {None, each.host}
+    ]
+    return found[0] if len(found) == 1 else None
+
+
+def unfit(sources: Sequence[Source], wanted: OutputOffOptions) -> str:
+    """Say what is wrong with it, and what would be right; "" when nothing is."""
+    by = sender(sources, wanted)
+    if by is None:
+        at = "" if wanted.host is None else f" at {wanted.host}"
+        return f"output_off.by: {wanted.by}{at} names no source of this UPS, or several (set output_off.host)"
+    if isinstance(by, NutOptions):
+        if by.user is None:
+            return "output_off.by: nut needs user and password in that source (with instcmds in upsd.users)"
+        is_protected = by.tls == "required" or _is_here(by.host)
+        right = "tls: required"
+    else:
+        if wanted.community is not None and by.version == 3:
+            return "output_off.community says nothing with version 3: its user must be allowed to write"
+        is_protected = by.version == 3 and by.auth is not None and by.priv is not None
+        right = "version: 3 with auth and priv"
+    if is_protected or wanted.dedicated_network:
+        return ""
+    return f"output_off could be forged or overheard on its way: set {right}, or dedicated_network: true"
+
+
+def _is_here(host: str) -> bool:
+    with contextlib.suppress(ValueError):
+        return ipaddress.ip_address(host).is_loopback
+    return host in {"localhost", "localhost.localdomain", "ip6-localhost"}
+
 
 SourceOptions = Annotated[SnmpOptions | NutOptions | ApcupsdOptions, Field(discriminator="kind")]
 """The options of any source, told apart by `kind`."""
@@ -56,15 +106,16 @@ class UpsOptions(Options):
     sources: list[SourceOptions] = Field(
         min_length=1,
         max_length=8,
-        description="What yields readings of it. Several are each other's witnesses; the cautious word counts.",
+        description="How this UPS is read. Several sources confirm each other; in each field the more cautious "
+        "value counts.",
         examples=[[{"kind": "snmp", "host": "10.0.0.5", "version": "2c"}]],
     )
     runtime_table: dict[LoadPct, RuntimeS] | None = Field(
         default=None,
         min_length=1,
         max_length=32,
-        description="Runtime of a new, full battery: load in percent of the rating, and seconds; from the data sheet. "
-        "Without it the runtime that the UPS reports is trusted, and doctor says so.",
+        description="Runtime of a new, full battery: load in percent of the rating, and seconds; from the data "
+        "sheet. If it is not set, powerguard trusts the runtime that the UPS reports, and doctor warns.",
         examples=[{50: 540, 75: 360, 100: 240}],
         json_schema_extra={"x-keys": "a load in percent of the rating, above 0, at most 150"},
     )
@@ -72,7 +123,7 @@ class UpsOptions(Options):
         default=None,
         ge=100,  # below stands a VA figure of a desk UPS in kVA, or a typing error
         le=2_000_000,
-        description="Rated output in watts (not VA). Needed where the UPS tells watts and no load in percent.",
+        description="Rated output in watts (not VA). Needed if the UPS reports its load in watts but not in percent.",
         examples=[5400],
     )
     battery_wh: float | None = Field(
@@ -80,13 +131,14 @@ class UpsOptions(Options):
         ge=10,  # less is a button cell, or kWh
         le=20_000_000,
         description="Energy of the battery as printed on it: volts x ampere-hours of all batteries, external packs "
-        "included. With rating_w it stands in for a runtime_table that is not known, and is counted cautiously.",
+        "included. With rating_w it makes a cautious estimate of an unknown runtime_table.",
         examples=[2000],
     )
     battery_installed: str | None = Field(
         default=None,
         pattern=r"^20[0-9]{2}-(0[1-9]|1[0-2])$",
-        description="Year and month in which the battery was put in. Older than 3 years: less of it is trusted.",
+        description="Year and month in which the battery was installed. If it is older than 3 years, powerguard "
+        "assumes a lower health.",
         examples=["2025-03"],
         json_schema_extra={"x-wanted": "year and month, such as '2025-03'"},
     )
@@ -94,8 +146,8 @@ class UpsOptions(Options):
         default=0,
         ge=0,
         le=600,  # a UPS delay of more than 10 minutes is no part of a stop
-        description="Seconds of a UPS countdown that run after the forced power-off: about 30 where the UPS output is "
-        "switched off, 0 where it stays on.",
+        description="Seconds of a UPS countdown that run after the forced power-off: about 30 if the UPS switches "
+        "its output off, 0 if the output stays on.",
         examples=[30],
     )
     forced_shutdown_delay_s: float = Field(
@@ -107,8 +159,8 @@ class UpsOptions(Options):
     )
     output_off: OutputOffOptions | None = Field(
         default=None,
-        description="This host, and no other, has this UPS cut its output after the shutdown and give it back with "
-        "utility (docs/guides/return.md). Not set: another host does, or nobody.",
+        description="This host, and no other, orders this UPS to switch its output off after the shutdown and on "
+        "again with utility (docs/guides/return.md). Not set: this host does not order it.",
         examples=[{"by": "snmp"}],
     )
 
@@ -197,31 +249,38 @@ class BudgetOptions(Options):
         default=120,
         ge=20,
         le=3600,
-        description="Seconds on battery after which the host stops when neither runtime nor a table is known.",
+        description="Seconds on battery after which the host is powered off if neither a runtime nor a "
+        "runtime_table is known.",
         examples=[120],
     )
     stop_q95_s: float | None = Field(
         default=None,
         ge=1,
         le=3600,
-        description="Seconds that this host needs to stop, 19 times of 20. Not set, or more: `host.force_after_s`.",
+        description="Seconds within which 19 of 20 stops of this host end. Not set: `host.force_after_s`, or the "
+        "measured time if that is less.",
         examples=[80],
     )
     stop_median_s: float | None = Field(
         default=None,
         ge=1,
         le=3600,
-        description="Seconds that this host usually needs to stop. Not set: 45, or less where stop_q95_s is less.",
+        description="Seconds that this host usually needs to stop. Not set: 45, or stop_q95_s if that is less.",
         examples=[45],
     )
     bare_stop_s: float = Field(
-        default=10, ge=1, le=120, description="Seconds from a forced power-off to no more load.", examples=[10]
+        default=10,
+        ge=1,
+        le=120,
+        description="Seconds from a forced power-off until the host draws no power.",
+        examples=[10],
     )
     paused_load: float = Field(
         default=0.6,
         ge=0.1,
         le=1.0,  # a host that draws less than a tenth when paused was never measured
-        description="Load once training is paused, as a share of the load before.",
+        description="Load of the UPS once this host's training is paused, as a share of the load before. Used until "
+        "a drill or an outage has measured it.",
         examples=[0.6],
     )
     recharge_h: float = Field(
@@ -235,7 +294,7 @@ class BudgetOptions(Options):
         default=10,
         ge=2,  # two readings at least
         le=600,
-        description="Seconds that utility must hold before training goes on.",
+        description="Seconds that utility must be stable before training continues.",
         examples=[10],
     )
     resume_charge_pct: float = Field(
@@ -249,15 +308,15 @@ class BudgetOptions(Options):
         default=600,
         ge=0,
         le=7200,
-        description="Seconds that training is held after boot while the UPS says nothing.",
+        description="Seconds that training waits after boot if the UPS does not answer.",
         examples=[600],
     )
     charge_hold_s: float = Field(
         default=60,
         ge=0,
         le=86400,
-        description="After a return and this long of utility, training starts even if the charge would not save the "
-        "checkpoint of a second outage: the host is up by then and would lose power just the same.",
+        description="Seconds of utility after a return, after which training starts even if the charge is too low "
+        "for a second outage. Waiting longer would not protect the host, which is up already.",
         examples=[60],
     )
 
@@ -274,7 +333,7 @@ class HttpOptions(Options):
 
     listen: ListenAddress = Field(
         default="127.0.0.1",
-        description="Address to listen on. There is no login: whoever reaches it can read.",
+        description="Address to listen on. There is no login: every client that reaches it can read.",
         examples=["127.0.0.1"],
     )
     port: int = Field(default=13493, ge=1, le=65535, description="TCP port.", examples=[13493])
@@ -306,7 +365,7 @@ class JournalOptions(Options):
         default=200,
         ge=10,  # learned times need a history
         le=10_000,  # so that the journal stays below some 100 MB
-        description="Outages that are kept; the oldest go first.",
+        description="Number of outages that are kept; the oldest are removed first.",
         examples=[200],
     )
 
@@ -316,11 +375,11 @@ class LogOptions(Options):
 
     format: Literal["auto", "journald", "logfmt", "json"] = Field(
         default="auto",
-        description="auto: journald under systemd, else logfmt.",
+        description="auto: journald under systemd, else logfmt (key=value, times in UTC).",
         examples=["auto"],
     )
     level: Literal["debug", "info", "warning", "error"] = Field(
-        default="info", description="The least level that is logged.", examples=["info"]
+        default="info", description="Lowest level that is logged.", examples=["info"]
     )
 
 
@@ -370,17 +429,19 @@ class Settings(Options):
     trainer_uids: list[Uid] = Field(
         default_factory=list,
         max_length=MAX_TRAINERS,
-        description="Users whose sockets in trainer_sockets are believed, besides root's and the daemon's own, by "
-        "name or number.",
+        description="Users whose sockets in trainer_sockets are accepted, by name or number, in addition to root "
+        "and the daemon's user.",
         examples=[["train"]],
     )
     checkpoint_dirs: list[AbsolutePath] = Field(
         default_factory=list,
         max_length=MAX_TRAINERS,
-        description="Where checkpoints lie: these filesystems are synced before every power-off.",
+        description="Folders of checkpoints: their file systems are synced before each power-off.",
         examples=[["/data/checkpoints"]],
     )
-    budget: BudgetOptions = Field(default_factory=BudgetOptions, description="The sums.", examples=[{"margin": 0.2}])
+    budget: BudgetOptions = Field(
+        default_factory=BudgetOptions, description="The calculation of runtime and needs.", examples=[{"margin": 0.2}]
+    )
     host: HostOptions = Field(
         default_factory=HostOptions, description="How this host is powered off.", examples=[{"kind": "systemd"}]
     )
@@ -391,22 +452,22 @@ class Settings(Options):
     )
     rtc: RtcOptions = Field(
         default_factory=RtcOptions,
-        description="The clock whose alarm powers this host on when nothing else does. Not set: left alone.",
+        description="The clock whose wake alarm powers this host on if no other method does. Not set: not used.",
         examples=[{"kind": "device"}],
     )
     sentinel: SentinelOptions = Field(
         default_factory=SentinelOptions,
-        description="Other hosts that power this one on when nothing else does. Not set: none.",
+        description="Sentinels on other hosts that power this one on if no other method does. Not set: none.",
         examples=[{"kind": "none"}],
     )
     gpu: GpuOptions = Field(
         default_factory=GpuOptions,
-        description="Power limits of GPUs on battery. Not set: left alone.",
+        description="Power limits of GPUs on battery. Not set: unchanged.",
         examples=[{"kind": "nvml"}],
     )
     signals: SignalsOptions = Field(
         default_factory=SignalsOptions,
-        description="Signals to trainers that draw power on after they were told to pause. Not set: none.",
+        description="Signals to trainers that still draw power after they were asked to pause. Not set: none.",
         examples=[{"kind": "helper"}],
     )
     resume: ResumeOptions = Field(
@@ -425,7 +486,7 @@ class Settings(Options):
         examples=[{"group": "powerguard-admin"}],
     )
     journal: JournalOptions = Field(
-        default_factory=JournalOptions, description="Where the journal lies.", examples=[{"keep_outages": 200}]
+        default_factory=JournalOptions, description="Place and size of the journal.", examples=[{"keep_outages": 200}]
     )
     log: LogOptions = Field(
         default_factory=LogOptions, description="How the log is written.", examples=[{"level": "info"}]

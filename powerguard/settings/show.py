@@ -1,20 +1,24 @@
-"""Settings as people and programs look at them: effective values, where each comes from, what a reload changes."""
+"""Settings as people and programs look at them: effective values, where each comes from, what a reload changes.
+
+Writes docs/reference/settings.md from the schema: `python -m powerguard.settings.show > docs/...`.
+"""
 
 import re
+import sys
 from collections.abc import Iterator
-from typing import Any
+from typing import Any, Final
 
 import yaml
 
 from powerguard.options import Secret
-from powerguard.settings.explain import dotted
+from powerguard.settings.explain import Explainer, Node, dotted, written
 from powerguard.settings.load import Files
-from powerguard.settings.schema import Settings
-from powerguard.strictyaml import FRACTION, KeyPath
+from powerguard.settings.schema import Settings, json_schema
+from powerguard.yamlfile import FRACTION, KeyPath
 
 
 class _Dumper(yaml.SafeDumper):
-    """Quotes text that `strictyaml` would read as a number and PyYAML would not, such as 1e3."""
+    """Quotes text that `yamlfile` would read as a number and PyYAML would not, such as 1e3."""
 
 
 _Dumper.add_implicit_resolver("tag:yaml.org,2002:float", re.compile(rf"{FRACTION.pattern}\Z"), list("-0123456789"))
@@ -78,3 +82,94 @@ def _text_keys(value: Any) -> Any:  # noqa: ANN401 - plain data
     if isinstance(value, dict):
         return {str(key): _text_keys(item) for key, item in value.items()}
     return [_text_keys(item) for item in value] if isinstance(value, list) else value
+
+
+_HEAD: Final = """\
+# Settings
+
+Generated from the schema by `python -m powerguard.settings.show`; a test compares them.
+[config/powerguard.yaml](../../config/powerguard.yaml) is the commented sample. `powerguard config validate` checks
+a file, `powerguard config show --origin` shows the line that each value comes from.
+
+- The file is `/etc/powerguard/powerguard.yaml`; then `conf.d/*.yaml` in the same folder, in the order of
+  their names. Maps are merged, other values replaced.
+- Names end with the unit: `_s` seconds, `_h` hours, `_w` watts, `_pct` percent, `_bytes` bytes. Shares
+  (`margin`, `health`, `paused_load`) are 0 to 1.
+- Strict YAML: only `true` and `false` are booleans, numbers are decimal, a key may appear once; anchors, aliases, merge
+  keys and tags are refused.
+- The settings name a secret but never contain one: `{credential: NAME}` is a systemd credential, `{file: /PATH}` a
+  file that only its owner can read.
+- SIGHUP (`systemctl reload powerguard.service`) reads the files again. A reload is refused in an outage, in a drill,
+  and if a file has a mistake; the log gives the reason.
+- Exit status 78: the settings have mistakes; all of them are reported.
+"""
+
+
+def render() -> str:
+    """Return the page."""
+    schema = json_schema()
+    explainer = Explainer(schema)
+    parts = [_HEAD, _section(explainer, "", schema, 2)]
+    return "\n".join(parts)
+
+
+def _section(explainer: Explainer, path: str, node: Node, depth: int) -> str:
+    """Render one map of settings and, after it, the maps inside it."""
+    title = f"`{path}`" if path else "Top level"
+    lines = [f"{'#' * min(depth, 4)} {title}", ""]
+    if path and node.get("description"):
+        lines += [str(node["description"]), ""]
+    lines += ["| setting | what it is | allowed | default |", "| --- | --- | --- | --- |"]
+    inner: list[tuple[str, Node]] = []
+    required = node.get("required", [])
+    for name, field in node["properties"].items():
+        full = explainer.resolve(field)
+        lines.append(
+            f"| `{name}` | {_cell(full.get('description', ''))} | {_allowed(explainer, field)} | "
+            f"{_default(name, full, required)} |"
+        )
+        inner += _below(explainer, f"{path}.{name}" if path else name, full)
+    lines.append("")
+    return "\n".join([*lines, *(_section(explainer, name, below, depth + 1) for name, below in inner)])
+
+
+def _below(explainer: Explainer, path: str, node: Node) -> list[tuple[str, Node]]:
+    """Return path and schema of the maps of settings at or under a node: one for each kind; none in a secret."""
+    if node.get("title") == "Secret":
+        return []
+    if "discriminator" in node:
+        kinds = node["discriminator"]["mapping"]
+        return [(f"{path} (kind: {kind})", explainer.resolve({"$ref": ref})) for kind, ref in kinds.items()]
+    if "properties" in node:
+        return [(path, node)]
+    if node.get("type") == "array":
+        return _below(explainer, f"{path}[]", explainer.resolve(node.get("items", {})))
+    if node.get("type") == "object":
+        return _below(explainer, f"{path}.NAME", explainer.resolve(explainer.child(node, "NAME")))
+    return []
+
+
+def _allowed(explainer: Explainer, field: Node) -> str:
+    wanted = explainer.wanted(field)
+    node = explainer.resolve(field)
+    if node.get("type") == "object" and "properties" in node and node.get("title") != "Secret":
+        return "a map, below"
+    nullable = any(option.get("type") == "null" for option in field.get("anyOf", []))
+    return _cell(f"{wanted}{' or null' if nullable else ''}")
+
+
+def _default(name: str, node: Node, required: list[str]) -> str:
+    if name in required:
+        return "required"
+    if "default" not in node:
+        return "see below" if "properties" in node else "empty"
+    value: Any = node["default"]
+    return "not set" if value is None else f"`{written(value)}`"
+
+
+def _cell(text: str) -> str:
+    return " ".join(text.split()).replace("|", "\\|")
+
+
+if __name__ == "__main__":
+    sys.stdout.write(render())

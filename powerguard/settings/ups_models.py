@@ -3,6 +3,7 @@
 import difflib
 import functools
 from collections.abc import Iterable
+from enum import StrEnum
 from importlib import resources
 from pathlib import Path
 from typing import Annotated, Any, Final, Self
@@ -12,7 +13,7 @@ from pydantic import Field, model_validator
 from powerguard.options import Options
 from powerguard.settings.load import Files, SettingsError, validate
 from powerguard.settings.schema import LoadPct, RuntimeS, falls_with_load
-from powerguard.strictyaml import Document, StrictYamlError, load, load_file
+from powerguard.yamlfile import Document, YamlFileError, load, load_file
 
 SITE_FILE: Final = Path("/etc/powerguard/ups-models.yaml")
 _MAKERS: Final = {
@@ -37,10 +38,18 @@ _SAME_RATING: Final = 0.02
 _Name = Annotated[str, Field(min_length=1, max_length=64)]
 
 
+class Origin(StrEnum):
+    """maker: a data sheet, or a test of a new battery. gauge: one such UPS reported it, with a battery of any age."""
+
+    MAKER = "maker"
+    GAUGE = "gauge"
+
+
 class UpsModel(Options):
-    """What the data sheet says of one model, new and without external packs."""
+    """The known figures of one model without external packs."""
 
     also: list[_Name] = Field(default_factory=list, max_length=32, description="Other names of it.")
+    origin: Origin = Field(default=Origin.MAKER, description="gauge: a UPS of this model reported the runtimes.")
     rating_w: float = Field(ge=100, le=2_000_000, description="Rated output in watts (not VA).", examples=[6000])
     runtime_table: dict[LoadPct, RuntimeS] | None = Field(
         default=None,
@@ -101,7 +110,7 @@ def known_models(site_file: Path | None = None) -> dict[str, UpsModel]:
         return models
     try:
         document = load_file(SITE_FILE if site_file is None else site_file)
-    except StrictYamlError as error:
+    except YamlFileError as error:
         raise SettingsError([str(problem) for problem in error.problems]) from None
     return models | _checked(document)
 
@@ -138,17 +147,18 @@ def find_model(models: dict[str, UpsModel], wanted: str) -> tuple[str, UpsModel]
         msg = f"{wanted[:64]!r} may be {' or '.join(sorted(fitting))}: give the whole name"
         raise LookupError(msg)
     close = closest(models, wanted)
-    hint = f": did you mean {' or '.join(close)}?" if close else ""
-    msg = f"{wanted[:64]!r} is not known{hint or ';'} known are {', '.join(sorted(models))}"
+    hint = f": did you mean {' or '.join(close)}?" if close else f"; known are {', '.join(sorted(models))}"
+    msg = f"{wanted[:64]!r} is not known{hint}"
     raise LookupError(msg)
 
 
 def closest(models: dict[str, UpsModel], wanted: str) -> list[str]:
-    """Return at most three models whose names come close, the closest first."""
+    """Return at most three models whose names come close, the closest first, a maker's figures before a gauge's."""
     key = _key(wanted[:64])[1]
     names = {name: [_key(each)[1] for each in (name, *model.also)] for name, model in models.items()}
     scores = {name: max(_likeness(key, each) for each in keys) for name, keys in names.items()}
-    return [name for name in sorted(scores, key=lambda name: (-scores[name], name)) if scores[name] >= _CLOSE][:3]
+    order = sorted(scores, key=lambda name: (-scores[name], models[name].origin is Origin.GAUGE, name))
+    return [name for name in order if scores[name] >= _CLOSE][:3]
 
 
 def _likeness(key: str, other: str) -> float:
@@ -163,8 +173,9 @@ def from_data_sheet(
     """Return the settings that the data sheet of a reported model gives a UPS, and comments on them; or two empty ones.
 
     reported: what the UPS calls itself, in one or several ways. rating_w: the rating that it reports, watts; a model of
-    another rating is not meant. A name that several models share gives nothing, nor does a site's file with mistakes,
-    of which the comment speaks. site_file: as in known_models.
+    another rating is not meant. A name that several models share gives nothing. A model known from a gauge alone gives
+    nothing either, because this UPS has a gauge of its own. A site's file with mistakes gives a comment alone.
+    site_file: as in known_models.
     """
     try:
         models = known_models(site_file)
@@ -173,6 +184,8 @@ def from_data_sheet(
     rated = "" if rating_w is None else f" {rating_w:g}W"
     names = {name for text in reported for word in (text, text + rated) for name in models_named(models, word)}
     fitting = [name for name in names if rating_w is None or _is_near(rating_w, models[name].rating_w)]
+    if any(models[name].origin is Origin.GAUGE for name in fitting):
+        return {}, []
     if len(fitting) != 1:
         return {}, []
     (name,) = fitting

@@ -3,27 +3,177 @@
     async with SnmpAgent(values) as agent:      # values() -> {OID: SimValue}
         agent.port, agent.fault = ..., Fault.LATE
 
-It shares no code with the client that polls it: an error in one of the two is not hidden by the other.
+Its codec and ciphers are pysnmp's, as the client's are. That the client speaks SNMP is tested against net-snmp; the
+card is there for what a real one does not do on demand. It makes its own messages, so that they can be wrong.
 """
 
 import asyncio
 import random
 from bisect import bisect_right
 from collections.abc import Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
-from typing import Final, Self
+from typing import Any, Final, Self
 
-from powerguard.sim import snmp_ber as ber
-from powerguard.sim.snmp_ber import SimValue
-from powerguard.sim.snmp_usm import ReportError, Request, SimUser
+from pyasn1.codec.ber import decoder, encoder
+from pyasn1.type import univ
+from pysnmp.proto import api, rfc1902, rfc1905
+from pysnmp.proto.error import StatusInformation
+from pysnmp.proto.mpmod.rfc3412 import ScopedPDU, SNMPv3Message
+from pysnmp.proto.secmod.rfc3414.auth.hmacsha import HmacSha
+from pysnmp.proto.secmod.rfc3414.service import UsmSecurityParameters
+from pysnmp.proto.secmod.rfc3826.priv.aes import Aes
+
+from powerguard.clock import Clock, boottime_s
+from powerguard.sim import snmp_values as sim
+from powerguard.sim.snmp_values import SimValue
+
+_DIGEST_BYTES: Final = 12
+_WINDOW_S: Final = 150
+_AUTH, _PRIV = 1, 2
+_STATS: Final = "1.3.6.1.6.3.15.1.1"
+_UNSUPPORTED_LEVEL, _NOT_IN_WINDOW, _UNKNOWN_USER, _UNKNOWN_ENGINE, _WRONG_DIGEST, _UNDECIPHERABLE = range(1, 7)
+_SHA: Final = HmacSha()
+_AES: Final = Aes()
+
+
+def localized_key(passphrase: bytes, engine_id: bytes) -> bytes:
+    """Return the key of a passphrase for one engine (RFC 3414 A.2.2)."""
+    return bytes(_SHA.localize_key(_SHA.hash_passphrase(passphrase), univ.OctetString(engine_id)))
+
+
+def _sequence(*parts: bytes) -> bytes:
+    """Return a SEQUENCE of whole elements, whatever they are."""
+    whole = univ.Sequence()
+    for place, part in enumerate(parts):
+        whole.setComponentByPosition(place, univ.Any(part))
+    return bytes(encoder.encode(whole))
+
+
+def _numbers(*numbers: int) -> tuple[bytes, ...]:
+    return tuple(bytes(encoder.encode(univ.Integer(number))) for number in numbers)
+
+
+def _octets(*strings: bytes) -> tuple[bytes, ...]:
+    return tuple(bytes(encoder.encode(univ.OctetString(string))) for string in strings)
+
+
+class ReportError(Exception):
+    """A message that is answered with a Report. counter: which of the usmStats; authenticated: the Report as well."""
+
+    def __init__(self, counter: int, message_id: int, *, authenticated: bool = False) -> None:
+        """Keep what the Report says."""
+        super().__init__(counter)
+        self.counter = counter
+        self.message_id = message_id
+        self.authenticated = authenticated
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """A version 3 message, its security checked. pdu: the whole PDU element."""
+
+    message_id: int
+    flags: int
+    context_engine: bytes
+    context_name: bytes
+    pdu: bytes
+
+
+@dataclass(slots=True)
+class SimUser:
+    """A user of the card and the card's engine. priv None: authentication without privacy."""
+
+    name: str
+    auth: bytes = field(repr=False)
+    priv: bytes | None = field(default=None, repr=False)
+    engine_id: bytes = b"\x80\x00\x00\x00\x05powerguard-sim"
+    boots: int = 1
+    clock: Clock = boottime_s
+    _began_s: float = field(init=False)
+    _auth_key: bytes = field(init=False, repr=False)
+    _priv_key: bytes | None = field(init=False, repr=False)
+
+    def __post_init__(self) -> None:
+        """Hash the passphrases into keys, once."""
+        self._began_s = self.clock()
+        self._auth_key = localized_key(self.auth, self.engine_id)
+        self._priv_key = None if self.priv is None else localized_key(self.priv, self.engine_id)[:16]
+
+    @property
+    def engine_time_s(self) -> int:
+        return int(self.clock() - self._began_s)
+
+    def reboot(self) -> None:
+        """Begin a new life of the card's engine (RFC 3414 2.2.2)."""
+        self.boots += 1
+        self._began_s = self.clock()
+
+    def open(self, message: bytes) -> Request:
+        """Check and decrypt a message. Raises pyasn1's errors, or ReportError with what RFC 3414 3.2 answers."""
+        told, _ = decoder.decode(message, asn1Spec=SNMPv3Message())
+        message_id, flags = int(told[1][0]), bytes(told[1][2])[0]
+        parameters, _ = decoder.decode(told[2], asn1Spec=UsmSecurityParameters())
+        engine, boots, time_s = bytes(parameters[0]), int(parameters[1]), int(parameters[2])
+        if engine != self.engine_id:
+            raise ReportError(_UNKNOWN_ENGINE, message_id)
+        if bytes(parameters[3]) != self.name.encode():
+            raise ReportError(_UNKNOWN_USER, message_id)
+        if flags & (_AUTH | _PRIV) != _AUTH | (_PRIV if self._priv_key is not None else 0):
+            raise ReportError(_UNSUPPORTED_LEVEL, message_id)
+        try:
+            _SHA.authenticate_incoming_message(univ.OctetString(self._auth_key), parameters[4], message)
+        except StatusInformation:
+            raise ReportError(_WRONG_DIGEST, message_id) from None
+        if boots != self.boots or abs(time_s - self.engine_time_s) > _WINDOW_S:
+            raise ReportError(_NOT_IN_WINDOW, message_id, authenticated=True)
+        scoped = told[3].getComponent()
+        if flags & _PRIV:
+            key = univ.OctetString(self._priv_key)
+            try:
+                plain = _AES.decrypt_data(key, (parameters[1], parameters[2], parameters[5]), scoped)
+                scoped, _ = decoder.decode(plain, asn1Spec=ScopedPDU())
+            except Exception as error:
+                raise ReportError(_UNDECIPHERABLE, message_id) from error
+        return Request(
+            message_id=message_id,
+            flags=flags,
+            context_engine=bytes(scoped[0]),
+            context_name=bytes(scoped[1]),
+            pdu=bytes(encoder.encode(scoped[2].getComponent())),
+        )
+
+    def seal(self, request: Request, pdu: bytes) -> bytes:
+        """Return the answer to a request as a message, at the request's own security level."""
+        return self._seal(request.message_id, request.flags & (_AUTH | _PRIV), request.context_name, pdu)
+
+    def report(self, error: ReportError) -> bytes:
+        """Return the Report for a message that was refused."""
+        counter = (f"{_STATS}.{error.counter}.0", SimValue(sim.COUNTER32, 1))
+        report = _Pdu(kind=rfc1905.ReportPDU, request_id=0, varbinds=(counter,))
+        return self._seal(error.message_id, _AUTH if error.authenticated else 0, b"", report.encode())
+
+    def _seal(self, message_id: int, flags: int, context_name: bytes, pdu: bytes) -> bytes:
+        scoped = _sequence(*_octets(self.engine_id, context_name), pdu)
+        place, salt = (self.boots, self.engine_time_s), b""
+        if flags & _PRIV:
+            sealed, told = _AES.encrypt_data(univ.OctetString(self._priv_key), (*place, None), scoped)
+            (scoped,), salt = _octets(bytes(sealed)), bytes(told)
+        user, blank = (self.name.encode(), bytes(_DIGEST_BYTES)) if flags & _AUTH else (b"", b"")
+        parameters = _sequence(*_octets(self.engine_id), *_numbers(*place), *_octets(user, blank, salt))
+        header = _sequence(*_numbers(message_id, 65507), *_octets(bytes((flags,))), *_numbers(3))
+        whole = _sequence(*_numbers(3), header, *_octets(parameters), scoped)
+        if not flags & _AUTH:
+            return whole
+        return bytes(_SHA.authenticate_outgoing_message(univ.OctetString(self._auth_key), whole))
+
 
 Values = Callable[[], Mapping[str, SimValue]]
 OnSet = Callable[[str, SimValue], bool | int]
 
 _TOO_BIG, _NO_SUCH_NAME, _GEN_ERR, _NOT_WRITABLE = 1, 2, 5, 17
 _READ_ONLY: Final = 4
-_EXCEPTIONS: Final = frozenset({ber.NO_SUCH_OBJECT, ber.NO_SUCH_INSTANCE, ber.END_OF_MIB})
+_EXCEPTIONS: Final = frozenset({sim.NO_SUCH_OBJECT, sim.NO_SUCH_INSTANCE, sim.END_OF_MIB})
 
 
 class Fault(StrEnum):
@@ -57,9 +207,29 @@ class Fault(StrEnum):
     """A SET is carried out, and its answer is lost."""
 
 
+_TYPES: Final[dict[int, Any]] = {
+    sim.INTEGER: rfc1902.Integer32,
+    sim.OCTETS: rfc1902.OctetString,
+    sim.OID: rfc1902.ObjectName,
+    sim.IP_ADDRESS: rfc1902.IpAddress,
+    sim.COUNTER32: rfc1902.Counter32,
+    sim.GAUGE32: rfc1902.Gauge32,
+    sim.TIMETICKS: rfc1902.TimeTicks,
+    sim.COUNTER64: rfc1902.Counter64,
+}
+_NOTHING: Final = {
+    sim.NULL: rfc1905.unSpecified,
+    sim.NO_SUCH_OBJECT: rfc1905.noSuchObject,
+    sim.NO_SUCH_INSTANCE: rfc1905.noSuchInstance,
+    sim.END_OF_MIB: rfc1905.endOfMibView,
+}
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Pdu:
-    tag: int
+    """A PDU. kind: pysnmp's class for it; version 1 has the same tags."""
+
+    kind: Any
     request_id: int
     varbinds: tuple[tuple[str, SimValue], ...]
     status: int = 0
@@ -67,27 +237,33 @@ class _Pdu:
 
     @classmethod
     def parse(cls, element: bytes) -> Self:
-        tag, content = ber.Reader(element).element()
-        reader = ber.Reader(content)
-        request_id, _status, _index = reader.number(), reader.number(), reader.number()
-        rows = ber.Reader(reader.expect(ber.SEQUENCE))
-        varbinds: list[tuple[str, SimValue]] = []
-        while rows.more():
-            row = ber.Reader(rows.expect(ber.SEQUENCE))
-            name = row.value()
-            if not isinstance(name.content, str):
-                msg = "a varbind without a name"
-                raise ber.BerError(msg)
-            varbinds.append((name.content, row.value()))
-        return cls(tag=tag, request_id=request_id, varbinds=tuple(varbinds))
+        pdu = decoder.decode(element, asn1Spec=rfc1905.PDUs())[0].getComponent()
+        varbinds = tuple((str(row[0]), _sim_value(row[1])) for row in pdu[3])
+        return cls(kind=type(pdu), request_id=int(pdu[0]), varbinds=varbinds)
 
     def encode(self) -> bytes:
-        head = b"".join(ber.encode_value(ber.integer(number)) for number in (self.request_id, self.status, self.index))
-        rows = b"".join(
-            ber.encode(ber.SEQUENCE, ber.encode_value(ber.oid(name)) + ber.encode_value(value))
+        rows = (
+            _sequence(bytes(encoder.encode(rfc1902.ObjectName(name))), bytes(encoder.encode(_pysnmp_value(value))))
             for name, value in self.varbinds
         )
-        return ber.encode(self.tag, head + ber.encode(ber.SEQUENCE, rows))
+        whole = self.kind()
+        plain = _sequence(*_numbers(self.request_id, self.status, self.index), _sequence(*rows))
+        return bytes((whole.tagSet.superTags[0].tagClass | 0x20 | whole.tagSet.superTags[0].tagId,)) + plain[1:]
+
+
+def _pysnmp_value(value: SimValue) -> Any:  # noqa: ANN401 - pysnmp ships no types
+    return _NOTHING[value.tag] if value.content is None else _TYPES[value.tag](value.content)
+
+
+def _sim_value(value: Any) -> SimValue:  # noqa: ANN401
+    while isinstance(value, univ.Choice):
+        value = value.getComponent()
+    tag = value.tagSet.superTags[0].tagClass | value.tagSet.superTags[0].tagId
+    if isinstance(value, univ.Null):
+        return SimValue(tag)
+    if isinstance(value, univ.Integer):
+        return SimValue(tag, int(value))
+    return SimValue(tag, str(value) if isinstance(value, univ.ObjectIdentifier) else bytes(value))
 
 
 def _key(dotted: str) -> tuple[int, ...]:
@@ -152,8 +328,8 @@ class SnmpAgent:
             return
         try:
             answer = self._answer(message)
-        except (ber.BerError, IndexError, ValueError, OverflowError):
-            return  # A real card is silent, too.
+        except Exception:  # noqa: BLE001 - whatever pysnmp trips over; a real card is silent, too
+            return
         if answer is None:
             return
         if self.fault is Fault.GARBAGE:
@@ -172,12 +348,11 @@ class SnmpAgent:
             self._transport.sendto(answer, sender)
 
     def _answer(self, message: bytes) -> bytes | None:
-        reader = ber.Reader(ber.Reader(message).expect(ber.SEQUENCE))
-        version = reader.number()
+        version = int(api.decodeMessageVersion(message))
         if version == 3:
             return self._answer_v3(message)
-        community = reader.expect(ber.OCTETS)
-        pdu = _Pdu.parse(ber.encode(*reader.element()))
+        told, _ = decoder.decode(message, asn1Spec=api.PROTOCOL_MODULES[version].Message())
+        community, pdu = bytes(told[1]), _Pdu.parse(bytes(encoder.encode(told[2].getComponent())))
         if community not in {self._read, self._write}:
             return None
         answer = self._respond(pdu, v1=version == 0, may_write=community == self._write)
@@ -185,8 +360,7 @@ class SnmpAgent:
             return None
         if self.fault is Fault.WRONG_COMMUNITY:
             community = b"another"
-        head = ber.encode_value(ber.integer(version)) + ber.encode(ber.OCTETS, community)
-        return ber.encode(ber.SEQUENCE, head + answer.encode())
+        return _sequence(*_numbers(version), *_octets(community), answer.encode())
 
     def _answer_v3(self, message: bytes) -> bytes | None:
         if self._user is None:
@@ -202,20 +376,20 @@ class SnmpAgent:
 
     def _respond(self, pdu: _Pdu, *, v1: bool, may_write: bool) -> _Pdu | None:
         values = self._values()
-        match pdu.tag:
-            case ber.GET:
+        match pdu.kind:
+            case rfc1905.GetRequestPDU:
                 found = [(name, _get(values, name)) for name, _ in pdu.varbinds]
-            case ber.GETNEXT:
+            case rfc1905.GetNextRequestPDU:
                 order = sorted(values, key=_key)
                 found = [_next(values, order, name) for name, _ in pdu.varbinds]
-            case ber.SET:
+            case rfc1905.SetRequestPDU:
                 if self.fault is Fault.SET_LOST:
                     return None
                 answer = self._set(pdu, v1=v1, may_write=may_write)
                 return None if self.fault is Fault.SET_MUTE else answer
             case _:
                 return None
-        answer = replace(pdu, tag=ber.RESPONSE, varbinds=tuple(found))
+        answer = replace(pdu, kind=rfc1905.ResponsePDU, varbinds=tuple(found))
         if v1:
             # Version 1 has no word for "this one is missing": it refuses all of them (RFC 1157 4.1.2).
             absent = [place for place, (_, value) in enumerate(found, 1) if value.tag in _EXCEPTIONS]
@@ -224,7 +398,7 @@ class SnmpAgent:
         return self._spoil(answer, pdu)
 
     def _set(self, pdu: _Pdu, *, v1: bool, may_write: bool) -> _Pdu:
-        answer = replace(pdu, tag=ber.RESPONSE)
+        answer = replace(pdu, kind=rfc1905.ResponsePDU)
         for place, (name, value) in enumerate(pdu.varbinds, 1):
             taken = may_write and self._on_set is not None and self._on_set(name, value)
             if taken is False:
@@ -253,9 +427,9 @@ class SnmpAgent:
             case Fault.TOO_BIG if len(rows) > 4:
                 return replace(answer, status=_TOO_BIG, varbinds=asked.varbinds)
             case Fault.NULLS:
-                return replace(answer, varbinds=tuple((name, ber.NULL_VALUE) for name, _ in rows))
+                return replace(answer, varbinds=tuple((name, sim.NULL_VALUE) for name, _ in rows))
             case Fault.TEXT:
-                return replace(answer, varbinds=tuple((name, ber.octets(b"\xff???")) for name, _ in rows))
+                return replace(answer, varbinds=tuple((name, sim.octets(b"\xff???")) for name, _ in rows))
             case _:
                 return answer
 
@@ -273,9 +447,9 @@ def _get(values: Mapping[str, SimValue], name: str) -> SimValue:
         return values[name]
     column = name.rpartition(".")[0]
     known = any(other.rpartition(".")[0] == column for other in values)
-    return SimValue(ber.NO_SUCH_INSTANCE if known else ber.NO_SUCH_OBJECT)
+    return SimValue(sim.NO_SUCH_INSTANCE if known else sim.NO_SUCH_OBJECT)
 
 
 def _next(values: Mapping[str, SimValue], order: list[str], name: str) -> tuple[str, SimValue]:
     place = bisect_right(order, _key(name), key=_key)
-    return (order[place], values[order[place]]) if place < len(order) else (name, SimValue(ber.END_OF_MIB))
+    return (order[place], values[order[place]]) if place < len(order) else (name, SimValue(sim.END_OF_MIB))

@@ -24,11 +24,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from powerguard.trainer.disk import Disk
-from powerguard.trainer.endpoint import EndpointError
 from powerguard.trainer.guard import Guard
-from powerguard.trainer.items import Buffer, Item, Loaded
-from powerguard.trainer.store import StoreError
+from powerguard.trainer.loop.endpoint import EndpointError
+from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.items import Buffer, Item, Loaded
+from powerguard.trainer.store.store import StoreError
 from powerguard.wire import After
 
 _HIDDEN = 12

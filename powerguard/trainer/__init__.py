@@ -8,21 +8,21 @@ Needs the standard library and xxhash, and knows nothing of UPSes.
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from powerguard.trainer.boundary import StopTraining
     from powerguard.trainer.guard import Guard
-    from powerguard.trainer.items import Buffer, Item, Loaded, Parts, State
-    from powerguard.trainer.store import SavedCheckpoint, StoreError
+    from powerguard.trainer.loop.step_hook import StopTraining
+    from powerguard.trainer.store.items import Buffer, Item, Loaded, Parts, State
+    from powerguard.trainer.store.store import SavedCheckpoint, StoreError
 
 _WHERE = {
-    "Buffer": "items",
+    "Buffer": "store.items",
     "Guard": "guard",
-    "Item": "items",
-    "Loaded": "items",
-    "Parts": "items",
-    "SavedCheckpoint": "store",
-    "State": "items",
-    "StopTraining": "boundary",
-    "StoreError": "store",
+    "Item": "store.items",
+    "Loaded": "store.items",
+    "Parts": "store.items",
+    "SavedCheckpoint": "store.store",
+    "State": "store.items",
+    "StopTraining": "loop.step_hook",
+    "StoreError": "store.store",
 }
 
 __all__ = ["Buffer", "Guard", "Item", "Loaded", "Parts", "SavedCheckpoint", "State", "StopTraining", "StoreError"]

@@ -23,11 +23,10 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
-from powerguard.trainer.seal import Sealed, seal
-from powerguard.trainer.seal_manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal
-from powerguard.trainer.seal_read import digests, each_of, open_to_read
-from powerguard.trainer.sealed_steps import newest_whole, prune, saved_in
-from powerguard.trainer.store import SavedCheckpoint
+from powerguard.trainer.seal.folder import Sealed, digests, each_of, open_to_read, seal
+from powerguard.trainer.seal.manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal
+from powerguard.trainer.seal.steps import leave_behind, newest_whole, prune, saved_in
+from powerguard.trainer.store.store import SavedCheckpoint
 
 METADATA: Final = ".metadata"
 
@@ -147,12 +146,17 @@ def save_sealed(
 ) -> SavedCheckpoint:
     """Save on all ranks into a new folder under root; durable when it returns. What `Guard` takes as its `save`.
 
-    keep: how many sealed ones stay, at least 2; older ones go when this one is durable. options: FileSystemWriter's.
+    keep: how many sealed ones stay, at least 2; older ones go when this one is durable. Those of higher steps are set
+    aside as `old-...`: training was rolled back behind them. options: FileSystemWriter's.
     Raises CheckpointException (of DCP) on every rank when it failed on any; the earlier checkpoints then stand.
     """
-    # Not as the store names its own: those it removes when they have no manifest.
-    name = _from_coordinator(lambda: f"dcp-step-{step}-{secrets.token_hex(4)}")
-    folder = Path(root) / name
+
+    def new() -> str:
+        leave_behind(Path(root), step)
+        # Not as the store names its own: those it removes when they have no manifest.
+        return f"dcp-step-{step}-{secrets.token_hex(4)}"
+
+    folder = Path(root) / _from_coordinator(new)
     writer = SealedFileSystemWriter(folder, step=step, **options)
     dcp.save(dict(state), storage_writer=writer)
     if writer.sealed is not None:

@@ -7,38 +7,300 @@
 
 The training thread calls `step` at every step boundary; all that touches the model happens in it, there and nowhere
 else. It takes no lock while nobody asks: a step then costs a look at the clock and three stores.
+
+What a user hands to a guard, looked at where he does it: days later, in a step, it would end his training.
+
+What a guard is put together from: its checkpointer, its endpoint, its signals; and who tells it of forks and the end.
 """
 
+import atexit
+import logging
+import operator
+import os
+import secrets
+import signal
+import threading
+import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
+from dataclasses import dataclass
+from enum import StrEnum
 from pathlib import Path
-from typing import Self
+from types import FrameType
+from typing import Protocol, Self, TypeVar
 
-from powerguard.trainer.boundary import NEVER_S, Boundary, StopTraining
-from powerguard.trainer.desk import Desk
-from powerguard.trainer.disk import Disk
-from powerguard.trainer.endpoint import Endpoint
-from powerguard.trainer.items import State
-from powerguard.trainer.keeper import GivenUp, Save
-from powerguard.trainer.opening import AUTO, Place, Signals, endpoint_of, keeper_of, look_after
-from powerguard.trainer.options import check_options, one_of, whole
-from powerguard.trainer.pace import STEPS
-from powerguard.trainer.ranks import Ranks, detect
+from powerguard.trainer.loop.checkpointer import Checkpointer, FunctionCheckpointer, GivenUp, Save, StoreCheckpointer
+from powerguard.trainer.loop.endpoint import (
+    SOCKETS,
+    Endpoint,
+    EndpointError,
+    TakenError,
+    no_folder,
+    own_names,
+    read_token,
+    socket_for,
+)
+from powerguard.trainer.loop.pace import STEPS
+from powerguard.trainer.loop.requests import RequestQueue
+from powerguard.trainer.loop.step_hook import NEVER_S, StepHook, StopTraining
+from powerguard.trainer.loop.writer import Uploads, Writer
+from powerguard.trainer.ranks import Ranks, RanksError, detect
 from powerguard.trainer.ranks.base import boottime_s
-from powerguard.trainer.store import SavedCheckpoint, StoreError
-from powerguard.trainer.stored import Stored
+from powerguard.trainer.ranks.coordinator import RankCoordinator
+from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.items import State
+from powerguard.trainer.store.manifest import MAX_TEXT
+from powerguard.trainer.store.store import HERE, SavedCheckpoint, Store, StoreError, make_root
 from powerguard.trainer.tiers.base import Remote
 from powerguard.trainer.tiers.upload import Uploader
-from powerguard.trainer.together import Together
-from powerguard.trainer.uploads import Uploads
-from powerguard.trainer.writer import Writer
 from powerguard.wire import MAX_STEP, After, Loop, Phase
+
+_Word = TypeVar("_Word", bound=StrEnum)
+
+
+def check_options(*, job: object, conduct: str, every_s: object, remote_every_s: object, keep: object) -> None:
+    """Refuse now what would fail at a step, days from now. Raises StoreError."""
+    wrong = ""
+    one_of(After, conduct, "conduct")
+    if not isinstance(job, str) or not 0 < len(job) <= MAX_TEXT or not job.isprintable():
+        wrong = f"job={job!r}: must be the training's name, 1 to {MAX_TEXT} printable characters"
+    elif "/" in job:
+        wrong = f"job={job!r}: must be a name without '/', which cannot stand in the name of a socket or folder"
+    if not isinstance(keep, int):
+        wrong = f"keep={keep!r}: must be how many checkpoints stay, 2 or more"
+    for name, seconds in (("every_s", every_s), ("remote_every_s", remote_every_s)):
+        never = seconds is None and name == "every_s"
+        if not never and not (isinstance(seconds, (int, float)) and 0 < seconds < float("inf")):
+            wrong = f"{name}={seconds!r}: must be seconds, more than 0"
+    if wrong:
+        raise StoreError(wrong)
+
+
+def checked(ranks: Ranks) -> Ranks:
+    """Return what was given as the way to the other ranks. Raises StoreError if it is something else."""
+    if not hasattr(ranks, "rank"):
+        msg = f"ranks={ranks!r}: must be a way to the others, as SocketRanks (leave it out under torchrun)"
+        raise StoreError(msg)
+    return ranks
+
+
+def whole(step: object) -> int:
+    """Return a step as a plain number, also of a numpy scalar or a tensor.
+
+    Raises TypeError if it is no number, and ValueError if no checkpoint can have this step.
+    """
+    try:
+        number = int(operator.index(step))  # type: ignore[arg-type] # that is the question
+    except TypeError:
+        msg = f"step is {step!r}: must be a whole number, how many steps have been done"
+        raise TypeError(msg) from None
+    if not 0 <= number <= MAX_STEP:
+        msg = f"step is {number}: must be from 0 to 2**62, how many steps have been done"
+        raise ValueError(msg)
+    return number
+
+
+def one_of(kind: type[_Word], word: str, name: str) -> _Word:
+    """Return the word of this kind. Raises StoreError, with those that there are."""
+    try:
+        return kind(word)
+    except ValueError:
+        msg = f"{name}={word!r}: must be one of {', '.join(kind)}"
+        raise StoreError(msg) from None
+
+
+AUTO = "auto"
+"""The socket that the daemon finds by itself."""
+
+_MEET_S = 60.0
+_log = logging.getLogger("powerguard.trainer")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StoreOptions:
+    """How checkpoints are kept under a root; see `guard.Guard`."""
+
+    job: str
+    keep: int
+    disk: Disk | None
+    must_exist: bool
+
+
+def checkpointer_of(
+    state: State | Save, root: Path | str | None, options: StoreOptions, *, ranks: Ranks, remote: bool
+) -> Checkpointer:
+    if not callable(state):
+        if not callable(getattr(state, "items", None)) or not callable(getattr(state, "load", None)):
+            msg = f"state {state!r:.80}: must have items() and load(), as Parts(save, load) and TorchState have"
+            raise StoreError(msg)
+        if root is None or not str(root):
+            msg = "a state with items() needs a root: the folder for its checkpoints"
+            raise StoreError(msg)
+        if options.must_exist and not Path(root).is_dir():
+            msg = f"{root}: is not there, and must_exist=True (is its disk mounted? else make the folder once)"
+            raise StoreError(msg)
+        store = Store(
+            root,
+            job=options.job,
+            rank=ranks.rank,
+            ranks=ranks.size,
+            leader=_leads(Path(root), ranks),
+            hosts=ranks.hosts,
+            keep=options.keep,
+            disk=options.disk,
+        )
+        return StoreCheckpointer(state, store, hosts=ranks.hosts)
+    if remote:
+        msg = "remote: only a state with items() can be copied to a slower tier"
+        raise StoreError(msg)
+    if root is not None:
+        msg = f"{root}: a root needs a state with items() and load(); a function that saves by itself has its own"
+        raise StoreError(msg)
+    return FunctionCheckpointer(state)
+
+
+def _leads(root: Path, ranks: Ranks) -> bool:
+    """Whether this rank is the one that commits under this root: rank 0, and the first of each host with its own root.
+
+    Rank 0 puts a file there, and who finds it shares the root. Raises RanksError, OSError.
+    """
+    if ranks.hosts == 1 or ranks.local_rank:
+        return ranks.local_rank == 0
+    with closing(ranks.clone()) as store:
+        if ranks.rank:
+            try:
+                name = store.get("root/file", _MEET_S).decode()
+            except TimeoutError as error:
+                msg = f"rank 0 has not told within {_MEET_S:g} s whether {root} is shared (see what it says)"
+                raise RanksError(msg) from error
+            is_shared = (root / name).exists()
+            store.set(f"root/seen/{ranks.host}", b"1")
+            return not is_shared
+        name = f"{HERE}{secrets.token_hex(8)}"
+        make_root(root)
+        (root / name).touch()
+        try:
+            store.set("root/file", name.encode())
+            for host in range(1, ranks.hosts):
+                store.get(f"root/seen/{host}", _MEET_S)
+        except TimeoutError as error:
+            msg = f"not all of the {ranks.hosts} hosts have looked at {root} within {_MEET_S:g} s (see what they say)"
+            raise RanksError(msg) from error
+        finally:
+            (root / name).unlink(missing_ok=True)
+    return True
+
+
+def endpoint_of(
+    requests: RequestQueue,
+    socket: Path | str | None,
+    port: int | None,
+    token_file: Path | str | None,
+    *,
+    folder: Path = SOCKETS,
+) -> Endpoint | None:
+    """Open the endpoint; None: there is none. folder: where the daemon finds sockets by itself."""
+    path = socket_for(requests.job, folder) if socket == AUTO else socket
+    if path is None:
+        if port is not None:
+            msg = f"port {port}: needs a socket too (its folder may be any)"
+            raise EndpointError(msg)
+        if socket == AUTO:
+            why = f"{folder}: may not be written to" if folder.is_dir() else no_folder(folder)
+            _log.warning("nobody can ask this training for a checkpoint: %s; socket=None if that is meant", why)
+        return None
+    token = None if token_file is None else read_token(Path(token_file))
+    if socket != AUTO:
+        return Endpoint(requests, path, port=port, token=token)
+    trouble = None
+    for each in (Path(path), *own_names(Path(path))):
+        try:
+            endpoint = Endpoint(requests, each, port=port, token=token)
+        except EndpointError as error:
+            trouble = trouble or error
+            if isinstance(error, TakenError):
+                continue
+            break
+        if trouble is not None:
+            _log.warning("this training is asked at %s, because its own name is taken: %s", each, trouble)
+        return endpoint
+    _log.warning("nobody can ask this training for a checkpoint: %s", trouble)
+    return None
+
+
+class Signals:
+    """Takes SIGTERM and SIGUSR1 (Slurm's warning) for a wish: a checkpoint at the next boundary, then the end.
+
+    Asked twice, it is the end at once, as without us.
+    """
+
+    def __init__(self, requests: RequestQueue) -> None:
+        self._requests = requests
+        self._before: dict[int, object] = {}
+        if threading.current_thread() is not threading.main_thread():
+            _log.warning("signals=True outside the main thread: signals are not listened to")
+            return
+        requests.signals = True
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            self._before[number] = signal.getsignal(number)
+            signal.signal(number, self._heard)
+
+    def _heard(self, number: int, _frame: FrameType | None) -> None:
+        """Take no lock here: the thread that is interrupted may hold it."""
+        if self._requests.signals_heard:
+            self._put_back(number)
+            signal.raise_signal(number)
+        self._requests.signals_heard = True
+        self._requests.signalled = number
+        self._requests.asked = True
+
+    def restore(self) -> None:
+        """Listen no more."""
+        for number in list(self._before):
+            self._put_back(number)
+
+    def _put_back(self, number: int) -> None:
+        signal.signal(number, self._before.pop(number))  # type: ignore[arg-type] # what getsignal() gave
+
+
+class Guarding(Protocol):
+    """What wants to know of forks and of the end of the process."""
+
+    def forsake(self) -> None:
+        """Be in a child of fork: hold nothing that is the parent's."""
+        ...
+
+    def leave(self) -> None:
+        """The process ends: nobody is asked at a socket where nobody answers."""
+        ...
+
+
+_guards: "weakref.WeakSet[Guarding]" = weakref.WeakSet()
+
+
+def look_after(guard: Guarding) -> None:
+    """Tell this guard of forks and of the end, for as long as it lives."""
+    _guards.add(guard)
+
+
+def _forked() -> None:
+    for guard in list(_guards):
+        guard.forsake()
+
+
+def _exiting() -> None:
+    for guard in list(_guards):
+        guard.leave()
+
+
+os.register_at_fork(after_in_child=_forked)
+atexit.register(_exiting)
 
 
 class Guard:
     """Connects one training loop with those who may ask it for checkpoints, and saves by the clock meanwhile.
 
-    state: what `items()` and `load()` make of the model (powerguard.trainer.items.State), or a function that saves by
+    state: what `items()` and `load()` make of the model (powerguard.trainer.State), or a function that saves by
     itself, given the step, and returns a SavedCheckpoint; such a function is called only when somebody asks.
     root: the folder for this job's checkpoints, on the fastest disk; None: `state` saves by itself.
     job: its name. conduct: the most that this training is willing to do after an emergency checkpoint.
@@ -79,46 +341,49 @@ class Guard:
     ) -> None:
         check_options(job=job, conduct=conduct, every_s=every_s, remote_every_s=remote_every_s, keep=keep)
         self._clock = clock
-        if ranks is not None and not hasattr(ranks, "rank"):
-            msg = f"ranks={ranks!r}: must be a way to the others, as SocketRanks (leave it out under torchrun)"
-            raise StoreError(msg)
-        self._ranks = ranks = detect(root) if ranks is None else ranks
+        self._ranks = ranks = detect() if ranks is None else checked(ranks)
         self._remote = None if remote is None else Remote.of(remote)
-        place = Place(job=job, keep=keep, disk=disk, must_exist=must_exist)
-        self._keeper = keeper_of(state, root, place, ranks=ranks, remote=remote is not None)
-        self.desk = Desk(job=job, conduct=After(conduct), clock=clock, ranks=ranks.size, hosts=ranks.hosts)
-        self._writer = Writer(self.desk, self._keeper)
-        self._pace = self.desk.pace
-        self._pace.beside = self._keeper.beside
+        options = StoreOptions(job=job, keep=keep, disk=disk, must_exist=must_exist)
+        self._checkpointer = checkpointer_of(state, root, options, ranks=ranks, remote=remote is not None)
+        self.requests = RequestQueue(job=job, conduct=After(conduct), clock=clock, ranks=ranks.size, hosts=ranks.hosts)
+        self._writer = Writer(self.requests, self._checkpointer)
+        self._pace = self.requests.pace
+        self._pace.beside = self._checkpointer.beside
         self._pace.processes = -(-ranks.size // ranks.hosts)
         self._pace.due_s = clock()
-        every_s = every_s if every_s is not None and self._keeper.beside else NEVER_S
-        self._boundary = Boundary(self.desk, self._writer, self._keeper, ranks=ranks, every_s=every_s, clock=clock)
+        every_s = every_s if every_s is not None and self._checkpointer.beside else NEVER_S
+        self._hook = StepHook(
+            self.requests, self._writer, self._checkpointer, ranks=ranks, every_s=every_s, clock=clock
+        )
         self._endpoint: Endpoint | None = None
         self._signals: Signals | None = None
         self._began_at: int | None = -1 if new_run else None
         """The step that training goes on from, -1 for none; None: not told yet."""
         self._is_new_or_rolled_back = new_run or restored is not None
-        self._has_begun = not isinstance(self._keeper, Stored)
+        self._has_begun = not isinstance(self._checkpointer, StoreCheckpointer)
         if restored is not None:
             self._began_at = restored.step
             self._begin_from(restored)
         self._uploads: Uploads | None = None
-        self._together: Together | None = None
+        self._together: RankCoordinator | None = None
         try:
             if ranks.size > 1:
-                self._together = self._boundary.together = Together(self.desk, self._writer, ranks)
+                self._together = self._hook.together = RankCoordinator(self.requests, self._writer, ranks)
             if ranks.local_rank == 0:
-                self._endpoint = endpoint_of(self.desk, socket, port, token_file)
-                if self._remote is not None and isinstance(self._keeper, Stored) and self._keeper.leads:
+                self._endpoint = endpoint_of(self.requests, socket, port, token_file)
+                if (
+                    self._remote is not None
+                    and isinstance(self._checkpointer, StoreCheckpointer)
+                    and self._checkpointer.leads
+                ):
                     self._uploads = Uploads(Uploader(self._remote, job=job), every_s=remote_every_s, clock=clock)
-                    self.desk.uploads = self._uploads
+                    self.requests.uploads = self._uploads
         except BaseException:
             self.close(finish=False)
             raise
         self._agreement = None if self._together is None else self._together.agreement
-        self._signals = Signals(self.desk) if signals else None
-        if self._keeper.beside or signals or self._together is not None:
+        self._signals = Signals(self.requests) if signals else None
+        if self._checkpointer.beside or signals or self._together is not None:
             self._writer.start()
         look_after(self)
 
@@ -133,9 +398,9 @@ class Guard:
             msg = "restore(): training was said to begin elsewhere (leave out new_run, restored and start_from)"
             raise StoreError(msg)
         self._has_begun = True
-        if isinstance(self._keeper, Stored):
+        if isinstance(self._checkpointer, StoreCheckpointer):
             with closing(self._ranks.clone()) as ranks:
-                restored = self._keeper.restore(ranks, self._remote)
+                restored = self._checkpointer.restore(ranks, self._remote)
             if restored is not None:
                 self._begin_from(restored[0])
                 self._pace.totals.corrupt += restored[1]
@@ -146,10 +411,11 @@ class Guard:
     def start_from(self, step: int) -> None:
         """Say, in place of `restore`, that something else has loaded the state of this many steps.
 
-        Before the first step, on every rank. Checkpoints of higher steps are set aside at the first save: training was
-        rolled back behind them.
+        Before the first step, on every rank, also after a `restore` that was overruled. Checkpoints of higher steps are
+        set aside at the first save: training was rolled back behind them.
         """
         self._began_at, self._is_new_or_rolled_back = whole(step), True
+        self._has_begun = False
         self._pace.step = self._began_at
         if self._agreement is not None:
             self._agreement.step = self._began_at
@@ -179,19 +445,19 @@ class Guard:
         if agreement is None:
             if pace.asked or now_s >= pace.due_s:
                 self._begin()
-                self._boundary.attend(step)
+                self._hook.attend(step)
             return
         agreement.step = step
         if step >= agreement.due or pace.asked or now_s >= pace.due_s:
             self._begin()
-            self._boundary.attend(step)
+            self._hook.attend(step)
 
     def poll(self) -> None:
         """Call it where no step ends for long: training may then stand still, or end, in the middle of things.
 
         It never saves: only at a step boundary, or in a phase that was told its step, is the state known to be whole.
         """
-        self._boundary.poll()
+        self._hook.poll()
 
     @contextmanager
     def phase(self, loop: Loop | str, *, step: int | None = None) -> Iterator[None]:
@@ -203,15 +469,18 @@ class Guard:
         """
         step = None if step is None else whole(step)
         began_s, stepped_at_s, before = self._clock(), self._pace.stepped_at_s, self._pace.loop
-        self._pace.loop = one_of(Loop, loop, "loop")
-        if step is not None and self._keeper.beside:
-            self._boundary.enter_phase(step)
+        loop = one_of(Loop, loop, "loop")
+        if step is not None:
+            self._begin()
+        self._pace.loop = loop
+        if step is not None and self._checkpointer.beside:
+            self._hook.enter_phase(step)
         try:
             yield
             self.poll()
         finally:
-            self._boundary.leave_phase()
-            with self.desk.lock:
+            self._hook.leave_phase()
+            with self.requests.lock:
                 self._pace.loop = before
                 self._pace.stepped_at_s = stepped_at_s + self._clock() - began_s  # none of it is step time
 
@@ -226,8 +495,8 @@ class Guard:
         step = whole(step)
         self._begin()
         began_s = self._clock()
-        others = self._together.together() if self._together is not None and self._keeper.beside else None
-        outcome = self._boundary.save(step, others)
+        others = self._together.together() if self._together is not None and self._checkpointer.beside else None
+        outcome = self._hook.save(step, others)
         self._pace.rested(self._clock() - began_s)
         if isinstance(outcome, SavedCheckpoint):
             return outcome
@@ -235,28 +504,28 @@ class Guard:
 
     def report(self, phase: Phase, bytes_done: int | None = None, bytes_total: int | None = None) -> None:
         """Tell, from within a `save` of one's own, how far it is. phase: SNAPSHOT, WRITING or COMMITTING."""
-        with self.desk.lock:
-            if self.desk.saving and self.desk.begun:
-                self.desk.progress(self.desk.begun[-1], phase, bytes_done, bytes_total)
+        with self.requests.lock:
+            if self.requests.saving and self.requests.begun:
+                self.requests.progress(self.requests.begun[-1], phase, bytes_done, bytes_total)
 
     def close(self, *, finish: bool = True) -> None:
         """Say that training has ended. finish: what is being written becomes durable first; else it is given up."""
-        if self._boundary.closed:
+        if self._hook.closed:
             return
-        self._boundary.closed, self._pace.due_s = True, -NEVER_S  # a step from now on is attended to, and refused
+        self._hook.closed, self._pace.due_s = True, -NEVER_S  # a step from now on is attended to, and refused
         if self._together is not None and not finish:
             self._together.close()  # nobody need wait for this rank any more
         self._writer.close(finish=finish)
         if self._together is not None:
             self._together.close()
-        self.desk.close()
+        self.requests.close()
         if self._endpoint is not None:
             self._endpoint.close()
         if self._uploads is not None:
             self._uploads.close()
         if self._signals is not None:
             self._signals.restore()
-        self._keeper.close()
+        self._checkpointer.close()
         self._ranks.close()
 
     def __enter__(self) -> Self:
@@ -273,26 +542,26 @@ class Guard:
         Raises StoreError where checkpoints lie there and training has not said that it goes on from them: its own would
         be acknowledged, and the next start would begin at the old ones.
         """
-        if self._has_begun or not isinstance(self._keeper, Stored):
+        if self._has_begun or not isinstance(self._checkpointer, StoreCheckpointer):
             return
-        newest = self._keeper.newest_step()
+        newest = self._checkpointer.newest_step()
         if newest is not None and self._began_at is None:
             msg = (
-                f"{self._keeper.root}: checkpoints up to step {newest} lie there, and restore() was not called: the"
-                " next start would begin at them (call guard.restore() before the first step, or give Guard"
+                f"{self._checkpointer.root}: checkpoints up to step {newest} lie there, and restore() was not called:"
+                " the next start would begin at them (call guard.restore() before the first step, or give Guard"
                 " new_run=True, which sets them aside)"
             )
             raise StoreError(msg)
         if newest is not None and self._began_at is not None and newest > self._began_at:
-            self._keeper.leave_behind(self._began_at)
+            self._checkpointer.leave_behind(self._began_at)
         self._has_begun = True
 
     def _begin_from(self, restored: SavedCheckpoint) -> None:
         """Know the age and the size of what training starts from, from the first second."""
-        with self.desk.lock:
+        with self.requests.lock:
             self._pace.step = restored.step
             self._pace.size_bytes = restored.size_bytes // self._ranks.size  # until it is measured
-            self.desk.committed(restored)
+            self.requests.committed(restored)
 
     def leave(self) -> None:
         """At the end of the process: close what the training did not. Other ranks may have gone already."""
@@ -300,10 +569,10 @@ class Guard:
 
     def forsake(self) -> None:
         """In a child of fork (a data loader's worker): be nobody's guard, and hold nothing that is the parent's."""
-        self._boundary.closed, self.desk.asked = True, False
+        self._hook.closed, self.requests.asked = True, False
         self._pace.due_s = NEVER_S
         if self._endpoint is not None:
             self._endpoint.forsake()
         if self._signals is not None:
             self._signals.restore()
-        self._keeper.forsake()
+        self._checkpointer.forsake()

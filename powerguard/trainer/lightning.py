@@ -2,7 +2,7 @@
 
 Saves, pauses, ends and resumes at the step; see `powerguard.trainer.guard`. What is kept is all that Lightning's own
 checkpoint has (less hyper-parameters, which are for export) and every random state, which Lightning's has not. To go on
-in the middle of an epoch Lightning needs a loader that can: `powerguard.trainer.torch_data.ResumableLoader`.
+in the middle of an epoch Lightning needs a loader that can: `powerguard.trainer.torch.data.ResumableLoader`.
 
 Lightning has no public way to hand over a state that is not a file of its own. Two private names of its checkpoint
 connector are used, in this file alone; tests run them against the real package.
@@ -16,10 +16,10 @@ from typing import Any, Final
 from lightning.pytorch.callbacks import Callback
 
 from powerguard.trainer.guard import Guard
-from powerguard.trainer.items import Buffer, Item, Loaded
-from powerguard.trainer.torch_ddp import settle_buckets
-from powerguard.trainer.torch_state import RandomStates
-from powerguard.trainer.torch_tree import Packer, StateError, Unpacker
+from powerguard.trainer.store.items import Buffer, Item, Loaded
+from powerguard.trainer.torch.ddp import settle_buckets
+from powerguard.trainer.torch.state import RandomStates
+from powerguard.trainer.torch.tree import Packer, StateError, Unpacker
 
 INDEX: Final = "lightning"
 _FORMAT: Final = 1
@@ -31,7 +31,7 @@ Module = Any
 
 
 class _TrainerState:
-    """The state of a Lightning Trainer. A `powerguard.trainer.items.State`."""
+    """The state of a Lightning Trainer. A `powerguard.trainer.store.items.State`."""
 
     def __init__(self, trainer: Trainer) -> None:
         self._connector = trainer._checkpoint_connector  # noqa: SLF001 - see above
@@ -73,7 +73,7 @@ class PowerguardCallback(Callback):
     """Guards a Lightning training: `Trainer.fit` begins where the newest checkpoint stands.
 
     root: folder of the checkpoints. job: its name for the daemon. options: as `Guard` has them. A checkpoint that is
-    given to `fit(ckpt_path=...)` rules, and ours are then not looked at.
+    given to `fit(ckpt_path=...)` is used instead, and ours of higher steps are set aside.
     In Slurm, switch Lightning's own requeue off: `plugins=[SLURMEnvironment(auto_requeue=False)]`.
     """
 
@@ -92,19 +92,20 @@ class PowerguardCallback(Callback):
             return
         self._state = _TrainerState(trainer)
         self.guard = Guard(self._state, self._root, job=self._job, **self._options)
-        if not trainer.ckpt_path:
-            self.guard.restore()
-            if self._state.checkpoint is not None:
-                trainer._checkpoint_connector._loaded_checkpoint = self._state.checkpoint  # noqa: SLF001 - see above
+        self.guard.restore()
+        if self._state.checkpoint is not None:  # Lightning replaces it by the one of ckpt_path, which it reads later
+            trainer._checkpoint_connector._loaded_checkpoint = self._state.checkpoint  # noqa: SLF001 - see above
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:  # noqa: ARG002 - Lightning's signature
         self._step = trainer.global_step
         settle_buckets([trainer.strategy.model])
-        if self.guard is not None and trainer.ckpt_path:
+        if self.guard is None or self._state is None:
+            return
+        if trainer.ckpt_path:
             self.guard.start_from(self._step)
-        if self._state is not None:
+        else:
             self._state.restore_random()
-            self._state.checkpoint = None
+        self._state.checkpoint = None
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         if self.guard is None:

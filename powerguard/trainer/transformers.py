@@ -18,10 +18,10 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from powerguard.trainer.guard import Guard
-from powerguard.trainer.seal import seal
-from powerguard.trainer.sealed_steps import newest_whole, prune, saved_in, unseal
-from powerguard.trainer.store import SavedCheckpoint
-from powerguard.trainer.torch_ddp import settle_buckets
+from powerguard.trainer.seal.folder import seal
+from powerguard.trainer.seal.steps import leave_behind, newest_whole, prune, saved_in, unseal
+from powerguard.trainer.store.store import SavedCheckpoint
+from powerguard.trainer.torch.ddp import settle_buckets
 
 Trainer = Any
 Arguments = Any
@@ -105,8 +105,10 @@ class PowerguardCallback(TrainerCallback):
         """Write unless it is written, and seal. On every rank; durable on all when it returns."""
         folder = self._folder(step)
         is_first = self._trainer.is_world_process_zero()
-        if is_first and folder.is_dir():
-            unseal(folder)
+        if is_first:
+            leave_behind(folder.parent, step)
+            if folder.is_dir():
+                unseal(folder)
         _meet()
         if self._written != step:
             self._trainer._save_checkpoint(self._trainer.model, trial=None)  # noqa: SLF001 - see above

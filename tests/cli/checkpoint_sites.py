@@ -1,13 +1,17 @@
 """Checkpoints on a disk, for the tests of the verbs that look after them."""
 
+import re
 import secrets
 from pathlib import Path
 
-from powerguard.trainer.found import SavedCheckpoint
-from powerguard.trainer.items import Buffer
-from powerguard.trainer.manifest import Manifest
-from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.found import SavedCheckpoint
+from powerguard.trainer.store.items import Buffer
+from powerguard.trainer.store.manifest import Manifest
+from powerguard.trainer.store.shards import Snapshot
+from powerguard.trainer.store.store import Store
+
+IDS = {re.compile(r"(step-\d+)-[0-9a-f]+"): r"\1-ID"}
+"""What varies in the names of checkpoints, as `golden` takes it."""
 
 
 def content(step: int, name: str, rank: int = 0) -> bytes:

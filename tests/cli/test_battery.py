@@ -4,6 +4,7 @@ import asyncio
 import json
 import os
 import pty
+import re
 import shutil
 import sys
 import tempfile
@@ -16,20 +17,22 @@ from typing import Any
 import pytest
 
 from powerguard.cli.battery import describe
-from powerguard.cli.checks import OLD_MEASUREMENT_S, health_finding
+from powerguard.cli.doctor.checks import OLD_MEASUREMENT_S, health_finding
 from powerguard.cli.render import Paint
-from powerguard.core.events import BatteryReplaced
-from powerguard.core.machine import step
-from powerguard.core.model import Battery, Drill, Feed, State, Supplied
-from powerguard.core.policy import FeedPolicy
-from powerguard.daemon.admin import admin_server
-from powerguard.daemon.http import http_server
+from powerguard.core.decide.machine import step
+from powerguard.core.model.events import BatteryReplaced
+from powerguard.core.model.policy import FeedPolicy
+from powerguard.core.model.state import Battery, Drill, DrillStage, Feed, State, Supplied
+from powerguard.daemon.control.admin import admin_server
 from powerguard.daemon.journal import Entry, Journal
-from powerguard.daemon.learned import battery_view
+from powerguard.daemon.observe.http import http_server
+from powerguard.daemon.observe.learned import battery_view
 from tests.cli.test_commands import Ended, powerguard
 from tests.daemon.watched import BOOT, DAY_S, HEALTH, NOW_S, PHASES, WALL_S, Watched, reading, scene, taught
+from tests.golden import Golden
 
 Make = Callable[..., Watched]
+MONTH = {re.compile(r"\d{4}-\d\d(?= \(this month)"): "MONTH"}
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -76,7 +79,7 @@ def test_every_phase_is_plain_json_of_one_shape(phase: str, make: Make) -> None:
     assert [list(ups) for ups in told["ups"]] == [list(ups) for ups in example("battery")["ups"]]
 
 
-def test_a_daemon_that_knows_nothing_yet() -> None:
+def test_a_daemon_that_knows_nothing_yet(golden: Golden) -> None:
     """No reading, no table: every figure that would be invented is null, and it can be shown all the same."""
     daemon = scene()
     daemon.state = State(feed=Feed(), battery=Battery())
@@ -85,24 +88,21 @@ def test_a_daemon_that_knows_nothing_yet() -> None:
     assert (ups["runtime"], ups["reported"]["runtime_s"]) == ({"origin": "unknown", "points": []}, None)
     assert ups["reported"]["over_report"] is None
     assert ups["health"]["to_measure"] == {"least_depth": 0.25, "at_load_now_s": None}
-    told = text(daemon)
-    assert "unknown: no runtime_table" in told
-    assert "the UPS reports no runtime" in told
-    assert "nothing was measured yet" in told
+    golden("battery", text(daemon))
 
 
-def test_the_ups_promises_more_than_the_account_has() -> None:
+def test_the_ups_promises_more_than_the_account_has(golden: Golden) -> None:
     """Both at the load of now, so that the surplus is the UPS's own and not the load's."""
     daemon = taught()
     reported = view(daemon)["ups"][0]["reported"]
     assert reported["account_s"] == pytest.approx(0.8008 * 1400.0, abs=0.01)
     assert reported["over_report"] == pytest.approx(1260.0 / (0.8008 * 1400.0) - 1.0, abs=0.001)
-    assert "the UPS reports 21 m 00 s, powerguard counts on 18 m 41 s" in text(daemon)
+    golden("battery", text(daemon), "more")
     daemon.state = replace(daemon.state, feed=replace(daemon.state.feed, reading=reading(runtime_s=560.0)))
-    assert "the UPS reports 9 m 20 s, powerguard counts on 18 m 41 s" in text(daemon)
+    golden("battery", text(daemon), "less")
 
 
-def test_what_the_ups_says_beside_a_table_does_not_count() -> None:
+def test_what_the_ups_says_beside_a_table_does_not_count(golden: Golden) -> None:
     daemon = taught()
     daemon.policy = replace(daemon.policy, runtime_table=scene().policy.runtime_table)
     runtime = view(daemon)["ups"][0]["runtime"]
@@ -111,7 +111,7 @@ def test_what_the_ups_says_beside_a_table_does_not_count() -> None:
         *[("settings", True)] * 3,
         *[("learned", False)] * 2,
     ]
-    assert "told beside it: does not count" in text(daemon)
+    golden("battery", text(daemon))
 
 
 def test_one_reading_is_a_point_of_its_own() -> None:
@@ -126,13 +126,13 @@ def test_one_reading_is_a_point_of_its_own() -> None:
     ]
 
 
-def test_a_discharge_that_runs_is_told_with_its_slope() -> None:
+def test_a_discharge_that_runs_is_told_with_its_slope(golden: Golden) -> None:
     daemon = taught("holding")
     discharge = view(daemon)["ups"][0]["discharge"]
     assert discharge == {
         "since_at": WALL_S - 60.0, "depth": 0.19, "slope": 1.8, "steep": True, "whole": True, "low": False,
     }  # fmt: skip
-    assert "the reported runtime falls by 1.8 s a second" in text(daemon)
+    golden("battery", text(daemon))
 
 
 def test_an_expired_measurement_is_shown_and_does_not_count() -> None:
@@ -146,15 +146,11 @@ def test_an_expired_measurement_is_shown_and_does_not_count() -> None:
 # --- show -------------------------------------------------------------------------------------------------------------
 
 
-async def test_show(folder: Path) -> None:
+async def test_show(folder: Path, golden: Golden) -> None:
     async with served(taught(), folder) as path:
         ended = await powerguard("battery", "show", "--socket", path)
         assert (ended.code, ended.err) == (0, "")
-        assert "80 %: measured 2026-09-09: 82 % +-5 points" in ended.out
-        assert "6 h 06 m from empty to full (learned)" in ended.out
-        assert "llm      pauses: load 62 % -> 26 %" in ended.out
-        assert "load 62 % -> 45 %, training at 81 % of its speed" in ended.out
-        assert "stop            q95 42 s, median 34 s, 3 measured (the host's stop)" in ended.out
+        golden("battery", ended.out)
         told = (await powerguard("battery", "show", "--socket", path, "--json")).object
     assert told == example("battery")
 
@@ -165,7 +161,7 @@ async def test_show_over_the_port() -> None:
     assert told == example("battery")
 
 
-async def test_show_when_the_daemon_is_down(folder: Path) -> None:
+async def test_show_when_the_daemon_is_down(folder: Path, golden: Golden) -> None:
     """Exit 4, and what the journal last knew: written by the daemon's own journal."""
     path = folder / "journal.sqlite"
     journal = Journal(path, boot_id=BOOT, wall=lambda: WALL_S)
@@ -175,20 +171,20 @@ async def test_show_when_the_daemon_is_down(folder: Path) -> None:
     args = ("battery", "show", "--socket", "/run/powerguard-of-the-test/none.sock", "--journal", str(path))
     ended = await powerguard(*args)
     assert ended.code == 4
-    assert "80 %: measured 2026-09-09: 82 % +-5 points, 31 % deep, by the fall of the charge" in ended.out
-    assert "23 m 20 s at 62 %" in ended.out
-    assert "6 h 06 m from empty to full, learned" in ended.out
+    golden("battery", ended.out)
     assert (await powerguard(*args, "--json")).object == example("battery-down")
 
 
 @pytest.mark.parametrize("content", [None, b"", b"no database" * 200])
-async def test_show_without_daemon_and_journal(content: bytes | None, folder: Path) -> None:
+async def test_show_without_daemon_and_journal(content: bytes | None, folder: Path, golden: Golden) -> None:
     path = folder / "journal.sqlite"
     if content is not None:
         path.write_bytes(content)
-    ended = await powerguard("battery", "show", "--socket", str(folder / "none.sock"), "--journal", str(path))
+    args = ("battery", "show", "--socket", str(folder / "none.sock"), "--journal", str(path))
+    ended = await powerguard(*args)
     assert ended.code == 4
-    assert "Last known battery: none" in ended.out
+    assert (await powerguard(*args, "--json")).object["last_known"] is None
+    golden("battery", ended.out)
 
 
 # --- replaced ---------------------------------------------------------------------------------------------------------
@@ -198,16 +194,15 @@ async def replaced(path: str, *words: str) -> Ended:
     return await powerguard("battery", "replaced", "--socket", path, *words)
 
 
-async def test_replaced_says_what_goes_and_what_to_do(folder: Path) -> None:
+async def test_replaced_says_what_goes_and_what_to_do(folder: Path, golden: Golden) -> None:
     daemon = taught()
     async with served(daemon, folder) as path:
         ended = await replaced(path, "--yes", "--installed", "2026-11")
     (event,) = daemon.events
     assert isinstance(event, BatteryReplaced)
     assert ended.code == 0
-    assert "measured 2026-09-09: 82 % +-5 points" in ended.err
-    assert "learned at a load of 40 %, 62 %" in ended.err
-    assert "its health counts as 75 % until a discharge measures it" in ended.out
+    golden("battery", ended.err, "asked")
+    golden("battery", ended.out)
     assert 'ups.rack-a.battery_installed: "2026-11"' in ended.out
 
 
@@ -224,7 +219,7 @@ async def test_what_is_said_to_go_goes_and_the_rest_stays(folder: Path) -> None:
     assert [need["need"] for need in view(daemon)["needs"]] == ["checkpoint", "stop", "boot", "resume"]
 
 
-async def test_one_of_several_batteries_is_named(folder: Path) -> None:
+async def test_one_of_several_batteries_is_named(folder: Path, golden: Golden) -> None:
     """With --yes the first one's health would have been forgotten, whichever was replaced."""
     daemon = taught()
     alone = daemon.policy
@@ -236,7 +231,7 @@ async def test_one_of_several_batteries_is_named(folder: Path) -> None:
     async with served(daemon, folder) as path:
         ended = await replaced(path, "--yes")
         assert (ended.code, daemon.events) == (64, [])
-        assert "2 UPSes feed this host: say --ups rack-a or --ups rack-b" in ended.err
+        golden("battery", ended.err)
         assert (await replaced(path, "--yes", "--ups", "rack-b")).code == 0
     (event,) = daemon.events
     assert event.ups == "rack-b"
@@ -286,34 +281,34 @@ async def test_a_month_that_cannot_be(month: str, folder: Path) -> None:
     assert month in ended.err
 
 
-async def test_another_ups_is_refused(folder: Path) -> None:
+async def test_another_ups_is_refused(folder: Path, golden: Golden) -> None:
     daemon = taught()
     async with served(daemon, folder) as path:
         ended = await replaced(path, "--yes", "--ups", "rack-b")
     assert (ended.code, daemon.events) == (1, [])
-    assert "rack-a feeds this host" in ended.err
+    golden("battery", ended.err)
 
 
 @pytest.mark.parametrize("phase", [phase for phase in PHASES if phase != "online"])
-async def test_refused_while_the_battery_carries_the_load(phase: str, folder: Path) -> None:
+async def test_refused_while_the_battery_carries_the_load(phase: str, folder: Path, golden: Golden) -> None:
     """Health that was measured must not become a default in the middle of an outage."""
     daemon = taught(phase)
     async with served(daemon, folder) as path:
         ended = await replaced(path, "--yes")
     assert (ended.code, daemon.events) == (1, [])
-    assert "refused" in ended.err
+    golden("battery", ended.err, varies=MONTH)
 
 
-async def test_refused_in_a_drill(folder: Path) -> None:
+async def test_refused_in_a_drill(folder: Path, golden: Golden) -> None:
     daemon = taught()
     drill = Drill(
-        id="d", began_s=NOW_S, who="root", scopes=("pause",), witness="simulated", stage="x", stage_at_s=NOW_S
+        id="d", began_s=NOW_S, who="root", scopes=("pause",), witness="simulated", part=DrillStage(name="x", at_s=NOW_S)
     )
     daemon.state = replace(daemon.state, drill=drill)
     async with served(daemon, folder) as path:
         ended = await replaced(path, "--yes")
     assert (ended.code, daemon.events) == (1, [])
-    assert "a drill runs" in ended.err
+    golden("battery", ended.err, varies=MONTH)
 
 
 # --- doctor -----------------------------------------------------------------------------------------------------------
@@ -329,7 +324,7 @@ AGES = [
 
 
 @pytest.mark.parametrize(("age_s", "verdict"), AGES)
-def test_doctor_wants_a_measured_health(age_s: float | None, verdict: str) -> None:
+def test_doctor_wants_a_measured_health(age_s: float | None, verdict: str, golden: Golden) -> None:
     """A default costs training time, and a measurement that expires unnoticed becomes one."""
     daemon = taught()
     health = None if age_s is None else replace(HEALTH, at_s=NOW_S - age_s)
@@ -339,6 +334,7 @@ def test_doctor_wants_a_measured_health(age_s: float | None, verdict: str) -> No
     finding = health_finding(ups["name"], ups["health"])
     assert (finding.name, finding.verdict) == ("battery.rack-a", verdict)
     assert bool(finding.fix) is (verdict == "WARN")
+    golden("doctor", f"{finding.text} -> {finding.fix}")
 
 
 def test_doctor_asks_on_where_a_discharge_has_shown_only_a_bound() -> None:
@@ -365,4 +361,3 @@ async def test_doctor_asks_the_daemon(folder: Path) -> None:
         told = (await powerguard("doctor", "--json", "--socket", path, "--config", str(folder / "none.yaml"))).object
     checks = {check["name"]: check for check in told["checks"]}
     assert checks["battery.rack-a"]["verdict"] == "WARN"
-    assert "no discharge has measured it" in checks["battery.rack-a"]["text"]

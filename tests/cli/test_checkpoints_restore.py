@@ -8,15 +8,15 @@ from typing import Any
 
 import pytest
 
-from powerguard.cli.checkpoints_files import FilesError, journal_of, restore, undo
-from powerguard.cli.checkpoints_found import entries_at
-from powerguard.cli.checkpoints_restore import _available_bytes
+from powerguard.cli.checkpoints.found import entries_at
+from powerguard.cli.checkpoints.restore import FilesError, _available_bytes, journal_of, restore, undo
 from powerguard.cli.main import main
-from powerguard.trainer.disk import Disk
-from powerguard.trainer.seal import seal, verify
-from powerguard.trainer.seal_manifest import SEAL, SealError
-from powerguard.trainer.store import Store
-from tests.cli.checkpoint_sites import content, flip, items_of, save
+from powerguard.trainer.seal.folder import seal, verify
+from powerguard.trainer.seal.manifest import SEAL, SealError
+from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.store import Store
+from tests.cli.checkpoint_sites import IDS, content, flip, items_of, save
+from tests.golden import FIGURES, Golden
 
 ROOT = Path(__file__).parents[2]
 
@@ -68,11 +68,13 @@ def test_a_rotten_checkpoint_leaves_no_new_root_behind(job: Path, tmp_path: Path
     assert main(["checkpoints", "restore", str(at(job, 10)), "--to", str(tmp_path / "new")]) == 0
 
 
-def test_items_are_rolled_back_and_the_rest_stays(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_items_are_rolled_back_and_the_rest_stays(
+    job: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     before = tree(job)
     words = ["checkpoints", "restore", str(job), "--step", "10", "--into", str(job), "--only", "optim.*", "--yes"]
     assert main(words) == 0
-    assert "optim.m restored from" in capsys.readouterr().out
+    golden("checkpoints", capsys.readouterr().out, varies={job: "JOB", **IDS, **FIGURES})
     path = newest(job)
     for rank in range(2):
         assert items_of(path, rank) == {
@@ -84,7 +86,7 @@ def test_items_are_rolled_back_and_the_rest_stays(job: Path, capsys: pytest.Capt
     assert main(["checkpoints", "restore", "--undo", str(job)]) == 0
     assert items_of(newest(job))["optim.m"] == content(30, "optim.m")
     assert main(["checkpoints", "restore", "--undo", str(job)]) == 1
-    assert "nothing was restored into it" in said(capsys)
+    golden("checkpoints", said(capsys), "undone", varies={job: "JOB"})
 
 
 def test_everything_is_rolled_back_and_comes_back(job: Path) -> None:
@@ -166,18 +168,20 @@ def test_what_does_not_fit_is_refused(job: Path, tmp_path: Path, capsys: pytest.
     assert tree(job) == before
 
 
-def test_a_rotten_source_changes_nothing(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_rotten_source_changes_nothing(job: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     flip(at(job, 10) / "shard-00001")
     before = tree(job)
     assert main(["checkpoints", "restore", str(at(job, 10)), "--into", str(job), "--only", "*.m", "--yes"]) == 1
-    assert "does not match its digest (chunk 0" in said(capsys)
+    golden("checkpoints", said(capsys), varies={job: "JOB", **IDS})
     assert tree(job) == before
 
 
-def test_a_training_that_writes_there_is_not_disturbed(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_training_that_writes_there_is_not_disturbed(
+    job: Path, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     with Store(job, job="llm", ranks=2):
         assert main(["checkpoints", "restore", str(at(job, 10)), "--into", str(job), "--only", "*", "--yes"]) == 1
-    assert "another process writes checkpoints here" in said(capsys)
+    golden("checkpoints", said(capsys), varies={job: "JOB", **IDS})
 
 
 # --- Sealed folders ---------------------------------------------------------------------------------------------------
@@ -342,10 +346,10 @@ def test_undoing_is_as_good_twice(old: Path, new: Path) -> None:
         assert tree(new) == before
 
 
-def test_a_damaged_plan_is_refused(old: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_damaged_plan_is_refused(old: Path, new: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     restore(old, new, ["config.json"], is_new=False)
     plan = journal_of(new) / "PLAN.json"
     for damaged in (b"", b"[]", plan.read_bytes().replace(b"config.json", b"../../etc/x"), b"\xff"):
         plan.write_bytes(damaged)
         assert main(["checkpoints", "restore", "--undo", str(new)]) == 1
-        assert "does not hold together" in said(capsys)
+        golden("checkpoints", said(capsys), repr(damaged[:3]), varies={new.parent: "FOLDER"})

@@ -6,8 +6,9 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.cli.checks_rivals import findings
+from powerguard.cli.doctor.rivals import findings
 from powerguard.effectors.child import Ended
+from tests.golden import Golden
 
 NUT_HOOK = "#!/bin/sh\nif /sbin/upsmon -K; then /sbin/upsdrvctl shutdown; fi\n"
 APC_HOOK = "#!/bin/sh\n[ -f /etc/apcupsd/powerfail ] && /etc/apcupsd/apccontrol killpower\n"
@@ -97,7 +98,7 @@ async def test_a_hook_that_is_not_executable_is_off(tmp_path: Path) -> None:
     assert await told(tmp_path, "nut-monitor.service") == NOBODY
 
 
-async def test_apcupsd(tmp_path: Path) -> None:
+async def test_apcupsd(tmp_path: Path, golden: Golden) -> None:
     """Its daemon, its KILLDELAY and its hook; and nothing of the first where our apccontrol has its place."""
     put(tmp_path, f"{FOLDER}/apcupsd_shutdown", APC_HOOK, 0o755)
     put(tmp_path, "etc/apcupsd/apccontrol", "#!/bin/sh\nshutdown -h now\n")
@@ -112,7 +113,7 @@ async def test_apcupsd(tmp_path: Path) -> None:
     assert await told(tmp_path, "apcupsd.service") == [("rivals.hook", "FAIL")]
     put(tmp_path, "etc/apcupsd/powerfail", "")
     found = await findings(armed=True, cuts=True, spawn=units(), root=tmp_path)  # type: ignore[arg-type]
-    assert "is there since an earlier outage" in found[0].text
+    golden("doctor", found[0].text)
     assert found[0].fix == f"rm {tmp_path}/etc/apcupsd/powerfail"
 
 

@@ -5,7 +5,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.cli.checks_sentinel import findings
+from powerguard.cli.doctor.comeback import sentinel_findings
 from powerguard.effectors.child import Ended
 
 SAMPLE = (Path(__file__).parents[2] / "config" / "sentinel.yaml").read_text(encoding="utf-8")
@@ -42,6 +42,6 @@ async def test_what_is_said_of_it(
     path = tmp_path / "sentinel.yaml"
     if settings is not None:
         path.write_text(settings, encoding="utf-8")
-    found = await findings(spawn=spawn, settings=path)  # type: ignore[arg-type]
+    found = await sentinel_findings(spawn=spawn, settings=path)  # type: ignore[arg-type]
     assert [each.verdict for each in found] == ([] if verdict is None else [verdict])
     assert all(words in each.text and (each.fix or each.verdict == "PASS") for each in found)

@@ -10,6 +10,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.cli import config
+from tests.golden import Golden
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = str(ROOT / "config" / "powerguard.yaml")
@@ -31,18 +32,21 @@ def least(tmp_path: Path) -> str:
     return str(path)
 
 
-def test_the_sample_is_valid(capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_sample_is_valid(capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     assert run("config", "validate", SAMPLE) == 0
     told = capsys.readouterr()
-    assert told.out == f"{SAMPLE}: valid; mode rehearse, fed by rack-a, 1 trainer\n"
+    golden("config", told.out)
     assert told.err == ""
 
 
-def test_warnings_go_to_stderr_and_change_no_exit_code(least: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_warnings_go_to_stderr_and_change_no_exit_code(
+    least: str, capsys: pytest.CaptureFixture[str], golden: Golden
+) -> None:
     assert run("config", "validate", least) == 0
     told = capsys.readouterr().err.splitlines()
-    assert told[0].startswith(f"warning: {least}:1:1: bmc.kind: none: nothing makes sure")
-    assert any(line.startswith(f"warning: {least}:5:9: ups.a.sources[0].version: SNMP version 2c") for line in told)
+    assert told[0].startswith(f"warning: {least}:1:1: bmc.kind: ")
+    assert any(line.startswith(f"warning: {least}:5:9: ups.a.sources[0].version: ") for line in told)
+    golden("config", "\n".join(told))
 
 
 def test_a_profile_that_there_is_not_is_refused(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -89,17 +93,18 @@ def test_show_takes_a_file_as_validate_does(least: str, capsys: pytest.CaptureFi
     assert "mode: dry-run" in by_place
 
 
-def test_mistakes_go_to_stderr_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_mistakes_go_to_stderr_with_78(tmp_path: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
     path = tmp_path / "bad.yaml"
     path.write_text(LEAST.replace("dry-run", "dryrun") + "lgo: 1\n", encoding="utf-8")
     for verb in ("validate", "show"):
         assert run("config", verb, "--config", str(path)) == 78
         told = capsys.readouterr()
         assert told.out == ""
-        assert told.err.splitlines() == [
-            f"error: {path}:1:7: mode: must be armed, rehearse or dry-run, got 'dryrun' (write dry-run)",
-            f"error: {path}:6:1: lgo: unknown key (did you mean 'log'?)",
+        assert [line.rpartition(": ")[0] for line in told.err.splitlines()] == [
+            f"error: {path}:1:7: mode",
+            f"error: {path}:6:1: lgo",
         ]
+        golden("config", told.err, verb)
 
 
 def test_a_program_reads_one_object(tmp_path: Path, least: str, capsys: pytest.CaptureFixture[str]) -> None:

@@ -11,18 +11,18 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.cli.discover_settings import as_yaml, settings_of
-from powerguard.cli.discover_targets import TargetError, Targets, from_words
+from powerguard.cli.discover import TargetError, Targets, as_yaml, from_words, settings_of
 from powerguard.cli.main import main
 from powerguard.settings.load import load
-from powerguard.sim import snmp_ber as ber
+from powerguard.sim import snmp_values as sim
 from powerguard.sim.snmp_agent import SnmpAgent
-from powerguard.sources.discover import Found
+from powerguard.ups.discover import Found
 from tests.cli.test_commands import Ended, powerguard
+from tests.golden import COLUMNS, FIGURES, Golden
 from tests.peers.nut import upsd
-from tests.sources.apcupsd_helpers import apcupsd
-from tests.sources.snmp_helpers import table
-from tests.sources.trap_helpers import free_port
+from tests.ups.apcupsd.apcupsd_helpers import apcupsd
+from tests.ups.snmp.snmp_helpers import table
+from tests.ups.snmp.trap_helpers import free_port
 
 ROOT = Path(__file__).parents[2]
 REFERENCE = ROOT / "docs" / "reference" / "discover.json"
@@ -52,15 +52,15 @@ def same_keys(told: object, example: object) -> None:
         same_keys(told[0], example[0])
 
 
-async def test_a_table_and_settings_that_hold(tmp_path: Path) -> None:
+async def test_a_table_and_settings_that_hold(tmp_path: Path, golden: Golden) -> None:
     """All of stdout is a settings file: what was found stands in it as a comment."""
     async with card() as agent, upsd() as peer:
         ended = await discover("127.0.0.1", "--snmp-port", str(agent.port), "--nut-port", str(peer.port))
     assert (ended.code, ended.err) == (0, "")
     lines = ended.out.splitlines()
-    assert lines[0].split() == ["#", "WHAT", "WHERE", "NAME", "SUPPLY", "RUNTIME", "CHARGE", "LOAD", "FAMILY", "MODEL"]
-    assert f"snmp ups  127.0.0.1:{agent.port}" in lines[1]
+    assert f"127.0.0.1:{agent.port}" in lines[1]
     assert "29 m 00 s" in lines[1]
+    golden("discover", ended.out, varies={agent.port: "PORT", peer.port: "PORT", **FIGURES})
     path = tmp_path / "powerguard.yaml"
     path.write_text(ended.out, encoding="utf-8")
     settings = load(path)
@@ -117,7 +117,7 @@ async def test_without_a_target_what_this_hosts_files_name(tmp_path: Path) -> No
     assert (told["addresses"], len(told["files"])) == (1, 3)
 
 
-async def test_a_community_from_a_file(tmp_path: Path) -> None:
+async def test_a_community_from_a_file(tmp_path: Path, golden: Golden) -> None:
     """The settings name a credential, for the daemon's user cannot read the caller's file; how to put it there is told.
 
     It is never shown. A file that others can read is refused before anybody is asked.
@@ -133,17 +133,16 @@ async def test_a_community_from_a_file(tmp_path: Path) -> None:
     assert ended.code == 0
     assert "community: {credential: snmp-community}" in ended.out
     assert str(path) not in ended.out
-    assert ended.err == (f"secret: snmp-community: powerguard secret set snmp-community < {path}; powerguard install\n")
+    golden("discover", ended.err)
     assert "of-the-card" not in ended.out + ended.err
     assert refused.code == 66
-    assert "others can read this secret" in refused.err
+    golden("discover", refused.err, "refused")
 
 
-async def test_nothing_found_says_where_it_looked() -> None:
+async def test_nothing_found_says_where_it_looked(golden: Golden) -> None:
     ended = await discover("127.0.0.1", "127.0.0.2")
     assert (ended.code, ended.out) == (1, "")
-    assert ended.err.startswith("Nothing found on 2 addresses in ")
-    assert "A card with another community than `public` needs --community-file.\n" in ended.err
+    golden("discover", ended.err, varies=FIGURES)
     ended = await discover("127.0.0.1", "--json")
     assert (ended.code, ended.object["found"], ended.object["settings"], ended.object["yaml"]) == (1, [], None, "")
 
@@ -232,7 +231,7 @@ def test_names_in_the_settings_are_our_own_and_differ() -> None:
     assert as_yaml([]) == ""
 
 
-def test_two_sources_of_one_model_are_asked_about_and_a_bmc_is_proposed() -> None:
+def test_two_sources_of_one_model_are_asked_about_and_a_bmc_is_proposed(golden: Golden) -> None:
     """Without a serial number they may be one UPS or two: the settings ask. The BMC: if this host has one."""
     sources = [
         {"kind": "snmp", "host": "10.0.0.5"},
@@ -244,23 +243,22 @@ def test_two_sources_of_one_model_are_asked_about_and_a_bmc_is_proposed() -> Non
         for one in sources
     ]
     text = as_yaml(found)
-    assert text.count("    # Is it the UPS ups-10-0-0-5, seen another way? Then its sources belong there.\n") == 2
+    golden("discover", text)
     assert "\n#bmc: {kind: auto}    # " in text
     assert "\nbmc: {kind: auto}    # " in as_yaml(found, bmc=True)
-    assert "Is it the UPS" not in as_yaml(found[1:])
+    golden("discover", as_yaml(found[1:]), "without a card")
     assert [(settings_of(found, bmc=bmc) or {}).get("bmc") for bmc in (False, True)] == [None, {"kind": "auto"}]
 
 
-async def test_a_known_model_brings_its_table(tmp_path: Path) -> None:
+async def test_a_known_model_brings_its_table(tmp_path: Path, golden: Golden) -> None:
     """The card names the model: the settings have its runtimes, and name where they come from. Else as ever."""
     values = table("apc")
-    values["1.3.6.1.4.1.318.1.1.1.1.1.1.0"] = ber.octets(b"Smart-UPS SRT 6000")
+    values["1.3.6.1.4.1.318.1.1.1.1.1.1.0"] = sim.octets(b"Smart-UPS SRT 6000")
     async with SnmpAgent(lambda: values) as agent:
         known = await discover("127.0.0.1", "--only", "snmp", "--snmp-port", str(agent.port))
-        values["1.3.6.1.4.1.318.1.1.1.1.1.1.0"] = ber.octets(b"Smart-UPS SRT 999")
+        values["1.3.6.1.4.1.318.1.1.1.1.1.1.0"] = sim.octets(b"Smart-UPS SRT 999")
         unknown = await discover("127.0.0.1", "--only", "snmp", "--snmp-port", str(agent.port))
-    assert "    # APC SRT 6000VA: 9, 6 and 4 minutes at 50, 75 and 100 % load\n" in known.out
-    assert "external battery packs are not in it" in known.out
+    golden("discover", known.out, varies={agent.port: "PORT", **COLUMNS})
     path = tmp_path / "powerguard.yaml"
     path.write_text(known.out, encoding="utf-8")
     (ups,) = load(path).ups.values()

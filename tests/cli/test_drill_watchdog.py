@@ -14,12 +14,13 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.daemon.admin import admin_server
-from powerguard.daemon.status import Json
+from powerguard.daemon.control.admin import admin_server
+from powerguard.daemon.observe.status import Json
 from powerguard.daemon.watchdog_drill import WatchdogDrill
 from powerguard.effectors.base import EffectorError
 from tests.cli.test_commands import Ended, powerguard
 from tests.daemon.test_drills import REFERENCE, ready
+from tests.golden import Golden
 
 ROOT = Path(__file__).parents[2]
 
@@ -60,45 +61,43 @@ async def call(socket: str, *words: str) -> Ended:
     return await powerguard("drill", "--scope", "bmc-watchdog", "--socket", socket, *words)
 
 
-async def test_it_says_what_will_happen_and_wants_the_hosts_name(socket: str) -> None:
+async def test_it_says_what_will_happen_and_wants_the_hosts_name(socket: str, golden: Golden) -> None:
     """Another name, no name, and --yes: nothing is done."""
     drill = Drill()
     async with asked(socket, drill):
         ended = await call(socket, "--yes")
         assert (ended.code, drill.begun) == (64, [])
-        assert "let the BMC cycle the power in 2 m 50 s" in ended.out
-        assert "on a board that cannot do it this host stays off" in ended.out
-        assert "passed: restart cause watchdog" in ended.out
-        assert "repeat with --host gpu07" in ended.err
+        assert "2 m 50 s" in ended.out
+        golden("drill", ended.out + ended.err, "no name")
         ended = await call(socket, "--host", "gpu08")
         assert (ended.code, drill.begun) == (1, [])
-        assert "'gpu08' is not this host's name (gpu07): nothing was done" in ended.err
+        golden("drill", ended.err, "another name")
         ended = await call(socket, "--host", "gpu07")
         assert (ended.code, [name for _, name in drill.begun]) == (0, ["gpu07"])
-        assert "this host powers off now" in ended.out
+        golden("drill", ended.out)
         ended = await call(socket, "--host", "gpu07", "--json")
         assert (ended.code, json.loads(ended.out)["in_s"]) == (0, 169.8)
 
 
 @pytest.mark.parametrize("more", [("--scope", "policy"), ("--witness", "plug"), ("--no-wait",)])
-async def test_it_stands_alone(socket: str, more: tuple[str, ...]) -> None:
+async def test_it_stands_alone(socket: str, more: tuple[str, ...], golden: Golden) -> None:
     drill = Drill()
     async with asked(socket, drill):
         ended = await call(socket, "--host", "gpu07", *more)
     assert (ended.code, drill.begun) == (64, [])
-    assert "it goes with no other scope" in ended.err
+    golden("drill", ended.err)
 
 
-async def test_dry_run_and_a_refusal_only_tell(socket: str) -> None:
+async def test_dry_run_and_a_refusal_only_tell(socket: str, golden: Golden) -> None:
     dry, refused = Drill(mode="dry-run"), Drill(refused="the phase is on_battery, not online")
     async with asked(socket, dry):
         ended = await call(socket, "--host", "gpu07")
         assert (ended.code, dry.begun) == (0, [])
-        assert "(dry-run: nothing is done)" in ended.out
+        golden("drill", ended.out)
     async with asked(socket, refused):
         ended = await call(socket, "--host", "gpu07")
         assert (ended.code, refused.begun) == (1, [])
-        assert "refused: the phase is on_battery" in ended.err
+        golden("drill", ended.err, "refused")
         ended = await call(socket, "--json")
         assert (ended.code, json.loads(ended.out)["refused"]) == (1, refused.refused)
 

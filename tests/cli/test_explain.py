@@ -13,21 +13,22 @@ from typing import Any
 
 import pytest
 
-from powerguard.cli.explain import describe, explained, what_if
 from powerguard.cli.main import main
-from powerguard.cli.outages import read
+from powerguard.cli.outages.explain import describe, explained, what_if
+from powerguard.cli.outages.history import read
 from powerguard.cli.render import Paint
-from powerguard.core.policy import Policy
+from powerguard.core.model.policy import Policy
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line, OutageRecord, history, outage, read_only
 from powerguard.daemon.journal.export import Scrub
 from powerguard.daemon.journal.recording import Recorded
 from powerguard.daemon.journal.store import MIGRATIONS, Store
 from powerguard.daemon.loop import Loop
-from powerguard.sim.story import numbers
+from powerguard.sim.demo.story import numbers
 from powerguard.sim.virtual import VirtualLoop
 from tests.cli.test_commands import powerguard
 from tests.daemon.looped import World, until
+from tests.golden import FIGURES, Golden
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 URL = "http://operator:hunter2@trainer.example:8080/api"
@@ -173,42 +174,43 @@ def like(told: dict[str, Any], name: str) -> None:
 # --- explain ----------------------------------------------------------------------------------------------------------
 
 
-def test_a_hold_is_explained(journals: dict[str, Path], run: Run) -> None:
+@pytest.mark.parametrize("story", STORIES)
+def test_a_story_is_explained(story: str, journals: dict[str, Path], run: Run, golden: Golden) -> None:
     """Each step with its time and the numbers that decided; what would have changed it; how long it took."""
-    code, out, err = run("explain", "last", "--journal", journals["held"])
+    code, out, err = run("explain", "last", "--journal", journals[story])
     assert (code, err) == (0, "")
-    assert "held and resumed in place: no reboot" in out.splitlines()[1]
-    step = r"^\d\d:\d\d:\d\d  \+1 m \d\d s +training was told to checkpoint, because three quarters of the "
-    assert re.search(step, out, re.MULTILINE)
-    assert "(checkpoint 20 s + stop 2 m 50 s)" in out
-    assert "an order failed (checkpoint)" in out
-    assert re.search(r"Utility \d.+ earlier, and no emergency checkpoint would have been ordered", out)
-    assert re.search(r"at least \d.+ were left until the power-off.*utility came after 20 s of it", out)
-    assert re.search(r"^  the whole outage +\d m \d\d s$", out, re.MULTILINE)
-    assert "host off" not in out, "it never was"
+    golden("explain", out, varies=FIGURES)
+    golden("history", run("history", "--journal", journals[story])[1], varies=FIGURES)
+
+
+def test_a_hold_is_explained(journals: dict[str, Path], run: Run) -> None:
+    told = json.loads(run("explain", "last", "--json", "--journal", journals["held"])[1])
+    assert told["outcome"] == "resumed_in_place"
+    paused = next(step for step in told["steps"] if step["numbers"].get("new") == "emergency_checkpoint")
+    assert (paused["event"], paused["because"], paused["after_s"] > 60.0) == ("phase_changed", "budget", True)
+    assert [step["event"] for step in told["steps"]].count("action_failed") == 1
+    assert len(told["what_if"]) == 2
+    assert told["durations"]["away_s"] is None, "it never was"
 
 
 def test_a_power_off_is_explained(journals: dict[str, Path], run: Run) -> None:
     """When utility would have had to be back to spare it, and by how much it was too late."""
-    code, out, _ = run("explain", "last", "--journal", journals["powered-off"])
-    assert code == 0
-    assert "powered off in order, and back" in out
-    assert "the commit point: the host is powered off, because at this load the battery lasts only" in out
-    assert re.search(
-        r"Utility back before \S+ \(\+\d m \d\d s\) would have spared the power-off: one reading of it holds the "
-        r"commit back, and 10 s of it end the outage\. It came [345]\.\d s too late\.",
-        out,
-    )
-    for part in ("host off", "from the start-up to training", "held", "on battery until the checkpoint was ordered"):
-        assert part in out
+    told = json.loads(run("explain", "last", "--json", "--journal", journals["powered-off"])[1])
+    assert told["outcome"] == "clean_shutdown"
+    commit = next(step for step in told["steps"] if step["numbers"].get("new") == "shutdown")
+    assert commit["because"] == "budget"
+    (spared,) = told["what_if"]
+    assert re.search(r" [345]\.\d s too late", spared)
+    for part in ("away_s", "recovery_s", "held_s", "trained_on_s"):
+        assert told["durations"][part] > 0.0, part
 
 
 def test_a_dip_is_explained(journals: dict[str, Path], run: Run) -> None:
     """How much longer it could have lasted: at least what the sums of its end give, and no more than the truth."""
     code, out, _ = run("explain", "last", "--journal", journals["dip"])
     assert code == 0
-    assert "utility is back before anything had to be done: training never noticed" in out
-    found = re.search(r"could have gone on for at least (\d+) s more on battery", out)
+    assert json.loads(run("explain", "last", "--json", "--journal", journals["dip"])[1])["outcome"] == "ridden_through"
+    found = re.search(r"at least (\d+) s", out)
     assert found is not None
     paused = run("explain", "last", "--json", "--journal", journals["held"])[1]
     trained_on_s = json.loads(paused)["durations"]["trained_on_s"]
@@ -217,13 +219,9 @@ def test_a_dip_is_explained(journals: dict[str, Path], run: Run) -> None:
 
 def test_an_outage_that_runs_is_explained(journals: dict[str, Path], run: Run) -> None:
     """Beside a daemon that is down, and one that is not."""
-    code, out, _ = run("explain", "last", "--journal", journals["running"])
-    assert code == 0
-    assert "it still runs; phase: hold" in out
     told = json.loads(run("explain", "last", "--json", "--journal", journals["running"])[1])
     assert (told["ended_at"], told["outcome"], told["phase"]) == (None, None, "holding")
     assert told["durations"]["lasted_s"] is None
-    assert "on battery, as far as it is written" in out
     held_at_s = next(step["after_s"] for step in told["steps"] if step["numbers"].get("new") == "holding")
     assert told["durations"]["on_battery_s"] >= held_at_s
 
@@ -251,7 +249,7 @@ def test_battery_time_of_an_outage_that_runs_is_not_behind_its_steps() -> None:
     assert explained(ended, (note,), ())["durations"]["on_battery_s"] == 0.6
 
 
-def test_a_countdown_of_the_ups_is_not_undone_by_utility() -> None:
+def test_a_countdown_of_the_ups_is_not_undone_by_utility(golden: Golden) -> None:
     """So utility in time would not have spared that power-off, and nothing of the kind is said."""
     record = OutageRecord(id="o-1", boot_id="b", started_at_s=100.0, started_wall=1000.0, ended_wall=1300.0)
     step = {
@@ -264,7 +262,7 @@ def test_a_countdown_of_the_ups_is_not_undone_by_utility() -> None:
     policy = Policy(boot_id="b", ups="a")
     assert what_if(record, [step], [], policy) == []
     (said,) = what_if(record, [{**step, "because": "budget"}], [], policy)
-    assert "would have spared the power-off" in said
+    golden("explain", said)
 
 
 @pytest.mark.parametrize("name", ["held", "powered-off", "running"])
@@ -291,7 +289,7 @@ def test_a_clock_that_is_set_in_an_outage_changes_nothing_that_is_reckoned(
     assert told["durations"]["on_battery_s"] == right["durations"]["on_battery_s"]
 
 
-def test_which_outage(journals: dict[str, Path], run: Run) -> None:
+def test_which_outage(journals: dict[str, Path], run: Run, golden: Golden) -> None:
     """An id, how it begins, or last; else which ones there are, and which was meant."""
     journal = ("--journal", journals["held"])
     with read_only(journals["held"]) as db:
@@ -301,14 +299,14 @@ def test_which_outage(journals: dict[str, Path], run: Run) -> None:
     assert run("explain", *journal) == run("explain", "last", *journal)
     code, out, err = run("explain", "lats", *journal)
     assert (code, out) == (64, "")
-    assert "did you mean last?" in err
+    golden("explain", err, varies=FIGURES)
     assert f"the last ones: {name} (20" in err
     assert "did you mean " + name in run("explain", name[:-1] + "x", *journal)[2]
     told = json.loads(run("explain", "nonsense", "--json", *journal)[1])
     assert told["object"] == "error"
 
 
-def test_a_beginning_of_several_is_refused(run: Run, tmp_path: Path) -> None:
+def test_a_beginning_of_several_is_refused(run: Run, tmp_path: Path, golden: Golden) -> None:
     path = tmp_path / "j.sqlite"
     Store(path).load()
     import sqlite3
@@ -318,22 +316,26 @@ def test_a_beginning_of_several_is_refused(run: Run, tmp_path: Path) -> None:
             db.execute("INSERT INTO outages VALUES (?, 'b', 1, 2, 3, 4, 'ridden_through', '{}')", (name,))
     db.close()
     code, _, err = run("explain", "6f1d", "--journal", path)
-    assert (code, "begins 2 outages: 6f1d-2, 6f1d-1" in err) == (64, True)
+    assert code == 64
+    golden("explain", err)
     assert run("explain", "6f1d-1", "--journal", path)[0] == 0, "without a single line, too"
 
 
-def test_without_a_journal(run: Run, tmp_path: Path) -> None:
+def test_without_a_journal(run: Run, tmp_path: Path, golden: Golden) -> None:
     for verb in (("explain", "last"), ("history",), ("history", "export", "last")):
         code, out, err = run(*verb, "--journal", tmp_path / "none.sqlite")
         assert (code, out) == (66, ""), verb
         assert "no journal here" in err
     Store(tmp_path / "empty.sqlite").load()
     code, _, err = run("explain", "last", "--journal", tmp_path / "empty.sqlite")
-    assert (code, "the journal knows no outage" in err) == (64, True)
+    assert code == 64
+    golden("explain", err)
 
 
 @pytest.mark.root
-def test_a_journal_that_is_closed_to_the_reader(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+def test_a_journal_that_is_closed_to_the_reader(
+    journals: dict[str, Path], run: Run, tmp_path: Path, golden: Golden
+) -> None:
     """The reader is told to be root, not to open the daemon's folder to itself."""
     folder = tmp_path / "closed"
     folder.mkdir(mode=0o700)
@@ -341,12 +343,12 @@ def test_a_journal_that_is_closed_to_the_reader(journals: dict[str, Path], run: 
     shutil.copy(journals["dip"], path)
     os.seteuid(65534)
     try:
-        told = [run(verb, "--journal", path) for verb in ("history", "explain", "report")]
+        told = {verb: run(verb, "--journal", path) for verb in ("history", "explain", "report")}
     finally:
         os.seteuid(0)
-    for code, _, err in told:
-        assert (code, "Permission denied (be root: the journal is the daemon's own; " in err) == (66, True), err
-        assert "must be able to write" not in err
+    for verb, (code, _, err) in told.items():
+        assert code == 66
+        golden(verb, err)
 
 
 def test_the_journal_is_where_the_settings_say(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
@@ -409,7 +411,9 @@ def test_an_export_is_decided_the_same(
     assert (told["same"], told["settings"], told["outages"][0]["complete"]) == (True, "as recorded", True)
 
 
-def test_what_comes_after_a_recording_is_no_difference(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+def test_what_comes_after_a_recording_is_no_difference(
+    journals: dict[str, Path], run: Run, tmp_path: Path, golden: Golden
+) -> None:
     """It ends with its commit, by itself or cut off there: what today's decisions do next was perhaps done, too.
 
     The order to power off was "new" once, and so was, in a file without its last lines, all of the return.
@@ -417,7 +421,8 @@ def test_what_comes_after_a_recording_is_no_difference(journals: dict[str, Path]
     path = tmp_path / "o.jsonl"
     path.write_text(run("history", "export", "last", "--journal", journals["committed"])[1], encoding="utf-8")
     code, out, _ = run("replay", path, "--diff")
-    assert (code, "Today's decisions are the same, as far as the recording goes." in out) == (0, True)
+    assert code == 0
+    golden("replay", out, varies=FIGURES)
     (off,) = [line for line in out.splitlines() if "order: power the host off" in line]
     assert off.endswith("not known")
 
@@ -452,7 +457,7 @@ def test_an_export_tells_no_secret(journals: dict[str, Path], run: Run) -> None:
     out = run("history", "export", "last", "--journal", journals["held"])[1]
     assert "trainer.example" not in out
     assert "hunter2" not in out
-    assert "no answer from [url]" in out
+    assert "[url]" in out
     lines = [json.loads(line) for line in out.splitlines()]
     assert (lines[0]["kind"], lines[-1]) == ("meta", {"kind": "end", "lines": len(lines) - 1})
     assert {line["kind"] for line in lines} == {
@@ -493,7 +498,7 @@ def test_names_that_are_words_of_ours() -> None:
     assert Scrub(())(told) == told | {"because": "pause, at 10.0.0.5 and fe80::1 (/srv/ckpt/x.bin): [url], [url] b"}
 
 
-def test_all_outages_in_one_export(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+def test_all_outages_in_one_export(journals: dict[str, Path], run: Run, tmp_path: Path, golden: Golden) -> None:
     out = run("history", "export", "all", "--journal", journals["held"])[1]
     path = tmp_path / "all.jsonl"
     path.write_text(out * 2, encoding="utf-8")
@@ -501,10 +506,11 @@ def test_all_outages_in_one_export(journals: dict[str, Path], run: Run, tmp_path
     assert len(told["outages"]) == 2
     assert told["same"] is None
     code, _, err = run("replay", path, "--outage", "nobody")
-    assert (code, "no outage 'nobody' in it" in err) == (64, True)
+    assert code == 64
+    golden("replay", err)
 
 
-def test_an_export_of_an_older_journal(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+def test_an_export_of_an_older_journal(journals: dict[str, Path], run: Run, tmp_path: Path, golden: Golden) -> None:
     """A reading in five seconds and no settings: replayed with what is told, and said to be coarse."""
     path = tmp_path / "old.sqlite"
     shutil.copy(journals["held"], path)
@@ -520,14 +526,15 @@ def test_an_export_of_an_older_journal(journals: dict[str, Path], run: Run, tmp_
     file.write_text(out, encoding="utf-8")
     code, out, _ = run("replay", file, "--table", "50:540,75:360,100:240", "--trainer", "llm:pause:20")
     assert code == 0
-    assert "did not keep every reading" in out
-    assert "training was told to checkpoint" in out
+    golden("replay", out, varies=FIGURES)
 
 
 # --- replay's options -------------------------------------------------------------------------------------------------
 
 
-def test_what_another_setting_would_have_done(journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+def test_what_another_setting_would_have_done(
+    journals: dict[str, Path], run: Run, tmp_path: Path, golden: Golden
+) -> None:
     """A larger reserve: training would have been paused earlier; told side by side, and by the exit status."""
     path = tmp_path / "o.jsonl"
     path.write_text(run("history", "export", "last", "--journal", journals["powered-off"])[1], encoding="utf-8")
@@ -543,8 +550,8 @@ def test_what_another_setting_would_have_done(journals: dict[str, Path], run: Ru
     for words in (("replay", path, "--config", config), ("--config", config, "replay", path)):
         code, out, _ = run(*words, "--diff")
         assert code == 1
-        assert re.search(r"phase: emergency checkpoint +\+\d+\.\d s +\+\d+\.\d s +earlier by \d+\.\d s", out), out
         assert f"settings: {config}" in out
+    golden("replay", out, varies=FIGURES)
     told = json.loads(run("replay", path, "--config", config, "--diff", "--json")[1])
     assert told["same"] is False
     assert {each["verdict"] for each in told["outages"][0]["diff"]} >= {"earlier"}
@@ -554,47 +561,49 @@ def test_what_another_setting_would_have_done(journals: dict[str, Path], run: Ru
 
 
 WRONG = [
-    (("--table", "x"), "--table: 'x' is no point"),
-    (("--table", "50:540,50:300"), "50 % stands there twice"),
-    (("--table", "50:-1"), "'-1' is no duration"),
-    (("--table", "50:240,75:360"), "must fall as the load rises, got 240 s at 50 % and 360 s at 75 %"),
-    (("--ups", "rack-z"), "--ups: no reading of 'rack-z' in "),
-    (("--trainer", "llm"), "--trainer: 'llm' is no NAME:CONDUCT:SECONDS"),
-    (("--trainer", "llm:hope:3"), "(such as llm:pause:20; or exit, continue)"),
-    (("--trainer", "llm:pause:nan"), "is no NAME:CONDUCT:SECONDS"),
-    (("--diff",), "it does not say what was done"),
-    (("--trainer", "llm:pause:5", "--trainer", "llm:pause:6"), "--trainer: llm twice"),
-    (("--tolerance", "nan"), "--tolerance: nan is no time in seconds"),
-    (("--tolerance", "-1"), "--tolerance: -1 is no time"),
-    (("--tolerance", "inf"), "--tolerance: inf is no time"),
+    ("--table", "x"),
+    ("--table", "50:540,50:300"),
+    ("--table", "50:-1"),
+    ("--table", "50:240,75:360"),
+    ("--ups", "rack-z"),
+    ("--trainer", "llm"),
+    ("--trainer", "llm:hope:3"),
+    ("--trainer", "llm:pause:nan"),
+    ("--diff",),
+    ("--trainer", "llm:pause:5", "--trainer", "llm:pause:6"),
+    ("--tolerance", "nan"),
+    ("--tolerance", "-1"),
+    ("--tolerance", "inf"),
 ]
 
 
-@pytest.mark.parametrize(("words", "told"), WRONG)
-def test_wrong_options_of_replay(words: tuple[str, ...], told: str, run: Run, tmp_path: Path) -> None:
+@pytest.mark.parametrize("words", WRONG, ids=" ".join)
+def test_wrong_options_of_replay(words: tuple[str, ...], run: Run, tmp_path: Path, golden: Golden) -> None:
     path = tmp_path / "t.csv"
     path.write_text("t_s,output_source\n1,utility\n", encoding="utf-8")
     code, out, err = run("replay", path, *words)
     assert (code, out) == (64, "")
-    assert told in err
+    golden("replay", err)
     code, out, _ = run("replay", path, *words, "--json")
     assert json.loads(out)["object"] == "error"
 
 
-def test_a_lone_word_of_battery_is_not_passed_over(run: Run, tmp_path: Path) -> None:
+def test_a_lone_word_of_battery_is_not_passed_over(run: Run, tmp_path: Path, golden: Golden) -> None:
     """Who replays it expects an outage, and is told why there is none."""
     path = tmp_path / "t.csv"
-    for rows, is_said in (("1,battery\n2,utility\n", True), ("1,battery\n2,battery\n", False), ("1,utility\n", False)):
+    cases = {"alone": "1,battery\n2,utility\n", "borne out": "1,battery\n2,battery\n", "none": "1,utility\n"}
+    for case, rows in cases.items():
         path.write_text(f"t_s,output_source\n0,utility\n{rows}", encoding="utf-8")
-        assert ("nothing bore it out: two witnesses make an outage" in run("replay", path)[1]) == is_said
+        golden("replay", run("replay", path)[1], case)
 
 
-def test_a_file_that_cannot_be_replayed_exits_65(run: Run, tmp_path: Path) -> None:
+def test_a_file_that_cannot_be_replayed_exits_65(run: Run, tmp_path: Path, golden: Golden) -> None:
     path = tmp_path / "t.csv"
     path.write_text("t_s,output_source,runtime_s\n1,utility,NaN\n", encoding="utf-8")
     code, out, err = run("replay", path)
     assert (code, out) == (65, "")
-    assert f"{path}:2:3: runtime_s: expected a finite decimal number, found 'NaN' (empty: not told)" in err
+    assert f"{path}:2:3: runtime_s: " in err
+    golden("replay", err)
 
 
 def test_hostile_names_do_not_reach_the_terminal(run: Run, tmp_path: Path) -> None:

@@ -17,11 +17,12 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerguard.cli.import_nut import FILES
-from powerguard.cli.import_words import MAX_BYTES, MAX_WORDS, apcupsd_words, nut_sections, nut_words, shell_words
+from powerguard.cli.imports.nut import FILES
+from powerguard.cli.imports.words import MAX_BYTES, MAX_WORDS, apcupsd_words, nut_sections, nut_words, shell_words
 from powerguard.cli.main import main
 from powerguard.options import Secret
 from powerguard.settings.load import load
+from tests.golden import Golden
 from tests.peers import require
 from tests.peers.ports import free_port
 
@@ -305,18 +306,14 @@ def test_no_secret_is_ever_told(name: str, fixture: Copy) -> None:
     assert planted or name in ("apcupsd-usb", "apcupsd-slave")
 
 
-def test_what_people_are_told(fixture: Copy) -> None:
+def test_what_people_are_told(fixture: Copy, golden: Golden) -> None:
     """What, where, what would be right; and for each secret the file to make, closed to others."""
     of = fixture("nut-lab-snmp")
     ended = imported("nut", of)
-    assert f"warning: {of}/upsmon.conf:14: FINALDELAY 50: " in ended.err
-    assert "(right: 0 to 5; powerguard waits for the checkpoint itself)" in ended.err
-    assert (
-        f"secret: upsd: the password of NUT's user primary, now in {of}/upsmon.conf:2: powerguard secret set upsd; "
-        in ended.err
-    )
-    assert f"note: {of}/upsmon.conf:9: NOTIFYMSG: " in ended.err
-    assert ended.out.startswith("# Made by `powerguard import nut` from:\n")
+    for level, line in (("warning", 14), ("secret", 2), ("note", 9)):
+        assert re.search(rf"^{level}: .*{re.escape(str(of))}/upsmon.conf:{line}: ", ended.err, re.MULTILINE), level
+    golden("import", ended.err, varies={of: "FOLDER"})
+    golden("import", ended.out, "settings", varies={of: "FOLDER"})
 
 
 def test_an_example_in_the_reference_is_true(fixture: Copy) -> None:
@@ -326,12 +323,13 @@ def test_an_example_in_the_reference_is_true(fixture: Copy) -> None:
     assert json.loads(told) == json.loads((REFERENCE / "import.json").read_text(encoding="utf-8"))
 
 
-def test_times_are_held_against_the_checkpoint(fixture: Copy) -> None:
+def test_times_are_held_against_the_checkpoint(fixture: Copy, golden: Golden) -> None:
     """A checkpoint of 10 s fits into HOSTSYNC 15, one of 10 minutes into nothing."""
     of = fixture("nut-debian")
     assert "hostsync" not in imported("nut", of, "--checkpoint", "10", "--json").warned
     ended = imported("nut", of, "--checkpoint", "10m")
-    assert "takes 600 s (right: HOSTSYNC 600 or more" in ended.err
+    assert "600 s" in ended.err
+    golden("import", ended.err, varies={of: "FOLDER"})
     apcupsd = fixture("apcupsd-snmp")
     assert "minutes" not in imported("apcupsd", apcupsd, "--json").warned
     assert imported("apcupsd", apcupsd, "--checkpoint", "10m", "--json").warned["minutes"] == [7]
@@ -368,16 +366,16 @@ def test_the_poll_interval_is_that_of_the_file(fixture: Copy) -> None:
     of = fixture("nut-debian")
     text = (of / "ups.conf").read_text(encoding="utf-8")
     for before, after, told in (
-        ("", "", "2 s, NUT's default"),
+        ("", "", "2 s"),
         ("pollinterval = 7\n", "", "7 s"),
         ("", "pollinterval = 5\n", "5 s"),
     ):
         (of / "ups.conf").write_text(f"{before}{text}\n{after}", encoding="utf-8")
-        assert f"the status itself comes every pollinterval ({told})" in imported("nut", of).err
+        assert re.search(rf"pollinterval \({told}\b", imported("nut", of).err)
 
 
 def test_only_the_program_is_required() -> None:
-    assert imported().err.startswith("powerguard import: the following arguments are required: program\n")
+    assert re.match(r"powerguard import: .*: program\n", imported().err)
 
 
 def test_files_that_everybody_can_read(fixture: Copy) -> None:
@@ -412,7 +410,7 @@ def test_passwords_and_roles_that_do_not_agree(fixture: Copy) -> None:
 # --- Files that are wrong ---------------------------------------------------------------------------------------------
 
 
-def test_files_that_cannot_be_read(folder: Path) -> None:
+def test_files_that_cannot_be_read(folder: Path, golden: Golden) -> None:
     """Told by name, with the reason; nothing hangs on a pipe, and nothing is read without end."""
     os.mkfifo(folder / "ups.conf")
     (folder / "upsmon.conf").symlink_to("/dev/zero")
@@ -425,10 +423,9 @@ def test_files_that_cannot_be_read(folder: Path) -> None:
     assert imported("nut", folder / "none").code == 66
     assert "No such file" in imported("apcupsd", folder / "none").err
     (folder / "empty").mkdir()
-    assert "holds none of nut.conf" in imported("nut", folder / "empty").err
-    assert "holds no apcupsd.conf" in imported("apcupsd", folder / "empty").err
     (folder / "other.txt").touch()
-    assert "by its name" in imported("nut", folder / "other.txt").err
+    for program, name in (("nut", "empty"), ("apcupsd", "empty"), ("nut", "other.txt")):
+        golden("import", imported(program, folder / name).err, f"{program} {name}")
     assert imported("nut", "a\0b").code == 66
 
 
@@ -445,14 +442,14 @@ async def test_a_file_that_only_root_may_read_is_told(folder: Path) -> None:
     assert (ended.code, ended.warned["unreadable"]) == (0, [0])
 
 
-def test_nothing_to_be_made(folder: Path) -> None:
+def test_nothing_to_be_made(folder: Path, golden: Golden) -> None:
     """Comments only, an UPSTYPE that is none: 65, what was looked for, and everything that was odd."""
     (folder / "upsmon.conf").write_text("# nothing\nMONITOR secret-in-the-wrong-place\n", encoding="ascii")
     ended = imported("nut", folder)
     assert (ended.code, ended.out) == (65, "")
-    assert "no MONITOR line, and no driver" in ended.err
-    assert f"{folder}/upsmon.conf:2: MONITOR: five words must follow" in ended.err
+    assert f"{folder}/upsmon.conf:2: MONITOR: " in ended.err
     assert "secret-in" not in ended.err
+    golden("import", ended.err)
     (folder / "apcupsd.conf").write_text("UPSTYPE banana\nDEVICE x\n", encoding="ascii")
     assert imported("apcupsd", folder).code == 65
     (folder / "apcupsd.conf").write_text(
@@ -461,13 +458,8 @@ def test_nothing_to_be_made(folder: Path) -> None:
     ended = imported("apcupsd", folder, "--json")
     assert (ended.code, ended.object["object"]) == (65, "error")
     ended = imported("apcupsd", folder)
-    for told in (
-        ":2: DEVICE is no address",
-        ":3: no directive of apcupsd",
-        ":4: MINUTES wants a number",
-        ":1: the first line",
-    ):
-        assert told in ended.err
+    assert {":1: ", ":2: ", ":3: ", ":4: "} <= set(re.findall(r":\d: ", ended.err))
+    golden("import", ended.err, "apcupsd")
     (folder / "upsmon.conf").write_bytes(b"\0\xff" * 50)
     assert imported("nut", folder).code == 65
 
@@ -511,7 +503,7 @@ lines" end
 non-ascii caf"""
 
 
-def test_words_of_nut() -> None:
+def test_words_of_nut(golden: Golden) -> None:
     """Each rule of parseconf.c: comments within words, =, quotes, escapes, lines that go on, and the last line."""
     read = nut_words(f"{NUT_TEXT}\xe9", "f")
     assert [(line.number, *line.words) for line in read.lines] == [
@@ -522,11 +514,8 @@ def test_words_of_nut() -> None:
         (8, "overlines", "end"),
         (10, "non-ascii", "caf"),
     ]
-    assert [(odd.where, odd.what.partition(":")[0]) for odd in read.oddities] == [
-        ("f:4", "a # within quotes"),
-        ("f:8", "a quote that is closed in a later line"),
-        ("f:10", "a character that NUT drops"),
-    ]
+    assert [odd.where for odd in read.oddities] == ["f:4", "f:8", "f:10"]
+    golden("import", "\n".join(odd.what for odd in read.oddities))
 
 
 def test_words_of_nut_have_limits() -> None:
@@ -760,15 +749,14 @@ def test_no_secret_shows_in_a_file_that_was_damaged(data: st.DataObject) -> None
 @pytest.mark.parametrize(
     "lines", ['desc = "CyberPower PR1500ELCD"', 'vendor = "CPS"\n  product = "PR1500ELCD"', 'product = "PR1500ELCD"']
 )
-def test_a_model_that_is_known_brings_its_table(tmp_path: Path, lines: str) -> None:
+def test_a_model_that_is_known_brings_its_table(tmp_path: Path, lines: str, golden: Golden) -> None:
     """ups.conf names the model, as nut-scanner writes it: the settings have its runtimes, and say where from."""
     (tmp_path / "ups.conf").write_text(f"[desk]\n  driver = usbhid-ups\n  port = auto\n  {lines}\n", encoding="ascii")
     (tmp_path / "upsmon.conf").write_text("MONITOR desk@localhost 1 mon x primary\n", encoding="ascii")
     (tmp_path / "upsmon.conf").chmod(0o600)
     ended = imported("nut", tmp_path)
     assert ended.code == 0
-    assert "    # CyberPower PR1500ELCD: the maker's product page" in ended.out
-    assert "external battery packs are not in it" in ended.out
+    golden("import", ended.out)
     path = tmp_path / "powerguard.yaml"
     path.write_text(ended.out, encoding="utf-8")
     ups = load(path).ups["desk"]

@@ -1,7 +1,9 @@
 """`report` and `history` as their users meet them: on journals that the real loop wrote, whole and damaged."""
 
 import asyncio
+import errno
 import json
+import os
 import re
 import shutil
 import sqlite3
@@ -15,11 +17,11 @@ from xml.etree import ElementTree as ET
 import pytest
 
 from powerguard.cli.main import main
-from powerguard.cli.outages import Elapsed
+from powerguard.cli.outages.history import Elapsed
+from powerguard.cli.outages.picture import timeline
+from powerguard.cli.outages.report import headline
 from powerguard.cli.render import duration
-from powerguard.cli.report_picture import timeline
-from powerguard.cli.report_render import headline
-from powerguard.core.actions import (
+from powerguard.core.model.actions import (
     CheckHost,
     Conduct,
     ContinueTrainer,
@@ -28,21 +30,22 @@ from powerguard.core.actions import (
     StopTrainer,
     TerminateTrainer,
 )
-from powerguard.core.events import ForeignStop, Measured, PoweredOn, TrainerSeen
-from powerguard.core.model import Recovery
-from powerguard.core.policy import FeedPolicy, Mode, TrainerPolicy
-from powerguard.core.readings import Reading, SourceFailed
-from powerguard.daemon.assemble import Recorder
+from powerguard.core.model.events import ForeignStop, Measured, PoweredOn, Reading, SourceFailed, TrainerSeen
+from powerguard.core.model.policy import FeedPolicy, Mode, TrainerPolicy
+from powerguard.core.model.state import Recovery
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line, OutageRecord
+from powerguard.daemon.wiring import DryRunEffector
 from powerguard.sim.virtual import VirtualLoop
-from powerguard.sources.base import Publish
+from powerguard.ups.base import Publish
 from tests.cli.test_explain import STORIES as TOLD
 from tests.cli.test_explain import in_phase, like, told_in
 from tests.daemon.looped import Card, Doer, World, until
+from tests.golden import FIGURES, Golden
 
 SETTINGS = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 MANY = 40
+FAILURE = "it does not answer"
 NAME = 'job <b onclick="x()">{}</b> [a](http://evil.example) | `c`'
 FEED = "rack <b>&"
 Run = Callable[..., tuple[int, str, str]]
@@ -84,7 +87,7 @@ class Seldom(Card):
 
 async def _everything_fails(world: World) -> None:
     """No checkpoint, no BMC, a load that stays, a source that falls silent, and a card that was asked too seldom."""
-    world.trainer.error, world.bmc.error = "it does not answer", "no session"
+    world.trainer.error, world.bmc.error = FAILURE, "no session"
     world.paused_load = world.load
     parts = replace(world.parts(), sources=[("rack-a", "card", Seldom(world.ups, world.clock))])
     async with world.running(parts, kill=True) as daemon:
@@ -258,7 +261,7 @@ async def _dry_run(world: World) -> None:
     """In dry-run every action is only recorded: training draws its power until utility is back."""
     world.policy = replace(world.policy, mode=Mode.DRY_RUN)
     parts = world.parts()
-    recorder = Recorder()
+    recorder = DryRunEffector()
     effectors = {kind: world.bmc if kind is EnsurePolicy else recorder for kind in parts.effectors}
     world.bmc.detail = (("policy", "always-off"), ("verified", False))
     async with world.running(replace(parts, effectors=effectors)) as daemon:
@@ -387,6 +390,18 @@ def test_the_page_stands_alone(story: str, journals: dict[str, Path], run: Run) 
     assert (box.count("no-repeat local"), box.count("no-repeat scroll")) == (2, 2)
 
 
+@pytest.mark.parametrize("story", STORIES)
+def test_a_story_is_reported(story: str, journals: dict[str, Path], run: Run, golden: Golden) -> None:
+    """What the tests below assert by fields, in words."""
+    code, out, err = run("report", "--journal", journals[story])
+    assert (code, err) == (0, "")
+    golden("report", out, varies=FIGURES)
+    if story not in TOLD:
+        golden("explain", run("explain", "--journal", journals[story])[1], varies=FIGURES)
+    if story in {"dry-run", "powered-off", "bad"}:
+        golden("report", run("report", "--markdown", "--journal", journals[story])[1], "markdown", varies=FIGURES)
+
+
 def test_a_power_off_and_back(journals: dict[str, Path], report: Report, run: Run) -> None:
     """Every part of it with its time: the sums of then against what came, and the way back by whose it is."""
     told = report(journals["powered-off"])
@@ -405,27 +420,22 @@ def test_a_power_off_and_back(journals: dict[str, Path], report: Report, run: Ru
     assert told["detection"]["confirmed_s"] - told["detection"]["power_lost_s"] <= 1.5
     assert rules(told) == {"return_unknown"}, "all went as planned, and the discharge measured the battery's health"
     assert "health_unknown" in rules(report(journals["dip"])), "a dip measures nothing"
-    code, out, err = run("report", "--journal", journals["powered-off"])
-    assert (code, err) == (0, "")
+    out = run("report", "--journal", journals["powered-off"])[1]
     assert (told["host"], out.startswith("gpu-01: outage ")) == ("gpu-01", True)
     assert run("report", "--markdown", "--journal", journals["powered-off"])[1].startswith("# gpu-01: outage ")
     assert "<title>gpu-01: outage " in run("report", "--html", "-", "--journal", journals["powered-off"])[1]
-    assert re.search(r"commit to the host's last word +the host's +not told", out), "never 0"
-    assert re.search(r"power-on to OS.* the site's +20 s", out)
 
 
-def test_an_outage_that_runs(journals: dict[str, Path], report: Report, run: Run) -> None:
+def test_an_outage_that_runs(journals: dict[str, Path], report: Report) -> None:
     """So far, and nothing of an end that there was not."""
     told = report(journals["running"])
     assert (told["ended_at"], told["outcome"], told["durations"]["lasted_s"]) == (None, None, None)
     assert told["phases"][-1]["name"] == "holding"
-    out = run("report", "--journal", journals["running"])[1]
-    assert "it still runs; phase: hold" in out
-    assert re.search(r"hold +\+1 m 38 s +\d\.\d s so far", out)
-    assert "the whole outage" not in out
+    assert 90.0 < told["phases"][-1]["from_s"] < 110.0
+    assert told["phases"][-1]["s"] < 10.0
 
 
-def test_a_host_that_crashed(journals: dict[str, Path], report: Report, run: Run) -> None:
+def test_a_host_that_crashed(journals: dict[str, Path], report: Report) -> None:
     """What was lost is what training was ahead of its newest checkpoint; the dark ends where the kernel began."""
     told = report(journals["crashed"])
     assert (told["outcome"], told["steps_lost"]) == ("dirty", 40)
@@ -438,9 +448,6 @@ def test_a_host_that_crashed(journals: dict[str, Path], report: Report, run: Run
     assert told["recovery"]["resumed_s"] == pytest.approx(12.0, abs=0.5), "which ends the outage"
     assert told["recovery"]["ours_s"] == pytest.approx(72.0, abs=1.5)
     assert {"dirty", "switched_on_by_hand", "host_incomplete"} <= rules(told)
-    out = run("report", "--journal", journals["crashed"])[1]
-    assert re.search(r"powered on by +the site's +power button", out)
-    assert re.search(r"power-on to OS: firmware and loader +the site's +45 s", out)
 
 
 def test_a_second_power_off_in_the_same_outage(journals: dict[str, Path], report: Report) -> None:
@@ -457,32 +464,30 @@ def test_a_second_power_off_in_the_same_outage(journals: dict[str, Path], report
     assert sum(p["s"] for p in told["phases"]) == pytest.approx(told["durations"]["lasted_s"], abs=0.1)
 
 
+_DONE = (
+    "nothing can be lost",
+    "was asked for",
+    "is powered off",
+    "under way",
+    "held, paused",
+    "every checkpoint is durable",
+    "was told to checkpoint",
+    "was ordered",
+)
+"""What explain and report say of an armed outage (the golden files have it), and of no dry-run."""
+
+
 def test_a_dry_run_claims_nothing_that_was_not_done(journals: dict[str, Path], report: Report, run: Run) -> None:
     """Conditional, named as a dry-run in every header, and no prediction or advice of what was only recorded."""
     told = report(journals["dry-run"])
     assert (told["mode"], told["outcome"]) == ("dry-run", "rehearsed")
-    assert [p["what"] for p in told["predictions"]] == ["effective runtime at the pause, at the load of that moment"]
+    assert [p["unit"] for p in told["predictions"]] == ["s"]
     assert rules(told) <= {"health_unknown", "no_runtime_table"}
     for verb in (("report",), ("report", "--markdown"), ("explain",)):
         out = " ".join(run(*verb, "--journal", journals["dry-run"])[1].split())
-        assert re.search(r"outage \S+, \S+ \S+(?: \S+)? \(dry\\?-run\)", out), verb
-        assert not re.search(
-            r"nothing can be lost|was asked for|is powered off|under way|held, paused|every checkpoint is durable|"
-            r"was told to checkpoint|was ordered",
-            out,
-        ), verb
-    out = " ".join(run("explain", "--journal", journals["dry-run"])[1].split())
-    for part in (
-        "training would be told to checkpoint, because",
-        "llm would be asked for a checkpoint, then to stay paused; it would have",
-        "no checkpoint of llm: it was not asked for one",
-        "no trainer was asked, so training goes on. The host would wait for utility",
-        "the commit point: the host would be powered off, because",
-        "the power-off would be ordered (",
-        "the power-off is recorded, and not done",
-        "dry-run, only recorded: resume (llm)",
-    ):
-        assert part in out, part
+        assert re.search(r"\(dry\\?-run\)", out), verb
+        for claim in _DONE:
+            assert claim not in out, verb
 
 
 def test_the_curve_is_drawn_at_the_scale_of_the_outage(journals: dict[str, Path], report: Report) -> None:
@@ -496,30 +501,28 @@ def test_the_curve_is_drawn_at_the_scale_of_the_outage(journals: dict[str, Path]
     assert duration(top) in drawn
 
 
-def test_a_bare_stop_is_not_told_as_an_orderly_one(journals: dict[str, Path], report: Report) -> None:
+def test_a_bare_stop_is_not_told_as_an_orderly_one(journals: dict[str, Path], report: Report, golden: Golden) -> None:
     told = report(journals["powered-off"])
-    assert headline(told)[0].startswith("powered off in order, and back; ")
+    golden("report", headline(told)[0], "full")
     next(row for row in told["budget"] if row["phase"] == "shutdown")["grade"] = "bare"
-    assert headline(told)[0].startswith("powered off by force, as only a bare stop fitted, and back; ")
+    golden("report", headline(told)[0], "bare")
 
 
-def test_the_page_says_when_it_was_made(journals: dict[str, Path], run: Run) -> None:
+def test_the_page_says_when_it_was_made(journals: dict[str, Path], run: Run, golden: Golden) -> None:
     """And shows no backtick: a page has no code in them."""
     out = run("report", "--html", "-", "--journal", journals["bad"])[1]
-    assert re.search(r"Made \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4} from the journal alone", out)
-    assert "powerguard doctor says what is missing" in out
+    assert re.search(r"<footer><p>\w+ \d{4}-\d\d-\d\d \d\d:\d\d:\d\d [+-]\d{4} ", out)
     assert "`" not in out
+    words = re.sub(r"<[^>]+>", " ", out.partition("</svg>")[2])
+    golden("report", "\n".join(line.strip() for line in words.splitlines() if line.strip()), varies=FIGURES)
 
 
-def test_why_a_commit_waited(journals: dict[str, Path], report: Report, run: Run) -> None:
+def test_why_a_commit_waited(journals: dict[str, Path], report: Report) -> None:
     """The stop no longer fitted, and only the wait for a dip held the commit back: no reserve is blamed."""
-    out = " ".join(run("explain", "--journal", journals["falls"])[1].split())
-    wait = r"powerguard waited for 8 s on battery and one more reading, because a shorter dip needs no power-off"
-    assert re.search(rf"the commit point: .*\. The stop did not fit from \+\S+ s on: {wait}", out)
     told = report(journals["falls"])
     assert "commit_waited" in rules(told)
     assert "commit_late" not in rules(told)
-    assert "The stop did not fit from" not in run("explain", "--journal", journals["powered-off"])[1]
+    assert not {"commit_waited", "commit_late"} & rules(report(journals["powered-off"]))
 
 
 def test_the_stop_of_the_commit_is_judged(journals: dict[str, Path], report: Report) -> None:
@@ -542,7 +545,6 @@ def test_a_trainer_that_trains_on(journals: dict[str, Path], report: Report, run
     for verb in ("report", "explain"):
         out = run(verb, "--journal", journals["trains-on"])[1]
         assert not re.search(r"nothing can be lost|[Tt]raining waits|held, paused|told to pause", out)
-    assert "llm: trains on, and its work after its checkpoint is lost if the host goes off" in " ".join(out.split())
 
 
 def test_a_trainer_that_died(journals: dict[str, Path], report: Report) -> None:
@@ -561,9 +563,6 @@ def test_signals_are_reported(journals: dict[str, Path], report: Report, run: Ru
     assert llm["ended_s"] == llm["signals"][1]["at_s"]
     assert "signalled" in rules(told)
     assert "SIGSTOP, SIGTERM" in run("report", "--journal", journals["signalled"])[1].splitlines()[1]
-    out = run("explain", "--journal", journals["signalled"])[1]
-    assert "draws on" not in out
-    assert "goes on where it stood" not in out
 
 
 @pytest.mark.parametrize(
@@ -585,12 +584,6 @@ def test_what_brought_the_host_back(
     assert found == ({rule} if rule else set())
 
 
-def test_explain_knows_our_own_late_reboot(journals: dict[str, Path], run: Run) -> None:
-    """It says what brought the host back as the report does, and of no other return."""
-    assert "a late reboot, ordered by powerguard" in run("explain", "--journal", journals["late-reboot"])[1]
-    assert "a late reboot, ordered by powerguard" not in run("explain", "--journal", journals["trains-on"])[1]
-
-
 def test_a_load_that_nobody_read_is_not_measured(journals: dict[str, Path], report: Report) -> None:
     told = report(journals["lost-before"])
     assert any(b["phase"] == "emergency_checkpoint" for b in told["budget"])
@@ -605,11 +598,11 @@ def test_feeds_and_trainers_by_the_dozen(journals: dict[str, Path], report: Repo
     assert {s["source"] for feed in told["feeds"] for s in feed["stretches"]} == {"utility", "battery"}
     assert len(told["trainers"]) == MANY
     slow = next(each for each in told["advice"] if each["rule"] == "checkpoint_slow")
-    assert "20 s instead of 12 s" in slow["text"]
+    assert {"20 s", "12 s"} <= set(re.findall(r"\d+ s", slow["text"]))
     assert "checkpoint_s: 2" in slow["text"]
     assert f"{MANY - 5} more" in slow["text"]
     out = run("report", "--journal", journals["many"])[1]
-    assert f"Checkpoints (the slowest 12 of {MANY})" in out
+    assert sum("onclick" in line and "checkpoint" not in line for line in out.splitlines()) == 12
     page = run("report", "--html", "-", "--journal", journals["many"])[1]
     assert all(f"&gt;{n}&lt;/b&gt;" in page for n in range(MANY))
     assert f"{MANY} of {MANY} trainers durable" in page
@@ -627,22 +620,22 @@ def test_all_that_went_wrong_is_told(journals: dict[str, Path], report: Report, 
     levels = [each["level"] for each in told["advice"]]
     assert levels == sorted(levels, key=("error", "warning", "info").index)
     assert told["steps_lost"] is None
-    assert told["trainers"][0]["failure"] == "it does not answer"
-    assert "none: it does not answer" in run("report", "--journal", journals["bad"])[1]
+    assert told["trainers"][0]["failure"] == FAILURE
     assert "checkpoint_repeated" in rules(report(journals["held"]))
 
 
 # --- What the journal no longer tells ---------------------------------------------------------------------------------
 
 
-def test_an_older_journal(journals: dict[str, Path], report: Report, run: Run, tmp_path: Path) -> None:
+def test_an_older_journal(journals: dict[str, Path], report: Report, run: Run, tmp_path: Path, golden: Golden) -> None:
     """Schema 1 kept one reading in five seconds and no settings: both are said, and the rest is told."""
     path = changed(journals["powered-off"], tmp_path / "old.sqlite", "DROP TABLE recorded", "PRAGMA user_version = 1")
     told = report(path)
     assert (told["mode"], told["steps_lost"]) == (None, 0)
     assert told["feeds"][0]["stretches"]
     assert told["trainers"][0]["expected_s"] is None
-    assert "did not keep every reading" in run("report", "--journal", path)[1]
+    assert len(told["doubts"]) == 1
+    golden("report", run("report", "--journal", path)[1], varies=FIGURES)
 
 
 @pytest.mark.parametrize(
@@ -670,7 +663,9 @@ def test_a_salvaged_journal(cut: str, journals: dict[str, Path], run: Run, tmp_p
     assert run("history", "--journal", path)[0] == 0
 
 
-def test_a_clock_that_lost_a_year(journals: dict[str, Path], report: Report, run: Run, tmp_path: Path) -> None:
+def test_a_clock_that_lost_a_year(
+    journals: dict[str, Path], report: Report, run: Run, tmp_path: Path, golden: Golden
+) -> None:
     """The battery of the clock was empty: how long the host was off is not told, not 0 and not a year."""
     back = "UPDATE {} SET wall = wall - 31536000 WHERE boot_id LIKE 'boot-b%'"
     path = changed(
@@ -681,11 +676,8 @@ def test_a_clock_that_lost_a_year(journals: dict[str, Path], report: Report, run
     assert (told["recovery"]["away_s"], told["durations"]["lasted_s"], told["durations"]["away_s"]) == (None,) * 3
     assert next(p["s"] for p in told["phases"] if p["name"] == "off") is None
     assert told["recovery"]["ours_s"] == 10.0, "within the boot its own clock counts"
-    (advice,) = [each["text"] for each in told["advice"] if each["rule"] == "clock_set"]
-    assert advice.endswith("(chrony, NTP, its battery) lets the time in the dark be told.")
-    out = run("report", "--journal", path)[1]
-    assert "the wall clock cannot be believed" in out
-    assert re.search(r"down +\+3 m 21 s +not told", out)
+    assert "clock_set" in rules(told)
+    golden("report", run("report", "--journal", path)[1], varies=FIGURES)
     lasted = json.loads(run("history", "--json", "--journal", path)[1])["outages"][0]["lasted_s"]
     assert lasted == 875.6, "as the daemon counted it"
 
@@ -721,7 +713,7 @@ def test_the_page_is_written_whole_or_not_at_all(journals: dict[str, Path], run:
     assert [each.name for each in tmp_path.iterdir()] == ["o.html"]
     code, out, err = run("report", "--html", tmp_path / "no" / "o.html", "--journal", journals["dip"])
     assert (code, out) == (73, "")
-    assert "No such file or directory" in err
+    assert os.strerror(errno.ENOENT) in err
     for folder in (tmp_path, "/", ""):
         code, out, err = run("report", "--html", folder, "--journal", journals["dip"])
         assert (code, out, "Is a directory" in err) == (73, "", True)
@@ -741,8 +733,9 @@ def test_history_tells_each_part(journals: dict[str, Path], run: Run) -> None:
     """On battery, checkpoint, commit, recovery; a part that there was not is a dash."""
     head, row = run("history", "--journal", journals["powered-off"])[1].splitlines()
     assert head.split("  ")[0] == "began"
-    assert re.search(r"14 m 36 s +3 m 2\d s +20 s +3 m 16 s +1 m 10 s +clean_shutdown", row)
+    assert re.search(r"14 m 36 s +3 m 2\d s +20 s +3 m 16 s +1 m 10 s", row)
+    assert row.split()[-2] == "clean_shutdown"
     code, out, _ = run("history", "--limit", "9" * 20, "--journal", journals["dip"])
     assert code == 0, "more than SQLite can count to is all of them"
     dip = out.splitlines()[1]
-    assert re.search(r" - +- +- +ridden_through", dip)
+    assert dip.split()[-5:-1] == ["-", "-", "-", "ridden_through"]

@@ -5,19 +5,19 @@ from typing import Any
 
 import pytest
 
-from powerguard.cli.snmp import choose_for
-from powerguard.profiles.decode import decode
-from powerguard.profiles.load import load_profiles
-from powerguard.profiles.values import Missing
-from powerguard.profiles.walk import read_walk
-from powerguard.sources.snmp import probe
+from powerguard.cli.snmp.verb import choose_for
+from powerguard.ups.profiles.decode import decode
+from powerguard.ups.profiles.load import load_profiles
+from powerguard.ups.profiles.vocabulary import Missing
+from powerguard.ups.profiles.walk import read_walk
+from powerguard.ups.snmp.source import probe
 from tests.peers.snmpd import AUTH, COMMUNITY, PRIV, USER, snmpd
-from tests.sources.snmp_helpers import options, secret
+from tests.ups.snmp.snmp_helpers import options, secret
 
 pytestmark = pytest.mark.peer("snmpd")
 
 PROFILES = load_profiles(None)
-WALKS = sorted((Path(__file__).parents[1] / "profiles" / "walks").rglob("*.walk"))
+WALKS = sorted((Path(__file__).parents[1] / "ups" / "profiles" / "walks").rglob("*.walk"))
 QUICK = {"apc-rpdu2", "xups", "rfc1628"}
 """One version each in the short run; all of them in all versions in the long one."""
 

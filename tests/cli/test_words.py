@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from powerguard.cli.words import NEED_SHARE, ORDERS, PHASES, WITNESSES, has_words, mark, order, sentence
-from powerguard.core.actions import Action, Note
-from powerguard.core.plain import _family
-from powerguard.core.table import TABLE, phase_name
+from powerguard.core.decide.table import TABLE, phase_name
+from powerguard.core.model.actions import Action, Note
+from powerguard.core.model.serialisation import _family
 from tests.core.play import Player
+from tests.golden import Golden
 
 ROOT = Path(__file__).parents[2]
 SCENARIOS = sorted((ROOT / "tests" / "scenarios").glob("*.txt"))
@@ -49,10 +50,11 @@ def said_in(path: Path) -> Iterator[str]:
 
 def test_every_note_of_the_core_has_words() -> None:
     """A note that is added is told by `explain` and `replay` from its first day."""
-    said = {event for path in (ROOT / "powerguard" / "core").glob("*.py") for event in said_in(path)}
+    said = {event for path in (ROOT / "powerguard" / "core").rglob("*.py") for event in said_in(path)}
     assert len(said) > 40, "the finder finds"
     assert {"phase_changed", "outage_began", "overload_raised", "maintenance_set", "maintenance_ended"} <= said
-    assert sorted(event for event in said if not has_words(event)) == []
+    wordless = sorted(event for event in said if not has_words(event))
+    assert wordless == [], "each note needs a sentence in powerguard/cli/words.py"
 
 
 @pytest.mark.parametrize("path", SCENARIOS, ids=lambda path: path.stem)
@@ -75,13 +77,14 @@ def told(note: Note) -> str:
     return sentence(note.event, note.because, dict(note.numbers))
 
 
-def test_orders_and_phases_have_words() -> None:
+def test_orders_and_phases_have_words(golden: Golden) -> None:
     actions = {cls.__name__ for cls in _family(Action)} - {"Action", "PollNow"}
-    assert actions <= set(ORDERS)
+    assert actions <= set(ORDERS), "each kind of action needs words in ORDERS (powerguard/cli/words.py)"
     assert {phase_name(phase) for phase, _ in TABLE} | {phase_name(phase) for phase in TABLE.values()} <= set(PHASES)
-    assert order("TriggerCheckpoint", "llm") == "checkpoint (llm)"
-    assert mark("phase", "holding") == "phase: hold"
-    assert mark("order", "PowerOff") == "order: power the host off"
+    golden("words", "\n".join(order(action, "llm") for action in sorted(actions)), "orders")
+    golden(
+        "words", "\n".join([*(mark("phase", phase) for phase in sorted(PHASES)), mark("order", "PowerOff")]), "marks"
+    )
 
 
 NUMBERS = {
@@ -135,10 +138,10 @@ SENTENCES = [
 ]
 
 
-def test_a_drill_that_an_outage_ended_is_told_as_the_outage_is() -> None:
+def test_a_drill_that_an_outage_ended_is_told_as_the_outage_is(golden: Golden) -> None:
     numbers = {"result": "interrupted", "lasted_s": 15.0}
     text = sentence("drill_ended", "a real outage: on_battery_s", numbers)
-    assert text == "the drill ended, interrupted, after 15 s (a real outage: the UPS counts its seconds on battery)"
+    golden("words", text)
 
 
 @pytest.mark.parametrize(("because", "numbers", "expected"), SENTENCES)
@@ -191,17 +194,16 @@ def test_the_share_is_the_core_s_own() -> None:
     assert need_s - 2.0 < NEED_SHARE * numbers["reff_paused_s"] <= need_s
 
 
-def test_what_has_no_words_is_told_by_its_name() -> None:
+def test_what_has_no_words_is_told_by_its_name(golden: Golden) -> None:
     """A journal of a newer version."""
     assert not has_words("moon_rose")
-    assert sentence("moon_rose", "it was time", {}) == "moon rose: it was time"
-    assert sentence("moon_raised", "it shines", {}) == "alarm, moon: it shines"
-    assert sentence("moon_cleared", "it set", {}) == "that alarm is over: moon"
+    told = [sentence(event, "it was time", {}) for event in ("moon_rose", "moon_raised", "moon_cleared")]
+    golden("words", "\n".join(told))
 
 
 def test_witnesses_have_words() -> None:
-    """Those that fusion and agreement can name."""
-    core = ROOT / "powerguard" / "core"
-    source = "".join((core / name).read_text(encoding="utf-8") for name in ("fusion.py", "agreement.py"))
+    """Those that `core.supply` can name."""
+    core = ROOT / "powerguard" / "core" / "supply"
+    source = "".join((core / name).read_text(encoding="utf-8") for name in ("fusion.py", "several_sources.py"))
     named = set(re.findall(r'(?:return|witness =) "(\w+)"', source))
     assert {"second_source", "on_battery_s", "input_present", "alarms"} <= named <= set(WITNESSES)

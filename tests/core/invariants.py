@@ -2,9 +2,11 @@
 
 import json
 
-from powerguard.core import budget as sums
-from powerguard.core import ladder, plan
-from powerguard.core.actions import (
+from powerguard.core.decide import conditions
+from powerguard.core.decide.machine import WRONG
+from powerguard.core.decide.table import TABLE, phase_name
+from powerguard.core.energy import budget as sums
+from powerguard.core.model.actions import (
     ArmWay,
     Conduct,
     DisarmWay,
@@ -18,9 +20,10 @@ from powerguard.core.actions import (
     TriggerCheckpoint,
     Way,
 )
-from powerguard.core.events import Abort, Done, Event, Failed
-from powerguard.core.machine import WRONG
-from powerguard.core.model import (
+from powerguard.core.model.events import Abort, Done, Event, Failed, OutputSource, Reading
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.serialisation import from_plain, to_plain
+from powerguard.core.model.state import (
     EmergencyCheckpoint,
     Holding,
     OnBattery,
@@ -31,10 +34,7 @@ from powerguard.core.model import (
     Step,
     Supply,
 )
-from powerguard.core.plain import from_plain, to_plain
-from powerguard.core.policy import Policy
-from powerguard.core.readings import OutputSource, Reading
-from powerguard.core.table import TABLE, phase_name
+from powerguard.core.trainers import escalation
 from powerguard.sim.world.invariants import is_begun_again, is_orderly_again, may_rise
 
 _ON_UTILITY = (OutputSource.UTILITY, OutputSource.BYPASS, OutputSource.ECO, OutputSource.BOOST, OutputSource.TRIM)
@@ -75,7 +75,7 @@ def check_step(policy: Policy, before: State, event: Event, answer: Step) -> Non
     if isinstance(event, Abort) and not isinstance(old, Online | Shutdown):
         assert isinstance(new, Online) or new.outage.aborted_by, "an abort before the latch is never forgotten"
     if isinstance(new, Online | OnBattery) and not answer.state.feed.suspect:
-        standing = [each for each in answer.state.signalled if each.word != ladder.CONTINUE and each.order is None]
+        standing = [each for each in answer.state.signalled if each.word != escalation.CONTINUE and each.order is None]
         assert not standing, "nobody stays stopped while training may go on"
     if isinstance(new, Online) and answer.state.drill is None:
         told = [trainer.name for trainer in answer.state.trainers if trainer.told_pause]
@@ -106,7 +106,7 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
         elif isinstance(action, StopTrainer | TerminateTrainer):
             _check_signal(policy, before, answer.state, action)
         elif isinstance(action, ResumeTrainer):
-            assert not ladder.is_stopped(answer.state, action.trainer), "nobody is told to go on who cannot hear it"
+            assert not escalation.is_stopped(answer.state, action.trainer), "nobody is told to go on who cannot hear it"
 
 
 def _check_way(before: State, state: State, action: ArmWay | DisarmWay, *, ended: str | None) -> None:
@@ -140,9 +140,9 @@ def _check_signal(policy: Policy, before: State, state: State, action: StopTrain
     assert trainer.order is None, "nobody is signalled with his checkpoint on its way"
     assert trainer.durable or trainer.failed
     if isinstance(action, TerminateTrainer):
-        known = ladder.of(before, action.trainer)
+        known = escalation.of(before, action.trainer)
         assert known is not None
-        assert known.carried_out == ladder.STOP, "nobody is ended who was not stopped before"
+        assert known.carried_out == escalation.STOP, "nobody is ended who was not stopped before"
 
 
 def _check_moves(before: State, answer: Step) -> None:
@@ -171,7 +171,7 @@ def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -
     assert reading.output_source not in _ON_UTILITY, "never shut down while the newest reading says utility"
     assert state.feed.supply is Supply.BATTERY
     if state.battery.left is not None:
-        now = plan.outage_budget(policy, state, phase.latched_s)
+        now = conditions.outage_budget(policy, state, phase.latched_s)
         assert now.reff_s is not None
         full_s = sums.stop_s(policy, Grade.FULL)
         assert now.reff_s <= full_s + 1e-6, "a host whose battery still lasts is not powered off"

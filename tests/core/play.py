@@ -10,9 +10,10 @@
     6..9 battery load=75 | utility source=nut load=75       # two sources, the second a quarter of a second later
 
 Every line with a time is one event, or one a second (`6..60`). After each event the orders whose `auto` answer is due
-are answered. A power-off that is answered ends the host's life at its deadline, but for `auto survives`: what the
-story says of later, before a `reboot`, nobody hears. What came of it is told as text: the notes, the orders, and the
-phase at the end.
+are answered; an order of a kind that `auto` does not name is answered by a line of the story or never, as if its
+effector hung. `KINDS` has the words. A power-off that is answered ends the host's life at its deadline, except with
+`auto survives`: events after that, before a `reboot`, do not reach the core. The result is text: the notes, the orders
+(`!`), and the phase at the end (`=`).
 """
 
 import json
@@ -20,8 +21,11 @@ import math
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from powerguard.core import needs
-from powerguard.core.actions import (
+from powerguard.core.comeback.recovery import Stored, restore
+from powerguard.core.decide.machine import step
+from powerguard.core.decide.table import phase_name
+from powerguard.core.energy import needs
+from powerguard.core.model.actions import (
     Action,
     ArmWay,
     CapPower,
@@ -47,7 +51,7 @@ from powerguard.core.actions import (
     TriggerCheckpoint,
     Way,
 )
-from powerguard.core.events import (
+from powerguard.core.model.events import (
     Abort,
     BatteryReplaced,
     CheckpointNow,
@@ -57,22 +61,21 @@ from powerguard.core.events import (
     Failed,
     ForeignStop,
     Measured,
+    NetworkSeen,
+    OutputSource,
     PoweredOn,
+    Reading,
     RecoverNow,
     SetMaintenance,
+    SourceFailed,
     StartDrill,
     StopDrill,
     Tick,
     TrainerSeen,
 )
-from powerguard.core.learned import Drop
-from powerguard.core.machine import step
-from powerguard.core.model import State, Step
-from powerguard.core.plain import from_plain, to_plain
-from powerguard.core.policy import FeedPolicy, Mode, Policy, TrainerPolicy
-from powerguard.core.readings import NetworkSeen, OutputSource, Reading, SourceFailed
-from powerguard.core.recovery import Stored, restore
-from powerguard.core.table import phase_name
+from powerguard.core.model.policy import Drop, FeedPolicy, Mode, Policy, TrainerPolicy
+from powerguard.core.model.serialisation import from_plain, to_plain
+from powerguard.core.model.state import State, Step
 
 KINDS: dict[str, type[Action]] = {
     "policy": EnsurePolicy,
@@ -237,7 +240,8 @@ class Player:
             self._done(when, action, {})
 
     def _delay(self, action: Action) -> float:
-        name = next(name for name, kind in KINDS.items() if isinstance(action, kind))
+        name = next((name for name, kind in KINDS.items() if isinstance(action, kind)), None)
+        assert name is not None, f"{type(action).__name__} has no word in KINDS (tests/core/play.py)"
         if name == "checkpoint" and isinstance(action, TriggerCheckpoint) and action.trainer in self.auto:
             return self.auto[action.trainer]
         return self.auto.get(name, -1.0)

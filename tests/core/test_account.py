@@ -1,19 +1,15 @@
 """The battery's account: what a reading enters, what time takes, and what one odd reading must not do."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core import account
-from powerguard.core.model import Battery, Feed, Supply
-from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.energy import account
+from powerguard.core.model.events import OutputSource, Reading
+from powerguard.core.model.state import Battery, Feed, Supply
+from tests.core.play import make_policy
 
 TABLE = ((0.50, 540.0), (0.75, 360.0), (1.00, 240.0))
 POLICY = make_policy(["table=50:540,75:360,100:240"])

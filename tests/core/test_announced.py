@@ -1,19 +1,14 @@
 """An end of the output that is announced, by a countdown or FSD: since when it counts, and who may take it back."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy, play
-
-from powerguard.core import fusion
-from powerguard.core.actions import PowerOff
-from powerguard.core.heard import Heard
-from powerguard.core.model import Feed, Supply
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from powerguard.core.model.actions import PowerOff
+from powerguard.core.model.events import OutputSource, Reading, SourceFailed
+from powerguard.core.model.state import Feed, Heard, Supply
+from powerguard.core.supply import fusion
+from tests.core.play import make_policy, play
 
 ALONE = make_policy([])
 BOTH = make_policy(["sources=2"])

@@ -6,11 +6,10 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.core import battery as learning
-from powerguard.core.battery import YEAR_S
-from powerguard.core.learned import BatteryModel, Discharge, Health, Recharge, TauPoint
-from powerguard.core.policy import Policy
-from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.energy import battery as learning
+from powerguard.core.energy.battery import YEAR_S
+from powerguard.core.model.events import OutputSource, Reading
+from powerguard.core.model.policy import BatteryModel, Discharge, Health, Policy, Recharge, TauPoint
 
 POLICY = Policy(boot_id="b", ups="u")
 

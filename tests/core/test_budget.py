@@ -1,20 +1,15 @@
 """The sums, against numbers worked out by hand: interpolation, margins, stop terms, needs."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core import budget as sums
-from powerguard.core import needs
-from powerguard.core.actions import Conduct, Grade
-from powerguard.core.learned import Drop, Learned
-from powerguard.core.model import Battery, Feed, Supply, Trainer
-from powerguard.core.policy import Policy
+from powerguard.core.energy import budget as sums
+from powerguard.core.energy import needs
+from powerguard.core.model.actions import Conduct, Grade
+from powerguard.core.model.policy import Drop, Learned, Policy
+from powerguard.core.model.state import Battery, CheckpointInFlight, Feed, Supply, Trainer
+from tests.core.play import make_policy
 
 POLICY = make_policy(["table=50:540,75:360,100:240"])
 
@@ -103,20 +98,24 @@ def test_checkpoints_add_up_on_a_disk_and_run_side_by_side_on_several() -> None:
         assert sums.checkpoint_s((a, replace(b, **done), c), 0.0) == 45.0  # type: ignore[arg-type]
 
 
+def flight(eta_at_s: float | None = None, *, copied: bool = False) -> CheckpointInFlight:
+    return CheckpointInFlight(order="o-1", eta_at_s=eta_at_s, copied=copied)
+
+
 @pytest.mark.parametrize(
     ("changes", "rest"),
     [
-        ({"eta_at_s": 107.0}, 7.0),
-        ({"eta_at_s": 90.0}, 0.0),
+        ({"in_flight": flight(107.0)}, 7.0),
+        ({"in_flight": flight(90.0)}, 0.0),
         ({}, 16.0),  # 20 s estimated, 4 s ago
         ({"ordered_at_s": 50.0}, 2.0),  # overdue: a tenth stays
         ({"told_pause": False}, 20.0),  # beside training: the one at the paused step is still to come
-        ({"told_pause": False, "eta_at_s": 101.0}, 20.0),
-        ({"told_pause": False, "conduct": Conduct.CONTINUE, "eta_at_s": 107.0}, 7.0),
+        ({"told_pause": False, "in_flight": flight(101.0)}, 20.0),
+        ({"told_pause": False, "conduct": Conduct.CONTINUE, "in_flight": flight(107.0)}, 7.0),
     ],
 )
 def test_of_a_checkpoint_in_flight_only_the_rest_counts(changes: dict[str, object], rest: float) -> None:
-    flying = _trainer("a", 20.0, "x", order="o-1", ordered_at_s=96.0, told_pause=True)
+    flying = _trainer("a", 20.0, "x", in_flight=flight(), ordered_at_s=96.0, told_pause=True)
     assert sums.checkpoint_s((replace(flying, **changes),), 100.0) == rest  # type: ignore[arg-type]
 
 

@@ -1,23 +1,19 @@
 """GPU power is capped where a drill has shown that it pays, and put back whatever happens."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core import cap
-from powerguard.core.actions import CapPower, RestorePower
-from powerguard.core.events import Done, Failed
-from powerguard.core.learned import Drop, Learned
-from powerguard.core.model import (
+from powerguard.core import obligations
+from powerguard.core.decide.turn import Turn
+from powerguard.core.model.actions import CapPower, RestorePower
+from powerguard.core.model.events import Done, Failed, OutputSource, Reading
+from powerguard.core.model.policy import Drop, Learned
+from powerguard.core.model.state import (
     Battery,
-    Cap,
     EmergencyCheckpoint,
     Feed,
+    GpuCap,
     Grade,
     Holding,
     OnBattery,
@@ -28,13 +24,13 @@ from powerguard.core.model import (
     State,
     Supply,
 )
-from powerguard.core.readings import OutputSource, Reading
-from powerguard.core.turn import Turn
+from powerguard.core.trainers import gpu_cap
+from tests.core.play import make_policy
 
 POLICY = make_policy(["table=50:540,75:360,100:240", "cap_share=0.6"])
 OUTAGE = Outage(id="o", since_s=100.0, grade=Grade.FULL)
 PAYS = Drop(before=0.75, after=0.5, at_s=0.0, speed=0.8)
-STANDING = Cap(outage="o", ordered_at_s=110.0)
+STANDING = GpuCap(outage="o", at_s=110.0)
 
 
 def reading(at_s: float, source: OutputSource) -> Reading:
@@ -48,7 +44,7 @@ def turn(
     since_s: float = 100.0,
     supply: Supply = Supply.BATTERY,
     drop: Drop | None = PAYS,
-    standing: Cap | None = None,
+    standing: GpuCap | None = None,
     told: tuple[str, ...] = (),
     load: float = 0.75,
     **feed: float,
@@ -59,7 +55,7 @@ def turn(
         feed=Feed(supply=supply, since_s=since_s, reading=reading(now_s, source), utility_seen=True, **feed),
         battery=Battery(at_s=now_s, used=0.0, left=0.7, load=load),
         learned=Learned(cap=drop),
-        cap=standing,
+        owed=() if standing is None else (standing,),
         told=told,
     )
     return Turn(POLICY, state, now_s)
@@ -72,27 +68,27 @@ def ordered(at: Turn) -> list[str]:
 def test_what_pays_is_work_done_with_one_charge() -> None:
     """From 75 % to 50 % of the load the battery lasts half as long again; at 80 % speed that is 1.2 times the work."""
     state = turn(OnBattery(outage=OUTAGE)).state
-    assert cap.gain(POLICY, state) == pytest.approx(540 / 360 * 0.8)
+    assert gpu_cap.gain(POLICY, state) == pytest.approx(540 / 360 * 0.8)
     steep = replace(state, learned=Learned(cap=Drop(before=1.0, after=0.5, at_s=0.0, speed=0.5)))
-    assert cap.gain(POLICY, steep) == pytest.approx(540 / 240 * 0.5), "the table's word, not the proportion"
+    assert gpu_cap.gain(POLICY, steep) == pytest.approx(540 / 240 * 0.5), "the table's word, not the proportion"
     blind = make_policy(["cap_share=0.6"])
-    assert cap.gain(blind, state) == pytest.approx(0.75 / 0.5 * 0.8)
+    assert gpu_cap.gain(blind, state) == pytest.approx(0.75 / 0.5 * 0.8)
     for nonsense in (None, replace(PAYS, after=0.75), replace(PAYS, after=0.0), replace(PAYS, before=0.4)):
-        assert cap.gain(POLICY, replace(state, learned=Learned(cap=nonsense))) is None
+        assert gpu_cap.gain(POLICY, replace(state, learned=Learned(cap=nonsense))) is None
 
 
 def test_ten_seconds_on_battery_and_a_gain_of_five_percent() -> None:
     """The order carries the settings' share, is bounded, and what it was before is remembered."""
     at = turn(OnBattery(outage=OUTAGE))
-    cap.tend(at)
+    gpu_cap.tend(at)
     (order,) = at.actions
     assert isinstance(order, CapPower)
     assert (order.share, order.outage, order.by_s) == (0.6, "o", 115.0)
-    assert at.state.cap == Cap(outage="o", ordered_at_s=110.0, order=order.id)
+    assert at.state.cap == GpuCap(outage="o", at_s=110.0, order=order.id)
     assert [note.event for note in at.notes] == ["gpu_cap_ordered"]
     assert at.notes[0].numbers == (("share", 0.6),)
     assert at.notes[0].because == "1.20 times the work with what is left"
-    cap.tend(at)
+    gpu_cap.tend(at)
     assert len(at.actions) == 1, "once"
 
 
@@ -129,7 +125,7 @@ def test_ten_seconds_on_battery_and_a_gain_of_five_percent() -> None:
 )
 def test_it_is_left_alone(at: Turn) -> None:
     """A GPU that is slowed down for nothing loses training time."""
-    cap.tend(at)
+    gpu_cap.tend(at)
     assert at.actions == []
     assert at.state.cap is None
 
@@ -138,19 +134,19 @@ def test_without_the_setting_gpus_are_never_touched() -> None:
     """cap_share None: there is no helper."""
     at = turn(OnBattery(outage=OUTAGE))
     at.policy = make_policy(["table=50:540,75:360,100:240"])
-    cap.tend(at)
+    gpu_cap.tend(at)
     assert at.actions == []
 
 
 def test_a_gain_of_five_percent_is_just_enough() -> None:
     """The limit itself, by the table and, to the last digit, without one."""
     at = turn(OnBattery(outage=OUTAGE), drop=replace(PAYS, speed=0.7001))
-    cap.tend(at)
+    gpu_cap.tend(at)
     assert ordered(at) == ["CapPower"]
     at = turn(OnBattery(outage=OUTAGE), drop=Drop(before=1.0, after=0.5, at_s=0.0, speed=0.525))
     at.policy = make_policy(["cap_share=0.6"])
-    assert cap.gain(at.policy, at.state) == cap.LEAST_GAIN
-    cap.tend(at)
+    assert gpu_cap.gain(at.policy, at.state) == gpu_cap.LEAST_GAIN
+    gpu_cap.tend(at)
     assert ordered(at) == ["CapPower"]
 
 
@@ -163,7 +159,7 @@ def test_a_load_that_does_not_fall_is_capped_without_a_drill(kind: type) -> None
         else {"began_s": 109.0, "paused_at_s": 100.0}
     )
     at = turn(kind(outage=OUTAGE, paused_load=0.45, **fields), drop=None, load=0.54)
-    cap.tend(at)
+    gpu_cap.tend(at)
     assert ordered(at) == ["CapPower"]
     assert at.notes[0].because == "the load has not fallen, though training was told to pause"
 
@@ -183,15 +179,15 @@ def test_a_cap_stands_until_utility_is_there_to_stay() -> None:
         ),
     ):
         before = at.state.cap
-        cap.tend(at)
+        gpu_cap.tend(at)
         assert at.actions == []
         assert at.state.cap == before
     at = turn(Online(), now_s=130.0, supply=Supply.UTILITY, standing=STANDING)
-    cap.tend(at)
+    gpu_cap.tend(at)
     (order,) = at.actions
     assert isinstance(order, RestorePower)
     assert (order.outage, order.by_s) == ("o", 135.0)
-    assert at.state.cap == replace(STANDING, order=order.id, lifting=True, ordered_at_s=130.0)
+    assert at.state.cap == replace(STANDING, order=order.id, lifting=True, at_s=130.0)
 
 
 def test_a_blind_ups_does_not_slow_training_down_for_ever() -> None:
@@ -203,28 +199,28 @@ def test_a_blind_ups_does_not_slow_training_down_for_ever() -> None:
         (OnBattery(outage=OUTAGE), 1000.0, False),
     ):
         at = turn(phase, now_s=now_s, standing=STANDING, **silent)
-        cap.tend(at)
+        gpu_cap.tend(at)
         assert ordered(at) == (["RestorePower"] if lifted else [])
 
 
 def test_a_restore_is_tried_until_it_is_heard() -> None:
     """Every ten seconds, with an alarm that stands until it has worked."""
-    lifting = replace(STANDING, order="r", lifting=True, ordered_at_s=130.0)
+    lifting = replace(STANDING, order="r", lifting=True, at_s=130.0)
     at = turn(Online(), now_s=132.0, supply=Supply.UTILITY, standing=lifting)
     restore = RestorePower(id="r", by_s=135.0, outage="o")
-    cap.take_in(at, Failed(at_s=132.0, action=restore, took_s=2.0, reason="no helper"))
+    gpu_cap.take_in(at, Failed(at_s=132.0, action=restore, took_s=2.0, reason="no helper"))
     assert at.state.cap == replace(lifting, order=None)
     assert at.state.told == ("gpu_power_stuck",)
     assert at.notes[-1].because == "no helper: training runs at lower power"
     at.now_s = 139.9
-    cap.tend(at)
+    gpu_cap.tend(at)
     assert at.actions == []
     at.now_s = 140.0
-    cap.tend(at)
+    gpu_cap.tend(at)
     assert ordered(at) == ["RestorePower"]
     assert at.state.cap is not None
     again = RestorePower(id=at.state.cap.order or "", by_s=145.0, outage="o")
-    cap.take_in(at, Done(at_s=141.0, action=again, took_s=0.1, detail=(("gpus", 8),)))
+    gpu_cap.take_in(at, Done(at_s=141.0, action=again, took_s=0.1, detail=(("gpus", 8),)))
     assert at.state.cap is None
     assert at.state.told == ()
     assert at.notes[-1].event == "gpu_power_restored"
@@ -235,17 +231,17 @@ def test_a_cap_that_failed_is_put_back_at_once_and_not_tried_again() -> None:
     """Some may have been capped; the next outage may try again."""
     at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, order="c"))
     order = CapPower(id="c", by_s=115.0, outage="o", share=0.6)
-    cap.take_in(at, Failed(at_s=110.0, action=order, took_s=1.0, reason="GPU 3 fell off the bus"))
+    gpu_cap.take_in(at, Failed(at_s=110.0, action=order, took_s=1.0, reason="GPU 3 fell off the bus"))
     assert ordered(at) == ["RestorePower"]
     assert at.state.told == ("gpu_cap_failed",)
     assert at.state.cap is not None
     assert at.state.cap.lifting
     restore = at.actions[0]
-    cap.take_in(at, Done(at_s=111.0, action=restore, took_s=0.1))
-    cap.tend(at)
+    gpu_cap.take_in(at, Done(at_s=111.0, action=restore, took_s=0.1))
+    gpu_cap.tend(at)
     assert len(at.actions) == 1
     at.set_phase(Online())
-    cap.tend(at)
+    gpu_cap.tend(at)
     assert at.state.told == ()
     assert (at.notes[-1].event, at.notes[-1].because) == ("gpu_cap_failed_cleared", "another outage may try again")
 
@@ -254,7 +250,7 @@ def test_a_cap_that_worked_is_told() -> None:
     """With what the helper said."""
     at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, order="c"))
     order = CapPower(id="c", by_s=115.0, outage="o", share=0.6)
-    cap.take_in(at, Done(at_s=110.0, action=order, took_s=1.0, detail=(("gpus", 8),)))
+    gpu_cap.take_in(at, Done(at_s=110.0, action=order, took_s=1.0, detail=(("gpus", 8),)))
     assert at.state.cap == STANDING
     assert at.notes[-1].event == "gpu_power_capped"
     assert at.notes[-1].numbers == (("gpus", 8),)
@@ -264,10 +260,10 @@ def test_an_order_that_is_not_ours_is_passed_over() -> None:
     """A drill caps and restores as well; an old order's outcome may come late."""
     at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, order="c"))
     other = CapPower(id="other", by_s=115.0, outage="o", share=0.6)
-    cap.take_in(at, Failed(at_s=110.0, action=other, took_s=1.0, reason="no"))
+    gpu_cap.take_in(at, Failed(at_s=110.0, action=other, took_s=1.0, reason="no"))
     assert at.state.cap == replace(STANDING, order="c")
     without = turn(OnBattery(outage=OUTAGE))
-    cap.take_in(without, Done(at_s=110.0, action=other, took_s=1.0))
+    gpu_cap.take_in(without, Done(at_s=110.0, action=other, took_s=1.0))
     assert without.state.cap is None
     assert without.notes == []
 
@@ -275,13 +271,13 @@ def test_an_order_that_is_not_ours_is_passed_over() -> None:
 def test_after_a_restart_an_order_without_outcome_may_have_been_carried_out() -> None:
     """So a cap counts as on, and a restore as still to be made."""
     at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, order="c"))
-    cap.after_restart(at, {"x", "c"})
+    obligations.after_restart(at, {"x", "c"})
     assert at.state.cap == replace(STANDING, order="c"), "given again: its answer is still to come"
-    cap.after_restart(at, {"x"})
+    obligations.after_restart(at, {"x"})
     assert at.state.cap == STANDING
     lifting = turn(Online(), standing=replace(STANDING, order="r", lifting=True))
-    cap.after_restart(lifting, ())
+    obligations.after_restart(lifting, ())
     assert lifting.state.cap == replace(STANDING, order=None, lifting=True)
     nothing = turn(Online())
-    cap.after_restart(nothing, ())
+    obligations.after_restart(nothing, ())
     assert nothing.state.cap is None

@@ -1,21 +1,16 @@
 """A drill in the core: when it may begin, what it measures, and that it always ends with everything as it was."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import Player, Told, make_policy
-
-from powerguard.core import drill, drill_checks, drill_measures
-from powerguard.core.actions import CapPower, PauseTrainer, RestorePower, ResumeTrainer, TriggerCheckpoint
-from powerguard.core.events import Done, StartDrill, Tick, TrainerSeen
-from powerguard.core.learned import DrillReport
-from powerguard.core.machine import step
-from powerguard.core.model import Drill, State, Trainer
-from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.decide.machine import step
+from powerguard.core.drill import checks, measures, rehearsal
+from powerguard.core.model.actions import CapPower, PauseTrainer, RestorePower, ResumeTrainer, TriggerCheckpoint
+from powerguard.core.model.events import Done, OutputSource, Reading, StartDrill, Tick, TrainerSeen
+from powerguard.core.model.policy import DrillReport
+from powerguard.core.model.state import DrillStage, State, Trainer
+from tests.core.play import Player, Told, make_policy
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
 READY = "0..14 utility load=75 charge=100 runtime=360\n15 trainer llm step=100 durable_age_s=60"
@@ -37,14 +32,14 @@ def why(story: str, scope: str = "full", words: str = WORDS, witness: str = "sim
     player = Player()
     told = player.play(f"policy {words}\nauto policy\n{story}")
     scopes = tuple(scope.split(",")) if scope else ()
-    return drill_checks.refusal(player.policy, told.state, player.last_s, scopes, witness)
+    return checks.refusal(player.policy, told.state, player.last_s, scopes, witness)
 
 
 # --- May it begin? ----------------------------------------------------------------------------------------------------
 
 
 def test_it_may_begin_when_all_is_well() -> None:
-    for scope in drill.SCOPES:
+    for scope in rehearsal.SCOPES:
         assert why(READY, scope, f"{WORDS} cap_share=0.7") == ""
     assert why(READY, "", witness="plug") == ""
     assert why(READY, "", witness="self_test") == ""
@@ -136,7 +131,7 @@ def test_a_real_witness_takes_no_scope(witness: str) -> None:
 def test_the_outline_tells_every_stage_and_its_limit() -> None:
     player = Player()
     told = player.play(f"policy {WORDS} cap_share=0.7\n{READY}")
-    lines = drill_checks.outline(player.policy, told.state, ("full",), "simulated")
+    lines = checks.outline(player.policy, told.state, ("full",), "simulated")
     assert [stage for stage, _, _ in lines] == [
         "baseline", "checkpoint", "pause", "resume", "cap", "restore", "policy", "sync", "record",
     ]  # fmt: skip
@@ -144,7 +139,7 @@ def test_the_outline_tells_every_stage_and_its_limit() -> None:
     assert words["checkpoint"] == "ask llm for a checkpoint and to pause there"
     assert "70 %" in words["cap"]
     assert all(limit_s > 0 for stage, _, limit_s in lines if stage != "record")
-    assert [stage for stage, *_ in drill_checks.outline(player.policy, told.state, (), "plug")] == ["plug"]
+    assert [stage for stage, *_ in checks.outline(player.policy, told.state, (), "plug")] == ["plug"]
 
 
 @pytest.mark.parametrize(
@@ -162,26 +157,26 @@ def test_every_stage_ends_in_time(step_s: float, checkpoint_s: float, limits: di
     gone = Trainer(name="gone", alive=False, step_s=1000.0, checkpoint_s=1000.0)
     state = State(trainers=(slow, Trainer(name="quick", checkpoint_s=1.0), gone))
     coming = ("baseline", "checkpoint", "pause", "resume", "cap")
-    assert {stage: drill_checks.stage_s(policy, state, stage, coming) for stage in coming} == limits
-    assert drill_checks.stage_s(policy, state, "baseline", ("baseline", "pause")) == 30.0
-    others = {stage: drill_checks.stage_s(policy, state, stage) for stage in ("restore", "policy", "sync", "plug")}
+    assert {stage: checks.stage_s(policy, state, stage, coming) for stage in coming} == limits
+    assert checks.stage_s(policy, state, "baseline", ("baseline", "pause")) == 30.0
+    others = {stage: checks.stage_s(policy, state, stage) for stage in ("restore", "policy", "sync", "plug")}
     assert others == {"restore": 30.0, "policy": 5.0, "sync": 5.0, "plug": 120.0}
-    assert drill_checks.stage_s(policy, state, "self_test") == 120.0
-    assert drill_checks.stage_s(policy, state, "record") == 0.0
-    assert drill_checks.stage_s(policy, replace(state, trainers=()), "checkpoint") == 0.0
+    assert checks.stage_s(policy, state, "self_test") == 120.0
+    assert checks.stage_s(policy, state, "record") == 0.0
+    assert checks.stage_s(policy, replace(state, trainers=()), "checkpoint") == 0.0
 
 
 def test_what_a_full_drill_leaves_out_is_told() -> None:
     player = Player()
     told = player.play(f"policy {WORDS}\n{READY}\n15 trainer llm conduct=continue durable_age_s=5")
-    stages, skipped = drill_checks.stages(player.policy, told.state, ("full",), "simulated")
+    stages, skipped = checks.stages(player.policy, told.state, ("full",), "simulated")
     assert stages == ("checkpoint", "policy", "sync", "record")
     assert dict(skipped) == {
         "pause": "every trainer goes on in an outage",
         "cap": "the settings cap no GPU power",
     }
     nobody = replace(told.state, trainers=())
-    stages, skipped = drill_checks.stages(player.policy, nobody, ("full",), "simulated")
+    stages, skipped = checks.stages(player.policy, nobody, ("full",), "simulated")
     assert stages == ("policy", "sync", "record")
     assert set(dict(skipped)) == {"checkpoint", "pause", "cap"}
 
@@ -308,39 +303,39 @@ def test_dry_run_proves_nothing() -> None:
 
 def test_the_samples_are_bounded_and_settle_by_their_halves() -> None:
     """A load that still falls has not settled; four readings of one load over ten seconds have."""
-    running = Drill(id="d", began_s=0.0, who="x", scopes=("pause",), witness="simulated", stage="pause", stage_at_s=0.0)
+    running = DrillStage(name="pause", at_s=0.0)
     policy = make_policy(WORDS.split())
     falling = running
     for second in range(1000):
         told = Reading(
             at_s=float(second), ups="u", source="s", output_source=OutputSource.UTILITY, load_pct=80.0 - second % 40
         )
-        falling = drill_measures.watch_reading(policy, falling, told)
+        falling = measures.watch_reading(policy, falling, told)
     assert len(falling.samples) <= 64
-    assert drill_measures.stage_load(falling, 999.0, late=False) == (None, False)
-    assert drill_measures.stage_load(falling, 999.0, late=True)[0] is not None
+    assert measures.stage_load(falling, 999.0, late=False) == (None, False)
+    assert measures.stage_load(falling, 999.0, late=True)[0] is not None
     still = replace(running, samples=tuple((float(at), 0.4) for at in (0, 3, 6, 10)))
-    assert drill_measures.stage_load(still, 10.0, late=False) == (0.4, True)
-    assert drill_measures.stage_load(replace(still, samples=still.samples[1:]), 10.0, late=False) == (None, False)
-    assert drill_measures.stage_load(running, 10.0, late=True) == (None, False)
-    assert drill_measures.stage_load(still, 11.5, late=False) == (None, False), "the oldest of them is too old by now"
+    assert measures.stage_load(still, 10.0, late=False) == (0.4, True)
+    assert measures.stage_load(replace(still, samples=still.samples[1:]), 10.0, late=False) == (None, False)
+    assert measures.stage_load(running, 10.0, late=True) == (None, False)
+    assert measures.stage_load(still, 11.5, late=False) == (None, False), "the oldest of them is too old by now"
     apart = replace(running, samples=tuple((float(at), 0.40 if at < 5 else 0.414) for at in range(11)))
-    assert drill_measures.stage_load(apart, 10.0, late=False)[1], "whole percents of a gauge are no step"
+    assert measures.stage_load(apart, 10.0, late=False)[1], "whole percents of a gauge are no step"
     further = replace(running, samples=tuple((float(at), 0.40 if at < 5 else 0.416) for at in range(11)))
-    assert drill_measures.stage_load(further, 10.0, late=False) == (None, False)
+    assert measures.stage_load(further, 10.0, late=False) == (None, False)
 
 
 def test_the_speed_needs_steps_and_time() -> None:
-    running = Drill(id="d", began_s=0.0, who="x", scopes=("cap",), witness="simulated", stage="cap", stage_at_s=0.0)
+    running = DrillStage(name="cap", at_s=0.0)
     for at_s, number in ((0.0, 10), (5.0, 20), (10.0, 30)):
-        running = drill_measures.watch_trainer(running, TrainerSeen(at_s=at_s, trainer="a", alive=True, step=number))
-    assert drill_measures.speed_of(running, "a") == 2.0
-    assert drill_measures.speed_of(running, "b") is None
-    again = drill_measures.watch_trainer(running, TrainerSeen(at_s=11.0, trainer="a", alive=True, step=3))
-    assert drill_measures.speed_of(again, "a") is None, "started anew: counted from there"
+        running = measures.watch_trainer(running, TrainerSeen(at_s=at_s, trainer="a", alive=True, step=number))
+    assert measures.speed_of(running, "a") == 2.0
+    assert measures.speed_of(running, "b") is None
+    again = measures.watch_trainer(running, TrainerSeen(at_s=11.0, trainer="a", alive=True, step=3))
+    assert measures.speed_of(again, "a") is None, "started anew: counted from there"
     few = replace(running, seen=(("a", 10, 0.0, 14, 20.0), ("c", 10, 0.0, 15, 8.9), ("d", 10, 0.0, 15, 9.0)))
-    assert [drill_measures.speed_of(few, name) for name in "acd"] == [None, None, 5 / 9]
-    gone = drill_measures.watch_trainer(running, TrainerSeen(at_s=11.0, trainer="a", alive=False))
+    assert [measures.speed_of(few, name) for name in "acd"] == [None, None, 5 / 9]
+    gone = measures.watch_trainer(running, TrainerSeen(at_s=11.0, trainer="a", alive=False))
     assert gone.seen == ()
 
 

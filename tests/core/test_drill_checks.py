@@ -1,18 +1,14 @@
 """What an operator reads before a drill: each refusal and each line of the outline, word for word."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import Player, make_policy
-
-from powerguard.core import drill_checks
-from powerguard.core.actions import Conduct
-from powerguard.core.model import Battery, Feed, State, Supply, Trainer
-from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.drill import checks
+from powerguard.core.model.actions import Conduct
+from powerguard.core.model.events import OutputSource, Reading
+from powerguard.core.model.state import Battery, Feed, State, Supply, Trainer
+from tests.core.play import Player, make_policy
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20"
 FULL = "utility load=75 charge=100 runtime=360"
@@ -26,7 +22,7 @@ def why(story: str, scope: str = "policy", words: str = WORDS, witness: str = "s
     player = Player()
     told = player.play(f"policy {words}\nauto policy\n{story}")
     scopes = tuple(scope.split(",")) if scope else ()
-    return drill_checks.refusal(player.policy, told.state, player.last_s, scopes, witness)
+    return checks.refusal(player.policy, told.state, player.last_s, scopes, witness)
 
 
 @pytest.mark.parametrize(
@@ -114,7 +110,7 @@ def test_a_cap_that_stands_is_told() -> None:
     player = Player()
     player.play(f"policy {WORDS} cap_share=0.7\n{READY}\n115 learned cap=75:50:0.9\n116..127 battery load=75 charge=99")
     told = player.play(f"128..140 {FULL}")
-    said = drill_checks.refusal(player.policy, told.state, player.last_s, ("policy",), "simulated")
+    said = checks.refusal(player.policy, told.state, player.last_s, ("policy",), "simulated")
     assert said == "GPU power is capped: wait until the limits are restored"
 
 
@@ -132,7 +128,7 @@ def test_what_the_ups_has_begun_by_itself_is_waited_for(told: dict[str, float], 
         feed=Feed(supply=Supply.UTILITY, reading=reading, utility_seen=True, **told),  # type: ignore[arg-type]
         battery=Battery(at_s=20.0, left=0.75),
     )
-    assert drill_checks.refusal(make_policy(WORDS.split()), state, 20.0, ("policy",), "simulated") == said
+    assert checks.refusal(make_policy(WORDS.split()), state, 20.0, ("policy",), "simulated") == said
 
 
 def test_of_a_checkpoint_that_is_being_written_only_the_rest_counts() -> None:
@@ -157,7 +153,7 @@ def test_with_nobody_alive_the_policy_can_still_be_drilled() -> None:
 def outline(scope: str, *, witness: str = "simulated", trainers: tuple[Trainer, ...], words: str = WORDS) -> list[str]:
     """The lines as (stage: what, at most so long)."""
     scopes = tuple(scope.split(",")) if scope else ()
-    lines = drill_checks.outline(make_policy(words.split()), State(trainers=trainers), scopes, witness)
+    lines = checks.outline(make_policy(words.split()), State(trainers=trainers), scopes, witness)
     return [f"{stage}: {what} ({limit_s:g} s)" for stage, what, limit_s in lines]
 
 

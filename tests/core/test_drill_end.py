@@ -1,21 +1,16 @@
 """How a drill ends: stopped, overtaken by an outage, restarted, rebooted; each way is told once, and in order."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import Player, Told
-
-from powerguard.core import drill_end
-from powerguard.core.actions import CapPower, Level, Note, PauseTrainer, RestorePower, ResumeTrainer
-from powerguard.core.learned import DrillReport
-from powerguard.core.model import Drill, Signalled, State, Trainer
-from powerguard.core.policy import Policy
-from powerguard.core.recovery import reloaded
-from powerguard.core.turn import Turn
+from powerguard.core.comeback.recovery import reloaded
+from powerguard.core.decide.turn import Turn
+from powerguard.core.drill import end
+from powerguard.core.model.actions import CapPower, Level, Note, PauseTrainer, RestorePower, ResumeTrainer
+from powerguard.core.model.policy import DrillReport, Policy
+from powerguard.core.model.state import Drill, HandedOver, Resume, Signalled, State, Trainer, Undoing
+from tests.core.play import Player, Told
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
 CAP = f"{WORDS} cap_share=0.7"
@@ -52,8 +47,7 @@ def test_the_first_reason_to_stop_stands() -> None:
     """Stopped, then the daemon is stopped as well: it is told once, with who and how much was open."""
     told = played(f"{PAUSING}\n28.5 drill_stop\n28.6 sigterm")
     drill = running(told)
-    assert (drill.stage, drill.stages, drill.stage_at_s) == ("undo", (), 28.5)
-    assert (drill.result, drill.because) == ("interrupted", "stopped by alice")
+    assert drill.part == Undoing(at_s=28.5, result="interrupted", because="stopped by alice")
     (undoing,) = notes(told, "drill_undoing")
     assert undoing.numbers == (("drill", ID), ("paused", 1), ("open", 1))
 
@@ -76,7 +70,7 @@ def test_a_drill_is_not_over_before_the_limits_are_restored() -> None:
     assert restore.outage == ID
     assert restore.by_s == 35.5
     assert told.state.cap is not None
-    assert (told.state.cap.lifting, told.state.cap.ordered_at_s, told.state.cap.order) == (True, 30.5, restore.id)
+    assert (told.state.cap.lifting, told.state.cap.at_s, told.state.cap.order) == (True, 30.5, restore.id)
     told = played(
         "16 drill scope=cap\n17..30 utility load=75\n30.5 drill_stop\n31..33 utility load=50", "auto cap restore", CAP
     )
@@ -179,7 +173,7 @@ def test_an_outage_in_a_pause_begins_with_the_load_that_training_had() -> None:
     """Whoever waits for charge afterwards counts with 75 %, not with the 40 % of training that stands still."""
     told = played(f"{PAUSING}\n28.5 done pause\n29..30 utility load=40\n{OUTAGE}")
     drill = running(told)
-    assert (drill.stage, drill.stages, drill.stage_at_s, drill.paused) == ("handed_over", (), 32.0, ("llm",))
+    assert (drill.part, drill.paused) == (HandedOver(at_s=32.0), ("llm",))
     assert (report(told).result, report(told).because) == ("interrupted", "a real outage: second_reading")
     phase = told.state.phase
     assert getattr(phase, "outage").load_at_start == 0.75  # noqa: B009 - every phase but online has one
@@ -230,17 +224,17 @@ def test_one_that_stands_stopped_is_told_when_it_can_hear(*, stopped: bool) -> N
         who="a",
         scopes=("pause",),
         witness="x",
-        stage="handed_over",
-        stage_at_s=20.0,
+        part=HandedOver(at_s=20.0),
         paused=("llm",),
     )
     held = Signalled(trainer="llm", outage="o", word="stop", at_s=90.0, carried_out="stop")
-    trainer = Trainer(name="llm", alive=True, paused=True, resume_at_s=100.0)
-    state = State(trainers=(trainer,), drill=drill, signalled=(held,) if stopped else ())
+    trainer = Trainer(name="llm", alive=True, paused=True)
+    owed = Resume(trainer="llm", retry_at_s=100.0)
+    state = State(trainers=(trainer,), drill=drill, owed=(owed, *((held,) if stopped else ())))
     turn = Turn(Policy(boot_id="b", ups="a"), state, 100.0)
-    drill_end.end_of_outage(turn, "utility_stable")
+    end.end_of_outage(turn, "utility_stable")
     assert [isinstance(action, ResumeTrainer) for action in turn.actions] == [True] * (not stopped)
-    assert turn.state.trainers[0].resume_at_s == (100.0 if stopped else 115.0)
+    assert [each.retry_at_s for each in turn.state.owing(Resume)] == [100.0 if stopped else 115.0]
 
 
 def test_a_pause_on_its_way_into_an_outage_is_undone_when_it_has_come() -> None:
@@ -262,8 +256,7 @@ def test_a_pause_on_its_way_through_an_outage_is_waited_for_afterwards() -> None
     told = player.play("32..33 utility load=75 charge=99")
     drill = running(told)
     assert told.phase == "online"
-    assert (drill.stage, drill.stage_at_s, drill.result) == ("undo", 32.0, "interrupted")
-    assert drill.because == "a real outage"
+    assert drill.part == Undoing(at_s=32.0, result="interrupted", because="a real outage")
     told = player.play("34 done pause\n35 done trainer_resume\n36 done trainer_resume\n37 done trainer_resume")
     assert told.state.drill is None
     assert len(notes(told, "drill_ended")) == 1, "it was told when the outage began"
@@ -373,7 +366,7 @@ def test_a_restart_in_a_pulled_plug_leaves_it_running() -> None:
     player = Player()
     played("16 drill witness=plug\n17 utility load=75 charge=100\n18..25 battery load=75 charge=99", player=player)
     told = player.play("26 restart")
-    assert (running(told).stage, running(told).result) == ("outage", "")
+    assert running(told).stage == "outage"
     told = player.play("27..29 battery load=75 charge=99\n30..50 utility load=75 charge=98")
     assert report(told).result == "passed"
 
@@ -387,8 +380,8 @@ def test_a_restart_undoes_and_repeats_nothing_of_the_drill() -> None:
     played(PAUSING, player=player)
     told = player.play("29 restart")
     drill = running(told)
-    assert (drill.stage, drill.result) == ("undo", "interrupted")
-    assert drill.because == "the daemon was restarted in the middle of it"
+    because = "the daemon was restarted in the middle of it"
+    assert drill.part == Undoing(at_s=drill.part.at_s, result="interrupted", because=because)
     assert [order.what for order in drill.waiting] == ["resume"]
     assert [type(action).__name__ for _, action in player.open] == ["ResumeTrainer"]
 
@@ -407,16 +400,17 @@ def test_a_restart_forgets_the_drill_s_checkpoint_with_its_expected_end() -> Non
     played("16 drill scope=checkpoint\n17 progress llm eta=30", player=player)
     assert player.told is not None
     (before,) = player.told.state.trainers
-    assert (before.order is not None, before.eta_at_s) == (True, 47.0)
+    assert before.in_flight is not None
+    assert before.in_flight.eta_at_s == 47.0
     (after,) = player.play("18 restart").state.trainers
-    assert (after.order, after.eta_at_s) == (None, None)
+    assert after.in_flight is None
 
 
 def test_a_restart_in_the_undo_keeps_its_reason_and_tells_the_trainer_again() -> None:
     player = Player()
     played(f"{PAUSING}\n28.5 drill_stop", player=player)
     told = player.play("29 restart")
-    assert (running(told).result, running(told).because) == ("interrupted", "stopped by alice")
+    assert running(told).part == Undoing(at_s=29.0, result="interrupted", because="stopped by alice")
     assert [(order.what, order.by_s) for order in running(told).waiting] == [("resume", 39.0)]
     told = player.play("29.5 done trainer_resume\n30 utility load=75")
     assert told.state.drill is None
@@ -466,10 +460,10 @@ def test_a_pulled_plug_that_ends_in_a_power_off_is_timed_over_both_boots() -> No
     player = Player()
     played("16 drill witness=plug\n17 utility load=75 charge=100\n18..60 battery load=75 charge=99", player=player)
     assert player.told is not None
-    began_s = running(player.told).stage_at_s
+    began_s = running(player.told).part.at_s
     told = player.play("10 reboot gap=300")
     drill = running(told)
     assert drill.stage == "outage"
-    assert drill.stage_at_s == pytest.approx(began_s - 60.0 - 300.0 + 10.0)
+    assert drill.part.at_s == pytest.approx(began_s - 60.0 - 300.0 + 10.0)
     assert drill.began_s == pytest.approx(16.0 - 60.0 - 300.0 + 10.0)
     assert dict(drill.figures)["powered_off_clean"] is False

@@ -1,25 +1,22 @@
 """What a drill measures, to the digit: loads that come late or never rest, slow training, a cap that does not pay."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import Player, Told, make_policy
-
-from powerguard.core import drill_measures
-from powerguard.core.actions import Scalar
-from powerguard.core.events import TrainerSeen
-from powerguard.core.learned import DrillReport, Health
-from powerguard.core.model import Drill, State
-from powerguard.core.turn import Turn
+from powerguard.core.decide.turn import Turn
+from powerguard.core.drill import measures
+from powerguard.core.model.actions import Scalar
+from powerguard.core.model.events import TrainerSeen
+from powerguard.core.model.policy import DrillReport, Health
+from powerguard.core.model.state import Drill, DrillStage, State
+from tests.core.play import Player, Told, make_policy
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
 READY = "0..14 utility load=75 charge=100 runtime=360\n15 trainer llm step=100 durable_age_s=60"
 ANSWERS = "auto policy sync poweroff resume trainer_resume pause cap restore checkpoint=5"
-RUNNING = Drill(id="d", began_s=16.0, who="x", scopes=("cap",), witness="simulated", stage="cap", stage_at_s=16.0)
+CAP = DrillStage(name="cap", at_s=16.0)
+RUNNING = Drill(id="d", began_s=16.0, who="x", scopes=("cap",), witness="simulated", part=CAP)
 
 
 def played(story: str, words: str = WORDS, answers: str = ANSWERS, ready: str = READY) -> Told:
@@ -120,29 +117,29 @@ def test_a_load_told_in_watts_counts_as_well() -> None:
 def test_halves_that_are_one_and_a_half_percent_apart_still_agree() -> None:
     """Whole percents of a gauge make that much by themselves."""
     samples = tuple(zip((0.0, 3.0, 6.0, 10.0), (0.0, 0.0, 0.015, 0.015), strict=True))
-    assert drill_measures.stage_load(replace(RUNNING, samples=samples), 10.0, late=False) == (0.0075, True)
+    assert measures.stage_load(replace(CAP, samples=samples), 10.0, late=False) == (0.0075, True)
 
 
 # --- Speed ------------------------------------------------------------------------------------------------------------
 
 
-def seen(*told: tuple[float, int | None], alive: bool = True) -> Drill:
-    found = RUNNING
+def seen(*told: tuple[float, int | None], alive: bool = True) -> DrillStage:
+    found = CAP
     for at_s, number in told:
-        found = drill_measures.watch_trainer(found, TrainerSeen(at_s=at_s, trainer="a", alive=alive, step=number))
+        found = measures.watch_trainer(found, TrainerSeen(at_s=at_s, trainer="a", alive=alive, step=number))
     return found
 
 
 def test_steps_are_counted_from_the_first_one_told() -> None:
     """Late in a long boot, in steps of ten seconds, and through looks between which no step ended."""
     slow = seen((100000.0, 10), (100005.0, 10), (100010.0, 11), (100050.0, 15))
-    assert drill_measures.speed_of(slow, "a") == 0.1
+    assert measures.speed_of(slow, "a") == 0.1
 
 
 def test_who_tells_no_step_any_more_has_no_speed() -> None:
     """Alive without a step, or dead with one: what was counted before is not carried on."""
     assert seen((0.0, 10), (10.0, 30), (11.0, None)).seen == ()
-    dead = drill_measures.watch_trainer(
+    dead = measures.watch_trainer(
         seen((0.0, 10), (10.0, 30)), TrainerSeen(at_s=11.0, trainer="a", alive=False, step=32)
     )
     assert dead.seen == ()
@@ -222,7 +219,7 @@ def test_a_health_learned_in_the_moment_that_the_drill_began_is_its_own() -> Non
         state = State(drill=RUNNING)
         battery = replace(state.battery, health=0.7999, model=replace(state.battery.model, health=health))
         turn = Turn(make_policy(WORDS.split()), replace(state, battery=battery), 30.0)
-        drill_measures.tell_health(turn, 16.0)
+        measures.tell_health(turn, 16.0)
         assert turn.state.drill is not None
         learned = {"health": 0.7999, "health_measured": 0.8, "health_error": 0.05, "health_learned": True}
         assert dict(turn.state.drill.figures) == (learned if is_learned else {"health_learned": False})
@@ -234,7 +231,7 @@ def test_a_discharge_that_shows_a_bound_reports_no_measurement() -> None:
     state = State(drill=RUNNING)
     battery = replace(state.battery, health=0.75, model=replace(state.battery.model, health=health))
     turn = Turn(make_policy(WORDS.split()), replace(state, battery=battery), 30.0)
-    drill_measures.tell_health(turn, 16.0)
+    measures.tell_health(turn, 16.0)
     assert turn.state.drill is not None
     assert dict(turn.state.drill.figures) == {"health": 0.75, "health_at_least": 0.4, "health_learned": True}
 

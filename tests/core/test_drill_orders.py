@@ -1,16 +1,12 @@
 """What a drill orders, what it makes of each outcome, and the words in which it tells a failure."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import Player, Told, make_policy
-
-from powerguard.core import drill_turn
-from powerguard.core.actions import (
+from powerguard.core.decide.turn import Turn
+from powerguard.core.drill import measures as drill_turn
+from powerguard.core.model.actions import (
     CapPower,
     Conduct,
     EnsurePolicy,
@@ -22,11 +18,10 @@ from powerguard.core.actions import (
     SyncFilesystems,
     TriggerCheckpoint,
 )
-from powerguard.core.events import Done, StartDrill, StopDrill, TrainerSeen
-from powerguard.core.learned import DrillReport
-from powerguard.core.model import Drill, State, Trainer
-from powerguard.core.readings import OutputSource, Reading
-from powerguard.core.turn import Turn
+from powerguard.core.model.events import Done, OutputSource, Reading, StartDrill, StopDrill, TrainerSeen
+from powerguard.core.model.policy import DrillReport
+from powerguard.core.model.state import Drill, DrillStage, Resume, State, Trainer, Undoing
+from tests.core.play import Player, Told, make_policy
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
 FULL = "utility load=75 charge=100 runtime=360"
@@ -258,9 +253,8 @@ def test_limits_that_do_not_come_back_fail_the_drill_after_half_a_minute() -> No
     words = f"{WORDS} cap_share=0.7"
     told = played("16 drill scope=cap\n17..27 utility load=75\n28..110 utility load=50", words, "auto cap")
     assert told.state.drill is not None
-    assert (told.state.drill.result, told.state.drill.because) == (
-        "failed",
-        "the GPU power limits could not be restored",
+    assert told.state.drill.part == Undoing(
+        at_s=told.state.drill.part.at_s, result="failed", because="the GPU power limits could not be restored"
     )
 
 
@@ -302,8 +296,8 @@ def test_a_checkpoint_of_the_drill_takes_no_time_from_an_older_one() -> None:
         "15.5 checkpoint_now\n15.6 progress llm eta=500\n15.8 durable llm\n16 drill scope=checkpoint", answers="auto"
     )
     (trainer,) = told.state.trainers
-    assert trainer.order is not None
-    assert trainer.eta_at_s is None
+    assert trainer.in_flight is not None
+    assert (trainer.in_flight.eta_at_s, trainer.in_flight.copied) == (None, False)
 
 
 @pytest.mark.parametrize(
@@ -334,7 +328,8 @@ def test_a_trainer_that_dies_while_the_drill_holds_it_is_named(stage: str) -> No
     player.line("42.5 trainer vit alive=false")
     told = player.play("42.6 trainer llm")
     assert told.state.drill is not None
-    assert told.state.drill.because == "vit: died while the drill held it"
+    assert isinstance(told.state.drill.part, Undoing)
+    assert told.state.drill.part.because == "vit: died while the drill held it"
 
 
 def test_all_who_died_at_once_are_named() -> None:
@@ -349,7 +344,8 @@ def test_all_who_died_at_once_are_named() -> None:
     player.told.state = replace(player.told.state, trainers=dead)
     told = player.play("29 tick")
     assert told.state.drill is not None
-    assert told.state.drill.because == "llm, vit: died while the drill held it"
+    assert isinstance(told.state.drill.part, Undoing)
+    assert told.state.drill.part.because == "llm, vit: died while the drill held it"
 
 
 def test_a_reading_that_the_core_did_not_take_is_no_load() -> None:
@@ -359,7 +355,8 @@ def test_a_reading_that_the_core_did_not_take_is_no_load() -> None:
     other = Reading(at_s=16.5, ups="other", source="snmp", output_source=OutputSource.UTILITY, load_pct=10.0)
     player.send(other)
     assert told.state.drill is not None
-    assert told.state.drill.samples == ()
+    assert isinstance(told.state.drill.part, DrillStage)
+    assert told.state.drill.part.samples == ()
 
 
 # --- Late outcomes ----------------------------------------------------------------------------------------------------
@@ -425,7 +422,7 @@ def test_in_a_drill_a_stranger_s_pause_is_left_to_the_drill() -> None:
     player.send(Done(at_s=28.5, action=late, took_s=9.0, detail=(("paused", True),)))
     assert player.told is not None
     assert not player.told.ordered(ResumeTrainer)
-    assert [trainer.resume_at_s for trainer in player.told.state.trainers] == [None]
+    assert not player.told.state.owing(Resume)
 
 
 def test_a_drill_at_no_load_records_its_power_off_all_the_same() -> None:
@@ -443,5 +440,5 @@ def test_the_start_of_a_drill_is_at_no_stage_yet() -> None:
     player.send(StartDrill(at_s=16.0, who="alice", scopes=("policy",), witness="simulated"))
     drill = player.told.state.drill
     assert drill is not None
-    assert (drill.stage, drill.stage_at_s, drill.stages) == ("policy", 16.0, ())
+    assert drill.part == DrillStage(name="policy", at_s=16.0, by_s=21.0)
     assert isinstance(drill, Drill)

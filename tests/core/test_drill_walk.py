@@ -1,17 +1,13 @@
 """Every interleaving of a drill with what may come in between: nobody stands still, and no GPU is capped, after it."""
 
-import sys
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from invariants import check_step, kept
-from play import make_policy
-
-from powerguard.core.actions import (
+from powerguard.core.comeback.recovery import Stored, restore
+from powerguard.core.decide.machine import step
+from powerguard.core.model.actions import (
     Action,
     CapPower,
     Conduct,
@@ -22,12 +18,23 @@ from powerguard.core.actions import (
     ResumeTrainer,
     TriggerCheckpoint,
 )
-from powerguard.core.events import Done, Event, Failed, ForeignStop, StartDrill, StopDrill, Tick, TrainerSeen
-from powerguard.core.machine import step
-from powerguard.core.model import Drill, Online, State, Step
-from powerguard.core.policy import Policy
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
-from powerguard.core.recovery import Stored, restore
+from powerguard.core.model.events import (
+    Done,
+    Event,
+    Failed,
+    ForeignStop,
+    OutputSource,
+    Reading,
+    SourceFailed,
+    StartDrill,
+    StopDrill,
+    Tick,
+    TrainerSeen,
+)
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import Drill, GpuCap, Online, Resume, State, Step
+from tests.core.invariants import check_step, kept
+from tests.core.play import make_policy
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
 PAUSES = (PauseTrainer, TriggerCheckpoint)
@@ -79,7 +86,7 @@ class World:
         """Online, no drill, nothing on its way and nothing to be told again: then everything is as it was."""
         state = self.state
         pending = any(isinstance(a, ResumeTrainer | RestorePower | CapPower | PauseTrainer) for a in self.open)
-        again = state.cap is not None or any(t.resume_at_s is not None for t in state.trainers)
+        again = bool(state.owing(GpuCap) or state.owing(Resume))
         alive = all(trainer.alive for trainer in state.trainers)
         if isinstance(state.phase, Online) and state.drill is None and not pending and not again:
             assert not (self.stands and alive), "after a drill nobody stands still"
@@ -204,14 +211,19 @@ def _begun(scopes: str, prefix: str) -> World:
     ("scopes", "prefix", "stage"),
     [
         ("pause", "utility", "pause"),
-        ("checkpoint,pause", "utility", "checkpoint"),
-        ("checkpoint,pause", "utility well", "pause"),
-        ("pause", "utility well utility", "resume"),
         ("cap", "utility", "cap"),
-        ("cap", "utility well", "cap"),
         ("pause", "utility stop", "undo"),
-        ("pause", "utility battery", "handed_over"),
-        ("cap", "utility stop", "undo"),
+        *(
+            pytest.param(*stage, marks=pytest.mark.slow)
+            for stage in (
+                ("checkpoint,pause", "utility", "checkpoint"),
+                ("checkpoint,pause", "utility well", "pause"),
+                ("pause", "utility well utility", "resume"),
+                ("cap", "utility well", "cap"),
+                ("pause", "utility battery", "handed_over"),
+                ("cap", "utility stop", "undo"),
+            )
+        ),
     ],
 )
 def test_nothing_stays_whatever_comes_in_between(scopes: str, prefix: str, stage: str) -> None:
@@ -244,7 +256,7 @@ def _settles(world: World) -> None:
         while world.open:
             world = _oldest(world, well=True)
         world = _seen(world.after(Tick(at_s=world.now_s + 0.5)))
-        owed = bool(world.open) or any(trainer.resume_at_s is not None for trainer in world.state.trainers)
+        owed = bool(world.open) or bool(world.state.owing(Resume))
         if isinstance(world.state.phase, Online) and world.state.drill is None and world.state.cap is None and not owed:
             break
     settled = world.state.drill is None and world.state.cap is None

@@ -1,15 +1,16 @@
 """What `plan` and `status` foretell for "power fails now" is what the machine then does, with random hosts."""
 
+from dataclasses import replace
+
 import pytest
 from hypothesis import assume, given, settings
 from hypothesis import strategies as st
 
-from powerguard.core import plan
-from powerguard.core.actions import Grade
-from powerguard.core.frozen import replace
-from powerguard.core.model import Online, Shutdown, State
-from powerguard.core.policy import Policy
-from powerguard.daemon.readiness import is_ready, of_battery
+from powerguard.core.decide import conditions
+from powerguard.core.model.actions import Grade
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import Online, Shutdown, State
+from powerguard.daemon.observe.readiness import is_ready, of_battery
 from tests.core.play import Player
 
 TABLE = ((50, 540.0), (75, 360.0), (100, 240.0))
@@ -50,7 +51,7 @@ def state_of(player: Player) -> tuple[Policy, State]:
 def _grade_after(policy: Policy, state: State, tau_now_s: float) -> Grade:
     """Return the grade of an outage that is seen so late as witnesses permit."""
     left = (state.battery.left or 0.0) - WITNESSES_S / tau_now_s
-    return plan.foretold(policy, replace(state, battery=replace(state.battery, left=left)), 4.0).grade
+    return conditions.foretold(policy, replace(state, battery=replace(state.battery, left=left)), 4.0).grade
 
 
 @settings(max_examples=100, deadline=None)
@@ -59,8 +60,8 @@ def test_what_is_foretold_is_done(given_host: dict[str, float]) -> None:
     """Each step within the seconds that witnesses take, with the grade that was shown."""
     player = host(**given_host)  # type: ignore[arg-type]
     policy, state = state_of(player)
-    told = plan.foretold(policy, state, 4.0)
-    steps = {step.action: step.at_s for step in plan.forecast(policy, state, told)}
+    told = conditions.foretold(policy, state, 4.0)
+    steps = {step.action: step.at_s for step in conditions.forecast(policy, state, told)}
     assert isinstance(state.phase, Online)
     assume((steps["shutdown"] or 0.0) < 1200.0)
     assume(_grade_after(policy, state, told.tau_now_s or 1.0) is told.grade)  # At its edge a second decides.
@@ -77,7 +78,7 @@ def test_what_is_foretold_is_done(given_host: dict[str, float]) -> None:
             grade = state.phase.outage.grade
             break
     # When a pause begins to pay is looked for in so many parts of the time; what is drawn until then moves the rest.
-    parts_s = (steps["shutdown"] or 0.0) / plan._FORECAST_PARTS
+    parts_s = (steps["shutdown"] or 0.0) / conditions._FORECAST_PARTS
     assert began["emergency_checkpoint"] == pytest.approx(steps["emergency_checkpoint"], abs=WITNESSES_S + parts_s)
     assert began["shutdown"] == pytest.approx(steps["shutdown"], abs=WITNESSES_S + parts_s)
     assert grade is not None
@@ -92,5 +93,5 @@ def test_what_is_foretold_is_done(given_host: dict[str, float]) -> None:
 def test_a_host_is_not_ready_where_the_plan_does_not_fit(given_host: dict[str, float]) -> None:
     player = host(**given_host)  # type: ignore[arg-type]
     policy, state = state_of(player)
-    if not plan.foretold(policy, state, 4.0).fits:
+    if not conditions.foretold(policy, state, 4.0).fits:
         assert not is_ready(of_battery(policy, state, 4.0))

@@ -1,19 +1,15 @@
 """Every witness for and against battery, one by one; countdowns, FSD and tests, each confirmed and taken back."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core import fusion
-from powerguard.core.model import Feed, Supply
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from powerguard.core.model.events import OutputSource, Reading, SourceFailed
+from powerguard.core.model.state import Feed, Supply
+from powerguard.core.supply import fusion
+from tests.core.play import make_policy
 
 POLICY = make_policy([])
 UNKNOWN, UTILITY, BATTERY = Supply.UNKNOWN, Supply.UTILITY, Supply.BATTERY

@@ -4,13 +4,12 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.core import gate
-from powerguard.core.actions import CheckHost, Grade, Level, ResumeTraining
-from powerguard.core.events import Done, Failed
-from powerguard.core.model import Battery, Feed, Outage, Recovery, State, Supply, Trainer
-from powerguard.core.policy import Policy, TrainerPolicy
-from powerguard.core.readings import OutputSource, Reading
-from powerguard.core.turn import Turn
+from powerguard.core.comeback import gate
+from powerguard.core.decide.turn import Turn
+from powerguard.core.model.actions import CheckHost, Grade, Level, ResumeTraining
+from powerguard.core.model.events import Done, Failed, OutputSource, Reading
+from powerguard.core.model.policy import Policy, TrainerPolicy
+from powerguard.core.model.state import Battery, Feed, Outage, Recovery, State, Supply, Trainer
 
 POLICY = Policy(boot_id="boot", ups="ups", checks_host=True, trainers=(TrainerPolicy(name="llm"),))
 OUTAGE = Outage(id="o", since_s=50.0, grade=Grade.FULL)

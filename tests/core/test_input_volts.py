@@ -1,20 +1,15 @@
 """Volts at the input as a witness: only of a source that measures them, which it shows by telling some."""
 
-import sys
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core import fusion
-from powerguard.core.agreement import measured
-from powerguard.core.heard import Measures
-from powerguard.core.model import Feed, Supply
-from powerguard.core.policy import Policy
-from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.model.events import OutputSource, Reading
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import Feed, Measures, Supply
+from powerguard.core.supply import fusion
+from powerguard.core.supply.several_sources import measured
+from tests.core.play import make_policy
 
 ONE, TWO = make_policy(["table=50:540,100:240"]), make_policy(["table=50:540,100:240", "sources=2"])
 THERE: dict[str, Any] = {"input_v": 230.0, "input_present": True}

@@ -3,17 +3,12 @@
 The stories are in tests/scenarios/ladder-*.txt; here is what they leave out: each condition alone, and each edge.
 """
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import Player, Told, make_policy
-
-from powerguard.core import ladder
-from powerguard.core.actions import (
+from powerguard.core.decide.machine import step
+from powerguard.core.model.actions import (
     Action,
     ContinueTrainer,
     ResumeTrainer,
@@ -22,9 +17,10 @@ from powerguard.core.actions import (
     TerminateTrainer,
     TriggerCheckpoint,
 )
-from powerguard.core.events import Done, Failed
-from powerguard.core.machine import step
-from powerguard.core.model import Signalled
+from powerguard.core.model.events import Done, Failed
+from powerguard.core.model.state import Signalled
+from powerguard.core.trainers import escalation
+from tests.core.play import Player, Told, make_policy
 
 WORDS = "table=50:5400,75:3600,100:2400 trainer=llm:pause:20 signals=1"
 READY = "0..5 utility load=75 charge=100 runtime=3600"
@@ -398,8 +394,8 @@ def test_in_another_boot_nobody_is_stopped() -> None:
 )
 def test_who_counts_as_stopped(fields: dict[str, object], *, stopped: bool, terminated: bool) -> None:
     each = Signalled(**{"trainer": "llm", "outage": "o", "at_s": 1.0, **fields})  # type: ignore[arg-type]
-    state = replace(played("").state, signalled=(each,))
-    assert ladder.is_stopped(state, "llm") is stopped
-    assert ladder.is_terminated(state, "llm") is terminated
-    assert not ladder.is_stopped(state, "other")
-    assert not ladder.is_terminated(state, "other")
+    state = replace(played("").state, owed=(each,))
+    assert escalation.is_stopped(state, "llm") is stopped
+    assert escalation.is_terminated(state, "llm") is terminated
+    assert not escalation.is_stopped(state, "other")
+    assert not escalation.is_terminated(state, "other")

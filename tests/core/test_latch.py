@@ -1,18 +1,13 @@
 """The stop that is chosen at the commit: for the load that is there, not for a pause that nobody has confirmed."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core.actions import Conduct, Grade
-from powerguard.core.model import Battery, EmergencyCheckpoint, Feed, Outage, Shutdown, State, Supply, Trainer
-from powerguard.core.moves import move
-from powerguard.core.table import Cause
-from powerguard.core.turn import Turn
+from powerguard.core.decide.table import Cause
+from powerguard.core.decide.transitions import move
+from powerguard.core.decide.turn import Turn
+from powerguard.core.model.actions import Conduct, Grade
+from powerguard.core.model.state import Battery, EmergencyCheckpoint, Feed, Outage, Shutdown, State, Supply, Trainer
+from tests.core.play import make_policy
 
 POLICY = make_policy(["table=50:540,75:360,100:240", "trainer=llm:pause:20"])
 

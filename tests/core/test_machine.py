@@ -1,15 +1,11 @@
 """One event, one answer: what may take the short way online, what time alone moves, what an outcome must not move."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core.actions import (
+from powerguard.core.decide.machine import LATEST_S, step
+from powerguard.core.model.actions import (
     Conduct,
     Grade,
     PollNow,
@@ -19,15 +15,26 @@ from powerguard.core.actions import (
     SyncFilesystems,
     TriggerCheckpoint,
 )
-from powerguard.core.armed import Bracket
-from powerguard.core.events import BatteryReplaced, Done, Event, Failed, PoweredOn, SetMaintenance, Tick
-from powerguard.core.heard import Gone
-from powerguard.core.machine import LATEST_S, step
-from powerguard.core.model import (
+from powerguard.core.model.events import (
+    BatteryReplaced,
+    Done,
+    Event,
+    Failed,
+    OutputSource,
+    PoweredOn,
+    Reading,
+    SetMaintenance,
+    SourceFailed,
+    Tick,
+)
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import (
     Battery,
-    Cap,
+    CheckpointInFlight,
     EmergencyCheckpoint,
     Feed,
+    Gone,
+    GpuCap,
     OnBattery,
     Online,
     Outage,
@@ -36,10 +43,10 @@ from powerguard.core.model import (
     State,
     Step,
     Supply,
+    TemporaryPolicy,
     Trainer,
 )
-from powerguard.core.policy import Policy
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from tests.core.play import make_policy
 
 POLICY = make_policy(["table=50:2000,100:1000"])
 BLIND = make_policy([])
@@ -81,8 +88,10 @@ def test_a_self_test_takes_from_the_account_at_every_reading() -> None:
 
 
 PENDING = {
-    "cap": Cap(outage="o", ordered_at_s=0.0, order="c-1", lifting=True),
-    "signalled": (Signalled(trainer="t", outage="o", word="continue", at_s=0.0, order="s-1", carried_out="stop"),),
+    "owed": (
+        GpuCap(outage="o", at_s=0.0, order="c-1", lifting=True),
+        Signalled(trainer="t", outage="o", word="continue", at_s=0.0, order="s-1", carried_out="stop"),
+    ),
     "gone": (Gone(part="link eth0", heard_s=0.0, at_s=0.0),),
 }
 
@@ -103,7 +112,7 @@ def test_an_account_of_which_nothing_is_known_begins_with_the_next_reading() -> 
 
 def test_power_that_could_not_be_restored_is_tried_again_by_time_alone() -> None:
     """Also while no reading comes."""
-    calm = replace(after(says(1.0), says(2.0)).state, cap=Cap(outage="o", ordered_at_s=0.0, lifting=True))
+    calm = replace(after(says(1.0), says(2.0)).state, owed=(GpuCap(outage="o", at_s=0.0, lifting=True),))
     assert not any(isinstance(order, RestorePower) for order in after(Tick(at_s=9.9), state=calm).actions)
     assert [order.by_s for order in after(Tick(at_s=10.0), state=calm).actions if isinstance(order, RestorePower)] == [
         15.0
@@ -112,14 +121,14 @@ def test_power_that_could_not_be_restored_is_tried_again_by_time_alone() -> None
 
 def test_a_policy_that_could_not_be_put_back_is_tried_again_by_time_alone() -> None:
     """An hour after it failed, also while no reading comes; and not by every tick of that hour."""
-    calm = replace(after(says(1.0), says(2.0)).state, bracket=Bracket(policy="always-off", at_s=10.0))
+    calm = replace(after(says(1.0), says(2.0)).state, owed=(TemporaryPolicy(policy="always-off", retry_at_s=10.0),))
     assert after(Tick(at_s=9.9), state=calm) == Step(calm)
     due = after(Tick(at_s=10.0), state=calm)
     assert [(type(order), order.policy) for order in due.actions if isinstance(order, RestorePolicy)] == [
         (RestorePolicy, "always-off")
     ]
-    assert due.state.bracket is not None
-    assert due.state.bracket.order == due.actions[0].id
+    assert due.state.temporary_policy is not None
+    assert due.state.temporary_policy.order == due.actions[0].id
     assert after(Tick(at_s=11.0), state=due.state) == Step(due.state), "it is under way"
 
 
@@ -227,8 +236,14 @@ def test_a_calibration_of_the_blind_is_no_emergency() -> None:
 
 def test_a_calibration_while_a_checkpoint_is_written() -> None:
     """Of the one in flight only the rest counts, in a calibration as anywhere."""
-    flying = Trainer(name="t", conduct=Conduct.PAUSE, checkpoint_s=500.0, order="o-1", told_pause=True, eta_at_s=9.0)
-    for trainer, phase in ((flying, Online), (replace(flying, order=None), EmergencyCheckpoint)):
+    flying = Trainer(
+        name="t",
+        conduct=Conduct.PAUSE,
+        checkpoint_s=500.0,
+        in_flight=CheckpointInFlight(order="o-1", eta_at_s=9.0),
+        told_pause=True,
+    )
+    for trainer, phase in ((flying, Online), (replace(flying, in_flight=None), EmergencyCheckpoint)):
         state = State(battery=FULL, trainers=(trainer,))
         answer = after(says(1.0), *(calibrating(float(at_s)) for at_s in range(2, 9)), state=state)
         assert isinstance(answer.state.phase, phase)

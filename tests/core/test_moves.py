@@ -1,41 +1,39 @@
 """What a move remembers and what lasts in a phase: the load that is awaited, who goes on, who is gone, who is told."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core import needs, trainers
-from powerguard.core.actions import Conduct, Grade, PowerOff, ResumeTrainer, TriggerCheckpoint
-from powerguard.core.events import Done, Failed, Tick, TrainerSeen
-from powerguard.core.learned import Drop, Learned
-from powerguard.core.machine import step
-from powerguard.core.model import (
+from powerguard.core.decide.machine import step
+from powerguard.core.decide.table import Cause
+from powerguard.core.decide.transitions import move
+from powerguard.core.decide.turn import Turn
+from powerguard.core.energy import needs
+from powerguard.core.model.actions import Conduct, Grade, PowerOff, ResumeTrainer, TriggerCheckpoint
+from powerguard.core.model.events import Done, Failed, OutputSource, Reading, Tick, TrainerSeen
+from powerguard.core.model.policy import Drop, Learned
+from powerguard.core.model.state import (
     Battery,
-    Cap,
+    CheckpointInFlight,
     EmergencyCheckpoint,
     Feed,
+    GpuCap,
     Holding,
     OnBattery,
     Online,
     Outage,
     Phase,
     Recovery,
+    Resume,
     Shutdown,
     State,
     Step,
     Supply,
     Trainer,
 )
-from powerguard.core.moves import move
-from powerguard.core.readings import OutputSource, Reading
-from powerguard.core.table import Cause
-from powerguard.core.turn import Turn
+from powerguard.core.trainers import lifecycle
+from tests.core.play import make_policy
 
 POLICY = make_policy(["table=50:2000,100:1000", "trainer=a:pause:10", "boot_id=0123456789"])
 OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL, policy_asked=True, load_at_start=1.0)
@@ -141,13 +139,13 @@ def test_who_can_save_cheaply_does_so_for_an_hour_of_silence(silent_s: float, *,
     assert ("ups_silent_raised" in notes(answer)) is (silent_s >= 15.0)
 
 
-WRITING = replace(GOES_ON, checkpoint_s=500.0, order="o-1", ordered_at_s=99.0)
+WRITING = replace(GOES_ON, checkpoint_s=500.0, in_flight=CheckpointInFlight(order="o-1"), ordered_at_s=99.0)
 
 
 @pytest.mark.parametrize(("eta_at_s", "opens"), [(110.0, True), (590.0, False)])
 def test_every_gate_asks_for_the_rest_of_a_checkpoint_that_is_still_written(eta_at_s: float, *, opens: bool) -> None:
     """After a return in place, while a guard stands, and at boot alike: one in flight is nearly done or it is not."""
-    writing = replace(WRITING, eta_at_s=eta_at_s)
+    writing = replace(WRITING, in_flight=CheckpointInFlight(order="o-1", eta_at_s=eta_at_s))
     on_battery = at_100(ON_BATTERY, writing, left=0.4)
     returned = step(POLICY, on_battery, says(101.0, "utility"))
     assert isinstance(returned.state.phase, Online)
@@ -222,7 +220,7 @@ def test_one_that_was_only_found_is_forgotten_when_it_goes(name: str, phase: Pha
     """Else every job of a year would be kept; in an outage it may come again, and the settings' ones always may."""
     others = (replace(PAUSES, name="b"), replace(PAUSES, name="c"))
     at = Turn(POLICY, at_100(phase, others[0], replace(PAUSES, name=name), others[1]), 100.0)
-    trainers.take_in(at, TrainerSeen(at_s=100.0, trainer=name, alive=False, conduct=Conduct.PAUSE))
+    lifecycle.take_in(at, TrainerSeen(at_s=100.0, trainer=name, alive=False, conduct=Conduct.PAUSE))
     assert [t.name for t in at.state.trainers] == (["b", name, "c"] if stays else ["b", "c"])
     assert [note.event for note in at.notes] == ["trainer_gone"]
 
@@ -232,17 +230,19 @@ def test_a_checkpoint_is_as_old_as_it_says_also_before_the_boot(age_s: float, du
     """Work at risk is counted from it; an age that is no number says nothing."""
     at = Turn(POLICY, at_100(ON_BATTERY, PAUSES), 100.0)
     seen = TrainerSeen(at_s=100.0, trainer="a", alive=True, conduct=Conduct.PAUSE, durable_age_s=age_s)
-    trainers.take_in(at, seen)
+    lifecycle.take_in(at, seen)
     assert at.state.trainers[0].durable_at_s == durable_at_s
 
 
 @pytest.mark.parametrize(("known", "told", "lost"), [(40, 30, 10), (None, 30, None), (None, None, None)])
 def test_steps_are_lost_only_between_two_that_are_known(known: int | None, told: int | None, lost: int | None) -> None:
     """An older checkpoint that stands has to name its step, and the trainer the one where it stood."""
-    flying = replace(PAUSES, order="o-1", tries=3, told_pause=True, step=known)
+    flying = replace(PAUSES, in_flight=CheckpointInFlight(order="o-1"), tries=3, told_pause=True, step=known)
     order = TriggerCheckpoint(id="o-1", by_s=200.0, trainer="a", reason="on_battery", after=Conduct.PAUSE, outage="o")
     at = Turn(POLICY, at_100(HOLD, flying), 100.0)
-    trainers.take_in(at, Done(at_s=100.0, action=order, took_s=3.0, detail=(("step", told), ("at_paused_step", False))))
+    lifecycle.take_in(
+        at, Done(at_s=100.0, action=order, took_s=3.0, detail=(("step", told), ("at_paused_step", False)))
+    )
     (note,) = (note for note in at.notes if note.event == "older_checkpoint_stands")
     assert dict(note.numbers) == {"steps_lost": lost}
 
@@ -259,21 +259,21 @@ def test_who_did_not_hear_is_told_again_once_and_then_waited_for() -> None:
     assert (told.trainer, told.outage, told.by_s) == ("a", "", 116.0)
     assert step(POLICY, again.state, Tick(at_s=107.0)).actions == ()
     heard = step(POLICY, again.state, Done(at_s=108.0, action=told, took_s=1.0))
-    assert heard.state.trainers[0].resume_at_s is None
+    assert not heard.state.owing(Resume)
 
 
 def test_an_outage_begins_with_those_who_are_there_and_those_of_the_settings() -> None:
     """One that was only found and died in the last outage would be waited for; one of the settings may come again."""
     known = tuple(replace(PAUSES, name=name, alive=alive) for name, alive in (("a", False), ("b", True), ("c", False)))
     at = Turn(POLICY, at_100(Online(), *known), 100.0)
-    trainers.forget_outage(at)
+    lifecycle.forget_outage(at)
     assert [t.name for t in at.state.trainers] == ["a", "b"]
 
 
 def test_who_did_not_hear_is_told_again_also_when_the_power_fails_meanwhile() -> None:
     """Three seconds of battery between the word that failed and the next one must not leave training standing."""
-    waits = replace(PAUSES, paused=True, resume_at_s=105.0)
-    state = at_100(Online(), waits, supply=Supply.UTILITY)
+    waits = replace(PAUSES, paused=True)
+    state = replace(at_100(Online(), waits, supply=Supply.UTILITY), owed=(Resume(trainer="a", retry_at_s=105.0),))
     again: list[float] = []
     for at_s in range(101, 118):
         now = says(float(at_s), input_present=False) if at_s < 104 else says(float(at_s), "utility")
@@ -282,7 +282,7 @@ def test_who_did_not_hear_is_told_again_also_when_the_power_fails_meanwhile() ->
             state = answer.state
             again += [event.at_s for action in answer.actions if isinstance(action, ResumeTrainer)]
     assert isinstance(state.phase, Online)
-    assert again == [105.5, 116.5], "and once more where nobody tells what came of it"
+    assert again == [105.0, 116.0], "and once more where nobody tells what came of it"
 
 
 # --- The load that nobody tells ------------------------------------------------------------------------------------
@@ -314,8 +314,8 @@ def test_where_nobody_trains_the_last_load_counts() -> None:
 
 
 def test_what_it_drew_without_a_cap_says_nothing_of_a_capped_one() -> None:
-    capped = Cap(outage="o", ordered_at_s=80.0)
-    assert load_after(unheard(ON_BATTERY, PAUSES, load=0.5, cap=capped)) == 0.5
+    capped = GpuCap(outage="o", at_s=80.0)
+    assert load_after(unheard(ON_BATTERY, PAUSES, load=0.5, owed=(capped,))) == 0.5
 
 
 def test_an_outage_that_began_without_a_load_has_nothing_to_add() -> None:

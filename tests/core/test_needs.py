@@ -7,9 +7,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.core import needs
-from powerguard.core.learned import DrillReport, Drop, Learned, Need
-from powerguard.core.policy import Policy
+from powerguard.core.energy import needs
+from powerguard.core.model.policy import DrillReport, Drop, Learned, Need, Policy
 
 POLICY = Policy(boot_id="b", ups="u")
 SECONDS = st.lists(st.floats(0.1, 5000.0), min_size=1, max_size=needs.KEPT).map(tuple)

@@ -1,12 +1,7 @@
 """What the journal's lines say with their numbers: whoever explains an outage afterwards has nothing else."""
 
-import sys
-from pathlib import Path
-
-sys.path.insert(0, str(Path(__file__).parent))
-from play import Player, Told
-
-from powerguard.core.actions import EnsurePolicy, Grade, Level, Note, PauseTrainer
+from powerguard.core.model.actions import EnsurePolicy, Grade, Level, Note, PauseTrainer
+from tests.core.play import Player, Told
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20"
 

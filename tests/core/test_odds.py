@@ -2,25 +2,25 @@
 
 import pytest
 
-from powerguard.core import odds
+from powerguard.core.decide import conditions
 
 
 def test_half_of_all_outages_end_within_minutes() -> None:
-    assert odds.goes_on(0.0, 1.0) == 1.0
-    assert odds.goes_on(0.0, 60.0) == pytest.approx(0.69)
-    assert odds.goes_on(0.0, 300.0) == pytest.approx(0.42)
-    assert odds.goes_on(0.0, 43200.0) == 0.0
+    assert conditions.goes_on(0.0, 1.0) == 1.0
+    assert conditions.goes_on(0.0, 60.0) == pytest.approx(0.69)
+    assert conditions.goes_on(0.0, 300.0) == pytest.approx(0.42)
+    assert conditions.goes_on(0.0, 43200.0) == 0.0
 
 
 def test_what_has_lasted_goes_on() -> None:
     """The longer it has lasted, the likelier are five minutes more."""
-    story = [odds.goes_on(lasted_s, 300.0) for lasted_s in (1.0, 30.0, 120.0, 600.0, 3600.0)]
+    story = [conditions.goes_on(lasted_s, 300.0) for lasted_s in (1.0, 30.0, 120.0, 600.0, 3600.0)]
     assert story == sorted(story)
     assert story[-1] > 0.9
 
 
 def test_the_mean_is_within_its_bounds() -> None:
-    assert odds.expected_s(10.0, 0.0) == 0.0
-    assert odds.expected_s(10.0, -5.0) == 0.0
-    assert 0.0 < odds.expected_s(10.0, 60.0) < 60.0
-    assert odds.expected_s(1e6, 60.0) == 60.0, "longer than any that is known: it goes on"
+    assert conditions.expected_s(10.0, 0.0) == 0.0
+    assert conditions.expected_s(10.0, -5.0) == 0.0
+    assert 0.0 < conditions.expected_s(10.0, 60.0) < 60.0
+    assert conditions.expected_s(1e6, 60.0) == 60.0, "longer than any that is known: it goes on"

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from powerguard.core.outlast import ENDLESS_S, FACTORS, Leg, play, stepped
+from powerguard.core.energy.outlast import ENDLESS_S, FACTORS, Leg, play, stepped
 
 
 def leg(load: float, left: float = 1.0, *, supplies: int = 1, full_s: float = 100.0, cut_at_s: float = math.inf) -> Leg:

@@ -12,17 +12,17 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerguard.core import actions, events, model, readings
-from powerguard.core import plain as codecs
-from powerguard.core.actions import Action, EnsurePolicy, Grade, Note, PowerOff
-from powerguard.core.events import Done, Event
-from powerguard.core.model import Feed, Phase, State, Supply, Trainer
-from powerguard.core.plain import PlainError, from_plain, to_plain
-from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.model import actions, events
+from powerguard.core.model import serialisation as codecs
+from powerguard.core.model import state as model
+from powerguard.core.model.actions import Action, EnsurePolicy, Grade, Note, PowerOff
+from powerguard.core.model.events import Done, Event, OutputSource, Reading
+from powerguard.core.model.serialisation import PlainError, from_plain, to_plain
+from powerguard.core.model.state import Feed, Phase, State, Supply, Trainer
 
 CLASSES = [
     cls
-    for module in (actions, events, readings, model)
+    for module in (actions, events, model)
     for cls in vars(module).values()
     if isinstance(cls, type) and dataclasses.is_dataclass(cls) and cls.__module__ == module.__name__
 ]

@@ -1,19 +1,18 @@
 """Every condition of the rule at its edge, one below it and one above it; and the forecast that people read."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core import account, plan
-from powerguard.core import budget as sums
-from powerguard.core.actions import Conduct, Grade
-from powerguard.core.model import (
+from powerguard.core.decide import conditions
+from powerguard.core.energy import account
+from powerguard.core.energy import budget as sums
+from powerguard.core.model.actions import Conduct, Grade
+from powerguard.core.model.events import OutputSource, Reading
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import (
     Battery,
+    CheckpointInFlight,
     EmergencyCheckpoint,
     Feed,
     Holding,
@@ -28,8 +27,7 @@ from powerguard.core.model import (
     Supply,
     Trainer,
 )
-from powerguard.core.policy import Policy
-from powerguard.core.readings import OutputSource, Reading
+from tests.core.play import make_policy
 
 # Load 100 % and no trainer: tau is 1000 s at every moment, so a share of the battery is as many thousandths in seconds.
 POLICY = make_policy(["table=50:2000,100:1000"])
@@ -72,11 +70,11 @@ def seconds(reff_s: float) -> float:
 
 
 def checkpoint(at: State, policy: object = POLICY) -> str:
-    return plan.checkpoint_due(policy, at, plan.outage_budget(policy, at, NOW_S), NOW_S)  # type: ignore[arg-type]
+    return conditions.checkpoint_due(policy, at, conditions.outage_budget(policy, at, NOW_S), NOW_S)  # type: ignore[arg-type]
 
 
 def commit(at: State, policy: object = POLICY, now_s: float = NOW_S) -> str:
-    return plan.commit_due(policy, at, plan.outage_budget(policy, at, now_s), now_s)  # type: ignore[arg-type]
+    return conditions.commit_due(policy, at, conditions.outage_budget(policy, at, now_s), now_s)  # type: ignore[arg-type]
 
 
 # --- The checkpoint -----------------------------------------------------------------------------------------------
@@ -159,7 +157,7 @@ def test_the_predicted_load_counts_until_the_measured_one_is_there(
         phase = kind(**fields, **({"because": "budget"} if kind is EmergencyCheckpoint else {}))  # type: ignore[arg-type]
         at = state(0.5, phase)
         at = replace(at, battery=replace(at.battery, load=load))
-        assert plan.outage_budget(POLICY, at, NOW_S).load == pytest.approx(counts)
+        assert conditions.outage_budget(POLICY, at, NOW_S).load == pytest.approx(counts)
 
 
 # --- The commit ---------------------------------------------------------------------------------------------------
@@ -169,9 +167,8 @@ FLYING = Trainer(
     name="a",
     conduct=Conduct.PAUSE,
     checkpoint_s=30.0,
-    order="o-1",
+    in_flight=CheckpointInFlight(order="o-1", eta_at_s=NOW_S + 20.0),
     ordered_at_s=99.0,
-    eta_at_s=NOW_S + 20.0,
     told_pause=True,
 )
 
@@ -194,10 +191,12 @@ def test_a_checkpoint_that_progresses_and_fits_has_a_reserve_of_20_s(
     checkpoint_s: float, eta_s: float, reff_s: float, because: str
 ) -> None:
     phase = EmergencyCheckpoint(outage=OUTAGE, began_s=90.0, because="budget")
-    flying = replace(FLYING, checkpoint_s=checkpoint_s, eta_at_s=NOW_S + eta_s)
+    flying = replace(
+        FLYING, checkpoint_s=checkpoint_s, in_flight=CheckpointInFlight(order="o-1", eta_at_s=NOW_S + eta_s)
+    )
     at = state(seconds(reff_s), phase)
     assert commit(replace(at, trainers=(flying,))) == because
-    for stopped in ({"order": None}, {"alive": False}, {"durable": True}):
+    for stopped in ({"in_flight": None}, {"alive": False}, {"durable": True}):
         assert commit(replace(at, trainers=(replace(flying, **stopped),))) == "budget"  # type: ignore[arg-type]
 
 
@@ -228,7 +227,13 @@ def test_a_commit_just_at_its_edges() -> None:
         return replace(POLICY, margin=0.0, floor=0.0, runtime_table=((0.5, 2 * full_s), (1.0, full_s)))
 
     assert commit(state(0.25, HOLD), bold(680.0)) == "budget", "170 s"
-    flying = Trainer(name="a", conduct=Conduct.PAUSE, order="o-1", ordered_at_s=99.0, eta_at_s=NOW_S, told_pause=True)
+    flying = Trainer(
+        name="a",
+        conduct=Conduct.PAUSE,
+        in_flight=CheckpointInFlight(order="o-1", eta_at_s=NOW_S),
+        ordered_at_s=99.0,
+        told_pause=True,
+    )
     assert commit(replace(state(0.25, HOLD), trainers=(flying,)), bold(520.0)) == "budget", "130 s"
     assert commit(state(0.28125, HOLD, waited_s=0.0), bold(64.0)) == "", "18 s now, the 10 s of a bare stop then"
 
@@ -284,7 +289,7 @@ def test_the_blind_commit(waited_s: float, charge_pct: float | None, because: st
 
 
 def latch(at: State, due_at_s: float, now_s: float = NOW_S, policy: object = POLICY) -> bool:
-    return plan.may_latch(policy, at, plan.outage_budget(policy, at, now_s), due_at_s, now_s)  # type: ignore[arg-type]
+    return conditions.may_latch(policy, at, conditions.outage_budget(policy, at, now_s), due_at_s, now_s)  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -356,7 +361,7 @@ def test_a_cut_and_blindness_have_other_witnesses() -> None:
 
 
 def gate(at: State, policy: object = POLICY) -> str:
-    return plan.gate_open(policy, at, NOW_S)  # type: ignore[arg-type]
+    return conditions.gate_open(policy, at, NOW_S)  # type: ignore[arg-type]
 
 
 def test_the_gate_counts_in_energy() -> None:
@@ -383,10 +388,15 @@ def test_a_load_that_nobody_knows_is_full_and_not_more() -> None:
 @pytest.mark.parametrize(("eta_s", "because"), [(29.0, "budget"), (31.0, "")])
 def test_at_the_gate_too_only_the_rest_of_a_checkpoint_in_flight_counts(eta_s: float, because: str) -> None:
     """30 s and 170 s are three quarters of 266.67 s; the trainer's estimate alone, 100 s, would keep it shut."""
-    writing = Trainer(name="t", conduct=Conduct.CONTINUE, checkpoint_s=100.0, order="o-1", eta_at_s=NOW_S + eta_s)
+    writing = Trainer(
+        name="t",
+        conduct=Conduct.CONTINUE,
+        checkpoint_s=100.0,
+        in_flight=CheckpointInFlight(order="o-1", eta_at_s=NOW_S + eta_s),
+    )
     at = replace(state(seconds(266.7), Online()), trainers=(writing,))
     assert gate(at) == because
-    assert gate(replace(at, trainers=(replace(writing, order=None),))) == ""
+    assert gate(replace(at, trainers=(replace(writing, in_flight=None),))) == ""
 
 
 @pytest.mark.parametrize(
@@ -400,7 +410,7 @@ def test_the_gate_of_the_blind(charge_pct: float | None, because: str) -> None:
 
 
 def forecast(at: State, policy: object = POLICY) -> list[tuple[str, float | None, str]]:
-    told = plan.forecast(policy, at, plan.outage_budget(policy, at, NOW_S))  # type: ignore[arg-type]
+    told = conditions.forecast(policy, at, conditions.outage_budget(policy, at, NOW_S))  # type: ignore[arg-type]
     return [(f.action, None if f.at_s is None else round(f.at_s, 3), f.because) for f in told]
 
 
@@ -500,8 +510,8 @@ def test_forecast_of_the_blind() -> None:
 )
 def test_pauses(changes: dict[str, object], *, told: bool) -> None:
     trainer = replace(Trainer(name="a", conduct=Conduct.PAUSE), **changes)  # type: ignore[arg-type]
-    assert plan.pauses(State(trainers=(trainer,))) is told
-    assert not plan.pauses(State())
+    assert conditions.pauses(State(trainers=(trainer,))) is told
+    assert not conditions.pauses(State())
 
 
 # --- Utility that comes and goes -----------------------------------------------------------------------------------
@@ -512,7 +522,7 @@ def test_pauses(changes: dict[str, object], *, told: bool) -> None:
     [((), False), ((90.0, 99.0), False), ((-200.0, 90.0, 99.0), True), ((-200.1, 90.0, 99.0), False)],
 )
 def test_three_transfers_in_five_minutes_are_flapping(transfers: tuple[float, ...], *, flapping: bool) -> None:
-    assert plan.is_flapping(State(transfers=transfers), NOW_S) is flapping
+    assert conditions.is_flapping(State(transfers=transfers), NOW_S) is flapping
 
 
 @pytest.mark.parametrize(("transfers", "due"), [((90.0, 99.0), ""), ((80.0, 90.0, 99.0), "blind")])
@@ -520,14 +530,16 @@ def test_a_dwell_goes_on_while_utility_comes_and_goes(transfers: tuple[float, ..
     """A second of battery, a second of utility: each second alone would be too short for anything, for ever."""
     feed = Feed(supply=Supply.BATTERY, since_s=99.0, reading=reading(), previous=reading(99.5))
     state = State(phase=OnBattery(outage=OUTAGE), feed=feed, transfers=transfers)
-    assert plan.checkpoint_due(BLIND, state, plan.outage_budget(BLIND, state, NOW_S), NOW_S) == due
+    assert conditions.checkpoint_due(BLIND, state, conditions.outage_budget(BLIND, state, NOW_S), NOW_S) == due
 
 
 @pytest.mark.parametrize(("after_s", "checkpoint_s", "saving"), [(15.0, 10.0, True), (15.1, 10.0, False)])
 def test_a_checkpoint_on_its_way_has_a_say_in_the_stop_until_it_is_late(
     after_s: float, checkpoint_s: float, *, saving: bool
 ) -> None:
-    trainer = Trainer(name="a", order="o-1", ordered_at_s=NOW_S - after_s, checkpoint_s=checkpoint_s)
-    assert plan.is_saving(State(trainers=(trainer,)), NOW_S) is saving
-    for other in (replace(trainer, order=None), replace(trainer, durable=True), replace(trainer, alive=False)):
-        assert not plan.is_saving(State(trainers=(other,)), NOW_S)
+    trainer = Trainer(
+        name="a", in_flight=CheckpointInFlight(order="o-1"), ordered_at_s=NOW_S - after_s, checkpoint_s=checkpoint_s
+    )
+    assert conditions.is_saving(State(trainers=(trainer,)), NOW_S) is saving
+    for other in (replace(trainer, in_flight=None), replace(trainer, durable=True), replace(trainer, alive=False)):
+        assert not conditions.is_saving(State(trainers=(other,)), NOW_S)

@@ -4,39 +4,37 @@ The world is honest about physics (a battery that really empties) and dishonest 
 sources go silent, trainers hang, fail or join old checkpoints, the daemon is killed, operators interfere.
 """
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 from hypothesis import HealthCheck, settings
 from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, precondition, rule
 
-sys.path.insert(0, str(Path(__file__).parent))
-from invariants import check_spent_battery, check_step, kept
-from play import make_policy
-
-from powerguard.core.actions import Action, Conduct, PollNow, PowerOff, TriggerCheckpoint
-from powerguard.core.events import (
+from powerguard.core.comeback.recovery import Stored, restore
+from powerguard.core.decide.machine import step
+from powerguard.core.decide.table import TABLE, Cause
+from powerguard.core.model.actions import Action, Conduct, PollNow, PowerOff, TriggerCheckpoint
+from powerguard.core.model.events import (
     Abort,
     CheckpointProgress,
     Done,
     Event,
     Failed,
     ForeignStop,
+    OutputSource,
+    Reading,
     SetMaintenance,
+    SourceFailed,
     StartDrill,
     StopDrill,
     Tick,
     TrainerSeen,
 )
-from powerguard.core.machine import step
-from powerguard.core.model import EmergencyCheckpoint, Holding, Online, Recovery, Shutdown, State, Step
-from powerguard.core.policy import Mode
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
-from powerguard.core.recovery import Stored, restore
-from powerguard.core.table import TABLE, Cause
+from powerguard.core.model.policy import Mode
+from powerguard.core.model.state import EmergencyCheckpoint, Holding, Online, Recovery, Shutdown, State, Step
+from tests.core.invariants import check_spent_battery, check_step, kept
+from tests.core.play import make_policy
 
 POLICIES = (
     "table=50:540,75:360,100:240 trainer=llm:pause:20",

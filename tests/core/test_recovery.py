@@ -1,16 +1,14 @@
 """How the daemon starts: for the first time, in the same boot, after a return."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core import needs, trainers
-from powerguard.core.actions import (
+from powerguard.core.comeback.recovery import Stored, reloaded, restore
+from powerguard.core.decide.machine import step
+from powerguard.core.decide.turn import Turn
+from powerguard.core.energy import needs
+from powerguard.core.model.actions import (
     Action,
     CapPower,
     EnsurePolicy,
@@ -24,16 +22,18 @@ from powerguard.core.actions import (
     TriggerCheckpoint,
     Way,
 )
-from powerguard.core.armed import Armed, Bracket
-from powerguard.core.events import Tick
-from powerguard.core.learned import BatteryModel, Discharge, Drop, Learned
-from powerguard.core.machine import step
-from powerguard.core.model import (
+from powerguard.core.model.events import OutputSource, Reading, Tick
+from powerguard.core.model.policy import BatteryModel, Discharge, Drop, Learned
+from powerguard.core.model.serialisation import BOOTS_KEPT
+from powerguard.core.model.state import (
+    Armed,
     Battery,
-    Cap,
+    CheckpointInFlight,
     Drill,
+    DrillStage,
     EmergencyCheckpoint,
     Feed,
+    GpuCap,
     Holding,
     Maintenance,
     OnBattery,
@@ -46,12 +46,11 @@ from powerguard.core.model import (
     State,
     Supplied,
     Supply,
+    TemporaryPolicy,
     Trainer,
 )
-from powerguard.core.readings import OutputSource, Reading
-from powerguard.core.recovery import Stored, reloaded, restore
-from powerguard.core.sane import BOOTS_KEPT
-from powerguard.core.turn import Turn
+from powerguard.core.trainers import lifecycle
+from tests.core.play import make_policy
 
 POLICY = make_policy(["boot_id=boot-one-of-many", "trainer=a:pause:20:x"])
 OUTAGE = Outage(id="o", since_s=1000.0, grade=Grade.SHORT, load_at_start=0.8, policy_verified=True, aborted_by="who")
@@ -60,7 +59,7 @@ SAVED = State(
     phase=Holding(outage=OUTAGE, began_s=1500.0),
     feed=Feed(supply=Supply.BATTERY, since_s=1000.0, reading=READ, suspect=True, low_battery_at_s=1800.0),
     battery=Battery(at_s=1999.0, used=0.3, left=0.4, load=0.5, health=0.7, tau_point=(0.5, 600.0)),
-    trainers=(Trainer(name="a", order="o-7", durable=True),),
+    trainers=(Trainer(name="a", in_flight=CheckpointInFlight(order="o-7"), durable=True),),
     maintenance=Maintenance(until_s=5000.0, reason="r", who="w"),
     transfers=(1000.0,),
     serial=7,
@@ -175,8 +174,10 @@ def test_the_word_to_go_on_is_owed_until_it_is_heard(phase: Phase, *, again: boo
     """Order and outcome lost with a kill: nobody else would let it go on. What a later outage has paused stays so."""
     (trainer,) = SAVED.trainers
     feed = replace(SAVED.feed, supply=Supply.UTILITY, suspect=False)
-    begun = Turn(POLICY, replace(SAVED, feed=feed, trainers=(replace(trainer, order=None, told_pause=True),)), 1999.0)
-    trainers.resume_all(begun)
+    begun = Turn(
+        POLICY, replace(SAVED, feed=feed, trainers=(replace(trainer, in_flight=None, told_pause=True),)), 1999.0
+    )
+    lifecycle.resume_all(begun)
     (order,) = begun.actions
     assert isinstance(order, ResumeTrainer)
     assert order.by_s == 2009.0
@@ -224,7 +225,7 @@ def test_an_order_that_the_journal_cannot_tell_any_more_is_not_waited_for() -> N
     """One action in it that cannot be read: training would stay off, and a way back armed, until the next boot."""
     stuck = Armed(way=Way.WATCHDOG, outage="o", at_s=1990.0, acts_at_s=5000.0, order="gone-1", confirmed=True)
     phase = Recovery(outage=OUTAGE, began_s=1990.0, clean=True, asked="gone-2", tries=1)
-    state = replace(SAVED, phase=phase, armed=(stuck,))
+    state = replace(SAVED, phase=phase, owed=(stuck,))
     answer = restore(POLICY, Stored(state=state, boot_id=POLICY.boot_id, at_s=2000.0), 2002.0)
     assert answer.state.phase == replace(phase, asked=None)
     assert answer.state.armed == (replace(stuck, order=None),)
@@ -234,24 +235,28 @@ def test_nor_are_a_cap_a_signal_and_a_checkpoint_of_which_it_cannot_tell() -> No
     """GPUs would stay slow, a trainer stopped and another without its checkpoint, until the next boot."""
     state = replace(
         SAVED,
-        cap=Cap(outage="o", ordered_at_s=1990.0, order="gone-1", lifting=True),
-        signalled=(Signalled(trainer="a", outage="o", word="continue", at_s=1990.0, order="gone-2"),),
-        trainers=(replace(SAVED.trainers[0], order="gone-3"),),
+        owed=(
+            GpuCap(outage="o", at_s=1990.0, order="gone-1", lifting=True),
+            Signalled(trainer="a", outage="o", word="continue", at_s=1990.0, order="gone-2"),
+        ),
+        trainers=(replace(SAVED.trainers[0], in_flight=CheckpointInFlight(order="gone-3")),),
     )
     answer = restore(POLICY, stored(state=state), 2002.0)
     assert answer.actions == ()
     assert answer.state.cap == replace(state.cap, order=None)  # type: ignore[type-var]
     assert answer.state.signalled == (replace(state.signalled[0], order=None),)
-    assert answer.state.trainers == (replace(state.trainers[0], order=None),)
+    assert answer.state.trainers == (replace(state.trainers[0], in_flight=None),)
 
 
 def test_what_a_drill_orders_anew_is_not_ordered_twice() -> None:
     """It puts back what it has capped, by an order that nobody has repeated: that one has an answer to come."""
-    drill = Drill(id="d", began_s=1900.0, who="w", scopes=("cap",), witness="simulated", stage="cap", stage_at_s=1950.0)
-    standing = Cap(outage="d", ordered_at_s=1950.0, order="c-1")
+    drill = Drill(
+        id="d", began_s=1900.0, who="w", scopes=("cap",), witness="simulated", part=DrillStage(name="cap", at_s=1950.0)
+    )
+    standing = GpuCap(outage="d", at_s=1950.0, order="c-1")
     flying = CapPower(id="c-1", by_s=2005.0, outage="d", share=0.6)
     answer = restore(
-        POLICY, stored(Online(), flying, state=replace(SAVED, phase=Online(), drill=drill, cap=standing)), 2002.0
+        POLICY, stored(Online(), flying, state=replace(SAVED, phase=Online(), drill=drill, owed=(standing,))), 2002.0
     )
     (order,) = [action for action in answer.actions if isinstance(action, RestorePower)]
     assert answer.state.cap is not None
@@ -314,13 +319,13 @@ def test_what_was_learned_and_is_to_be_put_back_goes_with_it() -> None:
         SAVED,
         battery=replace(SAVED.battery, model=model),
         learned=Learned(cap=drop),
-        bracket=Bracket(policy="last-state", at_s=5000.0, order="r-1"),
+        owed=(TemporaryPolicy(policy="last-state", retry_at_s=5000.0, order="r-1"),),
     )
     state = restore(POLICY, stored(boot="boot-zero", gap_s=600.0, state=saved), 30.0).state
     shift_s = 30.0 - 600.0 - 2000.0
     assert state.battery.model == replace(model, replaced_at_s=1000.0 + shift_s)
     assert state.learned.cap == replace(drop, at_s=1500.0 + shift_s)
-    assert state.bracket == Bracket(policy="last-state", at_s=30.0)
+    assert state.temporary_policy == TemporaryPolicy(policy="last-state", at_s=30.0, retry_at_s=30.0)
 
 
 def test_only_so_many_returns_are_counted() -> None:

@@ -1,24 +1,29 @@
 """A stored state that says what cannot be true loses that, by name, and nothing else."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core import needs
-from powerguard.core.actions import Grade, Way
-from powerguard.core.armed import Armed, Bracket
-from powerguard.core.heard import Watch, Witness
-from powerguard.core.learned import BatteryModel, Discharge, Drop, Health, Learned, Need, Recharge, TauPoint
-from powerguard.core.model import Battery, Feed, OnBattery, Outage, State, Supplied
-from powerguard.core.recovery import Stored, restore
-from powerguard.core.sane import sane
+from powerguard.core.comeback.recovery import Stored, restore
+from powerguard.core.energy import needs
+from powerguard.core.model.actions import Grade, Way
+from powerguard.core.model.policy import BatteryModel, Discharge, Drop, Health, Learned, Need, Recharge, TauPoint
+from powerguard.core.model.serialisation import sane
+from powerguard.core.model.state import (
+    Armed,
+    Battery,
+    Feed,
+    OnBattery,
+    Outage,
+    State,
+    Supplied,
+    TemporaryPolicy,
+    Watch,
+    Witness,
+)
+from tests.core.play import make_policy
 
 AT_S = 1000.0
 HEALTH = Health(share=0.8, error=0.05, depth=0.4, at_s=500.0, how="a discharge")
@@ -219,14 +224,14 @@ def test_a_way_back_with_impossible_times_is_taken_back_all_the_same() -> None:
     """A time that never comes would leave a watchdog counting, and the BMC's policy as the outage has set it."""
     good = Armed(way=Way.RTC, outage="o", at_s=900.0, acts_at_s=4000.0)
     odd = Armed(way=Way.WATCHDOG, outage="o", at_s=math.nan, acts_at_s=1e300, leaving=True)
-    late = Bracket(policy="last-state", at_s=math.inf)
+    late = TemporaryPolicy(policy="last-state", retry_at_s=math.inf)
     outage = Outage(id="o", since_s=800.0, grade=Grade.FULL, boots=(math.nan, 900.0, 1e9), back_off_s=1e300)
-    state = replace(STATE, phase=OnBattery(outage=outage), armed=(odd, good, odd), bracket=late)
+    state = replace(STATE, phase=OnBattery(outage=outage), owed=(odd, good, odd, late))
     kept, dropped = sane(state, AT_S)
     assert kept.armed == (replace(odd, at_s=AT_S, acts_at_s=AT_S), good)
-    assert kept.bracket == replace(late, at_s=0.0)
+    assert kept.temporary_policy == replace(late, retry_at_s=0.0)
     assert kept.phase == OnBattery(outage=replace(outage, boots=(900.0,), back_off_s=0.0))
-    names = ("outage.boots", "outage.back_off_s", "armed.watchdog", "armed.watchdog", "bracket.at_s")
+    names = ("outage.boots", "outage.back_off_s", "armed.watchdog", "armed.watchdog", "temporary_policy.retry_at_s")
     assert dropped == names
     assert sane(kept, AT_S) == (kept, ())
 
@@ -245,7 +250,7 @@ MONTH_S = 30 * 86400.0
 )
 def test_a_way_back_of_which_the_times_are_only_just_possible(at_s: float, acts_at_s: float, *, is_time: bool) -> None:
     one = Armed(way=Way.RTC, outage="o", at_s=at_s, acts_at_s=acts_at_s)
-    kept, dropped = sane(replace(STATE, armed=(one,)), AT_S)
+    kept, dropped = sane(replace(STATE, owed=(one,)), AT_S)
     assert kept.armed == ((one,) if is_time else (replace(one, at_s=AT_S, acts_at_s=AT_S),))
     assert dropped == (() if is_time else ("armed.rtc",))
 
@@ -272,7 +277,9 @@ def test_what_was_seen_of_a_silent_ups_and_is_only_just_possible(
 
 def test_an_outage_that_is_only_just_possible() -> None:
     outage = Outage(id="o", since_s=800.0, grade=Grade.FULL, boots=(-5e4, LATEST_S), back_off_s=0.5)
-    true = replace(STATE, phase=OnBattery(outage=outage), bracket=Bracket(policy="x", at_s=LATEST_S + 3600.0))
+    true = replace(
+        STATE, phase=OnBattery(outage=outage), owed=(TemporaryPolicy(policy="x", retry_at_s=LATEST_S + 3600.0),)
+    )
     assert sane(true, AT_S) == (true, ())
     odd = replace(outage, boots=(-math.inf, *outage.boots))
     assert sane(replace(true, phase=OnBattery(outage=odd)), AT_S) == (true, ("outage.boots",))
@@ -282,7 +289,7 @@ def test_an_outage_that_is_only_just_possible() -> None:
 def test_no_host_has_so_many_ways_back(count: int, kept: int, names: tuple[str, ...]) -> None:
     """Each would be ordered away in the first step, and kept in every entry of the journal for ever."""
     many = tuple(Armed(way=Way.OUTPUT, ups=f"u{n}", outage="o", at_s=900.0, acts_at_s=4000.0) for n in range(count))
-    state, dropped = sane(replace(STATE, armed=many), AT_S)
+    state, dropped = sane(replace(STATE, owed=many), AT_S)
     assert (len(state.armed), dropped) == (kept, names)
 
 

@@ -3,13 +3,11 @@
 `pytest tests/core/test_scenarios.py --rewrite-scenarios` writes the answers anew; read the diff before you commit it.
 """
 
-import sys
 from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import Player
+from tests.core.play import Player
 
 FOLDER = Path(__file__).parent.parent / "scenarios"
 RULE = "----"

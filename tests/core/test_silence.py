@@ -1,17 +1,11 @@
 """What falls silent with the power, and what is only silent: the edges of the presumption, one by one."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import play
-
-from powerguard.core import silence
-from powerguard.core.heard import Gone
-from powerguard.core.model import Feed, State, Supplied, Supply
-from powerguard.core.readings import NetworkSeen, OutputSource, Reading
+from powerguard.core.model.events import NetworkSeen, OutputSource, Reading
+from powerguard.core.model.state import Feed, Gone, State, Supplied, Supply
+from powerguard.core.supply import silence
+from tests.core.play import play
 
 CALM = ("policy table=50:540,100:240", "0..5 utility load=75 charge=100 runtime=360")
 

@@ -9,11 +9,9 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerguard.core import account, plan
-from powerguard.core.actions import Conduct, Grade
-from powerguard.core.model import EmergencyCheckpoint, Outage
-from powerguard.core.policy import Policy
-from powerguard.core.size import (
+from powerguard.core.decide import conditions
+from powerguard.core.energy import account
+from powerguard.core.energy.size import (
     LEAST_RESERVE_S,
     MOST_BATTERY,
     Lever,
@@ -26,6 +24,9 @@ from powerguard.core.size import (
     state_at,
     works,
 )
+from powerguard.core.model.actions import Conduct, Grade
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import CheckpointInFlight, EmergencyCheckpoint, Outage
 from tests.core.play import Player
 
 SRT = ((0.5, 540.0), (0.75, 360.0), (1.0, 240.0))
@@ -207,7 +208,7 @@ def test_the_verdict_is_the_grade_that_an_outage_begins_with(given_site: Site) -
     """One judgement, whoever asks: the verdict, the spare seconds, and the grade of `budget` for the same state."""
     told = size(given_site)
     state = state_at(given_site, 0.0)
-    now = plan.outage_budget(policy_of(given_site), state, 0.0)
+    now = conditions.outage_budget(policy_of(given_site), state, 0.0)
     best = next((each.grade for each in told.grades if each.fits), None)
     assert now.grade is (best or Grade.BARE)
     assert now.fits is (best is not None)
@@ -256,7 +257,7 @@ def _pauses_when_due(given_site: Site) -> None:
 
     def due(at_s: float) -> bool:
         state = state_at(given_site, at_s)
-        return bool(plan.checkpoint_due(policy, state, plan.outage_budget(policy, state, at_s), at_s))
+        return bool(conditions.checkpoint_due(policy, state, conditions.outage_budget(policy, state, at_s), at_s))
 
     found_s, step_s = _first(due, 0.0, course.training_s + 10.0)
     assert course.training_s - 1e-6 <= found_s <= course.training_s + step_s + 1e-6
@@ -311,7 +312,7 @@ def _commits_when_due(given_site: Site) -> None:
     outage = Outage(
         id="o",
         since_s=0.0,
-        grade=plan.outage_budget(policy, began, course.training_s).grade,
+        grade=conditions.outage_budget(policy, began, course.training_s).grade,
         load_at_start=given_site.load,
     )
 
@@ -321,9 +322,8 @@ def _commits_when_due(given_site: Site) -> None:
             began.trainers[0],
             paused=True,
             told_pause=True,
-            order="1",
+            in_flight=CheckpointInFlight(order="1", eta_at_s=course.durable_s),
             ordered_at_s=course.training_s,
-            eta_at_s=course.durable_s,
             durable=at_s >= course.durable_s,
         )
         state = replace(
@@ -332,7 +332,7 @@ def _commits_when_due(given_site: Site) -> None:
             battery=account.advance(policy, battery, at_s, draining=True),
             trainers=(trainer,),
         )
-        return bool(plan.commit_due(policy, state, plan.outage_budget(policy, state, at_s), at_s))
+        return bool(conditions.commit_due(policy, state, conditions.outage_budget(policy, state, at_s), at_s))
 
     found_s, step_s = _first(due, course.training_s, course.commit_s + 10.0)
     # Within the dwell the rule asks anew at each look, and a stop of lower grade may turn out to be worth the wait.

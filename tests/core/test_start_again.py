@@ -1,30 +1,26 @@
 """Training that could not be started after a return in place: tried again, a few times, and only while it may run."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core import trainers
-from powerguard.core.actions import Grade, Level, Note, ResumeTraining
-from powerguard.core.events import Done, Failed, Tick
-from powerguard.core.learned import Learned
-from powerguard.core.machine import step
-from powerguard.core.model import Battery, Feed, OnBattery, Outage, Start, State, Supply
-from powerguard.core.turn import Turn
+from powerguard.core.decide.machine import step
+from powerguard.core.decide.turn import Turn
+from powerguard.core.model.actions import Grade, Level, Note, ResumeTraining
+from powerguard.core.model.events import Done, Failed, Tick
+from powerguard.core.model.policy import Learned
+from powerguard.core.model.state import Battery, Feed, OnBattery, Outage, Start, State, Supply
+from powerguard.core.trainers import lifecycle
+from tests.core.play import make_policy
 
 POLICY = make_policy(["table=50:2000,100:1000", "trainer=a:pause:20:x"])
 OUTAGE = Outage(id="o", since_s=99.0, grade=Grade.FULL)
-(A,) = trainers.at_start(POLICY, Learned())
+(A,) = lifecycle.at_start(POLICY, Learned())
 UTILITY = Feed(supply=Supply.UTILITY, since_s=50.0)
 
 
 def waiting(start: Start | None = None) -> State:
-    return State(feed=UTILITY, battery=Battery(at_s=100.0), trainers=(A,), start=start)
+    return State(feed=UTILITY, battery=Battery(at_s=100.0), trainers=(A,), owed=() if start is None else (start,))
 
 
 def failed(state: State, *, at_s: float) -> tuple[State, tuple[Note, ...]]:
@@ -35,9 +31,9 @@ def failed(state: State, *, at_s: float) -> tuple[State, tuple[Note, ...]]:
 
 def test_a_start_that_fails_is_tried_again_and_given_up_at_the_third_time() -> None:
     once, _ = failed(waiting(), at_s=101.0)
-    assert once.start == Start(outage="o", at_s=131.0, tries=1)
+    assert once.start == Start(outage="o", at_s=101.0, retry_at_s=131.0, tries=1)
     twice, _ = failed(once, at_s=132.0)
-    assert twice.start == Start(outage="o", at_s=162.0, tries=2)
+    assert twice.start == Start(outage="o", at_s=132.0, retry_at_s=162.0, tries=2)
     thrice, notes = failed(twice, at_s=163.0)
     assert thrice.start is None
     (told,) = [note for note in notes if note.event == "resume_failed"]
@@ -51,21 +47,21 @@ def test_a_start_that_fails_is_tried_again_and_given_up_at_the_third_time() -> N
 
 
 def test_it_is_tried_again_when_it_is_due_and_not_while_that_is_under_way() -> None:
-    state = waiting(Start(outage="o", at_s=101.0, tries=1))
+    state = waiting(Start(outage="o", retry_at_s=101.0, tries=1))
     early = step(POLICY, state, Tick(at_s=100.9))
     assert (early.actions, early.state) == ((), state)
     (action,) = (due := step(POLICY, state, Tick(at_s=101.0))).actions
     assert (type(action), action.by_s, due.state.start) == (
         ResumeTraining,
         131.0,
-        Start(outage="o", at_s=132.0, tries=1),
+        Start(outage="o", at_s=101.0, retry_at_s=132.0, tries=1),
     )
 
 
 @pytest.mark.parametrize(("aborted_by", "orders"), [("", 0), ("root", 1)])
 def test_on_battery_it_waits_unless_a_person_has_called_the_shutdown_off(aborted_by: str, orders: int) -> None:
     state = replace(
-        waiting(Start(outage="x", at_s=1.0, tries=2)),
+        waiting(Start(outage="x", retry_at_s=1.0, tries=2)),
         phase=OnBattery(outage=replace(OUTAGE, aborted_by=aborted_by)),
         feed=Feed(supply=Supply.BATTERY, since_s=99.0),
     )
@@ -74,13 +70,13 @@ def test_on_battery_it_waits_unless_a_person_has_called_the_shutdown_off(aborted
 
 
 def test_one_odd_reading_starts_nothing() -> None:
-    state = waiting(Start(outage="x", at_s=1.0, tries=1))
+    state = waiting(Start(outage="x", retry_at_s=1.0, tries=1))
     assert not step(POLICY, replace(state, feed=replace(UTILITY, suspect=True)), Tick(at_s=100.5)).actions
 
 
 def test_the_next_return_begins_to_count_anew() -> None:
     gone = replace(A, alive=False, told_pause=True)
-    at = Turn(POLICY, replace(waiting(Start(outage="x", at_s=1.0, tries=2)), trainers=(gone,)), 100.0)
-    trainers.resume_all(at)
+    at = Turn(POLICY, replace(waiting(Start(outage="x", retry_at_s=1.0, tries=2)), trainers=(gone,)), 100.0)
+    lifecycle.resume_all(at)
     assert [type(action) for action in at.actions] == [ResumeTraining]
-    assert at.state.start == Start(outage="", at_s=131.0, tries=0), "owed until it is confirmed"
+    assert at.state.start == Start(outage="", at_s=100.0, retry_at_s=131.0, tries=0), "owed until it is confirmed"

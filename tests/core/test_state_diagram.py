@@ -7,7 +7,7 @@ from types import ModuleType
 
 import pytest
 
-from powerguard.core.table import TABLE, phase_name
+from powerguard.core.decide.table import TABLE, phase_name
 
 ROOT = Path(__file__).parent.parent.parent
 

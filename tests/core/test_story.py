@@ -1,18 +1,12 @@
 """What an operator reads: every note of an outage with its level and all of its numbers."""
 
-import sys
-from pathlib import Path
-
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy, play
-
-from powerguard.core.actions import EnsurePolicy, Grade, Level, Note, PollNow, PowerOff
-from powerguard.core.events import Abort, Tick
-from powerguard.core.machine import step
-from powerguard.core.model import Battery, Feed, Maintenance, OnBattery, Online, Outage, Recovery, State, Supply
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from powerguard.core.decide.machine import step
+from powerguard.core.model.actions import EnsurePolicy, Grade, Level, Note, PollNow, PowerOff
+from powerguard.core.model.events import Abort, OutputSource, Reading, SourceFailed, Tick
+from powerguard.core.model.state import Battery, Feed, Maintenance, OnBattery, Online, Outage, Recovery, State, Supply
+from tests.core.play import make_policy, play
 
 BEGIN = """
 policy table=50:540,75:360,100:240 trainer=llm:pause:20

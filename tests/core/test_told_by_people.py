@@ -1,19 +1,15 @@
 """What people, the host and the BMC tell the core, and what of it stays: a new battery, works, a stop, a read-back."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import Player, Told
-
-from powerguard.core import needs
-from powerguard.core.actions import EnsurePolicy, Level, Note, PowerOff, Scalar
-from powerguard.core.events import Done, Failed, Measured
-from powerguard.core.learned import BatteryModel, Health, TauPoint
-from powerguard.core.model import Outage, Phase
+from powerguard.core.energy import needs
+from powerguard.core.model.actions import EnsurePolicy, Level, Note, PowerOff, Scalar
+from powerguard.core.model.events import Done, Failed, Measured
+from powerguard.core.model.policy import BatteryModel, Health, TauPoint
+from powerguard.core.model.state import Outage, Phase
+from tests.core.play import Player, Told
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20"
 READY = f"policy {WORDS}\n0..5 utility load=75 charge=100 runtime=360"

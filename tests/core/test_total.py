@@ -1,35 +1,33 @@
 """`step` never raises and nothing a peer says can poison the account or the journal: any number, in any phase."""
 
 import math
-import sys
 from dataclasses import replace
-from pathlib import Path
 from typing import Any
 
 import hypothesis.strategies as st
 import pytest
 from hypothesis import HealthCheck, given, settings
 
-sys.path.insert(0, str(Path(__file__).parent))
-from invariants import check_step, kept
-from play import Player
-
-from powerguard.core import plan
-from powerguard.core.actions import Conduct, PowerOff, TriggerCheckpoint
-from powerguard.core.events import (
+from powerguard.core.decide import conditions
+from powerguard.core.decide.machine import step
+from powerguard.core.model.actions import Conduct, PowerOff, TriggerCheckpoint
+from powerguard.core.model.events import (
     Abort,
     CheckpointNow,
     CheckpointProgress,
     Done,
     Failed,
     ForeignStop,
+    OutputSource,
+    Reading,
     SetMaintenance,
+    SourceFailed,
     Tick,
     TrainerSeen,
 )
-from powerguard.core.machine import step
-from powerguard.core.model import State
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from powerguard.core.model.state import State
+from tests.core.invariants import check_step, kept
+from tests.core.play import Player
 
 TO_HOLDING = """
 0..2 utility load=75 charge=100 runtime=360
@@ -109,10 +107,10 @@ def test_no_reading_raises_or_poisons(
         state = kept(answer.state)
         for action in answer.actions:
             assert math.isfinite(action.by_s)
-        now = plan.outage_budget(policy, state, at_s)
+        now = conditions.outage_budget(policy, state, at_s)
         sums = (now.load, now.tau_now_s, now.left, now.reff_s, now.reff_paused_s, now.cut_in_s, now.need_s)
         assert all(value is None or (math.isfinite(value) and value >= 0.0) for value in sums)
-        assert all(f.at_s is None or math.isfinite(f.at_s) for f in plan.forecast(policy, state, now))
+        assert all(f.at_s is None or math.isfinite(f.at_s) for f in conditions.forecast(policy, state, now))
 
 
 @settings(max_examples=150, deadline=None, suppress_health_check=[HealthCheck.too_slow])
@@ -176,7 +174,7 @@ def test_an_event_without_a_time_changes_nothing(at_s: float) -> None:
 
 def test_the_edges_of_what_is_plausible() -> None:
     """A number at the edge is kept, one beyond it was not told."""
-    from powerguard.core.fusion import plausible
+    from powerguard.core.supply.fusion import plausible
 
     edges = {
         "runtime_s": (0.0, 1e7),

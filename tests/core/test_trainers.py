@@ -1,16 +1,11 @@
 """Trainers: what they say, what they are ordered, who settles a phase, who is resumed and who is started again."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core import trainers
-from powerguard.core.actions import (
+from powerguard.core.decide.turn import Turn
+from powerguard.core.model.actions import (
     Conduct,
     Detail,
     Grade,
@@ -20,10 +15,11 @@ from powerguard.core.actions import (
     ResumeTraining,
     TriggerCheckpoint,
 )
-from powerguard.core.events import CheckpointProgress, Done, Failed, TrainerSeen
-from powerguard.core.learned import Learned
-from powerguard.core.model import (
+from powerguard.core.model.events import CheckpointProgress, Done, Failed, TrainerSeen
+from powerguard.core.model.policy import Learned
+from powerguard.core.model.state import (
     Battery,
+    CheckpointInFlight,
     EmergencyCheckpoint,
     Feed,
     Holding,
@@ -35,13 +31,14 @@ from powerguard.core.model import (
     Supply,
     Trainer,
 )
-from powerguard.core.turn import Turn
+from powerguard.core.trainers import lifecycle
+from tests.core.play import make_policy
 
 POLICY = make_policy(["table=50:2000,100:1000", "trainer=a:pause:20:x", "trainer=b:continue:10:y"])
 OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL)
 EMERGENCY = EmergencyCheckpoint(outage=OUTAGE, began_s=90.0, because="budget")
 HOLD = Holding(outage=OUTAGE, began_s=95.0)
-A, B = trainers.at_start(POLICY, Learned())
+A, B = lifecycle.at_start(POLICY, Learned())
 
 
 def turn(*known: Trainer, phase: object = EMERGENCY, left: float | None = 0.75, cut_at_s: float | None = None) -> Turn:
@@ -79,9 +76,9 @@ def test_at_start_the_configured_ones_are_presumed_alive() -> None:
 @pytest.mark.parametrize("confirmed", [True, False])
 def test_a_checkpoint_that_has_only_begun_settles_the_order_and_is_no_durable_step(*, confirmed: bool) -> None:
     """Its trainer has had its time, so the order ends; but the core must not count on such a checkpoint."""
-    at = turn(replace(A, step=40, order="o-1", durable_step=7, durable_at_s=5.0))
+    at = turn(replace(A, step=40, in_flight=CheckpointInFlight(order="o-1"), durable_step=7, durable_at_s=5.0))
     detail = (("step", None), ("at_paused_step", False), ("verified", False), ("confirmed", confirmed))
-    trainers.take_in(at, done(detail, order(after=Conduct.CONTINUE)))
+    lifecycle.take_in(at, done(detail, order(after=Conduct.CONTINUE)))
     assert (only(at).order, only(at).durable) == (None, True)
     assert (only(at).durable_step, only(at).durable_at_s) == ((40, 100.0) if confirmed else (7, 5.0))
     (note,) = [note for note in at.notes if note.event == "checkpoint_durable"]
@@ -98,14 +95,14 @@ def seen(**told: object) -> TrainerSeen:
 
 def test_a_stranger_is_taken_in_when_it_is_alive() -> None:
     at = turn(A)
-    trainers.take_in(at, seen(trainer="new", alive=False))
+    lifecycle.take_in(at, seen(trainer="new", alive=False))
     assert at.state.trainers == (A,)
-    trainers.take_in(at, seen(trainer="new", conduct=Conduct.EXIT, checkpoint_s=7.0, disk="z", step=5, step_s=2.0))
+    lifecycle.take_in(at, seen(trainer="new", conduct=Conduct.EXIT, checkpoint_s=7.0, disk="z", step=5, step_s=2.0))
     new = Trainer(name="new", conduct=Conduct.EXIT, checkpoint_s=7.0, told_s=7.0, disk="z", step=5, step_s=2.0)
     assert at.state.trainers == (A, new)
     assert notes(at) == ["trainer_appeared"]
     assert dict(at.notes[0].numbers) == {"trainer": "new", "conduct": Conduct.EXIT}
-    trainers.take_in(at, seen(trainer="quiet"))
+    lifecycle.take_in(at, seen(trainer="quiet"))
     assert at.state.trainers[2].checkpoint_s == 60.0, "a default until it tells"
 
 
@@ -114,43 +111,45 @@ def test_a_stranger_is_taken_in_when_it_is_alive() -> None:
 )
 def test_an_estimate_is_bounded_by_the_settings(told: float | None, counts: float) -> None:
     at = turn(A)
-    trainers.take_in(at, seen(checkpoint_s=told))
+    lifecycle.take_in(at, seen(checkpoint_s=told))
     assert only(at).checkpoint_s == counts
 
 
 @pytest.mark.parametrize(("step_s", "counts"), [(3.0, 3.0), (-1.0, 0.0), (1e9, 600.0), (float("nan"), 0.0)])
 def test_a_step_time_is_bounded_too(step_s: float, counts: float) -> None:
     at = turn(A)
-    trainers.take_in(at, seen(step_s=step_s))
+    lifecycle.take_in(at, seen(step_s=step_s))
     assert only(at).step_s == counts
 
 
 def test_what_is_not_told_stays() -> None:
     known = replace(A, step=4, durable_step=3, durable_at_s=90.0, disk="x", conduct=Conduct.PAUSE)
     at = turn(known)
-    trainers.take_in(at, seen(paused=True))
+    lifecycle.take_in(at, seen(paused=True))
     assert only(at) == replace(known, paused=True)
-    trainers.take_in(at, seen(step=6, durable_step=5, durable_age_s=2.0, disk="w", conduct=Conduct.EXIT))
+    lifecycle.take_in(at, seen(step=6, durable_step=5, durable_age_s=2.0, disk="w", conduct=Conduct.EXIT))
     assert only(at) == replace(
         known, step=6, durable_step=5, durable_at_s=98.0, disk="w", conduct=Conduct.EXIT, paused=False
     )
-    trainers.take_in(at, seen(durable_age_s=50.0))
+    lifecycle.take_in(at, seen(durable_age_s=50.0))
     assert only(at).durable_at_s == 98.0, "the newest one counts"
     fresh = turn(A)
-    trainers.take_in(fresh, seen(durable_age_s=0.0))
+    lifecycle.take_in(fresh, seen(durable_age_s=0.0))
     assert only(fresh).durable_at_s == 100.0
-    trainers.take_in(fresh, seen(durable_age_s=-1.0))
+    lifecycle.take_in(fresh, seen(durable_age_s=-1.0))
     assert only(fresh).durable_at_s == 100.0
 
 
 def test_one_that_goes_is_told_once_and_one_that_comes_again_is_new() -> None:
-    known = replace(A, durable=True, told_pause=True, failed="f", tries=2, order="o-1", paused=True, eta_at_s=1.0)
+    known = replace(
+        A, durable=True, told_pause=True, failed="f", tries=2, in_flight=CheckpointInFlight(order="o-1"), paused=True
+    )
     at = turn(known)
-    trainers.take_in(at, seen(alive=False, paused=True, conduct=Conduct.EXIT))
+    lifecycle.take_in(at, seen(alive=False, paused=True, conduct=Conduct.EXIT))
     assert only(at) == replace(known, alive=False, paused=False), "its conduct is remembered"
-    trainers.take_in(at, seen(alive=False))
+    lifecycle.take_in(at, seen(alive=False))
     assert notes(at) == ["trainer_gone"]
-    trainers.take_in(at, seen())
+    lifecycle.take_in(at, seen())
     assert only(at) == replace(A, alive=True)
 
 
@@ -159,35 +158,40 @@ def test_one_that_goes_is_told_once_and_one_that_comes_again_is_new() -> None:
 )
 def test_progress(eta_s: float | None, eta_at_s: float | None) -> None:
     """A claim is bounded by the settings as well; one of another order says nothing of ours."""
-    flying = replace(A, order="o-1")
+    flying = replace(A, in_flight=CheckpointInFlight(order="o-1"))
     told = CheckpointProgress(
         at_s=100.0, trainer="a", action_id="o-1", stage="writing", eta_s=eta_s, paused=True, step=9
     )
     at = turn(flying)
-    trainers.take_in(at, told)
-    assert only(at) == replace(flying, eta_at_s=eta_at_s, copied=True, paused=True, step=9)
-    trainers.take_in(at, replace(told, paused=False, step=None, eta_s=None))
-    assert only(at) == replace(flying, copied=True, paused=True, step=9)
-    trainers.take_in(at, replace(told, stage="snapshot"))
-    assert not only(at).copied, "its state is being copied: training must not go on"
+    lifecycle.take_in(at, told)
+    assert only(at) == replace(flying, in_flight=flight(eta_at_s, copied=True), paused=True, step=9)
+    lifecycle.take_in(at, replace(told, paused=False, step=None, eta_s=None))
+    assert only(at) == replace(flying, in_flight=flight(copied=True), paused=True, step=9)
+    lifecycle.take_in(at, replace(told, stage="snapshot"))
+    assert only(at).in_flight == flight(eta_at_s), "its state is being copied: training must not go on"
     for other in (replace(told, action_id="o-0"), replace(told, trainer="who")):
         at = turn(flying)
-        trainers.take_in(at, other)
+        lifecycle.take_in(at, other)
         assert only(at) == flying
 
 
 # --- How orders end -----------------------------------------------------------------------------------------------
 
-FLYING = replace(A, order="o-1", tries=1, told_pause=True, step=40, eta_at_s=105.0)
+
+def flight(eta_at_s: float | None = None, *, copied: bool = False) -> CheckpointInFlight:
+    return CheckpointInFlight(order="o-1", eta_at_s=eta_at_s, copied=copied)
+
+
+FLYING = replace(A, in_flight=CheckpointInFlight(order="o-1", eta_at_s=105.0), tries=1, told_pause=True, step=40)
 
 
 def test_a_checkpoint_at_the_paused_step_is_durable() -> None:
     at = turn(FLYING)
-    trainers.take_in(
+    lifecycle.take_in(
         at, done((("step", 42), ("at_paused_step", True), ("paused", True), ("verified", True), ("bytes", 7)))
     )
     assert only(at) == replace(
-        FLYING, order=None, eta_at_s=None, durable=True, durable_at_s=100.0, durable_step=42, step=42, paused=True
+        FLYING, in_flight=None, durable=True, durable_at_s=100.0, durable_step=42, step=42, paused=True
     )
     (note,) = at.notes
     assert note.because == "told by the trainer"
@@ -203,25 +207,25 @@ def test_a_checkpoint_at_the_paused_step_is_durable() -> None:
 
 def test_a_dumb_answer_is_durable_as_well_but_unverified() -> None:
     at = turn(FLYING)
-    trainers.take_in(at, done(()))
-    assert only(at) == replace(FLYING, order=None, eta_at_s=None, durable=True, durable_at_s=100.0, durable_step=40)
+    lifecycle.take_in(at, done(()))
+    assert only(at) == replace(FLYING, in_flight=None, durable=True, durable_at_s=100.0, durable_step=40)
     assert at.notes[0].because == "told by the trainer, unverified"
 
 
 def test_outside_the_emergency_it_is_only_the_newest_one() -> None:
     at = turn(FLYING, phase=OnBattery(outage=OUTAGE))
-    trainers.take_in(at, done((("step", 42),)))
+    lifecycle.take_in(at, done((("step", 42),)))
     assert (only(at).durable, only(at).durable_at_s, only(at).order) == (False, 100.0, None)
 
 
 def test_the_outcome_of_an_older_order_is_not_the_newest_ones() -> None:
-    at = turn(replace(FLYING, order="o-2"))
-    trainers.take_in(at, done((("step", 39),)))
+    at = turn(replace(FLYING, in_flight=CheckpointInFlight(order="o-2")))
+    lifecycle.take_in(at, done((("step", 39),)))
     assert (only(at).durable, only(at).order, only(at).durable_step) == (False, "o-2", 39)
-    trainers.take_in(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="r"))
+    lifecycle.take_in(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="r"))
     assert (only(at).failed, only(at).order) == ("", "o-2")
-    trainers.take_in(at, done((), order("who")))
-    trainers.take_in(at, Failed(at_s=100.0, action=order("who"), took_s=1.0, reason="r"))
+    lifecycle.take_in(at, done((), order("who")))
+    lifecycle.take_in(at, Failed(at_s=100.0, action=order("who"), took_s=1.0, reason="r"))
     assert only(at).order == "o-2"
 
 
@@ -245,7 +249,7 @@ def test_an_older_checkpoint_stands_only_where_no_second_one_fits(
     tries: int, left: float | None, cut_at_s: float | None, *, durable: bool
 ) -> None:
     at = turn(replace(FLYING, tries=tries), left=left, cut_at_s=cut_at_s)
-    trainers.take_in(at, done(OLDER))
+    lifecycle.take_in(at, done(OLDER))
     assert only(at).durable is durable
     assert ("older_checkpoint_stands" in notes(at)) is durable
     if durable:
@@ -254,7 +258,7 @@ def test_an_older_checkpoint_stands_only_where_no_second_one_fits(
 
 def test_one_that_goes_on_has_no_paused_step() -> None:
     at = turn(replace(FLYING, conduct=Conduct.CONTINUE, tries=1))
-    trainers.take_in(at, done(OLDER, order(after=Conduct.CONTINUE)))
+    lifecycle.take_in(at, done(OLDER, order(after=Conduct.CONTINUE)))
     assert only(at).durable
 
 
@@ -272,8 +276,8 @@ def test_a_failure_is_final_at_its_limit_or_after_three(
     tries: int, phase: object, failed: str, *, timed_out: bool
 ) -> None:
     at = turn(replace(FLYING, tries=tries), phase=phase)
-    trainers.take_in(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="refused", timed_out=timed_out))
-    assert (only(at).failed, only(at).order, only(at).eta_at_s) == (failed, None, None)
+    lifecycle.take_in(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="refused", timed_out=timed_out))
+    assert (only(at).failed, only(at).in_flight) == (failed, None)
 
 
 # --- Orders -------------------------------------------------------------------------------------------------------
@@ -296,13 +300,13 @@ def test_the_limit_of_an_order(left: float | None, checkpoint_s: float, limit_s:
     at = turn(known, left=left)
     if left is None:
         at.policy = replace(POLICY, runtime_table=())
-    assert trainers.order_limit_s(at) == pytest.approx(limit_s)
+    assert lifecycle.order_limit_s(at) == pytest.approx(limit_s)
 
 
 def test_the_limit_is_that_of_the_stop_that_will_be() -> None:
     """After a cliff a full stop would leave 2 s for a checkpoint of 20 s: the stop is lowered first."""
     at = turn(replace(A, checkpoint_s=20.0, told_pause=True), left=0.2)
-    assert trainers.order_limit_s(at) >= 20.0
+    assert lifecycle.order_limit_s(at) >= 20.0
     assert at.outage is not None
     assert at.outage.grade is not Grade.FULL
     assert notes(at) == ["grade_lowered"]
@@ -313,16 +317,16 @@ def test_a_checkpoint_that_had_too_little_time_is_asked_for_again_in_a_hold(limi
     """The gauge was wrong, and there is time after all. One that had its time and hung is not asked again."""
     at = turn(replace(FLYING, checkpoint_s=20.0, ordered_at_s=98.0))
     late = replace(order(), by_s=98.0 + limit_s)
-    trainers.take_in(at, Failed(at_s=100.0, action=late, took_s=limit_s, reason="no answer", timed_out=True))
+    lifecycle.take_in(at, Failed(at_s=100.0, action=late, took_s=limit_s, reason="no answer", timed_out=True))
     assert only(at).failed == "no answer"
     at.now_s = 131.0
-    trainers.tend(at, hold=True, repeat_s=60.0)
+    lifecycle.tend(at, hold=True, repeat_s=60.0)
     assert (only(at).order is not None, only(at).failed == "") == (again, again)
 
 
 def test_all_are_ordered_by_their_own_conduct() -> None:
     at = turn(A, B, replace(A, name="dead", alive=False))
-    trainers.order_emergency(at, by_s=150.0)
+    lifecycle.order_emergency(at, by_s=150.0)
     told = [(o.trainer, o.after, o.by_s, o.reason, o.outage) for o in at.actions if isinstance(o, TriggerCheckpoint)]
     assert told == [("a", Conduct.PAUSE, 150.0, "on_battery", "o"), ("b", Conduct.CONTINUE, 150.0, "on_battery", "o")]
     a, b, dead = at.state.trainers
@@ -333,13 +337,13 @@ def test_all_are_ordered_by_their_own_conduct() -> None:
 
 
 def test_beside_training_one_in_flight_is_enough() -> None:
-    at = turn(replace(A, order="o-1"), B)
-    trainers.order_all(at, reason="operator", by_s=100.5)
+    at = turn(replace(A, in_flight=CheckpointInFlight(order="o-1")), B)
+    lifecycle.order_all(at, reason="operator", by_s=100.5)
     assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
     assert at.actions[0].by_s == 102.0, "no order has less than two seconds"
     assert not at.state.trainers[0].told_pause
-    at = turn(replace(A, order="o-1"))
-    trainers.order_emergency(at, by_s=150.0)
+    at = turn(replace(A, in_flight=CheckpointInFlight(order="o-1")))
+    lifecycle.order_emergency(at, by_s=150.0)
     assert len(at.actions) == 1, "the one at the paused step is ordered all the same"
 
 
@@ -348,7 +352,7 @@ def test_beside_training_one_in_flight_is_enough() -> None:
     [
         ({}, False, True),
         ({"durable": True}, False, False),
-        ({"order": "o-1"}, False, False),
+        ({"in_flight": flight()}, False, False),
         ({"failed": "f"}, False, False),
         ({"alive": False}, False, False),
         ({"durable": True, "conduct": Conduct.CONTINUE, "durable_at_s": 40.0}, True, True),
@@ -361,7 +365,7 @@ def test_beside_training_one_in_flight_is_enough() -> None:
 )
 def test_what_is_owed_is_tended(changes: dict[str, object], *, hold: bool, ordered: bool) -> None:
     at = turn(replace(A, **changes), phase=HOLD if hold else EMERGENCY)  # type: ignore[arg-type]
-    trainers.tend(at, hold=hold, repeat_s=60.0)
+    lifecycle.tend(at, hold=hold, repeat_s=60.0)
     assert bool(at.actions) is ordered
 
 
@@ -369,7 +373,7 @@ def test_one_that_must_wait_is_told_to_pause_and_holds_nobody_up() -> None:
     """Both write to one disk, and there is no time for both: the one of higher priority comes first, also when late."""
     first = replace(A, name="c", priority=5, checkpoint_s=900.0)
     at = turn(replace(A, checkpoint_s=900.0), first)
-    trainers.tend(at, hold=False, repeat_s=60.0)
+    lifecycle.tend(at, hold=False, repeat_s=60.0)
     assert [(type(o), o.trainer) for o in at.actions if isinstance(o, PauseTrainer | TriggerCheckpoint)] == [
         (PauseTrainer, "a"),
         (TriggerCheckpoint, "c"),
@@ -383,14 +387,14 @@ def test_one_that_is_stopped_is_passed_over_and_the_next_is_not() -> None:
     """It cannot hear us: a precaution is for those who can, and so is a checkpoint that a person asks for."""
     at = turn(A, B, phase=OnBattery(outage=OUTAGE))
     at.update(
-        signalled=(STOPPED,),
+        owed=(STOPPED,),
         trainers=tuple(replace(each, durable_at_s=-9000.0, stall_s=0.0, ordered_at_s=-9000.0) for each in (A, B)),
     )
-    trainers.take_precautions(at, since_s=0.0)
+    lifecycle.take_precautions(at, since_s=0.0)
     assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
     at = turn(A, B)
-    at.update(signalled=(STOPPED,))
-    trainers.order_all(at, reason="operator", by_s=150.0)
+    at.update(owed=(STOPPED,))
+    lifecycle.order_all(at, reason="operator", by_s=150.0)
     assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
 
 
@@ -399,8 +403,8 @@ def test_what_a_signal_brought_is_no_pause(signalled: tuple[Signalled, ...]) -> 
     """The load fell since it was stopped: its own pause may bring nothing at all."""
     hold = replace(HOLD, outage=replace(OUTAGE, load_at_start=2.0), paused_load=1.0, settle_by_s=99.0)
     at = turn(replace(A, told_pause=True, paused=True), phase=hold)
-    at.update(signalled=signalled)
-    trainers.learn_drop(at, hold)
+    at.update(owed=signalled)
+    lifecycle.learn_drop(at, hold)
     assert [name for name, _ in at.state.learned.pauses] == ([] if signalled else ["a"])
 
 
@@ -412,20 +416,20 @@ def test_a_pause_counts_when_it_was_heard() -> None:
         (Failed(at_s=100.0, action=pause, took_s=0.1, reason="no answer"), False),
     ):
         at = turn(replace(A, told_pause=True))
-        trainers.take_in(at, outcome)
+        lifecycle.take_in(at, outcome)
         assert only(at).paused is paused
-    trainers.take_in(turn(B), Done(at_s=100.0, action=pause, took_s=0.1))
+    lifecycle.take_in(turn(B), Done(at_s=100.0, action=pause, took_s=0.1))
 
 
 def test_one_that_hears_late_that_it_may_go_on_is_told_to_pause_again() -> None:
     """The word was on its way when the next outage said pause: to this one, in this outage, and to nobody else."""
     word = ResumeTrainer(id="r-1", by_s=110.0, trainer="a", outage="earlier")
     at = turn(replace(A, told_pause=True), replace(B, told_pause=True))
-    trainers.take_in(at, Done(at_s=100.0, action=word, took_s=0.1))
+    lifecycle.take_in_resumed(at, Done(at_s=100.0, action=word, took_s=0.1))
     assert [(o.trainer, o.outage) for o in at.actions if isinstance(o, PauseTrainer)] == [("a", "o")]
     for changes in ({"told_pause": False}, {"told_pause": True, "alive": False}):
         at = turn(replace(A, **changes))  # type: ignore[arg-type]
-        trainers.take_in(at, Done(at_s=100.0, action=word, took_s=0.1))
+        lifecycle.take_in_resumed(at, Done(at_s=100.0, action=word, took_s=0.1))
         assert at.actions == []
 
 
@@ -434,39 +438,39 @@ def test_one_that_hears_late_that_it_may_go_on_is_told_to_pause_again() -> None:
 
 def test_who_settles_the_emergency() -> None:
     durable, failed, dead = replace(A, durable=True), replace(B, failed="f"), replace(A, alive=False)
-    assert trainers.all_settled((durable, failed, dead))
-    assert trainers.all_settled(())
-    assert not trainers.all_settled((durable, B))
-    assert trainers.settled_because((durable, dead)) == "every checkpoint is durable"
-    assert trainers.settled_because((durable, failed)) == "no checkpoint from b is confirmed"
-    assert trainers.settled_because((replace(A, failed="f"), failed)) == "no checkpoint from a, b is confirmed"
-    assert trainers.settled_because((dead,)) == "no trainer is alive"
+    assert lifecycle.all_settled((durable, failed, dead))
+    assert lifecycle.all_settled(())
+    assert not lifecycle.all_settled((durable, B))
+    assert lifecycle.settled_because((durable, dead)) == "every checkpoint is durable"
+    assert lifecycle.settled_because((durable, failed)) == "no checkpoint from b is confirmed"
+    assert lifecycle.settled_because((replace(A, failed="f"), failed)) == "no checkpoint from a, b is confirmed"
+    assert lifecycle.settled_because((dead,)) == "no trainer is alive"
 
 
 @pytest.mark.parametrize(
     ("changes", "holds"),
     [
         ({}, True),
-        ({"copied": True}, False),  # the write goes on beside training
+        ({"in_flight": flight(copied=True)}, False),  # the write goes on beside training
         ({"told_pause": False}, False),  # it trains on anyway
         ({"durable_at_s": 74.9}, True),
         ({"durable_at_s": 80.1}, False),  # 15 s more, for less than 15 s of work
         ({"durable_at_s": 10.0, "checkpoint_s": 120.0}, False),
-        ({"order": None}, False),
+        ({"in_flight": None}, False),
         ({"alive": False}, False),
         ({"ordered_at_s": 60.1}, True),
         ({"ordered_at_s": 60.0}, False),  # twice its 20 s are over
-        ({"ordered_at_s": 50.0, "eta_at_s": 100.1}, True),
-        ({"ordered_at_s": 50.0, "eta_at_s": 100.0}, False),
+        ({"ordered_at_s": 50.0, "in_flight": flight(100.1)}, True),
+        ({"ordered_at_s": 50.0, "in_flight": flight(100.0)}, False),
         ({"ordered_at_s": 70.1, "checkpoint_s": 1.0}, True),
         ({"ordered_at_s": 70.0, "checkpoint_s": 1.0}, False),  # thirty seconds at least
     ],
 )
 def test_a_write_holds_a_return_where_it_saves_more_than_it_takes(changes: dict[str, object], *, holds: bool) -> None:
     """And never for ever: what takes twice its time is not waited for."""
-    flying = replace(A, **{"order": "o-1", "ordered_at_s": 95.0, "told_pause": True, **changes})  # type: ignore[arg-type]
-    assert trainers.holds_return((flying,), 100.0) is holds
-    assert not trainers.holds_return((), 100.0)
+    flying = replace(A, **{"in_flight": flight(), "ordered_at_s": 95.0, "told_pause": True, **changes})  # type: ignore[arg-type]
+    assert lifecycle.holds_return((flying,), 100.0) is holds
+    assert not lifecycle.holds_return((), 100.0)
 
 
 @pytest.mark.parametrize(
@@ -483,7 +487,7 @@ def test_a_write_holds_a_return_where_it_saves_more_than_it_takes(changes: dict[
 )
 def test_who_is_resumed_and_who_is_started_again(changes: dict[str, object], *, resumed: bool, started: bool) -> None:
     at = turn(replace(A, **changes), phase=HOLD)  # type: ignore[arg-type]
-    trainers.resume_all(at)
+    lifecycle.resume_all(at)
     kinds = [ResumeTrainer] * resumed + [ResumeTraining] * started
     assert [type(action) for action in at.actions] == kinds
     for action in at.actions:
@@ -494,32 +498,32 @@ def test_who_is_resumed_and_who_is_started_again(changes: dict[str, object], *, 
 def test_what_was_true_in_an_outage_is_forgotten_with_it() -> None:
     spent = replace(FLYING, durable=True, failed="f", paused=True)
     at = turn(spent, phase=HOLD)
-    trainers.forget_outage(at)
+    lifecycle.forget_outage(at)
     assert only(at) == replace(spent, durable=False, failed="", tries=0, told_pause=False, paused=False)
 
 
 def test_a_living_one_that_is_seen_again_keeps_what_it_was_told() -> None:
     """Only another process begins anew; its status comes every second while a checkpoint is written."""
     at = turn(replace(FLYING, durable=True))
-    trainers.take_in(at, seen(paused=True, step=41))
+    lifecycle.take_in(at, seen(paused=True, step=41))
     assert only(at) == replace(FLYING, durable=True, paused=True, step=41)
 
 
 def test_each_is_bounded_by_its_own_settings() -> None:
     at = turn(A)
     at.policy = replace(POLICY, trainers=(replace(POLICY.trainers[0], max_checkpoint_s=90.0), *POLICY.trainers[1:]))
-    trainers.take_in(at, seen(checkpoint_s=500.0, step_s=500.0))
+    lifecycle.take_in(at, seen(checkpoint_s=500.0, step_s=500.0))
     assert (only(at).checkpoint_s, only(at).step_s) == (90.0, 90.0)
-    trainers.take_in(at, seen(checkpoint_s=0.5))
+    lifecycle.take_in(at, seen(checkpoint_s=0.5))
     assert only(at).checkpoint_s == 0.5
     first = turn()
-    trainers.take_in(first, seen(trainer="b"))
+    lifecycle.take_in(first, seen(trainer="b"))
     assert only(first).checkpoint_s == 10.0, "one that the settings know has their estimate"
 
 
 def test_one_that_has_gone_is_a_warning() -> None:
     at = turn(A)
-    trainers.take_in(at, seen(alive=False))
+    lifecycle.take_in(at, seen(alive=False))
     assert (at.notes[0].level, dict(at.notes[0].numbers)) == (Level.WARNING, {"trainer": "a"})
 
 
@@ -528,63 +532,64 @@ def test_a_reload_takes_out_and_brings_in_and_keeps_what_was_found() -> None:
     old = make_policy(["trainer=a:pause:20", "trainer=b:pause:30"])
     new = make_policy(["trainer=b:pause:40", "trainer=c:exit:5"])
     found = Trainer(name="found", conduct=Conduct.PAUSE)
-    known = (*trainers.at_start(old, Learned()), found)
-    after = trainers.after_reload(old, new, known, Learned())
+    known = (*lifecycle.at_start(old, Learned()), found)
+    after = lifecycle.after_reload(old, new, known, Learned())
     assert [t.name for t in after] == ["b", "found", "c"]
     assert after[0].checkpoint_s == 30, "what is known of it stays until it says otherwise"
 
 
-def test_an_order_says_its_limit_and_forgets_the_last_ones_eta() -> None:
-    at = turn(replace(A, eta_at_s=1.0))
-    trainers.order_emergency(at, by_s=150.0625)
+def test_an_order_says_its_limit_and_expects_no_end_yet() -> None:
+    at = turn(A)
+    lifecycle.order_emergency(at, by_s=150.0625)
     assert dict(at.notes[0].numbers) == {"trainer": "a", "after": Conduct.PAUSE, "limit_s": 50.062}
-    assert only(at).eta_at_s is None
+    assert only(at).in_flight is not None
+    assert only(at).in_flight.eta_at_s is None
 
 
 def test_one_that_owes_nothing_does_not_hide_the_next() -> None:
     at = turn(replace(A, alive=False), B)
-    trainers.tend(at, hold=False, repeat_s=60.0)
+    lifecycle.tend(at, hold=False, repeat_s=60.0)
     assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
 
 
 def test_a_rehearsed_checkpoint_says_so() -> None:
     at = turn(FLYING)
-    trainers.take_in(at, done((("dry_run", True), ("path", "/data/7"))))
+    lifecycle.take_in(at, done((("dry_run", True), ("path", "/data/7"))))
     (note,) = at.notes
     assert (note.because, note.level) == ("dry-run: nobody was asked, it is only recorded", Level.INFO)
     assert dict(note.numbers) == {"trainer": "a", "step": 40, "took_s": 3.0, "path": "/data/7"}
     precise = turn(FLYING)
-    trainers.take_in(precise, replace(done(()), took_s=3.0625))
+    lifecycle.take_in(precise, replace(done(()), took_s=3.0625))
     assert dict(precise.notes[0].numbers)["took_s"] == 3.062
 
 
 def test_where_no_step_is_known_none_is_said_to_be_lost() -> None:
     at = turn(replace(FLYING, step=None, tries=3))
-    trainers.take_in(at, done((("at_paused_step", False),)))
+    lifecycle.take_in(at, done((("at_paused_step", False),)))
     assert dict(at.notes[0].numbers) == {"steps_lost": None}
 
 
 def test_online_too_what_was_true_is_forgotten() -> None:
     at = turn(replace(FLYING, durable=True), phase=Online())
-    trainers.forget_outage(at)
+    lifecycle.forget_outage(at)
     assert (only(at).durable, only(at).told_pause, only(at).tries) == (False, False, 0)
 
 
 def test_a_claim_in_flight_is_bounded_by_its_own_settings() -> None:
-    at = turn(replace(A, order="o-1"))
+    at = turn(replace(A, in_flight=CheckpointInFlight(order="o-1")))
     at.policy = replace(POLICY, trainers=(replace(POLICY.trainers[0], max_checkpoint_s=90.0),))
-    trainers.take_in(at, CheckpointProgress(at_s=100.0, trainer="a", action_id="o-1", stage="writing", eta_s=1e9))
-    assert only(at).eta_at_s == 190.0
+    lifecycle.take_in(at, CheckpointProgress(at_s=100.0, trainer="a", action_id="o-1", stage="writing", eta_s=1e9))
+    assert only(at).in_flight == flight(190.0, copied=True)
 
 
 def test_what_dry_run_has_only_recorded_is_not_durable() -> None:
     """After a reload from dry-run to armed, a checkpoint that never was must not count as one, nor as a measurement."""
     at = turn(FLYING)
     recorded = done((("dry_run", True),))
-    trainers.take_in(at, recorded)
+    lifecycle.take_in(at, recorded)
     assert (only(at).durable_at_s, only(at).durable_step) == (FLYING.durable_at_s, FLYING.durable_step)
     assert at.state.learned == Learned()
     real = turn(FLYING)
-    trainers.take_in(real, replace(recorded, took_s=12.0, detail=(("step", 42), ("verified", True))))
+    lifecycle.take_in(real, replace(recorded, took_s=12.0, detail=(("step", 42), ("verified", True))))
     assert only(real).durable_at_s == 100.0
     assert {need.name: need.seconds for need in real.state.learned.needs} == {"a": (12.0,)}

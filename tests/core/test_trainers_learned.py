@@ -1,20 +1,28 @@
 """How long a checkpoint takes, as told, as measured and as the settings bound it; and precautions beside training."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy
-
-from powerguard.core import needs, trainers
-from powerguard.core.actions import Conduct, Grade, Scalar, TriggerCheckpoint
-from powerguard.core.events import Done, TrainerSeen
-from powerguard.core.learned import Drop, Learned
-from powerguard.core.model import Battery, Feed, Holding, OnBattery, Online, Outage, State, Supply, Trainer
-from powerguard.core.turn import Turn
+from powerguard.core.decide.turn import Turn
+from powerguard.core.energy import needs
+from powerguard.core.model.actions import Conduct, Grade, Scalar, TriggerCheckpoint
+from powerguard.core.model.events import Done, TrainerSeen
+from powerguard.core.model.policy import Drop, Learned
+from powerguard.core.model.state import (
+    Battery,
+    CheckpointInFlight,
+    Feed,
+    Holding,
+    OnBattery,
+    Online,
+    Outage,
+    State,
+    Supply,
+    Trainer,
+)
+from powerguard.core.trainers import lifecycle
+from tests.core.play import make_policy
 
 POLICY = make_policy(["table=50:2000,100:1000", "trainer=a:pause:20:x:5", "trainer=b:continue:10:y"])
 OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL)
@@ -46,13 +54,13 @@ def only(at: Turn) -> Trainer:
 
 def seen(at: Turn, **told: object) -> Trainer:
     event = TrainerSeen(**{"at_s": at.now_s, "trainer": "a", "alive": True, "conduct": Conduct.PAUSE, **told})  # type: ignore[arg-type]
-    trainers.take_in(at, event)
+    lifecycle.take_in(at, event)
     return only(at)
 
 
 def saved(at: Turn, took_s: float = 5.0, **detail: Scalar) -> Trainer:
     action = TriggerCheckpoint(id="o-1", by_s=2000.0, trainer="a", reason="x", after=Conduct.CONTINUE, outage="o")
-    trainers.take_in(at, Done(at_s=at.now_s, action=action, took_s=took_s, detail=tuple(detail.items())))
+    lifecycle.take_in(at, Done(at_s=at.now_s, action=action, took_s=took_s, detail=tuple(detail.items())))
     return only(at)
 
 
@@ -61,7 +69,7 @@ A = Trainer(name="a", conduct=Conduct.PAUSE, checkpoint_s=20.0, disk="x", priori
 
 def test_at_start_the_settings_priority_and_the_history_of_each_count() -> None:
     """Three measured checkpoints of a say nothing of b's."""
-    a, b = trainers.at_start(POLICY, measured("a", 12.0, 12.0, 12.0))
+    a, b = lifecycle.at_start(POLICY, measured("a", 12.0, 12.0, 12.0))
     assert (a.priority, b.priority) == (5, 0)
     assert (a.checkpoint_s, b.checkpoint_s) == (pytest.approx(14.0), 10.0)
 
@@ -70,7 +78,7 @@ def test_a_reload_renews_the_priority_of_who_is_there() -> None:
     """And of nobody else: a trainer that was only found has none."""
     new = make_policy(["trainer=a:pause:20:x:7", "trainer=b:continue:10:y"])
     stranger = Trainer(name="stranger", priority=3)
-    kept = trainers.after_reload(POLICY, new, (A, stranger), Learned())
+    kept = lifecycle.after_reload(POLICY, new, (A, stranger), Learned())
     assert {trainer.name: trainer.priority for trainer in kept} == {"a": 7, "stranger": 0, "b": 0}
 
 
@@ -132,7 +140,7 @@ def test_a_precaution_is_no_try_and_has_twice_its_time() -> None:
     """It must not use up the tries that an emergency has."""
     for checkpoint_s, limit_s in ((1.0, EVERY_S), (EVERY_S, 2 * EVERY_S)):
         at = turn(replace(CHEAP, checkpoint_s=checkpoint_s))
-        trainers.take_precautions(at, since_s=0.0)
+        lifecycle.take_precautions(at, since_s=0.0)
         (order,) = at.actions
         assert isinstance(order, TriggerCheckpoint)
         assert (order.reason, order.after, order.by_s) == ("on_battery", Conduct.CONTINUE, 1000.0 + limit_s)
@@ -142,11 +150,11 @@ def test_a_precaution_is_no_try_and_has_twice_its_time() -> None:
 def test_a_precaution_passes_over_the_dead_the_busy_and_the_recent_but_not_those_behind_them() -> None:
     """Each by itself is a reason."""
     dead = replace(CHEAP, name="dead", alive=False)
-    busy = replace(CHEAP, name="busy", order="o-7", ordered_at_s=0.0)
+    busy = replace(CHEAP, name="busy", in_flight=CheckpointInFlight(order="o-7"), ordered_at_s=0.0)
     recent = replace(CHEAP, name="recent", ordered_at_s=1000.0 - EVERY_S + 0.1)
     due = replace(CHEAP, name="due", ordered_at_s=1000.0 - EVERY_S)
     at = turn(dead, busy, recent, due)
-    trainers.take_precautions(at, since_s=0.0)
+    lifecycle.take_precautions(at, since_s=0.0)
     assert [getattr(order, "trainer", "") for order in at.actions] == ["due"]
 
 
@@ -154,7 +162,7 @@ def test_work_that_has_just_been_saved_is_at_no_risk() -> None:
     """Whatever is told of it: a saved step, or a hold in which training stood still."""
     for known, stood_until_s in ((replace(CHEAP, durable_at_s=1000.0 - EVERY_S), 0.0), (CHEAP, 1000.0 - EVERY_S)):
         at = turn(known)
-        trainers.take_precautions(at, since_s=0.0, stood_until_s=stood_until_s)
+        lifecycle.take_precautions(at, since_s=0.0, stood_until_s=stood_until_s)
         assert at.actions == []
 
 
@@ -162,7 +170,7 @@ def test_online_a_trainer_of_nobody_s_settings_is_forgotten_when_it_goes() -> No
     at = turn(replace(A, name="job-1"))
     at.set_phase(Online())
     event = TrainerSeen(at_s=1000.0, trainer="job-1", alive=False, conduct=Conduct.PAUSE)
-    trainers.take_in(at, event)
+    lifecycle.take_in(at, event)
     assert at.state.trainers == ()
 
 
@@ -177,7 +185,7 @@ def asked(*known: Trainer, left: float | None = 0.75) -> dict[str, str]:
     at = turn(*known)
     at.policy = FLAT if left is not None else make_policy([])
     at.update(battery=replace(at.state.battery, left=left))
-    trainers.order_emergency(at, by_s=1200.0)
+    lifecycle.order_emergency(at, by_s=1200.0)
     return {getattr(order, "trainer", ""): type(order).__name__ for order in at.actions}
 
 
@@ -212,7 +220,7 @@ def shown(*known: Trainer, now_s: float = 1000.0, load: float = 0.4, before: Dro
     learned = Learned() if before is None else needs.with_drop(Learned(), "a", before)
     at = turn(*known, now_s=now_s, learned=learned)
     at.update(battery=replace(at.state.battery, load=load))
-    trainers.learn_drop(at, HOLD)
+    lifecycle.learn_drop(at, HOLD)
     return needs.drop_of(at.state.learned, "a")
 
 

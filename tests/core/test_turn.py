@@ -1,15 +1,12 @@
 """One turn: ids that no other action ever has, alarms told once, grades that only go down, the duties of a shutdown."""
 
-import sys
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy, play
-
-from powerguard.core.actions import (
+from powerguard.core.decide.machine import step
+from powerguard.core.decide.turn import Turn
+from powerguard.core.model.actions import (
     Action,
     EnsurePolicy,
     Grade,
@@ -19,9 +16,9 @@ from powerguard.core.actions import (
     ResumeTraining,
     SyncFilesystems,
 )
-from powerguard.core.events import Done, Tick
-from powerguard.core.machine import step
-from powerguard.core.model import (
+from powerguard.core.model.events import Done, OutputSource, Reading, Tick
+from powerguard.core.model.policy import Mode, Policy
+from powerguard.core.model.state import (
     Battery,
     Feed,
     Holding,
@@ -36,9 +33,7 @@ from powerguard.core.model import (
     Supply,
     Trainer,
 )
-from powerguard.core.policy import Mode, Policy
-from powerguard.core.readings import OutputSource, Reading
-from powerguard.core.turn import Turn
+from tests.core.play import make_policy, play
 
 POLICY = make_policy(["table=50:2000,100:1000", "boot_id=0123456789"])
 OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL)

@@ -4,26 +4,21 @@ A letter is a stretch of events, so that a few letters make an outage. Worlds th
 each event every invariant of invariants.py is asked; `-s` shows how many states and steps that were.
 """
 
-import sys
 from collections.abc import Iterator
 from dataclasses import dataclass, replace
-from pathlib import Path
 from typing import ClassVar
 
 import pytest
 
-sys.path.insert(0, str(Path(__file__).parent))
-from invariants import check_spent_battery, check_step, kept
-from play import make_policy
-
-from powerguard.core.actions import Action, Conduct, PollNow, PowerOff, TriggerCheckpoint
-from powerguard.core.events import Abort, Done, Event, Failed, Tick
-from powerguard.core.machine import step
-from powerguard.core.model import Shutdown, State, Step
-from powerguard.core.policy import Policy
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
-from powerguard.core.recovery import Stored, restore
-from powerguard.core.table import phase_name
+from powerguard.core.comeback.recovery import Stored, restore
+from powerguard.core.decide.machine import step
+from powerguard.core.decide.table import phase_name
+from powerguard.core.model.actions import Action, Conduct, PollNow, PowerOff, TriggerCheckpoint
+from powerguard.core.model.events import Abort, Done, Event, Failed, OutputSource, Reading, SourceFailed, Tick
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import Shutdown, State, Step
+from tests.core.invariants import check_spent_battery, check_step, kept
+from tests.core.play import make_policy
 
 
 @dataclass(frozen=True)

@@ -1,26 +1,22 @@
 """A UPS that falls silent and stays so: whether it lives is seen from the loads of the others, and never guessed."""
 
-import sys
 from collections.abc import Callable
 from dataclasses import replace
-from pathlib import Path
 
 import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-sys.path.insert(0, str(Path(__file__).parent))
-from play import make_policy, play
-from test_feeds import ALONE, ONE_OF_TWO, lost, policy, says
-
-from powerguard.core import account, feeds, watch
-from powerguard.core.heard import Watch, Witness
-from powerguard.core.machine import step
-from powerguard.core.model import Battery, Feed, State, Supplied, Supply
-from powerguard.core.policy import Policy
-from powerguard.core.readings import Reading, SourceFailed
-from powerguard.core.recovery import restore
-from powerguard.core.sane import sane
+from powerguard.core.comeback.recovery import restore
+from powerguard.core.decide.machine import step
+from powerguard.core.energy import account
+from powerguard.core.model.events import Reading, SourceFailed
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.serialisation import sane
+from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply, Watch, Witness
+from powerguard.core.supply import several_upses, silence
+from tests.core.play import make_policy, play
+from tests.core.test_feeds import ALONE, ONE_OF_TWO, lost, policy, says
 
 TRAINING = 0.7
 """Load of the whole host on each of two, as a share of a rating: one of them cannot carry both."""
@@ -33,7 +29,11 @@ BACK_S = 120.0
 def entered(made: Policy, state: State, *told: Reading | SourceFailed) -> State:
     """Return the state after these words, as far as the feeds go."""
     for each in told:
-        new = feeds.enter(made, state, each) if isinstance(each, Reading) else feeds.lose(made, state, each)
+        new = (
+            several_upses.enter(made, state, each)
+            if isinstance(each, Reading)
+            else several_upses.lose(made, state, each)
+        )
         state = state if new is None else new
     return state
 
@@ -75,13 +75,13 @@ def played(
 
 
 def a_of(state: State) -> Supplied:
-    a = feeds.of(state, "a")
+    a = several_upses.of(state, "a")
     assert a is not None
     return a
 
 
 def lives_at(story: list[tuple[float, State]]) -> float | None:
-    return next((at_s for at_s, state in story if watch.lives(a_of(state))), None)
+    return next((at_s for at_s, state in story if silence.lives(a_of(state))), None)
 
 
 # --- It lives --------------------------------------------------------------------------------------------------------
@@ -98,7 +98,7 @@ def test_a_silent_one_that_outlives_every_battery_has_utility() -> None:
     assert [each.overloaded for each in before.upses] == [False, True]
     assert (before.feed.supply, after.feed.supply) == (Supply.BATTERY, Supply.UTILITY)
     assert not any(each.overloaded for each in after.upses)
-    assert feeds.redundancy_lost(after) == "a (silent; it carries its part for longer than a battery lasts)"
+    assert several_upses.redundancy_lost(after) == "a (silent; it carries its part for longer than a battery lasts)"
 
 
 def test_a_last_word_in_the_very_pause_is_not_compared_with_what_was_before_it() -> None:
@@ -134,14 +134,14 @@ def test_training_that_goes_on_says_nothing_against_it() -> None:
     """The others' loads rise then because of training. At the next transfer it counts as on battery again, and anew."""
     story = played(host=lambda at_s: 2.0 * (TRAINING if at_s < 30.0 or at_s > 1500.0 else PAUSED), until_s=1600.0)
     state = story[-1][1]
-    assert watch.lives(a_of(state))
+    assert silence.lives(a_of(state))
     state = entered(ONE_OF_TWO, state, *(says(1600.0 + n, "b", "battery", load_pct=70.0) for n in range(2)))
-    assert (watch.lives(a_of(state)), state.feed.supply) == (False, Supply.BATTERY)
+    assert (silence.lives(a_of(state)), state.feed.supply) == (False, Supply.BATTERY)
     state = entered(ONE_OF_TWO, state, *(says(1610.0 + n, "b", "utility", load_pct=70.0) for n in range(450)))
     assert (state.feed.supply, [each.overloaded for each in state.upses]) == (Supply.BATTERY, [False, True])
     for at_s in range(2060, 2200, 10):
         state = entered(ONE_OF_TWO, state, says(float(at_s), "b", "utility", load_pct=70.0))
-    assert (watch.lives(a_of(state)), state.feed.supply) == (True, Supply.UTILITY)
+    assert (silence.lives(a_of(state)), state.feed.supply) == (True, Supply.UTILITY)
 
 
 def test_what_it_carries_rises_with_the_others() -> None:
@@ -160,7 +160,7 @@ def test_one_that_is_silent_on_utility_is_only_silent() -> None:
     state = entered(ONE_OF_TWO, State(), says(0.0, "b", "utility"), says(0.5, "a", "utility"), lost(4.0, "a"))
     for at_s in range(10, 2000, 10):
         state = entered(ONE_OF_TWO, state, says(float(at_s), "b", "utility"))
-    assert (watch.lives(a_of(state)), feeds.redundancy_lost(state)) == (False, "")
+    assert (silence.lives(a_of(state)), several_upses.redundancy_lost(state)) == (False, "")
 
 
 def test_a_battery_that_nobody_repeats_any_more_is_no_suspicion() -> None:
@@ -176,7 +176,11 @@ def test_who_answers_is_believed_again() -> None:
     """Whatever it says: here, that it is on battery."""
     state = played(until_s=1500.0)[-1][1]
     state = entered(ONE_OF_TWO, state, *(says(1500.0 + n, "a", "battery", load_pct=25.0) for n in range(2)))
-    assert (watch.lives(a_of(state)), a_of(state).feed.lost_since_s, state.feed.supply) == (False, None, Supply.UTILITY)
+    assert (silence.lives(a_of(state)), a_of(state).feed.lost_since_s, state.feed.supply) == (
+        False,
+        None,
+        Supply.UTILITY,
+    )
 
 
 def test_one_that_was_presumed_on_battery_may_outlive_it_too() -> None:
@@ -188,7 +192,7 @@ def test_one_that_was_presumed_on_battery_may_outlive_it_too() -> None:
     assert a_of(state).presumed
     for at_s in range(10, 700, 10):
         state = entered(made, state, says(float(at_s), "b", "utility", load_pct=70.0))
-    assert watch.lives(a_of(state))
+    assert silence.lives(a_of(state))
     assert state.feed.supply is Supply.UTILITY
 
 
@@ -202,7 +206,7 @@ def test_its_last_words_of_low_battery_and_of_a_countdown_are_outlived_as_well()
     assert None not in (state.feed.low_battery_at_s, state.feed.countdown_at_s)
     for at_s in range(120, 1800, 10):
         state = entered(made, state, says(float(at_s), "b", "utility", load_pct=25.0))
-    assert watch.lives(a_of(state))
+    assert silence.lives(a_of(state))
     assert (state.feed.low_battery_at_s, state.feed.countdown_at_s, state.feed.supply) == (None, None, Supply.UTILITY)
 
 
@@ -274,9 +278,9 @@ def test_of_three_the_one_that_is_heard_is_witness_for_both() -> None:
         return state
 
     both = at_last(1e9)
-    assert [watch.lives(each) for each in both.upses] == [True, True, False]
+    assert [silence.lives(each) for each in both.upses] == [True, True, False]
     assert both.feed.supply is Supply.UTILITY
-    assert [watch.lives(each) for each in at_last(600.0).upses] == [False, False, False]
+    assert [silence.lives(each) for each in at_last(600.0).upses] == [False, False, False]
 
 
 @settings(max_examples=25, deadline=None)
@@ -325,7 +329,7 @@ def tells(ups: str, *, heard: bool = True, before_s: float = 1.0, **told: float 
 
 
 def after_word(silent: Supplied, *others: Supplied, made: Policy = ONE_OF_TWO) -> Watch:
-    watched = watch.watched(made, (silent, *others), silent, NOW_S, others[0].feed)
+    watched = silence.watched(made, (silent, *others), silent, NOW_S, others[0].feed)
     assert watched.watch is not None
     return watched.watch
 
@@ -418,14 +422,14 @@ def test_one_that_is_heard_carries_what_it_tells() -> None:
 def test_five_seconds_after_a_step_a_share_is_taken_again(step_s: float, share: float) -> None:
     mine = replace(unheard(replace(B, share=2.0)), feed=Feed(reading=says(NOW_S, "a", "utility")))
     mine = replace(mine, battery=replace(mine.battery, step_at_s=NOW_S - step_s))
-    found = watch.watched(ONE_OF_TWO, (mine, tells("b", load_pct=50.0)), mine, NOW_S, mine.feed).watch
+    found = silence.watched(ONE_OF_TWO, (mine, tells("b", load_pct=50.0)), mine, NOW_S, mine.feed).watch
     assert found is not None
     assert found.others == (replace(B, share=share),)
 
 
 def test_who_is_not_heard_as_it_speaks_carries_what_goes_with_it() -> None:
     mine = replace(unheard(replace(B, share=2.0)), feed=Feed(reading=says(NOW_S, "a", "utility")))
-    found = watch.watched(ONE_OF_TWO, (mine, tells("b", heard=False)), mine, NOW_S, mine.feed).watch
+    found = silence.watched(ONE_OF_TWO, (mine, tells("b", heard=False)), mine, NOW_S, mine.feed).watch
     assert found is not None
     assert found.others == (replace(B, share=2.0, least=0.25),)
 
@@ -521,6 +525,6 @@ def test_a_host_that_draws_more_is_no_load_that_has_moved(factor: float) -> None
     state = one_on_battery(
         38.0, dies_s=400.0, until_s=450.0, host=lambda at_s: factor if at_s >= 430.0 else 1.0, alive=True
     )
-    b = feeds.of(state, "b")
+    b = several_upses.of(state, "b")
     assert b is not None
     assert b.overloaded

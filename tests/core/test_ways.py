@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
-from powerguard.core import ways
-from powerguard.core.actions import (
+from powerguard.core import obligations
+from powerguard.core.comeback import methods
+from powerguard.core.comeback.recovery import Stored, restore
+from powerguard.core.decide.turn import Turn
+from powerguard.core.model.actions import (
     Action,
     ArmWay,
     CheckWay,
@@ -24,12 +27,14 @@ from powerguard.core.actions import (
     RestorePolicy,
     Way,
 )
-from powerguard.core.armed import Armed, Bracket
-from powerguard.core.events import Done, Failed
-from powerguard.core.model import (
+from powerguard.core.model.events import Done, Failed, OutputSource, Reading
+from powerguard.core.model.policy import FeedPolicy, Mode, Policy
+from powerguard.core.model.state import (
+    Armed,
     Battery,
     Feed,
     Holding,
+    Obligation,
     OnBattery,
     Online,
     Outage,
@@ -39,11 +44,8 @@ from powerguard.core.model import (
     State,
     Supplied,
     Supply,
+    TemporaryPolicy,
 )
-from powerguard.core.policy import FeedPolicy, Mode, Policy
-from powerguard.core.readings import OutputSource, Reading
-from powerguard.core.recovery import Stored, restore
-from powerguard.core.turn import Turn
 
 POLICY = Policy(
     boot_id="boot",
@@ -66,9 +68,9 @@ def feed(supply: Supply = Supply.BATTERY, since_s: float = 50.0, at_s: float = N
     return Feed(supply=supply, since_s=since_s, reading=reading(source, at_s, ups))
 
 
-def turn(phase: Phase, *armed: Armed, policy: Policy = POLICY, **state: Any) -> Turn:  # noqa: ANN401 - fields
+def turn(phase: Phase, *owed: Obligation, policy: Policy = POLICY, **state: Any) -> Turn:  # noqa: ANN401 - fields
     known = {"feed": feed(), "battery": Battery(at_s=NOW_S, left=0.5, load=0.5), **state}
-    return Turn(policy, State(phase=phase, armed=armed, **known), NOW_S)
+    return Turn(policy, State(phase=phase, owed=owed, **known), NOW_S)
 
 
 def shutdown(**fields: object) -> Shutdown:
@@ -106,7 +108,7 @@ def story(at: Turn) -> list[tuple[str, str, Level, Detail]]:
 def test_each_way_for_its_own_time() -> None:
     """The cut comes 30 s after the host is off, the sentinel may look then; clock and watchdog wait for the battery."""
     at = turn(Holding(outage=OUTAGE, began_s=60.0))
-    ids = ways.arm(at, OUTAGE, POLICY.ways, off_in_s=50.0, limit_s=5.0)
+    ids = methods.arm(at, OUTAGE, POLICY.ways, off_in_s=50.0, limit_s=5.0)
     assert times(at) == {Way.OUTPUT: 80.0, Way.RTC: 4110.0, Way.SENTINEL: 80.0, Way.WATCHDOG: 4170.0}
     assert [each.order for each in at.state.armed] == list(ids) == [action.id for action in at.actions]
     assert [each.acts_at_s for each in at.state.armed] == [180.0, 4210.0, 180.0, 4270.0]
@@ -133,7 +135,7 @@ def test_each_way_for_its_own_time() -> None:
 def test_nothing_acts_before_the_power_may_be_cut(known: dict[str, object], dark_in_s: float) -> None:
     """Where no output is ordered off: the cut is somebody else's countdown, or the end of the battery."""
     at = turn(Holding(outage=OUTAGE, began_s=60.0), policy=replace(POLICY, ways=(Way.RTC, Way.WATCHDOG)), **known)
-    ways.arm(at, OUTAGE, tuple(Way), off_in_s=50.0, limit_s=5.0)
+    methods.arm(at, OUTAGE, tuple(Way), off_in_s=50.0, limit_s=5.0)
     wanted = {Way.RTC: dark_in_s + 60.0, Way.WATCHDOG: dark_in_s + 120.0}
     assert times(at) == pytest.approx(wanted, abs=0.06)
 
@@ -143,7 +145,7 @@ def test_a_watchdog_that_would_fire_on_battery_is_not_armed(seconds: float, orde
     """It counts to 6553 s, and the battery may last longer: the host would be started in the dark."""
     long = replace(POLICY, runtime_table=((0.5, seconds),), ways=(Way.WATCHDOG,))
     at = turn(Holding(outage=OUTAGE, began_s=60.0), battery=Battery(at_s=NOW_S, left=0.4942, load=0.5), policy=long)
-    ways.arm(at, OUTAGE, tuple(Way), off_in_s=50.0, limit_s=5.0)
+    methods.arm(at, OUTAGE, tuple(Way), off_in_s=50.0, limit_s=5.0)
     assert len(at.actions) == orders
     because = "the battery may last for 6438 s, and it counts to 6553 at most"
     assert story(at) == ([] if orders else [("way_blocked", because, Level.WARNING, (("way", Way.WATCHDOG),))])
@@ -152,21 +154,21 @@ def test_a_watchdog_that_would_fire_on_battery_is_not_armed(seconds: float, orde
 def test_a_watchdog_counts_to_its_last_second() -> None:
     only = replace(POLICY, ways=(Way.WATCHDOG,))
     at = turn(Holding(outage=OUTAGE, began_s=60.0), policy=only, feed=replace(feed(), countdown_at_s=NOW_S + 6433.0))
-    ways.arm(at, OUTAGE, tuple(Way), off_in_s=50.0, limit_s=5.0)
+    methods.arm(at, OUTAGE, tuple(Way), off_in_s=50.0, limit_s=5.0)
     assert times(at) == {Way.WATCHDOG: 6553.0}
 
 
 def test_only_what_the_settings_name_and_what_is_asked_for() -> None:
     at = turn(Holding(outage=OUTAGE, began_s=60.0), policy=replace(POLICY, ways=(Way.RTC,)))
-    assert len(ways.arm(at, OUTAGE, tuple(Way), off_in_s=50.0, limit_s=5.0)) == 1
-    assert ways.arm(at, OUTAGE, (Way.SENTINEL,), off_in_s=50.0, limit_s=5.0) == ()
+    assert len(methods.arm(at, OUTAGE, tuple(Way), off_in_s=50.0, limit_s=5.0)) == 1
+    assert methods.arm(at, OUTAGE, (Way.SENTINEL,), off_in_s=50.0, limit_s=5.0) == ()
     assert [each.way for each in at.state.armed] == [Way.RTC]
 
 
 def test_armed_anew_counts_and_an_output_is_never_sent_twice() -> None:
     was = (armed(Way.OUTPUT, ups="ups", confirmed=True), armed(Way.RTC, confirmed=True, order="old", leaving=True))
     at = turn(Holding(outage=OUTAGE, began_s=60.0), *was)
-    ways.arm(at, OUTAGE, (Way.OUTPUT, Way.RTC), off_in_s=50.0, limit_s=5.0)
+    methods.arm(at, OUTAGE, (Way.OUTPUT, Way.RTC), off_in_s=50.0, limit_s=5.0)
     assert list(times(at)) == [Way.RTC]
     output, clock = at.state.armed
     assert output == was[0]
@@ -213,7 +215,7 @@ def test_feeds_that_do_not_go_off_together_are_not_cut(
     made: Policy, outputs: tuple[str, ...], upses: tuple[Supplied, ...], known: dict[str, object], because: str
 ) -> None:
     at = turn(Holding(outage=OUTAGE, began_s=60.0), policy=replace(made, outputs=outputs), upses=upses, **known)
-    ways.arm(at, OUTAGE, (Way.OUTPUT,), off_in_s=50.0, limit_s=5.0)
+    methods.arm(at, OUTAGE, (Way.OUTPUT,), off_in_s=50.0, limit_s=5.0)
     assert [action.ups for action in at.actions if isinstance(action, ArmWay)] == ([] if because else list(outputs))
     told = [("way_blocked", because, Level.WARNING, (("way", Way.OUTPUT),))]
     assert story(at) == (told if because else []), "told once"
@@ -239,7 +241,7 @@ def test_back_three_times_in_an_hour_waits_for_one_two_and_four(
 ) -> None:
     at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=True))
     outage = replace(OUTAGE, boots=boots, back_off_s=before_s)
-    assert ways.backed_off(at, outage) == replace(outage, back_off_s=after_s)
+    assert methods.backed_off(at, outage) == replace(outage, back_off_s=after_s)
     because = f"back {len(boots)} times in this outage"
     told = [("return_put_off", because, Level.WARNING, (("back_off_s", after_s),))]
     assert story(at) == (told if after_s else [])
@@ -248,7 +250,7 @@ def test_back_three_times_in_an_hour_waits_for_one_two_and_four(
 def test_who_was_told_to_stay_away_is_not_woken_sooner() -> None:
     """The cut itself, and the watchdog, cannot wait so long; and neither brings a host back while the power is out."""
     at = turn(Holding(outage=OUTAGE, began_s=60.0))
-    ways.arm(at, replace(OUTAGE, back_off_s=5000.0), tuple(Way), off_in_s=50.0, limit_s=5.0)
+    methods.arm(at, replace(OUTAGE, back_off_s=5000.0), tuple(Way), off_in_s=50.0, limit_s=5.0)
     assert times(at) == {Way.OUTPUT: 80.0, Way.RTC: 5000.0, Way.SENTINEL: 5000.0, Way.WATCHDOG: 4170.0}
 
 
@@ -262,7 +264,7 @@ def order(way: Way = Way.RTC) -> ArmWay:
 def test_what_was_read_back_is_armed() -> None:
     mine = (armed(Way.OUTPUT, ups="ups", order="a-1"), armed(order="other"))
     at = turn(shutdown(), *mine, policy=replace(POLICY, ways=(Way.OUTPUT,)))
-    ways.take_in(at, done(order(Way.OUTPUT), in_s=240.04, returns="cycles"))
+    obligations.take_in(at, done(order(Way.OUTPUT), in_s=240.04, returns="cycles"))
     first, second = at.state.armed
     assert first == armed(Way.OUTPUT, ups="ups", confirmed=True, returns="cycles", acts_at_s=90.0 + 240.04)
     assert second == armed(order="other")
@@ -274,18 +276,18 @@ def test_once_the_cut_is_certain_nobody_waits_for_the_batterys_end() -> None:
     two = replace(POLICY, outputs=("a", "b"))
     first = armed(Way.OUTPUT, ups="a", order="a-1")
     at = turn(shutdown(), first, armed(Way.OUTPUT, ups="b", order="b-1", at_s=NOW_S), armed(), policy=two)
-    ways.take_in(at, done(order(Way.OUTPUT), in_s=100))
+    obligations.take_in(at, done(order(Way.OUTPUT), in_s=100))
     assert at.actions == []
-    ways.take_in(at, done(replace(order(Way.OUTPUT), id="b-1"), in_s=120))
+    obligations.take_in(at, done(replace(order(Way.OUTPUT), id="b-1"), in_s=120))
     assert times(at) == {Way.RTC: 120.0 + 60.0, Way.SENTINEL: 120.0 + 30.0, Way.WATCHDOG: 120.0 + 120.0}
     assert len(at.state.armed) == 5
     sooner = turn(
         shutdown(), armed(Way.OUTPUT, ups="ups", order="a-1"), policy=replace(POLICY, ways=(Way.OUTPUT, Way.RTC))
     )
-    ways.take_in(sooner, done(order(Way.OUTPUT), in_s=10.5))
+    obligations.take_in(sooner, done(order(Way.OUTPUT), in_s=10.5))
     assert times(sooner) == {Way.RTC: 0.5 + 60.0}, "the cut comes at any moment"
     foreign = turn(OnBattery(outage=OUTAGE), armed(Way.OUTPUT, ups="ups", order="a-1"))
-    ways.take_in(foreign, done(order(Way.OUTPUT), in_s=100))
+    obligations.take_in(foreign, done(order(Way.OUTPUT), in_s=100))
     assert foreign.actions == [], "no cut of ours, no phase of ours"
 
 
@@ -305,7 +307,7 @@ def test_where_ac_drops_for_certain_the_clock_waits_for_the_batterys_end(
     told = armed(Way.OUTPUT, ups="a", at_s=NOW_S, acts_at_s=NOW_S + 120.0, confirmed=True, returns=returns[0])
     other = armed(Way.OUTPUT, ups="b", order="a-1", at_s=NOW_S)
     at = turn(shutdown(), told, other, policy=two, feed=replace(feed(), countdown_at_s=countdown_at_s))
-    ways.take_in(at, done(order(Way.OUTPUT), in_s=120, returns=returns[1]))
+    obligations.take_in(at, done(order(Way.OUTPUT), in_s=120, returns=returns[1]))
     assert times(at) == {Way.RTC: in_s, Way.SENTINEL: 150.0, Way.WATCHDOG: 240.0}
 
 
@@ -314,20 +316,20 @@ def test_the_clock_never_rings_before_the_cut() -> None:
     empty = {"battery": Battery(at_s=NOW_S, left=0.0, load=0.5)}
     told = armed(Way.OUTPUT, ups="ups", order="a-1", at_s=NOW_S)
     at = turn(shutdown(), told, policy=replace(POLICY, ways=(Way.OUTPUT, Way.RTC)), **empty)
-    ways.take_in(at, done(order(Way.OUTPUT), in_s=300, returns="cycles"))
+    obligations.take_in(at, done(order(Way.OUTPUT), in_s=300, returns="cycles"))
     assert times(at) == {Way.RTC: 360.0}
 
 
 def test_an_answer_without_figures_is_one_all_the_same() -> None:
     at = turn(shutdown(), armed(order="a-1"))
-    ways.take_in(at, done(order(), in_s="soon", returns=3))
+    obligations.take_in(at, done(order(), in_s="soon", returns=3))
     assert at.state.armed == (armed(confirmed=True),)
 
 
 def test_what_failed_may_be_armed_for_all_that() -> None:
     """A read-back that timed out: it stands, unconfirmed, so that it is taken back at the next start."""
     at = turn(shutdown(), armed(order="a-1"))
-    ways.take_in(at, failed(order()))
+    obligations.take_in(at, failed(order()))
     assert at.state.armed == (armed(),)
     assert story(at) == [("way_blocked", "no such device", Level.WARNING, (("way", Way.RTC), ("took_s", 0.1)))]
 
@@ -335,7 +337,7 @@ def test_what_failed_may_be_armed_for_all_that() -> None:
 def test_what_was_certainly_not_done_stands_in_nobodys_way() -> None:
     """A card that lets nobody write: the late reboot is not excluded by a cut that never comes."""
     at = turn(shutdown(), armed(Way.OUTPUT, ups="ups", order="a-1"))
-    ways.take_in(at, replace(failed(order(Way.OUTPUT)), harmless=True))
+    obligations.take_in(at, replace(failed(order(Way.OUTPUT)), harmless=True))
     assert at.state.armed == ()
     assert notes(at) == ["way_blocked"]
 
@@ -343,27 +345,30 @@ def test_what_was_certainly_not_done_stands_in_nobodys_way() -> None:
 def test_an_order_that_is_not_known_changes_nothing() -> None:
     for outcome in (done(order(), in_s=1.0), failed(order())):
         at = turn(shutdown(), armed(order="other"))
-        ways.take_in(at, outcome)
+        obligations.take_in(at, outcome)
         assert at.state.armed == (armed(order="other"),)
     at = turn(Online(), armed(order="other"))
-    ways.take_in(at, done(DisarmWay(id="d-1", by_s=105.0, way=Way.RTC, outage="o")))
+    obligations.take_in(at, done(DisarmWay(id="d-1", by_s=105.0, way=Way.RTC, outage="o")))
     assert at.state.armed == (armed(order="other"),)
 
 
 def test_in_dry_run_nothing_is_armed() -> None:
     at = turn(shutdown(), armed(order="a-1"))
-    ways.take_in(at, done(order(), dry_run=True))
+    obligations.take_in(at, done(order(), dry_run=True))
     assert (at.state.armed, at.notes) == ((), [])
 
 
 def test_a_dry_run_does_not_forget_what_was_armed_in_earnest() -> None:
     """Settings that have become a dry-run: a BMC that counts on goes on counting, and somebody must be told."""
-    at = turn(Online(), armed(Way.WATCHDOG, confirmed=True), armed(), bracket=Bracket(policy="last-state"))
-    ways.tend(at)
+    at = turn(Online(), armed(Way.WATCHDOG, confirmed=True), armed(), TemporaryPolicy(policy="last-state"))
+    methods.tend(at)
+    methods.tend_policy(at)
     for action in tuple(at.actions):
-        ways.take_in(at, done(action, dry_run=True))
+        obligations.take_in(at, done(action, dry_run=True))
     assert [(each.way, each.order, each.leaving) for each in at.state.armed] == [(Way.WATCHDOG, None, True)]
-    assert at.state.bracket == Bracket(policy="last-state", at_s=NOW_S + ways.RESTORE_AGAIN_S)
+    assert at.state.temporary_policy == TemporaryPolicy(
+        policy="last-state", at_s=NOW_S, retry_at_s=NOW_S + methods.RESTORE_AGAIN_S
+    )
     assert notes(at)[0] == "way_stuck_raised"
     why = "armed before this became a dry-run, which takes nothing back (better: mode: armed until it has)"
     assert at.notes[0].because == f"watchdog: {why}"
@@ -372,18 +377,18 @@ def test_a_dry_run_does_not_forget_what_was_armed_in_earnest() -> None:
 def test_a_dry_run_that_is_back_on_battery_does_not_arm_without_end() -> None:
     """Whatever it records is not armed, and so would be ordered anew with each event."""
     at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=False), policy=replace(POLICY, mode=Mode.DRY_RUN))
-    ways.tend(at)
+    methods.tend(at)
     assert at.actions == []
 
 
 def test_a_check_that_fails_says_what_is_blocked() -> None:
     at = turn(OnBattery(outage=OUTAGE))
-    ways.check(at)
+    methods.check(at)
     assert [(type(action), getattr(action, "way", None)) for action in at.actions] == [(CheckWay, way) for way in Way]
     assert [action.ups for action in at.actions if isinstance(action, CheckWay)] == ["ups", "", "", ""]
-    ways.take_in(at, done(at.actions[0]))
+    obligations.take_in(at, done(at.actions[0]))
     assert at.notes == []
-    ways.take_in(at, failed(at.actions[1]))
+    obligations.take_in(at, failed(at.actions[1]))
     assert story(at) == [("way_blocked", "no such device", Level.WARNING, (("way", Way.RTC),))]
 
 
@@ -393,26 +398,26 @@ def test_a_check_that_fails_says_what_is_blocked() -> None:
 def test_what_has_no_outage_to_act_for_is_taken_back() -> None:
     """One order each; what fails is told once, and each end as it comes."""
     at = turn(Online(), armed(), armed(Way.WATCHDOG))
-    ways.tend(at)
+    methods.tend(at)
     assert [type(action) for action in at.actions] == [DisarmWay, DisarmWay]
     assert all(each.leaving and each.order and each.at_s == NOW_S for each in at.state.armed)
-    ways.tend(at)
+    methods.tend(at)
     assert len(at.actions) == 2, "they are in flight"
     first, second = at.actions
-    ways.take_in(at, failed(first))
-    ways.take_in(at, done(second, disarmed=True, because="stopped and read back"))
+    obligations.take_in(at, failed(first))
+    obligations.take_in(at, done(second, disarmed=True, because="stopped and read back"))
     assert [each.way for each in at.state.armed] == [Way.RTC]
-    ways.tend(at)
+    methods.tend(at)
     told = [(note.event, note.because, note.level) for note in at.notes]
     assert told == [
         ("way_stuck_raised", "rtc: no such device", Level.ERROR),
         ("way_disarmed", "stopped and read back", Level.INFO),
     ]
-    at.now_s += ways.AGAIN_S
-    ways.tend(at)
-    ways.take_in(at, done(at.actions[2]))
+    at.now_s += methods.AGAIN_S
+    methods.tend(at)
+    obligations.take_in(at, done(at.actions[2]))
     assert at.state.armed == ()
-    ways.tend(at)
+    methods.tend(at)
     assert [(note.event, note.because) for note in at.notes[2:]] == [
         ("way_disarmed", "told by who held it"),
         ("way_stuck_cleared", "nothing is left that could not be taken back"),
@@ -424,10 +429,10 @@ def test_what_was_not_armed_any_more_is_not_told_as_taken_back() -> None:
     at = turn(Online(), armed(order="d-1"), armed(Way.OUTPUT, ups="ups", outage="", order="d-2"), armed(Way.WATCHDOG))
     for id_, way, outage in (("d-1", Way.RTC, "o"), ("d-2", Way.OUTPUT, "")):
         order = DisarmWay(id=id_, by_s=105.0, way=way, outage=outage)
-        ways.take_in(at, done(order, disarmed=False, **({"because": "it has gone off"} if outage else {})))
+        obligations.take_in(at, done(order, disarmed=False, **({"because": "it has gone off"} if outage else {})))
     assert [each.way for each in at.state.armed] == [Way.WATCHDOG]
-    ways.tend(at)
-    ways.take_in(at, done(at.actions[0], disarmed=False))
+    methods.tend(at)
+    obligations.take_in(at, done(at.actions[0], disarmed=False))
     assert story(at) == [
         ("way_found_disarmed", "it has gone off", Level.INFO, (("way", Way.RTC),)),
         ("way_found_disarmed", "told by who would hold it", Level.INFO, (("way", Way.WATCHDOG),)),
@@ -439,10 +444,10 @@ def test_what_cannot_be_taken_back_is_tried_each_minute_until_it_ought_to_have_a
     at = turn(Online(), armed(at_s=NOW_S, acts_at_s=NOW_S + 150.0))
     tried = []
     while at.now_s < NOW_S + 30000.0:
-        ways.tend(at)
+        methods.tend(at)
         if at.actions:
             tried.append(at.now_s - NOW_S)
-            ways.take_in(at, failed(at.actions.pop()))
+            obligations.take_in(at, failed(at.actions.pop()))
         at.now_s += 10.0
     gaps = [later - before for before, later in pairwise(tried)]
     assert tried[:5] == [0.0, 60.0, 120.0, 180.0, 240.0]
@@ -456,18 +461,18 @@ def test_what_the_settings_name_no_more_is_kept_for_a_day_and_given_up() -> None
     """Nobody is asked, as nobody is there. Named again within the day, it is taken back."""
     was = (armed(), armed(Way.OUTPUT, ups="b"))
     at = turn(Online(), *was, policy=replace(POLICY, ways=(Way.OUTPUT,)))
-    ways.tend(at)
-    at.now_s += ways.GIVE_UP_S - 1.0
-    ways.tend(at)
+    methods.tend(at)
+    at.now_s += methods.GIVE_UP_S - 1.0
+    methods.tend(at)
     assert (at.actions, [each.leaving for each in at.state.armed]) == ([], [True, True])
     ((event, because, level),) = [(note.event, note.because, note.level) for note in at.notes]
     assert (event, level) == ("way_doubtful_raised", Level.WARNING)
     assert because.startswith("rtc may be armed, and the settings name it no more, so nobody can take it back (better:")
     named = Turn(POLICY, at.state, at.now_s)
-    ways.tend(named)
+    methods.tend(named)
     assert [action.way for action in named.actions if isinstance(action, DisarmWay)] == [Way.RTC]
     at.now_s += 1.0
-    ways.tend(at)
+    methods.tend(at)
     assert at.state.armed == ()
     assert [(note.event, note.because.partition(" may")[0], note.level) for note in at.notes[1:]] == [
         ("way_given_up", "rtc", Level.WARNING),
@@ -478,8 +483,8 @@ def test_what_the_settings_name_no_more_is_kept_for_a_day_and_given_up() -> None
 
 def test_without_history_each_way_may_be_armed_for_an_outage_of_which_nobody_knows() -> None:
     """To take back what is not armed does nothing. An output only with utility: a shutdown may be under way."""
-    at = turn(OnBattery(outage=OUTAGE), *ways.unknown(POLICY, NOW_S))
-    ways.tend(at)
+    at = turn(OnBattery(outage=OUTAGE), *methods.unknown(POLICY, NOW_S))
+    methods.tend(at)
     assert [(action.way, action.outage) for action in at.actions if isinstance(action, DisarmWay)] == [
         (Way.RTC, ""),
         (Way.SENTINEL, ""),
@@ -487,84 +492,85 @@ def test_without_history_each_way_may_be_armed_for_an_outage_of_which_nobody_kno
     ]
     for supply, orders in ((Supply.UNKNOWN, 3), (Supply.UTILITY, 4)):
         at.state = replace(at.state, feed=feed(supply))
-        ways.tend(at)
+        methods.tend(at)
         assert len(at.actions) == orders
-    ways.take_in(at, failed(at.actions[3]))
+    obligations.take_in(at, failed(at.actions[3]))
     assert [(note.event, note.because, note.level) for note in at.notes] == [
         ("way_doubtful_raised", "output: no such device", Level.WARNING)
     ]
-    ways.take_in(at, done(at.actions[2]))
-    ways.tend(at)
+    obligations.take_in(at, done(at.actions[2]))
+    methods.tend(at)
     assert at.state.told == ("way_doubtful",)
-    at.state = replace(at.state, armed=())
-    ways.tend(at)
+    at.state = replace(at.state, owed=())
+    methods.tend(at)
     assert notes(at)[-1] == "way_doubtful_cleared"
     known = turn(OnBattery(outage=OUTAGE), armed(Way.OUTPUT, ups="ups"))
-    ways.tend(known)
+    methods.tend(known)
     whose = [(action.ups, action.outage) for action in known.actions if isinstance(action, DisarmWay)]
     assert whose == [("ups", "o")], "of an outage that is known, and was not ours to end: at once"
 
 
 def test_an_output_of_which_nobody_knows_is_ordered_off_all_the_same() -> None:
     """Its UPS is asked whether a countdown stands before it is told; and until it is, no reboot is decided."""
-    at = turn(Holding(outage=OUTAGE, began_s=60.0), *ways.unknown(POLICY, NOW_S))
-    ways.arm(at, OUTAGE, (Way.OUTPUT,), off_in_s=50.0, limit_s=5.0)
+    at = turn(Holding(outage=OUTAGE, began_s=60.0), *methods.unknown(POLICY, NOW_S))
+    methods.arm(at, OUTAGE, (Way.OUTPUT,), off_in_s=50.0, limit_s=5.0)
     assert times(at) == {Way.OUTPUT: 80.0}
     assert [each.outage for each in at.state.armed if each.way is Way.OUTPUT] == ["o"]
-    reboot = turn(shutdown(), *ways.unknown(POLICY, NOW_S), feed=feed(Supply.UTILITY))
+    reboot = turn(shutdown(), *methods.unknown(POLICY, NOW_S), feed=feed(Supply.UTILITY))
     assert late(reboot) == []
 
 
 def test_what_was_stuck_and_is_named_no_more_is_told_as_that() -> None:
     """It had been tried in vain; nobody tries any more, and the end of the one alarm is not the end of the matter."""
     at = turn(Online(), armed())
-    ways.tend(at)
-    ways.take_in(at, failed(at.actions[0]))
+    methods.tend(at)
+    obligations.take_in(at, failed(at.actions[0]))
     at.policy = replace(POLICY, ways=())
-    ways.tend(at)
+    methods.tend(at)
     assert notes(at) == ["way_stuck_raised", "way_doubtful_raised", "way_stuck_cleared"]
 
 
 def test_a_doubt_hides_no_alarm() -> None:
     """Each is told for itself, and ends by itself."""
     at = turn(Online(), armed(), armed(Way.SENTINEL, outage=""))
-    ways.tend(at)
+    methods.tend(at)
     first, second = at.actions
     for order in (second, first):
-        ways.take_in(at, failed(order))
-    ways.tend(at)
+        obligations.take_in(at, failed(order))
+    methods.tend(at)
     assert notes(at) == ["way_doubtful_raised", "way_stuck_raised"]
-    at.state = replace(at.state, armed=at.state.armed[1:])
-    ways.tend(at)
+    at.state = replace(at.state, owed=at.state.owed[1:])
+    methods.tend(at)
     assert notes(at)[2:] == ["way_stuck_cleared"]
 
 
 def test_on_one_unconfirmed_reading_nothing_is_taken_back() -> None:
     at = turn(Online(), armed(), feed=replace(feed(Supply.UTILITY), suspect=True))
-    ways.tend(at)
+    methods.tend(at)
     assert at.actions == []
 
 
 def test_past_the_commit_nothing_is_taken_back() -> None:
-    at = turn(shutdown(), armed(), bracket=Bracket(policy="always-off"))
-    ways.tend(at)
+    at = turn(shutdown(), armed(), TemporaryPolicy(policy="always-off"))
+    methods.tend(at)
+    methods.tend_policy(at)
     assert at.actions == []
 
 
 def test_kept_for_a_shutdown_that_is_not_ours() -> None:
     """Until the daemon starts again, in the same boot: then it was called off."""
     at = turn(OnBattery(outage=OUTAGE), armed(confirmed=True))
-    ways.foreign_stop(at)
+    methods.foreign_stop(at)
     assert set(times(at)) == {Way.RTC, Way.SENTINEL, Way.WATCHDOG}
     assert times(at)[Way.SENTINEL] == 110.0 + 5.0 + 30.0
     assert all(each.kept for each in at.state.armed)
     count = len(at.actions)
-    ways.tend(at)
+    methods.tend(at)
     assert len(at.actions) == count
-    ways.after_restart(at, {action.id for action in at.actions[1:]})
+    obligations.after_restart(at, {action.id for action in at.actions[1:]})
     assert [each.kept for each in at.state.armed] == [False] * 3
     assert [each.order is None for each in at.state.armed] == [True, False, False]
-    ways.tend(at)
+    methods.tend(at)
     assert [type(action) for action in at.actions[count:]] == [DisarmWay], "the others have an answer to come yet"
 
 
@@ -580,31 +586,31 @@ def test_killed_at_the_commit_what_was_being_armed_is_armed_anew(force_at_s: flo
         armed(Way.WATCHDOG, order="a-3", leaving=True),
     )
     at = turn(shutdown(force_at_s=force_at_s), *mine, policy=replace(POLICY, force_after_s=75.0))
-    ways.after_restart(at, ("a-2",))
+    obligations.after_restart(at, ("a-2",))
     assert times(at) == {Way.OUTPUT: off_in_s + 30.0}
     assert [each.order for each in at.state.armed] == [at.actions[0].id, "a-2", None, None]
-    ways.after_restart(at, ())
+    obligations.after_restart(at, ())
     assert set(times(at)) == {Way.OUTPUT, Way.RTC}
     elsewhere = turn(Holding(outage=OUTAGE, began_s=60.0), *mine)
-    ways.after_restart(elsewhere, ())
+    obligations.after_restart(elsewhere, ())
     assert elsewhere.actions == [], "no shutdown of ours: it is taken back"
     sent = turn(shutdown(), replace(mine[0], order=None, confirmed=True))
-    ways.arm(sent, OUTAGE, (Way.OUTPUT,), off_in_s=50.0, limit_s=5.0)
+    methods.arm(sent, OUTAGE, (Way.OUTPUT,), off_in_s=50.0, limit_s=5.0)
     assert sent.actions == []
 
 
 @pytest.mark.parametrize("phase", [Online(), shutdown()])
 def test_a_foreign_stop_concerns_an_open_outage(phase: Phase) -> None:
     at = turn(phase)
-    ways.foreign_stop(at)
+    methods.foreign_stop(at)
     assert at.actions == []
 
 
 def test_another_boot_has_an_output_less() -> None:
     """The UPS that has cut its output has nothing left to take back."""
     was = (armed(Way.OUTPUT, ups="ups"), armed(order="a-1", kept=True, leaving=True, confirmed=True))
-    before = State(phase=Online(), armed=was)
-    assert ways.after_boot(POLICY, before, 20.0) == (armed(at_s=20.0, acts_at_s=20.0, confirmed=True),)
+    before = State(phase=Online(), owed=was)
+    assert methods.after_boot(POLICY, before, 20.0, whole=True) == (armed(at_s=20.0, acts_at_s=20.0, confirmed=True),)
 
 
 @pytest.mark.parametrize(
@@ -621,7 +627,7 @@ def test_another_boot_has_an_output_less() -> None:
 def test_a_boot_after_an_outage_whose_commit_nobody_knows(phase: Phase, *, whole: bool, doubted: bool) -> None:
     """With a disk that hung, or a journal whose end is lost, what was armed then stands nowhere."""
     known = armed(Way.RTC, at_s=1.0, acts_at_s=2.0)
-    stored = Stored(state=State(phase=phase, armed=(known,)), boot_id="boot-zero", at_s=10.0, gap_s=10.0, whole=whole)
+    stored = Stored(state=State(phase=phase, owed=(known,)), boot_id="boot-zero", at_s=10.0, gap_s=10.0, whole=whole)
     found = restore(POLICY, stored, 20.0).state.armed
     others = {way for way in POLICY.ways if way not in (Way.OUTPUT, Way.RTC)}
     assert others
@@ -633,26 +639,26 @@ def test_a_boot_after_an_outage_whose_commit_nobody_knows(phase: Phase, *, whole
 def test_back_on_battery_is_armed_anew() -> None:
     """Before the host can say so, the battery may end: the clock and the sentinel know of it; nothing that cuts."""
     at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=True), armed(leaving=True, order="d-1"))
-    ways.tend(at)
+    methods.tend(at)
     assert set(times(at)) == {Way.RTC, Way.SENTINEL}
-    ways.tend(at)
+    methods.tend(at)
     assert len(at.actions) == 2
     at.state = replace(at.state, feed=feed(Supply.UTILITY))
-    ways.take_in(at, done(at.actions[0], in_s=100.0))
-    ways.tend(at)
+    obligations.take_in(at, done(at.actions[0], in_s=100.0))
+    methods.tend(at)
     assert [action.way for action in at.actions if isinstance(action, DisarmWay)] == [Way.RTC]
 
 
 def test_what_keeps_a_host_away_stands_while_it_is_back_on_battery() -> None:
     """What would cycle it does not: it is there."""
     at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=True), armed(), armed(Way.SENTINEL), armed(Way.WATCHDOG))
-    ways.tend(at)
+    methods.tend(at)
     assert [action.way for action in at.actions if isinstance(action, DisarmWay)] == [Way.WATCHDOG]
 
 
 def test_training_that_was_started_is_not_put_to_sleep_again() -> None:
     at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=True, started_at_s=95.0), armed())
-    ways.tend(at)
+    methods.tend(at)
     assert [type(action) for action in at.actions] == [DisarmWay]
 
 
@@ -665,68 +671,68 @@ def ensured(outage: str = "o", **detail: object) -> Done:
 
 def test_the_first_policy_that_an_outage_finds_is_the_one_to_put_back() -> None:
     at = turn(OnBattery(outage=OUTAGE))
-    ways.take_in(at, ensured())
-    ways.take_in(at, ensured(outage="", restore="always-off"))
-    ways.take_in(at, failed(EnsurePolicy(id="p", by_s=105.0, outage="o")))
-    ways.take_in(at, ensured(restore=7))
-    assert at.state.bracket is None
-    ways.take_in(at, ensured(restore="last-state"))
-    ways.take_in(at, ensured(restore="always-on"))
-    assert at.state.bracket == Bracket(policy="last-state")
+    obligations.take_in(at, ensured())
+    obligations.take_in(at, ensured(outage="", restore="always-off"))
+    obligations.take_in(at, failed(EnsurePolicy(id="p", by_s=105.0, outage="o")))
+    obligations.take_in(at, ensured(restore=7))
+    assert at.state.temporary_policy is None
+    obligations.take_in(at, ensured(restore="last-state"))
+    obligations.take_in(at, ensured(restore="always-on"))
+    assert at.state.temporary_policy == TemporaryPolicy(policy="last-state")
     unread = turn(OnBattery(outage=OUTAGE))
     told = failed(EnsurePolicy(id="p", by_s=105.0, outage="o"))
-    ways.take_in(unread, replace(told, detail=(("restore", "always-off"),)))
-    assert unread.state.bracket == Bracket(policy="always-off"), "it may have been set, and was not read back"
+    obligations.take_in(unread, replace(told, detail=(("restore", "always-off"),)))
+    assert unread.state.temporary_policy == TemporaryPolicy(policy="always-off"), "it may have been set"
 
 
 def test_it_is_put_back_when_training_runs_and_tried_again_each_hour() -> None:
-    at = turn(OnBattery(outage=OUTAGE), bracket=Bracket(policy="last-state"))
-    ways.tend(at)
+    at = turn(OnBattery(outage=OUTAGE), TemporaryPolicy(policy="last-state"))
+    methods.tend_policy(at)
     assert at.actions == []
     at.state = replace(at.state, phase=Online())
-    ways.tend(at)
-    ways.tend(at)
+    methods.tend_policy(at)
+    methods.tend_policy(at)
     (action,) = at.actions
     assert isinstance(action, RestorePolicy)
     assert (action.policy, action.by_s, action.outage) == ("last-state", 105.0, "")
-    ways.take_in(at, done(replace(action, id="another")))
-    assert at.state.bracket == Bracket(policy="last-state", order=action.id)
-    ways.take_in(at, failed(action))
-    assert at.state.bracket == Bracket(policy="last-state", at_s=NOW_S + 3600.0)
+    obligations.take_in(at, done(replace(action, id="another")))
+    assert at.state.temporary_policy == TemporaryPolicy(policy="last-state", order=action.id, at_s=NOW_S)
+    obligations.take_in(at, failed(action))
+    assert at.state.temporary_policy == TemporaryPolicy(policy="last-state", at_s=NOW_S, retry_at_s=NOW_S + 3600.0)
     for now_s, orders in ((NOW_S + 3599.0, 1), (NOW_S + 3600.0, 2)):
         at.now_s = now_s
-        ways.tend(at)
+        methods.tend_policy(at)
         assert len(at.actions) == orders
-    ways.take_in(at, done(at.actions[1], policy="last-state"))
-    assert at.state.bracket is None
+    obligations.take_in(at, done(at.actions[1], policy="last-state"))
+    assert at.state.temporary_policy is None
     numbers = (("policy", "last-state"),)
     assert story(at) == [("policy_restored", "as the outage found it", Level.INFO, numbers)]
-    ways.take_in(at, done(at.actions[1]))
+    obligations.take_in(at, done(at.actions[1]))
     assert notes(at) == ["policy_restored"]
 
 
 def test_a_policy_that_is_never_put_back_is_not_tried_each_hour() -> None:
     """The settings leave the policy alone by now, which the failure tells."""
-    at = turn(Online(), bracket=Bracket(policy="last-state", order="r"))
+    at = turn(Online(), TemporaryPolicy(policy="last-state", order="r"))
     order = RestorePolicy(id="r", by_s=105.0, outage="", policy="last-state")
-    ways.take_in(at, replace(failed(order), harmless=True))
-    assert (at.state.bracket, at.actions, at.notes) == (None, [], [])
+    obligations.take_in(at, replace(failed(order), harmless=True))
+    assert (at.state.temporary_policy, at.actions, at.notes) == (None, [], [])
 
 
 @pytest.mark.parametrize("outcome", [done, failed])
 def test_a_policy_that_was_put_back_into_the_next_outage_is_ensured_anew(outcome: Callable[[Action], Any]) -> None:
     """Put back after that outage had read always-on: the host would stay off."""
-    at = turn(shutdown(), bracket=Bracket(policy="always-off", order="r"))
-    ways.take_in(at, outcome(RestorePolicy(id="r", by_s=105.0, outage="", policy="always-off")))
+    at = turn(shutdown(), TemporaryPolicy(policy="always-off", order="r"))
+    obligations.take_in(at, outcome(RestorePolicy(id="r", by_s=105.0, outage="", policy="always-off")))
     assert [(type(action), action.outage) for action in at.actions] == [(EnsurePolicy, "o")]  # type: ignore[attr-defined]
 
 
 def test_a_restart_asks_again_for_what_had_no_answer() -> None:
-    at = turn(Online(), bracket=Bracket(policy="x", order="r"))
-    ways.after_restart(at, {"other", "r"})
-    assert at.state.bracket == Bracket(policy="x", order="r")
-    ways.after_restart(at, {"other"})
-    assert at.state.bracket == Bracket(policy="x")
+    at = turn(Online(), TemporaryPolicy(policy="x", order="r"))
+    obligations.after_restart(at, {"other", "r"})
+    assert at.state.temporary_policy == TemporaryPolicy(policy="x", order="r")
+    obligations.after_restart(at, {"other"})
+    assert at.state.temporary_policy == TemporaryPolicy(policy="x")
 
 
 # --- The late decision ------------------------------------------------------------------------------------------------
@@ -735,7 +741,7 @@ def test_a_restart_asks_again_for_what_had_no_answer() -> None:
 def late(at: Turn, *, stable: bool = True) -> list[tuple[float, float]]:
     phase = at.state.phase
     assert isinstance(phase, Shutdown)
-    ways.decide_late(at, phase, stable=stable)
+    methods.decide_late(at, phase, stable=stable)
     assert all(action.outage == "o" for action in at.actions if isinstance(action, Reboot))
     return [(action.force_after_s, action.by_s) for action in at.actions if isinstance(action, Reboot)]
 

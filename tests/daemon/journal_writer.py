@@ -4,9 +4,9 @@ import asyncio
 import sys
 from pathlib import Path
 
-from powerguard.core.actions import EnsurePolicy, Grade
-from powerguard.core.model import OnBattery, Outage, State
-from powerguard.daemon.journal import Entry, Journal, Limits
+from powerguard.core.model.actions import EnsurePolicy, Grade
+from powerguard.core.model.state import OnBattery, Outage, State
+from powerguard.daemon.journal import Entry, Journal, JournalLimits
 from powerguard.daemon.journal.store import Store
 
 
@@ -18,7 +18,7 @@ class Patient(Store):
 
 async def write(path: Path) -> None:
     """Go on from where the last one was killed."""
-    journal = Journal(path, boot_id="boot-1", store=Patient(path), limits=Limits(append_s=60.0, load_s=60.0))
+    journal = Journal(path, boot_id="boot-1", store=Patient(path), limits=JournalLimits(append_s=60.0, load_s=60.0))
     loaded = await journal.load()
     serial = 0 if loaded.state is None else loaded.state.serial
     phase = OnBattery(outage=Outage(id="o-1", since_s=1.0, grade=Grade.FULL))

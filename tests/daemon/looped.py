@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import Any
 
 from powerguard.clock import Clock
-from powerguard.core.actions import (
+from powerguard.core.model.actions import (
     Action,
     Detail,
     EnsurePolicy,
@@ -23,18 +23,28 @@ from powerguard.core.actions import (
     SyncFilesystems,
     TriggerCheckpoint,
 )
-from powerguard.core.policy import Policy, TrainerPolicy
-from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.model.events import OutputSource, Reading
+from powerguard.core.model.policy import Policy, TrainerPolicy
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.journal import Executor, Inline, Journal, Limits, Line, OutageRecord, history, read_only, recent
+from powerguard.daemon.components import Components, Runnable
+from powerguard.daemon.journal import (
+    Executor,
+    Inline,
+    Journal,
+    JournalLimits,
+    Line,
+    OutageRecord,
+    history,
+    read_only,
+    recent,
+)
 from powerguard.daemon.journal.store import Store
 from powerguard.daemon.loop import Loop
-from powerguard.daemon.parts import Parts, Runnable
 from powerguard.daemon.systemd import Notifier
 from powerguard.effectors.base import Effector, EffectorError
-from powerguard.sim.ups import Battery, SimUps
+from powerguard.sim.ups import SimUps, UpsBattery
 from powerguard.sim.virtual import VirtualLoop
-from powerguard.sources.base import Publish, Source
+from powerguard.ups.base import Publish, Source
 
 EPOCH_S = 1_800_000_000.0
 TABLE = ((0.50, 540.0), (0.75, 360.0), (1.00, 240.0))
@@ -179,16 +189,16 @@ class World:
     booted_at_s: float = 0.0
     away: bool = False
     bmc_kind: str = "ipmi-lan"
-    limits: Limits | None = None
+    limits: JournalLimits | None = None
     store: Store | None = None
     writer: Executor = field(default_factory=Inline)
     notifier: Notifier = field(default_factory=lambda: Notifier.take({}))
     watchers: Mapping[str, Runnable] = field(default_factory=dict)
-    reload: Callable[[], Parts] | None = None
+    reload: Callable[[], Components] | None = None
     cards: Sequence[Card] = ()
 
     def __post_init__(self) -> None:
-        self.ups = SimUps(Battery(runtime=TABLE, recharge_s=RECHARGE_S), clock=now_s, load=self.load_now)
+        self.ups = SimUps(UpsBattery(runtime=TABLE, recharge_s=RECHARGE_S), clock=now_s, load=self.load_now)
         self.trainer = Doer(self.clock, takes_s=CHECKPOINT_S)
         self.resumer = Doer(self.clock)
         self.bmc = Doer(self.clock, takes_s=0.2, detail=(("policy", "always-on"), ("verified", True)))
@@ -216,7 +226,7 @@ class World:
         for doer in (self.trainer, self.resumer):
             doer.asked.clear()
 
-    def parts(self, **changes: Any) -> Parts:  # noqa: ANN401 - the shape of dataclasses.replace
+    def parts(self, **changes: Any) -> Components:  # noqa: ANN401 - the shape of dataclasses.replace
         """What the settings would make."""
         effectors: dict[type[Action], Effector] = {
             TriggerCheckpoint: self.trainer,
@@ -228,7 +238,7 @@ class World:
         }
         self.cards = [Card(self.ups, self.clock)]
         sources: list[tuple[str, str, Source]] = [("rack-a", card.name, card) for card in self.cards]
-        parts = Parts(
+        parts = Components(
             policy=self.policy,
             host_kind="systemd",
             bmc_kind=self.bmc_kind,
@@ -242,7 +252,7 @@ class World:
     async def _close(self) -> None:
         self.closed += 1
 
-    def daemon(self, parts: Parts | None = None) -> Loop:
+    def daemon(self, parts: Components | None = None) -> Loop:
         """A daemon of this boot that has not started yet."""
         journal = Journal(
             self.path,
@@ -264,7 +274,7 @@ class World:
         )
 
     @contextlib.asynccontextmanager
-    async def running(self, parts: Parts | None = None, *, kill: bool = False) -> AsyncIterator[Loop]:
+    async def running(self, parts: Components | None = None, *, kill: bool = False) -> AsyncIterator[Loop]:
         """Run a daemon in this world. kill: it is dropped at the end, without a word; else it is told to stop."""
         daemon = self.daemon(parts)
         task = asyncio.get_running_loop().create_task(daemon.run())

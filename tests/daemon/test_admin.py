@@ -17,10 +17,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from powerguard.core.events import Abort, BatteryReplaced, CheckpointNow, SetMaintenance
-from powerguard.core.model import Feed, Maintenance, State, Supply
-from powerguard.core.policy import Mode
-from powerguard.daemon.admin import GROUP, Admin, Peer, admin_server, may_change, owns_shutdown, peer_of
+from powerguard.core.model.events import Abort, BatteryReplaced, CheckpointNow, SetMaintenance
+from powerguard.core.model.policy import Mode
+from powerguard.core.model.state import Feed, Maintenance, State, Supply
+from powerguard.daemon.control.admin import GROUP, Admin, Caller, admin_server, may_change, owns_shutdown, peer_of
 from tests.daemon.watched import NOW_S, PHASES, in_mode, scene
 
 
@@ -243,7 +243,7 @@ async def test_leaves_a_slave_of_apcupsd_to_its_master_unless_it_hears_that_one(
 
 def test_who_may_change() -> None:
     """Root, ourselves, and the group by any of the peer's groups."""
-    stranger = Peer(pid=1, uid=1000, gid=1000, groups=(1000, 27))
+    stranger = Caller(pid=1, uid=1000, gid=1000, groups=(1000, 27))
     assert not may_change(stranger, own_uid=990, admin_gid=991)
     assert not may_change(stranger, own_uid=990, admin_gid=None)
     assert may_change(stranger, own_uid=1000, admin_gid=None)
@@ -331,7 +331,7 @@ async def test_file_in_the_way_is_left_alone(path: str) -> None:
 def test_examples_in_the_reference_are_true() -> None:
     """What the reference shows is what the socket answers."""
     reference = Path(__file__).parents[2] / "docs" / "reference"
-    root = Peer(pid=4711, uid=0, gid=0)
+    root = Caller(pid=4711, uid=0, gid=0)
     taken = Admin(scene(), group=GROUP).maintenance(root, {"for_s": 7200, "reason": "fan swap"})
     refused = Admin(scene("shutdown"), group=GROUP).abort(root, {})
     for name, answer in (("accepted", taken), ("error", refused)):

@@ -11,13 +11,13 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from powerguard.daemon.alone import TakenError, alone
-from powerguard.daemon.assemble import EX_TAKEN
+from powerguard.daemon.control.admin import TakenError, alone
+from powerguard.daemon.wiring import EX_TAKEN
 
 HOLD = """
 import sys, time
 from pathlib import Path
-from powerguard.daemon.alone import alone
+from powerguard.daemon.control.admin import alone
 with alone(Path(sys.argv[1])):
     print("held", flush=True)
     time.sleep(60)

@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.actions import (
+from powerguard.core.model.actions import (
     Action,
     ArmWay,
     CapPower,
@@ -35,24 +35,23 @@ from powerguard.core.actions import (
     TriggerCheckpoint,
     Way,
 )
-from powerguard.core.model import Cap, Online, Shutdown, State
-from powerguard.core.policy import Mode
-from powerguard.daemon.assemble import Hands, Recorder, assemble, build, main
+from powerguard.core.model.policy import Mode
+from powerguard.core.model.state import GpuCap, Online, Shutdown, State
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal
 from powerguard.daemon.loop import Loop
-from powerguard.effectors.base import EffectorError
+from powerguard.daemon.wiring import DryRunEffector, Ports, assemble, build, main
+from powerguard.effectors.base import EffectorError, Turns, WaysEffector
 from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.gpu.effector import GpuEffector
-from powerguard.effectors.host import HostEffector
+from powerguard.effectors.host.power import HostEffector
 from powerguard.effectors.signals.effector import SignalEffector
 from powerguard.effectors.trainer.effector import TrainerEffector
-from powerguard.effectors.ways import Turns, WaysEffector
 from powerguard.settings.load import load
 from powerguard.settings.schema import Settings
-from powerguard.sim.ups import Battery, SimUps
-from powerguard.sources.base import Source
-from powerguard.sources.snmp import SnmpSource
+from powerguard.sim.ups import SimUps, UpsBattery
+from powerguard.ups.base import Source
+from powerguard.ups.snmp.source import SnmpSource
 from tests.daemon.looped import EPOCH_S, TABLE, Card, in_virtual_time, now_s, until
 from tests.effectors.trainer_peers import serve
 from tests.peers.ports import free_port
@@ -86,25 +85,25 @@ def write(folder: Path, mode: str = "dry-run", reserve_s: int = 60, more: str = 
     return path
 
 
-def hands_of(ups: SimUps) -> Hands:
+def hands_of(ups: SimUps) -> Ports:
     def sources(_settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
         return [("rack-a", "card", Card(ups, clock))]
 
-    return Hands(clock=now_s, wall=lambda: EPOCH_S + now_s(), boot=lambda: "boot-of-the-test", sources=sources)
+    return Ports(clock=now_s, wall=lambda: EPOCH_S + now_s(), boot=lambda: "boot-of-the-test", sources=sources)
 
 
-def journal_in(folder: Path, hands: Hands) -> Journal:
-    return Journal(folder / "journal.sqlite", boot_id=hands.boot(), wall=hands.wall, writer=Inline(), reader=Inline())
+def journal_in(folder: Path, ports: Ports) -> Journal:
+    return Journal(folder / "journal.sqlite", boot_id=ports.boot(), wall=ports.wall, writer=Inline(), reader=Inline())
 
 
 def test_dry_run_touches_nothing(folder: Path) -> None:
     """Trainers and disks are recorded, the BMC is only read, the power-off is recorded; the real UPS is watched."""
     for mode, dry_run in (("dry-run", False), ("armed", True)):
         settings = load(write(folder, mode=mode))
-        parts = build(settings, Hands(), lambda _: None, dry_run=dry_run)
+        parts = build(settings, Ports(), lambda _: None, dry_run=dry_run)
         assert parts.policy.mode is Mode.DRY_RUN
         for kind in (TriggerCheckpoint, ResumeTrainer, SyncFilesystems):
-            assert isinstance(parts.effectors[kind], Recorder)
+            assert isinstance(parts.effectors[kind], DryRunEffector)
         bmc, host = parts.effectors[EnsurePolicy], parts.effectors[PowerOff]
         assert isinstance(bmc, BmcEffector)
         assert (bmc._options.policy, bmc._dry_run) == ("observe", True)
@@ -118,7 +117,7 @@ async def test_the_admin_socket_is_no_trainer(folder: Path) -> None:
     """Both may lie in one folder: what answers on the daemon's own socket is not asked for a checkpoint."""
     config = write(folder, mode="armed")
     config.write_text(config.read_text().replace("trainer_sockets: null", f"trainer_sockets: {folder}"))
-    trainers = build(load(config), Hands(), lambda _: None).effectors[TriggerCheckpoint]
+    trainers = build(load(config), Ports(), lambda _: None).effectors[TriggerCheckpoint]
     assert isinstance(trainers, TrainerEffector)
     answer = {"body": {"api_version": 1}}
     async with serve({"GET /api/v1/status": [answer]}, path=folder / "powerguard.sock"):
@@ -128,9 +127,9 @@ async def test_the_admin_socket_is_no_trainer(folder: Path) -> None:
 
 
 def test_armed_is_armed(folder: Path) -> None:
-    parts = build(load(write(folder, mode="armed")), Hands(), lambda _: None)
+    parts = build(load(write(folder, mode="armed")), Ports(), lambda _: None)
     assert parts.policy.mode is Mode.ARMED
-    assert not any(isinstance(effector, Recorder) for effector in parts.effectors.values())
+    assert not any(isinstance(effector, DryRunEffector) for effector in parts.effectors.values())
     host = parts.effectors[PowerOff]
     assert isinstance(host, HostEffector)
     assert host._mode is Mode.ARMED
@@ -154,14 +153,14 @@ def test_armed_is_armed(folder: Path) -> None:
         DisarmWay,
         Reboot,
         RestorePolicy,
-    }
+    }, "an effector that daemon/wiring.py registers is missing here, or one that is named here is not registered"
 
 
 def test_a_rehearsal_does_everything_but_the_power_off(folder: Path) -> None:
     """Trainers, disks and BMC are real, and so is the check of the power-off's path; the host and its UPS stay on."""
-    parts = build(load(write(folder, mode="rehearse")), Hands(), lambda _: None)
+    parts = build(load(write(folder, mode="rehearse")), Ports(), lambda _: None)
     assert (parts.policy.mode, parts.policy.powers_off) == (Mode.REHEARSE, False)
-    assert not any(isinstance(effector, Recorder) for effector in parts.effectors.values())
+    assert not any(isinstance(effector, DryRunEffector) for effector in parts.effectors.values())
     bmc, host = parts.effectors[EnsurePolicy], parts.effectors[PowerOff]
     assert isinstance(bmc, BmcEffector)
     assert (bmc._options.policy, bmc._dry_run) == ("ensure", False)
@@ -174,7 +173,7 @@ def test_a_rehearsal_does_everything_but_the_power_off(folder: Path) -> None:
 async def test_no_way_back_is_armed_for_a_host_that_stays_on(folder: Path, mode: str, *, is_armed: bool) -> None:
     """A rehearsal's watchdog would cycle a host that nobody has powered off, and its UPS would cut the output."""
     settings = load(write(folder, mode=mode, more="rtc: {kind: device, device: /dev/null}\n"))
-    parts = build(settings, Hands(), lambda _: None)
+    parts = build(settings, Ports(), lambda _: None)
     assert parts.policy.ways == (Way.RTC,)
     order = ArmWay(id="a-1", by_s=boottime_s() + 5.0, way=Way.RTC, outage="o-1", in_s=600.0)
     if is_armed:
@@ -224,7 +223,7 @@ def test_gpus_are_touched_where_the_settings_say_so(
 ) -> None:
     """Kind none restores too: what was capped before somebody changed the settings must not stay so."""
     settings = Settings.model_validate({**load(write(folder, mode=mode)).model_dump(), "gpu": {"kind": kind}})
-    parts = build(settings, Hands(), lambda _: None)
+    parts = build(settings, Ports(), lambda _: None)
     assert ("gpu" in parts.watchers) is watched
     assert isinstance(parts.effectors[RestorePower], GpuEffector) is touched
     assert (parts.policy.cap_share is None) is (kind == "none")
@@ -239,7 +238,7 @@ def test_processes_are_touched_where_the_settings_say_so(
 ) -> None:
     """Kind none lets go on, too: who was stopped before somebody changed the settings must not stay so."""
     settings = Settings.model_validate({**load(write(folder, mode=mode)).model_dump(), "signals": {"kind": kind}})
-    parts = build(settings, Hands(), lambda _: None)
+    parts = build(settings, Ports(), lambda _: None)
     assert ("signals" in parts.watchers) is watched
     assert isinstance(parts.effectors[ContinueTrainer], SignalEffector) is touched
     assert parts.policy.signals is (kind == "helper")
@@ -257,10 +256,10 @@ async def test_a_cap_is_held_for_as_long_as_the_core_remembers_it(folder: Path) 
     config = write(folder, mode="armed")
     gpu = {"kind": "nvml", "socket": str(folder / "gpu.sock")}
     settings = Settings.model_validate({**load(config).model_dump(), "gpu": gpu})
-    daemon = assemble(settings, config=config, journal=journal_in(folder, Hands()))
+    daemon = assemble(settings, config=config, journal=journal_in(folder, Ports()))
     server = await asyncio.start_unix_server(answer, folder / "gpu.sock")
-    for cap, words in ((None, []), (Cap(outage="o", ordered_at_s=0.0), [b'{"word": "hold"}\n'])):
-        daemon.state = State(cap=cap)
+    for cap, words in ((None, []), (GpuCap(outage="o", at_s=0.0), [b'{"word": "hold"}\n'])):
+        daemon.state = State(owed=() if cap is None else (cap,))
         watching = asyncio.get_running_loop().create_task(daemon.parts.watchers["gpu"]())  # type: ignore[arg-type]
         if words:
             async with asyncio.timeout(60):
@@ -279,11 +278,11 @@ def test_a_rehearsal_from_the_plug_to_the_return(folder: Path, mode: str) -> Non
 
     @in_virtual_time
     async def play() -> None:
-        ups = SimUps(Battery(runtime=TABLE), clock=now_s, load=lambda: 0.75)
+        ups = SimUps(UpsBattery(runtime=TABLE), clock=now_s, load=lambda: 0.75)
         config = write(folder, mode=mode)
-        hands = hands_of(ups)
-        hands.effectors = {TriggerCheckpoint: Recorder(), ResumeTrainer: Recorder()}
-        daemon = assemble(load(config), config=config, hands=hands, journal=journal_in(folder, hands))
+        ports = hands_of(ups)
+        ports.effectors = {TriggerCheckpoint: DryRunEffector(), ResumeTrainer: DryRunEffector()}
+        daemon = assemble(load(config), config=config, ports=ports, journal=journal_in(folder, ports))
         running = asyncio.get_running_loop().create_task(daemon.run())
         await rest(30.0)
         ups.utility = False
@@ -313,10 +312,10 @@ def test_a_reload_names_the_credentials_that_need_a_restart(
 
     @in_virtual_time
     async def play() -> None:
-        ups = SimUps(Battery(runtime=TABLE), clock=now_s, load=lambda: 0.75)
+        ups = SimUps(UpsBattery(runtime=TABLE), clock=now_s, load=lambda: 0.75)
         config = write(folder)
-        hands = hands_of(ups)
-        daemon = assemble(load(config), config=config, hands=hands, journal=journal_in(folder, hands))
+        ports = hands_of(ups)
+        daemon = assemble(load(config), config=config, ports=ports, journal=journal_in(folder, ports))
         running = asyncio.get_running_loop().create_task(daemon.run())
         await rest(5.0)
         (folder / "conf.d").mkdir()
@@ -342,10 +341,10 @@ def test_a_reload_reads_the_file_again(folder: Path, capsys: pytest.CaptureFixtu
 
     @in_virtual_time
     async def play() -> None:
-        ups = SimUps(Battery(runtime=TABLE), clock=now_s, load=lambda: 0.75)
+        ups = SimUps(UpsBattery(runtime=TABLE), clock=now_s, load=lambda: 0.75)
         config = write(folder)
-        hands = hands_of(ups)
-        daemon = assemble(load(config), config=config, hands=hands, journal=journal_in(folder, hands))
+        ports = hands_of(ups)
+        daemon = assemble(load(config), config=config, ports=ports, journal=journal_in(folder, ports))
         running = asyncio.get_running_loop().create_task(daemon.run())
         await rest(5.0)
 
@@ -406,8 +405,8 @@ def test_wrong_settings_are_78_and_no_traceback(folder: Path, capsys: pytest.Cap
 DEAF = """
 import asyncio, contextlib, sys
 from pathlib import Path
-from powerguard.core.actions import TriggerCheckpoint
-from powerguard.daemon import assemble
+from powerguard.core.model.actions import TriggerCheckpoint
+from powerguard.daemon import wiring as assemble
 from powerguard.daemon.log import configure
 from powerguard.settings.load import load
 
@@ -423,9 +422,9 @@ class Dull:
     async def run(self, publish): await asyncio.Event().wait()
 
 config = Path(sys.argv[1])
-hands = assemble.Hands(sources=lambda _s, _c: [("rack-a", "dull", Dull())], effectors={TriggerCheckpoint: Deaf()})
+ports = assemble.Ports(sources=lambda _s, _c: [("rack-a", "dull", Dull())], effectors={TriggerCheckpoint: Deaf()})
 flush = configure(style="logfmt", level="info").close
-ended = assemble.run(load(config), config=config, dry_run=True, hands=hands, flush=flush)
+ended = assemble.run(load(config), config=config, dry_run=True, ports=ports, flush=flush)
 print("status", asyncio.run(ended), flush=True)
 """
 

@@ -9,10 +9,10 @@ from typing import cast
 
 import pytest
 
-from powerguard.core.actions import Action, Detail, EnsurePolicy
-from powerguard.core.events import Done, Failed
-from powerguard.core.plain import from_plain, to_plain
-from powerguard.daemon.attempt import GRACE_S, Strays, attempt
+from powerguard.core.model.actions import Action, Detail, EnsurePolicy
+from powerguard.core.model.events import Done, Failed
+from powerguard.core.model.serialisation import from_plain, to_plain
+from powerguard.daemon.attempt import GRACE_S, AbandonedTasks, attempt
 from powerguard.effectors.base import EffectorError
 from tests.daemon.looped import in_virtual_time, now_s
 
@@ -34,10 +34,10 @@ def order(limit_s: float) -> EnsurePolicy:
 
 
 async def outcome(what: Callable[[], Awaitable[object]], limit_s: float = 5.0) -> Done | Failed:
-    strays = Strays()
-    found = await attempt(Does(what), order(limit_s), clock=now_s, strays=strays)
+    abandoned = AbandonedTasks()
+    found = await attempt(Does(what), order(limit_s), clock=now_s, abandoned=abandoned)
     assert from_plain(to_plain(found), type(found)) == found, "every outcome can be journalled"
-    assert not strays.total
+    assert not abandoned.total
     return found
 
 
@@ -170,9 +170,9 @@ async def test_the_deadline_is_absolute_and_kept() -> None:
 @pytest.mark.parametrize("limit_s", [0.0, -3.0, float("nan")])
 @in_virtual_time
 async def test_an_action_whose_deadline_has_passed_is_not_started(limit_s: float) -> None:
-    strays = Strays()
+    abandoned = AbandonedTasks()
     effector = Does(lambda: asyncio.sleep(0))
-    found = await attempt(effector, order(limit_s), clock=now_s, strays=strays)
+    found = await attempt(effector, order(limit_s), clock=now_s, abandoned=abandoned)
     assert isinstance(found, Failed)
     assert found.timed_out
     assert effector.asked == []
@@ -183,7 +183,7 @@ async def test_no_deadline_means_no_limit() -> None:
     async def work() -> Detail:
         return ()
 
-    found = await attempt(Does(work), order(float("inf")), clock=now_s, strays=Strays())
+    found = await attempt(Does(work), order(float("inf")), clock=now_s, abandoned=AbandonedTasks())
     assert isinstance(found, Done)
 
 
@@ -216,18 +216,18 @@ async def test_an_effector_that_swallows_its_cancellation_is_left_behind() -> No
                 continue
         return ()
 
-    strays = Strays()
+    abandoned = AbandonedTasks()
     began_s = now_s()
-    found = await attempt(Does(work), order(10.0), clock=now_s, strays=strays)
+    found = await attempt(Does(work), order(10.0), clock=now_s, abandoned=abandoned)
     assert now_s() - began_s == pytest.approx(10.0 + GRACE_S)
     assert isinstance(found, Failed)
     assert found.timed_out
     assert "did not stop within 0.25 s more (left behind)" in found.reason
-    assert (strays.total, len(strays.running)) == (1, 1)
-    (task,) = strays.running
+    assert (abandoned.total, len(abandoned.running)) == (1, 1)
+    (task,) = abandoned.running
     stubborn.set()
     await asyncio.wait({task})
-    assert (strays.total, len(strays.running)) == (1, 0)
+    assert (abandoned.total, len(abandoned.running)) == (1, 0)
 
 
 @in_virtual_time
@@ -243,14 +243,14 @@ async def test_when_we_are_cancelled_the_effector_may_clean_up() -> None:
             cleaned.append(True)
         return ()
 
-    strays = Strays()
+    abandoned = AbandonedTasks()
     async with asyncio.TaskGroup() as group:
-        task = group.create_task(attempt(Does(work), order(60), clock=now_s, strays=strays))
+        task = group.create_task(attempt(Does(work), order(60), clock=now_s, abandoned=abandoned))
         await asyncio.sleep(1.0)
         task.cancel()
     assert task.cancelled()
     assert cleaned == [True]
-    assert strays.total == 0
+    assert abandoned.total == 0
 
 
 @in_virtual_time
@@ -262,5 +262,5 @@ async def test_an_outcome_right_at_the_deadline_is_one_outcome() -> None:
             await asyncio.sleep(0.002)
             return ()
 
-        found = await attempt(Does(work), order(0.002), clock=now_s, strays=Strays())
+        found = await attempt(Does(work), order(0.002), clock=now_s, abandoned=AbandonedTasks())
         assert isinstance(found, Done | Failed)

@@ -11,11 +11,10 @@ from typing import Any
 import aiohttp
 import pytest
 
-from powerguard.core.events import Event, StartDrill, StopDrill
-from powerguard.core.model import Maintenance
-from powerguard.daemon.admin import admin_server
-from powerguard.daemon.drills import drill_plan, drill_view
-from powerguard.daemon.status import status
+from powerguard.core.model.events import Event, StartDrill, StopDrill
+from powerguard.core.model.state import Maintenance
+from powerguard.daemon.control.admin import admin_server
+from powerguard.daemon.observe.status import drill_plan, drill_view, status
 from tests.daemon.watched import NOW_S, WALL_S, Watched, drilled, running_drill, scene
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"

@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from powerguard.core.model import Holding, OnBattery, Online, Recovery, Shutdown
-from powerguard.core.policy import Mode
+from powerguard.core.model.policy import Mode
+from powerguard.core.model.state import Holding, OnBattery, Online, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.families import LIFETIME, OUTCOMES
 from powerguard.daemon.loop import Loop
+from powerguard.daemon.observe.metrics import LIFETIME, OUTCOMES
 from tests.daemon.looped import CHECKPOINT_S, EPOCH_S, World, in_virtual_time, now_s, until
 
 

@@ -12,8 +12,8 @@ from pathlib import Path
 import pytest
 
 from powerguard.cli import event
-from powerguard.daemon import hints
-from powerguard.daemon.hints import AT_ONCE, POLL_EVERY_S, hint_path, hint_socket, serve_hints
+from powerguard.daemon.control import hints
+from powerguard.daemon.control.hints import AT_ONCE, POLL_EVERY_S, hint_path, hint_socket, serve_hints
 from tests.daemon.looped import in_virtual_time
 from tests.daemon.watched import Watched, scene
 

@@ -15,8 +15,8 @@ from typing import Any
 import aiohttp
 import pytest
 
-from powerguard.daemon import http
-from powerguard.daemon.http import CONNECTION_LIMIT_S, MAX_CONNECTIONS, http_server
+from powerguard.daemon.observe import http
+from powerguard.daemon.observe.http import CONNECTION_LIMIT_S, MAX_CONNECTIONS, http_server
 from tests.daemon.watched import NOW_S, PHASES, Watched, scene
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -65,6 +65,17 @@ async def test_every_path_answers_in_every_phase(phase: str) -> None:
         _, status = await get_json(port, "/api/v1/status")
         _, plan = await get_json(port, "/api/v1/plan")
         assert (status["phase"], plan["phase"]) == (phase, phase)
+
+
+async def test_the_root_names_what_can_be_read() -> None:
+    """A person who types host and port finds every path, and each of them answers."""
+    async with http_server(scene(), port=0) as port:
+        code, body, headers = await get(port, "/")
+        assert (code, headers["Content-Type"]) == (200, http.TEXT_TYPE)
+        paths = [line.split()[0] for line in body.decode().splitlines() if line.startswith("/")]
+        assert {"/metrics", "/healthz", "/readyz", "/api/v1/status", "/api/v1/recovery"} <= set(paths)
+        for path in paths:
+            assert (await get(port, path))[0] == 200, path
 
 
 async def test_not_ready_says_why_with_numbers() -> None:

@@ -21,16 +21,15 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from powerguard.core.actions import Action, EnsurePolicy, Grade, Level, Note, PowerOff, ResumeTrainer
-from powerguard.core.events import Done, Failed, Tick
-from powerguard.core.learned import BatteryModel, Learned, Need
-from powerguard.core.model import Battery, Feed, Holding, OnBattery, Outage, Shutdown, State, Supplied
-from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.model.actions import Action, EnsurePolicy, Grade, Level, Note, PowerOff, ResumeTrainer
+from powerguard.core.model.events import Done, Failed, OutputSource, Reading, Tick
+from powerguard.core.model.policy import BatteryModel, Learned, Need
+from powerguard.core.model.state import Battery, Feed, Holding, OnBattery, Outage, Shutdown, State, Supplied
 from powerguard.daemon.journal import (
     Entry,
     Journal,
     JournalError,
-    Limits,
+    JournalLimits,
     Loaded,
     Retention,
     counters,
@@ -45,7 +44,7 @@ from powerguard.daemon.journal.store import MIGRATIONS, Batch, Store
 
 WALL = 1_795_000_000.0
 LONG_S = 60.0
-PATIENT = Limits(append_s=LONG_S, load_s=LONG_S, read_s=LONG_S)
+PATIENT = JournalLimits(append_s=LONG_S, load_s=LONG_S, read_s=LONG_S)
 """What a busy machine takes is no fault of the disk's."""
 
 
@@ -59,7 +58,7 @@ def policy(serial: int, outage: str = "o-1") -> EnsurePolicy:
 
 @asynccontextmanager
 async def opened(
-    path: Path, *, boot_id: str = "boot-1", limits: Limits | None = None, retention: Retention | None = None
+    path: Path, *, boot_id: str = "boot-1", limits: JournalLimits | None = None, retention: Retention | None = None
 ) -> AsyncIterator[tuple[Journal, Loaded]]:
     journal = Journal(path, boot_id=boot_id, wall=lambda: WALL, limits=limits or PATIENT, retention=retention)
     loaded = await journal.load()

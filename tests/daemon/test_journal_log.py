@@ -17,7 +17,7 @@ from typing import NamedTuple
 import pytest
 from structlog.testing import capture_logs
 
-from powerguard.daemon.journal import Journal, Limits, Loaded, read_all, read_only, wal
+from powerguard.daemon.journal import Journal, JournalLimits, Loaded, read_all, read_only, sqlite
 from powerguard.daemon.journal.queries import LOST_ALL
 from powerguard.daemon.journal.store import Batch, Store
 from tests.daemon.test_journal_faults import file_size_limit, serials, step
@@ -25,7 +25,7 @@ from tests.daemon.test_journal_faults import file_size_limit, serials, step
 HEADER = 32
 FRAME = 24
 LONG_S = 60.0
-SLOW = Limits(append_s=LONG_S, load_s=LONG_S)
+SLOW = JournalLimits(append_s=LONG_S, load_s=LONG_S)
 WRITER = Path(__file__).with_name("journal_writer.py")
 
 
@@ -65,7 +65,7 @@ async def written(path: Path, steps: int) -> None:
     first = serial(await journal.load()) + 1
     for number in range(first, first + steps):
         assert await journal.append(step(number))
-    left = [(each, each.read_bytes()) for each in (path, wal.log_of(path))]
+    left = [(each, each.read_bytes()) for each in (path, sqlite.log_of(path))]
     assert await journal.close(LONG_S)
     for each, data in left:
         each.write_bytes(data)
@@ -88,7 +88,7 @@ class Copy:
     newest: int
 
     def spoil(self, at: int, data: bytes) -> None:
-        with wal.log_of(self.path).open("r+b") as file:
+        with sqlite.log_of(self.path).open("r+b") as file:
             os.pwrite(file.fileno(), data, at)
 
     def flip(self, at: int, bits: int = 0x10) -> None:
@@ -115,7 +115,7 @@ def copied(killed: Path, folder: Path) -> Copy:
     folder.mkdir(exist_ok=True)
     path = folder / "journal.db"
     shutil.copyfile(killed, path)
-    shutil.copyfile(wal.log_of(killed), wal.log_of(path))
+    shutil.copyfile(sqlite.log_of(killed), sqlite.log_of(path))
     return as_it_is(path)
 
 
@@ -124,7 +124,7 @@ def as_it_is(path: Path) -> Copy:
         state = read_all(db)[0].state
     Path(f"{path}-shm").unlink()
     assert state is not None
-    return Copy(path, wal.log_of(path).read_bytes(), state.serial)
+    return Copy(path, sqlite.log_of(path).read_bytes(), state.serial)
 
 
 def transactions(log: bytes) -> list[list[Frame]]:
@@ -150,8 +150,8 @@ def test_a_killed_daemon_is_never_told_as_damaged(tmp_path: Path) -> None:
             writer.kill()
             said += writer.stdout.read()
         acknowledged = int(said.split(b"\n")[-2])
-        assert wal.log_of(path).stat().st_size > 0
-        assert wal.look(path, LONG_S) is None
+        assert sqlite.log_of(path).stat().st_size > 0
+        assert sqlite.look(path, LONG_S) is None
         loaded, told = copied(path, tmp_path / str(life)).load()  # beside: the next life finds the log as it is
         assert (told, loaded.lost, loaded.trouble) == ([], "", "")
         assert serial(loaded) >= acknowledged
@@ -162,8 +162,8 @@ def test_a_log_that_was_cut_anywhere_is_no_damage(killed: Path, tmp_path: Path) 
     copy = copied(killed, tmp_path)
     chance = random.Random(12)
     for _ in range(20):
-        wal.log_of(copy.path).write_bytes(copy.log[: chance.randrange(len(copy.log))])
-        assert wal.look(copy.path, LONG_S) is None
+        sqlite.log_of(copy.path).write_bytes(copy.log[: chance.randrange(len(copy.log))])
+        assert sqlite.look(copy.path, LONG_S) is None
 
 
 @pytest.mark.parametrize("seed", range(8))
@@ -187,11 +187,11 @@ async def test_what_is_left_of_an_older_log_is_no_damage(killed: Path, tmp_path:
     copied(killed, tmp_path)
     path = tmp_path / "journal.db"
     await written(path, 6)
-    log = wal.log_of(path).read_bytes()
+    log = sqlite.log_of(path).read_bytes()
     new = frames(log)
     assert 10 < len(new) < len(log) // 4120 - 20, "this log has an older one behind it"
-    assert log[16:24] != wal.log_of(killed).read_bytes()[16:24], "each start begins a new log"
-    assert wal.look(path, LONG_S) is None
+    assert log[16:24] != sqlite.log_of(killed).read_bytes()[16:24], "each start begins a new log"
+    assert sqlite.look(path, LONG_S) is None
     copy = as_it_is(path)
     copy.flip(transactions(log)[2][0].at + 500)
     loaded, told = copy.load()
@@ -202,17 +202,17 @@ async def test_what_is_left_of_an_older_log_is_no_damage(killed: Path, tmp_path:
 # --- Damage ------------------------------------------------------------------------------------------------------
 
 
-def test_a_flipped_bit_is_mended_or_told(killed: Path, tmp_path: Path) -> None:
-    """Wherever it is: nothing is missing, or it is told what is; only in the last commits a crash may look the same."""
+def test_a_flipped_bit_is_told(killed: Path, tmp_path: Path) -> None:
+    """Wherever it is, and the log is kept as it was; only in the last commits a crash may look the same."""
     chance = random.Random(13)
-    size = wal.log_of(killed).stat().st_size
+    size = sqlite.log_of(killed).stat().st_size
     middle = HEADER + 60 * 4120
     places = [*range(0, HEADER, 3), *range(middle, middle + FRAME, 3), *(chance.randrange(size) for _ in range(40))]
-    mended = silent = 0
+    found = silent = 0
     for number, at in enumerate(places):
         copy = copied(killed, tmp_path / str(number))
         copy.flip(at, 1 << chance.randrange(8))
-        broken = wal.log_of(copy.path).read_bytes()
+        broken = sqlite.log_of(copy.path).read_bytes()
         loaded, told = copy.load()
         if not told:
             assert not loaded.lost
@@ -220,18 +220,19 @@ def test_a_flipped_bit_is_mended_or_told(killed: Path, tmp_path: Path) -> None:
             silent += 1
             continue
         assert "its log is damaged" in told[0]
-        assert wal.log_of(copy.path.with_name("journal.db.corrupt-1")).read_bytes() == broken
-        assert serial(loaded) < copy.newest if loaded.lost else copy.is_whole(loaded), at
-        mended += not loaded.lost
+        assert copy.path.with_name("journal.db-wal.corrupt-1").read_bytes() == broken
+        assert loaded.lost, at
+        assert serial(loaded) < copy.newest, at
+        found += 1
         again, told = copy.load()
         assert (again.state, told) == (loaded.state, [])
-    assert mended > 40
+    assert found > 40
     assert silent < 10
 
 
 @pytest.mark.parametrize("size", [512, 4096, 20_000])
-def test_garbage_is_mended_or_told(killed: Path, tmp_path: Path, size: int) -> None:
-    """A sector, a page, several: a state is whole or it is told that it is not the newest."""
+def test_garbage_is_told(killed: Path, tmp_path: Path, size: int) -> None:
+    """A sector, a page, several: it is told that the state is not the newest."""
     chance = random.Random(size)
     for number in range(8):
         copy = copied(killed, tmp_path / str(number))
@@ -239,22 +240,15 @@ def test_garbage_is_mended_or_told(killed: Path, tmp_path: Path, size: int) -> N
         copy.spoil(chance.randrange(HEADER, end - size), chance.randbytes(size))
         loaded, told = copy.load()
         assert len(told) == 1
-        assert serial(loaded) < copy.newest if loaded.lost else copy.is_whole(loaded)
+        assert loaded.lost
+        assert serial(loaded) < copy.newest
 
 
-def bury(copy: Copy) -> None:
-    """Damage every frame of a page that each step writes, from the middle on: no later one tells what it held."""
-    page = transactions(copy.log)[-1][2].page
-    for frame in frames(copy.log)[60:]:
-        if frame.page == page:
-            copy.flip(frame.at + 2000)
-
-
-async def test_what_cannot_be_mended_is_lost_and_told(killed: Path, tmp_path: Path) -> None:
-    """The state is the one that SQLite reads, and nobody takes it for the newest; the damaged files are kept."""
+async def test_what_is_hidden_is_lost_and_told(killed: Path, tmp_path: Path) -> None:
+    """The state is the one that SQLite reads, and nobody takes it for the newest; the damaged log is kept."""
     copy = copied(killed, tmp_path)
-    bury(copy)
-    broken = wal.log_of(copy.path).read_bytes()
+    copy.flip(HEADER + 60 * 4120 + 3000)
+    broken = sqlite.log_of(copy.path).read_bytes()
     with read_only(copy.path) as db:
         before = read_all(db)[0].state
     told: list[int] = []
@@ -274,8 +268,8 @@ async def test_what_cannot_be_mended_is_lost_and_told(killed: Path, tmp_path: Pa
     assert journal.lost == lost["lost"] == f"the last {behind} transactions"
     assert "its log is damaged" in lost["because"]
     aside = next(each for each in logged if each["event"] == "journal_set_aside")
-    assert aside["because"].endswith("kept as journal.db.corrupt-1, and 0 of them were brought over")
-    assert wal.log_of(tmp_path / "journal.db.corrupt-1").read_bytes() == broken
+    assert aside["because"].endswith("kept as journal.db-wal.corrupt-1, and what is older was read")
+    assert (tmp_path / "journal.db-wal.corrupt-1").read_bytes() == broken
     assert (await journal.close(LONG_S), told) == (True, [1])
 
 
@@ -290,42 +284,8 @@ def test_a_young_journal_that_is_lost_whole_is_told(killed: Path, tmp_path: Path
     assert len(told) == 1
 
 
-def test_a_daemon_goes_on_from_the_newest_step(killed: Path, tmp_path: Path) -> None:
-    """A real start on a damaged log, in a process of its own; and it may be killed like any."""
-    copy = copied(killed, tmp_path)
-    copy.flip(HEADER + 50 * 4120 + 3000)
-    with running(copy.path) as writer:
-        assert writer.stdout is not None
-        first = next(line for line in writer.stdout if line.strip().isdigit())  # others are of its log
-        assert int(first) == copy.newest + 1
-        assert copy.path.stat().st_mode & 0o007 == 0
-        writer.kill()
-    loaded, told = copy.load()
-    assert told == []
-    assert serial(loaded) >= copy.newest + 1
-
-
-@pytest.mark.parametrize("moved", range(4))
-def test_a_start_that_was_killed_while_it_mended_is_ended_by_the_next(killed: Path, tmp_path: Path, moved: int) -> None:
-    """The mended file is whole before anything is moved, and is found whichever of the files were."""
-    copy = copied(killed, tmp_path)
-    copy.flip(HEADER + 50 * 4120 + 3000)
-    (tmp_path / "journal.db.mended-making").write_bytes(b"as another kill left it")
-    found = wal.look(copy.path, LONG_S)
-    assert found is not None
-    wal.mend(copy.path, found, tmp_path / "journal.db.mended")
-    for suffix in ("-wal", "-shm", "")[:moved]:
-        with contextlib.suppress(FileNotFoundError):
-            Path(f"{copy.path}{suffix}").rename(tmp_path / f"journal.db.corrupt-1{suffix}")
-    loaded, told = copy.load()
-    assert "its log was damaged" in told[0]
-    assert copy.is_whole(loaded)
-    assert wal.log_of(tmp_path / "journal.db.corrupt-1").exists()
-    assert not [each.name for each in tmp_path.iterdir() if "mended" in each.name]
-
-
-def test_without_room_to_mend_nothing_is_written_over(killed: Path, tmp_path: Path) -> None:
-    """The daemon starts with what SQLite reads, in memory, and says that it is not the newest; later all is mended."""
+def test_without_room_to_keep_the_log_nothing_is_written_over(killed: Path, tmp_path: Path) -> None:
+    """The daemon starts with what SQLite reads, in memory, and says that it is not the newest."""
     copy = copied(killed, tmp_path)
     copy.flip(HEADER + 50 * 4120 + 3000)
     store = Patient(copy.path)
@@ -333,20 +293,20 @@ def test_without_room_to_mend_nothing_is_written_over(killed: Path, tmp_path: Pa
         loaded, _ = store.load()
     assert (loaded.durable, loaded.lost.split()[:2]) == (False, ["the", "last"])
     assert 0 < serial(loaded) < copy.newest
+    broken = sqlite.log_of(copy.path).read_bytes()
     store.write(Batch(open_outage="o-1"))
     assert len(store.told) == 1
     store.close()
-    assert serials(copy.path) == list(range(1, copy.newest + 1))
+    assert (tmp_path / "journal.db-wal.corrupt-1").read_bytes() == broken
 
 
 def test_a_reader_beside_is_not_disturbed(killed: Path, tmp_path: Path) -> None:
-    """Whoever reads while the log is mended goes on with what he had; the next one reads all."""
+    """Whoever reads while the log is kept goes on with what he had."""
     copy = copied(killed, tmp_path)
     copy.flip(HEADER + 50 * 4120 + 3000)
     with read_only(copy.path) as db:
         before = read_all(db)[0]
         loaded, _ = copy.load()
-        assert copy.is_whole(loaded)
         assert read_all(db)[0] == before
     with read_only(copy.path) as db:
         assert read_all(db)[0].state == loaded.state
@@ -357,12 +317,12 @@ def test_damage_is_found_whole_or_not_at_all(killed: Path, tmp_path: Path) -> No
     copy = copied(killed, tmp_path)
     copy.flip(HEADER + 20 * 4120 + 3000)
     began_s = time.monotonic()
-    whole = wal.look(copy.path, LONG_S)
+    whole = sqlite.look(copy.path, LONG_S)
     took_s = time.monotonic() - began_s
     assert whole is not None
-    found = [wal.look(copy.path, took_s * share / 30) for share in range(30)]
+    found = [sqlite.look(copy.path, took_s * share / 30) for share in range(30)]
     assert found[0] is None
-    assert {each.whole for each in found if each is not None} <= {whole.whole}
+    assert {each for each in found if each is not None} <= {whole}
 
 
 def test_sqlite_locks_nothing_on_the_log(tmp_path: Path) -> None:

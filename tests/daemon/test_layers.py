@@ -4,11 +4,11 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.core.actions import EnsurePolicy, Way
-from powerguard.core.events import Done
-from powerguard.core.policy import FeedPolicy, Policy
-from powerguard.daemon.layers import UNCOVERED, covers, layers, uncovered
-from powerguard.daemon.port import BmcView, WayView
+from powerguard.core.model.actions import EnsurePolicy, Way
+from powerguard.core.model.events import Done
+from powerguard.core.model.policy import FeedPolicy, Policy
+from powerguard.daemon.observe.port import BmcView, WayView
+from powerguard.daemon.observe.status import UNCOVERED, covers, layers, uncovered
 from powerguard.daemon.return_watch import ReturnWatch
 
 POLICY = Policy(boot_id="b", ups="rack-a", outputs=("rack-a",))

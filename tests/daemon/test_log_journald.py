@@ -1,4 +1,4 @@
-"""The log in a real journald: what journalctl finds by our fields is what was said."""
+"""Entries for journald: read back by the rules of its documentation, and by a real journald and journalctl."""
 
 import json
 import subprocess
@@ -6,10 +6,63 @@ import sys
 from pathlib import Path
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
+from powerguard.daemon.log import encode_entry, field_name
 from tests.peers import require
 
 JOURNALD = Path("/lib/systemd/systemd-journald")
+
+
+def read(datagram: bytes) -> dict[str, bytes]:
+    """What journald would store."""
+    fields: dict[str, bytes] = {}
+    while datagram:
+        head, _, rest = datagram.partition(b"\n")
+        name, equals, value = head.partition(b"=")
+        if equals:
+            fields[name.decode()] = value
+            datagram = rest
+        else:
+            size = int.from_bytes(rest[:8], "little")
+            fields[head.decode()] = rest[8 : 8 + size]
+            assert rest[8 + size : 9 + size] == b"\n"
+            datagram = rest[9 + size :]
+    return fields
+
+
+def test_a_plain_entry() -> None:
+    assert (
+        encode_entry({"MESSAGE": "phase_changed", "pg_runtime_s": "612"})
+        == b"MESSAGE=phase_changed\nPG_RUNTIME_S=612\n"
+    )
+
+
+@given(st.dictionaries(st.sampled_from(["MESSAGE", "PG_A", "PG_B"]), st.text()))
+def test_any_value_comes_back(fields: dict[str, str]) -> None:
+    """A newline in a value cannot begin a field of its own, such as PRIORITY or _UID."""
+    expected = {name: value.encode("utf-8", "backslashreplace") for name, value in fields.items()}
+    assert read(encode_entry(fields)) == expected
+
+
+@pytest.mark.parametrize(
+    ("name", "field"),
+    [
+        ("pg_event", "PG_EVENT"),
+        ("_UID", "UID"),
+        ("9lives", "LIVES"),
+        ("a.b-c=\n", "A_B_C__"),
+        ("", "UNNAMED"),
+        ("x" * 80, "X" * 64),
+    ],
+)
+def test_field_names(name: str, field: str) -> None:
+    """A leading underscore is journald's own, and such a field would be dropped."""
+    assert field_name(name) == field
+
+
+# --- A real journald ----------------------------------------------------------------------------------
 
 IN_A_WORLD_OF_ITS_OWN = """
 set -e
@@ -62,7 +115,7 @@ def test_journalctl_finds_an_outage_by_its_id() -> None:
     lost, failed, back = lines
     assert (lost["PRIORITY"], lost["SYSLOG_IDENTIFIER"], lost["PG_AGE_S"]) == ("4", "powerguard", "3.5")
     assert lost["PG_UPS"] == r"x\nPRIORITY=0\nMESSAGE=forged"
-    assert lost["MESSAGE"] == r'source_lost outage=o-1 ups="x\nPRIORITY=0\nMESSAGE=forged" age_s=3.5'
+    assert lost["MESSAGE"] == r'source_lost outage=o-1 ups="x\\nPRIORITY=0\\nMESSAGE=forged" age_s=3.5'
     assert failed["PRIORITY"] == "3"
     assert failed["PG_EXCEPTION"].startswith("Traceback (most recent call last):\n")
     assert "ValueError: invalid literal" in failed["PG_EXCEPTION"]

@@ -8,15 +8,14 @@ from pathlib import Path
 
 from structlog.testing import capture_logs
 
-from powerguard.core.actions import Action, EnsurePolicy, Note, PollNow, ResumeTrainer, TriggerCheckpoint
-from powerguard.core.events import Abort, CheckpointNow, CheckpointProgress, Done, Failed
-from powerguard.core.model import OnBattery, Online
-from powerguard.core.readings import Reading
+from powerguard.core.model.actions import Action, EnsurePolicy, Note, PollNow, ResumeTrainer, TriggerCheckpoint
+from powerguard.core.model.events import Abort, CheckpointNow, CheckpointProgress, Done, Failed, Reading
+from powerguard.core.model.state import OnBattery, Online
 from powerguard.daemon.attempt import RESTART_MAX_S, keep_running, rest
-from powerguard.daemon.journal import Inline, JournalError, Limits, read_all, read_only
+from powerguard.daemon.components import log_note
+from powerguard.daemon.journal import Inline, JournalError, JournalLimits, read_all, read_only
 from powerguard.daemon.journal.store import Batch, Store
 from powerguard.daemon.loop import QUEUE_LIMIT, Loop
-from powerguard.daemon.parts import log_note
 from tests.daemon.looped import CHECKPOINT_S, World, in_virtual_time, now_s, until
 
 
@@ -114,7 +113,7 @@ async def test_a_hung_disk_holds_an_action_up_for_half_a_second_once(tmp_path: P
 async def test_a_full_disk_is_an_alarm_and_no_hindrance(tmp_path: Path) -> None:
     """Nothing can be written: the action starts at once; when there is room again, the whole story is on the disk."""
     store = Full(tmp_path / "journal.sqlite")
-    world = World(tmp_path / "journal.sqlite", store=store, limits=Limits(retry_s=5.0))
+    world = World(tmp_path / "journal.sqlite", store=store, limits=JournalLimits(retry_s=5.0))
     async with world.running() as daemon:
         store.full = True
         began_s = world.clock()

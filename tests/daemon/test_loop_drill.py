@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.actions import (
+from powerguard.core.model.actions import (
     Action,
     CapPower,
     Conduct,
@@ -20,12 +20,12 @@ from powerguard.core.actions import (
     SyncFilesystems,
     TriggerCheckpoint,
 )
-from powerguard.core.events import StartDrill, StopDrill, TrainerSeen
-from powerguard.core.learned import DrillReport
-from powerguard.core.model import Holding, OnBattery, Online
+from powerguard.core.model.events import StartDrill, StopDrill, TrainerSeen
+from powerguard.core.model.policy import DrillReport
+from powerguard.core.model.state import Holding, OnBattery, Online
 from powerguard.daemon.attempt import rest
+from powerguard.daemon.components import Components
 from powerguard.daemon.loop import Loop
-from powerguard.daemon.parts import Parts
 from tests.daemon.looped import World, in_virtual_time, until
 
 
@@ -74,7 +74,7 @@ class DrillWorld(World):
     def load_now(self) -> float:
         return self.training.load()
 
-    def parts(self, **changes: Any) -> Parts:  # noqa: ANN401 - the shape of dataclasses.replace
+    def parts(self, **changes: Any) -> Components:  # noqa: ANN401 - the shape of dataclasses.replace
         made = super().parts()
         kinds = (TriggerCheckpoint, PauseTrainer, ResumeTrainer, CapPower, RestorePower)
         return replace(made, effectors={**made.effectors, **dict.fromkeys(kinds, self.training)}, **changes)

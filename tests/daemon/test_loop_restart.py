@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.actions import (
+from powerguard.core.model.actions import (
     Action,
     ArmWay,
     CheckWay,
@@ -21,11 +21,11 @@ from powerguard.core.actions import (
     TriggerCheckpoint,
     Way,
 )
-from powerguard.core.model import Holding, OnBattery, Online, Outage, Recovery, Shutdown
+from powerguard.core.model.state import Holding, OnBattery, Online, Outage, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline
 from powerguard.daemon.loop import Loop
-from powerguard.daemon.readiness import readiness
+from powerguard.daemon.observe.readiness import readiness
 from tests.daemon.looped import World, in_virtual_time, now_s, until
 
 
@@ -211,8 +211,8 @@ async def test_a_journal_that_is_lost_means_a_new_outage(tmp_path: Path) -> None
     world = World(tmp_path / "journal.sqlite")
     world.policy = replace(world.policy, ways=(Way.RTC,))
     parts = world.parts()
-    hands = dict.fromkeys((CheckWay, ArmWay, DisarmWay), world.host)
-    parts = replace(parts, effectors={**parts.effectors, **hands})
+    ports = dict.fromkeys((CheckWay, ArmWay, DisarmWay), world.host)
+    parts = replace(parts, effectors={**parts.effectors, **ports})
     async with world.running(parts, kill=True) as daemon:
         before = await dark_until(world, daemon, lambda: isinstance(daemon.state.phase, OnBattery))
     for lives, orders in ((1, 1), (2, 0)):

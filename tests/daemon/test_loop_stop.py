@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.actions import EnsurePolicy, Note
-from powerguard.core.events import CheckpointNow
-from powerguard.core.model import Holding, OnBattery, Online
-from powerguard.core.policy import TrainerPolicy
+from powerguard.core.model.actions import EnsurePolicy, Note
+from powerguard.core.model.events import CheckpointNow
+from powerguard.core.model.policy import TrainerPolicy
+from powerguard.core.model.state import Holding, OnBattery, Online
 from powerguard.daemon.attempt import GRACE_S, rest
-from powerguard.daemon.journal import Inline, Limits
+from powerguard.daemon.components import CLOSE_LIMIT_S, Components
+from powerguard.daemon.journal import Inline, JournalLimits
 from powerguard.daemon.loop import SOURCE_SILENT_S, STOP_LIMIT_S
-from powerguard.daemon.parts import CLOSE_LIMIT_S, Parts
-from powerguard.daemon.port import BmcView
+from powerguard.daemon.observe.port import BmcView
 from powerguard.daemon.return_watch import CHECK_S
 from powerguard.daemon.systemd import Notifier
 from tests.daemon.looped import World, in_virtual_time, now_s, until
@@ -138,13 +138,13 @@ async def test_a_stop_is_not_held_up_by_those_who_do_not_listen(tmp_path: Path) 
             await rest(0.1)
         limit_s = CLOSE_LIMIT_S + STOP_LIMIT_S + GRACE_S + CLOSE_LIMIT_S
         assert now_s() - began_s <= limit_s + 0.5
-        assert {task.get_name().partition(" ")[0] for task in daemon.strays.running} == {"source", "action"}
-        assert daemon.strays.total == 2
-    left = set(daemon.strays.running)
+        assert {task.get_name().partition(" ")[0] for task in daemon.abandoned.running} == {"source", "action"}
+        assert daemon.abandoned.total == 2
+    left = set(daemon.abandoned.running)
     assert left <= running
     stubborn.set()
     await asyncio.wait(left, timeout=60.0)
-    assert daemon.strays.running == set()
+    assert daemon.abandoned.running == set()
 
 
 # --- Reloading --------------------------------------------------------------------------------------------------------
@@ -219,7 +219,7 @@ async def test_settings_that_are_wrong_are_refused_and_later_taken(tmp_path: Pat
     world = World(tmp_path / "journal.sqlite")
     mended: list[bool] = []
 
-    def reload() -> Parts:
+    def reload() -> Components:
         if not mended:
             msg = "powerguard.yaml:12:11: budget.margin: must be 0 to 0.9, got '20%' (write 0.2)"
             raise ValueError(msg)
@@ -384,7 +384,7 @@ def test_a_loop_that_stands_still_is_not_praised(tmp_path: Path, manager: Manage
     async def play() -> None:
         notifier = Notifier.take(dict(manager.environ), pid=os.getpid())
         writer = Stuck()
-        world = World(tmp_path / "journal.sqlite", notifier=notifier, writer=writer, limits=Limits(append_s=1e6))
+        world = World(tmp_path / "journal.sqlite", notifier=notifier, writer=writer, limits=JournalLimits(append_s=1e6))
         async with world.running(kill=True) as daemon:
             await rest(15.0)
             writer.is_stuck = True

@@ -9,15 +9,15 @@ import pytest
 from prometheus_client.openmetrics.parser import text_string_to_metric_families as parse_openmetrics
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from powerguard.core.actions import SyncFilesystems
-from powerguard.core.drill import RESULTS
-from powerguard.core.events import Done
-from powerguard.core.model import Battery, Cap, Feed, Online, State
-from powerguard.core.policy import Mode
-from powerguard.daemon.families import LIFETIME, SECTIONS
-from powerguard.daemon.metrics import OPENMETRICS, TEXT, reference, registry, scrape
-from powerguard.daemon.port import Daemon
-from powerguard.sources.trap_counts import TrapCounts
+from powerguard.core.drill.rehearsal import RESULTS
+from powerguard.core.model.actions import Action, SyncFilesystems
+from powerguard.core.model.events import Done
+from powerguard.core.model.policy import Mode
+from powerguard.core.model.serialisation import _family
+from powerguard.core.model.state import Battery, Feed, GpuCap, Online, State
+from powerguard.daemon.observe.metrics import LIFETIME, OPENMETRICS, SECTIONS, TEXT, reference, registry, scrape
+from powerguard.daemon.observe.port import ACTION_WORDS, Daemon
+from powerguard.ups.snmp.traps import TrapCounts
 from tests.daemon.watched import DAY_S, NOW_S, PHASES, WALL_S, drilled, in_mode, reading, running_drill, scene, taught
 from tests.peers import require
 
@@ -179,7 +179,7 @@ def test_a_health_that_expired_or_does_not_count_is_not_measured() -> None:
 def test_a_cap_that_stands_is_seen() -> None:
     daemon = scene()
     assert value(daemon, "gpu_cap_active") == 0
-    daemon.state = replace(daemon.state, cap=Cap(outage="o", ordered_at_s=NOW_S))
+    daemon.state = replace(daemon.state, owed=(GpuCap(outage="o", at_s=NOW_S),))
     assert value(daemon, "gpu_cap_active") == 1
 
 
@@ -211,6 +211,12 @@ def test_histogram_is_cumulative() -> None:
     assert value(daemon, "actions_total", {"action": "sync", "result": "done"}) == 3
 
 
+def test_every_kind_of_action_is_counted() -> None:
+    """A kind without a word would be missing from the metrics without a trace. Polls are counted by source."""
+    kinds = {kind.__name__ for kind in _family(Action)} - {"Action", "PollNow"}
+    assert kinds == {kind.__name__ for kind in ACTION_WORDS}, "add a word to ACTION_WORDS (daemon/observe/port.py)"
+
+
 def test_no_label_holds_an_outage() -> None:
     """An id in a label is a new series for each outage, for ever."""
     for phase in PHASES:
@@ -219,7 +225,7 @@ def test_no_label_holds_an_outage() -> None:
 
 
 def test_reference_is_made_from_the_table() -> None:
-    """python -m powerguard.daemon.metrics > docs/reference/metrics.md"""
+    """python -m powerguard.daemon.observe.metrics > docs/reference/metrics.md"""
     assert PAGE.read_text(encoding="utf-8") == reference()
 
 

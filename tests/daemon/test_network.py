@@ -5,8 +5,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.daemon.assemble import Hands, build
-from powerguard.daemon.network import network_watch
+from powerguard.daemon.wiring import Ports, build, network_watch
 from powerguard.settings.load import load
 from powerguard.settings.schema import Settings
 
@@ -34,10 +33,10 @@ def settings(folder: Path, *hosts: str, more: str = "") -> Settings:
 def test_the_way_to_others_is_watched(hosts: tuple[str, ...], more: str, watched: bool, tmp_path: Path) -> None:
     asked = settings(tmp_path, *hosts, more=more)
     assert (network_watch(asked, publish=lambda _: None, clock=boottime_s) is not None) is watched
-    assert ("network" in build(asked, Hands(), lambda _: None).watchers) is watched
+    assert ("network" in build(asked, Ports(), lambda _: None).watchers) is watched
 
 
 def test_the_simulator_brings_its_own_world(tmp_path: Path) -> None:
     """Whose sources are not on this machine's network at all."""
-    parts = build(settings(tmp_path, "10.0.0.5", more=WITNESS), Hands(sources=lambda *_: []), lambda _: None)
+    parts = build(settings(tmp_path, "10.0.0.5", more=WITNESS), Ports(sources=lambda *_: []), lambda _: None)
     assert "network" not in parts.watchers

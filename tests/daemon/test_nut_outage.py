@@ -9,14 +9,14 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.cli.checks_nut import nut_findings
-from powerguard.core.model import OnBattery, Online, Phase
-from powerguard.daemon.assemble import assemble
+from powerguard.cli.doctor.rivals import nut_findings
+from powerguard.core.model.state import OnBattery, Online, Phase
 from powerguard.daemon.loop import Loop
+from powerguard.daemon.wiring import assemble
 from powerguard.settings.load import load
 from tests.peers.nut import BATTERY, UTILITY, upsd
-from tests.sources.nut_helpers import FakeUpsd, options
-from tests.sources.snmp_helpers import secret
+from tests.ups.nut.nut_helpers import FakeUpsd, options
+from tests.ups.snmp.snmp_helpers import secret
 
 SETTINGS = """\
 mode: dry-run
@@ -99,13 +99,13 @@ async def test_settings_that_are_refused_cost_no_login(folder: Path, capsys: pyt
         assert peer.said("LOGOUT") == 1
 
 
-def test_a_host_without_version_3_does_not_load_its_ciphers(folder: Path) -> None:
-    """They take 6 MB of resident memory."""
+def test_a_host_without_snmp_does_not_load_it(folder: Path) -> None:
+    """pysnmp and its ciphers take 20 MB of resident memory."""
     code = (
-        "import sys; from pathlib import Path; from powerguard.daemon.assemble import Hands, build;"
+        "import sys; from pathlib import Path; from powerguard.daemon.wiring import Ports, build;"
         "from powerguard.settings.load import load;"
-        "parts = build(load(Path(sys.argv[1])), Hands(), lambda _: None);"
-        "print([type(source).__name__ for _, _, source in parts.sources], 'cryptography' in sys.modules)"
+        "parts = build(load(Path(sys.argv[1])), Ports(), lambda _: None);"
+        "print([type(source).__name__ for _, _, source in parts.sources], 'pysnmp' in sys.modules)"
     )
     argv = [sys.executable, "-c", code, str(write(folder, 3493))]
     told = subprocess.run(argv, capture_output=True, text=True, check=False)

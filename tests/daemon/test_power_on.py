@@ -7,11 +7,11 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.cli.report_facts import pairs
+from powerguard.cli.outages.facts import pairs
 from powerguard.cli.words import sentence
 from powerguard.daemon.attempt import rest
+from powerguard.daemon.boots import AGAIN_AFTER_S, WhyOn, firmware_s, tell
 from powerguard.daemon.loop import Loop
-from powerguard.daemon.power_on import AGAIN_AFTER_S, WhyOn, firmware_s, tell
 from powerguard.effectors.bmc.engine import BmcError, Probe
 from powerguard.effectors.bmc.ipmi import ChassisStatus, PowerRestorePolicy, RestartCause
 from powerguard.effectors.child import Ended

@@ -10,15 +10,33 @@ import pytest
 from hypothesis import given, settings
 from hypothesis import strategies as st
 
-from powerguard.core.actions import Conduct, EnsurePolicy, Grade
-from powerguard.core.events import Abort, CheckpointProgress, Done, Event, Tick, TrainerSeen
-from powerguard.core.model import OnBattery, Online, Outage, State
-from powerguard.core.plain import to_plain
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
-from powerguard.daemon.journal import Entry, Heard, Journal, Limits, Recorded, Retention, Start, read_only, recording
-from powerguard.daemon.journal.recording import joined, pack, unpack
+from powerguard.core.model.actions import Conduct, EnsurePolicy, Grade
+from powerguard.core.model.events import (
+    Abort,
+    CheckpointProgress,
+    Done,
+    Event,
+    OutputSource,
+    Reading,
+    SourceFailed,
+    Tick,
+    TrainerSeen,
+)
+from powerguard.core.model.serialisation import to_plain
+from powerguard.core.model.state import OnBattery, Online, Outage, State
+from powerguard.daemon.journal import (
+    Entry,
+    Journal,
+    JournalLimits,
+    Recorded,
+    RecordedEvents,
+    ReplayStart,
+    Retention,
+    read_only,
+    recording,
+)
+from powerguard.daemon.journal.recording import BEFORE_S, LIMIT_EVENTS, QUICK_EVENTS, Recorder, joined, pack, unpack
 from powerguard.daemon.journal.store import MIGRATIONS, Store
-from powerguard.daemon.recorder import BEFORE_S, LIMIT_EVENTS, QUICK_EVENTS, Recorder
 from tests.daemon.looped import POLICY, World, in_virtual_time, until
 from tests.daemon.test_journal_faults import Held
 
@@ -66,7 +84,7 @@ progress = st.builds(
 @given(st.lists(readings | seen | failures | progress, max_size=30), st.integers(0, 9))
 def test_what_is_packed_is_unpacked(events: list[Event], dropped: int) -> None:
     """Whatever sources and trainers say, in any order: the difference to the one before loses nothing."""
-    heard = Heard(outage="o-1", events=tuple(events), dropped=dropped)
+    heard = RecordedEvents(outage="o-1", events=tuple(events), dropped=dropped)
     assert unpack("o-1", pack(heard)) == heard
 
 
@@ -78,7 +96,7 @@ def test_a_reading_a_second_is_small() -> None:
         for n in range(5)
     )
     whole = tuple(dataclasses.replace(event, provenance=provenance) for event in events)
-    text = pack(Heard(outage="o-1", events=whole))
+    text = pack(RecordedEvents(outage="o-1", events=whole))
     assert len(text) < 5 * 100
     assert unpack("o-1", text).events == events, "all but the provenance, by which nothing is decided"
 
@@ -86,7 +104,7 @@ def test_a_reading_a_second_is_small() -> None:
 def test_what_cannot_be_written_costs_only_itself() -> None:
     """NaN where a number is meant: the machine takes such a reading for one that tells nothing there, and so do we."""
     events = (reading(1.0), reading(2.0, runtime_s=float("nan")), reading(float("inf")), reading(4.0))
-    heard = unpack("o-1", pack(Heard(outage="o-1", events=events)))
+    heard = unpack("o-1", pack(RecordedEvents(outage="o-1", events=events)))
     assert [(event.at_s, event.runtime_s) for event in heard.events if isinstance(event, Reading)] == [
         (1.0, None),
         (2.0, None),
@@ -118,10 +136,12 @@ def test_a_damaged_row_is_counted(text: str, events: int, dropped: int) -> None:
 
 def test_rows_of_one_life_are_one() -> None:
     """A restart begins anew, as does another boot."""
-    start = Start(at_s=5.0, policy=POLICY, state=State())
+    start = ReplayStart(at_s=5.0, policy=POLICY, state=State())
 
-    def row(boot_id: str, *events: Event, start: Start | None = None) -> Recorded:
-        return Recorded(boot_id=boot_id, at_s=1.0, wall=2.0, heard=Heard(outage="o", start=start, events=events))
+    def row(boot_id: str, *events: Event, start: ReplayStart | None = None) -> Recorded:
+        return Recorded(
+            boot_id=boot_id, at_s=1.0, wall=2.0, heard=RecordedEvents(outage="o", start=start, events=events)
+        )
 
     rows = joined([row("b", Tick(at_s=1), start=start), row("b", Tick(at_s=2)), row("b", start=start), row("c")])
     assert [(each.boot_id, len(each.heard.events)) for each in rows] == [("b", 2), ("b", 0), ("c", 0)]
@@ -140,7 +160,7 @@ def test_the_minute_before_belongs_to_the_outage() -> None:
     assert recorder.take(hurry=True) == (), "actions wait for this entry"
     (heard,) = recorder.take(hurry=False)
     assert heard.outage == "o-1"
-    assert heard.start == Start(at_s=200.0 - BEFORE_S, policy=POLICY, state=State(serial=140))
+    assert heard.start == ReplayStart(at_s=200.0 - BEFORE_S, policy=POLICY, state=State(serial=140))
     assert [event.at_s for event in heard.events] == [140.0 + n for n in range(61)]
     assert recorder.take(hurry=False) == ()
 
@@ -203,16 +223,18 @@ async def test_it_is_in_the_file_with_the_entry(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     journal = Journal(path, boot_id="boot-1", wall=lambda: WALL)
     await journal.load()
-    start = Start(at_s=90.0, policy=POLICY, state=State(serial=3))
-    first = Heard(outage="o-1", start=start, events=(reading(90.0), reading(91.0)))
+    start = ReplayStart(at_s=90.0, policy=POLICY, state=State(serial=3))
+    first = RecordedEvents(outage="o-1", start=start, events=(reading(90.0), reading(91.0)))
     assert await journal.append(Entry(at_s=101.0, state=OUTAGE, heard=(first,)))
-    assert await journal.append(Entry(at_s=106.0, state=OUTAGE, heard=(Heard(outage="o-1", events=(reading(105.0),)),)))
+    assert await journal.append(
+        Entry(at_s=106.0, state=OUTAGE, heard=(RecordedEvents(outage="o-1", events=(reading(105.0),)),))
+    )
     assert await journal.close()
     with read_only(path) as db:
         (row,) = recording(db, "o-1")
         assert recording(db, "o-2") == ()
     assert (row.boot_id, row.at_s, row.wall) == ("boot-1", 101.0, WALL)
-    assert row.heard == Heard(outage="o-1", start=start, events=(reading(90.0), reading(91.0), reading(105.0)))
+    assert row.heard == RecordedEvents(outage="o-1", start=start, events=(reading(90.0), reading(91.0), reading(105.0)))
 
 
 def test_a_journal_of_the_first_version_has_none(tmp_path: Path) -> None:
@@ -232,11 +254,11 @@ async def test_it_waits_for_a_disk_that_hangs(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
     writer = Held()
     writer.held = False
-    journal = Journal(path, boot_id="boot-1", writer=writer, limits=Limits(append_s=0.05))
+    journal = Journal(path, boot_id="boot-1", writer=writer, limits=JournalLimits(append_s=0.05))
     await journal.load()
     writer.held = True
     for n in range(5):
-        heard = Heard(outage="o-1", events=(reading(100.0 + n),))
+        heard = RecordedEvents(outage="o-1", events=(reading(100.0 + n),))
         assert not await journal.append(Entry(at_s=100.0 + n, state=OUTAGE, heard=(heard,)))
     writer.release()
     async with asyncio.timeout(60.0):
@@ -256,7 +278,7 @@ async def test_it_goes_with_its_outage(tmp_path: Path) -> None:
     await journal.load()
     for n in range(3):
         outage = State(phase=OnBattery(outage=Outage(id=f"o-{n}", since_s=float(n), grade=Grade.FULL)))
-        heard = Heard(outage=f"o-{n}", events=(reading(float(n)),))
+        heard = RecordedEvents(outage=f"o-{n}", events=(reading(float(n)),))
         assert await journal.append(Entry(at_s=float(n), state=outage, heard=(heard,)))
     assert await journal.append(Entry(at_s=9.0, state=State()))
     while store.prune(None):
@@ -305,8 +327,8 @@ async def test_the_loop_records_every_reading_of_an_outage() -> None:
 
 
 def test_a_start_can_be_packed_with_its_events() -> None:
-    start = Start(at_s=1.0, policy=POLICY, state=OUTAGE)
-    heard = Heard(outage="o-1", start=start, events=(reading(2.0),))
+    start = ReplayStart(at_s=1.0, policy=POLICY, state=OUTAGE)
+    heard = RecordedEvents(outage="o-1", start=start, events=(reading(2.0),))
     assert unpack("o-1", pack(heard)) == heard
     broken = dataclasses.replace(start, at_s=float("nan"))
-    assert unpack("o-1", pack(Heard(outage="o-1", start=broken))) == Heard(outage="o-1", dropped=1)
+    assert unpack("o-1", pack(RecordedEvents(outage="o-1", start=broken))) == RecordedEvents(outage="o-1", dropped=1)

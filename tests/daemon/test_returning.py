@@ -4,16 +4,15 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.core.events import RecoverNow
-from powerguard.core.model import Battery, Feed, Recovery, State, Supply
-from powerguard.core.readings import OutputSource
-from powerguard.daemon.admin import Admin, Peer
-from powerguard.daemon.port import ReturnView
-from powerguard.daemon.returning import gates, returning, stage
-from powerguard.effectors.host_check import HostSeen
+from powerguard.core.model.events import OutputSource, RecoverNow
+from powerguard.core.model.state import Battery, Feed, Recovery, State, Supply
+from powerguard.daemon.control.admin import Admin, Caller
+from powerguard.daemon.observe.port import ReturnView
+from powerguard.daemon.observe.status import gates, returning, stage
+from powerguard.effectors.host.check import HostSeen
 from tests.daemon.watched import NOW_S, Watched, outage, reading, scene
 
-ME = Peer(pid=1, uid=0, gid=0)
+ME = Caller(pid=1, uid=0, gid=0)
 WHOLE = HostSeen(0.0, notes=("llm: 1 newer passed over",), gpus=2, folders=1)
 LESS = HostSeen(0.0, problems=("1 of 2 GPUs are there: GPU-b is missing",), gpus=1)
 

@@ -4,9 +4,9 @@ from dataclasses import dataclass
 
 from structlog.testing import capture_logs
 
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
-from powerguard.daemon.source_views import SourceViews
-from powerguard.sources.base import Publish
+from powerguard.core.model.events import OutputSource, Reading, SourceFailed
+from powerguard.daemon.observe.status import SourceViews
+from powerguard.ups.base import Publish
 
 
 @dataclass

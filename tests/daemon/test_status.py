@@ -9,18 +9,17 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.cli.picture import from_plan
-from powerguard.core import account, plan
-from powerguard.core import budget as sums
-from powerguard.core.actions import Grade, PollNow, SyncFilesystems
-from powerguard.core.events import Done, Failed, Outcome
-from powerguard.core.learned import Drop, Learned
-from powerguard.core.model import Battery, Feed, Maintenance, OnBattery
-from powerguard.core.policy import Mode, Policy
-from powerguard.core.readings import OutputSource
-from powerguard.daemon.port import ActionFigures, BmcView, Daemon, SourceView
-from powerguard.daemon.readiness import ERRORS, WARNINGS, is_ready, readiness
-from powerguard.daemon.status import plan_view, required_steps, status
+from powerguard.cli.plan.picture import from_plan
+from powerguard.core.decide import conditions
+from powerguard.core.energy import account
+from powerguard.core.energy import budget as sums
+from powerguard.core.model.actions import Grade, PollNow, SyncFilesystems
+from powerguard.core.model.events import Done, Failed, Outcome, OutputSource
+from powerguard.core.model.policy import Drop, Learned, Mode, Policy
+from powerguard.core.model.state import Battery, Feed, Maintenance, OnBattery
+from powerguard.daemon.observe.port import ActionFigures, BmcView, Daemon, SourceView
+from powerguard.daemon.observe.readiness import ERRORS, WARNINGS, is_ready, readiness
+from powerguard.daemon.observe.status import plan_view, required_steps, status
 from tests.daemon.watched import NOW_S, PHASES, WALL_S, Watched, in_mode, outage, reading, scene, taught
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -163,7 +162,7 @@ def test_a_ups_that_was_asked_in_vain_is_not_waited_for() -> None:
     down = replace(daemon.sources[0], up=False, polls=8, failures=8, last_error=error, last_reading_at_s=None)
     found = {each.name: each for each in readiness(replace(daemon, state=empty, sources=[down]))}
     assert "8 polls failed" in found["no_reading"].text
-    assert "error of the source" in found["no_reading"].fix
+    assert "the source's error" in found["no_reading"].fix
     assert error in found["source_down"].text
     assert found["source_down"].fix
 
@@ -260,7 +259,7 @@ def test_terms_add_up() -> None:
 def test_required_steps_add_up(grade: Grade) -> None:
     """The stacked panel must reach exactly the need."""
     daemon = scene("on_battery")
-    now = replace(plan.outage_budget(daemon.policy, daemon.state, NOW_S), grade=grade)
+    now = replace(conditions.outage_budget(daemon.policy, daemon.state, NOW_S), grade=grade)
 
     now = replace(now, stop_s=sums.stop_s(daemon.policy, grade))
     assert math.fsum(required_steps(daemon, now).values()) == pytest.approx(now.checkpoint_s + now.stop_s)

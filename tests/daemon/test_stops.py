@@ -13,24 +13,14 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core import needs
-from powerguard.core.actions import Action, Detail, Grade
-from powerguard.core.model import Online, Recovery, Shutdown
-from powerguard.core.policy import Mode
+from powerguard.core.energy import needs
+from powerguard.core.model.actions import Action, Detail, Grade
+from powerguard.core.model.policy import Mode
+from powerguard.core.model.state import Online, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
+from powerguard.daemon.boots import TAIL_S, LastWord, PoweredOff, last_word, later, measure, parse, read_mark, took_s
 from powerguard.daemon.journal import Line
 from powerguard.daemon.loop import Loop
-from powerguard.daemon.stops import (
-    TAIL_S,
-    LastWord,
-    PoweredOff,
-    last_word,
-    later,
-    measure,
-    parse,
-    read_mark,
-    took_s,
-)
 from powerguard.effectors.child import Ended, run_child
 from tests.daemon.looped import EPOCH_S, Doer, World, in_virtual_time, until
 from tests.peers import require

@@ -9,7 +9,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.daemon.systemd import Notifier, is_host_stopping
+from powerguard.daemon.systemd import STATUS_CHARS, Manager, Notifier, encode, is_host_stopping, parse
 from powerguard.effectors.child import Ended, run_child
 from tests.peers.machine import unhindered_s
 
@@ -40,13 +40,21 @@ def test_systemd_hears_us(folder: Path, kind: str) -> None:
         notifier.status("on battery, 9m40s left")
         notifier.watchdog()
         notifier.extend_timeout(5)
+        notifier.extend_timeout(-1)
         notifier.stopping()
-        assert [listener.recv(500) for _ in range(5)] == [
+        notifier.stopping("bye")
+        notifier.ready()
+        notifier.status("x" * 1000)
+        assert [listener.recv(500) for _ in range(9)] == [
             b"READY=1\nSTATUS=online",
             b"STATUS=on battery, 9m40s left",
             b"WATCHDOG=1",
             b"EXTEND_TIMEOUT_USEC=5000000",
+            b"EXTEND_TIMEOUT_USEC=0",
             b"STOPPING=1",
+            b"STOPPING=1\nSTATUS=bye",
+            b"READY=1",
+            b"STATUS=" + b"x" * STATUS_CHARS,
         ]
         before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         notifier.reloading()
@@ -55,6 +63,31 @@ def test_systemd_hears_us(folder: Path, kind: str) -> None:
         assert before_us <= int(value) <= before_us + 5_000_000
         assert notifier.lost == 0
         notifier.close()
+
+
+def test_a_status_cannot_smuggle_in_a_field() -> None:
+    """The status names the UPS, and a UPS names itself."""
+    assert encode({"STATUS": "ups x\nMAINPID=1\r\n"}) == b"STATUS=ups x MAINPID=1"
+
+
+@pytest.mark.parametrize(
+    ("environ", "manager"),
+    [
+        ({}, Manager()),
+        ({"NOTIFY_SOCKET": "/run/systemd/notify"}, Manager(address="/run/systemd/notify")),
+        ({"NOTIFY_SOCKET": "@/org/x"}, Manager(address=b"\0/org/x")),
+        ({"NOTIFY_SOCKET": "vsock:2:9999"}, Manager()),
+        ({"NOTIFY_SOCKET": "@"}, Manager()),
+        ({"WATCHDOG_USEC": "20000000"}, Manager(watchdog_s=20.0)),
+        ({"WATCHDOG_USEC": "20000000", "WATCHDOG_PID": "42"}, Manager(watchdog_s=20.0)),
+        ({"WATCHDOG_USEC": "20000000", "WATCHDOG_PID": "43"}, Manager()),
+        ({"WATCHDOG_USEC": "0"}, Manager()),
+        ({"WATCHDOG_USEC": "soon"}, Manager()),
+        ({"WATCHDOG_USEC": "9" * 30}, Manager()),
+    ],
+)
+def test_the_environment(environ: dict[str, str], manager: Manager) -> None:
+    assert parse(environ, pid=42) == manager
 
 
 def everything(notifier: Notifier) -> None:

@@ -5,19 +5,18 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.core.actions import Conduct
-from powerguard.core.learned import BatteryModel, Learned, Need
-from powerguard.core.needs import fold
-from powerguard.core.policy import TrainerPolicy
-from powerguard.daemon.status import plan_view
-from powerguard.daemon.terms import Term, terms
+from powerguard.core.energy.needs import fold
+from powerguard.core.model.actions import Conduct
+from powerguard.core.model.policy import BatteryModel, Learned, Need, TrainerPolicy
+from powerguard.daemon.observe.status import plan_view
+from powerguard.daemon.observe.terms import Term, terms
 from tests.daemon.watched import DAY_S, HEALTH, NOW_S, POLICY, Watched, reading, scene, taught
 
 
 def term(daemon: Watched, name: str) -> Term:
-    from powerguard.core import plan
+    from powerguard.core.decide import conditions
 
-    now = plan.outage_budget(daemon.policy, daemon.state, daemon.clock())
+    now = conditions.outage_budget(daemon.policy, daemon.state, daemon.clock())
     return next(each for each in terms(daemon, now) if each.name == name)
 
 
@@ -81,6 +80,12 @@ def test_paused_load() -> None:
     daemon.state = replace(daemon.state, trainers=(replace(other, conduct=Conduct.CONTINUE),))
     assert term(daemon, "load_paused").source == "load_now: no living trainer pauses"
     assert term(taught("holding"), "load_paused").source == "load_now: training is paused already"
+    daemon = taught()
+    flat = replace(daemon.state.learned.pauses[0][1], after=0.62)
+    daemon.state = replace(daemon.state, learned=replace(daemon.state.learned, pauses=(("llm", flat),)))
+    assert term(daemon, "load_paused").source == "measured drop of llm 62 % -> 62 % on 2026-10-19", (
+        "of a training that runs"
+    )
 
 
 def test_the_source_belongs_to_the_number() -> None:

@@ -9,21 +9,20 @@ from typing import Any
 import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
-from powerguard.cli.checks_traps import trap_findings
+from powerguard.cli.doctor.rivals import trap_findings
 from powerguard.cli.render import Paint
 from powerguard.cli.status import describe
 from powerguard.clock import boottime_s
-from powerguard.daemon.assemble import Hands, build
-from powerguard.daemon.metrics import registry, scrape
-from powerguard.daemon.port import Daemon
-from powerguard.daemon.status import status
-from powerguard.daemon.traps import trap_listener, trap_names
+from powerguard.daemon.observe.metrics import registry, scrape
+from powerguard.daemon.observe.port import Daemon
+from powerguard.daemon.observe.status import status
+from powerguard.daemon.wiring import Ports, build, trap_listener, trap_names
 from powerguard.settings.load import SettingsError, load
 from powerguard.settings.schema import Settings
-from powerguard.sources.base import Publish
-from powerguard.sources.trap_counts import RESULTS, TrapCounts
+from powerguard.ups.base import Publish
+from powerguard.ups.snmp.traps import RESULTS, TrapCounts
 from tests.daemon.watched import NOW_S, WALL_S, scene
-from tests.sources.trap_helpers import free_port
+from tests.ups.snmp.trap_helpers import free_port
 
 SETTINGS = """\
 mode: dry-run
@@ -94,9 +93,9 @@ def test_a_hint_polls_every_source_of_the_ups_that_it_names(tmp_path: Path) -> N
 
 
 def test_no_port_unless_it_is_set(tmp_path: Path) -> None:
-    parts = build(settings(tmp_path, ""), Hands(sources=lambda *_: []), lambda _: None)
+    parts = build(settings(tmp_path, ""), Ports(sources=lambda *_: []), lambda _: None)
     assert ("traps" in parts.watchers, parts.traps) == (False, None)
-    parts = build(settings(tmp_path, "traps: {port: 1999}\n"), Hands(sources=lambda *_: []), lambda _: None)
+    parts = build(settings(tmp_path, "traps: {port: 1999}\n"), Ports(sources=lambda *_: []), lambda _: None)
     assert "traps" in parts.watchers
     assert parts.traps == TrapCounts(where="0.0.0.0 port 1999")
 
@@ -112,7 +111,7 @@ async def test_a_port_that_another_program_has_is_told_and_tried_again(tmp_path:
     with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as taken:
         taken.bind(("127.0.0.1", port))
         told = settings(tmp_path, f"traps: {{listen: 127.0.0.1, port: {port}}}\n")
-        parts = build(told, Hands(sources=lambda *_: []), lambda _: None)
+        parts = build(told, Ports(sources=lambda *_: []), lambda _: None)
         task = asyncio.get_running_loop().create_task(parts.watchers["traps"]())  # type: ignore[arg-type]
         await asyncio.sleep(0.3)
         assert not task.done()

@@ -16,20 +16,17 @@ from typing import Any
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import Action, ArmWay, CheckWay, Detail, Level, PowerOff, Way
-from powerguard.core.policy import Mode
-from powerguard.daemon.admin import admin_server
-from powerguard.daemon.assemble import Hands, build
+from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, Level, PowerOff, Way
+from powerguard.core.model.policy import Mode
+from powerguard.daemon.control.admin import admin_server
 from powerguard.daemon.watchdog_drill import WatchdogDrill, verdict
-from powerguard.effectors.base import EffectorError
-from powerguard.effectors.bmc.drilled import FILE, Board, Drill, DrillFile
-from powerguard.effectors.bmc.engine import Watch
-from powerguard.effectors.bmc.ipmi import RestartCause
-from powerguard.effectors.bmc.options import BmcOptions
-from powerguard.effectors.bmc.timer import Timer
-from powerguard.effectors.bmc.watchdog import WatchdogEffector
+from powerguard.daemon.wiring import Ports, build
+from powerguard.effectors.base import EffectorError, WaysEffector
+from powerguard.effectors.bmc.engine import WatchdogStatus
+from powerguard.effectors.bmc.ipmi import RestartCause, Timer
+from powerguard.effectors.bmc.watchdog import FILE, Board, DrillFile, DrillRecord, WatchdogEffector
 from powerguard.effectors.child import Ended, run_child
-from powerguard.effectors.ways import WaysEffector
+from powerguard.effectors.options import BmcOptions
 from powerguard.settings.load import SettingsError, load
 from tests.daemon.looped import until
 from tests.daemon.test_assemble import write
@@ -39,7 +36,7 @@ from tests.peers.ipmi_device import IpmiDevice
 
 needs_device = pytest.mark.peer("cc", "systemd-socket-activate")
 CHECK = CheckWay(id="c-1", by_s=1e9, way=Way.WATCHDOG)
-OLD = Drill(
+OLD = DrillRecord(
     state="pending",
     board=Board(manufacturer=674, product=256, firmware="1.72", name="", bios=""),
     boot_id="another-boot",
@@ -230,7 +227,9 @@ def test_only_the_timer_and_in_its_time_counts(
     cause: RestartCause | None, expired: bool | None, after_s: float, passed: bool, because: str
 ) -> None:
     """A person at the power button, a policy, or a host that was never off prove nothing."""
-    seen = Watch(timer=Timer(False, 4, 3, expired=expired), device=None, restart_cause=cause, kernel_driver=False)
+    seen = WatchdogStatus(
+        timer=Timer(False, 4, 3, expired=expired), device=None, restart_cause=cause, kernel_driver=False
+    )
     judged, why = verdict(OLD, seen, FIRES_S + after_s)
     assert judged is passed
     assert because in why
@@ -305,7 +304,7 @@ def test_the_settings_name_it_and_the_daemon_finds_it(tmp_path: Path) -> None:
         path = write(tmp_path, mode="armed")
         text = path.read_text().replace("{kind: none}", f"{{kind: in-band, watchdog: {str(watchdog).lower()}}}")
         path.write_text(text)
-        parts = build(load(path), Hands(), lambda _: None)
+        parts = build(load(path), Ports(), lambda _: None)
         drill = WatchdogDrill(ready(), lambda found=parts: found.effectors, spawn=run_child)
         assert (Way.WATCHDOG in parts.policy.ways) is watchdog
         if watchdog:

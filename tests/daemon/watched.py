@@ -4,12 +4,27 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 
 from powerguard.clock import Clock
-from powerguard.core.actions import Conduct, Grade, Note, Way
-from powerguard.core.events import Event
-from powerguard.core.learned import BatteryModel, Discharge, DrillReport, Drop, Health, Learned, Need, TauPoint
-from powerguard.core.model import (
+from powerguard.core.energy.needs import fold
+from powerguard.core.model.actions import Conduct, Grade, Note, Way
+from powerguard.core.model.events import Event, OutputSource, Reading
+from powerguard.core.model.policy import (
+    BatteryModel,
+    Discharge,
+    DrillReport,
+    Drop,
+    Health,
+    Learned,
+    Mode,
+    Need,
+    Policy,
+    TauPoint,
+    TrainerPolicy,
+)
+from powerguard.core.model.state import (
     Battery,
+    CheckpointInFlight,
     Drill,
+    DrillStage,
     EmergencyCheckpoint,
     Feed,
     Holding,
@@ -23,11 +38,8 @@ from powerguard.core.model import (
     Supply,
     Trainer,
 )
-from powerguard.core.needs import fold
-from powerguard.core.policy import Mode, Policy, TrainerPolicy
-from powerguard.core.readings import OutputSource, Reading
-from powerguard.daemon.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
-from powerguard.sources.trap_counts import TrapCounts
+from powerguard.daemon.observe.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
+from powerguard.ups.snmp.traps import TrapCounts
 
 NOW_S = 5000.0
 WALL_S = 1_795_000_000.0
@@ -185,7 +197,11 @@ def scene(name: str = "online") -> Watched:
         battery = replace(battery, used=0.21, gauge=0.55, charged=0.53, left=0.53)
     if name == "emergency_checkpoint":
         trainer = replace(
-            trainer, order="a-1", told_pause=True, ordered_at_s=NOW_S - 5.0, eta_at_s=NOW_S + 12.0, tries=1
+            trainer,
+            in_flight=CheckpointInFlight(order="a-1", eta_at_s=NOW_S + 12.0),
+            told_pause=True,
+            ordered_at_s=NOW_S - 5.0,
+            tries=1,
         )
     if name in ("holding", "shutdown"):
         battery = replace(battery, load=0.37)
@@ -308,10 +324,9 @@ def running_drill() -> Watched:
         who="root",
         scopes=("full",),
         witness="simulated",
-        stage="pause",
-        stage_at_s=NOW_S - 6.0,
-        stage_by_s=NOW_S + 39.0,
-        stages=("resume", "policy", "sync", "record"),
+        part=DrillStage(
+            name="pause", at_s=NOW_S - 6.0, by_s=NOW_S + 39.0, coming=("resume", "policy", "sync", "record")
+        ),
         told=("llm",),
         paused=("llm",),
         load=0.62,

@@ -10,7 +10,7 @@ from pathlib import Path
 
 from powerguard.clock import boottime_s
 from powerguard.sentinel.main import main
-from powerguard.sentinel.run import Hands
+from powerguard.sentinel.run import SentinelPorts
 
 PACE, ZERO_S = float(sys.argv[2]), float(sys.argv[3])
 
@@ -19,4 +19,4 @@ def clock() -> float:
     return ZERO_S + PACE * (boottime_s() - ZERO_S)
 
 
-sys.exit(main(Path(sys.argv[1]), hands=Hands(clock=clock, wall=time.time, pace=PACE)))
+sys.exit(main(Path(sys.argv[1]), ports=SentinelPorts(clock=clock, wall=time.time, pace=PACE)))

@@ -15,8 +15,8 @@ from typing import Self
 from aiohttp import web
 
 from powerguard.clock import boottime_s
-from powerguard.sim import snmp_ber as ber
-from powerguard.sim.snmp_ber import SimValue, gauge, integer
+from powerguard.sim import snmp_values as sim
+from powerguard.sim.snmp_values import SimValue, gauge, integer
 from powerguard.sim.ups import SimUps
 from powerguard.wire import (
     RESUME_PATH,
@@ -32,11 +32,11 @@ from tests.peers.snmpd import Snmpd, snmpd
 
 RFC1628 = "1.3.6.1.2.1.33.1"
 _KINDS = {
-    ber.INTEGER: "integer",
-    ber.GAUGE32: "gauge",
-    ber.TIMETICKS: "timeticks",
-    ber.OCTETS: "string",
-    ber.OID: "objectid",
+    sim.INTEGER: "integer",
+    sim.GAUGE32: "gauge",
+    sim.TIMETICKS: "timeticks",
+    sim.OCTETS: "string",
+    sim.OID: "objectid",
 }
 
 
@@ -222,7 +222,7 @@ def rfc1628_table(ups: SimUps) -> Mapping[str, SimValue]:
     """What a card that only speaks RFC 1628 would answer. Its runtime is in whole minutes."""
     on_battery = not ups.utility
     return {
-        f"{RFC1628}.1.1.0": ber.octets("A maker of the tests"),
+        f"{RFC1628}.1.1.0": sim.octets("A maker of the tests"),
         f"{RFC1628}.2.1.0": integer(3 if ups.low_battery else 2),
         f"{RFC1628}.2.2.0": integer(int(ups.on_battery_s)),
         f"{RFC1628}.2.3.0": integer(int(ups.runtime_s / 60.0)),

@@ -25,10 +25,9 @@ import aiohttp
 
 from powerguard.clock import boottime_s
 from powerguard.daemon.journal import JournalError, Line, OutageRecord, history, read_only, recent
-from powerguard.sim.snmp_agent import SnmpAgent
-from powerguard.sim.snmp_usm import SimUser
-from powerguard.sim.story import numbers
-from powerguard.sim.ups import Battery, SimUps
+from powerguard.sim.demo.story import numbers
+from powerguard.sim.snmp_agent import SimUser, SnmpAgent
+from powerguard.sim.ups import SimUps, UpsBattery
 from tests.e2e.peers import Trainer
 from tests.peers.ports import free_port
 
@@ -343,7 +342,7 @@ class PatientUps(SimUps):
 
     def __init__(
         self,
-        battery: Battery,
+        battery: UpsBattery,
         *,
         load: Callable[[], float],
         low_battery_s: float,
@@ -382,7 +381,7 @@ async def rig(
     with tempfile.TemporaryDirectory(prefix="pg e2e ", dir="/tmp", ignore_cleanup_errors=True) as name:
         async with contextlib.AsyncExitStack() as stack:
             made: list[Rig] = []
-            battery = Battery(runtime=runtime, health=0.5, recharge_s=36.0)
+            battery = UpsBattery(runtime=runtime, health=0.5, recharge_s=36.0)
             ups = PatientUps(
                 battery,
                 load=lambda: made[0].load if made else TRAINING,

@@ -15,10 +15,10 @@ from typing import Final
 
 import pytest
 
-from powerguard.protocols.nis import Flag
+from powerguard.ups.apcupsd.protocol import Flag
 from tests.e2e.rig import LIMIT_S, LONG, ROOMY, Rig, rig
 from tests.peers.apcupsd import Apcupsd, Scripts, apcupsd, scripts, stock_apccontrol
-from tests.sources.apcupsd_helpers import apcupsd as fake_apcupsd
+from tests.ups.apcupsd.apcupsd_helpers import apcupsd as fake_apcupsd
 
 HOOKS: Final = Path(__file__).parents[2] / "config" / "apcupsd"
 ORDERS: Final = ("failing", "timeout", "loadlimit", "runlimit", "emergency", "remotedown", "doshutdown")

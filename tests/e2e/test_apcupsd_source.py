@@ -5,7 +5,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from powerguard.protocols.nis import Flag
+from powerguard.ups.apcupsd.protocol import Flag
 from tests.e2e.rig import LONG, Rig, rig
 from tests.peers.apcupsd import Apcupsd, apcupsd, scripts
 
@@ -51,6 +51,7 @@ async def test_utility_back_in_time() -> None:
         world.no_traceback()
 
 
+@pytest.mark.slow
 async def test_story_9_an_apcupsd_that_dies_on_battery_ends_in_dead_reckoning() -> None:
     """The last word was battery: no reset, no hope; the host is off while the battery still lasts."""
     async with rig(runtime=LONG) as world, through_apcupsd(world) as running:

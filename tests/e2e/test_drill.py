@@ -9,7 +9,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.sim.demo import LiveStage, live
+from powerguard.sim.demo.live import LiveStage, live
 from tests.daemon.looped import until
 
 pytestmark = [pytest.mark.slow, pytest.mark.xdist_group("live demo"), pytest.mark.timeout(300)]

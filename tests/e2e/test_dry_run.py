@@ -1,7 +1,7 @@
 """mode: dry-run, for the cautious: the whole decision, told and journalled, and nobody is touched."""
 
 from powerguard.sim.bmc import SimBmc
-from powerguard.sim.story import numbers
+from powerguard.sim.demo.story import numbers
 from tests.e2e.rig import LONG, rig
 
 

@@ -10,8 +10,8 @@ from pathlib import Path
 
 import pytest
 
+from powerguard.sim.demo.story import numbers
 from powerguard.sim.snmp_agent import Fault
-from powerguard.sim.story import numbers
 from tests.e2e.peers import Mischief, Trainer
 from tests.e2e.rig import BUSY_S, LONG, ROOMY, Rig, rig
 from tests.effectors.trainer_peers import serve_raw
@@ -166,6 +166,7 @@ async def test_trainers_that_refuse_hang_babble_and_die() -> None:
 # --- The BMC ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_a_bmc_that_swallows_everything() -> None:
     """A black hole where the BMC should be: an alarm beforehand, five seconds at most at the commit."""
     async with rig(runtime=ROOMY) as world, _black_hole() as port:
@@ -201,7 +202,9 @@ async def _black_hole() -> AsyncIterator[int]:
 # --- The card --------------------------------------------------------------------------------------------------------
 
 
-@pytest.mark.parametrize("fault", [Fault.GARBAGE, Fault.LATE, Fault.DROP])
+@pytest.mark.parametrize(
+    "fault", [Fault.DROP, *(pytest.param(fault, marks=pytest.mark.slow) for fault in (Fault.GARBAGE, Fault.LATE))]
+)
 async def test_the_card_is_lost_in_the_outage(fault: Fault) -> None:
     """Rubbish, answers that come too late, or none: dead reckoning from the last reading commits, in time."""
     async with rig() as world:
@@ -239,6 +242,7 @@ async def test_the_card_comes_back_and_utility_with_it() -> None:
 # --- Sockets ---------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.slow
 async def test_the_port_is_taken_and_the_admin_socket_cannot_be() -> None:
     """Nobody can look in: the daemon says so, protects all the same, and listens as soon as it can."""
     async with rig() as world:

@@ -7,7 +7,7 @@ from typing import Final
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.sim.story import numbers
+from powerguard.sim.demo.story import numbers
 from powerguard.sim.ups import APC
 from tests.e2e.peers import RFC1628, Trainer, net_snmp_card, rfc1628_table
 from tests.e2e.rig import BUSY_S, ROOMY, Off, Rig, rig
@@ -138,6 +138,7 @@ async def test_apc_over_v3_with_a_dumb_endpoint_and_a_bmc_that_refuses() -> None
         world.no_traceback()
 
 
+@pytest.mark.slow
 async def test_rfc_1628_whose_gauge_exaggerates_sixty_times() -> None:
     """A card that knows whole minutes only, and minutes where seconds are left: our own account saves the host."""
     async with (

@@ -8,9 +8,9 @@ from typing import Final
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.model import Shutdown
+from powerguard.core.model.state import Shutdown
 from powerguard.daemon.journal import read_all, read_only
-from powerguard.sim.story import numbers
+from powerguard.sim.demo.story import numbers
 from tests.e2e.peers import Trainer
 from tests.e2e.rig import BUSY_S, PAUSED, ROOMY, SHORT, TRAINING, Rig, rig
 
@@ -50,8 +50,8 @@ Moment = Callable[[Rig], Awaitable[object]]
 @pytest.mark.parametrize(
     "moment",
     [
-        pytest.param(lambda world: world.phase("on_battery"), id="on_battery"),
-        pytest.param(in_the_checkpoint, id="checkpoint"),
+        pytest.param(lambda world: world.phase("on_battery"), id="on_battery", marks=pytest.mark.slow),
+        pytest.param(in_the_checkpoint, id="checkpoint", marks=pytest.mark.slow),
         pytest.param(lambda world: world.phase("holding"), id="holding"),
     ],
 )
@@ -149,6 +149,7 @@ async def test_killed_after_the_power_off() -> None:
 
 
 @pytest.mark.parametrize("seed", [20_240_501, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(20))])
+@pytest.mark.slow
 async def test_killed_again_and_again(seed: int) -> None:
     """Twelve kills at any moments of one outage (seeded): still one outage, and the host is powered off in time."""
     dice = random.Random(seed)

@@ -14,7 +14,7 @@ import pytest
 from powerguard.clock import boottime_s
 from powerguard.daemon.journal import JournalError, Line, read_only, recent
 from powerguard.sim.snmp_agent import SnmpAgent
-from powerguard.sim.ups import Battery, SimUps
+from powerguard.sim.ups import SimUps, UpsBattery
 from tests.peers.installed import FILES, binds, install
 from tests.peers.nspawn import Container, disk, serving
 
@@ -90,7 +90,7 @@ def test_the_power_off_ends_in_a_reboot_where_utility_is_back_and_only_there(*, 
     So too where training hangs in its stop until the deadline kills it: the daemon is then heard after that.
     After the reboot the same outage goes on: in recovery, until the gate opens and the resume target is started.
     """
-    ups = SimUps(Battery(runtime=RUNTIME, health=0.5, recharge_s=36.0), clock=boottime_s, load=lambda: LOAD)
+    ups = SimUps(UpsBattery(runtime=RUNTIME, health=0.5, recharge_s=36.0), clock=boottime_s, load=lambda: LOAD)
     with disk() as root:
         story = Story(root)
         with host(root, stop_s) as container, card(ups, container.network):

@@ -5,10 +5,10 @@ from collections.abc import Mapping
 import pytest
 
 from powerguard.clock import boottime_s
+from powerguard.sim.demo.story import numbers
 from powerguard.sim.snmp_agent import SnmpAgent
-from powerguard.sim.snmp_ber import SimValue
-from powerguard.sim.story import numbers
-from powerguard.sim.ups_output import APC, XUPS, SimCard, U
+from powerguard.sim.snmp_values import SimValue
+from powerguard.sim.ups import APC, XUPS, SimCard, U
 from tests.e2e.peers import rfc1628_table
 from tests.e2e.rig import FORCE_AFTER_S, Rig, rig
 

@@ -6,15 +6,15 @@ from collections.abc import Callable
 from pathlib import Path
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import Grade
-from powerguard.core.model import OnBattery, Outage, State
-from powerguard.core.policy import Mode, Policy
-from powerguard.core.readings import OutputSource, Reading
-from powerguard.daemon.journal import Entry, Journal, Limits, WorkerThread
+from powerguard.core.model.actions import Grade
+from powerguard.core.model.events import OutputSource, Reading
+from powerguard.core.model.policy import Mode, Policy
+from powerguard.core.model.state import OnBattery, Outage, State
+from powerguard.daemon.components import Components
+from powerguard.daemon.journal import Entry, Journal, JournalLimits, WorkerThread
 from powerguard.daemon.loop import Loop
-from powerguard.daemon.parts import Parts
 from powerguard.daemon.systemd import Notifier
-from powerguard.sources.base import Publish
+from powerguard.ups.base import Publish
 from tests.e2e.rig import LIMIT_S
 
 BOOT = "boot-of-the-test"
@@ -60,7 +60,7 @@ class Eager:
 
 
 def journal_at(path: Path) -> Journal:
-    patient = Limits(append_s=LIMIT_S, load_s=LIMIT_S)
+    patient = JournalLimits(append_s=LIMIT_S, load_s=LIMIT_S)
     return Journal(path, boot_id=BOOT, writer=SlowDisk("slow-journal"), limits=patient)
 
 
@@ -78,7 +78,7 @@ async def test_a_quick_reading_does_not_make_us_forget_the_outage(tmp_path: Path
     assert await journal.close(LIMIT_S)
 
     source = Eager()
-    parts = Parts(
+    parts = Components(
         policy=Policy(boot_id=BOOT, ups="rack-a", runtime_table=((0.5, 900.0),), mode=Mode.DRY_RUN),
         host_kind="systemd",
         bmc_kind="none",

@@ -4,9 +4,9 @@ import sqlite3
 import sys
 from contextlib import closing
 
-from powerguard.effectors.host_check import MEMORY
-from powerguard.effectors.host_look_judge import Kept, Memory, to_json
-from powerguard.sim.story import numbers
+from powerguard.effectors.host.check import MEMORY
+from powerguard.effectors.host.look import HostMemory, RememberedFolder, to_json
+from powerguard.sim.demo.story import numbers
 from tests.cli.checkpoint_sites import save
 from tests.e2e.rig import Rig, rig
 
@@ -36,8 +36,8 @@ async def test_the_host_returns_and_training_with_it() -> None:
         world.ups.utility = True
         world.trainers[0].paused = False
         storage = world.folder / "ckpt"
-        kept = Kept(real=str(storage), mounted=None, steps={"llm": 5}, told_at=0.0)
-        (world.journal.parent / MEMORY).write_text(to_json(Memory(places={str(storage): kept})), encoding="utf-8")
+        kept = RememberedFolder(real=str(storage), mounted=None, steps={"llm": 5}, told_at=0.0)
+        (world.journal.parent / MEMORY).write_text(to_json(HostMemory(places={str(storage): kept})), encoding="utf-8")
         await world.start()
         returned = await world.note("host_returned", outage=outage)
         assert returned.because == "powered off by us"

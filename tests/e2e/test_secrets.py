@@ -7,8 +7,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from powerguard.sim.bmc import SimBmc
-from powerguard.sim.snmp_agent import Fault, SnmpAgent
-from powerguard.sim.snmp_usm import SimUser
+from powerguard.sim.snmp_agent import Fault, SimUser, SnmpAgent
 from tests.e2e.peers import Mischief, Trainer
 from tests.e2e.rig import LIMIT_S, Rig, rig
 

@@ -18,15 +18,15 @@ from typing import Any, Final
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import ArmWay, DisarmWay, Way
+from powerguard.core.model.actions import ArmWay, DisarmWay, Way
 from powerguard.daemon.journal import Line
+from powerguard.effectors.options import SentinelOptions
 from powerguard.effectors.sentinel.effector import SentinelEffector
-from powerguard.effectors.sentinel.options import SentinelOptions
 from powerguard.options import Secret
+from powerguard.sim.demo.story import numbers
 from powerguard.sim.snmp_agent import SnmpAgent
-from powerguard.sim.snmp_ber import SimValue
-from powerguard.sim.story import numbers
-from powerguard.sim.ups_output import APC, XUPS, SimCard
+from powerguard.sim.snmp_values import SimValue
+from powerguard.sim.ups import APC, XUPS, SimCard
 from tests.e2e.peers import rfc1628_table
 from tests.e2e.rig import BUSY_S, LIMIT_S, ROOMY, Rig, rig
 from tests.peers.ipmi import IpmiSim
@@ -249,6 +249,7 @@ async def test_another_host_powers_it_on_and_the_report_says_so(tmp_path: Path, 
         pytest.param("ipmi", marks=[pytest.mark.slow, pytest.mark.peer("ipmi_sim")]),
     ],
 )
+@pytest.mark.slow
 async def test_the_next_cut_meets_its_boot(tmp_path: Path, kind: str) -> None:
     """Powered on, dark again before its daemon could say a word, and its BMC has kept no policy: its old word holds.
 

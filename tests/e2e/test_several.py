@@ -7,7 +7,7 @@ import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
-from powerguard.sim.ups import Battery, SimUps
+from powerguard.sim.ups import SimUps, UpsBattery
 from tests.e2e.peers import Trainer
 from tests.e2e.rig import LONG, ROOMY, TRAINING, Rig, rig
 
@@ -17,7 +17,7 @@ pytestmark = pytest.mark.xdist_group("several")
 @contextlib.asynccontextmanager
 async def second_feed(world: Rig, runtime: tuple[tuple[float, float], ...], *, needed: int) -> AsyncIterator[SimUps]:
     """Another UPS of the same size, with a power supply of the host on it, and room for what the first one carries."""
-    battery = Battery(runtime=runtime, health=0.5, recharge_s=36.0)
+    battery = UpsBattery(runtime=runtime, health=0.5, recharge_s=36.0)
     ups = SimUps(battery, clock=boottime_s, load=lambda: 0.5 * world.load, low_battery_s=0.1)
     async with SnmpAgent(ups.apc_table) as agent:
         source = {"kind": "snmp", "host": "127.0.0.1", "port": agent.port, "poll_s": 0.5, "timeout_s": 0.5}

@@ -4,7 +4,7 @@ import json
 import signal
 
 from powerguard.sim.bmc import SimBmc
-from powerguard.sim.story import numbers
+from powerguard.sim.demo.story import numbers
 from tests.e2e.peers import Trainer
 from tests.e2e.rig import LONG, Rig, rig
 

@@ -16,11 +16,9 @@ import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.sim.bmc import SimBmc
-from powerguard.sim.snmp_agent import SnmpAgent
-from powerguard.sim.snmp_ber import SimValue
-from powerguard.sim.snmp_usm import SimUser
-from powerguard.sim.ups import Battery, SimUps
-from powerguard.sim.ups_output import APC, XUPS, SimCard
+from powerguard.sim.snmp_agent import SimUser, SnmpAgent
+from powerguard.sim.snmp_values import SimValue
+from powerguard.sim.ups import APC, XUPS, SimCard, SimUps, UpsBattery
 from tests.e2e.peers import rfc1628_table
 from tests.e2e.test_late_reboot import ONE_BOOT_ID
 from tests.e2e.test_systemd_install import SETTINGS, UNITS, is_active, until
@@ -137,7 +135,7 @@ def is_printed_settings(operator: Operator) -> None:
 
 
 def gives_secrets(operator: Operator) -> None:
-    """Step 3. The daemon runs without them, and everything that it says names what is missing."""
+    """Step 3. The daemon runs without them, and all that it says names what is missing; `install` restarts it later."""
     code, said = operator.types("install", "--prefix", "/opt/powerguard")
     assert code == 0
     assert re.findall(r"next: powerguard secret set (\S+):", said) == list(SECRETS)
@@ -148,7 +146,10 @@ def gives_secrets(operator: Operator) -> None:
         typed = 'unset POWERGUARD_UNDER_TEST; printf "%s" "$1" | "$2" secret set "$3"'
         operator.container.check("bash", "-c", typed, "bash", secret, POWERGUARD, name)
     assert operator.types("secret", "list")[0] == 0
-    operator.container.check("systemctl", "restart", "powerguard.service")
+    started_without = [text for _, text in operator.doctor()["FAIL"] if "was started without it" in text]
+    assert len(started_without) == len(SECRETS)
+    code, said = operator.types("install", "--prefix", "/opt/powerguard", "--verbose")
+    assert (code, "systemctl restart powerguard.service" in said) == (0, True), said
     until(lambda: operator.status().get("supply") == "utility", "the UPS is not read")
 
 
@@ -202,7 +203,7 @@ def arms(operator: Operator, ups: SimUps) -> None:
 
 def test_from_a_bare_host_to_an_armed_one() -> None:
     """At each step for root and for a user: what is missing is named with its remedy, and at the end nothing fails."""
-    ups = SimUps(Battery(runtime=((0.5, 540.0), (0.75, 360.0), (1.0, 240.0))), clock=boottime_s, load=lambda: LOAD)
+    ups = SimUps(UpsBattery(runtime=((0.5, 540.0), (0.75, 360.0), (1.0, 240.0))), clock=boottime_s, load=lambda: LOAD)
     files = {
         **FILES,
         f"{UNITS}/powerguard.service.d/one-boot-id.conf": ONE_BOOT_ID,

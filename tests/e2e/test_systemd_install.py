@@ -12,7 +12,7 @@ from contextlib import contextmanager
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.sim.ups import Battery, SimUps
+from powerguard.sim.ups import SimUps, UpsBattery
 from tests.e2e.test_late_reboot import ONE_BOOT_ID, PORT, card
 from tests.peers.installed import FILES, binds, install, say
 from tests.peers.nspawn import Container
@@ -196,7 +196,7 @@ def test_no_user_can_fill_run() -> None:
 
 def test_an_outage_is_no_time_to_uninstall() -> None:
     """Refused, and nothing is touched; --force goes on, and says what is at stake."""
-    ups = SimUps(Battery(runtime=((0.6, 3600.0),)), clock=boottime_s, load=lambda: 0.6)
+    ups = SimUps(UpsBattery(runtime=((0.6, 3600.0),)), clock=boottime_s, load=lambda: 0.6)
     with (
         host({f"{UNITS}/powerguard.service.d/one-boot-id.conf": ONE_BOOT_ID}) as container,
         card(ups, container.network),

@@ -11,8 +11,8 @@ from contextlib import contextmanager
 import pytest
 
 from powerguard.effectors.child import Ended
-from powerguard.effectors.host_findings import findings
-from powerguard.effectors.host_options import HostOptions
+from powerguard.effectors.host.findings import findings
+from powerguard.effectors.options import HostOptions
 from tests.peers.installed import FILES as FILES_OF_OURS
 from tests.peers.installed import binds, install
 from tests.peers.nspawn import Container

@@ -12,8 +12,8 @@ import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.daemon.journal import read_only, recent
-from powerguard.sim.story import numbers
-from powerguard.sim.ups import Battery, SimUps
+from powerguard.sim.demo.story import numbers
+from powerguard.sim.ups import SimUps, UpsBattery
 from tests.e2e.test_late_reboot import ONE_BOOT_ID, PORT, UNITS, Story, card
 from tests.peers.installed import FILES, binds, install, say
 from tests.peers.nspawn import Container, disk
@@ -21,7 +21,7 @@ from tests.peers.nspawn import Container, disk
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter")]
 
 BAR_S: Final = 90.0
-"""The promise of docs/guides/recovery.md: from the operating system to a step of training, UPS and charge willing."""
+"""The promise of docs/guides/return.md: from the operating system to a step of training, UPS and charge willing."""
 LOAD: Final = 0.6
 RUNTIME: Final = ((0.3, 200.0), (LOAD, 100.0))
 SETTINGS: Final = f"""mode: armed
@@ -70,7 +70,7 @@ def test_training_has_resumed_within_the_bar_and_nobody_slept(capsys: pytest.Cap
     The container shares the clock of the machine around it, so the report's kernel is that machine's: the operating
     system's own start is asked of systemd.
     """
-    ups = SimUps(Battery(runtime=RUNTIME, health=0.5, recharge_s=36.0), clock=boottime_s, load=lambda: LOAD)
+    ups = SimUps(UpsBattery(runtime=RUNTIME, health=0.5, recharge_s=36.0), clock=boottime_s, load=lambda: LOAD)
     with disk() as root:
         story = Story(root)
         power_off(root, story, ups)

@@ -7,10 +7,9 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.cli.install_pieces import RENAMED, TRAINERS, TRAINERS_MOUNT
+from powerguard.cli.install.pieces import RENAMED, TRAINERS, TRAINERS_MOUNT
 from powerguard.clock import boot_id
-from powerguard.effectors.host_options import OFF_FIFO, ResumeOptions
-from powerguard.effectors.rtc_options import RtcOptions
+from powerguard.effectors.options import OFF_FIFO, ResumeOptions, RtcOptions
 from tests.peers import require
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"

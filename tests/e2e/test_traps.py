@@ -6,7 +6,7 @@ from pathlib import Path
 
 from powerguard.clock import boottime_s
 from tests.e2e.rig import rig
-from tests.sources.trap_helpers import TRAP_V2, V2C, free_port, send, users, v3
+from tests.ups.snmp.trap_helpers import TRAP_V2, V2C, free_port, send, users, v3
 
 POLL_S = 10.0
 

@@ -12,11 +12,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.bmc import audit
-from powerguard.effectors.bmc.audit import Openness
-from powerguard.effectors.bmc.findings import findings
-from powerguard.effectors.bmc.options import BmcOptions
-from powerguard.effectors.host_findings import Finding
+from powerguard.effectors.bmc import findings as audit
+from powerguard.effectors.bmc.findings import Openness, findings
+from powerguard.effectors.host.findings import Finding
+from powerguard.effectors.options import BmcOptions
 from powerguard.sim.bmc import SimBmc
 from tests.peers import require
 from tests.peers.ipmi import IpmiSim, free_udp_port, keep_secret, options, run_tool

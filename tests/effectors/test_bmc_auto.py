@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import RestorePolicy
+from powerguard.core.model.actions import RestorePolicy
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError
 from powerguard.effectors.bmc.ipmi import Failure, RestartCause
-from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.options import BmcOptions
 from powerguard.sim.bmc import SimBmc
 from tests.peers.ipmi import ENSURE, keep_secret
 from tests.peers.ipmi_device import IpmiDevice

@@ -4,7 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from powerguard.effectors.bmc.exchange import BmcFailure, Ensured, Exchange, Pace
+from powerguard.effectors.bmc.exchange import BmcFailure, EnsuredBytes, Exchange, Pace
 from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy
 
 ON, OFF, LAST, UNKNOWN = b"\x41\x00\x00", b"\x01\x00\x00", b"\x21\x00\x00", b"\x61\x00\x00"
@@ -38,7 +38,7 @@ def refusal(ask: Callable[[], object]) -> tuple[Failure, str]:
 def test_what_is_already_so_is_not_written() -> None:
     """Twice is as good as once, and a BMC's flash is spared."""
     bmc = Scripted((0, ON))
-    assert bmc.exchange.ensure(ALWAYS_ON) == Ensured(before=ON, after=ON, changed=False)
+    assert bmc.exchange.ensure(ALWAYS_ON) == EnsuredBytes(before=ON, after=ON, changed=False)
     assert bmc.sent == [(1, b"")]
 
 
@@ -46,7 +46,7 @@ def test_what_is_already_so_is_not_written() -> None:
 def test_anything_else_is_set_and_read_back(before: bytes) -> None:
     """Last state is wrong, too: after an orderly power-off the last state is off."""
     bmc = Scripted((0, before), (0, b"\x07"), (0, ON))
-    assert bmc.exchange.ensure(ALWAYS_ON) == Ensured(before=before, after=ON, changed=True)
+    assert bmc.exchange.ensure(ALWAYS_ON) == EnsuredBytes(before=before, after=ON, changed=True)
     assert bmc.sent == [(1, b""), (6, b"\x02"), (1, b"")]
     assert bmc.now_s == 0.0
 

@@ -4,7 +4,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.effectors.bmc.found import FILE, FoundPolicy
+from powerguard.effectors.bmc.effector import FILE, FoundPolicy
 from powerguard.effectors.bmc.ipmi import PowerRestorePolicy
 
 LAST, ON = PowerRestorePolicy.LAST_STATE, PowerRestorePolicy.ALWAYS_ON

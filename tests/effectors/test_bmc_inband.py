@@ -16,14 +16,14 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import Detail
-from powerguard.effectors.bmc import device as ipmi_device
+from powerguard.core.model.actions import Detail
 from powerguard.effectors.bmc import helper
-from powerguard.effectors.bmc.device import ALLOWED
+from powerguard.effectors.bmc import helper as ipmi_device
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError
 from powerguard.effectors.bmc.exchange import BmcFailure
+from powerguard.effectors.bmc.helper import ALLOWED
 from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy, RestartCause
-from powerguard.effectors.bmc.options import IPMI_SOCKET, BmcOptions
+from powerguard.effectors.options import IPMI_SOCKET, BmcOptions
 from tests.effectors.root_peers import answering
 from tests.peers import require
 from tests.peers.ipmi import ENSURE
@@ -158,7 +158,7 @@ def test_no_command_passes_that_is_not_listed(tmp_path: Path) -> None:
 
 
 def test_no_real_device_is_touched_under_test() -> None:
-    assert helper.carry_out(ipmi_device.DEVICE, helper.Word("ensure"))["text"].startswith("refused under test")
+    assert helper.carry_out(ipmi_device.DEVICE, helper.IpmiRequest("ensure"))["text"].startswith("refused under test")
 
 
 async def test_a_helper_that_is_not_there_or_is_not_ours(tmp_path: Path) -> None:
@@ -184,9 +184,9 @@ def test_a_word_waits_for_no_module_that_it_does_not_need() -> None:
                            capture_output=True, text=True, check=True, timeout=60)  # fmt: skip
     found = set(ended.stdout.split())
     assert {name for name in found if name.startswith("powerguard.effectors.bmc.")} == {
-        f"powerguard.effectors.bmc.{name}" for name in ("device", "exchange", "helper", "ipmi")
+        f"powerguard.effectors.bmc.{name}" for name in ("exchange", "helper", "ipmi")
     }
-    assert not found & {"argparse", "asyncio", "dataclasses", "inspect", "pathlib", "subprocess", "tempfile", "urllib"}
+    assert not found & {"argparse", "asyncio", "dataclasses", "inspect", "subprocess", "tempfile"}
 
 
 @pytest.mark.peer("cc", "systemd-socket-activate")

@@ -12,25 +12,19 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import RestorePolicy
-from powerguard.effectors.bmc import countdown
+from powerguard.core.model.actions import RestorePolicy
+from powerguard.effectors.bmc import exchange as countdown
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError
 from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace
-from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy
-from powerguard.effectors.bmc.timer import RESET_WATCHDOG, Device, Timer
-from tests.peers.ipmi import ENSURE, LIBRARIES, FreeIpmi, IpmiSim, failing, options, read_with_ipmitool
+from powerguard.effectors.bmc.ipmi import RESET_WATCHDOG, Command, Device, Failure, PowerRestorePolicy, Timer
+from tests.peers.ipmi import ENSURE, FreeIpmi, IpmiSim, failing, options, read_with_ipmitool
 
 pytestmark = pytest.mark.peer("ipmi_sim")
 
 
-BOTH = pytest.mark.parametrize("library", LIBRARIES)
-
-
-def effector(
-    tmp_path: Path, bmc: IpmiSim, *, limit_s: float = 15.0, password: str | None = None, library: str = "pyghmi"
-) -> BmcEffector:
+def effector(tmp_path: Path, bmc: IpmiSim, *, limit_s: float = 15.0, password: str | None = None) -> BmcEffector:
     secret = bmc.password if password is None else password
-    return BmcEffector(options(tmp_path, bmc.port, bmc.user, secret, library=library), limit_s=limit_s)
+    return BmcEffector(options(tmp_path, bmc.port, bmc.user, secret), limit_s=limit_s)
 
 
 async def failure_of(bmc: BmcEffector) -> BmcError:
@@ -39,11 +33,10 @@ async def failure_of(bmc: BmcEffector) -> BmcError:
     return caught.value
 
 
-@BOTH
-async def test_a_bmc_without_the_command_is_a_clear_alarm(tmp_path: Path, library: str) -> None:
+async def test_a_bmc_without_the_command_is_a_clear_alarm(tmp_path: Path) -> None:
     """ipmi_sim as Debian ships it refuses the set with 0xC1, like boards without a policy: told, and never verified."""
     async with IpmiSim(plugin=False) as bmc:
-        mine = effector(tmp_path, bmc, library=library)
+        mine = effector(tmp_path, bmc)
         error = await failure_of(mine)
         assert error.failure is Failure.UNSUPPORTED
         assert "Set Power Restore Policy refused with completion code 0xC1" in str(error)
@@ -53,11 +46,11 @@ async def test_a_bmc_without_the_command_is_a_clear_alarm(tmp_path: Path, librar
         assert await mine.power_watts(15.0) is None
 
 
-@pytest.mark.parametrize(("library", "before"), [("pyghmi", "always-off"), ("python-ipmi", "last-state")])
-async def test_the_policy_is_set_verified_and_outlives_the_bmc(tmp_path: Path, library: str, before: str) -> None:
+@pytest.mark.parametrize("before", ["always-off", "last-state"])
+async def test_the_policy_is_set_verified_and_outlives_the_bmc(tmp_path: Path, before: str) -> None:
     """Set, read back; after the BMC itself lost power it still holds, and then nothing is written."""
     async with IpmiSim(plugin=True, policy=before) as bmc:
-        mine = effector(tmp_path, bmc, library=library)
+        mine = effector(tmp_path, bmc)
         told = dict(await mine.carry_out(ENSURE))
         assert (told["before"], told["policy"], told["verified"], told["changed"]) == (before, "always-on", True, True)
         await bmc.restart()
@@ -93,7 +86,7 @@ async def test_an_acknowledged_lie_is_found_out(tmp_path: Path) -> None:
     """Acknowledged, not stored."""
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(lie=True)
-        error = await failure_of(effector(tmp_path, bmc, library="python-ipmi"))
+        error = await failure_of(effector(tmp_path, bmc))
         assert error.failure is Failure.MISMATCH
         assert "acknowledged always-on but still reads always-off 2 s later" in str(error)
         assert bmc.heard.count("set") == 1
@@ -103,12 +96,11 @@ async def test_an_acknowledged_lie_is_found_out(tmp_path: Path) -> None:
     ("code", "failure"),
     [(0xC1, Failure.UNSUPPORTED), (0xCC, Failure.UNSUPPORTED), (0xD4, Failure.PRIVILEGE), (0xFF, Failure.PROTOCOL)],
 )
-@BOTH
-async def test_a_refused_set_is_sent_once(tmp_path: Path, library: str, code: int, failure: Failure) -> None:
+async def test_a_refused_set_is_sent_once(tmp_path: Path, code: int, failure: Failure) -> None:
     """Whatever the board's reason is, it is not hammered."""
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(code=code)
-        error = await failure_of(effector(tmp_path, bmc, library=library))
+        error = await failure_of(effector(tmp_path, bmc))
         assert error.failure is failure
         assert f"0x{code:02X}" in str(error)
         assert bmc.heard.count("set") == 1
@@ -118,61 +110,54 @@ async def test_busy_twice_then_verified(tmp_path: Path) -> None:
     """0xC0 is asked again within the limit."""
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(busy=2)
-        assert dict(await effector(tmp_path, bmc, library="python-ipmi").carry_out(ENSURE))["verified"] is True
+        assert dict(await effector(tmp_path, bmc).carry_out(ENSURE))["verified"] is True
         assert bmc.heard.count("busy") == 2
 
 
-@BOTH
-async def test_a_slow_bmc_is_waited_for(tmp_path: Path, library: str) -> None:
+async def test_a_slow_bmc_is_waited_for(tmp_path: Path) -> None:
     """Each answer takes 0.6 s, longer than pyghmi's first patience: still verified within the limit."""
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(delay_ms=600)
-        assert dict(await effector(tmp_path, bmc, limit_s=15.0, library=library).carry_out(ENSURE))["verified"] is True
+        assert dict(await effector(tmp_path, bmc, limit_s=15.0).carry_out(ENSURE))["verified"] is True
 
 
 @pytest.mark.parametrize("status_bytes", [1, 2, 4, 12])
-@BOTH
-async def test_short_and_long_status_answers_are_read(tmp_path: Path, library: str, status_bytes: int) -> None:
+async def test_short_and_long_status_answers_are_read(tmp_path: Path, status_bytes: int) -> None:
     """Boards cut and stretch them; the policy is in the first byte."""
     async with IpmiSim(plugin=True) as bmc:
         bmc.misbehave(status_bytes=status_bytes)
-        told = dict(await effector(tmp_path, bmc, library=library).carry_out(ENSURE))
+        told = dict(await effector(tmp_path, bmc).carry_out(ENSURE))
         assert (told["verified"], told["ac_failed"]) == (True, None if status_bytes == 1 else False)
 
 
-@BOTH
-async def test_a_wrong_password_and_an_unknown_user(tmp_path: Path, library: str) -> None:
+async def test_a_wrong_password_and_an_unknown_user(tmp_path: Path) -> None:
     """Both are an authentication failure, at once and told as such."""
     async with IpmiSim(plugin=True) as bmc:
-        error = await failure_of(effector(tmp_path, bmc, password="wrong", library=library))
+        error = await failure_of(effector(tmp_path, bmc, password="wrong"))
         assert error.failure is Failure.AUTH
         assert "check bmc.user and bmc.password" in str(error)
-        unknown = BmcEffector(options(tmp_path, bmc.port, "nobody", bmc.password, library=library), limit_s=15.0)
+        unknown = BmcEffector(options(tmp_path, bmc.port, "nobody", bmc.password), limit_s=15.0)
         assert (await failure_of(unknown)).failure is Failure.AUTH
         assert bmc.heard == []
 
 
-@BOTH
-async def test_a_bmc_that_is_stopped_before_the_login(tmp_path: Path, library: str) -> None:
+async def test_a_bmc_that_is_stopped_before_the_login(tmp_path: Path) -> None:
     """Its socket is there and takes packets, nobody reads them; afterwards it works again."""
     async with IpmiSim(plugin=True) as bmc:
         os.kill(bmc.pid, signal.SIGSTOP)
-        error = await failing(
-            lambda limit_s: effector(tmp_path, bmc, limit_s=limit_s, library=library), Failure.UNREACHABLE
-        )
+        error = await failing(lambda limit_s: effector(tmp_path, bmc, limit_s=limit_s), Failure.UNREACHABLE)
         assert error.failure is Failure.UNREACHABLE
         os.kill(bmc.pid, signal.SIGCONT)
-        assert dict(await effector(tmp_path, bmc, limit_s=15.0, library=library).carry_out(ENSURE))["verified"] is True
+        assert dict(await effector(tmp_path, bmc, limit_s=15.0).carry_out(ENSURE))["verified"] is True
 
 
-@BOTH
-async def test_a_bmc_that_is_stopped_in_mid_session(tmp_path: Path, library: str) -> None:
+async def test_a_bmc_that_is_stopped_in_mid_session(tmp_path: Path) -> None:
     """Silence after the login ends at the limit, with the command named."""
     for delay_ms, limit_s in ((1000, 7.0), (4000, 40.0)):  # the second, where it was not stopped within its delay
         async with IpmiSim(plugin=True) as bmc:
             bmc.misbehave(delay_ms=delay_ms)
             async with asyncio.TaskGroup() as group:
-                asked = group.create_task(failure_of(effector(tmp_path, bmc, limit_s=limit_s, library=library)))
+                asked = group.create_task(failure_of(effector(tmp_path, bmc, limit_s=limit_s)))
                 async with asyncio.timeout(60):
                     while "status" not in bmc.heard and not asked.done():  # noqa: ASYNC110 - a file tells nobody
                         await asyncio.sleep(0.01)

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.effectors.bmc.options import IPMI_SOCKET
+from powerguard.effectors.options import IPMI_SOCKET
 from tests.peers.installed import FILES, PYTHON, binds, install
 from tests.peers.ipmi_device import library
 from tests.peers.nspawn import Container

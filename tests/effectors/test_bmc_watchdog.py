@@ -10,22 +10,20 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import ArmWay, CheckWay, DisarmWay, Way
+from powerguard.core.model.actions import ArmWay, CheckWay, DisarmWay, Way
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.bmc import device as ipmi_device
 from powerguard.effectors.bmc import helper
-from powerguard.effectors.bmc.drilled import FILE, Board, Drill, DrillFile
+from powerguard.effectors.bmc import helper as ipmi_device
 from powerguard.effectors.bmc.engine import BmcError
 from powerguard.effectors.bmc.exchange import BmcFailure
 from powerguard.effectors.bmc.findings import findings
-from powerguard.effectors.bmc.ipmi import Command, Failure
-from powerguard.effectors.bmc.options import BmcOptions
-from powerguard.effectors.bmc.timer import DISARM, Device, Timer, arm_watchdog
-from powerguard.effectors.bmc.watchdog import WatchdogEffector
+from powerguard.effectors.bmc.ipmi import DISARM, Command, Device, Failure, Timer, arm_watchdog
+from powerguard.effectors.bmc.watchdog import FILE, Board, DrillFile, DrillRecord, WatchdogEffector
+from powerguard.effectors.options import BmcOptions
 from tests.peers.ipmi_device import IpmiDevice
 
 BOARD = Board(manufacturer=674, product=256, firmware="1.72", name="Acme X1", bios="Acme 2.4")
-PASSED = Drill(
+PASSED = DrillRecord(
     state="passed", board=BOARD, boot_id="b-1", armed_wall_s=1.8e9, in_s=170.0, because="", judged_wall_s=1.8e9 + 400
 )
 ARM = ArmWay(id="a-1", by_s=1e9, way=Way.WATCHDOG, outage="o-1", in_s=900.5)
@@ -53,7 +51,7 @@ def options(socket: Path) -> BmcOptions:
     return BmcOptions(kind="in-band", socket=str(socket), watchdog=True)
 
 
-def effector(device: IpmiDevice, socket: Path, drill: Drill | None = PASSED) -> WatchdogEffector:
+def effector(device: IpmiDevice, socket: Path, drill: DrillRecord | None = PASSED) -> WatchdogEffector:
     drills = DrillFile(device.folder)
     if drill is not None:
         drills.store(drill)

@@ -11,8 +11,8 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.daemon.admin import SOCKET
-from powerguard.effectors.bmc.timer import DISARM, arm_watchdog
+from powerguard.daemon.control.admin import SOCKET
+from powerguard.effectors.bmc.ipmi import DISARM, arm_watchdog
 from tests.peers.ipmi_device import IpmiDevice
 from tests.peers.machine import quickly
 

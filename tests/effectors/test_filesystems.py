@@ -9,11 +9,11 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import PollNow, SyncFilesystems
-from powerguard.effectors import syncfs_child
+from powerguard.core.model.actions import PollNow, SyncFilesystems
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, run_child
-from powerguard.effectors.filesystems import SyncEffector, distinct
+from powerguard.effectors.host import syncfs_child
+from powerguard.effectors.host.filesystems import SyncEffector, distinct
 
 MOUNTINFO = r"""22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 30 22 259:1 / /nvme rw shared:2 - xfs /dev/nvme0n1 rw

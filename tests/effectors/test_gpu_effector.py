@@ -7,10 +7,10 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.actions import Action, CapPower, PollNow, RestorePower
+from powerguard.core.model.actions import Action, CapPower, PollNow, RestorePower
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.gpu.effector import GpuEffector
-from powerguard.effectors.gpu.options import GPU_SOCKET, GpuOptions
+from powerguard.effectors.options import GPU_SOCKET, GpuOptions
 from tests.effectors.root_peers import answering
 from tests.peers.nvml import Gpus
 

@@ -6,7 +6,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.effectors.gpu.limits import LEASE_S, RETRY_S, Folder, Kept, Limits
+from powerguard.effectors.gpu.helper import LEASE_S, RETRY_S, GpuFolder, KeptLimit, KeptLimits
 from tests.peers.nvml import Gpus, did
 
 SET = "DeviceSetPowerManagementLimit"
@@ -117,10 +117,10 @@ def test_the_watch_restores_once_the_daemon_is_silent(gpus: Gpus) -> None:
 def test_a_daemon_that_holds_keeps_its_cap(gpus: Gpus) -> None:
     """Also a daemon that was restarted in between: a hold is all that counts."""
     gpus.ask("cap", 0.6)
-    folder = Folder(gpus.folder)
+    folder = GpuFolder(gpus.folder)
     kept = folder.read()
     assert kept is not None
-    folder.write(Limits(capped_s=0.0, ordered_s=kept.ordered_s, gpus=kept.gpus))
+    folder.write(KeptLimits(capped_s=0.0, ordered_s=kept.ordered_s, gpus=kept.gpus))
     assert gpus.ask("hold") == {"schema_version": 1, "word": "hold", "ok": True, "capped": 2}
     process = gpus.start("watch", "--lease-s", "20")
     with pytest.raises(subprocess.TimeoutExpired):
@@ -136,19 +136,19 @@ def test_what_a_restore_left_undone_the_watch_does_however_much_is_held(gpus: Gp
     gpus.fail(SET, 999, 1)
     assert not gpus.ask("restore")["ok"]
     gpus.ask("hold")
-    folder = Folder(gpus.folder)
+    folder = GpuFolder(gpus.folder)
     kept = folder.read()
     assert kept is not None
     assert kept.due_s(folder.held_s(), LEASE_S) == kept.ordered_s + RETRY_S[0]
     gpus.fail(SET, 0, 1)
-    folder.write(Limits(capped_s=kept.capped_s, ordered_s=kept.ordered_s - RETRY_S[0], gpus=kept.gpus))
+    folder.write(KeptLimits(capped_s=kept.capped_s, ordered_s=kept.ordered_s - RETRY_S[0], gpus=kept.gpus))
     assert gpus.start("watch").wait(timeout=60) == 0
     assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
 
 
 def test_a_watch_that_fails_is_in_no_hurry_and_never_gives_up() -> None:
     def due_s(ordered_s: float = 0.0, tries: int = 0, tried_s: float = 0.0) -> float:
-        limits = Limits(capped_s=100.0, ordered_s=ordered_s, tries=tries, tried_s=tried_s)
+        limits = KeptLimits(capped_s=100.0, ordered_s=ordered_s, tries=tries, tried_s=tried_s)
         return limits.due_s(held_s=150.0, lease_s=LEASE_S)
 
     assert due_s() == 150.0 + LEASE_S
@@ -158,9 +158,9 @@ def test_a_watch_that_fails_is_in_no_hurry_and_never_gives_up() -> None:
 
 
 def test_the_file_tells_what_it_was_told(tmp_path: Path) -> None:
-    folder = Folder(tmp_path)
-    kept = Kept(uuid="GPU-1", index=3, name="H100", found_mw=700_000, set_mw=(420_000, 350_000), gone=True)
-    limits = Limits(capped_s=1.5, ordered_s=2.5, tries=3, tried_s=4.5, gpus=(kept,))
+    folder = GpuFolder(tmp_path)
+    kept = KeptLimit(uuid="GPU-1", index=3, name="H100", found_mw=700_000, set_mw=(420_000, 350_000), gone=True)
+    limits = KeptLimits(capped_s=1.5, ordered_s=2.5, tries=3, tried_s=4.5, gpus=(kept,))
     assert folder.read() is None
     folder.write(limits)
     assert folder.read() == limits

@@ -11,7 +11,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.effectors.gpu.options import GPU_SOCKET
+from powerguard.effectors.options import GPU_SOCKET
 from tests.peers.installed import FILES, PYTHON, binds, install, say
 from tests.peers.nspawn import Container
 from tests.peers.nvml import H100, library

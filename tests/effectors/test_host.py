@@ -13,12 +13,12 @@ from tempfile import TemporaryDirectory
 import pytest
 from pydantic import ValidationError
 
-from powerguard.core.actions import Grade, PollNow, PowerOff, Reboot, ResumeTraining
-from powerguard.core.policy import Mode
+from powerguard.core.model.actions import Grade, PollNow, PowerOff, Reboot, ResumeTraining
+from powerguard.core.model.policy import Mode
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, run_child
-from powerguard.effectors.host import HostEffector, obstacle, say
-from powerguard.effectors.host_options import OFF_FIFO, HostOptions, ResumeOptions
+from powerguard.effectors.host.power import HostEffector, obstacle, say
+from powerguard.effectors.options import OFF_FIFO, HostOptions, ResumeOptions
 
 BOOT = "0d3a7d2c-6a3c-4f0e-9a51-2f1f3f1d9b10"
 OFF = PowerOff(id="a1", by_s=1010.0, outage="o1", grade=Grade.FULL, force_after_s=110.0)
@@ -228,7 +228,8 @@ def test_root_accepts_the_daemons_fifo(fifo: Fifo, tmp_path: Path) -> None:
     os.chown(fifo.path, 64999, 64999)
     users = tmp_path / "passwd"
     script = (
-        "import sys; from powerguard.effectors.host import obstacle; from powerguard.effectors.host_options import *;"
+        "import sys; from powerguard.effectors.host.power import obstacle;"
+        "from powerguard.effectors.options import *;"
         "print(obstacle(HostOptions(fifo=sys.argv[1])))"
     )
     mount = 'mount --bind "$1" /etc/passwd && exec "$2" -c "$3" "$4"'

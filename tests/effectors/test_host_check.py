@@ -8,11 +8,11 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import CheckHost, PollNow
+from powerguard.core.model.actions import CheckHost, PollNow
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, Spawn, run_child
-from powerguard.effectors.host_check import MEMORY, HostCheckEffector
-from powerguard.effectors.host_options import ResumeOptions
+from powerguard.effectors.host.check import MEMORY, HostCheckEffector
+from powerguard.effectors.options import ResumeOptions
 from tests.cli.checkpoint_sites import save
 
 

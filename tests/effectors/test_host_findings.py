@@ -7,8 +7,8 @@ from pathlib import Path
 import pytest
 
 from powerguard.effectors.child import Ended
-from powerguard.effectors.host_findings import Finding, findings, seconds
-from powerguard.effectors.host_options import HostOptions
+from powerguard.effectors.host.findings import Finding, findings, seconds
+from powerguard.effectors.options import HostOptions
 
 # As systemd 252 prints it.
 UNITS = """TimeoutStopUSec=1min 30s

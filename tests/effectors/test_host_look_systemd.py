@@ -8,8 +8,8 @@ from typing import Any
 
 import pytest
 
-from powerguard.effectors.gpu.options import GPU_SOCKET
-from powerguard.effectors.host_check import MEMORY
+from powerguard.effectors.host.check import MEMORY
+from powerguard.effectors.options import GPU_SOCKET
 from tests.effectors.test_gpu_systemd import WORLD, Host, booted
 
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter", "cc")]
@@ -28,7 +28,7 @@ ASKED = {
 ONCE = f"""[Service]
 Type=oneshot
 ExecStart=
-ExecStart=/opt/python/bin/python{sys.version_info.major}.{sys.version_info.minor} -m powerguard.effectors.host_look
+ExecStart=/opt/python/bin/python{sys.version_info.major}.{sys.version_info.minor} -m powerguard.effectors.host.look
 Environment=LD_LIBRARY_PATH=/opt/python/lib:/opt/libraries PYTHONPATH=/opt/site:/opt/site-packages
 StandardInput=file:/etc/powerguard/asked.json
 StandardOutput=truncate:{STATE}.answer

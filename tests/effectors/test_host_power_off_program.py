@@ -22,9 +22,9 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boot_id, boottime_s
-from powerguard.core.actions import Grade, PowerOff
-from powerguard.effectors.host import HostEffector, say, unanswered
-from powerguard.effectors.host_options import HostOptions
+from powerguard.core.model.actions import Grade, PowerOff
+from powerguard.effectors.host.power import HostEffector, say, unanswered
+from powerguard.effectors.options import HostOptions
 from tests.effectors.test_host_findings import found
 
 PROGRAM = Path(__file__).parents[2] / "systemd" / "powerguard-off"

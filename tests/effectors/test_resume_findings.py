@@ -6,10 +6,9 @@ from pathlib import Path
 import pytest
 
 from powerguard.effectors.child import Ended
-from powerguard.effectors.host_look import Checked
-from powerguard.effectors.host_look_judge import Gpu, Gpus, Look, Memory, Verdict
-from powerguard.effectors.host_options import ResumeOptions
-from powerguard.effectors.resume_findings import host, target
+from powerguard.effectors.host.findings import host, target
+from powerguard.effectors.host.look import CheckedHost, Gpus, HostGpu, HostMemory, HostVerdict, HostView
+from powerguard.effectors.options import ResumeOptions
 
 TARGET = "powerguard-resume.target"
 
@@ -82,12 +81,14 @@ async def test_another_unit_needs_a_rule_and_a_command_a_program() -> None:
     assert (await target(ResumeOptions(command=["/nowhere/x"])))[0].verdict == "FAIL"
 
 
-def looked(verdict: Verdict | None = None, before: Memory | None = None, gpus: Gpus | None = None) -> Checked:
-    look = Look(at_s=1.0, gpus=gpus or Gpus(because="no NVML"), places={})
-    return Checked(look=look, verdict=verdict or Verdict(), before=before or Memory())
+def looked(
+    verdict: HostVerdict | None = None, before: HostMemory | None = None, gpus: Gpus | None = None
+) -> CheckedHost:
+    look = HostView(at_s=1.0, gpus=gpus or Gpus(because="no NVML"), places={})
+    return CheckedHost(look=look, verdict=verdict or HostVerdict(), before=before or HostMemory())
 
 
-KNOWN = Memory(gpus=(Gpu(uuid="GPU-a", name="H100"),))
+KNOWN = HostMemory(gpus=(HostGpu(uuid="GPU-a", name="H100"),))
 
 
 def test_a_host_as_it_is_remembered(tmp_path: Path) -> None:
@@ -96,7 +97,7 @@ def test_a_host_as_it_is_remembered(tmp_path: Path) -> None:
 
 
 def test_what_would_keep_training_waiting_is_a_failure_today(tmp_path: Path) -> None:
-    verdict = Verdict(problems=("/nas: lies on /",), notes=("llm: 1 newer passed over",))
+    verdict = HostVerdict(problems=("/nas: lies on /",), notes=("llm: 1 newer passed over",))
     found = host(looked(verdict, KNOWN), tmp_path)
     assert [(each.verdict, each.text) for each in found] == [
         ("FAIL", "/nas: lies on /"),

@@ -7,9 +7,9 @@ from pathlib import Path
 import pytest
 
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.gpu import limits
+from powerguard.effectors.gpu import helper as limits
 from powerguard.effectors.root_client import HOLD_EVERY_S, RootHelper
-from powerguard.effectors.signals import kept
+from powerguard.effectors.signals import helper as kept
 from tests.effectors.root_peers import answering
 
 LIST: dict[str, object] = {"word": "list"}

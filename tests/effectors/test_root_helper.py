@@ -16,8 +16,7 @@ import pytest
 
 from powerguard.clock import boot_id, boottime_s
 from powerguard.effectors.gpu import helper as gpu
-from powerguard.effectors.root_folder import KeptError, KeptFolder
-from powerguard.effectors.root_helper import RefusedError, read_line, told_object
+from powerguard.effectors.root_helper import KeptError, KeptFolder, RefusedError, read_line, told_object
 from powerguard.effectors.signals import helper as signals
 
 WORDS = {"helper": "powerguard-x", "file": "kept.json", "by_hand": "mend it by hand"}

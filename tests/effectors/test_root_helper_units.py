@@ -12,12 +12,11 @@ import pytest
 
 from powerguard.effectors.gpu import findings as gpu_findings
 from powerguard.effectors.gpu import helper as gpu
-from powerguard.effectors.gpu.limits import LIMITS
-from powerguard.effectors.gpu.options import GPU_SOCKET
+from powerguard.effectors.gpu.helper import LIMITS
+from powerguard.effectors.options import GPU_SOCKET, SIGNAL_SOCKET
 from powerguard.effectors.signals import findings as signal_findings
 from powerguard.effectors.signals import helper as signals
-from powerguard.effectors.signals.kept import STOPPED
-from powerguard.effectors.signals.options import SIGNAL_SOCKET
+from powerguard.effectors.signals.helper import STOPPED_FILE
 from tests.peers import require
 
 SYSTEMD = Path(__file__).parents[2] / "systemd"
@@ -74,7 +73,7 @@ HELPERS = (
         module="powerguard.effectors.signals.helper",
         run=signals.run,
         folder=signals.FOLDER,
-        kept=STOPPED,
+        kept=STOPPED_FILE,
         socket_path=SIGNAL_SOCKET,
         watch=signal_findings.WATCH,
         within_s=signals.WITHIN_S,

@@ -18,11 +18,10 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.core.model.actions import ArmWay, CheckWay, Detail, DisarmWay, Way
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.rtc import RtcEffector
-from powerguard.effectors.rtc_device import RTC_PARAM_GET, RTC_RD_TIME, RTC_WKALM_RD, RTC_WKALM_SET
-from powerguard.effectors.rtc_options import RtcOptions
+from powerguard.effectors.options import RtcOptions
+from powerguard.effectors.rtc import RTC_PARAM_GET, RTC_RD_TIME, RTC_WKALM_RD, RTC_WKALM_SET, RtcEffector
 from tests.peers.machine import folder_in_memory
 
 START = datetime(2026, 11, 21, 22, 0, 0)  # noqa: DTZ001 - the clock knows no zone

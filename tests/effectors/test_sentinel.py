@@ -14,14 +14,14 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import ArmWay, PollNow, Way
-from powerguard.core.readings import OutputSource
-from powerguard.daemon.ways import ways_of
+from powerguard.core.model.actions import ArmWay, PollNow, Way
+from powerguard.core.model.events import OutputSource
+from powerguard.daemon.wiring import ways_of
 from powerguard.effectors.base import EffectorError
+from powerguard.effectors.options import SentinelOptions
+from powerguard.effectors.sentinel import protocol as wire
 from powerguard.effectors.sentinel.effector import SentinelEffector
-from powerguard.effectors.sentinel.options import SentinelOptions
 from powerguard.options import Secret
-from powerguard.protocols import sentinel as wire
 from powerguard.settings.load import load
 from tests.peers.redfish import make_certificate
 from tests.sentinel.rig import KEYS, arm, check, disarm, options_of, running, settings_of, told

@@ -7,13 +7,13 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.actions import Action, ContinueTrainer, PollNow, StopTrainer, TerminateTrainer
+from powerguard.core.model.actions import Action, ContinueTrainer, PollNow, StopTrainer, TerminateTrainer
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended
-from powerguard.effectors.host_findings import Finding
+from powerguard.effectors.host.findings import Finding
+from powerguard.effectors.options import SIGNAL_SOCKET, SignalsOptions
 from powerguard.effectors.signals.effector import SignalEffector, SignalHelper
 from powerguard.effectors.signals.findings import findings
-from powerguard.effectors.signals.options import SIGNAL_SOCKET, SignalsOptions
 from tests.effectors.root_peers import answering
 from tests.peers.jobs import Jobs, state, until
 

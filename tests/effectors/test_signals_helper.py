@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boot_id, boottime_s
-from powerguard.effectors.signals.kept import Folder, Stopped
+from powerguard.effectors.signals.helper import SignalFolder, Stopped
 from powerguard.effectors.signals.processes import look
 from tests.peers import require
 from tests.peers.jobs import LAUNCHER, PYTHON, RANK, USER, Jobs, did, stands, state, until
@@ -124,7 +124,7 @@ def test_of_many_the_first_are_named_and_all_are_counted(jobs: Jobs) -> None:
     pids = [int(line) for line in Path(jobs.path("pids")).read_text(encoding="ascii").split()]
     jobs.adopt(pids)
     keys = tuple(process.key for process in map(look, pids) if process is not None)
-    Folder(jobs.folder).write((Stopped(socket="llm.sock", uid=USER, at_s=0.0, processes=keys),))
+    SignalFolder(jobs.folder).write((Stopped(socket="llm.sock", uid=USER, at_s=0.0, processes=keys),))
     told = jobs.ask("continue", "llm.sock")
     assert (told["ok"], told["continued"], len(told["processes"])) == (True, 80, 64)
 
@@ -145,8 +145,10 @@ def test_a_daemon_that_is_gone_does_not_leave_training_stopped(jobs: Jobs) -> No
 def test_a_daemon_that_asks_keeps_it_stopped(jobs: Jobs) -> None:
     process = jobs.rank("llm.sock", "listens")
     jobs.ask("stop", "llm.sock")
-    kept = Folder(jobs.folder).read()
-    Folder(jobs.folder).write(tuple(Stopped(**{**_fields(entry), "at_s": boottime_s() - 100.0}) for entry in kept))
+    kept = SignalFolder(jobs.folder).read()
+    SignalFolder(jobs.folder).write(
+        tuple(Stopped(**{**_fields(entry), "at_s": boottime_s() - 100.0}) for entry in kept)
+    )
     assert jobs.ask("hold")["stopped"] == 1
     watch = jobs.watch(lease_s=30.0)
     with pytest.raises(subprocess.TimeoutExpired):
@@ -169,7 +171,7 @@ def test_a_number_that_was_given_to_another_process_is_not_signalled(jobs: Jobs)
     found = look(process.pid)
     assert found is not None
     entry = Stopped(socket="llm.sock", uid=USER, at_s=boottime_s(), processes=((found.pid, found.started - 1),))
-    Folder(jobs.folder).write((entry,))
+    SignalFolder(jobs.folder).write((entry,))
     told = jobs.ask("continue")
     assert (told["ok"], told["processes"], jobs.stopped.exists()) == (True, [], False)
     assert stands(process.pid)
@@ -180,7 +182,7 @@ def test_a_helper_killed_before_its_first_signal_leaves_nobody_standing(jobs: Jo
     process = jobs.rank("llm.sock", "listens")
     found = look(process.pid)
     assert found is not None
-    Folder(jobs.folder).write((Stopped(socket="llm.sock", uid=USER, at_s=boottime_s(), processes=(found.key,)),))
+    SignalFolder(jobs.folder).write((Stopped(socket="llm.sock", uid=USER, at_s=boottime_s(), processes=(found.key,)),))
     assert did(jobs.ask("continue")) == {process.pid: "continued"}
     assert jobs.advances("llm.sock")
 
@@ -216,7 +218,7 @@ def test_the_watch_is_there_again_as_soon_as_the_file_is_mended(jobs: Jobs) -> N
 @pytest.mark.parametrize("at_s", [float("nan"), float("inf"), 1e12, -1.0])
 def test_a_moment_that_never_was_keeps_nobody_standing(tmp_path: Path, at_s: float) -> None:
     """The watch would wait for a lease from then on."""
-    folder = Folder(tmp_path)
+    folder = SignalFolder(tmp_path)
     folder.write((Stopped(socket="llm.sock", uid=USER, at_s=at_s, processes=()),))
     assert [entry.at_s for entry in folder.read()] == [0.0]
 
@@ -230,7 +232,7 @@ def test_where_the_disk_has_filled_up_whoever_stands_goes_on_all_the_same(jobs: 
     ended = subprocess.run(argv, capture_output=True, check=False, timeout=60)
     assert (json.loads(ended.stdout)["ok"], b"make room" in ended.stderr) == (True, True)
     assert [stands(process.pid) for process in processes] == [False, True]
-    assert len(Folder(jobs.folder).read()) == 2
+    assert len(SignalFolder(jobs.folder).read()) == 2
     assert jobs.ask("continue")["ok"]
     assert not stands(processes[1].pid)
 
@@ -244,13 +246,13 @@ def test_who_may_not_be_signalled_does_not_hold_up_the_others(jobs: Jobs) -> Non
         until(lambda process=process: stands(process.pid))
     found = [process for process in (look(theirs.pid), look(own.pid)) if process is not None]
     kept = [Stopped(socket="x.sock", uid=each.uid, at_s=0.0, processes=(each.key,)) for each in found]
-    Folder(jobs.folder).write(tuple(kept))
+    SignalFolder(jobs.folder).write(tuple(kept))
     argv = [require("setpriv"), "--bounding-set=-all", "--inh-caps=-all", *jobs.argv("continue")]
     told = json.loads(subprocess.run(argv, capture_output=True, check=False, timeout=60).stdout)
     assert (told["ok"], did(told)) == (False, {theirs.pid: "failed", own.pid: "continued"})
     assert f"not permitted for {told['processes'][0]['name']} ({theirs.pid})" in told["error"]
     assert (stands(theirs.pid), stands(own.pid)) == (True, False)
-    assert Folder(jobs.folder).read() == (kept[0],)
+    assert SignalFolder(jobs.folder).read() == (kept[0],)
     assert jobs.ask("continue")["ok"]
     assert not stands(theirs.pid)
 
@@ -305,11 +307,8 @@ def test_what_it_imports_is_little() -> None:
         "powerguard.clock",
         "powerguard.durable",
         "powerguard.effectors",
-        "powerguard.effectors.root_folder",
         "powerguard.effectors.root_helper",
         "powerguard.effectors.signals",
-        "powerguard.effectors.signals.allowed",
         "powerguard.effectors.signals.helper",
-        "powerguard.effectors.signals.kept",
         "powerguard.effectors.signals.processes",
     }

@@ -12,7 +12,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.effectors.signals.options import SIGNAL_SOCKET
+from powerguard.effectors.options import SIGNAL_SOCKET
 from tests.peers.installed import FILES, PYTHON, binds, install, say
 from tests.peers.nspawn import Container
 

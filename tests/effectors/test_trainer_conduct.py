@@ -5,10 +5,10 @@ from hypothesis import given
 from hypothesis import strategies as st
 from pydantic import ValidationError
 
-from powerguard.core.actions import Conduct
-from powerguard.effectors.trainer.conduct import Meaning, classify
+from powerguard.core.model.actions import Conduct
 from powerguard.effectors.trainer.effector import seen
 from powerguard.effectors.trainer.options import TrainerOptions
+from powerguard.effectors.trainer.peer import Meaning, classify
 from powerguard.wire import After, Estimate, LastCommitted, TrainerStatus
 
 OURS = "/api/v1/checkpoints/a1"

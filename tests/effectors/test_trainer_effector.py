@@ -11,7 +11,7 @@ import pytest
 from aiohttp import web
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import PollNow, ResumeTrainer
+from powerguard.core.model.actions import PollNow, ResumeTrainer
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.options import Secret
@@ -215,7 +215,7 @@ async def test_one_that_answers_at_once_and_saves_then_is_done_when_its_file_is(
     assert told.stages == ["waiting_folder", "flushing"]
 
 
-@pytest.mark.parametrize("status", [200, 202])
+@pytest.mark.parametrize("status", [200, pytest.param(202, marks=pytest.mark.slow)])
 async def test_a_2xx_after_which_no_file_appears_is_begun_and_not_confirmed(tmp_path: Path, status: int) -> None:
     (tmp_path / "ckpt_50.pt").write_bytes(b"\0" * 100)  # just before the request, which it does not answer
     options = {"checkpoint_dir": str(tmp_path), "max_checkpoint_s": 9.0, "checkpoint_s": 1.0}
@@ -354,7 +354,13 @@ async def test_busy_is_asked_again_soon() -> None:
     assert [body["id"] for body in peer.bodies] == ["a1"] * 3
 
 
-@pytest.mark.parametrize("busy", [{"status": 503, "headers": {"Retry-After": "1"}}, {"status": 429}, {"status": 503}])
+@pytest.mark.parametrize(
+    "busy",
+    [
+        {"status": 503, "headers": {"Retry-After": "1"}},
+        *(pytest.param({"status": status}, marks=pytest.mark.slow) for status in (429, 503)),
+    ],
+)
 async def test_a_trainer_that_is_busy_while_it_saves_is_asked_again(busy: dict[str, object]) -> None:
     """Its endpoint is crowded and its checkpoint is under way: that is no nonsense, however often it says so."""
     script = {TRIGGER: [accepted()], FOLLOW: [*([busy] * 7), DURABLE]}

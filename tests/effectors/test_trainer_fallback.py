@@ -25,11 +25,13 @@ class Helper:
 
     def __init__(self, folder: Path | None, after_s: float = 0.0) -> None:
         self.asked = 0
+        self.heard = asyncio.Event()
         self._folder = folder
         self._after_s = after_s
 
     async def checkpoint(self, unit: str, signal: str) -> dict[str, Any]:
         self.asked += 1
+        self.heard.set()
         await asyncio.sleep(self._after_s)
         if self._folder is None:
             msg = f"{unit}: runs no process"
@@ -121,7 +123,12 @@ async def test_beside_one_that_hangs(tmp_path: Path) -> None:
 async def test_one_that_wakes_up_first_is_heard(tmp_path: Path) -> None:
     """The fallback has begun, and the trainer answers after all: its own checkpoint is the better one."""
     helper = Helper(tmp_path, after_s=30.0)
-    script: dict[str, list[Any]] = {TRIGGER: [slow, accepted()], STATUS: [{"body": {"job": "llm"}}], FOLLOW: [DURABLE]}
+
+    async def awake(_: web.Request) -> web.Response:
+        await helper.heard.wait()
+        return web.Response(status=202, headers={"Location": "/api/v1/checkpoints/a1"})
+
+    script: dict[str, list[Any]] = {TRIGGER: [slow, awake], STATUS: [{"body": {"job": "llm"}}], FOLLOW: [DURABLE]}
     async with serve(script) as peer:
         detail, _ = await asked(llm(peer.url, tmp_path), helper, limit_s=25.0)
     assert (detail["native"], detail["step"], helper.asked) == (True, 7, 1)
@@ -150,6 +157,7 @@ async def test_a_mute_one_is_given_the_time_that_it_needs(tmp_path: Path) -> Non
         assert (helper.asked, detail["step"]) == (2, 88)
 
 
+@pytest.mark.slow
 async def test_one_that_answered_and_still_writes_is_not_made_to_save_twice(tmp_path: Path) -> None:
     """A second save would take the disk from the first, which is on its way."""
     (tmp_path / "checkpoints").mkdir()

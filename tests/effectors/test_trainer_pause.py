@@ -10,7 +10,7 @@ from typing import Any
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import PauseTrainer, ResumeTrainer
+from powerguard.core.model.actions import PauseTrainer, ResumeTrainer
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.options import TrainerOptions
 from tests.effectors.trainer_peers import STATUS, effector, serve, serve_raw

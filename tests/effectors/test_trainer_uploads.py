@@ -9,14 +9,13 @@ import pytest
 from aiohttp import web
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import Grade, SyncFilesystems
-from powerguard.core.model import EmergencyCheckpoint, Holding, OnBattery, Online, Outage, State
-from powerguard.core.policy import Policy
-from powerguard.daemon.assemble import Hands, build, is_past_dwell
-from powerguard.effectors.filesystems import SyncEffector
-from powerguard.effectors.trainer.effector import TrainerEffector
+from powerguard.core.model.actions import Grade, SyncFilesystems
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import EmergencyCheckpoint, Holding, OnBattery, Online, Outage, State
+from powerguard.daemon.wiring import Ports, build, is_past_dwell
+from powerguard.effectors.host.filesystems import SyncEffector
+from powerguard.effectors.trainer.effector import LEASE_S, RENEW_S, TrainerEffector
 from powerguard.effectors.trainer.options import TrainerOptions
-from powerguard.effectors.trainer.uploads import LEASE_S, RENEW_S
 from powerguard.settings.schema import Settings
 from tests.effectors.trainer_peers import RESUME, STATUS, TRIGGER, accepted, effector, serve
 from tests.trainer.toy import short_folder
@@ -191,6 +190,6 @@ def test_only_an_armed_daemon_holds_uploads(*, dry_run: bool, watchers: set[str]
     """In dry-run nobody is asked for anything."""
     told = {"mode": "armed", "ups": {"a": {"sources": [{"kind": "nut", "host": "127.0.0.1", "name": "a"}]}}}
     settings = Settings.model_validate(told)
-    parts = build(settings, Hands(sources=lambda *_: []), lambda _: None, dry_run=dry_run)
+    parts = build(settings, Ports(sources=lambda *_: []), lambda _: None, dry_run=dry_run)
     assert watchers <= set(parts.watchers)
     assert dry_run == ("uploads" not in parts.watchers)

@@ -16,12 +16,12 @@ import structlog
 from aiohttp import web
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import Conduct, ResumeTrainer
-from powerguard.core.events import TrainerSeen
+from powerguard.core.model.actions import Conduct, ResumeTrainer
+from powerguard.core.model.events import TrainerSeen
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.options import Secret
-from powerguard.trainer.store import newest_in
+from powerguard.trainer.store.store import newest_in
 from tests.effectors.trainer_peers import RESUME, STATUS, TRIGGER, Told, effector, order, serve
 from tests.peers.machine import watched
 from tests.trainer.toy import Toy, short_folder
@@ -186,6 +186,26 @@ async def test_sockets_are_found_by_name_and_lost_when_they_go(folder: Path) -> 
         await made.look()
         assert made.names == ()
         assert (last(told).trainer, last(told).alive) == ("new", False)
+
+
+async def test_one_of_an_earlier_daemon_that_nobody_has_any_more_is_told_as_gone(folder: Path) -> None:
+    """Taken out of the settings before a restart, or its socket is gone since: else it counts in every sum for ever.
+
+    One whose socket is there and that does not answer (stopped by a signal, say) is not gone.
+    """
+    hung = socket.socket(socket.AF_UNIX)
+    with contextlib.closing(hung):
+        hung.bind(str(folder / "hung.sock"))
+        hung.listen(5)
+        remembered = ["llm", "found", "hung"]
+        async with effector(llm(f"unix:{folder}/x"), discover=folder, remembered=lambda: remembered) as (made, told):
+            await made.look()
+            assert {seen.trainer: seen.alive for seen in told if seen.trainer == "found"} == {"found": False}
+            assert not [seen for seen in told if seen.trainer == "hung" and not seen.alive]
+            remembered.remove("found")
+            told.clear()
+            await made.look()
+            assert not [seen for seen in told if seen.trainer == "found"]
 
 
 async def test_a_socket_that_is_no_trainers_is_left_alone(folder: Path) -> None:

@@ -8,18 +8,17 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import ArmWay, CheckWay, DisarmWay, Way
+from powerguard.core.model.actions import ArmWay, CheckWay, DisarmWay, Way
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.ups import by_nut
-from powerguard.effectors.ups.effector import OutputEffector
-from powerguard.effectors.ups.options import OutputOffOptions
-from powerguard.effectors.ups.sent import Notes
-from powerguard.sources.nut_control import opened
-from powerguard.sources.nut_options import NutOptions
+from powerguard.effectors.options import OutputOffOptions
+from powerguard.effectors.ups_output import by_nut
+from powerguard.effectors.ups_output.effector import Notes, OutputEffector
+from powerguard.ups.nut.connection import opened
+from powerguard.ups.nut.options import NutOptions
 from tests.peers.machine import folder_in_memory, watched
 from tests.peers.nut import USERS, Upsd, upsd
 from tests.peers.nut_driver import FAILED, UNKNOWN, Driver, upsd_with
-from tests.sources.nut_helpers import FakeUpsd
+from tests.ups.nut.nut_helpers import FakeUpsd
 
 
 @pytest.fixture

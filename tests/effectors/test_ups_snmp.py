@@ -13,18 +13,17 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.ups import by_snmp
-from powerguard.effectors.ups.effector import OutputEffector
-from powerguard.effectors.ups.options import OutputOffOptions
-from powerguard.effectors.ups.sent import Notes
-from powerguard.profiles.controls import SetType, Verb
-from powerguard.profiles.load import load_profiles
-from powerguard.profiles.switch import Switch
-from powerguard.profiles.values import Answer, DeviceError, Missing, Oid
-from powerguard.sim import snmp_ber as ber
-from powerguard.sim.ups_output import APC, XUPS, SimCard, SimOutput, U
+from powerguard.effectors.options import OutputOffOptions
+from powerguard.effectors.ups_output import by_snmp
+from powerguard.effectors.ups_output.effector import Notes, OutputEffector
+from powerguard.sim import snmp_values as sim
+from powerguard.sim.ups import APC, XUPS, SimCard, SimOutput, U
+from powerguard.ups.profiles.commands import Switch
+from powerguard.ups.profiles.load import load_profiles
+from powerguard.ups.profiles.schema import SetType, Verb
+from powerguard.ups.profiles.vocabulary import Answer, DeviceError, Missing, Oid
 from tests.peers.machine import folder_in_memory, watched
 
 PROFILES = load_profiles(None)
@@ -76,7 +75,7 @@ class Direct:
         if self.drops:
             self.drops -= 1
             raise DeviceError(self.silent, unanswered=True)
-        status = True if self.sets == "lost" else self.card.take(oid, ber.integer(int(raw)))
+        status = True if self.sets == "lost" else self.card.take(oid, sim.integer(int(raw)))
         if self.sets:
             raise DeviceError(self.silent, unanswered=True)
         if status is not True:

@@ -11,23 +11,23 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import ArmWay, CheckWay, DisarmWay, Way
+from powerguard.core.model.actions import ArmWay, CheckWay, DisarmWay, Way
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.ups import by_snmp
-from powerguard.effectors.ups.effector import OutputEffector
-from powerguard.effectors.ups.options import OutputOffOptions
-from powerguard.effectors.ups.sent import Notes
+from powerguard.effectors.options import OutputOffOptions
+from powerguard.effectors.ups_output import by_snmp
+from powerguard.effectors.ups_output.effector import Notes, OutputEffector
 from powerguard.options import Secret
-from powerguard.profiles.values import Answer, Oid
-from powerguard.sim import snmp_ber as ber
+from powerguard.sim import snmp_values as sim
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
-from powerguard.sim.ups_output import APC, XUPS, SimCard, SimOutput, U
-from powerguard.sources.snmp_control import opened
-from powerguard.sources.snmp_options import SnmpOptions
-from powerguard.sources.snmp_port import CardPort
+from powerguard.sim.ups import APC, XUPS, SimCard, SimOutput, U
+from powerguard.ups.profiles.vocabulary import Answer, Oid
+from powerguard.ups.snmp.control import opened
+from powerguard.ups.snmp.engine import engine_for
+from powerguard.ups.snmp.options import SnmpOptions
+from powerguard.ups.snmp.port import CardPort
 from tests.peers.machine import watched
 from tests.peers.snmpd import AUTH, COMMUNITY, PRIV, USER, WRITE_COMMUNITY, snmpd
-from tests.sources.snmp_helpers import options, secret
+from tests.ups.snmp.snmp_helpers import options, secret
 
 SHUTDOWN, STARTUP = f"{U}.8.2.0", f"{U}.8.3.0"
 CARD = Path(__file__).parents[1] / "peers" / "snmpd_ups.py"
@@ -116,9 +116,9 @@ async def test_of_two_commands_the_one_that_promises_the_way_back(tmp_path: Path
     async with carded(XUPS) as (card, agent), telling(tmp_path, options(agent.port)) as effector:
         cps = "1.3.6.1.4.1.3808.1.1.1"
         card.more = {
-            **{f"{cps}.{tail}.0": ber.timeticks(18_000) for tail in ("5.2.11", "5.2.9", "2.2.4")},
-            **{f"{cps}.{tail}.0": ber.integer(value) for tail, value in (("4.1.1", 3), ("2.1.1", 2), ("6.2.3", 1))},
-            f"{cps}.2.2.1.0": ber.gauge(97),
+            **{f"{cps}.{tail}.0": sim.timeticks(18_000) for tail in ("5.2.11", "5.2.9", "2.2.4")},
+            **{f"{cps}.{tail}.0": sim.integer(value) for tail, value in (("4.1.1", 3), ("2.1.1", 2), ("6.2.3", 1))},
+            f"{cps}.2.2.1.0": sim.gauge(97),
         }
         told = dict(await effector.carry_out(check()))
         assert (told["control"], told["returns"]) == ("rfc1628 off_with_return", "cycles")
@@ -167,6 +167,7 @@ async def told_by_snmpd(
             more = {"community": secret(tmp_path, "read", COMMUNITY)}
             write = secret(tmp_path, "write", WRITE_COMMUNITY) if may_write else None
         source = options(daemon.port, version=version, timeout_s=5.0, **more)
+        await engine_for(None)  # The daemon has one long before it gives an order: its source polls the same card.
         async with telling(tmp_path, source, write) as effector:
             yield effector, log
 

@@ -2,15 +2,15 @@
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
 from aiohttp import web
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import Conduct, TriggerCheckpoint
-from powerguard.core.events import CheckpointProgress, TrainerSeen
+from powerguard.core.model.actions import Conduct, TriggerCheckpoint
+from powerguard.core.model.events import CheckpointProgress, TrainerSeen
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.options import TrainerOptions
 
@@ -127,7 +127,11 @@ class Told(list[TrainerSeen | CheckpointProgress]):
 
 @asynccontextmanager
 async def effector(
-    *options: TrainerOptions, discover: Path | None = None, uids: tuple[int, ...] = (), others: tuple[str, ...] = ()
+    *options: TrainerOptions,
+    discover: Path | None = None,
+    uids: tuple[int, ...] = (),
+    others: tuple[str, ...] = (),
+    remembered: Callable[[], Sequence[str]] = tuple,
 ) -> AsyncIterator[tuple[TrainerEffector, Told]]:
     """Make an effector on the real clock, with what it publishes; closed at the end."""
     told = Told()
@@ -138,6 +142,7 @@ async def effector(
         discover_dir=discover,
         discover_uids=uids,
         not_trainers=others,
+        remembered=remembered,
     )
     try:
         yield made, told

@@ -16,9 +16,9 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from powerguard.clock import boottime_s
-from powerguard.protocols.nis import NisError, Status
-from powerguard.sources.apcupsd import NisClient
-from powerguard.sources.apcupsd_options import ApcupsdOptions
+from powerguard.ups.apcupsd.options import ApcupsdOptions
+from powerguard.ups.apcupsd.protocol import NisError, Status
+from powerguard.ups.apcupsd.source import NisClient
 from tests.peers import UNPACKED, absent, require
 from tests.peers.ports import free_port
 

@@ -16,10 +16,10 @@ from typing import Final, Self
 
 import pytest
 
-from powerguard.core.actions import EnsurePolicy
+from powerguard.core.model.actions import EnsurePolicy
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError
 from powerguard.effectors.bmc.ipmi import Command, Failure
-from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.options import BmcOptions
 from powerguard.options import Secret
 from tests.peers import absent, require
 from tests.peers.ports import free_port
@@ -29,15 +29,10 @@ POLICIES: Final = {"always-off": 0, "last-state": 1, "always-on": 2}
 _PING: Final = b"\x06\x00\xff\x06\x00\x00\x11\xbe\x80\x00\x00\x00"
 
 
-LIBRARIES: Final = ("pyghmi", "python-ipmi")
-"""Who may speak IPMI over LAN for us."""
-
 ENSURE: Final = EnsurePolicy(id="ensure-1", by_s=1e9, outage="outage-1")
 
 
-def options(
-    folder: Path, port: int, user: str, password: str, *, observe: bool = False, library: str = "pyghmi"
-) -> BmcOptions:
+def options(folder: Path, port: int, user: str, password: str, *, observe: bool = False) -> BmcOptions:
     """Settings for a BMC on 127.0.0.1, with the password in a file of its own."""
     return BmcOptions(
         kind="ipmi-lan",
@@ -45,7 +40,6 @@ def options(
         port=port,
         user=user,
         password=Secret(file=str(keep_secret(folder / "bmc-password", password))),
-        ipmi_library=library,
         policy="observe" if observe else "ensure",
     )
 

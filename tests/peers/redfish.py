@@ -22,7 +22,7 @@ from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
 from cryptography.x509.oid import NameOID
 
-from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.options import BmcOptions
 from powerguard.options import Secret
 from tests.peers import require
 from tests.peers.ipmi import keep_secret

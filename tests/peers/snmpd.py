@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 
-from powerguard.profiles.values import Answer, Oid
+from powerguard.ups.profiles.vocabulary import Answer, Oid
 from tests.peers import require
 from tests.peers.ports import free_port
 

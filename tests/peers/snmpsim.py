@@ -17,9 +17,8 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import Final
 
-from powerguard.profiles.values import parts
-from powerguard.protocols.snmp_ber import MessageError
-from powerguard.protocols.snmp_hello import answered, hello
+from powerguard.ups.profiles.vocabulary import parts
+from powerguard.ups.snmp.engine import MessageError, answered, hello
 from tests.peers import require
 from tests.peers.ports import free_port
 

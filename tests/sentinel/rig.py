@@ -12,23 +12,21 @@ from pathlib import Path
 from typing import Any
 
 from powerguard.clock import boottime_s
-from powerguard.core.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.effectors.bmc.engine import BmcError
 from powerguard.effectors.bmc.ipmi import ChassisStatus, PowerRestorePolicy
-from powerguard.effectors.bmc.options import BmcOptions
+from powerguard.effectors.options import BmcOptions, SentinelOptions
 from powerguard.effectors.sentinel.effector import SentinelEffector
-from powerguard.effectors.sentinel.options import SentinelOptions
 from powerguard.options import Secret
 from powerguard.sentinel.decide import Intent
-from powerguard.sentinel.keeper import Keeper
 from powerguard.sentinel.main import reads
 from powerguard.sentinel.options import SentinelHost, SentinelSettings, SentinelUps
-from powerguard.sentinel.run import Hands, Sentinel, moment_of
+from powerguard.sentinel.run import Sentinel, SentinelPorts, moment_of
 from powerguard.sentinel.server import Door, server
-from powerguard.sentinel.store import Store
-from powerguard.sources.base import Publish, Source
-from powerguard.sources.nut_options import NutOptions
+from powerguard.sentinel.store import IntentFile, IntentStore
+from powerguard.ups.base import Publish, Source
+from powerguard.ups.nut.options import NutOptions
 from tests.peers.ipmi import keep_secret
 
 KEYS = {"n1": b"1" * 64, "n2": b"2" * 64}
@@ -190,7 +188,7 @@ async def running(
     wall: Callable[[], float] = time.time,
     chassis: dict[str, Chassis] | None = None,
     supplies: dict[str, Supply] | None = None,
-    store: Store | None = None,
+    store: IntentFile | None = None,
 ) -> AsyncIterator[Rig]:
     """Run a sentinel until the block ends; it ends as if killed: nothing is written at the end."""
     told = settings or settings_of(folder / "state")
@@ -204,7 +202,7 @@ async def running(
     def power(name: str, _: SentinelHost) -> Port:
         return Port(chassis[name])
 
-    hands = Hands(
+    ports = SentinelPorts(
         clock=clock,
         wall=wall,
         pace=pace,
@@ -212,9 +210,9 @@ async def running(
         power=None if real_bmc else power,
     )
     async with asyncio.TaskGroup() as tasks:
-        keeper = Keeper(store or Store(Path(told.state)), moment_of(hands), tasks)
+        keeper = IntentStore(store or IntentFile(Path(told.state)), moment_of(ports), tasks)
         await keeper.load()
-        sentinel = Sentinel(told, keeper, hands)
+        sentinel = Sentinel(told, keeper, ports)
         door = Door({name: KEYS[name] for name in told.hosts if name in KEYS}, sentinel, boottime_s)
         task = tasks.create_task(sentinel.run())
         async with server(door, reads(sentinel, door), listen="127.0.0.1", port=0, tls=tls) as port:

@@ -19,10 +19,10 @@ from powerguard.sentinel.decide import (
     Ending,
     HostRules,
     Intent,
-    Order,
+    PowerOnOrder,
     Seen,
-    Supply,
-    World,
+    SentinelWorld,
+    UpsSupply,
     decide,
     look,
     noted,
@@ -30,7 +30,7 @@ from powerguard.sentinel.decide import (
     stored,
 )
 
-GOOD, BAD = Supply(good=True, utility_since_s=500.0), Supply(good=False, why="on battery")
+GOOD, BAD = UpsSupply(good=True, utility_since_s=500.0), UpsSupply(good=False, why="on battery")
 ONE = HostRules(feeds=("a",), minimum_supplies=1, stagger_s=10.0)
 BOTH = HostRules(feeds=("a", "b"), minimum_supplies=2, stagger_s=10.0)
 EITHER = HostRules(feeds=("a", "b"), minimum_supplies=1, stagger_s=10.0)
@@ -39,10 +39,10 @@ ON = Seen(power_on=True, since_s=990.0, at_s=1000.0, looks=3)
 INTENT = Intent(
     host="n1", outage="o1", boot_id="b1", feeds=("a",), stored_s=800.0, not_before_s=900.0, expires_s=5000.0
 )
-WORLD = World(now_s=1000.0, hosts={"n1": ONE}, supplies={"a": GOOD}, intents={"n1": INTENT}, seen={"n1": OFF})
+WORLD = SentinelWorld(now_s=1000.0, hosts={"n1": ONE}, supplies={"a": GOOD}, intents={"n1": INTENT}, seen={"n1": OFF})
 
 
-def of_two(rules: HostRules, **supplies: Supply) -> World:
+def of_two(rules: HostRules, **supplies: UpsSupply) -> SentinelWorld:
     return replace(
         WORLD,
         hosts={"n1": rules},
@@ -51,18 +51,18 @@ def of_two(rules: HostRules, **supplies: Supply) -> World:
     )
 
 
-def with_intent(**changed: object) -> World:
+def with_intent(**changed: object) -> SentinelWorld:
     return replace(WORLD, intents={"n1": replace(INTENT, **changed)})  # type: ignore[arg-type]
 
 
-def after(world: World) -> World:
+def after(world: SentinelWorld) -> SentinelWorld:
     """What it has seen is entered, as before each decision."""
     return replace(world, intents={name: noted(world, intent) for name, intent in world.intents.items()})
 
 
 def test_all_true_is_an_order() -> None:
     assert decide(WORLD) == Decision(
-        order=Order(host="n1", outage="o1", number=1), ends=(), waits={}, looks=frozenset({"n1"})
+        order=PowerOnOrder(host="n1", outage="o1", number=1), ends=(), waits={}, looks=frozenset({"n1"})
     )
 
 
@@ -86,7 +86,7 @@ def test_all_true_is_an_order() -> None:
         (replace(WORLD, last_order_s=995.0), "staggered: another host was powered on just now; in 5 s"),
     ],
 )
-def test_each_condition_alone_keeps_it_off(world: World, why: str) -> None:
+def test_each_condition_alone_keeps_it_off(world: SentinelWorld, why: str) -> None:
     told = decide(world)
     assert (told.order, told.ends) == (None, ())
     assert why in told.waits["n1"]
@@ -128,7 +128,7 @@ def test_one_supply_is_enough_where_the_settings_say_so() -> None:
         (with_intent(tries=MAX_TRIES, tried_s=1000.0 - BACK_OFF_S[-1]), Ending.GAVE_UP),
     ],
 )
-def test_how_an_intent_ends(world: World, how: Ending) -> None:
+def test_how_an_intent_ends(world: SentinelWorld, how: Ending) -> None:
     told = decide(world)
     assert (told.order, [end.how for end in told.ends]) == (None, [how])
     assert (how in ALARMS) == (how in {Ending.EXPIRED, Ending.GAVE_UP, Ending.HOST_UNKNOWN})
@@ -148,7 +148,7 @@ def test_how_an_intent_ends(world: World, how: Ending) -> None:
         replace(with_intent(expires_s=999.0), seen={"n1": replace(ON, looks=1)}),  # nor is one look alone an end
     ],
 )
-def test_a_host_that_is_on_is_not_back_at_once(world: World) -> None:
+def test_a_host_that_is_on_is_not_back_at_once(world: SentinelWorld) -> None:
     assert decide(world).ends == ()
 
 
@@ -177,14 +177,14 @@ def test_on_again_is_two_looks_after_it_was_off_and_after_the_last_order() -> No
     ("world", "again"),
     [
         (of_two(EITHER, a=GOOD, b=GOOD), False),
-        (of_two(EITHER, a=GOOD, b=Supply(good=True, utility_since_s=955.0)), False),
-        (of_two(BOTH, a=GOOD, b=Supply(good=True, utility_since_s=955.0)), True),
-        (of_two(ONE, a=Supply(good=True, utility_since_s=950.0)), False),
-        (of_two(ONE, a=Supply(good=True, utility_since_s=950.1)), True),
-        (of_two(ONE, a=Supply(good=True)), True),
+        (of_two(EITHER, a=GOOD, b=UpsSupply(good=True, utility_since_s=955.0)), False),
+        (of_two(BOTH, a=GOOD, b=UpsSupply(good=True, utility_since_s=955.0)), True),
+        (of_two(ONE, a=UpsSupply(good=True, utility_since_s=950.0)), False),
+        (of_two(ONE, a=UpsSupply(good=True, utility_since_s=950.1)), True),
+        (of_two(ONE, a=UpsSupply(good=True)), True),
     ],
 )
-def test_off_again_while_its_power_was_there_is_a_hand_and_else_a_cut(world: World, *, again: bool) -> None:
+def test_off_again_while_its_power_was_there_is_a_hand_and_else_a_cut(world: SentinelWorld, *, again: bool) -> None:
     """It was on until 950 s. Where its power may have failed since, its word stands, and what was tried counts."""
     tried = {"was_off": True, "tries": 1, "tried_s": 700.0}
     word = replace(world.intents["n1"], on_since_s=720.0, on_at_s=950.0, **tried)  # type: ignore[arg-type]
@@ -263,8 +263,8 @@ class Walk(RuleBasedStateMachine):
 
     @initialize()
     def begin(self) -> None:
-        self.world = World(now_s=0.0, hosts=self.hosts, supplies={"a": BAD, "b": BAD})
-        self.orders: list[tuple[float, Order]] = []
+        self.world = SentinelWorld(now_s=0.0, hosts=self.hosts, supplies={"a": BAD, "b": BAD})
+        self.orders: list[tuple[float, PowerOnOrder]] = []
         self.looked: dict[str, list[tuple[float, bool | None]]] = {name: [] for name in self.hosts}
         self.dark: dict[str, float] = dict.fromkeys("ab", 0.0)
         self.on_s: dict[str, float] = {}
@@ -285,7 +285,7 @@ class Walk(RuleBasedStateMachine):
         self._mind_the_dark()
         if good == self.world.supplies[ups].good:
             return
-        told = Supply(good=True, utility_since_s=self.world.now_s) if good else BAD
+        told = UpsSupply(good=True, utility_since_s=self.world.now_s) if good else BAD
         self.world = replace(self.world, supplies={**self.world.supplies, ups: told})
 
     @rule(host=st.sampled_from(["n1", "n2"]), power_on=st.sampled_from([True, False, False, False, None]))
@@ -360,7 +360,7 @@ class Walk(RuleBasedStateMachine):
             last_order_s=world.now_s,
         )
 
-    def _check(self, world: World, order: Order, intent: Intent) -> None:
+    def _check(self, world: SentinelWorld, order: PowerOnOrder, intent: Intent) -> None:
         rules, now_s = self.hosts[order.host], world.now_s
         assert intent.not_before_s <= now_s < intent.expires_s
         assert all(world.supplies[name].good for name in rules.feeds)

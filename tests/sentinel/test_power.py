@@ -6,11 +6,11 @@ from typing import Any
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.bmc.device import ALLOWED
 from powerguard.effectors.bmc.engine import BmcError
+from powerguard.effectors.bmc.helper import ALLOWED
 from powerguard.effectors.bmc.ipmi import POWER_ON, Failure
-from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.effectors.bmc.power import power_of
+from powerguard.effectors.options import BmcOptions
 from tests.peers.ipmi import IpmiSim, options
 from tests.peers.redfish import Certificate, Faults, OwnRedfish, SushyEmulator, make_certificate, redfish_options
 

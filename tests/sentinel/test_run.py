@@ -8,10 +8,10 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.readings import OutputSource
+from powerguard.core.model.events import OutputSource
 from powerguard.effectors.base import EffectorError
 from powerguard.sentinel.decide import STILL_ON_S, Intent
-from powerguard.sentinel.store import Moment, Store, Table
+from powerguard.sentinel.store import Clocks, IntentFile, IntentTable
 from tests.peers.ipmi import IpmiSim, options
 from tests.peers.redfish import OwnRedfish, make_certificate, redfish_options
 from tests.sentinel.rig import Chassis, Rig, Supply, arm, check, disarm, running, settings_of, told
@@ -59,14 +59,14 @@ async def test_over_ipmi(tmp_path: Path) -> None:
             assert rig.outages == {}
 
 
-class Kept(Store):
+class Kept(IntentFile):
     """Remembers each moment of an order that was ever on disk."""
 
     def __init__(self, folder: Path) -> None:
         super().__init__(folder)
         self.orders: set[float] = set()
 
-    def save(self, table: Table, now: Moment) -> None:
+    def save(self, table: IntentTable, now: Clocks) -> None:
         self.orders |= {table.last_order_s} - {None}  # type: ignore[arg-type]
         super().save(table, now)
 
@@ -94,7 +94,7 @@ async def test_over_redfish_two_hosts_one_after_the_other(tmp_path: Path) -> Non
 
 def on_disk(folder: Path) -> Intent:
     """The word of n1, as a sentinel that starts now would find it."""
-    table, _ = Store(folder / "state").load(Moment(boot_id="", boottime_s=0.0, wall_s=0.0))
+    table, _ = IntentFile(folder / "state").load(Clocks(boot_id="", boottime_s=0.0, wall_s=0.0))
     return table.intents["n1"]
 
 
@@ -336,8 +336,8 @@ async def test_what_changes_while_the_disk_is_at_work_counts(tmp_path: Path) -> 
     """Utility goes again between the decision and the order: the try is spent, and the host stays off."""
     supplies = {"a": Supply()}
 
-    class Slow(Store):
-        def save(self, table: Table, now: Moment) -> None:
+    class Slow(IntentFile):
+        def save(self, table: IntentTable, now: Clocks) -> None:
             if any(intent.tries for intent in table.intents.values()):
                 supplies["a"].source = OutputSource.BATTERY
                 time.sleep(0.2)

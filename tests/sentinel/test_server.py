@@ -14,12 +14,11 @@ from typing import Any
 import aiohttp
 import pytest
 
-from powerguard.daemon.http import neighbours
-from powerguard.protocols import sentinel as wire
+from powerguard.daemon.observe.http import neighbours
+from powerguard.effectors.sentinel import protocol as wire
 from powerguard.sentinel.decide import Intent
-from powerguard.sentinel.keeper import Keeper
 from powerguard.sentinel.server import MAX_ADDRESSES, MAX_CONNECTIONS, MAX_CONNECTIONS_EACH, MAX_STRANGERS, Buckets
-from powerguard.sentinel.store import Moment, Store, Table
+from powerguard.sentinel.store import Clocks, IntentFile, IntentStore, IntentTable
 from tests.peers.redfish import make_certificate
 from tests.sentinel.rig import KEYS, Rig, arm, disarm, running, settings_of, told
 
@@ -298,20 +297,20 @@ async def test_metrics_and_health_are_everybodys(tmp_path: Path) -> None:
 # --- The disk ------------------------------------------------------------------------------------------------------
 
 
-class Slow(Store):
+class Slow(IntentFile):
     """A disk that takes its time. limit_s None: as a disk does."""
 
     wait_s = 0.0
 
-    def save(self, table: Table, now: Moment) -> None:
+    def save(self, table: IntentTable, now: Clocks) -> None:
         time.sleep(self.wait_s)
         super().save(table, now)
 
 
-class Full(Store):
+class Full(IntentFile):
     full = True
 
-    def save(self, table: Table, now: Moment) -> None:
+    def save(self, table: IntentTable, now: Clocks) -> None:
         if self.full:
             raise OSError(28, "No space left on device")
         super().save(table, now)
@@ -356,15 +355,15 @@ async def test_a_full_disk_keeps_nobody_off_who_is_stored(tmp_path: Path) -> Non
 async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     """The caller is told in time; what the disk takes later counts later, and what came meanwhile is not lost."""
     disk = Slow(tmp_path)
-    now = Moment(boot_id="b", boottime_s=10.0, wall_s=20.0)
+    now = Clocks(boot_id="b", boottime_s=10.0, wall_s=20.0)
     intent = Intent(host="n1", outage="o1", boot_id="b1", feeds=("a",), stored_s=0.0, not_before_s=0.0, expires_s=1e6)
     async with asyncio.TaskGroup() as tasks:
-        keeper = Keeper(disk, lambda: now, tasks)
+        keeper = IntentStore(disk, lambda: now, tasks)
         await keeper.load()
         disk.wait_s = 0.4
         assert "has not taken it within 0.05 s" in await keeper.commit(lambda table: table.put(intent), 0.05)
         assert keeper.table.intents == {}
-        keeper.apply(lambda table: Table(intents=table.intents, last_order_s=5.0))
+        keeper.apply(lambda table: IntentTable(intents=table.intents, last_order_s=5.0))
         disk.wait_s = 0.0
         assert await keeper.flush(5.0) == ""
         assert (keeper.table.last_order_s, set(keeper.table.intents)) == (5.0, {"n1"})

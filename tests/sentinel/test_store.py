@@ -10,9 +10,19 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerguard.sentinel.decide import Intent
-from powerguard.sentinel.store import MAX_ASIDE, MAX_BYTES, Given, Moment, Store, StoreError, Table, decode, encode
+from powerguard.sentinel.store import (
+    MAX_ASIDE,
+    MAX_BYTES,
+    Clocks,
+    Given,
+    IntentFile,
+    IntentFileError,
+    IntentTable,
+    decode,
+    encode,
+)
 
-NOW = Moment(boot_id="boot-1", boottime_s=5000.0, wall_s=1_800_000_000.0)
+NOW = Clocks(boot_id="boot-1", boottime_s=5000.0, wall_s=1_800_000_000.0)
 INTENT = Intent(
     host="n1",
     outage="o1",
@@ -27,7 +37,7 @@ INTENT = Intent(
     on_since_s=4930.0,
     on_at_s=4990.0,
 )
-TABLE = Table(
+TABLE = IntentTable(
     intents={
         "n1": INTENT,
         "n2": replace(INTENT, host="n2", tries=0, tried_s=None, was_off=False, on_since_s=None, on_at_s=None),
@@ -45,7 +55,7 @@ def test_inside_a_boot_nothing_moves() -> None:
 @pytest.mark.parametrize(("wall_step_s", "gone_s"), [(300.0, 300.0), (0.0, 0.0), (-50_000.0, 0.0)])
 def test_over_a_reboot_the_wall_clock_counts_unless_it_goes_back(wall_step_s: float, gone_s: float) -> None:
     """A clock that is behind makes a host wait once more; it never takes an intent's time away twice."""
-    after = Moment(boot_id="boot-2", boottime_s=40.0, wall_s=NOW.wall_s + wall_step_s)
+    after = Clocks(boot_id="boot-2", boottime_s=40.0, wall_s=NOW.wall_s + wall_step_s)
     told = decode(encode(TABLE, NOW), after)[0].intents["n1"]
     assert told.not_before_s - 40.0 == pytest.approx(100.0 - gone_s)
     assert 40.0 - told.stored_s == pytest.approx(200.0 + gone_s)
@@ -59,8 +69,8 @@ def test_over_a_reboot_the_wall_clock_counts_unless_it_goes_back(wall_step_s: fl
 
 
 def test_a_file_is_replaced_as_a_whole_and_is_nobody_elses(tmp_path: Path) -> None:
-    store = Store(tmp_path)
-    assert store.load(NOW) == (Table(), "")
+    store = IntentFile(tmp_path)
+    assert store.load(NOW) == (IntentTable(), "")
     store.save(TABLE, NOW)
     store.save(TABLE.drop("n2"), NOW)
     assert store.load(NOW) == (TABLE.drop("n2"), "")
@@ -102,13 +112,13 @@ def test_a_file_whose_first_line_is_damaged_is_set_aside_and_told(tmp_path: Path
         "huge": b"x" * (MAX_BYTES + 10),
         "other version": line(b"", first.replace(b'"schema_version": 1', b'"schema_version": 2')),
     }[kind]
-    store = Store(tmp_path)
+    store = IntentFile(tmp_path)
     store.path.write_bytes(damaged)
     table, why = store.load(NOW)
-    assert table == Table()
+    assert table == IntentTable()
     assert "its intents do not count; it was set aside as intents.json.damaged-1800000000" in why
     assert (tmp_path / "intents.json.damaged-1800000000").read_bytes() == damaged
-    assert store.load(NOW) == (Table(), "")
+    assert store.load(NOW) == (IntentTable(), "")
 
 
 @pytest.mark.parametrize("kind", ["cut", "flipped", "gone", "not a record", "of another file"])
@@ -124,7 +134,7 @@ def test_what_is_whole_of_a_damaged_file_counts(tmp_path: Path, kind: str) -> No
         "not a record": line(first, b'{"host": "n1"}'),
         "of another file": encode(TABLE, replace(NOW, boottime_s=4000.0)).splitlines(keepends=True)[1],
     }[kind]
-    store = Store(tmp_path)
+    store = IntentFile(tmp_path)
     store.path.write_bytes(b"".join((head, spoilt, *rest)))
     for _ in range(2):  # and again, where it was killed before it has written a new one
         table, why = store.load(NOW)
@@ -135,7 +145,7 @@ def test_what_is_whole_of_a_damaged_file_counts(tmp_path: Path, kind: str) -> No
 
 
 def test_damaged_files_do_not_pile_up(tmp_path: Path) -> None:
-    store = Store(tmp_path)
+    store = IntentFile(tmp_path)
     for number in range(2 * MAX_ASIDE):
         store.path.write_bytes(b"x")
         store.load(replace(NOW, wall_s=NOW.wall_s + number))
@@ -150,7 +160,7 @@ def test_no_damage_is_taken_for_good(noise: bytes, at: int) -> None:
     damaged = raw[:at] + noise + raw[at + len(noise) :]
     try:
         table, lost = decode(damaged, NOW)
-    except StoreError:
+    except IntentFileError:
         return
     assert lost or table == TABLE
     assert table.intents.items() <= TABLE.intents.items()
@@ -163,5 +173,5 @@ def test_a_link_is_not_followed(tmp_path: Path) -> None:
     folder = tmp_path / "state"
     folder.mkdir()
     (folder / "intents.json").symlink_to(other)
-    table, why = Store(folder).load(NOW)
-    assert (table, "cannot be read" in why) == (Table(), True)
+    table, why = IntentFile(folder).load(NOW)
+    assert (table, "cannot be read" in why) == (IntentTable(), True)

@@ -4,10 +4,10 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.core.model import Feed
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
-from powerguard.sentinel.supply import enter, policy_of, supply, unread
-from powerguard.sources.nut_options import NutOptions
+from powerguard.core.model.events import OutputSource, Reading, SourceFailed
+from powerguard.core.model.state import Feed
+from powerguard.sentinel.run import enter, policy_of, supply, unread
+from powerguard.ups.nut.options import NutOptions
 
 POLICY = policy_of("a", [NutOptions(kind="nut", host="127.0.0.1", name="a", poll_s=1.0)])
 BATTERY = OutputSource.BATTERY

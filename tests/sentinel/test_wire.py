@@ -7,7 +7,7 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.protocols import sentinel as wire
+from powerguard.effectors.sentinel import protocol as wire
 
 KEY = b"k" * 32
 ASKED = wire.Request(
@@ -59,7 +59,7 @@ def test_what_is_written_is_read(kind: str) -> None:
     ],
 )
 def test_a_request_is_whole_or_refused(changed: dict[str, Any], what: str) -> None:
-    with pytest.raises(wire.WireError, match=what):
+    with pytest.raises(wire.SentinelWireError, match=what):
         wire.decode("store", body(**changed))
 
 
@@ -70,12 +70,12 @@ def test_a_request_is_whole_or_refused(changed: dict[str, Any], what: str) -> No
 )
 def test_garbage_is_refused_in_one_way(raw: bytes) -> None:
     for kind in wire.PATHS:
-        with pytest.raises(wire.WireError):
+        with pytest.raises(wire.SentinelWireError):
             wire.decode(kind, raw)
 
 
 def test_a_deep_nest_is_refused() -> None:
-    with pytest.raises(wire.WireError):
+    with pytest.raises(wire.SentinelWireError):
         wire.decode("hello", b"[" * 4096)
 
 

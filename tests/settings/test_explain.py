@@ -8,7 +8,7 @@ from pydantic import Field
 from powerguard.options import Options, Secret
 from powerguard.settings.explain import dotted
 from powerguard.settings.load import Files, SettingsError, validate
-from powerguard.strictyaml import load
+from powerguard.yamlfile import load
 
 
 class Snmp(Options):

@@ -1,5 +1,6 @@
 """Settings are read as they are written, or every mistake is told at once with its place and what would be right."""
 
+import re
 import time
 from pathlib import Path
 
@@ -10,7 +11,8 @@ from hypothesis import strategies as st
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.settings.load import MAX_TOLD, Files, SettingsError, load, load_with_origins, read_files, validate
 from powerguard.settings.schema import Settings
-from powerguard.strictyaml import Document
+from powerguard.yamlfile import Document
+from tests.golden import Golden
 
 LEAST = """\
 mode: dry-run
@@ -171,17 +173,14 @@ APCUPSD = "{kind: apcupsd, host: localhost}"
         (APCUPSD, "{kind: apcupsd, host: '::1', name: a}"),
     ],
 )
-def test_one_peer_is_no_second_witness(tmp_path: Path, first: str, second: str) -> None:
+def test_one_peer_is_no_second_witness(tmp_path: Path, first: str, second: str, golden: Golden) -> None:
     """Whatever else is written: within one UPS it is no witness, and as two UPSes it hides the loss of one."""
-    kind = {"s": "card", "n": "UPS of the same upsd", "a": "apcupsd"}[first[7]]
     (told,) = mistakes(tmp_path, f"mode: dry-run\nups:\n  rack-a:\n    sources: [{first}, {second}]\n")
-    assert told.startswith("powerguard.yaml:4:")
-    assert told.endswith(
-        f": ups.rack-a.sources[1]: the same {kind} as ups.rack-a.sources[0]; a second witness must be another one"
-    )
+    assert re.match(r"powerguard\.yaml:4:\d+: ups\.rack-a\.sources\[1\]: ", told)
+    golden("load", told, "one UPS")
     (told,) = mistakes(tmp_path, two(first, second))
-    assert told.startswith("powerguard.yaml:4:")
-    assert told.endswith(f": ups.rack-b.sources[0]: the same {kind} as ups.rack-a.sources[0]; each UPS has its own")
+    assert re.match(r"powerguard\.yaml:4:\d+: ups\.rack-b\.sources\[0\]: ", told)
+    golden("load", told, "two UPSes")
 
 
 @pytest.mark.parametrize(
@@ -242,7 +241,7 @@ def test_mistakes_in_conf_d_name_the_file_that_made_them(tmp_path: Path) -> None
     ]
 
 
-def test_names_are_compared_beside_mistakes_of_other_kinds(tmp_path: Path) -> None:
+def test_names_are_compared_beside_mistakes_of_other_kinds(tmp_path: Path, golden: Golden) -> None:
     """One run tells what otherwise took one run a kind: a value, a name that must agree, settings that go together."""
     text = """\
 mode: dry-run
@@ -258,17 +257,18 @@ trainers:
   - {name: c, url: "http://10.0.0.9:5000"}
 """
     told = [problem.partition(": ")[2] for problem in mistakes(tmp_path, text)]
-    assert told == [
-        "budget.margin: must be 0 to 0.9, got 5",
-        "ups.a: battery_wh says nothing without rating_w (set the rated watts, or a runtime_table)",
-        "ups.a.sources[0].poll_s: must be 0.5 to 10, got 99",
-        "ups.a.sources[0].profil: unknown key (did you mean 'profile'?)",
-        'ups.b.sources[0].host: is required (write host: "10.0.0.5" or the like)',
-        "feeds.supplies[0]: no UPS of this name under ups (known: a, b)",
-        'trainers[1].url: is required (write url: "unix:/run/powerguard-trainers/llm.sock" or the like)',
-        "trainers[2].name: trainers[0] has this name already; give each its own",
-        "trainers[3]: a trainer on another host needs a token (token: {credential: NAME})",
+    assert [problem.partition(": ")[0] for problem in told] == [
+        "budget.margin",
+        "ups.a",
+        "ups.a.sources[0].poll_s",
+        "ups.a.sources[0].profil",
+        "ups.b.sources[0].host",
+        "feeds.supplies[0]",
+        "trainers[1].url",
+        "trainers[2].name",
+        "trainers[3]",
     ]
+    golden("load", "\n".join(told))
 
 
 @pytest.mark.parametrize(
@@ -332,15 +332,17 @@ def test_where_each_value_comes_from(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("text", ["", "# nothing\n", "---\n"])
-def test_an_empty_file_says_what_it_needs(tmp_path: Path, text: str) -> None:
+def test_an_empty_file_says_what_it_needs(tmp_path: Path, text: str, golden: Golden) -> None:
     (told,) = mistakes(tmp_path, text)
-    assert told.startswith("powerguard.yaml: is empty; it needs at least mode and ups")
+    assert told.startswith("powerguard.yaml: ")
+    golden("load", told)
 
 
 @pytest.mark.parametrize("text", ["- a\n", "mode\n", "5\n", "'mode: armed'\n"])
-def test_a_file_that_is_no_map(tmp_path: Path, text: str) -> None:
+def test_a_file_that_is_no_map(tmp_path: Path, text: str, golden: Golden) -> None:
     (told,) = mistakes(tmp_path, text)
-    assert told == "powerguard.yaml:1:1: must be a map of settings (key: value lines)"
+    assert told.startswith("powerguard.yaml:1:1: ")
+    golden("load", told)
 
 
 def test_a_missing_file_says_where_settings_come_from(tmp_path: Path) -> None:
@@ -419,12 +421,14 @@ def test_no_secret_that_stands_in_the_wrong_place_is_shown(tmp_path: Path, setti
     assert (caught.value.__cause__, caught.value.__context__) == (None, None)
 
 
-def test_where_the_schema_says_nothing_no_value_is_shown(tmp_path: Path) -> None:
+def test_where_the_schema_says_nothing_no_value_is_shown(tmp_path: Path, golden: Golden) -> None:
     """Another version of pydantic may shape its schema in a way that we do not follow: then we say less, not more."""
     path = write(tmp_path, f"{LEAST}bmc: {{kind: ipmi-lan, password: {SECRET}}}\n")
     with pytest.raises(SettingsError) as caught:
         validate(Settings, read_files(path), schema=dict)
-    assert caught.value.problems == (f"{path}:6:33: bmc.password: must be an object",)
+    (told,) = caught.value.problems
+    assert told.startswith(f"{path}:6:33: bmc.password: ")
+    golden("load", told)
 
 
 _junk = st.recursive(

@@ -3,10 +3,10 @@
 import pytest
 from pydantic import ValidationError
 
-from powerguard.core.actions import Way
-from powerguard.daemon.assemble import Hands, build
-from powerguard.effectors.ups.effector import OutputEffector
-from powerguard.effectors.ways import WaysEffector
+from powerguard.core.model.actions import Way
+from powerguard.daemon.wiring import Ports, build
+from powerguard.effectors.base import WaysEffector
+from powerguard.effectors.ups_output.effector import OutputEffector
 from powerguard.settings.schema import Settings
 
 V3 = {"kind": "snmp", "host": "10.0.0.5", "version": 3, "user": "pg"}
@@ -40,7 +40,7 @@ def made(*sources: dict[str, object], **wanted: object) -> Settings:
 )
 def test_what_holds(sources: list[dict[str, object]], wanted: dict[str, object]) -> None:
     """And the daemon has who carries it out."""
-    parts = build(made(*sources, **wanted), Hands(boot=lambda: "b"), lambda _: None)
+    parts = build(made(*sources, **wanted), Ports(boot=lambda: "b"), lambda _: None)
     ways = next(each for each in parts.effectors.values() if isinstance(each, WaysEffector))
     assert isinstance(ways.of(Way.OUTPUT), OutputEffector)
 
@@ -72,6 +72,6 @@ def test_what_does_not(sources: list[dict[str, object]], wanted: dict[str, objec
 
 
 def test_without_it_nobody_is_there() -> None:
-    parts = build(made(V3 | KEYS), Hands(boot=lambda: "b"), lambda _: None)
+    parts = build(made(V3 | KEYS), Ports(boot=lambda: "b"), lambda _: None)
     ways = next(each for each in parts.effectors.values() if isinstance(each, WaysEffector))
     assert ways.of(Way.OUTPUT) is None

@@ -4,11 +4,12 @@ from datetime import date
 
 import pytest
 
-from powerguard.core.actions import Conduct
-from powerguard.core.policy import Policy, TrainerPolicy
-from powerguard.settings.caution import warnings
+from powerguard.core.model.actions import Conduct
+from powerguard.core.model.policy import Policy, TrainerPolicy
+from powerguard.settings.cautions import warnings
 from powerguard.settings.policy import battery_age_months, policy
 from powerguard.settings.schema import Settings
+from tests.golden import Golden
 
 TODAY = date(2026, 11, 21)
 BASE: dict[str, object] = {"mode": "dry-run", "ups": {"a": {"sources": [{"kind": "snmp", "host": "h"}]}}}
@@ -105,10 +106,10 @@ def told(settings: Settings) -> dict[str, str]:
     return {".".join(map(str, warning.path)): warning.what for warning in warnings(settings, today=TODAY)}
 
 
-def test_what_is_wanting_in_the_least_settings_is_told() -> None:
+def test_what_is_wanting_in_the_least_settings_is_told(golden: Golden) -> None:
     found = told(made())
     assert set(found) == {"ups.a.sources.0.version", "ups.a.runtime_table", "bmc.kind"}
-    assert "SNMP version 2c answers can be forged" in found["ups.a.sources.0.version"]
+    golden("policy", "\n".join(f"{where}: {text}" for where, text in found.items()))
 
 
 def test_settings_that_lack_nothing_warn_of_nothing() -> None:
@@ -166,10 +167,10 @@ def test_the_age_of_the_battery_is_told(installed: str, word: str) -> None:
     assert word in told(with_ups(battery_installed=installed))["ups.a.battery_installed"]
 
 
-def test_a_ups_that_feeds_nobody_is_told() -> None:
+def test_a_ups_that_feeds_nobody_is_told(golden: Golden) -> None:
     both = {name: {"sources": [{"kind": "snmp", "host": "h"}]} for name in ("a", "b")}
     found = told(made(ups=both, feeds={"supplies": ["b"]}))
-    assert "does not feed this host" in found["ups.a"]
+    golden("policy", found["ups.a"])
 
 
 @pytest.mark.parametrize(

@@ -10,10 +10,9 @@ import pytest
 
 from powerguard.settings.explain import Explainer
 from powerguard.settings.load import load
-from powerguard.settings.reference import render
 from powerguard.settings.schema import Settings, json_schema
-from powerguard.settings.show import as_yaml, changed, effective, origins
-from powerguard.strictyaml import load as load_yaml
+from powerguard.settings.show import as_yaml, changed, effective, origins, render
+from powerguard.yamlfile import load as load_yaml
 
 ROOT = Path(__file__).parents[2]
 SAMPLE = ROOT / "config" / "powerguard.yaml"
@@ -81,7 +80,7 @@ def test_each_alternative_of_the_sample_holds(tmp_path: Path, begin: int, end: i
 def test_the_reference_page_is_the_one_that_the_schema_makes() -> None:
     page = ROOT / "docs" / "reference" / "settings.md"
     assert page.read_text(encoding="utf-8") == render(), (
-        "python -m powerguard.settings.reference > docs/reference/settings.md"
+        "python -m powerguard.settings.show > docs/reference/settings.md"
     )
 
 

@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from powerguard.settings.load import SettingsError
-from powerguard.settings.ups_models import closest, find_model, from_data_sheet, known_models, models_named
+from powerguard.settings.ups_models import Origin, closest, find_model, from_data_sheet, known_models, models_named
+from tests.golden import Golden
 
 MODELS = known_models()
 WITHOUT_A_SHEET = "APC SRT 6000VA"
@@ -25,10 +26,14 @@ models:
 def test_each_model_is_documented(name: str) -> None:
     """Every table falls as the load rises, and says which document was read, where and when."""
     model = MODELS[name]
-    assert len(model.table) >= 2
     assert all(long_s > short_s for long_s, short_s in itertools.pairwise(model.table.values()))
-    assert max(model.table) == 100.0
     assert model.source
+    if model.origin is Origin.GAUGE:
+        assert "device dump" in model.source
+        assert max(model.table) < 60.0
+    else:
+        assert len(model.table) >= 2
+        assert max(model.table) == 100.0
     if name == WITHOUT_A_SHEET:
         assert (model.read, "no data sheet was read" in model.where) == ("", True)
     else:
@@ -37,12 +42,13 @@ def test_each_model_is_documented(name: str) -> None:
 
 
 def test_the_guide_lists_all_models_with_their_ratings() -> None:
-    guide = (Path(__file__).parents[2] / "docs" / "guides" / "sizing.md").read_text(encoding="utf-8")
+    guide = (Path(__file__).parents[2] / "docs" / "reference" / "ups-models.md").read_text(encoding="utf-8")
     rows = re.findall(r"^\| ([^|]+) \| ([0-9]+) W \|", guide, re.MULTILINE)
     assert sorted((name, float(rating_w)) for name, rating_w in rows) == sorted(
         (name, model.rating_w) for name, model in MODELS.items()
     )
-    assert len(MODELS) == 8, "the guide says eight"
+    of_makers = [name for name, model in MODELS.items() if model.origin is Origin.MAKER]
+    assert (len(MODELS), len(of_makers)) == (24, 8), "the guide says 24, eight of them from makers"
 
 
 @pytest.mark.parametrize("name", MODELS)
@@ -88,7 +94,7 @@ def test_a_name_that_is_none_brings_the_closest(wanted: str, close: str) -> None
 def test_what_is_like_nothing_brings_no_proposal(wanted: str) -> None:
     """Another series of the maker is no proposal: its battery is another."""
     assert closest(MODELS, wanted) == []
-    with pytest.raises(LookupError, match="is not known; known are APC SMC1000IC, "):
+    with pytest.raises(LookupError, match="is not known; known are APC Back-UPS BE650G2-UK, "):
         find_model(MODELS, wanted)
 
 
@@ -108,12 +114,12 @@ def test_several_of_one_name_are_all_named(site: Path) -> None:
         find_model(models, "APC Twin")
 
 
-def test_a_found_ups_gets_the_table_of_its_data_sheet(site: Path) -> None:
+def test_a_found_ups_gets_the_table_of_its_data_sheet(site: Path, golden: Golden) -> None:
     """Loads in watts become percent of the rating; the comment names the document, and what is not in it."""
     known, comments = from_data_sheet(["ups", "Twin 230V"], site_file=site)
     assert known == {"runtime_table": {10: 3840, 60: 300}, "rating_w": 1000}
     assert comments[:3] == ["APC Twin 230V: a", "b", "read 2026-01-31"]
-    assert "external battery packs are not in it" in comments[-1]
+    golden("ups-models", comments[-1])
 
 
 def test_only_the_very_model_counts(site: Path) -> None:
@@ -125,6 +131,12 @@ def test_only_the_very_model_counts(site: Path) -> None:
     assert from_data_sheet(["CPS CP1500PFCLCD"], 900.0) == ({}, [])
     assert from_data_sheet(["CPS CP1500PFCLCD"], 1000.0)[0]["runtime_table"] == {50: 600, 100: 150}
     assert from_data_sheet(["", "APC Web/SNMP Management Card"]) == ({}, [])
+
+
+def test_what_one_gauge_reported_is_not_written_into_settings() -> None:
+    """A running UPS of that model has a gauge of its own, at its own load and with its own battery."""
+    assert MODELS["Eaton 5SC 2200i RT"].origin is Origin.GAUGE
+    assert from_data_sheet(["EATON Eaton 5SC 2200i RT"], 1980.0) == ({}, [])
 
 
 def test_a_sites_file_with_mistakes_is_told_of(site: Path) -> None:

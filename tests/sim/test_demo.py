@@ -14,7 +14,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.daemon.journal import history, read_only
-from powerguard.sim.demo import verified_step
+from powerguard.sim.demo.live import verified_step
 from tests.sim.test_fast import SKELETON, skeleton
 
 pytestmark = [pytest.mark.xdist_group("live demo"), pytest.mark.timeout(300)]

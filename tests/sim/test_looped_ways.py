@@ -6,14 +6,13 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.actions import Way
+from powerguard.core.model.actions import Way
 from powerguard.sim.looped import mischief
 from powerguard.sim.looped.mischief import Kill, Manner, Mischief, Moment
-from powerguard.sim.looped.outage import Outage, Told, play, quick
-from powerguard.sim.looped.run import play_many
+from powerguard.sim.looped.outage import LoopedOutage, LoopedResult, play, play_many, quick
 from powerguard.sim.world.back import ReturnFacts
-from powerguard.sim.world.outages import Cut
-from powerguard.sim.world.report import Options, report
+from powerguard.sim.world.chance import Cut
+from powerguard.sim.world.report import SimulationOptions, report
 from powerguard.sim.world.scene import draw
 from powerguard.sim.world.site import ReturnSite, Site
 
@@ -37,16 +36,16 @@ MIXED = ReturnSite(
 )
 
 
-def outage_of(folder: Path, facts: ReturnFacts, *, length_s: float = LONG_S, **breaks: Any) -> Outage:  # noqa: ANN401
+def outage_of(folder: Path, facts: ReturnFacts, *, length_s: float = LONG_S, **breaks: Any) -> LoopedOutage:  # noqa: ANN401
     """One cut of that length on a sound battery, with nothing broken but what is named."""
     site = quick(Site())
     folder.mkdir(exist_ok=True)
     drawn = draw(3, site, faults=False)
     scene = replace(drawn, cuts=(Cut(0.0, length_s),), dies_at=0.0, health=0.75, charge=1.0, returns=facts)
-    return Outage(scene, Mischief(**breaks), site, folder)
+    return LoopedOutage(scene, Mischief(**breaks), site, folder)
 
 
-def told_of(folder: Path, facts: ReturnFacts, *, length_s: float = LONG_S, **breaks: Any) -> Told:  # noqa: ANN401
+def told_of(folder: Path, facts: ReturnFacts, *, length_s: float = LONG_S, **breaks: Any) -> LoopedResult:  # noqa: ANN401
     told = outage_of(folder, facts, length_s=length_s, **breaks).play()
     assert told.violations == ()
     return told
@@ -155,7 +154,7 @@ def test_a_host_that_is_not_whole_waits(tmp_path: Path) -> None:
 
 def test_mixed_ways_break_no_invariant() -> None:
     """Whatever is named, works or fails, while peers and daemon fail as well; `stranded` is told."""
-    options = Options(seed=40, outages=6, level="loop")
+    options = SimulationOptions(seed=40, outages=6, level="loop")
     told = report(play_many(Site(returns=MIXED), options, jobs=1), options)
     assert told["invariant_violations"] == []
     assert told["planning_dirty"] == 0
@@ -191,6 +190,6 @@ def test_a_thousand_outages_break_no_invariant() -> None:
     site = Site.model_validate(
         {"returns": MIXED.model_dump(), "outage": {"bins": [{"from_s": 150.0, "to_s": 500.0, "share": 1.0}]}}
     )
-    options = Options(seed=20_000, outages=1000, level="loop")
+    options = SimulationOptions(seed=20_000, outages=1000, level="loop")
     told = report(play_many(site, options), options)
     assert told["invariant_violations"] == []

@@ -11,14 +11,11 @@ from pathlib import Path
 import pytest
 
 from powerguard.cli.main import main
-from powerguard.core.actions import Conduct, EnsurePolicy, PowerOff, TriggerCheckpoint
-from powerguard.core.events import CheckpointNow, Done, Failed, TrainerSeen
-from powerguard.core.policy import Mode, Policy, TrainerPolicy
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from powerguard.core.model.actions import Conduct, EnsurePolicy, PowerOff, TriggerCheckpoint
+from powerguard.core.model.events import CheckpointNow, Done, Failed, OutputSource, Reading, SourceFailed, TrainerSeen
+from powerguard.core.model.policy import Mode, Policy, TrainerPolicy
 from powerguard.daemon.loop import TICK_OUTAGE_S
-from powerguard.sim.replay import replay
-from powerguard.sim.replay_sources import with_losses
-from powerguard.sim.replay_values import Deed, Leg, Mark, Recording, Replayed, compare
+from powerguard.sim.replay.play import Deed, Leg, Mark, Recording, Replayed, compare, replay, with_losses
 
 FOLDER = Path(__file__).parent.parent / "replays"
 OPTIONS = {

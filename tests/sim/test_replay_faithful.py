@@ -10,14 +10,13 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.model import Online, Shutdown
-from powerguard.core.policy import Policy
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import Online, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import history, read_only
 from powerguard.daemon.journal.export import lines
-from powerguard.sim.replay import replay
-from powerguard.sim.replay_file import Wanted, load
-from powerguard.sim.replay_values import compare
+from powerguard.sim.replay.play import compare, replay
+from powerguard.sim.replay.recording import Wanted, load
 from powerguard.sim.virtual import VirtualLoop
 from tests.daemon.looped import World
 

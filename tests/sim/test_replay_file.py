@@ -10,13 +10,11 @@ import pytest
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from powerguard.core.events import CheckpointProgress, TrainerSeen
-from powerguard.core.policy import FeedPolicy, Policy, TrainerPolicy
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
-from powerguard.sim.replay import replay
-from powerguard.sim.replay_file import MAX_LINE_BYTES, Wanted, load
-from powerguard.sim.replay_table import COLUMNS, MAX_SPAN_S, ReplayFileError
-from powerguard.sim.replay_values import Recording
+from powerguard.core.model.events import CheckpointProgress, OutputSource, Reading, SourceFailed, TrainerSeen
+from powerguard.core.model.policy import FeedPolicy, Policy, TrainerPolicy
+from powerguard.sim.replay.play import Recording, replay
+from powerguard.sim.replay.recording import MAX_LINE_BYTES, Wanted, load
+from powerguard.sim.replay.table import COLUMNS, MAX_SPAN_S, ReplayFileError
 
 DEFAULT = Policy(boot_id="replay", ups="", trainers=(TrainerPolicy(name="trainer"),))
 WANTED = Wanted(policy=None, default=DEFAULT)

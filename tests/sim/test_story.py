@@ -10,8 +10,8 @@ import pytest
 
 from powerguard.cli import demo
 from powerguard.daemon.journal import Line
-from powerguard.sim import story
-from powerguard.sim.story import Act, Facts, Stage, StoryError
+from powerguard.sim.demo import story
+from powerguard.sim.demo.story import Act, Facts, Stage, StoryError
 from powerguard.sim.virtual import VirtualLoop
 
 TRUE = Facts(left_s=150.0, policy="always-on", checkpoint_step=700, step=700, paused=True)

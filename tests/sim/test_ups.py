@@ -6,12 +6,12 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.core.readings import OutputSource
-from powerguard.profiles.decode import decode
-from powerguard.profiles.load import load_profiles
-from powerguard.profiles.values import Answer, Oid
-from powerguard.sim.snmp_ber import GAUGE32, INTEGER, OCTETS, TIMETICKS
-from powerguard.sim.ups import APC, Battery, SimUps
+from powerguard.core.model.events import OutputSource
+from powerguard.sim.snmp_values import GAUGE32, INTEGER, OCTETS, TIMETICKS
+from powerguard.sim.ups import APC, SimUps, UpsBattery
+from powerguard.ups.profiles.decode import decode
+from powerguard.ups.profiles.load import load_profiles
+from powerguard.ups.profiles.vocabulary import Answer, Oid
 
 PROFILES = load_profiles(None).ranked()
 
@@ -27,10 +27,15 @@ class Clock:
 
 
 def ups_at(
-    clock: Clock, load: float = 0.5, *, battery: Battery | None = None, gauge: float = 1.0, low_battery_s: float = 120.0
+    clock: Clock,
+    load: float = 0.5,
+    *,
+    battery: UpsBattery | None = None,
+    gauge: float = 1.0,
+    low_battery_s: float = 120.0,
 ) -> tuple[SimUps, dict[str, float]]:
     drawn = {"load": load}
-    battery = Battery(runtime=TABLE) if battery is None else battery
+    battery = UpsBattery(runtime=TABLE) if battery is None else battery
     ups = SimUps(battery, clock=clock, load=lambda: drawn["load"], gauge=gauge, low_battery_s=low_battery_s)
     return ups, drawn
 
@@ -52,14 +57,14 @@ def test_a_full_battery_lasts_as_its_table_says() -> None:
 @given(st.floats(0.01, 2.0), st.floats(0.01, 2.0))
 def test_more_load_never_lasts_longer(one: float, other: float) -> None:
     """Between the points of the table, below and above it: one falling curve."""
-    battery = Battery(runtime=TABLE)
+    battery = UpsBattery(runtime=TABLE)
     low, high = sorted((one, other))
     assert battery.tau_s(low) >= battery.tau_s(high) > 0.0
 
 
 @pytest.mark.parametrize("runtime", [((0.6, 60.0),), ((0.36, 150.0), (0.6, 60.0)), TABLE])
 def test_the_curve_goes_through_its_points(runtime: tuple[tuple[float, float], ...]) -> None:
-    battery = Battery(runtime=runtime)
+    battery = UpsBattery(runtime=runtime)
     for load, lasts_s in runtime:
         assert battery.tau_s(load) == pytest.approx(lasts_s)
     assert battery.tau_s(0.0) == battery.tau_s(0.02), "an idle UPS still draws something"
@@ -68,7 +73,7 @@ def test_the_curve_goes_through_its_points(runtime: tuple[tuple[float, float], .
 @given(st.lists(st.tuples(st.floats(0.05, 1.2), st.floats(0.0, 60.0)), min_size=1, max_size=20))
 def test_energy_is_conserved(steps: list[tuple[float, float]]) -> None:
     """Each second takes dt / tau(load), however often anybody looks."""
-    clock, battery = Clock(), Battery(runtime=TABLE)
+    clock, battery = Clock(), UpsBattery(runtime=TABLE)
     ups, drawn = ups_at(clock, steps[0][0], battery=battery)
     ups.utility = False
     taken = 0.0
@@ -85,7 +90,7 @@ def test_energy_is_conserved(steps: list[tuple[float, float]]) -> None:
 
 def test_it_charges_on_utility_and_is_never_more_than_full() -> None:
     clock = Clock()
-    ups, _ = ups_at(clock, battery=Battery(runtime=TABLE, health=0.6, recharge_s=1000.0))
+    ups, _ = ups_at(clock, battery=UpsBattery(runtime=TABLE, health=0.6, recharge_s=1000.0))
     ups.utility = False
     clock.now_s += 162.0
     assert ups.charge == pytest.approx(0.5), "a worn one is half empty after 0.3 of a new one's 540 s"

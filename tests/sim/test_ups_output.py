@@ -4,8 +4,7 @@ from typing import Literal
 
 import pytest
 
-from powerguard.sim.ups import Battery, SimUps
-from powerguard.sim.ups_output import SimOutput
+from powerguard.sim.ups import SimOutput, SimUps, UpsBattery
 
 Returns = Literal["cycles", "aborts", "stays_off"]
 
@@ -22,7 +21,7 @@ def ups_with(returns: Returns, *, on_after_s: float = 5.0, restart: bool = True)
     """Return a UPS on battery that was told to be off in 60 s; a full battery lasts 300 s."""
     clock = Clock()
     output = SimOutput(returns=returns, on_after_s=on_after_s, restart=restart)
-    ups = SimUps(Battery(runtime=((1.0, 300.0),)), clock=clock, load=lambda: 1.0, output=output)
+    ups = SimUps(UpsBattery(runtime=((1.0, 300.0),)), clock=clock, load=lambda: 1.0, output=output)
     ups.utility = False
     output.order(clock(), off_in_s=60.0)
     return clock, ups, output

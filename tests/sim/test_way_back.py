@@ -8,11 +8,11 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.core.actions import Way
+from powerguard.core.model.actions import Way
 from powerguard.sim.world.back import Back, ReturnFacts, Standing, Waker, draw_returns
+from powerguard.sim.world.chance import Cut
 from powerguard.sim.world.guarded import Guarded
 from powerguard.sim.world.host import Power
-from powerguard.sim.world.outages import Cut
 from powerguard.sim.world.policies import one
 from powerguard.sim.world.run import Result, play
 from powerguard.sim.world.scene import Scene, draw

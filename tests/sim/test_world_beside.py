@@ -2,13 +2,11 @@
 
 import pytest
 
-from powerguard.core.events import Event
-from powerguard.core.readings import NetworkSeen, OutputSource, Reading, SourceFailed
-from powerguard.sim.world.beside import LINK, TWIN, Beside, BesideFacts
+from powerguard.core.model.events import Event, NetworkSeen, OutputSource, Reading, SourceFailed
+from powerguard.sim.world.chance import LINK, TWIN, BesideFacts, OtherUpses, Second, SecondFacts
 from powerguard.sim.world.many import play_many
-from powerguard.sim.world.report import Options, report
+from powerguard.sim.world.report import SimulationOptions, report
 from powerguard.sim.world.scene import draw
-from powerguard.sim.world.second import Second, SecondFacts
 from powerguard.sim.world.site import FaultSite, Site
 
 
@@ -17,7 +15,7 @@ def says(at_s: float) -> Reading:
 
 
 def told(facts: BesideFacts, *, began_s: float = 0.0, until_s: int = 40) -> list[Event]:
-    beside = Beside(facts, began_s)
+    beside = OtherUpses(facts, began_s)
     return [event for at_s in range(int(began_s), until_s) for event in beside.tell(says(float(at_s)), float(at_s))]
 
 
@@ -74,7 +72,7 @@ def test_the_world_draws_all_of_it_and_only_with_faults() -> None:
 @pytest.mark.parametrize("outages", [30, pytest.param(300, marks=pytest.mark.slow)])
 def test_nothing_is_violated_and_nobody_is_lost_by_planning(faults: FaultSite, outages: int) -> None:
     """Each of them in every outage, with all the other faults beside."""
-    options = Options(seed=500_000, outages=outages)
+    options = SimulationOptions(seed=500_000, outages=outages)
     made = report(play_many(Site(faults=faults), options, jobs=1), options)
     assert made["invariant_violations"] == []
     assert made["planning_dirty_outages"] == []

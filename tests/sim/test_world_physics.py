@@ -8,13 +8,13 @@ from statistics import mean
 
 import pytest
 
-from powerguard.core.actions import Conduct
-from powerguard.sim.world import outages
+from powerguard.core.model.actions import Conduct
+from powerguard.sim.world import chance
 from powerguard.sim.world.battery import Curve, Gauge, GaugeFacts, GaugeKind, Pack
+from powerguard.sim.world.chance import stream
 from powerguard.sim.world.host import Host, Power
 from powerguard.sim.world.scene import draw
 from powerguard.sim.world.site import HostSite, OutageSite, Site, TrainerSite, UpsSite
-from powerguard.sim.world.streams import stream
 from powerguard.sim.world.world import World
 
 SRT = ((0.50, 540.0), (0.75, 360.0), (1.00, 240.0))
@@ -138,7 +138,7 @@ def test_silent_fields_are_not_told() -> None:
 def test_outages_are_as_long_as_they_are_said_to_be() -> None:
     """4,000 of them: the bins within two points, and the second strike in a quarter, after about two minutes."""
     site = OutageSite()
-    drawn = [outages.sample(seed, site, faults=False) for seed in range(4000)]
+    drawn = [chance.sample(seed, site, faults=False) for seed in range(4000)]
     lengths = [cuts[0].end_s for cuts in drawn]
     for wanted in site.bins:
         share = mean(wanted.from_s <= length < wanted.to_s for length in lengths)
@@ -152,12 +152,12 @@ def test_outages_are_as_long_as_they_are_said_to_be() -> None:
 def test_utility_flaps_only_with_faults() -> None:
     """Dips come before the outage, in order, and move it as a whole."""
     site = OutageSite(flapping_share=1.0, restrike_share=0.0)
-    calm, flapping = (outages.sample(3, site, faults=faults) for faults in (False, True))
+    calm, flapping = (chance.sample(3, site, faults=faults) for faults in (False, True))
     assert len(calm) == 1
     assert 3 <= len(flapping) <= 7
     assert all(a.end_s < b.begin_s for a, b in itertools.pairwise(flapping))
     assert flapping[-1].end_s - flapping[-1].begin_s == pytest.approx(calm[0].end_s)
-    sags = [outages.sample(seed, OutageSite(sag_share=1.0), faults=False)[0].end_s for seed in range(50)]
+    sags = [chance.sample(seed, OutageSite(sag_share=1.0), faults=False)[0].end_s for seed in range(50)]
     assert all(0.5 <= length <= 10.0 for length in sags)
 
 
@@ -270,7 +270,7 @@ def test_a_trainer_that_dies_is_started_again() -> None:
 
 
 def one_hour(lasts_s: float = 3600.0) -> World:
-    return World(replace(draw(3, CALM, faults=False), cuts=(outages.Cut(0.0, lasts_s),)), CALM, began_s=-10.0)
+    return World(replace(draw(3, CALM, faults=False), cuts=(chance.Cut(0.0, lasts_s),)), CALM, began_s=-10.0)
 
 
 def test_a_host_that_nobody_saves_dies_when_the_battery_does() -> None:

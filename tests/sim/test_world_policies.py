@@ -7,20 +7,17 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.core.actions import Action, PowerOff, ResumeTrainer
+from powerguard.core.model.actions import Action, PowerOff, ResumeTrainer
 from powerguard.sim.world.back import Waker
 from powerguard.sim.world.battery import GaugeKind
-from powerguard.sim.world.beside import BesideFacts
-from powerguard.sim.world.bound import bound
+from powerguard.sim.world.chance import BesideFacts, Cut
 from powerguard.sim.world.guarded import Guarded
-from powerguard.sim.world.host import Answer
-from powerguard.sim.world.oracle import best
-from powerguard.sim.world.outages import Cut
-from powerguard.sim.world.policies import MAKERS, ORACLE, POLICIES, one
+from powerguard.sim.world.host import HostAnswer
+from powerguard.sim.world.invariants import InvariantBroken, hold
+from powerguard.sim.world.policies import MAKERS, ORACLE, POLICIES, best, bound, one
 from powerguard.sim.world.run import Result, play
 from powerguard.sim.world.scene import Scene, StopOrder, draw
 from powerguard.sim.world.site import DrillSite, HostSite, OutageSite, Site, TrainerSite, UpsSite
-from powerguard.sim.world.violation import Violation, hold
 from powerguard.sim.world.world import World
 
 BACK_S = 3600.0 + 5.0 + 180.0
@@ -159,8 +156,8 @@ def test_an_output_off_that_was_announced_is_ours_to_survive() -> None:
 class Unheeded(Guarded):
     """A daemon whose word to power off is taken and forgotten."""
 
-    def _ordered(self, action: Action) -> Answer:
-        return Answer(after_s=0.1) if isinstance(action, PowerOff) else super()._ordered(action)
+    def _ordered(self, action: Action) -> HostAnswer:
+        return HostAnswer(after_s=0.1) if isinstance(action, PowerOff) else super()._ordered(action)
 
 
 def test_what_nobody_could_hear_is_nobodys_fault_and_what_was_presumed_is_ours() -> None:
@@ -232,7 +229,7 @@ def test_excess_is_never_negative() -> None:
 class Deaf(Guarded):
     """A daemon whose word to power off never arrives."""
 
-    def _ordered(self, action: Action) -> Answer:
+    def _ordered(self, action: Action) -> HostAnswer:
         hold(not isinstance(action, PowerOff), "planted")
         return super()._ordered(action)
 
@@ -249,8 +246,8 @@ def test_a_violation_is_told_with_its_moment() -> None:
 class Mute(Guarded):
     """A daemon whose word to go on never arrives, though it is told that it did."""
 
-    def _ordered(self, action: Action) -> Answer:
-        return Answer(after_s=0.1) if isinstance(action, ResumeTrainer) else super()._ordered(action)
+    def _ordered(self, action: Action) -> HostAnswer:
+        return HostAnswer(after_s=0.1) if isinstance(action, ResumeTrainer) else super()._ordered(action)
 
 
 def test_training_that_stands_for_ever_is_a_violation() -> None:
@@ -262,7 +259,7 @@ def test_training_that_stands_for_ever_is_a_violation() -> None:
 
 def test_a_sentence_that_holds_is_no_violation() -> None:
     hold(1, "fine")
-    with pytest.raises(Violation, match="not fine"):
+    with pytest.raises(InvariantBroken, match="not fine"):
         hold(0, "not fine")
 
 

@@ -2,11 +2,11 @@
 
 import pytest
 
-from powerguard.core.readings import OutputSource, Reading, SourceFailed
+from powerguard.core.model.events import OutputSource, Reading, SourceFailed
+from powerguard.sim.world.chance import NAME, Ill, Second, SecondFacts
 from powerguard.sim.world.many import play_many
-from powerguard.sim.world.report import Options, report
+from powerguard.sim.world.report import SimulationOptions, report
 from powerguard.sim.world.scene import draw
-from powerguard.sim.world.second import NAME, Ill, Second, SecondFacts
 from powerguard.sim.world.site import FaultSite, Site
 
 ALWAYS = Site(faults=FaultSite(second_share=1.0))
@@ -78,7 +78,7 @@ def test_the_world_draws_every_kind_and_only_with_faults() -> None:
 @pytest.mark.parametrize("outages", [60, pytest.param(600, marks=pytest.mark.slow)])
 def test_among_two_sources_nothing_is_violated(outages: int) -> None:
     """Every host has a second source, and three of five of those are ill: no host loses its power by planning."""
-    options = Options(seed=700_000, outages=outages)
+    options = SimulationOptions(seed=700_000, outages=outages)
     made = report(play_many(ALWAYS, options, jobs=1), options)
     assert made["invariant_violations"] == []
     assert made["planning_dirty_outages"] == []

@@ -5,12 +5,11 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.core.actions import Conduct
-from powerguard.sim.world.host import Host
+from powerguard.core.model.actions import Conduct
+from powerguard.sim.world.host import Host, Tiers
 from powerguard.sim.world.policies import one as play_one
 from powerguard.sim.world.scene import TrainerFacts, draw
 from powerguard.sim.world.site import FaultSite, HostSite, Site, TrainerSite
-from powerguard.sim.world.tiers import Tiers
 
 CALM = Site(
     trainer=TrainerSite(checkpoint_median_s=20.0, checkpoint_spread=0.0, hung_share=0.0, stall_s=0.0),

@@ -12,8 +12,8 @@ import torch.distributed as dist
 from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
-from powerguard.trainer.torch_state import TorchState
-from powerguard.trainer.torch_tree import bytes_of
+from powerguard.trainer.torch.state import TorchState
+from powerguard.trainer.torch.tree import bytes_of
 from tests.torch.kept import kept
 
 Made = tuple[nn.Module, torch.optim.Optimizer, TorchState]

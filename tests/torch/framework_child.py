@@ -42,7 +42,7 @@ def in_lightning() -> None:
     import lightning
 
     from powerguard.trainer.lightning import PowerguardCallback
-    from powerguard.trainer.torch_data import ResumableLoader
+    from powerguard.trainer.torch.data import ResumableLoader
 
     class Net(lightning.LightningModule):
         def __init__(self) -> None:

@@ -15,8 +15,8 @@ from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
 from powerguard.trainer.dcp import SealedFileSystemWriter, load_newest_sealed, save_sealed
-from powerguard.trainer.torch_state import StateError, TorchState
-from powerguard.trainer.torch_tree import bytes_of
+from powerguard.trainer.torch.state import StateError, TorchState
+from powerguard.trainer.torch.tree import bytes_of
 from tests.torch.kept import kept
 
 

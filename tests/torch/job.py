@@ -16,9 +16,9 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from powerguard.trainer import Guard
-from powerguard.trainer.torch_data import ResumableLoader
-from powerguard.trainer.torch_state import TorchState
-from powerguard.trainer.torch_tree import bytes_of
+from powerguard.trainer.torch.data import ResumableLoader
+from powerguard.trainer.torch.state import TorchState
+from powerguard.trainer.torch.tree import bytes_of
 
 EVERY_S = 0.15
 

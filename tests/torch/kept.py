@@ -2,8 +2,8 @@
 
 from collections.abc import Iterable, Mapping
 
-from powerguard.trainer.items import Item, Loaded, State
-from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.store.items import Item, Loaded, State
+from powerguard.trainer.store.shards import Snapshot
 
 
 def kept(items: Iterable[Item]) -> Mapping[str, Loaded]:

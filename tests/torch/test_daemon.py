@@ -7,8 +7,8 @@ from typing import Any, Self, cast
 
 import pytest
 
-from powerguard.sim.story import numbers
-from powerguard.trainer.store import newest_in
+from powerguard.sim.demo.story import numbers
+from powerguard.trainer.store.store import newest_in
 from tests.e2e.peers import Order, Trainer
 from tests.e2e.rig import ROOMY, rig
 from tests.torch.processes import ROOT, Launched

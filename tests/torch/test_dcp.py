@@ -14,9 +14,9 @@ from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 
 from powerguard.trainer.dcp import SealedFileSystemReader, SealedFileSystemWriter, load_newest_sealed, save_sealed
-from powerguard.trainer.seal import verify
-from powerguard.trainer.seal_manifest import SEAL, UNBORN, SealError
-from powerguard.trainer.store import Store
+from powerguard.trainer.seal.folder import verify
+from powerguard.trainer.seal.manifest import SEAL, UNBORN, SealError
+from powerguard.trainer.store.store import Store
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled, unavailable or uninitialized",
@@ -153,6 +153,14 @@ def test_steps_in_folders_of_their_own(tmp_path: Path) -> None:
         store.prune()
         assert store.found() == []
     assert verify(tmp_path / next(tmp_path.glob("dcp-step-2-*"))).is_whole, "a store beside it leaves it alone"
+
+
+def test_a_run_that_has_gone_back_sets_later_steps_aside(tmp_path: Path) -> None:
+    """Its own checkpoint, of a lower step, was pruned as soon as it was sealed."""
+    later = [save_sealed(made(step), tmp_path, step) for step in (900, 1000)]
+    assert verify(save_sealed(made(5), tmp_path, 5).path).is_whole
+    assert load_newest_sealed(made(99), tmp_path) == 5
+    assert sorted(path.name for path in tmp_path.glob("old-*")) == sorted(f"old-{Path(one.path).name}" for one in later)
 
 
 # --- What upstream does -------------------------------------------------------------------------------------------

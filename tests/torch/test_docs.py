@@ -9,7 +9,7 @@ import pytest
 import torch
 from torch import nn
 
-from powerguard.trainer.seal import verify
+from powerguard.trainer.seal.folder import verify
 
 GUIDES = Path(__file__).parents[2] / "docs" / "guides"
 
@@ -76,7 +76,7 @@ def test_the_lines_for_dcp_under_a_guard(tmp_path: Path) -> None:
 def test_the_lines_for_lightning(tmp_path: Path) -> None:
     import lightning
 
-    from powerguard.trainer.torch_data import ResumableLoader
+    from powerguard.trainer.torch.data import ResumableLoader
 
     class Net(lightning.LightningModule):
         def __init__(self) -> None:
@@ -96,7 +96,7 @@ def test_the_lines_for_lightning(tmp_path: Path) -> None:
     model = Net()
     loader = ResumableLoader(torch.randn(100, 4), batch_size=8)
     names = run(
-        "frameworks.md",
+        "trainers.md",
         "callbacks=[P",
         tmp_path,
         {"Trainer": trainer, "model": model, "loader": loader, "last_step": 5},
@@ -119,11 +119,11 @@ def test_the_lines_for_transformers(tmp_path: Path) -> None:
         output_dir=str(tmp_path), max_steps=4, save_steps=2, use_cpu=True, report_to=[], disable_tqdm=True
     )
     names = {"Trainer": Trainer, "args": args, "model": Net(), "data": [{"x": torch.randn(4)} for _ in range(20)]}
-    run("frameworks.md", "newest_checkpoint(", tmp_path, names)
+    run("trainers.md", "newest_checkpoint(", tmp_path, names)
     assert verify(tmp_path / "checkpoint-4").is_whole
 
 
-@pytest.mark.parametrize("page", ["torch.md", "frameworks.md"])
+@pytest.mark.parametrize("page", ["torch.md", "trainers.md"])
 def test_every_block_can_be_read(page: str) -> None:
     """Also those of frameworks that are not here."""
     assert len(blocks(page)) >= 3

@@ -7,7 +7,7 @@ import torch
 from torch import nn
 
 from powerguard.trainer.dcp import load_newest_sealed
-from powerguard.trainer.seal import verify
+from powerguard.trainer.seal.folder import verify
 from tests.torch.processes import Launched
 
 CHILD = Path(__file__).with_name("fsdp_child.py")

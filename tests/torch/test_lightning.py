@@ -12,9 +12,9 @@ from torch import nn
 
 from powerguard.trainer import StopTraining
 from powerguard.trainer.lightning import PowerguardCallback
-from powerguard.trainer.store import newest_in
-from powerguard.trainer.torch_data import ResumableLoader
-from powerguard.trainer.torch_state import StateError
+from powerguard.trainer.store.store import newest_in
+from powerguard.trainer.torch.data import ResumableLoader
+from powerguard.trainer.torch.state import StateError
 from tests.torch.wishes import Dip, wish
 
 pytestmark = [
@@ -54,7 +54,10 @@ class Net(lightning.LightningModule):
         ]
 
 
-def trained(folder: Path, net: Net, *, accumulate: int = 1, name: str = "ck", workers: int = 0) -> PowerguardCallback:
+def trained(
+    folder: Path, net: Net, *, accumulate: int = 1, name: str = "ck", begin: Path | None = None
+) -> PowerguardCallback:
+    """Train to the end. begin: a checkpoint of Lightning's own to begin at."""
     lightning.seed_everything(1, verbose=False)
     data = torch.randn(100, 8, generator=torch.Generator().manual_seed(1))
     callback = PowerguardCallback(folder / name, job="net", conduct="exit", every_s=None, socket=folder / "net.sock")
@@ -69,7 +72,8 @@ def trained(folder: Path, net: Net, *, accumulate: int = 1, name: str = "ck", wo
         accelerator="cpu",
         default_root_dir=folder,
     )
-    trainer.fit(net, ResumableLoader(data, batch_size=8, seed=2), torch.utils.data.DataLoader(data, batch_size=50))
+    loader, validation = ResumableLoader(data, batch_size=8, seed=2), torch.utils.data.DataLoader(data, batch_size=50)
+    trainer.fit(net, loader, validation, ckpt_path=begin, weights_only=False)
     return callback
 
 
@@ -105,6 +109,27 @@ def test_it_pauses_and_goes_on_in_place(folder: Path) -> None:
     seen = dip.ended()
     assert (seen["phase"], seen["step"]) == ("committed", 8)
     assert net.losses == whole.losses
+
+
+def test_a_roll_back_to_a_checkpoint_of_lightnings_own(folder: Path) -> None:
+    """fit(ckpt_path=...) rules: later checkpoints of ours are set aside, and none of their state is used."""
+    older = folder / "older.ckpt"
+    net = Net(at=10, does=lambda: net.trainer.save_checkpoint(older))
+    trained(folder, net, name="none")
+    with pytest.raises(StopTraining):
+        trained(folder, Net(at=30, does=lambda: wish(folder)))
+    left = newest_in(folder / "ck")
+    assert left is not None
+    alone, beside = Net(), Net(at=20, does=lambda: wish(folder))
+    trained(folder, alone, name="empty", begin=older)
+    with pytest.raises(StopTraining):
+        trained(folder, beside, begin=older)
+    assert min(beside.losses) == 10
+    assert beside.losses.items() <= alone.losses.items()
+    assert (folder / "ck" / f"old-{Path(left.path).name}").is_dir()
+    newest = newest_in(folder / "ck")
+    assert newest is not None
+    assert newest.step == 21
 
 
 def test_a_crash_leaves_the_last_checkpoint(folder: Path) -> None:

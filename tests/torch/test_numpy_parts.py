@@ -4,8 +4,8 @@ from typing import Any
 
 import pytest
 
-from powerguard.trainer.items import Loaded, Parts
-from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.store.items import Loaded, Parts
+from powerguard.trainer.store.shards import Snapshot
 
 np = pytest.importorskip("numpy", reason="numpy is not installed (scripts/test-torch gets it)")
 
@@ -57,6 +57,7 @@ def test_a_scalar_comes_back_as_a_number(dtype: str, number: object) -> None:
         np.zeros(2, object),
         np.zeros((4, 3))[:, ::2],
         np.complex64(1),
+        np.ma.masked_array([1.0, 2.0], [False, True]),
         [np.float32(1)],
     ],
     ids=repr,

@@ -5,8 +5,8 @@ from collections.abc import Iterator
 import pytest
 import torch
 
-from powerguard.trainer.torch_data import ResumableLoader, ResumableSampler
-from powerguard.trainer.torch_state import TorchState
+from powerguard.trainer.torch.data import ResumableLoader, ResumableSampler
+from powerguard.trainer.torch.state import TorchState
 from tests.torch.kept import carried
 
 

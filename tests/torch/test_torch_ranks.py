@@ -18,8 +18,8 @@ import pytest
 pytest.importorskip("torch", reason="torch is not installed (scripts/test-torch gets it)")
 import torch.distributed as dist
 
-from powerguard.trainer.agreement import Agreement
 from powerguard.trainer.ranks import RanksError
+from powerguard.trainer.ranks.agreement import Agreement
 from powerguard.trainer.ranks.torch_store import TorchRanks
 from powerguard.wire import After, TriggerRequest
 from tests.peers.ports import free_port
@@ -186,7 +186,7 @@ CHILD = """
 import torch.distributed as dist
 dist.init_process_group("gloo")
 import json, os, sys, time
-from powerguard.trainer.agreement import Agreement
+from powerguard.trainer.ranks.agreement import Agreement
 from powerguard.trainer.ranks import detect
 from powerguard.wire import After, TriggerRequest
 import torch

@@ -11,9 +11,9 @@ import pytest
 import torch
 from torch import nn
 
-from powerguard.trainer.items import Loaded
-from powerguard.trainer.torch_state import INDEX, TorchState
-from powerguard.trainer.torch_tree import DTYPES, Packer, StateError, Unpacker, bytes_of, in_turns
+from powerguard.trainer.store.items import Loaded
+from powerguard.trainer.torch.state import INDEX, TorchState
+from powerguard.trainer.torch.tree import DTYPES, Packer, StateError, Unpacker, bytes_of, in_turns
 from tests.torch.kept import carried, kept
 
 

@@ -10,8 +10,8 @@ from transformers import Trainer, TrainerCallback, TrainingArguments, set_seed
 from transformers.trainer_utils import get_last_checkpoint
 
 from powerguard.trainer import StopTraining
-from powerguard.trainer.seal import verify
-from powerguard.trainer.seal_manifest import SEAL
+from powerguard.trainer.seal.folder import verify
+from powerguard.trainer.seal.manifest import SEAL
 from powerguard.trainer.transformers import PowerguardCallback, newest_checkpoint
 from powerguard.wire import After
 from tests.torch.wishes import Dip, wish
@@ -46,7 +46,19 @@ class At(TrainerCallback):
             self._does()
 
 
-def trained(folder: Path, net: Net, *, at: int = -1, does: Any = None, out: str = "out", **options: Any) -> None:
+NEWEST = "newest"
+
+
+def trained(
+    folder: Path,
+    net: Net,
+    *,
+    at: int = -1,
+    does: Any = None,
+    out: str = "out",
+    begin: str | None = NEWEST,
+    **options: Any,
+) -> None:
     set_seed(1)
     generator = torch.Generator().manual_seed(1)
     data = [{"x": row, "labels": row} for row in torch.randn(100, 8, generator=generator)]
@@ -63,7 +75,7 @@ def trained(folder: Path, net: Net, *, at: int = -1, does: Any = None, out: str 
     )
     trainer = Trainer(net, arguments, train_dataset=data, callbacks=[At(at, does)])
     PowerguardCallback(trainer, job="net", conduct="exit", socket=folder / "net.sock")
-    trainer.train(resume_from_checkpoint=newest_checkpoint(folder / out))
+    trainer.train(resume_from_checkpoint=newest_checkpoint(folder / out) if begin == NEWEST else begin)
 
 
 @pytest.mark.parametrize("at", [5, 12, 20])
@@ -97,6 +109,20 @@ def test_what_it_saves_by_itself_is_sealed_and_two_stay(folder: Path) -> None:
     trained(folder, Net(), at=19, does=lambda: wish(folder, After.CONTINUE), save_strategy="steps", save_steps=5)
     assert sorted(path.name for path in (folder / "out").glob("checkpoint-*")) == ["checkpoint-25", "checkpoint-30"]
     assert all(verify(path).is_whole for path in (folder / "out").glob("checkpoint-*"))
+
+
+@pytest.mark.parametrize("begin", [None, "checkpoint-20"])
+def test_a_run_that_begins_earlier_sets_later_checkpoints_aside(folder: Path, begin: str | None) -> None:
+    """A roll-back, or a forgotten resume: its checkpoints of lower steps were pruned as soon as they were sealed."""
+    trained(folder, Net(), save_strategy="steps", save_steps=10)
+    out = folder / "out"
+    at = 22 if begin else 5
+    with pytest.raises(StopTraining):
+        trained(folder, Net(), at=at, does=lambda: wish(folder), begin=str(out / begin) if begin else None)
+    assert newest_checkpoint(out) == str(out / f"checkpoint-{at + 1}")
+    assert (out / "old-checkpoint-30").is_dir()
+    assert (out / "checkpoint-20").is_dir() == bool(begin)
+    assert (out / "old-checkpoint-20").is_dir() != bool(begin)
 
 
 def test_a_torn_one_is_passed_over(folder: Path) -> None:

@@ -8,10 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
-from powerguard.trainer.items import Item
-from powerguard.trainer.manifest import MANIFEST, Manifest, Shard
-from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import SavedCheckpoint, Store
+from powerguard.trainer.store.items import Item
+from powerguard.trainer.store.manifest import MANIFEST, Manifest, Shard
+from powerguard.trainer.store.shards import Snapshot
+from powerguard.trainer.store.store import SavedCheckpoint, Store
 
 
 def manifest(step: int, shards: Sequence[Shard], *, hosts: int = 1, job: str = "test") -> Manifest:

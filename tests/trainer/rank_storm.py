@@ -21,14 +21,14 @@ from multiprocessing.connection import Connection, wait
 from pathlib import Path
 from typing import Any, Final
 
-from powerguard.cli.checkpoints_found import entries_at, verified
-from powerguard.cli.progress import Bar
+from powerguard.cli.checkpoints.found import entries_at, verified
+from powerguard.cli.render import Bar
 from powerguard.trainer import Buffer, Guard, Item, Loaded
-from powerguard.trainer.disk import Disk
-from powerguard.trainer.found import newest_in
 from powerguard.trainer.ranks import SocketRanks
 from powerguard.trainer.ranks.base import Place
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.found import newest_in
+from powerguard.trainer.store.store import Store
 from powerguard.wire import After, Phase, Reason, TriggerRequest
 
 INJECTED: Final = "a storm's own error"
@@ -97,7 +97,7 @@ def work(pipe: Connection, folder: Path, rank: int, hosts: Sequence[str], seed: 
     chance = random.Random(f"{seed}/{rank}")
     heard = Heard()
     logging.getLogger("powerguard.trainer").addHandler(heard)
-    ranks = SocketRanks(f"unix:{folder}/s", rank, len(hosts), secret_file=folder / "secret", join_s=60.0)
+    ranks = SocketRanks(folder / "s", rank, len(hosts), join_s=60.0)
     Place.__init__(ranks, rank, len(hosts), hosts)
     disk = Dawdling(random.Random(f"{seed}/{rank}/disk"), 0.002)
     threading.excepthook = lambda ended: rank_of.odd.append(f"{ended.exc_type.__name__}: {ended.exc_value}")
@@ -127,9 +127,9 @@ def work(pipe: Connection, folder: Path, rank: int, hosts: Sequence[str], seed: 
         for thread in threads:
             thread.join(60)
         disk.failing = 0.0
-        guard.desk.resume(wait_s=0, all_hosts=True)
+        guard.requests.resume(wait_s=0, all_hosts=True)
         final = guard.save(rank_of.state.step).step
-    results = {phase.value: count for phase, count in guard.desk.results.items()}
+    results = {phase.value: count for phase, count in guard.requests.results.items()}
     pipe.send({"began": began, "final": final, "results": results, "warned": heard.lines, "odd": rank_of.odd})
 
 
@@ -159,7 +159,7 @@ class Rank:
                 for _ in range(10):
                     time.sleep(0.001)
                     self.guard.poll()
-        last = self.guard.desk.last
+        last = self.guard.requests.last
         if last is not None and last.step > self._told:
             self._told = last.step
             self.pipe.send({"committed": last.step})
@@ -170,7 +170,7 @@ class Rank:
 
     def ask(self, who: int) -> None:
         """Want checkpoints, pauses, and all back again."""
-        chance, desk = random.Random(f"{self.chance.random()}/{who}"), self.guard.desk
+        chance, requests = random.Random(f"{self.chance.random()}/{who}"), self.guard.requests
         names: list[str] = []
         while not self.over.is_set():
             time.sleep(chance.uniform(0, 0.03))
@@ -181,15 +181,15 @@ class Rank:
                 reason = chance.choice([Reason.DRILL, Reason.ON_BATTERY])
                 deadline_s = chance.choice([None, 20.0])
                 request = TriggerRequest(id=names[-1], reason=reason, deadline_s=deadline_s, after=after, lease_s=0.2)
-                desk.trigger(request, asker=str(who))
+                requests.trigger(request, asker=str(who))
             elif wish < 0.6:
-                desk.pause(lease_s=0.05, asker=str(who))
+                requests.pause(lease_s=0.05, asker=str(who))
             elif wish < 0.8:
-                desk.resume(wait_s=0)
+                requests.resume(wait_s=0)
             elif wish < 0.9 and names:
-                desk.cancel(chance.choice(names[-5:]))
+                requests.cancel(chance.choice(names[-5:]))
             elif names:
-                status = desk.checkpoint(chance.choice(names[-5:]), wait_s=0.01)
+                status = requests.checkpoint(chance.choice(names[-5:]), wait_s=0.01)
                 if status is not None and status.phase in {Phase.FAILED, Phase.ABORTED} and not known(status.error):
                     self.odd.append(status.error)
 

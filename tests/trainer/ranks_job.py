@@ -5,8 +5,8 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import contextmanager
 
-from powerguard.trainer.agreement import Agreement, GenerationOverError, Limits
 from powerguard.trainer.ranks import Memory, MemoryRanks, Ranks
+from powerguard.trainer.ranks.agreement import Agreement, GenerationOverError, Limits
 from powerguard.trainer.ranks.machine import Generation
 
 QUICK = Limits(dead_s=20.0, reach_s=20.0, write_s=20.0, late_s=0.3, lost_s=20.0, beat_s=0.02)

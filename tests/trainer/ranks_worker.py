@@ -8,23 +8,25 @@ from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
 
-from powerguard.trainer.agreement import Agreement, GenerationOverError, Limits
-from powerguard.trainer.ranks import FileRanks, Ranks, RanksError, SocketRanks
+from powerguard.trainer.ranks import Ranks, RanksError, SocketRanks
+from powerguard.trainer.ranks.agreement import Agreement, GenerationOverError, Limits
 from powerguard.trainer.ranks.machine import Generation
 from powerguard.wire import TriggerRequest
 
 LIMITS = Limits(dead_s=6.0, reach_s=60.0, write_s=60.0, late_s=10.0, lost_s=6.0, beat_s=0.05)
 
 
-def connect(store: str, folder: Path, rank: int, size: int) -> Ranks:
-    if store == "files":
-        return FileRanks(folder / "ranks", rank, size, join_s=60.0)
-    return SocketRanks(f"unix:{folder}/s", rank, size, secret_file=folder / "secret", join_s=60.0)
+class Guest(SocketRanks):
+    """A rank of a job whose store another process holds, as torchrun's agent does: it outlives every rank."""
+
+    def _serve(self) -> None:
+        pass
 
 
 def work(pipe: Connection, store: str, folder: Path, rank: int, size: int, step_s: float) -> None:
     """Train until told to stop. On the pipe come `{"open": request}`, `{"resume": 1}`, `{"stop": 1}`."""
-    ranks = connect(store, folder, rank, size)
+    kind = SocketRanks if store == "rank 0" else Guest
+    ranks = kind(folder / "s", rank, size, join_s=60.0)
     agreement = Agreement(ranks, limits=LIMITS)
     agreement.step = 0
     worker = Worker(pipe, folder, ranks, agreement)

@@ -9,8 +9,8 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.trainer.agreement import Agreement, Limits
 from powerguard.trainer.ranks import Alone, Memory, MemoryRanks, RanksError
+from powerguard.trainer.ranks.agreement import Agreement, Limits
 from powerguard.trainer.ranks.machine import NEVER, Generation
 from powerguard.wire import After, Reason, TriggerRequest
 from tests.trainer.ranks_job import QUICK, Job, job

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.store import Store
 from tests.peers.faketime import faked
 from tests.trainer.toy import ask, short_folder
 

@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 
 from powerguard.trainer import Guard
-from powerguard.trainer.store import SavedCheckpoint, newest_in
+from powerguard.trainer.store.store import SavedCheckpoint, newest_in
 from powerguard.wire import TriggerRequest
 from tests.trainer.toy import ask, short_folder
 

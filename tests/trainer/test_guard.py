@@ -7,7 +7,7 @@ from collections.abc import Callable, Iterator
 import pytest
 
 from powerguard.trainer import Guard, StopTraining
-from powerguard.trainer.store import SavedCheckpoint
+from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
 
 
@@ -51,13 +51,13 @@ class Loop:
         self._over.set()
         self.let_write.set()
         while self._thread.is_alive():
-            self.guard.desk.resume(wait_s=0.1)
+            self.guard.requests.resume(wait_s=0.1)
             self._thread.join(0.05)
         self.guard.close()
 
     def trigger(self, name: str, after: After = After.CONTINUE, deadline_s: float | None = None) -> Phase:
         request = TriggerRequest(id=name, reason=Reason.DRILL, after=after, deadline_s=deadline_s)
-        return self.guard.desk.trigger(request).phase
+        return self.guard.requests.trigger(request).phase
 
     def until(self, true: Callable[[], object]) -> None:
         until_s = time.perf_counter() + 60
@@ -66,7 +66,7 @@ class Loop:
             time.sleep(0.005)
 
     def phase(self, name: str) -> Phase:
-        status = self.guard.desk.checkpoint(name)
+        status = self.guard.requests.checkpoint(name)
         assert status is not None
         return status.phase
 
@@ -86,16 +86,16 @@ def test_checkpoint_then_pause_then_on_in_place(loop: Loop) -> None:
     """The checkpoint is of the very step at which training stands, and resume loses none."""
     loop.trigger("a", After.PAUSE, 10)
     assert loop.until_ended("a") is Phase.COMMITTED
-    status = loop.guard.desk.checkpoint("a")
+    status = loop.guard.requests.checkpoint("a")
     assert status is not None
     assert (status.step, status.paused_step, status.at_paused_step) == (loop.steps, loop.steps, True)
-    assert loop.guard.desk.status().paused
+    assert loop.guard.requests.status().paused
     stood = loop.steps
     time.sleep(0.05)
     assert loop.steps == stood
-    assert not loop.guard.desk.resume().paused
+    assert not loop.guard.requests.resume().paused
     loop.until(lambda: loop.steps > stood + 2)
-    status = loop.guard.desk.checkpoint("a")
+    status = loop.guard.requests.checkpoint("a")
     assert status is not None
     assert (status.paused_step, status.at_paused_step) == (None, False)
 
@@ -105,7 +105,7 @@ def test_after_continue_training_goes_on(loop: Loop) -> None:
     assert loop.until_ended("a") is Phase.COMMITTED
     at = loop.steps
     loop.until(lambda: loop.steps > at + 2)
-    assert not loop.guard.desk.status().paused
+    assert not loop.guard.requests.status().paused
 
 
 def test_the_same_id_is_the_same_checkpoint(loop: Loop) -> None:
@@ -121,15 +121,15 @@ def test_two_that_meet_are_one_with_the_tighter_deadline_and_the_stronger_end(lo
     loop.let_write.clear()
     loop.trigger("a", After.CONTINUE, 100)
     loop.until(lambda: loop.phase("a") is Phase.WRITING)
-    joined = loop.guard.desk.trigger(TriggerRequest(id="b", after=After.PAUSE, deadline_s=20))
+    joined = loop.guard.requests.trigger(TriggerRequest(id="b", after=After.PAUSE, deadline_s=20))
     assert (joined.id, joined.after, joined.paused) == ("a", After.PAUSE, True)
     assert joined.deadline_s is not None
     assert joined.deadline_s <= 20
-    late = loop.guard.desk.trigger(TriggerRequest(id="c", after=After.CONTINUE, deadline_s=500))
+    late = loop.guard.requests.trigger(TriggerRequest(id="c", after=After.CONTINUE, deadline_s=500))
     assert (late.after, late.deadline_s is not None and late.deadline_s <= 20) == (After.PAUSE, True)
     loop.let_write.set()
     assert loop.until_ended("b") is Phase.COMMITTED
-    status = loop.guard.desk.checkpoint("b")
+    status = loop.guard.requests.checkpoint("b")
     assert status is not None
     assert status.at_paused_step
     assert len(loop.saves) == 1
@@ -141,27 +141,27 @@ def test_asked_again_while_standing_there_is_nothing_to_write(loop: Loop) -> Non
     loop.trigger("b", After.PAUSE)
     assert loop.until_ended("b") is Phase.COMMITTED
     assert len(loop.saves) == 1
-    loop.guard.desk.resume()
+    loop.guard.requests.resume()
     loop.trigger("c", After.PAUSE)
     loop.until_ended("c")
     assert len(loop.saves) == 2
 
 
 def test_pause_alone_saves_nothing(loop: Loop) -> None:
-    loop.guard.desk.pause()
-    loop.until(lambda: loop.guard.desk.status().paused)
+    loop.guard.requests.pause()
+    loop.until(lambda: loop.guard.requests.status().paused)
     assert loop.saves == []
     loop.trigger("a")
     assert loop.until_ended("a") is Phase.COMMITTED
-    assert loop.guard.desk.status().paused, "a checkpoint does not end a pause"
-    assert not loop.guard.desk.resume().paused
+    assert loop.guard.requests.status().paused, "a checkpoint does not end a pause"
+    assert not loop.guard.requests.resume().paused
 
 
 def test_utility_back_in_mid_write_finishes_it_and_goes_on(loop: Loop) -> None:
     loop.let_write.clear()
     loop.trigger("a", After.PAUSE)
     loop.until(lambda: loop.phase("a") is Phase.WRITING)
-    status = loop.guard.desk.cancel("a")
+    status = loop.guard.requests.cancel("a")
     assert status is not None
     assert (status.phase, status.after, status.paused) == (Phase.WRITING, After.CONTINUE, False)
     loop.let_write.set()
@@ -174,7 +174,7 @@ def test_resume_in_mid_write_goes_on_after_it(loop: Loop) -> None:
     loop.let_write.clear()
     loop.trigger("a", After.EXIT)
     loop.until(lambda: loop.phase("a") is Phase.WRITING)
-    assert not loop.guard.desk.resume().paused
+    assert not loop.guard.requests.resume().paused
     loop.let_write.set()
     assert loop.until_ended("a") is Phase.COMMITTED
     at = loop.steps
@@ -186,7 +186,7 @@ def test_a_failed_save_stands_and_can_be_tried_again(loop: Loop) -> None:
     loop.fail_with = OSError(28, "No space left on device")
     loop.trigger("a", After.PAUSE)
     assert loop.until_ended("a") is Phase.FAILED
-    status = loop.guard.desk.checkpoint("a")
+    status = loop.guard.requests.checkpoint("a")
     assert status is not None
     assert "No space left on device" in status.error
     assert (status.durable, status.paused) == (False, True)
@@ -194,7 +194,7 @@ def test_a_failed_save_stands_and_can_be_tried_again(loop: Loop) -> None:
     loop.trigger("b", After.PAUSE)
     assert loop.until_ended("b") is Phase.COMMITTED
     assert loop.saves == [loop.steps, loop.steps]
-    assert loop.guard.desk.results == {Phase.COMMITTED: 1, Phase.FAILED: 1, Phase.ABORTED: 0}
+    assert loop.guard.requests.results == {Phase.COMMITTED: 1, Phase.FAILED: 1, Phase.ABORTED: 0}
 
 
 def test_exit_waits_for_the_last_word_and_never_follows_a_failure() -> None:
@@ -203,13 +203,13 @@ def test_exit_waits_for_the_last_word_and_never_follows_a_failure() -> None:
     loop.trigger("a", After.EXIT)
     assert loop.until_ended("a") is Phase.FAILED
     assert loop.ended_by is None
-    assert loop.guard.desk.status().paused
+    assert loop.guard.requests.status().paused
     loop.fail_with = None
     loop.trigger("b", After.EXIT)
     assert loop.until_ended("b") is Phase.COMMITTED
     time.sleep(0.05)
     assert loop.ended_by is None, "nobody has read yet that it is durable"
-    loop.guard.desk.tell("b")
+    loop.guard.requests.tell("b")
     loop.until(lambda: loop.ended_by is not None)
     loop.end()
 
@@ -224,51 +224,51 @@ def test_no_more_is_done_than_it_is_willing_to(
     loop = Loop(conduct=conduct)
     loop.trigger("a", asked)
     assert loop.until_ended("a") is Phase.COMMITTED
-    loop.until(lambda: loop.guard.desk.status().paused is paused)
+    loop.until(lambda: loop.guard.requests.status().paused is paused)
     assert loop.ended_by is None
-    told = loop.guard.desk.checkpoint("a")
+    told = loop.guard.requests.checkpoint("a")
     assert told is not None
     assert told.note == f"asked for exit, but this training allows no more than {conduct.value} (Guard's conduct)"
     assert [each.getMessage() for each in caplog.records].count(f"checkpoint a: {told.note}") == 1
     assert CheckpointStatus.parse(told.to_json()) == told
     if conduct is After.CONTINUE:
-        assert not loop.guard.desk.pause().paused
+        assert not loop.guard.requests.pause().paused
         time.sleep(0.02)
-        assert not loop.guard.desk.status().paused
+        assert not loop.guard.requests.status().paused
     loop.end()
 
 
 def test_what_waits_when_training_ends_is_aborted() -> None:
     guard = Guard(saved_at, job="over")
-    guard.desk.trigger(TriggerRequest(id="a"))
+    guard.requests.trigger(TriggerRequest(id="a"))
     guard.close()
-    status = guard.desk.checkpoint("a", wait_s=5)
+    status = guard.requests.checkpoint("a", wait_s=5)
     assert status is not None
     assert (status.phase, status.error) == (Phase.ABORTED, "training has ended")
-    assert guard.desk.trigger(TriggerRequest(id="b")).phase is Phase.ABORTED
+    assert guard.requests.trigger(TriggerRequest(id="b")).phase is Phase.ABORTED
 
 
 def test_called_off_before_it_began_is_aborted() -> None:
     guard = Guard(saved_at, job="slow")
-    guard.desk.trigger(TriggerRequest(id="a"))
-    status = guard.desk.cancel("a")
+    guard.requests.trigger(TriggerRequest(id="a"))
+    status = guard.requests.cancel("a")
     assert status is not None
     assert status.phase is Phase.ABORTED
     guard.step(1)
-    assert guard.desk.status().last_committed is None
-    assert guard.desk.cancel("never heard of") is None
-    assert guard.desk.checkpoint("never heard of") is None
+    assert guard.requests.status().last_committed is None
+    assert guard.requests.cancel("never heard of") is None
+    assert guard.requests.checkpoint("never heard of") is None
 
 
 def test_old_checkpoints_are_forgotten() -> None:
     """Whoever sends a thousand ids fills no memory."""
     guard = Guard(saved_at, job="patient")
     for number in range(200):
-        guard.desk.trigger(TriggerRequest(id=f"a{number}"))
+        guard.requests.trigger(TriggerRequest(id=f"a{number}"))
         guard.step(number)
-    assert guard.desk.checkpoint("a0") is None
-    assert guard.desk.checkpoint("a199") is not None
-    assert len(guard.desk._operations) <= 64
+    assert guard.requests.checkpoint("a0") is None
+    assert guard.requests.checkpoint("a199") is not None
+    assert len(guard.requests._operations) <= 64
 
 
 def test_the_status_is_what_a_budget_needs() -> None:
@@ -279,15 +279,15 @@ def test_the_status_is_what_a_budget_needs() -> None:
         return saved_at(step)
 
     guard = Guard(save, job="numbers", restored=saved_at(50), clock=lambda: now[0])
-    assert guard.desk.status().estimate is not None
+    assert guard.requests.status().estimate is not None
     for step in range(51, 61):
         now[0] += 0.5
         guard.step(step)
-    guard.desk.trigger(TriggerRequest(id="a"))
+    guard.requests.trigger(TriggerRequest(id="a"))
     now[0] += 0.5
     guard.step(61)
     now[0] += 2.0
-    status = guard.desk.status()
+    status = guard.requests.status()
     assert (status.step, status.step_time_p50_s, status.step_time_p95_s, status.last_step_age_s) == (61, 0.5, 0.5, 2.0)
     assert status.last_committed is not None
     assert (status.last_committed.step, status.last_committed.age_s) == (61, 2.0)

@@ -9,10 +9,10 @@ from pathlib import Path
 import pytest
 
 from powerguard.trainer import Buffer, Guard, Item, Loaded, StopTraining
-from powerguard.trainer.chunks import THREADS
-from powerguard.trainer.disk import Disk
-from powerguard.trainer.manifest import CHUNK_BYTES
-from powerguard.trainer.store import Store, StoreError
+from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.manifest import CHUNK_BYTES
+from powerguard.trainer.store.shards import THREADS
+from powerguard.trainer.store.store import Store, StoreError
 from powerguard.wire import After, CheckpointStatus, Loop, Phase, Reason, TriggerRequest
 from tests.trainer.toy import short_folder
 
@@ -78,7 +78,7 @@ class Job:
             disk=self.disk,
             clock=lambda: self.now_s,
         )
-        self.desk = self.guard.desk
+        self.requests = self.guard.requests
         self.guard.restore()
         self.step()  # the first boundary measures the state and has room made
         self.until(lambda: len(list(self.folder.glob(".slot-*/shard-*"))) == 2)
@@ -90,10 +90,10 @@ class Job:
 
     def trigger(self, name: str, after: str = "pause", deadline_s: float | None = None, **more: object) -> None:
         request = {"id": name, "after": After(after), "deadline_s": deadline_s, "reason": Reason.DRILL, **more}
-        self.desk.trigger(TriggerRequest(**request), asker=str(more and "daemon"))  # type: ignore[arg-type]
+        self.requests.trigger(TriggerRequest(**request), asker=str(more and "daemon"))  # type: ignore[arg-type]
 
     def of(self, name: str) -> CheckpointStatus:
-        status = self.desk.checkpoint(name)
+        status = self.requests.checkpoint(name)
         assert status is not None
         return status
 
@@ -111,7 +111,7 @@ class Job:
         """Take the next step in a thread of its own, because training is going to stand still in it."""
         thread = threading.Thread(target=self.step)
         thread.start()
-        self.until(lambda: self.desk.status().paused or not thread.is_alive())
+        self.until(lambda: self.requests.status().paused or not thread.is_alive())
         return thread
 
     def steps_on_disk(self) -> list[int]:
@@ -129,7 +129,7 @@ class Job:
 
     def close(self) -> None:
         self.disk.gate.set()
-        self.desk.resume(wait_s=0)
+        self.requests.resume(wait_s=0)
         self.guard.close()
 
 
@@ -166,11 +166,11 @@ def test_training_goes_on_while_a_periodic_checkpoint_is_written(job: Job) -> No
     began = periodic(job)
     for _ in range(5):
         job.step()
-    assert job.desk.status().last_committed is None
+    assert job.requests.status().last_committed is None
     job.disk.gate.set()
-    job.until(lambda: job.desk.status().last_committed is not None)
+    job.until(lambda: job.requests.status().last_committed is not None)
     assert job.steps_on_disk() == [began], "the state of that step, whatever training did to it since"
-    totals = job.desk.pace.totals
+    totals = job.requests.pace.totals
     assert (totals.writes, totals.stalls, totals.failed) == (1, 1, 0)
 
 
@@ -178,9 +178,9 @@ def test_one_that_is_due_during_a_write_waits_for_its_turn(job: Job) -> None:
     periodic(job)
     job.now_s += 400
     job.step()
-    assert (job.desk.pace.totals.late, job.desk.pace.totals.stalls) == (1, 1)
+    assert (job.requests.pace.totals.late, job.requests.pace.totals.stalls) == (1, 1)
     job.disk.gate.set()
-    job.until(lambda: job.desk.status().last_committed is not None)
+    job.until(lambda: job.requests.status().last_committed is not None)
     job.now_s += 30
     late = job.step()
     job.until(lambda: late in job.steps_on_disk())
@@ -196,9 +196,9 @@ def test_an_emergency_of_the_same_step_joins_the_write(job: Job) -> None:
         job.disk.gate.set()
         told = job.ended("e")
         assert (told.durable, told.step) == (True, step)
-        job.desk.resume(wait_s=0)
+        job.requests.resume(wait_s=0)
     assert job.steps_on_disk() == [step]
-    assert job.desk.pace.totals.writes == 1
+    assert job.requests.pace.totals.writes == 1
 
 
 @pytest.mark.parametrize(
@@ -210,7 +210,7 @@ def test_the_deadline_decides_whose_bytes_go_first(large: Job, deadline_s: float
     """An emergency during a background write of an older state; both snapshots are in memory."""
     job = large
     for _ in range(4):
-        job.desk.pace.written(LARGE, 1.0)  # as long as this disk is known to take
+        job.requests.pace.written(LARGE, 1.0)  # as long as this disk is known to take
     older = periodic(job)
     job.trigger("e", deadline_s=deadline_s)
     standing = job.standing()
@@ -220,8 +220,8 @@ def test_the_deadline_decides_whose_bytes_go_first(large: Job, deadline_s: float
     assert told.at_paused_step
     assert told.step == older + 1
     assert job.steps_on_disk() == [older + 1, older][:left]
-    assert job.desk.pace.totals.failed == 0, "given up is not failed"
-    job.desk.resume()
+    assert job.requests.pace.totals.failed == 0, "given up is not failed"
+    job.requests.resume()
     standing.join(60)
     assert not standing.is_alive()
 
@@ -230,7 +230,7 @@ def test_asked_again_for_a_newer_state_an_older_asker_gets_the_newer_one(large: 
     """A precautionary checkpoint beside training, then the emergency: who asked first gets an answer, too."""
     job = large
     for _ in range(4):
-        job.desk.pace.written(LARGE, 1.0)
+        job.requests.pace.written(LARGE, 1.0)
     job.slow()
     job.trigger("early", "continue")
     early = job.step()
@@ -244,7 +244,7 @@ def test_asked_again_for_a_newer_state_an_older_asker_gets_the_newer_one(large: 
     assert job.ended("emergency").at_paused_step
     assert job.ended("early") == job.of("emergency")
     assert job.steps_on_disk() == [early + 2]
-    job.desk.resume()
+    job.requests.resume()
     standing.join(60)
 
 
@@ -254,7 +254,7 @@ def test_whoever_resumes_in_mid_write_does_not_wait_for_it(job: Job) -> None:
     job.trigger("e", "pause")
     standing = job.standing()
     assert job.disk.stuck.wait(60)
-    assert not job.desk.resume().paused
+    assert not job.requests.resume().paused
     standing.join(60)
     assert not standing.is_alive()
     job.step()
@@ -279,7 +279,7 @@ def test_a_full_disk_is_told_and_the_last_checkpoint_stays(job: Job) -> None:
     job.trigger("again", "pause")
     assert job.ended("again").at_paused_step, "the state was still in memory"
     assert job.steps_on_disk()[0] == good + 1
-    job.desk.resume()
+    job.requests.resume()
     standing.join(60)
 
 
@@ -296,7 +296,7 @@ def test_a_state_that_cannot_be_told_hurts_nobody_but_its_checkpoint(job: Job) -
     assert not told.paused
     job.now_s += 400
     job.step()
-    assert job.desk.pace.totals.failed == 1
+    assert job.requests.pace.totals.failed == 1
     job.state.fail_with = None
     job.step()
     assert job.steps_on_disk() == [good]
@@ -324,8 +324,8 @@ def test_a_storm_of_wishes_is_one_checkpoint(job: Job) -> None:
     job.disk.gate.set()
     assert job.ended("first").at_paused_step
     assert job.of("n299") == job.of("first")
-    assert job.desk.pace.totals.writes == 1
-    job.desk.resume()
+    assert job.requests.pace.totals.writes == 1
+    job.requests.resume()
     standing.join(60)
 
 
@@ -347,7 +347,7 @@ def test_exit_waits_until_it_is_durable_and_told(job: Job) -> None:
     assert not ended
     job.disk.gate.set()
     assert job.ended("e").at_paused_step
-    job.desk.tell("e")
+    job.requests.tell("e")
     training.join(60)
     assert [stop.code for stop in ended if isinstance(stop, SystemExit)] == [0]
 
@@ -355,8 +355,8 @@ def test_exit_waits_until_it_is_durable_and_told(job: Job) -> None:
 def test_utility_back_before_anybody_was_told_of_the_end_keeps_training(job: Job) -> None:
     job.trigger("e", "exit")
     standing = job.standing()
-    job.until(lambda: job.desk.ending is not None)
-    assert not job.desk.resume().paused
+    job.until(lambda: job.requests.ending is not None)
+    assert not job.requests.resume().paused
     standing.join(60)
     job.step()
 
@@ -366,18 +366,18 @@ def test_utility_back_before_anybody_was_told_of_the_end_keeps_training(job: Job
 
 def test_a_pause_whose_asker_falls_silent_ends_by_itself(job: Job) -> None:
     """A daemon that dies in a drill leaves nothing standing; in an outage, without a lease, training stands."""
-    job.desk.pause(lease_s=0.4, asker="daemon")
+    job.requests.pause(lease_s=0.4, asker="daemon")
     standing = job.standing()
     for _ in range(5):
         job.now_s += 0.3
-        job.desk.heard("daemon")
-        assert job.desk.status().paused
-    assert job.desk.status().lease_s == pytest.approx(0.4)
-    job.desk.heard("somebody else")
+        job.requests.heard("daemon")
+        assert job.requests.status().paused
+    assert job.requests.status().lease_s == pytest.approx(0.4)
+    job.requests.heard("somebody else")
     job.now_s += 0.5
     standing.join(60)
     assert not standing.is_alive()
-    assert job.desk.status().lease_s is None
+    assert job.requests.status().lease_s is None
 
 
 def test_a_checkpoint_with_a_lease_lets_go_after_it(job: Job) -> None:
@@ -400,9 +400,9 @@ def test_of_two_that_want_it_to_stand_the_one_without_a_lease_wins(job: Job, fir
     assert job.ended("outage").at_paused_step
     job.now_s += 100
     time.sleep(0.5)
-    assert job.desk.status().paused
-    assert job.desk.status().lease_s is None
-    job.desk.resume()
+    assert job.requests.status().paused
+    assert job.requests.status().lease_s is None
+    job.requests.resume()
     standing.join(60)
 
 
@@ -416,8 +416,8 @@ def test_an_outage_that_joins_a_drill_in_mid_write_takes_its_lease_away(job: Job
     assert job.ended("outage").at_paused_step
     job.now_s += 100
     time.sleep(0.5)
-    assert job.desk.status().paused
-    job.desk.resume()
+    assert job.requests.status().paused
+    job.requests.resume()
     standing.join(60)
 
 
@@ -428,19 +428,19 @@ def test_an_emergency_in_an_evaluation_finds_the_state_of_its_step(job: Job) -> 
     """Whatever the evaluation does to the model; and training then stands at that very step."""
     step = job.step()
     with job.guard.phase("eval", step=step):
-        assert job.desk.status().loop is Loop.EVAL
-        assert job.desk.status().snapshot_step == step
+        assert job.requests.status().loop is Loop.EVAL
+        assert job.requests.status().snapshot_step == step
         job.state.step = 77  # averaged weights are swapped in
         job.trigger("e", "pause", 60.0)
         assert job.ended("e").durable
         polling = threading.Thread(target=job.guard.poll)
         polling.start()
-        job.until(lambda: job.desk.status().paused)
+        job.until(lambda: job.requests.status().paused)
         assert job.of("e").at_paused_step
-        assert not job.desk.resume().paused
+        assert not job.requests.resume().paused
         polling.join(60)
         job.state.step = step
-    assert job.desk.status().loop is Loop.TRAIN
+    assert job.requests.status().loop is Loop.TRAIN
     assert job.steps_on_disk() == [step]
     assert job.step() == step + 1
 
@@ -458,11 +458,11 @@ def test_a_phase_that_tells_no_step_saves_nothing(job: Job) -> None:
 
 def test_a_copy_in_memory_is_written_when_the_boundary_does_not_come(job: Job) -> None:
     """The loop hangs; a newer state than the disk's is in memory since its write failed."""
-    job.desk.pace.written(SIZE, 1.0)
+    job.requests.pace.written(SIZE, 1.0)
     job.disk.is_full = True
     job.now_s += 400
     held = job.step()
-    job.until(lambda: job.desk.pace.totals.failed == 1)
+    job.until(lambda: job.requests.pace.totals.failed == 1)
     job.disk.is_full = False
     job.step()
     job.trigger("e", "pause", 60.0)
@@ -476,21 +476,21 @@ def test_a_copy_in_memory_is_written_when_the_boundary_does_not_come(job: Job) -
     assert (told.paused_step, told.at_paused_step) == (held + 2, False), "and it says that steps would be lost"
     job.trigger("second", "pause", 60.0)
     assert job.ended("second").at_paused_step
-    job.desk.resume()
+    job.requests.resume()
     standing.join(60)
 
 
 def test_asked_while_it_stands_in_mid_step_it_says_what_there_is(job: Job) -> None:
     job.step()
-    job.desk.pause()
+    job.requests.pause()
     polling = threading.Thread(target=job.guard.poll)
     polling.start()
-    job.until(lambda: job.desk.status().paused)
+    job.until(lambda: job.requests.status().paused)
     job.trigger("e", "pause", 60.0)
     told = job.ended("e")
     assert told.phase is Phase.ABORTED
     assert "in the middle of a step" in told.error
-    job.desk.resume()
+    job.requests.resume()
     polling.join(60)
     assert not polling.is_alive()
 
@@ -503,8 +503,8 @@ def test_a_periodic_checkpoint_is_pruned_and_kept(job: Job) -> None:
     for number in range(1, 6):
         job.now_s += 400
         step = job.step()
-        job.until(lambda number=number: job.desk.pace.totals.writes == number)  # type: ignore[misc]
-        job.until(lambda: not job.desk.wanted.is_set())
+        job.until(lambda number=number: job.requests.pace.totals.writes == number)  # type: ignore[misc]
+        job.until(lambda: not job.requests.wanted.is_set())
     job.until(lambda: len(list(job.folder.glob("step-*"))) == 2)
     job.until(lambda: len(list(job.folder.glob(".slot-*/shard-*"))) == 2)
     assert job.steps_on_disk() == [step, step - 1]
@@ -513,8 +513,8 @@ def test_a_periodic_checkpoint_is_pruned_and_kept(job: Job) -> None:
 def test_the_estimate_is_there_before_any_outage(folder: Path) -> None:
     """From the size of the state and what the disk took while the slots were made: nobody has saved yet."""
     job = Job(folder)
-    job.until(lambda: (found := job.desk.status().estimate) is not None and found.seconds is not None)
-    estimate = job.desk.status().estimate
+    job.until(lambda: (found := job.requests.status().estimate) is not None and found.seconds is not None)
+    estimate = job.requests.status().estimate
     assert estimate is not None
     assert estimate.bytes is not None
     assert SIZE <= estimate.bytes < SIZE + 65536
@@ -523,7 +523,7 @@ def test_the_estimate_is_there_before_any_outage(folder: Path) -> None:
     job.trigger("e", "continue")
     job.step()
     job.ended("e")
-    estimate = job.desk.status().estimate
+    estimate = job.requests.status().estimate
     assert estimate is not None
     assert estimate.stall_s is not None
     job.close()
@@ -543,7 +543,7 @@ def test_a_pause_that_comes_during_a_save_stands_at_its_step(job: Job) -> None:
     time.sleep(0.1)
     assert job.state.step == step, "it stands in save()"
     assert job.steps_on_disk() == [step]
-    job.desk.resume(wait_s=1)
+    job.requests.resume(wait_s=1)
     saves[0].join(60)
     assert job.state.step == step + 1
 
@@ -563,7 +563,7 @@ def test_an_end_that_is_asked_for_during_a_save_comes_in_it(job: Job) -> None:
     thread.start()
     told = job.ended("e")
     assert (told.step, told.paused_step) == (step, step)
-    job.desk.tell("e")
+    job.requests.tell("e")
     thread.join(60)
     assert ended == [0]
 
@@ -576,14 +576,14 @@ def test_no_periodic_checkpoint_follows_an_emergency_at_once(job: Job, after: st
     thread = job.standing()
     job.ended("e")
     job.now_s += 400 if after == "pause" else 200  # a pause is no reason to save again
-    job.desk.resume(wait_s=1)
+    job.requests.resume(wait_s=1)
     thread.join(60)
-    stalls = job.desk.pace.totals.stalls
+    stalls = job.requests.pace.totals.stalls
     job.step()
     if after == "pause":
         job.now_s += 200
         job.step()
-    assert job.desk.pace.totals.stalls == stalls
+    assert job.requests.pace.totals.stalls == stalls
     job.now_s += 301
     due = job.step()
     job.until(lambda: due in job.steps_on_disk())

@@ -14,10 +14,10 @@ import pytest
 
 import powerguard.trainer
 from powerguard.trainer import Guard
-from powerguard.trainer.boundary import Boundary
-from powerguard.trainer.items import Parts
+from powerguard.trainer.loop.step_hook import StepHook
 from powerguard.trainer.ranks import Memory, MemoryRanks
-from powerguard.trainer.store import SavedCheckpoint
+from powerguard.trainer.store.items import Parts
+from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.wire import After, Phase, TriggerRequest
 
 ENDED = (Phase.COMMITTED, Phase.FAILED, Phase.ABORTED)
@@ -53,19 +53,19 @@ def interrupted(when: Callable[[], object]) -> Iterator[None]:
 def test_an_interrupt_in_a_pause_that_training_survives() -> None:
     """It is told to train again, not to stand where it stood; and the pause is still wanted at the next boundary."""
     with Guard(saved_at, job="loop", socket=None) as guard:
-        desk = guard.desk
-        desk.pause()
+        requests = guard.requests
+        requests.pause()
         for is_step in (True, False):
-            with interrupted(lambda: desk.paused_step == 5):
+            with interrupted(lambda: requests.paused_step == 5):
                 guard.step(5) if is_step else guard.poll()
-            assert (desk.boundary, desk.serving, desk.status().paused) == (None, False, False)
+            assert (requests.boundary, requests.serving, requests.status().paused) == (None, False, False)
         over, stood = threading.Event(), []
 
         def resume() -> None:
             while not stood and not over.wait(0.005):
-                if desk.status().paused:
-                    stood.append(desk.paused_step)
-                    desk.resume()
+                if requests.status().paused:
+                    stood.append(requests.paused_step)
+                    requests.resume()
 
         again = threading.Thread(target=resume)
         again.start()
@@ -73,7 +73,7 @@ def test_an_interrupt_in_a_pause_that_training_survives() -> None:
         over.set()
         again.join()
         assert stood == [6]
-        assert not desk.held
+        assert not requests.held
         assert guard.save(6).step == 6
 
 
@@ -88,17 +88,17 @@ def test_an_interrupt_in_a_save_ends_that_save_alone() -> None:
 
     with Guard(save, job="loop", socket=None) as guard:
         for step, cut in ((1, SystemExit), (2, KeyboardInterrupt)):
-            guard.desk.trigger(TriggerRequest(id=f"e{step}"))
+            guard.requests.trigger(TriggerRequest(id=f"e{step}"))
             with pytest.raises(cut):
                 guard.step(step)
-            told = guard.desk.checkpoint(f"e{step}")
+            told = guard.requests.checkpoint(f"e{step}")
             assert told is not None
             assert (told.phase, cut.__name__ in told.error) == (Phase.FAILED, True)
-            assert (guard.desk.boundary, guard.desk.saving) == (None, False)
-        guard.desk.trigger(TriggerRequest(id="e3"))
+            assert (guard.requests.boundary, guard.requests.saving) == (None, False)
+        guard.requests.trigger(TriggerRequest(id="e3"))
         guard.step(3)
-        assert guard.desk.last is not None
-        assert guard.desk.last.step == 3
+        assert guard.requests.last is not None
+        assert guard.requests.last.step == 3
 
 
 class Cut:
@@ -118,7 +118,7 @@ class Cut:
         sys.setprofile(None)
 
     def _count(self, frame: FrameType, event: str, _arg: object) -> None:
-        self._is_there = self._is_there or frame.f_code is Boundary.attend.__code__
+        self._is_there = self._is_there or frame.f_code is StepHook.attend.__code__
         if self._is_there and event in {"call", "c_return"} and frame.f_code.co_filename.startswith(OURS):
             self._left -= 1
             if self._left == 0:
@@ -134,21 +134,21 @@ def interrupted_at(number: int, after: After | None, root: Path | None) -> bool:
     """
     state = saved_at if root is None else Parts(lambda: {"a": b"x" * 5000}, lambda _items: None)
     with Guard(state, root, job="loop", socket=None, every_s=None) as guard:
-        desk, over, locked = guard.desk, threading.Event(), []
+        requests, over, locked = guard.requests, threading.Event(), []
 
         def go_on() -> None:
             while not over.wait(0.001):
-                if not desk.lock.acquire(timeout=60.0):
+                if not requests.lock.acquire(timeout=60.0):
                     locked.append(True)
                     return
-                desk.lock.release()
-                if desk.paused_step is not None:
-                    desk.resume(wait_s=0)
+                requests.lock.release()
+                if requests.paused_step is not None:
+                    requests.resume(wait_s=0)
 
         if after is None:
-            desk.pause()
+            requests.pause()
         else:
-            desk.trigger(TriggerRequest(id="early", after=after))
+            requests.trigger(TriggerRequest(id="early", after=after))
         daemon = threading.Thread(target=go_on)
         daemon.start()
         cut = Cut(number)
@@ -159,15 +159,15 @@ def interrupted_at(number: int, after: After | None, root: Path | None) -> bool:
         except (KeyboardInterrupt, RuntimeError) as error:
             ended = error.__context__ or error  # a Condition's own wait has a place where its lock is let go of twice
         assert isinstance(ended, KeyboardInterrupt)
-        assert (desk.boundary, desk.serving, desk.saving) == (None, False, False)
-        desk.trigger(TriggerRequest(id="late"))
+        assert (requests.boundary, requests.serving, requests.saving) == (None, False, False)
+        requests.trigger(TriggerRequest(id="late"))
         guard.step(6)
         over.set()
         daemon.join()
         assert not locked
         for name in ("early", "late") if after is not None else ("late",):
             until_s = time.perf_counter() + 60
-            while (told := desk.checkpoint(name, wait_s=1.0)) and told.phase not in ENDED:
+            while (told := requests.checkpoint(name, wait_s=1.0)) and told.phase not in ENDED:
                 assert time.perf_counter() < until_s, told
             assert told is not None
             assert told.phase is Phase.COMMITTED or (told.phase is Phase.FAILED and name == "early"), told
@@ -192,7 +192,7 @@ def save_alike(guards: list[Guard], cut: Cut, over: threading.Event, rank: int) 
         step += 1
         time.sleep(0.0005)
         with suppress(KeyboardInterrupt):
-            if rank or cut.is_done or guards[0].desk.known_as(["early"]) is None:
+            if rank or cut.is_done or guards[0].requests.known_as(["early"]) is None:
                 guards[rank].step(step)
             else:
                 with cut:
@@ -211,30 +211,30 @@ def test_an_interrupt_of_one_of_two_ranks(number: int, after: After) -> None:
     ranks = [MemoryRanks(memory, rank, 2, ["a", "a"]) for rank in range(2)]
     guards = [Guard(saved_at, job="pair", socket=None, ranks=each) for each in ranks]
     trainings = [threading.Thread(target=save_alike, args=[guards, cut, over, rank]) for rank in range(2)]
-    desk = guards[0].desk
+    requests = guards[0].requests
 
     def phase(name: str) -> Phase | None:
-        if desk.paused_step is not None:
-            desk.resume(wait_s=0)
-        told = desk.checkpoint(name, wait_s=0.01)
+        if requests.paused_step is not None:
+            requests.resume(wait_s=0)
+        told = requests.checkpoint(name, wait_s=0.01)
         return None if told is None else told.phase
 
     for each in trainings:
         each.start()
     try:
-        desk.trigger(TriggerRequest(id="early", after=after))
+        requests.trigger(TriggerRequest(id="early", after=after))
         until_s = time.perf_counter() + 60
         while phase("early") not in {Phase.COMMITTED, Phase.FAILED}:
             assert time.perf_counter() < until_s
         cut.is_done, was_cut = True, cut.is_done
         assert was_cut or number > 80
-        desk.trigger(TriggerRequest(id="late"))
+        requests.trigger(TriggerRequest(id="late"))
         while phase("late") is not Phase.COMMITTED:
             assert time.perf_counter() < until_s
     finally:
         over.set()
         for guard in guards:
-            guard.desk.resume(wait_s=0)
+            guard.requests.resume(wait_s=0)
         for each in trainings:
             each.join()
         for guard in guards:

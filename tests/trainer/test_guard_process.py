@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import pytest
 
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.store import Store
 from tests.trainer.toy import Toy, ask, short_folder
 
 ROOT = Path(__file__).parents[2]
@@ -21,7 +21,7 @@ ROOT = Path(__file__).parents[2]
 TRAINING = """
 import os, sys, time
 from powerguard.trainer import Guard, Parts
-from powerguard.trainer.disk import Disk
+from powerguard.trainer.store.disk import Disk
 
 root = sys.argv[1]
 class Sticky(Disk):

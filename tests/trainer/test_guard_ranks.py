@@ -10,11 +10,11 @@ from typing import Never
 import pytest
 
 from powerguard.trainer import Buffer, Guard, Item, Loaded, StopTraining
-from powerguard.trainer.desk import Desk
+from powerguard.trainer.loop.requests import RequestQueue
 from powerguard.trainer.ranks import Memory, MemoryRanks, RanksError
-from powerguard.trainer.ranks.parts import Parts
-from powerguard.trainer.store import SavedCheckpoint, Store
-from powerguard.trainer.together import Collective, NotCommittedError, Together
+from powerguard.trainer.ranks.coordinator import Collective, NotCommittedError, RankCoordinator
+from powerguard.trainer.ranks.replica import SharedParts
+from powerguard.trainer.store.store import SavedCheckpoint, Store
 from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
 from tests.trainer.toy import short_folder
 
@@ -134,10 +134,10 @@ class World:
 
     def trigger(self, rank: int, name: str, after: After, deadline_s: float | None = 20.0) -> CheckpointStatus:
         request = TriggerRequest(id=name, reason=Reason.DRILL, after=after, deadline_s=deadline_s)
-        return self.ranks[rank].guard.desk.trigger(request)
+        return self.ranks[rank].guard.requests.trigger(request)
 
     def of(self, rank: int, name: str) -> CheckpointStatus:
-        status = self.ranks[rank].guard.desk.checkpoint(name)
+        status = self.ranks[rank].guard.requests.checkpoint(name)
         assert status is not None
         return status
 
@@ -164,7 +164,7 @@ class World:
     def end(self) -> None:
         self._stop = True
         for rank in self.ranks:
-            rank.guard.desk.resume(wait_s=0)
+            rank.guard.requests.resume(wait_s=0)
         for rank in self.ranks:
             rank.join()
 
@@ -182,14 +182,14 @@ def test_all_save_at_one_step_stand_there_and_go_on(folder: Path) -> None:
         told = world.ended(0, f"e{turn}")
         assert told.at_paused_step
         assert [rank.done for rank in world.ranks] == [told.step] * 3
-        assert all(rank.guard.desk.status().paused for rank in world.ranks)
+        assert all(rank.guard.requests.status().paused for rank in world.ranks)
         assert world.steps_on_disk()[0] == told.step
-        assert not world.ranks[0].guard.desk.resume().paused
+        assert not world.ranks[0].guard.requests.resume().paused
         world.until(lambda told=told: world.ranks[2].done > (told.step or 0))  # type: ignore[misc]
     world.end()
     assert {rank.final for rank in world.ranks} == {world.steps_on_disk()[0]}
     again = World(folder, ["a", "a", "a"])
-    assert again.ranks[0].guard.desk.status().last_committed is not None
+    assert again.ranks[0].guard.requests.status().last_committed is not None
     assert min(rank.done for rank in again.ranks) >= world.steps_on_disk()[1]
     again.end()
 
@@ -205,7 +205,7 @@ def test_several_hosts_each_with_a_daemon_make_one_checkpoint(folder: Path) -> N
     assert other.at_paused_step
     assert one.path != other.path
     assert world.steps_on_disk() == [one.step]
-    status = world.ranks[0].guard.desk.status()
+    status = world.ranks[0].guard.requests.status()
     assert (status.ranks, status.hosts) == (4, 2)
     world.end()
 
@@ -232,7 +232,7 @@ def test_a_rank_that_cannot_tell_its_state_fails_it_for_all_and_keeps_the_last(f
     assert told.phase is Phase.FAILED
     assert "rank 1: RuntimeError: no memory" in told.error
     assert world.steps_on_disk() == [good]
-    world.until(lambda: world.ranks[0].guard.desk.status().paused)
+    world.until(lambda: world.ranks[0].guard.requests.status().paused)
     world.ranks[1].fail_with = None
     world.trigger(0, "second", After.PAUSE)
     assert world.ended(0, "second").at_paused_step
@@ -244,7 +244,7 @@ def test_exit_ends_every_rank_after_it_is_durable(folder: Path) -> None:
     world.trigger(0, "e", After.EXIT)
     told = world.ended(0, "e")
     assert told.durable
-    world.ranks[0].guard.desk.tell("e")
+    world.ranks[0].guard.requests.tell("e")
     for rank in world.ranks:
         rank.join()
         assert isinstance(rank.ended_by, StopTraining)
@@ -255,12 +255,12 @@ def test_exit_ends_every_rank_after_it_is_durable(folder: Path) -> None:
 def test_a_pause_and_its_lease_are_everybodys(folder: Path) -> None:
     """A daemon that dies in a drill leaves no rank standing."""
     world = World(folder, ["a", "a"])
-    world.ranks[0].guard.desk.pause(lease_s=4.0, asker="daemon")
-    world.until(lambda: all(rank.guard.desk.status().paused for rank in world.ranks))
+    world.ranks[0].guard.requests.pause(lease_s=4.0, asker="daemon")
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     stood = [rank.done for rank in world.ranks]
     assert stood[0] == stood[1]
     assert world.steps_on_disk() == []
-    world.until(lambda: all(not rank.guard.desk.status().paused for rank in world.ranks))
+    world.until(lambda: all(not rank.guard.requests.status().paused for rank in world.ranks))
     world.until(lambda: world.ranks[1].done > stood[1])
     world.end()
 
@@ -268,7 +268,7 @@ def test_a_pause_and_its_lease_are_everybodys(folder: Path) -> None:
 def test_each_host_releases_its_own_pause_alone(folder: Path) -> None:
     """Each has a UPS: training goes on when the last one on battery says so, and then at once, losing nothing."""
     world = World(folder, ["a", "a", "b"], shared=False)
-    one, other = (world.ranks[rank].guard.desk for rank in (0, 2))
+    one, other = (world.ranks[rank].guard.requests for rank in (0, 2))
     world.trigger(0, "from-a", After.PAUSE)
     world.trigger(2, "from-b", After.PAUSE)
     step = world.ended(0, "from-a").step
@@ -290,11 +290,11 @@ def test_each_host_releases_its_own_pause_alone(folder: Path) -> None:
 def test_a_lease_that_ends_releases_its_host_alone(folder: Path) -> None:
     """A daemon that died with its lease holds nobody; that of the other host, which lives, is not overruled."""
     world = World(folder, ["a", "b"], shared=False)
-    one, other = (world.ranks[rank].guard.desk for rank in (0, 1))
+    one, other = (world.ranks[rank].guard.requests for rank in (0, 1))
     one.pause(asker="lives")
     other.trigger(TriggerRequest(id="b", after=After.PAUSE, lease_s=0.3), asker="dies")
     world.until(lambda: other.status().hosts_holding == 1)  # and was 2: a wish is known here before it is answered
-    assert all(rank.guard.desk.status().paused for rank in world.ranks)
+    assert all(rank.guard.requests.status().paused for rank in world.ranks)
     assert other.status().lease_s is None
     assert not other.resume(all_hosts=True).hosts_holding, "the word of an operator, for a host that has died"
     before = world.ranks[1].done
@@ -305,19 +305,19 @@ def test_a_lease_that_ends_releases_its_host_alone(folder: Path) -> None:
 def test_a_host_whose_training_ends_holds_nobody(folder: Path) -> None:
     world = World(folder, ["a", "b"], shared=False)
     for rank in world.ranks:
-        rank.guard.desk.pause()
-    world.until(lambda: all(rank.guard.desk.status().hosts_holding == 2 for rank in world.ranks))
+        rank.guard.requests.pause()
+    world.until(lambda: all(rank.guard.requests.status().hosts_holding == 2 for rank in world.ranks))
     world.ranks[0].guard._together.close()  # type: ignore[union-attr] # as at the end of its process
-    world.until(lambda: world.ranks[1].guard.desk.status().hosts_holding == 1)
-    assert world.ranks[1].guard.desk.status().paused
-    assert not world.ranks[1].guard.desk.resume().paused
+    world.until(lambda: world.ranks[1].guard.requests.status().hosts_holding == 1)
+    assert world.ranks[1].guard.requests.status().paused
+    assert not world.ranks[1].guard.requests.resume().paused
     world.end()
 
 
 class Late:
     """The other ranks, as an asker finds them who joins a checkpoint and is held up until that has ended."""
 
-    def __init__(self, together: Together, settled: Callable[[int], object]) -> None:
+    def __init__(self, together: RankCoordinator, settled: Callable[[int], object]) -> None:
         self._together, self._settled = together, settled
         self.paused, self.resumed, self.cancelled = together.paused, together.resumed, together.cancelled
         self.tick, self.news = together.tick, together.news
@@ -334,13 +334,14 @@ class Late:
 def test_who_joins_what_ends_meanwhile_is_told(folder: Path) -> None:
     """No news comes any more of what has ended; who asked must not wait for some."""
     world = World(folder, ["a", "a"])
-    desk, together = world.ranks[0].guard.desk, world.ranks[0].guard._together
+    requests, together = world.ranks[0].guard.requests, world.ranks[0].guard._together
     assert together is not None
-    desk.others = Late(
-        together, lambda number: world.until(lambda: desk.last is not None and desk.of_generation(number) is None)
+    requests.others = Late(
+        together,
+        lambda number: world.until(lambda: requests.last is not None and requests.of_generation(number) is None),
     )
     assert world.trigger(0, "joins", After.CONTINUE).phase is Phase.COMMITTED
-    desk.others = together
+    requests.others = together
     world.end()
 
 
@@ -359,11 +360,11 @@ class Lost:
 
 def test_a_rank_that_has_lost_the_others_says_so_at_its_endpoint() -> None:
     """Nobody can save there any more, until the job is started anew: an operator must see that before an outage."""
-    desk = Desk(job="llm", conduct=After.PAUSE, ranks=2, hosts=2)
-    desk.others = Lost()
-    told = desk.trigger(TriggerRequest(id="e", after=After.PAUSE, lease_s=9.0))
+    requests = RequestQueue(job="llm", conduct=After.PAUSE, ranks=2, hosts=2)
+    requests.others = Lost()
+    told = requests.trigger(TriggerRequest(id="e", after=After.PAUSE, lease_s=9.0))
     assert (told.phase, told.error) == (Phase.FAILED, f"RanksError: {Lost.trouble}")
-    for status in (desk.status(), desk.pause(lease_s=9.0), desk.resume()):
+    for status in (requests.status(), requests.pause(lease_s=9.0), requests.resume()):
         assert (status.trouble, status.paused, status.lease_s) == (Lost.trouble, False, None)
 
 
@@ -379,7 +380,7 @@ def test_saves_of_all_ranks_leave_nothing_behind(folder: Path) -> None:
         def close(self) -> None:
             opened.remove(self)
 
-    ranks, parts = [Counted(memory, rank, 2) for rank in range(2)], [Parts(), Parts()]
+    ranks, parts = [Counted(memory, rank, 2) for rank in range(2)], [SharedParts(), SharedParts()]
 
     def save(rank: int, number: int) -> str:
         one = Collective(ranks[rank].clone(), number, parts[rank], 10.0)
@@ -422,10 +423,10 @@ def test_the_others_do_not_wait_for_a_rank_that_was_cut_off(folder: Path, cut: B
 def test_called_off_before_it_began_or_finished_after(folder: Path) -> None:
     world = World(folder, ["a", "a"])
     world.trigger(0, "e", After.PAUSE)
-    world.ranks[0].guard.desk.cancel("e")
+    world.ranks[0].guard.requests.cancel("e")
     told = world.ended(0, "e")
     assert told.phase in (Phase.ABORTED, Phase.COMMITTED)
-    world.until(lambda: not world.ranks[0].guard.desk.status().paused)
+    world.until(lambda: not world.ranks[0].guard.requests.status().paused)
     before = world.ranks[1].done
     world.until(lambda: world.ranks[1].done > before + 3)
     world.end()
@@ -434,12 +435,12 @@ def test_called_off_before_it_began_or_finished_after(folder: Path) -> None:
 def evaluating(folder: Path) -> tuple[World, int]:
     """A world whose ranks are all in the middle of an evaluation after the same step."""
     world = World(folder, ["a", "a"])
-    world.ranks[0].guard.desk.pause()
-    world.until(lambda: all(rank.guard.desk.status().paused for rank in world.ranks))
+    world.ranks[0].guard.requests.pause()
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     step = world.ranks[0].done + 2
     for rank in world.ranks:
         rank.evaluates_at = step
-    world.ranks[0].guard.desk.resume()
+    world.ranks[0].guard.requests.resume()
     for rank in world.ranks:
         assert rank.evaluating.wait(60)
     return world, step
@@ -451,12 +452,12 @@ def test_an_emergency_in_an_evaluation_of_all_ranks(folder: Path) -> None:
     world.trigger(1, "e", After.PAUSE)
     told = world.ended(1, "e")
     assert (told.durable, told.step) == (True, step)
-    world.until(lambda: all(rank.guard.desk.status().paused for rank in world.ranks))
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     assert world.of(1, "e").at_paused_step
     world.trigger(0, "again", After.PAUSE)
     assert world.ended(0, "again").step == step, "durable already"
-    world.ranks[1].guard.desk.resume()
-    world.until(lambda: not any(rank.guard.desk.status().paused for rank in world.ranks))
+    world.ranks[1].guard.requests.resume()
+    world.until(lambda: not any(rank.guard.requests.status().paused for rank in world.ranks))
     for rank in world.ranks:
         rank.evaluated.set()
     world.until(lambda: world.ranks[0].done > step + 3)
@@ -469,7 +470,7 @@ def test_an_end_in_an_evaluation_of_all_ranks(folder: Path) -> None:
     world, step = evaluating(folder)
     world.trigger(0, "e", After.EXIT)
     assert world.ended(0, "e").step == step
-    world.ranks[0].guard.desk.tell("e")
+    world.ranks[0].guard.requests.tell("e")
     for rank in world.ranks:
         rank.join()
         assert isinstance(rank.ended_by, StopTraining)
@@ -479,14 +480,14 @@ def test_an_end_in_an_evaluation_of_all_ranks(folder: Path) -> None:
 def saving(folder: Path, *, late: int = 0, only_saves: bool = False) -> tuple[World, int]:
     """A world whose ranks are all in `save` after the same step. late: so many are about to call it."""
     world = World(folder, ["a", "a", "b"])
-    world.ranks[0].guard.desk.pause()
-    world.until(lambda: all(rank.guard.desk.status().paused for rank in world.ranks))
+    world.ranks[0].guard.requests.pause()
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     step = world.ranks[0].done + 2
     for rank in world.ranks:
         rank.saves_at, rank.only_saves = step, only_saves
     for rank in world.ranks[3 - late :]:
         rank.saves.clear()
-    world.ranks[0].guard.desk.resume()
+    world.ranks[0].guard.requests.resume()
     if late:
         world.until(lambda: all(rank.done == step for rank in world.ranks))
     else:
@@ -518,10 +519,10 @@ def test_a_pause_during_a_save_of_all_ranks_stands_at_its_step(folder: Path) -> 
     let_save(world)
     told = world.ended(2, "e")
     assert (told.step, told.paused_step, told.at_paused_step) == (step, step, True)
-    world.until(lambda: all(rank.guard.desk.status().paused for rank in world.ranks))
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     assert [rank.done for rank in world.ranks] == [step] * 3
     assert set(world.steps_on_disk()) == {step}
-    world.ranks[2].guard.desk.resume()
+    world.ranks[2].guard.requests.resume()
     world.until(lambda: all(rank.done > step for rank in world.ranks))
     world.trigger(0, "later", After.PAUSE)
     assert (world.ended(0, "later").step or 0) > step
@@ -534,7 +535,7 @@ def test_an_end_during_a_save_of_all_ranks_comes_in_it(folder: Path) -> None:
     world.until(lambda: agreed(world))
     let_save(world)
     assert world.ended(0, "e").step == step
-    world.ranks[0].guard.desk.tell("e")
+    world.ranks[0].guard.requests.tell("e")
     for rank in world.ranks:
         rank.join()
         assert isinstance(rank.ended_by, StopTraining)
@@ -552,7 +553,7 @@ def test_a_wish_during_a_save_that_fails_is_served_at_its_step(folder: Path) -> 
     assert (told.step, told.durable, told.at_paused_step) == (step, True, True)
     assert world.steps_on_disk() == [step]
     assert [rank.failed_save for rank in world.ranks] == [None] * 3
-    world.ranks[0].guard.desk.resume()
+    world.ranks[0].guard.requests.resume()
     world.until(lambda: all(rank.done > step for rank in world.ranks))
     kinds = [type(rank.failed_save) for rank in world.ranks]
     assert kinds == [NotCommittedError, OSError, NotCommittedError]
@@ -590,7 +591,7 @@ def test_rank_zeros_clock_saves_for_all(folder: Path) -> None:
     guard = world.ranks[0].guard
     assert guard._together is not None
     guard._together.due()
-    world.until(lambda: guard.desk.status().last_committed is not None)
-    assert world.steps_on_disk() == [guard.desk.status().last_committed.step]  # type: ignore[union-attr]
-    assert guard.desk.results == {Phase.COMMITTED: 0, Phase.FAILED: 0, Phase.ABORTED: 0}
+    world.until(lambda: guard.requests.status().last_committed is not None)
+    assert world.steps_on_disk() == [guard.requests.status().last_committed.step]  # type: ignore[union-attr]
+    assert guard.requests.results == {Phase.COMMITTED: 0, Phase.FAILED: 0, Phase.ABORTED: 0}
     world.end()

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.trainer import Guard
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.store import Store
 from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
 from tests.trainer.test_guard_beside import GatedDisk, State
 from tests.trainer.test_guard_ranks import World
@@ -67,7 +67,7 @@ class Storm:
 
     def ask(self, number: int) -> None:
         chance = random.Random(self.chance.random() + number)
-        desk = self.guard.desk
+        requests = self.guard.requests
         while not self.over.is_set():
             time.sleep(chance.uniform(0, 0.03))
             wish = chance.random()
@@ -81,15 +81,15 @@ class Storm:
                     deadline_s=chance.choice([None, 0.05, 0.5, 5.0]),
                     lease_s=chance.choice([None, 0.05]),
                 )
-                desk.trigger(request, asker=str(number))
+                requests.trigger(request, asker=str(number))
             elif wish < 0.6:
-                desk.pause(lease_s=chance.choice([None, 0.05]), asker=str(number))
+                requests.pause(lease_s=chance.choice([None, 0.05]), asker=str(number))
             elif wish < 0.8:
-                desk.resume(wait_s=0)
+                requests.resume(wait_s=0)
             elif wish < 0.9 and self.asked:
-                desk.cancel(chance.choice(self.asked[-20:]))
+                requests.cancel(chance.choice(self.asked[-20:]))
             elif self.asked:
-                self.look(desk.checkpoint(chance.choice(self.asked[-20:]), wait_s=0.01))
+                self.look(requests.checkpoint(chance.choice(self.asked[-20:]), wait_s=0.01))
 
     def look(self, status: CheckpointStatus | None) -> None:
         """Whoever says durable must have it on the disk; whoever says paused stands at a step that has ended."""
@@ -134,12 +134,12 @@ def test_every_wish_ends_and_nothing_is_torn(folder: Path, seed: int) -> None:
     for thread in askers:
         thread.join(60)
         assert not thread.is_alive()
-    desk = storm.guard.desk
-    desk.resume(wait_s=0)
-    storm.until(lambda: not storm.training.is_alive() or desk.resume(wait_s=0.01) is None)
-    storm.until(lambda: not desk.begun)
+    requests = storm.guard.requests
+    requests.resume(wait_s=0)
+    storm.until(lambda: not storm.training.is_alive() or requests.resume(wait_s=0.01) is None)
+    storm.until(lambda: not requests.begun)
     storm.guard.close()
-    states = [desk.checkpoint(name) for name in storm.asked]
+    states = [requests.checkpoint(name) for name in storm.asked]
     assert len(storm.asked) > 20
     assert [status for status in states if status is not None and status.phase not in ENDED] == []
     assert storm.lies == []
@@ -159,7 +159,7 @@ def test_every_wish_of_several_ranks_ends_and_they_never_part(folder: Path, seed
     def ask(rank: int) -> None:
         chance = random.Random(seed * 10 + rank)
         guard = world.ranks[rank].guard
-        desk = guard.desk
+        requests = guard.requests
         while not over.is_set():
             time.sleep(chance.uniform(0, 0.05))
             wish = chance.random()
@@ -167,14 +167,14 @@ def test_every_wish_of_several_ranks_ends_and_they_never_part(folder: Path, seed
                 asked.append((rank, f"{rank}-{len(asked)}"))
                 after = chance.choice([After.CONTINUE, After.PAUSE])
                 request = TriggerRequest(id=asked[-1][1], after=after, lease_s=chance.choice([None, 0.05]))
-                desk.trigger(request, asker=str(rank))
+                requests.trigger(request, asker=str(rank))
             elif wish < 0.6:
-                desk.pause(lease_s=chance.choice([None, 0.05]), asker=str(rank))
+                requests.pause(lease_s=chance.choice([None, 0.05]), asker=str(rank))
             elif wish < 0.8:
-                desk.resume(wait_s=0)
+                requests.resume(wait_s=0)
             elif wish < 0.9 and asked:
                 at, name = chance.choice(asked[-10:])
-                world.ranks[at].guard.desk.cancel(name)
+                world.ranks[at].guard.requests.cancel(name)
             elif guard._together is not None:
                 guard._together.due()
 
@@ -189,15 +189,15 @@ def test_every_wish_of_several_ranks_ends_and_they_never_part(folder: Path, seed
 
     def is_quiet() -> bool:
         for rank in world.ranks:
-            rank.guard.desk.resume(wait_s=0)
-        return not any(rank.guard.desk.begun for rank in world.ranks)
+            rank.guard.requests.resume(wait_s=0)
+        return not any(rank.guard.requests.begun for rank in world.ranks)
 
     world.until(is_quiet)
     before = world.ranks[0].done
     world.until(lambda: is_quiet() and world.ranks[0].done > before + 3)
-    states = [world.ranks[rank].guard.desk.checkpoint(name) for rank, name in asked]
+    states = [world.ranks[rank].guard.requests.checkpoint(name) for rank, name in asked]
     assert len(asked) > 20
     assert [status for status in states if status is not None and status.phase not in ENDED] == []
-    assert all(rank.guard.desk.results[Phase.FAILED] == 0 for rank in world.ranks)
+    assert all(rank.guard.requests.results[Phase.FAILED] == 0 for rank in world.ranks)
     world.end()
     assert {rank.final for rank in world.ranks} == {world.steps_on_disk()[0]}

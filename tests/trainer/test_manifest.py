@@ -14,7 +14,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.trainer.manifest import (
+from powerguard.trainer.store.manifest import (
     MAX_MANIFEST_BYTES,
     MAX_SHARD_JSON_BYTES,
     Entry,
@@ -291,7 +291,7 @@ GREEDY = (
     PEAK
     + """
 import sys
-from powerguard.trainer.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestError
+from powerguard.trainer.store.manifest import MAX_MANIFEST_BYTES, Manifest, ManifestError
 piece, end = sys.argv[1].encode(), sys.argv[2].encode()
 content = b'{"schema":"powerguard.checkpoint/v3","shards":[' + piece * (int(sys.argv[3]) // len(piece)) + end
 before = peak_kib()
@@ -329,7 +329,7 @@ BOMB = (
     + """
 import sys, zlib
 from base64 import b64encode
-from powerguard.trainer.manifest import ManifestError, Packed
+from powerguard.trainer.store.manifest import ManifestError, Packed
 piece, zipper, packed = sys.argv[1].encode() * 200_000, zlib.compressobj(), b""
 for _ in range(int(sys.argv[2]) // len(piece)):
     packed += zipper.compress(piece)

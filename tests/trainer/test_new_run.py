@@ -8,10 +8,11 @@ from pathlib import Path
 import pytest
 
 from powerguard.trainer import Guard, Parts, StoreError
-from powerguard.trainer.manifest import committed_ms
-from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import SavedCheckpoint, Store, mount_of
+from powerguard.trainer.store.manifest import committed_ms
+from powerguard.trainer.store.shards import Snapshot
+from powerguard.trainer.store.store import SavedCheckpoint, Store, mount_of
 from powerguard.trainer.tiers.base import NEWEST
+from powerguard.wire import Loop
 from tests.trainer.checkpoints import manifest
 from tests.trainer.test_resume import upload
 
@@ -58,6 +59,17 @@ def test_a_forgotten_restore_is_refused_at_the_first_save(tmp_path: Path) -> Non
         job.guard.save(1)
     with pytest.raises(StoreError, match="restore"):
         job.guard.step(1)
+    job.guard.close()
+    assert resumed_at(tmp_path) == 1000
+
+
+def test_a_forgotten_restore_is_refused_in_a_phase_too(tmp_path: Path) -> None:
+    """An emergency would write the state that a phase copies, beside the old checkpoints."""
+    begun(tmp_path, 1000)
+    job = Job(tmp_path)
+    with pytest.raises(StoreError, match=r"step 1000.*restore\(\)"), job.guard.phase("eval", step=0):
+        pass
+    assert job.guard.requests.pace.loop is Loop.TRAIN
     job.guard.close()
     assert resumed_at(tmp_path) == 1000
 

@@ -14,12 +14,11 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from powerguard.trainer.found import Found, Refused, look
-from powerguard.trainer.items import Buffer
-from powerguard.trainer.manifest import Manifest
-from powerguard.trainer.reader import CorruptError
-from powerguard.trainer.snapshot import Snapshot, laid_out
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.found import Found, Refused, look
+from powerguard.trainer.store.items import Buffer
+from powerguard.trainer.store.manifest import Manifest
+from powerguard.trainer.store.shards import CorruptError, Snapshot, laid_out
+from powerguard.trainer.store.store import Store
 from tests.trainer.cuts.recording import Promise, RecordingDisk
 from tests.trainer.cuts.states import Tree, cuts, lay_down
 

@@ -13,26 +13,25 @@ from types import FrameType
 
 import pytest
 
-from powerguard.cli.checkpoints_found import _native_at, entries_at
-from powerguard.cli.checkpoints_restore import Native
+from powerguard.cli.checkpoints.found import _native_at, entries_at
+from powerguard.cli.checkpoints.restore import Native
 from powerguard.cli.main import main
 from powerguard.trainer import Guard
-from powerguard.trainer.agreement import Agreement
-from powerguard.trainer.desk import Desk
-from powerguard.trainer.disk import Disk
-from powerguard.trainer.endpoint import Endpoint
-from powerguard.trainer.keeper import Saving
-from powerguard.trainer.ranks import Alone, FileRanks, Memory, MemoryRanks, RanksError, SocketRanks
+from powerguard.trainer.loop.checkpointer import FunctionCheckpointer, StoreCheckpointer
+from powerguard.trainer.loop.endpoint import Endpoint
+from powerguard.trainer.loop.requests import RequestQueue
+from powerguard.trainer.loop.writer import Writer
+from powerguard.trainer.ranks import Alone, Memory, MemoryRanks, RanksError, SocketRanks
+from powerguard.trainer.ranks.agreement import Agreement
+from powerguard.trainer.ranks.coordinator import NotCommittedError, RankCoordinator, StandIn
 from powerguard.trainer.ranks.machine import Ended, Generation
-from powerguard.trainer.ranks.neighbour import Neighbour
-from powerguard.trainer.ranks.socket_server import Server
-from powerguard.trainer.seal import seal, verify
-from powerguard.trainer.sealed_steps import newest_whole
-from powerguard.trainer.slots import remove
-from powerguard.trainer.store import SavedCheckpoint, Store
-from powerguard.trainer.stored import Stored
-from powerguard.trainer.together import NotCommittedError, StandIn, Together
-from powerguard.trainer.writer import Writer
+from powerguard.trainer.ranks.replica import Neighbour
+from powerguard.trainer.ranks.socket_store import Server
+from powerguard.trainer.seal.folder import seal, verify
+from powerguard.trainer.seal.steps import newest_whole
+from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.slots import remove
+from powerguard.trainer.store.store import SavedCheckpoint, Store
 from powerguard.wire import After, Phase, TriggerRequest
 from tests.trainer.checkpoints import save
 from tests.trainer.test_guard_beside import State
@@ -57,10 +56,10 @@ def hasty() -> Iterator[None]:
 
 
 @pytest.fixture
-def together() -> Iterator[Together]:
-    """The connection of one desk with the agreement."""
-    desk = Desk(job="llm", conduct=After.EXIT)
-    together = Together(desk, Writer(desk, Saving(lambda _step: OLD)), Alone())
+def together() -> Iterator[RankCoordinator]:
+    """The connection of one process's requests with the agreement."""
+    requests = RequestQueue(job="llm", conduct=After.EXIT)
+    together = RankCoordinator(requests, Writer(requests, FunctionCheckpointer(lambda _step: OLD)), Alone())
     yield together
     together.close()
 
@@ -111,38 +110,38 @@ def test_who_joins_what_ends_at_that_instant_is_not_refused() -> None:
     assert refused == []
 
 
-def test_of_two_checkpoints_of_a_step_all_ranks_name_the_same(together: Together) -> None:
+def test_of_two_checkpoints_of_a_step_all_ranks_name_the_same(together: RankCoordinator) -> None:
     """One rank's writer had not told of the second yet: it named the first, and the checkpoint failed for all."""
-    desk = together._desk
-    desk.last = OLD
+    requests = together._requests
+    requests.last = OLD
     known = Generation(number=3, ids=("e",), step=OLD.step, already="sha256:new")
     assert together.already(known, OLD.step).manifest_digest == "sha256:new"
     assert together.already(Generation(number=4, ids=("f",), already=OLD.manifest_digest), OLD.step) is OLD
-    with desk.changed:
-        desk.committed(together.already(known, OLD.step))
-    assert desk.last is OLD, "it is known where that one lies"
+    with requests.changed:
+        requests.committed(together.already(known, OLD.step))
+    assert requests.last is OLD, "it is known where that one lies"
 
 
-def test_who_joins_too_late_is_told_of_the_step_that_was_saved(together: Together) -> None:
-    """The writer's thread is about to tell of it: until then the desk knows an older one, which is not the answer."""
-    desk = together._desk
-    with desk.changed:
-        desk.committed(OLD)
-        operation = desk.open(TriggerRequest(id="e"), After.CONTINUE, "", 7)
+def test_who_joins_too_late_is_told_of_the_step_that_was_saved(together: RankCoordinator) -> None:
+    """The writer's thread is about to tell of it: until then the requests know an older one."""
+    requests = together._requests
+    with requests.changed:
+        requests.committed(OLD)
+        operation = requests.open(TriggerRequest(id="e"), After.CONTINUE, "", 7)
         ended = Ended(ok=True, digest="sha256:new")
         together._reconcile(Generation(number=7, ids=("e",), step=8, begun=True, ended=ended))
     assert (operation.phase, operation.step, operation.manifest_digest) == (Phase.COMMITTED, 8, "sha256:new")
 
 
-def test_what_has_ended_as_a_rank_comes_to_its_step_stays_ended(together: Together) -> None:
+def test_what_has_ended_as_a_rank_comes_to_its_step_stays_ended(together: RankCoordinator) -> None:
     """It was at the boundary already when another rank failed: the asker was told so, and then waited for ever."""
-    desk = together._desk
-    with desk.changed:
-        operation = desk.open(TriggerRequest(id="e"), After.CONTINUE, "", 7)
-        desk.settle(operation, NotCommittedError("rank 1: no memory"))
+    requests = together._requests
+    with requests.changed:
+        operation = requests.open(TriggerRequest(id="e"), After.CONTINUE, "", 7)
+        requests.settle(operation, NotCommittedError("rank 1: no memory"))
         assert together.claim(Generation(number=7, ids=("e",), step=8, begun=True), 8) is None
     assert operation.phase is Phase.FAILED
-    assert desk.begun == []
+    assert requests.begun == []
 
 
 def test_what_is_asked_as_an_evaluation_ends_is_saved() -> None:
@@ -186,10 +185,10 @@ def test_the_silence_of_one_generation_is_not_held_against_the_next() -> None:
 
 def test_a_writer_that_is_closed_while_it_asks_the_others_ends_at_once() -> None:
     """It slept for a minute, and so did the end of training: the word had come while it was not listening."""
-    desk = Desk(job="llm", conduct=After.EXIT)
-    writer = Writer(desk, Saving(lambda _step: OLD))
+    requests = RequestQueue(job="llm", conduct=After.EXIT)
+    writer = Writer(requests, FunctionCheckpointer(lambda _step: OLD))
 
-    class Others(Together):
+    class Others(RankCoordinator):
         """Asking them takes until somebody closes the writer."""
 
         def __init__(self) -> None:
@@ -198,11 +197,11 @@ def test_a_writer_that_is_closed_while_it_asks_the_others_ends_at_once() -> None
         def tick(self) -> None:
             """Be slow."""
             closing.start()
-            while not desk.wanted.is_set():
+            while not requests.wanted.is_set():
                 time.sleep(0.001)
 
     closing = threading.Thread(target=writer.close, kwargs={"finish": True}, daemon=True)
-    desk.others = Others()
+    requests.others = Others()
     writer.start()
     until_s = time.perf_counter() + 50  # it slept for a minute
     while closing.ident is None or closing.is_alive():
@@ -214,7 +213,7 @@ def test_an_emergency_does_not_wait_until_all_memory_is_touched(tmp_path: Path) 
     """At the first start: the thread that is to write it was busy with pages that nobody needs now."""
     size_bytes, stop = 48 << 20, threading.Event()
     stop.set()
-    stored = Stored(State(), Store(tmp_path, job="llm"))
+    stored = StoreCheckpointer(State(), Store(tmp_path, job="llm"))
     before = _resident_bytes(size_bytes)
     stored.prepare(size_bytes, stop)
     assert _resident_bytes(size_bytes) - before < size_bytes // 4
@@ -259,16 +258,16 @@ def test_a_failed_checkpoint_has_room_made_again(folder: Path) -> None:
         until(".room-*", 1)  # made last
         time.sleep(0.2)
         remove(Disk(), folder / ".slot-1")
-        guard.desk.trigger(TriggerRequest(id="e"))
+        guard.requests.trigger(TriggerRequest(id="e"))
         guard.step(2)
         until_s = time.perf_counter() + 60
-        while (status := guard.desk.checkpoint("e")) is None or status.phase is not Phase.FAILED:
+        while (status := guard.requests.checkpoint("e")) is None or status.phase is not Phase.FAILED:
             assert time.perf_counter() < until_s, f"it does not fail: {status}"
             time.sleep(0.01)
         until(".slot-*/shard-*", 2)
 
 
-# --- Sockets, folders -----------------------------------------------------------------------------------------------
+# --- Sockets -----------------------------------------------------------------------------------------------
 
 
 class Prompt(Server):
@@ -277,38 +276,29 @@ class Prompt(Server):
     def __setattr__(self, name: str, value: object) -> None:
         super().__setattr__(name, value)
         if name == "_closing" and value:
-            with socket.create_connection(self._listening.getsockname(), 5.0):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.connect(self._listening.getsockname())
                 self._thread.join(60)
 
 
-def test_a_server_that_has_ended_already_is_closed_without_an_error() -> None:
+def test_a_server_that_has_ended_already_is_closed_without_an_error(tmp_path: Path) -> None:
     """At the end of training, in rank 0: it was a traceback."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    Prompt(listening, b"0123456789abcdef").close()
+    listening = socket.socket(socket.AF_UNIX)
+    listening.bind(str(tmp_path / "s"))
+    listening.listen()
+    Prompt(listening).close()
     assert listening.fileno() == -1
 
 
 def test_a_run_that_ends_late_leaves_the_next_ones_socket(tmp_path: Path) -> None:
     """A restart under the same address: the old rank 0 took the new one's socket away, and nobody could join."""
-    path, secret = tmp_path / "s", tmp_path / "secret"
-    old = SocketRanks(f"unix:{path}", 0, 1, secret_file=secret)
-    new = SocketRanks(f"unix:{path}", 0, 1, secret_file=secret)
+    path = tmp_path / "s"
+    old = SocketRanks(path, 0, 1)
+    new = SocketRanks(path, 0, 1)
     old.close()
     assert stat.S_ISSOCK(path.stat().st_mode)
     new.close()
     assert not path.exists()
-
-
-def test_a_job_that_is_started_twice_leaves_the_first_ones_ranks_alone(tmp_path: Path) -> None:
-    """The second comes no further than the root's lock; until then it must not take the ground from under the first."""
-    first = FileRanks(tmp_path, 0, 1)
-    second = FileRanks(tmp_path, 0, 1)
-    first.set("a", b"b")
-    assert first.get("a", 0.0) == b"b"
-    del first
-    third = FileRanks(tmp_path, 0, 1)
-    assert len(list(tmp_path.glob("run-*"))) == 2, "what nobody leads any more goes"
-    assert second.claim("c", b"d") == third.claim("c", b"d") == b"d"
 
 
 def test_a_trainer_that_goes_just_now_is_in_nobodys_way(folder: Path) -> None:
@@ -318,7 +308,7 @@ def test_a_trainer_that_goes_just_now_is_in_nobodys_way(folder: Path) -> None:
         old.bind(str(path))
     at(Path.stat.__code__, "return", path.unlink)
     try:
-        with Endpoint(Desk(job="llm", conduct=After.EXIT), path):
+        with Endpoint(RequestQueue(job="llm", conduct=After.EXIT), path):
             assert stat.S_ISSOCK(path.stat().st_mode)
     finally:
         sys.setprofile(None)

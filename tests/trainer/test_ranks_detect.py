@@ -91,7 +91,7 @@ PROGRAM = """
 import json, sys
 from powerguard.trainer.ranks import RanksError, detect
 try:
-    ranks = detect(sys.argv[1] if len(sys.argv) > 1 else None, join_s=60.0)
+    ranks = detect(join_s=60.0)
     ranks.add("all#", 1)
     while ranks.add("all#", 0) < ranks.size:
         pass
@@ -102,13 +102,13 @@ except RanksError as error:
 """
 
 
-def run(runtime: Path, environments: list[dict[str, str]], *arguments: str) -> list[object]:
+def run(runtime: Path, environments: list[dict[str, str]]) -> list[object]:
     """Start one process for each environment; return what they say."""
     clean = {key: value for key, value in os.environ.items() if not key.startswith(("SLURM", "RANK", "WORLD", "OMPI"))}
     clean["XDG_RUNTIME_DIR"] = str(runtime)
     started = [
         subprocess.Popen(
-            [sys.executable, "-c", PROGRAM, *arguments],
+            [sys.executable, "-c", PROGRAM],
             env=clean | environment,
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
@@ -140,13 +140,10 @@ def test_one_host_meets_at_a_socket_of_this_user_alone(short: Path) -> None:
     assert folder.stat().st_mode & 0o077 == 0
 
 
-def test_several_hosts_meet_in_the_folder_they_share(tmp_path: Path) -> None:
-    """Without torch's store, files; without a folder, words that say what to do."""
-    said = run(tmp_path, [SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}] * 1)
-    assert "init_process_group" in str(said[0])
-    launch = {**SRUN, "SLURM_STEP_NUM_TASKS": "2"}
-    two = [launch | {"SLURM_PROCID": str(rank)} for rank in range(2)]
-    assert run(tmp_path, two, str(tmp_path / "root")) == [["FileRanks", 0, 2, 0, 1], ["FileRanks", 1, 2, 1, 1]]
+def test_several_hosts_need_torchs_store(tmp_path: Path) -> None:
+    """Without it, words that say what to do."""
+    said = run(tmp_path, [SRUN | {"SLURM_PROCID": "0", "SLURM_STEP_NUM_TASKS": "2"}])
+    assert "2 ranks on several hosts: call torch.distributed.init_process_group before Guard" in str(said[0])
 
 
 def test_a_folder_that_others_enter_is_not_used(short: Path) -> None:

@@ -9,13 +9,11 @@ from threading import Event
 
 import pytest
 
-from powerguard.trainer.chunks import CancelledError
-from powerguard.trainer.found import Found, Refused, look
-from powerguard.trainer.items import Buffer
-from powerguard.trainer.manifest import MANIFEST
-from powerguard.trainer.reader import CorruptError, held, read_shard
-from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import Store, StoreError
+from powerguard.trainer.store.found import Found, Refused, look
+from powerguard.trainer.store.items import Buffer
+from powerguard.trainer.store.manifest import MANIFEST
+from powerguard.trainer.store.shards import CancelledError, CorruptError, Snapshot, held, read_shard
+from powerguard.trainer.store.store import Store, StoreError
 from tests.trainer.checkpoints import save
 
 CHUNK = 4096

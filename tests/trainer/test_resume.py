@@ -8,17 +8,16 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.found import Found, SavedCheckpoint
-from powerguard.trainer.items import Parts
-from powerguard.trainer.manifest import MANIFEST, Manifest, Shard, StoreError
+from powerguard.trainer.loop.checkpointer import StoreCheckpointer
 from powerguard.trainer.ranks.base import Alone, Memory, MemoryRanks
-from powerguard.trainer.resume import Chosen, LocalTier, ResumeError, choose
-from powerguard.trainer.store import Store
-from powerguard.trainer.stored import Stored
+from powerguard.trainer.store.found import Found, SavedCheckpoint
+from powerguard.trainer.store.items import Parts
+from powerguard.trainer.store.manifest import MANIFEST, Manifest, Shard, StoreError
+from powerguard.trainer.store.resume import Chosen, LocalTier, ResumeError, choose
+from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers import PathTier, Remote
 from powerguard.trainer.tiers.base import SET_ASIDE, Kind, Source, Tier, TierError
-from powerguard.trainer.tiers.gate import Gate
-from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
+from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOrder
 from tests.trainer.checkpoints import break_description
 from tests.trainer.tiers.rig import CHUNK, flip, save, state
 
@@ -26,7 +25,7 @@ from tests.trainer.tiers.rig import CHUNK, flip, save, state
 def upload(saved: SavedCheckpoint, nas: Path, *, job: str = "llm", linger_s: float = 0.0) -> bool:
     """What the child does, without the child."""
     remote = Remote(url=str(nas))
-    order = Order(remote=remote, job=job, path=saved.path, digest=saved.manifest_digest)
+    order = UploadOrder(remote=remote, job=job, path=saved.path, digest=saved.manifest_digest)
     return Transfer(order, PathTier(remote, job), Gate(), Progress(), linger_s=linger_s).run()
 
 
@@ -90,7 +89,7 @@ def test_what_was_just_read_whole_is_not_read_again(root: Path) -> None:
     older = save(root, 5)
     newest = save(root, 6)
     with Store(root, job="llm", slots=0) as store:
-        stored = Stored(Parts(lambda: {"state": bytearray(1)}, lambda _: None), store)
+        stored = StoreCheckpointer(Parts(lambda: {"state": bytearray(1)}, lambda _: None), store)
         assert stored.restore(Alone(), None) == (newest, 0)
         scrubbed = store.scrub()
         assert scrubbed is not None
@@ -147,7 +146,7 @@ def test_a_job_of_too_many_ranks_learns_it_before_its_first_save(root: Path) -> 
     """One manifest names every rank's items, so the size of one rank's part says whether all of them fit."""
     parts = {f"tensor-{number}": bytearray(1) for number in range(3_000)}
     with Store(root, job="llm", ranks=10_000, leader=False, slots=0) as store:
-        stored = Stored(Parts(lambda: parts, lambda _: None), store)
+        stored = StoreCheckpointer(Parts(lambda: parts, lambda _: None), store)
         with pytest.raises(StoreError, match=r"10000 ranks with 3000 items each .* more than 67 MB.*\(save fewer"):
             stored.size_bytes()
 

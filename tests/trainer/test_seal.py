@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.disk import Disk
-from powerguard.trainer.items import Buffer
-from powerguard.trainer.seal import Finding, seal, verify
-from powerguard.trainer.seal_manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal, step_in
-from powerguard.trainer.store import Store
+from powerguard.trainer.seal.folder import Finding, seal, verify
+from powerguard.trainer.seal.manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal, step_in
+from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.items import Buffer
+from powerguard.trainer.store.store import Store
 from tests.trainer.checkpoints import save
 
 MIB = 1 << 20

@@ -15,9 +15,9 @@ from typing import Final
 
 import pytest
 
-from powerguard.trainer.disk import Disk
-from powerguard.trainer.seal import seal, verify
-from powerguard.trainer.seal_manifest import SealError
+from powerguard.trainer.seal.folder import seal, verify
+from powerguard.trainer.seal.manifest import SealError
+from powerguard.trainer.store.disk import Disk
 from tests.trainer.cuts.recording import RecordingDisk
 from tests.trainer.cuts.states import cuts, lay_down
 

@@ -7,8 +7,8 @@ from typing import Any
 
 import pytest
 
-from powerguard.trainer.items import Buffer, Loaded, Parts
-from powerguard.trainer.snapshot import Snapshot, laid_out
+from powerguard.trainer.store.items import Buffer, Loaded, Parts
+from powerguard.trainer.store.shards import Snapshot, laid_out
 
 
 def loaded(snapshot: Snapshot, items: list[Any]) -> dict[str, Loaded]:

@@ -13,13 +13,11 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.chunks import CancelledError
-from powerguard.trainer.disk import Disk
-from powerguard.trainer.items import Buffer
-from powerguard.trainer.manifest import MANIFEST, ManifestError
-from powerguard.trainer.reader import CorruptError
-from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import SavedCheckpoint, Store, StoreError, newest_in
+from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.items import Buffer
+from powerguard.trainer.store.manifest import MANIFEST, ManifestError
+from powerguard.trainer.store.shards import CancelledError, CorruptError, Snapshot
+from powerguard.trainer.store.store import SavedCheckpoint, Store, StoreError, newest_in
 from tests.trainer.checkpoints import manifest, save
 
 PAGE = 4096
@@ -626,8 +624,8 @@ def test_a_save_can_be_called_off(store: Store, root: Path) -> None:
 WRITER = """
 import os, sys
 from pathlib import Path
-from powerguard.trainer.items import Buffer
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.items import Buffer
+from powerguard.trainer.store.store import Store
 from tests.trainer.checkpoints import save
 with Store(Path(sys.argv[1]), job="test", chunk_bytes=1 << 18) as store:
     newest = store.newest()

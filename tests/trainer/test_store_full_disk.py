@@ -11,9 +11,9 @@ from pathlib import Path
 import pytest
 
 from powerguard.trainer import Guard, Parts
-from powerguard.trainer.disk import Disk
-from powerguard.trainer.items import Buffer
-from powerguard.trainer.store import Store, StoreError, newest_in
+from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.items import Buffer
+from powerguard.trainer.store.store import Store, StoreError, newest_in
 from powerguard.wire import After, Phase, Reason, TriggerRequest
 from tests.trainer.checkpoints import save
 from tests.trainer.cuts.loops import SMALLEST, make, mounted, needs_loop_devices, run
@@ -179,10 +179,10 @@ def test_a_disk_that_becomes_read_only_in_mid_run(tmp_path: Path) -> None:
         with Guard(parts, disk / "ck", job="job", every_s=None, socket=None) as guard:
             good = guard.save(1)
             Path("/sys/fs/ext4", Path(device).name, "trigger_fs_error").write_text("of a test")
-            guard.desk.trigger(TriggerRequest(id="e", reason=Reason.ON_BATTERY, after=After.CONTINUE))
+            guard.requests.trigger(TriggerRequest(id="e", reason=Reason.ON_BATTERY, after=After.CONTINUE))
             guard.step(2)
-            until(lambda: guard.desk.results[Phase.FAILED])
-            told = guard.desk.checkpoint("e")
+            until(lambda: guard.requests.results[Phase.FAILED])
+            told = guard.requests.checkpoint("e")
             assert told is not None
             assert told.error.startswith("OSError: [Errno 30] Read-only file system: '")
             assert str(disk / "ck") in told.error
@@ -208,29 +208,29 @@ def test_a_small_disk_has_room_for_the_emergency_first(
         mounted(image, tmp_path / "disk", "ext4") as disk,
         Guard(parts, disk / "ck", job="job", every_s=300, socket=None, clock=lambda: now[0]) as guard,
     ):
-        totals, desk = guard.desk.pace.totals, guard.desk
+        totals, requests = guard.requests.pace.totals, guard.requests
         guard.step(1)
-        until(lambda: desk.pace.write_s(1) is not None)
+        until(lambda: requests.pace.write_s(1) is not None)
         until(lambda: any("kept checkpoints and 2 slots for emergencies" in each.message for each in caplog.records))
         for step in range(2, 6):
             now[0] += 400
             tried = totals.writes + totals.failed
             guard.step(step)
             until(partial(lambda tried: totals.writes + totals.failed > tried, tried))
-            assert desk.last is None or desk.last.step == step
+            assert requests.last is None or requests.last.step == step
         assert totals.writes == len(periodic)
-        desk.trigger(TriggerRequest(id="e", reason=Reason.ON_BATTERY, after=After.CONTINUE))
+        requests.trigger(TriggerRequest(id="e", reason=Reason.ON_BATTERY, after=After.CONTINUE))
         guard.step(6)
-        until(lambda: desk.results[Phase.COMMITTED])
-        assert desk.last is not None
-        assert desk.last.step == 6
+        until(lambda: requests.results[Phase.COMMITTED])
+        assert requests.last is not None
+        assert requests.last.step == 6
         with Store(disk / "ck", job="job", leader=False) as store:
             until(lambda: len(store.found()) == kept)
             assert store.read_shard(store.found()[0], 0)["weights"].data == bytes(mib << 20)
         if not periodic:  # nothing is left for another one, and that is said
             with pytest.raises(OSError, match=r"No space left on device: a checkpoint takes .* larger disk\)"):
                 guard.save(7)
-            assert newest_in(disk / "ck") == desk.last
+            assert newest_in(disk / "ck") == requests.last
 
 
 def test_slots_that_do_not_fit_take_nothing(tmp_path: Path) -> None:

@@ -14,15 +14,14 @@ from types import FrameType
 
 import pytest
 
-from powerguard.trainer.disk import Disk, DiskFile
-from powerguard.trainer.found import look
-from powerguard.trainer.items import Buffer, Parts
-from powerguard.trainer.keeper import Nobody, Order, Taken
-from powerguard.trainer.manifest import Manifest, Shard
-from powerguard.trainer.room import files_in
-from powerguard.trainer.snapshot import Progress, Snapshot
-from powerguard.trainer.store import Store
-from powerguard.trainer.stored import Stored
+from powerguard.trainer.loop.checkpointer import Nobody, Order, StoreCheckpointer, Taken
+from powerguard.trainer.store.disk import Disk, DiskFile
+from powerguard.trainer.store.found import look
+from powerguard.trainer.store.items import Buffer, Parts
+from powerguard.trainer.store.manifest import Manifest, Shard
+from powerguard.trainer.store.shards import Progress, Snapshot
+from powerguard.trainer.store.slots import files_in
+from powerguard.trainer.store.store import Store
 from tests.trainer.checkpoints import manifest, save
 
 PAGE = 4096
@@ -116,7 +115,7 @@ def test_who_fails_first_is_who_is_named(tmp_path: Path) -> None:
             told.append(any(tmp_path.glob("step-*")))
 
     state = Parts(lambda: {"a": b"x" * SIZE}, lambda _items: None)
-    with closing(Stored(state, Store(tmp_path, job="test", disk=Refusing()))) as stored:
+    with closing(StoreCheckpointer(state, Store(tmp_path, job="test", disk=Refusing()))) as stored:
         taken = stored.take(1, 0)
         assert isinstance(taken, Taken)
         order = Order(reason="test", urgent=True, cancel=threading.Event(), others=Told())
@@ -325,8 +324,8 @@ program = ctypes.create_string_buffer(b"".join(struct.pack("HBBI", *word) for wo
 libc = ctypes.CDLL(None, use_errno=True)
 assert libc.prctl(38, 1, 0, 0, 0) == 0  # PR_SET_NO_NEW_PRIVS
 assert libc.prctl(22, 2, struct.pack("HxxxxxxQ", len(words), ctypes.addressof(program)), 0, 0) == 0  # PR_SET_SECCOMP
-from powerguard.trainer.items import Buffer
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.items import Buffer
+from powerguard.trainer.store.store import Store
 from tests.trainer.checkpoints import save
 with Store(pathlib.Path(sys.argv[1]), job="test") as store:
     assert store.prepare(4096)

@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.sim.toy_trainer import Model
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.store import Store
 from tests.trainer.toy import Toy, short_folder
 
 STEPS = 200

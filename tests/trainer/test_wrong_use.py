@@ -10,9 +10,9 @@ import pytest
 
 import powerguard.trainer
 from powerguard.trainer import Buffer, Guard, Parts, StoreError
-from powerguard.trainer.endpoint import SOCKETS
-from powerguard.trainer.found import newest_in
-from powerguard.trainer.keeper import GivenUp
+from powerguard.trainer.loop.checkpointer import GivenUp
+from powerguard.trainer.loop.endpoint import SOCKETS
+from powerguard.trainer.store.found import newest_in
 from powerguard.wire import Loop
 
 
@@ -74,7 +74,7 @@ def test_an_option_that_would_fail_at_a_step_is_refused_at_once(
         )
 
 
-@pytest.mark.parametrize("url", ["s3://", "gs:///"])
+@pytest.mark.parametrize("url", ["s3://", "gs:///", "s3:///prefix"])
 def test_a_second_tier_without_a_bucket_is_refused_at_once(tmp_path: Path, url: str) -> None:
     with pytest.raises(ValueError, match="names no bucket"):
         Guard(Parts(dict, lambda _: None), tmp_path, job="a", socket=None, remote=url)
@@ -89,7 +89,7 @@ def test_a_step_that_no_checkpoint_can_name_is_refused_at_once(tmp_path: Path, s
                 call(step)
         with pytest.raises(ValueError, match=rf"^step is {step}"), guard.phase("eval", step=step):
             pass
-        assert guard.desk.pace.loop is Loop.TRAIN
+        assert guard.requests.pace.loop is Loop.TRAIN
         guard.step(2**62)
         assert guard.save(2**62).step == 2**62
 

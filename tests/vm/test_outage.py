@@ -18,8 +18,8 @@ import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.sim.snmp_agent import SnmpAgent
-from powerguard.sim.snmp_ber import SimValue
-from powerguard.sim.ups import Battery, SimUps
+from powerguard.sim.snmp_values import SimValue
+from powerguard.sim.ups import SimUps, UpsBattery
 from tests.peers.ipmi import free_udp_port
 from tests.vm.chassis import BOOT_S, HERE, Chassis
 from tests.vm.debian import host
@@ -32,7 +32,7 @@ pytestmark = [
 ]
 TRAINING, PAUSED = 0.6, 0.5
 """Load of the UPS, as a share of its rating; 0 while the host is off."""
-BATTERY: Final = Battery(runtime=((PAUSED, 1480.0), (TRAINING, 1200.0)), health=0.17, recharge_s=36.0)
+BATTERY: Final = UpsBattery(runtime=((PAUSED, 1480.0), (TRAINING, 1200.0)), health=0.17, recharge_s=36.0)
 """Large and nearly worn out: the emergency comes some 15 s after the cut, the commit half a minute later, and what is
 left by then lasts for another boot."""
 RESUMED_S: Final = 90.0

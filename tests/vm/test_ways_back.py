@@ -16,8 +16,8 @@ from typing import Any
 import pytest
 
 from powerguard.clock import boottime_s
+from powerguard.effectors.bmc.ipmi import Timer
 from powerguard.effectors.bmc.power import power_of
-from powerguard.effectors.bmc.timer import Timer
 from tests.peers.ipmi import options
 from tests.vm.chassis import Chassis
 

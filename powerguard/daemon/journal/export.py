@@ -9,9 +9,8 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Final, cast
 
-from powerguard.core.events import Done, Event, Failed
-from powerguard.core.plain import KIND, PlainError, from_plain, to_plain
-from powerguard.core.readings import Reading
+from powerguard.core.model.events import Done, Event, Failed, Reading
+from powerguard.core.model.serialisation import KIND, PlainError, from_plain, to_plain
 from powerguard.daemon.journal.queries import outage as query_outage
 from powerguard.daemon.journal.queries import recording
 from powerguard.daemon.journal.recording import Recorded, plain_of

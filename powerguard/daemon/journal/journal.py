@@ -1,13 +1,18 @@
-"""The journal as the loop sees it: durable within half a second, or in memory with an alarm; never in the way."""
+"""The journal as the loop sees it: durable within half a second, or in memory with an alarm; never in the way.
+
+Where the journal's blocking calls run: a thread that may hang in a dead disk without holding up anybody.
+"""
 
 import asyncio
 import contextlib
+import queue
+import threading
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import TypeVar
+from typing import Protocol, TypeVar
 
 import structlog
 
@@ -15,8 +20,56 @@ from powerguard.daemon.journal import queries
 from powerguard.daemon.journal.records import Entry, Line, Loaded, OutageRecord, Record, Snapshot, prepare
 from powerguard.daemon.journal.sqlite import JournalError, read_only
 from powerguard.daemon.journal.store import Batch, Retention, Store
-from powerguard.daemon.journal.worker import Executor, WorkerThread
 from powerguard.daemon.log import describe
+
+
+class Executor(Protocol):
+    """Runs calls one after the other, in order. The calls raise nothing."""
+
+    def submit(self, call: Callable[[], None]) -> None:
+        """Have call run; returns at once."""
+        ...
+
+    def close(self, limit_s: float) -> None:
+        """Wait for what was submitted, for at most limit_s; nothing may be submitted afterwards."""
+        ...
+
+
+class WorkerThread:
+    """A daemon thread, started at once: threads may fail to start when memory is short, which is when it matters.
+
+    Not a ThreadPoolExecutor: the interpreter waits at its exit for the threads of one, and so for a hung disk.
+    """
+
+    def __init__(self, name: str) -> None:
+        """Start the thread."""
+        self._calls: queue.SimpleQueue[Callable[[], None] | None] = queue.SimpleQueue()
+        self._thread = threading.Thread(target=self._run, name=name, daemon=True)
+        self._thread.start()
+
+    def submit(self, call: Callable[[], None]) -> None:
+        self._calls.put(call)
+
+    def close(self, limit_s: float) -> None:
+        self._calls.put(None)
+        self._thread.join(limit_s)
+
+    def _run(self) -> None:
+        while (call := self._calls.get()) is not None:
+            # Only a loop that was closed meanwhile ends up here: nobody is left to be told.
+            with contextlib.suppress(RuntimeError):
+                call()
+
+
+class Inline:
+    """Runs each call where it is submitted: for virtual time, where a thread would live in another time."""
+
+    def submit(self, call: Callable[[], None]) -> None:
+        call()
+
+    def close(self, limit_s: float) -> None:
+        del limit_s  # nothing is ever left to wait for
+
 
 log = structlog.get_logger()
 
@@ -25,7 +78,7 @@ OUTAGES_IN_MEMORY = 50
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class JournalHealth:
     """Whether what the journal was given is on disk.
 
     reason: why not, and what would be right; "" when durable. waiting: steps that are in memory only.
@@ -40,7 +93,7 @@ class Health:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Limits:
+class JournalLimits:
     """How long and how much. Times in seconds.
 
     append_s: an append that takes longer goes on in memory. load_s, read_s: the same for the start and for queries.
@@ -68,11 +121,11 @@ class Journal:
         path: Path,
         *,
         boot_id: str,
-        on_health: Callable[[Health], None] = lambda _: None,
+        on_health: Callable[[JournalHealth], None] = lambda _: None,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - the journal is where wall time belongs
         writer: Executor | None = None,
         reader: Executor | None = None,
-        limits: Limits | None = None,
+        limits: JournalLimits | None = None,
         retention: Retention | None = None,
         store: Store | None = None,
     ) -> None:
@@ -84,7 +137,7 @@ class Journal:
         self._boot_id = boot_id
         self._on_health = on_health
         self._wall = wall
-        self._limits = limits or Limits()
+        self._limits = limits or JournalLimits()
         self._store = store or Store(path, retention)
         self._writer = writer or WorkerThread("powerguard-journal")
         self._reader = reader or WorkerThread("powerguard-journal-reader")
@@ -169,9 +222,9 @@ class Journal:
         self._later(self._limits.counters_s)
 
     @property
-    def health(self) -> Health:
+    def health(self) -> JournalHealth:
         """How the journal is, right now."""
-        return Health(
+        return JournalHealth(
             durable=self._durable,
             reason=self._reason,
             waiting=len(self._pending),
@@ -181,7 +234,7 @@ class Journal:
 
     @property
     def lost(self) -> str:
-        """What earlier lives had written and this one could not read, in words; "" when nothing."""
+        """Records of earlier runs that could not be read, in words; "" when there are none."""
         return self._lost
 
     @property

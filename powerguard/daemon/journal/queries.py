@@ -1,4 +1,4 @@
-"""What the journal is asked: by the daemon's start, by its HTTP interface, and by the command line beside it."""
+"""Queries of the journal: by the daemon's start, by its HTTP interface, and by the command line."""
 
 import hashlib
 import json
@@ -7,9 +7,9 @@ import sqlite3
 from collections.abc import Iterable, Mapping
 from typing import Any, cast
 
-from powerguard.core.actions import Action, Scalar
-from powerguard.core.model import State
-from powerguard.core.plain import PlainError, from_plain
+from powerguard.core.model.actions import Action, Scalar
+from powerguard.core.model.serialisation import PlainError, from_plain
+from powerguard.core.model.state import State
 from powerguard.daemon.journal.recording import Recorded, joined, unpack
 from powerguard.daemon.journal.records import Line, Loaded, OutageRecord
 from powerguard.daemon.journal.sqlite import pragma

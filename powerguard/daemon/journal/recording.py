@@ -1,22 +1,28 @@
-"""What a daemon heard while an outage ran, packed small: every input of `step` that a replay needs.
+"""The recording of an outage, packed small: every input of `step` that a replay needs.
 
 A reading a second for hours must not fill the journal. So several are one row, and of each only that is written which
 differs from the one before of its kind (of the same UPS and source, of the same trainer); whose it is, only where that
 changes.
+
+Remembers what the daemon hears, so that an outage can be replayed: the last minute always, an outage whole.
+
+It costs a step nothing but a place in a list. What has gathered is written with an entry that is written anyway, and
+the minute before the outage never with one that actions wait for.
 """
 
 import dataclasses
 import json
+from collections import deque
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import cast
 
-from powerguard.core.events import Event
-from powerguard.core.fusion import plausible
-from powerguard.core.model import State
-from powerguard.core.plain import KIND, PlainError, from_plain, to_plain
-from powerguard.core.policy import Policy
-from powerguard.core.readings import Reading
+from powerguard.core.decide.machine import LATEST_S
+from powerguard.core.model.events import Done, Event, Failed, Reading, Tick
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.serialisation import KIND, PlainError, from_plain, to_plain
+from powerguard.core.model.state import Online, State
+from powerguard.core.supply.fusion import plausible
 
 SKIPPED = frozenset({"provenance"})
 """Nothing is decided by it, it never changes, and it is the longest; readings among the `entries` have it."""
@@ -25,7 +31,7 @@ _DEFAULTS: dict[str, dict[str, object]] = {}
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Start:
+class ReplayStart:
     """Where a replay begins: state and policy (as the settings say) before the first event. at_s: that moment.
 
     restored: a daemon that had been restarted, or a host that had come back, went on from here.
@@ -38,11 +44,11 @@ class Start:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Heard:
+class RecordedEvents:
     """Events of one outage in their order, ticks and outcomes apart. dropped: how many there was no room for."""
 
     outage: str
-    start: Start | None = None
+    start: ReplayStart | None = None
     events: tuple[Event, ...] = ()
     dropped: int = 0
 
@@ -54,7 +60,7 @@ class Recorded:
     boot_id: str
     at_s: float
     wall: float
-    heard: Heard
+    heard: RecordedEvents
 
 
 def dump(value: object) -> str:
@@ -62,7 +68,7 @@ def dump(value: object) -> str:
     return json.dumps(value, separators=(",", ":"), allow_nan=False)
 
 
-def pack(heard: Heard) -> str:
+def pack(heard: RecordedEvents) -> str:
     """Return the text of a row. Never raises: an event that cannot be written counts as dropped."""
     dropped = heard.dropped
     events: list[dict[str, object]] = []
@@ -100,14 +106,14 @@ def plain_of(event: Event) -> dict[str, object]:
     return {name: value for name, value in plain.items() if name not in SKIPPED}
 
 
-def unpack(outage: str, text: str) -> Heard:
+def unpack(outage: str, text: str) -> RecordedEvents:
     """Return what a row says. What cannot be read (a newer version's, a damaged one) counts as dropped."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
         row = None
     if not isinstance(row, dict):
-        return Heard(outage=outage, dropped=1)
+        return RecordedEvents(outage=outage, dropped=1)
     found = row.get("dropped")
     dropped = found if type(found) is int and found > 0 else 0
     events: list[Event] = []
@@ -128,10 +134,10 @@ def unpack(outage: str, text: str) -> Heard:
     start = None
     if "start" in row:
         try:
-            start = from_plain(row["start"], Start)
+            start = from_plain(row["start"], ReplayStart)
         except PlainError:
             dropped += 1
-    return Heard(outage=outage, start=start, events=tuple(events), dropped=dropped)
+    return RecordedEvents(outage=outage, start=start, events=tuple(events), dropped=dropped)
 
 
 def _whose(plain: dict[str, object]) -> tuple[str, ...]:
@@ -164,3 +170,79 @@ def joined(rows: Sequence[Recorded]) -> tuple[Recorded, ...]:
         )
         out[-1] = dataclasses.replace(last, heard=heard)
     return tuple(out)
+
+
+BEFORE_S = 60.0
+"""Time before an outage that belongs to its recording: enough to see the load, the charge and the source at rest."""
+BEFORE_EVENTS = 400
+LIMIT_EVENTS = 2000
+"""Most events of one outage in memory. If no entry is written for that long, the oldest are dropped."""
+QUICK_EVENTS = 16
+"""An entry that actions wait for takes no more than this along."""
+
+
+class Recorder:
+    """One for each life of the daemon; fed by its loop. The outage's id comes with the phase."""
+
+    def __init__(self) -> None:
+        """Begin with nothing heard."""
+        self._before: deque[tuple[Event, State]] = deque(maxlen=BEFORE_EVENTS)
+        self._outage = ""
+        self._start: ReplayStart | None = None
+        self._events: deque[Event] = deque()
+        self._dropped = 0
+        self._closed: list[RecordedEvents] = []
+
+    def hear(self, event: Event | None, at_s: float, before: State, after: State, policy: Policy) -> None:
+        """Take one event, the state before it and the state it led to. None: the state was restored at a start."""
+        if not -LATEST_S <= at_s <= LATEST_S:
+            return  # No time at all: the machine has passed it over, too.
+        phase = after.phase
+        outage = "" if isinstance(phase, Online) else phase.outage.id
+        counts = event is not None and not isinstance(event, Tick | Done | Failed)
+        if event is not None and counts:
+            if self._outage:
+                self._add(event)
+            else:
+                self._before.append((event, before))
+                while self._before[0][0].at_s < at_s - BEFORE_S:
+                    self._before.popleft()
+        if outage == self._outage:
+            return
+        self._close()
+        if outage and event is None:
+            self._start = ReplayStart(at_s=at_s, policy=policy, state=after, restored=True)
+        elif outage:
+            first_at_s, first = (self._before[0][0].at_s, self._before[0][1]) if self._before else (at_s, before)
+            self._start = ReplayStart(at_s=first_at_s, policy=policy, state=first)
+            self._events.extend(event for event, _ in self._before)
+        self._before.clear()
+        self._outage = outage
+
+    def take(self, *, hurry: bool) -> tuple[RecordedEvents, ...]:
+        """Hand over what has gathered, to be written. hurry: actions wait for this entry."""
+        if hurry and len(self._events) + sum(len(heard.events) for heard in self._closed) > QUICK_EVENTS:
+            return ()
+        taken, self._closed = self._closed, []
+        if self._events or self._start is not None:
+            taken.append(self._drain())
+        return tuple(taken)
+
+    def _add(self, event: Event) -> None:
+        self._events.append(event)
+        if len(self._events) > LIMIT_EVENTS:
+            self._events.popleft()
+            self._dropped += 1
+
+    def _close(self) -> None:
+        """The outage ends, or another one takes its place: what was heard of it waits under its own name."""
+        if self._outage and (self._events or self._start is not None):
+            self._closed.append(self._drain())
+
+    def _drain(self) -> RecordedEvents:
+        heard = RecordedEvents(
+            outage=self._outage, start=self._start, events=tuple(self._events), dropped=self._dropped
+        )
+        self._start, self._dropped = None, 0
+        self._events.clear()
+        return heard

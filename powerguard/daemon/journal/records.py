@@ -1,15 +1,15 @@
-"""What goes into the journal and what comes out of it, as values; and how one step becomes rows."""
+"""The journal's records as values, and how one step becomes rows."""
 
 import math
 from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from typing import cast
 
-from powerguard.core.actions import Action, Detail, Note, Scalar
-from powerguard.core.events import Done, Event, Failed
-from powerguard.core.model import Online, State
-from powerguard.core.plain import PlainError, to_plain
-from powerguard.daemon.journal.recording import Heard, Recorded, dump
+from powerguard.core.model.actions import Action, Detail, Note, Scalar
+from powerguard.core.model.events import Done, Event, Failed
+from powerguard.core.model.serialisation import PlainError, to_plain
+from powerguard.core.model.state import Online, State
+from powerguard.daemon.journal.recording import Recorded, RecordedEvents, dump
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -28,7 +28,7 @@ class Entry:
     notes: tuple[Note, ...] = ()
     outcome: str = ""
     figures: Detail = ()
-    heard: tuple[Heard, ...] = ()
+    heard: tuple[RecordedEvents, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -69,7 +69,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Loaded:
-    """What the journal knew when it was opened.
+    """The journal's content when it was opened.
 
     state: None when there is none or it cannot be read (trouble says why). boot_id, at_s, wall: of that state.
     in_flight: actions that were ordered and have no outcome; the oldest first.

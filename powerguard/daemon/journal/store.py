@@ -6,13 +6,14 @@ synchronous). Everything here blocks, and runs in the journal's own threads only
 
 import contextlib
 import os
+import shutil
 import sqlite3
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 
-from powerguard.core.plain import to_plain
-from powerguard.daemon.journal import wal
+from powerguard.core.model.serialisation import to_plain
+from powerguard.daemon.journal import sqlite
 from powerguard.daemon.journal.queries import LOST_ALL, digest_of, read_all
 from powerguard.daemon.journal.recording import Recorded, dump, pack
 from powerguard.daemon.journal.records import Line, Loaded, OutageRecord, Record, Snapshot
@@ -27,7 +28,6 @@ from powerguard.daemon.journal.sqlite import (
     inode,
     is_corrupt,
     is_full_or_busy,
-    mend_versions,
     pragma,
     quick_check,
     read_only,
@@ -120,7 +120,7 @@ class Store:
             self.close()
             self.told.append(f"{self.path}: removed or replaced while in use; a journal was started in its place")
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
-        self._mend()
+        self._look_at_log()
         new = not self.path.exists()
         if new:
             os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640))
@@ -139,44 +139,37 @@ class Store:
         self._inode = inode(self.path)
         return db
 
-    def _mend(self) -> None:
-        """Put a journal in place that holds all that is whole of a damaged log: SQLite would write over it."""
-        if mend_versions(self.path):
+    def _look_at_log(self) -> None:
+        """Tell what a damaged log hides, and keep the log: SQLite would write over it without a word."""
+        if not self.path.exists():
+            return
+        if sqlite.mend_versions(self.path):
             self.told.append(f"{self.path}: a byte of its header was damaged, and was put right; look for disk errors")
-        mended = self.path.with_name(f"{self.path.name}.mended")
-        reason, instead = f"{self.path}: its log was damaged", "what is whole of it was brought over"
-        if self._in_use.exists() and self.path.exists() and not wal.has_frames(self.path):
+        if self._in_use.exists() and not sqlite.has_frames(self.path):
             self._headless = True
             self.told.append(
                 f"{self.path}: its log is gone, and with it the newest transactions; what is older was read"
             )
-        if not mended.exists():  # else an earlier start was killed here
-            found = wal.look(self.path, self.look_s) if self.path.exists() else None
-            if found is None:
-                return
-            if found.headless:
-                self._headless = True
-                self._keep_log("its log has lost its head, and with it the newest transactions")
-                return
-            self._behind = found.commits
-            wal.mend(self.path, found, mended)
-            self._behind = found.commits - found.mended
-            reason = f"{self.path}: its log is damaged, and {found.commits} transactions lie behind that"
-            instead = f"{found.mended} of them were brought over"
-        self._set_aside("corrupt", reason, instead)
-        mended.rename(self.path)
+        found = sqlite.look(self.path, self.look_s)
+        if found is None:
+            return
+        self._headless |= found.headless
+        self._behind = found.commits
+        hidden = "the newest transactions" if found.headless else f"{found.commits} transactions"
+        log = sqlite.log_of(self.path)
+        kept = log.with_name(f"{log.name}.{_next('corrupt', log)}")
+        if found.headless:
+            log.rename(kept)
+            with contextlib.suppress(FileNotFoundError):
+                Path(f"{self.path}-shm").unlink()
+        else:  # what lies before the damage is SQLite's to read
+            making = log.with_name(f"{log.name}.keeping")  # a kill leaves one that is begun anew
+            shutil.copyfile(log, making)
+            making.rename(kept)
         sync_folder(self.path.parent)
-
-    def _keep_log(self, reason: str) -> None:
-        """Give a log that cannot be read another name: SQLite would write over it without a word."""
-        number = 1
-        while (other := self.path.with_name(f"{self.path.name}-wal.corrupt-{number}")).exists():
-            number += 1
-        Path(f"{self.path}-wal").rename(other)
-        with contextlib.suppress(FileNotFoundError):
-            Path(f"{self.path}-shm").unlink()
-        sync_folder(self.path.parent)
-        self.told.append(f"{self.path}: {reason}; kept as {other.name}, and what is older was read")
+        self.told.append(
+            f"{self.path}: its log is damaged, which hides {hidden}; kept as {kept.name}, and what is older was read"
+        )
 
     def _set_up(self, db: sqlite3.Connection) -> None:
         version = pragma(db, "user_version")
@@ -225,12 +218,7 @@ class Store:
         """Give a file that cannot be used another name, with its log, and never delete it."""
         self.close()
         self._unmark()
-        number = 1
-        while True:
-            other = self.path.with_name(f"{self.path.name}.{why}-{number}")
-            if not other.exists():
-                break
-            number += 1
+        other = self.path.with_name(f"{self.path.name}.{_next(why, self.path)}")
         for suffix in ("-wal", "-shm", ""):  # the database last: without it the log would be taken for the new file's
             with contextlib.suppress(FileNotFoundError):
                 Path(f"{self.path}{suffix}").rename(f"{other}{suffix}")
@@ -414,6 +402,14 @@ def _gap(snapshot: Snapshot, outage: str | None, dropped: int) -> Line:
         because="the journal could not be written, and memory holds a limited number of steps",
         payload={"steps": dropped},
     )
+
+
+def _next(why: str, path: Path) -> str:
+    """Return the ending under which a file is kept: the first one that is free."""
+    number = 1
+    while path.with_name(f"{path.name}.{why}-{number}").exists():
+        number += 1
+    return f"{why}-{number}"
 
 
 def _write_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> None:

@@ -1,18 +1,81 @@
-"""Makes sure that the BMC powers the host on when AC returns, and proves it by reading back."""
+"""Makes sure that the BMC powers the host on when AC returns, and proves it by reading back.
 
+The power restore policy as last read without an outage: what `bmc.policy: bracket` puts back after one.
+
+In a file, as the daemon that puts it back may be another one than the one that has set always-on: killed in between, it
+could not tell what it had found. A file that is absent, or makes no sense, is nothing that is known.
+"""
+
+import asyncio
+import json
 from collections.abc import Awaitable, Callable
 from pathlib import Path
 from typing import Final, TypeVar
 
+import structlog
+
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.actions import Action, Detail, EnsurePolicy, RestorePolicy
+from powerguard.core.model.actions import Action, Detail, EnsurePolicy, RestorePolicy
+from powerguard.durable import replace_file
 from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Engine, Ensured, Probe
-from powerguard.effectors.bmc.found import FoundPolicy
 from powerguard.effectors.bmc.inband import InbandEngine
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy
 from powerguard.effectors.bmc.lan import WORKER, LanEngine
-from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.options import BmcOptions
+
+log = structlog.get_logger(__name__)
+
+FILE: Final = "bmc-policy.json"
+_LIMIT_S: Final = 0.5
+"""A disk that hangs must not take the seconds in which the BMC can still be told."""
+_MAX_BYTES: Final = 4096
+
+
+class FoundPolicy:
+    """Remembers it. folder: the daemon's own; None: only for as long as this object lives."""
+
+    def __init__(self, folder: Path | None = None) -> None:
+        self._path = None if folder is None else folder / FILE
+        self._known: PowerRestorePolicy | None = None
+
+    async def read(self) -> PowerRestorePolicy | None:
+        """Return it; None where nobody knows. Never raises."""
+        if self._known is None and self._path is not None:
+            try:
+                async with asyncio.timeout(_LIMIT_S):
+                    self._known = await asyncio.to_thread(_read, self._path)
+            except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
+                self._doubt("bmc_policy_unreadable", error)
+        return self._known
+
+    async def write(self, found: PowerRestorePolicy) -> None:
+        """Keep it, on disk where it is another one. Never raises."""
+        if found is self._known:
+            return
+        self._known = found
+        if self._path is None:
+            return
+        told = json.dumps({"schema_version": 1, "policy": found.value}).encode() + b"\n"
+        try:
+            async with asyncio.timeout(_LIMIT_S):
+                await asyncio.to_thread(replace_file, self._path, told)
+        except OSError as error:  # of which TimeoutError is one
+            self._doubt("bmc_policy_unwritten", error)
+
+    def _doubt(self, event: str, error: Exception) -> None:
+        because = f"no answer in {_LIMIT_S:g} s" if isinstance(error, TimeoutError) else str(error)[:200]
+        log.warning(event, path=str(self._path), because=because)
+
+
+def _read(path: Path) -> PowerRestorePolicy | None:
+    try:
+        with path.open("rb") as file:
+            told = json.loads(file.read(_MAX_BYTES))
+    except FileNotFoundError:
+        return None
+    return PowerRestorePolicy(told["policy"])
+
 
 __all__ = ["BACK_OFF_S", "WORKER", "BmcEffector", "BmcError", "Failure", "Probe"]
 
@@ -133,7 +196,7 @@ class BmcEffector:
         )
 
     async def power_watts(self, limit_s: float) -> float | None:
-        """What the host draws, as its BMC measures it; None where it does not say. Never raises: nothing needs it."""
+        """The host's power draw, as its BMC measures it; None if unknown. Never raises: nothing needs it."""
         for engine in self._engines:
             watts = await self._watts(engine, limit_s / len(self._engines))
             if watts is not None:

@@ -1,16 +1,28 @@
-"""What every way to a BMC answers, how it fails, and how it rests after a refused login."""
+"""The common answers and failures of every way to a BMC, and the pause after a refused login.
+
+What a worker or the root helper has answered for IPMI, as values: both say the same, in hex.
+"""
 
 import asyncio
 import hashlib
 import math
+from collections.abc import Mapping
 from dataclasses import dataclass
-from typing import Final, Protocol, Self
+from typing import Any, Final, Protocol, Self
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.actions import Detail
+from powerguard.core.model.actions import Detail
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy, RestartCause
-from powerguard.effectors.bmc.timer import Device, Timer
+from powerguard.effectors.bmc.ipmi import (
+    ChassisStatus,
+    Device,
+    Failure,
+    PowerRestorePolicy,
+    RestartCause,
+    Timer,
+    decode_restart_cause,
+    decode_support,
+)
 from powerguard.options import Secret, SecretError
 
 BACK_OFF_S: Final = 600.0
@@ -38,7 +50,7 @@ class BmcError(EffectorError):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ensured:
-    """What the BMC held before and holds now, both read from it. changed: a set was sent and accepted."""
+    """The BMC's policy before and after, both read from it. changed: a set was sent and accepted."""
 
     before: ChassisStatus
     after: ChassisStatus
@@ -47,7 +59,7 @@ class Ensured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Probe:
-    """What is worth knowing of a BMC before an outage.
+    """Facts about a BMC that matter before an outage.
 
     supported: policies that it can be set to; None when it does not say, or was not asked (policy: observe).
     restart_cause: which layer powered the host on last; None when it does not say (IPMI 2.0 section 28.11 is optional).
@@ -59,7 +71,7 @@ class Probe:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Watch:
+class WatchdogStatus:
     """The BMC's watchdog timer, and what says whether it could bring this host back.
 
     device: None where the BMC does not say who it is; restart_cause: as in `Probe`. kernel_driver: ipmi_watchdog is
@@ -99,7 +111,7 @@ class Engine(Protocol):
         ...
 
     async def power_watts(self, by_s: float) -> float | None:
-        """What the host draws now, as the BMC measures it (DCMI); None where it does not say."""
+        """The host's power draw now, as the BMC measures it (DCMI); None if unknown."""
         ...
 
 
@@ -152,3 +164,53 @@ class Login:
 
     def _digest(self, password: bytes) -> bytes:
         return hashlib.sha256(self.user.encode() + b"\0" + password).digest()
+
+
+def status(told: Mapping[str, Any], key: str = "status") -> ChassisStatus:
+    """Chassis status of an answer. Raises ReplyError where there is none."""
+    return ChassisStatus.decode(_data(told.get(key)) or b"")
+
+
+def ensured(told: Mapping[str, Any]) -> Ensured:
+    """The policy that was set and read back. Raises ReplyError."""
+    return Ensured(before=status(told, "before"), after=status(told, "after"), changed=told.get("changed") is True)
+
+
+def probe(told: Mapping[str, Any]) -> Probe:
+    """Facts about the BMC. Raises ReplyError if there is no status."""
+    support, cause = _data(told.get("support")), _data(told.get("cause"))
+    return Probe(
+        status=status(told),
+        supported=None if support is None else decode_support(support),
+        restart_cause=None if cause is None else decode_restart_cause(cause),
+    )
+
+
+def watts(told: Mapping[str, Any]) -> float | None:
+    """Watts of an answer, as the worker or the helper has decoded them; None where it has none."""
+    power_watts = told.get("power_watts")
+    return float(power_watts) if isinstance(power_watts, int | float) and power_watts > 0 else None
+
+
+def timer(told: Mapping[str, Any]) -> Timer:
+    """The watchdog timer of an answer. Raises ReplyError where there is none."""
+    return Timer.decode(_data(told.get("timer")) or b"")
+
+
+def watch(told: Mapping[str, Any]) -> WatchdogStatus:
+    """The watchdog timer and what stands beside it. Raises ReplyError where there is no timer."""
+    device, cause = _data(told.get("device")), _data(told.get("cause"))
+    return WatchdogStatus(
+        timer=timer(told),
+        device=None if device is None else Device.decode(device),
+        restart_cause=None if cause is None else decode_restart_cause(cause),
+        kernel_driver=told.get("kernel_driver") is True,
+    )
+
+
+def _data(told: object) -> bytes | None:
+    """Bytes of an answer's hex field; None when it is absent or no hex."""
+    try:
+        return bytes.fromhex(told) if isinstance(told, str) else None
+    except ValueError:
+        return None

@@ -1,21 +1,30 @@
-"""What is said to a BMC inside one session: blocking, without a library, so that every turn of it can be tested.
+"""The exchange with a BMC inside one session: blocking, without a library, so that every step can be tested.
 
 It runs in the worker's process. Time comes in through `Pace`, the session through `Send`.
+
+What is said to a BMC about its watchdog timer: look, arm, disarm; each read back, nobody else's ever touched.
 """
 
 from collections.abc import Callable
-from typing import NamedTuple
+from contextlib import suppress
+from typing import Final, NamedTuple
 
 from powerguard.effectors.bmc.ipmi import (
+    DISARM,
     GET_CHASSIS_STATUS,
+    GET_DEVICE_ID,
     GET_POLICY_SUPPORT,
     GET_POWER,
     GET_RESTART_CAUSE,
+    GET_WATCHDOG,
+    RESET_WATCHDOG,
     ChassisStatus,
     Command,
     Failure,
     PowerRestorePolicy,
     ReplyError,
+    Timer,
+    arm_watchdog,
     completion,
     decode_power,
     decode_support,
@@ -64,7 +73,7 @@ class Pace(NamedTuple):
         return True
 
 
-class Ensured(NamedTuple):
+class EnsuredBytes(NamedTuple):
     """before, after: data of Get Chassis Status; changed: a set was sent and accepted."""
 
     before: bytes
@@ -120,7 +129,7 @@ class Exchange(NamedTuple):
             raise BmcFailure(Failure.PROTOCOL, str(error)) from error
         return data
 
-    def ensure(self, wanted: PowerRestorePolicy, only_over: PowerRestorePolicy | None = None) -> Ensured:
+    def ensure(self, wanted: PowerRestorePolicy, only_over: PowerRestorePolicy | None = None) -> EnsuredBytes:
         """Read; set only if it differs; read back until it is so. Raises BmcFailure.
 
         only_over: set only where this is read; anything else is somebody's since, and is left.
@@ -128,7 +137,7 @@ class Exchange(NamedTuple):
         before = self.status()
         found = ChassisStatus.decode(before).policy
         if found is wanted or found is not (only_over or found):
-            return Ensured(before=before, after=before, changed=False)
+            return EnsuredBytes(before=before, after=before, changed=False)
         supported = decode_support(self.ask(set_policy(wanted)))
         waited_s = 0.0
         for at_s in READ_BACK_S:
@@ -138,7 +147,7 @@ class Exchange(NamedTuple):
             after = self.status()
             found = ChassisStatus.decode(after).policy
             if found is wanted:
-                return Ensured(before=before, after=after, changed=True)
+                return EnsuredBytes(before=before, after=after, changed=True)
         if supported is not None and wanted not in supported:
             known = ", ".join(sorted(supported)) or "none"
             raise BmcFailure(Failure.UNSUPPORTED, f"supports these power restore policies: {known}; not {wanted}")
@@ -156,7 +165,7 @@ class Exchange(NamedTuple):
         )
 
     def power_watts(self) -> float | None:
-        """What the host draws now; None where the BMC does not say (DCMI is optional)."""
+        """The host's power draw now; None if the BMC does not report it (DCMI is optional)."""
         data = self.optional(GET_POWER)
         return None if data is None else decode_power(data)
 
@@ -181,3 +190,80 @@ class Exchange(NamedTuple):
             if refused.failure in (Failure.UNSUPPORTED, Failure.PRIVILEGE, Failure.PROTOCOL):
                 return None
             raise
+
+
+_FALLS_S: Final = 0.3
+"""Long enough to see a countdown of 100 ms fall."""
+_ROUNDED_S: Final = 1.0
+"""Some BMCs count in whole seconds."""
+_ELAPSED_S: Final = 5.0
+"""No conversation takes longer, so a countdown that is more than this below what was set is another one."""
+
+
+class Looked(NamedTuple):
+    """Data of the answers; device, cause: None where the BMC refused the question."""
+
+    timer: bytes
+    device: bytes | None
+    cause: bytes | None
+
+
+def look(exchange: Exchange) -> Looked:
+    """Read the timer, who the BMC is, and what powered the host on last. Raises BmcFailure."""
+    _timer(data := exchange.ask(GET_WATCHDOG))
+    return Looked(data, exchange.optional(GET_DEVICE_ID), exchange.optional(GET_RESTART_CAUSE))
+
+
+def arm(exchange: Exchange, in_s: int) -> bytes:
+    """Set it to cycle the power in in_s, start it, see that it runs; what does not read back is taken back.
+
+    Returns what was read back. Raises BmcFailure: HELD where the timer runs for somebody else.
+    """
+    found = _timer(exchange.ask(GET_WATCHDOG))
+    if found.is_foreign:
+        raise BmcFailure(Failure.HELD, f"the watchdog timer is somebody else's ({found.words})")
+    try:
+        exchange.ask(arm_watchdog(in_s))
+        exchange.ask(RESET_WATCHDOG)
+        return _runs(exchange, in_s)
+    except BmcFailure:
+        with suppress(BmcFailure):  # a timer of which nobody knows when it fires is worse than none
+            exchange.ask(DISARM)
+        raise
+
+
+def disarm(exchange: Exchange) -> tuple[bytes, bool]:
+    """Stop it, if it is set as we set it; what was read last, and whether anything was changed. Raises BmcFailure."""
+    data = exchange.ask(GET_WATCHDOG)
+    if not _timer(data).is_ours:
+        return data, False
+    exchange.ask(DISARM)
+    data = exchange.ask(GET_WATCHDOG)
+    if (left := _timer(data)).is_ours:
+        raise BmcFailure(Failure.MISMATCH, f"acknowledged to stop the watchdog timer, but it still reads {left.words}")
+    return data, True
+
+
+def _runs(exchange: Exchange, in_s: int) -> bytes:
+    """Read back: ours, its countdown what was set, and running, by its own word or because the countdown falls."""
+    read = _timer(data := exchange.ask(GET_WATCHDOG))
+    is_set = read.initial_s is not None and abs(read.initial_s - in_s) <= _ROUNDED_S
+    counts = read.present_s is None or in_s - _ELAPSED_S <= read.present_s <= in_s + _ROUNDED_S
+    if read.is_ours and is_set and counts and (read.running or _falls(exchange, read)):
+        return data
+    told = "nothing of the countdown" if read.initial_s is None else f"a countdown of {read.initial_s:g} s"
+    raise BmcFailure(Failure.MISMATCH, f"acknowledged a power cycle in {in_s} s, but reads {read.words}, and {told}")
+
+
+def _falls(exchange: Exchange, first: Timer) -> bool:
+    if first.present_s is None or not exchange.pace.pause(_FALLS_S):
+        return False
+    second = _timer(exchange.ask(GET_WATCHDOG)).present_s
+    return second is not None and second < first.present_s
+
+
+def _timer(data: bytes) -> Timer:
+    try:
+        return Timer.decode(data)
+    except ReplyError as error:
+        raise BmcFailure(Failure.PROTOCOL, str(error)) from error

@@ -15,20 +15,192 @@ Below them is a second lock: `device.ALLOWED`. Only the standard library.
 systemd starts it with the first connection to its socket. It answers each connection in a child of its own, so that one
 that hangs in the driver holds nobody else up, and ends when nobody has come for a while: a start costs more than a word
 may take, and root's memory shall not wait for months either.
+
+The kernel's IPMI device, /dev/ipmi0: one command and its answer at a time. Standard library only.
+
+The structures and numbers are those of Linux's <linux/ipmi.h> (driver ipmi_devintf), on a machine with 64-bit longs.
 """
 
+import ctypes
+import errno
+import fcntl
 import os
 import select
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from typing import Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple, Self
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.bmc.device import DEVICE, IpmiDevice
 from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace
-from powerguard.effectors.bmc.ipmi import Failure, PowerRestorePolicy
+from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy
 from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, say, serve, tell
+
+DEVICE: Final = "/dev/ipmi0"
+
+ALLOWED: Final = frozenset(
+    {
+        (0x00, 0x01),  # Get Chassis Status
+        (0x00, 0x06),  # Set Power Restore Policy
+        (0x00, 0x07),  # Get System Restart Cause
+        (0x06, 0x01),  # Get Device ID
+        (0x06, 0x22),  # Reset Watchdog Timer
+        (0x06, 0x24),  # Set Watchdog Timer
+        (0x06, 0x25),  # Get Watchdog Timer
+        (0x2C, 0x02),  # DCMI Get Power Reading
+    }
+)
+"""(network function, command) that may pass at all. Chassis Control (00h/02h) is not among them, nor are users."""
+
+_SET_WATCHDOG, _GET_POWER = (0x06, 0x24), (0x2C, 0x02)
+
+_SYSTEM_INTERFACE: Final = 0x0C
+_BMC_CHANNEL: Final = 0x0F
+_RESPONSE: Final = 1
+_ANSWER_BYTES: Final = 272  # IPMI_MAX_MSG_LENGTH
+_STALE_ANSWERS: Final = 64
+
+
+class _Address(ctypes.Structure):
+    """struct ipmi_system_interface_addr."""
+
+    _fields_ = (("addr_type", ctypes.c_int), ("channel", ctypes.c_short), ("lun", ctypes.c_ubyte))
+
+
+class _Message(ctypes.Structure):
+    """struct ipmi_msg."""
+
+    _fields_ = (
+        ("netfn", ctypes.c_ubyte),
+        ("cmd", ctypes.c_ubyte),
+        ("data_len", ctypes.c_ushort),
+        ("data", ctypes.c_void_p),
+    )
+
+
+class _Request(ctypes.Structure):
+    """struct ipmi_req."""
+
+    _fields_ = (("addr", ctypes.c_void_p), ("addr_len", ctypes.c_uint), ("msgid", ctypes.c_long), ("msg", _Message))
+
+
+class _Received(ctypes.Structure):
+    """struct ipmi_recv."""
+
+    _fields_ = (
+        ("recv_type", ctypes.c_int),
+        ("addr", ctypes.c_void_p),
+        ("addr_len", ctypes.c_uint),
+        ("msgid", ctypes.c_long),
+        ("msg", _Message),
+    )
+
+
+_READ, _READ_WRITE = 2 << 30, 3 << 30
+_SEND_COMMAND: Final = _READ | ctypes.sizeof(_Request) << 16 | ord("i") << 8 | 13
+_RECEIVE_MSG_TRUNC: Final = _READ_WRITE | ctypes.sizeof(_Received) << 16 | ord("i") << 8 | 11
+
+
+class IpmiDevice:
+    """`with IpmiDevice(path, by_s) as device: device.send(command)`. by_s: a moment of CLOCK_BOOTTIME for all of it."""
+
+    def __init__(self, path: str, by_s: float) -> None:
+        self._path = path
+        self._by_s = by_s
+        self._descriptor = -1
+        self._asked = 0
+
+    def __enter__(self) -> Self:
+        try:
+            self._descriptor = os.open(self._path, os.O_RDWR | os.O_NONBLOCK | os.O_CLOEXEC)
+        except OSError as error:
+            raise _cannot(self._path, error) from None
+        return self
+
+    def __exit__(self, *_: object) -> None:
+        os.close(self._descriptor)
+
+    def send(self, command: Command) -> tuple[int, bytes]:
+        """Send one command and return completion code and data. Raises BmcFailure."""
+        if not _may_pass(command):
+            text = f"{command.name} ({command.netfn:02X}h/{command.number:02X}h) is not among what may be asked"
+            raise BmcFailure(Failure.PRIVILEGE, text)
+        self._asked += 1
+        data = ctypes.create_string_buffer(command.data, max(len(command.data), 1))
+        address = _Address(_SYSTEM_INTERFACE, _BMC_CHANNEL, 0)
+        message = _Message(command.netfn, command.number, len(command.data), ctypes.addressof(data))
+        request = _Request(ctypes.addressof(address), ctypes.sizeof(address), self._asked, message)
+        try:
+            self._call(_SEND_COMMAND, request)
+        except OSError as error:
+            raise _cannot(self._path, error) from None
+        for _ in range(_STALE_ANSWERS):
+            answer = self._receive(command)
+            if answer is not None:
+                return answer
+        text = f"{self._path}: {_STALE_ANSWERS} answers, and none of them to {command.name}"
+        raise BmcFailure(Failure.PROTOCOL, text)
+
+    def _receive(self, command: Command) -> tuple[int, bytes] | None:
+        """Take the next message; None where it answers something else (an event, what an earlier time-out left)."""
+        poll = select.poll()
+        poll.register(self._descriptor, select.POLLIN)
+        left_s = max(self._by_s - boottime_s(), 0.0)
+        if not poll.poll(left_s * 1000):
+            raise BmcFailure(Failure.TIMEOUT, f"{self._path}: the BMC does not answer {command.name}")
+        data, address = ctypes.create_string_buffer(_ANSWER_BYTES), ctypes.create_string_buffer(40)
+        message = _Message(0, 0, _ANSWER_BYTES, ctypes.addressof(data))
+        told = _Received(0, ctypes.addressof(address), ctypes.sizeof(address), 0, message)
+        try:
+            self._call(_RECEIVE_MSG_TRUNC, told)
+        except OSError as error:
+            if error.errno in {errno.EAGAIN, errno.EINTR}:
+                return None
+            if error.errno != errno.EMSGSIZE:  # what is longer than any answer is cut, and is still an answer
+                raise _cannot(self._path, error) from None
+        its = told.msg
+        same = (told.msgid, its.netfn, its.cmd) == (self._asked, command.netfn | 1, command.number)
+        if told.recv_type != _RESPONSE or not same:
+            return None
+        answer = data.raw[: min(its.data_len, _ANSWER_BYTES)]
+        if not answer:
+            raise BmcFailure(Failure.PROTOCOL, f"{self._path}: {command.name} was answered without a completion code")
+        return answer[0], answer[1:]
+
+    def _call(self, number: int, told: Any) -> None:  # noqa: ANN401 - any of the structures above
+        fcntl.ioctl(self._descriptor, number, told, True)
+
+
+def _may_pass(command: Command) -> bool:
+    """Whether it is on the list; of the watchdog: use SMS/OS, action none or power cycle, no interrupt before it."""
+    pair, data = (command.netfn, command.number), command.data
+    if pair == _SET_WATCHDOG:
+        return len(data) == 6 and data[0] in (0x04, 0x44) and data[1] in (0x00, 0x03) and data[2] == 0
+    return pair in ALLOWED and (pair != _GET_POWER or data[:1] == b"\xdc")
+
+
+def _cannot(path: str, error: OSError) -> BmcFailure:
+    """A fault of the device, and the fix."""
+    from pathlib import Path  # noqa: PLC0415 - 4 ms of a word's 30, for who needs it alone
+
+    match error.errno:
+        case errno.ENOENT | errno.ENXIO | errno.ENODEV:
+            has_driver = Path("/sys/module/ipmi_si").exists() or Path("/sys/module/ipmi_ssif").exists()
+            right = (
+                "its driver found no BMC (dmesg | grep -i ipmi): none, or the firmware setup has switched it off"
+                if has_driver and Path("/sys/module/ipmi_devintf").exists()
+                else "modprobe ipmi_si ipmi_devintf (cloud kernels have neither: install the usual one)"
+            )
+            return BmcFailure(Failure.UNREACHABLE, f"{path}: not there: {right}")
+        case errno.EACCES | errno.EPERM:
+            return BmcFailure(Failure.PRIVILEGE, f"{path}: not permitted to user {os.geteuid()}: it is root's alone")
+        case errno.EBUSY | errno.EAGAIN:
+            return BmcFailure(Failure.BUSY, f"{path}: busy: another program holds it (fuser -v {path})")
+        case errno.ENOTTY | errno.EINVAL:
+            return BmcFailure(Failure.PROTOCOL, f"{path}: is no IPMI device")
+        case _:
+            return BmcFailure(Failure.PROTOCOL, f"{path}: {error.strerror}")
+
 
 WORDS: Final = ("status", "ensure", "probe", "look", "power", "restore", "watchdog", "arm", "disarm")
 _TAKES: Final = {"restore": "policy", "arm": "in_s"}
@@ -43,18 +215,18 @@ _CHILD_S: Final = 30
 _LISTEN_FD: Final = 3
 """SD_LISTEN_FDS_START of sd_listen_fds(3)."""
 WITHIN_S: Final = 5.0
-"""For one word, and the most that anybody may ask for."""
+"""Timeout for one request, and the longest that a caller may ask for."""
 
 
-class Word(NamedTuple):
-    """What is asked. value: of `restore` a policy, of `arm` whole seconds, else None."""
+class IpmiRequest(NamedTuple):
+    """One request. value: of `restore` a policy, of `arm` whole seconds, else None."""
 
     name: str
     within_s: float = WITHIN_S
     value: str | int | None = None
 
 
-def carry_out(path: str, word: Word, modules: str = MODULES) -> Answer:
+def carry_out(path: str, word: IpmiRequest, modules: str = MODULES) -> Answer:
     """Do what is asked. `ok`: the word was one of ours; `failure`: why the BMC did not do it, null where it did."""
     answer: dict[str, Any] = {"schema_version": 1, "word": word.name, "ok": True, "failure": None, "text": ""}
     by_s = boottime_s() + word.within_s
@@ -71,8 +243,8 @@ def carry_out(path: str, word: Word, modules: str = MODULES) -> Answer:
     return answer | {key: value.hex() if isinstance(value, bytes) else value for key, value in told.items()}
 
 
-def _done(word: Word, told: Mapping[str, Any]) -> str:
-    """What was changed, for the log."""
+def _done(word: IpmiRequest, told: Mapping[str, Any]) -> str:
+    """The change that was made, for the log."""
     match word.name:
         case "arm":
             return f"watchdog armed: power cycle in {word.value} s (reads {told['timer'].hex()})"
@@ -82,7 +254,7 @@ def _done(word: Word, told: Mapping[str, Any]) -> str:
             return f"power restore policy set to {word.value or 'always-on'} (status was {told['before'].hex()})"
 
 
-def _ask(exchange: Exchange, word: Word) -> dict[str, Any]:
+def _ask(exchange: Exchange, word: IpmiRequest) -> dict[str, Any]:
     match word.name:
         case "status":
             return {"status": exchange.status()}
@@ -96,8 +268,8 @@ def _ask(exchange: Exchange, word: Word) -> dict[str, Any]:
             return exchange.probe(ask_support=word.name == "probe")._asdict()
 
 
-def _ask_timer(exchange: Exchange, word: Word, modules: str) -> dict[str, Any]:
-    from powerguard.effectors.bmc import countdown  # noqa: PLC0415 - ensure, which counts most, needs none of it
+def _ask_timer(exchange: Exchange, word: IpmiRequest, modules: str) -> dict[str, Any]:
+    from powerguard.effectors.bmc import exchange as countdown  # noqa: PLC0415 - ensure, which counts most, needs none of it
 
     kernel_driver = os.path.isdir(f"{modules}/ipmi_watchdog")  # noqa: PTH112 - pathlib takes 4 ms
     match word.name:
@@ -112,7 +284,7 @@ def _ask_timer(exchange: Exchange, word: Word, modules: str) -> dict[str, Any]:
             return {**countdown.look(exchange)._asdict(), "kernel_driver": kernel_driver}
 
 
-def checked(told: Mapping[str, object]) -> Word:
+def checked(told: Mapping[str, object]) -> IpmiRequest:
     """Return the word, if it is one. Raises RefusedError."""
     word, within_s = told.get("word"), told.get("within_s", WITHIN_S)
     if word not in WORDS or not isinstance(word, str):
@@ -132,7 +304,7 @@ def checked(told: Mapping[str, object]) -> Word:
     if takes == "in_s" and (type(value) is not int or not 1 <= value <= _MAX_S):
         msg = f"in_s must be a whole number of 1 to {_MAX_S}"
         raise RefusedError(msg)
-    return Word(word, float(within_s), value if isinstance(value, str | int) else None)
+    return IpmiRequest(word, float(within_s), value if isinstance(value, str | int) else None)
 
 
 def _refuse_under_test(path: str) -> None:
@@ -145,7 +317,7 @@ def listen(server: int, answer: Callable[[Mapping[str, object]], Answer], idle_s
     import signal  # noqa: PLC0415 - a word by hand needs neither
     import socket  # noqa: PLC0415 - likewise
 
-    from powerguard.effectors.bmc import countdown as _  # noqa: PLC0415 - once, and not in each child
+    from powerguard.effectors.bmc import exchange as _  # noqa: PLC0415 - once, and not in each child
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries them
     with socket.socket(fileno=server) as listening:

@@ -5,11 +5,10 @@ from typing import Any, Final, TypeVar
 
 from powerguard.clock import boottime_s
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.bmc import answers
-from powerguard.effectors.bmc.engine import BmcError, Ensured, Probe, Watch
-from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy, ReplyError
-from powerguard.effectors.bmc.options import IPMI_SOCKET
-from powerguard.effectors.bmc.timer import Timer
+from powerguard.effectors.bmc import engine
+from powerguard.effectors.bmc.engine import BmcError, Ensured, Probe, WatchdogStatus
+from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy, ReplyError, Timer
+from powerguard.effectors.options import IPMI_SOCKET
 from powerguard.effectors.root_client import RootHelper
 
 ANSWER_MARGIN_S: Final = 0.2
@@ -43,35 +42,35 @@ class InbandEngine:
         if wanted is not PowerRestorePolicy.ALWAYS_ON:
             msg = f"powerguard-ipmi sets always-on and nothing else, not {wanted}"
             raise BmcError(msg, Failure.SETTINGS)
-        told = await self._ask("ensure", by_s, answers.ensured)
+        told = await self._ask("ensure", by_s, engine.ensured)
         if told.after.policy is not wanted:
             error = _error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
             raise error.having_read(told.after.policy)
         return told
 
     async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
-        return await self._ask("restore", by_s, answers.ensured, policy=wanted.value)
+        return await self._ask("restore", by_s, engine.ensured, policy=wanted.value)
 
     async def status(self, by_s: float) -> ChassisStatus:
-        return await self._ask("status", by_s, answers.status)
+        return await self._ask("status", by_s, engine.status)
 
     async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
-        return await self._ask("probe" if ask_support else "look", by_s, answers.probe)
+        return await self._ask("probe" if ask_support else "look", by_s, engine.probe)
 
     async def power_watts(self, by_s: float) -> float | None:
-        return await self._ask("power", by_s, answers.watts)
+        return await self._ask("power", by_s, engine.watts)
 
-    async def watchdog(self, by_s: float) -> Watch:
+    async def watchdog(self, by_s: float) -> WatchdogStatus:
         """Read the watchdog timer; changes nothing."""
-        return await self._ask("watchdog", by_s, answers.watch)
+        return await self._ask("watchdog", by_s, engine.watch)
 
     async def arm(self, in_s: int, by_s: float) -> Timer:
         """Let the BMC cycle the power in in_s seconds, and return what was read back."""
-        return await self._ask("arm", by_s, answers.timer, in_s=in_s)
+        return await self._ask("arm", by_s, engine.timer, in_s=in_s)
 
     async def disarm(self, by_s: float) -> tuple[Timer, bool]:
         """Take that back; what was read, and whether there was anything to take back."""
-        return await self._ask("disarm", by_s, lambda told: (answers.timer(told), told.get("changed") is True))
+        return await self._ask("disarm", by_s, lambda told: (engine.timer(told), told.get("changed") is True))
 
     async def _ask(self, word: str, by_s: float, read: Callable[[Mapping[str, Any]], _T], **more: object) -> _T:
         limit_s = max(by_s - boottime_s(), _LEAST_S)

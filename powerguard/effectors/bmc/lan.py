@@ -7,11 +7,11 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.effectors.bmc import answers
+from powerguard.effectors.bmc import engine
 from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Ensured, Login, Probe
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy, ReplyError
-from powerguard.effectors.bmc.options import BmcOptions
 from powerguard.effectors.child import Spawn
+from powerguard.effectors.options import BmcOptions
 
 WORKER: Final = (sys.executable, "-P", "-m", "powerguard.effectors.bmc.worker")
 """-P: whatever lies in the working folder is not imported."""
@@ -50,28 +50,27 @@ class LanEngine:
             raise ValueError(msg)
         self._host = options.host
         self._port = options.port
-        self._library = options.ipmi_library
         self._login = Login(options.user, options.password, clock=clock, max_bytes=IPMI_PASSWORD_BYTES)
         self._spawn = spawn
 
     async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
-        told = await self._read("ensure", by_s, answers.ensured)
+        told = await self._read("ensure", by_s, engine.ensured)
         if told.after.policy is not wanted:
             error = self._error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
             raise error.having_read(told.after.policy)
         return told
 
     async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
-        return await self._read("restore", by_s, answers.ensured, policy=wanted.value)
+        return await self._read("restore", by_s, engine.ensured, policy=wanted.value)
 
     async def status(self, by_s: float) -> ChassisStatus:
-        return await self._read("status", by_s, answers.status)
+        return await self._read("status", by_s, engine.status)
 
     async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
-        return await self._read("probe" if ask_support else "look", by_s, answers.probe)
+        return await self._read("probe" if ask_support else "look", by_s, engine.probe)
 
     async def power_watts(self, by_s: float) -> float | None:
-        return await self._read("power", by_s, answers.watts)
+        return await self._read("power", by_s, engine.watts)
 
     async def account_level(self, by_s: float) -> int | None:
         """Privilege limit of our own account (`ipmi.ADMINISTRATOR`, ...); None where the BMC does not say."""
@@ -99,7 +98,6 @@ class LanEngine:
         self._login.check_back_off(self.where, password, _REMEDIES[Failure.AUTH])
         request = {
             "operation": operation,
-            "library": self._library,
             "host": self._host,
             "port": self._port,
             "user": base64.b64encode(self._login.user.encode()).decode(),

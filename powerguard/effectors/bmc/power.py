@@ -11,10 +11,9 @@ from powerguard.clock import Clock, boottime_s
 from powerguard.effectors.bmc.exchange import BmcFailure
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure
 from powerguard.effectors.bmc.lan import LanEngine
-from powerguard.effectors.bmc.options import BmcOptions
-from powerguard.effectors.bmc.redfish import RedfishEngine
-from powerguard.effectors.bmc.redfish_http import link
+from powerguard.effectors.bmc.redfish import RedfishEngine, link
 from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.options import BmcOptions
 
 _RESET: Final = "#ComputerSystem.Reset"
 _WORDS: Final = ("On", "ForceOn")

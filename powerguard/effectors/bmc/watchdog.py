@@ -2,28 +2,161 @@
 
 Whether a timer that fires does anything to a host that is off is left to whoever wrote the firmware. So it counts only
 on a board, and with the firmware, on which a drill has shown it (docs/guides/bmc.md).
+
+What is known of the BMC's watchdog on this board: whether a drill has shown that it powers the host on again.
+
+One small file in the daemon's state folder, replaced as a whole. A file that is absent, or makes no sense, is a board
+that was never drilled: nothing is armed then.
 """
 
 import asyncio
+import json
 import math
 from collections.abc import Awaitable
+from dataclasses import asdict, dataclass, fields, replace
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import Any, Final, Literal, TypeVar
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.durable import replace_file
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.bmc.drilled import DMI, Board, Drill, DrillFile, DrillFileError
-from powerguard.effectors.bmc.engine import BmcError, Watch
+from powerguard.effectors.bmc.engine import BmcError, WatchdogStatus
 from powerguard.effectors.bmc.inband import InbandEngine
-from powerguard.effectors.bmc.ipmi import Failure
-from powerguard.effectors.bmc.options import BmcOptions
-from powerguard.effectors.bmc.timer import MAX_S
+from powerguard.effectors.bmc.ipmi import MAX_S, Device, Failure
+from powerguard.effectors.options import BmcOptions
+
+FILE: Final = "bmc-watchdog.json"
+DMI: Final = Path("/sys/class/dmi/id")
+_MAX_BYTES: Final = 16384
+
+State = Literal["pending", "passed", "failed"]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Board:
+    """The hardware that a drill is valid for: mainboard and BMC, with their firmware.
+
+    manufacturer, product, firmware: Get Device ID (IPMI 2.0 section 20.1), auxiliary revision included. name, bios: of
+    /sys/class/dmi/id (SMBIOS types 2 and 0); "" where the firmware does not tell.
+    """
+
+    manufacturer: int
+    product: int
+    firmware: str
+    name: str
+    bios: str
+
+    @classmethod
+    def read(cls, device: Device, dmi: Path = DMI) -> "Board":
+        """Put together what the BMC has said and what the kernel knows; files of the kernel's, in memory."""
+        firmware = device.firmware + (f" ({device.auxiliary})" if device.auxiliary else "")
+        name, bios = _words(dmi, "board_vendor", "board_name"), _words(dmi, "bios_vendor", "bios_version")
+        return cls(manufacturer=device.manufacturer, product=device.product, firmware=firmware, name=name, bios=bios)
+
+    def unlike(self, other: "Board") -> str:
+        """Say in what another board differs from this one, for people; "" where it is the same."""
+        pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
+        return ", ".join(f"{name} was {ours}, is {theirs}" for name, ours, theirs in pairs if ours != theirs)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillRecord:
+    """The last drill. because: why it is what it is.
+
+    boot_id: the boot that was powered off. armed_wall_s: Unix seconds when the timer was started, to fire in_s later.
+    judged_wall_s: when it was seen how it went; None while pending.
+    """
+
+    state: State
+    board: Board
+    boot_id: str
+    armed_wall_s: float
+    in_s: float
+    because: str = ""
+    judged_wall_s: float | None = None
+
+    def judged(self, *, passed: bool, because: str, wall_s: float) -> "DrillRecord":
+        """Return it with its end."""
+        return replace(self, state="passed" if passed else "failed", because=because, judged_wall_s=wall_s)
+
+
+class DrillFileError(Exception):
+    """The file cannot be read or written, or makes no sense: what, where, and what would be right."""
+
+
+class DrillFile:
+    """The file; what was read or written last is remembered, as a disk may hang when it counts. Calls block."""
+
+    def __init__(self, folder: Path) -> None:
+        self.path = folder / FILE
+        self._known: DrillRecord | None = None
+
+    def load(self) -> DrillRecord | None:
+        """Return the last drill; None where there never was one. Raises DrillFileError."""
+        if self._known is None:
+            try:
+                with self.path.open("rb") as file:
+                    told = file.read(_MAX_BYTES)
+            except FileNotFoundError:
+                return None
+            except OSError as error:
+                msg = f"{self.path}: cannot be read: {error.strerror} (it is the daemon's own: ls -l {self.path})"
+                raise DrillFileError(msg) from None
+            self._known = self._decoded(told)
+        return self._known
+
+    def store(self, drill: DrillRecord) -> None:
+        """Replace it, durably and whole. Raises DrillFileError."""
+        text = json.dumps({"schema_version": 1, **asdict(drill)}, indent=2) + "\n"
+        try:
+            replace_file(self.path, text.encode())
+        except OSError as error:
+            msg = f"{self.path}: cannot be written: {error.strerror} (df {self.path.parent})"
+            raise DrillFileError(msg) from None
+        self._known = drill
+
+    def _decoded(self, told: bytes) -> DrillRecord:
+        try:
+            plain = json.loads(told)
+            version, board = plain.pop("schema_version"), Board(**plain.pop("board"))
+            drill = DrillRecord(board=board, **plain)
+            _check(drill, version)
+        except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+            msg = f"{self.path}: is not what powerguard wrote, so no drill counts: remove it, and drill again"
+            raise DrillFileError(msg) from None
+        return drill
+
+
+def _check(drill: DrillRecord, version: object) -> None:
+    """Raise TypeError or ValueError for a value that could not be ours."""
+    board, judged_wall_s = drill.board, drill.judged_wall_s
+    texts: tuple[Any, ...] = (drill.boot_id, drill.because, board.firmware, board.name, board.bios)
+    numbers: tuple[Any, ...] = (drill.armed_wall_s, drill.in_s, *(() if judged_wall_s is None else (judged_wall_s,)))
+    if not all(isinstance(each, str) for each in texts) or type(board.manufacturer) is not int:
+        raise TypeError(texts)
+    if type(board.product) is not int or not all(type(each) in (int, float) for each in numbers):
+        raise TypeError(numbers)
+    is_state = version == 1 and drill.state in ("pending", "passed", "failed")
+    if not is_state or not all(math.isfinite(each) for each in numbers):
+        raise ValueError(numbers)
+
+
+def _words(dmi: Path, *names: str) -> str:
+    """The kernel's values under these names; unknown ones are left out."""
+    found = []
+    for name in names:
+        try:
+            found.append((dmi / name).read_text(encoding="utf-8", errors="replace").strip())
+        except OSError:
+            continue
+    return " ".join(word for word in found if word)
+
 
 DRILL: Final = "powerguard drill --scope bmc-watchdog"
 _ANSWER_MARGIN_S: Final = 0.1
 _READ_S: Final = 1.0
-"""For the file: it is on the disk of a host that is going down."""
+"""Timeout for the file, which is on the disk of a host that is going down."""
 _T = TypeVar("_T")
 
 
@@ -73,7 +206,7 @@ class WatchdogEffector:
                 msg = f"the watchdog effector carries out CheckWay, ArmWay and DisarmWay of its way, not {action}"
                 raise TypeError(msg)
 
-    async def look(self, by_s: float) -> Watch:
+    async def look(self, by_s: float) -> WatchdogStatus:
         """Read the timer, and see that it is free. Raises EffectorError where it could not be armed, drilled or not."""
         seen = await self.read(by_s)
         if seen.kernel_driver:
@@ -90,7 +223,7 @@ class WatchdogEffector:
             raise EffectorError(msg)
         return seen
 
-    async def read(self, by_s: float) -> Watch:
+    async def read(self, by_s: float) -> WatchdogStatus:
         """Read the timer, who the BMC is, and why the host is on. Raises BmcError."""
         return await self._bmc.watchdog(by_s)
 
@@ -110,22 +243,22 @@ class WatchdogEffector:
         """Stop the timer, if it is ours; whether it was. Raises BmcError."""
         return (await self._bmc.disarm(by_s))[1]
 
-    def board(self, seen: Watch) -> Board:
+    def board(self, seen: WatchdogStatus) -> Board:
         """Return which board this is. Raises EffectorError where the BMC does not say who it is."""
         if seen.device is None:
             msg = "the BMC does not say which one it is (Get Device ID), so no drill could count for it"
             raise EffectorError(msg)
         return Board.read(seen.device, self._dmi)
 
-    async def last(self, limit_s: float = _READ_S) -> Drill | None:
+    async def last(self, limit_s: float = _READ_S) -> DrillRecord | None:
         """Return the last drill; None where there was none. Raises EffectorError."""
         return await self._of_file(asyncio.to_thread(self.drills.load), limit_s)
 
-    async def store(self, drill: Drill, limit_s: float = 2 * _READ_S) -> None:
+    async def store(self, drill: DrillRecord, limit_s: float = 2 * _READ_S) -> None:
         """Write a drill down. Raises EffectorError."""
         await self._of_file(asyncio.to_thread(self.drills.store, drill), limit_s)
 
-    async def _drilled(self, seen: Watch, by_s: float) -> Drill:
+    async def _drilled(self, seen: WatchdogStatus, by_s: float) -> DrillRecord:
         """Return the drill that has shown that it works here. Raises EffectorError where none has."""
         drill = await self.last(min(_READ_S, by_s - boottime_s()))
         if drill is None:

@@ -1,11 +1,11 @@
 """One IPMI operation in a process of its own: `python -m powerguard.effectors.bmc.worker`, JSON in, JSON out.
 
 pyghmi 1.6.19 cannot be bounded inside a long-lived process: a BMC that dies in mid-session holds it for 28 s, and after
-one failed login with str credentials that BMC is out of reach for the life of the process (measured; decision 0010).
+one failed login with str credentials that BMC is out of reach for the life of the process (docs/decisions/0010).
 So each operation gets a process that ends itself at its deadline and is killed by the daemon if it does not.
 
-stdin: {"operation", "library", "host", "port", "user", "password", "by_s"}; user and password are base64 of bytes and
-exist nowhere else, by_s is a moment of CLOCK_BOOTTIME, library is `bmc.ipmi_library`. operation: "status"; "ensure";
+stdin: {"operation", "host", "port", "user", "password", "by_s"}; user and password are base64 of bytes and
+exist nowhere else, by_s is a moment of CLOCK_BOOTTIME. operation: "status"; "ensure";
 "restore" ("policy", over always-on alone); "probe"; "look" (a probe that sends nothing but reads); "power" (watts);
 "power-on" (the sentinel's); "account" (how much ours may do).
 stdout: one object, {"ok": true, ...} or {"ok": false, "failure", "text"}.
@@ -32,7 +32,7 @@ _PING = b"\x06\x00\xff\x06\x00\x00\x11\xbe\x80\x00\x00\x00"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Request:
+class WorkerRequest:
     """One operation. The secrets stay out of every repr."""
 
     operation: str
@@ -41,11 +41,10 @@ class Request:
     by_s: float
     user: bytes = field(repr=False)
     password: bytes = field(repr=False)
-    library: str
     policy: str = ""
 
     @classmethod
-    def read(cls, text: bytes) -> "Request":
+    def read(cls, text: bytes) -> "WorkerRequest":
         """Decode a request. Raises ValueError, KeyError or TypeError."""
         told = json.loads(text)
         return cls(
@@ -55,13 +54,12 @@ class Request:
             by_s=float(told["by_s"]),
             user=base64.b64decode(told["user"]),
             password=base64.b64decode(told["password"]),
-            library=str(told["library"]),
             policy=str(told.get("policy", "")),
         )
 
 
 class Worker:
-    """The process: main thread in the IPMI library, one watching the deadline, one listening for "port closed"."""
+    """The process: main thread in pyghmi, one watching the deadline, one listening for "port closed"."""
 
     def __init__(self, stdout: int) -> None:
         self._stdout = stdout
@@ -103,7 +101,7 @@ class Worker:
             Failure.PROTOCOL, "the IPMI library did not start in time: this host is overloaded, or its disk hangs"
         )
 
-    def watch_port(self, request: Request) -> None:
+    def watch_port(self, request: WorkerRequest) -> None:
         """Listen for ICMP "port unreachable", which pyghmi's unconnected socket never hears."""
         try:
             family, kind, protocol, _, address = socket.getaddrinfo(request.host, request.port, type=socket.SOCK_DGRAM)[
@@ -119,7 +117,7 @@ class Worker:
         except (OSError, UnicodeError):
             return  # no route, no name: the login itself meets that too, and tells it
 
-    def run(self, request: Request) -> NoReturn:
+    def run(self, request: WorkerRequest) -> NoReturn:
         """Carry the operation out within its deadline."""
         threading.Thread(target=self.watch_deadline, args=[request.by_s], daemon=True).start()
         threading.Thread(target=self.watch_port, args=[request], daemon=True).start()
@@ -154,18 +152,9 @@ class Worker:
         session.close()  # frees the BMC's session slot; the answer is out, whatever comes of it
         os._exit(0)
 
-    def _log_in(self, request: Request) -> Session:
-        try:
-            # Late: 0.2 s each, and the deadline is already watched.
-            if request.library == "python-ipmi":
-                from powerguard.effectors.bmc.session_python_ipmi import log_in  # noqa: PLC0415
-            else:
-                from powerguard.effectors.bmc.session_pyghmi import log_in  # noqa: PLC0415
-        except ModuleNotFoundError as error:
-            text = (
-                f"{request.library} is not installed beside powerguard ({error}): pip install '.[ipmi]' in a checkout"
-            )
-            raise BmcFailure(Failure.SETTINGS, text) from None
+    def _log_in(self, request: WorkerRequest) -> Session:
+        from powerguard.effectors.bmc.session import log_in  # noqa: PLC0415 - it takes 0.2 s, and the deadline is watched by now
+
         self._doing = _LOGIN
         session = log_in(request.host, request.port, request.user, request.password)
         self._in_session = True
@@ -178,7 +167,7 @@ def main() -> NoReturn:
     worker = Worker(os.dup(1))
     os.dup2(2, 1)  # libraries print complaints; stdout belongs to the answer
     try:
-        request = Request.read(sys.stdin.buffer.read())
+        request = WorkerRequest.read(sys.stdin.buffer.read())
     except (ValueError, KeyError, TypeError) as error:
         worker.fail(Failure.PROTOCOL, f"request not understood ({type(error).__name__})")
     try:

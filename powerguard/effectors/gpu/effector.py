@@ -1,7 +1,7 @@
 """The effector `gpu`: has the power limits of this host's GPUs lowered on battery, and put back afterwards.
 
 The daemon has no right to set a limit. It says one word to the root helper powerguard-gpu, which can do nothing else
-(docs/guides/gpu-power.md), and does not wait for it longer than LIMIT_S: a driver that is wedged hangs for ever.
+(docs/guides/gpu-and-signals.md), and does not wait for it longer than LIMIT_S: a driver that is wedged hangs for ever.
 """
 
 import math
@@ -10,15 +10,15 @@ from typing import Any, Final
 
 import structlog
 
-from powerguard.core.actions import Action, CapPower, Detail, RestorePower
+from powerguard.core.model.actions import Action, CapPower, Detail, RestorePower
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.gpu.options import GPU_SOCKET, GpuOptions
+from powerguard.effectors.options import GPU_SOCKET, GpuOptions
 from powerguard.effectors.root_client import RootHelper
 
 log = structlog.get_logger()
 
 LIMIT_S: Final = 6.0
-"""For one word. The helper itself answers within 4 s, whatever NVML does."""
+"""Timeout for one request. The helper itself answers within 4 s, whatever NVML does."""
 
 
 class GpuEffector:
@@ -41,7 +41,9 @@ class GpuEffector:
         match action:
             case CapPower(share=share):
                 if self._options.kind == "none":
-                    msg = "gpu.kind is none: GPUs are left alone (set gpu.kind: nvml, see docs/guides/gpu-power.md)"
+                    msg = (
+                        "gpu.kind is none: GPUs are left alone (set gpu.kind: nvml, see docs/guides/gpu-and-signals.md)"
+                    )
                     raise EffectorError(msg)
                 return _detail(await self.ask({"word": "cap", "share": share}), {"capped", "kept"})
             case RestorePower():
@@ -69,7 +71,7 @@ class GpuEffector:
 
 
 def _detail(answer: dict[str, Any], good: set[str]) -> Detail:
-    """What the journal and people read of an answer."""
+    """The details of an answer, for the journal and for people."""
     told = answer.get("gpus", [])
     gpus = [gpu for gpu in told if isinstance(gpu, dict)] if isinstance(told, list) else []
     done = [gpu for gpu in gpus if str(gpu.get("did")) in good]

@@ -1,4 +1,4 @@
-"""What `powerguard doctor` looks at of GPU power: would a cap work, how far, and would the limits come back?
+"""Checks of `powerguard doctor` on GPU power: would a cap work, how far, and would the limits be restored?
 
 It asks the root helper to list, which changes nothing, and systemd whether the watch is there.
 """
@@ -9,12 +9,12 @@ from typing import Any, Final
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.gpu.effector import GpuEffector
-from powerguard.effectors.gpu.options import GpuOptions
-from powerguard.effectors.host_findings import Finding
+from powerguard.effectors.host.findings import Finding
+from powerguard.effectors.options import GpuOptions
 
 WATCH: Final = "powerguard-gpu-watch.path"
 LOOK_LIMIT_S: Final = 2.0
-_GUIDE: Final = "docs/guides/gpu-power.md"
+_GUIDE: Final = "docs/guides/gpu-and-signals.md"
 
 
 async def findings(options: GpuOptions, *, spawn: Spawn = run_child) -> list[Finding]:
@@ -59,7 +59,7 @@ def _reach(gpus: Sequence[dict[str, Any]], share: float) -> Finding:
 
 
 def _single(gpus: Sequence[dict[str, Any]], share: float) -> list[Finding]:
-    """What is odd about single GPUs, one line for each kind of oddity."""
+    """Oddities of single GPUs, one line for each kind."""
     found: list[Finding] = []
     forgetful = [gpu for gpu in gpus if gpu.get("persistent") is False]
     if forgetful:

@@ -11,6 +11,12 @@ one JSON line, answers with one, and ends. The words are a closed list:
 
 People call it as root, with the same words: `powerguard-gpu list`. Only the standard library and nvidia-ml-py are
 imported. What NVML does not answer in time is told, and not waited for: this process ends in spite of its threads.
+
+What powerguard-gpu found before it changed anything: one small file, written before the first limit is lowered.
+
+It lies in /run and names the boot: power limits do not survive a reboot, and neither does the file. Each entry holds
+the limit found, which is never overwritten, and every limit that we may have set since: with a kill between any two
+lines of ours, one of these is what the GPU reads, unless somebody else has set another.
 """
 
 import argparse
@@ -19,33 +25,134 @@ import os
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Any, Final, NoReturn
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.gpu.limits import LEASE_S, REMEMBERED, Folder, Kept, Limits
-from powerguard.effectors.gpu.nvml import Gpu, Health, Nvml, NvmlError, may_set_limits
-from powerguard.effectors.root_folder import KeptError
-from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, say, seconds, serve, tell
+from powerguard.effectors.gpu.nvml import SAME_MW, Gpu, GpuHealth, Nvml, NvmlError, may_set_limits
+from powerguard.effectors.root_helper import (
+    EX_USAGE,
+    Answer,
+    KeptError,
+    KeptFolder,
+    RefusedError,
+    past_s,
+    say,
+    seconds,
+    serve,
+    tell,
+)
+
+LEASE_S: Final = 180.0
+"""A cap holds this long after the daemon last said so: longer than its restart (20 s to stop, 60 s to start)."""
+
+RETRY_S: Final = (15.0, 30.0, 60.0, 120.0, 300.0, 600.0)
+"""Time from a restore order that failed to the helper's own first attempt, and to each further one."""
+
+REMEMBERED: Final = 8
+"""Limits of ours that are remembered for each GPU, the newest: one for each share that was asked for."""
+
+LIMITS: Final = "limits.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptLimit:
+    """One GPU whose limit we may have changed. gone: it was not there when its limit was to be put back."""
+
+    uuid: str
+    index: int
+    name: str
+    found_mw: int
+    set_mw: tuple[int, ...]
+    gone: bool = False
+
+    def is_ours(self, limit_mw: int) -> bool:
+        """Say whether a limit is one that we have set."""
+        return any(abs(limit_mw - ours_mw) < SAME_MW for ours_mw in self.set_mw)
+
+    def is_found(self, limit_mw: int) -> bool:
+        """Say whether a limit is the one found."""
+        return abs(limit_mw - self.found_mw) < SAME_MW
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KeptLimits:
+    """The limits on file. Times are seconds of CLOCK_BOOTTIME, 0 for never.
+
+    capped_s: when GPUs were last capped. ordered_s: when they were to be restored: from then on no cap is wanted.
+    tries: restores that the watch began, unasked; tried_s: the last of them.
+    """
+
+    capped_s: float
+    ordered_s: float = 0.0
+    tries: int = 0
+    tried_s: float = 0.0
+    gpus: tuple[KeptLimit, ...] = ()
+
+    def due_s(self, held_s: float, lease_s: float) -> float:
+        """When the watch is to put the limits back: the daemon is gone, or what it ordered has failed."""
+        if self.ordered_s:
+            return max(self.ordered_s, self.tried_s) + RETRY_S[min(self.tries, len(RETRY_S) - 1)]
+        return max(self.capped_s, held_s) + lease_s
+
+
+class GpuFolder(KeptFolder):
+    """The helper's own folder: /run/powerguard-gpu, or a test's."""
+
+    def __init__(self, path: Path) -> None:
+        by_hand = "set the limits by hand (nvidia-smi --power-limit)"
+        super().__init__(path, helper="powerguard-gpu", file=LIMITS, by_hand=by_hand)
+
+    def read(self) -> KeptLimits | None:
+        """The limits on file; None if there are none. Raises KeptError."""
+        told = self.load()
+        try:
+            return None if told is None else _limits(told)
+        except (ValueError, KeyError, TypeError, AttributeError):
+            raise self.nonsense() from None
+
+    def write(self, limits: KeptLimits) -> None:
+        """Keep it, durably and whole: a kill at any instruction leaves the old file or the new one."""
+        self.keep(asdict(limits))
+
+
+def _limits(told: dict[str, Any]) -> KeptLimits:
+    """Read what was written, and believe nothing else. Raises ValueError, KeyError, TypeError or AttributeError."""
+    times = {name: past_s(told[name]) for name in ("capped_s", "ordered_s", "tried_s")}
+    gpus = tuple(
+        KeptLimit(
+            uuid=str(gpu["uuid"]),
+            index=int(gpu["index"]),
+            name=str(gpu["name"]),
+            found_mw=int(gpu["found_mw"]),
+            set_mw=tuple(int(limit) for limit in gpu["set_mw"]),
+            gone=gpu["gone"] is True,
+        )
+        for gpu in told["gpus"]
+    )
+    if any(gpu.found_mw <= 0 for gpu in gpus):
+        raise ValueError(gpus)
+    return KeptLimits(**times, tries=int(told["tries"]), gpus=gpus)
+
 
 FOLDER: Final = "/run/powerguard-gpu"
 WITHIN_S: Final = 4.0
-"""For an answer. Somebody waits, for 5 s at most; NVML takes 0.1 s, more where the driver must wake its GPUs first."""
+"""Timeout for an answer. The caller waits 5 s; NVML takes 0.1 s, more if the driver must wake its GPUs first."""
 
 UNASKED_S: Final = 75.0
-"""For the watch, on which nobody waits."""
+"""Timeout for the watch, which has no caller."""
 
 TURN_SHARE: Final = 0.25
 LOOK_SHARE: Final = 0.7
-"""Of the time for an answer: until it is our turn, and until all GPUs have been looked at; the rest is for setting."""
+"""Shares of the time for an answer: to get the lock, and to look at all GPUs; the rest is for setting."""
 
 WATCH_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
-    """What is asked. share: for cap only. within_s: for the answer. unasked: it is the watch that restores."""
+class GpuRequest:
+    """One request. share: for cap only. within_s: for the answer. unasked: it is the watch that restores."""
 
     word: str
     share: float = 1.0
@@ -56,7 +163,7 @@ class Word:
 # --- The words ------------------------------------------------------------------------------------------------------
 
 
-def do_list(folder: Folder, word: Word) -> Answer:
+def do_list(folder: GpuFolder, word: GpuRequest) -> Answer:
     """Tell what there is; change nothing."""
     by_s = boottime_s() + LOOK_SHARE * word.within_s
     kept = folder.read()
@@ -91,14 +198,14 @@ def _listed(index: int, gpu: Gpu | NvmlError, *, may_set: bool) -> Answer:
     }
 
 
-def do_health(_folder: Folder, word: Word) -> Answer:
+def do_health(_folder: GpuFolder, word: GpuRequest) -> Answer:
     """Tell which GPUs are there, and what is wrong with them; change nothing."""
     by_s = boottime_s() + word.within_s
     seen = Nvml.open(by_s).health(by_s)
     return {"ok": True, "gpus": [_well(index, gpu) for index, gpu in sorted(seen.items())]}
 
 
-def _well(index: int, gpu: Health | NvmlError) -> Answer:
+def _well(index: int, gpu: GpuHealth | NvmlError) -> Answer:
     if isinstance(gpu, NvmlError):
         return {"index": index, "uuid": None, "name": None, "pending": [], "worn": None, "because": str(gpu)}
     return {
@@ -111,12 +218,12 @@ def _well(index: int, gpu: Health | NvmlError) -> Answer:
     }
 
 
-def do_cap(folder: Folder, word: Word) -> Answer:
+def do_cap(folder: GpuFolder, word: GpuRequest) -> Answer:
     """Lower the limits. What was found is in the file before the first of them is touched."""
     began_s = boottime_s()
     look_by_s = began_s + LOOK_SHARE * word.within_s
     with folder.locked(began_s + TURN_SHARE * word.within_s):
-        kept = folder.read() or Limits(capped_s=0.0)
+        kept = folder.read() or KeptLimits(capped_s=0.0)
         nvml = Nvml.open(look_by_s)
         entries = {entry.uuid: entry for entry in kept.gpus}
         told: dict[int, Answer] = {}
@@ -132,7 +239,7 @@ def do_cap(folder: Folder, word: Word) -> Answer:
                 entries[gpu.uuid] = entry
         if entries:
             folder.hold()
-            folder.write(Limits(capped_s=boottime_s(), gpus=tuple(entries.values())))
+            folder.write(KeptLimits(capped_s=boottime_s(), gpus=tuple(entries.values())))
         for index, reads in nvml.set_limits(wanted, began_s + word.within_s).items():
             if isinstance(reads, NvmlError):
                 told[index] |= {"did": "failed", "because": str(reads), "watts_after": told[index]["watts_before"]}
@@ -142,7 +249,7 @@ def do_cap(folder: Folder, word: Word) -> Answer:
     return answer
 
 
-def _aim(gpu: Gpu, entry: Kept | None, share: float) -> tuple[Kept | None, Answer]:
+def _aim(gpu: Gpu, entry: KeptLimit | None, share: float) -> tuple[KeptLimit | None, Answer]:
     """What is to be kept of a GPU, and what is to be done with it."""
     now_mw = gpu.limit_mw
     if entry is not None and not entry.is_ours(now_mw) and not entry.is_found(now_mw):
@@ -160,7 +267,7 @@ def _aim(gpu: Gpu, entry: Kept | None, share: float) -> tuple[Kept | None, Answe
         return entry, _told(gpu, "at_minimum", found_mw, now_mw, because)
     before = () if entry is None else entry.set_mw
     ours_mw = (*(limit for limit in before if limit != target_mw), target_mw)[-REMEMBERED:]
-    fresh = Kept(uuid=gpu.uuid, index=gpu.index, name=gpu.name, found_mw=found_mw, set_mw=ours_mw)
+    fresh = KeptLimit(uuid=gpu.uuid, index=gpu.index, name=gpu.name, found_mw=found_mw, set_mw=ours_mw)
     return fresh, _told(gpu, "capped", found_mw, target_mw)
 
 
@@ -169,7 +276,7 @@ def _why_none(told: Sequence[Answer] | Any) -> str:  # noqa: ANN401 - a view of 
     return f"no GPU was capped: {'; '.join(reasons)}" if reasons else "no GPU was capped: NVML counts none"
 
 
-def do_restore(folder: Folder, word: Word) -> Answer:
+def do_restore(folder: GpuFolder, word: GpuRequest) -> Answer:
     """Put back what was found, where the limit still is ours. Nothing kept: nothing to do."""
     began_s = boottime_s()
     look_by_s = began_s + LOOK_SHARE * word.within_s
@@ -201,12 +308,12 @@ def do_restore(folder: Folder, word: Word) -> Answer:
     return answer
 
 
-def _put_back(nvml: Nvml, kept: Limits, seen: Mapping[int, Gpu | NvmlError], by_s: float) -> dict[str, Answer]:
+def _put_back(nvml: Nvml, kept: KeptLimits, seen: Mapping[int, Gpu | NvmlError], by_s: float) -> dict[str, Answer]:
     """Put limits back and return what became of each GPU, by UUID."""
     there = {gpu.uuid: gpu for gpu in seen.values() if isinstance(gpu, Gpu)}
     silent = next((gpu for gpu in seen.values() if isinstance(gpu, NvmlError) and not gpu.lost), None)
     told: dict[str, Answer] = {}
-    wanted: dict[int, Kept] = {}
+    wanted: dict[int, KeptLimit] = {}
     for entry in kept.gpus:
         gpu = there.get(entry.uuid)
         told[entry.uuid] = _missing(entry, silent) if gpu is None else _back(gpu, entry)
@@ -220,7 +327,7 @@ def _put_back(nvml: Nvml, kept: Limits, seen: Mapping[int, Gpu | NvmlError], by_
     return told
 
 
-def _back(gpu: Gpu, entry: Kept) -> Answer:
+def _back(gpu: Gpu, entry: KeptLimit) -> Answer:
     now_mw = gpu.limit_mw
     if entry.is_found(now_mw):
         return _told(gpu, "kept", now_mw, now_mw, "is back already")
@@ -232,7 +339,7 @@ def _back(gpu: Gpu, entry: Kept) -> Answer:
     return _told(gpu, "restored", now_mw, entry.found_mw)
 
 
-def _missing(entry: Kept, silent: NvmlError | None) -> Answer:
+def _missing(entry: KeptLimit, silent: NvmlError | None) -> Answer:
     known = {"index": entry.index, "uuid": entry.uuid, "name": entry.name}
     if silent is not None:  # it may be the one that does not answer
         return {**known, "did": "failed", "because": str(silent)}
@@ -240,7 +347,7 @@ def _missing(entry: Kept, silent: NvmlError | None) -> Answer:
     return {**known, "did": "gone", "because": because}
 
 
-def do_hold(folder: Folder, _word: Word) -> Answer:
+def do_hold(folder: GpuFolder, _word: GpuRequest) -> Answer:
     """Let the cap stay for another lease; where nothing is capped, nothing happens."""
     kept = folder.read()
     if kept is not None:
@@ -248,7 +355,7 @@ def do_hold(folder: Folder, _word: Word) -> Answer:
     return {"ok": True, "capped": 0 if kept is None else len(kept.gpus)}
 
 
-WORDS: Final[Mapping[str, Callable[[Folder, Word], Answer]]] = {
+WORDS: Final[Mapping[str, Callable[[GpuFolder, GpuRequest], Answer]]] = {
     "list": do_list,
     "health": do_health,
     "cap": do_cap,
@@ -276,7 +383,7 @@ def _watts(milliwatts: int) -> float:
 # --- Understanding ---------------------------------------------------------------------------------------------------
 
 
-def checked(told: Mapping[str, object]) -> Word:
+def checked(told: Mapping[str, object]) -> GpuRequest:
     """Return the word that was told, if it is one. Raises RefusedError."""
     word = told.get("word")
     if not isinstance(word, str) or word not in WORDS:
@@ -286,7 +393,7 @@ def checked(told: Mapping[str, object]) -> Word:
     if set(told) != expected:
         msg = f"{word} takes {' and '.join(sorted(expected - {'word'})) or 'nothing else'}"
         raise RefusedError(msg)
-    return Word(word=word, share=_share(told["share"])) if word == "cap" else Word(word=word)
+    return GpuRequest(word=word, share=_share(told["share"])) if word == "cap" else GpuRequest(word=word)
 
 
 def _share(told: object) -> float:
@@ -296,7 +403,7 @@ def _share(told: object) -> float:
     return float(told)
 
 
-def carry_out(folder: Folder, word: Word) -> Answer:
+def carry_out(folder: GpuFolder, word: GpuRequest) -> Answer:
     """Do what is asked, and answer whatever happens."""
     try:
         if word.word != "health":  # which neither reads the folder nor changes anything
@@ -307,13 +414,13 @@ def carry_out(folder: Folder, word: Word) -> Answer:
     return {"schema_version": 1, "word": word.word, **answer}
 
 
-def _said(folder: Folder, told: Mapping[str, object]) -> Answer:
+def _said(folder: GpuFolder, told: Mapping[str, object]) -> Answer:
     answer = carry_out(folder, checked(told))
     _log(answer)
     return answer
 
 
-def _refuse_under_test(folder: Folder) -> None:
+def _refuse_under_test(folder: GpuFolder) -> None:
     if os.environ.get("POWERGUARD_UNDER_TEST") and folder.path == Path(FOLDER):
         msg = "refused under test: it would change the GPUs of this machine; give --folder"
         raise RefusedError(msg)
@@ -322,7 +429,7 @@ def _refuse_under_test(folder: Folder) -> None:
 # --- The ways in ----------------------------------------------------------------------------------------------------
 
 
-def watch(folder: Folder, lease_s: float) -> int:
+def watch(folder: GpuFolder, lease_s: float) -> int:
     """Wait until nothing is capped (0), or until the limits are due: then put them back, once, and end.
 
     systemd starts it again for as long as the file is there (powerguard-gpu-watch.path), so each attempt is a process
@@ -346,7 +453,7 @@ def watch(folder: Folder, lease_s: float) -> int:
         time.sleep(min(left_s, WATCH_S))
     if not kept.ordered_s:
         tell(4, f"the daemon has not asked for the cap for {lease_s:g} s: putting the limits back")
-    answer = carry_out(folder, Word(word="restore", within_s=UNASKED_S, unasked=True))
+    answer = carry_out(folder, GpuRequest(word="restore", within_s=UNASKED_S, unasked=True))
     _log(answer)
     return 0 if answer["ok"] else 1
 
@@ -376,7 +483,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         args = parser.parse_args(arguments)
     except SystemExit as end:
         return EX_USAGE if end.code else 0
-    folder = Folder(args.folder)
+    folder = GpuFolder(args.folder)
     if args.word == "serve":
         return serve(lambda told: _said(folder, told))
     if args.word == "watch":

@@ -82,7 +82,7 @@ class Gpu:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Health:
+class GpuHealth:
     """One GPU as a return from a power-off looks at it: who it is, and whether it wants to be reset.
 
     pending: row_remap, page_retirement: memory went bad, and only a reset or a reboot replaces it. worn: a row could
@@ -212,18 +212,18 @@ class Nvml:
             persistent=None if persistent is None else int(persistent) == 1,
         )
 
-    def health(self, by_s: float) -> dict[int, Health | NvmlError]:
+    def health(self, by_s: float) -> dict[int, GpuHealth | NvmlError]:
         """Look whether every GPU is there and well, by index; needs no power limits, which not every GPU has."""
         return bounded({index: partial(self._health, index) for index in range(self.count)}, by_s)
 
-    def _health(self, index: int) -> Health:
+    def _health(self, index: int) -> GpuHealth:
         handle = self._call("nvmlDeviceGetHandleByIndex", index)
         uuid, name = self._call("nvmlDeviceGetUUID", handle), self._call("nvmlDeviceGetName", handle)
         # Since Ampere: corrected and uncorrected rows, one is pending, a remapping has failed. Before it: pages.
         rows = self._ask("nvmlDeviceGetRemappedRows", handle)
         pages = self._ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)
         waits = (("row_remap", rows is not None and bool(rows[2])), ("page_retirement", bool(pages)))
-        return Health(
+        return GpuHealth(
             uuid=str(uuid),
             name=str(name),
             pending=tuple(word for word, is_so in waits if is_so),

@@ -1,7 +1,7 @@
 """The effector `signals`: has the processes of a trainer stopped, ended or let go on, and units asked by a signal.
 
 The daemon has no right to signal anybody. It says one word to the root helper powerguard-signal, which can do nothing
-else (docs/guides/signals.md). For whoever needs it:
+else (docs/guides/gpu-and-signals.md). For whoever needs it:
 
     SignalHelper(socket).ask({"word": "list"})                     one word and its answer; raises EffectorError
     SignalHelper(socket).checkpoint("train.service", "USR1")       USR1, USR2 or TERM to a unit that root has listed
@@ -15,15 +15,15 @@ from typing import Any, Final, Literal
 
 import structlog
 
-from powerguard.core.actions import Action, ContinueTrainer, Detail, StopTrainer, TerminateTrainer
+from powerguard.core.model.actions import Action, ContinueTrainer, Detail, StopTrainer, TerminateTrainer
 from powerguard.effectors.base import EffectorError
+from powerguard.effectors.options import SIGNAL_SOCKET, SignalsOptions
 from powerguard.effectors.root_client import RootHelper
-from powerguard.effectors.signals.options import SIGNAL_SOCKET, SignalsOptions
 
 log = structlog.get_logger()
 
 LIMIT_S: Final = 5.0
-"""For one word. The helper itself answers within 4 s."""
+"""Timeout for one request. The helper itself answers within 4 s."""
 
 TRAINER_SOCKETS: Final = "/run/powerguard-trainers"
 CheckpointSignal = Literal["USR1", "USR2", "TERM"]
@@ -101,7 +101,8 @@ class SignalEffector:
         """Name of a trainer's socket, if it may be signalled at all. Raises EffectorError."""
         if self._options.kind == "none":
             msg = (
-                "signals.kind is none: processes are left alone (set signals.kind: helper, see docs/guides/signals.md)"
+                "signals.kind is none: processes are left alone (set signals.kind: helper, see "
+                "docs/guides/gpu-and-signals.md)"
             )
             raise EffectorError(msg)
         path = self._sockets.get(name, f"{self._folder}/{name}.sock")
@@ -126,7 +127,7 @@ class SignalEffector:
 
 
 def _detail(answer: dict[str, Any]) -> Detail:
-    """What the journal and people read of an answer."""
+    """The details of an answer, for the journal and for people."""
     told = answer.get("processes", [])
     processes = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
     # Of many only the first are named.

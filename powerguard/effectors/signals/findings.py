@@ -1,4 +1,4 @@
-"""What `powerguard doctor` looks at of signals: could a trainer that draws on be stopped, and would it go on again?
+"""Checks of `powerguard doctor` on signals: can a trainer that ignores a pause be stopped, and would it continue?
 
 It asks the root helper to list, which changes nothing, and systemd whether the watch is there.
 """
@@ -8,13 +8,13 @@ from typing import Any, Final
 
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
-from powerguard.effectors.host_findings import Finding
+from powerguard.effectors.host.findings import Finding
+from powerguard.effectors.options import SignalsOptions
 from powerguard.effectors.signals.effector import LIMIT_S, SignalHelper
-from powerguard.effectors.signals.options import SignalsOptions
 
 WATCH: Final = "powerguard-signal-watch.path"
 LOOK_LIMIT_S: Final = 2.0
-_GUIDE: Final = "docs/guides/signals.md"
+_GUIDE: Final = "docs/guides/gpu-and-signals.md"
 
 
 async def findings(

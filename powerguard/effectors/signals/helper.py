@@ -13,23 +13,40 @@ reads one JSON line, answers with one, and ends. The words are a closed list:
 Nobody can name a process: a job is found by the name of its socket in /run/powerguard-trainers, and the kernel says
 whose that is. Root's processes are never stopped or ended. People call it as root: `powerguard-signal list`,
 `powerguard-signal continue`. Only the standard library is imported.
+
+Which units may be sent which signal for a checkpoint: root's file, one `UNIT SIGNAL` a line.
+
+What powerguard-signal has stopped: one small file, written before the first process is signalled.
+
+It lies in /run and names the boot, for no process outlives one. Each entry holds the processes of a job, with the
+moments at which they were started, so that nobody else is ever taken for one of them.
 """
 
 import argparse
 import os
+import re
 import signal
+import stat
 import sys
 import time
 from collections.abc import Callable, Mapping, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import asdict, dataclass, replace
 from pathlib import Path
 from typing import Final
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.root_folder import KeptError
-from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, say, seconds, serve, tell
-from powerguard.effectors.signals.allowed import ALLOWED, SIGNALS, UNIT, allowed
-from powerguard.effectors.signals.kept import LEASE_S, Folder, Stopped
+from powerguard.effectors.root_helper import (
+    EX_USAGE,
+    Answer,
+    KeptError,
+    KeptFolder,
+    RefusedError,
+    past_s,
+    say,
+    seconds,
+    serve,
+    tell,
+)
 from powerguard.effectors.signals.processes import (
     SOCKET_NAME,
     STOPPED,
@@ -46,10 +63,98 @@ from powerguard.effectors.signals.processes import (
     unit_processes,
 )
 
+ALLOWED: Final = "/etc/powerguard/signals"
+SIGNALS: Final = {"USR1": signal.SIGUSR1, "USR2": signal.SIGUSR2, "TERM": signal.SIGTERM}
+UNIT: Final = re.compile(r"[A-Za-z0-9:_.@\\-]{1,240}\.(?:service|scope)")
+
+_MOST_BYTES: Final = 65536
+
+
+def allowed(path: Path, owner: int) -> frozenset[tuple[str, str]]:
+    """Read which units may be sent which signal. Raises RefusedError for a file that others can change.
+
+    owner: whose it may be beside root's, in a test.
+    """
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            for what, found in ((path, os.fstat(descriptor)), (path.parent, path.parent.stat())):
+                if found.st_uid not in (0, owner) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
+                    msg = f"{what}: others than root can change it, so it is not believed (chown root, chmod go-w)"
+                    raise RefusedError(msg)
+            text = os.read(descriptor, _MOST_BYTES).decode("utf-8", "replace")
+        finally:
+            os.close(descriptor)
+    except FileNotFoundError:
+        return frozenset()
+    except OSError as error:
+        msg = f"{path}: cannot be read: {error.strerror or error} (it must be a file, no link)"
+        raise RefusedError(msg) from None
+    pairs: set[tuple[str, str]] = set()
+    for number, line in enumerate(text.splitlines(), 1):
+        words = line.partition("#")[0].split()
+        if not words:
+            continue
+        if len(words) != 2 or not UNIT.fullmatch(words[0]) or words[1].removeprefix("SIG") not in SIGNALS:
+            msg = f"{path}:{number}: expected UNIT and one of {', '.join(SIGNALS)}, such as: train.service USR1"
+            raise RefusedError(msg)
+        pairs.add((words[0], words[1].removeprefix("SIG")))
+    return frozenset(pairs)
+
+
+LEASE_S: Final = 180.0
+"""A stop holds this long after the daemon last said so: longer than its restart (20 s to stop, 60 s to start)."""
+
+STOPPED_FILE: Final = "stopped.json"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stopped:
+    """One job that was stopped at at_s. processes: (pid, ticks since boot at which it was started)."""
+
+    socket: str
+    uid: int
+    at_s: float
+    processes: tuple[tuple[int, int], ...]
+
+
+class SignalFolder(KeptFolder):
+    """The helper's own folder: /run/powerguard-signal, or a test's."""
+
+    def __init__(self, path: Path) -> None:
+        by_hand = "let stopped processes go on by hand (kill -CONT)"
+        super().__init__(path, helper="powerguard-signal", file=STOPPED_FILE, by_hand=by_hand)
+
+    def read(self) -> tuple[Stopped, ...]:
+        """The stopped processes on file. Raises KeptError."""
+        told = self.load()
+        if told is None:
+            return ()
+        try:
+            return tuple(
+                Stopped(
+                    socket=str(each["socket"]),
+                    uid=int(each["uid"]),
+                    at_s=past_s(each["at_s"]),
+                    processes=tuple((int(pid), int(started)) for pid, started in each["processes"]),
+                )
+                for each in told["stopped"]
+            )
+        except (ValueError, KeyError, TypeError):
+            raise self.nonsense() from None
+
+    def write(self, entries: tuple[Stopped, ...]) -> None:
+        """Keep these; the file is gone where there are none."""
+        if entries:
+            self.keep({"stopped": [asdict(each) for each in entries]})
+        else:
+            self.forget()
+
+
 FOLDER: Final = "/run/powerguard-signal"
 SOCKETS: Final = "/run/powerguard-trainers"
 WITHIN_S: Final = 3.0
-"""For an answer."""
+"""Timeout for an answer."""
 
 _ROUNDS: Final = 5
 """A process that is not stopped yet may start others: so often it is looked again."""
@@ -57,22 +162,22 @@ _ROUNDS: Final = 5
 _SETTLE_S: Final = 1.0
 _WATCH_S: Final = 1.0
 _MOST_LISTED: Final = 64
-"""Of each kind: an answer is one line of at most 64 KiB."""
+"""Most entries of each kind in an answer, which is one line of at most 64 KiB."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Places:
     """Where things lie: this machine's own, or a test's. owner: whose the list of allowed signals must be."""
 
-    folder: Folder
+    folder: SignalFolder
     sockets: Path = Path(SOCKETS)
     allowed: Path = Path(ALLOWED)
     owner: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Word:
-    """What is asked. socket: of a trainer; "" for all (continue). unit, signal: for checkpoint only."""
+class SignalRequest:
+    """One request. socket: of a trainer; "" for all (continue). unit, signal: for checkpoint only."""
 
     word: str
     socket: str = ""
@@ -83,7 +188,7 @@ class Word:
 # --- Stopping and going on ------------------------------------------------------------------------------------------
 
 
-def do_stop(places: Places, word: Word) -> Answer:
+def do_stop(places: Places, word: SignalRequest) -> Answer:
     """Stop a job. What is stopped is in the file before the first of its processes is signalled."""
     by_s = boottime_s() + WITHIN_S
     with places.folder.locked(by_s):
@@ -113,7 +218,7 @@ def do_stop(places: Places, word: Word) -> Answer:
         return answer
 
 
-def do_terminate(places: Places, word: Word) -> Answer:
+def do_terminate(places: Places, word: SignalRequest) -> Answer:
     """End a job, as systemd would: SIGTERM, then SIGCONT, without which a stopped process never gets it."""
     by_s = boottime_s() + WITHIN_S
     with places.folder.locked(by_s):
@@ -128,7 +233,7 @@ def do_terminate(places: Places, word: Word) -> Answer:
         return answer | _not_permitted(refused)
 
 
-def do_continue(places: Places, word: Word) -> Answer:
+def do_continue(places: Places, word: SignalRequest) -> Answer:
     """Let go on what we have stopped, and forget it. Nothing kept: nothing to do."""
     with places.folder.locked(boottime_s() + WITHIN_S):
         told, refused = _let_go(places, places.folder.read(), word.socket)
@@ -227,7 +332,7 @@ def _settled(entry: Stopped, fits: Callable[[Process], bool]) -> list[tuple[Proc
         time.sleep(0.01)
 
 
-def _answer(word: Word, job: Job, told: Sequence[tuple[Process, str]], did: str) -> Answer:
+def _answer(word: SignalRequest, job: Job, told: Sequence[tuple[Process, str]], did: str) -> Answer:
     return {
         "ok": True,
         "socket": word.socket,
@@ -255,7 +360,7 @@ def _printable(text: str) -> str:
 # --- The other words ------------------------------------------------------------------------------------------------
 
 
-def do_list(places: Places, word: Word) -> Answer:
+def do_list(places: Places, word: SignalRequest) -> Answer:
     """Tell who could be signalled, and who is stopped; change nothing."""
     del word
     try:
@@ -303,7 +408,7 @@ def _listed(places: Places, name: str, among: Mapping[int, Process]) -> Answer:
     }
 
 
-def do_hold(places: Places, word: Word) -> Answer:
+def do_hold(places: Places, word: SignalRequest) -> Answer:
     """Let what is stopped stay so for another lease; where nothing is, nothing happens."""
     del word
     kept = places.folder.read()
@@ -312,7 +417,7 @@ def do_hold(places: Places, word: Word) -> Answer:
     return {"ok": True, "stopped": len(kept)}
 
 
-def do_checkpoint(places: Places, word: Word) -> Answer:
+def do_checkpoint(places: Places, word: SignalRequest) -> Answer:
     """Ask a unit for a checkpoint by a signal that root has allowed for it: its topmost processes that have a handler.
 
     Without a handler the signal would end a process: a shell around a trainer, a program that only helps it.
@@ -333,7 +438,7 @@ def do_checkpoint(places: Places, word: Word) -> Answer:
     return {"ok": True, "unit": word.unit, "signal": word.signal, "signalled": len(asked), "processes": processes}
 
 
-WORDS: Final[Mapping[str, Callable[[Places, Word], Answer]]] = {
+WORDS: Final[Mapping[str, Callable[[Places, SignalRequest], Answer]]] = {
     "list": do_list,
     "stop": do_stop,
     "terminate": do_terminate,
@@ -352,7 +457,7 @@ _TAKES: Final[Mapping[str, tuple[str, ...]]] = {
 # --- Understanding ---------------------------------------------------------------------------------------------------
 
 
-def checked(told: Mapping[str, object]) -> Word:
+def checked(told: Mapping[str, object]) -> SignalRequest:
     """Return the word that was told, if it is one. Raises RefusedError."""
     name = told.get("word")
     if not isinstance(name, str) or name not in WORDS:
@@ -364,7 +469,7 @@ def checked(told: Mapping[str, object]) -> Word:
     if not needed <= given <= set(takes) or not all(isinstance(told[key], str) for key in given):
         msg = f"{name} takes {' and '.join(takes) or 'nothing else'}, as text"
         raise RefusedError(msg)
-    word = Word(**{"word": name, **{key: str(told[key]) for key in given}})
+    word = SignalRequest(**{"word": name, **{key: str(told[key]) for key in given}})
     if "socket" in given and not SOCKET_NAME.fullmatch(word.socket):
         msg = f"{word.socket[:80]!r} is no name of a socket in {SOCKETS} (such as llm.sock; no slashes)"
         raise RefusedError(msg)
@@ -374,7 +479,7 @@ def checked(told: Mapping[str, object]) -> Word:
     return word
 
 
-def carry_out(places: Places, word: Word) -> Answer:
+def carry_out(places: Places, word: SignalRequest) -> Answer:
     """Do what is asked, and answer whatever happens."""
     try:
         _refuse_under_test(places)
@@ -394,7 +499,7 @@ def _refuse_under_test(places: Places) -> None:
         raise RefusedError(msg)
 
 
-def _log(word: Word, answer: Answer) -> None:
+def _log(word: SignalRequest, answer: Answer) -> None:
     """Tell whom a word has reached and what went wrong, for the journal."""
     who = word.socket or word.unit
     for process in answer.get("processes", []):
@@ -427,7 +532,7 @@ def watch(places: Places, lease_s: float) -> int:
             break
         time.sleep(min(left_s, _WATCH_S))
     tell(4, f"the daemon has not asked for {lease_s:g} s that they stay stopped: letting them go on")
-    return 0 if carry_out(places, Word(word="continue"))["ok"] else 1
+    return 0 if carry_out(places, SignalRequest(word="continue"))["ok"] else 1
 
 
 def run(arguments: Sequence[str] | None = None) -> int:
@@ -443,7 +548,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         args = parser.parse_args(arguments)
     except SystemExit as end:
         return EX_USAGE if end.code else 0
-    places = Places(folder=Folder(args.folder), sockets=args.sockets, allowed=args.allowed, owner=os.geteuid())
+    places = Places(folder=SignalFolder(args.folder), sockets=args.sockets, allowed=args.allowed, owner=os.geteuid())
     if args.word == "serve":
         return serve(lambda told: carry_out(places, checked(told)))
     if args.word == "watch":

@@ -81,14 +81,14 @@ _STARTERS: Final = _SHELLS | {
     "xterm",
     "zellij",
 }
-"""Who starts things for a person or for a cluster, by its name in proc(5) (15 letters): no part of what it starts."""
+"""Programs that start jobs for a person or a cluster, by their name in proc(5) (15 letters); not part of the job."""
 
 _HUBS: Final = _STARTERS - _SHELLS
-"""Of these: whose own unit holds a person's other work as well. A unit whose first process is a shell is a job."""
+"""Those whose unit holds a person's other work as well. A unit whose first process is a shell is a job."""
 
 
 class NotFoundError(Exception):
-    """Nobody may be signalled by this name: what was found, and what would be right."""
+    """No process may be signalled by this name: the reason, and the fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -105,7 +105,7 @@ class Process:
 
     @property
     def key(self) -> tuple[int, int]:
-        """What tells it from every other process of this boot."""
+        """Its identity among all processes of this boot."""
         return self.pid, self.started
 
 

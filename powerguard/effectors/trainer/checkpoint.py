@@ -2,28 +2,35 @@
 
 Whatever the trainer answers, lies about or leaves unsaid, this ends before the action's deadline. The same id is sent
 at every try, so a native trainer makes one checkpoint of them all.
+
+A second way to a checkpoint, where the first brings none: after it has failed, or beside it while nobody answers.
 """
 
 import asyncio
 import time
-from collections.abc import Callable
+from collections.abc import Awaitable, Callable
 from dataclasses import dataclass, field
+from typing import TypeVar
 
-from powerguard.core.actions import Detail
-from powerguard.core.events import CheckpointProgress
+import structlog
+
+from powerguard.core.model.actions import Detail
+from powerguard.core.model.events import CheckpointProgress
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.trainer.conduct import BACKOFF_S, Meaning, Verdict, classify
-from powerguard.effectors.trainer.fallback import instead
 from powerguard.effectors.trainer.peer import (
+    BACKOFF_S,
     HEADERS_S,
-    Answer,
     BrokenError,
     GoneError,
+    HttpAnswer,
     HungError,
-    Peer,
+    Meaning,
     PeerError,
     StrangerError,
+    TrainerPeer,
+    TriggerAnswer,
     busy_for_s,
+    classify,
 )
 from powerguard.effectors.trainer.run import QUIET_S, Run
 from powerguard.wire import (
@@ -40,6 +47,55 @@ from powerguard.wire import (
     wire_id,
 )
 
+_Result = TypeVar("_Result")
+_log = structlog.get_logger("powerguard.trainer")
+
+
+async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asyncio.Event, trainer: str) -> Detail:
+    """Return what the first brings, else what the second does; of both at once, whichever is done earlier.
+
+    hung: set when nobody answers; then the second begins beside the first, which is never given up for it. Raises
+    EffectorError that says why each has failed.
+    """
+    brought: Detail | None = None
+    faults: list[str] = []
+    async with asyncio.TaskGroup() as group:
+        asked = group.create_task(tried(first()))
+        waiting = group.create_task(hung.wait())
+        await asyncio.wait({asked, waiting}, return_when=asyncio.FIRST_COMPLETED)
+        waiting.cancel()
+        pending: set[asyncio.Task[Detail | EffectorError]] = {asked}
+        is_second = False
+        while pending and brought is None:
+            if not is_second and (not asked.done() or isinstance(asked.result(), EffectorError)):
+                because = str(asked.result()) if asked.done() else "does not answer"
+                _log.warning("trainer_fallback", trainer=trainer, by=second.where, because=because)
+                pending.add(group.create_task(tried(second.run())))
+                is_second = True
+            done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
+            for task in sorted(done, key=lambda each: each is not asked):
+                match task.result():
+                    case EffectorError() as error:
+                        faults.append(str(error))
+                    case detail if task is asked:
+                        brought = brought or detail
+                    case detail:
+                        brought = brought or (*detail, ("fallback", second.where))
+        for task in pending:
+            task.cancel()
+    if brought is None:
+        raise EffectorError("; instead: ".join(faults))
+    return brought
+
+
+async def tried(work: Awaitable[_Result]) -> _Result | EffectorError:
+    """A failure as a value, so that one way's does not end the other."""
+    try:
+        return await work
+    except EffectorError as error:
+        return error
+
+
 _POLL_S = 1.0
 _PACE_S = 0.2  # between two questions to a peer that answers at once with no news
 _NEWS_S = 0.02  # and with news: the end of a short checkpoint is heard at once, and a liar cannot keep us busy
@@ -55,7 +111,7 @@ class _AskAgain(Exception):  # noqa: N818 - not an error, but the way back to th
 class CheckpointRun(Run):
     """A checkpoint over HTTP. gone: told when nobody listens. fallback: what is tried where this brings none."""
 
-    peer: Peer
+    peer: TrainerPeer
     gone: Callable[[], None]
     fallback: Run | None = None
     failures: int = 0
@@ -89,7 +145,7 @@ class CheckpointRun(Run):
 
     # --- Asking ---------------------------------------------------------------------------------------------------
 
-    async def _ask(self) -> Answer | PeerError:
+    async def _ask(self) -> HttpAnswer | PeerError:
         """Send the request once.
 
         A trainer that is known to be native has 2 s for the headers. Of any other we cannot know whether it saves
@@ -124,9 +180,9 @@ class CheckpointRun(Run):
             lease_s=action.lease_s,
         )
 
-    async def _respond(self, answer: Answer | PeerError) -> Detail | None:
+    async def _respond(self, answer: HttpAnswer | PeerError) -> Detail | None:
         """Act on an answer: the checkpoint's end, or None to ask again."""
-        if isinstance(answer, Answer):
+        if isinstance(answer, HttpAnswer):
             verdict = classify(answer.status, location=answer.location, retry_after=answer.retry_after)
             return await self._conduct(answer, verdict)
         await self._fault(answer)
@@ -146,7 +202,7 @@ class CheckpointRun(Run):
         self.progress("hung")
         await self.rest(_PACE_S)
 
-    async def _conduct(self, answer: Answer, verdict: Verdict) -> Detail | None:
+    async def _conduct(self, answer: HttpAnswer, verdict: TriggerAnswer) -> Detail | None:
         match verdict.meaning:
             case Meaning.NATIVE:
                 self.peer.native = True
@@ -216,7 +272,7 @@ class CheckpointRun(Run):
                     self.fail(f"answers GET {path} with nonsense: {status.reason}")
             await self.rest(pace_s - (self.clock() - asked_s))
 
-    def _understood(self, answer: Answer | PeerError) -> CheckpointStatus | WireError | None:
+    def _understood(self, answer: HttpAnswer | PeerError) -> CheckpointStatus | WireError | None:
         """Return the status, what is wrong with it, or None for "hung: ask again"."""
         match answer:
             case GoneError():
@@ -231,9 +287,9 @@ class CheckpointRun(Run):
                 raise EffectorError(str(answer))
             case PeerError():
                 return WireError(str(answer))
-            case Answer(status=404 | 410):
+            case HttpAnswer(status=404 | 410):
                 raise _AskAgain
-            case Answer(status=200) if not answer.fault:
+            case HttpAnswer(status=200) if not answer.fault:
                 return CheckpointStatus.parse(answer.body)
         return WireError(answer.fault or f"HTTP {answer.status} instead of 200")
 
@@ -269,7 +325,7 @@ class CheckpointRun(Run):
 
     # --- Peers that tell less ------------------------------------------------------------------------------------
 
-    async def _adopt(self, answer: Answer, verdict: Verdict) -> Detail:
+    async def _adopt(self, answer: HttpAnswer, verdict: TriggerAnswer) -> Detail:
         """Find the checkpoint that runs, by what the trainer's status says, else by what appears in its folder."""
         if verdict.location is not None:
             return await self._follow(verdict.location)
@@ -293,7 +349,7 @@ class CheckpointRun(Run):
             await self.rest(_POLL_S)
         return await self._unheard(answer, self.common.max_checkpoint_s)
 
-    async def _unheard(self, answer: Answer, mute_s: float) -> Detail:
+    async def _unheard(self, answer: HttpAnswer, mute_s: float) -> Detail:
         """Wait for what appears in the folder; where there is none, until mute_s after we asked.
 
         A 2xx may mean "begun" as well as "done": many scripts answer first, and save then.

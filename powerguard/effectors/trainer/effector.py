@@ -1,4 +1,10 @@
-"""Asks trainers for checkpoints, lets them go on, and keeps an eye on them in between."""
+"""Asks trainers for checkpoints, lets them go on, and keeps an eye on them in between.
+
+Trainers copy nothing to slower storage while the battery lasts: its bandwidth and processors are the local write's.
+
+Held under a lease that is renewed, so that a daemon that dies stops nobody's copies for ever; let go by a lease of no
+length, which changes nothing else (`resume` would also let training go on that somebody else has paused).
+"""
 
 import asyncio
 import contextlib
@@ -6,20 +12,19 @@ import logging
 import os
 import re
 import stat
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.actions import Action, Conduct, Detail, PauseTrainer, ResumeTrainer, TriggerCheckpoint
-from powerguard.core.events import CheckpointProgress, TrainerSeen
+from powerguard.core.model.actions import Action, Conduct, Detail, PauseTrainer, ResumeTrainer, TriggerCheckpoint
+from powerguard.core.model.events import CheckpointProgress, TrainerSeen
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.trainer.checkpoint import CheckpointRun
-from powerguard.effectors.trainer.conduct import BACKOFF_S
 from powerguard.effectors.trainer.options import (
     MAX_SOCKET_PATH,
     AnyTrainerOptions,
@@ -30,12 +35,77 @@ from powerguard.effectors.trainer.options import (
     SignalTrainerOptions,
     TrainerOptions,
 )
-from powerguard.effectors.trainer.peer import Answer, GoneError, Peer, PeerError, StrangerError, busy_for_s
+from powerguard.effectors.trainer.peer import (
+    BACKOFF_S,
+    GoneError,
+    HttpAnswer,
+    PeerError,
+    StrangerError,
+    TrainerPeer,
+    busy_for_s,
+)
 from powerguard.effectors.trainer.run import Run
 from powerguard.effectors.trainer.unmodified import Alive, Helper, is_there, unmodified_run
-from powerguard.effectors.trainer.uploads import Uploads
 from powerguard.fields import clean_text
-from powerguard.wire import PAUSE_PATH, RESUME_PATH, STATUS_PATH, After, LeaseRequest, Loop, TrainerStatus, WireError
+from powerguard.wire import (
+    HOLD_UPLOADS_PATH,
+    PAUSE_PATH,
+    RESUME_PATH,
+    STATUS_PATH,
+    After,
+    LeaseRequest,
+    Loop,
+    TrainerStatus,
+    WireError,
+)
+
+LEASE_S: Final = 120.0
+"""Longer than the daemon takes to stop (20 s) and to start again (60 s)."""
+RENEW_S: Final = 30.0
+LOOK_S: Final = 1.0
+_NO_ROUTE: Final = frozenset((404, 405, 501))
+
+
+class UploadHold:
+    """Holds the uploads of all native trainers while that is wanted. peers: those that are known now, by name."""
+
+    def __init__(self, peers: Callable[[], Mapping[str, TrainerPeer]], clock: Clock) -> None:
+        self._peers = peers
+        self._clock = clock
+        self._told: dict[str, float] = {}
+        """When each was told last; those without such a call at the end of time."""
+
+    async def keep(self, wanted: Callable[[], bool], rest: Callable[[float], Awaitable[object]]) -> None:
+        """Hold and let go as is wanted; never returns. wanted: whether the dwell has ended, as the core has it."""
+        while True:
+            await self.turn(wanted=wanted())
+            await rest(LOOK_S)
+
+    async def turn(self, *, wanted: bool) -> None:
+        """Tell those who do not know it yet. Ends within the 5 s that one call may take."""
+        peers = self._peers()
+        self._told = {name: at_s for name, at_s in self._told.items() if name in peers}
+        now_s = self._clock()
+        if wanted:
+            names = [name for name, peer in peers.items() if peer.native and now_s >= self._told.get(name, now_s)]
+        else:
+            names = list(self._told)
+        async with asyncio.TaskGroup() as group:
+            for name in names:
+                group.create_task(self._tell(name, peers[name], hold=wanted))
+
+    async def _tell(self, name: str, peer: TrainerPeer, *, hold: bool) -> None:
+        body = LeaseRequest(lease_s=LEASE_S if hold else 0.0).to_json()
+        answer = await peer.call("POST", HOLD_UPLOADS_PATH, body=body)
+        if busy_for_s(answer) is not None:
+            return  # asked again at the next look
+        if not hold:
+            if isinstance(answer, HttpAnswer | GoneError):
+                self._told.pop(name, None)
+            return
+        knows_no_such_call = isinstance(answer, HttpAnswer) and answer.status in _NO_ROUTE
+        self._told[name] = float("inf") if knows_no_such_call else self._clock() + RENEW_S
+
 
 Unmodified = SignalTrainerOptions | CommandTrainerOptions
 Publish = Callable[[TrainerSeen | CheckpointProgress], None]
@@ -58,7 +128,7 @@ class _Watched:
     folder: where it says it saves.
     """
 
-    peer: Peer
+    peer: TrainerPeer
     found: bool
     seen: TrainerSeen | None = None
     fault: str = ""
@@ -74,7 +144,8 @@ class TrainerEffector:
     None: only configured ones count. discover_uids: whose sockets there are believed; root's and our own always are.
     not_trainers: sockets that are none wherever they lie: the daemon's own.
     helper: who may signal; needed where a trainer, or a fallback, is of kind signal. alive: whether a unit
-    has processes.
+    has processes. remembered: names of the trainers that the core takes for alive, some of an earlier daemon: one that
+    the settings no longer have, and that has no socket, is reported as gone.
     """
 
     def __init__(
@@ -89,8 +160,10 @@ class TrainerEffector:
         spawn: Spawn = run_child,
         helper: Helper | None = None,
         alive: Alive = is_there,
+        remembered: Callable[[], Sequence[str]] = tuple,
     ) -> None:
         self._clock = clock
+        self._remembered = remembered
         self._alive = alive
         self._helper = helper or _NoHelper()
         self._publish = publish
@@ -103,13 +176,13 @@ class TrainerEffector:
         self._crowded = ""
         self._watched: dict[str, _Watched] = {}
         self._unmodified: dict[str, Unmodified] = {}
-        self.uploads = Uploads(lambda: {name: watched.peer for name, watched in self._watched.items()}, clock)
+        self.uploads = UploadHold(lambda: {name: watched.peer for name, watched in self._watched.items()}, clock)
         for option in options:
             if not isinstance(option, TrainerOptions):
                 self._unmodified[option.name] = option
                 continue
             uids = None if option.uids is None else frozenset(option.uids)
-            self._watched[option.name] = _Watched(Peer(option, uids=uids), found=False)
+            self._watched[option.name] = _Watched(TrainerPeer(option, uids=uids), found=False)
 
     @property
     def names(self) -> tuple[str, ...]:
@@ -196,7 +269,10 @@ class TrainerEffector:
 
     async def look(self) -> None:
         """Look once: find sockets, ask every trainer for its status, publish what it says. Ends within 6 s."""
-        await self._discover()
+        there = {*self.names, *await self._discover(), *self._watched}
+        for name in self._remembered():
+            if name not in there:
+                self._publish(TrainerSeen(at_s=self._clock(), trainer=name, alive=False))
         for plain in self._unmodified.values():
             self._publish(self._seen_unmodified(plain))
         async with asyncio.TaskGroup() as group:
@@ -316,7 +392,7 @@ class TrainerEffector:
         self._tell(watched, self._silent(watched))
 
     def _seen_unmodified(self, options: Unmodified) -> TrainerSeen:
-        """Nobody answers: a unit with processes is alive, a program may always be tried."""
+        """Without an answer: a unit with processes is alive, and a program can always be tried."""
         alive = not isinstance(options, SignalTrainerOptions) or self._alive(options.unit) is not False
         return TrainerSeen(
             at_s=self._clock(),
@@ -372,9 +448,10 @@ class TrainerEffector:
 
     # --- Finding --------------------------------------------------------------------------------------------------
 
-    async def _discover(self) -> None:
+    async def _discover(self) -> frozenset[str]:
+        """Look for trainers' sockets; return the names that there are."""
         if self._discover_dir is None:
-            return
+            return frozenset()
         configured = {
             place for watched in self._watched.values() if not watched.found for place in watched.peer.places()
         }
@@ -389,7 +466,7 @@ class TrainerEffector:
                 if name not in self._watched:
                     options = TrainerOptions(name=name, url=f"unix:{path}")
                     group.create_task(
-                        self._admit(_Watched(Peer(options, uids=self._discover_uids, found=True), found=True))
+                        self._admit(_Watched(TrainerPeer(options, uids=self._discover_uids, found=True), found=True))
                     )
                 elif not self._watched[name].found:
                     self._ignore(path, f"the settings have another trainer {name!r} (rename this socket)")
@@ -398,12 +475,13 @@ class TrainerEffector:
                 del self._watched[name]
                 self._tell(watched, self._absent(watched))
                 await watched.peer.close()
+        return frozenset(sockets)
 
     async def _admit(self, watched: _Watched) -> None:
         """Take a found socket in once it has answered: until then, nobody has proved whose it is."""
         answer = await watched.peer.call("GET", STATUS_PATH)
         path = str(watched.peer.options.socket_path)
-        if isinstance(answer, Answer):
+        if isinstance(answer, HttpAnswer):
             self._ignored.discard(path)
             self._strangers.pop(path, None)
             self._watched[watched.peer.options.name] = watched
@@ -477,7 +555,7 @@ class _NoHelper:
     """Stands in where nobody has given a helper."""
 
     async def checkpoint(self, unit: str, signal: str) -> dict[str, Any]:
-        msg = f"{unit}: SIG{signal} cannot be sent: no signal helper here (docs/guides/signals.md)"
+        msg = f"{unit}: SIG{signal} cannot be sent: no signal helper here (docs/guides/gpu-and-signals.md)"
         raise EffectorError(msg)
 
 

@@ -1,4 +1,4 @@
-"""What `powerguard doctor` looks at where checkpoints lie: would one be there after a power cut, and is there room?"""
+"""Checks of `powerguard doctor` on checkpoint folders: would one survive a power cut, and is there room?"""
 
 import asyncio
 import json
@@ -11,8 +11,8 @@ from typing import Any, Final
 
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
-from powerguard.effectors.filesystems import NETWORKED, VOLATILE, kind_of
-from powerguard.effectors.host_findings import Finding
+from powerguard.effectors.host.filesystems import NETWORKED, VOLATILE, kind_of
+from powerguard.effectors.host.findings import Finding
 from powerguard.effectors.trainer.options import AnyTrainerOptions, SignalOptions, TrainerOptions
 
 Ask = Callable[[dict[str, object]], Awaitable[dict[str, Any]]]
@@ -20,7 +20,7 @@ LOOK_LIMIT_S: Final = 5.0
 OLD_S: Final = 2 * 3600.0
 """Training whose newest checkpoint is older would lose more than an outage should cost."""
 _GUIDE: Final = "docs/guides/checkpoints.md"
-_SIGNALS: Final = "docs/guides/signals.md"
+_SIGNALS: Final = "docs/guides/gpu-and-signals.md"
 _MOUNTS: Final = Path("/proc/self/mountinfo")
 
 

@@ -14,10 +14,10 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-from powerguard.trainer.found import Found, look
-from powerguard.trainer.manifest import MANIFEST
-from powerguard.trainer.seal import glance
-from powerguard.trainer.seal_manifest import SEAL, SealError, step_in
+from powerguard.trainer.seal.folder import glance
+from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
+from powerguard.trainer.store.found import Found, look
+from powerguard.trainer.store.manifest import MANIFEST
 
 
 def main(argv: list[str]) -> int:

@@ -28,11 +28,11 @@ from dataclasses import dataclass
 from pathlib import Path
 from typing import BinaryIO, Final
 
-from powerguard.trainer.disk import is_gone
-from powerguard.trainer.found import newest_in
-from powerguard.trainer.manifest import MANIFEST, step_of
-from powerguard.trainer.seal import glance
-from powerguard.trainer.seal_manifest import SEAL, SealError, step_in
+from powerguard.trainer.seal.folder import glance
+from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
+from powerguard.trainer.store.disk import is_gone
+from powerguard.trainer.store.found import newest_in
+from powerguard.trainer.store.manifest import MANIFEST, step_of
 
 _GROWING: Final = 3
 _EVERY_S: Final = 0.2
@@ -64,7 +64,7 @@ _USUAL: Final = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|model|last|latest|em
 
 
 @dataclass(frozen=True, slots=True)
-class Newest:
+class AppearedCheckpoint:
     """A checkpoint that appeared. changed_ns: when it last changed, as the file system stamps it."""
 
     step: int | None
@@ -129,7 +129,7 @@ def _wait(folder: Path, since_ns: int, limit_s: float, quiet_s: float) -> int:
 
 
 class _Watch:
-    """What was seen of a folder since the first look."""
+    """Changes of a folder since the first look."""
 
     def __init__(self, folder: Path, *, since_ns: int, quiet_s: float) -> None:
         self._folder = folder
@@ -139,7 +139,7 @@ class _Watch:
         self._fresh: frozenset[_Mark] = frozenset()
         self._quiet_since_s = 0.0
 
-    def look(self, now_s: float) -> Newest | None:
+    def look(self, now_s: float) -> AppearedCheckpoint | None:
         """Return the checkpoint; None while there is none. What goes while we look is looked at again."""
         try:
             if not self._folder.is_dir():
@@ -157,7 +157,7 @@ class _Watch:
         """Whether files that changed since have not been quiet for long enough."""
         return bool(self._fresh) and now_s - self._quiet_since_s < self._quiet_s
 
-    def _plain(self, now_s: float) -> Newest | None:
+    def _plain(self, now_s: float) -> AppearedCheckpoint | None:
         marks = frozenset(_marks(self._folder))
         if self._first is None:
             self._first, self._quiet_since_s = marks, now_s
@@ -178,13 +178,13 @@ class _Watch:
         return None if unfinished or _lacks_a_part(mine, written) else found
 
 
-def _verified(folder: Path, since_ns: int) -> Newest | None:
+def _verified(folder: Path, since_ns: int) -> AppearedCheckpoint | None:
     """Return the newest checkpoint with a manifest or a seal that was written since and holds. Raises OSError."""
     verified = list(_sealed(folder, since_ns))
     saved = newest_in(folder, since_ns=since_ns + 1)
     if saved is not None:
         changed_ns = (Path(saved.path) / MANIFEST).stat().st_mtime_ns
-        verified.append(Newest(saved.step, saved.path, saved.size_bytes, True, changed_ns))
+        verified.append(AppearedCheckpoint(saved.step, saved.path, saved.size_bytes, True, changed_ns))
     return max(verified, key=lambda each: each.changed_ns, default=None)
 
 
@@ -193,17 +193,17 @@ def _is_vouched_for(folder: Path) -> bool:
     return newest_in(folder) is not None or (folder / SEAL).exists() or any(folder.glob(f"*/{SEAL}"))
 
 
-def _sealed(folder: Path, since_ns: int) -> Iterator[Newest]:
+def _sealed(folder: Path, since_ns: int) -> Iterator[AppearedCheckpoint]:
     """Yield the sealed folders among this one and those in it, whose seals were written since."""
     for path in (folder, *(each for each in folder.iterdir() if each.is_dir() and not each.is_symlink())):
         with contextlib.suppress(OSError, SealError):
             changed_ns = (path / SEAL).stat().st_mtime_ns
             verdict = glance(path) if changed_ns > since_ns else None
             if verdict is not None and verdict.is_whole:
-                yield Newest(verdict.seal.step, str(path), verdict.seal.size_bytes, True, changed_ns)
+                yield AppearedCheckpoint(verdict.seal.step, str(path), verdict.seal.size_bytes, True, changed_ns)
 
 
-def _likeliest(folder: Path, marks: frozenset[_Mark], fresh: frozenset[_Mark]) -> Newest | None:
+def _likeliest(folder: Path, marks: frozenset[_Mark], fresh: frozenset[_Mark]) -> AppearedCheckpoint | None:
     """Return the newest of the files and folders here that changed since and hold data; None: there is none.
 
     In a folder in which anything is named by a step, only such names and overwritten ones (`last.ckpt`) count.
@@ -218,7 +218,7 @@ def _likeliest(folder: Path, marks: frozenset[_Mark], fresh: frozenset[_Mark]) -
         if mine and may_count and not top.startswith(".") and not _UNBORN.search(top.lower()):
             size = sum(mark.size for mark in marks if mark.top == top)
             changed_ns = max(mark.changed_ns for mark in mine)
-            found.append(Newest(step_in(Path(top).stem), str(folder / top), size, False, changed_ns))
+            found.append(AppearedCheckpoint(step_in(Path(top).stem), str(folder / top), size, False, changed_ns))
     return max(found, key=lambda each: each.changed_ns, default=None)
 
 

@@ -1,4 +1,4 @@
-"""What the settings say of one trainer, and of those that are found by their sockets."""
+"""Settings of one trainer, and of trainers that are found by their sockets."""
 
 import ipaddress
 from typing import Annotated, Any, Literal, Self
@@ -20,63 +20,70 @@ Argument = Annotated[
 class SignalOptions(Options):
     """A trainer that saves at a signal, through the root helper powerguard-signal."""
 
-    kind: Literal["signal"] = Field(description="How it is reached.")
+    kind: Literal["signal"] = Field(description="How the trainer is reached.")
     unit: str = Field(
         pattern=r"^[A-Za-z0-9:_.@\\-]{1,240}\.(service|scope)$",
-        description="The unit that it runs in, as it stands with its signal in /etc/powerguard/signals.",
+        description="Unit that it runs in, as listed with its signal in /etc/powerguard/signals.",
         examples=["train.service"],
     )
     signal: Literal["USR1", "USR2", "TERM"] = Field(
-        description="The signal at which it saves; most that save at TERM end after it.", examples=["USR1"]
+        description="Signal at which it saves. Most trainers that save at TERM end afterwards.", examples=["USR1"]
     )
 
 
 class CommandOptions(Options):
     """A trainer that a program makes save: Slurm's scontrol, a script of the site."""
 
-    kind: Literal["command"] = Field(description="How it is reached.")
+    kind: Literal["command"] = Field(description="How the trainer is reached.")
     command: list[Argument] = Field(
         min_length=1,
         max_length=64,
-        description="Program and arguments, started without a shell as the daemon's user; exit status 0: it is saved. "
-        "It is killed at its deadline. POWERGUARD_DEADLINE_S, _REASON, _EVENT and _ID tell it what it is for.",
+        description="Program and arguments, started without a shell as the daemon's user. Exit status 0: the "
+        "checkpoint is saved. It is killed at its deadline. Its environment has POWERGUARD_DEADLINE_S, "
+        "_REASON, _EVENT and _ID.",
         examples=[["/usr/local/bin/checkpoint-llm", "--wait"]],
     )
 
 
 Fallback = Annotated[SignalOptions | CommandOptions, Field(discriminator="kind")]
-"""What is tried where HTTP brings no checkpoint."""
+"""The fallbacks when HTTP brings no checkpoint."""
 
 
 class Common(Options):
-    """What is said of any trainer, however it is reached."""
+    """Settings of any trainer, however it is reached."""
 
     name: str = Field(
         pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
-        description="What it is called in logs and metrics.",
+        description="Name in logs and metrics.",
         examples=["llm"],
     )
     checkpoint_s: float | None = Field(
-        default=None, gt=0, le=86400, description="Seconds a checkpoint takes, until it has been measured."
+        default=None, gt=0, le=86400, description="Seconds that a checkpoint takes. Used until it has been measured."
     )
     max_checkpoint_s: float = Field(
-        default=600.0, gt=0, le=86400, description="The most that it may claim to need; also how long a mute one gets."
+        default=600.0,
+        gt=0,
+        le=86400,
+        description="Longest time in seconds that the trainer may claim for a checkpoint, and the limit for "
+        "one that does not report progress.",
     )
-    size_bytes: int | None = Field(
-        default=None, gt=0, description="Size of a checkpoint, where checkpoint_s is unknown."
-    )
+    size_bytes: int | None = Field(default=None, gt=0, description="Size of a checkpoint, if checkpoint_s is unknown.")
     write_bytes_per_s: float | None = Field(
-        default=None, gt=0, description="What its disk writes, to go with size_bytes."
+        default=None, gt=0, description="Write speed of its disk. Used with size_bytes."
     )
-    disk: str = Field(default="", description="Trainers with the same word share a disk: their checkpoints add up.")
+    disk: str = Field(
+        default="",
+        description="Name for the disk of its checkpoints. The times of trainers with the same name add up; "
+        "trainers without one count as sharing a disk.",
+    )
     priority: int = Field(
         default=0,
         ge=-100,
         le=100,
-        description="Whose checkpoint goes first where there is no time for all on one disk; higher is first.",
+        description="Order of the checkpoints if there is no time for all on one disk; the highest goes first.",
     )
     checkpoint_dir: str | None = Field(
-        default=None, pattern="^/", description="Where its checkpoints lie, if it cannot tell by itself."
+        default=None, pattern="^/", description="Folder of its checkpoints, if the trainer does not report it."
     )
 
     @model_validator(mode="after")
@@ -108,7 +115,7 @@ class SignalTrainerOptions(SignalOptions, Common):
     """One trainer that knows nothing of powerguard and saves at a signal."""
 
     after: Literal["exit", "continue"] = Field(
-        default="continue", description="What it does by itself once it has saved."
+        default="continue", description="What the trainer does by itself after it has saved."
     )
 
 
@@ -116,14 +123,14 @@ class CommandTrainerOptions(CommandOptions, Common):
     """One trainer that knows nothing of powerguard and is made to save by a program."""
 
     after: Literal["exit", "continue"] = Field(
-        default="continue", description="What it does by itself once it has saved."
+        default="continue", description="What the trainer does by itself after it has saved."
     )
 
 
 class TrainerOptions(Common):
     """One trainer that is reached over HTTP, on a unix socket or a TCP port."""
 
-    kind: Literal["http"] = Field(default="http", description="How it is reached.")
+    kind: Literal["http"] = Field(default="http", description="How the trainer is reached.")
     url: str = Field(
         description="unix:/path/to.sock, or http://host:port.",
         examples=["unix:/run/powerguard-trainers/llm.sock", "http://127.0.0.1:5000"],
@@ -134,12 +141,12 @@ class TrainerOptions(Common):
     )
     uids: list[Uid] | None = Field(
         default=None,
-        description="Users that may serve the unix socket, by name or number. Unset: anyone who can, with these "
-        "settings.",
+        description="Users that may serve the unix socket, by name or number. Not set: any user who opens the "
+        "socket first is accepted as this trainer.",
         examples=[["train"]],
     )
     fallback: Fallback | None = Field(
-        default=None, description="What is tried where HTTP brings no checkpoint: a signal, or a program."
+        default=None, description="What is tried if HTTP brings no checkpoint: a signal, or a program."
     )
 
     @field_validator("url")

@@ -3,6 +3,20 @@
 Connecting takes at most 1 s, the headers 2 s, the body 2 s and 64 KiB. No redirect is followed, no cookie kept, no
 proxy of the environment used, nothing decompressed. On a unix socket the other end's user is checked before the
 first byte (and so the token) is sent.
+
+What a trainer's first answer means: the whole table in one pure function.
+
+| answer | meaning |
+| --- | --- |
+| 2xx with our Location | native: follow the checkpoint there |
+| 202 without | dumb and asynchronous: begun, no more is told |
+| other 2xx | dumb and synchronous: done, says a peer that cannot prove it |
+| 409, 423 | one is running: adopt it |
+| 404, 405, 501 | no such route: try the alias, once |
+| 401, 403 | our token is refused: no use in repeating it |
+| 429; 503 with Retry-After | busy: come back when it says, but soon |
+| other 5xx | failed: three more tries with the same id |
+| anything else | it understands us and says no, or redirects: no use in repeating it |
 """
 
 import asyncio
@@ -15,19 +29,86 @@ import socket
 import struct
 from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
+from enum import StrEnum
+from urllib.parse import urlsplit
 
 import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.tracing import Trace
 
-from powerguard.effectors.trainer.conduct import classify
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.fields import clean_text
 from powerguard.options import SecretError
-from powerguard.wire import MAX_BODY_BYTES
+from powerguard.wire import CHECKPOINTS_PATH, MAX_BODY_BYTES
+
+BACKOFF_S = (0.2, 0.5, 1.0)
+"""Pauses before the second, third and fourth try of a failing trainer."""
+
+_NAME = re.compile(re.escape(CHECKPOINTS_PATH) + r"/[A-Za-z0-9._:@+%-]{1,400}")
+_SECONDS = re.compile(r"\d{1,9}")
+
+
+class Meaning(StrEnum):
+    NATIVE = "native"
+    DUMB_ASYNC = "dumb_async"
+    DUMB_SYNC = "dumb_sync"
+    ADOPT = "adopt"
+    NO_ROUTE = "no_route"
+    BAD_TOKEN = "bad_token"  # noqa: S105 - a meaning, not a password
+    BUSY = "busy"
+    FAILED = "failed"
+    REFUSED = "refused"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerAnswer:
+    """location: path of the checkpoint to follow, never another host. retry_after_s: as told, 1 s if unreadable."""
+
+    meaning: Meaning
+    location: str | None = None
+    retry_after_s: float = 1.0
+
+
+def classify(status: int, *, location: str | None, retry_after: str | None) -> TriggerAnswer:
+    """Say what a trainer's answer to a trigger means. Total: every status has a meaning."""
+    path = _path(location)
+    seconds = float(retry_after) if retry_after is not None and _SECONDS.fullmatch(retry_after) else 1.0
+    match status:
+        case _ if 200 <= status < 300 and path is not None:
+            return TriggerAnswer(meaning=Meaning.NATIVE, location=path)
+        case 202:
+            return TriggerAnswer(meaning=Meaning.DUMB_ASYNC)
+        case _ if 200 <= status < 300:
+            return TriggerAnswer(meaning=Meaning.DUMB_SYNC)
+        case 409 | 423:
+            return TriggerAnswer(meaning=Meaning.ADOPT, location=path)
+        case 404 | 405 | 501:
+            return TriggerAnswer(meaning=Meaning.NO_ROUTE)
+        case 401 | 403:
+            return TriggerAnswer(meaning=Meaning.BAD_TOKEN)
+        case 429:
+            return TriggerAnswer(meaning=Meaning.BUSY, retry_after_s=seconds)
+        case 503 if retry_after is not None:
+            return TriggerAnswer(meaning=Meaning.BUSY, retry_after_s=seconds)
+        case _ if status >= 500:
+            return TriggerAnswer(meaning=Meaning.FAILED)
+        case _:
+            return TriggerAnswer(meaning=Meaning.REFUSED)
+
+
+def _path(location: str | None) -> str | None:
+    """Return the path of a Location that is one of ours. Its host, if it names one, is never followed."""
+    if location is None or len(location) > 2000:
+        return None
+    try:
+        path = urlsplit(location).path
+    except ValueError:
+        return None
+    return path if _NAME.fullmatch(path) else None
+
 
 MAX_STEM = 40
-"""So much of a job's name is in the names that its user has for himself (trainer/endpoint.py)."""
+"""Number of characters of a job's name in its user's own socket name (trainer/loop/endpoint.py)."""
 CONNECT_S = 1.0
 HEADERS_S = 2.0
 BODY_S = 2.0
@@ -39,7 +120,7 @@ class PeerError(Exception):
 
 
 class GoneError(PeerError):
-    """Nobody listens: no such socket, or the connection is refused."""
+    """The trainer does not listen: no such socket, or the connection is refused."""
 
 
 class HungError(PeerError):
@@ -47,7 +128,7 @@ class HungError(PeerError):
 
 
 class BrokenError(PeerError):
-    """What came is no HTTP, or the connection was cut."""
+    """The answer is not HTTP, or the connection was cut."""
 
 
 class StrangerError(PeerError):
@@ -55,7 +136,7 @@ class StrangerError(PeerError):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HttpAnswer:
     """An answer. fault: why the body is not whole ("" if it is); the status counts all the same."""
 
     status: int
@@ -65,14 +146,14 @@ class Answer:
     fault: str = ""
 
 
-def busy_for_s(answer: Answer | PeerError) -> float | None:
+def busy_for_s(answer: HttpAnswer | PeerError) -> float | None:
     """Return for how long a trainer calls itself busy (429, 503), 1 s where it does not say; None: it is not."""
-    if not isinstance(answer, Answer) or answer.status not in (429, 503):
+    if not isinstance(answer, HttpAnswer) or answer.status not in (429, 503):
         return None
     return classify(429, location=None, retry_after=answer.retry_after).retry_after_s
 
 
-class Peer:
+class TrainerPeer:
     """One trainer. native: it has spoken `powerguard.trainer/v1`; None until we know.
 
     found: by this very socket, so that another name is another trainer.
@@ -90,7 +171,7 @@ class Peer:
 
     async def call(
         self, method: str, path: str, *, body: bytes | None = None, headers_s: float = HEADERS_S
-    ) -> Answer | PeerError:
+    ) -> HttpAnswer | PeerError:
         """Send one request. Faults of the peer come back as values, so that callers may wait for several at once."""
         self.calls += 1
         try:
@@ -101,7 +182,7 @@ class Peer:
                 ) as response:
                     patience.reschedule(None)
                     content, fault = await _read(response)
-                    return Answer(
+                    return HttpAnswer(
                         status=response.status,
                         location=response.headers.get("Location"),
                         retry_after=response.headers.get("Retry-After"),

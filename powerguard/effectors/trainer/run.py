@@ -1,4 +1,4 @@
-"""What every way to a checkpoint has in common: its time, its progress, the folder where it appears."""
+"""The common part of every way to a checkpoint: its time, its progress, the folder where it appears."""
 
 import asyncio
 import contextlib
@@ -10,11 +10,11 @@ from dataclasses import dataclass
 from typing import Final, NoReturn
 
 from powerguard.clock import Clock
-from powerguard.core.actions import Conduct, Detail, TriggerCheckpoint
-from powerguard.core.events import CheckpointProgress
-from powerguard.effectors import syncfs_child
+from powerguard.core.model.actions import Conduct, Detail, TriggerCheckpoint
+from powerguard.core.model.events import CheckpointProgress
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn
+from powerguard.effectors.host import syncfs_child
 from powerguard.effectors.trainer.options import Common
 from powerguard.fields import clean_text
 

@@ -13,11 +13,11 @@ from pathlib import Path
 from typing import Any, Final, Literal, Protocol
 
 from powerguard.clock import Clock
-from powerguard.core.actions import Detail, TriggerCheckpoint
-from powerguard.core.events import CheckpointProgress
+from powerguard.core.model.actions import Detail, TriggerCheckpoint
+from powerguard.core.model.events import CheckpointProgress
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, clean_environment
-from powerguard.effectors.trainer.fallback import tried
+from powerguard.effectors.trainer.checkpoint import tried
 from powerguard.effectors.trainer.options import (
     CommandOptions,
     CommandTrainerOptions,
@@ -36,7 +36,7 @@ _DEPTH: Final = 5
 
 
 class Helper(Protocol):
-    """What has the right to signal: powerguard-signal."""
+    """The helper that may signal: powerguard-signal."""
 
     async def checkpoint(self, unit: str, signal: Literal["USR1", "USR2", "TERM"]) -> dict[str, Any]:
         """Have a unit sent a signal that root has listed for it. Raises EffectorError."""

@@ -1,1 +1,1 @@
-"""The second and the third level of the simulator: the real loop in virtual time, and the real wires in real time."""
+"""The second level of the simulator: the real loop, bulkhead and journal, in virtual time."""

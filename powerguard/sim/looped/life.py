@@ -11,29 +11,26 @@ from typing import Any
 
 import structlog
 
-from powerguard.core.actions import Action, CheckWay, Conduct, EnsurePolicy, ResumeTrainer
-from powerguard.core.events import Abort, CheckpointNow, Event, SetMaintenance, TrainerSeen
-from powerguard.core.model import Online, Recovery, Shutdown, State
-from powerguard.daemon.assemble import Hands, assemble
+from powerguard.core.model.actions import Action, CheckWay, Conduct, EnsurePolicy, ResumeTrainer
+from powerguard.core.model.events import Abort, CheckpointNow, Event, SetMaintenance, TrainerSeen
+from powerguard.core.model.state import Online, Recovery, Shutdown, State
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal, Loaded
 from powerguard.daemon.log import describe
 from powerguard.daemon.loop import Loop
-from powerguard.effectors.gpu.limits import LEASE_S as CAP_LEASE_S
-from powerguard.effectors.signals.kept import LEASE_S
+from powerguard.daemon.wiring import Ports, assemble
+from powerguard.effectors.gpu.helper import LEASE_S as CAP_LEASE_S
+from powerguard.effectors.signals.helper import LEASE_S
 from powerguard.settings.schema import Settings
-from powerguard.sim.looped.hardware import Hardware
 from powerguard.sim.looped.mischief import Kill, Mischief, Moment
-from powerguard.sim.looped.ports import SimDisk, SimSource, SimStore, effectors
-from powerguard.sim.looped.way_witness import WayWitness
-from powerguard.sim.looped.ways import SimBmc, ways
-from powerguard.sim.looped.witness import Witness
+from powerguard.sim.looped.ports import SimDisk, SimPolicy, SimSource, SimStore, effectors, ways
+from powerguard.sim.looped.witness import Hardware, OutageWitness, WayWitness
 from powerguard.sim.virtual import VirtualLoop
-from powerguard.sim.world.host import Answer, Power
-from powerguard.sim.world.streams import stream
-from powerguard.sim.world.worker import Worker
+from powerguard.sim.world.chance import stream
+from powerguard.sim.world.host import HostAnswer, Power
+from powerguard.sim.world.many import WorkerProcess
 from powerguard.sim.world.world import SOURCE, UPS, World
-from powerguard.sources.base import Source
+from powerguard.ups.base import Source
 
 TRAINER = "toy"
 EPOCH_S = 1_800_000_000.0
@@ -42,7 +39,7 @@ _TERMINATED_S = 1.0
 _LAST_S = 0.5
 """Before the end of the stop: the daemon is the last but the network."""
 _FOREIGN_LIMIT_S = 1e9
-"""Whoever else stops the host has no deadline."""
+"""A foreign stop of the host has no deadline."""
 _GUARD_S = 30.0
 _BURIED_TURNS = 20
 _LOAD_S = 2.5
@@ -54,7 +51,7 @@ class DiedError(BaseException):
     """The process is dead: kill -9."""
 
 
-class GoneError(BaseException):
+class KilledError(BaseException):
     """The host under it has no power, or is off."""
 
 
@@ -92,14 +89,14 @@ class _Turns(VirtualLoop):
 
 
 class Life:
-    """See the module. It is what `ports.Life` wants."""
+    """See the module. It is what `ports.DaemonLife` wants."""
 
     def __init__(
         self,
         *,
         world: World,
         mischief: Mischief,
-        witness: Witness,
+        witness: OutageWitness,
         hardware: Hardware,
         settings: Settings,
         path: Path,
@@ -109,7 +106,7 @@ class Life:
         kill: Kill | None,
         stored: Loaded | None,
         calls: dict[str, int],
-        checkpoints: dict[str, tuple[float, Answer]],
+        checkpoints: dict[str, tuple[float, HostAnswer]],
         words: list[tuple[float, str]],
         serial: int,
     ) -> None:
@@ -120,7 +117,7 @@ class Life:
         self.dead = False
         self.daemon: Loop | None = None
         self.starts = world.back.starts
-        """So often the host was switched on when this life began: another time is another boot."""
+        """How often the host had been switched on when this life began: another number is another boot."""
         self._settings, self._wall_error_s = settings, wall_error_s
         self._kill, self._stored, self._words, self.serial = kill, stored, words, serial
         self._moments: Counter[Moment] = Counter()
@@ -165,7 +162,7 @@ class Life:
 
     def turn(self) -> None:
         """Between two turns of the loop."""
-        Worker.check()
+        WorkerProcess.check()
         self.moment(Moment.TURN)
         if self.dead:
             raise DiedError
@@ -200,7 +197,7 @@ class Life:
             self.dead = True
             self.keep_journal()
             self.ways.off()
-            raise GoneError
+            raise KilledError
 
     # --- What it does ----------------------------------------------------------------------------------------------
 
@@ -244,7 +241,7 @@ class Life:
         try:
             with quiet():
                 return loop.run_until_complete(self._main(loop, until_s))
-        except (DiedError, GoneError) as end:
+        except (DiedError, KilledError) as end:
             if self.daemon is not None:
                 self.ways.died(self.daemon.state, killed=isinstance(end, DiedError))
                 if self.daemon.journal.health.durable and not self._began_blind:
@@ -271,7 +268,7 @@ class Life:
             return [(UPS, SOURCE, SimSource(self, chance))]
 
         least_s = self._settings.host.force_after_s + _GUARD_S
-        hands = Hands(
+        ports = Ports(
             clock=loop.time,
             wall=self.wall,
             boot=lambda: self.boot,
@@ -279,9 +276,9 @@ class Life:
             sources=sources,
             effectors=effectors(self, acts=self._settings.mode != "dry-run"),
             ways=lambda armed: ways(self, boot=self.boot, clock=loop.time, least_s=least_s, armed=armed),
-            bmc=lambda options: SimBmc(self, options),
+            bmc=lambda options: SimPolicy(self, options),
         )
-        daemon = assemble(self._settings, config=Path("virtual.yaml"), hands=hands, journal=journal)
+        daemon = assemble(self._settings, config=Path("virtual.yaml"), ports=ports, journal=journal)
         self._initial = daemon.state
         self.witness.began(daemon.policy, self._stored, boot=self.boot, offset_s=self.offset_s)
         self.ways.began(daemon.policy, boot=self.boot, offset_s=self.offset_s)
@@ -392,7 +389,7 @@ class Life:
             calm = world.now_s > last_s and isinstance(state.phase, Online) and state.cap is None
             host = world.host
             calm = calm and not (state.signalled or host.starts or host.stopped or host.capped)
-            calm = calm and not state.armed and state.bracket is None and state.start is None
+            calm = calm and not state.armed and state.temporary_policy is None and state.start is None
             calm = calm and not self._is_busy(daemon)
             health = daemon.journal.health
             calm = calm and health.durable and not health.waiting

@@ -1,4 +1,4 @@
-"""What breaks around the daemon, drawn beforehand: peers that hang, lie and refuse, disks, clocks, people, kill -9.
+"""Faults around the daemon, drawn beforehand: peers that hang, lie and refuse, disks, clocks, people, kill -9.
 
 `world.scene` draws what is wrong with batteries, gauges and trainers; here is what only the real loop, bulkhead and
 journal can meet.
@@ -8,7 +8,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from random import Random
 
-from powerguard.sim.world.streams import stream
+from powerguard.sim.world.chance import stream
 
 
 class Manner(StrEnum):
@@ -51,7 +51,7 @@ class Kill:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Mischief:
-    """What breaks in one outage. Times are seconds since the first cut.
+    """The faults of one outage. Times are seconds since the first cut.
 
     kills: one for each life, in order; lives after the last end well. crash: the host dies of itself then, and boots.
     lies: moments at which one single reading says battery. wall_steps: (when, by how much). hung: the disk of the
@@ -94,7 +94,7 @@ PEERS: tuple[tuple[str, tuple[Manner, ...]], ...] = (
     ("signals", (Manner.REFUSE, Manner.HANG, Manner.LATE)),
     ("check", (Manner.REFUSE, Manner.HANG, Manner.LATE, Manner.BREAK)),
 )
-"""Who may answer how, by the peer's word."""
+"""The faults that each peer may show, by the peer's word."""
 
 _ANYHOW = (Manner.LATE, Manner.REFUSE, Manner.HANG, Manner.BREAK, Manner.STRAY, Manner.LIE, Manner.LOST)
 WAYS: tuple[tuple[str, tuple[Manner, ...]], ...] = (

@@ -1,28 +1,34 @@
-"""One outage at the loop level: lives of the daemon, boots of the host, until it trains again or cannot."""
+"""One outage at the loop level: lives of the daemon, boots of the host, until it trains again or cannot.
+
+Many outages, as the core level plays them: `powerguard simulate --level`.
+"""
 
 import tempfile
 from dataclasses import dataclass
 from pathlib import Path
+from typing import Final
 
-from powerguard.core.learned import BatteryModel, Drop, Health, Learned
-from powerguard.core.model import Battery, Online, State
-from powerguard.core.plain import to_plain
+from powerguard.core.model.policy import BatteryModel, Drop, Health, Learned
+from powerguard.core.model.serialisation import to_plain
+from powerguard.core.model.state import Battery, Online, State
 from powerguard.daemon.journal import JournalError, Loaded, read_all, read_only
 from powerguard.daemon.journal.recording import dump
 from powerguard.daemon.journal.records import Snapshot
 from powerguard.daemon.journal.store import Batch, Store
 from powerguard.settings.schema import Settings
-from powerguard.sim.looped.hardware import Hardware
 from powerguard.sim.looped.life import EPOCH_S, TRAINER, Life
 from powerguard.sim.looped.mischief import Mischief
 from powerguard.sim.looped.mischief import draw as draw_mischief
-from powerguard.sim.looped.witness import Violation, Witness
+from powerguard.sim.looped.witness import Hardware, OutageWitness, Violation
 from powerguard.sim.world.back import Waker
-from powerguard.sim.world.host import Answer, Power
-from powerguard.sim.world.scene import Scene
+from powerguard.sim.world.chance import stream
+from powerguard.sim.world.host import HostAnswer, Power
+from powerguard.sim.world.many import Tell, cores, spread
+from powerguard.sim.world.policies import best, bound
+from powerguard.sim.world.report import Sample, SimulationOptions, returned
+from powerguard.sim.world.scene import Scene, draw
 from powerguard.sim.world.scene import draw as draw_scene
 from powerguard.sim.world.site import ReturnSite, Site
-from powerguard.sim.world.streams import stream
 from powerguard.sim.world.world import UPS, World
 
 BEGIN_S = -40.0
@@ -40,7 +46,7 @@ _NOWHERE = "/nowhere"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class LoopedResult:
     """How one outage went. how: "finished", or why not. dirty: power was lost so often under a host that was up.
 
     needless: it was powered off, and the battery would have carried it, paused, until utility was back.
@@ -119,7 +125,7 @@ def _remembered(scene: Scene, site: Site) -> State | None:
     )
 
 
-class Outage:
+class LoopedOutage:
     """Plays one scene, with what breaks in it."""
 
     def __init__(self, scene: Scene, mischief: Mischief, site: Site, folder: Path) -> None:
@@ -127,7 +133,7 @@ class Outage:
         self.scene, self.mischief, self.site = scene, mischief, site
         self.world = World(self.scene, site, began_s=BEGIN_S)
         self.hardware = Hardware.of(self.world, folder)
-        self.witness = Witness(self.world, self.mischief, self.hardware)
+        self.witness = OutageWitness(self.world, self.mischief, self.hardware)
         self.settings = settings_of(self.scene, site)
         self.boots = 1
         self.lives = 0
@@ -138,11 +144,11 @@ class Outage:
         self._offset_s = _BOOTED_S - BEGIN_S
         self._wall_error_s = 0.0
         self._calls: dict[str, int] = {}
-        self._checkpoints: dict[str, tuple[float, Answer]] = {}
+        self._checkpoints: dict[str, tuple[float, HostAnswer]] = {}
         self._words = sorted(self.mischief.words)
         self._path = folder / "journal-0.sqlite"
 
-    def play(self) -> Told:
+    def play(self) -> LoopedResult:
         """Play it to its end."""
         remembered = _remembered(self.scene, self.site)
         if remembered is not None:
@@ -277,9 +283,9 @@ class Outage:
         )
         self.witness.ways.ended(None if stored is None else stored.state)
 
-    def _told(self, how: str) -> Told:
+    def _told(self, how: str) -> LoopedResult:
         host = self.world.host
-        return Told(
+        return LoopedResult(
             seed=self.scene.seed,
             how=how,
             violations=tuple(self.witness.violations),
@@ -321,7 +327,7 @@ class Outage:
         )
 
 
-def play(seed: int, site: Site, *, faults: bool) -> Told:
+def play(seed: int, site: Site, *, faults: bool) -> LoopedResult:
     """Play one outage, with its journal on a file system in memory where there is one."""
     memory = Path("/dev/shm")  # noqa: S108 - a folder of our own in it
     where = str(memory) if memory.is_dir() else None
@@ -329,10 +335,52 @@ def play(seed: int, site: Site, *, faults: bool) -> Told:
         site = quick(site)
         scene = draw_scene(seed, site, faults=faults)
         mischief = draw_mischief(seed, faults=faults, ways=site.returns != ReturnSite())
-        return Outage(scene, mischief, site, Path(folder)).play()
+        return LoopedOutage(scene, mischief, site, Path(folder)).play()
 
 
 def quick(site: Site) -> Site:
     """Return the site with a battery that charges in minutes: a story must not wait for hours of utility."""
     ups = site.ups.model_copy(update={"recharge_h": min(site.ups.recharge_h, 0.25)})
     return site.model_copy(update={"ups": ups})
+
+
+_CHUNK: Final = 10
+_MOST_CHUNK: Final = 50
+
+
+def play_many(
+    site: Site, options: SimulationOptions, *, jobs: int | None = None, tell: Tell = lambda _: None
+) -> list[Sample]:
+    """Play all outages of a run at the loop level. The samples come in no order.
+
+    jobs: processes; None: as many as there are cores.
+    """
+    jobs = min(jobs or cores(), max(1, options.outages // _CHUNK))
+    size = min(_MOST_CHUNK, max(1, options.outages // (4 * jobs)))
+    return spread(_played, site, options, jobs=jobs, size=size, tell=tell)
+
+
+def _played(site: Site, options: SimulationOptions, seed: int) -> Sample:
+    return one(seed, site, faults=options.faults)
+
+
+def one(seed: int, site: Site, *, faults: bool) -> Sample:
+    """Play one outage at the loop level, and set it against what would have been best."""
+    told = play(seed, site, faults=faults)
+    shrunk = quick(site)
+    scene = draw(seed, shrunk, faults=faults)
+    loss_s, facts = told.lost_s, scene.returns
+    return Sample(
+        seed=seed,
+        excess_s=max(0.0, loss_s - best(scene, shrunk).loss_s),
+        beyond_bound_s=max(0.0, loss_s - bound(scene, shrunk).loss_s),
+        loss_s=loss_s,
+        rollback_s=told.rollback_s,
+        planning_dirty=told.planning_dirty,
+        physics_dirty=told.dirty > 0 and not told.planning_dirty,
+        shutdown=told.latches > 0,
+        needless=told.needless,
+        stranded=told.stranded,
+        violations=tuple(f"{violation.name}: {violation.what}" for violation in told.violations),
+        back=returned(scene, told.wakers, told.waited_s, arms=not facts.dry_run, brackets=facts.bracket),
+    )

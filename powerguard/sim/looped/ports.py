@@ -1,25 +1,39 @@
-"""The daemon's hands in this world: what it reads, whom it orders, and the disk of its journal.
+"""The daemon's ports in the looped world: its sources, its effectors, and the disk of its journal.
 
-Its ways back are in `looped.ways`.
+`effectors` replaces the effectors of the settings by kind of action. For a kind that is missing there, the real
+effector runs in the simulation: give a new kind of action a simulated one.
+
+Everything that leaves the daemon passes here, so it is witnessed here, and the daemon can be killed here: a killed life
+does nothing more, even if tasks of it are left.
+
+The power-on methods follow at the end. Their physics are in `world.back` and `world.World`. The order to cut an output
+goes through the real effector with its notes on disk, because it promises that it gives the order once, at whichever
+moment the daemon is killed.
 """
 
 import asyncio
 import contextlib
 import math
-from collections.abc import Callable
+from abc import ABC, abstractmethod
+from collections.abc import AsyncIterator, Callable
 from dataclasses import replace
 from random import Random
+from typing import Any, Final, Protocol, TypeVar
 
-from powerguard.core.actions import (
+from powerguard.core.model.actions import (
     Action,
+    ArmWay,
     CapPower,
     CheckHost,
+    CheckWay,
     Conduct,
     ContinueTrainer,
     Detail,
+    EnsurePolicy,
     PauseTrainer,
     PowerOff,
     Reboot,
+    RestorePolicy,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
@@ -27,18 +41,146 @@ from powerguard.core.actions import (
     SyncFilesystems,
     TerminateTrainer,
     TriggerCheckpoint,
+    Way,
 )
-from powerguard.core.events import CheckpointProgress
-from powerguard.core.readings import OutputSource, SourceFailed
+from powerguard.core.model.events import CheckpointProgress, Event, OutputSource, SourceFailed
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import JournalError
 from powerguard.daemon.journal.store import Batch, Store
-from powerguard.effectors.base import Effector
-from powerguard.sim.looped.mischief import Moment
-from powerguard.sim.looped.peer import Life, Peer
-from powerguard.sim.world.host import Power
-from powerguard.sim.world.world import SOURCE, UPS
-from powerguard.sources.base import Publish
+from powerguard.effectors.base import Effector, EffectorError
+from powerguard.effectors.options import BmcOptions
+from powerguard.effectors.ups_output.effector import Notes, OutputEffector
+from powerguard.sim.looped.mischief import Manner, Mischief, Moment
+from powerguard.sim.looped.witness import ALWAYS_ON, Hardware, WayWitness
+from powerguard.sim.world.host import HostAnswer, Power
+from powerguard.sim.world.world import SOURCE, UPS, World
+from powerguard.ups.base import Publish
+from powerguard.ups.profiles.vocabulary import DeviceError
+
+LATE_S = 3.0
+_STRAY_S = 30.0
+
+
+class DaemonLife(Protocol):
+    """One process of the daemon, as its ports need it."""
+
+    world: World
+    mischief: Mischief
+    offset_s: float
+    calls: dict[str, int]
+    hardware: Hardware
+    checkpoints: dict[str, tuple[float, HostAnswer]]
+
+    @property
+    def dead(self) -> bool:
+        """It does nothing any more."""
+        ...
+
+    def moment(self, moment: Moment) -> None:
+        """Say that a moment has come in which it can be killed."""
+        ...
+
+    @property
+    def ways(self) -> WayWitness:
+        """Who watches the ways back."""
+        ...
+
+    def heard(self, action: Action) -> None:
+        """Witness that an effector was given this order."""
+        ...
+
+    def answered(self, action: Action) -> None:
+        """Witness that an effector has ended, in whatever way."""
+        ...
+
+    def submit(self, event: Event) -> None:
+        """Hand the daemon an event."""
+        ...
+
+
+async def never() -> None:
+    """Wait for nothing, for ever."""
+    await asyncio.Event().wait()
+
+
+async def stray() -> None:
+    """Hang, and do not listen when told to stop, as a library may that catches everything."""
+    with contextlib.suppress(asyncio.CancelledError):
+        await never()
+    await rest(_STRAY_S)
+
+
+class SimPeer(ABC):
+    """Somebody who carries out orders in some manner."""
+
+    def __init__(self, life: DaemonLife, word: str) -> None:
+        """word: by which `Mischief` knows them."""
+        self.life, self.word = life, word
+
+    async def carry_out(self, action: Action) -> Detail:
+        """Carry out an order as this peer does; a dead daemon orders nothing."""
+        life = self.life
+        life.moment(Moment.ACTION_BEGINS)
+        if life.dead:
+            await never()
+        life.heard(action)
+        word = self.word_of(action)
+        call = life.calls.get(word, 0)
+        life.calls[word] = call + 1
+        try:
+            return await self.in_its_manner(action, life.mischief.manner_of(word, call))
+        finally:
+            life.answered(action)
+
+    def word_of(self, action: Action) -> str:
+        """Return the word under which the manner of this order stands."""
+        del action
+        return self.word
+
+    async def in_its_manner(self, action: Action, manner: Manner) -> Detail:
+        """Do it, or not, as this peer does it this time."""
+        life = self.life
+        match manner:
+            case Manner.REFUSE:
+                msg = f"{self.word}: refused (simulated)"
+                raise EffectorError(msg)
+            case Manner.HANG:
+                await never()
+            case Manner.STRAY:
+                await stray()
+            case Manner.BREAK:
+                msg = "a bug (simulated)"
+                raise LookupError(msg)
+            case Manner.LATE:
+                await rest(LATE_S)
+            case Manner.LIE:
+                return self.lie()
+            case Manner.LOST:
+                await self.do(action)
+                await never()
+            case Manner.WELL:
+                pass
+        if life.dead:
+            await never()
+        return await self.do(action)
+
+    def lie(self) -> Detail:
+        """Say that it was done."""
+        return ()
+
+    @abstractmethod
+    async def do(self, action: Action) -> Detail:
+        """Do it."""
+
+    async def answer(self, answer: HostAnswer) -> Detail:
+        """Wait as long as the world takes, and pass on what it says."""
+        if math.isinf(answer.after_s):
+            await never()
+        await rest(answer.after_s)
+        if answer.failure:
+            raise EffectorError(answer.failure)
+        return answer.detail
+
 
 POLL_S = 1.0
 TIMEOUT_S = 1.0
@@ -50,7 +192,7 @@ _WORD_S = 0.05
 class SimSource:
     """The poller of the simulated UPS: once a second, or at once when asked; three misses are a loss."""
 
-    def __init__(self, life: Life, chance: Random) -> None:
+    def __init__(self, life: DaemonLife, chance: Random) -> None:
         """chance: of the time that an answer takes."""
         self._life, self._chance = life, chance
         self._asked = asyncio.Event()
@@ -88,7 +230,7 @@ class SimSource:
                     await self._asked.wait()
 
 
-class SimDisks(Peer):
+class SimDisks(SimPeer):
     """The filesystems with checkpoints."""
 
     async def do(self, action: Action) -> Detail:
@@ -98,7 +240,7 @@ class SimDisks(Peer):
         return (("filesystems", 1),)
 
 
-class SimTrainer(Peer):
+class SimTrainer(SimPeer):
     """The trainer, who remembers a checkpoint by its id, so that one who asks again joins it."""
 
     async def do(self, action: Action) -> Detail:
@@ -139,7 +281,7 @@ class SimTrainer(Peer):
         )
 
 
-class SimHost(Peer):
+class SimHost(SimPeer):
     """The host's own stop."""
 
     def word_of(self, action: Action) -> str:
@@ -162,7 +304,7 @@ class SimHost(Peer):
         return ()
 
 
-class SimCheck(Peer):
+class SimCheck(SimPeer):
     """Who looks at a host that is back: its GPUs, its storage, its newest checkpoint."""
 
     async def do(self, action: Action) -> Detail:
@@ -172,7 +314,7 @@ class SimCheck(Peer):
         return (("gpus", 8),)
 
 
-class SimRecorder(Peer):
+class SimRecorder(SimPeer):
     """In dry-run nobody does anything."""
 
     async def do(self, action: Action) -> Detail:
@@ -181,7 +323,7 @@ class SimRecorder(Peer):
         return (("dry_run", True),)
 
 
-class SimStart(Peer):
+class SimStart(SimPeer):
     """What starts training."""
 
     async def do(self, action: Action) -> Detail:
@@ -190,7 +332,7 @@ class SimStart(Peer):
         return await self.answer(self.life.world.host.start_training(self.life.world.now_s))
 
 
-class SimGpus(Peer):
+class SimGpus(SimPeer):
     """The helper that sets GPU power limits."""
 
     async def do(self, action: Action) -> Detail:
@@ -198,7 +340,7 @@ class SimGpus(Peer):
         return await self.answer(self.life.world.host.cap(self.life.world.now_s, on=isinstance(action, CapPower)))
 
 
-class SimSignals(Peer):
+class SimSignals(SimPeer):
     """The helper that signals a trainer's processes."""
 
     async def do(self, action: Action) -> Detail:
@@ -207,7 +349,7 @@ class SimSignals(Peer):
         return await self.answer(self.life.world.host.signal(self.life.world.now_s, word))
 
 
-def effectors(life: Life, *, acts: bool) -> dict[type[Action], Effector]:
+def effectors(life: DaemonLife, *, acts: bool) -> dict[type[Action], Effector]:
     """Return who carries out what. acts: False in dry-run, where nobody does but who only looks."""
     host, gpus, signals = SimHost(life, "host"), SimGpus(life, "gpu"), SimSignals(life, "signals")
     made: dict[type[Action], Effector] = {
@@ -232,7 +374,7 @@ def effectors(life: Life, *, acts: bool) -> dict[type[Action], Effector]:
 class SimDisk:
     """The journal's disk, as an executor of its calls: a little slow, at times hung, and killed beside the process."""
 
-    def __init__(self, life: Life) -> None:
+    def __init__(self, life: DaemonLife) -> None:
         """Everything has been written so far."""
         self._life = life
         self._waiting: list[Callable[[], None]] = []
@@ -268,7 +410,7 @@ class SimDisk:
 class SimStore(Store):
     """The journal's file on a disk that may be full for a while."""
 
-    life: Life | None = None
+    life: DaemonLife | None = None
 
     def write(self, batch: Batch) -> None:
         """Write, if there is room."""
@@ -277,3 +419,239 @@ class SimStore(Store):
             msg = f"{self.path}: database or disk is full (simulated)"
             raise JournalError(msg)
         super().write(batch)
+
+
+_ASK_S: Final = 0.1
+_LEAST_S: Final = 30.0
+_Value = TypeVar("_Value")
+
+
+class SimPolicy(SimPeer):
+    """The BMC's policy: it powers on when AC returns, once it was told to; or it refuses for ever, or forgets."""
+
+    def __init__(self, life: DaemonLife, options: BmcOptions) -> None:
+        super().__init__(life, "bmc")
+        self._options = options
+
+    async def do(self, action: Action) -> Detail:
+        """Set the policy, and read it back."""
+        life = self.life
+        life.moment(Moment.WAY)
+        await rest(0.05)
+        if life.world.scene.bmc_refuses:
+            msg = "bmc: invalid command (simulated)"
+            raise EffectorError(msg)
+        if life.dead:
+            await never()
+        detail = self._restored(action) if isinstance(action, RestorePolicy) else self._ensured(action)
+        life.moment(Moment.WAY)
+        if life.dead:
+            await never()
+        return detail
+
+    def _ensured(self, action: Action) -> Detail:
+        found, how = self.life.hardware.policy, self._options.policy
+        if how == "observe" and found != ALWAYS_ON:
+            msg = f"bmc: policy is {found} (simulated)"
+            raise EffectorError(msg)
+        outage = isinstance(action, EnsurePolicy) and action.outage
+        if how == "bracket" and not outage:
+            self.life.hardware.seen = found
+        if how == "observe" or found == ALWAYS_ON or (how == "bracket" and not outage):
+            # As the real effector: it may be set by a daemon that was killed after that.
+            seen = self.life.hardware.seen if how == "bracket" and outage else ""
+            restore: Detail = (("restore", seen),) if seen not in ("", ALWAYS_ON) else ()
+            return (("policy", found), ("verified", True), ("changed", False), *restore)
+        self._set(ALWAYS_ON)
+        restore = (("restore", found),) if how == "bracket" else ()
+        return (("policy", ALWAYS_ON), ("verified", True), ("changed", True), *restore)
+
+    def _restored(self, action: RestorePolicy) -> Detail:
+        if self._options.policy != "bracket":
+            msg = "bmc: nothing is put back (simulated)"
+            raise EffectorError(msg, harmless=True)
+        if self.life.hardware.policy == ALWAYS_ON:
+            self._set(action.policy)
+        return (("policy", action.policy), ("verified", True))
+
+    def _set(self, policy: str) -> None:
+        life = self.life
+        life.ways.changed("the BMC's policy")
+        life.hardware.policy = policy
+        life.world.always_on = policy == ALWAYS_ON and not life.world.scene.returns.lies
+
+    def lie(self) -> Detail:
+        """Say that the policy is set."""
+        return (("policy", ALWAYS_ON), ("verified", True))
+
+
+class SimWay(SimPeer):
+    """Who arms a clock, a sentinel or a watchdog, once or twice. armed: False in dry-run: it arms nothing."""
+
+    def __init__(self, life: DaemonLife, way: Way, *, armed: bool) -> None:
+        super().__init__(life, way.value)
+        self._way, self._armed = way, armed
+
+    def word_of(self, action: Action) -> str:
+        """Whoever is only asked does not fail in the place of who is told."""
+        return "look" if isinstance(action, CheckWay) else self.word
+
+    async def in_its_manner(self, action: Action, manner: Manner) -> Detail:
+        """In dry-run nobody is told, so nobody can fail or lie."""
+        told = self._armed or isinstance(action, CheckWay)
+        return await super().in_its_manner(action, manner) if told else (("dry_run", True),)
+
+    async def do(self, action: Action) -> Detail:
+        """Look, arm or disarm."""
+        life = self.life
+        await rest(_ASK_S)  # Nobody is told in no time: who is cancelled at once has told nobody.
+        if isinstance(action, CheckWay):
+            return ()
+        life.moment(Moment.WAY)
+        if life.dead:
+            await never()
+        if isinstance(action, ArmWay):
+            life.ways.changed(str(self._way))
+            answer = life.world.arm(self._way, action.in_s)
+        else:
+            answer = life.world.disarm(self._way)
+        life.moment(Moment.WAY)
+        if life.dead:
+            await never()
+        return await self.answer(answer)
+
+
+class LoopedOutput:
+    """The UPS as it is told something: `effectors.ups.effector.Output`. manner: how this one order goes."""
+
+    where = "the UPS (simulated)"
+    can_cancel = False
+
+    def __init__(self, life: DaemonLife, manner: Manner) -> None:
+        self._life, self._manner = life, manner
+        facts = life.world.scene.returns
+        self.returns, self.shows = facts.told, facts.shows
+        self._in_s = 0.0
+
+    async def check(self, least_s: float) -> Detail:
+        """Whoever can be told 30 s can be told any time."""
+        await rest(_ASK_S)
+        return (("least_s", max(least_s, _LEAST_S)),)
+
+    async def standing_s(self) -> float | None:
+        """A countdown of somebody else shows on every UPS."""
+        await self._asked()
+        world, hardware = self._life.world, self._life.hardware
+        if not world.is_counting:
+            return None
+        if hardware.is_ours(world):
+            return hardware.cut_at_s - world.now_s if self.shows else None
+        order = world.scene.order
+        return None if order is None else max(0.0, order.at_s + order.delay_s - world.now_s)
+
+    async def prepare(self, in_s: float) -> float:
+        """It counts whole seconds."""
+        await self._asked()
+        self._in_s = float(math.ceil(in_s))
+        return self._in_s
+
+    async def send(self) -> None:
+        """Obey, refuse, do nothing, or obey and say nothing."""
+        life, world = self._life, self._life.world
+        life.moment(Moment.WAY)
+        await self._asked()
+        if self._manner is Manner.REFUSE:
+            msg = "notWritable (simulated)"
+            raise DeviceError(msg)
+        life.ways.sent(self._in_s)
+        if self._manner is not Manner.LIE:
+            answer = world.arm(Way.OUTPUT, self._in_s)
+            if answer.failure:
+                life.ways.unsent()
+                raise DeviceError(answer.failure)
+            life.hardware.cut_at_s = world.now_s + self._in_s
+        life.moment(Moment.WAY)
+        await self._asked()
+        if self._manner is Manner.LOST:
+            msg = "no answer (simulated)"
+            raise DeviceError(msg, unanswered=True)
+
+    async def undone(self) -> str:
+        """Nothing comes undone by itself."""
+        return ""
+
+    async def take_back(self) -> None:
+        """Nothing was set that would have to be."""
+
+    async def cancel(self) -> None:
+        """It cannot be called off."""
+
+    async def _asked(self) -> None:
+        await rest(_ASK_S)
+        if self._life.dead:
+            await never()
+
+
+class SimSender(SimPeer):
+    """Who has the UPS cut its output: the real effector. What fails does so below it, at the UPS."""
+
+    def __init__(self, life: DaemonLife, *, boot: str, clock: Callable[[], float], least_s: float, armed: bool) -> None:
+        """least_s: as the real one's."""
+        super().__init__(life, Way.OUTPUT.value)
+        self._manner = Manner.WELL
+        notes = Notes(life.hardware.folder, run=self._written)
+        self._effector = OutputEffector(
+            {UPS: self._opened}, notes=notes, clock=clock, boot=boot, least_s=least_s, armed=armed
+        )
+
+    async def in_its_manner(self, action: Action, manner: Manner) -> Detail:
+        """Leave the manner to the UPS."""
+        self._manner = Manner.WELL if isinstance(action, CheckWay) else manner
+        if isinstance(action, ArmWay):
+            self.life.ways.told_to_send(action)
+        return await self.do(action)
+
+    async def do(self, action: Action) -> Detail:
+        """Carry it out in earnest."""
+        return await self._effector.carry_out(action)
+
+    @contextlib.asynccontextmanager
+    async def _opened(self) -> AsyncIterator[LoopedOutput]:
+        manner = self._manner
+        match manner:
+            case Manner.HANG:
+                await never()
+            case Manner.STRAY:
+                await stray()
+            case Manner.BREAK:
+                msg = "a bug (simulated)"
+                raise LookupError(msg)
+            case Manner.LATE:
+                await rest(LATE_S)
+            case _:
+                pass
+        yield LoopedOutput(self.life, manner)
+
+    async def _written(self, call: Callable[..., _Value], *told: Any) -> _Value:  # noqa: ANN401 - as asyncio.to_thread
+        """Call the disk, which may be the last thing that this process does, or the first that it does not."""
+        self.life.moment(Moment.WAY)
+        if self.life.dead:
+            await never()
+        result = call(*told)
+        self.life.moment(Moment.WAY)
+        if self.life.dead:
+            await never()
+        return result
+
+
+def ways(
+    life: DaemonLife, *, boot: str, clock: Callable[[], float], least_s: float, armed: bool
+) -> dict[Way, Effector]:
+    """Return the effectors of the ways that there are, in place of `daemon.ways.ways_of`."""
+    made: dict[Way, Effector] = {}
+    for way in life.world.scene.returns.ways:
+        if way is Way.OUTPUT:
+            made[way] = SimSender(life, boot=boot, clock=clock, least_s=least_s, armed=armed)
+        else:
+            made[way] = SimWay(life, way, armed=armed)
+    return made

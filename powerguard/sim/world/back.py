@@ -1,4 +1,4 @@
-"""What brings a host back that is off: its clock, a sentinel, the BMC's watchdog, the UPS's output, and a late reboot.
+"""Power-on methods of a host: its clock, a sentinel, the BMC's watchdog, the UPS's output, and a late reboot.
 
 `ReturnFacts` are what is installed and how it really behaves; `Back` is what is armed at the moment. The sentinel is
 the real decision of `powerguard.sentinel`, asked when the simulated one would ask it.
@@ -9,25 +9,25 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypedDict
 
-from powerguard.core.actions import Way
+from powerguard.core.model.actions import Way
 from powerguard.sentinel import decide as sentinel
+from powerguard.sim.world.chance import stream, uniform
 from powerguard.sim.world.site import ReturnSite
-from powerguard.sim.world.streams import stream, uniform
 
 STABLE_S = 10.0
-"""So long a sentinel wants to see utility, as powerguard does."""
+"""Time of stable utility before a sentinel acts, as powerguard does."""
 _FEED = "sim"
 _HOST = "host"
 _VALID_S = 30 * 86400.0
 _ORDER_S = 0.3
 _DISARMED_S = 30.0
-"""From power on to powerguard-disarm.service."""
+"""Time from power-on to powerguard-disarm.service."""
 _LOOK_S = 6.0
 """Between two looks of the sentinel at a BMC: more than what makes them two."""
 
 
 class Waker(StrEnum):
-    """Who switches the host on. OUTPUT: AC's return after a cut that this host had ordered; POLICY: after any other."""
+    """The cause of a power-on. OUTPUT: AC's return after a cut that this host had ordered; POLICY: after any other."""
 
     REBOOT = "reboot"
     OUTPUT = Way.OUTPUT.value
@@ -42,7 +42,7 @@ class Waker(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnFacts:
-    """What there is in one outage.
+    """The power-on methods of one outage.
 
     output: what the UPS does when utility returns in a countdown that was ordered: cycles, aborts or stays_off; "":
     nobody here can order one. told: what its profile says of that. rtc, sentinel, watchdog: installed; each *_works:
@@ -254,10 +254,10 @@ class Back:
         since_s = max(off_since_s, intent.not_before_s, utility_since_s + STABLE_S)
         good = now_s - utility_since_s >= STABLE_S
         decision = sentinel.decide(
-            sentinel.World(
+            sentinel.SentinelWorld(
                 now_s=now_s,
                 hosts={_HOST: sentinel.HostRules(feeds=(_FEED,), minimum_supplies=1, stagger_s=0.0)},
-                supplies={_FEED: sentinel.Supply(good=good, why="" if good else "utility is not stable")},
+                supplies={_FEED: sentinel.UpsSupply(good=good, why="" if good else "utility is not stable")},
                 intents={_HOST: intent},
                 seen={_HOST: sentinel.Seen(power_on=False, since_s=since_s, at_s=now_s, looks=2)},
             )

@@ -1,4 +1,4 @@
-"""What a battery is, and what a UPS says of it: two different things.
+"""A battery, and the UPS's gauge of it: two different things.
 
 `Pack` is the truth: at load x a new, full battery lasts tau(x) seconds, so dt seconds cost dt / tau(x) of it.
 `Gauge` is what a UPS makes of it: it over-reports what an aged battery holds, or counts against the nameplate until
@@ -95,7 +95,7 @@ class GaugeKind(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GaugeFacts:
-    """What kind of gauge a UPS has.
+    """The kind of gauge that a UPS has.
 
     error: its runtime is this many times what its own sums should say. minutes: it tells whole minutes. lag_s: until
     the runtime follows a step of the load. knee: share of the battery that is left when its voltage falls.
@@ -116,8 +116,8 @@ class GaugeFacts:
     glitch_rate: float = 0.0
 
 
-class Told(NamedTuple):
-    """What the gauge says at one moment: seconds, percent, percent; None: it says nothing of it."""
+class GaugeReading(NamedTuple):
+    """The gauge's values at one moment: seconds, percent, percent; None: it says nothing of it."""
 
     runtime_s: float | None
     charge_pct: float | None
@@ -143,7 +143,7 @@ class Gauge:
             self._glitch_at_s = 0.0
             self._next_glitch()
 
-    def tell(self, at_s: float, pack: Pack, load: float, *, on_battery: bool) -> Told:
+    def tell(self, at_s: float, pack: Pack, load: float, *, on_battery: bool) -> GaugeReading:
         """Say how it looks at at_s, which never runs backwards. load: what is drawn, a share of the rating."""
         facts = self.facts
         seen = self._seen(at_s, load)
@@ -173,7 +173,7 @@ class Gauge:
             told_s = None if "runtime" in facts.silent else told_s
             charge_pct = None if "charge" in facts.silent else charge_pct
             load_pct = None if "load" in facts.silent else load_pct
-        return Told(told_s, charge_pct, load_pct, low)
+        return GaugeReading(told_s, charge_pct, load_pct, low)
 
     def _seen(self, at_s: float, load: float) -> float:
         """The load that the runtime is computed for: it follows the true one late."""

@@ -1,15 +1,21 @@
 """powerguard in the simulated world: the real core, stepped with readings and outcomes as its daemon would.
 
-What stands in for the daemon: readings once a second and when asked for, a journal that keeps what the real one would
-have kept when the daemon is killed, and effectors that ask the simulated host. Every step is checked.
+Simulated in place of the daemon: readings once a second and on request, a journal that keeps what the real one would
+have kept when the daemon is killed, and effectors that ask the simulated host (a kind of action that it does not name
+is done after 0.1 s). Every step is checked.
 """
 
 import heapq
 import json
 import math
+from dataclasses import replace
 
-from powerguard.core import needs, plan
-from powerguard.core.actions import (
+from powerguard.core.comeback.recovery import Stored, restore
+from powerguard.core.decide import conditions
+from powerguard.core.decide.machine import step
+from powerguard.core.energy import budget as sums
+from powerguard.core.energy import needs
+from powerguard.core.model.actions import (
     Action,
     ArmWay,
     CapPower,
@@ -30,30 +36,79 @@ from powerguard.core.actions import (
     TriggerCheckpoint,
     Way,
 )
-from powerguard.core.events import CheckpointProgress, Done, Event, Failed, ForeignStop, Outcome, TrainerSeen
-from powerguard.core.frozen import replace
-from powerguard.core.machine import step
-from powerguard.core.model import (
-    Holding,
-    OnBattery,
-    Online,
-    Recovery,
-    Shutdown,
-    State,
-    Step,
-    Supply,
+from powerguard.core.model.events import (
+    CheckpointProgress,
+    Done,
+    Event,
+    Failed,
+    ForeignStop,
+    Outcome,
+    SourceFailed,
+    TrainerSeen,
 )
-from powerguard.core.plain import from_plain, to_plain
-from powerguard.core.readings import SourceFailed
-from powerguard.core.recovery import Stored, restore
-from powerguard.sim.world.beside import Beside
-from powerguard.sim.world.host import STOPPING, Answer, Power
-from powerguard.sim.world.invariants import check_step
-from powerguard.sim.world.readied import TRAINER, drilled, policy_of
-from powerguard.sim.world.second import Second
-from powerguard.sim.world.together import check_restored
-from powerguard.sim.world.violation import hold
+from powerguard.core.model.policy import Drop, FeedPolicy, Health, Need, Policy, TrainerPolicy
+from powerguard.core.model.serialisation import from_plain, to_plain
+from powerguard.core.model.state import Holding, OnBattery, Online, Recovery, Shutdown, State, Step, Supply
+from powerguard.sim.world.chance import TWIN, OtherUpses, Second, stream
+from powerguard.sim.world.host import STOPPING, HostAnswer, Power
+from powerguard.sim.world.invariants import check_restored, check_step, hold
+from powerguard.sim.world.scene import Scene
+from powerguard.sim.world.site import Site
 from powerguard.sim.world.world import SOURCE, UPS, World
+
+TRAINER = "llm"
+_OLD_MONTHS = 36
+_DRILL_CHECKPOINTS = 5
+
+
+def policy_of(scene: Scene, site: Site) -> Policy:
+    """Return what the settings of such a site say: the data sheet's table, and the battery's date."""
+    alone = Policy(
+        boot_id="simboot1",
+        ups=UPS,
+        sources=1 if scene.second is None else 2,
+        runtime_table=tuple((load / 100.0, float(seconds)) for load, seconds in sorted(site.ups.runtime_table.items())),
+        health=0.6 if scene.age_months > _OLD_MONTHS else 0.75,
+        recharge_s=site.ups.recharge_h * 3600.0,
+        fsd_delay_s=site.faults.fsd_delay_s[0],
+        cap_share=site.host.capped_load if site.drill.cap else None,
+        signals=site.host.signals,
+        trainers=(TrainerPolicy(name=TRAINER, conduct=Conduct.PAUSE, disk="local"),),
+        ways=scene.returns.ways,
+        outputs=(UPS,) if scene.returns.output else (),
+        ups_off_s=sums.CUT_GUARD_S if scene.returns.output else 0.0,
+        late_reboot=scene.returns.late,
+    )
+    if not scene.beside.twin:
+        return alone
+    feeds = tuple(FeedPolicy(policy=replace(alone, ups=name)) for name in (UPS, TWIN))
+    return replace(alone, feeds=feeds, minimum_supplies=scene.beside.needed)
+
+
+def drilled(scene: Scene, site: Site, state: State) -> State:
+    """Return the state as a drill on this host would have left it; what it measures, the site file says."""
+    host, at_s = site.host, state.battery.at_s
+    if site.drill.done:
+        health = Health(
+            share=scene.measured_health, error=max(site.drill.health_error, 0.01), depth=0.5, at_s=at_s, how="drill"
+        )
+        chance = stream(scene.seed, "drill checkpoints")
+        trainer = site.trainer
+        took = tuple(
+            trainer.checkpoint_median_s * chance.lognormvariate(0.0, trainer.checkpoint_spread)
+            for _ in range(_DRILL_CHECKPOINTS)
+        )
+        pause = Drop(before=host.load, after=host.load * host.paused_load, at_s=at_s)
+        learned = replace(
+            state.learned, pauses=((TRAINER, pause),), needs=(Need(of="checkpoint", name=TRAINER, seconds=took),)
+        )
+        battery = replace(state.battery, model=replace(state.battery.model, health=health), health=health.share)
+        state = replace(state, learned=learned, battery=battery)
+    if site.drill.cap:
+        cap = Drop(before=host.load, after=host.load * host.capped_load, at_s=at_s, speed=host.capped_speed)
+        state = replace(state, learned=replace(state.learned, cap=cap))
+    return state
+
 
 POLL_S = 1.0
 CALM_POLL_S = 4.0
@@ -74,7 +129,7 @@ _SOONEST_CUT_S = 30.0
 _LAST_S = 0.5
 """Before the end of the stop: the daemon is the last but the network."""
 _FOREIGN_LIMIT_S = 1e9
-"""Whoever else stops the host has no deadline."""
+"""A foreign stop of the host has no deadline."""
 _NEWS_S = 2.5 * CALM_POLL_S
 
 
@@ -93,7 +148,7 @@ class Guarded:
         self._kept_at_s = -math.inf
         self._kept_boot = ""
         self._open: dict[str, Action] = {}
-        self._known: dict[str, tuple[float, Answer]] = {}
+        self._known: dict[str, tuple[float, HostAnswer]] = {}
         self._newest = ""
         """The checkpoint that was ordered last."""
         self._due: list[tuple[float, int, Event]] = []
@@ -108,7 +163,7 @@ class Guarded:
         self._stopped = False
         """The daemon was told to end: the host goes down, and it is the last to go."""
         self._second: Second | None = None
-        self._beside = Beside(world.scene.beside, world.now_s)
+        self._beside = OtherUpses(world.scene.beside, world.now_s)
         self._foreseen_s = self._busy_s = self._turned_s = -math.inf
 
     # --- As the engine sees it ---------------------------------------------------------------------------------------
@@ -133,7 +188,7 @@ class Guarded:
         self._missed = 0
         facts = self.world.scene.second
         self._second = None if facts is None else Second(facts)
-        self._beside = Beside(self.world.scene.beside, now_s)
+        self._beside = OtherUpses(self.world.scene.beside, now_s)
         if was_off_s is None:
             self._policy = needs.fold(self._policy, self._state.learned)
             answer = restore(self._policy, None, now_s + self._offset_s)
@@ -244,8 +299,8 @@ class Guarded:
                 return False
         if now_s >= self._foreseen_s:
             self._foreseen_s = now_s + CALM_S / 2
-            budget = plan.outage_budget(self._policy, state, now_s + self._offset_s)
-            next_s = next((told.at_s for told in plan.forecast(self._policy, state, budget)), None)
+            budget = conditions.outage_budget(self._policy, state, now_s + self._offset_s)
+            next_s = next((told.at_s for told in conditions.forecast(self._policy, state, budget)), None)
             self._busy_s = now_s if next_s is None else next_s - self._offset_s - CALM_S
         return now_s < self._busy_s
 
@@ -280,7 +335,7 @@ class Guarded:
             self._turned_s = world.now_s
 
     def _watch(self) -> None:
-        """What the trainer says of itself, when it changes and now and then."""
+        """Report the trainer's state when it changes, and from time to time."""
         host, now_s = self.world.host, self.world.now_s
         seen = (host.trainer_alive, host.paused)
         if seen == self._seen and now_s - self._seen_s < _SEEN_S:
@@ -354,11 +409,11 @@ class Guarded:
             done = Done(at_s=ends_s + self._offset_s, action=action, took_s=answer.after_s, detail=answer.detail)
             self._later(ends_s, done)
 
-    def _ordered(self, action: Action) -> Answer:
+    def _ordered(self, action: Action) -> HostAnswer:
         """Ask the world."""
         world, host = self.world, self.world.host
         now_s = world.now_s
-        answer = Answer(after_s=0.1)
+        answer = HostAnswer(after_s=0.1)
         match action:
             case TriggerCheckpoint():
                 answer = host.checkpoint(now_s, action.after)
@@ -378,18 +433,18 @@ class Guarded:
                 answer = self._going_down(action)
         return answer
 
-    def _going_down(self, action: Action) -> Answer:
+    def _going_down(self, action: Action) -> HostAnswer:
         """Ask the world for what a power-off, and the way back from it, are made of."""
         world, host = self.world, self.world.host
-        answer = Answer(after_s=0.1)
+        answer = HostAnswer(after_s=0.1)
         match action:
             case EnsurePolicy() if world.scene.bmc_refuses:
-                answer = Answer(after_s=_BMC_S, failure="the BMC refuses the session")
+                answer = HostAnswer(after_s=_BMC_S, failure="the BMC refuses the session")
             case EnsurePolicy():
                 world.always_on = not world.scene.returns.lies
-                answer = Answer(after_s=_BMC_S, detail=(("policy", "always-on"), ("verified", True)))
+                answer = HostAnswer(after_s=_BMC_S, detail=(("policy", "always-on"), ("verified", True)))
             case SyncFilesystems():
-                answer = Answer(after_s=_SYNC_S, detail=(("filesystems", 1),))
+                answer = HostAnswer(after_s=_SYNC_S, detail=(("filesystems", 1),))
             case PowerOff():
                 answer = world.power_off(action.force_after_s)
             case ArmWay():
@@ -404,7 +459,7 @@ class Guarded:
                 pass
         return answer
 
-    def _signalled(self, action: StopTrainer | TerminateTrainer | ContinueTrainer) -> Answer:
+    def _signalled(self, action: StopTrainer | TerminateTrainer | ContinueTrainer) -> HostAnswer:
         """Signal the trainer; whether it may be, the world knows better than the core."""
         world = self.world
         if isinstance(action, ContinueTrainer):
@@ -422,7 +477,7 @@ class Guarded:
         hold(not known, "nobody is signalled with utility there")
         return world.host.signal(world.now_s, "stop" if isinstance(action, StopTrainer) else "terminate")
 
-    def _progress(self, action: TriggerCheckpoint, answer: Answer, limit_s: float) -> None:
+    def _progress(self, action: TriggerCheckpoint, answer: HostAnswer, limit_s: float) -> None:
         """A trainer says once when it expects to be done; a hung one means it as well."""
         at_s = self.world.now_s + _PROGRESS_S
         if self.world.host.is_deaf or answer.failure or at_s >= min(limit_s, self.world.now_s + answer.after_s):
@@ -452,7 +507,7 @@ class Guarded:
 
     def _restart(self) -> None:
         now_s = self.world.now_s
-        self._beside = Beside(self.world.scene.beside, now_s)
+        self._beside = OtherUpses(self.world.scene.beside, now_s)
         self._back_s = None
         self._missed = 0
         in_flight = tuple(self._open.values())

@@ -2,6 +2,12 @@
 
 Everything is asked with the time, and answered with how long it takes; `advance` lets time pass. Progress is counted in
 seconds of training at full speed.
+
+Where a simulated training's checkpoints lie, and what of them is there when it resumes.
+
+Locally every few minutes, in a second tier every half hour, and what was ordered. Progress is seconds of training at
+full speed. A disk may have no room, so that nothing new becomes durable; and what a tier has acknowledged may turn out
+torn: then the resume takes the same step from the next tier, else an older one, and what lies between is lost.
 """
 
 import math
@@ -9,11 +15,61 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from enum import StrEnum
 
-from powerguard.core.actions import Conduct, Scalar
-from powerguard.sim.world.scene import Scene
-from powerguard.sim.world.site import Site
-from powerguard.sim.world.streams import stream, uniform
-from powerguard.sim.world.tiers import Tiers
+from powerguard.core.model.actions import Conduct, Scalar
+from powerguard.sim.world.chance import stream, uniform
+from powerguard.sim.world.scene import Scene, TrainerFacts
+from powerguard.sim.world.site import Site, TrainerSite
+
+_LOCAL_SAVE_S = 20.0
+_COPY_S = 300.0
+_KEPT = 2
+
+
+class Tiers:
+    """The checkpoints of one training. passed_over: how many torn ones resumes have refused so far."""
+
+    def __init__(self, facts: TrainerFacts, site: TrainerSite) -> None:
+        """Begin with what was saved before the story begins."""
+        self.passed_over = 0
+        self._facts, self._site = facts, site
+        self._saved_s = self._ordered_s = -facts.saved_ago_s
+        self._copied_s = -facts.saved_ago_s - facts.copied_ago_s
+
+    def keep(self, progress_s: float) -> None:
+        """What was ordered is durable."""
+        self._ordered_s = max(self._ordered_s, progress_s)
+
+    def durable_s(self, progress_s: float) -> float:
+        """Progress that is acknowledged as durable, with training at progress_s."""
+        return max(self._ordered_s, *self._periodic(progress_s))
+
+    def resume(self, progress_s: float) -> float:
+        """Lose what is not durable; return the progress that training resumes from."""
+        local = sorted({self._ordered_s, *self._periodic(progress_s)}, reverse=True)[:_KEPT]
+        torn = min(self._facts.torn, len(local))
+        self.passed_over += torn
+        from_s = min(progress_s, max([*local[torn:], self._copy(progress_s)]))
+        self._saved_s = self._ordered_s = from_s
+        self._copied_s = min(self._copied_s, from_s)
+        return from_s
+
+    def _periodic(self, progress_s: float) -> list[float]:
+        """The last two that it saved by itself, the newest first; those that were there at first, else."""
+        if self._facts.disk_full:
+            return [self._saved_s]
+        every_s = self._site.local_every_s
+        count = math.floor((progress_s - _LOCAL_SAVE_S - self._saved_s) / every_s)
+        if count < 0:
+            return [self._saved_s]
+        return [min(self._saved_s + every_s * (count - back), progress_s) for back in range(min(_KEPT, count + 1))]
+
+    def _copy(self, progress_s: float) -> float:
+        """The newest whole copy in the second tier, which is never waited for in an outage."""
+        if self._facts.disk_full:
+            return self._copied_s
+        count = math.floor((progress_s - _COPY_S - self._saved_s) / self._site.remote_every_s)
+        return self._copied_s if count < 1 else self._saved_s + self._site.remote_every_s * count
+
 
 _TERMINATED_S = 2.0
 _NO_SPACE_S = 1.0
@@ -21,7 +77,7 @@ _STUCK_TRAINER_SHARE = 0.3
 
 
 class Power(StrEnum):
-    """What the host is."""
+    """The host's power state."""
 
     UP = "up"
     STOPPING = "stopping"
@@ -35,7 +91,7 @@ UP, STOPPING, OFF, DARK = Power
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Answer:
+class HostAnswer:
     """How an order goes: after after_s it is done with `detail`, or has failed; inf: nobody ever answers."""
 
     after_s: float
@@ -159,16 +215,16 @@ class Host:
 
     # --- What it is asked ----------------------------------------------------------------------------------------
 
-    def checkpoint(self, at_s: float, after: Conduct) -> Answer:
+    def checkpoint(self, at_s: float, after: Conduct) -> HostAnswer:
         """Order a checkpoint: beside training (CONTINUE), or of the step at which training pauses."""
         if not self._reachable:
-            return Answer(after_s=0.1, failure="connection refused")
+            return HostAnswer(after_s=0.1, failure="connection refused")
         if self._dies:
             self._dies = False
             self._die(at_s)
-            return Answer(after_s=0.3, failure="connection reset by peer")
+            return HostAnswer(after_s=0.3, failure="connection reset by peer")
         if self.is_deaf:
-            return Answer(after_s=math.inf)
+            return HostAnswer(after_s=math.inf)
         pauses = after is not Conduct.CONTINUE
         spoilt = self._spoilt(at_s, pauses=pauses)
         if spoilt is not None:
@@ -182,14 +238,14 @@ class Host:
         elif self.training and trainer.stall_s:
             self.progress_s = max(self.durable_s, self.progress_s - trainer.stall_s)
         if hung:
-            return Answer(after_s=math.inf)  # A collective that never ends; the next one is another one.
+            return HostAnswer(after_s=math.inf)  # A collective that never ends; the next one is another one.
         ends_s = self._disk_free_s = begin_s + takes_s
         self._written_step = self.step
         begun: list[float] = []
         self._later(begin_s, lambda: begun.append(self.progress_s))
         self._later(ends_s, lambda: None if self.stopped else self._durable(begun[-1]))
         at_paused = pauses and not self._scene.trainer.never_pauses
-        return Answer(
+        return HostAnswer(
             after_s=ends_s - at_s + 0.1,
             detail=(
                 ("step", self.step),
@@ -199,7 +255,7 @@ class Host:
             ),
         )
 
-    def _spoilt(self, at_s: float, *, pauses: bool) -> Answer | None:
+    def _spoilt(self, at_s: float, *, pauses: bool) -> HostAnswer | None:
         """The answer where this trainer's ranks or disk spoil it, or where it joins what is under way; None: all well.
 
         Training stands all the same, if it is to: a second try then loses nothing.
@@ -214,17 +270,17 @@ class Host:
         if joins:
             paused = pauses and not facts.never_pauses
             detail = (("step", self._written_step), ("at_paused_step", False), ("paused", paused), ("verified", True))
-            return Answer(after_s=self._disk_free_s - at_s + 0.1, detail=detail)
+            return HostAnswer(after_s=self._disk_free_s - at_s + 0.1, detail=detail)
         if facts.disk_full:
-            return Answer(after_s=stands_s + _NO_SPACE_S, failure="checkpoint failed: No space left on device")
-        return Answer(after_s=stands_s + facts.rank_lost_s, failure="checkpoint failed: rank 3 has fallen silent")
+            return HostAnswer(after_s=stands_s + _NO_SPACE_S, failure="checkpoint failed: No space left on device")
+        return HostAnswer(after_s=stands_s + facts.rank_lost_s, failure="checkpoint failed: rank 3 has fallen silent")
 
-    def pause(self, at_s: float) -> Answer:
+    def pause(self, at_s: float) -> HostAnswer:
         """Order training to stand still at its next step."""
         if not self._reachable:
-            return Answer(after_s=0.1, failure="connection refused")
+            return HostAnswer(after_s=0.1, failure="connection refused")
         if self._scene.trainer.never_pauses or self.is_deaf:
-            return Answer(after_s=math.inf)
+            return HostAnswer(after_s=math.inf)
         pause_at_s = self._pause_at_s(at_s)
         self._pauses += 1
         asked = self._pauses
@@ -234,58 +290,58 @@ class Host:
                 self.training, self.paused = False, True
 
         self._later(pause_at_s, stand)
-        return Answer(after_s=pause_at_s - at_s + 0.1)
+        return HostAnswer(after_s=pause_at_s - at_s + 0.1)
 
-    def resume(self, at_s: float) -> Answer:
+    def resume(self, at_s: float) -> HostAnswer:
         """Order training to go on."""
         if not self._reachable:
-            return Answer(after_s=0.1, failure="connection refused")
+            return HostAnswer(after_s=0.1, failure="connection refused")
         if self.is_deaf:
-            return Answer(after_s=math.inf)
+            return HostAnswer(after_s=math.inf)
         self._pauses += 1
         self._later(at_s + 0.2, self._going_on)
-        return Answer(after_s=0.3)
+        return HostAnswer(after_s=0.3)
 
-    def cap(self, at_s: float, *, on: bool) -> Answer:
+    def cap(self, at_s: float, *, on: bool) -> HostAnswer:
         """Cap GPU power, or lift the cap."""
 
         def change() -> None:
             self.capped = on
 
         self._later(at_s + 0.5, change)
-        return Answer(after_s=0.6)
+        return HostAnswer(after_s=0.6)
 
-    def signal(self, at_s: float, word: str) -> Answer:
+    def signal(self, at_s: float, word: str) -> HostAnswer:
         """Have the trainer's processes stopped ("stop"), let go on ("continue") or ended ("terminate")."""
         if word == "continue":
             self._later(at_s + 0.2, self._went_on)
-            return Answer(after_s=0.3)
+            return HostAnswer(after_s=0.3)
         if not self._reachable:
-            return Answer(after_s=0.1, failure="nobody can be asked there")
+            return HostAnswer(after_s=0.1, failure="nobody can be asked there")
         change = self._stand if word == "stop" else self._end
         self._later(at_s + (0.2 if word == "stop" else _TERMINATED_S), change)
-        return Answer(after_s=0.3, detail=(("processes", 1),))
+        return HostAnswer(after_s=0.3, detail=(("processes", 1),))
 
-    def start_training(self, at_s: float) -> Answer:
+    def start_training(self, at_s: float) -> HostAnswer:
         """Start what trains, after a boot or a trainer's death; nothing where it runs."""
         if self.power is not Power.UP:
-            return Answer(after_s=0.1, failure="the host is going down")
+            return HostAnswer(after_s=0.1, failure="the host is going down")
         self.paused = False
         if not self.trainer_alive or not self.training:
             loads_s = self._site.trainer.restart_s if self._ended else 0.0
             self._later(max(at_s + loads_s, self.trains_from_s), self._begin)
             self.starts = True
-        return Answer(after_s=0.5)
+        return HostAnswer(after_s=0.5)
 
-    def power_off(self, at_s: float, force_after_s: float) -> Answer:
+    def power_off(self, at_s: float, force_after_s: float) -> HostAnswer:
         """Order the host off; what still runs after force_after_s is cut off hard."""
         site = self._site.host
         if self.power is Power.STOPPING:
             self.stop_ends_s = min(self.stop_ends_s, at_s + force_after_s + site.off_s)
             self._later(self.stop_ends_s, self._off)
-            return Answer(after_s=0.1)
+            return HostAnswer(after_s=0.1)
         if self.power is not Power.UP:
-            return Answer(after_s=math.inf)
+            return HostAnswer(after_s=math.inf)
         self.power = Power.STOPPING
         chance = self._stops
         takes_s = site.stop_median_s * chance.lognormvariate(0.0, site.stop_spread)
@@ -297,7 +353,7 @@ class Host:
         if not (stuck and by_trainer):
             self._later(min(at_s + _TERMINATED_S, self.stop_ends_s), self._killed)
         self._later(self.stop_ends_s, self._off)
-        return Answer(after_s=0.1, detail=(("via", "simulated"),))
+        return HostAnswer(after_s=0.1, detail=(("via", "simulated"),))
 
     # --- What happens to it --------------------------------------------------------------------------------------
 

@@ -1,4 +1,10 @@
-"""Many outages on all cores. Outage i of a run with seed s is that of seed s + i, so each can be played again alone."""
+"""Many outages on all cores. Outage i of a run with seed s is that of seed s + i, so each can be played again alone.
+
+A process that plays outages for another one, and ends in the middle of one when nobody wants them any more.
+
+It imports next to nothing by itself: what is played comes as bytes, and is loaded where an interrupt can end it. While
+it plays it is not interrupted, for that would leave things behind: who plays for long asks in between (`check`).
+"""
 
 import multiprocessing
 import os
@@ -7,18 +13,75 @@ import signal
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ProcessPoolExecutor
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from functools import partial
 from itertools import islice
 from multiprocessing import resource_tracker
+from multiprocessing.connection import Connection
 from queue import SimpleQueue
+from typing import Any, ClassVar
 
 from powerguard.sim.world.policies import one
-from powerguard.sim.world.report import Options, Sample, sample
+from powerguard.sim.world.report import Sample, SimulationOptions, sample
 from powerguard.sim.world.site import Site
-from powerguard.sim.world.worker import Worker
 
-Play = Callable[[Site, Options, int], Sample]
+
+class UnwantedError(BaseException):
+    """The result of this outage is no longer wanted."""
+
+
+class WorkerProcess:
+    """The state of a worker process: whether it is still wanted, and whether it is loading."""
+
+    unwanted: ClassVar[bool] = False
+    loading: ClassVar[bool] = False
+    loaded: ClassVar[tuple[bytes, Callable[[int], Any]] | None] = None
+
+    @classmethod
+    def begin(cls, wanted: Connection) -> None:
+        """Leave interrupts to the parent. wanted: ends when the parent closes it, or dies."""
+        signal.signal(signal.SIGINT, signal.SIG_IGN)
+        signal.signal(signal.SIGUSR1, cls._leave)
+        threading.Thread(target=cls._listen, args=(wanted,), daemon=True).start()
+
+    @classmethod
+    def _listen(cls, wanted: Connection) -> None:
+        with suppress(EOFError, OSError):
+            wanted.recv_bytes()
+        cls.unwanted = True
+        signal.pthread_kill(threading.main_thread().ident or 0, signal.SIGUSR1)
+
+    @classmethod
+    def _leave(cls, *_: object) -> None:
+        if cls.loading:
+            raise UnwantedError
+
+    @classmethod
+    def check(cls) -> None:
+        """Raise UnwantedError where nobody waits any more."""
+        if cls.unwanted:
+            raise UnwantedError
+
+    @classmethod
+    def play(cls, what: bytes, seeds: range) -> list[Any]:
+        """Play a chunk, until nobody waits for it any more. what: a function of a seed, as `pickle` has it."""
+        samples: list[Any] = []
+        try:
+            if cls.loaded is None or cls.loaded[0] != what:
+                cls.loading = True
+                cls.loaded = what, pickle.loads(what)  # noqa: S301 - from the process that has started this one
+                cls.loading = False
+            for seed in seeds:
+                cls.check()
+                samples.append(cls.loaded[1](seed))
+        except UnwantedError:
+            return []
+        finally:
+            cls.loading = False
+        return samples
+
+
+Play = Callable[[Site, SimulationOptions, int], Sample]
 Tell = Callable[[int], None]
 """Called with the number of outages that have been played."""
 _CHUNK = 50
@@ -28,14 +91,16 @@ _AHEAD = 3
 """Chunks for each process, so that it has the next one when it ends one."""
 
 
-def play_many(site: Site, options: Options, *, jobs: int | None = None, tell: Tell = lambda _: None) -> list[Sample]:
+def play_many(
+    site: Site, options: SimulationOptions, *, jobs: int | None = None, tell: Tell = lambda _: None
+) -> list[Sample]:
     """Play all outages of a run. jobs: processes; None: one for each core. The samples come in no order."""
     jobs = min(jobs or cores(), max(1, options.outages // _CHUNK))
     size = min(_MOST_CHUNK, max(_CHUNK // 2, options.outages // (8 * jobs)))
     return spread(_played, site, options, jobs=jobs, size=size, tell=tell)
 
 
-def _played(site: Site, options: Options, seed: int) -> Sample:
+def _played(site: Site, options: SimulationOptions, seed: int) -> Sample:
     return sample(*one(seed, site, options.policy, faults=options.faults))
 
 
@@ -44,13 +109,13 @@ def cores() -> int:
     return len(os.sched_getaffinity(0))
 
 
-def _chunks(options: Options, size: int) -> Iterator[range]:
+def _chunks(options: SimulationOptions, size: int) -> Iterator[range]:
     end = options.seed + options.outages
     for begin in range(options.seed, end, size):
         yield range(begin, min(begin + size, end))
 
 
-def spread(play: Play, site: Site, options: Options, *, jobs: int, size: int, tell: Tell) -> list[Sample]:
+def spread(play: Play, site: Site, options: SimulationOptions, *, jobs: int, size: int, tell: Tell) -> list[Sample]:
     """Play all outages in chunks of size, in so many processes; with one job in this one.
 
     play: a function of a module, for the processes must find it again. An interrupt ends it in the middle of whatever
@@ -67,12 +132,12 @@ def spread(play: Play, site: Site, options: Options, *, jobs: int, size: int, te
     heard, wanted = context.Pipe(duplex=False)
     with (
         heard,
-        ProcessPoolExecutor(jobs, mp_context=context, initializer=Worker.begin, initargs=(heard,)) as pool,
+        ProcessPoolExecutor(jobs, mp_context=context, initializer=WorkerProcess.begin, initargs=(heard,)) as pool,
     ):
         try:
             return _gathered(
                 pool,
-                partial(Worker.play, pickle.dumps(partial(play, site, options))),
+                partial(WorkerProcess.play, pickle.dumps(partial(play, site, options))),
                 _chunks(options, size),
                 jobs,
                 tell,

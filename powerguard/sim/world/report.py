@@ -1,14 +1,99 @@
-"""What many outages came to: one object, the same whatever played them.
+"""The report on many outages: one object, the same whatever played them.
 
 Counts are of outages, not of events: an outage with two shutdowns is one that had to shut down.
+
+Which ways back there were in an outage, and which of them brought the host back: `stranded` is told for each set.
+
+The letters are those of docs/guides/return.md.
+
+Writes docs/reference/simulate.md: python -m powerguard.sim.world.report > docs/reference/simulate.md.
 """
 
-from collections.abc import Iterable
+from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
 
-from powerguard.sim.world.layers import LETTERS, Layers, Return
+from pydantic import BaseModel
+
+from powerguard.core.model.actions import Way
+from powerguard.sim.world.back import Waker
 from powerguard.sim.world.run import Result
+from powerguard.sim.world.scene import Scene
+from powerguard.sim.world.site import Site
+
+LETTERS: Final = {
+    Waker.REBOOT: "A",
+    Waker.OUTPUT: "B",
+    Waker.SENTINEL: "C",
+    Waker.WATCHDOG: "D",
+    Waker.RTC: "E",
+    Waker.POLICY: "P",
+}
+"""Every way back, in the order in which they are told."""
+ALWAYS_ON: Final = "always-on"
+LIES: Final = "lies"
+OFF: Final = "off"
+
+
+class Layers(NamedTuple):
+    """A set of ways back, as the operator of this host would name it.
+
+    output: what its UPS is said to do when utility returns in the countdown: cycles, aborts, stays_off or unknown; "":
+    this host switches none. policy: the BMC's in the outage: ALWAYS_ON; LIES: taken, and not kept; OFF.
+    """
+
+    reboot: bool
+    output: str
+    sentinel: bool
+    watchdog: bool
+    rtc: bool
+    policy: str
+
+    @property
+    def ways(self) -> list[str]:
+        """The names of those that are there, but for the policy."""
+        return [waker.value for waker in LETTERS if waker is not Waker.POLICY and getattr(self, waker.value)]
+
+    def __str__(self) -> str:
+        letters = [LETTERS[Waker(way)] + (f" {self.output}" if way == Waker.OUTPUT else "") for way in self.ways]
+        policy = {ALWAYS_ON: ["P"], LIES: ["P lies"], OFF: []}[self.policy]
+        return ", ".join(letters + policy) or "nothing"
+
+
+class Return(NamedTuple):
+    """How the host of one outage came back.
+
+    broken: a clock, sentinel or watchdog of it does not do what it promises. by: who switched it on, each once; empty:
+    it was never off, or only a person did. wait_s: from utility's return, or the power-off if that was later, until it
+    was on, in all, without the time of a person.
+    """
+
+    layers: Layers
+    broken: bool
+    by: tuple[str, ...]
+    wait_s: float
+
+
+def returned(scene: Scene, wakers: Collection[Waker], wait_s: float, *, arms: bool, brackets: bool = False) -> Return:
+    """Tell it of an outage that is over.
+
+    wakers: who switched the host on. arms: whoever decided there arms what there is, and ensures the BMC's policy;
+    brackets: the policy is another but for that.
+    """
+    facts = scene.returns
+    is_on = (scene.always_on and not brackets) or (arms and not scene.bmc_refuses)
+    ways = facts.ways if arms else ()
+    layers = Layers(
+        reboot=arms and facts.late,
+        output=facts.told if Way.OUTPUT in ways else "",
+        sentinel=Way.SENTINEL in ways,
+        watchdog=Way.WATCHDOG in ways,
+        rtc=Way.RTC in ways,
+        policy=LIES if facts.lies else ALWAYS_ON if is_on else OFF,
+    )
+    by = tuple(waker.value for waker in LETTERS if waker in wakers)
+    return Return(layers=layers, broken=arms and facts.broken, by=by, wait_s=wait_s)
+
 
 MOST_TOLD: Final = 100
 """Seeds of planning failures that are listed; their number is always told in full."""
@@ -17,7 +102,7 @@ MOST_SEEDS: Final = 5
 
 
 class Sample(NamedTuple):
-    """What one outage came to: seconds, and what happened in it at least once."""
+    """The result of one outage: seconds, and what happened in it at least once."""
 
     seed: int
     excess_s: float
@@ -53,8 +138,8 @@ def sample(result: Result, excess_s: float, beyond_bound_s: float, back: Return)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Options:
-    """What was asked for. site: the file as it was named; None: the defaults. level: core, loop or sockets."""
+class SimulationOptions:
+    """The options of a run. site: the file as it was named; None: the defaults. level: core or loop."""
 
     seed: int
     outages: int
@@ -77,7 +162,7 @@ class Options:
         return " ".join(words)
 
 
-def report(samples: Iterable[Sample], options: Options) -> dict[str, Any]:
+def report(samples: Iterable[Sample], options: SimulationOptions) -> dict[str, Any]:
     """Return the object that `powerguard simulate --json` prints; docs/reference/simulate.md explains each key."""
     ordered = sorted(samples)
     count = len(ordered)
@@ -140,3 +225,181 @@ def _by_ways(samples: Iterable[Sample]) -> list[dict[str, Any]]:
 def _mean(values: Iterable[float]) -> float:
     known = list(values)
     return round(sum(known) / len(known), 3) if known else 0.0
+
+
+_KEYS: Final = (
+    ("policy, level, seed, faults, site, outages", "what was asked for"),
+    (
+        "excess_s_mean, excess_s_p95",
+        "seconds of training lost beyond the oracle (who minimises them alone), per outage",
+    ),
+    ("beyond_bound_s_mean", "the same beyond what nobody can beat"),
+    ("loss_s_mean", "seconds of training lost in all, per outage"),
+    ("rollback_s_mean", "of these, work that had to be done again"),
+    ("planning_dirty, physics_dirty", "outages in which power was lost under the host, and why"),
+    (
+        "shutdowns, needless, stranded",
+        "outages with a power-off, with a needless one, with a host that did not come back",
+    ),
+    ("stranded_by_ways", "for each set of ways back that there was: who came back by what, and who did not (below)"),
+    ("planning_dirty_outages", "the first hundred of those: {seed, reproduce}"),
+    ("invariant_violations", "every one: {seed, violation, reproduce}"),
+    ("warnings", "what in the site file makes the comparison doubtful, in words"),
+)
+_HEAD: Final = """# powerguard simulate
+
+Made from the code: `python -m powerguard.sim.world.report > docs/reference/simulate.md`.
+
+`powerguard simulate` plays outages by the thousand in a simulated world: worn batteries, wrong gauges, trainers that
+hang, BMCs that refuse, other programs that switch the UPS off, a daemon that is killed. It shows whether powerguard
+keeps its promises, and what it costs compared with simple rules. It needs neither settings nor root, and touches
+nothing outside its process.
+
+    powerguard simulate                                  # 1,000 outages with faults
+    powerguard simulate --outages 100000 --json          # also finds rare cases; up to half an hour on two cores
+    powerguard simulate --policy nut --no-faults         # what upsmon's default rule would have done
+    powerguard simulate --seed 4711 --outages 1          # one outage again, with the same result
+
+Outage *i* of a run with `--seed s` has the seed *s + i*. A problem is printed with the command that plays it again.
+Exit 0: no invariant was violated; 1: one was. Power lost by planning is a figure, not a violation: `powerguard
+simulate --json | jq -e '.planning_dirty == 0'`.
+
+| `--level` | real | replaced |
+| --- | --- | --- |
+| `core` (default) | every decision, the journal's content | the loop, time, sources, effectors |
+| `loop` | also the daemon's loop, bulkhead, journal on disk, turns of the power-on methods | time, sources, effectors |
+
+`powerguard demo` and the end-to-end tests use real network connections. At level `core`, the core gets readings once
+a second, or every four seconds if it foresees no event for 15 s. At level `loop`, the daemon is killed between any
+two turns, and peers hang, lie and answer late.
+
+## Words
+
+- **Oracle**: the best result, outage by outage, of `fixed`, `nut`, `apcupsd` and powerguard's rule with the true
+  state of the battery, in seconds of training. **Excess**: training time lost beyond the oracle. **Bound**: a plan
+  that knows everything and keeps no margin.
+- **Lost by planning**: the host lost power although a plan could have saved it with what was known. **By physics**: a
+  bad cell, or less than 15 s between the first sign and the end.
+- **Needless**: utility returned while the battery would still have carried the paused host.
+- **Stranded**: the host was off and AC had never dropped, so a person must press the button. That wait is not counted
+  as loss: the button is pressed at once if no outage follows within 10 minutes, otherwise after the last one.
+
+## Assumptions
+
+- Outage lengths: under 1 minute 31 %, 1 to 5 minutes 27 %, 5 to 30 minutes 14 %, 30 to 120 minutes 17 %, 2 to 4 hours
+  6 %, longer 5 %. A quarter is followed by another one after about two minutes.
+- Batteries hold 60 to 100 % of a new one. Half of the gauges report too much in proportion, half count against the
+  nameplate and drop suddenly. 2 % have a bad cell.
+- A stop takes 45 s, and 15 % of them 105 s or more. A paused host draws 35 %, a capped one 67 % at 80 % of the speed.
+  Trainers save every 300 s, and 2 % of checkpoints hang. From power-on to training: 180 s, and 480 s if power was
+  lost.
+- `fixed` triggers a checkpoint, sleeps 50 s and halts, without a UPS cycle. `nut` waits for low battery; `apcupsd`
+  for 5 %, 3 minutes or low battery. For both, killpower works, and neither asks for a checkpoint.
+
+## Your site
+
+`--site FILE` replaces numbers of the world; mistakes are reported with line and column. If a checkpoint takes as long
+as the interval between the trainer's own saves, a warning says that this favours `nut` and `apcupsd`.
+
+```yaml
+# A 10 kVA unit at half load, batteries of unknown age, a big model on a slow disk.
+ups:
+  runtime_table: {50: 900, 100: 330}
+  health: [0.5, 0.9]
+host:
+  load: 0.5
+  stop_median_s: 70
+trainer:
+  checkpoint_median_s: 90
+drill: {done: true, cap: false}   # what powerguard has measured beforehand on this site
+outage:
+  bins:
+    - {from_s: 1, to_s: 60, share: 0.7}
+    - {from_s: 60, to_s: 3600, share: 0.3}
+```
+
+`returns` adds power-on methods besides the BMC's policy, and how often they fail. The table of the output then has a
+row for each set of methods:
+
+```yaml
+returns: {output_share: 0.5, hidden_share: 0.5, sentinel_share: 1.0, late_share: 1.0,
+          bracket_share: 0.3, fails_share: 0.1}
+```
+
+`python -m bench simulated` and `python -m bench ways` print the tables of the [benchmarks](../benchmarks.md).
+
+## The object
+
+[An example](simulate.json). Counts are of outages; seconds are rounded to a thousandth.
+
+| key | meaning |
+| --- | --- |"""
+_WAYS: Final = (
+    ("set", "the set in short, by the letters of [the guide](../guides/return.md)"),
+    ("ways", "those of `reboot` (A), `output` (B), `sentinel` (C), `watchdog` (D), `rtc` (E) that this host names"),
+    (
+        "output",
+        "what its UPS is said to do when utility returns in the countdown: cycles, aborts, stays_off, unknown; or null",
+    ),
+    ("policy", "of the BMC (P), in the outage: `always-on`; `lies`: said to be, and is not; `off`"),
+    ("outages, went_off", "outages with this set, and those in which the host was off or dark"),
+    ("stranded, stranded_broken", "those in which it stayed off; of them with a way that does not do what it promises"),
+    ("stranded_seeds", "the first five of those"),
+    (
+        "back_by",
+        "outages in which that switched it on; output: AC's return, after a cut that it had ordered; policy: any other",
+    ),
+    (
+        "wait_s_mean",
+        "seconds from utility's return (or off, if later) until it was on; mean of those that something brought back",
+    ),
+    ("excess_s_mean", "as above, of this set alone"),
+)
+_SETS: Final = """
+### stranded_by_ways
+
+One row for each set that occurred. Whoever is played with another
+`--policy`, or in dry-run, has but P.
+
+| key | meaning |
+| --- | --- |"""
+_SITE: Final = """
+## The site file
+
+A share is 0 to 1; a pair is [least, most]. What is not named keeps its default."""
+
+
+def page() -> str:
+    """Return the page."""
+    lines = [_HEAD, *(f"| {keys} | {meaning} |" for keys, meaning in _KEYS)]
+    lines += [_SETS, *(f"| {keys} | {meaning} |" for keys, meaning in _WAYS), _SITE]
+    for name, section in Site.model_fields.items():
+        default: Any = section.default
+        lines += [
+            "",
+            f"### {name}",
+            "",
+            f"{section.description}",
+            "",
+            "| key | default | meaning |",
+            "| --- | --- | --- |",
+        ]
+        for key, field in type(default).model_fields.items():
+            lines.append(f"| {key} | {_shown(getattr(default, key))} | {field.description} |")
+    return "\n".join(lines) + "\n"
+
+
+def _shown(value: object) -> str:
+    if isinstance(value, BaseModel):
+        return "{" + ", ".join(f"{key}: {_shown(item)}" for key, item in value) + "}"
+    if isinstance(value, dict):
+        return "{" + ", ".join(f"{_shown(key)}: {_shown(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, tuple):
+        return "[" + ", ".join(_shown(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return str(value).lower()
+    return f"{value:g}" if isinstance(value, float) else str(value)
+
+
+if __name__ == "__main__":
+    print(page(), end="")

@@ -11,15 +11,15 @@ from typing import Protocol
 
 from powerguard.sim.world.back import Waker
 from powerguard.sim.world.host import Power
+from powerguard.sim.world.invariants import InvariantBroken
 from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.site import Site
-from powerguard.sim.world.violation import Violation
 from powerguard.sim.world.world import World
 
 WARM_S = 12.0
 """Utility before the first cut: a daemon that has been running knows its UPS."""
 STABLE_S = 10.0
-"""So long utility is back before a policy that makes training wait lets it start."""
+"""Time of utility before a policy that makes training wait lets it start."""
 PATIENCE_S = 1800.0
 """Utility is back for good and training does not run: nobody will ever resume it."""
 CALM_S = 600.0
@@ -65,7 +65,7 @@ class Decider(Protocol):
 
 @dataclass(slots=True, kw_only=True)
 class Result:
-    """What one outage came to.
+    """The result of one outage.
 
     loss_s: training time lost. rollback_s: of that, work that had to be done again. shutdowns: orderly power-offs;
     needless: those after which utility came back while the battery would still have carried the paused host.
@@ -97,7 +97,7 @@ def play(scene: Scene, site: Site, make: Callable[[World], Decider], *, at_most_
     stage = _Stage(world, make(world), at_most_s)
     try:
         stage.run()
-    except Violation as violation:
+    except InvariantBroken as violation:
         stage.result.violations.append(f"{violation} (at {world.now_s:.1f} s)")
     return stage.finish()
 
@@ -151,7 +151,7 @@ class _Stage:
             now_s = world.now_s - PATIENCE_S
             if now_s > last_s and now_s > self._watched_since_s and host.power is Power.UP:
                 sentence = "training goes on when utility is back for good"
-                raise Violation(sentence)
+                raise InvariantBroken(sentence)
         return False
 
     # --- While it is off ---------------------------------------------------------------------------------------------

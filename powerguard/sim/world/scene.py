@@ -1,21 +1,17 @@
 """All that chance decides of one outage, drawn beforehand: the same seed gives every policy the same world."""
 
 import math
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from random import Random
 
-from powerguard.core.frozen import replace
-from powerguard.sim.world import outages
+from powerguard.sim.world import chance
 from powerguard.sim.world.back import ReturnFacts, draw_returns
 from powerguard.sim.world.battery import Curve, Gauge, GaugeFacts, GaugeKind, Pack
-from powerguard.sim.world.beside import BesideFacts, draw_beside
-from powerguard.sim.world.outages import Cut
-from powerguard.sim.world.second import SecondFacts, draw_second
+from powerguard.sim.world.chance import BesideFacts, Cut, SecondFacts, draw_beside, draw_second, stream, uniform
 from powerguard.sim.world.site import Site
-from powerguard.sim.world.streams import stream, uniform
 
 _TORN_TWICE_SHARE = 0.3
-"""Of torn checkpoints: those whose predecessor is torn, too."""
+"""Share of torn checkpoints whose predecessor is torn, too."""
 _SILENT_FIELDS = ("runtime", "charge", "load", "on_battery_s", "input_present")
 _NOISE_S = 61
 """After so many seconds the noise of a load begins again."""
@@ -124,7 +120,7 @@ def draw(seed: int, site: Site, *, faults: bool) -> Scene:
     gauge, silent = _gauge(seed, site, faults=faults)
     if silent:
         gauge = replace(gauge, silent=frozenset((silent,)))
-    cuts = outages.sample(seed, site.outage, faults=faults)
+    cuts = chance.sample(seed, site.outage, faults=faults)
     second = draw_second(seed, site.faults) if faults else None
     beside = draw_beside(seed, site.faults, cuts) if faults else BesideFacts()
     if second is not None or site.drill.done:

@@ -1,6 +1,6 @@
 """The site file: every number of the simulated world, with the defaults that the published figures use.
 
-YAML as the settings (docs/guides/simulator.md shows one). A share is 0 to 1; a pair is [least, most].
+YAML as the settings (docs/reference/simulate.md shows one). A share is 0 to 1; a pair is [least, most].
 """
 
 from pathlib import Path
@@ -11,7 +11,7 @@ from pydantic import AfterValidator, Field, field_validator, model_validator
 from powerguard.options import Options
 from powerguard.settings.load import Files, SettingsError, validate
 from powerguard.settings.schema import falls_with_load
-from powerguard.strictyaml import StrictYamlError, load_file
+from powerguard.yamlfile import YamlFileError, load_file
 
 Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(ge=0.0, le=1e7)]
@@ -159,7 +159,7 @@ class TrainerSite(Options):
 
 
 class DrillSite(Options):
-    """What powerguard knows beforehand from a drill on this host."""
+    """The results of a drill on this host, known beforehand."""
 
     done: bool = Field(default=False, description="Battery health and the load drop of a pause were measured.")
     cap: bool = Field(default=False, description="The gain of a power cap was measured too, and it is allowed.")
@@ -217,7 +217,7 @@ class FaultSite(Options):
 
 
 class ReturnSite(Options):
-    """What there is to come back by, beside the BMC's policy: in which share of the hosts. Nothing, by default."""
+    """Power-on methods in addition to the BMC's policy, each with its share of the hosts. None by default."""
 
     output_share: Share = Field(default=0.0, description="Hosts that switch their UPS's output off and on again.")
     aborts_share: Share = Field(default=0.0, description="Of those UPSes: they abort the cut when utility returns.")
@@ -265,7 +265,7 @@ def load(path: Path) -> Site:
     """Read a site file. Raises SettingsError with every mistake, each with file:line:column."""
     try:
         document = load_file(path)
-    except StrictYamlError as error:
+    except YamlFileError as error:
         raise SettingsError([str(problem) for problem in error.problems]) from error
     if document.data is None:
         return Site()

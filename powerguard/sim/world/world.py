@@ -5,15 +5,15 @@ constant, so it is exact however long the step. Nothing here decides anything.
 """
 
 import math
+from dataclasses import replace
 
-from powerguard.core.actions import Way
-from powerguard.core.frozen import replace
-from powerguard.core.readings import OutputSource, Reading
+from powerguard.core.model.actions import Way
+from powerguard.core.model.events import OutputSource, Reading
 from powerguard.sim.world.back import Back, Standing, Waker
-from powerguard.sim.world.battery import Told
-from powerguard.sim.world.host import STOPPING, UP, Answer, Host, Power
+from powerguard.sim.world.battery import GaugeReading
+from powerguard.sim.world.chance import Ill
+from powerguard.sim.world.host import STOPPING, UP, Host, HostAnswer, Power
 from powerguard.sim.world.scene import Scene
-from powerguard.sim.world.second import Ill
 from powerguard.sim.world.site import Site
 
 UPS = "sim"
@@ -234,28 +234,28 @@ class World:
         self._off_at_s = min(self._off_at_s, self.now_s + after_s)
         self._planned = -1
 
-    def arm(self, way: Way, in_s: float) -> Answer:
+    def arm(self, way: Way, in_s: float) -> HostAnswer:
         """Arm a way back, or order the output off."""
         self._planned = -1
         if way is not Way.OUTPUT:
             self.back.arm(way, self.now_s, in_s)
-            return Answer(after_s=0.3, detail=(("in_s", in_s),))
+            return HostAnswer(after_s=0.3, detail=(("in_s", in_s),))
         if self.utility:
-            return Answer(after_s=0.3, failure="the UPS refuses it on utility")
+            return HostAnswer(after_s=0.3, failure="the UPS refuses it on utility")
         if self.back.facts.told == "stays_off":
-            return Answer(after_s=0.3, failure="the profile says that this UPS would stay off")
+            return HostAnswer(after_s=0.3, failure="the profile says that this UPS would stay off")
         if self._off_at_s < math.inf:
-            return Answer(after_s=0.3, failure="a countdown stands that this host has not ordered")
+            return HostAnswer(after_s=0.3, failure="a countdown stands that this host has not ordered")
         self._off_at_s, self._cuts_for_us = self.now_s + in_s, True
-        return Answer(after_s=0.5, detail=(("in_s", in_s), ("returns", self.back.facts.told)))
+        return HostAnswer(after_s=0.5, detail=(("in_s", in_s), ("returns", self.back.facts.told)))
 
-    def disarm(self, way: Way) -> Answer:
+    def disarm(self, way: Way) -> HostAnswer:
         """Take a way back back."""
         self._planned = -1
         self.back.disarm(way)
-        return Answer(after_s=0.3)
+        return HostAnswer(after_s=0.3)
 
-    def power_off(self, force_after_s: float) -> Answer:
+    def power_off(self, force_after_s: float) -> HostAnswer:
         """Order the host off."""
         if self.host.power is Power.UP:
             self.ordered_off = (self.now_s, self.pack.left)
@@ -278,7 +278,7 @@ class World:
         silences = self.scene.silences
         return not silences or all(not begin_s <= self.now_s < end_s for begin_s, end_s in silences)
 
-    def told(self) -> Told:
+    def told(self) -> GaugeReading:
         """Return what its gauge says now."""
         return self.gauge.tell(self.now_s, self.pack, self.load, on_battery=not self.utility)
 

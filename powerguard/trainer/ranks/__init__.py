@@ -2,7 +2,7 @@
 
 from powerguard.trainer.ranks.base import Alone, Memory, MemoryRanks, Ranks, RanksError
 from powerguard.trainer.ranks.detect import detect
-from powerguard.trainer.ranks.files import FileRanks
-from powerguard.trainer.ranks.sockets import SocketRanks
+from powerguard.trainer.ranks.socket_store import SocketRanks
+from powerguard.trainer.ranks.torch_store import TorchRanks
 
-__all__ = ["Alone", "FileRanks", "Memory", "MemoryRanks", "Ranks", "RanksError", "SocketRanks", "detect"]
+__all__ = ["Alone", "Memory", "MemoryRanks", "Ranks", "RanksError", "SocketRanks", "TorchRanks", "detect"]

@@ -2,20 +2,23 @@
 
 No collective is ever used: a rank that hangs in one could not be told anything. All that ranks say to each other goes
 through a store of short keys and small values that any of them may read at any time, from any thread with a
-connection of its own. Four kinds of store do: memory (one process), a folder, a socket, torch's own.
+connection of its own. Three kinds of store do: memory (one process), a unix socket (one host), torch's own.
 
 A store need not offer locks or transactions. Its one strong operation is `claim`, which writes a key only once: who
-comes second reads what the first one wrote. All agreement is built on that (`powerguard.trainer.agreement`).
+comes second reads what the first one wrote. All agreement is built on that (`powerguard.trainer.ranks.agreement`).
+
+Calls to a store that may never answer: no thread of ours waits for one longer than it chose to.
 """
 
 import contextlib
 import os
+import queue
 import threading
 import time
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable
 from functools import partial
 from pathlib import Path
-from typing import Final, Protocol, Self
+from typing import Final, Generic, Protocol, Self, TypeVar
 
 boottime_s = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 """Seconds since boot, suspended or not: no step of the wall clock reaches it. Without a frame of Python's own."""
@@ -233,3 +236,109 @@ def farewell(ranks: Ranks) -> None:
 def _missing(missing: list[int], timeout_s: float) -> str:
     shown = ", ".join(str(rank) for rank in missing[:8]) + (" ..." if len(missing) > 8 else "")
     return f"{len(missing)} ranks have not come within {timeout_s:g} s: {shown} (did they all start, with this store?)"
+
+
+class Flag(threading.Event):
+    """As threading.Event, for the training thread: an interrupt while it is set or awaited leaves no lock behind.
+
+    threading.Event enters a Condition by `with`, and a Ctrl-C between that one's lines keeps its lock.
+    """
+
+    def __init__(self) -> None:
+        super().__init__()
+        self._plain = threading.Lock()
+        self._news = threading.Condition(self._plain)
+        self._is_set = False
+
+    def is_set(self) -> bool:
+        return self._is_set
+
+    def set(self) -> None:
+        with self._plain:
+            self._is_set = True
+            self._news.notify_all()
+
+    def clear(self) -> None:
+        with self._plain:
+            self._is_set = False
+
+    def wait(self, timeout: float | None = None) -> bool:
+        """Wait until it is set, or timeout seconds have passed; return whether it is."""
+        with self._plain:
+            if not self._is_set:
+                self._news.wait(timeout)
+            return self._is_set
+
+
+_T = TypeVar("_T")
+CALL_S: Final = 10.0
+
+
+class _Call(Generic[_T]):
+    """One question, and what came of it."""
+
+    def __init__(self, ask: Callable[[Ranks], _T]) -> None:
+        self.ask = ask
+        self.answered = Flag()
+        self.dropped = False
+        self.value: list[_T] = []
+        self.error: Exception | None = None
+
+
+class Calls:
+    """Any thread asks a store by one connection, one at a time.
+
+    Where the store bounds its own calls they are made in the asker's thread. Where a call may hang for ever (torch's
+    client waits without end for a server that was stopped, or whose host has lost its power) a thread of its own makes
+    them, and may be left hanging.
+    """
+
+    def __init__(self, ranks: Ranks) -> None:
+        self._ranks = ranks
+        self._lock = threading.RLock()  # which lets nobody release it but its owner
+        self._asked: queue.SimpleQueue[_Call[object] | None] = queue.SimpleQueue()
+        self._thread: threading.Thread | None = None
+
+    def __call__(self, ask: Callable[[Ranks], _T]) -> _T:
+        """Ask. Raises RanksError, after 10 s without an answer too, and whatever `ask` raises."""
+        if not self._ranks.may_hang:
+            try:  # around its taking, too: an interrupt between the two would keep it
+                if not self._lock.acquire(timeout=CALL_S):
+                    raise RanksError(_SILENT)
+                return ask(self._ranks)
+            finally:
+                with contextlib.suppress(RuntimeError):  # not ours: it was not had in time
+                    self._lock.release()
+        with self._lock:
+            if self._thread is None:
+                self._thread = threading.Thread(target=self._run, name="powerguard-ranks-calls", daemon=True)
+                self._thread.start()
+        call = _Call(ask)
+        self._asked.put(call)  # type: ignore[arg-type] # its value goes back to nobody but us
+        if not call.answered.wait(CALL_S):
+            call.dropped = True
+            raise RanksError(_SILENT)
+        if call.error is not None:
+            raise call.error
+        return call.value[0]
+
+    def close(self) -> None:
+        """End the thread, if it can."""
+        with self._lock:
+            thread, self._thread = self._thread, None
+        if thread is not None:
+            self._asked.put(None)
+            thread.join(1.0)
+
+    def _run(self) -> None:
+        while (call := self._asked.get()) is not None:
+            if call.dropped:
+                continue
+            try:
+                call.value.append(call.ask(self._ranks))
+            except (RanksError, TimeoutError, ValueError, OSError) as error:
+                call.error = error
+            call.answered.set()
+
+
+_SILENT: Final = f"the store of the ranks has not answered for {CALL_S:g} s"

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import Final
 
 from powerguard.trainer.ranks.base import Alone, Ranks, RanksError
-from powerguard.trainer.ranks.files import FileRanks
-from powerguard.trainer.ranks.sockets import SocketRanks
+from powerguard.trainer.ranks.socket_store import SocketRanks
+from powerguard.trainer.ranks.torch_store import TorchRanks
 
 _LONGEST: Final = 50  # bytes of a folder: a unix socket's path has 107
 _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
@@ -27,39 +27,33 @@ class Launch:
     run: str
 
 
-def detect(folder: Path | str | None = None, *, join_s: float = 300.0) -> Ranks:
+def detect(*, join_s: float = 300.0) -> Ranks:
     """Return this process's connection to the ranks of its job, by the first of these that there is.
 
     1. torch.distributed, if it is imported and initialised: its own store.
     2. What torchrun, Slurm's srun or Open MPI's mpirun have put into the environment: on one host a unix socket in a
-       folder of this user alone; on several hosts files in `folder`, which all of them must see.
+       folder of this user alone.
     3. Neither: a job of one process.
 
-    folder: one that belongs to this job, such as the root of its checkpoints. join_s: how long to wait for all ranks.
-    torch is never imported here. Raises RanksError.
+    join_s: how long to wait for all ranks. torch is never imported here. Raises RanksError, also for ranks on several
+    hosts without torch's store.
     """
     dist = sys.modules.get("torch.distributed")
     if dist is not None and dist.is_available() and dist.is_initialized():
         if dist.get_world_size() == 1:
             return Alone()
-        from powerguard.trainer.ranks.torch_store import TorchRanks
-
         return TorchRanks(join_s=join_s)
     launch = launched(os.environ)
     if launch is None or launch.size == 1:
         return Alone()
-    if launch.one_host:
-        at = private_folder() / sha256(launch.run.encode()).hexdigest()[:16]
-        return SocketRanks(
-            f"unix:{at}.sock", launch.rank, launch.size, secret_file=at.with_suffix(".secret"), join_s=join_s
-        )
-    if folder is None:
+    if not launch.one_host:
         msg = (
-            f"{launch.size} ranks on several hosts: call torch.distributed.init_process_group first, or give a folder "
-            "that all hosts share, or ranks=SocketRanks(...)"
+            f"{launch.size} ranks on several hosts: call torch.distributed.init_process_group before Guard, "
+            "or pass ranks=TorchRanks(store, rank, size)"
         )
         raise RanksError(msg)
-    return FileRanks(Path(folder) / ".ranks", launch.rank, launch.size, join_s=join_s)
+    name = f"{sha256(launch.run.encode()).hexdigest()[:16]}.sock"
+    return SocketRanks(private_folder() / name, launch.rank, launch.size, join_s=join_s)
 
 
 def launched(environment: Mapping[str, str]) -> Launch | None:

@@ -1,4 +1,11 @@
-"""One rank's copy of what all have agreed on: reads the shared log, applies it, writes to it, and keeps it short."""
+"""One rank's copy of what all have agreed on: reads the shared log, applies it, writes to it, and keeps it short.
+
+What each rank hands in for a generation (its bid, its shard), how one sees that all have, and how it is deleted.
+
+A value may be larger than what a store takes at once: it goes in pieces, the first one last, and tells their number.
+
+Each rank looks after the next one: of any that die, one has a living rank before it, which tells the others.
+"""
 
 import json
 import logging
@@ -6,11 +13,137 @@ import math
 import threading
 from collections.abc import Callable, Mapping
 from itertools import count
+from pathlib import Path
 from typing import Any, Final
 
-from powerguard.trainer.ranks.base import Ranks, RanksError
-from powerguard.trainer.ranks.calls import CALL_S, Calls
+from powerguard.trainer.ranks.base import CALL_S, MAX_VALUE_BYTES, Calls, Ranks, RanksError
 from powerguard.trainer.ranks.machine import Generation, State, apply
+
+_HEADER: Final = 8  # digits that tell how many pieces a value has
+_PIECE: Final = MAX_VALUE_BYTES - _HEADER
+
+
+class SharedParts:
+    """A rank's own parts, and the way to those of the others. Any thread may use it, each with its connection."""
+
+    def __init__(self) -> None:
+        self._kept: dict[int, set[str]] = {}
+        self._lock = threading.Lock()
+
+    def hand_in(self, ranks: Ranks, number: int, what: str, value: bytes) -> bool:
+        """Write this rank's part. Returns whether all others may have: then `complete` is worth a look."""
+        pieces = [value[at : at + _PIECE] for at in range(0, len(value), _PIECE)] or [b""]
+        counter = f"g/{number}/{what}#"
+        names = [_name(number, what, ranks.rank, index) for index in range(len(pieces))]
+        with self._lock:
+            self._kept.setdefault(number, set()).update(names, {counter} if ranks.rank == 0 else ())
+        for name, piece in reversed(list(zip(names, pieces, strict=True))):
+            ranks.set(name, b"%0*d" % (_HEADER, len(pieces)) + piece)
+        return ranks.add(counter, 1) >= ranks.size
+
+    def complete(self, ranks: Ranks, number: int, what: str) -> bool:
+        """Are all parts there? The counter is only a hint: where an answer was lost, it has counted twice."""
+        return not self.missing(ranks, number, what)
+
+    def missing(self, ranks: Ranks, number: int, what: str) -> list[int]:
+        """Return the ranks whose part is not there."""
+        return [rank for rank in range(ranks.size) if not ranks.check(_name(number, what, rank, 0))]
+
+    def fetch(self, ranks: Ranks, number: int, what: str) -> list[bytes]:
+        """Return all parts, by rank. Raises TimeoutError where one has been deleted already."""
+        return [self._fetch(ranks, number, what, rank) for rank in range(ranks.size)]
+
+    def _fetch(self, ranks: Ranks, number: int, what: str, rank: int) -> bytes:
+        first = ranks.get(_name(number, what, rank, 0), 0.0)
+        rest = range(1, int(first[:_HEADER]))
+        return first[_HEADER:] + b"".join(ranks.get(_name(number, what, rank, i), 0.0)[_HEADER:] for i in rest)
+
+    def forget(self, ranks: Ranks, keep: set[int], before: int) -> None:
+        """Delete this rank's parts of generations before that number, less those to keep; rank 0 the counters too."""
+        with self._lock:
+            old = [number for number in self._kept if number < before and number not in keep]
+            names = [name for number in old for name in self._kept.pop(number)]
+        for name in names:
+            ranks.delete(name)
+
+
+def _name(number: int, what: str, rank: int, index: int) -> str:
+    return f"g/{number}/{what}/{rank}/{index}"
+
+
+class Neighbour:
+    """The next rank, as this one's watcher sees it while something is in flight.
+
+    dead_s: without a beat of its watcher it is taken for dead. A process of the same host that has ended is known at
+    once. beat_s: how often to look.
+    """
+
+    def __init__(self, ranks: Ranks, *, dead_s: float, beat_s: float, clock: Callable[[], float]) -> None:
+        self._alone = ranks.size == 1
+        self._rank = (ranks.rank + 1) % ranks.size
+        self._dead_s, self._beat_s, self._clock = dead_s, beat_s, clock
+        self._beat = 0
+        self._heard = b""
+        self._heard_at_s: float | None = None
+        self._oldest: int | None = None
+        self._looked_at_s = 0.0
+        self._process: tuple[str, str] | None = None
+        self._own = process("self")
+        if not self._alone:
+            ranks.set(f"process/{ranks.rank}", " ".join(self._own).encode("ascii", "replace"))
+
+    def gone(self, ranks: Ranks, *, oldest: int | None) -> str:
+        """Say why the next rank is taken for dead; "" while it is not, or while nothing is in flight.
+
+        oldest: of the generations in flight. While there is none nobody beats: a watcher that was late may not have
+        seen that, and must not hold the silence of one generation against the next.
+        """
+        if oldest != self._oldest:
+            self._oldest, self._heard_at_s = oldest, None
+        if self._alone or oldest is None:
+            return ""
+        now_s = self._clock()
+        if self._heard_at_s is not None and now_s - self._looked_at_s < self._beat_s:
+            return ""
+        self._beat += 1
+        ranks.set(f"beat/{ranks.rank}", b"%d" % self._beat)
+        if self._killed(ranks):
+            return f"rank {self._rank} has died"
+        heard = ranks.get(f"beat/{self._rank}", 0.0) if ranks.check(f"beat/{self._rank}") else b""
+        slept = now_s - self._looked_at_s > self._dead_s / 2
+        if heard != self._heard or self._heard_at_s is None or slept:
+            self._heard, self._heard_at_s = heard, now_s  # one that has slept itself has no right to complain
+        self._looked_at_s = now_s
+        silent_s = now_s - self._heard_at_s
+        return f"nothing heard of rank {self._rank} for {silent_s:.1f} s" if silent_s >= self._dead_s else ""
+
+    def _killed(self, ranks: Ranks) -> bool:
+        if self._process is None and ranks.check(f"process/{self._rank}"):
+            space, pid, began = ranks.get(f"process/{self._rank}", 0.0).decode().split(" ")
+            seen = space == self._own[0] != "-" and pid != self._own[1]
+            self._process = (pid, began) if seen else ("", "")
+        if self._process is None or not self._process[0]:
+            return False
+        return process(self._process[0])[1:] != self._process
+
+
+def process(pid: str) -> tuple[str, str, str]:
+    """Return where this process counts (boot, pid namespace), its pid and when it began: proc(5), /proc/PID/stat.
+
+    Dashes where it has ended, or where there is no /proc.
+    """
+    try:
+        boot = Path("/proc/sys/kernel/random/boot_id").read_text(encoding="ascii").strip()
+        space = f"{boot}/{Path('/proc/self/ns/pid').readlink()}"
+        told = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return "-", "-", "-"
+    # The name in brackets may hold anything, brackets too; the state is the third field, the beginning the 22nd.
+    state, *rest = told.rpartition(") ")[2].split(" ")
+    if state in {"Z", "X"}:
+        return space, "-", "-"
+    return space, told.partition(" ")[0], rest[18]
+
 
 _log = logging.getLogger("powerguard.trainer")
 _PRUNE: Final = 64  # entries of the log between two cleanings; between one and two of these are kept
@@ -43,7 +176,7 @@ class Replica:
     ) -> None:
         self.ranks = ranks
         self.own = ranks.clone()
-        self.lock = threading.RLock()  # entered by the training thread: see `desk.Desk.lock`
+        self.lock = threading.RLock()  # entered by the training thread: see `requests.RequestQueue.lock`
         self._news = threading.Condition(self.lock)
         self.state = State()
         self.lost = ""

@@ -3,21 +3,43 @@
 A shard is uploaded in parts of whole chunks. A part's name says which chunks it holds and what they are (xxh3-128 over
 their digests), so whoever was killed finds by listing what is there already: there is no state to lose, and nothing of
 one checkpoint can be taken for another's.
+
+Which checkpoints are copied to the slower tier: one in so many seconds, and on all hosts of a job the same ones.
+
+A limit for calls into the system that may never return: a mount whose server has gone.
 """
 
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
 from dataclasses import asdict, dataclass, fields
+from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
-from typing import Any, Final, Protocol, Self
+from pathlib import Path
+from queue import Empty, SimpleQueue
+from threading import Thread
+from typing import Any, Final, Protocol, Self, TypeVar
 
-from powerguard.trainer.chunks import THREADS, digest_of, over_chunks
-from powerguard.trainer.found import Found
-from powerguard.trainer.items import Loaded
-from powerguard.trainer.manifest import MANIFEST, Manifest, Shard
-from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.store.found import Found, SavedCheckpoint
+from powerguard.trainer.store.items import Loaded
+from powerguard.trainer.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Shard, StoreError
+from powerguard.trainer.store.shards import THREADS, Snapshot, digest_of, over_chunks
+
+
+def period_of(saved: SavedCheckpoint, every_s: float) -> int | None:
+    """The number of the period of every_s seconds in which a checkpoint was made; the first of each period is copied.
+
+    By the time in its manifest, on which all hosts agreed: by clocks of their own one host would copy this checkpoint
+    and another the next one, and the slower tier would never have all shards of any. None: it cannot be read any more.
+    """
+    try:
+        with Path(saved.path, MANIFEST).open("rb") as file:
+            created = Manifest.parse(file.read(MAX_MANIFEST_BYTES + 1)).created
+        return int(datetime.fromisoformat(created).timestamp() // every_s)
+    except (OSError, ManifestError, ValueError, OverflowError):
+        return None
+
 
 SCHEMES: Final = ("s3://", "s3a://", "gs://", "az://", "azure://", "abfs://", "abfss://")
 """Of object stores; a folder is named by its absolute path."""
@@ -99,7 +121,7 @@ class Remote:
         if not self.is_folder and not self.url.startswith(SCHEMES):
             msg = f"{self.url}: must be an absolute path, or begin with one of {', '.join(SCHEMES)}"
             raise ValueError(msg)
-        if not self.is_folder and not self.url.partition("://")[2].strip("/"):
+        if not self.is_folder and not self.url.partition("://")[2].partition("/")[0]:
             msg = f"{self.url}: names no bucket (write {self.url.partition('://')[0]}://bucket/prefix)"
             raise ValueError(msg)
         for name, least in (("keep", 1), ("keep_days", 0), ("connections", 1), ("part_bytes", 1)):
@@ -337,3 +359,34 @@ def ranks_told(ranks: Sequence[int]) -> str:
     """Ranks for a person: the first few, and how many more."""
     told = ", ".join(str(rank) for rank in ranks[:8])
     return told + (f" and {len(ranks) - 8} more" if len(ranks) > 8 else "")
+
+
+_T = TypeVar("_T")
+
+LIMIT_S: Final = 60.0
+"""NFS repeats a request after 60 s (timeo=600): what answers within one period is slow, not gone."""
+
+
+def within(limit_s: float, what: Callable[[], _T], where: str) -> _T:
+    """Do it in a thread of its own, and leave that behind when it hangs: TierError (stalled).
+
+    Raises what it raises: OSError, StoreError, TierError. What hangs may go on much later: it must not write into
+    memory that somebody else uses.
+    """
+    answers: SimpleQueue[tuple[_T | None, Exception | None]] = SimpleQueue()
+
+    def run() -> None:
+        try:
+            answers.put((what(), None))
+        except (OSError, StoreError, TierError) as error:
+            answers.put((None, error))
+
+    Thread(target=run, name="powerguard-mount", daemon=True).start()
+    try:
+        answer, error = answers.get(timeout=limit_s)
+    except Empty:
+        msg = f"{where}: no answer within {limit_s:g} s (is its server there?)"
+        raise TierError(Kind.STALLED, msg) from None
+    if error is not None:
+        raise error
+    return answer  # type: ignore[return-value] # there was no error, so it is what came back

@@ -20,12 +20,12 @@ from hashlib import sha256
 from pathlib import Path
 from typing import Final, TypeVar
 
-from powerguard.trainer.disk import refuses_direct
-from powerguard.trainer.found import Found, look
-from powerguard.trainer.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, Shard, step_of
-from powerguard.trainer.reader import ShardReader
-from powerguard.trainer.snapshot import Snapshot
+from powerguard.trainer.store.disk import refuses_direct
+from powerguard.trainer.store.found import Found, look
+from powerguard.trainer.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, Shard, step_of
+from powerguard.trainer.store.shards import ShardReader, Snapshot
 from powerguard.trainer.tiers.base import (
+    LIMIT_S,
     MAX_REASON_BYTES,
     NEWEST,
     SET_ASIDE,
@@ -40,8 +40,8 @@ from powerguard.trainer.tiers.base import (
     folder_of,
     outdated,
     parts_of,
+    within,
 )
-from powerguard.trainer.tiers.limit import LIMIT_S, within
 
 _T = TypeVar("_T")
 

@@ -22,12 +22,11 @@ from types import MappingProxyType
 from typing import IO, Any, Final
 
 from powerguard.fields import clean_text
-from powerguard.trainer.found import SavedCheckpoint
 from powerguard.trainer.ranks.base import boottime_s
-from powerguard.trainer.reader import held
+from powerguard.trainer.store.found import SavedCheckpoint
+from powerguard.trainer.store.shards import held
 from powerguard.trainer.tiers.base import Kind, Remote
-from powerguard.trainer.tiers.gate import backoff_s
-from powerguard.trainer.tiers.transfer import Order
+from powerguard.trainer.tiers.transfer import UploadOrder, backoff_s
 from powerguard.trainer.tiers.upload_child import order_line
 
 _log = logging.getLogger("powerguard.trainer")
@@ -198,7 +197,7 @@ class Uploader:
 
     def _listen(self, saved: SavedCheckpoint, told: dict[str, Any]) -> None:
         """Run one child to its end, or until it is not wanted or moves nothing any more."""
-        order = Order(remote=self._remote, job=self._job, path=saved.path, digest=saved.manifest_digest)
+        order = UploadOrder(remote=self._remote, job=self._job, path=saved.path, digest=saved.manifest_digest)
         child = subprocess.Popen(
             [sys.executable or "python3", "-P", "-m", _CHILD],
             stdin=subprocess.PIPE,

@@ -19,8 +19,7 @@ from typing import Any, Final
 
 from powerguard.trainer.tiers import tier_of
 from powerguard.trainer.tiers.base import Remote, TierError
-from powerguard.trainer.tiers.gate import Gate
-from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
+from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOrder
 
 _NICE: Final = 19
 _IOPRIO_SET: Final = {"x86_64": 251, "aarch64": 30}
@@ -29,7 +28,7 @@ _TELL_EVERY_S: Final = 1.0
 MAX_ORDER_BYTES: Final = 64 << 10
 
 
-def order_line(order: Order, gate: dict[str, float]) -> bytes:
+def order_line(order: UploadOrder, gate: dict[str, float]) -> bytes:
     """What the parent writes. gate: settings of `Gate`, where they are not its own."""
     document = {field.name: getattr(order, field.name) for field in fields(order)}
     return json.dumps({**document, "remote": order.remote.as_json(), "gate": gate}).encode() + b"\n"
@@ -40,7 +39,7 @@ def main() -> int:
     _step_back()
     document = json.loads(sys.stdin.buffer.readline(MAX_ORDER_BYTES))
     remote = Remote.from_json(document["remote"])
-    order = Order(remote=remote, job=document["job"], path=document["path"], digest=document["digest"])
+    order = UploadOrder(remote=remote, job=document["job"], path=document["path"], digest=document["digest"])
     gate = Gate(bytes_per_s=order.remote.bytes_per_s, **document["gate"])
     progress = Progress()
     ended = Event()

@@ -80,7 +80,7 @@ def play(level: str, seed: int, site: Any) -> str:  # noqa: ANN401 - a Site, whi
     """Play one outage; return what was found, or ""."""
     try:
         if level == "core":
-            options = importlib.import_module("powerguard.sim.world.report").Options(seed=seed, outages=1)
+            options = importlib.import_module("powerguard.sim.world.report").SimulationOptions(seed=seed, outages=1)
             (told,) = importlib.import_module("powerguard.sim.world.many").play_many(site, options, jobs=1)
             found = list(told.violations)
         else:

@@ -1,7 +1,7 @@
 """The faults that are planted: what is replaced in which module, and within how many seeds the simulator finds it.
 
 Each is a slip that a person could make and a reader could miss. `within` is about three times what it took when it was
-written (docs/decisions/0042): seeds move with every change of the world, a fault that hides does not stay within it.
+written (docs/decisions/0039): seeds move with every change of the world, a fault that hides does not stay within it.
 """
 
 from dataclasses import dataclass, field
@@ -116,13 +116,13 @@ PLANTS: tuple[Plant, ...] = (
     # --- The account -------------------------------------------------------------------------------------------------
     Plant(
         name="charge_in_percent_instead_of_a_share",
-        module="powerguard.core.battery",
+        module="powerguard.core.energy.battery",
         swaps=(("return told / 100.0 if told", "return told if told"),),
         site=_WORN,
     ),
     Plant(
         name="margin_dropped",
-        module="powerguard.core.budget",
+        module="powerguard.core.energy.budget",
         swaps=(("min((1.0 - policy.margin) * left, left - policy.floor)", "left"),),
         within=400,
         hint=141,
@@ -130,7 +130,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="seconds_taken_for_minutes",
-        module="powerguard.core.account",
+        module="powerguard.core.energy.account",
         swaps=(("    drain = gone_s / tau_s(", "    drain = gone_s / 60.0 / tau_s("),),
         within=600,
         hint=187,
@@ -138,7 +138,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="energy_never_counted",
-        module="powerguard.core.account",
+        module="powerguard.core.energy.account",
         swaps=(
             (
                 "    gone_s = now_s - battery.at_s\n    if gone_s <= 0.0:",
@@ -151,7 +151,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="health_believed_to_be_new",
-        module="powerguard.core.battery",
+        module="powerguard.core.energy.battery",
         swaps=(("        return presumed\n", "        return 1.0\n"),),
         within=300,
         hint=89,
@@ -159,14 +159,14 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="used_forgotten_at_boot",
-        module="powerguard.core.recovery",
+        module="powerguard.core.comeback.recovery",
         swaps=(("            used=battery.used,\n", "            used=None,\n"),),
         level="loop",
         within=20,
     ),
     Plant(
         name="used_reset_at_a_restart",
-        module="powerguard.core.recovery",
+        module="powerguard.core.comeback.recovery",
         swaps=(
             (
                 "turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)",
@@ -180,37 +180,32 @@ PLANTS: tuple[Plant, ...] = (
     # --- Checkpoints -------------------------------------------------------------------------------------------------
     Plant(
         name="older_checkpoint_taken_for_the_paused_step",
-        module="powerguard.core.trainers",
-        swaps=(
-            (
-                'older = detail.get("at_paused_step") is False and action.after is not Conduct.CONTINUE',
-                "older = False",
-            ),
-        ),
+        module="powerguard.core.trainers.lifecycle",
+        swaps=(("older = found.older and action.after is not Conduct.CONTINUE", "older = False"),),
         site=_JOINED,
         hint=24,
     ),
     Plant(
         name="failed_checkpoint_counts",
-        module="powerguard.core.trainers",
+        module="powerguard.core.trainers.lifecycle",
         swaps=(
             (
-                "_put(turn, replace(trainer, order=None, eta_at_s=None, failed=reason, cut_short=cut_short))",
-                "_put(turn, replace(trainer, order=None, eta_at_s=None, failed=reason, durable=True))",
+                "_put(turn, replace(trainer, in_flight=None, failed=reason, cut_short=cut_short))",
+                "_put(turn, replace(trainer, in_flight=None, failed=reason, durable=True))",
             ),
         ),
         site=_FULL,
     ),
     Plant(
         name="failed_checkpoint_asked_for_without_end",
-        module="powerguard.core.trainers",
+        module="powerguard.core.trainers.lifecycle",
         swaps=(("failed.timed_out or trainer.tries >= MAX_TRIES or not _fits", "failed.timed_out or not _fits"),),
         site=_FULL,
     ),
     # --- Several sources, several UPSes, and a network that goes ------------------------------------------------------
     Plant(
         name="silent_with_the_network_and_only_alarmed",
-        module="powerguard.core.silence",
+        module="powerguard.core.supply.silence",
         swaps=(
             (
                 "    return tuple(each for each in gone if each.heard_s - PRESUMED_S",
@@ -221,7 +216,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="presumed_battery_never_counted",
-        module="powerguard.core.composed",
+        module="powerguard.core.supply.several_upses",
         swaps=(
             (
                 "_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY",
@@ -232,7 +227,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="several_on_battery_and_nobody_knows",
-        module="powerguard.core.composed",
+        module="powerguard.core.supply.several_upses",
         swaps=(
             (
                 "    elif on_battery:\n        supply = Supply.BATTERY",
@@ -243,7 +238,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="silent_feed_counts_as_utility",
-        module="powerguard.core.composed",
+        module="powerguard.core.supply.several_upses",
         swaps=(
             (
                 "    return Supply.UNKNOWN if bypassed or feed.lost_since_s is not None else Supply.UTILITY",
@@ -256,7 +251,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="one_feed_is_enough_whatever_is_needed",
-        module="powerguard.core.composed",
+        module="powerguard.core.supply.several_upses",
         swaps=(("    if on_utility >= policy.minimum_supplies:", "    if on_utility >= 1:"),),
         within=20,
         hint=23,
@@ -264,42 +259,42 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="one_silent_feed_silences_the_host",
-        module="powerguard.core.composed",
+        module="powerguard.core.supply.several_upses",
         swaps=(("max(lost) if lost and len(lost) == len(policy.feeds) else None", "max(lost) if lost else None"),),
         within=20,
         site=_TWO_UPSES,
     ),
     Plant(
         name="energy_of_a_silent_feed_not_counted",
-        module="powerguard.core.composed",
+        module="powerguard.core.supply.several_upses",
         swaps=(("_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY else each", "each"),),
         within=20,
         site=_TWO_CUT_OFF,
     ),
     Plant(
         name="energy_of_several_added_up",
-        module="powerguard.core.composed",
+        module="powerguard.core.supply.several_upses",
         swaps=(("for supplies, value in known) / weight if weight", "for supplies, value in known) if weight"),),
         within=20,
         site=_TWO_UPSES,
     ),
     Plant(
         name="endless_before_the_outage",
-        module="powerguard.core.composed",
+        module="powerguard.core.supply.several_upses",
         swaps=(("word is Supply.UTILITY and feed.supply is Supply.BATTERY", "word is Supply.UTILITY"),),
         within=20,
         site=_TWO_UPSES,
     ),
     Plant(
         name="feeds_forgotten_at_boot",
-        module="powerguard.core.feeds",
+        module="powerguard.core.supply.several_upses",
         swaps=(("each.feed, each.battery)) for each in upses)", "each.feed, each.battery)) for each in ())"),),
         within=20,
         site=_TWO_UPSES,
     ),
     Plant(
         name="presumption_ends_by_itself",
-        module="powerguard.core.silence",
+        module="powerguard.core.supply.silence",
         swaps=(("        each.presumed\n        or bool", "        False\n        or bool"),),
         within=20,
         hint=22,
@@ -307,7 +302,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="silent_with_another_feed_and_only_alarmed",
-        module="powerguard.core.silence",
+        module="powerguard.core.supply.silence",
         swaps=(("abs(other.feed.since_s - lost_s) <= PRESUMED_S", "abs(other.feed.since_s - lost_s) <= -1.0"),),
         within=75,
         hint=43,
@@ -315,7 +310,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="silent_for_good_and_held_for_ever",
-        module="powerguard.core.watch",
+        module="powerguard.core.supply.silence",
         swaps=(("OUTLIVED = 1.25\n", "OUTLIVED = 1e9\n"),),
         within=35,
         hint=39,
@@ -323,21 +318,21 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="silent_for_good_and_believed_at_once",
-        module="powerguard.core.watch",
+        module="powerguard.core.supply.silence",
         swaps=(("OUTLIVED = 1.25\n", "OUTLIVED = 0.0\n"),),
         within=20,
         site=_ONE_FOR_GOOD,
     ),
     Plant(
         name="a_source_is_its_own_second_witness",
-        module="powerguard.core.agreement",
+        module="powerguard.core.supply.several_sources",
         swaps=(('return "second_source" if len(together) > 1 and', 'return "second_source" if len(together) > 0 and'),),
         site=_TWO_SOURCES,
         hint=67,
     ),
     Plant(
         name="older_readings_taken_for_newer",
-        module="powerguard.core.agreement",
+        module="powerguard.core.supply.several_sources",
         swaps=(
             (
                 "    if old.reading is not None and reading.at_s <= old.reading.at_s:\n        return None\n",
@@ -349,7 +344,7 @@ PLANTS: tuple[Plant, ...] = (
     # --- Witnesses ---------------------------------------------------------------------------------------------------
     Plant(
         name="one_witness_enough",
-        module="powerguard.core.fusion",
+        module="powerguard.core.supply.fusion",
         swaps=(
             ("        witness = supports_battery(reading)\n", '        witness = supports_battery(reading) or "one"\n'),
         ),
@@ -359,29 +354,29 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="poll_not_repeated_before_the_latch",
-        module="powerguard.core.machine",
+        module="powerguard.core.decide.machine",
         swaps=(
             ("    if phase.due_at_s is None:\n        turn.set_phase", "    if False:\n        turn.set_phase"),
-            ("    if plan.may_latch(", "    if phase.due_at_s is None or plan.may_latch("),
+            ("    if conditions.may_latch(", "    if phase.due_at_s is None or conditions.may_latch("),
         ),
     ),
     Plant(
         name="countdown_of_the_ups_ignored",
-        module="powerguard.core.budget",
+        module="powerguard.core.energy.budget",
         swaps=((_TOLD_OFF, f"    if True:\n        return feed.fsd_at_s\n{_TOLD_OFF}"),),
         site=_ORDERED,
         hint=21,
     ),
     Plant(
         name="forced_shutdown_of_the_ups_ignored",
-        module="powerguard.core.budget",
+        module="powerguard.core.energy.budget",
         swaps=((_TOLD_OFF, f"    if True:\n        return feed.countdown_at_s\n{_TOLD_OFF}"),),
         site=_FORCED,
         hint=21,
     ),
     Plant(
         name="lost_source_blocks_the_commit",
-        module="powerguard.core.plan",
+        module="powerguard.core.decide.conditions",
         swaps=(("        return now_s - due_at_s >= _FRESH_S", "        return False"),),
         site=_SILENT,
         hint=37,
@@ -389,24 +384,24 @@ PLANTS: tuple[Plant, ...] = (
     # --- The rule ----------------------------------------------------------------------------------------------------
     Plant(
         name="utility_ignored_before_the_latch",
-        module="powerguard.core.machine",
+        module="powerguard.core.decide.machine",
         swaps=(("    if not _is_stable(turn):", "    if True:"),),
         hint=22,
     ),
     Plant(
         name="resume_while_on_battery",
-        module="powerguard.core.machine",
+        module="powerguard.core.decide.machine",
         swaps=(
             ("    if state.feed.supply is not Supply.UTILITY or sums.", "    if sums."),
             ("    if not _is_stable(turn):", "    if False:"),
             # Only out of a hold: from a checkpoint on its way it would come and go within one step, without end.
-            ("not trainers.holds_return(state.trainers, turn.now_s)", "type(state.phase).__name__ == 'Holding'"),
+            ("not lifecycle.holds_return(state.trainers, turn.now_s)", "type(state.phase).__name__ == 'Holding'"),
         ),
         level="loop",
     ),
     Plant(
         name="utility_undoes_the_latch",
-        module="powerguard.core.machine",
+        module="powerguard.core.decide.machine",
         swaps=(
             (
                 "if not turn.policy.powers_off and turn.state.phase.ordered and _may_return(turn):",
@@ -417,7 +412,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="abort_after_the_commit",
-        module="powerguard.core.machine",
+        module="powerguard.core.decide.machine",
         swaps=(
             (
                 "if not turn.policy.powers_off and turn.state.phase.ordered and _may_return(turn):",
@@ -430,13 +425,13 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="pause_never_undone",
-        module="powerguard.core.moves",
+        module="powerguard.core.decide.transitions",
         swaps=(("if cause in (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED):", "if cause is Cause.ABORTED:"),),
         hint=22,
     ),
     Plant(
         name="nobody_lets_go_on_what_was_stopped",
-        module="powerguard.core.ladder",
+        module="powerguard.core.trainers.escalation",
         swaps=(
             (
                 "    return not isinstance(state.phase, EmergencyCheckpoint | Holding | Shutdown) and",
@@ -448,8 +443,13 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="stop_forgotten_at_a_restart",
-        module="powerguard.core.recovery",
-        swaps=(("    ladder.after_restart(turn, given)\n", "    turn.update(signalled=())\n"),),
+        module="powerguard.core.obligations",
+        swaps=(
+            (
+                "else each for each in turn.state.owed))\n",
+                "else each for each in turn.state.owed if not isinstance(each, Signalled)))\n",
+            ),
+        ),
         level="loop",
         within=90,
         hint=47,
@@ -457,13 +457,13 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="signalled_while_it_saves",
-        module="powerguard.core.ladder",
+        module="powerguard.core.trainers.escalation",
         swaps=(("    if trainer.order is not None or not (trainer.durable or trainer.failed):\n", "    if False:\n"),),
         site=_DRAWING,
     ),
     Plant(
         name="signalled_whatever_the_supply",
-        module="powerguard.core.ladder",
+        module="powerguard.core.trainers.escalation",
         swaps=(("    if feed.supply is not Supply.BATTERY or not on_battery or sums", "    if sums"),),
         within=120,
         hint=58,
@@ -471,14 +471,14 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="told_to_go_on_while_it_is_stopped",
-        module="powerguard.core.trainers",
-        swaps=(("        elif due and not ladder.is_stopped(turn.state, trainer.name):\n", "        elif due:\n"),),
+        module="powerguard.core.trainers.lifecycle",
+        swaps=(("        elif due and not escalation.is_stopped(turn.state, trainer.name):\n", "        elif due:\n"),),
         hint=30,
         site=_DRAWING,
     ),
     Plant(
         name="cap_never_lifted",
-        module="powerguard.core.cap",
+        module="powerguard.core.trainers.gpu_cap",
         swaps=(
             (
                 "turn.policy, feed, turn.now_s, stable_s=turn.policy.cap_lift_s\n    ):\n        return True",
@@ -490,7 +490,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="bare_stop_never_forced",
-        module="powerguard.core.budget",
+        module="powerguard.core.energy.budget",
         swaps=(
             ("            return min(_BARE_FORCE_S, policy.force_after_s)", "            return policy.force_after_s"),
         ),
@@ -500,14 +500,14 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="power_off_not_repeated_when_refused",
-        module="powerguard.core.machine",
+        module="powerguard.core.decide.machine",
         swaps=(('                changes["again_at_s"] = turn.now_s + RETRY_S\n', "                pass\n"),),
         level="loop",
         within=40,
     ),
     Plant(
         name="policy_not_checked",
-        module="powerguard.core.moves",
+        module="powerguard.core.decide.transitions",
         swaps=(
             ("        turn.order(EnsurePolicy, limit_s=prepare_s, outage=outage.id),\n", ""),
             (
@@ -520,7 +520,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="power_off_before_the_sync",
-        module="powerguard.core.moves",
+        module="powerguard.core.decide.transitions",
         swaps=(
             (
                 "    first = not phase.force_at_s and (not phase.waiting or turn.now_s >= phase.prepare_by_s)",
@@ -532,12 +532,9 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="trainer_that_did_not_hear_stays_paused",
-        module="powerguard.core.trainers",
+        module="powerguard.core.trainers.lifecycle",
         swaps=(
-            (
-                "        again_s = None if heard or not trainer.alive else turn.now_s + RESUME_AGAIN_S",
-                "        again_s = None",
-            ),
+            ("        if heard or not trainer.alive:\n            _settle", "        if True:\n            _settle"),
         ),
         level="loop",
         within=60,
@@ -546,7 +543,7 @@ PLANTS: tuple[Plant, ...] = (
     # --- Restarts ----------------------------------------------------------------------------------------------------
     Plant(
         name="latch_lost_at_a_restart",
-        module="powerguard.core.recovery",
+        module="powerguard.core.comeback.recovery",
         swaps=(
             (
                 "turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)",
@@ -559,14 +556,14 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="latch_holds_in_the_next_boot",
-        module="powerguard.core.recovery",
+        module="powerguard.core.comeback.recovery",
         swaps=(("    same = stored.boot_id == policy.boot_id and stored.at_s <= now_s\n", "    same = True\n"),),
         level="loop",
         within=40,
     ),
     Plant(
         name="deadline_moved_back_at_a_restart",
-        module="powerguard.core.recovery",
+        module="powerguard.core.comeback.recovery",
         swaps=(
             (
                 "turn.set_phase(replace(phase, waiting=waiting, again_at_s=again_at_s))",
@@ -648,7 +645,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="a_reboot_races_the_cut",
-        module="powerguard.core.ways",
+        module="powerguard.core.comeback.methods",
         swaps=(
             ('each.way is Way.OUTPUT and each.returns != "aborts" for each', "False for each"),
             ("sums.power_off_at_s(feed) is not None for feed in (", "False for feed in ("),
@@ -658,7 +655,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="an_output_cut_before_the_host_is_off",
-        module="powerguard.core.ways",
+        module="powerguard.core.comeback.methods",
         swaps=(
             ("        Way.OUTPUT: off_in_s + sums.CUT_GUARD_S,", "        Way.OUTPUT: off_in_s - sums.CUT_GUARD_S,"),
         ),
@@ -667,7 +664,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="a_way_back_that_is_never_taken_back",
-        module="powerguard.core.ways",
+        module="powerguard.core.comeback.methods",
         swaps=(
             (
                 "        if each.order is None and not (each.kept or (dark and each.way in _KEEPS_AWAY)):",
@@ -679,23 +676,23 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="armed_ways_forgotten_over_a_boot",
-        module="powerguard.core.recovery",
-        swaps=(("        armed=ways.after_boot(policy, old, now_s, whole=stored.whole),", "        armed=(),"),),
+        module="powerguard.core.obligations",
+        swaps=(("        after_boot=methods.after_boot,\n", ""),),
         site=_RETURNS,
         within=20,
     ),
     # --- The ways back, with the real loop ----------------------------------------------------------------------------
     Plant(
         name="armed_in_dry_run",
-        module="powerguard.daemon.assemble",
-        swaps=(("        return hands.ways(armed)\n", "        return hands.ways(True)\n"),),
+        module="powerguard.daemon.wiring",
+        swaps=(("        return ports.ways(armed)\n", "        return ports.ways(True)\n"),),
         level="loop",
         within=10,
         site=_REHEARSED,
     ),
     Plant(
         name="policy_set_in_dry_run",
-        module="powerguard.daemon.assemble",
+        module="powerguard.daemon.wiring",
         swaps=(
             (
                 '    options = settings.bmc if acts else settings.bmc.model_copy(update={"policy": "observe"})\n',
@@ -708,15 +705,15 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="policy_never_put_back",
-        module="powerguard.core.ways",
-        swaps=(("    if turn.state.bracket is not None and isinstance(phase, Online):\n", "    if False:\n"),),
+        module="powerguard.core.comeback.methods",
+        swaps=(("    if changed.order is None and turn.now_s >= changed.retry_at_s:\n", "    if False:\n"),),
         level="loop",
         within=10,
         site=_BRACKET,
     ),
     Plant(
         name="a_cut_noted_after_it_is_ordered",
-        module="powerguard.effectors.ups.effector",
+        module="powerguard.effectors.ups_output.effector",
         swaps=(
             (
                 f"{_NOTED}{_SENT}",
@@ -730,7 +727,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="a_cut_that_nobody_sees_counts_as_none",
-        module="powerguard.effectors.ups.effector",
+        module="powerguard.effectors.ups_output.effector",
         swaps=(
             ("        if sent is not None and not output.shows and sent.left_s(came_s) > 0:\n", "        if False:\n"),
         ),
@@ -741,11 +738,11 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="an_order_that_failed_armed_nothing",
-        module="powerguard.core.ways",
+        module="powerguard.core.comeback.methods",
         swaps=(
             (
-                "            _put(turn, mine, None if outcome.harmless else replace(mine, order=None))\n",
-                "            _put(turn, mine, None)\n",
+                "            if outcome.harmless:\n",
+                "            if True:\n",
             ),
         ),
         level="loop",
@@ -755,7 +752,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="woken_before_the_output_is_cut",
-        module="powerguard.core.ways",
+        module="powerguard.core.comeback.methods",
         swaps=(("        Way.RTC: max(wake_in_s + RTC_AFTER_S", "        Way.RTC: max(off_in_s"),),
         level="loop",
         within=60,
@@ -764,8 +761,8 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="somebody_elses_shutdown_arms_nothing",
-        module="powerguard.core.machine",
-        swaps=(("    if event.host_stopping:\n        ways.foreign_stop(turn)\n", ""),),
+        module="powerguard.core.decide.machine",
+        swaps=(("    if event.host_stopping:\n        methods.foreign_stop(turn)\n", ""),),
         level="loop",
         within=30,
         hint=21,
@@ -773,8 +770,8 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="a_shutdown_that_is_called_off_leaves_its_ways_armed",
-        module="powerguard.core.ways",
-        swaps=(("in given else None, kept=False)", "in given else None)"),),
+        module="powerguard.core.comeback.methods",
+        swaps=(("        if each.kept:\n", "        if False:\n"),),
         level="loop",
         within=30,
         hint=21,

@@ -96,13 +96,13 @@ def test_faults_are_many_and_everywhere() -> None:
     """In the core, in the loop, in the bulkhead of all effectors and in the journal; each of them once."""
     assert len({plant.name for plant in PLANTS}) == len(PLANTS) >= 20
     places = Counter(".".join(plant.module.split(".")[1:3]) for plant in PLANTS)
-    assert places.keys() >= {"core.budget", "core.recovery", "daemon.loop", "daemon.attempt", "daemon.journal"}
+    assert places.keys() >= {"core.energy", "core.comeback", "daemon.loop", "daemon.attempt", "daemon.journal"}
 
 
 def test_fault_that_cannot_be_planted_is_told() -> None:
     """The text that a fault replaces has changed: that must not pass for a fault that was not found."""
     what = {
-        "module": "powerguard.core.budget",
+        "module": "powerguard.core.energy.budget",
         "swaps": [["no such text", ""]],
         "level": "core",
         "site": {},

@@ -14,9 +14,9 @@ from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
-from powerguard.trainer.items import Buffer
-from powerguard.trainer.reader import CorruptError
-from powerguard.trainer.store import Found, Store
+from powerguard.trainer.store.items import Buffer
+from powerguard.trainer.store.shards import CorruptError
+from powerguard.trainer.store.store import Found, Store
 from tests.trainer.checkpoints import save
 
 HALF_BYTES = 6_000_000

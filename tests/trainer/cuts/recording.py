@@ -4,7 +4,7 @@ from dataclasses import dataclass
 from pathlib import Path
 from threading import RLock
 
-from powerguard.trainer.disk import Disk
+from powerguard.trainer.store.disk import Disk
 
 ROOT = 0
 

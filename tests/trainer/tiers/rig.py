@@ -19,11 +19,11 @@ from typing import Self
 
 import pytest
 
-from powerguard.trainer.found import SavedCheckpoint
-from powerguard.trainer.items import Buffer
-from powerguard.trainer.manifest import Manifest
-from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.found import SavedCheckpoint
+from powerguard.trainer.store.items import Buffer
+from powerguard.trainer.store.manifest import Manifest
+from powerguard.trainer.store.shards import Snapshot
+from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers import Remote
 from tests.peers.ports import free_port
 

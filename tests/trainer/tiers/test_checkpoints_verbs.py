@@ -7,10 +7,9 @@ from typing import Any
 import pytest
 
 from powerguard.cli.main import main
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers import tier_of
-from powerguard.trainer.tiers.gate import Gate
-from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
+from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOrder
 from tests.trainer.tiers.rig import SECRET, Fault, Proxy, S3Server, credentials, remote_of, save, state
 
 
@@ -27,7 +26,7 @@ def place(empty: list[str], tmp_path: Path, s3: S3Server, bucket: str) -> list[s
     remote = remote_of(bucket, s3.url, tmp_path, keep=9)
     for step in range(1, 5):
         saved = save(tmp_path / "root", step, mib=1)
-        order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+        order = UploadOrder(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
         assert Transfer(order, tier_of(remote, "llm"), Gate(patience_s=5.0), Progress()).run()
     return empty
 

@@ -8,8 +8,8 @@ import pytest
 
 from powerguard.trainer.tiers import Remote
 from powerguard.trainer.tiers.base import Kind, TierError, folder_of
-from powerguard.trainer.tiers.connect import credentials, opened
-from powerguard.trainer.tiers.gate import Gate, backoff_s
+from powerguard.trainer.tiers.objects import credentials, opened
+from powerguard.trainer.tiers.transfer import Gate, backoff_s
 from tests.trainer.tiers.rig import SECRET, environment
 from tests.trainer.tiers.rig import credentials as write_credentials
 

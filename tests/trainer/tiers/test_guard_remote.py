@@ -5,8 +5,8 @@ from collections.abc import Callable, Mapping
 from pathlib import Path
 
 from powerguard.trainer import Guard
-from powerguard.trainer.items import Parts
-from powerguard.trainer.metrics import metrics
+from powerguard.trainer.loop.endpoint import metrics
+from powerguard.trainer.store.items import Parts
 from powerguard.trainer.tiers import Remote, tier_of
 from powerguard.wire import TriggerRequest
 from tests.trainer.tiers.rig import S3Server, remote_of, state, until
@@ -38,7 +38,7 @@ def trained(root: Path, remote: Remote, until_uploaded: Callable[[], object]) ->
         for number in (1, 2, 3):
             training.step(number)
             guard.step(number)
-        guard.desk.trigger(TriggerRequest(id="before-the-disk-dies"))
+        guard.requests.trigger(TriggerRequest(id="before-the-disk-dies"))
         training.step(4)
         guard.step(4)
         until(until_uploaded)
@@ -49,14 +49,14 @@ def test_an_upload_that_fails_shows_at_the_endpoint(tmp_path: Path) -> None:
     training = Training()
     remote = str(tmp_path / "nas")
     with Guard(training.parts(), tmp_path / "disk", job="llm", remote=remote, socket=None, every_s=None) as guard:
-        guard.desk.trigger(TriggerRequest(id="e"))
+        guard.requests.trigger(TriggerRequest(id="e"))
         guard.step(1)
-        until(lambda: guard.desk.status().uploads_error)
-        told = guard.desk.status()
+        until(lambda: guard.requests.status().uploads_error)
+        told = guard.requests.status()
         assert told.uploads_step is None
         assert "is not there (is it mounted?)" in told.uploads_error
         assert 0 < (told.uploads_failing_s or 0) < 60
-        assert not metrics(guard.desk).endswith(b'upload_failing_seconds{job="llm"} 0.0\n')
+        assert not metrics(guard.requests).endswith(b'upload_failing_seconds{job="llm"} 0.0\n')
 
 
 def resumed(root: Path, remote: Remote) -> Training:

@@ -5,11 +5,10 @@ import time
 from pathlib import Path
 
 from powerguard.trainer.ranks.base import Alone
-from powerguard.trainer.resume import LocalTier, choose
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.resume import LocalTier, choose
+from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers import ObjectTier
-from powerguard.trainer.tiers.gate import Gate
-from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
+from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOrder
 from tests.trainer.tiers.rig import CHUNK, Proxy, flip, remote_of, save, state, storm
 
 
@@ -18,7 +17,7 @@ def test_of_an_object_store_only_the_rotten_chunk_is_fetched(tmp_path: Path, pro
     root = tmp_path / "root"
     remote = remote_of(bucket, proxy.url, tmp_path)
     saved = save(root, 7, mib=40)
-    order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+    order = UploadOrder(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
     assert Transfer(order, ObjectTier(remote, "llm"), Gate(), Progress()).run()
     flip(Path(saved.path, "shard-00000"), 3 * CHUNK + 9)
     proxy.asked.clear()
@@ -35,7 +34,7 @@ def test_the_checkpoint_committed_last_comes_first(tmp_path: Path, proxy: Proxy,
     remote = remote_of(bucket, proxy.url, tmp_path)
     for step in (100, 42):
         saved = save(tmp_path / "root", step, mib=1)
-        order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+        order = UploadOrder(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
         assert Transfer(order, ObjectTier(remote, "llm"), Gate(), Progress()).run()
         time.sleep(1.1)
     assert [found.step for found in ObjectTier(remote, "llm").found()] == [42, 100]
@@ -45,7 +44,7 @@ def test_an_object_store_in_a_storm_still_yields_it(tmp_path: Path, proxy: Proxy
     root = tmp_path / "root"
     remote = remote_of(bucket, proxy.url, tmp_path)
     saved = save(root, 7, mib=24)
-    order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+    order = UploadOrder(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
     assert Transfer(order, ObjectTier(remote, "llm"), Gate(), Progress()).run()
     shutil.rmtree(root)
     proxy.rule = storm(5, 0.25)

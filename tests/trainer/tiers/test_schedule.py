@@ -3,11 +3,11 @@
 from dataclasses import replace
 from pathlib import Path
 
-from powerguard.trainer.found import SavedCheckpoint
-from powerguard.trainer.manifest import MANIFEST, Manifest
-from powerguard.trainer.tiers.schedule import period_of
+from powerguard.trainer.loop.writer import Uploads
+from powerguard.trainer.store.found import SavedCheckpoint
+from powerguard.trainer.store.manifest import MANIFEST, Manifest
+from powerguard.trainer.tiers.base import period_of
 from powerguard.trainer.tiers.upload import Uploader
-from powerguard.trainer.uploads import Uploads
 from tests.trainer.tiers.rig import save
 
 

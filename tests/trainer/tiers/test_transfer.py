@@ -10,12 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.found import SavedCheckpoint
-from powerguard.trainer.manifest import MANIFEST, Manifest
+from powerguard.trainer.store.found import SavedCheckpoint
+from powerguard.trainer.store.manifest import MANIFEST, Manifest
 from powerguard.trainer.tiers import ObjectTier, PathTier, Remote, tier_of
 from powerguard.trainer.tiers.base import SET_ASIDE, Kind, Listed, TierError, outdated, read_shard
-from powerguard.trainer.tiers.gate import Gate
-from powerguard.trainer.tiers.transfer import Order, Progress, Transfer
+from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOrder
 from tests.trainer.tiers.rig import CHUNK, Fault, Proxy, S3Server, flip, remote_of, save, small_disk, state
 
 DAY_S = 86400.0
@@ -33,7 +32,7 @@ def remote(request: pytest.FixtureRequest, tmp_path: Path) -> Remote:
 
 
 def carried(saved: SavedCheckpoint, remote: Remote, progress: Progress | None = None, **options: float) -> bool:
-    order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+    order = UploadOrder(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
     target = tier_of(remote, "llm")
     return Transfer(order, target, Gate(patience_s=5.0), progress or Progress(), **options).run()
 
@@ -166,7 +165,7 @@ def test_an_nas_that_gives_back_other_bytes_commits_nothing(tmp_path: Path) -> N
             flip(Path(self.url, name, "shard-00000.part"), CHUNK + 3)
             super().finish(name, shard, seen)  # type: ignore[arg-type]
 
-    order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+    order = UploadOrder(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
     with pytest.raises(TierError, match="chunk 1 reads back other than it was written"):
         Transfer(order, Rotten(remote, "llm"), Gate(), Progress()).run()
     assert PathTier(remote, "llm").found() == []
@@ -228,7 +227,7 @@ def test_only_so_many_bytes_a_second(tmp_path: Path, proxy: Proxy, bucket: str) 
     remote = remote_of(bucket, proxy.url, tmp_path, bytes_per_s=16.0 * CHUNK)
     clock = Clock()
     saved = save(tmp_path / "root", 7, mib=40)
-    order = Order(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+    order = UploadOrder(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
     gate = Gate(bytes_per_s=remote.bytes_per_s)
     assert Transfer(order, tier_of(remote, "llm"), gate, Progress()).run()
     assert clock.passed_s() >= 5 / 16

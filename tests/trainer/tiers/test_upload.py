@@ -17,9 +17,9 @@ from typing import Any
 import pytest
 
 from powerguard.trainer.ranks.base import Alone
-from powerguard.trainer.resume import LocalTier, choose
-from powerguard.trainer.snapshot import Snapshot
-from powerguard.trainer.store import Store
+from powerguard.trainer.store.resume import LocalTier, choose
+from powerguard.trainer.store.shards import Snapshot
+from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers import Remote, tier_of
 from powerguard.trainer.tiers.base import TierError, read_shard
 from powerguard.trainer.tiers.path import PathTier
@@ -263,7 +263,7 @@ def test_an_orphan_ends(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
     remote = remote_of(bucket, proxy.url, tmp_path)
     script = (
         "import sys, json\nfrom powerguard.trainer.tiers import Remote\n"
-        "from powerguard.trainer.tiers.upload import Uploader\nfrom powerguard.trainer.store import SavedCheckpoint\n"
+        "from powerguard.trainer.tiers.upload import Uploader\nfrom powerguard.trainer import SavedCheckpoint\n"
         "told = json.loads(sys.argv[1])\n"
         "uploader = Uploader(Remote(**told['remote']), job='llm')\n"
         "uploader.offer(SavedCheckpoint(**told['saved']))\n"
@@ -454,6 +454,7 @@ def test_a_mount_that_hangs_does_not_hang_a_start(tmp_path: Path) -> None:
     assert PathTier(Remote(url=str(nas)), "llm").found() == []
 
 
+@pytest.mark.slow
 def test_a_tier_that_is_slow_at_a_start_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Ten seconds of silence are enough: the operator must know what the start waits for, and how long."""
     nas = tmp_path / "nas"

@@ -1,0 +1,1 @@
+"""The verbs over checkpoints: list, verify, restore, prune, seal."""

@@ -1,0 +1,359 @@
+"""What checkpoints there are below a folder or in an object store, and whether they are whole.
+
+A folder may be a checkpoint itself, a job's root, or hold several of these (a NAS with a folder for each job). Native
+checkpoints and sealed folders of any framework are told apart by what lies in them, never by a name alone.
+"""
+
+import argparse
+import contextlib
+import threading
+import time
+from collections.abc import Callable, Iterator, Sequence
+from dataclasses import dataclass, replace
+from datetime import datetime
+from pathlib import Path
+from typing import Final
+
+from powerguard.cli.render import Bar
+from powerguard.effectors.host.filesystems import NETWORKED, kind_of
+from powerguard.trainer.seal.folder import glance, verify
+from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
+from powerguard.trainer.store.found import Found, Refused, look
+from powerguard.trainer.store.manifest import MANIFEST, Shard, StoreError, step_of
+from powerguard.trainer.store.shards import ShardReader, Snapshot, held, over_chunks
+from powerguard.trainer.tiers import ObjectTier
+from powerguard.trainer.tiers.base import SET_ASIDE, Kind, Remote, Source, TierError
+from powerguard.trainer.tiers.transfer import Gate
+
+BAD: Final = "bad-"
+NEWER: Final = "newer-"
+"""In front of a checkpoint's name: set aside because it did not verify, or by a roll-back to an older one."""
+_DEPTH: Final = 2
+_READERS: Final = 4
+_PATIENCE_S: Final = 30.0
+"""With an object store that is throttling, or a network that hiccups: a checkpoint that was not read is not corrupt."""
+
+
+def access_of(args: argparse.Namespace) -> dict[str, str | None]:
+    """Return what an object store needs beside its address."""
+    return {
+        "endpoint": args.endpoint,
+        "region": args.region,
+        "credentials_file": args.credentials_file,
+        "profile": args.profile,
+    }
+
+
+class PlaceError(Exception):
+    """A place that cannot be looked at: which, why, what would be right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Entry:
+    """One checkpoint, or what looks like one.
+
+    kind: native, sealed, other (of a framework, without a seal). state: complete (names and sizes hold, not read),
+    verified (read to the last byte just now), corrupt, unreadable, unfinished, set_aside, not_sealed; because: why.
+    created_s: wall time of the commit; None when not known. tier: where it lies.
+    """
+
+    kind: str
+    state: str
+    name: str
+    path: str
+    tier: str
+    step: int | None = None
+    job: str | None = None
+    size_bytes: int | None = None
+    created_s: float | None = None
+    reason: str = ""
+    because: str = ""
+    found: Found | None = None
+
+    @property
+    def is_whole(self) -> bool:
+        """As far as is known, it can be resumed from."""
+        return self.state in ("complete", "verified")
+
+    def as_json(self, now_s: float) -> dict[str, object]:
+        """The object that --json shows."""
+        age_s = None if self.created_s is None else round(max(0.0, now_s - self.created_s), 3)
+        return {
+            "kind": self.kind,
+            "state": self.state,
+            "because": self.because,
+            "step": self.step,
+            "job": self.job,
+            "name": self.name,
+            "path": self.path,
+            "tier": self.tier,
+            "size_bytes": self.size_bytes,
+            "created_at": self.created_s,
+            "age_s": age_s,
+            "reason": self.reason,
+        }
+
+
+def tier_at(url: str, **access: str | None) -> ObjectTier:
+    """Open a job's part of an object store: scheme://bucket/prefix/JOB. Raises PlaceError."""
+    base, _, job = url.rstrip("/").rpartition("/")
+    if not job or base.endswith("/") or "://" not in base:
+        msg = f"{url}: write it with the job's folder, as s3://bucket/prefix/JOB"
+        raise PlaceError(msg)
+    try:
+        given = {key: value for key, value in access.items() if value is not None}
+        return ObjectTier(Remote(url=base, **given), job)  # type: ignore[arg-type]
+    except (ValueError, TierError, ImportError) as error:
+        msg = f"{url}: {error}"
+        raise PlaceError(msg) from error
+
+
+def entries_at(place: str, **access: str | None) -> list[Entry]:
+    """List what is at a place, the highest step first. Reads no data. Raises PlaceError."""
+    if "://" in place:
+        return _stored(tier_at(place, **access), place)
+    root = Path(place).absolute()
+    try:
+        if not root.is_dir():
+            msg = f"{root}: {'is no folder' if root.exists() else 'no such folder'}"
+            raise PlaceError(msg)
+        tier = tier_of_folder(str(root))
+        alone = _checkpoint(root, tier)
+        entries = [alone] if alone is not None else list(_below(root, tier, _DEPTH))
+    except OSError as error:
+        msg = f"{error.filename or root}: {error.strerror or error}"
+        raise PlaceError(msg) from error
+    return sorted(entries, key=_newest_first)
+
+
+def _newest_first(entry: Entry) -> tuple[int, float, str]:
+    return (-1 if entry.step is None else -entry.step, -(entry.created_s or 0.0), entry.path)
+
+
+def _stored(tier: ObjectTier, place: str) -> list[Entry]:
+    scheme = place.partition("://")[0]
+    try:
+        entries = [_native(found, scheme) for found in tier.found()]
+        for name in tier.aside():
+            because = "marked in the store, because it did not verify"
+            path = f"{place.rstrip('/')}/{name}"
+            entries.append(
+                Entry(
+                    kind="native",
+                    state="set_aside",
+                    name=name,
+                    path=path,
+                    tier=scheme,
+                    step=step_of(name),
+                    because=because,
+                )
+            )
+    except (TierError, StoreError, OSError) as error:
+        raise PlaceError(str(error)) from error
+    return sorted(entries, key=_newest_first)
+
+
+def tier_of_folder(path: str) -> str:
+    """Tell a network mount from a local disk, without touching it: "nas" or "local"."""
+    mountinfo = ""
+    with contextlib.suppress(OSError):
+        mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
+    return "nas" if kind_of(path, mountinfo) in NETWORKED else "local"
+
+
+def _below(root: Path, tier: str, depth: int) -> Iterator[Entry]:
+    """Yield what lies below a folder; a folder that is no checkpoint may hold some."""
+    paths = sorted(root.iterdir())
+    natives: dict[str, Found | Refused] = {each.name: each for each in look(root)}
+    for path in paths:
+        if path.name.startswith(".") or path.is_symlink() or not path.is_dir():
+            continue
+        with contextlib.suppress(PermissionError, FileNotFoundError):  # a training prunes, and renames, meanwhile
+            entry = _checkpoint(path, tier, natives)
+            if entry is not None:
+                yield entry
+            elif depth > 1:
+                yield from _below(path, tier, depth - 1)
+
+
+def _checkpoint(path: Path, tier: str, natives: dict[str, Found | Refused] | None = None) -> Entry | None:
+    """Return what a folder is as a checkpoint; None: none."""
+    name = path.name
+    for mark, because in (
+        (BAD, "it did not verify, or its restoring was undone"),
+        (NEWER, "newer than what was rolled back to"),
+    ):
+        if name.startswith(mark) and step_of(name.removeprefix(mark)) is not None:
+            step = step_of(name.removeprefix(mark))
+            return Entry(
+                kind="native", state="set_aside", name=name, path=str(path), tier=tier, step=step, because=because
+            )
+    if step_of(name) is not None:
+        if natives is None:
+            natives = {each.name: each for each in look(path.parent) if each.name == name}
+        return _native_at(path, tier, natives.get(name))
+    if (path / SEAL).exists():
+        return _sealed(path, tier)
+    if step_in(name) is not None and any(path.iterdir()):
+        because = f"`powerguard seal {path}` makes it safe against a power cut"
+        return Entry(
+            kind="other",
+            state="not_sealed",
+            name=name,
+            path=str(path),
+            tier=tier,
+            step=step_in(name),
+            created_s=path.stat().st_mtime,
+            because=because,
+        )
+    return None
+
+
+def _native_at(path: Path, tier: str, seen: Found | Refused | None) -> Entry:
+    step = step_of(path.name)
+    blank = Entry(kind="native", state="unfinished", name=path.name, path=str(path), tier=tier, step=step)
+    match seen:
+        case Found():
+            if (path / SET_ASIDE).exists():
+                told = (path / SET_ASIDE).read_text(encoding="utf-8", errors="replace")[:500].strip()
+                return replace(_native(seen, tier), state="set_aside", because=f"set aside: {told}")
+            return _native(seen, tier)
+        case Refused():
+            return replace(blank, state="corrupt" if seen.rotten else "unreadable", because=seen.reason)
+        case None:
+            because = f"no {MANIFEST}: it was never committed, or is being written now"
+            return replace(blank, because=because, created_s=path.stat().st_mtime)
+
+
+def _native(found: Found, tier: str) -> Entry:
+    try:
+        created_s: float | None = datetime.fromisoformat(found.manifest.created).timestamp()
+    except (ValueError, OverflowError):
+        created_s = None
+    return Entry(
+        kind="native",
+        state="complete",
+        name=found.name,
+        path=found.path,
+        tier=tier,
+        step=found.step,
+        job=found.manifest.job,
+        size_bytes=found.manifest.size_bytes,
+        created_s=created_s,
+        reason=found.manifest.reason,
+        found=found,
+    )
+
+
+def _sealed(path: Path, tier: str) -> Entry:
+    entry = Entry(kind="sealed", state="complete", name=path.name, path=str(path), tier=tier, step=step_in(path.name))
+    try:
+        verdict = glance(path)
+        created_s = (path / SEAL).stat().st_mtime
+    except SealError as error:
+        return replace(entry, state="corrupt", because=str(error))
+    except OSError as error:
+        return replace(entry, state="unreadable", because=error.strerror or str(error))
+    if verdict is None:
+        return replace(entry, state="unfinished", because=f"{SEAL} has just gone")
+    entry = replace(
+        entry, step=verdict.seal.step, size_bytes=verdict.seal.size_bytes, created_s=created_s, reason="sealed"
+    )
+    return replace(entry, state="corrupt", because=_told(verdict.findings)) if verdict.findings else entry
+
+
+def _told(findings: Sequence[object]) -> str:
+    more = f" and {len(findings) - 8} more" if len(findings) > 8 else ""
+    return "; ".join(map(str, findings[:8])) + more
+
+
+# --- Reading to the last byte -----------------------------------------------------------------------------------------
+
+
+def verified(entry: Entry, bar: Bar, **access: str | None) -> Entry:
+    """Read a checkpoint to the last byte; return it as it then is. What is no checkpoint stays as it is."""
+    if entry.kind == "sealed" and entry.state in ("complete", "corrupt"):
+        try:
+            verdict = verify(entry.path, progress=bar.renamed(entry.name))
+        except SealError as error:
+            return replace(entry, state="corrupt", because=str(error))
+        except OSError as error:
+            return replace(entry, state="unreadable", because=f"{error.filename}: {error.strerror}")
+        state = "verified" if verdict.is_whole else "corrupt"
+        return replace(entry, state=state, because=_told(verdict.findings))
+    if entry.found is None or not entry.is_whole:
+        return entry
+    try:
+        here = _read_native(entry.found, bar.renamed(entry.name), **access)
+    except FileNotFoundError:
+        return replace(entry, state="unreadable", because="it has been removed meanwhile")
+    except TierError as error:  # a store that does not answer, or refuses, says nothing of what it holds
+        return replace(entry, state="corrupt" if error.kind is Kind.CORRUPT else "unreadable", because=str(error))
+    except StoreError as error:
+        return replace(entry, state="corrupt", because=str(error))
+    except OSError as error:
+        return replace(entry, state="unreadable", because=f"{error.filename}: {error.strerror}")
+    there = entry.found.manifest.ranks - here
+    because = f"{there} of {entry.found.manifest.ranks} shards lie on other hosts" if there else ""
+    return replace(entry, state="verified", because=because)
+
+
+def _read_native(found: Found, bar: Bar, **access: str | None) -> int:
+    """Read and compare every shard that lies here; return how many."""
+    if "://" in found.path:
+        tier = tier_at(found.path.rpartition("/")[0], **access)
+        shards = found.manifest.shards
+        total, done = sum(shard.size_bytes for shard in shards), 0
+        gate = Gate(patience_s=_PATIENCE_S)
+        for packed in shards:
+            shard = found.shard(packed.rank)
+            with contextlib.closing(_Patient(tier, found, shard, gate)) as source:
+                done = each_chunk(source, shard, lambda size, at=done: bar(at + size, total)) + done  # type: ignore[misc]
+        return len(shards)
+    folder = Path(found.path)
+    shards = tuple(packed for packed in found.manifest.shards if (folder / packed.file).exists())
+    total, done = sum(shard.size_bytes for shard in shards), 0
+    with held(folder):
+        for packed in shards:
+            shard = found.shard(packed.rank)
+            with ShardReader(folder, shard) as file:
+                done = each_chunk(file, shard, lambda size, at=done: bar(at + size, total)) + done  # type: ignore[misc]
+    return len(shards)
+
+
+class _Patient:
+    """A shard in an object store, asked for again where that helps. Raises TierError."""
+
+    def __init__(self, tier: ObjectTier, found: Found, shard: Shard, gate: Gate) -> None:
+        self._gate = gate
+        self._source = gate.call(lambda: tier.open_shard(found, shard))
+
+    def read_chunk(self, index: int, target: memoryview) -> None:
+        self._gate.call(lambda: self._source.read_chunk(index, target))
+
+    def close(self) -> None:
+        self._source.close()
+
+
+def each_chunk(source: Source, shard: Shard, tell: Callable[[int], None]) -> int:
+    """Read all chunks of a shard, a few at a time, each thread in memory of its own. Returns the bytes."""
+    own = threading.local()
+    lock = threading.Lock()
+    done = 0
+
+    def work(index: int, start: int, end: int) -> None:
+        nonlocal done
+        if not hasattr(own, "memory"):
+            own.memory = Snapshot(min(shard.chunk_bytes, shard.size_bytes))
+        source.read_chunk(index, own.memory.buffer[: end - start])
+        with lock:
+            done += end - start
+            tell(done)
+
+    over_chunks(shard.size_bytes, shard.chunk_bytes, work, threads=_READERS)
+    return done
+
+
+def now_s() -> float:
+    """Wall time: the age of a checkpoint counts over boots."""
+    return time.time()  # noqa: TID251 - for people

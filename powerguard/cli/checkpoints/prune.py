@@ -1,0 +1,211 @@
+"""`powerguard checkpoints prune`: remove old checkpoints, and never the last one that verifies.
+
+Nothing goes before as many newer ones as are to stay have been read to the last byte, just now. Newest means committed
+last: a training that was rolled back has smaller steps than what it left behind.
+"""
+
+import argparse
+import contextlib
+import json
+import sys
+from collections.abc import Iterator
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+from powerguard.cli.checkpoints.found import Entry, PlaceError, access_of, entries_at, now_s, tier_at, verified
+from powerguard.cli.render import Bar, amount, clean, duration, table
+from powerguard.cli.shared import fail
+from powerguard.trainer.seal.manifest import SEAL
+from powerguard.trainer.store.disk import Disk, FolderLock
+from powerguard.trainer.store.manifest import MANIFEST, StoreError
+from powerguard.trainer.store.slots import remove
+from powerguard.trainer.tiers.base import TierError
+
+_VERB: Final = "checkpoints prune"
+_STALE_S: Final = 86400.0
+"""What was never finished goes when it is a day older than a newer one that is whole: until then it may be at work."""
+
+
+class RefusedError(Exception):
+    """Nothing may be removed: why, what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Choice:
+    """What stays because it was verified, and what goes."""
+
+    kept: list[Entry]
+    going: list[Entry]
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    if args.keep < 1:
+        return fail(args, _VERB, "--keep: at least 1 (the last one that verifies always stays)", 64)
+    try:
+        with Bar("", quiet=args.json) as bar:
+            choices = [each for place in args.place for each in _choices(place, args, bar)]
+        going = [entry for choice in choices for entry in choice.going]
+        if not args.json:
+            _tell(choices)
+        if going and not args.yes and (args.json or not _asked(len(going))):
+            return fail(args, _VERB, "nothing was removed (--yes removes it)", 1)
+        gone, left = _remove(going, args)
+    except (PlaceError, RefusedError, TierError, StoreError, OSError) as error:
+        return fail(args, _VERB, _words(error), 1)
+    if args.json:
+        print(json.dumps(_object(choices, gone, left), indent=2))
+    elif going:
+        print(f"removed {len(gone)} of {len(going)}")
+        for entry, because in left:
+            print(f"  {clean(entry.path)}: {clean(because)}")
+    return int(bool(left))
+
+
+def _words(error: Exception) -> str:
+    if isinstance(error, OSError) and error.filename:
+        return f"{error.filename}: {error.strerror}"
+    return str(error)
+
+
+def _choices(place: str, args: argparse.Namespace, bar: Bar) -> Iterator[Choice]:
+    """Choose for each group of checkpoints that can stand in for one another."""
+    groups: dict[tuple[str, bool], list[Entry]] = {}
+    for entry in entries_at(place, **access_of(args)):
+        groups.setdefault((entry.path.rpartition("/")[0], entry.kind == "native"), []).append(entry)
+    if not groups:
+        msg = f"{place}: no checkpoint there"
+        raise RefusedError(msg)
+    for (root, _), entries in groups.items():
+        yield chosen(root, entries, args.keep, bar, set_aside=args.set_aside, **access_of(args))
+
+
+def chosen(
+    root: str, entries: list[Entry], keep: int, bar: Bar, *, set_aside: bool = False, **access: str | None
+) -> Choice:
+    """Say what stays and what goes of one root. Raises RefusedError when none verifies."""
+    whole = sorted((e for e in entries if e.is_whole), key=lambda e: (e.created_s or 0.0, e.step or 0), reverse=True)
+    kept: list[Entry] = []
+    old: list[Entry] = []
+    for entry in whole:
+        if len(kept) == keep:
+            old.append(entry)
+        elif (read := verified(entry, bar, **access)).state == "verified":
+            kept.append(read)
+    rest = [e for e in entries if e.state == "unfinished" or (set_aside and e.state == "set_aside")]
+    if not kept and (old or rest):
+        msg = f"{root}: no checkpoint there verifies, so nothing may go (`powerguard checkpoints verify {root}`)"
+        raise RefusedError(msg)
+    if "://" in root and (old or rest) and {each.name for each in kept} != {each.name for each in whole[:keep]}:
+        msg = f"{root}: one of the newest {keep} there does not verify, and an object store keeps the newest"
+        raise RefusedError(msg)
+    newest_s = max((e.created_s or 0.0 for e in kept), default=0.0)
+    stale_s = newest_s - _STALE_S
+    old += [e for e in rest if e.state == "set_aside" or (e.created_s is not None and e.created_s < stale_s)]
+    return Choice(kept, old)
+
+
+def _tell(choices: list[Choice]) -> None:
+    now = now_s()
+    for word, entries in (
+        ("stays, verified just now", [entry for choice in choices for entry in choice.kept]),
+        ("goes", [entry for choice in choices for entry in choice.going]),
+    ):
+        if entries:
+            print(f"{word}:")
+            rows = [
+                (
+                    "?" if each.step is None else f"step {each.step}",
+                    "?" if each.created_s is None else duration(now - each.created_s),
+                    amount(each.size_bytes),
+                    each.state.replace("_", " ") if word == "goes" and not each.is_whole else "",
+                    clean(each.path),
+                )
+                for each in entries
+            ]
+            print("\n".join(table(rows)))
+    if not any(choice.going for choice in choices):
+        print("nothing to remove")
+
+
+def _asked(count: int) -> bool:
+    """Ask, where somebody can be asked."""
+    if not sys.stdin.isatty():
+        return False
+    print(f"remove {count} for good? [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+# --- Removing ---------------------------------------------------------------------------------------------------------
+
+
+def _remove(going: list[Entry], args: argparse.Namespace) -> tuple[list[Entry], list[tuple[Entry, str]]]:
+    """Remove what was chosen; return what is gone, and what is left with the reason."""
+    gone: list[Entry] = []
+    left: list[tuple[Entry, str]] = []
+    roots: dict[str, list[Entry]] = {}
+    for entry in going:
+        roots.setdefault(entry.path.rpartition("/")[0], []).append(entry)
+    for root, entries in roots.items():
+        if "://" in root:
+            names = set(tier_at(root, **access_of(args)).prune(args.keep, 0))
+            gone += [each for each in entries if each.name in names]
+            left += [(each, "its store keeps it") for each in entries if each.name not in names]
+            continue
+        with _alone(Path(root)):
+            for entry in entries:
+                because = remove_one(Path(entry.path))
+                if because:
+                    left.append((entry, because))
+                else:
+                    gone.append(entry)
+    return gone, left
+
+
+@contextlib.contextmanager
+def _alone(root: Path) -> Iterator[None]:
+    """Hold the root's lock: a training that writes there prunes by itself. Raises RefusedError."""
+    lock: FolderLock | None = None
+    if (root / ".lock").exists():
+        try:
+            lock = FolderLock(root / ".lock", create=True)
+        except BlockingIOError as error:
+            msg = f"{root}: a training writes checkpoints there, and prunes by itself (keep=)"
+            raise RefusedError(msg) from error
+    try:
+        yield
+    finally:
+        if lock is not None:
+            lock.close()
+
+
+def remove_one(path: Path, disk: Disk | None = None) -> str:
+    """Remove a checkpoint; "" when it is gone, else why not.
+
+    What makes it a checkpoint goes first, alone and durably: half removed it must not look whole.
+    """
+    disk = disk or Disk()
+    try:
+        lock = FolderLock(path)
+    except BlockingIOError:
+        return "somebody reads it just now (an upload?): try again later"
+    with lock:
+        for name in (MANIFEST, SEAL):
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(path / name)
+        disk.sync_folder(path)
+        remove(disk, path)
+        disk.sync_folder(path.parent)
+    return ""
+
+
+def _object(choices: list[Choice], gone: list[Entry], left: list[tuple[Entry, str]]) -> dict[str, object]:
+    now = now_s()
+    return {
+        "schema_version": 1,
+        "object": "checkpoints_prune",
+        "kept": [entry.as_json(now) for choice in choices for entry in choice.kept],
+        "removed": [entry.as_json(now) for entry in gone],
+        "left": [{"path": entry.path, "because": because} for entry, because in left],
+    }

@@ -1,0 +1,589 @@
+"""`powerguard checkpoints restore`: roll selected items or files back, verified while they are read.
+
+Native: a new checkpoint is written that has the selected items of the old one and all others of the newest; nothing is
+written over, so a training that resumes finds it, or, undone, what was there before.
+
+Files of a sealed folder, restored into a new folder or into one that is there; the latter can be undone.
+
+    .NAME.powerguard-restore/          beside the folder NAME, on the same file system
+        PLAN.json                      what goes where, durable before the first file is touched
+        new/0 ...                      verified while they were copied, and flushed
+        old/0 ... old/SEAL.json        what was in their place, by a second name
+
+Each file is in its place at every instant, old or new: the old one gets its second name, then the new one is renamed
+over it. Killed or cut off in between, `undo` brings everything back from whatever state that left.
+"""
+
+import argparse
+import contextlib
+import json
+import logging
+import os
+import secrets
+import shutil
+import sys
+from collections.abc import Iterator, Mapping, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from fnmatch import fnmatchcase
+from pathlib import Path
+from typing import Any, Final
+
+from powerguard.cli.checkpoints.found import BAD, NEWER, Entry, PlaceError, access_of, entries_at, tier_at
+from powerguard.cli.render import Bar, amount, clean
+from powerguard.cli.shared import fail
+from powerguard.trainer.seal.folder import Progress, seal
+from powerguard.trainer.seal.manifest import SEAL, Seal, SealedFile, SealError, read_seal
+from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.found import Found, SavedCheckpoint
+from powerguard.trainer.store.items import Buffer, Loaded
+from powerguard.trainer.store.manifest import Manifest, Packed, StoreError, checkpoint_name, step_of
+from powerguard.trainer.store.shards import Snapshot, digest_of, held, read_shard
+from powerguard.trainer.store.store import Store
+from powerguard.trainer.tiers.base import SET_ASIDE, TierError
+from powerguard.trainer.tiers.base import read_shard as read_stored
+
+SCHEMA: Final = "powerguard.restore/v1"
+PLAN: Final = "PLAN.json"
+_MAX_PLAN_BYTES: Final = 32 << 20
+
+
+class FilesError(Exception):
+    """Nothing was restored: why, what would be right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Plan:
+    """paths: of the files, relative. existed: whether there was one before. was_sealed: and is to be again."""
+
+    paths: tuple[str, ...]
+    existed: tuple[bool, ...]
+    was_sealed: bool
+
+    def to_json(self) -> bytes:
+        files = [{"path": path, "existed": existed} for path, existed in zip(self.paths, self.existed, strict=True)]
+        return json.dumps({"schema": SCHEMA, "files": files, "was_sealed": self.was_sealed}).encode()
+
+    @classmethod
+    def parse(cls, content: bytes) -> "_Plan":
+        try:
+            document: dict[str, Any] = json.loads(content)
+            paths = tuple(str(each["path"]) for each in document["files"])
+            existed = tuple(bool(each["existed"]) for each in document["files"])
+            is_sound = document["schema"] == SCHEMA and not any(
+                path.startswith("/") or ".." in path.split("/") for path in paths
+            )
+            plan = cls(paths=paths, existed=existed, was_sealed=bool(document["was_sealed"]))
+        except (ValueError, KeyError, TypeError, RecursionError):
+            is_sound = False
+        if not is_sound:
+            msg = f"{PLAN} does not hold together: restore the files by hand from old/"
+            raise FilesError(msg)
+        return plan
+
+
+def journal_of(target: Path) -> Path:
+    """Return the folder beside the target that keeps what was in the place of restored files."""
+    return target.with_name(f".{target.name}.powerguard-restore")
+
+
+def restore(
+    source: Path,
+    target: Path,
+    only: Sequence[str],
+    *,
+    is_new: bool,
+    disk: Disk | None = None,
+    progress: Progress | None = None,
+) -> list[str]:
+    """Copy the chosen files of a sealed folder, verified; return their names. is_new: the target is made.
+
+    Raises FilesError, SealError, OSError: then the target is as it was, or `undo` makes it so.
+    """
+    disk = disk or Disk()
+    sealed = read_seal(source)
+    if sealed is None:
+        msg = f"{source}: not sealed"
+        raise FilesError(msg)
+    chosen = [file for file in sealed.files if not only or any(fnmatchcase(file.path, glob) for glob in only)]
+    if not chosen:
+        known = [file.path for file in sealed.files]
+        more = f" and {len(known) - 8} more" if len(known) > 8 else ""
+        msg = f"{source}: no file {', '.join(only)}; it has {', '.join(known[:8])}{more}"
+        raise FilesError(msg)
+    copy = _Copy(source, sealed, disk, progress)
+    if is_new:
+        _restore_to(copy, target, chosen, whole=not only)
+    else:
+        _restore_into(copy, target, chosen)
+    return [file.path for file in chosen]
+
+
+def _restore_to(copy: "_Copy", target: Path, chosen: Sequence[SealedFile], *, whole: bool) -> None:
+    """Make the target, sealed. whole: with links and empty folders. What fails leaves no folder behind."""
+    was_there = target.exists()
+    try:
+        copy.run(target, {file.path: file for file in chosen})
+        if whole:
+            for path, to in copy.sealed.links:
+                (target / path).symlink_to(to)
+            for folder in copy.sealed.folders:
+                (target / folder).mkdir(parents=True, exist_ok=True)
+        seal(target, step=copy.sealed.step, disk=copy.disk)
+    except BaseException:
+        if not was_there:
+            shutil.rmtree(target, ignore_errors=True)
+        raise
+
+
+def _restore_into(copy: "_Copy", target: Path, chosen: Sequence[SealedFile]) -> None:
+    disk, journal = copy.disk, journal_of(target)
+    if (journal / PLAN).exists() and not (journal / "done").exists():
+        msg = f"{target}: a restore was cut off there (`powerguard checkpoints restore --undo {target}` first)"
+        raise FilesError(msg)
+    for file in chosen:
+        _check_way(target, file.path)
+    if journal.exists():
+        (journal / PLAN).unlink(missing_ok=True)  # first: what is left then is nothing that could be undone by half
+        shutil.rmtree(journal)
+    (journal / "old").mkdir(parents=True)
+    copy.run(journal / "new", {str(number): file for number, file in enumerate(chosen)})
+    plan = _Plan(
+        paths=tuple(file.path for file in chosen),
+        existed=tuple(os.path.lexists(target / file.path) for file in chosen),
+        was_sealed=(target / SEAL).exists(),
+    )
+    if plan.was_sealed:
+        shutil.copy2(target / SEAL, journal / "old" / SEAL)
+    for folder in (journal / "old", journal / "new"):
+        disk.sync_folder(folder)
+    _write(journal / PLAN, plan.to_json(), disk)
+    disk.sync_folder(journal.parent)
+    for number, (path, existed) in enumerate(zip(plan.paths, plan.existed, strict=True)):
+        if existed:
+            _second_name(target / path, journal / "old" / str(number))
+    disk.sync_folder(journal / "old")
+    for number, path in enumerate(plan.paths):
+        (target / path).parent.mkdir(parents=True, exist_ok=True)
+        disk.rename(journal / "new" / str(number), target / path)
+    for folder in {(target / path).parent for path in plan.paths}:
+        disk.sync_folder(folder)
+    if plan.was_sealed:
+        seal(target, again=True, disk=disk)
+    _write(journal / "done", b"", disk)
+
+
+def undo(target: Path, disk: Disk | None = None) -> list[str]:
+    """Put back what the last restore into this folder replaced, however far it came. Twice is as good as once."""
+    disk = disk or Disk()
+    journal = journal_of(target)
+    try:
+        content = (journal / PLAN).read_bytes()[:_MAX_PLAN_BYTES]
+    except FileNotFoundError:
+        if journal.exists():
+            shutil.rmtree(journal)  # cut off before anything was touched
+        return []
+    plan = _Plan.parse(content)
+    for number, (path, existed) in enumerate(zip(plan.paths, plan.existed, strict=True)):
+        old = journal / "old" / str(number)
+        if existed and old.exists():
+            disk.rename(old, target / path)
+        elif not existed and not (journal / "new" / str(number)).exists():
+            with contextlib.suppress(FileNotFoundError):
+                disk.unlink(target / path)
+    if plan.was_sealed and (journal / "old" / SEAL).exists():
+        disk.rename(journal / "old" / SEAL, target / SEAL)
+    for folder in {target, *((target / path).parent for path in plan.paths)}:
+        with contextlib.suppress(FileNotFoundError):
+            disk.sync_folder(folder)
+    disk.unlink(journal / PLAN)
+    shutil.rmtree(journal)
+    return list(plan.paths)
+
+
+def _check_way(target: Path, path: str) -> None:
+    """Refuse a way that leads over a link, or to something that is no file."""
+    way = target
+    for part in Path(path).parts[:-1]:
+        way /= part
+        if way.is_symlink() or (way.exists() and not way.is_dir()):
+            msg = f"{way}: is no folder of its own, so {path} is not restored through it"
+            raise FilesError(msg)
+    final = target / path
+    if final.is_symlink() or (final.exists() and not final.is_file()):
+        msg = f"{final}: is no plain file"
+        raise FilesError(msg)
+
+
+def _second_name(path: Path, kept: Path) -> None:
+    try:
+        kept.hardlink_to(path)
+    except FileExistsError:
+        return
+    except OSError:  # a file system without links: the file is gone for an instant, and `undo` knows where it is
+        path.rename(kept)
+
+
+@dataclass(frozen=True, slots=True)
+class _Copy:
+    """Copies files out of a sealed folder, each chunk compared before it is written."""
+
+    source: Path
+    sealed: Seal
+    disk: Disk
+    progress: Progress | None
+
+    def run(self, target: Path, places: Mapping[str, SealedFile]) -> None:
+        """Copy each file to its place in a folder that is made; all of it is flushed when this returns."""
+        total, done = sum(file.size_bytes for file in places.values()), 0
+        folders = {target}
+        for place, file in places.items():
+            path = target / place
+            path.parent.mkdir(parents=True, exist_ok=True)
+            folders.add(path.parent)
+            done = self._file(file, path, done, total)
+        for folder in folders:
+            self.disk.sync_folder(folder)
+
+    def _file(self, file: SealedFile, path: Path, done: int, total: int) -> int:
+        reading = os.open(self.source / file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+        try:
+            writing = self.disk.open(path, create=True)
+            try:
+                for offset in range(0, file.size_bytes, self.sealed.chunk_bytes):
+                    content = memoryview(self._chunk(reading, file, offset))
+                    written = 0
+                    while written < len(content):
+                        written += self.disk.write(writing, content[written:], offset + written)
+                    done += len(content)
+                    if self.progress is not None:
+                        self.progress(done, total)
+                self.disk.sync(writing)
+            finally:
+                self.disk.close(writing)
+        finally:
+            os.close(reading)
+        return done
+
+    def _chunk(self, descriptor: int, file: SealedFile, offset: int) -> bytes:
+        number, size = offset // self.sealed.chunk_bytes, min(self.sealed.chunk_bytes, file.size_bytes - offset)
+        content = b""
+        while len(content) < size and (piece := os.pread(descriptor, size - len(content), offset + len(content))):
+            content += piece
+        if len(content) != size or digest_of(memoryview(content)) != file.digest(number):
+            msg = f"{self.source / file.path}: changed since it was sealed, at chunk {number}, offset {offset}"
+            raise SealError(msg)
+        return content
+
+
+def _write(path: Path, content: bytes, disk: Disk) -> None:
+    unborn = path.with_name(f"{path.name}.tmp")
+    unborn.unlink(missing_ok=True)
+    descriptor = disk.open(unborn, create=True)
+    try:
+        done = 0
+        while done < len(content):
+            done += disk.write(descriptor, memoryview(content)[done:], done)
+        disk.sync(descriptor)
+    finally:
+        disk.close(descriptor)
+    disk.rename(unborn, path)
+    disk.sync_folder(path.parent)
+
+
+_VERB: Final = "checkpoints restore"
+_REASON: Final = "restored from "
+_TOLD: Final = 4
+
+
+class RestoreError(Exception):
+    """Nothing was restored, and nothing changed: why, what would be right."""
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    try:
+        with _unheard("powerguard.trainer"):
+            told = _undo(Path(args.undo)) if args.undo else _restore(args)
+    except (RestoreError, PlaceError, StoreError, SealError, TierError, FilesError) as error:
+        return fail(args, _VERB, str(error), 1)
+    except OSError as error:
+        return fail(args, _VERB, f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+    if args.json:
+        print(json.dumps({"schema_version": 1, "object": "checkpoints_restore", **told}, indent=2))
+    else:
+        names = told["restored"] if isinstance(told["restored"], list) else []
+        more = f" and {len(names) - _TOLD} more" if len(names) > _TOLD else ""
+        what = f"{', '.join(names[:_TOLD])}{more} restored from {told['from']}" if told["from"] else "undone"
+        print(f"{clean(told['path'])}: {clean(what)}{clean(told['note'])}")
+    return 0
+
+
+@contextmanager
+def _unheard(name: str) -> Iterator[None]:
+    """Keep what a logger says off stderr, where nobody else listens: what was done is told below, once."""
+    handler = logging.NullHandler()
+    logging.getLogger(name).addHandler(handler)
+    try:
+        yield
+    finally:
+        logging.getLogger(name).removeHandler(handler)
+
+
+def _restore(args: argparse.Namespace) -> dict[str, object]:
+    if args.place is None:
+        msg = "name the checkpoint to restore from"
+        raise RestoreError(msg)
+    entry = source_of(args.place, args.step, **access_of(args))
+    if args.into is not None and "://" in args.into:
+        return _mark_newer(entry, args)
+    target = Path(str(args.to or args.into)).absolute()
+    if args.to is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
+        msg = f"{target}: is there already (name a new folder, or --into it)"
+        raise RestoreError(msg)
+    if args.into is not None:
+        if not target.is_dir():
+            msg = f"{target}: no such folder (--to makes a new one)"
+            raise RestoreError(msg)
+        _ask(entry, str(target), args)
+    with Bar("restoring", quiet=args.json) as bar:
+        if entry.kind == "sealed":
+            names = restore(Path(entry.path), target, args.only, is_new=args.to is not None, progress=bar)
+            return {"from": entry.path, "path": str(target), "restored": names, "note": ""}
+        if entry.found is None:
+            msg = f"{entry.path}: {entry.because}"
+            raise RestoreError(msg)
+        return Native(entry.found, target, args.only, is_new=args.to is not None, **access_of(args)).restore(bar)
+
+
+def source_of(place: str, step: int | None, **access: str | None) -> Entry:
+    """Return the checkpoint that is meant: the place itself, or of a place the one of this step, or the newest."""
+    url, _, name = place.rstrip("/").rpartition("/")
+    is_stored = "://" in place and step_of(name) is not None
+    entries = [each for each in entries_at(url if is_stored else place, **access) if each.is_whole]
+    if is_stored:
+        entries = [each for each in entries if each.name == name]
+    if step is not None:
+        entries = [each for each in entries if each.step == step]
+    if not entries:
+        which = "" if step is None else f" of step {step}"
+        msg = f"{place}: no checkpoint{which} there that is complete (`powerguard checkpoints list {place}`)"
+        raise RestoreError(msg)
+    return entries[0]
+
+
+def _ask(entry: Entry, target: str, args: argparse.Namespace) -> None:
+    """Ask, where somebody can be asked. Raises RestoreError unless the answer is yes."""
+    if args.yes:
+        return
+    if sys.stdin.isatty() and not args.json:
+        what = ", ".join(args.only) or "everything"
+        print(f"restore {what} from {entry.path} into {target}? [y/N] ", end="", file=sys.stderr, flush=True)
+        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+            return
+    msg = "nothing was changed (--yes does it)"
+    raise RestoreError(msg)
+
+
+def _mark_newer(entry: Entry, args: argparse.Namespace) -> dict[str, object]:
+    """Roll an object store back to a checkpoint that it has: mark what is newer there, so that no resume takes it."""
+    tier = tier_at(args.into, **access_of(args))
+    there = tier.found()
+    if args.only or entry.found is None or entry.found.digest not in {each.digest for each in there}:
+        msg = f"{args.into}: an object store is only rolled back as a whole, to a checkpoint that it has"
+        raise RestoreError(msg)
+    _ask(entry, args.into, args)
+    newer = [each for each in there if each.step >= entry.found.step and each.digest != entry.found.digest]
+    for each in newer:
+        tier.set_aside(each, f"rolled back to {entry.name}")
+    note = f"; {len(newer)} newer checkpoints are marked there (undone by removing their {SET_ASIDE})"
+    return {"from": entry.path, "path": args.into, "restored": [], "note": note}
+
+
+# --- Native checkpoints -----------------------------------------------------------------------------------------------
+
+
+class Native:
+    """Restores items of one native checkpoint, into a new root or beside the checkpoints of one that is there.
+
+    Needs memory for a shard three times over: the old one, the newest one, and what they make together.
+    """
+
+    def __init__(self, found: Found, target: Path, only: list[str], *, is_new: bool, **access: str | None) -> None:
+        self._found = found
+        self._target = target
+        self._only = only
+        self._is_new = is_new
+        self._access = access
+
+    def restore(self, bar: Bar) -> dict[str, object]:
+        """Write and commit; return what was done. Raises RestoreError and what reading and writing raise."""
+        found = self._found
+        with Store(self._target, job=found.manifest.job, ranks=found.manifest.ranks, slots=0) as store:
+            if self._is_new:
+                return self._made(store, found, bar)
+            base = next(iter(store.found()), None)
+            if self._only and base is not None and base.digest != found.digest:
+                self._check_alike(base)
+                saved, names = self._write(store, base, base, bar)
+                return self._told(saved.path, names, f" into a new checkpoint of step {base.step}")
+            if self._only:
+                msg = f"{self._target}: its newest checkpoint is the one to restore from (name an older one: --step N)"
+                raise RestoreError(msg)
+            return self._roll_back(store, bar)
+
+    def _made(self, store: Store, found: Found, bar: Bar) -> dict[str, object]:
+        """Fill a folder that was not there; where that fails it is not there again."""
+        try:
+            saved, names = self._write(store, found, None, bar)
+        except BaseException:
+            shutil.rmtree(self._target, ignore_errors=True)
+            raise
+        return self._told(saved.path, names, "")
+
+    def _roll_back(self, store: Store, bar: Bar) -> dict[str, object]:
+        """Make this checkpoint the newest of the root: what is newer is set aside, and can be brought back."""
+        found, path = self._found, self._found.path
+        names: list[str] = []
+        same = next((each for each in store.found() if each.digest == found.digest), None)
+        if same is not None:
+            path = same.path
+        else:
+            saved, names = self._write(store, found, None, bar)
+            path = saved.path
+        newer = [each for each in store.found() if each.step >= found.step and each.path != path]
+        for each in newer:
+            Path(each.path).rename(store.root / f"{NEWER}{each.name}")
+        Disk().sync_folder(store.root)
+        note = f"; {len(newer)} newer ones are set aside there (do the same with --into where else there are copies)"
+        return self._told(path, names or list(self._names()), note)
+
+    def _told(self, path: str, names: list[str], note: str) -> dict[str, object]:
+        return {"from": self._found.path, "path": path, "restored": names, "note": note}
+
+    def _check_alike(self, base: Found) -> None:
+        mine, theirs = self._found.manifest, base.manifest
+        if mine.ranks != theirs.ranks or theirs.hosts != 1:
+            msg = (
+                f"{base.path}: of {theirs.ranks} ranks on {theirs.hosts} hosts, {self._found.name} of {mine.ranks}; "
+                "items go in place only between the same ranks on one host (--to a new folder)"
+            )
+            raise RestoreError(msg)
+        if mine.job != theirs.job:
+            msg = f"{base.path}: of job {theirs.job!r}, {self._found.name} of {mine.job!r}"
+            raise RestoreError(msg)
+        for rank in range(mine.ranks):
+            old, new = self._found.shard(rank), base.shard(rank)
+            shapes = {item.name: (item.dtype, item.shape) for item in new.items}
+            for item in old.items:
+                now = shapes.get(item.name, (item.dtype, item.shape))
+                if self._is_chosen(item.name) and item.dtype != "json" and now != (item.dtype, item.shape):
+                    msg = f"{item.name}: {item.dtype} {list(item.shape)} then, {now[0]} {list(now[1])} now"
+                    raise RestoreError(msg)
+
+    def _is_chosen(self, name: str) -> bool:
+        return not self._only or any(fnmatchcase(name, glob) for glob in self._only)
+
+    def _write(self, store: Store, model: Found, base: Found | None, bar: Bar) -> tuple[SavedCheckpoint, list[str]]:
+        """Write a checkpoint of the model's step: the chosen items of the old one, all others of the base.
+
+        What is read here is held: into a new root one may restore while the training prunes its own.
+        """
+        with contextlib.ExitStack() as stack:
+            for path in {each.path for each in (self._found, base) if each is not None and "://" not in each.path}:
+                stack.enter_context(held(Path(path)))
+            return self._write_held(store, model, base, bar)
+
+    def _write_held(
+        self, store: Store, model: Found, base: Found | None, bar: Bar
+    ) -> tuple[SavedCheckpoint, list[str]]:
+        known = self._names()
+        chosen = [name for name in known if self._is_chosen(name)]
+        if not chosen:
+            more = f" and {len(known) - 8} more" if len(known) > 8 else ""
+            msg = f"{self._found.path}: no item {', '.join(self._only)}; it has {', '.join(known[:8])}{more}"
+            raise RestoreError(msg)
+        self._check_memory(base)
+        name = checkpoint_name(model.step, secrets.token_hex(4))
+        shards: list[Packed] = []
+        try:
+            for rank in range(self._found.manifest.ranks):
+                bar.renamed(f"rank {rank}")
+                old = self._read(self._found, rank)
+                items = dict(self._read(base, rank)) if base is not None else {}
+                items.update({key: item for key, item in old.items() if self._is_chosen(key)})
+                with Snapshot() as snapshot:
+                    layout = snapshot.take(Buffer(i.name, i.data, i.dtype, i.shape) for i in items.values())
+                    shards.append(store.write_shard(name, rank, snapshot, layout, progress=bar).packed())
+            what = "" if not self._only else f": {', '.join(self._only)}"
+            manifest = Manifest(
+                job=model.manifest.job,
+                step=model.step,
+                created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                reason=f"{_REASON}{self._found.name}{what}"[:512],
+                ranks=model.manifest.ranks,
+                hosts=1,
+                shards=tuple(shards),
+            )
+            return store.commit(name, manifest), chosen
+        except BaseException:
+            store.abandon(name)
+            raise
+
+    def _names(self) -> list[str]:
+        ranks = range(self._found.manifest.ranks)
+        return sorted({item.name for rank in ranks for item in self._found.shard(rank).items})
+
+    def _check_memory(self, base: Found | None) -> None:
+        """A host that swaps itself to death restores nothing."""
+        largest = max(shard.size_bytes for shard in self._found.manifest.shards)
+        if base is not None:
+            largest = max(largest, *(shard.size_bytes for shard in base.manifest.shards))
+        free = _available_bytes()
+        if free is not None and 3 * largest > free:
+            msg = (
+                f"needs {amount(3 * largest)} of memory, {amount(free)} are available (on another host, --to a folder)"
+            )
+            raise RestoreError(msg)
+
+    def _read(self, found: Found, rank: int) -> Mapping[str, Loaded]:
+        if "://" in found.path:
+            return read_stored(tier_at(found.path.rpartition("/")[0], **self._access), found, rank)
+        return read_shard(Path(found.path), found.shard(rank))
+
+
+def _available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
+    """Memory that may still be used, as proc(5) estimates it; None where that is not told."""
+    try:
+        lines = meminfo.read_text(encoding="ascii").splitlines()
+    except (OSError, ValueError):
+        return None
+    told = next((line.split() for line in lines if line.startswith("MemAvailable:")), [])
+    return int(told[1]) * 1024 if len(told) == 3 and told[1].isdecimal() else None
+
+
+# --- Undoing ----------------------------------------------------------------------------------------------------------
+
+
+def _undo(target: Path) -> dict[str, object]:
+    target = target.absolute()
+    told: dict[str, object] = {"from": "", "path": str(target), "restored": [], "note": ""}
+    if journal_of(target).exists():
+        return {**told, "restored": undo(target), "note": ": the files are as they were"}
+    if not target.is_dir() or (target / SEAL).exists():
+        msg = f"{target}: nothing was restored into it, or it was undone"
+        raise RestoreError(msg)
+    with Store(target, job="", slots=0) as store:
+        newer = sorted(path for path in target.iterdir() if path.name.startswith(NEWER))
+        for path in newer:
+            path.rename(target / path.name.removeprefix(NEWER))
+        if newer:
+            Disk().sync_folder(target)
+            return {**told, "note": f": {len(newer)} checkpoints are back"}
+        made = next((found for found in store.found() if found.manifest.reason.startswith(_REASON)), None)
+        if made is None:
+            msg = f"{target}: nothing was restored into it, or it was undone"
+            raise RestoreError(msg)
+        store.set_aside(made, "its restoring was undone")
+        return {**told, "note": f": {made.name} is set aside as {BAD}{made.name}"}

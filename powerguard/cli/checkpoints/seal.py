@@ -1,0 +1,91 @@
+"""`powerguard seal`: make the checkpoint that another framework wrote safe against a power cut."""
+
+import argparse
+import json
+import sys
+from typing import TYPE_CHECKING
+
+from powerguard.cli.render import Bar, Paint, amount, clean
+from powerguard.cli.shared import EX_REFUSED, Subparsers, fail
+
+if TYPE_CHECKING:
+    from powerguard.trainer.seal.folder import Sealed
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "seal",
+        help="make a checkpoint folder of any framework safe against a power cut",
+        description="Flush a folder that a framework wrote, all of it, and write SEAL.json into it: names, sizes and "
+        "digests of everything there. After a power cut a sealed folder is whole, or `powerguard checkpoints verify` "
+        "says what is not. Sealing again what is unchanged changes nothing. Exit 0: sealed and durable; 1: not.",
+    )
+    parser.add_argument("folder", metavar="DIR", nargs="+", help="one checkpoint's folder; may be several")
+    parser.add_argument("--again", action="store_true", help="it was changed on purpose: seal it as it is now")
+    parser.add_argument("--step", type=_step, default=None, metavar="N", help="its training step (else of its name)")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def _step(text: str) -> int:
+    if not text.isdecimal() or not text.isascii() or len(text) > 18:
+        msg = f"{text!r} is no step (write it as 1200)"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.trainer.seal.folder import SealError, seal
+
+    done: list[Sealed] = []
+    with Bar("sealing", quiet=args.json) as bar:
+        for folder in args.folder:
+            try:
+                done.append(seal(folder, again=args.again, step=args.step, progress=bar.renamed("sealing")))
+            except (SealError, OSError) as error:
+                if not args.json and done:
+                    _tell(done)
+                return fail(args, "seal", _why(error), EX_REFUSED)
+    if args.json:
+        print(json.dumps(_object(done), indent=2))
+    else:
+        _tell(done)
+    return 0
+
+
+def _why(error: Exception) -> str:
+    if isinstance(error, OSError):
+        where = f"{error.filename}: " if error.filename else ""
+        return f"{where}{error.strerror or error}; there is no new seal"
+    return str(error)
+
+
+def _tell(done: "list[Sealed]") -> None:
+    paint = Paint(sys.stdout)
+    for each in done:
+        step = "" if each.seal.step is None else f"step {each.seal.step}, "
+        count = len(each.seal.files)
+        what = f"{step}{count} file{'' if count == 1 else 's'}, {amount(each.seal.size_bytes)}"
+        word = paint("sealed", "green") if each.is_new else "sealed already, and unchanged"
+        print(f"{clean(each.path)}: {word}: {what}")
+
+
+def _object(done: "list[Sealed]") -> dict[str, object]:
+    return {
+        "schema_version": 1,
+        "object": "seal",
+        "sealed": [
+            {
+                "path": each.path,
+                "step": each.seal.step,
+                "files": len(each.seal.files),
+                "size_bytes": each.seal.size_bytes,
+                "digest": each.digest,
+                "sealed_at": each.seal.sealed_at,
+                "is_new": each.is_new,
+            }
+            for each in done
+        ],
+    }

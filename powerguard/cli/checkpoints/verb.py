@@ -1,0 +1,252 @@
+"""`powerguard checkpoints`: those that there are, in every tier: list, verify, restore, prune.
+
+Where checkpoints may lie, when nobody says: what the settings and the trainers themselves tell.
+"""
+
+import argparse
+import asyncio
+import json
+import os
+import stat
+import sys
+from collections.abc import Iterable, Iterator
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from powerguard.cli.render import Bar, Paint, amount, clean, duration, fold, say, table
+from powerguard.cli.shared import EX_USAGE, Subparsers, fail
+from powerguard.effectors.trainer.options import MAX_SOCKET_PATH, TrainerOptions
+from powerguard.effectors.trainer.peer import HttpAnswer, TrainerPeer
+from powerguard.settings.load import SettingsError, load
+from powerguard.trainer.store.manifest import step_of
+from powerguard.wire import STATUS_PATH, TrainerStatus
+
+if TYPE_CHECKING:
+    from powerguard.cli.checkpoints.found import Entry
+
+
+_MOST = 64
+
+
+def places_of(config: str) -> tuple[list[str], str]:
+    """Return the folders that settings and trainers name, and else why there are none."""
+    try:
+        settings = load(Path(config))
+    except SettingsError as error:
+        return [], f"name a folder: {error.problems[0]}"
+    trainers = [trainer for trainer in settings.trainers if isinstance(trainer, TrainerOptions)]
+    if settings.trainer_sockets is not None:
+        known = {trainer.socket_path for trainer in trainers}
+        trainers += [found for found in _sockets(Path(settings.trainer_sockets)) if found.socket_path not in known]
+    places = [trainer.checkpoint_dir for trainer in settings.trainers if trainer.checkpoint_dir is not None]
+    places += asyncio.run(_told(trainers))
+    unique = list(dict.fromkeys(os.path.normpath(place) for place in places))
+    return unique, "" if unique else "name a folder: no trainer says where its checkpoints lie (checkpoint_dir)"
+
+
+def _sockets(folder: Path) -> Iterator[TrainerOptions]:
+    try:
+        entries = sorted(os.scandir(folder), key=lambda each: each.name)[:_MOST]
+    except OSError:
+        return
+    for entry in entries:
+        try:
+            is_socket = stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
+            if is_socket and entry.name.endswith(".sock") and len(os.fsencode(entry.path)) <= MAX_SOCKET_PATH:
+                yield TrainerOptions(name=entry.name.removesuffix(".sock"), url=f"unix:{entry.path}")
+        except (OSError, ValueError):
+            continue
+
+
+async def _told(trainers: Iterable[TrainerOptions]) -> list[str]:
+    """Ask all trainers at once; whoever does not answer in 3 s tells nothing."""
+    async with asyncio.TaskGroup() as group:
+        tasks = [group.create_task(_ask(trainer)) for trainer in trainers]
+    return [place for task in tasks if (place := task.result())]
+
+
+async def _ask(trainer: TrainerOptions) -> str:
+    """Return the root that a trainer's last checkpoint lies in; "" where it does not tell."""
+    peer = TrainerPeer(trainer, uids=None if trainer.uids is None else frozenset(trainer.uids))
+    try:
+        answer = await peer.call("GET", STATUS_PATH)
+    finally:
+        await peer.close()
+    status = TrainerStatus.parse(answer.body) if isinstance(answer, HttpAnswer) and answer.status == 200 else None
+    if not isinstance(status, TrainerStatus) or status.last_committed is None:
+        return ""
+    path = Path(status.last_committed.path)
+    return str(path.parent if step_of(path.name) is not None else path) if path.is_absolute() else ""
+
+
+_COLOURS: Final = {
+    "complete": "",
+    "verified": "green",
+    "corrupt": "red",
+    "unreadable": "red",
+    "unfinished": "yellow",
+    "not_sealed": "yellow",
+    "set_aside": "yellow",
+}
+_PLACES: Final = "a folder, a checkpoint, or scheme://bucket/prefix/JOB (default: where the trainers say)"
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "checkpoints",
+        help="list, verify, restore and prune checkpoints",
+        description="The checkpoints that there are, native ones and sealed folders of any framework, on local disks, "
+        "a NAS and in object stores.",
+    )
+    verbs = parser.add_subparsers(dest="checkpoints_verb", metavar="list|verify|restore|prune", required=True)
+    listed = verbs.add_parser(
+        "list",
+        help="step, age, size, tier, and whether they are whole",
+        description="List them, the highest step first. Exit 0: told; 1: nothing was found, a place cannot be looked "
+        "at, or with --verify: one is not whole.",
+    )
+    listed.add_argument("place", metavar="PLACE", nargs="*", help=_PLACES)
+    listed.add_argument("--verify", action="store_true", help="read each to the last byte")
+    checked = verbs.add_parser(
+        "verify",
+        help="read them to the last byte, past the page cache",
+        description="Read every checkpoint to the last byte, past the page cache, and say what is missing, extra, "
+        "changed or cut short. Exit 0: all are whole; 1: one is not, or nothing was found.",
+    )
+    checked.add_argument("place", metavar="PLACE", nargs="*", help=_PLACES)
+    _add_restore(verbs)
+    prune = verbs.add_parser(
+        "prune",
+        help="remove old ones, never the last one that verifies",
+        description="Remove all but the newest ones, after those have been read to the last byte; also what was never "
+        "finished. Shows what would go, and asks. Exit 0: removed, or nothing to remove; 1: refused, or you said no.",
+    )
+    prune.add_argument("place", metavar="PLACE", nargs="+", help="a folder, or scheme://bucket/prefix/JOB")
+    prune.add_argument("--keep", type=_count, default=2, metavar="N", help="how many of the newest stay (2)")
+    prune.add_argument("--set-aside", action="store_true", help="also those that were set aside")
+    prune.add_argument("--yes", action="store_true", help="do not ask")
+    for each in verbs.choices.values():
+        each.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        group = each.add_argument_group("object stores")
+        group.add_argument("--endpoint", metavar="URL", default=None, help="of an S3 server that is not Amazon's")
+        group.add_argument("--region", metavar="NAME", default=None, help="region of the bucket")
+        group.add_argument("--credentials-file", metavar="FILE", default=None, help="as ~/.aws/credentials")
+        group.add_argument("--profile", metavar="NAME", default=None, help="section of that file")
+    parser.set_defaults(run=run)
+
+
+def _add_restore(verbs: Subparsers) -> None:
+    restore = verbs.add_parser(
+        "restore",
+        help="roll selected items or files back, into a new folder or in place",
+        description="Take items (of a native checkpoint) or files (of a sealed folder) out of one checkpoint: --to a "
+        "new folder, or --into what is there, without touching the rest. What is taken is verified while it is read. "
+        "--into can be undone. Exit 0: done; 1: not, and nothing was changed.",
+    )
+    restore.add_argument("place", metavar="CHECKPOINT", nargs="?", help="a checkpoint, or a place (see --step)")
+    restore.add_argument(
+        "--step", type=_count, default=None, metavar="N", help="which of a place (default: the newest)"
+    )
+    where = restore.add_mutually_exclusive_group(required=True)
+    where.add_argument("--to", metavar="DIR", help="a new folder")
+    where.add_argument("--into", metavar="DIR", help="a job's root or its part of a store (native), a folder (sealed)")
+    where.add_argument("--undo", metavar="DIR", help="take back the last --into DIR")
+    restore.add_argument(
+        "--only", metavar="GLOB", action="append", default=[], help="names of items or files; may be repeated"
+    )
+    restore.add_argument("--yes", action="store_true", help="do not ask")
+
+
+def _count(text: str) -> int:
+    if not text.isdecimal() or not text.isascii() or len(text) > 18:
+        msg = f"{text!r} is no whole number"
+        raise argparse.ArgumentTypeError(msg)
+    return int(text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    if args.checkpoints_verb == "restore":
+        from powerguard.cli.checkpoints.restore import run as restore
+
+        return restore(args)
+    if args.checkpoints_verb == "prune":
+        from powerguard.cli.checkpoints.prune import run as prune
+
+        return prune(args)
+    return _list(args)
+
+
+def _list(args: argparse.Namespace) -> int:
+    from powerguard.cli.checkpoints.found import PlaceError, access_of, entries_at, now_s, verified
+
+    verb = f"checkpoints {args.checkpoints_verb}"
+    reads = args.checkpoints_verb == "verify" or args.verify
+    places, why = (args.place, "") if args.place else places_of(args.config)
+    if not places:
+        return fail(args, verb, why, EX_USAGE)
+    entries: list[Entry] = []
+    trouble: list[tuple[str, str]] = []
+    with Bar("", quiet=args.json) as bar:
+        for place in places:
+            try:
+                found = entries_at(place, **access_of(args))
+            except PlaceError as error:
+                trouble.append((place, str(error)))
+                continue
+            if not found:
+                trouble.append((place, f"{place}: no checkpoint there"))
+            entries += [verified(entry, bar, **access_of(args)) if reads else entry for entry in found]
+    if args.json:
+        print(json.dumps(_object(places, entries, trouble, now_s()), indent=2))
+    else:
+        _tell(entries, now_s())
+        for _, because in trouble:
+            say(f"powerguard {verb}: {Paint(sys.stderr)('error', 'red')}: {clean(because)}")
+    is_bad = any(each.state in ("corrupt", "unreadable") for each in entries)
+    unsure = args.checkpoints_verb == "verify" and not all(each.state == "verified" for each in _counted(entries))
+    return int(bool(trouble) or (reads and (is_bad or unsure)))
+
+
+def _counted(entries: "list[Entry]") -> "list[Entry]":
+    """Leave out what nobody would resume from anyway: set aside, or never finished."""
+    return [each for each in entries if each.state not in ("set_aside", "unfinished")]
+
+
+def _object(places: list[str], entries: "list[Entry]", trouble: list[tuple[str, str]], now: float) -> dict[str, object]:
+    return {
+        "schema_version": 1,
+        "object": "checkpoints",
+        "places": places,
+        "checkpoints": [entry.as_json(now) for entry in entries],
+        "trouble": [{"place": place, "because": because} for place, because in trouble],
+    }
+
+
+def _tell(entries: "list[Entry]", now: float) -> None:
+    if not entries:
+        return
+    paint = Paint()
+    rows = [("step", "age", "size", "tier", "state", "path")]
+    rows += [
+        (
+            "?" if each.step is None else str(each.step),
+            "?" if each.created_s is None else duration(max(0.0, now - each.created_s)),
+            amount(each.size_bytes),
+            each.tier,
+            each.state.replace("_", " "),
+            clean(each.path),
+        )
+        for each in entries
+    ]
+    lines = table(rows, indent="")
+    at = lines[0].index("state")
+    width = max(len(row[4]) for row in rows)
+    told = [paint(lines[0], "dim")]
+    for entry, line in zip(entries, lines[1:], strict=True):
+        state = line[at : at + width]
+        told.append(f"{line[:at]}{paint(state, _COLOURS[entry.state])}{line[at + width :]}")
+        if entry.because:
+            told.append(f"  {clean(entry.because)}")
+    print("\n".join(fold(told)))

@@ -1,0 +1,1 @@
+"""The verb `doctor`: every check before an outage, each with a remedy."""

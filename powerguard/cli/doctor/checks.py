@@ -1,0 +1,627 @@
+"""`powerguard doctor`: look at everything beforehand, and say what to do about each finding.
+
+Each check is bounded, changes nothing, and ends in findings, never in a traceback.
+"""
+
+import argparse
+import asyncio
+import contextlib
+import grp
+import json
+import logging
+import os
+import pwd
+import sys
+from collections.abc import Awaitable, Callable, Iterator, Sequence
+from dataclasses import dataclass, field
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any, Final, Literal
+
+import structlog
+
+from powerguard.cli.client import DownError, RefusedError, add_options, get
+from powerguard.cli.doctor import comeback, rivals
+from powerguard.cli.doctor.rivals import apcupsd_findings, nut_findings, trap_findings
+from powerguard.cli.recover import host_look
+from powerguard.cli.render import NOT_ARMED, Paint, clean, fold
+from powerguard.cli.secret import HANDED, is_set
+from powerguard.cli.shared import Subparsers, UntoldError
+from powerguard.cli.status import last_known
+from powerguard.clock import boot_id, boottime_s
+from powerguard.core.decide.machine import step
+from powerguard.core.model.events import Event, Reading, TrainerSeen
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import State
+from powerguard.daemon.observe.readiness import full_battery, of_battery
+from powerguard.daemon.wiring import outputs_of
+from powerguard.effectors.bmc.findings import findings as bmc_findings
+from powerguard.effectors.gpu.findings import findings as gpu_findings
+from powerguard.effectors.host import findings as resume_findings
+from powerguard.effectors.host.findings import Finding, findings
+from powerguard.effectors.host.power import DAEMON_USER
+from powerguard.effectors.signals.effector import SignalHelper
+from powerguard.effectors.signals.findings import findings as signal_findings
+from powerguard.effectors.trainer.effector import TrainerEffector
+from powerguard.effectors.trainer.findings import crowding, ways
+from powerguard.effectors.trainer.findings import findings as checkpoint_findings
+from powerguard.options import Secret, SecretError
+from powerguard.settings.cautions import secrets_in, warnings
+from powerguard.settings.explain import dotted
+from powerguard.settings.load import LoadedSettings, SettingsError, load_with_origins
+from powerguard.settings.policy import policy as make_policy
+from powerguard.settings.schema import Settings, SourceOptions
+from powerguard.ups.apcupsd.options import ApcupsdOptions
+from powerguard.ups.nut.options import NutOptions
+from powerguard.ups.snmp.options import SnmpOptions
+from powerguard.ups.snmp.port import SnmpError
+from powerguard.ups.snmp.source import probe
+from powerguard.yamlfile import KeyPath
+
+LIMIT_S: Final = 20.0
+"""Of one check; several run at a time."""
+OLD_CARD_LIMIT_S: Final = 65.0
+"""The same where a card speaks SNMP version 1 only, which takes a request for each object that is not there."""
+BMC_LIMIT_S: Final = 5.0
+RESUME_LIMIT_S: Final = 10.0
+_AS_ROOT: Final = "run doctor as root"
+_START: Final = "systemctl start powerguard.service, or run doctor as root while it runs"
+_RELOAD: Final = "systemctl reload powerguard.service"
+_UNREAD: Final = "see what it says: address, secret, the card's access list; `powerguard discover` finds UPSes"
+DRILL_DAYS: Final = 90
+_RISK: Final = "A battery that holds less than it counts as can lose power before the stop has ended; no gauge shows it"
+"""3.7 % of simulated outages of a battery below 56 % with a nameplate gauge, presumed at 75 %."""
+_MEASURE: Final = "let a drill or a self-test discharge at least a quarter of it (docs/guides/battery.md)"
+OLD_MEASUREMENT_S: Final = 9 * 30.44 * 86400.0
+"""Of 12 months for which a measured health counts: the last quarter is the time to measure it anew."""
+SMALL_DISK_BYTES: Final = 500_000_000
+FULL_DISK_BYTES: Final = 20_000_000
+_REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "fuse.sshfs", "9p", "lustre", "beegfs"})
+_VOLATILE: Final = frozenset({"tmpfs", "ramfs", "overlay"})
+
+Verdict = Literal["PASS", "WARN", "FAIL"]
+_COLOURS: Final = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "doctor",
+        help="check every part in advance and print remedies",
+        description="Check settings, secrets, UPS, trainers, BMC, host, budget, journal and the daemon itself. Changes "
+        "nothing, and takes some seconds. Exit 0: all pass; 1: warnings; 2: failures.",
+    )
+    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.add_argument("--quiet", action="store_true", help="leave out what passes")
+    add_options(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    if sys.stderr.isatty() and not args.json:
+        print("looking at settings, UPS, trainers, BMC and host ...", end="\r", file=sys.stderr, flush=True)
+    found = examine(args)
+    code = _code(found)
+    shown = [finding for finding in found if not (args.quiet and finding.verdict == "PASS")]
+    if args.json:
+        checks = [finding._asdict() for finding in shown]
+        print(json.dumps({"schema_version": 1, "object": "doctor", "exit": code, "checks": checks}, indent=2))
+        return code
+    if sys.stderr.isatty():
+        print("\x1b[K", end="", file=sys.stderr, flush=True)
+    paint = Paint()
+    width = max((len(finding.name) for finding in shown), default=0)
+    lines: list[str] = []
+    for finding in shown:
+        verdict = paint(finding.verdict, _COLOURS[finding.verdict])
+        lines.append(f"{verdict}  {clean(finding.name):<{width}}  {clean(finding.text)}")
+        if finding.fix:
+            lines.append(f"      {'':<{width}}  -> {clean(finding.fix)}")
+    print("\n".join([*fold(lines), _summary(found)]))
+    return code
+
+
+def _code(found: Sequence[Finding]) -> int:
+    verdicts = {finding.verdict for finding in found}
+    return 2 if "FAIL" in verdicts else 1 if "WARN" in verdicts else 0
+
+
+def _summary(found: Sequence[Finding]) -> str:
+    counts = [sum(finding.verdict == verdict for finding in found) for verdict in ("PASS", "WARN", "FAIL")]
+    return f"{len(found)} checks: {counts[0]} pass, {counts[1]} warn, {counts[2]} fail"
+
+
+@dataclass
+class Ward:
+    """What the checks know and find out together."""
+
+    args: argparse.Namespace
+    loaded: LoadedSettings
+    policy: Policy
+    readings: list[Reading] = field(default_factory=list)
+    trainers: list[TrainerSeen] = field(default_factory=list)
+    status: dict[str, Any] | None = None
+    """The daemon's, which can ask what this user has no secret for; None: it does not answer."""
+
+    @property
+    def settings(self) -> Settings:
+        """The settings."""
+        return self.loaded.settings
+
+
+def examine(args: argparse.Namespace) -> list[Finding]:
+    """Run every check and return what was found."""
+    # The libraries tell their troubles to the log; here the findings do.
+    structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
+    logging.disable(logging.CRITICAL)
+    path = Path(args.config)
+    if os.geteuid() == 0 and "CREDENTIALS_DIRECTORY" not in os.environ and Path(HANDED).is_dir():
+        os.environ["CREDENTIALS_DIRECTORY"] = HANDED
+    try:
+        loaded = load_with_origins(path)
+    except SettingsError as error:
+        found = [Finding("settings", "FAIL", problem, "") for problem in error.problems]
+        return [*found, *asyncio.run(comeback.sentinel_findings()), *_daemon(args)]
+    today = datetime.now(UTC).date()
+    ward = Ward(args, loaded, make_policy(loaded.settings, boot_id=boot_id(), today=today))
+    with contextlib.suppress(DownError, RefusedError):  # reported with the daemon
+        ward.status = get(args, "/api/v1/status")
+    text = f"{path}: valid; mode {loaded.settings.mode}, fed by {' and '.join(loaded.settings.feeding)}"
+    told = [Finding("settings", "PASS", text)]
+    told += [
+        Finding("settings", "WARN", f"{loaded.files.where(mistake.path)}: {mistake}")
+        for mistake in warnings(loaded.settings, today=today)
+    ]
+    return [
+        *told,
+        *_looked("secret", lambda: _secrets(ward)),
+        *asyncio.run(_live(ward)),
+        *_looked("way_back", lambda: _way_back(ward)),
+        *_looked("budget", lambda: _budget(ward)),
+        *_looked("journal", lambda: [_journal(Path(ward.settings.journal.path))]),
+        *_looked("host", lambda: _here(ward)),
+        *_looked("daemon", lambda: _daemon(args)),
+    ]
+
+
+def _looked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
+    """Return what a check finds; one that may not look says so, and the others still count."""
+    try:
+        return check()
+    except OSError as error:
+        what = f"{error.filename}: " if error.filename else ""
+        return [Finding(name, "WARN", f"not checked: {what}{error.strerror or error}", _AS_ROOT)]
+
+
+def _way_back(ward: Ward) -> list[Finding]:
+    """As the daemon has found it, which holds the secrets; where there is none, as it looks from here."""
+    if ward.status is not None:
+        known = comeback.of_status(ward.status["way_back"])
+    else:
+        known = asyncio.run(comeback.ask(ward.settings, ward.policy))
+    return comeback.findings(known)
+
+
+async def _live(ward: Ward) -> list[Finding]:
+    """Everything that must be asked of somebody, side by side."""
+    sources = [(ups, each) for ups in ward.settings.feeding for each in ward.settings.ups[ups].sources]
+    armed = ward.settings.mode == "armed"
+    checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
+        *(
+            (source_name(ward.settings, ups, each), lambda ups=ups, each=each: _ups(ward, ups, each))
+            for ups, each in sources
+        ),
+        ("trainers", lambda: _trainers(ward)),
+        ("bmc", lambda: _bmc(ward)),
+        ("gpu", lambda: gpu_findings(ward.settings.gpu)),
+        ("signals", lambda: signal_findings(ward.settings.signals, pausing=_pausing(ward))),
+        ("host", lambda: _host(ward)),
+        ("rivals", lambda: rivals.findings(armed=armed, cuts=bool(outputs_of(ward.settings)))),
+        ("resume", lambda: _resume(ward.settings)),
+        ("sentinel", comeback.sentinel_findings),
+    ]
+    is_old = any(isinstance(each, SnmpOptions) and each.version == 1 for _, each in sources)
+    limit_s = OLD_CARD_LIMIT_S if is_old else LIMIT_S
+    async with asyncio.TaskGroup() as tasks:
+        running = [tasks.create_task(_bounded(name, check, limit_s)) for name, check in checks]
+    return [finding for task in running for finding in task.result()]
+
+
+async def _bounded(name: str, check: Callable[[], Awaitable[list[Finding]]], limit_s: float) -> list[Finding]:
+    try:
+        async with asyncio.timeout(limit_s):
+            return await check()
+    except TimeoutError:
+        return [Finding(name, "FAIL", f"not done within {limit_s:g} s", "look at it by hand")]
+    except Exception as error:  # noqa: BLE001 - a check that breaks is a finding; the others still count
+        return [Finding(name, "FAIL", f"the check broke: {type(error).__name__}: {error}", "please report this")]
+
+
+# --- Secrets --------------------------------------------------------------------------------------------------------
+
+
+def _secrets(ward: Ward) -> list[Finding]:
+    """Read every secret as the daemon does, and forget it. What only the daemon can read shows in what it reaches."""
+    return [
+        _secret(path, secret)
+        for path, secret in secrets_in(ward.settings)
+        if ward.status is None or not _is_elsewhere(secret)
+    ]
+
+
+def _secret(path: KeyPath, secret: Secret) -> Finding:
+    name, where = "secret", dotted(path)
+    if _is_elsewhere(secret):
+        text = f"{where}: credential {secret.credential}: systemd hands it to the daemon alone: not checked"
+        return Finding(name, "WARN", text, _START)
+    try:
+        with _as_the_daemon() if secret.file else contextlib.nullcontext():
+            secret.read()
+    except SecretError as error:
+        if isinstance(error.__cause__, PermissionError) and os.geteuid() != 0:
+            return Finding(name, "WARN", f"{where}: {error}: not checked", _AS_ROOT)
+        if secret.credential is not None and is_set(secret.credential):
+            text = f"{where}: credential {secret.credential}: is set, but the running daemon was started without it"
+            return Finding(name, "FAIL", text, "powerguard install, which restarts the daemon while utility is there")
+        return Finding(name, "FAIL", f"{where}: {error}", _right(secret, error.__cause__))
+    return Finding(name, "PASS", f"{where}: {secret.file or secret.credential}: can be read, by its owner only")
+
+
+def _right(secret: Secret, cause: BaseException | None) -> str:
+    """Return what makes a secret readable; "" where its error says so itself."""
+    if isinstance(cause, FileNotFoundError) and secret.file:
+        return f"install -m 0400 -o {DAEMON_USER} /dev/stdin {secret.file}"
+    return f"chown {DAEMON_USER} {secret.file}" if isinstance(cause, PermissionError) and secret.file else ""
+
+
+@contextlib.contextmanager
+def _as_the_daemon() -> Iterator[None]:
+    """As root: look at a file as the daemon's user, where there is one. No thread runs yet that this could surprise."""
+    try:
+        user = pwd.getpwnam(DAEMON_USER) if os.geteuid() == 0 else None
+    except KeyError:
+        user = None
+    if user is None:
+        yield
+        return
+    groups, gid = os.getgroups(), os.getegid()
+    os.setgroups(os.getgrouplist(user.pw_name, user.pw_gid))
+    os.setegid(user.pw_gid)
+    os.seteuid(user.pw_uid)
+    try:
+        yield
+    finally:
+        os.seteuid(0)
+        os.setegid(gid)
+        os.setgroups(groups)
+
+
+def _is_elsewhere(secret: Secret | None) -> bool:
+    """A credential that systemd gives to the daemon's unit alone; nobody else can ask with it."""
+    return secret is not None and secret.credential is not None and "CREDENTIALS_DIRECTORY" not in os.environ
+
+
+# --- Those who must be asked ----------------------------------------------------------------------------------------
+
+
+def source_name(settings: Settings, ups: str, options: SourceOptions) -> str:
+    """Return what the findings of a source are called: by its host, and by more where that has several."""
+    hosts = [each.host for name in settings.feeding for each in settings.ups[name].sources]
+    return f"ups.{options.host}" + (f" ({ups}, {options.kind})" if hosts.count(options.host) > 1 else "")
+
+
+async def _ups(ward: Ward, ups: str, options: SourceOptions) -> list[Finding]:
+    name = source_name(ward.settings, ups, options)
+    needed = [secret for _, secret in secrets_in(options)]
+    if any(map(_is_elsewhere, needed)):
+        return [_ups_of_the_daemon(ward, ups, name, options)]
+    try:
+        for secret in needed:
+            secret.read()
+    except SecretError as error:
+        return [Finding(name, "FAIL", f"not asked: {error}")]
+    match options:
+        case SnmpOptions():
+            return await _snmp(ward, ups, name, options)
+        case NutOptions():
+            reading, found = await nut_findings(name, options, ups=ups)
+        case ApcupsdOptions():
+            reading, found = await apcupsd_findings(name, options, ups=ups)
+    ward.readings += [] if reading is None else [reading]
+    return found
+
+
+def _ups_of_the_daemon(ward: Ward, ups: str, name: str, options: SourceOptions) -> Finding:
+    """Return how the daemon fares with a source whose secret it alone has."""
+    if ward.status is None:
+        return Finding(name, "WARN", "not asked: systemd hands its secret to the daemon alone", _START)
+    place = ward.settings.ups[ups].sources.index(options)
+    told = [each for each in ward.status["sources"] if each["ups"] == ups]
+    if place >= len(told):
+        return Finding(name, "WARN", "the daemon does not know it yet", _RELOAD)
+    source = told[place]
+    polls = f"{source['polls']} polls, {source['failures']} failed"
+    if source["up"]:
+        return Finding(name, "PASS", f"the daemon reads it as {source['source']}: {polls}")
+    error = source["last_error"] or "no answer yet"
+    return Finding(name, "FAIL", f"the daemon cannot read it as {source['source']}: {error} ({polls})", _UNREAD)
+
+
+async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[Finding]:
+    try:
+        report = await probe(options)
+    except SnmpError as error:
+        # Whoever answers too late has taken address and community; the words say what would be right.
+        fix = "" if error.late else "check address, version, community or user, and the card's access list"
+        return [Finding(name, "FAIL", str(error), fix)]
+    told = report.decoded
+    if told.stale is not None:
+        return [Finding(name, "FAIL", f"{report.where}: {told.stale}", "reseat the card; restart it")]
+    reading = told.reading(
+        at_s=boottime_s(),
+        ups=ups,
+        source=report.where,
+        feed=ups,
+        authenticated=report.authenticated,
+    )
+    ward.readings.append(reading)
+    runtime = "no runtime" if reading.runtime_s is None else f"runtime {reading.runtime_s:.0f} s"
+    charge = "no charge" if reading.charge_pct is None else f"charge {reading.charge_pct:.0f} %"
+    load = "no load" if reading.load_pct is None and reading.watts is None else f"load {_load(reading)}"
+    speaks = ", ".join(report.profiles)
+    text = f"{reading.output_source}, {charge}, {load}, {runtime} ({speaks}; {1000 * report.latency_s:.0f} ms)"
+    found = [Finding(name, "PASS", text)]
+    if reading.load_pct is None and (reading.watts is None or ward.policy.rating_w is None):
+        found.append(Finding(name, "WARN", "tells no load: counted as full", "set rating_w if it tells watts"))
+    found += [Finding(name, "WARN", text, "") for text in told.warnings]
+    fix = "set the return battery capacity (minimum return charge) to 25 % on the card's page"
+    found += comeback.restart_charge(name, report.restart_pct, fix)
+    found += [Finding(name, "WARN", f"profile: {problem}", "mend or remove it") for problem in report.profile_problems]
+    return found
+
+
+def _load(reading: Reading) -> str:
+    return f"{reading.load_pct:.0f} %" if reading.load_pct is not None else f"{reading.watts:.0f} W"
+
+
+async def _trainers(ward: Ward) -> list[Finding]:
+    seen: dict[str, TrainerSeen] = {}
+
+    def publish(event: Event) -> None:
+        if isinstance(event, TrainerSeen):
+            seen[event.trainer] = event
+
+    folder = ward.settings.trainer_sockets
+    known = None if folder is None else Path(folder)
+    effector = TrainerEffector(
+        ward.settings.trainers,
+        clock=boottime_s,
+        publish=publish,
+        discover_dir=known,
+        discover_uids=ward.settings.trainer_uids,
+        not_trainers=[ward.settings.control.socket],
+    )
+    try:
+        await effector.look()
+    finally:
+        await effector.close()
+    ward.trainers.extend(seen.values())
+    urls = {each.name: each.url for each in ward.settings.trainers if each.kind == "http"}
+    found = [_trainer(event, urls.get(event.trainer, "")) for event in seen.values()]
+    allow = "allow its user (trainer_uids, uids), or remove the socket"
+    found += [Finding("trainers", "WARN", text, allow) for text in effector.strangers]
+    alive = [event.trainer for event in seen.values() if event.alive]
+    found += await ways(ward.settings.trainers, SignalHelper(ward.settings.signals.socket).ask)
+    found += await checkpoint_findings(effector.saves_in, alive=alive)
+    crowded = crowding(folder)
+    if found:
+        return [*found, *crowded]
+    where = f" in {folder}" if folder is not None else ""
+    text = f"none found{where} and none in the settings"
+    return [Finding("trainers", "WARN", text, "start training, or name trainers"), *crowded]
+
+
+async def _resume(settings: Settings) -> list[Finding]:
+    """Would training be started after a power-off, and is the host what it was?"""
+    folder = Path(settings.journal.path).parent
+    checked = await host_look(settings).look(RESUME_LIMIT_S)
+    return [*await resume_findings.target(settings.resume), *resume_findings.host(checked, folder)]
+
+
+async def _host(ward: Ward) -> list[Finding]:
+    """Return what was found of the power-off's path; what only root may look at, as the daemon has found it."""
+    found = await findings(ward.settings.host)
+    if ward.status is None or ward.status["mode"] == "dry-run":
+        return found
+    trouble = next((each["text"] for each in ward.status["reasons"] if each["name"] == "no_power_off"), "")
+    verdict: Verdict = "FAIL" if trouble else "PASS"
+    told = Finding("host.power_off", verdict, trouble or "the daemon can order it, by its last check")
+    return [told if (each.name, each.verdict) == ("host.power_off", "WARN") else each for each in found]
+
+
+def _pausing(ward: Ward) -> list[str]:
+    """Names of the sockets of the settings' trainers that are to stand still in an outage."""
+    paths = [each.socket_path for each in ward.settings.trainers if each.after != "continue"]
+    return [Path(path).name for path in paths if path is not None]
+
+
+def _trainer(event: TrainerSeen, url: str) -> Finding:
+    name = f"trainer.{event.trainer}"
+    if not event.alive:
+        text = f"{url}: nobody answers there" if url else "not there"
+        return Finding(name, "WARN", text, f"start training, or correct its {'url' if url else 'settings'}")
+    at = "" if event.step is None else f" at step {event.step}"
+    takes = "does not say how long" if event.checkpoint_s is None else f"takes {event.checkpoint_s:.0f} s"
+    text = f"answers{at}; after a checkpoint: {event.conduct}; checkpoint {takes}"
+    if event.conduct == "continue":
+        fix = "embed powerguard.trainer: pausing makes the battery last about three times longer"
+        return Finding(name, "WARN", f"{text}; it does not pause", fix)
+    return Finding(name, "PASS", text)
+
+
+async def _bmc(ward: Ward) -> list[Finding]:
+    options = ward.settings.bmc
+    if options.kind == "none":
+        return []  # told among the settings
+    if _is_elsewhere(options.password):
+        return [_bmc_of_the_daemon(ward.status)]
+    return await bmc_findings(options, folder=Path(ward.settings.journal.path).parent, limit_s=BMC_LIMIT_S)
+
+
+def _bmc_of_the_daemon(status: dict[str, Any] | None) -> Finding:
+    if status is None:
+        return Finding("bmc", "WARN", "not asked: systemd hands its password to the daemon alone", _START)
+    if status["bmc"] is None:
+        return Finding("bmc", "WARN", "the daemon does not know it yet", _RELOAD)
+    bmc = status["bmc"]
+    if bmc["verified"]:
+        return Finding("bmc", "PASS", f"the daemon has read the power restore policy back: {bmc['policy']}")
+    because = bmc["error"] or f"the power restore policy is {bmc['policy'] or 'not read yet'}"
+    return Finding("bmc", "FAIL", f"as the daemon found it: {because}", "run doctor as root: it asks the BMC itself")
+
+
+# --- Sums -----------------------------------------------------------------------------------------------------------
+
+
+def _budget(ward: Ward) -> list[Finding]:
+    """The daemon's own sums, with what was just read; where a secret is missing for that, the daemon's result."""
+    if not ward.readings and ward.status is not None and ward.status["ups"] is not None:
+        return []  # What is wrong with it stands among the daemon's reasons.
+    if not ward.readings:
+        return [Finding("budget", "WARN", "not computed: no UPS could be read", _UNREAD)]
+    state = State()
+    for reading in ward.readings:
+        state = step(ward.policy, state, reading).state
+    for event in ward.trainers:
+        state = step(ward.policy, state, event).state
+    now_s = boottime_s()
+    found = [Finding("budget", "FAIL", reason.text, reason.fix) for reason in of_battery(ward.policy, state, now_s)]
+    full = full_battery(ward.policy, state, now_s)
+    if full is not None and full.fits:
+        text = (
+            f"a full battery has {full.available_s:.0f} s for checkpoint {full.checkpoint_s:.0f} s + full stop "
+            f"{full.stop_s:.0f} s, at a paused load of {100 * full.load_paused:.0f} %"
+        )
+        found.append(Finding("budget", "PASS", text))
+    return found
+
+
+# --- This host ------------------------------------------------------------------------------------------------------
+
+
+def _here(ward: Ward) -> list[Finding]:
+    found = [_group(ward.settings.control.group)]
+    if not Path("/var/log/journal").is_dir():
+        text = "journald keeps nothing over a power-off (no /var/log/journal)"
+        found.append(Finding("log", "WARN", text, "mkdir /var/log/journal; journalctl --flush"))
+    return found
+
+
+def _journal(path: Path) -> Finding:
+    """Is the journal on a disk that is there, local, and not full?"""
+    folder = path.parent
+    try:
+        kind = filesystem_of(folder.resolve(), Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+        if not folder.is_dir():
+            return Finding("journal", "FAIL", f"{folder}: no such folder", "install -d -o powerguard " + str(folder))
+        room = os.statvfs(folder)
+    except OSError as error:
+        return Finding("journal", "FAIL", f"{folder}: {error.strerror}", "make the folder readable")
+    free = room.f_bavail * room.f_frsize
+    if kind in _REMOTE:
+        return Finding(
+            "journal", "FAIL", f"{folder} is on {kind}: a network that is dark is not durable", "use a local disk"
+        )
+    if kind in _VOLATILE:
+        return Finding(
+            "journal", "WARN", f"{folder} is on {kind}: it may not survive the power-off", "use a local disk"
+        )
+    if room.f_flag & os.ST_RDONLY:
+        return Finding("journal", "FAIL", f"{folder} is mounted read-only", "mount it writable")
+    if free < SMALL_DISK_BYTES:
+        verdict: Verdict = "FAIL" if free < FULL_DISK_BYTES else "WARN"
+        return Finding("journal", verdict, f"{folder} has {free / 1e6:.0f} MB free", "make room")
+    known, trouble = last_known(str(path))
+    state = f"last state: {known['phase']}" if known is not None else "no state yet" if not path.exists() else trouble
+    return Finding("journal", "PASS", f"{folder} is on {kind}, {free / 1e9:.0f} GB free; {state}")
+
+
+def filesystem_of(path: Path, mountinfo: str) -> str:
+    """Return the type of the filesystem that holds a path, by the text of /proc/self/mountinfo; "" when not listed."""
+    best, kind = -1, ""
+    for line in mountinfo.splitlines():
+        left, _, right = line.partition(" - ")
+        fields = left.split(" ")
+        if len(fields) > 4 and right:
+            point = Path(fields[4].replace("\\040", " "))
+            if (path == point or point in path.parents) and len(point.parts) >= best:
+                best, kind = len(point.parts), right.split(" ")[0]
+    return kind
+
+
+def _group(name: str) -> Finding:
+    try:
+        members = grp.getgrnam(name).gr_mem
+    except KeyError:
+        text = f"group {name} does not exist: only root may abort or set maintenance"
+        return Finding("admin", "WARN", text, f"groupadd --system {name}")
+    return Finding("admin", "PASS", f"group {name} may use the admin socket ({len(members)} members)")
+
+
+def _daemon(args: argparse.Namespace) -> list[Finding]:
+    try:
+        return _asked(args)
+    except (DownError, RefusedError) as error:
+        return [Finding("daemon", "FAIL", str(error))]
+    except UntoldError as error:
+        text = f"does not tell {error.args[0]}: it is older than this command"
+        return [Finding("daemon", "FAIL", text, "systemctl restart powerguard, unless power is out")]
+
+
+def _asked(args: argparse.Namespace) -> list[Finding]:
+    told = get(args, "/api/v1/status")
+    found = [Finding("daemon", "PASS", f"answers: {told['phase']}, {told['mode']}")]
+    for reason in told["reasons"]:
+        fails = reason["severity"] == "error" and reason["name"] not in NOT_ARMED
+        verdict: Verdict = "FAIL" if fails else "WARN"
+        found.append(Finding(f"daemon.{reason['name']}", verdict, str(reason["text"]), str(reason["fix"])))
+    found += trap_findings(told.get("traps"))
+    with contextlib.suppress(DownError, RefusedError):  # told above, or a daemon that knows no drills yet
+        found.append(drill_finding(get(args, "/api/v1/drill")["last"]))
+    with contextlib.suppress(DownError, RefusedError):  # likewise
+        found += [health_finding(ups["name"], ups["health"]) for ups in get(args, "/api/v1/battery")["ups"]]
+    return found
+
+
+def health_finding(name: str, health: dict[str, Any]) -> Finding:
+    """A presumed health costs training time, and a measurement that expires unnoticed becomes one."""
+    name, text = f"battery.{name}", f"health counts as {100 * health['share']:.0f} %: {health['because']}"
+    measured = health["measured"]
+    if health["origin"] == "settings":
+        return Finding(name, "PASS", text)
+    if measured is None or measured["expired"] or (measured["at_least"] and health["origin"] != "measured"):
+        return Finding(name, "WARN", f"{text}. {_RISK}", _MEASURE)
+    if measured["age_s"] > OLD_MEASUREMENT_S:
+        months = measured["age_s"] / (30.44 * 86400.0)
+        return Finding(name, "WARN", f"{text} ({months:.0f} months ago; it expires after 12)", _MEASURE)
+    return Finding(name, "PASS", text)
+
+
+def drill_finding(last: dict[str, Any] | None) -> Finding:
+    """What was never rehearsed, or not lately, or in vain, is a promise. last: the report of the last drill."""
+    fix = "powerguard drill"
+    if last is None:
+        return Finding("drill", "WARN", "there was no drill yet: nothing here has been rehearsed", fix)
+    days = last["age_s"] / 86400.0
+    ago = "today" if days < 1.0 else "1 day ago" if days < 1.5 else f"{days:.0f} days ago"
+    told = f"the last drill was {ago}: {last['result']}"
+    if last["result"] == "recorded":
+        text = f"{told}: in dry-run no trainer was asked, so nothing was measured"
+        return Finding("drill", "WARN", text, f"mode: rehearse, then {fix}")
+    if last["result"] != "passed":
+        return Finding("drill", "WARN", f"{told}: {last['because']}", fix)
+    if days > DRILL_DAYS:
+        return Finding("drill", "WARN", f"{told} (older than {DRILL_DAYS} days)", fix)
+    return Finding("drill", "PASS", told)

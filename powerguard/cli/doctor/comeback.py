@@ -1,0 +1,138 @@
+"""What doctor finds of the ways back: each asked as it would be armed, and whether one of them covers the race.
+
+What doctor finds of a sentinel that this host is to run: hosts that rely on one that does not run stay off.
+"""
+
+import asyncio
+import os
+import time
+from collections.abc import Mapping, Sequence
+from pathlib import Path
+from typing import Any, Final
+
+from powerguard.clock import boot_id, boottime_s
+from powerguard.core.comeback.methods import named
+from powerguard.core.model.actions import CheckWay, Way
+from powerguard.core.model.policy import Policy
+from powerguard.daemon.attempt import AbandonedTasks, attempt
+from powerguard.daemon.observe.port import WayView
+from powerguard.daemon.observe.status import LETTERS, Layer, layers, uncovered
+from powerguard.daemon.return_watch import entered
+from powerguard.daemon.wiring import ways_of, with_ways
+from powerguard.effectors.base import WaysEffector
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.host.findings import LOOK_LIMIT_S, Finding
+from powerguard.settings.schema import Settings
+
+LIMIT_S: Final = 5.0
+_FIX: Final = (
+    "arm one: the host's clock (rtc: {kind: device}), a sentinel on another host (sentinel: {kind: http, ...}), the "
+    "UPS's output (ups.NAME.output_off), or the BMC's watchdog; docs/guides/return.md"
+)
+LEAST_RESTART_PCT: Final = 25.0
+"""A quarter of a charge, of a battery of three quarters of its health: three minutes of boot and a bare stop."""
+MOST_RESTART_PCT: Final = 80.0
+_NO_LATE: Final = "utility that is back for good when all units have stopped leaves this host off all the same"
+
+
+async def ask(settings: Settings, policy: Policy) -> tuple[Layer, ...]:
+    """Ask every way that the settings name, side by side, and change nothing. The BMC's policy has its own check."""
+    made = ways_of(settings, clock=boottime_s, wall=time.time, boot=boot_id(), armed=False)  # noqa: TID251 - people's
+    policy = with_ways(policy, settings, made, checks_host=False)
+    effector, abandoned = WaysEffector(made), AbandonedTasks()
+
+    async def one(way: Way, ups: str) -> WayView:
+        action = CheckWay(id=f"doctor-{way}{ups}", by_s=boottime_s() + LIMIT_S, way=way, ups=ups)
+        outcome = await attempt(effector, action, clock=boottime_s, abandoned=abandoned)
+        return entered(WayView(way=way, ups=ups), outcome)
+
+    async with asyncio.TaskGroup() as tasks:
+        asked = [tasks.create_task(one(way, ups)) for way, ups in named(policy)]
+    return layers(policy, None, [each.result() for each in asked])
+
+
+def of_status(told: Mapping[str, Any]) -> tuple[Layer, ...]:
+    """Return the layers as the daemon's status tells them: it has the secrets, and the person at doctor has not."""
+    return tuple(
+        Layer(letter=each["layer"], name=each["name"], stands=each["stands"], why=each["why"], ups=each["ups"])
+        for each in told["layers"]
+    )
+
+
+def findings(known: Sequence[Layer]) -> list[Finding]:
+    """Return what is to be said of them, by the same grade in every mode: a host is armed when nothing fails."""
+    found = [_told(each) for each in known if each.letter in LETTERS.values() and each.stands != "off"]
+    late = next((each for each in known if each.letter == "A"), None)
+    if late is not None and late.stands == "off":
+        found.append(Finding("way_back.late_reboot", "WARN", _NO_LATE, "host.late_reboot: true, host.kind: systemd"))
+    if because := uncovered(known):
+        found.append(Finding("way_back", "FAIL", because, _FIX))
+    return found
+
+
+def restart_charge(name: str, restart_pct: float | None, fix: str) -> list[Finding]:
+    """Judge the charge at which a UPS switches its output on again; None: its family does not report it.
+
+    Hosts boot as soon as it does. Below 25 % a second outage finds them booting and a battery that does not outlast it.
+    """
+    if restart_pct is None:
+        return []
+    text = f"switches its output on again at {restart_pct:g} % charge"
+    if restart_pct < LEAST_RESTART_PCT:
+        return [Finding(name, "WARN", f"{text}: a second outage then cuts the power of a host that boots", fix)]
+    if restart_pct > MOST_RESTART_PCT:
+        return [Finding(name, "WARN", f"{text} only: the host stays off for hours", fix)]
+    return [Finding(name, "PASS", text)]
+
+
+def _told(layer: Layer) -> Finding:
+    name = f"way_back.{layer.name}" + (f".{layer.ups}" if layer.ups else "")
+    if layer.stands == "armed":
+        return Finding(name, "PASS", f"layer {layer.letter}: asked, and it could be armed")
+    return Finding(name, "WARN", f"layer {layer.letter} is {layer.stands}: {layer.why}")
+
+
+SETTINGS: Final = Path("/etc/powerguard/sentinel.yaml")
+UNIT: Final = "powerguard-sentinel.service"
+_START: Final = f"powerguard sentinel --config {SETTINGS} --check; systemctl enable --now {UNIT}"
+
+
+async def sentinel_findings(*, spawn: Spawn = run_child, settings: Path = SETTINGS) -> list[Finding]:
+    """Return nothing where no sentinel has settings here; else whether they hold, and it runs now and at boot."""
+    if not os.access(settings, os.F_OK):
+        return []
+    from powerguard.sentinel.options import load
+    from powerguard.settings.load import SettingsError
+
+    if not os.access(settings, os.R_OK):
+        return [Finding("sentinel", "WARN", f"{settings}: cannot be read from here", "run doctor as root")]
+    try:
+        mode = load(settings).mode
+    except SettingsError as error:
+        fix = f"`powerguard sentinel --config {settings} --check` tells all"
+        return [Finding("sentinel", "FAIL", error.problems[0], fix)]
+    told = await _asked(spawn)
+    if told is None:
+        return [Finding("sentinel", "WARN", "cannot ask systemd whether it runs", "is this a systemd host?")]
+    if told.get("ActiveState") not in {"active", "reloading"}:
+        because = f"it has settings ({settings}) and does not run: hosts that rely on it stay off"
+        return [Finding("sentinel", "FAIL", because, _START)]
+    if told.get("UnitFileState") != "enabled":
+        because = "it runs, and is not started at boot: an outage that takes this host along ends it"
+        return [Finding("sentinel", "FAIL", because, f"systemctl enable {UNIT}")]
+    if mode == "dry-run":
+        because = "it runs in dry-run: it only writes down whom it would power on"
+        return [Finding("sentinel", "WARN", because, f"mode: armed in {settings}, and systemctl reload {UNIT}")]
+    return [Finding("sentinel", "PASS", "it runs, and is started at boot")]
+
+
+async def _asked(spawn: Spawn) -> dict[str, str] | None:
+    """What systemd says of its unit; None where it cannot be asked."""
+    try:
+        ended = await spawn(("systemctl", "show", "--property=ActiveState,UnitFileState", UNIT), limit_s=LOOK_LIMIT_S)
+    except OSError:
+        return None
+    if ended.timed_out or ended.returncode != 0:
+        return None
+    lines = ended.stdout.decode("utf-8", "replace").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)

@@ -1,0 +1,288 @@
+"""Who else on this host shuts it down or cuts its UPS's output: upsmon, apcupsd, and their hooks late in a shutdown.
+
+Two that decide are worse than one: the other one's shutdown has no checkpoint, and its cut comes at its own time.
+Whether another *host* sends to the same UPS cannot be found out from here (docs/guides/return.md).
+"""
+
+import os
+import shlex
+import stat
+from pathlib import Path
+from typing import Any, Final, Literal
+
+from powerguard.cli.doctor.comeback import restart_charge
+from powerguard.clock import boottime_s
+from powerguard.core.model.events import Reading
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.host.findings import LOOK_LIMIT_S, Finding
+from powerguard.ups.apcupsd.options import ApcupsdOptions
+from powerguard.ups.apcupsd.protocol import NisError
+from powerguard.ups.apcupsd.source import probe
+from powerguard.ups.nut.connection import LinkError
+from powerguard.ups.nut.options import NutOptions
+from powerguard.ups.nut.source import NutSource
+
+UNITS: Final = ("nut-monitor.service", "nut-client.service", "apcupsd.service")
+HOOK_FOLDERS: Final = ("usr/lib/systemd/system-shutdown", "lib/systemd/system-shutdown")
+UPSMON_CONF: Final = "etc/nut/upsmon.conf"
+APCUPSD: Final = "etc/apcupsd"
+OWN_HOOK: Final = "powerguard"
+PROGRAM: Final = "etc/powerguard/output-off"
+_UNASKED: Final = "cannot ask systemd whether upsmon or apcupsd run beside powerguard"
+_MOST_BYTES: Final = 65536
+_WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH | stat.S_ISUID | stat.S_ISGID
+
+Kind = Literal["nut", "apcupsd"]
+Wrong = Literal["FAIL", "WARN"]
+
+
+async def findings(*, armed: bool, cuts: bool, spawn: Spawn = run_child, root: Path = Path("/")) -> list[Finding]:
+    """Look, and say what was found. armed: False: a rival only warns. cuts: `output_off` is set here.
+
+    root: where the host's files begin.
+    """
+    told = await _active(spawn)
+    active = told or set()
+    program = root / PROGRAM
+    alone: Wrong = "FAIL" if cuts or os.access(program, os.F_OK) else "WARN"
+    found = [] if told is not None else [Finding("rivals", "WARN", _UNASKED, "is this a systemd host?")]
+    found += [*_upsmon(root, active), *_apcupsd(root, active)]
+    found += [hook for path in _hooks(root) for hook in _hook(root, path, active, alone)]
+    if not armed:
+        found = [_not_yet(each) if each.verdict == "FAIL" else each for each in found]
+    if not found:
+        found = [Finding("rivals", "PASS", "neither upsmon nor apcupsd shuts this host down or cuts its UPS's output")]
+    return [*found, *_program(program, cuts=cuts)]
+
+
+def _not_yet(found: Finding) -> Finding:
+    """Until powerguard powers the host off, it may well be a rival that does."""
+    return found._replace(verdict="WARN", text=f"{found.text} (in mode: armed this is a FAIL)")
+
+
+async def _active(spawn: Spawn) -> set[str] | None:
+    """Return which of UNITS run; None where systemd cannot be asked."""
+    try:
+        ended = await spawn(("systemctl", "show", "--property=Id,ActiveState", *UNITS), limit_s=LOOK_LIMIT_S)
+    except OSError:
+        return None
+    if ended.timed_out or ended.returncode != 0:
+        return None
+    blocks = ended.stdout.decode("utf-8", "replace").split("\n\n")
+    told = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]
+    return {each.get("Id", "") for each in told if each.get("ActiveState") in {"active", "activating", "reloading"}}
+
+
+def _upsmon(root: Path, active: set[str]) -> list[Finding]:
+    if not {"nut-monitor.service", "nut-client.service"} & active:
+        return []
+    text = _text(root / UPSMON_CONF)
+    if text is None:
+        because = f"upsmon runs, and its /{UPSMON_CONF} cannot be read: not checked whether it shuts this host down"
+        return [Finding("rivals.upsmon", "WARN", because, "run doctor as root")]
+    command = " ".join(_directive(text, "SHUTDOWNCMD"))
+    if not command or "powerguard" in command:
+        return []
+    because = f"upsmon shuts this host down by itself (SHUTDOWNCMD {command[:80]}): at low battery, with no checkpoint"
+    right = "put /usr/lib/powerguard/nut/powerguard-shutdown before it, or: systemctl disable --now nut-monitor"
+    return [Finding("rivals.upsmon", "FAIL", because, right)]
+
+
+def _apcupsd(root: Path, active: set[str]) -> list[Finding]:
+    if "apcupsd.service" not in active:
+        return []
+    found = []
+    if "powerguard" not in (_text(root / APCUPSD / "apccontrol") or ""):
+        because = "apcupsd shuts this host down by itself, with no checkpoint"
+        right = "take powerguard's apccontrol (docs/guides/apcupsd.md), or: systemctl disable --now apcupsd"
+        found.append(Finding("rivals.apcupsd", "FAIL", because, right))
+    delay = _directive(_text(root / APCUPSD / "apcupsd.conf") or "", "KILLDELAY")
+    if delay and delay[0].isdecimal() and int(delay[0]) > 0:
+        because = f"apcupsd cuts the UPS's output {delay[0]} s after its own shutdown began (KILLDELAY)"
+        found.append(Finding("rivals.apcupsd", "FAIL", because, "KILLDELAY 0 in apcupsd.conf"))
+    return found
+
+
+def _hooks(root: Path) -> list[Path]:
+    """Return the programs that systemd-shutdown runs at the end, less our own; each once, also on a merged /usr."""
+    found: dict[str, Path] = {}
+    for folder in HOOK_FOLDERS:
+        try:
+            for path in sorted((root / folder).iterdir()):
+                if path.name != OWN_HOOK and path.is_file() and os.access(path, os.X_OK):
+                    found.setdefault(os.path.realpath(path), path)
+        except OSError:
+            continue
+    return list(found.values())
+
+
+def _hook(root: Path, path: Path, active: set[str], verdict: Wrong) -> list[Finding]:
+    """Say what a hook does at the end of a power-off, where what it waits for can come about, or has been left."""
+    text = _text(path) or ""
+    kind: Kind | None = "nut" if "upsdrvctl" in text else "apcupsd" if "killpower" in text else None
+    if kind is None:
+        return []
+    flag = _flag(root, kind)
+    units = {"apcupsd.service"} if kind == "apcupsd" else {"nut-monitor.service", "nut-client.service"}
+    left = flag is not None and os.access(flag, os.F_OK)
+    if not left and (not units & active or flag is None):
+        return []
+    shown = f"/{path.relative_to(root)}"
+    why = f"{flag} is there since an earlier outage" if left else f"its daemon runs, and leaves {flag} for it"
+    because = f"{shown} cuts the UPS's output at the end of the power-off: {why}; powerguard would not be alone in that"
+    right = f"rm {flag}" if left else f"chmod -x {shown}" + ("" if kind == "apcupsd" else ", or take POWERDOWNFLAG out")
+    return [Finding("rivals.hook", verdict, because, right)]
+
+
+def _flag(root: Path, kind: Kind) -> Path | None:
+    """Return the file that the hook waits for; None: upsmon has none, so its hook never acts."""
+    if kind == "apcupsd":
+        folder = _directive(_text(root / APCUPSD / "apcupsd.conf") or "", "PWRFAILDIR")
+        return root / (folder[0].lstrip("/") if folder else APCUPSD) / "powerfail"
+    text = _text(root / UPSMON_CONF)
+    name = ["etc/killpower"] if text is None else _directive(text, "POWERDOWNFLAG")
+    return root / name[0].lstrip("/") if name else None
+
+
+def _program(path: Path, *, cuts: bool) -> list[Finding]:
+    """Look at the site's program for a UPS on this host's cable as the last step of a power-off will."""
+    name = "way_back.local_output"
+    try:
+        found, folder = path.lstat(), path.parent.lstat()
+    except FileNotFoundError:
+        return []
+    except OSError as error:
+        return [Finding(name, "WARN", f"{path}: {error.strerror}", "run doctor as root")]
+    fits = stat.S_ISREG(found.st_mode) and stat.S_ISDIR(folder.st_mode) and bool(found.st_mode & stat.S_IXUSR)
+    if not fits or any(each.st_uid != 0 or each.st_mode & _WRITABLE for each in (found, folder)):
+        because = f"{path} is not run at the end of a power-off: others could have written it, or it cannot be executed"
+        return [Finding(name, "FAIL", because, f"chown root: {path}; chmod 0755 {path} {path.parent}")]
+    told = [Finding(name, "PASS", f"{path} is run at the very end of a power-off of ours")]
+    if cuts:
+        because = f"{path} and output_off both tell a UPS to cut its output: right for two UPSes, wrong for one"
+        told.append(Finding(name, "WARN", because, "leave one of them for each UPS"))
+    return told
+
+
+def _text(path: Path) -> str | None:
+    """Return the beginning of a file; None where it cannot be read."""
+    try:
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+    except OSError:
+        return None
+    try:
+        return os.read(descriptor, _MOST_BYTES).decode("utf-8", "replace")
+    except OSError:
+        return None
+    finally:
+        os.close(descriptor)
+
+
+def _directive(text: str, name: str) -> list[str]:
+    """Return the words behind the last line that begins with a name; [] where there is none."""
+    found: list[str] = []
+    for line in text.splitlines():
+        try:
+            words = shlex.split(line, comments=True)
+        except ValueError:
+            continue
+        if words and words[0] == name:
+            found = words[1:]
+    return found
+
+
+_OLD_S: Final = 6.0
+
+
+async def apcupsd_findings(name: str, options: ApcupsdOptions, *, ups: str) -> tuple[Reading | None, list[Finding]]:
+    """Look at the UPS behind one apcupsd. The reading is None when there is none."""
+    try:
+        report = await probe(options, ups=ups)
+    except NisError as error:
+        fix = "apcupsd.conf there: NETSERVER on, NISIP of that network, NISPORT; `apcaccess -h HOST:PORT` asks too"
+        return None, [Finding(name, "FAIL", str(error), fix)]
+    reading = report.reading
+    if reading is None:
+        return None, [Finding(name, "FAIL", report.why_not, "systemctl status apcupsd there")]
+    runtime = "no runtime" if reading.runtime_s is None else f"runtime {reading.runtime_s:.0f} s"
+    charge = "no charge" if reading.charge_pct is None else f"charge {reading.charge_pct:.0f} %"
+    load = "no load" if reading.load_pct is None else f"load {reading.load_pct:.0f} %"
+    age = "age not told" if report.age_s is None else f"{max(0.0, report.age_s):.0f} s old"
+    text = f"{reading.output_source}, {charge}, {load}, {runtime} (apcupsd {report.name or 'without a name'}; {age})"
+    found = [Finding(name, "PASS", text)]
+    if report.age_s is not None and report.age_s > _OLD_S:
+        text = f"apcupsd looked at its UPS {report.age_s:.0f} s ago: an outage is seen as late as its POLLTIME allows"
+        found.append(Finding(name, "WARN", text, "POLLTIME 1 in its apcupsd.conf"))
+    if report.slave:
+        text = "a net slave does not tell how old its news is"
+        found.append(Finding(name, "WARN", text, "name its master in the settings (DEVICE in its apcupsd.conf)"))
+    if report.shutting_down:
+        text = "SHUTTING DOWN since an earlier outage: that apcupsd orders no shutdown any more"
+        found.append(Finding(name, "WARN", text, "systemctl restart apcupsd there"))
+    if reading.load_pct is None:
+        found.append(Finding(name, "WARN", "tells no load: counted as full", ""))
+    fix = "set it to 25 % in the UPS: apctest, with apcupsd stopped, edits its EEPROM; or the menu of its panel"
+    return reading, [*found, *restart_charge(name, report.restart_pct, fix)]
+
+
+async def nut_findings(name: str, options: NutOptions, *, ups: str) -> tuple[Reading | None, list[Finding]]:
+    """Look at one UPS behind upsd. The reading is None when there is none."""
+    try:
+        report = await NutSource(options, ups=ups, clock=boottime_s).look()
+    except LinkError as error:
+        return None, [Finding(name, "FAIL", str(error), "check host, port and name; `upsc -l HOST` lists the UPSes")]
+    reading = report.reading
+    runtime = "no runtime" if reading.runtime_s is None else f"runtime {reading.runtime_s:.0f} s"
+    charge = "no charge" if reading.charge_pct is None else f"charge {reading.charge_pct:.0f} %"
+    load = "no load" if reading.load_pct is None else f"load {reading.load_pct:.0f} %"
+    held = f"; logs in as {options.user}" if report.is_logged_in else ""
+    tls = "TLS" if report.tls else "no TLS"
+    text = f"{reading.output_source}, {charge}, {load}, {runtime} (nut; {1000 * report.latency_s:.0f} ms; {tls}{held})"
+    found = [Finding(name, "PASS", text)]
+    if report.forgeable:
+        found.append(Finding(name, "WARN", f"its answers could be forged: {report.forgeable}", "tls: required"))
+    if options.user is None:
+        text = "no login: a NUT primary does not wait for this host before it cuts the output"
+        found.append(Finding(name, "WARN", text, "set user and password, with an upsmon line in upsd.users"))
+    if reading.load_pct is None and reading.watts is None:
+        found.append(Finding(name, "WARN", "tells no load: counted as full", ""))
+    fix = f"upsrw -s battery.charge.restart=25 {options.name}@{options.host}, where its driver lets it be set"
+    found += restart_charge(name, report.restart_pct, fix)
+    return reading, [*found, *(Finding(name, "WARN", warning, "") for warning in report.warnings)]
+
+
+_GUIDE: Final = "docs/guides/ups.md"
+_ODD: Final = {
+    "unknown_sender": (
+        "came from addresses of no UPS here",
+        "name them in traps.addresses, or the card's host as it is",
+    ),
+    "wrong_community": ("had another community", "set the card's trap community as traps.community"),
+    "unknown_engine": ("came from engine ids that are not in the settings", f"traps.users.engines: {_GUIDE}"),
+    "unknown_user": ("came from users that are not in the settings", "name the card's trap user in traps.users"),
+    "not_authentic": ("were not authentic", "give traps.users the card's passphrase and protocol"),
+    "out_of_time": ("were out of their time window", "restart the card, or let it send informs"),
+    "undecipherable": ("could not be deciphered", "give traps.users the card's privacy passphrase and protocol"),
+}
+
+
+def trap_findings(traps: dict[str, Any] | None) -> list[Finding]:
+    """Return what to say of the port; nothing where the settings have none. traps: of the status object."""
+    if traps is None:
+        return []
+    where = traps["listen"]
+    if not traps["listening"]:
+        text = f"not listening at {where}: {traps['because']}; polls go on, a trap does not hasten one"
+        return [Finding("traps", "WARN", text, f"see traps.listen and traps.port ({_GUIDE})")]
+    results = traps["results"]
+    found = [
+        Finding("traps", "WARN", f"{results[word]} datagrams {text}", fix)
+        for word, (text, fix) in _ODD.items()
+        if results.get(word) and not results["hint"]
+    ]
+    if found:
+        return found
+    if not results["hint"]:
+        text = f"listening at {where}; no trap of a UPS has come yet"
+        return [Finding("traps", "PASS", text, f"send a test trap from the card ({_GUIDE})")]
+    return [Finding("traps", "PASS", f"listening at {where}; {results['hint']} traps made us poll")]

@@ -1,0 +1,1 @@
+"""The verb `import`: settings made of a NUT or apcupsd configuration."""

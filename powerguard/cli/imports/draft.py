@@ -1,0 +1,209 @@
+"""What `powerguard import` makes: settings to be, what to look at, and which secrets to keep where. Never a secret."""
+
+import json
+import re
+from collections.abc import Iterable, Mapping
+from dataclasses import dataclass, field
+from typing import Any, Final
+
+FORCE_AFTER_S: Final = 110.0
+"""`host.force_after_s` unless set: how long this host may take to stop."""
+RESERVE_S: Final = 60.0
+CHECKPOINT_S: Final = 60.0
+"""What a checkpoint is presumed to take until somebody says or measures it."""
+SECRETS: Final = "/etc/powerguard/secrets"
+_PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*|[0-9]{1,3}(\.[0-9]{1,3}){3}")
+_NAME: Final = re.compile(r"[^a-z0-9_.-]+")
+_WORDS: Final = frozenset(("true", "false", "null"))
+
+Scalar = str | int | float | bool
+Source = dict[str, Any]
+
+
+@dataclass(frozen=True, slots=True)
+class Finding:
+    """One thing to look at. name: a word for programs; where: file:line, or the file where it is not set.
+
+    is_note: nothing is wrong, but it has no equivalent here, and why.
+    """
+
+    name: str
+    where: str
+    what: str
+    right: str = ""
+    is_note: bool = False
+
+
+@dataclass(frozen=True, slots=True)
+class Kept:
+    """A secret that must be kept in a file. what: whose it is; found: where it stands now."""
+
+    name: str
+    what: str
+    found: str
+
+
+@dataclass(slots=True)
+class Ups:
+    """One UPS to be. supplies: how many power supplies of this host hang on it. about: comments over its sources.
+
+    sheet: what the data sheet of its model says, and comments on that; empty where the model is not known.
+    """
+
+    name: str
+    sources: list[Source]
+    where: str
+    supplies: int = 1
+    about: list[str] = field(default_factory=list)
+    options: dict[str, Scalar] = field(default_factory=dict)
+    sheet: dict[str, Any] = field(default_factory=dict)
+    about_sheet: list[str] = field(default_factory=list)
+
+
+class Draft:
+    """Gathers all that one import makes."""
+
+    def __init__(self, checkpoint_s: float = CHECKPOINT_S, secrets_in: str | None = None) -> None:
+        """Begin. secrets_in: a folder makes {file: ...} of secrets; None makes {credential: ...}."""
+        self.checkpoint_s = checkpoint_s
+        self.upses: list[Ups] = []
+        self.minimum_supplies = 1
+        self.budget: dict[str, Scalar] = {}
+        self.about_budget: dict[str, str] = {}
+        self.findings: list[Finding] = []
+        self.files: list[str] = []
+        self.kept: list[Kept] = []
+        self._secrets_in = secrets_in
+        self._known: dict[tuple[str, str], str] = {}
+
+    @property
+    def need_s(self) -> float:
+        """Seconds from the decision to dark: a checkpoint, the host's stop, and the reserve."""
+        return self.checkpoint_s + FORCE_AFTER_S + RESERVE_S
+
+    def warn(self, name: str, where: str, what: str, right: str) -> None:
+        """Note something that is wrong or will hurt."""
+        finding = Finding(name, where, what, right)
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def note(self, name: str, where: str, what: str) -> None:
+        """Note something that has no equivalent."""
+        finding = Finding(name, where, what, is_note=True)
+        if finding not in self.findings:
+            self.findings.append(finding)
+
+    def secret(self, kind: str, value: str, ups: str, what: str, found: str) -> dict[str, str]:
+        """Return how the settings name a secret. The same one is kept once. The value goes nowhere."""
+        name = self._known.get((kind, value))
+        if name is None:
+            taken = set(self._known.values())
+            name = kind if kind not in taken else f"{kind}-{ups}"
+            while name in taken:
+                name += "-2"
+            self._known[kind, value] = name
+            self.kept.append(Kept(name, what, found))
+        return {"credential": name} if self._secrets_in is None else {"file": f"{self._secrets_in}/{name}"}
+
+    def folder(self) -> str:
+        """Return the folder in which the secrets are kept."""
+        return SECRETS if self._secrets_in is None else self._secrets_in
+
+    def name_for(self, wanted: str) -> str:
+        """Return a name that our settings take, and that no other UPS of the draft has."""
+        name = _NAME.sub("-", wanted.lower()).lstrip("_.-")[:28] or "ups"
+        taken = {ups.name for ups in self.upses}
+        again, number = name, 2
+        while again in taken:
+            again, number = f"{name}-{number}", number + 1
+        return again
+
+    def settings(self) -> dict[str, Any]:
+        """Return the settings as data."""
+        made: dict[str, Any] = {
+            "mode": "dry-run",
+            "ups": {ups.name: {"sources": ups.sources, **ups.options, **ups.sheet} for ups in self.upses},
+        }
+        supplies = [ups.name for ups in self.upses for _ in range(ups.supplies)]
+        if len(self.upses) > 1 or len(supplies) > 1 or self.minimum_supplies > 1:
+            made["feeds"] = {"supplies": supplies, "minimum_supplies": self.minimum_supplies}
+        if self.budget:
+            made["budget"] = dict(self.budget)
+        return made
+
+
+# --- As YAML ----------------------------------------------------------------------------------------------------------
+
+
+def scalar(value: object) -> str:
+    """Return a value as our YAML has it; text in quotes wherever it could be read as something else."""
+    if isinstance(value, Mapping):
+        return "{" + ", ".join(f"{key}: {scalar(item)}" for key, item in value.items()) + "}"
+    if isinstance(value, list):
+        return "[" + ", ".join(scalar(item) for item in value) + "]"
+    if isinstance(value, bool):
+        return "true" if value else "false"
+    if isinstance(value, int | float):
+        return f"{value:g}" if float(value).is_integer() else repr(value)
+    text = str(value)
+    return text if _PLAIN.fullmatch(text) and text not in _WORDS else json.dumps(text)
+
+
+def as_yaml(draft: Draft, program: str) -> str:
+    """Return the settings as a file with comments: what it was made of, and what is still missing."""
+    made = draft.settings()
+    lines = [
+        f"# Made by `powerguard import {program}` from:",
+        *(f"#   {_safe(file)}" for file in draft.files),
+        "# Neither NUT nor apcupsd knows of training, of the BMC, or of how long the battery really lasts. What is",
+        f"# missing is named below; docs/guides/{program}.md says how to go on.",
+        "",
+        "mode: dry-run                     # then rehearse, then armed",
+        "",
+        "ups:",
+    ]
+    for ups in draft.upses:
+        lines += [f"  {scalar(ups.name)}:", "    sources:"]
+        lines += [f"      # {_safe(text)}" for text in ups.about]
+        lines += [f"      - {scalar(source)}" for source in ups.sources]
+        lines += [f"    # {_safe(text)}" for text in ups.about_sheet]
+        lines += [f"    {key}: {scalar(value)}" for key, value in {**ups.options, **ups.sheet}.items()]
+        if not ups.sheet:
+            lines.append(
+                "    #runtime_table: {50: 540, 75: 360, 100: 240}   # load in percent: seconds; from the data sheet"
+            )
+            lines.append("    #rating_w: 5400                                # watts, not VA")
+    lines.append("")
+    if "feeds" in made:
+        lines += [f"feeds: {scalar(made['feeds'])}", ""]
+    lines += ["#trainers:", '#  - {name: llm, url: "unix:/run/powerguard-trainers/llm.sock", after: pause}', ""]
+    if draft.budget:
+        lines.append("budget:")
+        for key, value in draft.budget.items():
+            about = draft.about_budget.get(key, "")
+            lines.append(f"  {key}: {scalar(value)}" + (f"    # {_safe(about)}" if about else ""))
+        lines.append("")
+    lines.append(
+        "#bmc: {kind: auto}    # this host's own; over the network also host, user, password: {credential: bmc}"
+    )
+    return "\n".join(lines) + "\n"
+
+
+def _safe(text: str) -> str:
+    """Return text that stays within a comment of one line."""
+    return "".join(letter if letter.isprintable() else "?" for letter in text)
+
+
+def has_mode(mode: int, others: int = 0o004) -> bool:
+    """Say whether everybody may read a file with this mode."""
+    return bool(mode & others)
+
+
+def number(text: str) -> float | None:
+    """Return a plain number of seconds, minutes or percent; None where the text is none."""
+    return float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) else None
+
+
+def first(values: Iterable[str]) -> str:
+    """Return the first of some texts that is not empty, else ""."""
+    return next((value for value in values if value), "")

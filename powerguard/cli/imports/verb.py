@@ -1,0 +1,160 @@
+"""`powerguard import nut|apcupsd`: existing configuration, read, and told as settings of ours. Changes nothing."""
+
+import argparse
+import json
+import sys
+import tempfile
+from pathlib import Path
+from typing import Any, Final
+
+from powerguard.cli.render import Paint, clean, told_seconds
+from powerguard.cli.shared import EX_DATA, EX_NOINPUT, EX_USAGE, Subparsers, fail
+
+EX_PROBLEMS: Final = 1
+SCHEMA_VERSION: Final = 1
+MAX_FILES: Final = 32
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "import",
+        help="convert a NUT or apcupsd configuration to settings",
+        description="Read an existing configuration and print settings that mean the same, in mode dry-run, with "
+        "everything that deserves a look on stderr. Changes nothing, and never prints a secret: it says which file to "
+        "keep each in. Exit 1: the settings are told, but do not hold as they are; 65: nothing can be made of the "
+        "files; 66: they cannot be read.",
+    )
+    parser.add_argument("program", choices=("nut", "apcupsd"), help="whose configuration")
+    parser.add_argument(
+        "paths",
+        nargs="*",
+        default=[],  # else argparse calls it required
+        metavar="FOLDER or FILE",
+        help="default: /etc/nut or /etc/ups; /etc/apcupsd",
+    )
+    parser.add_argument(
+        "--checkpoint", metavar="SECONDS", default=None, help="what a checkpoint takes (60s); times are held against it"
+    )
+    parser.add_argument(
+        "--secrets-in", metavar="FOLDER", default=None, help="name secrets as {file: FOLDER/...}, not as credentials"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.cli.imports.draft import CHECKPOINT_S, Draft
+    from powerguard.cli.imports.words import ReadError
+
+    checkpoint_s = CHECKPOINT_S if args.checkpoint is None else told_seconds(args.checkpoint)
+    if checkpoint_s is None or not 0 < checkpoint_s <= 86400:
+        return fail(args, "import", "--checkpoint: write seconds, such as 90 or 2m", EX_USAGE)
+    if args.secrets_in is not None and not args.secrets_in.startswith("/"):
+        return fail(args, "import", "--secrets-in: must be an absolute path", EX_USAGE)
+    if len(args.paths) > MAX_FILES:
+        return fail(args, "import", f"more than {MAX_FILES} files; name the folder", EX_USAGE)
+    draft = Draft(checkpoint_s, args.secrets_in)
+    try:
+        (_import_nut if args.program == "nut" else _import_apcupsd)([Path(path) for path in args.paths], draft)
+    except ReadError as error:
+        return fail(args, "import", str(error).replace("\n", "; "), EX_NOINPUT)
+    if not draft.upses:
+        if not args.json:
+            _talk(args, draft, [])
+        wanted = (
+            "no MONITOR line, and no driver" if args.program == "nut" else "no UPSTYPE with a DEVICE that can be used"
+        )
+        return fail(args, "import", f"no UPS in {', '.join(draft.files)}: {wanted}", EX_DATA)
+    return _tell(args, draft)
+
+
+def _import_nut(paths: list[Path], draft: Any) -> None:  # noqa: ANN401 - a Draft, whose module is imported late
+    from powerguard.cli.imports import nut as import_nut
+    from powerguard.cli.imports import nut_checks
+
+    if not paths:
+        paths = [next((Path(folder) for folder in import_nut.FOLDERS if Path(folder).is_dir()), Path("/etc/nut"))]
+    nut = import_nut.load(import_nut.gather(paths), draft)
+    import_nut.make(nut, draft)
+    nut_checks.check(nut, draft)
+
+
+def _import_apcupsd(paths: list[Path], draft: Any) -> None:  # noqa: ANN401 - likewise
+    from powerguard.cli.imports import apcupsd
+
+    for path in apcupsd.gather(paths or [Path(apcupsd.FOLDER)]):
+        apcupsd.make(apcupsd.load(path, draft), draft)
+
+
+def _problems(text: str) -> list[str]:
+    """Return what our own loader says of the settings; nothing where they hold."""
+    from powerguard.settings.load import SettingsError, load
+
+    with tempfile.TemporaryDirectory(prefix="powerguard-import-") as folder:
+        path = Path(folder) / "powerguard.yaml"
+        path.write_text(text, encoding="utf-8")
+        try:
+            load(path)
+        except SettingsError as error:
+            return [problem.removeprefix(f"{folder}/") for problem in error.problems]
+    return []
+
+
+def _tell(args: argparse.Namespace, draft: Any) -> int:  # noqa: ANN401 - likewise
+    from powerguard.cli.imports.draft import as_yaml
+
+    text = as_yaml(draft, args.program)
+    problems = _problems(text)
+    folder = draft.folder()
+    if args.json:
+        told = {
+            "schema_version": SCHEMA_VERSION,
+            "object": "import",
+            "from": args.program,
+            "files": draft.files,
+            "settings": draft.settings(),
+            "yaml": text,
+            "problems": problems,
+            "secrets": [
+                {"name": one.name, "file": f"{folder}/{one.name}", "what": one.what, "found": one.found}
+                for one in draft.kept
+            ],
+            "warnings": [
+                {"name": one.name, "where": one.where, "what": one.what, "right": one.right}
+                for one in draft.findings
+                if not one.is_note
+            ],
+            "notes": [
+                {"name": one.name, "where": one.where, "what": one.what} for one in draft.findings if one.is_note
+            ],
+        }
+        print(json.dumps(told, indent=2))
+        return EX_PROBLEMS if problems else 0
+    print(text, end="")
+    sys.stdout.flush()
+    _talk(args, draft, problems)
+    return EX_PROBLEMS if problems else 0
+
+
+def _talk(args: argparse.Namespace, draft: Any, problems: list[str]) -> None:  # noqa: ANN401 - likewise
+    paint = Paint(sys.stderr)
+
+    def say(kind: str, colour: str, text: str) -> None:
+        print(f"{paint(kind, colour)}: {clean(text)}", file=sys.stderr)
+
+    for one in draft.findings:
+        if not one.is_note:
+            say("warning", "yellow", f"{one.where}: {one.what} (right: {one.right})")
+    for one in draft.findings:
+        if one.is_note:
+            say("note", "blue", f"{one.where}: {one.what}")
+    for one in draft.kept:
+        path = f"{draft.folder()}/{one.name}"
+        how = f"powerguard secret set {one.name}; powerguard install"
+        if args.secrets_in is not None:
+            how = f"systemd-ask-password | install -m 0400 -o powerguard /dev/stdin {path}"
+        say("secret", "magenta", f"{one.name}: the {one.what}, now in {one.found}: {how}")
+    for problem in problems:
+        say("error", "red", f"these settings do not hold yet: {problem}")

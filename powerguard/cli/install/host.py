@@ -1,0 +1,354 @@
+"""What `powerguard install` asks and tells the running system: systemd, udev, kernel modules. Each of it is bounded."""
+
+import os
+import re
+import stat
+from collections.abc import Collection, Iterable, Sequence
+from pathlib import Path
+from typing import Final, NamedTuple
+
+import powerguard
+from powerguard.cli.install.pieces import (
+    ALWAYS,
+    DAEMON,
+    PARTS,
+    RESUME,
+    SENTINEL,
+    SENTINEL_AT_BOOT,
+    TRAINERS,
+    TRAINERS_MOUNT,
+    UNITS,
+    Piece,
+)
+from powerguard.cli.install.told import Told
+from powerguard.clock import boot_id
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import Spawn
+from powerguard.effectors.gpu.helper import LIMITS
+from powerguard.effectors.host.findings import HELPER, named_to_kill, seconds, services
+from powerguard.effectors.options import GPU_SOCKET, SIGNAL_SOCKET
+from powerguard.effectors.root_client import RootHelper
+from powerguard.effectors.signals.helper import STOPPED_FILE
+
+STEP_LIMIT_S: Final = 60.0
+LOOK_LIMIT_S: Final = 10.0
+LEAST_STOP_S: Final = 10
+_BMC_SIGNS: Final = ("dev/ipmi0", "sys/firmware/dmi/entries/38-0", "sys/bus/acpi/devices/IPI0001:00")
+_POLKIT: Final = ("usr/lib/polkit-1/polkitd", "usr/libexec/polkitd", "usr/libexec/polkit-1/polkitd")
+_SAFE: Final = re.compile(r"/[A-Za-z0-9_./+-]+")
+_HIDDEN: Final = ("/home", "/root", "/run", "/tmp")  # noqa: S108 - where our units cannot look
+
+
+RUN_FOLDERS: Final = (
+    "/run/powerguard",
+    "/run/powerguard-gpu",
+    "/run/powerguard-ipmi",
+    "/run/powerguard-off",
+    "/run/powerguard-signal",
+    TRAINERS,
+)
+"""What the daemon, the helpers and systemd-tmpfiles have made in memory."""
+_SYSTEMDS: Final = re.compile(
+    r"(systemd-.*|initrd-.*|user@.*|user-runtime-dir@.*|dbus(-broker|-org\..*)?|(console-|container-|serial-)?getty@?.*"
+    r"|autovt@.*|debug-shell|emergency|rescue)\.service"
+)
+"""Services of systemd and of the bus, whose limits are not the site's to lower."""
+
+
+class Step(NamedTuple):
+    """One program that is run. need: the file without which it is left out; "" for none. may_fail: go on without it."""
+
+    argv: tuple[str, ...]
+    what: str
+    need: str = ""
+    may_fail: bool = False
+
+
+class Offer(NamedTuple):
+    """A drop-in for somebody else's unit: written only where it was asked for."""
+
+    piece: Piece
+    why: str
+
+
+def has_bmc(root: Path) -> bool:
+    """Say whether this host has a BMC that its system can talk to, by its device, SMBIOS or ACPI."""
+    return any((root / sign).exists() for sign in _BMC_SIGNS)
+
+
+def has_polkit(root: Path) -> bool:
+    """Say whether there is a polkit, without which the daemon may start nothing."""
+    return any((root / place).exists() for place in _POLKIT)
+
+
+def wrong_prefix(prefix: str, *, live: bool) -> str:
+    """Say why units must not run what lies there as root; "" where they may."""
+    if not _SAFE.fullmatch(prefix) or os.path.normpath(prefix) != prefix:
+        return (
+            f"{prefix!r}: units cannot name it: only plain letters, digits, dots and dashes may be in such a path; "
+            "make the virtual environment elsewhere, as in /opt/powerguard"
+        )
+    hidden = tuple(f"{place}/" for place in _HIDDEN)
+    if f"{prefix}/".startswith(hidden):
+        return f"{prefix}: units do not see what lies there (ProtectHome=): install it into /opt/powerguard"
+    if not live:
+        return ""
+    program = Path(prefix) / "bin" / "powerguard"
+    if not program.exists():
+        return f"{program}: is not there: name the virtual environment with --prefix"
+    package = Path(powerguard.__file__).resolve().parent
+    if f"{package}/".startswith(hidden):
+        return f"{package}: units do not see it there (ProtectHome=): install powerguard without --editable"
+    return next(filter(None, map(not_roots, (program, Path(os.path.realpath(f"{prefix}/bin/python")), package))), "")
+
+
+def not_roots(path: Path) -> str:
+    """Say who else may change what units would run as root: the path, or a folder above it; "" for nobody."""
+    for each in (path, *path.parents):
+        try:
+            told = each.stat()
+        except OSError as error:
+            return f"{each}: {error.strerror}"
+        if told.st_uid != 0 or (told.st_mode & 0o022 and not told.st_mode & stat.S_ISVTX):
+            return f"{each}: others than root can write it, and units would run it as root (chown, chmod go-w)"
+    return ""
+
+
+def steps(parts: Collection[str], *, with_daemon: bool) -> list[Step]:
+    """Return what makes the files count, in order. Each is as good twice as once."""
+    made = [
+        Step(("systemd-sysusers", "powerguard.conf"), "make the user and groups"),
+        Step(("systemctl", "daemon-reload"), "read the units"),
+        Step(("systemctl", "start", TRAINERS_MOUNT), "mount the folder of trainers' sockets", may_fail=True),
+        Step(("systemd-tmpfiles", "--create", "powerguard.conf"), "make the folders"),
+        Step(("udevadm", "control", "--reload"), "read the rules of devices", "/run/udev/control"),
+        Step(("udevadm", "trigger", "--action=change", "--subsystem-match=rtc"), "give the clock away", "/dev/rtc0"),
+    ]
+    if "ipmi" in parts:
+        made.append(Step(("modprobe", "--all", "ipmi_si", "ipmi_devintf"), "load the way to the BMC"))
+    started = [*ALWAYS, *(unit for part in PARTS if part in parts for unit in PARTS[part])]
+    listening = [unit for unit in started if unit.endswith((".socket", ".path"))]
+    made.append(Step(("systemctl", "start", *listening), "listen"))
+    if with_daemon:
+        made.append(Step(("systemctl", "start", DAEMON), "start the daemon"))
+    return _there(made)
+
+
+def _has_sockets() -> bool:
+    folder = Path(TRAINERS)
+    return folder.is_dir() and any(folder.iterdir())
+
+
+def shares_run() -> str:
+    """Say why trainers' sockets lie in the memory of /run, "" when they lie in their own."""
+    if os.path.ismount(TRAINERS):
+        return ""
+    if _has_sockets():
+        because = "trainers have sockets there, so it is mounted at the next boot"
+    else:
+        because = f"see systemctl status '{TRAINERS_MOUNT}'"
+    return f"{TRAINERS} is no file system of its own, and every user can fill /run: {because}"
+
+
+class Undo(NamedTuple):
+    """What a root helper has to put back as long as the file is there, and the word for it."""
+
+    helper: RootHelper
+    word: str
+    file: str
+    what: str
+
+
+_UNDO: Final = (
+    Undo(
+        RootHelper(name="powerguard-gpu", socket=GPU_SOCKET, real=GPU_SOCKET, hangs="the driver hangs"),
+        "restore",
+        LIMITS,
+        "put GPU power limits back",
+    ),
+    Undo(
+        RootHelper(name="powerguard-signal", socket=SIGNAL_SOCKET, real=SIGNAL_SOCKET),
+        "continue",
+        STOPPED_FILE,
+        "let stopped trainers go on",
+    ),
+)
+
+
+def undone() -> list[Undo]:
+    """Return what is to be put back at this moment."""
+    return [each for each in _UNDO if Path(each.helper.socket).with_name(each.file).exists()]
+
+
+async def put_back(wanted: Iterable[Undo], told: Told) -> None:
+    """Have the helpers put everything back, and tell of each."""
+    for each in wanted:
+        why = ""
+        try:
+            if not told.dry_run:
+                await each.helper.ask({"word": each.word}, limit_s=STEP_LIMIT_S)
+        except EffectorError as error:
+            why = str(error)
+        told.failed = told.failed or bool(why)
+        told.steps.append(
+            (f"{each.helper.name}: {each.word}", each.what, f"failed: {why}" if why else told.did("done"))
+        )
+
+
+def steps_to_end(paths: Iterable[str]) -> list[Step]:
+    """Return what ends all that listens. paths: those that were put in place."""
+    units = [Path(path).name for path in paths if str(Path(path).parent) == UNITS]
+    listening = sorted(unit for unit in units if unit.endswith((".socket", ".path")))
+    made = [Step(("systemctl", "stop", *listening), "listen no more")]
+    if TRAINERS_MOUNT in units and os.path.ismount(TRAINERS) and not _has_sockets():
+        unmount = ("systemctl", "stop", TRAINERS_MOUNT)
+        made.append(Step(unmount, "unmount the folder of trainers' sockets", may_fail=True))
+    made.append(Step(("systemctl", "disable", "--now", SENTINEL), "stop the sentinel", SENTINEL_AT_BOOT))
+    return _there(made)
+
+
+def remove_folders(told: Told) -> None:
+    """Remove our folders in /run and the files in them, and report each. What a helper has still to put back stays."""
+    kept = {str(Path(each.helper.socket).parent): f"kept: {each.file} is still to be put back" for each in undone()}
+    if _has_sockets():
+        kept[TRAINERS] = "kept: trainers have sockets there; gone at the next boot"
+    for folder in filter(os.path.exists, RUN_FOLDERS):
+        did = kept.get(folder) or told.did("removed")
+        if folder not in kept and not told.dry_run:
+            try:
+                for entry in Path(folder).iterdir():
+                    if folder != TRAINERS and (entry.is_symlink() or not entry.is_dir()):
+                        entry.unlink()
+                Path(folder).rmdir()
+            except OSError as error:
+                did = f"left: {error.strerror or error}"
+        told.files.append((folder, "until the next boot", did))
+
+
+RESTART_DAEMON: Final = Step(("systemctl", "restart", DAEMON), "let the daemon take in what is new")
+STOP_DAEMON: Final = Step(("systemctl", "stop", DAEMON), "stop the daemon")
+
+
+def steps_afterwards() -> list[Step]:
+    """Return what makes the system forget what has lain there."""
+    made = [
+        Step(("systemctl", "daemon-reload"), "forget the units"),
+        Step(("udevadm", "control", "--reload"), "forget the rule of the clock", "/run/udev/control"),
+    ]
+    return _there(made)
+
+
+def _there(steps: Iterable[Step]) -> list[Step]:
+    return [step for step in steps if not step.need or Path(step.need).exists()]
+
+
+async def is_powering_off(spawn: Spawn, order: Path = Path("/run/powerguard-off/off")) -> bool:
+    """Return whether powerguard-off was ordered to power off: nothing may take it away then.
+
+    It also runs for 30 s after each question of the daemon or doctor. At an order it writes the id of this boot into
+    `order`. A file that cannot be read counts as an order.
+    """
+    if (await _show(spawn, HELPER, "ActiveState")).get("ActiveState") not in {"active", "activating", "deactivating"}:
+        return False
+    return _is_ordered(order)
+
+
+def _is_ordered(order: Path) -> bool:
+    try:
+        return order.read_bytes().strip() == boot_id().encode()
+    except OSError:
+        return True
+
+
+async def is_up(spawn: Spawn) -> bool:
+    """Say whether the daemon runs already."""
+    return (await _show(spawn, DAEMON, "ActiveState")).get("ActiveState") in {"active", "activating", "reloading"}
+
+
+async def carry_out(spawn: Spawn, steps: Iterable[Step], told: Told) -> None:
+    """Run steps in order, each whatever became of the others, and tell of each."""
+    for step in steps:
+        why = "" if told.dry_run else await _run(spawn, step)
+        told.failed = told.failed or (bool(why) and not step.may_fail)
+        told.steps.append((" ".join(step.argv), step.what, f"failed: {why}" if why else told.did("done")))
+
+
+async def _run(spawn: Spawn, step: Step) -> str:
+    """Run one step; "" where it went well, else why not."""
+    try:
+        ended = await spawn(step.argv, limit_s=STEP_LIMIT_S)
+    except OSError as error:
+        return f"{step.argv[0]}: {error.strerror or error}"
+    if ended.timed_out:
+        return f"not done after {STEP_LIMIT_S:g} s"
+    if ended.returncode == 0:
+        return ""
+    said = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip().splitlines()
+    return f"exit status {ended.returncode}: {said[-1] if said else 'it says nothing'}"
+
+
+async def offers(spawn: Spawn, force_after_s: float) -> list[Offer]:
+    """Return drop-ins for units that take longer to stop than the host has, or leave processes behind."""
+    active = await services(spawn) or []
+    made: list[Offer] = []
+    stop_s = max(int(force_after_s / 2), LEAST_STOP_S)
+    slow = [unit["Id"] for unit in active if seconds(unit.get("TimeoutStopUSec", "")) > force_after_s]
+    # Of user@1000.service and its like the template: the next one to log in is as slow.
+    for name in dict.fromkeys(re.sub(r"@.*(?=\.service$)", "@", each) for each in slow):
+        if not _is_left_alone(name):
+            text = f"# By powerguard install --with drop-ins.\n[Service]\nTimeoutStopSec={stop_s}\n"
+            why = f"{name} may take longer to stop than the host has ({force_after_s:g} s): {stop_s} s"
+            path = f"{UNITS}/{name}.d/50-powerguard-stop.conf"
+            made.append(Offer(Piece(path=path, what=why, content=text.encode(), is_choice=True), why))
+    told = await _show(spawn, HELPER, "Environment")
+    named = named_to_kill(told.get("Environment", ""))
+    loose = sorted(unit["Id"] for unit in active if unit.get("KillMode") in {"process", "none"})
+    if new := [name for name in loose if name not in named and not _is_left_alone(name)]:
+        kill = " ".join([*named, *new])
+        text = f'# By powerguard install --with drop-ins.\n[Service]\nEnvironment="POWERGUARD_OFF_KILL={kill}"\n'
+        why = f"kill at the deadline what these leave behind (KillMode=process): {', '.join(new)}"
+        path = f"{UNITS}/{HELPER}.d/50-powerguard-kill.conf"
+        made.append(Offer(Piece(path=path, what=why, content=text.encode(), is_choice=True), why))
+    return made
+
+
+def _is_left_alone(name: str) -> bool:
+    return name.startswith("powerguard") or _SYSTEMDS.fullmatch(name) is not None
+
+
+async def doubts(spawn: Spawn, resume: Sequence[str]) -> list[str]:
+    """Return what is not as it should be about what trains, and any circle that our ordering has closed."""
+    found: list[str] = []
+    for unit in resume:
+        told = await _show(spawn, unit, "LoadState", "WantedBy", "RequiredBy")
+        if told.get("LoadState") != "loaded":
+            state = told.get("LoadState", "systemd cannot be asked")
+            found.append(f"{unit}: {state}: it would not start after a power-off")
+        others = {*told.get("WantedBy", "").split(), *told.get("RequiredBy", "").split()} - {RESUME}
+        if others:
+            at_boot = " ".join(sorted(others))
+            found.append(f"{unit} is started by {at_boot} too, whatever the power does: systemctl disable {unit}")
+    return [*found, *await _circles(spawn)]
+
+
+async def _circles(spawn: Spawn) -> list[str]:
+    """Ask systemd whether the units that it starts at boot close a circle with ours: it would leave one of them out."""
+    try:
+        ended = await spawn(("systemd-analyze", "verify", "--man=no", "default.target"), limit_s=LOOK_LIMIT_S)
+    except OSError:
+        return []
+    told = ended.stderr.decode("utf-8", "replace")
+    circle = re.findall(r"(?:Found ordering cycle|Found dependency) on (\S+)/start", told)
+    if DAEMON not in circle:
+        return []
+    return [f"these wait for each other at boot, and systemd would leave one out: {' '.join(dict.fromkeys(circle))}"]
+
+
+async def _show(spawn: Spawn, unit: str, *properties: str) -> dict[str, str]:
+    try:
+        argv = ("systemctl", "show", unit, f"--property={','.join(properties)}")
+        ended = await spawn(argv, limit_s=LOOK_LIMIT_S)
+    except OSError:
+        return {}
+    lines = ended.stdout.decode("utf-8", "replace").splitlines()
+    return dict(line.split("=", 1) for line in lines if "=" in line)

@@ -1,0 +1,128 @@
+"""`powerguard uninstall`: take away exactly what `powerguard install` has put in place."""
+
+import argparse
+from pathlib import Path
+from typing import TYPE_CHECKING, Final
+
+from powerguard.cli.install.told import EX_NOT_DONE, Told
+from powerguard.cli.shared import Subparsers, fail
+
+if TYPE_CHECKING:
+    from powerguard.cli.install.disk import Disk
+
+KEPT: Final = (
+    ("/etc/powerguard", "settings and secrets"),
+    ("/var/lib/powerguard", "what was remembered: journal, outages, what was learned"),
+    ("/var/lib/powerguard-off", "how long the last stop took"),
+)
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "uninstall",
+        help="remove what install has installed",
+        description="Stop the daemon, put back what it may have left changed (GPU power limits, stopped trainers), and "
+        "remove exactly what `powerguard install` has put in place. Settings, secrets, journal, the user and the "
+        "virtual environment stay. Exit 0: done; 1: not, or not all of it.",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument(
+        "--force", action="store_true", help="go on in an outage, and where something cannot be put back or stopped"
+    )
+    parser.add_argument("--root", metavar="DIR", default="/", help="an image in place of this system")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.cli.install.disk import Disk, PlaceError
+
+    told = Told("uninstall", Path(args.root).resolve(), args.dry_run)
+    if told.refused:
+        return fail(args, "uninstall", told.refused, EX_NOT_DONE)
+    disk = Disk(told.root)
+    try:
+        if not disk.load():
+            msg = "powerguard install has put nothing in place here (or an uninstall has ended)"
+            return fail(args, "uninstall", msg, EX_NOT_DONE)
+        if wrong := _uninstall(args, disk, told):
+            return fail(args, "uninstall", wrong, EX_NOT_DONE)
+    except PlaceError as error:
+        return fail(args, "uninstall", str(error), EX_NOT_DONE)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return fail(args, "uninstall", f"{where}{error.strerror or error}; it can be run again", EX_NOT_DONE)
+    return told.tell(as_json=args.json)
+
+
+def outage_under_way(args: argparse.Namespace) -> str:
+    """Return what an outage that is not over would lose, by the daemon's phase or what it last wrote in this boot."""
+    from powerguard.cli.client import DownError, RefusedError, get
+    from powerguard.cli.status import last_known
+    from powerguard.clock import boot_id
+
+    try:
+        phase = get(args, "/api/v1/status").get("phase", "")
+    except (DownError, RefusedError):
+        known, _ = last_known()
+        phase = "" if known is None or known["boot_id"] != boot_id() else f"{known['phase']}, as the daemon last wrote"
+    if phase.partition(",")[0] in {"", "online"}:
+        return ""
+    return (
+        f"an outage is not over (phase {phase}): without powerguard this host is not powered off before its battery is "
+        "empty, and training is not started again"
+    )
+
+
+def _uninstall(args: argparse.Namespace, disk: "Disk", told: Told) -> str:
+    """Stop what runs, then remove; return why not, "" where it was done."""
+    import asyncio
+
+    from powerguard.cli.install import host
+    from powerguard.effectors.child import run_child
+
+    if told.live:
+        if asyncio.run(host.is_powering_off(run_child)):
+            return "a power-off is under way, and what ends it at its deadline is not taken away"
+        if outage := outage_under_way(args):
+            if not args.force:
+                return f"{outage}: wait for its end, or go on with --force"
+            told.doubts.append(outage)
+        asyncio.run(host.carry_out(run_child, [host.STOP_DAEMON], told))
+        asyncio.run(host.put_back(host.undone(), told))
+        if told.failed and not args.force:
+            told.then.append("nothing was removed: mend what has failed, or go on with --force")
+            return ""
+        asyncio.run(host.carry_out(run_child, host.steps_to_end(disk.manifest.files), told))
+        host.remove_folders(told)
+    _take_away(disk, told)
+    if told.live:
+        asyncio.run(host.carry_out(run_child, host.steps_afterwards(), told))
+    for path, what in KEPT:
+        if disk.place(path).exists():
+            told.files.append((path, what, "kept"))
+    prefix = disk.manifest.prefix
+    told.then.append(f"rm -r {prefix} and userdel powerguard, if it is not to come back")
+    return ""
+
+
+def _take_away(disk: "Disk", told: Told) -> None:
+    """Remove every path of the manifest that is as it was put there, the manifest last."""
+    from powerguard.cli.install.disk import MANIFEST
+
+    for path in sorted(disk.manifest.files):
+        state = disk.state_of(path)
+        if state == "changed":
+            told.files.append((path, "", "left: was changed since"))
+        elif state == "same":
+            told.files.append((path, "", told.did("removed")))
+    if told.dry_run:
+        return
+    with disk.alone():
+        for path in sorted(disk.manifest.files):
+            disk.take_away(path)
+        disk.settle()
+        disk.place(MANIFEST).unlink()
+        disk.take_folders_away()

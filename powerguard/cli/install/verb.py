@@ -1,0 +1,273 @@
+"""`powerguard install`: put units, helpers and rules in place, and say what was done."""
+
+import argparse
+import os
+import re
+import sys
+from collections.abc import Mapping
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+import powerguard
+from powerguard.cli.install.told import EX_NOT_DONE, Told
+from powerguard.cli.shared import Subparsers, fail
+
+if TYPE_CHECKING:
+    from powerguard.cli.install.disk import Disk
+    from powerguard.cli.install.pieces import Piece
+    from powerguard.settings.schema import Settings
+
+
+UNIT: Final = re.compile(r"[A-Za-z0-9:_.\\@-]{1,200}\.(?:service|target|timer|socket|path)")
+PARTS: Final = ("ipmi", "gpu", "signals", "drop-ins")
+_WORDS: Final = {
+    "absent": "written",
+    "disabled": "written",
+    "ours": "updated",
+    "mode": "mode set",
+    "foreign": "overwritten",
+}
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "install",
+        help="install units, helpers and rules",
+        description="Put powerguard's units, root helpers, user, folders and rules in place and enable them, and say "
+        "of each what was done. Run it again after an update, or where a run was interrupted: what is as it should be "
+        "is left alone, and so is what somebody else has put there. Exit 0: done; 1: not, or not all of it.",
+    )
+    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument(
+        "--with",
+        dest="parts",
+        action="append",
+        choices=PARTS,
+        default=[],
+        help="more of it (may be repeated): the root helpers ipmi (where there is a BMC without asking), gpu, signals; "
+        "drop-ins: those that are offered for other units",
+    )
+    parser.add_argument(
+        "--resume-unit",
+        dest="resume",
+        action="append",
+        type=_unit,
+        default=[],
+        metavar="UNIT",
+        help="what trains: the daemon may start it after a power-off, and stops after it (may be repeated)",
+    )
+    parser.add_argument("--force", action="store_true", help="overwrite files that are not ours, or changed since")
+    parser.add_argument("--root", metavar="DIR", default="/", help="an image in place of this system")
+    parser.add_argument(
+        "--prefix",
+        metavar="DIR",
+        default=None,
+        help="the virtual environment for units (this; in an image /opt/powerguard)",
+    )
+    parser.add_argument("--verbose", action="store_true", help="name what is unchanged, too")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def _unit(text: str) -> str:
+    if not UNIT.fullmatch(text):
+        msg = f"{text!r} is no unit (write it as train.service)"
+        raise argparse.ArgumentTypeError(msg)
+    return text
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.cli.install.disk import PlaceError
+    from powerguard.cli.install.host import wrong_prefix
+    from powerguard.cli.install.pieces import PREFIX, SourceError
+
+    told = Told("install", Path(args.root).resolve(), args.dry_run)
+    is_here = told.root == Path("/")
+    prefix = args.prefix or (sys.prefix if is_here else PREFIX)
+    if wrong := told.refused or wrong_prefix(prefix, live=is_here):
+        return fail(args, "install", wrong, EX_NOT_DONE)
+    try:
+        _install(args, told, prefix)
+    except (PlaceError, SourceError) as error:
+        return fail(args, "install", str(error), EX_NOT_DONE)
+    except OSError as error:
+        where = f"{error.filename}: " if error.filename else ""
+        return fail(args, "install", f"{where}{error.strerror or error}; it can be run again", EX_NOT_DONE)
+    return told.tell(as_json=args.json, verbose=args.verbose)
+
+
+def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
+    import asyncio
+
+    from powerguard.cli.install import host
+    from powerguard.cli.install import pieces as parts_of
+    from powerguard.cli.install.disk import Disk
+    from powerguard.cli.secret import not_handed
+    from powerguard.effectors.child import run_child
+    from powerguard.effectors.options import HostOptions
+
+    disk = Disk(told.root)
+    disk.load()
+    asked = {part for part in args.parts if part in parts_of.PARTS}
+    if told.live and host.has_bmc(told.root):
+        asked.add("ipmi")
+    parts = sorted(asked | set(disk.manifest.parts))
+    has_settings = disk.place(parts_of.SETTINGS).exists()
+    # Settings that are moved away for a moment are no reason to leave the daemon out of the next boot.
+    with_daemon = has_settings or parts_of.AT_BOOT in disk.manifest.files
+    wanted = parts_of.pieces(told.root, prefix, parts, with_daemon=with_daemon)
+    wanted += parts_of.resume_pieces(tuple(args.resume))
+    settings = _settings(disk, told)
+    wanted += _credentials(disk, settings)
+    force_after_s = (HostOptions() if settings is None else settings.host).force_after_s
+    offered = asyncio.run(host.offers(run_child, force_after_s)) if told.live else []
+    if "drop-ins" in args.parts:
+        wanted += [offer.piece for offer in offered]
+    else:
+        told.offers = [(offer.piece.path, offer.why, offer.piece.content.decode()) for offer in offered]
+    disk.manifest.prefix, disk.manifest.parts = prefix, parts
+    if not _put(disk, wanted, told, force=args.force):
+        return
+    given = settings is not None and _secrets(args, disk, told, settings)
+    if told.live:
+        behind = settings is not None and bool(not_handed(settings))
+        status = _status(args)
+        behind = behind or (status is not None and runs_older_code(status, Path(powerguard.__file__)))
+        stale = (given or behind or _is_renewed(told)) and asyncio.run(host.is_up(run_child))
+        calm = stale and _is_calm(status)
+        todo = host.steps(parts, with_daemon=has_settings) + ([host.RESTART_DAEMON] if calm else [])
+        asyncio.run(host.carry_out(run_child, todo, told))
+        if stale and not calm:
+            told.then.append(f"systemctl restart {parts_of.DAEMON}, once it is online: the old one still runs")
+        told.doubts += asyncio.run(host.doubts(run_child, args.resume))
+        if not told.dry_run:  # Before the mount it would be a warning of what this very command mends.
+            told.doubts += filter(None, [host.shares_run()])
+        if not host.has_polkit(told.root):
+            told.doubts.append("no polkit: the daemon cannot start training after a power-off (apt install polkitd)")
+    elif told.root == Path("/"):
+        told.doubts.append("systemd does not run here: nothing was started")
+    if not has_settings:
+        told.then.append(
+            f"write {parts_of.SETTINGS} (powerguard discover; a sample: {parts_of.SAMPLE}); run this again"
+        )
+    if disk.place(parts_of.SENTINEL_SETTINGS).exists():
+        _then_sentinel(disk, told)
+
+
+def _then_sentinel(disk: "Disk", told: Told) -> None:
+    """Say how the sentinel that has settings here is started: a person decides that, and no install."""
+    from powerguard.cli.install.pieces import SENTINEL, SENTINEL_AT_BOOT, SENTINEL_SETTINGS
+
+    if not os.path.lexists(disk.place(SENTINEL_AT_BOOT)):
+        check = f"powerguard sentinel --config {SENTINEL_SETTINGS} --check"
+        told.then.append(f"{check}; systemctl enable --now {SENTINEL}: it is not started at boot")
+    elif any(path.endswith(f"/{SENTINEL}") and did == "updated" for path, _, did in told.files):
+        told.then.append(f"systemctl restart {SENTINEL}: the old one still runs")
+
+
+def _put(disk: "Disk", wanted: "list[Piece]", told: Told, *, force: bool) -> bool:
+    """Put all pieces in place, or none where one of them must not be. Return whether they were."""
+    looks = [disk.look(piece) for piece in wanted]
+    todo: list[Piece] = []
+    for look in looks:
+        if look.found == "same":
+            did = "unchanged"
+        elif look.found in {"foreign", "disabled"} and not force:
+            did = f"{'refused' if look.found == 'foreign' else 'left out'}: {look.why}"
+            told.failed = told.failed or look.found == "foreign"
+        else:
+            did = told.did(_WORDS[look.found])
+            todo.append(look.piece)
+        told.files.append((look.piece.path, look.piece.what, did))
+    if told.failed:
+        told.then.append("nothing was changed: move away what was refused, or overwrite it with --force")
+        return False
+    if told.dry_run:
+        told.files += [(path, "of an earlier run", did) for path, did in disk.others(wanted, dry_run=True)]
+        return True
+    with disk.alone():
+        disk.begin([look.piece for look in looks if look.found == "same" or look.piece in todo])
+        for piece in todo:
+            disk.put(piece)
+        told.files += [(path, "of an earlier run", did) for path, did in disk.others(wanted, dry_run=False)]
+        disk.end(wanted)
+    return True
+
+
+def _is_renewed(told: Told) -> bool:
+    """Say whether something was changed that a daemon which runs already does not see."""
+    from powerguard.cli.install.pieces import CREDENTIALS
+
+    return any(did == "updated" or (path == CREDENTIALS and did != "unchanged") for path, _, did in told.files)
+
+
+def _status(args: argparse.Namespace) -> dict[str, Any] | None:
+    """Return what the running daemon says of itself; None if there is none."""
+    from powerguard.cli.client import DownError, RefusedError, get
+
+    try:
+        return get(args, "/api/v1/status")
+    except (DownError, RefusedError):
+        return None
+
+
+def runs_older_code(status: Mapping[str, Any], package: Path) -> bool:
+    """Return whether the package was put in place after the daemon of this status had started."""
+    return bool(package.stat().st_mtime > status["at"] - status["daemon"]["uptime_s"])
+
+
+def _is_calm(status: Mapping[str, Any] | None) -> bool:
+    """Return whether the running daemon may be restarted: on utility, with no drill under way."""
+    return (
+        status is not None and status["phase"] == "online" and status["supply"] != "battery" and status["drill"] is None
+    )
+
+
+def _settings(disk: "Disk", told: Told) -> "Settings | None":
+    """Return the settings of that system; None where there are none, or wrong ones."""
+    from powerguard.cli.install.pieces import SETTINGS
+    from powerguard.settings.load import SettingsError, load
+
+    path = disk.place(SETTINGS)
+    if not path.exists():
+        return None
+    try:
+        return load(path)
+    except SettingsError as error:
+        told.doubts.append(f"{error.problems[0]} (powerguard config validate names every mistake)")
+        return None
+
+
+def _credentials(disk: "Disk", settings: "Settings | None") -> "list[Piece]":
+    """Return what hands the daemon the secrets that its settings name, less those that another unit file passes."""
+    from powerguard.cli.install.pieces import CREDENTIALS, Piece, credential_pieces
+    from powerguard.cli.secret import named
+
+    if settings is not None:
+        return credential_pieces([each.name for each in named(disk.root, settings) if not each.passed_by])
+    if CREDENTIALS in disk.manifest.files and disk.state_of(CREDENTIALS) == "same":
+        # Settings that are wrong for a moment are no reason to take the secrets away.
+        content = disk.place(CREDENTIALS).read_bytes()
+        return [Piece(path=CREDENTIALS, what="hands the daemon its secrets", content=content)]
+    return []
+
+
+def _secrets(args: argparse.Namespace, disk: "Disk", told: Told, settings: "Settings") -> bool:
+    """Ask for each secret that is missing, where a person is there; else name it. Returns whether one was put there."""
+    from powerguard.cli.secret import asked_for, named, put
+
+    missing = [each.name for each in named(disk.root, settings) if each.stands == "missing"]
+    put_there = False
+    for name in missing:
+        if told.dry_run or args.json or not sys.stdin.isatty():
+            told.then.append(f"powerguard secret set {name}: it is missing")
+            continue
+        try:
+            told.files.append((str(put(disk.root, name, asked_for(name))), "secret, for root alone", "written"))
+            put_there = True
+        except ValueError as error:
+            print(f"{name}: {error}", file=sys.stderr)
+            told.then.append(f"powerguard secret set {name}: {error}")
+    return put_there

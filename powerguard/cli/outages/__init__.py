@@ -1,0 +1,1 @@
+"""The verbs over outages that are past: history, explain, report, replay."""

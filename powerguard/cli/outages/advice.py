@@ -1,0 +1,472 @@
+"""What was predicted and what came, and what would make the next outage better: rules over what `report` gathered."""
+
+from collections.abc import Iterator, Mapping, Sequence
+from math import ceil
+from typing import Any, Final, NamedTuple
+
+from powerguard.cli.outages.facts import LATE_REBOOT, Told, measured, number, ordered_grade, predicted_paused_load
+from powerguard.cli.outages.history import BY_HAND
+from powerguard.cli.render import clean, duration
+from powerguard.cli.words import short_since_s
+from powerguard.core.energy import needs
+from powerguard.core.energy.budget import stop_s
+from powerguard.core.model.actions import Grade
+from powerguard.core.model.policy import Mode
+
+LATE_S: Final = 5.0
+"""Longer than this from the loss of power to two witnesses: a second or two is what is possible."""
+OURS_S: Final = 90.0
+"""From the start of the operating system to training."""
+_LONGER: Final = 1.1
+_NAMED: Final = 5
+"""So many trainers are named in one sentence."""
+
+Advice = dict[str, str | None]
+
+
+# --- Prediction against fact ------------------------------------------------------------------------------------------
+
+
+def predictions(told: Told, budget: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+    """Hold what the sums of then said against what was measured. Only what has both is there."""
+    found: list[dict[str, Any]] = []
+
+    def add(what: str, predicted: float | None, fact: float | None, unit: str = "s") -> None:
+        if predicted is not None and fact is not None:
+            digits = 1 if unit == "s" else 3
+            found.append(
+                {"what": what, "predicted": round(predicted, digits), "measured": round(fact, digits), "unit": unit}
+            )
+
+    at = {moment["phase"]: moment for moment in reversed(budget)}
+    acts = told.policy is None or told.policy.mode is not Mode.DRY_RUN  # else no trainer was asked for anything
+    began, paused, held, latched = (at.get(n) for n in ("on_battery", "emergency_checkpoint", "holding", "shutdown"))
+    if began and paused:
+        add(
+            "effective runtime at the pause, at the load of that moment",
+            _fallen(began, paused, "effective_now_s"),
+            paused["effective_now_s"],
+        )
+    if paused and acts:
+        add(
+            "all checkpoints, from the pause to durable",
+            paused["checkpoint_s"],
+            number(told.outage.record.figures.get("checkpoint_s")),
+        )
+        later = held or latched
+        if later:
+            add(
+                "load after the checkpoint order",
+                predicted_paused_load(told, paused["load"]),
+                _settled(told, later, latched),
+                "share",
+            )
+    if held and latched and acts:
+        add("effective runtime at the commit", _fallen(held, latched, "effective_paused_s"), latched["effective_now_s"])
+    _add_return(told, latched, add)
+    return found
+
+
+def _fallen(then: Mapping[str, Any], now: Mapping[str, Any], name: str) -> float | None:
+    """Return what would be left of a runtime had it fallen by a second a second."""
+    left_s = then[name]
+    return None if left_s is None else max(0.0, left_s - (now["at_s"] - then["at_s"]))
+
+
+def _settled(told: Told, later: Mapping[str, Any], latched: Mapping[str, Any] | None) -> float | None:
+    """Return the load once the pause had settled: the last one read on battery before the host began to stop.
+
+    None if no UPS was read in that time.
+    """
+    until_s = told.last_s if latched is None else latched["at_s"]
+    loads = [
+        reading.load_pct / 100.0
+        for at_s, reading in told.readings
+        if later["at_s"] <= at_s <= until_s and reading.load_pct and reading.output_source.value == "battery"
+    ]
+    if loads and told.policy is not None and told.policy.feeds:
+        return number((later if latched is None else latched)["load"])  # Of all feeds together.
+    return loads[-1] if loads else None
+
+
+def _add_return(told: Told, latched: Mapping[str, Any] | None, add: Any) -> None:  # noqa: ANN401 - a local function
+    returned = told.notes("host_returned")
+    if not returned or told.start is None:
+        return
+    boot_id, learned, policy = returned[-1].line.boot_id, told.start.state.learned, told.policy
+    if latched is not None and latched["grade"] in (Grade.FULL, Grade.SHORT, Grade.BARE) and policy is not None:
+        stop = stop_s(policy, Grade(latched["grade"]), reserve_s=0.0)
+        add("the host's stop", stop - policy.ups_off_s, measured(told, "stop", boot_id))
+    for need, what in (
+        ("boot", "the host's boot, from its kernel to the daemon"),
+        ("resume", "from the daemon to training"),
+    ):
+        known = needs.samples(learned, need)
+        if known:
+            fact = returned[-1].line.at_s if need == "boot" else number(told.outage.record.figures.get("recovery_s"))
+            add(what, needs.median(known), fact)
+
+
+# --- What to improve --------------------------------------------------------------------------------------------------
+
+
+class _Case(NamedTuple):
+    """What a rule looks at: the outage as it was gathered, and the report so far."""
+
+    told: Told
+    report: Mapping[str, Any]
+    measured: bool
+
+
+def advice(told: Told, report: Mapping[str, Any], *, measured: bool = False) -> list[Advice]:
+    """Return what would make the next outage better, the gravest first; empty where nothing stands out.
+
+    measured: the battery's health has been measured by now. In dry-run nothing is advised of what was only recorded.
+    """
+    case = _Case(told, report, measured)
+    rules = _RULES_OF_DRY_RUN if report["mode"] == "dry-run" else _RULES
+    found = [each for rule in rules for each in rule(case)]
+    order = ("error", "warning", "info")
+    return sorted(found, key=lambda each: order.index(str(each["level"])))
+
+
+def _say(rule: str, level: str, text: str, setting: str | None = None) -> Advice:
+    return {"rule": rule, "level": level, "text": text, "setting": setting}
+
+
+def _names(trainers: Sequence[Mapping[str, Any]]) -> str:
+    names = [clean(each["trainer"]) for each in trainers]
+    more = f" and {len(names) - _NAMED} more" if len(names) > _NAMED else ""
+    return ", ".join(names[:_NAMED]) + more
+
+
+def _times(count: int) -> str:
+    return "once" if count == 1 else f"{count} times"
+
+
+def _dirty(case: _Case) -> Iterator[Advice]:
+    if case.report["outcome"] == "dirty":
+        yield _say(
+            "dirty",
+            "error",
+            "The host went down before it was powered off in order: the battery gave less than every term said, or the "
+            "host crashed. Replay it (`powerguard history export`, `powerguard replay --diff`), rehearse with "
+            "`powerguard drill`, and until then raise budget.margin or lower budget.health.",
+            "budget.margin",
+        )
+    elif case.report["outcome"] == "lost":
+        yield _say(
+            "lost", "warning", "The end of this outage was never journalled: look for `journal_not_durable` and "
+            "crashes in the system's log.",
+        )  # fmt: skip
+
+
+def _checkpoint_slow(case: _Case) -> Iterator[Advice]:
+    slow = [
+        t
+        for t in case.report["trainers"]
+        if t["took_s"] is not None and t["expected_s"] is not None and t["took_s"] > _LONGER * t["expected_s"] + 1.0
+    ]
+    if slow:
+        worst = max(slow, key=lambda t: t["took_s"] - t["expected_s"])
+        yield _say(
+            "checkpoint_slow",
+            "warning",
+            f"The checkpoint of {_names(slow)} took longer than planned: {duration(worst['took_s'])} instead of "
+            f"{duration(worst['expected_s'])} ({clean(worst['trainer'])}). Set checkpoint_s: {ceil(worst['took_s'])} "
+            "for it, and trainers that write to one disk the same word in `disk`.",
+            "trainers[].checkpoint_s",
+        )
+
+
+def _never_answered(case: _Case) -> Iterator[Advice]:
+    mute = [
+        t
+        for t in case.report["trainers"]
+        if t["durable_s"] is None and (t["failed"] or case.report["ended_at"] is not None)
+    ]
+    if mute:
+        first = mute[0]
+        why = f": {clean(first['failure'])}" if first["failure"] else ""
+        yield _say(
+            "checkpoint_missing",
+            "error",
+            f"No checkpoint came of {_names(mute)}, asked {_times(first['tries'])}{why}. Is it running, and does it "
+            "answer `powerguard checkpoint`? A `fallback` (a signal or a program) is tried where HTTP brings none.",
+            "trainers[].fallback",
+        )
+    again = [t for t in case.report["trainers"] if t["durable_s"] is not None and t["failed"]]
+    if again:
+        tries = max(t["tries"] for t in again)
+        yield _say(
+            "checkpoint_repeated",
+            "warning",
+            f"The first checkpoint of {_names(again)} failed; {tries} were asked for. The reason is in "
+            f"`powerguard explain`.",
+        )
+
+
+def _older(case: _Case) -> Iterator[Advice]:
+    older = [t for t in case.report["trainers"] if t["steps_lost"] is None or t["steps_lost"] > 0]
+    stood = case.told.notes("older_checkpoint_stands")
+    if stood:
+        known = [t["steps_lost"] for t in older if t["steps_lost"]]
+        lost = f", {max(known)} steps behind" if known else ""
+        yield _say(
+            "older_checkpoint",
+            "warning",
+            f"An older checkpoint had to stand{lost}: {clean(stood[-1].line.because)}. A quicker disk or an earlier "
+            "pause (a larger budget.reserve_s) would leave time for one at the step where training stands.",
+            "budget.reserve_s",
+        )
+
+
+def _trained_on(case: _Case) -> Iterator[Advice]:
+    on = [t for t in case.report["trainers"] if t["after"] == "continue" and t["at_risk_s"]]
+    if on:
+        worst = max(on, key=lambda t: t["at_risk_s"])
+        steps = "" if worst["steps_lost"] is None else f" ({worst['steps_lost']} steps)"
+        yield _say(
+            "trained_on",
+            "warning",
+            f"{_names(on)} trained on after its checkpoint: {duration(worst['at_risk_s'])}{steps} of work were lost. "
+            "Let it pause after the checkpoint: docs/reference/trainer-endpoint.md.",
+        )
+
+
+def _signalled(case: _Case) -> Iterator[Advice]:
+    for each in case.report["trainers"]:
+        if each["signals"]:
+            sent = ", ".join(f"{s['signal']} at +{duration(s['at_s'])}" for s in each["signals"])
+            yield _say(
+                "signalled",
+                "warning",
+                f"The processes of {clean(each['trainer'])} got {sent}: the load had not fallen after the pause. "
+                "Measure what the pause saves with `powerguard drill --scope pause`.",
+            )
+
+
+def _load(case: _Case) -> Iterator[Advice]:
+    raised = case.told.notes("load_not_fallen_raised")
+    if raised:
+        yield _say(
+            "load_not_fallen",
+            "warning",
+            f"The load did not fall as a pause promises: {clean(raised[-1].line.because)}. Measure it with `powerguard "
+            "drill`; gpu.kind: nvml caps GPUs, signals.kind: helper stops a trainer that draws on.",
+            "gpu.kind",
+        )
+        return
+    for each in case.report["predictions"]:
+        if each["unit"] == "share" and each["measured"] > 1.1 * each["predicted"] + 0.02:
+            paused = all(trainer["after"] != "continue" for trainer in case.report["trainers"])
+            what = "Paused load" if paused else "The load after the checkpoint order"
+            yield _say(
+                "load_high",
+                "warning",
+                f"{what} was {100 * each['measured']:.0f} %; the plan assumed {100 * each['predicted']:.0f} %. "
+                "A drill measures it: `powerguard drill --scope pause`.",
+            )
+
+
+def _sources(case: _Case) -> Iterator[Advice]:
+    lost = case.told.notes("source_lost")
+    if lost:
+        back = [number(s.numbers.get("lost_s")) for s in case.told.notes("source_recovered")]
+        longest = max((s for s in back if s is not None), default=None)
+        how_long = f", at the longest for {duration(longest)}" if longest is not None else ""
+        one = case.told.policy is not None and case.told.policy.sources < 2
+        second = "Give the UPS a second source, by another way" if one else "All ways to the UPS went"
+        yield _say(
+            "source_lost",
+            "warning",
+            f"The UPS did not answer in the outage ({_times(len(lost))}{how_long}): from then on the budget was "
+            f"reckoned, not read. {second}, and put the switch between on the UPS too.",
+            "ups.NAME.sources",
+        )
+
+
+def _bmc(case: _Case) -> Iterator[Advice]:
+    answers = case.told.notes("policy_verified")
+    failed = [s for s in case.told.notes("action_failed") if s.numbers.get("action") == "EnsurePolicy"]
+    if any(s.numbers.get("verified") is True for s in answers) or not (answers or failed):
+        return
+    why = f": {clean(failed[-1].line.because)}" if failed else ""
+    yield _say(
+        "bmc_not_verified",
+        "error",
+        f"The BMC never confirmed that it powers the host on when power returns{why}. `powerguard doctor` says what is "
+        "missing; until it passes, a person must switch the host on after a long outage.",
+        "bmc.kind",
+    )
+
+
+def _health(case: _Case) -> Iterator[Advice]:
+    policy = case.told.policy
+    if policy is None or case.told.start is None:
+        return
+    if not policy.runtime_table and not any(each.policy.runtime_table for each in policy.feeds):
+        yield _say(
+            "no_runtime_table",
+            "warning",
+            "No runtime table: how long the battery lasts was the UPS's own word. Take one from the data sheet "
+            "(`powerguard plan --size` prints one for known models).",
+            "ups.NAME.runtime_table",
+        )
+    origins = [each.policy for each in policy.feeds] or [policy]
+    models = [each.battery.model for each in case.told.start.state.upses] or [case.told.start.state.battery.model]
+    presumed = any(p.health_from in ("default", "battery_old") for p in origins)
+    if presumed and not case.measured and not any(_has_measured(m) for m in models):
+        share = min(p.health for p in origins)
+        yield _say(
+            "health_unknown",
+            "info",
+            f"The battery's health was presumed ({100 * share:.0f} %), never measured. A discharge of at least 25 % "
+            "measures it, a deeper one more surely: `powerguard drill` with the plug pulled. If it was measured "
+            "elsewhere, set budget.health.",
+            "budget.health",
+        )
+
+
+def _has_measured(model: object) -> bool:
+    health = getattr(model, "health", None)
+    return health is not None and not health.least
+
+
+def _late(case: _Case) -> Iterator[Advice]:
+    lost_s, confirmed_s = case.report["detection"]["power_lost_s"], case.report["detection"]["confirmed_s"]
+    if lost_s is None or confirmed_s is None or confirmed_s - lost_s <= LATE_S:
+        return
+    yield _say(
+        "late_detection",
+        "warning",
+        f"The outage was known {duration(confirmed_s - lost_s)} after the power went. Poll more often (poll_s of the "
+        "source; POLLTIME 1 in apcupsd.conf, pollinterval 1 in ups.conf), and let the card send traps (`traps`).",
+        "ups.NAME.sources[].poll_s",
+    )
+
+
+def _grade(case: _Case) -> Iterator[Advice]:
+    phases = case.told.notes("phase_changed")
+    latched = next((step for step in reversed(phases) if step.numbers.get("new") == "shutdown"), None)
+    if latched is None:
+        return
+    grade = ordered_grade(case.told) or latched.numbers.get("grade")
+    if grade in (Grade.SHORT, Grade.BARE):
+        yield _say(
+            "stop_cut_short",
+            "warning",
+            f"Only a {grade} stop fitted the battery: it is too small for this load, or counted too small. "
+            "`powerguard plan --size` says what would make a full one fit, in numbers.",
+        )
+    slack_s = number(case.told.outage.record.figures.get("slack_at_commit_s"))
+    if slack_s is None or slack_s >= -LATE_S:
+        return
+    text = f"The stop began {duration(-slack_s)} late and used up part of the reserve"
+    dwell_s = 0.0 if case.told.policy is None else case.told.policy.commit_dwell_s
+    before = [step for step in phases if step.after_s < latched.after_s and step.numbers.get("new") != "online"]
+    moments = [(s.after_s, number(s.numbers.get("reff_s")), number(s.numbers.get("stop_s"))) for s in before]
+    if short_since_s(moments, latched.after_s, dwell_s) is not None:
+        yield _say(
+            "commit_waited",
+            "info",
+            f"{text}: the stop no longer fitted when the outage had just begun, and powerguard waits for "
+            f"{dwell_s:.0f} s on battery before it powers off, because a shorter dip needs no power-off.",
+        )
+        return
+    yield _say("commit_late", "warning", f"{text}. Raise budget.reserve_s by as much.", "budget.reserve_s")
+
+
+def _stop(case: _Case) -> Iterator[Advice]:
+    for each in case.report["predictions"]:
+        if each["what"] == "the host's stop" and each["measured"] > _LONGER * each["predicted"] + 1.0:
+            yield _say(
+                "stop_slow",
+                "warning",
+                f"The host took {duration(each['measured'])} to stop, planned were {duration(each['predicted'])}. "
+                "`powerguard doctor` names the units that stop slowly; else set budget.stop_q95_s: "
+                f"{ceil(each['measured'])}.",
+                "budget.stop_q95_s",
+            )
+
+
+def _return(case: _Case) -> Iterator[Advice]:
+    if case.told.notes("resume_failed"):
+        yield _say(
+            "resume_failed", "error", "Training could not be started by itself: a person had to. Look at the unit that "
+            "resume.target names.", "resume.target",
+        )  # fmt: skip
+    yield from _powered_on(case)
+    missed = case.told.notes("host_incomplete_raised")
+    if missed:
+        yield _say(
+            "host_incomplete",
+            "warning",
+            f"Training waited for what the host lacked: {clean(missed[-1].line.because)}. docs/guides/return.md.",
+        )
+    ours_s, gate_s = case.report["recovery"]["ours_s"], case.report["recovery"]["gate_s"]
+    if ours_s is not None and ours_s > OURS_S:
+        gate = f", of which {duration(gate_s)} waited for utility and charge" if gate_s else ""
+        yield _say(
+            "recovery_slow",
+            "info",
+            f"From the start of the daemon to training it took {duration(ours_s)}{gate}. budget.resume_charge_pct and "
+            "budget.charge_hold_s decide how long it waits for charge.",
+            "budget.resume_charge_pct",
+        )
+
+
+def _powered_on(case: _Case) -> Iterator[Advice]:
+    """What brought the host back is the proof of a way back, or of its absence."""
+    back = case.report["recovery"]
+    if back["powered_on_by"] in BY_HAND:
+        yield _say(
+            "switched_on_by_hand",
+            "warning",
+            f"The host was switched on by hand ({back['powered_on_by'].replace('-', ' ')}): no way back has worked. "
+            "`powerguard doctor` says which of them are armed, and why others are not.",
+            "bmc.policy",
+        )
+    elif case.report["outcome"] != "clean_shutdown" or back["powered_on_by"] == LATE_REBOOT:
+        return
+    elif back["ac_gone"] is False:
+        by = back["powered_on_by"]
+        what = f"It was powered on by: {by.replace('-', ' ')}." if by else "The BMC does not say what powered it on."
+        yield _say(
+            "ac_never_gone",
+            "info",
+            "AC never went at this host: power returned before the UPS cut its output, and the BMC's policy alone "
+            f"would have left it off. {what}",
+        )
+    elif back["ac_gone"] is None and back["powered_on_by"] is None:
+        yield _say(
+            "return_unknown",
+            "info",
+            "The BMC does not say what powered the host on, and neither it nor the UPS shows whether AC was gone. "
+            "Read the BMC's event log (`ipmitool sel list`) at the time of the return.",
+        )
+
+
+def _journal(case: _Case) -> Iterator[Advice]:
+    if any(step.line.kind == "gap" for step in case.told.steps):
+        yield _say(
+            "journal_gap",
+            "warning",
+            "Steps of this outage are missing: the journal could not be written. Give it a local disk with room.",
+            "journal.path",
+        )
+    if case.told.elapsed.doubted or case.told.elapsed.set_s:
+        yield _say(
+            "clock_set",
+            "info",
+            "The wall clock was set while the outage ran: a real-time clock that is right (chrony, NTP, its battery) "
+            "lets the time in the dark be told.",
+        )
+
+
+_RULES: Final = (
+    _dirty, _never_answered, _bmc, _return, _checkpoint_slow, _older, _trained_on, _signalled, _load, _sources, _late,
+    _grade, _stop, _journal, _health,
+)  # fmt: skip
+_RULES_OF_DRY_RUN: Final = (_dirty, _sources, _late, _journal, _health)
+"""Of a battery that was really drawn on, by a load that nothing has changed."""

@@ -1,0 +1,382 @@
+"""`powerguard explain [ID]`: why each step of an outage was taken when it was, from the journal."""
+
+import argparse
+import json
+import sys
+from collections.abc import Mapping, Sequence
+from typing import TYPE_CHECKING, Any, Final
+
+from powerguard.cli.outages.history import (
+    Elapsed,
+    UnknownOutageError,
+    add_journal,
+    between,
+    is_late_reboot,
+    journal_of,
+    read,
+)
+from powerguard.cli.render import Paint, clean, clock_of, duration, fold, mode_note, moment, table
+from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, Subparsers, fail
+from powerguard.cli.words import NEED_SHARE, PHASES, durations_in, order, outcome_of, sentence, short_since_s
+
+if TYPE_CHECKING:
+    from powerguard.core.model.policy import Policy
+    from powerguard.daemon.journal import Line, OutageRecord, Recorded
+
+_COLOURS: Final = {"warning": "yellow", "error": "red"}
+_SHORT_S: Final = 45.0
+"""With no more runtime than this at the load of now, training is paused whatever it needs (`core.plan`)."""
+_SILENT: Final = frozenset(
+    {"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "EnsurePolicy", "StopTrainer", "TerminateTrainer"}
+)
+"""Orders of which a note tells, at once or when they are done."""
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "explain",
+        help="explain each step of an outage",
+        description="Tell an outage from the journal: each step with the numbers that decided, what would have changed "
+        "the outcome, and how it ended. With the daemon down, too, and while the outage runs. Exit 0: told; 64: no "
+        "such outage; 66: the journal cannot be read.",
+    )
+    parser.add_argument("outage", metavar="ID", nargs="?", default="last", help="its id, how it begins, or last (last)")
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    add_journal(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.daemon.journal import JournalError, read_only
+
+    try:
+        with read_only(journal_of(args)) as db:
+            found = read(db, args.outage)
+            told = explained(found.record, found.lines, found.rows)
+    except UnknownOutageError as error:
+        return fail(args, "explain", str(error), EX_USAGE)
+    except JournalError as error:
+        return fail(args, "explain", str(error), EX_NOINPUT)
+    if args.json:
+        print(json.dumps(told, indent=2))
+    else:
+        print("\n".join(fold(describe(told, Paint(sys.stdout)))))
+    return 0
+
+
+# --- Gathering --------------------------------------------------------------------------------------------------------
+
+
+def explained(record: "OutageRecord", story: "Sequence[Line]", rows: "Sequence[Recorded]") -> dict[str, Any]:
+    """Return the outage as one object: what is printed, and what --json shows."""
+    elapsed = Elapsed(record, story, rows)
+    policy = _policy(rows)
+    mode = None if policy is None else policy.mode.value
+    steps = [
+        _ordered(elapsed, line, mode) if line.kind == "action" else _step(elapsed, line, story, mode)
+        for line in story
+        if line.kind in ("note", "gap") or (line.kind == "action" and line.event not in _SILENT)
+    ]
+    _add_wait(steps, policy)
+    readings = _readings(elapsed, rows)
+    return {
+        "schema_version": 1,
+        "object": "explanation",
+        "outage": record.id,
+        "mode": mode,
+        "started_at": record.started_wall,
+        "ended_at": record.ended_wall,
+        "outcome": record.outcome or None,
+        "phase": _phase(record, steps),
+        "steps": steps,
+        "what_if": what_if(record, steps, readings, policy),
+        "durations": _durations(record, steps, readings, elapsed),
+    }
+
+
+def _trains_on(story: "Sequence[Line]", until: "Line") -> str:
+    """Name the trainers that were asked last for a checkpoint after which they train on."""
+    after = {
+        str(line.payload.get("trainer")): line.payload.get("after")
+        for line in story
+        if line.kind == "action" and line.event == "TriggerCheckpoint" and line.seq < until.seq
+    }
+    return ", ".join(name for name, then in after.items() if then == "continue")
+
+
+def _add_wait(steps: Sequence[dict[str, Any]], policy: "Policy | None") -> None:
+    """Say at the commit why it did not come as soon as the stop fitted no more."""
+    latched = next((step for step in steps if step["numbers"].get("new") == "shutdown"), None)
+    if latched is None or policy is None or latched["because"] != "budget":
+        return
+    before = [step for step in steps if step["event"] == "phase_changed" and step["after_s"] < latched["after_s"]]
+    moments = [
+        (step["after_s"], _number(step["numbers"].get("reff_s")), _number(step["numbers"].get("stop_s")))
+        for step in before
+        if step["numbers"].get("new") != "online"
+    ]
+    since_s = short_since_s(moments, latched["after_s"], policy.commit_dwell_s)
+    if since_s is not None:
+        latched["text"] += (
+            f". The stop did not fit from {_after(since_s)} on: powerguard waited for {policy.commit_dwell_s:.0f} s on "
+            "battery and one more reading, because a shorter dip needs no power-off"
+        )
+
+
+def _step(elapsed: "Elapsed", line: "Line", story: "Sequence[Line]", mode: str | None) -> dict[str, Any]:
+    numbers = _pairs(line.payload.get("numbers"))
+    context: dict[str, object] = {"trains_on": _trains_on(story, line)}
+    if line.event == "host_powered_on":
+        context["late_reboot"] = is_late_reboot(story, line, numbers)
+    gap = line.kind == "gap"
+    text = f"{line.payload.get('steps')} steps are missing: {line.because}" if gap else ""
+    if not gap and "kind" not in line.payload:  # A damaged row: its name and its reason are all that is left of it.
+        text = f"{line.event.replace('_', ' ')}: {line.because}"
+    return {
+        "at": line.wall,
+        "after_s": elapsed.of(line),
+        "event": line.event,
+        "level": "warning" if gap else str(line.payload.get("level", "info")),
+        "because": line.because,
+        "text": text or sentence(line.event, line.because, numbers | context, mode),
+        "numbers": numbers,
+    }
+
+
+def _ordered(elapsed: "Elapsed", line: "Line", mode: str | None) -> dict[str, Any]:
+    whom = str(line.payload.get("trainer") or "")
+    text = f"order: {order(line.event, whom)}"
+    if line.event == "ResumeTrainer":
+        text = f"asked {whom} to resume"
+    if mode == "dry-run":
+        text = f"dry-run, only recorded: {order(line.event, whom)}"
+    return {
+        "at": line.wall,
+        "after_s": elapsed.of(line),
+        "event": "ordered",
+        "level": "info",
+        "because": line.event,
+        "text": text,
+        "numbers": {"trainer": whom} if whom else {},
+    }
+
+
+def _pairs(value: object) -> dict[str, Any]:
+    """Read a note's numbers, which the journal keeps as pairs."""
+    if not isinstance(value, list):
+        return {}
+    return {str(pair[0]): pair[1] for pair in value if isinstance(pair, list) and len(pair) == 2}
+
+
+def _phase(record: "OutageRecord", steps: Sequence[Mapping[str, Any]]) -> str:
+    if record.ended_wall is not None:
+        return "online"
+    news = [str(step["numbers"].get("new")) for step in steps if step["event"] == "phase_changed"]
+    if any(step["event"] == "host_returned" for step in steps) and news[-1:] == ["shutdown"]:
+        return "recovery"
+    return news[-1] if news else "on_battery"
+
+
+def _policy(rows: "Sequence[Recorded]") -> "Policy | None":
+    """Return the settings of then, with what had been measured in place."""
+    from powerguard.core.energy.needs import fold
+
+    start = next((row.heard.start for row in rows if row.heard.start is not None), None)
+    return None if start is None else fold(start.policy, start.state.learned)
+
+
+def _readings(elapsed: "Elapsed", rows: "Sequence[Recorded]") -> list[tuple[float, str]]:
+    """Return (seconds since the outage began, output source) of every reading, as far as they were kept."""
+    from powerguard.core.model.events import Reading
+
+    heard = [
+        (elapsed.at(row.boot_id, event.at_s), event.output_source.value)
+        for row in rows
+        for event in row.heard.events
+        if isinstance(event, Reading) and (row.heard.start is None or event.ups == row.heard.start.policy.ups)
+    ]
+    return [(after_s, source) for after_s, source in heard if after_s is not None]
+
+
+def _moment_of(steps: Sequence[Mapping[str, Any]], new: str) -> Mapping[str, Any] | None:
+    """Return the step that began a phase."""
+    return next((s for s in steps if s["event"] == "phase_changed" and s["numbers"].get("new") == new), None)
+
+
+def _returned_s(readings: Sequence[tuple[float, str]], since_s: float) -> float | None:
+    """When utility came back for good after `since_s`, by the readings: the first of those that end it."""
+    came_s: float | None = None
+    for after_s, source in readings:
+        if after_s < since_s:
+            continue
+        if source == "battery":
+            came_s = None
+        elif source == "utility" and came_s is None:
+            came_s = after_s
+    return came_s
+
+
+def what_if(
+    record: "OutageRecord",
+    steps: Sequence[Mapping[str, Any]],
+    readings: Sequence[tuple[float, str]],
+    policy: "Policy | None",
+) -> list[str]:
+    """Say what would have changed the outcome: only what readings and sums of then give.
+
+    Reckoned by each boot's own clock: what was done to the wall clock meanwhile changes nothing.
+    """
+    paused, held, latched = (_moment_of(steps, name) for name in ("emergency_checkpoint", "holding", "shutdown"))
+    told: list[str] = []
+    stable_s = None if policy is None else policy.utility_stable_s
+    if latched is not None and stable_s is not None and not latched["because"].startswith("power_off_at"):
+        by_s = latched["after_s"]
+        text = f"Utility back before {clock_of(latched['at'])} ({_after(by_s)}) would have spared the power-off: "
+        text += f"one reading of it holds the commit back, and {stable_s:.0f} s of it end the outage."
+        came_s = _returned_s(readings, paused["after_s"] if paused is not None else 0.0)
+        if came_s is not None and by_s <= came_s < by_s + 600.0:
+            text += f" It came {duration(came_s - by_s)} too late."
+        told.append(text)
+    elif paused is not None and record.outcome == "resumed_in_place":
+        came_s = _returned_s(readings, paused["after_s"])
+        if came_s is not None:
+            early = duration(came_s - paused["after_s"])
+            told.append(f"Utility {early} earlier, and no emergency checkpoint would have been ordered.")
+        last = held or paused
+        reff_s, stop_s = (_number(last["numbers"].get(name)) for name in ("reff_paused_s", "stop_s"))
+        if reff_s is not None and stop_s is not None and came_s is not None and held is not None and reff_s > stop_s:
+            told.append(
+                f"When the hold began, at least {duration(reff_s - stop_s)} were left until the power-off, at the load "
+                f"that was expected; utility came after {duration(came_s - held['after_s'])} of it."
+            )
+    elif paused is None and record.outcome == "ridden_through":
+        told += _spare(_moment_of(steps, "online"))
+    if latched is not None:
+        ordered = next((step for step in reversed(steps) if step["event"] == "power_off_ordered"), latched)
+        told += _grades(latched, ordered["numbers"].get("grade"), policy)
+    if paused is not None and paused["because"] == "blind":
+        told.append("With a runtime table in the settings (runtime_table), training could have gone on for longer.")
+    return told
+
+
+def _spare(ended: Mapping[str, Any] | None) -> list[str]:
+    """Say for how long training could have gone on: what is left shrinks by at most a second a second."""
+    numbers = {} if ended is None else ended["numbers"]
+    names = ("reff_now_s", "reff_paused_s", "checkpoint_s", "stop_s")
+    reff_now_s, reff_paused_s, checkpoint_s, stop_s = (_number(numbers.get(name)) for name in names)
+    if not reff_now_s or not reff_paused_s or checkpoint_s is None or stop_s is None:
+        return []
+    spare_s = (reff_paused_s - (checkpoint_s + stop_s) / NEED_SHARE) * reff_now_s / reff_paused_s
+    spare_s = min(spare_s, reff_now_s - _SHORT_S)
+    if spare_s <= 0.0:
+        return []
+    return [f"By the sums of its end, training could have gone on for at least {duration(spare_s)} more on battery."]
+
+
+def _grades(latched: Mapping[str, Any], grade: object, policy: "Policy | None") -> list[str]:
+    """Say what a more orderly stop would have needed. grade: of the stop that was ordered."""
+    from powerguard.core.energy.budget import stop_s
+    from powerguard.core.model.actions import Grade
+
+    numbers = latched["numbers"]
+    reff_s = _number(numbers.get("reff_now_s"))
+    if policy is None or reff_s is None or grade not in (Grade.SHORT, Grade.BARE):
+        return []
+    full_s = stop_s(policy, Grade.FULL, reserve_s=0.0)
+    if full_s <= reff_s:
+        return []
+    had = f"A full stop needs {duration(full_s)} without its reserve; there were {duration(reff_s)}"
+    more = f"{duration(full_s - reff_s)} more of the battery would have allowed the full one"
+    return [f"{had}, so it was a {grade} one: {more}."]
+
+
+def _number(value: object) -> float | None:
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+def _on_battery_s(
+    record: "OutageRecord", steps: Sequence[Mapping[str, Any]], readings: Sequence[tuple[float, str]]
+) -> float | None:
+    """Seconds on battery; of an outage that runs so far, for its figures are written only now and then."""
+    known = _number(record.figures.get("on_battery_s"))
+    if record.ended_wall is not None or any(step["event"] == "host_returned" for step in steps):
+        return known
+    since = [(after_s, source) for after_s, source in readings if after_s >= 0.0]
+    if any(source == "utility" for _, source in since):
+        return known
+    newest_s = max((*(step["after_s"] for step in steps), *(after_s for after_s, _ in since)), default=0.0)
+    return round(max(known or 0.0, newest_s), 3)
+
+
+def _durations(
+    record: "OutageRecord",
+    steps: Sequence[Mapping[str, Any]],
+    readings: Sequence[tuple[float, str]],
+    elapsed: "Elapsed",
+) -> dict[str, float | None]:
+    """Return how long each part took, in seconds; None where it did not happen, or was not told."""
+    at = {name: None if (s := _moment_of(steps, name)) is None else float(s["after_s"]) for name in PHASES}
+    away = [_number(s["numbers"].get("away_s")) for s in steps if s["event"] == "host_returned"]
+    known = [s for s in away if s is not None]
+    held_until_s = elapsed.ended_s if at["shutdown"] is None else at["shutdown"]
+
+    return {
+        "trained_on_s": between(0.0, at["emergency_checkpoint"]),
+        "checkpoint_s": _number(record.figures.get("checkpoint_s")),
+        "held_s": between(at["holding"], held_until_s),
+        "on_battery_s": _on_battery_s(record, steps, readings),
+        "away_s": round(sum(known), 3) if known and len(known) == len(away) and not elapsed.doubted else None,
+        "recovery_s": _number(record.figures.get("recovery_s")),
+        "lasted_s": between(0.0, elapsed.ended_s),
+    }
+
+
+# --- Telling ----------------------------------------------------------------------------------------------------------
+
+_DURATIONS: Final = {
+    "trained_on_s": "on battery until the checkpoint was ordered",
+    "checkpoint_s": "until every checkpoint was durable",
+    "held_s": "held",
+    "on_battery_s": "on battery in all",
+    "away_s": "host off",
+    "recovery_s": "from the start-up to training",
+    "lasted_s": "the whole outage",
+}
+
+
+def _after(seconds: float) -> str:
+    text = duration(seconds)
+    return text if text.startswith("-") else f"+{text}"
+
+
+def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
+    """Return the explanation as lines."""
+    outcome = clean(outcome_of(told["outcome"] or "", told["mode"]))
+    running = told["ended_at"] is None
+    lines = [
+        paint(f"outage {clean(told['outage'])}, {moment(told['started_at'])}{mode_note(told['mode'])}", "bold"),
+        f"it still runs; phase: {PHASES.get(told['phase'], told['phase'])}" if running else outcome,
+        "",
+    ]
+    rows = [
+        (
+            clock_of(step["at"]),
+            _after(step["after_s"]),
+            paint(clean(step["text"]), _COLOURS.get(str(step["level"]), "")),
+        )
+        for step in told["steps"]
+    ]
+    lines += table(rows, indent="")
+    if told["what_if"]:
+        lines += ["", "What would have changed it"]
+        lines += [f"  {clean(text)}" for text in told["what_if"]]
+    names = durations_in(_DURATIONS, told["mode"]) | (
+        {"on_battery_s": "on battery, as far as it is written"} if running else {}
+    )
+    known = [(text, duration(told["durations"][name])) for name, text in names.items()]
+    known = [row for row in known if row[1] != "?"]
+    if known:
+        lines += ["", "How long it took", *table(known)]
+    return lines

@@ -1,0 +1,560 @@
+"""What the journal tells of one outage, gathered for `report`: feeds, phases, trainers, budget, recovery.
+
+Every moment is seconds since the outage began; None means that it did not happen, or was not told. Nothing is guessed:
+what nobody has written down stays None.
+"""
+
+from collections.abc import Mapping, Sequence
+from typing import Any, Final, NamedTuple
+
+from powerguard.cli.outages.history import Elapsed, Outage, between, is_late_reboot
+from powerguard.core.energy import needs
+from powerguard.core.energy.budget import paused_load
+from powerguard.core.model.events import Measured, Reading, TrainerSeen
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.serialisation import PlainError, from_plain
+from powerguard.daemon.journal import Line
+from powerguard.daemon.journal.recording import ReplayStart
+from powerguard.effectors.bmc.ipmi import RestartCause
+
+LATE_REBOOT: Final = "late-reboot"
+"""What brought a host back whose power-off powerguard itself made a reboot."""
+POINTS: Final = 400
+"""So many points of the runtime are kept: more than a picture shows."""
+
+
+class Step(NamedTuple):
+    """One line of the story with its moment. numbers: of a note, or the fields of an order."""
+
+    after_s: float
+    line: Line
+    numbers: Mapping[str, Any]
+
+
+class Told(NamedTuple):
+    """An outage as it is gathered from. readings, heard: (moment, event), in their order."""
+
+    outage: Outage
+    elapsed: Elapsed
+    steps: tuple[Step, ...]
+    readings: tuple[tuple[float, Reading], ...]
+    heard: tuple[tuple[float, Any], ...]
+    start: ReplayStart | None
+    last_s: float
+    """The last moment of which anything is known."""
+
+    @property
+    def policy(self) -> Policy | None:
+        """The settings of then, with what had been measured in place; None where the journal did not keep them."""
+        return None if self.start is None else needs.fold(self.start.policy, self.start.state.learned)
+
+    def notes(self, *events: str) -> tuple[Step, ...]:
+        """Return the notes of these names."""
+        return tuple(step for step in self.steps if step.line.kind == "note" and step.line.event in events)
+
+    def first(self, event: str, **numbers: object) -> Step | None:
+        """Return the first note of that name with these numbers."""
+        found = self.notes(event)
+        return next((s for s in found if all(s.numbers.get(k) == v for k, v in numbers.items())), None)
+
+    def phase(self, new: str) -> float | None:
+        """Return when a phase first began."""
+        step = self.first("phase_changed", new=new)
+        return None if step is None else step.after_s
+
+
+def gather(outage: Outage) -> Told:
+    """Read an outage once, for all that is told of it."""
+    elapsed = Elapsed(outage.record, outage.lines, outage.rows)
+    steps = tuple(Step(elapsed.of(line), line, _numbers(line)) for line in outage.lines)
+    heard = [
+        (at_s, event)
+        for row in outage.rows
+        for event in row.heard.events
+        if (at_s := elapsed.at(row.boot_id, event.at_s)) is not None
+    ]
+    readings = [(at_s, event) for at_s, event in heard if isinstance(event, Reading)]
+    if not readings:  # A journal of before readings were kept, or one that was salvaged: one in five seconds.
+        read = ((step.after_s, _read(step.line, Reading)) for step in steps)
+        readings = [(at_s, reading) for at_s, reading in read if isinstance(reading, Reading)]
+    known = [0.0, *(step.after_s for step in steps), *(at_s for at_s, _ in readings)]
+    last_s = max(known) if elapsed.ended_s is None else elapsed.ended_s
+    return Told(
+        outage=outage,
+        elapsed=elapsed,
+        steps=steps,
+        readings=tuple(readings),
+        heard=tuple(heard),
+        start=next((row.heard.start for row in outage.rows if row.heard.start is not None), None),
+        last_s=last_s,
+    )
+
+
+def _read(line: Line, kind: type[Reading | TrainerSeen]) -> Reading | TrainerSeen | None:
+    """Return what was answered with a line, if it is of that kind and can be read."""
+    if line.kind != "event" or line.event != kind.__name__:
+        return None
+    try:
+        return from_plain(line.payload, kind)
+    except PlainError:
+        return None
+
+
+def _numbers(line: Line) -> dict[str, Any]:
+    """Read a note's numbers, which the journal keeps as pairs; of an order, its fields."""
+    if line.kind == "action":
+        return dict(line.payload)
+    return pairs(line.payload.get("detail" if line.kind == "outcome" else "numbers"))
+
+
+def pairs(value: object) -> dict[str, Any]:
+    """Return what the journal keeps as pairs; nothing where there are none."""
+    found = value if isinstance(value, list) else []
+    return {str(pair[0]): pair[1] for pair in found if isinstance(pair, list) and len(pair) == 2}
+
+
+def number(value: object) -> float | None:
+    """Return a number, or None for what is none: true is not 1."""
+    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
+
+
+# --- Feeds ------------------------------------------------------------------------------------------------------------
+
+
+def feeds(told: Told) -> list[dict[str, Any]]:
+    """Return each UPS with the stretches of its output source; a gap of the readings ends a stretch."""
+    found: dict[str, list[list[Any]]] = {}
+    for at_s, reading in sorted(told.readings, key=lambda each: each[0]):
+        stretches = found.setdefault(reading.ups, [])
+        source = reading.output_source.value
+        if stretches and stretches[-1][0] == source and at_s - stretches[-1][2] <= _SILENT_S:
+            stretches[-1][2] = at_s
+            continue
+        if stretches and at_s - stretches[-1][2] <= _SILENT_S:
+            stretches[-1][2] = at_s
+        stretches.append([source, at_s, at_s])
+    return [
+        {
+            "ups": ups,
+            "stretches": [{"source": s, "from_s": _r(begun_s), "to_s": _r(to_s)} for s, begun_s, to_s in stretches],
+        }
+        for ups, stretches in found.items()
+    ]
+
+
+_SILENT_S: Final = 15.0
+"""Nothing heard for longer than this: what the UPS did meanwhile is not known. Old journals keep one in 5 s."""
+
+
+def _r(seconds: float) -> float:
+    return round(seconds, 3)
+
+
+def runtime(told: Told) -> list[dict[str, Any]]:
+    """Return the reported runtime over time: of the feed that tells least where there are several. At most POINTS."""
+    least: dict[int, tuple[float, float]] = {}
+    for at_s, reading in told.readings:
+        if reading.runtime_s is not None and at_s >= 0.0:
+            known = least.get(int(at_s))
+            if known is None or reading.runtime_s < known[1]:
+                least[int(at_s)] = (at_s, reading.runtime_s)
+    points = sorted(least.values())
+    every = max(1, -(-len(points) // POINTS))
+    kept = points[::every] + (points[-1:] if points and (len(points) - 1) % every else [])
+    return [{"at_s": _r(at_s), "reported_s": _r(runtime_s)} for at_s, runtime_s in kept]
+
+
+def detection(told: Told) -> dict[str, float | None]:
+    """Return when power went, by the UPS's own clock or the last reading on utility, and how late that was known."""
+    began = told.first("outage_began")
+    first = next(((at_s, r) for at_s, r in told.readings if r.output_source.value == "battery" and at_s > -30.0), None)
+    if first is None:
+        return {"power_lost_s": None, "first_heard_s": None, "confirmed_s": None if began is None else began.after_s}
+    lost_s = first[0] - (first[1].on_battery_s or 0.0)
+    before = [at_s for at_s, r in told.readings if at_s < first[0] and r.ups == first[1].ups]
+    lost_s = max([lost_s, *before[-1:]]) if before else lost_s
+    return {
+        "power_lost_s": _r(lost_s),
+        "first_heard_s": _r(first[0]),
+        "confirmed_s": None if began is None else began.after_s,
+    }
+
+
+# --- Phases -----------------------------------------------------------------------------------------------------------
+
+
+def phases(told: Told) -> list[dict[str, Any]]:
+    """Return every stretch of the outage: phases, and between commit and return the host's own stop, dark and boot."""
+    found: list[tuple[str, float]] = []
+    ended = False
+    for step in told.notes("phase_changed", "host_returned", "outage_ended"):
+        if step.line.event == "outage_ended":
+            ended = True
+        elif step.line.event == "host_returned":
+            found += _away(told, step, found[-1][1] if found else 0.0)
+        elif not ended and isinstance(new := step.numbers.get("new"), str):
+            ended = new == "online"
+            if not ended:
+                found.append((new, 0.0 if not found else step.after_s))
+    stretches = []
+    for at, (name, begun_s) in enumerate(found):
+        to_s = found[at + 1][1] if at + 1 < len(found) else told.last_s
+        stretches.append({"name": name, "from_s": _r(begun_s), "to_s": _r(max(begun_s, to_s)), "s": None})
+        if not (told.elapsed.doubted and name in ("shutdown", "off")):
+            stretches[-1]["s"] = _r(max(0.0, to_s - begun_s))
+    return stretches
+
+
+def _away(told: Told, returned: Step, since_s: float) -> list[tuple[str, float]]:
+    """Return what lay between the last word of the boot that went and the daemon's return."""
+    gone = [s.after_s for s in told.steps if s.line.seq < returned.line.seq and s.line.boot_id != returned.line.boot_id]
+    last_s = max(gone, default=since_s)
+    stop_s = measured(told, "stop", returned.line.boot_id)
+    commit = [s for s in told.notes("phase_changed") if s.numbers.get("new") == "shutdown" and s.after_s <= last_s]
+    dark_s = last_s if stop_s is None or not commit else max(last_s, commit[-1].after_s + stop_s)
+    # The boot's clock began at 0 when its kernel did; the firmware came before that.
+    firmware_s = number(_powered_on(told, returned.line.boot_id).get("firmware_s")) or 0.0
+    power_on_s = max(dark_s, returned.after_s - returned.line.at_s - firmware_s)
+    return [("off", min(dark_s, power_on_s)), ("boot", power_on_s), ("recovery", returned.after_s)]
+
+
+def _powered_on(told: Told, boot_id: str) -> Mapping[str, Any]:
+    """Return what is told of how a boot began; nothing where nobody has asked."""
+    return next((step.numbers for step in told.notes("host_powered_on") if step.line.boot_id == boot_id), {})
+
+
+def _ac_gone(told: Told, back: Step, powered_on: Mapping[str, Any], *, rebooted: bool) -> bool | None:
+    """Return whether AC was gone at this host, by all evidence; None where that does not settle it.
+
+    The BMC's bit alone proves only a loss: boards that were off in order may leave it clear when AC goes.
+    """
+    causes = (RestartCause.POLICY_ALWAYS_ON.value, RestartCause.POLICY_LAST_STATE.value)
+    if powered_on.get("ac_failed") is True or powered_on.get("cause") in causes:
+        return True
+    if rebooted:
+        return False
+    kernel_s = back.after_s - back.line.at_s
+    before = {r.ups: r for at_s, r in told.readings if at_s < kernel_s}
+    after = {r.ups: r for at_s, r in reversed(told.readings) if at_s >= kernel_s}
+    ways = [s for s in told.notes("way_armed") if s.line.seq < back.line.seq and s.numbers.get("way") == "output"]
+    drained = any(
+        (was := before[ups].charge_pct) is not None and now.charge_pct is not None and now.charge_pct < was - _DRAINED
+        for ups, now in after.items()
+        if ups in before
+    )
+    on_utility = bool(before) and all(each.output_source.value == "utility" for each in before.values())
+    return False if powered_on.get("ac_failed") is False and on_utility and not ways and not drained else None
+
+
+_DRAINED: Final = 5.0
+"""A charge that is lower by more than these points after the return: the battery went on to discharge."""
+
+
+def _brought_by(cause: object, later: Sequence[Step], *, rebooted: bool) -> str | None:
+    """Return what powered the host on: as its BMC names it, and whose order over the BMC that was, where it was ours.
+
+    later: what followed the return. A sentinel tells of its orders when the host takes its word back. rebooted: our own
+    late reboot, of which a BMC knows nothing: it names what powered the host on before.
+    """
+    if rebooted:
+        return LATE_REBOOT
+    told = cause if isinstance(cause, str) and cause else None
+    ordered = any(s.line.event == "Done" and number(s.numbers.get("orders")) for s in later)
+    return "sentinel" if ordered and told in {None, RestartCause.CHASSIS_CONTROL.value} else told
+
+
+def measured(told: Told, need: str, boot_id: str) -> float | None:
+    """Return what a boot has measured of the stop before it, or of itself; None where nothing was measured."""
+    return next(
+        (
+            event.seconds
+            for row in told.outage.rows
+            if row.boot_id == boot_id
+            for event in row.heard.events
+            if isinstance(event, Measured) and event.need == need
+        ),
+        None,
+    )
+
+
+_RECOVERY: Final = (
+    "away_s",
+    "stop_s",
+    "powered_on_by",
+    "ac_failed",
+    "ac_gone",
+    "firmware_s",
+    "boot_s",
+    "gate_s",
+    "check_s",
+    "start_s",
+    "resumed_s",
+    "ours_s",
+)
+
+
+def recovery(told: Told) -> dict[str, Any]:
+    """Return the way back, of the last return: whose part took how long. None: not told, or there was none."""
+    returns = told.notes("host_returned")
+    if not returns:
+        return dict.fromkeys(_RECOVERY)
+    back = returns[-1]
+    later = [step for step in told.steps if step.line.seq > back.line.seq]
+    gate = next((s for s in later if s.line.event in ("gate_opened", "gate_forced")), None)
+    order = next((s for s in later if s.line.kind == "action" and s.line.event == "ResumeTraining"), None)
+    begun = order or gate
+    begun_s = None if begun is None else begun.after_s
+    check_s = _check_s(later, begun_s)
+    gate_s = between(back.after_s, begun_s)
+    powered_on = _powered_on(told, back.line.boot_id)
+    rebooted = is_late_reboot([step.line for step in told.steps], back.line, powered_on)
+    answers = {s.line.action for s in later if s.line.kind == "action" and s.line.event == "ResumeTraining"}
+    started = next((s for s in later if s.line.event == "Done" and s.line.action in answers), None)
+    seen_s = None
+    if started is not None:
+        seen_s = min((at_s for at_s in _answers(told) if at_s >= started.after_s), default=None)
+    started_s = None if started is None else started.after_s
+    ended_s = seen_s if seen_s is not None else started_s
+    away_s = number(back.numbers.get("away_s"))
+    return {
+        "away_s": None if told.elapsed.doubted else away_s,
+        "stop_s": measured(told, "stop", back.line.boot_id),
+        "powered_on_by": _brought_by(powered_on.get("cause"), later, rebooted=rebooted),
+        "ac_failed": powered_on.get("ac_failed"),
+        "ac_gone": _ac_gone(told, back, powered_on, rebooted=rebooted),
+        "firmware_s": number(powered_on.get("firmware_s")),
+        "boot_s": _r(back.line.at_s),
+        "gate_s": gate_s if gate_s is None or check_s is None else _r(gate_s - check_s),
+        "check_s": check_s,
+        "start_s": between(begun_s, started_s),
+        "resumed_s": between(started_s, seen_s),
+        "ours_s": between(back.after_s, ended_s),
+    }
+
+
+def _check_s(later: list[Step], begun_s: float | None) -> float | None:
+    """Return how long it took until the host was found whole, the gate waiting beside; None: nobody looked.
+
+    Where the gate waits for long, what was found is asked for anew.
+    """
+    took_s, since_s = None, None
+    for step in later:
+        if begun_s is not None and step.after_s > begun_s:
+            break
+        if step.line.event == "CheckHost" and step.line.kind == "action":
+            since_s = step.after_s if since_s is None else since_s
+            took_s = took_s or 0.0
+        elif step.line.event == "host_checked" and since_s is not None:
+            took_s, since_s = (took_s or 0.0) + step.after_s - since_s, None
+    if took_s is None or begun_s is None:
+        return None
+    return _r(took_s if since_s is None else took_s + begun_s - since_s)
+
+
+def _answers(told: Told) -> list[float]:
+    """Return when a trainer was seen to train: it told a step, or one that nobody knew was there.
+
+    The outage is over when training was started; what comes of it stands in the lines after it.
+    """
+    found = [at_s for at_s, event in told.heard if isinstance(event, TrainerSeen) and _trains(event)]
+    for line in (*told.outage.lines, *told.outage.after):
+        seen = _read(line, TrainerSeen)
+        if line.event == "trainer_appeared" or (isinstance(seen, TrainerSeen) and _trains(seen)):
+            found.append(told.elapsed.of(line))
+    return found
+
+
+def _trains(seen: TrainerSeen) -> bool:
+    return seen.alive and not seen.paused and seen.step is not None
+
+
+# --- Trainers ---------------------------------------------------------------------------------------------------------
+
+
+def trainers(told: Told) -> list[dict[str, Any]]:
+    """Return what was asked of each trainer from the pause on, and what came of it."""
+    paused_s = told.phase("emergency_checkpoint")
+    if paused_s is None:
+        return []
+    outcomes = {step.line.action: step for step in told.steps if step.line.kind == "outcome"}
+    orders: dict[str, list[Step]] = {}
+    for step in told.steps:
+        if step.line.kind == "action" and step.line.event == "TriggerCheckpoint" and step.after_s >= paused_s:
+            orders.setdefault(str(step.numbers.get("trainer")), []).append(step)
+    expected = _expected(told, paused_s)
+    lost = _steps_lost(told)
+    found = [_trainer(name, asked, outcomes, expected.get(name), lost) for name, asked in orders.items()]
+    for each in found:
+        _add_end(told, each, paused_s)
+    return found
+
+
+def _add_end(told: Told, trainer: dict[str, Any], paused_s: float) -> None:
+    """Enter the signals, and what training after the checkpoint is at risk: until the trainer's end, or the commit."""
+    mine = [s for s in told.steps if s.after_s >= paused_s and s.numbers.get("trainer") == trainer["trainer"]]
+    trainer["signals"] = [
+        {"signal": _SIGNALS[s.line.event], "at_s": s.after_s} for s in mine if s.line.event in _SIGNALS
+    ]
+    returned = told.first("host_returned")
+    stays = returned is None and told.outage.record.ended_wall is not None  # rehearsed, called off, or never ordered
+    off_s = None if stays else told.phase("shutdown")
+    off_s = returned.after_s if off_s is None and returned is not None else off_s
+    ends = [s.after_s for s in mine if s.line.event in _ENDS and (off_s is None or s.after_s <= off_s)]
+    trainer["ended_s"] = min(ends, default=None)
+    until_s = min([*ends, *([] if off_s is None else [off_s])], default=None)
+    durable_s = trainer["durable_s"]
+    if trainer["steps_lost"] is not None:
+        return
+    if until_s is None:
+        if durable_s is not None and told.outage.record.ended_wall is not None:
+            trainer["at_risk_s"], trainer["steps_lost"] = 0.0, 0
+    elif durable_s is None or trainer["after"] == "continue":
+        if durable_s is not None:
+            trainer["at_risk_s"] = _r(max(0.0, until_s - durable_s))
+        trainer["steps_lost"] = _behind(told, trainer, told.last_s if returned is None else returned.after_s)
+
+
+def _behind(told: Told, trainer: Mapping[str, Any], until_s: float) -> int | None:
+    """Return by how many steps a trainer was ahead of its newest checkpoint when it was last seen; None: not told."""
+    seen = [e for at_s, e in told.heard if isinstance(e, TrainerSeen) and at_s < until_s and e.alive]
+    mine = [e for e in seen if e.trainer == trainer["trainer"]]
+    steps = [e.step for e in mine if e.step is not None]
+    saved = [e.durable_step for e in mine if e.durable_step is not None]
+    saved += [] if trainer["step"] is None else [trainer["step"]]
+    return max(0, steps[-1] - max(saved)) if steps and saved else None
+
+
+_SIGNALS: Final = {"trainer_stopped": "SIGSTOP", "trainer_continued": "SIGCONT", "trainer_terminated": "SIGTERM"}
+_ENDS: Final = ("trainer_terminated", "trainer_gone")
+
+
+def _trainer(
+    name: str,
+    asked: Sequence[Step],
+    outcomes: Mapping[str | None, Step],
+    expected_s: float | None,
+    lost: Mapping[str, int | None],
+) -> dict[str, Any]:
+    answers = [outcomes[step.line.action] for step in asked if step.line.action in outcomes]
+    good = [step for step in answers if step.line.event == "Done"]
+    bad = [step for step in answers if step.line.event == "Failed"]
+    last = good[-1] if good else None
+    found = {} if last is None else last.numbers
+    # Who trains on is not at the step of its checkpoint any more.
+    at_step = found.get("at_paused_step") is True and asked[-1].numbers.get("after") != "continue"
+    return {
+        "trainer": name,
+        "asked_s": asked[0].after_s,
+        "tries": len(asked),
+        "expected_s": expected_s,
+        "took_s": None if last is None else number(last.line.payload.get("took_s")),
+        "durable_s": None if last is None else last.after_s,
+        "step": found.get("step") if isinstance(found.get("step"), int) else None,
+        "verified": None if last is None else found.get("verified") is True,
+        "steps_lost": lost.get(name, 0 if at_step else None),
+        "after": asked[-1].numbers.get("after"),
+        "at_risk_s": 0.0 if at_step else None,
+        "signals": [],
+        "ended_s": None,
+        "failure": bad[-1].line.because if bad and last is None else None,
+        "timed_out": any(step.line.payload.get("timed_out") is True for step in bad),
+        "failed": len(bad),
+    }
+
+
+def _expected(told: Told, paused_s: float) -> dict[str, float]:
+    """Return what a checkpoint of each trainer was counted with when the pause was ordered."""
+    if told.start is None:
+        return {}
+    said = {each.name: each.checkpoint_s for each in told.start.policy.trainers}
+    said |= {each.name: each.checkpoint_s for each in told.start.state.trainers}
+    for at_s, event in told.heard:
+        if isinstance(event, TrainerSeen) and at_s <= paused_s and event.checkpoint_s is not None:
+            said[event.trainer] = event.checkpoint_s
+    learned = told.start.state.learned
+    return {name: round(needs.checkpoint_s(learned, name, told_s), 3) for name, told_s in said.items()}
+
+
+def _steps_lost(told: Told) -> dict[str, int | None]:
+    """Return by how many steps an older checkpoint that stands is behind, by trainer; None where it was not told."""
+    found: dict[str, int | None] = {}
+    whose = ""
+    orders = {s.line.action: str(s.numbers.get("trainer")) for s in told.steps if s.line.kind == "action"}
+    for step in told.steps:
+        if step.line.kind == "outcome":
+            whose = orders.get(step.line.action, "")
+        elif step.line.event == "older_checkpoint_stands" and whose:
+            lost = step.numbers.get("steps_lost")
+            found[whose] = lost if isinstance(lost, int) else None
+    return found
+
+
+def steps_lost(told: Told, asked: Sequence[Mapping[str, Any]]) -> int | None:
+    """Return the most steps that a trainer has lost; None where it is not told of one of them.
+
+    Nothing is lost where the host and its trainers never went down. Where the host did, and no checkpoint was asked for
+    in time, what counts is how far training was ahead of its newest one.
+    """
+    returned = told.first("host_returned")
+    if returned is None and told.phase("shutdown") is None and told.outage.record.outcome != "lost":
+        ended = [trainer["steps_lost"] for trainer in asked if trainer["ended_s"] is not None]
+        return None if None in ended else max(ended, default=0)
+    known: list[int] = [trainer["steps_lost"] for trainer in asked if trainer["steps_lost"] is not None]
+    if asked and len(known) == len(asked):
+        return max(known)
+    return None if returned is None else _rolled_back(told, returned)
+
+
+def _rolled_back(told: Told, returned: Step) -> int | None:
+    """Return by how many steps the newest durable checkpoint was behind when the host went down unasked."""
+    last: dict[str, int | None] = {}
+    for row in told.outage.rows:
+        for event in row.heard.events if row.boot_id != returned.line.boot_id else ():
+            if isinstance(event, TrainerSeen) and event.alive:
+                both = event.step is not None and event.durable_step is not None
+                last[event.trainer] = max(0, event.step - event.durable_step) if both else None  # type: ignore[operator]
+    known = [steps for steps in last.values() if steps is not None]
+    return max(known) if known and len(known) == len(last) else None
+
+
+# --- The budget -------------------------------------------------------------------------------------------------------
+
+
+def budget(told: Told) -> list[dict[str, Any]]:
+    """Return the sums at each decision: what was left, what was still needed. grade: of the power-off, as ordered."""
+    found = []
+    ordered = ordered_grade(told)
+    for step in told.notes("phase_changed"):
+        if not isinstance(step.numbers.get("new"), str):
+            continue
+        reff_s, checkpoint_s, stop_s = (number(step.numbers.get(n)) for n in ("reff_now_s", "checkpoint_s", "stop_s"))
+        needs_s = None if checkpoint_s is None or stop_s is None else _r(checkpoint_s + stop_s)
+        found.append(
+            {
+                "at_s": step.after_s,
+                "phase": str(step.numbers.get("new")),
+                "effective_now_s": reff_s,
+                "effective_paused_s": number(step.numbers.get("reff_paused_s")),
+                "checkpoint_s": checkpoint_s,
+                "stop_s": stop_s,
+                "needs_s": needs_s,
+                "left": number(step.numbers.get("left")),
+                "load": number(step.numbers.get("load")),
+                "grade": ordered if ordered and step.numbers.get("new") == "shutdown" else step.numbers.get("grade"),
+            }
+        )
+    return found
+
+
+def ordered_grade(told: Told) -> str:
+    """Return the grade of the stop that was ordered; "" for none. The commit may lower that of its sums."""
+    ordered = told.notes("power_off_ordered")
+    return str(ordered[-1].numbers.get("grade") or "") if ordered else ""
+
+
+def predicted_paused_load(told: Told, load: float | None) -> float | None:
+    """Return the load that the pause was counted with. load: at the pause, a share of the rating."""
+    if load is None or told.start is None or told.policy is None:
+        return None
+    state = told.start.state
+    return round(paused_load(told.policy, state.trainers, load, state.learned), 3)

@@ -1,0 +1,357 @@
+"""`powerguard replay FILE`: a recorded outage through today's decisions."""
+
+import argparse
+import json
+import math
+import sys
+from collections.abc import Sequence
+from dataclasses import replace
+from pathlib import Path
+from typing import TYPE_CHECKING, Any, Final
+
+from powerguard.cli.plan import amounts
+from powerguard.cli.render import Paint, clean, duration, fold, table
+from powerguard.cli.shared import CONFIG, EX_CONFIG, EX_DATA, EX_USAGE, Subparsers, fail
+from powerguard.cli.words import PHASES, mark, order, sentence
+
+if TYPE_CHECKING:
+    from powerguard.core.model.policy import Policy, TrainerPolicy
+    from powerguard.sim.replay.play import Difference, Mark, Recording, Replayed
+    from powerguard.sim.replay.recording import Wanted
+
+SEED_S: Final = 60.0
+_COLOURS: Final = {"warning": "yellow", "error": "red"}
+_NOT_KNOWN: Final = "not known"
+"""Of what today's decisions do after the recording's end: nobody knows whether it was done."""
+_ROUNDING_S: Final = 0.01
+_TOLD_BY_NOTES: Final = frozenset(
+    {"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "StopTrainer", "TerminateTrainer"}
+)
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "replay",
+        help="replay a recorded outage with today's decisions",
+        description="Feed a recorded outage to today's decisions, and tell when each phase would have begun and why. "
+        "FILE is what `powerguard history export` printed, or CSV with the columns t_s,ups,source,output_source,"
+        "runtime_s,charge_pct,load_pct and any further field of a reading (empty: not told). Exit 0: told, and with "
+        "--diff the same as was done, as far as it says; 1: --diff, and not the same; 65: the file cannot be replayed.",
+    )
+    parser.add_argument("file", metavar="FILE", help="export of the journal, or CSV")
+    parser.add_argument("--config", dest="settings_file", metavar="FILE", default=None, help="decide by these settings")
+    parser.add_argument("--table", metavar="LOAD:S,...", help="runtime table, such as 50:540,75:360,100:240")
+    parser.add_argument(
+        "--trainer",
+        action="append",
+        metavar="NAME:CONDUCT:S",
+        help="a trainer: pause, exit or continue, and how long a checkpoint takes; may be repeated",
+    )
+    parser.add_argument(
+        "--ups", metavar="NAME", default="", help="one of several UPSes; else all feeds of the settings"
+    )
+    parser.add_argument("--outage", metavar="ID", default=None, help="only this one of the file's outages")
+    parser.add_argument("--obedient", action="store_true", help="every order succeeds, whatever the recording says")
+    parser.add_argument("--diff", action="store_true", help="set it against what was done")
+    parser.add_argument(
+        "--tolerance", metavar="S", type=float, default=1.5, help="taken for the same time (1.5: a poll)"
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.settings.load import SettingsError
+    from powerguard.sim.replay.play import replay
+    from powerguard.sim.replay.recording import load
+    from powerguard.sim.replay.table import ReplayFileError
+
+    try:
+        wanted, assumed, by = _wanted(args)
+        recordings = _chosen(args, load(args.file, wanted))
+    except SettingsError as error:
+        return fail(args, "replay", "; ".join(error.problems), EX_CONFIG)
+    except ReplayFileError as error:
+        return fail(args, "replay", str(error), EX_DATA)
+    except ValueError as error:
+        return fail(args, "replay", str(error), EX_USAGE)
+    told = [replay(each, obedient=args.obedient) for each in recordings]
+    diffs = [_compared(each, args.tolerance) if args.diff else None for each in told]
+    same = not any(_differs(difference) for diff in diffs for difference in diff or ())
+    by = by or ("as recorded" if all(each.legs[0].state is not None for each in recordings) else "defaults")
+    shown = assumed if by != "as recorded" else []
+    if args.json:
+        outages = [_object(each, diff) for each, diff in zip(told, diffs, strict=True)]
+        head = {"schema_version": 1, "object": "replay", "file": args.file, "settings": by, "assumed": shown}
+        print(json.dumps({**head, "same": same if args.diff else None, "outages": outages}, indent=2))
+    else:
+        paint = Paint(sys.stdout)
+        but = "" if shown else _but_for(args)
+        print(f"{clean(args.file)}, decided by today's rules; settings: {clean(by)}{but}")
+        print("".join(f"  {line}\n" for line in shown), end="")
+        for each, diff in zip(told, diffs, strict=True):
+            print("\n" + "\n".join(fold(_story(each, paint))))
+            if diff is not None:
+                print("\n" + "\n".join(_side_by_side(each, diff, paint)))
+    return 0 if same else 1
+
+
+# --- Options ----------------------------------------------------------------------------------------------------------
+
+
+def _wanted(args: argparse.Namespace) -> "tuple[Wanted, list[str], str]":
+    """Return what to decide by, what is assumed, and where the settings come from ("": see the file)."""
+    from powerguard.core.model.policy import Policy, TrainerPolicy
+    from powerguard.sim.replay.recording import Wanted
+
+    if not 0.0 <= args.tolerance < math.inf:
+        message = f"--tolerance: {args.tolerance:g} is no time in seconds (1.5 is one poll)"
+        raise ValueError(message)
+    table_ = None if args.table is None else amounts.table("--table", args.table)
+    trainers = None if args.trainer is None else _trainers(args.trainer)
+    path = args.settings_file or (args.config if args.config != CONFIG else None)
+    policy = None if path is None else _settings(Path(path))
+    default = Policy(boot_id="replay", ups="", trainers=(TrainerPolicy(name="trainer", checkpoint_s=SEED_S),))
+    wanted = Wanted(policy=policy, default=default, table=table_, trainers=trainers, ups=args.ups)
+    return wanted, _assumed(wanted.change(policy or default)), path or ""
+
+
+def _chosen(args: argparse.Namespace, recordings: "tuple[Recording, ...]") -> "tuple[Recording, ...]":
+    """Return those that are asked for. Raises ValueError where an option asks for what is not in the file."""
+    events = (event for each in recordings for leg in each.legs for event in leg.events)
+    names = dict.fromkeys(str(event.ups) for event in events if hasattr(event, "ups"))
+    if args.ups and args.ups not in names:
+        message = f"--ups: no reading of {args.ups!r:.40} in {args.file}, only of {', '.join(names)}"
+        raise ValueError(message)
+    if args.outage is not None:
+        recordings = tuple(each for each in recordings if each.name.startswith(args.outage))
+        if not recordings:
+            message = f"{args.file}: no outage {args.outage!r:.40} in it"
+            raise ValueError(message)
+    if args.diff and not all(each.marks for each in recordings):
+        message = f"{args.file}: it does not say what was done; --diff needs an export of the journal"
+        raise ValueError(message)
+    return recordings
+
+
+def _but_for(args: argparse.Namespace) -> str:
+    """Say which options took the place of some of the recorded settings."""
+    given = [option for option in ("table", "trainer") if getattr(args, option) is not None]
+    return ", but for " + " and ".join(f"--{option}" for option in given) if given else ""
+
+
+def _settings(path: Path) -> "Policy":
+    from datetime import UTC, datetime
+
+    from powerguard.settings.load import load
+    from powerguard.settings.policy import policy
+
+    return policy(load(path), boot_id="replay", today=datetime.now(UTC).date())
+
+
+def _assumed(policy: "Policy") -> list[str]:
+    points = ", ".join(f"{100 * load:g} %: {seconds:g} s" for load, seconds in policy.runtime_table)
+    trainers = ", ".join(
+        f"{each.name} ({each.conduct}, checkpoint {each.checkpoint_s:g} s)" for each in policy.trainers
+    )
+    battery = f"health {policy.health:g}, margin {policy.margin:g}"
+    return [
+        f"runtime table: {points or 'none: what the UPS reports on utility counts'}",
+        f"battery: {battery}; stop {policy.stop_q95_s:g} s, reserve {policy.reserve_s:g} s",
+        f"trainers: {clean(trainers) or 'none'}",
+    ]
+
+
+def _trainers(texts: Sequence[str]) -> "tuple[TrainerPolicy, ...]":
+    trainers = tuple(_trainer(text) for text in texts)
+    names = [each.name for each in trainers]
+    twice = next((name for name in names if names.count(name) > 1), None)
+    if twice is not None:
+        message = f"--trainer: {clean(twice)} twice; each trainer has a name of its own"
+        raise ValueError(message)
+    return trainers
+
+
+def _trainer(text: str) -> "TrainerPolicy":
+    from powerguard.core.model.actions import Conduct
+    from powerguard.core.model.policy import TrainerPolicy
+
+    name, _, rest = text.partition(":")
+    conduct, _, seconds = rest.partition(":")
+    try:
+        checkpoint_s = float(seconds)
+    except ValueError:
+        checkpoint_s = 0.0
+    if not name or conduct not in tuple(Conduct) or not 0.0 < checkpoint_s <= 1e5:
+        message = f"--trainer: {text!r} is no NAME:CONDUCT:SECONDS (such as llm:pause:20; or exit, continue)"
+        raise ValueError(message)
+    most_s = max(600.0, checkpoint_s)
+    return TrainerPolicy(name=name, conduct=Conduct(conduct), checkpoint_s=checkpoint_s, max_checkpoint_s=most_s)
+
+
+# --- Comparing --------------------------------------------------------------------------------------------------------
+
+
+def _compared(told: "Replayed", tolerance_s: float) -> "tuple[Difference, ...]":
+    """Set what would be done against what was done, as far as the recording goes: it may end with its commit."""
+    from powerguard.sim.replay.play import compare
+
+    until_s = _known_until_s(told.recording, tolerance_s)
+    found = compare(told, tolerance_s=tolerance_s)
+    return tuple(replace(each, verdict=_NOT_KNOWN) if _is_new_after(each, until_s) else each for each in found)
+
+
+def _is_new_after(difference: "Difference", until_s: float) -> bool:
+    return difference.was is None and difference.now is not None and difference.now.t_s > until_s
+
+
+def _known_until_s(recording: "Recording", tolerance_s: float) -> float:
+    """Return until when the recording says what was done, in its clock.
+
+    An export tells first what was heard and then what was done, so of a file that was cut off the last thing done
+    counts, and of that moment something may be missing.
+    """
+    done_s = [leg.end_s + leg.shift_s for leg in recording.legs if leg.end_s is not None]
+    if recording.cut_off:
+        return max(done_s, default=-math.inf) - max(tolerance_s, _ROUNDING_S)
+    last = recording.legs[-1]
+    heard_s = last.events[-1].at_s if last.events else last.at_s
+    return max(heard_s + last.shift_s, *done_s, -math.inf) + _ROUNDING_S
+
+
+def _differs(difference: "Difference") -> bool:
+    return difference.verdict not in ("same", _NOT_KNOWN)
+
+
+# --- Telling ----------------------------------------------------------------------------------------------------------
+
+
+def after(seconds: float) -> str:
+    """Return a time from the outage's start as people say it."""
+    text = duration(seconds)
+    return text if text.startswith("-") else f"+{text}"
+
+
+def _count(count: int, what: str) -> str:
+    return f"{count} {what}" if count == 1 else f"{count} {what}s"
+
+
+def _story(told: "Replayed", paint: Paint) -> list[str]:
+    recording, zero_s = told.recording, told.recording.zero_s
+    head = f"{recording.name}: {_count(told.readings, 'reading')}; +0 s is t_s {told.began_s - zero_s:g}"
+    if told.repeated:
+        were = "was" if told.repeated == 1 else "were"
+        head += f"; {_count(told.repeated, 'poll')} between them {were} answered by what lies between"
+    lines = [paint(clean(head), "bold"), *(f"{paint('!', 'yellow')} {clean(text)}" for text in told.told)]
+    rows = []
+    for each in told.lines:
+        when = after(each.t_s - told.began_s)
+        if each.note is not None:
+            text = sentence(each.note.event, each.note.because, dict(each.note.numbers))
+            rows.append((when, paint(clean(text), _COLOURS.get(each.note.level, ""))))
+        elif type(each.action).__name__ not in _TOLD_BY_NOTES:
+            whom = str(getattr(each.action, "trainer", ""))
+            rows.append((when, f"order: {clean(order(type(each.action).__name__, whom))}"))
+    lines += table(rows)
+    if _is_unproven(told):
+        lines.append(f"{paint('!', 'yellow')} battery was read, but nothing bore it out: two witnesses make an outage")
+    end = f"It ends at {after(told.ended_s - told.began_s)}: {PHASES[told.phase]}"
+    if told.before_deadline_s is not None:
+        end += f"; {duration(told.before_deadline_s)} before its deadline the recording ends: the rest is not known"
+    lines.append(end + ".")
+    for step in told.forecast:
+        when = "at a time not known" if step.at_s is None else f"at {after(step.at_s - told.began_s)}"
+        lines.append(f"  next, had nothing changed: {PHASES.get(step.action, step.action)} {when} ({step.because})")
+    return lines
+
+
+def _is_unproven(told: "Replayed") -> bool:
+    """Whether there was a word of battery, and yet no outage."""
+    events = (event for leg in told.recording.legs for event in leg.events)
+    is_said = any(getattr(event, "output_source", "") == "battery" for event in events)
+    return is_said and all(mark_.kind != "phase" for mark_ in told.marks)
+
+
+def _side_by_side(told: "Replayed", diff: "tuple[Difference, ...]", paint: Paint) -> list[str]:
+    def at(mark_: "Mark | None") -> str:
+        return "-" if mark_ is None else f"{mark_.t_s - told.began_s:+.1f} s"
+
+    rows = [("what", "was", "is now", "")]
+    for each in diff:
+        what = each.was or each.now
+        verdict = each.verdict
+        if each.by_s is not None and verdict != "same":
+            verdict = f"{verdict} by {abs(each.by_s):.1f} s"
+        shown = paint(verdict, "yellow" if _differs(each) else "")
+        rows.append(
+            ("?" if what is None else clean(mark(what.kind, what.what, what.whom)), at(each.was), at(each.now), shown)
+        )
+    changed = sum(_differs(each) for each in diff)
+    lines = table(rows)
+    if not changed:
+        is_whole = all(each.verdict != _NOT_KNOWN for each in diff)
+        return [*lines, f"Today's decisions are the same{'' if is_whole else ', as far as the recording goes'}."]
+    lines.append(
+        f"{changed} of {len(diff)} are not the same. The readings are as recorded: what another decision would"
+    )
+    lines.append("have done to the battery is not in them.")
+    return lines
+
+
+def _object(told: "Replayed", diff: "tuple[Difference, ...] | None") -> dict[str, Any]:
+    zero_s = told.recording.zero_s
+
+    def at(t_s: float) -> dict[str, float]:
+        return {"t_s": round(t_s - zero_s, 3), "after_s": round(t_s - told.began_s, 3)}
+
+    def mark_of(mark_: "Mark") -> dict[str, Any]:
+        return {"kind": mark_.kind, "what": mark_.what, "whom": mark_.whom}
+
+    return {
+        "name": told.recording.name,
+        "complete": told.recording.complete,
+        "readings": told.readings,
+        "repeated_polls": told.repeated,
+        "began_t_s": round(told.began_s - zero_s, 3),
+        "ended": {
+            **at(told.ended_s),
+            "phase": told.phase,
+            "before_deadline_s": None if told.before_deadline_s is None else round(told.before_deadline_s, 3),
+        },
+        "remarks": list(told.told),
+        "marks": [{**at(each.t_s), **mark_of(each), "because": each.because} for each in told.marks],
+        "notes": [
+            {
+                **at(each.t_s),
+                "event": each.note.event,
+                "level": each.note.level,
+                "because": each.note.because,
+                "text": sentence(each.note.event, each.note.because, dict(each.note.numbers)),
+                "numbers": dict(each.note.numbers),
+            }
+            for each in told.lines
+            if each.note is not None
+        ],
+        "forecast": [
+            {
+                "action": each.action,
+                "after_s": None if each.at_s is None else round(each.at_s - told.began_s, 3),
+                "because": each.because,
+            }
+            for each in told.forecast
+        ],
+        "diff": None
+        if diff is None
+        else [
+            {
+                "verdict": each.verdict,
+                **mark_of(each.was or each.now),  # type: ignore[arg-type]  # one of the two is there
+                "was_after_s": None if each.was is None else round(each.was.t_s - told.began_s, 3),
+                "now_after_s": None if each.now is None else round(each.now.t_s - told.began_s, 3),
+                "by_s": None if each.by_s is None else round(each.by_s, 3),
+            }
+            for each in diff
+        ],
+    }

@@ -1,0 +1,468 @@
+"""`powerguard report [ID]`: the record of an outage: durations, prediction against fact, steps lost, advice.
+
+How `report` looks: as text, as Markdown, as a page with the timeline. What is not told is said so, never 0.
+"""
+
+import argparse
+import json
+import re
+import sys
+import time
+from collections.abc import Mapping, Sequence
+from typing import Any, Final
+
+from powerguard.cli.outages.facts import LATE_REBOOT
+from powerguard.cli.outages.history import UnknownOutageError, add_journal, journal_of
+from powerguard.cli.outages.picture import PHASE_WORDS, Mark, colours, timeline
+from powerguard.cli.page import Section, render, write
+from powerguard.cli.render import Paint, clean, duration, fold, is_endless, mode_note, moment, table
+from powerguard.cli.shared import EX_CANTCREAT, EX_NOINPUT, EX_USAGE, Subparsers, fail
+from powerguard.cli.status import last_battery
+from powerguard.cli.words import PHASES, durations_in, outcome_of
+
+NOT_TOLD: Final = "not told"
+_ROWS: Final = 12
+"""So many trainers are listed in text; the page has them all."""
+_GOOD: Final = frozenset(("ridden_through", "resumed_in_place", "clean_shutdown", "rehearsed"))
+_COLOURS: Final = {"warning": "yellow", "error": "red"}
+_DURATIONS: Final = {
+    "trained_on_s": "on battery until the checkpoint was ordered",
+    "checkpoint_s": "until every checkpoint was durable",
+    "held_s": "held",
+    "on_battery_s": "on battery in all",
+    "away_s": "host away",
+    "recovery_s": "from the daemon's start to training",
+    "lasted_s": "the whole outage",
+}
+_RECOVERY: Final = (
+    ("stop_s", "commit to the host's last word", "the host's"),
+    ("firmware_s", "power-on to OS: firmware and loader", "the site's"),
+    ("boot_s", "power-on to OS: kernel start to the daemon", "the site's"),
+    ("gate_s", "OS to training's start: utility and charge", "ours"),
+    ("check_s", "OS to training's start: GPUs, storage, checkpoint", "ours"),
+    ("start_s", "the start itself", "ours"),
+    ("resumed_s", "started to resumed: a trainer tells a step", "the trainer's"),
+)
+_MARKED: Final = {
+    "checkpoint_durable": "checkpoint durable",
+    "gate_forced": "training may start, forced",
+    "gate_opened": "training may start",
+    "host_checked": "host is whole",
+    "host_incomplete_raised": "host is not what it was",
+    "host_returned": "host is back",
+    "outage_ended": "outage over",
+    "policy_verified": "BMC read back",
+    "power_off_accepted": "power-off under way",
+    "power_off_ordered": "power-off ordered",
+    "battery_low": "battery low",
+    "source_lost": "UPS silent",
+    "source_recovered": "UPS answers again",
+    "grade_lowered": "a shorter stop",
+    "grade_raised": "a longer stop again",
+    "gpu_power_capped": "GPU power lowered",
+    "older_checkpoint_stands": "an older checkpoint stands",
+    "load_not_fallen_raised": "load did not fall",
+    "resume_failed": "training did not start",
+    "outage_continued": "daemon restarted",
+    "action_failed": "an order failed",
+    "shutdown_aborted": "called off by a person",
+}
+
+
+def _s(seconds: float | None) -> str:
+    return NOT_TOLD if seconds is None else duration(seconds)
+
+
+def _plus(seconds: float | None) -> str:
+    return NOT_TOLD if seconds is None else duration(seconds) if seconds < 0.0 else f"+{duration(seconds)}"
+
+
+def headline(told: Mapping[str, Any]) -> tuple[str, str]:
+    """Return the outage in one sentence, and its mood: good, warn or bad."""
+    if told["ended_at"] is None:
+        return f"it still runs; phase: {PHASES.get(told['phase'], clean(told['phase']))}", "warn"
+    outcome = told["outcome"] or ""
+    words = clean(outcome_of(outcome, told["mode"])) if outcome else "how it ended is not told"
+    grades = [row["grade"] for row in told["budget"] if row["phase"] == "shutdown"]
+    if outcome == "clean_shutdown" and grades[-1:] == ["bare"]:
+        words = "powered off, as only a bare stop fitted, and back"
+    lost = told["steps_lost"]
+    steps = "steps lost: not told" if lost is None else f"{lost} steps lost"
+    sent = ", ".join(dict.fromkeys(each["signal"] for t in told["trainers"] for each in t["signals"]))
+    steps += f"; signals were sent: {sent}" if sent else ""
+    return f"{words}; {steps}", "good" if outcome in _GOOD and not lost else "bad" if outcome == "dirty" else "warn"
+
+
+def _section_durations(told: Mapping[str, Any]) -> Section:
+    found = told["detection"]
+    late_s = None
+    if found["confirmed_s"] is not None and found["power_lost_s"] is not None:
+        late_s = found["confirmed_s"] - found["power_lost_s"]
+    rows = [("power lost to outage confirmed", _s(late_s))]
+    happened = {
+        "held_s": any(p["name"] == "holding" for p in told["phases"]) and told["phase"] != "holding",
+        "checkpoint_s": bool(told["trainers"]),
+        "trained_on_s": bool(told["trainers"]),
+        "away_s": told["boots"] > 1,
+        "recovery_s": told["boots"] > 1 and told["ended_at"] is not None,
+        "lasted_s": told["ended_at"] is not None,
+    }
+    names = durations_in(_DURATIONS, told["mode"]) | (
+        {"on_battery_s": "on battery, as far as it was counted"} if told["boots"] > 1 else {}
+    )
+    rows += [(words, _s(told["durations"][name])) for name, words in names.items() if happened.get(name, True)]
+    return Section("How long it took", ("part", "time"), rows, numbers=(1,))
+
+
+def _section_phases(told: Mapping[str, Any]) -> Section:
+    so_far = "" if told["ended_at"] is not None else " so far"
+    last = len(told["phases"]) - 1
+    rows = [
+        (PHASE_WORDS.get(p["name"], clean(p["name"])), _plus(p["from_s"]), _s(p["s"]) + (so_far if at == last else ""))
+        for at, p in enumerate(told["phases"])
+    ]
+    return Section("Phases", ("phase", "from", "for"), rows, numbers=(1, 2))
+
+
+def _powered_on(back: Mapping[str, Any]) -> str:
+    cause = clean(str(back["powered_on_by"] or "unknown").replace("-", " "))
+    cause = "a late reboot, ordered by powerguard" if back["powered_on_by"] == LATE_REBOOT else cause
+    return f"{cause}, AC {({True: 'was gone', False: 'never gone', None: 'loss unknown'})[back['ac_gone']]}"
+
+
+def _section_recovery(told: Mapping[str, Any]) -> Section:
+    rows: list[tuple[str, str, str]] = []
+    if told["boots"] > 1:
+        back = told["recovery"]
+        stopped = any(p["name"] == "shutdown" for p in told["phases"])
+        happened = {"stop_s": stopped, "check_s": back["check_s"] is not None}
+        rows = [("powered on by", "the site's", _powered_on(back))]
+        rows += [(words, whose, _s(back[name])) for name, words, whose in _RECOVERY if happened.get(name, True)]
+        rows.append(("from the daemon's start to training, in all", "ours", _s(back["ours_s"])))
+    return Section("The way back", ("part", "whose", "time"), rows, numbers=(2,))
+
+
+def _section_predictions(told: Mapping[str, Any]) -> Section:
+    def value(number: float, unit: str) -> str:
+        return duration(number) if unit == "s" else f"{100 * number:.0f} %"
+
+    def off(each: Mapping[str, Any]) -> str:
+        by = each["measured"] - each["predicted"]
+        if each["unit"] == "s":
+            return "as predicted" if abs(by) < 0.5 else f"{'+' if by > 0 else ''}{duration(by)}"
+        return "as predicted" if abs(by) < 0.005 else f"{100 * by:+.0f} points"
+
+    rows = [
+        (p["what"], value(p["predicted"], p["unit"]), value(p["measured"], p["unit"]), off(p))
+        for p in told["predictions"]
+    ]
+    return Section("Prediction against fact", ("what", "predicted", "measured", "off by"), rows, numbers=(1, 2, 3))
+
+
+def _section_budget(told: Mapping[str, Any]) -> Section:
+    rows = [
+        (
+            PHASES.get(b["phase"], clean(b["phase"])),
+            _plus(b["at_s"]),
+            *(
+                "endless" if is_endless(lasts) else _s(lasts)
+                for lasts in (b["effective_now_s"], b["effective_paused_s"])
+            ),
+            _s(b["needs_s"]),
+            NOT_TOLD if b["load"] is None else f"{100 * b['load']:.0f} %",
+            clean(b["grade"] or NOT_TOLD),
+        )
+        for b in told["budget"]
+    ]
+    head = ("decision", "at", "lasts at this load", "lasts when paused", "still needed", "load", "stop")
+    return Section("The sums at each decision", head, rows, numbers=(1, 2, 3, 4, 5))
+
+
+def _section_trainers(told: Mapping[str, Any], limit: int | None) -> Section:
+    slowest = sorted(told["trainers"], key=lambda t: (t["durable_s"] is not None, -(t["took_s"] or 0.0), t["trainer"]))
+    shown = slowest if limit is None else slowest[:limit]
+    rows = [
+        (
+            clean(t["trainer"]),
+            _plus(t["asked_s"]),
+            _s(t["expected_s"]),
+            _s(t["took_s"]) if t["durable_s"] is not None else f"none: {clean(t['failure'] or 'no answer yet')}",
+            str(t["step"]) if t["step"] is not None else NOT_TOLD,
+            {True: "yes", False: "no", None: "-"}[t["verified"]],
+            str(t["tries"]),
+            NOT_TOLD if t["steps_lost"] is None else str(t["steps_lost"]),
+            _afterwards(t),
+        )
+        for t in shown
+    ]
+    more = len(told["trainers"]) - len(shown)
+    title = f"Checkpoints (the slowest {len(shown)} of {len(told['trainers'])})" if more > 0 else "Checkpoints"
+    head = ("trainer", "asked", "planned", "took", "step", "verified", "tries", "steps lost", "afterwards")
+    return Section(title, head, rows, numbers=(1, 2, 3, 4, 6, 7))
+
+
+def _afterwards(trainer: Mapping[str, Any]) -> str:
+    """Return what a trainer did after its checkpoint, and the signals that it got."""
+    then = {"pause": "to pause", "exit": "to exit", "continue": "trained on"}.get(str(trainer["after"]), NOT_TOLD)
+    lost_s = trainer["at_risk_s"]
+    risk = [f"for {duration(lost_s)} more"] if lost_s else []
+    signals = [f"{each['signal']} {_plus(each['at_s'])}" for each in trainer["signals"]]
+    ended = [f"ended {_plus(trainer['ended_s'])}"] if trainer["ended_s"] is not None else []
+    return ", ".join([" ".join([then, *risk]), *signals, *ended])
+
+
+def _section_feeds(told: Mapping[str, Any]) -> Section:
+    rows = [
+        (clean(feed["ups"]), clean(s["source"]), _plus(s["from_s"]), _s(s["to_s"] - s["from_s"]))
+        for feed in told["feeds"]
+        for s in feed["stretches"]
+        if s["to_s"] >= 0.0
+    ]
+    return Section("Feeds, as they were heard", ("UPS", "output from", "from", "for"), rows, numbers=(2, 3))
+
+
+def _advice(told: Mapping[str, Any]) -> list[str]:
+    return [f"{a['text']}" + (f" [{a['setting']}]" if a["setting"] else "") for a in told["advice"]]
+
+
+def _sections(told: Mapping[str, Any], limit: int | None) -> list[Section]:
+    return [
+        _section_durations(told),
+        _section_recovery(told),
+        _section_predictions(told),
+        _section_trainers(told, limit),
+        _section_phases(told),
+        _section_budget(told),
+        _section_feeds(told),
+    ]
+
+
+def _title(told: Mapping[str, Any]) -> str:
+    host = f"{clean(told['host'])}: " if told["host"] else ""
+    return f"{host}outage {clean(told['outage'])}, {moment(told['started_at'])}{mode_note(told['mode'])}"
+
+
+def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
+    """Return the report as lines for a terminal."""
+    sentence, mood = headline(told)
+    lines = [paint(_title(told), "bold"), paint(sentence, {"warn": "yellow", "bad": "red"}.get(mood, ""))]
+    lines += [paint(f"! {clean(doubt)}", "yellow") for doubt in told["doubts"]]
+    for section in _sections(told, _ROWS):
+        if section.rows:
+            lines += ["", paint(section.title, "bold"), *table([tuple(section.head), *section.rows])]
+    lines += ["", paint("What to improve", "bold")]
+    lines += [
+        "  " + paint(f"- {clean(words)}", _COLOURS.get(str(each["level"]), ""))
+        for each, words in zip(told["advice"], _advice(told), strict=True)
+    ] or ["  nothing stands out"]
+    if told["what_if"]:
+        lines += ["", paint("What would have changed it", "bold"), *(f"  - {clean(text)}" for text in told["what_if"])]
+    return [*lines, "", f"Step by step: powerguard explain {clean(told['outage'])}"]
+
+
+# --- Markdown ---------------------------------------------------------------------------------------------------------
+
+_MARKUP: Final = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
+
+
+def _md(text: object) -> str:
+    """Return text that Markdown shows as it is: a name is no link, no tag and no new column."""
+    return _MARKUP.sub(r"\\\1", clean(text))
+
+
+def markdown(told: Mapping[str, Any]) -> list[str]:
+    """Return the report as Markdown, for a ticket."""
+    lines = [f"# {_md(_title(told))}", "", f"**{_md(headline(told)[0])}**"]
+    lines += ["", *(f"> {_md(doubt)}" for doubt in told["doubts"])] if told["doubts"] else []
+    lines += ["", "## What to improve", "", *([f"- {_md(words)}" for words in _advice(told)] or ["nothing stands out"])]
+    for section in _sections(told, _ROWS):
+        if section.rows:
+            bars = " | ".join("---:" if at in section.numbers else "---" for at in range(len(section.head)))
+            lines += ["", f"## {_md(section.title)}", "", f"| {' | '.join(section.head)} |", f"| {bars} |"]
+            lines += [f"| {' | '.join(_md(cell) for cell in row)} |" for row in section.rows]
+    if told["what_if"]:
+        lines += ["", "## What would have changed it", "", *(f"- {_md(text)}" for text in told["what_if"])]
+    return lines
+
+
+# --- As a page --------------------------------------------------------------------------------------------------------
+
+
+def marks(told: Mapping[str, Any]) -> list[Mark]:
+    """Return what is written under the timeline: what counts, and of several at once only how many."""
+    found: list[Mark] = []
+    counted: dict[tuple[str, float], int] = {}
+    for each in told["marks"]:
+        words = _MARKED.get(each["event"])
+        if told["mode"] not in {None, "armed"} and each["event"].startswith("power_off"):
+            words = "power-off recorded" if each["event"] == "power_off_accepted" else None
+        if told["mode"] == "dry-run" and each["event"] == "checkpoint_durable":
+            words = None
+        if words is not None:
+            counted[words, round(each["at_s"])] = counted.get((words, round(each["at_s"])), 0) + 1
+    for (words, at_s), times in counted.items():
+        found.append(Mark(at_s, words if times == 1 else f"{words} ({times})"))
+    return found
+
+
+def html_page(told: Mapping[str, Any]) -> str:
+    """Return the report as a page of its own."""
+    sentence, mood = headline(told)
+    story = Section(
+        "What happened",
+        ("after", "what"),
+        [(_plus(each["at_s"]), clean(each["text"])) for each in told["marks"][:_STORY]],
+        numbers=(0,),
+    )
+    more = len(told["marks"]) - _STORY
+    made = moment(time.time())  # noqa: TID251 - for people
+    return render(
+        "report.html",
+        title=_title(told),
+        verdict=sentence,
+        mood=mood,
+        drawing=timeline(told, marks(told)),
+        colours=colours(),
+        notes=[*(f"Doubt: {clean(doubt)}" for doubt in told["doubts"])],
+        sections=(
+            Section("What to improve", ("advice", "setting"), _advice_rows(told)),
+            Section("What would have changed it", ("what",), [(text,) for text in told["what_if"]]),
+            *_sections(told, None),
+            story,
+        ),
+        footer=f"Made {made} from the journal alone, by powerguard report."
+        + (f" {more} more steps: powerguard explain {clean(told['outage'])}." if more > 0 else ""),
+    )
+
+
+_STORY: Final = 1000
+
+
+def _advice_rows(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
+    # A page shows a backtick as it is.
+    found = [(clean(each["text"]).replace("`", ""), clean(each["setting"] or "")) for each in told["advice"]]
+    return found or [("nothing stands out", "")]
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "report",
+        help="report an outage: durations, forecast and fact, advice; as text or page",
+        description="Report an outage from the journal: how long each part took, prediction against fact, steps lost, "
+        "the way back, and what to improve. With the daemon down, too, and while the outage runs. Exit 0: told; 64: no "
+        "such outage; 66: the journal cannot be read; 73: the page cannot be written.",
+    )
+    parser.add_argument("outage", metavar="ID", nargs="?", default="last", help="its id, how it begins, or last (last)")
+    shape = parser.add_mutually_exclusive_group()
+    shape.add_argument("--json", action="store_true", help="one JSON object on stdout")
+    shape.add_argument("--markdown", action="store_true", help="Markdown on stdout, for a ticket")
+    shape.add_argument("--html", metavar="FILE", help="write a page of its own, with the timeline; - for stdout")
+    add_journal(parser)
+    parser.set_defaults(run=run)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    from powerguard.cli.outages.history import read
+    from powerguard.daemon.journal import JournalError, read_only
+
+    try:
+        path = journal_of(args)
+        with read_only(path) as db:
+            outage = read(db, args.outage)
+        battery, _ = last_battery(str(path))
+        told = reported(outage, measured=battery is not None and battery["measured"] is not None)
+    except UnknownOutageError as error:
+        return fail(args, "report", str(error), EX_USAGE)
+    except JournalError as error:
+        return fail(args, "report", str(error), EX_NOINPUT)
+    if args.html is not None:
+        return _write(args, html_page(told))
+    if args.json:
+        print(json.dumps(told, indent=2))
+    elif args.markdown:
+        print("\n".join(markdown(told)))
+    else:
+        print("\n".join(fold(describe(told, Paint(sys.stdout)))))
+    return 0
+
+
+def _write(args: argparse.Namespace, page: str) -> int:
+    trouble = write(args.html, page)
+    if trouble:
+        return fail(args, "report", f"{trouble} (say --html FILE in a folder of yours)", EX_CANTCREAT)
+    if args.html != "-":
+        print(f"written: {args.html}", file=sys.stderr)
+    return 0
+
+
+def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa: ANN401 - `history.Outage`, which imports what a verb's help needs not
+    """Return the outage as one object: what is printed and drawn, and what --json shows.
+
+    measured: the battery's health has been measured by now.
+    """
+    from powerguard.cli.outages import advice as judged
+    from powerguard.cli.outages import facts
+    from powerguard.cli.outages.explain import explained
+    from powerguard.core.model.policy import Mode
+
+    story = explained(outage.record, outage.lines, outage.rows)
+    told = facts.gather(outage)
+    record = outage.record
+    budget, trainers = facts.budget(told), facts.trainers(told)
+    policy = told.policy
+    report: dict[str, Any] = {
+        "schema_version": 1,
+        "object": "report",
+        "outage": record.id,
+        "host": record.figures.get("host"),
+        "mode": None if policy is None else policy.mode.value,
+        "started_at": record.started_wall,
+        "ended_at": record.ended_wall,
+        "outcome": record.outcome or None,
+        "phase": story["phase"],
+        "last_s": told.last_s,
+        "boots": 1 + len(told.notes("host_returned")),
+        "steps_lost": facts.steps_lost(told, trainers),
+        "detection": facts.detection(told),
+        "durations": story["durations"],
+        "recovery": facts.recovery(told),
+        "feeds": facts.feeds(told),
+        "phases": facts.phases(told),
+        "trainers": [] if policy is not None and policy.mode is Mode.DRY_RUN else trainers,  # else they were asked
+        "budget": budget,
+        "predictions": judged.predictions(told, budget),
+        "runtime": facts.runtime(told),
+        "marks": [
+            {"at_s": step["after_s"], "level": step["level"], "event": step["event"], "text": step["text"]}
+            for step in story["steps"]
+        ],
+        "doubts": doubts(told),
+    }
+    return report | {"advice": judged.advice(told, report, measured=measured), "what_if": story["what_if"]}
+
+
+def doubts(told: Any) -> list[str]:  # noqa: ANN401 - `facts.Told`, as above
+    """Say what of this report the journal cannot vouch for."""
+    found = []
+    dropped = sum(row.heard.dropped for row in told.outage.rows)
+    if not told.outage.rows:
+        found.append("this journal did not keep every reading: moments are known to 5 s, and settings are not told")
+    elif dropped:
+        found.append(f"{dropped} readings are missing")
+    missing = sum(int(step.line.payload.get("steps") or 0) for step in told.steps if step.line.kind == "gap")
+    if missing:
+        found.append(f"{missing} steps are missing")
+    if not told.steps:
+        found.append("not a single step of it is left in the journal")
+    found += [
+        f"the wall clock was set by {by_s:+.0f} s while the outage ran: times of day before it are of another clock"
+        for _, by_s in told.elapsed.set_s
+    ]
+    if told.elapsed.doubted:
+        found.append(
+            "the wall clock cannot be believed over the reboot: how long the host was off is not told, and the rest "
+            "is counted from the end of the boot that went"
+        )
+    return found

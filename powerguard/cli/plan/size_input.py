@@ -1,0 +1,258 @@
+"""What `plan --size` is asked about: the options, over the settings where there are some, over defaults; each told."""
+
+import argparse
+import os
+from dataclasses import dataclass, replace
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Final
+
+from powerguard.cli.plan import amounts
+from powerguard.cli.plan.amounts import AmountError
+from powerguard.cli.shared import CONFIG
+from powerguard.core.energy import budget as sums
+from powerguard.core.energy.size import Site, nameplate_table
+from powerguard.core.model.actions import Conduct
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import Trainer
+from powerguard.daemon.observe.terms import PRESUMED
+from powerguard.settings.load import SettingsError, load
+from powerguard.settings.policy import policy as policy_of
+from powerguard.settings.ups_models import Origin, find_model, known_models
+
+BYTES_PER_PARAMETER: Final = 16.0
+"""Adam in mixed precision, everything saved: bf16 weights 2, fp32 master 4, two moments 8, and 2 to spare."""
+_FIRST_RUN: Final = 2.0
+_DEFAULT_CHECKPOINT_S: Final = 60.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Asked:
+    """What is to be checked, and where each term comes from.
+
+    title: the UPS in words. size_bytes: what each host writes. promised_s: size over what the disk is said to reach.
+    battery_wh: nameplate. None: not told. sources: origin of a term by its name, for people.
+    """
+
+    site: Site
+    title: str
+    size_bytes: float | None
+    promised_s: float | None
+    battery_wh: float | None
+    sources: dict[str, str]
+
+
+@dataclass(slots=True, kw_only=True)
+class _Base:
+    """The policy before the options, the trainers it knows, and where from."""
+
+    policy: Policy
+    trainers: tuple[Trainer, ...]
+    title: str
+    battery_wh: float | None
+    origin: str
+
+
+def asked(args: argparse.Namespace) -> Asked:
+    """Put the question together. Raises AmountError for options, SettingsError for settings that do not hold."""
+    base = _base(args)
+    sources: dict[str, str] = {}
+    policy, title, battery_wh = _battery(args, base, sources)
+    policy = _care(args, policy, base, sources)
+    load = _load(args, policy, sources)
+    load_paused = _load_paused(args, policy, base, load, sources)
+    checkpoint_s, size_bytes = _checkpoint(args, base, sources)
+    return Asked(
+        site=Site(policy=policy, load=load, load_paused=load_paused, checkpoint_s=checkpoint_s),
+        title=title,
+        size_bytes=size_bytes,
+        promised_s=None if args.disk is None else checkpoint_s / _FIRST_RUN,
+        battery_wh=battery_wh,
+        sources=sources,
+    )
+
+
+def _base(args: argparse.Namespace) -> _Base:
+    path = Path(args.config)
+    is_default = str(path) == CONFIG and "POWERGUARD_CONFIG" not in os.environ
+    if args.no_settings or (is_default and not path.exists()):
+        defaults = Policy(boot_id="size", ups="ups")
+        return _Base(policy=defaults, trainers=(), title="UPS", battery_wh=None, origin="default")
+    settings = load(path)
+    made = policy_of(settings, boot_id="size", today=datetime.now(UTC).date())
+    trainers = tuple(
+        Trainer(name=each.name, conduct=each.conduct, checkpoint_s=each.checkpoint_s, disk=each.disk)
+        for each in made.trainers
+    )
+    ups = settings.ups[settings.feed]
+    return _Base(policy=made, trainers=trainers, title=settings.feed, battery_wh=ups.battery_wh, origin="settings")
+
+
+def _one_of(args: argparse.Namespace, *options: str) -> None:
+    given = [f"--{name.replace('_', '-')}" for name in options if getattr(args, name) is not None]
+    if len(given) > 1:
+        msg = f"{' and '.join(given)} contradict each other; keep one"
+        raise AmountError(msg)
+
+
+def _battery(args: argparse.Namespace, base: _Base, sources: dict[str, str]) -> tuple[Policy, str, float | None]:
+    """Return the policy with its table and rating, the UPS in words, and the nameplate energy."""
+    _one_of(args, "ups", "table", "battery_wh")
+    if args.models is not None and args.ups is None:
+        msg = f"--models {args.models[:64]} says nothing without --ups: give the model that is meant by --ups NAME"
+        raise AmountError(msg)
+    policy, title, battery_wh = base.policy, base.title, base.battery_wh
+    rating_w = None if args.rating_w is None else amounts.watts("--rating-w", args.rating_w)
+    if args.ups is not None:
+        models = known_models(None if args.models is None else Path(args.models))
+        try:
+            title, model = find_model(models, args.ups)
+        except LookupError as error:
+            msg = f"--ups: {error.args[0]} (or give --table)"
+            raise AmountError(msg) from None
+        points = tuple((load_pct / 100.0, tau_s) for load_pct, tau_s in model.table.items())
+        rating_w, battery_wh = rating_w or model.rating_w, None
+        policy = replace(policy, runtime_table=points, table_origin="settings")
+        sources["tau"] = f"{title}: {model.source}"
+        if model.origin is Origin.GAUGE:
+            title = f"{title} (as one such UPS reported, not the maker's figures)"
+    elif args.table is not None:
+        policy = replace(policy, runtime_table=amounts.table("--table", args.table), table_origin="settings")
+        title, battery_wh, sources["tau"] = "UPS", None, "--table"
+    elif args.battery_wh is not None:
+        battery_wh = amounts.watt_hours("--battery-wh", args.battery_wh)
+        rating_w = rating_w or policy.rating_w
+        if rating_w is None:
+            msg = "--battery-wh says nothing without --rating-w (the rated watts of the UPS)"
+            raise AmountError(msg)
+        policy = replace(policy, runtime_table=nameplate_table(battery_wh, rating_w), table_origin="nameplate")
+        title = f"UPS of {rating_w:g} W with {battery_wh:g} Wh"
+        sources["tau"] = "made from the nameplate, cautiously: --battery-wh and the rating"
+    elif policy.runtime_table:
+        nameplate = policy.table_origin == "nameplate"
+        sources["tau"] = "made from battery_wh of the settings, cautiously" if nameplate else "runtime_table, settings"
+        if nameplate and rating_w is not None and battery_wh is not None:
+            policy = replace(policy, runtime_table=nameplate_table(battery_wh, rating_w))
+    else:
+        where = "the settings have no runtime_table" if base.origin == "settings" else "there are no settings"
+        msg = (
+            f"which battery? {where}: give --ups MODEL (known: {', '.join(sorted(known_models()))}), --table "
+            "50:540,75:360,100:240 of the data sheet, or --battery-wh and --rating-w"
+        )
+        raise AmountError(msg)
+    return replace(policy, rating_w=rating_w or policy.rating_w), title, battery_wh
+
+
+def _care(args: argparse.Namespace, policy: Policy, base: _Base, sources: dict[str, str]) -> Policy:
+    """Return the policy with health, margin, reserve and stop as they were asked for."""
+    sources["health"] = PRESUMED[policy.health_from]
+    sources["margin"] = sources["reserve_s"] = sources["stop"] = base.origin
+    if args.health is not None:
+        policy = replace(policy, health=amounts.share("--health", args.health, 0.2, 1.0))
+        sources["health"] = "--health"
+    if args.margin is not None:
+        policy = replace(policy, margin=amounts.share("--margin", args.margin, 0.0, 0.9))
+        sources["margin"] = "--margin"
+    if args.reserve_s is not None:
+        policy = replace(policy, reserve_s=amounts.seconds("--reserve-s", args.reserve_s, 0.0, 1800.0))
+        sources["reserve_s"] = "--reserve-s"
+    if args.stop_s is not None:
+        stop_s = amounts.seconds("--stop-s", args.stop_s, 1.0, 3600.0)
+        policy = replace(
+            policy,
+            stop_q95_s=stop_s,
+            force_after_s=max(stop_s, policy.force_after_s),
+            stop_median_s=min(stop_s, policy.stop_median_s),
+        )
+        sources["stop"] = "--stop-s"
+    return policy
+
+
+def _power(args: argparse.Namespace, policy: Policy, name: str, least: float, sources: dict[str, str]) -> float | None:
+    """Return a load in watts or percent of the rating as a share; None where it was not told."""
+    in_watts, in_percent = getattr(args, f"{name}_w"), getattr(args, f"{name}_pct")
+    _one_of(args, f"{name}_w", f"{name}_pct")
+    if in_percent is not None:
+        sources[name] = f"--{name}-pct"
+        return amounts.percent(f"--{name}-pct", in_percent, least, 1000.0) / 100.0
+    if in_watts is None:
+        return None
+    value = amounts.watts(f"--{name}-w", in_watts)
+    if policy.rating_w is None:
+        msg = f"--{name}-w: watts of what? give --rating-w (the rated watts of the UPS), or --{name}-pct"
+        raise AmountError(msg)
+    sources[name] = f"--{name}-w {value:g} W of {policy.rating_w:g} W"
+    return value / policy.rating_w
+
+
+def _load(args: argparse.Namespace, policy: Policy, sources: dict[str, str]) -> float:
+    load = _power(args, policy, "load", 1.0, sources)
+    if load is not None:
+        return load
+    sources["load"] = "not told: counted as full (--load-w, --load-pct)"
+    return 1.0
+
+
+def _load_paused(args: argparse.Namespace, policy: Policy, base: _Base, load: float, sources: dict[str, str]) -> float:
+    told = _power(args, policy, "paused", 0.5, sources)
+    if told is not None:
+        if told > load * (1 + 1e-9):
+            msg = f"the paused load ({100 * told:g} %) is more than the load ({100 * load:g} %): swapped?"
+            raise AmountError(msg)
+        return min(told, load)
+    trainers = base.trainers or (Trainer(name="training", conduct=Conduct.PAUSE),)
+    paused = sums.paused_load(policy, trainers, load)
+    if paused == load:
+        sources["paused"] = "the load: no trainer of the settings pauses"
+    else:
+        sources["paused"] = f"load x {policy.paused_load_share:g} ({base.origin}; a drill measures it)"
+    return paused
+
+
+def _checkpoint(args: argparse.Namespace, base: _Base, sources: dict[str, str]) -> tuple[float, float | None]:
+    """Return the seconds from order to durable, and the bytes that this host writes."""
+    _one_of(args, "params", "bytes")
+    size = None if args.bytes is None else amounts.size_bytes("--bytes", args.bytes)
+    hosts = amounts.whole("--hosts", args.hosts, 1, 1e6) if args.hosts is not None else 1.0
+    written = "" if size is None else "--bytes"
+    if args.params is not None:
+        each = BYTES_PER_PARAMETER
+        if args.bytes_per_param is not None:
+            each = amounts.number("--bytes-per-param", args.bytes_per_param, 0.5, 64)
+        size = amounts.parameters("--params", args.params) * each
+        written = f"--params {args.params} x {each:g} bytes" + (
+            " (Adam, mixed precision, all states)" if args.bytes_per_param is None else ""
+        )
+    elif args.bytes_per_param is not None:
+        msg = "--bytes-per-param goes with --params"
+        raise AmountError(msg)
+    if size is None and hosts != 1.0:
+        msg = "--hosts goes with --params or --bytes: it says over how many hosts they are written"
+        raise AmountError(msg)
+    if size is not None:
+        size /= hosts
+        sources["size_bytes"] = written + (f" / {hosts:g} hosts" if hosts != 1.0 else "")
+    if args.checkpoint_s is not None:
+        if args.disk is not None:
+            msg = "--checkpoint-s and --disk contradict each other; keep one"
+            raise AmountError(msg)
+        sources["checkpoint_s"] = "--checkpoint-s"
+        return amounts.seconds("--checkpoint-s", args.checkpoint_s, 0.1, 86400.0), size
+    if args.disk is not None:
+        if size is None:
+            msg = "--disk says nothing without --params or --bytes"
+            raise AmountError(msg)
+        took_s = _FIRST_RUN * size / amounts.rate_bytes("--disk", args.disk)
+        sources["checkpoint_s"] = f"size / --disk {args.disk} x {_FIRST_RUN:g} (not measured yet)"
+        return amounts._within("checkpoint", took_s, 0.0, 1e7, "s"), size  # noqa: SLF001
+    if size is not None:
+        msg = f"how fast is it written? {written.split()[0]} needs --disk 0.4GB/s, or --checkpoint-s as measured"
+        raise AmountError(msg)
+    if base.trainers:
+        sources["checkpoint_s"] = "trainers of the settings (summed over a shared disk)"
+        return sums.checkpoint_s(base.trainers, 0.0), None
+    sources["checkpoint_s"] = "default, not told (--checkpoint-s, or --bytes and --disk)"
+    return _DEFAULT_CHECKPOINT_S, None
+
+
+__all__ = ["AmountError", "Asked", "SettingsError", "asked"]

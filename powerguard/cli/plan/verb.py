@@ -1,0 +1,247 @@
+"""`powerguard plan`: does it fit, what happens next and when, with a picture; and every term of the sums."""
+
+import argparse
+import json
+from typing import Any, Final
+
+from powerguard.cli.client import DownError, RefusedError, add_options, get
+from powerguard.cli.page import Section, write
+from powerguard.cli.render import Paint, clean, clock_of, duration, fold, is_endless, is_utf8, moment, table
+from powerguard.cli.shared import EX_DOWN, EX_USAGE, Subparsers, fail
+from powerguard.cli.status import BEGUN, CALLED_OFF, describe_step
+
+_SIZE_OPTIONS: Final = (
+    ("--params", "N", "size of the model: 70B, 650M"),
+    ("--bytes-per-param", "N", "bytes of each parameter in the checkpoint (16: Adam, mixed precision, all states)"),
+    ("--hosts", "N", "hosts over which --params or --bytes are written (1)"),
+    ("--bytes", "SIZE", "size of the checkpoint: 8.5GB"),
+    ("--disk", "RATE", "how fast it is written: 0.4GB/s (counted twice as long until it was measured)"),
+    ("--checkpoint-s", "S", "seconds that a checkpoint was measured to take"),
+    ("--load-w", "W", "what the UPS carries while training: 4500W, 4.5kW"),
+    ("--load-pct", "PCT", "the same, in percent of its rating (100)"),
+    ("--paused-w", "W", "what it carries while training is paused"),
+    ("--paused-pct", "PCT", "the same, in percent of its rating (0.6 of the load)"),
+    ("--ups", "MODEL", "a model that is known, such as 'APC SRT 6000VA'"),
+    ("--models", "FILE", "your own models (/etc/powerguard/ups-models.yaml)"),
+    ("--table", "PCT:S,...", "runtime of a new battery by load, of the data sheet: 50:540,75:360,100:240"),
+    ("--battery-wh", "WH", "instead, cautiously: energy of the battery as printed on it"),
+    ("--rating-w", "W", "rated watts of the UPS (not VA)"),
+    ("--health", "SHARE", "share of a new battery that this one holds (0.75)"),
+    ("--margin", "SHARE", "share of the energy that is not planned with (0.2)"),
+    ("--reserve-s", "S", "seconds in reserve after the power-off (60)"),
+    ("--stop-s", "S", "seconds that the host needs to stop (110)"),
+)
+
+
+def register(subparsers: Subparsers) -> None:
+    """Add the verb to the command line."""
+    parser = subparsers.add_parser(
+        "plan",
+        help="show the budget and what would happen next",
+        description="Show whether checkpoint and stop fit the battery, until when training goes on, when it pauses and "
+        "when the host powers off, with a picture: by the very sums that decide. --terms shows every term of them. "
+        "Exit 0: a full stop fits; 1: it does not; 4: the daemon is down.",
+    )
+    parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every term")
+    parser.add_argument("--picture", action="store_true", help="the picture alone: the budget as a bar over time")
+    parser.add_argument("--terms", action="store_true", help="show every term of the sums, and where it comes from")
+    parser.add_argument(
+        "--html", metavar="FILE", default=None, help="write a page with the energy left over time; - for stdout"
+    )
+    add_options(parser, reads=True)
+    _add_size(parser)
+    parser.set_defaults(run=run)
+
+
+def _add_size(parser: argparse.ArgumentParser) -> None:
+    size = parser.add_argument_group(
+        "is the battery large enough?",
+        "--size answers without a daemon, from the settings where there are some and from these options over them. "
+        "Exit 0: a full stop fits; 1: it does not.",
+    )
+    size.add_argument("--size", action="store_true", help="check the capacity of a site and show what would fix it")
+    size.add_argument("--no-settings", action="store_true", help="pass the settings over: another site than this host")
+    size.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
+    for option, metavar, text in _SIZE_OPTIONS:
+        size.add_argument(option, metavar=metavar, default=None, help=text)
+
+
+def run(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    if args.size:
+        from powerguard.cli.plan.size import run as run_size
+
+        return run_size(args)
+    alone = [option for option, _, _ in _SIZE_OPTIONS if getattr(args, option[2:].replace("-", "_")) is not None]
+    if alone:
+        return fail(args, "plan", f"{', '.join(alone)} only with --size", EX_USAGE)
+    try:
+        told = get(args, "/api/v1/plan")
+    except (DownError, RefusedError) as error:
+        return fail(args, "plan", str(error), EX_DOWN)
+    if args.html is not None and (trouble := _write(told, args.html)):
+        return fail(args, "plan", trouble, EX_USAGE)
+    if args.json:
+        print(json.dumps(told, indent=2))
+    elif args.html != "-":
+        print("\n".join(_picture(told) if args.picture else fold(describe(told, Paint(), has_terms=args.terms))))
+    reasons = {reason["name"] for reason in told["reasons"]}
+    fits = told["fits"] and told["grade"] == "full" and not {"undersized", "not_protected"} & reasons
+    return 0 if fits else 1
+
+
+def _picture(told: dict[str, Any]) -> list[str]:
+    lines = _drawn(told, Paint())
+    if not lines:
+        return ["Nothing to draw: the runtime is unknown, or the host is shutting down."]
+    return [f"{_when(told)}:", *lines]
+
+
+def _drawn(told: dict[str, Any], paint: Paint) -> list[str]:
+    from powerguard.cli.plan import picture
+
+    return picture.text(picture.from_plan(told), paint, utf8=is_utf8(), width=picture.room())
+
+
+def _when(told: dict[str, Any]) -> str:
+    return "If utility failed now" if told["assumes_utility_fails_now"] else "From now, if nothing changes"
+
+
+def _host(told: dict[str, Any]) -> str:
+    """Return the host's name; of a daemon that does not tell it, "this host"."""
+    return clean((told.get("host") or {}).get("name") or "this host")
+
+
+def _write(told: dict[str, Any], path: str) -> str:
+    """Write the page; return why not, or ""."""
+    from powerguard.cli.plan import picture
+
+    rows = _terms(told)
+    title = "what happens if the power fails now"
+    if told["phase"] != "online":
+        again = told["assumes_utility_fails_now"]
+        title = "what happens if the power fails again now" if again else "what happens next in this outage"
+    text = picture.page(
+        title=f"{_host(told)}: {title}",
+        verdict=_verdict(told)[0],
+        mood={"green": "good", "yellow": "warn", "red": "bad"}[_verdict(told)[1]],
+        stretches=picture.from_plan(told),
+        notes=[*_steps(told), *(clean(reason["text"]) for reason in told["reasons"])],
+        sections=(
+            Section("The terms of the sums", ("term", "symbol", "value", "where it comes from"), rows, numbers=(2,)),
+        ),
+        since="now",
+        footer=f"powerguard {clean(told['version'])} on {_host(told)}, plan of {moment(told['at'])}; phase "
+        f"{clean(told['phase']).replace('_', ' ')}, {clean(told['mode'])}.",
+    )
+    return write(path, text)
+
+
+def _verdict(told: dict[str, Any]) -> tuple[str, str]:
+    """Return the verdict as a sentence, and its colour."""
+    slack_s = told["slack_s"]
+    if told["phase"] == "shutdown":
+        return "The power-off is decided; nothing in this boot undoes it.", "red"
+    if slack_s is None:
+        return "It is not known how long the battery lasts.", "red"
+    if is_endless(slack_s):
+        return "It fits: with training paused, a feed that has utility carries the host.", "green"
+    terms = {term["name"]: term["value"] for term in told["terms"]}
+    stop = f"{clean(told['grade'])} stop"
+    needs = f"the {stop} needs" if told["phase"] == "holding" else f"checkpoint and {stop} need"
+    gives = f"the battery gives {duration(terms.get('reff_paused_s'))} with training paused"
+    sums = f"{needs} {duration(terms.get('need_s'))}, {gives}"
+    if slack_s < 0.0:
+        return f"It does not fit: {sums}. {duration(-slack_s)} less is left than is needed.", "red"
+    slack = f"{sums}. Slack {duration(slack_s)}."
+    if told["fits"] and told["grade"] != "full":
+        return f"Only a {clean(told['grade'])} stop fits: {slack}", "yellow"
+    if told["fits"]:
+        return f"It fits: {slack}", "green"
+    if told["phase"] in BEGUN:
+        return f"It still fits: {slack}", "yellow"
+    return f"It does not fit three quarters of the runtime: {slack}", "red"
+
+
+def describe(told: dict[str, Any], paint: Paint, *, has_terms: bool = False) -> list[str]:
+    """Return the plan as lines: the answer, what happens when, the picture; the terms only where they are asked for."""
+    phase = clean(told["phase"]).replace("_", " ")
+    lines = [f"{_host(told)}: {phase}, {clean(told['mode'])}", paint(*_verdict(told)), "", f"{_when(told)}:"]
+    lines += [f"  {step}" for step in _steps(told)]
+    drawn = _drawn(told, paint)
+    if drawn:
+        lines += ["", *drawn]
+    if told["reasons"]:
+        lines += ["", *(f"{paint('!', 'yellow')} {clean(reason['text'])}" for reason in told["reasons"])]
+    if has_terms:
+        return [*lines, "", *table(_terms(told), indent="")]
+    return [*lines, "", "Every term of these sums: powerguard plan --terms"]
+
+
+def _steps(told: dict[str, Any]) -> list[str]:
+    names = {reason["name"] for reason in told["reasons"]}
+    if "aborted" in names:
+        return [CALLED_OFF]
+    is_suspended = "maintenance" in names
+    steps = [describe_step(step, is_suspended=is_suspended) for step in told["next"]]
+    pause = next((step for step in told["next"] if step["action"] == "emergency_checkpoint" and step["at"]), None)
+    if pause is not None and pause["in_s"] > 0.0:
+        steps.insert(0, f"training goes on for {duration(pause['in_s'])}, until {clock_of(pause['at'])}")
+    return steps
+
+
+_WORDS: Final = {
+    "load_now": "load",
+    "load_paused": "load with training paused",
+    "health": "battery health",
+    "recharge_s": "recharge",
+    "used": "energy used",
+    "left_by_account": "energy left, by our account",
+    "left_by_charge": "energy left, by the charge",
+    "left_by_runtime": "energy left, by the runtime",
+    "left": "energy left",
+    "usable": "energy that counts",
+    "tau_now_s": "new battery lasts",
+    "tau_paused_s": "new battery lasts, paused",
+    "cut_in_s": "UPS cuts its output in",
+    "reff_now_s": "battery gives",
+    "reff_paused_s": "battery gives, paused",
+    "checkpoint_s": "checkpoint",
+    "grade": "kind of stop",
+    "host_stop_s": "host stops in",
+    "ups_off_s": "UPS switches off in",
+    "reserve_s": "reserve",
+    "stop_s": "stop, in all",
+    "need_s": "needed, in all",
+    "slack_s": "slack",
+    "fits": "fits",
+}
+
+
+def _terms(told: dict[str, Any]) -> list[tuple[str, str, str, str]]:
+    """Return the terms as rows: in words, symbol, value, source.
+
+    Once training was paused, three quarters are no verdict on what fits the whole.
+    """
+    misleads = told["phase"] in BEGUN and not told["fits"] and (told["slack_s"] is not None and told["slack_s"] >= 0.0)
+    rows = []
+    for term in told["terms"]:
+        if misleads and term["name"] == "fits":
+            continue
+        name, _, whose = term["name"].partition(".")
+        words = _WORDS.get(name, "") + (f" of {whose}" if whose else "")
+        rows.append((clean(words), clean(term["name"]), _value(term), clean(term["source"])))
+    return rows
+
+
+def _value(term: dict[str, Any]) -> str:
+    value = term["value"]
+    if value is None:
+        return "?"
+    if isinstance(value, bool):
+        return "yes" if value else "no"
+    if term["unit"] == "share" and isinstance(value, int | float):
+        return f"{100 * value:.1f} %"
+    if term["unit"] == "s" and isinstance(value, int | float):
+        return "endless" if is_endless(value) else duration(value)
+    return clean(value)

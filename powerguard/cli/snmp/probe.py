@@ -1,0 +1,384 @@
+"""`powerguard snmp probe HOST`: ask a card once; show what it says, what is believed, and what not and why.
+
+A walk of a device that its site can give away: every number, and no name, address or serial number.
+"""
+
+import argparse
+import asyncio
+import json
+import re
+import sys
+from collections.abc import Iterable, Mapping, Sequence
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any, Final
+
+from pydantic import ValidationError
+
+from powerguard.cli.render import Paint, clean, duration, table
+from powerguard.cli.shared import EX_NOTHING, EX_USAGE, fail
+from powerguard.core.model.events import OutputSource
+from powerguard.options import SecretError
+from powerguard.ups.profiles.decode import Decoded
+from powerguard.ups.profiles.load import Profiles, load_profiles
+from powerguard.ups.profiles.probe import identity
+from powerguard.ups.profiles.schema import Profile
+from powerguard.ups.profiles.vocabulary import Answer, Missing, Oid, below, parts
+from powerguard.ups.profiles.walk import format_walk
+from powerguard.ups.snmp.discovery import SYS_DESCR, SYS_OBJECT_ID
+from powerguard.ups.snmp.options import SnmpOptions
+from powerguard.ups.snmp.port import CardPort, SnmpError
+from powerguard.ups.snmp.source import ProbeReport, probe
+
+_LONGEST: Final = 200
+_UNITS: Final = {
+    "charge_pct": "%",
+    "load_pct": "%",
+    "watts": "W",
+    "input_voltage": "V",
+    "battery_temp_c": "C",
+    "amps": "A",
+}
+_KEYS: Final = {"input_voltage": "input_v"}
+"""Where a key has another name than the field of a reading that it is."""
+
+
+def plain(value: float | None) -> float | int | None:
+    """Return a number without a needless fraction."""
+    return int(value) if value is not None and value == int(value) else value
+
+
+def raw_of(raw: Answer | str) -> int | str:
+    """Return what a device answered, as JSON can hold it: a number, text, hexadecimal digits, or why there is none."""
+    match raw:
+        case Missing():
+            return raw.value
+        case int():
+            return raw
+        case bytes():
+            text = raw.decode("utf-8", "replace")
+            return text[:_LONGEST] if text.isprintable() else f"0x{raw[: _LONGEST // 2].hex()}"
+        case _:
+            return str(raw)
+
+
+def shape(
+    name: str,
+    profiles: Sequence[Profile],
+    decoded: Decoded,
+    answers: Mapping[str, Answer],
+    *,
+    from_: Mapping[str, object],
+    notes: Sequence[str] = (),
+) -> dict[str, Any]:
+    """Return the JSON object. name: of its `object`; from_: where the values come from; notes: further warnings."""
+    sys_object_id, sys_descr = identity(answers)
+    is_ups = decoded.kind == "ups"
+    replace = True if decoded.replace_battery else (False if decoded.replace_told else None)
+    return {
+        "schema_version": 1,
+        "object": name,
+        **from_,
+        "kind": decoded.kind,
+        "profile": profiles[0].name,
+        "profiles": [profile.name for profile in profiles],
+        "output_source": (decoded.output_source or OutputSource.UNKNOWN).value if is_ups else None,
+        "on_battery": decoded.on_battery if is_ups else None,
+        "battery_status": decoded.battery_status.value if decoded.battery_status else None,
+        "runtime_s": plain(decoded.runtime_s),
+        "charge_pct": plain(decoded.charge_pct),
+        "load_pct": plain(decoded.load_pct),
+        "load_lines": [plain(line) for line in decoded.load_lines] or None,
+        "watts": plain(decoded.watts),
+        "replace_battery": replace if is_ups else None,
+        "input_voltage": plain(decoded.input_v),
+        "battery_temp_c": plain(decoded.battery_temp_c),
+        "amps": plain(decoded.amps),
+        "outlets": {number: state.value for number, state in decoded.outlets} or None,
+        "on_battery_s": plain(decoded.on_battery_s),
+        "output_off_in_s": plain(decoded.output_off_in_s),
+        "low_battery": decoded.low_battery if is_ups else None,
+        "alarms": list(decoded.alarms),
+        "witnesses": list(decoded.witnesses),
+        "stale": decoded.stale,
+        "device": {"sys_descr": sys_descr or None, "sys_object_id": sys_object_id or None},
+        "provenance": {_key_of(field): told_by for field, told_by in decoded.provenance},
+        "rejected": [
+            {"field": _key_of(one.field), "object": str(one.oid), "raw": raw_of(one.raw), "why": one.why}
+            for one in decoded.rejected
+        ],
+        "warnings": [*decoded.warnings, *notes],
+    }
+
+
+def _key_of(field: str) -> str:
+    return next((key for key, name in _KEYS.items() if name == field), field)
+
+
+def describe(told: Mapping[str, Any]) -> list[str]:
+    """Return the object as lines for people."""
+    paint = Paint(sys.stdout)
+    where = told.get("host") or told.get("file") or ""
+    lines = [f"{clean(where)}: {told['kind']}, {', '.join(told['profiles'])}"]
+    device = told["device"]
+    lines.append(
+        f"  {clean(device['sys_descr'] or 'no sysDescr')} ({clean(device['sys_object_id'] or 'no sysObjectID')})"
+    )
+    if told["stale"]:
+        lines.append(paint(f"  frozen: {clean(told['stale'])}", "red"))
+    rows = [(key, *_row(told, key)) for key in _shown(told)]
+    lines += table([(key, text, told_by) for key, text, told_by in rows])
+    if told["outlets"]:
+        by_state: dict[str, list[str]] = {}
+        for number, state in told["outlets"].items():
+            by_state.setdefault(state, []).append(number)
+        lines += table([(f"outlets {state}", clean(", ".join(numbers))) for state, numbers in by_state.items()])
+    if told["alarms"]:
+        lines.append(f"  alarms: {', '.join(told['alarms'])}")
+    if told["rejected"]:
+        lines.append("not believed")
+        lines += table(
+            [
+                (one["field"], clean(one["object"]), f"{clean(one['raw'])}: {clean(one['why'])}")
+                for one in told["rejected"]
+            ]
+        )
+    lines += [paint(f"warning: {clean(warning)}", "yellow") for warning in told["warnings"]]
+    return lines
+
+
+def _shown(told: Mapping[str, Any]) -> list[str]:
+    ups = ["output_source", "on_battery", "battery_status", "runtime_s", "charge_pct", "load_pct", "watts"]
+    ups += ["replace_battery", "input_voltage", "battery_temp_c", "on_battery_s", "output_off_in_s"]
+    pdu = ["watts", "amps", "load_pct", "input_voltage"]
+    return ups if told["kind"] == "ups" else pdu
+
+
+def _row(told: Mapping[str, Any], key: str) -> tuple[str, str]:
+    value = told[key]
+    told_by = told["provenance"].get(key, "")
+    if value is None:
+        return "?", ""
+    if isinstance(value, bool):
+        return ("yes" if value else "no"), told_by
+    if key.endswith("_s"):
+        return f"{duration(value)} ({value} s)", told_by
+    text = f"{value} {_UNITS[key]}" if key in _UNITS else str(value)
+    if key == "load_pct" and told["load_lines"] is not None and len(told["load_lines"]) > 1:
+        text += f" (lines {', '.join(map(str, told['load_lines']))})"
+    return text, told_by
+
+
+REMOVED: Final = b"<removed>"
+_SYS_DESCR: Final = "1.3.6.1.2.1.1.1.0"
+_UPS_MODEL: Final = (
+    "1.3.6.1.2.1.33.1.1.1.0",
+    "1.3.6.1.2.1.33.1.1.2.0",
+    "1.3.6.1.2.1.33.1.1.3.0",
+    "1.3.6.1.2.1.33.1.1.4.0",
+)
+"""RFC 1628 upsIdentManufacturer, Model, UPSSoftwareVersion, AgentSoftwareVersion."""
+_KEPT: Final = frozenset({_SYS_DESCR, "1.3.6.1.2.1.1.2.0", "1.3.6.1.2.1.1.3.0", *_UPS_MODEL})
+_SYSTEM: Final = "1.3.6.1.2.1.1"
+_SERIAL: Final = re.compile(r"(?i)\b(s/?n|serial(?:\s*(?:number|no\.?|num))?)\s*[:=#]?\s*[A-Z0-9-]{4,}")
+_ADDRESS: Final = re.compile(
+    r"\b[0-9]{1,3}(?:\.[0-9]{1,3}){3}\b|\b[0-9A-Fa-f]{2}(?:[:-][0-9A-Fa-f]{2}){5}\b|[^\s@]+@[^\s@]+"
+)
+_READING: Final = re.compile(rb"\s*[+-]?[0-9]{1,6}(\.[0-9]{1,3})?\s*|[01]{8,128}")
+"""A number that a device sends as text, or a string of flags; a serial number of digits alone has more of them."""
+
+HEADER: Final = """\
+# A walk of a power supply, written by `powerguard snmp probe --save`; OID|tag|value.
+# Text that no profile reads ({removed} objects) is replaced by {mark}: names, places, serial numbers and addresses are
+# most of it. Numbers stand as they were answered. Look through it before you give it away.
+"""
+
+
+def enterprise(oid: str) -> str | None:
+    """Return the node of the maker that an OID is below: 1.3.6.1.4.1.318. None for any other OID."""
+    found = re.match(r"1\.3\.6\.1\.4\.1\.[0-9]+(?=\.|$)", oid)
+    return found[0] if found else None
+
+
+def roots(profiles: Iterable[Profile], sys_object_id: str) -> list[str]:
+    """Return the subtrees worth walking: who it is, RFC 1628, and the makers' that profiles and the device name.
+
+    Where neither names one, all makers'.
+    """
+    named = [profile.base for profile in profiles if profile.base is not None]
+    makers = [maker for oid in (*named, sys_object_id) if (maker := enterprise(oid)) is not None]
+    # net-snmp's own node holds the agent's statistics, not a power supply.
+    makers = [one for one in dict.fromkeys(makers) if one != "1.3.6.1.4.1.8072"]
+    return [_SYSTEM, "1.3.6.1.2.1.33", *(makers or ["1.3.6.1.4.1"])]
+
+
+def anonymous(answers: Mapping[str, Answer], profiles: Iterable[Profile]) -> tuple[dict[str, Answer], int]:
+    """Return the answers without what could name a site, and how many were taken out."""
+    read: set[str] = set()
+    columns: list[str] = []
+    for profile in profiles:
+        read.update(profile.scalars())
+        columns.extend(profile.columns())
+    kept: dict[str, Answer] = {}
+    removed = 0
+    for oid, answer in answers.items():
+        if below(oid, _SYSTEM) and oid not in _KEPT:
+            removed += 1
+            continue
+        if not isinstance(answer, bytes):
+            kept[oid] = answer
+            continue
+        known = oid in read or oid in _KEPT or any(below(oid, column) for column in columns)
+        kept[oid] = _without_names(answer) if known or _READING.fullmatch(answer) else REMOVED
+        removed += kept[oid] != answer
+    return kept, removed
+
+
+def _without_names(text: bytes) -> bytes:
+    shown = text.decode("utf-8", "replace")
+    mark = REMOVED.decode()
+    cleaned = _ADDRESS.sub(mark, _SERIAL.sub(lambda found: f"{found[1]}: {mark}", shown))
+    return text if cleaned == shown else cleaned.encode()
+
+
+def walk_file(answers: Mapping[str, Answer], profiles: Iterable[Profile]) -> str:
+    """Return the text of the file."""
+    kept, removed = anonymous(answers, profiles)
+    return HEADER.format(removed=removed, mark=REMOVED.decode()) + format_walk(kept)
+
+
+MOST_OBJECTS: Final = 5000
+_WITH_PORT: Final = re.compile(r"([^\[\]:]+|\[[^\[\]]*\]):([0-9]{1,5})")
+"""host:port; a bare IPv6 address has more colons."""
+WALK_S: Final = 180.0
+"""A slow card answers 5 objects a second; whoever waits wants to know when it ends."""
+
+
+def run_probe(args: argparse.Namespace) -> int:
+    """Carry out the verb."""
+    verb = "snmp probe"
+    if (with_port := _WITH_PORT.fullmatch(args.host)) is not None:
+        return fail(args, verb, f"{args.host}: write {with_port[1]} --port {with_port[2]}", EX_USAGE)
+    try:
+        options = options_of(args)
+    except ValidationError as error:
+        why = "; ".join(_told(problem) for problem in error.errors())
+        return fail(args, verb, why, EX_USAGE)
+    if args.save is not None and Path(args.save).exists():
+        return fail(args, verb, f"{args.save}: is there already; name a file that is not", EX_USAGE)
+    try:
+        look = asyncio.run(_look(options, args))
+    except (SnmpError, SecretError) as error:
+        return fail(args, verb, str(error), EX_NOTHING)
+    if args.save is not None:
+        try:
+            with Path(args.save).open("x", encoding="utf-8") as file:
+                file.write(walk_file(look.walked, look.profiles.every()))
+        except OSError as error:
+            return fail(args, verb, f"{args.save}: {error.strerror}", EX_NOTHING)
+    if look.report is None:
+        return fail(args, verb, f"{look.because}; what it says is saved as {args.save}", EX_NOTHING)
+    told = _shape(look.report, [look.profiles.by_name[name] for name in look.report.profiles], args.host)
+    told["saved"] = args.save
+    print(json.dumps(told, indent=2) if args.json else "\n".join(_lines(told)))
+    return 0
+
+
+def options_of(args: argparse.Namespace) -> SnmpOptions:
+    """Return what was asked for as the settings of a source. Raises ValidationError."""
+    version = args.snmp_version or ("2c" if args.user is None else "3")
+    given: dict[str, Any] = {
+        "kind": "snmp",
+        "host": args.host,
+        "port": args.port,
+        "version": int(version) if version.isdigit() else version,
+        "timeout_s": args.timeout,
+        "user": args.user,
+        "profile": args.profile,
+    }
+    for key in ("community", "auth", "priv"):
+        file = getattr(args, f"{key}_file")
+        given[key] = None if file is None else {"file": str(Path(file).absolute())}
+    for key in ("auth_protocol", "priv_protocol"):
+        if getattr(args, key) is not None:
+            given[key] = getattr(args, key)
+    return SnmpOptions.model_validate(given)
+
+
+def _told(problem: Any) -> str:  # noqa: ANN401 - pydantic's own
+    where = ".".join(str(part) for part in problem["loc"])
+    return f"{where + ': ' if where else ''}{problem['msg'].removeprefix('Value error, ')}"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Look:
+    """What was found. report None: no family fits, because; then there is only the walk."""
+
+    report: ProbeReport | None
+    because: str
+    profiles: Profiles
+    walked: dict[str, Answer]
+
+
+async def _look(options: SnmpOptions, args: argparse.Namespace) -> _Look:
+    profiles = await asyncio.to_thread(load_profiles, Path(args.site))
+    report, because = None, ""
+    walked: dict[str, Answer] = {}
+    try:
+        report = await probe(options, profiles=profiles, with_pdus=True)
+    except SnmpError as error:
+        if error.unanswered or args.save is None:
+            raise
+        because = str(error)  # A card of no family that is known is the one whose walk is wanted most.
+    if args.save is not None:
+        chosen = [] if report is None else [profiles.by_name[name] for name in report.profiles]
+        walked = await _walk(options, chosen, quiet=args.json)
+        walked |= {} if report is None else report.raw
+    return _Look(report=report, because=because, profiles=profiles, walked=walked)
+
+
+async def _walk(options: SnmpOptions, profiles: list[Profile], *, quiet: bool) -> dict[str, Answer]:
+    """Walk all that is the power supply's, as far as MOST_OBJECTS and WALK_S reach."""
+    port = CardPort(options)
+    found: dict[str, Answer] = {}
+    try:
+        async with asyncio.timeout(WALK_S):
+            told = (await port.get([SYS_OBJECT_ID]))[SYS_OBJECT_ID]
+            for root in roots(profiles, told if isinstance(told, Oid) else ""):
+                after: str | None = None
+                while len(found) < MOST_OBJECTS:
+                    rows = await port.walk(root, after)
+                    found.update(rows)
+                    if not rows:
+                        break
+                    after = max(rows, key=parts)
+    except (TimeoutError, SnmpError) as error:
+        if not quiet:
+            why = str(error) or f"more than {WALK_S:g} s"
+            print(f"powerguard snmp probe: the walk is not whole: {clean(why)}", file=sys.stderr)
+    finally:
+        await port.close()
+    return found
+
+
+def _shape(report: ProbeReport, chosen: list[Profile], host: str) -> dict[str, Any]:
+    answers: dict[str, Answer] = {**report.raw, str(SYS_DESCR): report.identity.sys_descr.encode()}
+    told = shape("snmp-probe", chosen, report.decoded, answers, from_={"host": host}, notes=report.profile_problems)
+    told["device"]["sys_object_id"] = report.identity.sys_object_id or None
+    told["authenticated"] = report.authenticated
+    told["latency_s"] = round(report.latency_s, 4)
+    told["raw"] = {oid: raw_of(answer) for oid, answer in sorted(report.raw.items(), key=lambda one: parts(one[0]))}
+    told["saved"] = None
+    return told
+
+
+def _lines(told: dict[str, Any]) -> list[str]:
+    paint = Paint()
+    lines = describe(told)
+    lines.append(f"raw ({len(told['raw'])} objects, one poll takes {told['latency_s'] * 1000:.0f} ms)")
+    lines += table([(oid, clean(value)) for oid, value in told["raw"].items()])
+    if not told["authenticated"]:
+        lines.append(paint("not authenticated: anyone on the network between could have said this", "yellow"))
+    if told["saved"] is not None:
+        lines.append(f"saved as {clean(told['saved'])}, without names, addresses and serial numbers; look through it")
+    return lines

@@ -1,0 +1,432 @@
+"""Power-on methods: checked, armed at the commit, disarmed when the host is back; and the late decision to reboot.
+
+Utility may return after the commit and before the UPS cuts its output: AC never drops, and the BMC's always-on policy
+never acts. Each method here covers that power race for itself (docs/guides/return.md). The power-off waits for none of
+them longer than for its other preparations, and a method that fails does not affect the others.
+"""
+
+import math
+from collections.abc import Collection
+from dataclasses import replace
+
+from powerguard.core.decide.turn import Turn
+from powerguard.core.energy import account
+from powerguard.core.energy import budget as sums
+from powerguard.core.model import outcomes
+from powerguard.core.model.actions import (
+    ArmWay,
+    CheckWay,
+    DisarmWay,
+    EnsurePolicy,
+    Grade,
+    Level,
+    Reboot,
+    RestorePolicy,
+    Way,
+)
+from powerguard.core.model.events import Done, Failed, Outcome
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import (
+    Armed,
+    EmergencyCheckpoint,
+    Holding,
+    Obligation,
+    OnBattery,
+    Online,
+    Outage,
+    Recovery,
+    Shutdown,
+    State,
+    Supply,
+    TemporaryPolicy,
+)
+from powerguard.core.supply import fusion
+
+LIMIT_S = 5.0
+AGAIN_S = 60.0
+MOST_AGAIN_S = 3600.0
+"""What could not be taken back is tried again so often; once it ought to have acted, ever less often, down to this."""
+GIVE_UP_S = 86400.0
+"""For so long what the settings name no more is kept: they may name it again."""
+RESTORE_AGAIN_S = 3600.0
+SENTINEL_AFTER_S = 30.0
+"""After the host is off at the latest, and the UPS has cut: no sentinel powers on what still stops, or is about to."""
+RTC_AFTER_S = 60.0
+WATCHDOG_AFTER_S = 120.0
+"""Both after the latest moment at which the UPS may have cut its output (docs/decisions/0149)."""
+UNKNOWN_S = 3600.0
+"""For how long a battery of which nobody knows anything may go on."""
+MOST_WATCHDOG_S = 6553.0
+"""IPMI 2.0 section 27.6: 16 bits of tenths of a second."""
+BOOTS = 3
+BOOTS_WITHIN_S = 3600.0
+BACK_OFF_S = 3600.0
+MOST_BACK_OFF_S = 4 * 3600.0
+STUCK = "way_stuck"
+DOUBTFUL = "way_doubtful"
+"""Alarms: what is armed cannot be taken back; what may be armed cannot, as nobody knows of it or nobody is there."""
+_KEEPS_AWAY = (Way.RTC, Way.SENTINEL)
+"""Who can be told when to act, and so bring a host that came back too early back later."""
+
+
+def named(policy: Policy) -> list[tuple[Way, str]]:
+    """Return each way that the settings name, in its order; an output once for each UPS that this host switches off."""
+    found: list[tuple[Way, str]] = []
+    for way in policy.ways:
+        found += [(way, ups) for ups in policy.outputs] if way is Way.OUTPUT else [(way, "")]
+    return found
+
+
+def check(turn: Turn) -> None:
+    """Ask each way whether it could be armed, while the network still lives."""
+    for way, ups in named(turn.policy):
+        turn.order(CheckWay, limit_s=LIMIT_S, way=way, ups=ups)
+
+
+def arm(turn: Turn, outage: Outage, ways: Collection[Way], *, off_in_s: float, limit_s: float) -> tuple[str, ...]:
+    """Order each of these ways armed; return the ids. off_in_s: when the host is off at the latest.
+
+    A way that is armed already is ordered anew, with the time that counts now; an output's never twice. What acts after
+    the cut counts from that only once it is certain (`_retime`): an order to a UPS may fail. But the clock, where AC
+    drops whatever utility does: that brings the host back, unless its BMC has lied, and then nobody but the clock will,
+    whose alarm is for once and of no use while the output is off.
+    """
+    standing_s = sums.power_off_at_s(turn.state.feed)
+    wanted = [each for each in named(turn.policy) if each[0] in ways]
+    if any(way is Way.OUTPUT for way, _ in wanted) and not _may_cut(turn, standing_s):
+        wanted = [each for each in wanted if each[0] is not Way.OUTPUT]
+    outputs = [each for each in turn.state.armed if each.way is Way.OUTPUT and each.confirmed]
+    cuts_s = [each.acts_at_s for each in outputs]
+    cut_s = min([*cuts_s, math.inf]) if standing_s is None else standing_s
+    is_cut = cut_s < math.inf
+    dark_in_s = max(off_in_s, max([cut_s, *cuts_s]) - turn.now_s if is_cut else _empty_in_s(turn))
+    drops = bool(outputs) and all(each.returns == "cycles" for each in outputs)
+    wake_in_s = max(dark_in_s, _empty_in_s(turn)) if drops else dark_in_s
+    if dark_in_s + WATCHDOG_AFTER_S > MOST_WATCHDOG_S and (Way.WATCHDOG, "") in wanted:
+        wanted.remove((Way.WATCHDOG, ""))
+        because = f"the battery may last for {dark_in_s:.0f} s, and it counts to {MOST_WATCHDOG_S:.0f} at most"
+        turn.note("way_blocked", because, Level.WARNING, way=Way.WATCHDOG)
+    in_s = {
+        Way.OUTPUT: off_in_s + sums.CUT_GUARD_S,
+        Way.RTC: max(wake_in_s + RTC_AFTER_S, outage.back_off_s),
+        Way.SENTINEL: max((dark_in_s if is_cut else off_in_s) + SENTINEL_AFTER_S, outage.back_off_s),
+        Way.WATCHDOG: dark_in_s + WATCHDOG_AFTER_S,
+    }
+    ids: list[str] = []
+    for way, ups in wanted:
+        id_ = turn.order(ArmWay, limit_s=limit_s, way=way, outage=outage.id, in_s=round(in_s[way], 1), ups=ups)
+        acts_at_s = turn.now_s + in_s[way]
+        turn.owe(Armed(way=way, ups=ups, outage=outage.id, at_s=turn.now_s, acts_at_s=acts_at_s, order=id_))
+        ids.append(id_)
+    return tuple(ids)
+
+
+def _may_cut(turn: Turn, standing_s: float | None) -> bool:
+    """Say whether outputs may be ordered off. A host whose feeds do not go off together would never see AC return."""
+    mine = [each for each in turn.state.armed if each.way is Way.OUTPUT and each.outage]
+    if any(each.confirmed or each.order is not None for each in mine):
+        return False
+    because = ""
+    others = [each.policy.ups for each in turn.policy.feeds if each.policy.ups not in turn.policy.outputs]
+    if standing_s is not None:
+        because = "a countdown stands that somebody else has ordered: it is not touched"
+    elif others:
+        because = f"{', '.join(others)} would not go off with it, so AC would never drop at this host"
+    elif not all(each.feed.supply is Supply.BATTERY or each.presumed for each in turn.state.upses):
+        because = "another feed is on utility, so AC would not drop at this host for long enough"
+    if because:
+        turn.note("way_blocked", because, Level.WARNING, way=Way.OUTPUT)
+    return not because
+
+
+def _empty_in_s(turn: Turn) -> float:
+    """Seconds until the battery is empty at the latest: whoever is woken sooner may wake on battery.
+
+    A host that is off draws next to nothing, and then only what a UPS takes for itself empties it: `budget.tau_s` at 0.
+    """
+    battery = turn.state.battery
+    points = account.table(turn.policy, battery)
+    if not points or battery.left is None:
+        return UNKNOWN_S
+    low_load, low_s = points[0]
+    return battery.left * low_s * (low_load + account.OWN_LOAD) / account.OWN_LOAD
+
+
+def backed_off(turn: Turn, outage: Outage) -> Outage:
+    """Return the outage with the time to stay away: a host that came back too early too often waits 1, 2, then 4 h."""
+    recent = [at_s for at_s in outage.boots if turn.now_s - at_s <= BOOTS_WITHIN_S]
+    if len(recent) < BOOTS and not outage.back_off_s:
+        return outage
+    back_off_s = min(max(BACK_OFF_S, 2 * outage.back_off_s), MOST_BACK_OFF_S)
+    turn.note("return_put_off", f"back {len(outage.boots)} times in this outage", Level.WARNING, back_off_s=back_off_s)
+    return replace(outage, back_off_s=back_off_s)
+
+
+# --- What is armed, and its end ---------------------------------------------------------------------------------
+
+
+def take_in(turn: Turn, outcome: Outcome) -> None:
+    """Enter how an order of ours ended."""
+    action = outcome.action
+    match action:
+        case ArmWay():
+            _take_in_armed(turn, action, outcome)
+        case DisarmWay():
+            _take_in_disarmed(turn, action, outcome)
+        case CheckWay():
+            if isinstance(outcome, Failed):
+                turn.note("way_blocked", outcome.reason, Level.WARNING, way=action.way)
+        case _:
+            pass
+
+
+def _take_in_armed(turn: Turn, action: ArmWay, outcome: Done | Failed) -> None:
+    mine = next((each for each in turn.state.armed if each.order == action.id), None)
+    if isinstance(outcome, Failed):
+        turn.note("way_blocked", outcome.reason, Level.WARNING, way=action.way, took_s=outcome.took_s)
+        if mine is not None:
+            # It may be armed for all that, unless it is certain that it is not: it is taken back with the others.
+            if outcome.harmless:
+                turn.settle(mine)
+            else:
+                turn.owe(replace(mine, order=None))
+        return
+    if mine is None:
+        return
+    if outcomes.is_recorded(outcome):
+        turn.settle(mine)
+        return
+    found = outcomes.way_armed(outcome)
+    if found.in_s is not None:
+        mine = replace(mine, acts_at_s=mine.at_s + found.in_s)
+    turn.owe(replace(mine, order=None, confirmed=True, returns=found.returns))
+    if action.way is Way.OUTPUT:
+        _retime(turn)
+    turn.note(
+        "way_armed", "read back", way=action.way, in_s=round(mine.acts_at_s - mine.at_s, 1), returns=found.returns
+    )
+
+
+def _retime(turn: Turn) -> None:
+    """Every output that is to go off has been told: whoever acts after the cut need not wait for the battery's end."""
+    told = [each for each in turn.state.armed if each.way is Way.OUTPUT and each.confirmed]
+    phase = turn.state.phase
+    if len(told) < len(turn.policy.outputs) or not isinstance(phase, Shutdown):
+        return
+    off_in_s = max(0.0, min(each.acts_at_s for each in told) - sums.CUT_GUARD_S - turn.now_s)
+    later = [way for way in turn.policy.ways if way is not Way.OUTPUT]
+    arm(turn, phase.outage, later, off_in_s=off_in_s, limit_s=LIMIT_S)
+
+
+def _take_in_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> None:
+    mine = next((each for each in turn.state.armed if each.order == action.id), None)
+    if mine is None:
+        return
+    because = outcome.reason if isinstance(outcome, Failed) else ""
+    if mine.confirmed and outcomes.is_recorded(outcome):
+        because = "armed before this became a dry-run, which takes nothing back (better: mode: armed until it has)"
+    if because:
+        turn.owe(replace(mine, order=None))
+        if action.outage:
+            turn.tell_once(STUCK, f"{action.way}: {because}", holds=True, level=Level.ERROR)
+        else:
+            turn.tell_once(DOUBTFUL, f"{action.way}: {because}", holds=True)
+        return
+    turn.settle(mine)
+    found = outcomes.way_disarmed(outcome)
+    if found.disarmed:
+        turn.note("way_disarmed", found.because or "told by who held it", way=action.way)
+    elif action.outage:
+        turn.note("way_found_disarmed", found.because or "told by who would hold it", way=action.way)
+
+
+def tend(turn: Turn) -> None:
+    """Take back what is armed for nothing any more; arm anew where the host may go dark before it can say so."""
+    phase = turn.state.phase
+    if isinstance(phase, Shutdown):
+        return
+    dark = isinstance(phase, Recovery) and phase.started_at_s is None and turn.state.feed.supply is Supply.BATTERY
+    if dark and isinstance(phase, Recovery):
+        there = {each.way for each in turn.state.armed if not each.leaving}
+        missing = [way for way in turn.policy.ways if way in _KEEPS_AWAY and way not in there]
+        if missing and turn.policy.powers_off:  # What is only recorded is never armed, and would be missing for ever.
+            arm(turn, phase.outage, missing, off_in_s=_off_in_s(turn), limit_s=LIMIT_S)
+    for each in turn.state.armed:
+        if each.order is None and not (each.kept or (dark and each.way in _KEEPS_AWAY)):
+            if (each.way, each.ups) in named(turn.policy):
+                _take_back(turn, each)
+            else:
+                _give_up(turn, each)
+    if STUCK in turn.state.told or DOUBTFUL in turn.state.told:
+        _clear(turn)
+
+
+def _clear(turn: Turn) -> None:
+    """End each alarm of which nothing is left."""
+    known = named(turn.policy)
+    left = [bool(each.outage) and (each.way, each.ups) in known for each in turn.state.armed if each.leaving]
+    for alarm, holds in ((STUCK, any(left)), (DOUBTFUL, not all(left))):
+        if not holds:
+            turn.tell_once(alarm, "nothing is left that could not be taken back", holds=False)
+
+
+def _take_back(turn: Turn, each: Armed) -> None:
+    """Order it away, and again until that is confirmed."""
+    feed = turn.state.feed
+    if feed.suspect:
+        return  # One unconfirmed reading causes a poll and nothing else.
+    if each.way is Way.OUTPUT and not each.outage and feed.supply is not Supply.UTILITY:
+        return  # It may be an outage's, whose power-off is under way: without the cut AC would never drop.
+    if each.leaving and turn.now_s - each.at_s < min(max(AGAIN_S, each.at_s - each.acts_at_s), MOST_AGAIN_S):
+        return
+    order = turn.order(DisarmWay, limit_s=LIMIT_S, way=each.way, outage=each.outage, ups=each.ups)
+    turn.owe(replace(each, order=order, leaving=True, at_s=turn.now_s))
+
+
+def _give_up(turn: Turn, each: Armed) -> None:
+    """Nobody is there any more who could take it back. It is kept for a while: the settings may name it again."""
+    what = f"{each.way} of {each.ups}" if each.ups else each.way.value
+    because = f"{what} may be armed, and the settings name it no more, so nobody can take it back"
+    turn.tell_once(DOUBTFUL, f"{because} (better: put it back into them until it is)", holds=True)
+    if not each.leaving:
+        turn.owe(replace(each, leaving=True, at_s=turn.now_s))
+    elif turn.now_s - each.at_s >= GIVE_UP_S:
+        turn.settle(each)
+        turn.note("way_given_up", because, Level.WARNING, way=each.way)
+
+
+def _off_in_s(turn: Turn) -> float:
+    """Return seconds until a host that is stopped now is off, at the latest."""
+    return turn.policy.force_after_s + turn.policy.bmc_limit_s
+
+
+def after_restart(turn: Turn, lost: tuple[Obligation, ...]) -> None:
+    """Arm again what was being armed for our own power-off; what another program's shutdown needed is disarmed.
+
+    An output is ordered again too: its effector keeps a note of what the UPS was told. lost: orders of which no outcome
+    will come. The daemon was killed at the commit, nobody knows what has come of them, and the host may be up for a
+    minute yet.
+    """
+    for each in turn.state.armed:
+        if each.kept:
+            turn.owe(replace(each, kept=False))
+    ways = {each.way for each in lost if isinstance(each, Armed) and not each.leaving}
+    phase = turn.state.phase
+    if ways and isinstance(phase, Shutdown):
+        policy, grade = turn.policy, phase.outage.grade
+        stops_s = phase.stops_within_s or sums.force_after_s(policy, grade)
+        off_at_s = phase.force_at_s or phase.latched_s + stops_s
+        off_in_s = max(off_at_s - turn.now_s, sums.force_after_s(policy, Grade.BARE))
+        arm(turn, phase.outage, ways, off_in_s=off_in_s, limit_s=LIMIT_S)
+
+
+def unknown(policy: Policy, now_s: float) -> tuple[Armed, ...]:
+    """Return each way as one that may be armed, for an outage of which nobody knows: the daemon has no history.
+
+    It was lost, or this is the first start ever. To take back what is not armed does nothing.
+    """
+    return tuple(Armed(way=way, ups=ups, outage="", at_s=now_s, acts_at_s=now_s) for way, ups in named(policy))
+
+
+def after_boot(policy: Policy, old: State, now_s: float, *, whole: bool = True) -> tuple[Armed, ...]:
+    """Return what is still to be taken back in another boot: a UPS that has cut its output has nothing left to take.
+
+    A host that went down in an outage, before its commit as far as the journal knows, may have gone on in memory alone.
+    whole: as in `Stored`; what is lost may have armed any of them.
+    """
+    rest = {each.way: each for each in old.armed if each.way is not Way.OUTPUT}
+    if not whole or not isinstance(old.phase, Online | Shutdown):
+        rest = {each.way: each for each in unknown(policy, now_s) if each.way is not Way.OUTPUT} | rest
+    return tuple(
+        replace(each, order=None, kept=False, leaving=False, at_s=now_s, acts_at_s=now_s) for each in rest.values()
+    )
+
+
+# --- The BMC's policy -------------------------------------------------------------------------------------------
+
+
+def tend_policy(turn: Turn) -> None:
+    """Put the policy back that an outage found, once there is none."""
+    changed = turn.state.temporary_policy
+    if changed is None or not isinstance(turn.state.phase, Online):
+        return
+    if changed.order is None and turn.now_s >= changed.retry_at_s:
+        id_ = turn.order(RestorePolicy, limit_s=turn.policy.bmc_limit_s, outage="", policy=changed.policy)
+        turn.owe(replace(changed, order=id_, at_s=turn.now_s))
+
+
+def take_in_policy(turn: Turn, outcome: Outcome) -> None:
+    """Enter that the policy was changed, or put back."""
+    if isinstance(outcome.action, RestorePolicy):
+        _take_in_restored(turn, outcome)
+    elif isinstance(outcome.action, EnsurePolicy):
+        # From one that failed, too: what was set and could not be read back stands all the same.
+        restore = outcomes.policy_ensured(outcome).restore
+        if outcome.action.outage and restore is not None and turn.state.temporary_policy is None:
+            turn.owe(TemporaryPolicy(policy=restore))
+
+
+def _take_in_restored(turn: Turn, outcome: Outcome) -> None:
+    changed = turn.state.temporary_policy
+    if changed is None or changed.order != outcome.action.id:
+        return
+    if isinstance(outcome, Done) and not outcomes.is_recorded(outcome):
+        turn.settle(changed)
+        turn.note("policy_restored", "as the outage found it", **dict(outcome.detail))
+    elif isinstance(outcome, Failed) and outcome.harmless:
+        turn.settle(changed)  # Told by the failure itself: it will never be put back.
+    else:
+        turn.owe(replace(changed, order=None, retry_at_s=turn.now_s + RESTORE_AGAIN_S))
+    if turn.outage_id:
+        # The next outage began meanwhile, and may have made sure of the policy before this undid it.
+        turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=turn.outage_id)
+
+
+def policy_after_boot(_policy: Policy, old: State, now_s: float, *, whole: bool) -> tuple[TemporaryPolicy, ...]:  # noqa: ARG001
+    """Return the policy that is still to be put back in another boot: a BMC keeps it. whole: as in `Stored`."""
+    return tuple(replace(each, order=None, at_s=now_s, retry_at_s=now_s) for each in old.owing(TemporaryPolicy))
+
+
+# --- A shutdown that ends ---------------------------------------------------------------------------------------
+
+
+def foreign_stop(turn: Turn) -> None:
+    """Somebody else stops the host on battery: it must come back all the same. The UPS's output is theirs."""
+    phase = turn.state.phase
+    if not isinstance(phase, OnBattery | EmergencyCheckpoint | Holding | Recovery):
+        return
+    ways = [way for way in turn.policy.ways if way is not Way.OUTPUT]
+    arm(turn, phase.outage, ways, off_in_s=_off_in_s(turn), limit_s=LIMIT_S)
+    for each in turn.state.armed:
+        turn.owe(replace(each, kept=True))
+
+
+def decide_late(turn: Turn, phase: Shutdown, *, stable: bool) -> None:
+    """Units have stopped and the network is still up: once, and never again, say whether this becomes a reboot.
+
+    stable: utility has been back for long enough, as far as fresh readings tell.
+    """
+    if not turn.policy.late_reboot or phase.boot_id != turn.policy.boot_id or not phase.ordered:
+        return
+    because = _against_reboot(turn, stable=stable)
+    if because:
+        turn.note("reboot_left", because, way="reboot")
+        return
+    left_s = max(0.0, phase.force_at_s - turn.now_s)
+    turn.order(Reboot, limit_s=2.0, outage=phase.outage.id, force_after_s=left_s)
+    turn.note("reboot_ordered", "utility is back for good, and no countdown stands: AC would never drop", Level.WARNING)
+
+
+def _against_reboot(turn: Turn, *, stable: bool) -> str:
+    """Say why the power-off must stay one, or "". What nobody has read may be about to cut the power."""
+    state = turn.state
+    if not stable:
+        return "utility is not back for good, or the UPS cannot be read"
+    for each in state.upses:
+        if each.presumed or not fusion.is_stable(turn.policy, each.feed, turn.now_s, stable_s=0.0):
+            return f"{each.ups} is not on utility, or cannot be read"
+    if any(sums.power_off_at_s(feed) is not None for feed in (state.feed, *(each.feed for each in state.upses))):
+        return "a countdown stands: the UPS cuts its output"
+    if any(each.way is Way.OUTPUT and each.returns != "aborts" for each in state.armed):
+        return "the UPS was told to cut its output and to give it back"
+    return ""

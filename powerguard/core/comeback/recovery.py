@@ -1,0 +1,199 @@
+"""What to do when the daemon starts: go on with an outage, take the host back from one, or nothing.
+
+A latch holds in the boot that made it and in no other: a stored "shutdown" of another boot is a *return*, never a
+reason to power off.
+"""
+
+from dataclasses import dataclass, replace
+
+from powerguard.core import obligations
+from powerguard.core.comeback import methods
+from powerguard.core.decide.table import TABLE, Cause, phase_name
+from powerguard.core.decide.turn import Turn
+from powerguard.core.drill import rehearsal
+from powerguard.core.energy import battery as learning
+from powerguard.core.energy import needs
+from powerguard.core.model.actions import Action, EnsurePolicy, Level, Note, PowerOff, StopTrainer, TerminateTrainer
+from powerguard.core.model.policy import Learned, Policy
+from powerguard.core.model.serialisation import BOOTS_KEPT, sane
+from powerguard.core.model.state import Battery, Feed, Online, Phase, Recovery, Shutdown, State, Step, Trainer
+from powerguard.core.supply import several_upses
+from powerguard.core.trainers import lifecycle
+
+LONGEST_GAP_S = 30 * 86400.0
+"""A wall clock that says more than this between two boots, or less than nothing, is not believed."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Stored:
+    """What the journal kept. at_s: the old boot's clock at the last entry; gap_s: wall seconds since then, if known.
+
+    in_flight: actions that were ordered and have no outcome. whole: False where newer steps than these are lost.
+    """
+
+    state: State
+    boot_id: str
+    at_s: float
+    gap_s: float | None = None
+    in_flight: tuple[Action, ...] = ()
+    whole: bool = True
+
+
+def restore(policy: Policy, stored: Stored | None, now_s: float) -> Step:
+    """Return the state to start with, and what has to be ordered (again) at once. Never raises."""
+    if stored is None:
+        return _no_history(policy, now_s)
+    state, dropped = sane(stored.state, stored.at_s)
+    stored = replace(stored, state=state)
+    same = stored.boot_id == policy.boot_id and stored.at_s <= now_s
+    step = _same_boot(policy, stored, now_s) if same else _next_boot(policy, stored, now_s)
+    if not dropped:
+        return step
+    because = f"the journal said what cannot be true: {', '.join(dropped)}"
+    note = Note(event="history_dropped", because=because, level=Level.ERROR)
+    return Step(step.state, step.actions, (note, *step.notes))
+
+
+def _no_history(policy: Policy, now_s: float) -> Step:
+    """Begin anew: for the first time, or what was known is lost. What an earlier life has armed may still act."""
+    armed = methods.unknown(policy, now_s)
+    state = State(
+        trainers=lifecycle.at_start(policy, Learned()), battery=Battery(at_s=now_s, health=policy.health), owed=armed
+    )
+    because = "no history: whatever an earlier life of this daemon may have armed is taken back"
+    return Step(state, (), (Note(event="ways_unknown", because=because),) if armed else ())
+
+
+def reloaded(old: Policy, policy: Policy, state: State, now_s: float) -> State:
+    """Return the state under settings that have changed in the running daemon."""
+    state = several_upses.adopt(policy, state, now_s)
+    trainers = lifecycle.after_reload(old, policy, state.trainers, state.learned)
+    return replace(state, trainers=trainers, owed=lifecycle.without_strangers(state.owed, trainers))
+
+
+def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
+    """Go on in the same phase with the same deadline; repeat what may not have happened (twice is as good as once)."""
+    state = several_upses.adopt(policy, stored.state, now_s)
+    turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)
+    # Signals are not repeated blindly: whether the load still asks for them, the next reading says.
+    again = [
+        action
+        for action in rehearsal.after_restart(turn, stored.in_flight)
+        if action.by_s > now_s and not isinstance(action, StopTrainer | TerminateTrainer)
+    ]
+    # No other order than these is answered any more, and the journal may not even know it; a drill has given some anew.
+    given = {action.id for action in (*again, *turn.actions)}
+    turn.update(
+        trainers=tuple(t if t.order in given else replace(t, in_flight=None) for t in turn.state.trainers),
+        feed=replace(turn.state.feed, suspect=False),
+        upses=tuple(replace(each, feed=replace(each.feed, suspect=False)) for each in turn.state.upses),
+    )
+    obligations.after_restart(turn, given)
+    # Set or not: the BMC's answer tells what it found. A drill's order belongs to no outage.
+    asked = {each.outage for each in stored.in_flight if isinstance(each, EnsurePolicy) and each.id not in given}
+    for outage in sorted(asked - {""}):
+        turn.order(EnsurePolicy, limit_s=policy.bmc_limit_s, outage=outage)
+    phase = turn.state.phase
+    if isinstance(phase, Shutdown):
+        # The word may or may not have been written: it is ordered anew, with what is left of its deadline.
+        again = [action for action in again if not isinstance(action, PowerOff)]
+        ids = {action.id for action in again}
+        waiting = tuple(id_ for id_ in phase.waiting if id_ in ids)
+        again_at_s = phase.again_at_s if phase.ordered else now_s
+        turn.set_phase(replace(phase, waiting=waiting, again_at_s=again_at_s))
+    elif isinstance(phase, Recovery) and phase.asked not in given:
+        turn.set_phase(replace(phase, asked=None))
+    if not isinstance(phase, Online):
+        turn.note(
+            "outage_continued",
+            "the daemon was restarted within the same boot",
+            Level.WARNING,
+            phase=phase_name(phase),
+            outage=phase.outage.id,
+            away_s=round(now_s - stored.at_s, 3),
+            repeated=len(again),
+        )
+    step = turn.step()
+    return Step(step.state, (*again, *step.actions), step.notes)
+
+
+def _known(policy: Policy, state: State) -> tuple[Trainer, ...]:
+    """Trainers as stored, plus those that the settings have gained meanwhile."""
+    return lifecycle.after_reload(policy, policy, state.trainers, state.learned)
+
+
+def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
+    """Another boot: every time of the old one is moved into the new one's clock, as far as the gap is known."""
+    gap_s = stored.gap_s if stored.gap_s is not None and 0.0 <= stored.gap_s <= LONGEST_GAP_S else 0.0
+    shift_s = now_s - gap_s - stored.at_s
+    old = several_upses.adopt(policy, stored.state, stored.at_s)
+    maintenance = old.maintenance
+    if maintenance is not None:
+        until_s = maintenance.until_s + shift_s
+        maintenance = replace(maintenance, until_s=until_s) if until_s > now_s else None
+
+    def carried(policy: Policy, feed: Feed, battery: Battery) -> Battery:
+        charge, seen_at_s = None, None if feed.reading is None else feed.reading.at_s
+        if battery.charged is not None and battery.health > 0.0:  # A battery that is worn out holds nothing to compare.
+            charge = min(1.0, battery.charged / battery.health)
+        return Battery(
+            away_s=gap_s,
+            away_charge=charge,
+            at_s=now_s,
+            used=battery.used,
+            presumed=battery.presumed,
+            health=battery.health,
+            tau_point=battery.tau_point,
+            model=learning.shifted(
+                learning.ended_by_power_off(policy, battery.model, battery.used, stored.at_s, seen_at_s), shift_s
+            ),
+        )
+
+    state = State(
+        phase=Online(),
+        # Whoever has said utility is not stuck at battery: what it says now counts as in any boot.
+        feed=Feed(since_s=now_s, utility_seen=old.feed.utility_seen),
+        battery=carried(policy, old.feed, old.battery),
+        trainers=lifecycle.at_start(policy, old.learned),
+        maintenance=maintenance,
+        serial=old.serial,
+        learned=needs.shifted(old.learned, shift_s),
+        owed=obligations.after_boot(policy, old, now_s, whole=stored.whole),
+    )
+    state = several_upses.rebooted(policy, state, old.upses, carried)
+    turn = Turn(policy, state, now_s)
+    rehearsal.after_reboot(turn, old, shift_s)
+    phase = old.phase
+    if isinstance(phase, Online):
+        return turn.step()
+    turn.set_phase(_back(phase, now_s, shift_s))
+    turn.note(
+        "host_returned",
+        _why_gone(phase),
+        Level.INFO if isinstance(phase, Shutdown) else Level.ERROR,
+        outage=phase.outage.id,
+        phase=phase_name(phase),
+        away_s=round(gap_s, 3),
+    )
+    turn.order(EnsurePolicy, limit_s=policy.bmc_limit_s, outage=phase.outage.id)
+    return turn.step()
+
+
+def _why_gone(phase: Phase) -> str:
+    if not isinstance(phase, Shutdown):
+        return "the host went down before the commit point"
+    return "powered off by us" if phase.force_at_s else "the host went down between the commit and its power-off"
+
+
+def _back(phase: Phase, now_s: float, shift_s: float) -> Phase:
+    if isinstance(phase, Online):
+        return phase
+    outage = replace(phase.outage, since_s=min(now_s, phase.outage.since_s + shift_s), aborted_by="")
+    boots = (*(at_s + shift_s for at_s in outage.boots[1 - BOOTS_KEPT :]), now_s)
+    outage = replace(outage, boots=boots)
+    if isinstance(phase, Recovery):
+        return Recovery(outage=outage, began_s=now_s, clean=phase.clean)
+    if TABLE[type(phase), Cause.NEXT_BOOT] is not Recovery:  # pragma: no cover - the table is checked by a test
+        return phase
+    clean = isinstance(phase, Shutdown) and bool(phase.force_at_s)
+    return Recovery(outage=outage, began_s=now_s, clean=clean)

@@ -1,0 +1,462 @@
+"""step(policy, state, event) -> (state, actions, notes): the one place where powerguard decides.
+
+Theory. First `step` enters the event into what is known (`supply/`, `energy/`, `trainers/`; an outcome by
+`_take_in_outcome`). Then it asks the rules below in their order, which use `conditions`, until none of them moves the
+phase any more. Then the phase does its standing duties (`transitions.duties`). A rule names a *cause*; `TABLE` says
+where that cause leads; `transitions.move` gives the orders. No other code changes the phase. The picture in
+docs/ARCHITECTURE.md is drawn from `TABLE`.
+
+- Before the commit everything can be undone by utility; after it, nothing can, in this boot.
+- Every phase of an outage carries the same `Outage`; every action of an outage carries its id.
+- Total: every event has an answer in every phase, and `step` never raises.
+"""
+
+from dataclasses import replace
+
+from powerguard.core import obligations
+from powerguard.core.comeback import gate, methods
+from powerguard.core.decide import alarms, conditions
+from powerguard.core.decide.table import Cause, phase_name
+from powerguard.core.decide.transitions import RETRY_S, duties, move
+from powerguard.core.decide.turn import Turn
+from powerguard.core.drill import rehearsal
+from powerguard.core.energy import budget as sums
+from powerguard.core.energy import needs
+from powerguard.core.model import outcomes
+from powerguard.core.model.actions import (
+    ArmWay,
+    CheckHost,
+    CheckWay,
+    DisarmWay,
+    EnsurePolicy,
+    Level,
+    PauseTrainer,
+    PollNow,
+    PowerOff,
+    TriggerCheckpoint,
+)
+from powerguard.core.model.events import (
+    Abort,
+    BatteryReplaced,
+    CheckpointNow,
+    CheckpointProgress,
+    Done,
+    Event,
+    Failed,
+    ForeignStop,
+    Measured,
+    NetworkSeen,
+    PoweredOn,
+    Reading,
+    RecoverNow,
+    SetMaintenance,
+    SourceFailed,
+    StartDrill,
+    StopDrill,
+    Tick,
+    TrainerSeen,
+)
+from powerguard.core.model.policy import BatteryModel, Policy
+from powerguard.core.model.state import (
+    Battery,
+    EmergencyCheckpoint,
+    Holding,
+    Maintenance,
+    OnBattery,
+    Online,
+    Recovery,
+    Shutdown,
+    State,
+    Step,
+    Supply,
+)
+from powerguard.core.supply import fusion, several_upses, silence
+from powerguard.core.trainers import lifecycle
+
+FLAPPING_FACTOR = 3.0
+"""Utility that comes and goes must be stable so many times as long."""
+WRONG = 0.05
+"""What is left rises by more than this on battery only where readings before were wrong (share of a new battery)."""
+LATEST_S = 1e10
+"""No clock of ours says more: three hundred years after the boot."""
+LONGEST_MAINTENANCE_S = 30 * 86400.0
+_BeforeCommit = EmergencyCheckpoint | Holding | Recovery
+_MOVES = 6
+_LAST_WORD = "utility was the last word of a UPS that is silent"
+
+
+def step(policy: Policy, state: State, event: Event) -> Step:
+    """Answer one event. Same state and event, same answer. Never raises."""
+    if not -LATEST_S <= event.at_s <= LATEST_S:
+        return Step(state)  # Not a time (NaN compares false): whatever it says, nobody knows of when.
+    if isinstance(event, Reading):
+        event = fusion.plausible(event)
+    turn = Turn(policy, state, event.at_s)
+    _take_in(turn, event)
+    for _ in range(_MOVES):
+        cause, because = _cause(turn, event)
+        if cause is None:
+            break
+        move(turn, cause, because)
+        if cause is Cause.RESUMED:
+            break  # The next outage, should it be here already, begins in a step of its own: each has its own story.
+    duties(turn)
+    return turn.step()
+
+
+# --- Taking in --------------------------------------------------------------------------------------------------
+
+
+def _take_in(turn: Turn, event: Event) -> None:
+    match event:
+        case Reading():
+            _take_in_reading(turn, event)
+        case SourceFailed():
+            _take_in_failure(turn, event)
+        case NetworkSeen():
+            _take_in_network(turn, event)
+        case TrainerSeen() | CheckpointProgress():
+            lifecycle.take_in(turn, event)
+        case Done() | Failed():
+            _take_in_outcome(turn, event)
+        case Measured():
+            turn.update(learned=needs.add(turn.state.learned, event.need, event.seconds))
+        case PoweredOn(cause=cause, ac_failed=ac_failed, firmware_s=firmware_s):
+            turn.note("host_powered_on", event.because, cause=cause, ac_failed=ac_failed, firmware_s=firmware_s)
+        case ForeignStop():
+            _take_in_foreign_stop(turn, event)
+        case Tick() | StartDrill() | StopDrill():
+            pass
+        case _:
+            _take_in_word(turn, event)
+    rehearsal.take_in(turn, event)
+    maintenance = turn.state.maintenance
+    if maintenance is not None and turn.now_s >= maintenance.until_s:
+        turn.update(maintenance=None)
+        turn.note("maintenance_ended", "expired", who=maintenance.who)
+    if not isinstance(event, Reading) and turn.state.feed.supply is Supply.BATTERY:
+        turn.state = several_upses.advance(turn.policy, turn.state, turn.now_s)
+
+
+def _take_in_word(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | BatteryReplaced | RecoverNow) -> None:
+    """Enter the word of an operator."""
+    match event:
+        case Abort():
+            _take_in_abort(turn, event)
+        case SetMaintenance():
+            active = event.until_s > event.at_s
+            until_s = min(event.until_s, event.at_s + LONGEST_MAINTENANCE_S)
+            turn.update(
+                maintenance=Maintenance(until_s=until_s, reason=event.reason, who=event.who) if active else None
+            )
+            turn.note("maintenance_set" if active else "maintenance_ended", event.reason or "operator", who=event.who)
+        case CheckpointNow():
+            turn.note("checkpoint_requested", "operator", who=event.who)
+            lifecycle.order_all(turn, reason="operator", by_s=turn.now_s + 600.0)
+        case BatteryReplaced():
+            _take_in_battery(turn, event)
+        case RecoverNow():
+            _take_in_recover(turn, event)
+
+
+def _take_in_reading(turn: Turn, reading: Reading) -> None:
+    before = turn.state
+    entered = several_upses.enter(turn.policy, before, reading)
+    if entered is None:
+        return
+    turn.state = entered
+    old, feed = before.feed, entered.feed
+    came_back = several_upses.lost_since_s(before, reading)
+    told = feed.reading or reading  # What all sources say together, where there are several.
+    if old.supply is not feed.supply and feed.supply is Supply.BATTERY:
+        turn.count_transfer()
+    if came_back is not None:
+        lost_s = turn.now_s - came_back
+        turn.note("source_recovered", f"{reading.source} answers", lost_s=lost_s, **_which(turn, reading.ups))
+    was_left, is_left = before.battery.left, entered.battery.left
+    on_battery = old.supply is Supply.BATTERY and feed.supply is Supply.BATTERY
+    if on_battery and was_left is not None and is_left is not None and is_left > was_left + WRONG:
+        turn.raise_grade()
+    if before.battery.contradicted and not entered.battery.contradicted and feed.supply is Supply.BATTERY:
+        _end_abort(turn)
+    if feed.suspect:
+        # The only thing that one unconfirmed reading may cause.
+        turn.order(PollNow, limit_s=2.0, ups=reading.ups)
+    if feed.low_battery_at_s is not None and old.low_battery_at_s is None:
+        turn.note("battery_low", "two readings", Level.WARNING, runtime_s=told.runtime_s)
+        turn.regrade()
+    if sums.power_off_at_s(feed) is not None and sums.power_off_at_s(old) is None:
+        turn.regrade()
+    elif sums.power_off_at_s(feed) is None and sums.power_off_at_s(old) is not None:
+        turn.note("power_off_cancelled", "the countdown was read back as cancelled")
+    alarms.tell(turn, told)
+
+
+def _end_abort(turn: Turn) -> None:
+    """What was called off while everything denied the battery is a real outage now."""
+    if turn.outage is not None and turn.outage.aborted_by:
+        turn.set_outage(aborted_by="")
+        lifecycle.forget_outage(turn)
+        turn.note("abort_ended", "the UPS does not contradict its battery any more: the outage counts", Level.WARNING)
+
+
+def _take_in_battery(turn: Turn, event: BatteryReplaced) -> None:
+    """A new battery: what the old one has taught is not true of it, nor what was taken out of the old one.
+
+    The account begins again with the next charge that is reported.
+    """
+
+    def renewed(policy: Policy, battery: Battery) -> Battery:
+        model = BatteryModel(recharge_s=battery.model.recharge_s, replaced_at_s=turn.now_s)
+        return replace(
+            battery,
+            model=model,
+            health=policy.health,
+            tau_point=None,
+            used=None,
+            presumed=False,
+            left=None,
+            unflagged=None,
+            away_s=0.0,
+            away_charge=None,
+        )
+
+    turn.state = several_upses.with_battery(turn.policy, turn.state, event.ups, renewed, turn.now_s)
+    which = {"ups": event.ups} if event.ups else {}
+    turn.note("battery_replaced", "told by the operator", who=event.who, **which)
+
+
+def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
+    entered = several_upses.lose(turn.policy, turn.state, failure)
+    if entered is None:
+        return
+    was = turn.state.feed.supply
+    turn.state = several_upses.presume(turn.policy, entered, turn.now_s)
+    feed = turn.state.feed
+    conduct = "alarm; no action on utility"
+    if feed.lost_since_s is None:
+        conduct = "alarm; the other sources go on"
+    elif feed.supply is Supply.BATTERY:
+        conduct = "dead reckoning from the last reading"
+    which = _which(turn, failure.ups)
+    turn.note("source_lost", failure.reason, Level.ERROR, source=failure.source, conduct=conduct, **which)
+    _tell_presumed(turn, was)
+
+
+def _take_in_network(turn: Turn, event: NetworkSeen) -> None:
+    entered = silence.seen(turn.state, event)
+    if entered is None:
+        return
+    was = turn.state.feed.supply
+    turn.state = several_upses.presume(turn.policy, entered, turn.now_s)
+    if event.up:
+        turn.note("network_back", f"{event.part} is back")
+    else:
+        turn.note("network_lost", f"{event.part} went, and nobody on this host took it down", Level.WARNING)
+    _tell_presumed(turn, was)
+
+
+def _tell_presumed(turn: Turn, was: Supply) -> None:
+    """Say that battery is presumed because something else went with a UPS that is silent."""
+    feed = turn.state.feed
+    if feed.supply is not Supply.BATTERY or was is Supply.BATTERY:
+        return
+    turn.count_transfer()
+    if feed.proven_by == silence.NETWORK:
+        turn.note(
+            "battery_presumed",
+            f"the UPS fell silent with {silence.parts(turn.state.gone)} of this host: power may have gone with both",
+            Level.ERROR,
+            silent_s=round(turn.now_s - feed.since_s, 3),
+        )
+
+
+def _which(turn: Turn, ups: str) -> dict[str, str]:
+    """Name the UPS in a note where there are several."""
+    return {"ups": ups} if turn.policy.feeds else {}
+
+
+def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
+    action, phase = outcome.action, turn.state.phase
+    if isinstance(outcome, Failed):
+        # A poll that brings nothing is told by the source itself, a way back that is blocked by its own line.
+        if not isinstance(action, PollNow | CheckWay | ArmWay | DisarmWay | CheckHost):
+            kind = type(action).__name__
+            turn.note("action_failed", outcome.reason, Level.ERROR, action=kind, took_s=outcome.took_s)
+    elif isinstance(action, EnsurePolicy) and not isinstance(phase, Online):
+        turn.set_outage(policy_verified=outcomes.policy_ensured(outcome).verified)
+        turn.note("policy_verified", "read back from the BMC", Level.INFO, **dict(outcome.detail))
+    if isinstance(action, TriggerCheckpoint | PauseTrainer):
+        lifecycle.take_in(turn, outcome)
+    obligations.take_in(turn, outcome)
+    phase = turn.state.phase
+    if isinstance(phase, Shutdown):
+        waiting = tuple(id_ for id_ in phase.waiting if id_ != action.id)
+        changes: dict[str, object] = {"waiting": waiting}
+        if isinstance(action, PowerOff):
+            changes["ordered"] = isinstance(outcome, Done)
+            if isinstance(outcome, Done):
+                by = "the program that powers the host off took the order"
+                because = by if turn.policy.powers_off else "only recorded"
+                turn.note("power_off_accepted", because, Level.WARNING, **dict(outcome.detail))
+            if isinstance(outcome, Failed):
+                changes["again_at_s"] = turn.now_s + RETRY_S
+        turn.set_phase(replace(phase, **changes))  # type: ignore[arg-type]
+    elif isinstance(phase, Recovery) and action.id == phase.asked:
+        gate.take_in(turn, phase, outcome)
+
+
+def _take_in_abort(turn: Turn, event: Abort) -> None:
+    """Where nothing has to be undone, the outage only remembers it; else the move to on_battery does."""
+    if isinstance(turn.state.phase, OnBattery | Recovery):
+        turn.set_outage(aborted_by=_told_by(event))
+        turn.note("shutdown_aborted", _told_by(event), Level.WARNING, who=event.who)
+
+
+def _told_by(event: Abort) -> str:
+    return f"{event.who}: {event.reason}" if event.reason else event.who
+
+
+def _take_in_recover(turn: Turn, event: RecoverNow) -> None:
+    """Training starts as soon as there is utility, whatever the gate and the check of the host wait for."""
+    if isinstance(turn.state.phase, Recovery):
+        turn.set_phase(replace(turn.state.phase, forced_by=event.who, retry_at_s=0.0))
+        turn.note("gate_overruled", "the operator wants training started", Level.WARNING, who=event.who)
+
+
+def _take_in_foreign_stop(turn: Turn, event: ForeignStop) -> None:
+    phase = turn.state.phase
+    if isinstance(phase, Shutdown):
+        methods.decide_late(turn, phase, stable=_is_stable(turn))
+    if isinstance(phase, Online | Shutdown):
+        return
+    what = "the host is being shut down by somebody else" if event.host_stopping else "the daemon is being stopped"
+    turn.note("foreign_stop_seen", what, Level.WARNING, phase=phase_name(turn.state.phase))
+    # Whoever ordered it, the host must come back: the return is armed while there still is time.
+    turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=turn.outage_id)
+    if event.host_stopping:
+        methods.foreign_stop(turn)
+
+
+# --- Deciding ---------------------------------------------------------------------------------------------------
+
+
+def _cause(turn: Turn, event: Event) -> tuple[Cause | None, str]:
+    """Return the first cause that ends this phase now, and why it holds."""
+    match turn.state.phase:
+        case Online():
+            return _cause_online(turn)
+        case OnBattery():
+            return _cause_on_battery(turn)
+        case EmergencyCheckpoint() | Holding():
+            return _cause_emergency(turn, event)
+        case Recovery():
+            because = gate.resumed_because(turn, turn.state.phase)
+            return (Cause.RESUMED, because) if because else _cause_commit(turn)
+        case Shutdown():
+            if not turn.policy.powers_off and turn.state.phase.ordered and _may_return(turn):
+                return Cause.REHEARSED, f"{turn.policy.mode}: nothing was powered off"
+            return None, ""
+
+
+def _cause_on_battery(turn: Turn) -> tuple[Cause | None, str]:
+    policy, state, now_s = turn.policy, turn.state, turn.now_s
+    feed = state.feed
+    # A calibration drains the battery with utility there: what the operator has called off in it is not over yet.
+    back = feed.supply is Supply.UTILITY and not fusion.is_draining(feed) and sums.power_off_at_s(feed) is None
+    if back and fusion.is_fresh(policy, feed, now_s) and (not conditions.is_flapping(state, now_s) or _is_stable(turn)):
+        return Cause.UTILITY_BACK, "utility back before anything had to be done"
+    if back and _is_blind_for_long(turn):
+        return Cause.UTILITY_BACK, _LAST_WORD
+    if turn.outage is not None and turn.outage.aborted_by:
+        return None, ""
+    because = conditions.checkpoint_due(policy, state, conditions.outage_budget(policy, state, now_s), now_s)
+    return (Cause.CHECKPOINT_NEEDED, because) if because else (None, "")
+
+
+def _cause_emergency(turn: Turn, event: Event) -> tuple[Cause | None, str]:
+    state = turn.state
+    if isinstance(event, Abort):
+        return Cause.ABORTED, _told_by(event)
+    if _may_return(turn):
+        if not fusion.is_fresh(turn.policy, state.feed, turn.now_s):
+            return Cause.UTILITY_STABLE, _LAST_WORD
+        return Cause.UTILITY_STABLE, f"utility stable for {turn.now_s - state.feed.since_s:.0f} s"
+    if isinstance(state.phase, EmergencyCheckpoint) and lifecycle.all_settled(state.trainers):
+        return Cause.CHECKPOINT_DURABLE, lifecycle.settled_because(state.trainers)
+    return _cause_commit(turn)
+
+
+def _cause_online(turn: Turn) -> tuple[Cause | None, str]:
+    policy, state, now_s = turn.policy, turn.state, turn.now_s
+    feed = state.feed
+    if feed.supply is Supply.BATTERY:
+        return Cause.BATTERY, feed.proven_by
+    if sums.power_off_at_s(feed) is not None:
+        return Cause.POWER_OFF_ORDERED, "countdown" if feed.countdown_at_s is not None else "fsd"
+    seen = [each.input_present for each in (feed.reading, feed.previous) if each is not None]
+    if conditions.is_calibrating(feed) and True not in seen:
+        # With the input seen, training goes on beside it, and saves (`moves`). Without, twice, this may be an outage.
+        because = conditions.calibration_low(policy, state, now_s)
+        return (Cause.CALIBRATION_LOW, because) if because else (None, "")
+    return None, ""
+
+
+def _is_blind_for_long(turn: Turn) -> bool:
+    """Utility was the last word and the UPS has been silent since: a blind gate must not stop training for ever."""
+    feed = turn.state.feed
+    if feed.supply is not Supply.UTILITY or feed.lost_since_s is None:
+        return False
+    if turn.now_s - feed.lost_since_s < turn.policy.unknown_hold_s:
+        return False
+    turn.note("gate_forced", "utility was the last word, and the UPS has not answered for long", Level.ERROR)
+    return True
+
+
+def _is_stable(turn: Turn) -> bool:
+    """Utility is there to stay; where it comes and goes, that takes longer to say."""
+    factor = FLAPPING_FACTOR if conditions.is_flapping(turn.state, turn.now_s) else 1.0
+    stable_s = factor * turn.policy.utility_stable_s
+    return fusion.is_stable(turn.policy, turn.state.feed, turn.now_s, stable_s=stable_s)
+
+
+def _may_return(turn: Turn) -> bool:
+    """Utility has been stable long enough, no countdown runs, and no checkpoint that is worth it is torn."""
+    state = turn.state
+    if state.feed.supply is not Supply.UTILITY or sums.power_off_at_s(state.feed) is not None:
+        return False
+    if not _is_stable(turn):
+        return _is_blind_for_long(turn)
+    return not lifecycle.holds_return(state.trainers, turn.now_s)
+
+
+def _cause_commit(turn: Turn) -> tuple[Cause | None, str]:
+    """Two looks at the commit: the test comes true, one more poll is ordered, and only its answer latches."""
+    phase = turn.state.phase
+    if not isinstance(phase, _BeforeCommit):
+        return None, ""
+    if phase.due_at_s is None and not conditions.may_commit(turn.state):
+        return None, ""
+    sums_now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+    because = conditions.commit_due(turn.policy, turn.state, sums_now, turn.now_s)
+    if because and conditions.is_saving(turn.state, turn.now_s):
+        # A stop that is less orderly leaves a checkpoint that is on its way the time that it still needs.
+        turn.regrade()
+        sums_now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+        because = conditions.commit_due(turn.policy, turn.state, sums_now, turn.now_s)
+        phase = turn.state.phase
+        if not isinstance(phase, _BeforeCommit):
+            return None, ""
+    if not because:
+        if phase.due_at_s is not None:
+            turn.set_phase(replace(phase, due_at_s=None))
+            turn.note("commit_withdrawn", "the test no longer holds", reff_s=sums_now.reff_s, stop_s=sums_now.stop_s)
+        return None, ""
+    if phase.due_at_s is None:
+        turn.set_phase(replace(phase, due_at_s=turn.now_s))
+        for ups in [mine.policy.ups for mine in turn.policy.feeds] or [turn.policy.ups]:
+            turn.order(PollNow, limit_s=2.0, ups=ups)
+        return None, ""
+    if conditions.may_latch(turn.policy, turn.state, sums_now, phase.due_at_s, turn.now_s):
+        return Cause.COMMIT, because
+    return None, ""

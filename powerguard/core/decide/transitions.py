@@ -1,0 +1,381 @@
+"""What a move brings about: what is undone when a phase ends, what is ordered when one begins, and the standing duties.
+
+Begin at `move`. The orders of the commit are in `_latch`, the power-off itself is in `_finish`.
+"""
+
+import math
+from dataclasses import replace
+
+from powerguard.core import obligations
+from powerguard.core.comeback import gate, methods
+from powerguard.core.decide import conditions
+from powerguard.core.decide.table import TABLE, Cause, phase_name
+from powerguard.core.decide.turn import Turn
+from powerguard.core.drill import rehearsal
+from powerguard.core.energy import account, needs
+from powerguard.core.energy import budget as sums
+from powerguard.core.model.actions import Conduct, EnsurePolicy, Grade, Level, PowerOff, SyncFilesystems
+from powerguard.core.model.state import (
+    Emergency,
+    EmergencyCheckpoint,
+    Holding,
+    OnBattery,
+    Online,
+    Outage,
+    Phase,
+    Recovery,
+    Shutdown,
+    Supply,
+)
+from powerguard.core.supply import fusion
+from powerguard.core.trainers import lifecycle
+
+OVERDUE_S = 5.0
+"""powerguard-off promises 2 s: a host that lives so long after its deadline is not being powered off."""
+AGAIN_S = 30.0
+"""Interval of the orders to a host that is overdue, each to take effect at once."""
+RETRY_S = 5.0
+GUARD_CHECKPOINT_S = 60.0
+"""While a trainer trains on through a hold: a checkpoint this often."""
+GUARD_LEAST_S = 60.0
+CALIBRATION_CHECKPOINT_S = 600.0
+"""Seconds that a checkpoint beside training may take in a calibration, as one that the operator asks for."""
+DEADTIME_S = 15.0
+"""A UPS that said utility and is silent for so long may be on battery for all that is known (upsmon's DEADTIME)."""
+SILENCE_S = 3600.0
+"""Silent for longer, it is not on battery: no UPS of a GPU host lasts so long."""
+PAUSED_LOAD_GUARD = 1.25
+"""With the source lost, a measured paused load counts as this much of it (docs/decisions/0034)."""
+_WORTH_TELLING_S = 1.0
+_CUT_SOONER = "the UPS cuts its output sooner"
+_EMPTY_SOONER = "the battery ends sooner"
+
+
+def move(turn: Turn, cause: Cause, because: str) -> None:
+    """Change the phase. What is logged with it are the sums of the decision, before anything that follows from it."""
+    old = turn.state.phase
+    target = TABLE[type(old), cause]
+    told = len(turn.notes)
+    decided_on = turn.numbers()
+    _leave(turn, cause, because)
+    turn.set_phase(_enter(turn, old, target, because))
+    # The story is told in its own order: the move first, then what it brought about.
+    consequences, turn.notes[told:] = turn.notes[told:], []
+    numbers = decided_on
+    if isinstance(old, Online):
+        turn.open_outage(because)
+        if cause is Cause.BATTERY:
+            numbers = turn.numbers()  # A witness decided, and no sums: these are the first ones of the outage.
+    turn.note(
+        "phase_changed",
+        because,
+        Level.INFO if target is Online else Level.WARNING,
+        **{"old": phase_name(old), "new": phase_name(target), "cause": cause.value, **numbers},
+    )
+    turn.notes.extend(consequences)
+    if target is Online:
+        turn.close_outage(old, because)
+        rehearsal.end_of_outage(turn, because)
+        least_load = 0.0 if isinstance(old, Online) else old.outage.load_at_start or 0.0
+        if not conditions.gate_open(turn.policy, turn.state, turn.now_s, least_load=least_load):
+            turn.update(guarded_since_s=turn.now_s)
+            turn.note("guard_started", "a second outage now would leave no time for a full stop", Level.WARNING)
+
+
+def _leave(turn: Turn, cause: Cause, because: str) -> None:
+    """What is undone on the way out."""
+    if cause is Cause.COMMIT:
+        gate.clear(turn, "the host is powered off again, and looked at anew when it is back")
+    if cause in (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED):
+        lifecycle.resume_all(turn)
+    if cause is Cause.ABORTED:
+        turn.set_outage(aborted_by=because)
+
+
+def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
+    """Return the new phase and order what it begins with."""
+    if target is Online or isinstance(old, Online):
+        lifecycle.forget_outage(turn)
+    if isinstance(old, Online):
+        rehearsal.interrupt(turn, because)
+    if target is Online:
+        return Online()
+    outage = _new_outage(turn) if isinstance(old, Online) else old.outage
+    if target is OnBattery:
+        return OnBattery(outage=replace(outage, aborted_by=turn.aborted_by(outage)))
+    if target is Shutdown:
+        return _latch(turn, outage, because)
+    began_s = turn.now_s
+    if target is Holding and isinstance(old, EmergencyCheckpoint):
+        return Holding(
+            outage=outage,
+            began_s=began_s,
+            paused_load=old.paused_load,
+            settle_by_s=old.settle_by_s,
+            paused_at_s=old.paused_at_s,
+            due_at_s=old.due_at_s,
+        )
+    turn.set_phase(EmergencyCheckpoint(outage=outage, began_s=began_s, because=because))
+    if sums.power_off_at_s(turn.state.feed) is not None:
+        turn.regrade()
+    load = account.load_of(turn.state.battery)
+    predicted = sums.paused_load(turn.policy, turn.state.trainers, load, turn.state.learned)
+    slowest_s = max((t.step_s for t in turn.state.trainers if t.alive), default=0.0)
+    lifecycle.order_emergency(turn, by_s=turn.now_s + lifecycle.order_limit_s(turn))
+    return EmergencyCheckpoint(
+        outage=turn.outage or outage,
+        began_s=began_s,
+        because=because,
+        paused_load=predicted if predicted < load else None,
+        settle_by_s=began_s + max(2 * slowest_s + 15.0, 45.0),
+    )
+
+
+def _new_outage(turn: Turn) -> Outage:
+    feed = turn.state.feed
+    since_s = feed.since_s if feed.supply is Supply.BATTERY else turn.now_s
+    return Outage(
+        id=f"{turn.policy.boot_id[:8]}-{max(0, int(turn.now_s * 10))}",
+        since_s=since_s,
+        grade=conditions.foretold(turn.policy, turn.state, turn.now_s).grade,
+        load_at_start=rehearsal.load_at_start(turn),
+        charge_at_start_pct=None if feed.reading is None else feed.reading.charge_pct,
+    )
+
+
+def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
+    """The commit point. The return is armed and the disks are synced first, both bounded; then the power-off."""
+    policy = turn.policy
+    # A load that never fell, a gauge that jumped: what was chosen when there was more time may not fit any more.
+    sums_now = conditions.outage_budget(policy, turn.state, turn.now_s)
+    reff_s, low_at_s = sums_now.reff_s, turn.state.feed.low_battery_at_s
+    if reff_s is not None and any(t.alive and t.told_pause and not t.paused for t in turn.state.trainers):
+        # A pause that nobody has confirmed may never come: the stop is chosen for the load that is there.
+        reff_s = min(reff_s, sums_now.reff_now_s or 0.0)
+    if reff_s is None and low_at_s is not None:
+        reff_s = max(0.0, policy.low_battery_s - (turn.now_s - low_at_s))  # Blind, but this much is known.
+    grade = sums.grade_within(policy, reff_s, at_most=outage.grade)
+    outage = methods.backed_off(turn, replace(outage, grade=grade))
+    bare = grade is Grade.BARE
+    prepare_s = min(policy.bmc_limit_s, 2.0) if bare else policy.bmc_limit_s
+    turn.set_outage(grade=grade)  # The guard before a cut depends on it.
+    stops_s = sums.stops_within_s(policy, conditions.outage_budget(policy, turn.state, turn.now_s), grade)
+    ids = (
+        turn.order(EnsurePolicy, limit_s=prepare_s, outage=outage.id),
+        turn.order(SyncFilesystems, limit_s=prepare_s, outage=outage.id),
+        *methods.arm(turn, outage, policy.ways, off_in_s=prepare_s + stops_s, limit_s=prepare_s),
+    )
+    return Shutdown(
+        outage=outage,
+        boot_id=policy.boot_id,
+        latched_s=turn.now_s,
+        stops_within_s=stops_s,
+        because=because,
+        waiting=ids,
+        prepare_by_s=turn.now_s + prepare_s + 0.25,
+        again_at_s=turn.now_s + sums.stop_s(policy, grade) + OVERDUE_S,
+    )
+
+
+# --- Standing duties --------------------------------------------------------------------------------------------
+
+
+def duties(turn: Turn) -> None:
+    """What a phase does while it lasts."""
+    obligations.tend(turn, saved_first=False)
+    if turn.state.feed.lost_since_s is not None or turn.state.told:
+        _tell_silence(turn)
+    phase = turn.state.phase
+    if isinstance(phase, Online):
+        _guard_calibration(turn)
+        _guard(turn)
+        _save_in_silence(turn)
+    obligations.tend(turn, saved_first=True)
+    match phase:
+        case Online():
+            rehearsal.tend(turn)
+        case OnBattery() | EmergencyCheckpoint() | Holding():
+            if isinstance(phase, OnBattery):
+                rehearsal.tend_in_outage(turn)
+            waited_s = turn.now_s - phase.outage.since_s
+            if not phase.outage.policy_asked and waited_s >= turn.policy.commit_dwell_s:
+                turn.set_outage(policy_asked=True)
+                turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=phase.outage.id)
+                methods.check(turn)
+            if isinstance(phase, OnBattery) and waited_s >= turn.policy.commit_dwell_s:
+                lifecycle.take_precautions(turn, since_s=phase.outage.since_s)
+            _reckon_lost(turn, phase)
+            if isinstance(phase, Emergency):
+                lifecycle.tend(turn, hold=isinstance(phase, Holding), repeat_s=GUARD_CHECKPOINT_S)
+                turn.watch_load(phase)
+            if isinstance(phase, Holding):
+                lifecycle.learn_drop(turn, phase)
+                turn.restore_grade()
+        case Shutdown():
+            _finish(turn, phase)
+            _tell_overdue(turn)
+        case Recovery():
+            gate.tend(turn, phase)
+
+
+def _reckon_lost(turn: Turn, phase: OnBattery | Emergency) -> None:
+    """Nobody tells the load any more: what counts is what is known to draw power, not what happened to be told last."""
+    feed, battery = turn.state.feed, turn.state.battery
+    if feed.lost_since_s is None or feed.supply is not Supply.BATTERY or battery.load is None:
+        return
+    load = _load_unheard(turn, phase, battery.load)
+    if load != battery.load:
+        turn.update(battery=replace(battery, load=load))
+
+
+def _load_unheard(turn: Turn, phase: OnBattery | Emergency, told: float) -> float:
+    """Load to count with while the source is lost, as a share of the rating; told: the last one that was heard.
+
+    While training goes on, at least what it drew when the outage began. Once everybody has paused, a drop that was
+    measured counts, with a quarter on top.
+    """
+    alive = [t for t in turn.state.trainers if t.alive]
+    if alive and not any(t.paused or t.told_pause for t in alive):
+        return told if turn.state.cap is not None else max(told, phase.outage.load_at_start or 0.0)
+    pausing = [t for t in alive if t.conduct is not Conduct.CONTINUE]
+    if isinstance(phase, OnBattery) or phase.paused_load is None or not pausing:
+        return told
+    if all(t.paused and needs.drop_of(turn.state.learned, t.name) is not None for t in pausing):
+        return min(told, PAUSED_LOAD_GUARD * phase.paused_load)
+    return told
+
+
+def _silent_since_s(turn: Turn) -> float | None:
+    """Since when nobody answers, where that is an alarm: utility was the last word, and nothing else speaks."""
+    feed = turn.state.feed
+    lost_s = feed.lost_since_s
+    if lost_s is None or feed.supply is not Supply.UTILITY:
+        return None
+    return lost_s if turn.now_s - lost_s >= DEADTIME_S else None
+
+
+def _tell_silence(turn: Turn) -> None:
+    """Raise the alarm while online; an outage that begins in the silence ends it as well."""
+    silent = _silent_since_s(turn) is not None
+    if not silent and "ups_silent" not in turn.state.told:
+        return
+    over = "a source answers again" if turn.state.feed.lost_since_s is None else "an outage has begun in the silence"
+    turn.tell_once(
+        "ups_silent",
+        f"no source has answered for {DEADTIME_S:.0f} s: nobody sees an outage that begins now; checkpoints beside "
+        f"training for an hour, where they cost little"
+        if silent
+        else over,
+        holds=silent and (isinstance(turn.state.phase, Online) or "ups_silent" in turn.state.told),
+        level=Level.ERROR,
+    )
+
+
+def _save_in_silence(turn: Turn) -> None:
+    """Nobody answers: a checkpoint whenever it is cheap."""
+    since_s = _silent_since_s(turn)
+    busy = turn.state.drill is not None or turn.state.guarded_since_s is not None
+    if since_s is not None and turn.now_s - since_s <= SILENCE_S and not busy:
+        lifecycle.take_precautions(turn, since_s=since_s)
+
+
+def _guard_calibration(turn: Turn) -> None:
+    """A calibration has emptied the battery, with the input there: save, and go on training under guard.
+
+    A pause would cost the rest of the calibration, often half an hour. An outage in it is rare, and pauses training.
+    """
+    state = turn.state
+    if state.guarded_since_s is not None or not conditions.is_calibrating(state.feed):
+        return
+    if conditions.calibration_low(turn.policy, state, turn.now_s):
+        turn.update(guarded_since_s=turn.now_s)
+        turn.note("guard_started", "a calibration has left too little for an outage", Level.WARNING)
+        lifecycle.order_all(turn, reason="on_battery", by_s=turn.now_s + CALIBRATION_CHECKPOINT_S)
+
+
+def _guard(turn: Turn) -> None:
+    """After a return or a calibration, below the charge gate: train on, with a checkpoint whenever it is cheap."""
+    since_s = turn.state.guarded_since_s
+    if since_s is None:
+        return
+    # Only when training draws its power again does the load of now tell what a second outage would be like.
+    is_over = turn.now_s - since_s >= GUARD_LEAST_S and not fusion.is_draining(turn.state.feed)
+    if is_over and conditions.gate_open(turn.policy, turn.state, turn.now_s):
+        turn.update(guarded_since_s=None)
+        turn.note("guard_ended", "a second outage would leave time for a full stop again")
+    else:
+        lifecycle.take_precautions(turn, since_s=since_s, stood_until_s=since_s)
+
+
+def _finish(turn: Turn, phase: Shutdown) -> None:
+    """Order the power-off once everything before it is done or out of time, and again should the host survive it."""
+    policy, grade = turn.policy, phase.outage.grade
+    first = not phase.force_at_s and (not phase.waiting or turn.now_s >= phase.prepare_by_s)
+    is_rehearsed = phase.ordered and not policy.powers_off
+    again = bool(phase.force_at_s) and turn.now_s >= phase.again_at_s and not is_rehearsed
+    latest_s, ends = _latest_off(turn, grade, phase.force_at_s)
+    sooner = not is_rehearsed and turn.now_s < phase.force_at_s and latest_s < phase.force_at_s - _WORTH_TELLING_S
+    if not (first or again or sooner) or phase.boot_id != policy.boot_id:
+        return
+    deadline_s = phase.latched_s + sums.stop_s(policy, grade, reserve_s=0.0)
+    least_s = sums.force_after_s(policy, Grade.BARE)
+    stops_s = phase.stops_within_s or sums.force_after_s(policy, grade)
+    if first:
+        force_s = max(least_s, min(phase.latched_s + stops_s, latest_s) - turn.now_s)
+    else:
+        force_s = max(0.0, min(phase.force_at_s, latest_s) - turn.now_s)
+    if sooner and not again:
+        turn.note("power_off_hastened", ends, Level.WARNING, force_after_s=force_s)
+    elif again:
+        level = Level.ERROR if turn.now_s > deadline_s else Level.WARNING
+        turn.note("power_off_repeated", "the host is still alive", level, force_after_s=force_s)
+    else:
+        because = "everything before it is done" if not phase.waiting else "what is not done by now is left"
+        turn.note("power_off_ordered", because, Level.WARNING, force_after_s=force_s, grade=grade)
+    turn.order(PowerOff, limit_s=RETRY_S, outage=phase.outage.id, grade=grade, force_after_s=force_s)
+    turn.set_phase(
+        replace(
+            phase,
+            waiting=(),
+            force_at_s=min(phase.force_at_s or math.inf, turn.now_s + force_s),
+            again_at_s=turn.now_s + (AGAIN_S if again else force_s + OVERDUE_S),
+        )
+    )
+
+
+def _tell_overdue(turn: Turn) -> None:
+    """The host still runs after its forced power-off was due: what should have powered it off does not."""
+    phase = turn.state.phase
+    if not isinstance(phase, Shutdown) or not phase.force_at_s or (phase.ordered and not turn.policy.powers_off):
+        return
+    late_s = turn.now_s - phase.force_at_s
+    who = "the power-off was accepted" if phase.ordered else "no power-off was accepted"
+    turn.tell_once(
+        "power_off_overdue",
+        f"{who}, and the host still runs {late_s:.0f} s after it was to be forced off; ordered again",
+        holds=late_s >= OVERDUE_S,
+        level=Level.ERROR,
+    )
+
+
+def _latest_off(turn: Turn, grade: Grade, force_at_s: float) -> tuple[float, str]:
+    """When the host must be off at the latest, and why; infinity where nothing new is known. force_at_s: as ordered.
+
+    After the latch, too, a countdown may begin, or a gauge fall off its cliff: an orderly stop that the power does not
+    outlive is worth less than a hard one in time. A bare stop has what the power left when it began, and keeps what it
+    kept then; its last seconds cannot be hastened.
+    """
+    guard_s, after_s = sums.CUT_GUARD_S, turn.policy.bare_stop_s
+    if grade is Grade.BARE:
+        guard_s = after_s = sums.after_force_s(turn.policy)
+        if force_at_s - turn.now_s <= sums.force_after_s(turn.policy, grade):
+            return math.inf, ""
+    cut_at_s = sums.power_off_at_s(turn.state.feed)
+    latest_s, ends = (math.inf, "") if cut_at_s is None else (cut_at_s - guard_s, _CUT_SOONER)
+    now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+    if turn.state.feed.supply is Supply.BATTERY and now.left is not None and now.tau_now_s is not None:
+        # Without margins: they were for the stop that is under way.
+        empty_at_s = turn.now_s + now.left * now.tau_now_s - after_s
+        if empty_at_s < latest_s:
+            return empty_at_s, _EMPTY_SOONER
+    return latest_s, ends

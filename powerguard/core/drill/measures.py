@@ -1,0 +1,269 @@
+"""What a drill measures: the load before and after, once it has settled, and the speed of training."""
+
+from dataclasses import replace
+
+from powerguard.core.decide import conditions
+from powerguard.core.decide.turn import Turn
+from powerguard.core.drill import checks
+from powerguard.core.energy import account, needs
+from powerguard.core.model.actions import Action, EnsurePolicy, Scalar
+from powerguard.core.model.events import Reading, TrainerSeen
+from powerguard.core.model.policy import Drop, Policy
+from powerguard.core.model.state import Drill, DrillOrder, DrillStage, Trainer
+from powerguard.core.trainers import gpu_cap
+
+
+def change(turn: Turn, **changes: object) -> None:
+    """Change fields of the drill that runs."""
+    if turn.state.drill is not None:
+        turn.update(drill=replace(turn.state.drill, **changes))  # type: ignore[arg-type]
+
+
+def change_stage(turn: Turn, **changes: object) -> None:
+    """Change fields of the stage that is carried out."""
+    drill = turn.state.drill
+    if drill is not None and isinstance(drill.part, DrillStage):
+        change(turn, part=replace(drill.part, **changes))  # type: ignore[arg-type]
+
+
+def figure(turn: Turn, **figures: Scalar) -> None:
+    """Enter figures; what is not known is left out."""
+    drill = turn.state.drill
+    if drill is not None:
+        known = dict(drill.figures) | {name: value for name, value in figures.items() if value is not None}
+        change(turn, figures=tuple(known.items()))
+
+
+def is_recorded(drill: Drill) -> bool:
+    """Say whether this drill only records: in dry-run no trainer is asked."""
+    return dict(drill.figures).get("dry_run") is True
+
+
+def find(turn: Turn, name: str) -> Trainer | None:
+    """Return a trainer by its name; None when it is not known any more."""
+    return next((trainer for trainer in turn.state.trainers if trainer.name == name), None)
+
+
+def mark(turn: Turn, name: str, **changes: object) -> None:
+    """Change fields of one trainer."""
+    turn.update(
+        trainers=tuple(
+            replace(t, **changes) if t.name == name else t  # type: ignore[arg-type]
+            for t in turn.state.trainers
+        )
+    )
+
+
+def order(turn: Turn, kind: type[Action], what: str, *, limit_s: float, trainer: str = "", **fields: object) -> str:
+    """Order something in the drill's name and wait for its outcome. what: of `drill.ORDERS`."""
+    drill = turn.state.drill
+    if trainer:
+        fields["trainer"] = trainer
+    # Where always-on is set for an outage alone, a drill must not set it: nothing would ever put it back.
+    outage = "" if drill is None or kind is EnsurePolicy else drill.id
+    id_ = turn.order(kind, limit_s=limit_s, outage=outage, **fields)
+    if drill is not None:
+        waits = DrillOrder(id=id_, what=what, by_s=turn.now_s + limit_s, trainer=trainer)
+        change(turn, waiting=(*drill.waiting, waits))
+    return id_
+
+
+def rounded(value: float | None) -> float | None:
+    """Four decimals: enough for a share, and for seconds."""
+    return None if value is None else round(value, 4)
+
+
+SETTLE_S = 10.0
+"""The load has settled when it was read for so long and its two halves agree."""
+AGREE = 0.015
+"""As a share of the rating: whole percents of a gauge are no step."""
+_KEPT_S = 16.0
+_MOST_SAMPLES = 64
+_LEAST_SAMPLES = 4
+_LEAST_STEPS = 5
+
+
+def watch_reading(policy: Policy, stage: DrillStage, reading: Reading) -> DrillStage:
+    """Keep the load of one reading."""
+    load = account.told_load(policy, reading)
+    if load is None:
+        return stage
+    kept = tuple(pair for pair in stage.samples if reading.at_s - pair[0] <= _KEPT_S)
+    return replace(stage, samples=(*kept, (reading.at_s, load))[-_MOST_SAMPLES:])
+
+
+def watch_trainer(stage: DrillStage, seen: TrainerSeen) -> DrillStage:
+    """Keep the step that a trainer tells, for its speed."""
+    known = next((entry for entry in stage.seen if entry[0] == seen.trainer), None)
+    others = tuple(entry for entry in stage.seen if entry[0] != seen.trainer)
+    if not seen.alive or seen.step is None:
+        return replace(stage, seen=others)
+    if known is None or seen.step < known[3]:
+        entry = (seen.trainer, seen.step, seen.at_s, seen.step, seen.at_s)
+    else:
+        entry = (*known[:3], seen.step, seen.at_s)
+    return replace(stage, seen=(*others, entry)[-_MOST_SAMPLES:])
+
+
+def stage_load(stage: DrillStage, now_s: float, *, late: bool) -> tuple[float | None, bool]:
+    """Return the load (share of the rating) in this stage, and whether it has settled.
+
+    None while it has not; `late`: the time for it is over, and what there is counts.
+    """
+    window = [pair for pair in stage.samples if now_s - pair[0] <= SETTLE_S + 1.0]
+    if not window:
+        return None, False
+    mean = sum(load for _, load in window) / len(window)
+    whole = window[-1][0] - window[0][0] >= SETTLE_S - 1e-6 and len(window) >= _LEAST_SAMPLES
+    half = len(window) // 2
+    early = sum(load for _, load in window[:half]) / max(1, half)
+    recent = sum(load for _, load in window[half:]) / (len(window) - half)
+    if whole and abs(early - recent) <= AGREE:
+        return mean, True
+    return (mean if late else None), False
+
+
+def speed_of(stage: DrillStage, name: str) -> float | None:
+    """Return steps a second of a trainer in this stage; None while it has told too few."""
+    entry = next((entry for entry in stage.seen if entry[0] == name), None)
+    if entry is None:
+        return None
+    steps, lasted_s = entry[3] - entry[1], entry[4] - entry[2]
+    return steps / lasted_s if steps >= _LEAST_STEPS and lasted_s >= SETTLE_S - 1.0 else None
+
+
+def _speeds_known(turn: Turn, stage: DrillStage) -> bool:
+    """Every living trainer that tells steps has told enough of them."""
+    return all(speed_of(stage, t.name) is not None for t in turn.state.trainers if t.alive and t.step is not None)
+
+
+def look_at_baseline(turn: Turn, stage: DrillStage) -> str | None:
+    """Wait until load and speed before anything is done are known, and note what is expected. "": it is over."""
+    late = turn.now_s >= stage.by_s
+    load, _ = stage_load(stage, turn.now_s, late=late)
+    if not late and (load is None or ("cap" in stage.coming and not _speeds_known(turn, stage))):
+        return None
+    now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+    speeds = tuple((name, speed) for name, *_ in stage.seen if (speed := speed_of(stage, name)) is not None)
+    change(turn, load=load, speeds=speeds)
+    figure(turn, load_before=rounded(load))
+    if "pause" in stage.coming:
+        figure(turn, load_paused_expected=rounded(now.load_paused))
+        figure(turn, runtime_paused_expected_s=rounded(now.reff_paused_s))
+    if "checkpoint" in stage.coming:
+        figure(turn, checkpoint_expected_s=rounded(now.checkpoint_s))
+    return ""
+
+
+def look_at_load(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
+    """Paused or capped: wait until the load has settled, and learn by how much it fell. "": it is over."""
+    if is_recorded(drill):
+        return ""
+    late = turn.now_s >= stage.by_s
+    load, settled = stage_load(stage, turn.now_s, late=late)
+    if not late and (load is None or (stage.name == "cap" and not _speeds_known(turn, stage))):
+        return None
+    if load is None or drill.load is None:
+        figure(turn, load_told=False)
+        return ""
+    figures: dict[str, Scalar] = _drop(turn.policy, stage.name, drill.load, load)
+    if not settled:
+        # Training may draw now more, now less; what did not come to rest is told, and taught to nobody.
+        figures[f"load_{_WORDS[stage.name]}_settled"] = False
+    figure(turn, **figures)
+    if stage.name == "pause" and settled:
+        _learn_pause(turn, drill, load)
+    elif stage.name == "cap":
+        _learn_cap(turn, drill, stage, load, settled=settled)
+    return ""
+
+
+_WORDS = {"pause": "paused", "cap": "capped"}
+
+
+def _drop(policy: Policy, stage: str, before: float, after: float) -> dict[str, Scalar]:
+    word = _WORDS[stage]
+    figures: dict[str, Scalar] = {f"load_{word}": rounded(after), f"drop_{word}": rounded(before - after)}
+    if policy.rating_w is not None:
+        figures[f"drop_{word}_w"] = round((before - after) * policy.rating_w, 1)
+    return figures
+
+
+def _learn_pause(turn: Turn, drill: Drill, load: float) -> None:
+    """Learn what a pause brings. Of several trainers that paused together each gets the same part of the drop."""
+    before = drill.load
+    if before is None or not drill.told:
+        return
+    each = max(0.0, before - load) / len(drill.told)
+    learned = turn.state.learned
+    for name in drill.told:
+        learned = needs.with_drop(learned, name, Drop(before=before, after=before - each, at_s=turn.now_s))
+    turn.update(learned=learned)
+
+
+def _learn_cap(turn: Turn, drill: Drill, stage: DrillStage, load: float, *, settled: bool) -> None:
+    """Learn what capping brings: load and speed, and whether a battery then lasts for more training."""
+    before = drill.load
+    ratios = [
+        now / was for name, was in drill.speeds if was > 0.0 and (now := speed_of(stage, name)) is not None
+    ]  # fmt: skip
+    if before is None or not ratios:
+        figure(turn, cap_speed_told=False)
+        return
+    speed = min(1.0, sum(ratios) / len(ratios))
+    figure(turn, cap_speed=rounded(speed))
+    if settled:
+        drop = Drop(before=before, after=min(before, load), at_s=turn.now_s, speed=speed)
+        turn.update(learned=replace(turn.state.learned, cap=drop))
+        worth = gpu_cap.gain(turn.policy, turn.state)
+        figure(turn, cap_gain=rounded(worth), cap_pays=worth is not None and worth >= gpu_cap.LEAST_GAIN)
+
+
+def look_at_self_test(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
+    """Wait for a self-test of the UPS, and measure while it lasts. "": it is over; a text: why there is nothing."""
+    reading, begun = turn.state.feed.reading, dict(drill.figures).get("test_began_s")
+    testing = turn.state.feed.test_since_s is not None
+    late = turn.now_s >= stage.by_s
+    if reading is None:
+        return None
+    load = account.told_load(turn.policy, reading)
+    if not isinstance(begun, int | float):
+        if testing:
+            figure(turn, test_began_s=round(turn.now_s - stage.at_s, 3), load_before=rounded(load))
+            figure(turn, charge_before_pct=reading.charge_pct, runtime_before_s=reading.runtime_s)
+            figure(turn, health_before=rounded(turn.state.battery.health))
+            change_stage(turn, by_s=turn.now_s + checks.SELF_TEST_S)
+            return None
+        return "the UPS began no self-test (start it at its front panel or on its card)" if late else None
+    if testing:
+        figure(turn, load_test=rounded(load), runtime_test_s=reading.runtime_s, charge_test_pct=reading.charge_pct)
+        return "the self-test of the UPS did not end" if late else None
+    figure(turn, test_s=round(turn.now_s - stage.at_s - begun, 3))
+    tell_health(turn, drill.began_s)
+    return ""
+
+
+def tell_health(turn: Turn, since_s: float) -> None:
+    """Tell what a discharge since then has taught of the battery's health; it is learned where it was deep enough."""
+    battery = turn.state.battery
+    learned = battery.model.health
+    if learned is None or learned.at_s < since_s:
+        figure(turn, health_learned=False)
+    elif learned.least:
+        figure(turn, health=rounded(battery.health), health_at_least=rounded(learned.share), health_learned=True)
+    else:
+        figure(turn, health=rounded(battery.health), health_measured=rounded(learned.share))
+        figure(turn, health_error=rounded(learned.error), health_learned=True)
+
+
+def look_at_resume(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
+    """See that training goes on: whoever was paused has heard it, and does not say any more that it stands."""
+    known: dict[str, Trainer] = {t.name: t for t in turn.state.trainers if t.alive}
+    owed = [name for name in drill.paused if name in known]
+    standing = [name for name in drill.told if name in known and known[name].paused]
+    if not owed and not standing and not drill.waiting:
+        figure(turn, resume_s=round(turn.now_s - stage.at_s, 3))
+        return ""
+    if turn.now_s >= stage.by_s:
+        return f"{', '.join(owed or standing) or 'a trainer'} did not go on after the pause"
+    return None

@@ -1,0 +1,222 @@
+"""What goes out: actions, which are the core's orders, and notes, which are the lines of its story.
+
+Plain data as in `core/model/events.py`. "Adding an effector" in docs/ARCHITECTURE.md lists what a new kind needs.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+
+class Conduct(StrEnum):
+    """What a trainer does after its emergency checkpoint. A dumb endpoint continues."""
+
+    PAUSE = "pause"
+    EXIT = "exit"
+    CONTINUE = "continue"
+
+
+class Way(StrEnum):
+    """A way back that is armed for one outage; the BMC's policy is none: it stands always (`EnsurePolicy`).
+
+    OUTPUT (layer B): the UPS `ups` cuts its output and gives it back. RTC (E): the host's clock powers it on.
+    SENTINEL (C): another host does. WATCHDOG (D): the BMC's watchdog power-cycles it.
+    """
+
+    OUTPUT = "output"
+    RTC = "rtc"
+    SENTINEL = "sentinel"
+    WATCHDOG = "watchdog"
+
+
+class Grade(StrEnum):
+    """How much of an orderly stop there is time for (see `budget.stop_s`)."""
+
+    FULL = "full"
+    SHORT = "short"
+    BARE = "bare"
+
+
+class Level(StrEnum):
+    """Who must know: error = a person must act; warning = protection is reduced; info = the story."""
+
+    DEBUG = "debug"
+    INFO = "info"
+    WARNING = "warning"
+    ERROR = "error"
+
+
+Scalar = str | int | float | bool | None
+Detail = tuple[tuple[str, Scalar], ...]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Action:
+    """What the core orders. id: unique in the journal and the same after a restart; by_s: its absolute deadline."""
+
+    id: str
+    by_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PollNow(Action):
+    """Poll this UPS at once. The only action that an unconfirmed reading or a hint may cause."""
+
+    ups: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TriggerCheckpoint(Action):
+    """Ask one trainer for a checkpoint and see it through to durable. `reason` as in `wire.Reason`."""
+
+    trainer: str
+    reason: str
+    after: Conduct
+    outage: str
+    lease_s: float | None = None
+    """Seconds after which a pause ends by itself, whoever asked for it; None: it stands until it is told to end."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeTrainer(Action):
+    """Tell a paused trainer to go on."""
+
+    trainer: str
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PauseTrainer(Action):
+    """Tell a trainer to stop at the next step boundary, without a checkpoint. lease_s: as in `TriggerCheckpoint`."""
+
+    trainer: str
+    outage: str
+    lease_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopTrainer(Action):
+    """Stop a trainer's processes (SIGSTOP): it was told to pause, and the load has not fallen."""
+
+    trainer: str
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TerminateTrainer(Action):
+    """End a trainer's processes (SIGTERM, then SIGCONT): stopped, it still draws power."""
+
+    trainer: str
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ContinueTrainer(Action):
+    """Let a trainer's processes go on (SIGCONT), where we have stopped them; nothing where we have not."""
+
+    trainer: str
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CapPower(Action):
+    """Lower every GPU's power limit to `share` of the limit found, which is written down first; never raise one."""
+
+    outage: str
+    share: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePower(Action):
+    """Put every GPU's power limit back to what `CapPower` found; nothing where nothing was changed."""
+
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EnsurePolicy(Action):
+    """Make sure, by reading back, that the BMC powers the host on when AC returns."""
+
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RestorePolicy(Action):
+    """Put the BMC's policy back to what an outage found (bmc.policy: bracket). policy: as `EnsurePolicy` told it."""
+
+    outage: str
+    policy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckWay(Action):
+    """See whether a way back could be armed, and change nothing. ups: of way OUTPUT, else ""."""
+
+    way: Way
+    ups: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ArmWay(Action):
+    """Arm a way back and read it back. in_s: from the order until it acts, not sooner. OUTPUT is never sent twice."""
+
+    way: Way
+    outage: str
+    in_s: float
+    ups: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DisarmWay(Action):
+    """Take back what `ArmWay` has armed, for this outage, or "": for any; nothing where nothing is."""
+
+    way: Way
+    outage: str
+    ups: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reboot(Action):
+    """Let the power-off that is under way end in a reboot: utility came back. force_after_s: as for `PowerOff`."""
+
+    outage: str
+    force_after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckHost(Action):
+    """After a return: are GPUs, checkpoint storage and newest checkpoint there and good? Failed: what is missing."""
+
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SyncFilesystems(Action):
+    """syncfs() of every checkpoint filesystem, in a child that is killed at the deadline."""
+
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PowerOff(Action):
+    """Start the host's power-off; `force_after_s` seconds later it is powered off hard, whatever still runs."""
+
+    outage: str
+    grade: Grade
+    force_after_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumeTraining(Action):
+    """After a return from power-off: start what trains (a systemd target, a command)."""
+
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Note:
+    """A line of the story: a `noun_verbed` event, why (`because`), and the numbers, units in the names."""
+
+    event: str
+    because: str
+    level: Level = Level.INFO
+    numbers: Detail = ()

@@ -1,0 +1,283 @@
+"""What comes in: a reading, an outcome, time that passed, a word of an operator.
+
+Frozen, free of behaviour, and made only of numbers, strings, enums and tuples, so that it can be journalled, replayed
+and compared. Time: every `at_s` is seconds of CLOCK_BOOTTIME, which runs on over suspend and starts anew at each boot.
+"""
+
+from dataclasses import dataclass
+from enum import StrEnum
+
+from powerguard.core.model.actions import Action, Conduct, Detail
+
+
+class OutputSource(StrEnum):
+    """Where the UPS takes its output from. RFC 1628 upsOutputSource, plus eco and unknown.
+
+    Bypass: raw utility power, present but unprotected. Eco: filtered utility power, unprotected for some milliseconds.
+    Unknown: not told, or told in a way that we do not know; never "fine".
+    """
+
+    UTILITY = "utility"
+    BATTERY = "battery"
+    BYPASS = "bypass"
+    BOOST = "boost"
+    TRIM = "trim"
+    ECO = "eco"
+    OFF = "off"
+    UNKNOWN = "unknown"
+
+
+ON_UTILITY = frozenset(OutputSource) - {OutputSource.BATTERY, OutputSource.OFF, OutputSource.UNKNOWN}
+"""Where the output comes from the grid, one way or another."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Reading:
+    """One complete observation of one UPS by one source, already in our units.
+
+    at_s: when the reading ended. ups: name of the UPS in the settings.
+    source: name of the source that made it, such as "snmp" or "snmp:10.0.0.5".
+    feed: the feed that it belongs to; one UPS is one feed.
+    runtime_s: RFC 1628 upsEstimatedMinutesRemaining x 60; PowerNet upsAdvBatteryRunTimeRemaining / 100;
+        NUT battery.runtime; apcupsd TIMELEFT x 60. None when not told or implausible; never 0 for "unknown".
+    charge_pct: 0 to 100. RFC 1628 upsEstimatedChargeRemaining.
+    load_pct: percent of the rating; on a three-phase UPS the worst live line.
+    on_battery_s: seconds on battery as the UPS counts them. RFC 1628 upsSecondsOnBattery.
+    input_present: utility at the input; None when not told. Derived by the decoder from input volts or alarms.
+    low_battery: RFC 1628 upsBatteryStatus low or depleted; NUT LB.
+    forced_shutdown: NUT FSD: the primary has ordered everybody down.
+    output_off_in_s: a countdown of the UPS, whoever ordered it: seconds until it cuts its output.
+    authenticated: the answer could not have been forged (SNMP v3 with authentication, TLS).
+    alarms: names in lower_snake_case, such as "on_battery", "overload", "battery_missing".
+    provenance: (field, object) pairs: which object of the protocol told each field.
+    """
+
+    at_s: float
+    ups: str
+    source: str
+    output_source: OutputSource
+    feed: str = ""
+    runtime_s: float | None = None
+    charge_pct: float | None = None
+    load_pct: float | None = None
+    watts: float | None = None
+    on_battery_s: float | None = None
+    input_present: bool | None = None
+    input_v: float | None = None
+    battery_temp_c: float | None = None
+    low_battery: bool = False
+    replace_battery: bool = False
+    overload: bool = False
+    testing: bool = False
+    calibrating: bool = False
+    forced_shutdown: bool = False
+    output_off_in_s: float | None = None
+    authenticated: bool = False
+    alarms: tuple[str, ...] = ()
+    provenance: tuple[tuple[str, str], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceFailed:
+    """A poll brought no reading: no answer, a refused one, or one that does not hold together.
+
+    lost: the source counts as lost from now on (three misses in a row); one miss is not news.
+    """
+
+    at_s: float
+    ups: str
+    source: str
+    reason: str
+    lost: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NetworkSeen:
+    """A part of this host's own network by which its sources answer went, or is there.
+
+    part: such as "link enp1s0" or "gateway 10.0.0.1". up: False when it went without anybody on this host wanting it.
+    heard_s: when it was last known to be there, where its end is noticed late; None: it went at at_s.
+    """
+
+    at_s: float
+    part: str
+    up: bool
+    heard_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Tick:
+    """Time has passed. The loop sends one at least every second, and one when `Plan.next_at_s` is due."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TrainerSeen:
+    """What a trainer says of itself (its `/api/v1/status`), or that it cannot be reached.
+
+    alive: False when its socket is gone or refuses; a trainer that only hangs stays alive.
+    conduct: as declared, already clamped by the settings.
+    checkpoint_s: its own estimate of a checkpoint to durable; None when it has none.
+    disk: trainers with the same word share a disk, so their checkpoints add up.
+    step_s: q95 of a training step, 0 when not told.
+    stall_s: for how long a checkpoint beside training holds training up; None when not told.
+    """
+
+    at_s: float
+    trainer: str
+    alive: bool
+    conduct: Conduct = Conduct.CONTINUE
+    checkpoint_s: float | None = None
+    disk: str = ""
+    step: int | None = None
+    step_s: float = 0.0
+    paused: bool = False
+    durable_step: int | None = None
+    durable_age_s: float | None = None
+    stall_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointProgress:
+    """How a checkpoint in flight goes on. eta_s: seconds until durable; None when not told."""
+
+    at_s: float
+    trainer: str
+    action_id: str
+    stage: str
+    eta_s: float | None = None
+    bytes_done: int | None = None
+    bytes_total: int | None = None
+    paused: bool = False
+    step: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Done:
+    """An action was carried out. detail: what it found or changed, for the journal and for people.
+
+    What the core reads of it, and under which names: `outcomes`.
+    """
+
+    at_s: float
+    action: Action
+    took_s: float
+    detail: Detail = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Failed:
+    """An action failed, or ran into its limit. reason: what, where, what would be right. harmless: nothing was done.
+
+    detail: what is worth knowing all the same, as in `Done`.
+    """
+
+    at_s: float
+    action: Action
+    took_s: float
+    reason: str
+    timed_out: bool = False
+    harmless: bool = False
+    detail: Detail = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Abort:
+    """The operator calls this outage's shutdown off. Answered before the latch only."""
+
+    at_s: float
+    who: str
+    reason: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SetMaintenance:
+    """Suspend commits (not alarms) until `until_s`; until_s <= at_s ends it."""
+
+    at_s: float
+    until_s: float
+    reason: str
+    who: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointNow:
+    """The operator wants a checkpoint of every trainer now, training going on."""
+
+    at_s: float
+    who: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ForeignStop:
+    """The daemon was told to stop (SIGTERM): by a shutdown that is not ours, or by a person."""
+
+    at_s: float
+    host_stopping: bool
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BatteryReplaced:
+    """A person has put in a new battery: what was learned of the old one is forgotten. ups: ""; else one of several."""
+
+    at_s: float
+    who: str
+    ups: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecoverNow:
+    """The operator wants training started after a return, whatever the gate and the host's check wait for."""
+
+    at_s: float
+    who: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measured:
+    """The daemon has measured a need that no action of this boot shows: "stop", "boot" or "resume", in seconds."""
+
+    at_s: float
+    need: str
+    seconds: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoweredOn:
+    """What brought this host back, asked for once. because: who tells it, or why nobody does; None: not told.
+
+    cause: such as "policy-always-on" (IPMI 2.0 section 28.11), or "". firmware_s: from power-on to the kernel.
+    """
+
+    at_s: float
+    because: str
+    cause: str = ""
+    ac_failed: bool | None = None
+    firmware_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StartDrill:
+    """The operator rehearses an outage. scopes: of `drill.SCOPES`; witness: of `drill.WITNESSES`."""
+
+    at_s: float
+    who: str
+    scopes: tuple[str, ...]
+    witness: str = "simulated"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class StopDrill:
+    """The operator ends the drill that runs; everything is put back."""
+
+    at_s: float
+    who: str
+    reason: str = ""
+
+
+Outcome = Done | Failed
+Event = (
+    Reading | SourceFailed | NetworkSeen | Tick | TrainerSeen | CheckpointProgress | Outcome | Measured | PoweredOn
+    | ForeignStop | Abort | SetMaintenance | CheckpointNow | BatteryReplaced | RecoverNow | StartDrill | StopDrill
+)  # fmt: skip

@@ -1,0 +1,527 @@
+"""The model as JSON-able data and back: what the journal keeps, and what a replay reads.
+
+Every dataclass becomes an object with its class name under `kind`, so that a union tells its members apart; enums
+become their values, tuples become lists. A journal outlives the daemon that wrote it: keys that are not known are
+ignored, and keys that are missing take the field's default. Codecs are built once for each class.
+
+What a stored state may say. A journal is a file: it can be old, of another hand, or wrong in one number.
+
+What cannot be true is dropped, by name, and the rest stays: one bad number must not cost an outage its latch, nor a
+history of a thousand years its say in the next one.
+"""
+
+import dataclasses
+import enum
+import math
+import types
+import typing
+from collections.abc import Callable
+from dataclasses import replace
+from typing import Any, TypeVar, overload
+
+from powerguard.core.comeback import methods
+from powerguard.core.energy import needs
+from powerguard.core.model.policy import BatteryModel, Drop, Learned, Need
+from powerguard.core.model.state import (
+    Armed,
+    Battery,
+    Obligation,
+    Online,
+    Phase,
+    State,
+    Supplied,
+    TemporaryPolicy,
+    Watch,
+)
+
+KIND = "kind"
+"""The key that names the class of an object."""
+
+T = TypeVar("T")
+_Decode = Callable[[Any], object]
+_Encode = Callable[[Any], object]
+
+
+class PlainError(ValueError):
+    """Data that cannot be written or read: where in the value, what was found, and what would be right."""
+
+    def __init__(self, message: str, path: str = "") -> None:
+        """Keep message and path apart, so that each level can put its own name in front."""
+        super().__init__(f"{path}: {message}" if path else message)
+        self.message = message
+        self.path = path
+
+    def under(self, name: str | int) -> "PlainError":
+        """Return the same error as seen from one level further out: from a field, or from a place in a tuple."""
+        step = f"[{name}]" if isinstance(name, int) else name
+        dot = "." if self.path and not self.path.startswith("[") else ""
+        return PlainError(self.message, f"{step}{dot}{self.path}")
+
+
+# --- Writing ------------------------------------------------------------------------------------------------------
+
+
+def to_plain(value: object) -> object:
+    """Return value as None, bool, int, float, str, list and dict only.
+
+    Raises PlainError for what JSON cannot hold (infinity, NaN) and for everything that is not plain data.
+    """
+    encode = _ENCODERS.get(type(value))
+    if encode is None:
+        encode = _ENCODERS[type(value)] = _encoder(type(value))
+    return encode(value)
+
+
+def _encoder(cls: type) -> _Encode:
+    if issubclass(cls, enum.Enum):
+        return _encode_enum
+    if dataclasses.is_dataclass(cls):
+        return _dataclass_encoder(cls)
+    message = f"cannot keep a {cls.__name__} (numbers, strings, enums, tuples and dataclasses only)"
+    raise PlainError(message)
+
+
+def _encode_enum(value: enum.Enum) -> object:
+    return value.value
+
+
+def _encode_same(value: object) -> object:
+    return value
+
+
+def _encode_float(value: float) -> object:
+    if not math.isfinite(value):
+        message = f"cannot keep {value} (finite numbers only; None for unknown)"
+        raise PlainError(message)
+    return value
+
+
+def _encode_tuple(items: tuple[object, ...]) -> object:
+    try:
+        return [to_plain(item) for item in items]
+    except PlainError:
+        # The happy path keeps no index; a failure is rare, so the culprit is looked for a second time.
+        for index, item in enumerate(items):
+            try:
+                to_plain(item)
+            except PlainError as error:
+                raise error.under(index) from None
+        raise
+
+
+def _dataclass_encoder(cls: type) -> _Encode:
+    names = tuple(each.name for each in dataclasses.fields(cls))
+    kind = cls.__name__
+    if KIND in names:
+        message = f"{kind} has a field named {KIND!r}, which names the class (call it something else)"
+        raise PlainError(message)
+
+    def encode(value: object) -> object:
+        plain: dict[str, object] = {KIND: kind}
+        name = ""
+        try:
+            for name in names:
+                plain[name] = to_plain(getattr(value, name))
+        except PlainError as error:
+            raise error.under(name) from None
+        return plain
+
+    return encode
+
+
+_ENCODERS: dict[type, _Encode] = {
+    bool: _encode_same,
+    int: _encode_same,
+    str: _encode_same,
+    type(None): _encode_same,
+    float: _encode_float,
+    tuple: _encode_tuple,
+}
+
+
+# --- Reading ------------------------------------------------------------------------------------------------------
+
+
+@overload
+def from_plain(data: object, cls: type[T]) -> T: ...
+@overload
+def from_plain(data: object, cls: object) -> object: ...
+def from_plain(data: object, cls: object) -> object:
+    """Return the value that data stands for; cls is a class of the model or a union of them, such as `Event`.
+
+    A class with subclasses (`Action`) stands for any of them. Raises PlainError.
+    """
+    try:
+        return _decoder(cls)(data)
+    except PlainError as error:
+        raise error.under(getattr(cls, "__name__", "value")) from None
+
+
+def _decoder(cls: object) -> _Decode:
+    known = _DECODERS.get(cls)
+    if known is None:
+        known = _DECODERS[cls] = _build(cls)
+    return known
+
+
+def _build(cls: object) -> _Decode:
+    origin = typing.get_origin(cls)
+    if origin in (typing.Union, types.UnionType):
+        return _union_decoder(typing.get_args(cls))
+    if origin is tuple:
+        return _tuple_decoder(typing.get_args(cls))
+    if isinstance(cls, type) and issubclass(cls, enum.Enum):
+        return _enum_decoder(cls)
+    if isinstance(cls, type) and dataclasses.is_dataclass(cls):
+        return _tagged_decoder(_family(cls))
+    message = f"cannot read a {cls} (numbers, strings, enums, tuples and dataclasses only)"
+    raise PlainError(message)
+
+
+def _wrong(data: object, expected: str) -> PlainError:
+    return PlainError(f"expected {expected}, found {type(data).__name__} {data!r:.60}")
+
+
+def _decode_bool(data: object) -> object:
+    if not isinstance(data, bool):
+        raise _wrong(data, "true or false")
+    return data
+
+
+def _decode_int(data: object) -> object:
+    if isinstance(data, bool) or not isinstance(data, int):
+        raise _wrong(data, "a whole number")
+    return data
+
+
+def _decode_float(data: object) -> object:
+    if isinstance(data, float) and math.isfinite(data):
+        return data
+    if isinstance(data, bool) or not isinstance(data, int):
+        raise _wrong(data, "a finite number")
+    try:
+        return float(data)
+    except OverflowError:
+        raise _wrong(data, "a finite number") from None
+
+
+def _decode_str(data: object) -> object:
+    if not isinstance(data, str):
+        raise _wrong(data, "a string")
+    return data
+
+
+def _decode_none(data: object) -> object:
+    if data is not None:
+        raise _wrong(data, "null")
+    return data
+
+
+_DECODERS: dict[object, _Decode] = {
+    bool: _decode_bool,
+    int: _decode_int,
+    float: _decode_float,
+    str: _decode_str,
+    type(None): _decode_none,
+}
+_SCALARS: tuple[type, ...] = (bool, int, float, str)
+
+
+def _enum_decoder(cls: type[enum.Enum]) -> _Decode:
+    members = {member.value: member for member in cls}
+
+    def decode(data: object) -> object:
+        try:
+            return members[data]
+        except (KeyError, TypeError):
+            raise _wrong(data, "one of " + ", ".join(str(value) for value in members)) from None
+
+    return decode
+
+
+def _tuple_decoder(args: tuple[object, ...]) -> _Decode:
+    repeated = len(args) == 2 and args[1] is Ellipsis  # tuple[X, ...]
+    decoders = (_decoder(args[0]),) if repeated else tuple(_decoder(arg) for arg in args)
+
+    def decode(data: object) -> object:
+        if not isinstance(data, list):
+            raise _wrong(data, "a list")
+        if not repeated and len(data) != len(decoders):
+            raise _wrong(data, f"a list of {len(decoders)}")
+        found: list[object] = []
+        each = decoders * len(data) if repeated else decoders
+        try:
+            for decode_item, item in zip(each, data, strict=True):
+                found.append(decode_item(item))
+        except PlainError as error:
+            raise error.under(len(found)) from None
+        return tuple(found)
+
+    return decode
+
+
+def _union_decoder(args: tuple[object, ...]) -> _Decode:
+    """Return a decoder for a union: scalars by their JSON type, classes by their kind, at most one of anything else."""
+    scalars = {arg: _decoder(arg) for arg in args if arg in _SCALARS}
+    if float in scalars:  # A whole number may stand where a float is meant, unless the union tells the two apart.
+        scalars.setdefault(int, scalars[float])
+    classes = tuple(arg for arg in args if isinstance(arg, type) and dataclasses.is_dataclass(arg))
+    tagged = _tagged_decoder(tuple(member for cls in classes for member in _family(cls))) if classes else None
+    rest = [_decoder(arg) for arg in args if arg not in _SCALARS and arg not in classes and arg is not type(None)]
+    if len(rest) > 1:
+        message = f"cannot tell the members of {args} apart (scalars and dataclasses, and one of anything else)"
+        raise PlainError(message)
+    names = ", ".join("null" if arg is type(None) else getattr(arg, "__name__", str(arg)) for arg in args)
+
+    def decode(data: object) -> object:
+        if data is None and type(None) in args:
+            return None
+        known = scalars.get(type(data))
+        if known is not None:
+            return known(data)
+        if tagged is not None and isinstance(data, dict):
+            return tagged(data)
+        if rest:
+            return rest[0](data)
+        raise _wrong(data, names)
+
+    return decode
+
+
+def _family(cls: type) -> tuple[type, ...]:
+    """Return cls and all its subclasses, each once.
+
+    `dataclass(slots=True)` makes a second class and leaves the first one in `__subclasses__()` until it is collected:
+    of two with one name, the one with slots is meant.
+    """
+    found = {cls.__name__: cls}
+    children: list[type] = cls.__subclasses__()
+    for child in children:
+        for member in _family(child):
+            if member.__name__ not in found or "__slots__" in vars(member):
+                found[member.__name__] = member
+    return tuple(found.values())
+
+
+def _tagged_decoder(classes: tuple[type, ...]) -> _Decode:
+    """Return a decoder for an object that is one of classes; without a kind it must be the only one there is."""
+    # Built at the first use of each: a class may hold itself, and most journals hold few of the kinds.
+    built: dict[str, _Decode] = {}
+    by_name = {cls.__name__: cls for cls in classes}
+    only = classes[0].__name__ if len(classes) == 1 else None
+
+    def decode(data: object) -> object:
+        if not isinstance(data, dict):
+            raise _wrong(data, f"an object with {KIND} " + ", ".join(by_name))
+        kind = data.get(KIND, only)
+        if not isinstance(kind, str) or kind not in by_name:
+            message = f"unknown {KIND} {kind!r:.60} (one of {', '.join(by_name)})"
+            raise PlainError(message)
+        decode_fields = built.get(kind)
+        if decode_fields is None:
+            decode_fields = built[kind] = _fields_decoder(by_name[kind])
+        return decode_fields(data)
+
+    return decode
+
+
+def _fields_decoder(cls: type) -> _Decode:
+    hints = typing.get_type_hints(cls)
+    fields = dataclasses.fields(cls)
+    decoders = tuple((each.name, _decoder(hints[each.name])) for each in fields)
+    needed = frozenset(
+        each.name
+        for each in fields
+        if each.default is dataclasses.MISSING and each.default_factory is dataclasses.MISSING
+    )
+
+    def decode(given: dict[str, object]) -> object:
+        values: dict[str, object] = {}
+        for name, decode_field in decoders:
+            if name in given:
+                try:
+                    values[name] = decode_field(given[name])
+                except PlainError as error:
+                    raise error.under(name) from None
+            elif name in needed:
+                message = "missing, and it has no default"
+                raise PlainError(message, name)
+        return cls(**values)
+
+    return decode
+
+
+LONGEST_TAU_S = 7 * 86400.0
+_SHORTEST_RECHARGE_S, _LONGEST_RECHARGE_S = 600.0, 30 * 86400.0
+_MOST_LOAD = 2.0
+_MOST_SPEED = 2.0
+_AHEAD_S = 60.0
+"""So far ahead of the newest entry a stored time may lie: clocks of one boot do not jump, entries are a little late."""
+
+_LONGEST_AHEAD_S = 30 * 86400.0
+BOOTS_KEPT = 16
+_MOST_ARMED = 32
+"""Three ways, and an output of each UPS that feeds one host."""
+
+Drops = list[str]
+
+
+def sane(state: State, at_s: float) -> tuple[State, tuple[str, ...]]:
+    """Return the state without what cannot be true, and the names of what was dropped. at_s: when it was stored."""
+    dropped: Drops = []
+    latest_s = at_s + _AHEAD_S
+    return (
+        replace(
+            state,
+            phase=_phase(state.phase, latest_s, dropped),
+            owed=_owed(state.owed, at_s, latest_s, dropped),
+            battery=_battery(state.battery, "", latest_s, dropped),
+            upses=tuple(_supplied(each, latest_s, dropped) for each in state.upses),
+            learned=_learned(state.learned, latest_s, dropped),
+        ),
+        tuple(dropped),
+    )
+
+
+def _phase(phase: Phase, latest_s: float, dropped: Drops) -> Phase:
+    if isinstance(phase, Online):
+        return phase
+    outage = phase.outage
+    boots = tuple(each for each in outage.boots if -math.inf < each <= latest_s)[-BOOTS_KEPT:]
+    back_off_s = outage.back_off_s if _within(outage.back_off_s, 0.0, methods.MOST_BACK_OFF_S) else 0.0
+    if boots != outage.boots:
+        dropped.append("outage.boots")
+    if back_off_s != outage.back_off_s:
+        dropped.append("outage.back_off_s")
+    kept = replace(outage, boots=boots, back_off_s=back_off_s)
+    return phase if kept == outage else replace(phase, outage=kept)
+
+
+def _owed(owed: tuple[Obligation, ...], at_s: float, latest_s: float, dropped: Drops) -> tuple[Obligation, ...]:
+    """What is owed stays owed, whatever else is wrong with it: it loses its times only. Of two the later counts."""
+    kept: dict[tuple[str, ...], Obligation] = {}
+    room = _MOST_ARMED
+    if sum(isinstance(each, Armed) for each in owed) > room:
+        dropped.append("armed")
+    for each in owed:
+        place = (type(each).__name__, *each.key)
+        sound = each
+        if isinstance(each, Armed):
+            room -= 1
+            if room < 0:
+                continue
+            is_time = each.at_s <= latest_s and abs(each.acts_at_s - each.at_s) <= _LONGEST_AHEAD_S
+            sound = each if is_time else replace(each, at_s=at_s, acts_at_s=at_s)
+            if place in kept or not is_time:
+                dropped.append(f"armed.{each.way}")
+        elif isinstance(each, TemporaryPolicy) and each.retry_at_s > latest_s + methods.RESTORE_AGAIN_S:
+            sound = replace(each, retry_at_s=0.0)
+            dropped.append("temporary_policy.retry_at_s")
+        kept[place] = sound
+    return tuple(kept.values())
+
+
+def _supplied(each: Supplied, latest_s: float, dropped: Drops) -> Supplied:
+    watch = each.watch
+    if watch is not None and not _is_watch(watch, latest_s):
+        dropped.append(f"{each.ups}.watch")
+        watch = None
+    return replace(each, battery=_battery(each.battery, f"{each.ups}.", latest_s, dropped), watch=watch)
+
+
+def _is_watch(watch: Watch, latest_s: float) -> bool:
+    loads = all(0.0 < one.share < math.inf and 0.0 < one.least <= _MOST_LOAD for one in watch.others)
+    loads = loads and 0.0 < watch.load <= _MOST_LOAD
+    return bool(watch.others) and loads and watch.spent >= 0.0 and (watch.counted_s or 0.0) <= latest_s
+
+
+def _within(value: float | None, least: float, most: float) -> bool:
+    return value is None or least <= value <= most
+
+
+def _battery(battery: Battery, where: str, latest_s: float, dropped: Drops) -> Battery:
+    """Keep an account whose shares are shares; the model apart, each figure falls alone."""
+    bounds = {
+        "used": (0.0, 1.0),
+        "gauge": (0.0, 1e4),
+        "charged": (0.0, 1.0),
+        "left": (0.0, 1.0),
+        "load": (0.0, _MOST_LOAD),
+        "low_left": (0.0, 1e4),
+        "unflagged": (0.0, 1.0),
+        "suspect": (0.0, 1.0),
+        "away_charge": (0.0, 1.0),
+    }
+    wrong = [name for name, (least, most) in bounds.items() if not _within(getattr(battery, name), least, most)]
+    changes: dict[str, object] = dict.fromkeys(wrong)
+    if not 0.0 <= battery.health <= 1.0:
+        changes["health"] = Battery().health
+        wrong.append("health")
+    if battery.higher_since_s is not None and battery.higher_since_s > latest_s:
+        changes["higher_since_s"] = None
+        wrong.append("higher_since_s")
+    point = battery.tau_point
+    if point is not None and not (_within(point[0], 0.0, _MOST_LOAD) and _within(point[1], 1.0, LONGEST_TAU_S)):
+        changes["tau_point"] = None
+        wrong.append("tau_point")
+    if any(not (0.0 < load <= 2.0 * _MOST_LOAD and tau_s > 0.0) for load, tau_s in battery.composed):
+        changes["composed"] = ()
+        wrong.append("composed")
+    dropped += [f"{where}battery.{name}" for name in wrong]
+    model = _model(battery.model, f"{where}battery.", latest_s, dropped)
+    return replace(battery, model=model, **changes)  # type: ignore[arg-type]
+
+
+def _model(model: BatteryModel, where: str, latest_s: float, dropped: Drops) -> BatteryModel:
+    changes: dict[str, object] = {}
+    health, discharge = model.health, model.discharge
+    if health is not None and not (
+        0.0 < health.share <= 1.0
+        and 0.0 <= health.error <= 1.0
+        and 0.0 <= health.depth <= 1.0
+        and health.at_s <= latest_s
+    ):
+        changes["health"] = None
+    points = tuple(p for p in model.points if 0.0 < p.load <= _MOST_LOAD and 1.0 <= p.tau_s <= LONGEST_TAU_S)
+    if points != model.points:
+        changes["points"] = points
+    denied = model.denied
+    if denied is not None and not (0.0 < denied.load <= _MOST_LOAD and 1.0 <= denied.tau_s <= LONGEST_TAU_S):
+        changes["denied"] = None
+    if not _within(model.recharge_s, _SHORTEST_RECHARGE_S, _LONGEST_RECHARGE_S):
+        changes["recharge_s"] = None
+    if discharge is not None and not (
+        0.0 <= discharge.used <= 1.0
+        and _within(discharge.charge, 0.0, 1.0)
+        and _within(discharge.charge_now, 0.0, 1.0)
+        and discharge.since_s <= latest_s
+    ):
+        changes["discharge"] = None
+    if model.recharge is not None and not (0.0 <= model.recharge.charge <= 1.0 and model.recharge.since_s <= latest_s):
+        changes["recharge"] = None
+    if model.replaced_at_s is not None and model.replaced_at_s > latest_s:
+        changes["replaced_at_s"] = None
+    dropped += [f"{where}{name}" for name in changes]
+    return replace(model, **changes) if changes else model  # type: ignore[arg-type]
+
+
+def _learned(learned: Learned, latest_s: float, dropped: Drops) -> Learned:
+    found: list[Need] = []
+    for need in learned.needs:
+        seconds = tuple(each for each in need.seconds if 0.0 < each <= needs.LONGEST_S)
+        if need.of not in needs.NEEDS or len(seconds) < len(need.seconds):
+            dropped.append(f"learned.needs.{need.of}")
+        if need.of in needs.NEEDS and seconds:
+            found.append(replace(need, seconds=seconds[-needs.KEPT :]))
+    pauses = tuple(pair for pair in learned.pauses if _is_drop(pair[1], latest_s))
+    if len(pauses) < len(learned.pauses):
+        dropped.append("learned.pauses")
+    cap = learned.cap
+    if cap is not None and not _is_drop(cap, latest_s):
+        dropped.append("learned.cap")
+        cap = None
+    return replace(learned, needs=tuple(found), pauses=pauses, cap=cap)
+
+
+def _is_drop(drop: Drop, latest_s: float) -> bool:
+    return 0.0 <= drop.after <= drop.before <= _MOST_LOAD and 0.0 <= drop.speed <= _MOST_SPEED and drop.at_s <= latest_s

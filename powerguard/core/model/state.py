@@ -1,0 +1,646 @@
+"""What the core remembers between events, as frozen plain data, and what a step answers.
+
+What is kept of those who tell: each source of a UPS, and the host's own network. Part of the state (`model`).
+"""
+
+from dataclasses import dataclass, field
+from enum import StrEnum
+from typing import TypeVar
+
+from powerguard.core.model.actions import Action, Conduct, Grade, Note, Scalar, Way
+from powerguard.core.model.events import Reading
+from powerguard.core.model.policy import BatteryModel, Learned
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Measures:
+    """What a source has shown that it measures; before that, it is no witness against utility.
+
+    volts: it has told an input that is there. clock_s: the first seconds on battery that it told; None: none yet.
+    clock: those seconds have moved.
+    """
+
+    volts: bool = False
+    clock_s: float | None = None
+    clock: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Heard:
+    """One of several sources of a UPS, as last heard. Kept only where there is more than one.
+
+    reading, previous: its newest two; None until it has told anything.
+    lost_since_s: since when it counts as lost; None while it answers.
+    utility_seen: it has said utility since first contact, so a battery that it tells is news.
+    battery_at_s: when the readings in a row that say battery began; None while it says anything else.
+    gauges: charge (percent) and runtime (seconds) that it told then.
+    measures: what it has shown that it measures.
+    back_at_s: when it said utility after a battery that two of its readings told; its return is news.
+    doubted: it says battery, and everything else says that this is not so.
+    countdown_at_s, fsd_since_s, fsd_at_s, fsd_at_first: what it announces by itself, as in `Feed`; it stands until the
+        same source takes it back.
+    """
+
+    source: str
+    reading: Reading | None = None
+    previous: Reading | None = None
+    lost_since_s: float | None = None
+    utility_seen: bool = False
+    battery_at_s: float | None = None
+    gauges: tuple[float | None, float | None] = (None, None)
+    measures: Measures = field(default_factory=Measures)
+    back_at_s: float | None = None
+    doubted: bool = False
+    countdown_at_s: float | None = None
+    fsd_since_s: float | None = None
+    fsd_at_s: float | None = None
+    fsd_at_first: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Witness:
+    """Another UPS beside one that may be silent: it takes over when that one ends.
+
+    share: load of the silent one for each of this one, as last seen while neither made a step. least: the least load
+    that this one has told since the other was last heard, as a share of the rating. risen: it has told more than that
+    since, or may have done so while nobody heard it. took: its load has risen by just what the other one carried, when
+    the other one fell silent or when its battery was used up: that load has moved here, and must not be counted twice.
+    """
+
+    ups: str
+    share: float
+    least: float
+    risen: bool = False
+    took: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Watch:
+    """What has been seen of one of several UPSes since it was last heard (see `watch`).
+
+    load: its own when it was last heard, as a share of the rating.
+    spent: energy that it would have given meanwhile on battery, in full new batteries, counted until counted_s; None:
+    not begun. lives: it is silent, and must have utility.
+    """
+
+    load: float
+    others: tuple[Witness, ...]
+    spent: float = 0.0
+    counted_s: float | None = None
+    lives: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gone:
+    """A part of this host's own network that went: between heard_s and at_s. part: as in `readings.NetworkSeen`."""
+
+    part: str
+    heard_s: float
+    at_s: float
+
+
+class Supply(StrEnum):
+    """What we hold to be true of the feed, after both witnesses."""
+
+    UNKNOWN = "unknown"
+    UTILITY = "utility"
+    BATTERY = "battery"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Feed:
+    """One feed as confirmed by fusion.
+
+    since_s: since when `supply` holds, by the best clock there is (the UPS's own seconds on battery count).
+    proven_by: the second witness of the last time that it went to battery.
+    suspect: the newest reading says battery and waits for its second witness.
+    unproven_battery: the source has said battery ever since first contact and nothing else supports it.
+    utility_seen: the source has said utility since first contact, so a battery that repeats itself is news.
+    measures: what the source has shown that it measures.
+    first_charge_pct: charge at first contact; its fall is a witness where nothing else speaks.
+    test_since_s: since when a self-test runs; one of more than 60 s is an outage.
+    lost_since_s: since when no source has answered; None while one does.
+    low_battery_at_s: since when low battery has been told by two readings on battery.
+    countdown_at_s: when the UPS cuts its output by a countdown of its own, told by two readings.
+    fsd_at_s: when it does so after a forced shutdown that we saw rise, by fsd_since_s: when that began at the earliest.
+    fsd_at_first: FSD stood at first contact: history on utility, an order on battery.
+    heard: what each source says, where there are several; `reading` is then what they say together.
+    disagree_since_s: since when some of them say battery and others utility.
+    """
+
+    supply: Supply = Supply.UNKNOWN
+    since_s: float = 0.0
+    proven_by: str = ""
+    reading: Reading | None = None
+    previous: Reading | None = None
+    suspect: bool = False
+    unproven_battery: bool = False
+    utility_seen: bool = False
+    measures: Measures = field(default_factory=Measures)
+    first_charge_pct: float | None = None
+    test_since_s: float | None = None
+    lost_since_s: float | None = None
+    low_battery_at_s: float | None = None
+    countdown_at_s: float | None = None
+    fsd_since_s: float | None = None
+    fsd_at_s: float | None = None
+    fsd_at_first: bool = False
+    heard: tuple[Heard, ...] = ()
+    disagree_since_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Battery:
+    """Our own account of the battery's energy, in shares of a full new battery (docs/decisions/0034).
+
+    used: taken out and not yet put back; survives restarts and boots.
+    presumed: no charge has been reported yet, so `used` began at half a charge; the first charge begins it again.
+    gauge, charged: what reported runtime and charge say is left; None until told. Dead-reckoned when silent.
+    left: the smallest of the three, and of what a low-battery flag permits. None: neither runtime nor a table is known.
+    unflagged: the same without the flag; on battery it rises only when all three have said more for 20 s.
+    higher_since_s: since when they do.
+    load: share of the rating, averaged over steps of the load; None until told.
+    step_at_s: when the load last made a step of more than 5 %: the UPS's own runtime lags for 20 s after.
+    suspect: a fall faster than physics that waits for a second reading. fell_at_s: when one was last confirmed so.
+    health: share of a new battery's energy that a full charge holds.
+    tau_point: (load, seconds) of a full battery derived from a reading on utility, where there is no table.
+    composed: runtime table of several batteries that feed one host together; empty for one.
+    low_left: energy that a low-battery flag permits: its seconds at the load at which it rose, less what was drained
+        since; None while no flag is up.
+    away_s: wall seconds for which the host was off; they may have recharged it, if the charge says so too.
+    away_charge: the charge before that; what it has fallen by meanwhile was used. None once two readings have told.
+    contradicted: the UPS says battery, and after a third of it its input is there and its charge is still full.
+    model: what has been learned of it.
+    """
+
+    at_s: float = 0.0
+    used: float | None = None
+    presumed: bool = False
+    gauge: float | None = None
+    charged: float | None = None
+    left: float | None = None
+    load: float | None = None
+    step_at_s: float | None = None
+    suspect: float | None = None
+    fell_at_s: float | None = None
+    health: float = 0.75
+    tau_point: tuple[float, float] | None = None
+    composed: tuple[tuple[float, float], ...] = ()
+    low_left: float | None = None
+    unflagged: float | None = None
+    higher_since_s: float | None = None
+    away_s: float = 0.0
+    away_charge: float | None = None
+    contradicted: bool = False
+    model: BatteryModel = field(default_factory=BatteryModel)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Supplied:
+    """One of several UPSes that feed the host, as far as it is known by itself.
+
+    presumed: it fell silent as another one went to battery, or with this host's own network, and counts as on battery
+        until it answers.
+    overloaded: it would be, once those on battery end; a pause that cures it must not bring training back, so it stays
+        so until none is on battery.
+    watch: what the others have shown of it since it was last heard; None where they tell no load.
+    """
+
+    ups: str
+    feed: Feed
+    battery: Battery
+    presumed: bool = False
+    overloaded: bool = False
+    watch: Watch | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckpointInFlight:
+    """A checkpoint that was ordered and has no outcome yet. order: its id. eta_at_s: when it expects to be durable.
+
+    copied: the state has been copied, so training may go on while it is written.
+    """
+
+    order: str
+    eta_at_s: float | None = None
+    copied: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Trainer:
+    """One trainer as last seen.
+
+    checkpoint_s: seconds from order to durable, the best estimate there is; told_s: what it or the settings say.
+    in_flight: its checkpoint that has no outcome yet. ordered_at_s: when the last one was ordered.
+    told_pause: it has been told to pause or exit in this outage and has not been resumed.
+    durable: this outage's checkpoint is durable (for a trainer that pauses: at the step where it stands).
+    durable_at_s: when the newest known checkpoint became durable.
+    tries: checkpoints ordered in this outage.
+    failed: why the checkpoint of this outage failed for good; "" when it did not. cut_short: it had less time than it
+        needs, so it is asked again in a hold that leaves enough.
+    stall_s: for how long a checkpoint beside training holds it up, as it says; None: not told.
+    priority: as in `TrainerPolicy`.
+    """
+
+    name: str
+    alive: bool = True
+    conduct: Conduct = Conduct.CONTINUE
+    checkpoint_s: float = 60.0
+    told_s: float | None = None
+    disk: str = ""
+    step: int | None = None
+    step_s: float = 0.0
+    paused: bool = False
+    in_flight: CheckpointInFlight | None = None
+    told_pause: bool = False
+    ordered_at_s: float = 0.0
+    durable: bool = False
+    durable_at_s: float | None = None
+    durable_step: int | None = None
+    tries: int = 0
+    failed: str = ""
+    cut_short: bool = False
+    stall_s: float | None = None
+    priority: int = 0
+
+    @property
+    def order(self) -> str | None:
+        """Id of the checkpoint in flight."""
+        return None if self.in_flight is None else self.in_flight.order
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Obligation:
+    """What is owed until it is confirmed, in `State.owed`. Who keeps which kind, and how: `core/obligations.py`.
+
+    outage: for which; "" if none is known. order: id of the order in flight, None: no outcome is waited for.
+    at_s: when it was last ordered, or since when it is owed. retry_at_s: it is not ordered again before.
+    """
+
+    outage: str = ""
+    order: str | None = None
+    at_s: float = 0.0
+    retry_at_s: float = 0.0
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """What tells two obligations of one kind apart, such as the trainer; () if there is one at most."""
+        return ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GpuCap(Obligation):
+    """GPU power is capped, or may be: owed until a restore is confirmed. lifting: the last order was the restore."""
+
+    lifting: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Signalled(Obligation):
+    """A trainer's processes were stopped or ended because it drew on: owed until it is confirmed that they go on.
+
+    word: of `escalation`, the last that was ordered. at_s: when; once it was carried out: then.
+    carried_out: the highest rung that was carried out, "" for none. failed: the last word was not carried out.
+    """
+
+    trainer: str
+    word: str
+    carried_out: str = ""
+    failed: bool = False
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The trainer."""
+        return (self.trainer,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Resume(Obligation):
+    """A trainer is to be told that it may go on: owed until it has heard it. Its order is not named by its id."""
+
+    trainer: str
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The trainer."""
+        return (self.trainer,)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Start(Obligation):
+    """Training is to be started again after a return in place. tries: starts that failed."""
+
+    tries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TemporaryPolicy(Obligation):
+    """The BMC's policy was changed for an outage: owed until `policy`, which the outage found, is put back."""
+
+    policy: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Armed(Obligation):
+    """A power-on method is armed, or may be: owed until it is confirmed that it is not.
+
+    outage: "" if the daemon has no history (`methods.unknown`). ups: of method OUTPUT, else "". acts_at_s: when it
+    acts, not sooner. confirmed: read back from the device. returns: of method OUTPUT, what the UPS does when utility
+    returns in its countdown: cycles, aborts, stays_off or unknown; "" until read.
+    leaving: it is being disarmed, or could not be. kept: another program stops the host, so the method stays armed
+    until the daemon starts again.
+    """
+
+    way: Way
+    acts_at_s: float
+    ups: str = ""
+    confirmed: bool = False
+    returns: str = ""
+    leaving: bool = False
+    kept: bool = False
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The method, and the UPS whose output it is."""
+        return self.way.value, self.ups
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillOrder:
+    """An order of a drill that has no outcome yet. what: of `drill.ORDERS`; trainer: whom it concerns, else ""."""
+
+    id: str
+    what: str
+    by_s: float
+    trainer: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class DrillStage:
+    """A stage of a drill is carried out. name: of `rehearsal.STAGES`; "" before the first one.
+
+    at_s: since when; by_s: until when at the latest. coming: the stages after it.
+    samples: (at_s, load) of this stage's readings, newest last. seen: (trainer, step and moment first reported in this
+    stage, step and moment last reported).
+    """
+
+    name: str
+    at_s: float
+    by_s: float = 0.0
+    coming: tuple[str, ...] = ()
+    samples: tuple[tuple[float, float], ...] = ()
+    seen: tuple[tuple[str, int, float, int, float], ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PlugPulled:
+    """The plug was pulled at at_s, and the real rules run; the drill only measures."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HandedOver:
+    """A real outage came first at at_s; trainers that the drill has paused are still owed a resume."""
+
+    at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Undoing:
+    """Everything is being put back since at_s. result, because: of the report to be."""
+
+    at_s: float
+    result: str
+    because: str
+
+
+DrillPart = DrillStage | PlugPulled | HandedOver | Undoing
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Drill:
+    """A rehearsal that runs (see `drill`).
+
+    part: what it does now. waiting: orders without outcome.
+    told: trainers that it has told to pause; paused: those who may still stand still.
+    load: share of the rating before anything was done. speeds: steps a second before. failures: what went wrong.
+    """
+
+    id: str
+    began_s: float
+    who: str
+    scopes: tuple[str, ...]
+    witness: str
+    part: DrillPart
+    waiting: tuple[DrillOrder, ...] = ()
+    told: tuple[str, ...] = ()
+    paused: tuple[str, ...] = ()
+    load: float | None = None
+    speeds: tuple[tuple[str, float], ...] = ()
+    failures: tuple[str, ...] = ()
+    figures: tuple[tuple[str, Scalar], ...] = ()
+
+    @property
+    def stage(self) -> str:
+        """The word for `part` in status and log."""
+        match self.part:
+            case DrillStage(name=name):
+                return name
+            case PlugPulled():
+                return "outage"
+            case HandedOver():
+                return "handed_over"
+            case Undoing():
+                return "undo"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Maintenance:
+    until_s: float
+    reason: str
+    who: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Online:
+    """Utility, or nothing known that would say otherwise."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Outage:
+    """What is true in every phase of an outage. One id, from the first reading on battery until training runs.
+
+    lowered: the grade was lowered so that a checkpoint fits.
+    boots: when the host came back in it, newest last. back_off_s: for how long it was told to stay away the last time,
+    because it came back too often; 0: it was not.
+    """
+
+    id: str
+    since_s: float
+    grade: Grade
+    lowered: bool = False
+    load_at_start: float | None = None
+    charge_at_start_pct: float | None = None
+    policy_asked: bool = False
+    policy_verified: bool = False
+    aborted_by: str = ""
+    boots: tuple[float, ...] = ()
+    back_off_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OnBattery:
+    """Training goes on; the budget is watched."""
+
+    outage: Outage
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class EmergencyCheckpoint:
+    """Trainers were told to pause and to checkpoint.
+
+    paused_load: predicted load once paused; None where nobody pauses. settle_by_s: until then it counts.
+    due_at_s: the commit test came true then and waits for one more poll.
+    """
+
+    outage: Outage
+    began_s: float
+    because: str
+    paused_load: float | None = None
+    settle_by_s: float = 0.0
+    due_at_s: float | None = None
+
+    @property
+    def paused_at_s(self) -> float:
+        """When everybody was told to pause: it is what this phase begins with."""
+        return self.began_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Holding:
+    """Everything is durable; training is paused and the battery lasts longer. Fields as in the checkpoint phase."""
+
+    outage: Outage
+    began_s: float
+    paused_load: float | None = None
+    settle_by_s: float = 0.0
+    paused_at_s: float = 0.0
+    due_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shutdown:
+    """Past the commit point, in the boot that is named. From here only "finish and come back".
+
+    stops_within_s: seconds from the latch to the forced power-off, as chosen at the latch.
+    waiting: ids of the actions that the power-off waits for, until prepare_by_s.
+    force_at_s: when powerguard-off powers off hard; again_at_s: when we order it again if still alive.
+    """
+
+    outage: Outage
+    boot_id: str
+    latched_s: float
+    because: str
+    stops_within_s: float = 0.0
+    waiting: tuple[str, ...] = ()
+    prepare_by_s: float = 0.0
+    ordered: bool = False
+    force_at_s: float = 0.0
+    again_at_s: float = 0.0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recovery:
+    """The host is back from an outage that ended in power-off (or in darkness). Training waits for the gate.
+
+    clean: the power-off was ours and was ordered. asked: id of the order in flight (to check the host, to start
+    training); tries: how often training was to be started. retry_at_s: not before. checked_at_s: the host was whole.
+    started_at_s: training was started, and its first step is waited for. forced_by: who said that it is to start now.
+    due_at_s: as in `EmergencyCheckpoint`, should the power fail again.
+    """
+
+    outage: Outage
+    began_s: float
+    clean: bool
+    due_at_s: float | None = None
+    asked: str | None = None
+    tries: int = 0
+    retry_at_s: float = 0.0
+    checked_at_s: float | None = None
+    started_at_s: float | None = None
+    forced_by: str = ""
+
+
+Owed = TypeVar("Owed", bound=Obligation)
+
+Emergency = EmergencyCheckpoint | Holding
+"""Training stands, or has been told to."""
+Phase = Online | OnBattery | EmergencyCheckpoint | Holding | Shutdown | Recovery
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class State:
+    """All that the core remembers. transfers: when the feed went to battery lately (three in 5 minutes = flapping).
+
+    serial: numbers the actions, so that ids stay unique over restarts.
+    guarded_since_s: training runs again below the charge gate since then, with checkpoints where they cost little.
+    told: names of standing alarms that have been told, so that each is told once.
+    learned: what has been measured here, the battery apart. drill: the one that runs.
+    upses: where several UPSes feed the host, each by itself; feed and battery are then what they are together.
+    gone: parts of this host's own network that went, newest last.
+    owed: all that was changed or promised and is not confirmed yet; the properties show it by kind.
+    """
+
+    phase: Phase = field(default_factory=Online)
+    feed: Feed = field(default_factory=Feed)
+    battery: Battery = field(default_factory=Battery)
+    trainers: tuple[Trainer, ...] = ()
+    maintenance: Maintenance | None = None
+    transfers: tuple[float, ...] = ()
+    serial: int = 0
+    guarded_since_s: float | None = None
+    told: tuple[str, ...] = ()
+    learned: Learned = field(default_factory=Learned)
+    drill: Drill | None = None
+    upses: tuple[Supplied, ...] = ()
+    gone: tuple[Gone, ...] = ()
+    owed: tuple[Obligation, ...] = ()
+
+    def owing(self, kind: type[Owed]) -> tuple[Owed, ...]:
+        """Return what is owed of this kind."""
+        return tuple(each for each in self.owed if isinstance(each, kind))
+
+    @property
+    def cap(self) -> GpuCap | None:
+        """GPU power that is capped, or may be."""
+        return next(iter(self.owing(GpuCap)), None)
+
+    @property
+    def signalled(self) -> tuple[Signalled, ...]:
+        """Trainers that were stopped or ended."""
+        return self.owing(Signalled)
+
+    @property
+    def start(self) -> Start | None:
+        """Training that is still to be started again."""
+        return next(iter(self.owing(Start)), None)
+
+    @property
+    def temporary_policy(self) -> TemporaryPolicy | None:
+        """The BMC's policy that is still to be put back."""
+        return next(iter(self.owing(TemporaryPolicy)), None)
+
+    @property
+    def armed(self) -> tuple[Armed, ...]:
+        """Power-on methods that are armed, or may be."""
+        return self.owing(Armed)
+
+
+@dataclass(frozen=True, slots=True)
+class Step:
+    """The answer to one event. `actions` start only after state and actions are in the journal."""
+
+    state: State
+    actions: tuple[Action, ...] = ()
+    notes: tuple[Note, ...] = ()

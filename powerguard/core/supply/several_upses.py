@@ -1,0 +1,547 @@
+"""Several feeds of one host: UPSes that each carry some of its power supplies.
+
+Each UPS is known by itself, with the same fusion and the same account as a lone one; what they are together,
+`composed` says. Here is what enters them, and what is asked of them one by one.
+
+What several feeds of one host are together: one feed and one battery again, so that no rule notices.
+
+The host is on battery when fewer of its power supplies than it needs have utility, and its battery lasts until fewer
+than that live. That moment is played forward (`outlast`): the first battery dies, its load moves to the rest, a rest
+above 100 % dies as well. A feed that is unknown, off or on bypass is never counted as endless; one that fell silent
+with the power (`silence`) is presumed to be on battery, too.
+"""
+
+import math
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import replace
+
+from powerguard.core.energy import account
+from powerguard.core.energy import budget as sums
+from powerguard.core.energy.budget import outlasts
+from powerguard.core.energy.outlast import FACTORS, OVERLOADED, Leg, play, stepped
+from powerguard.core.model.events import OutputSource, Reading, SourceFailed
+from powerguard.core.model.policy import FeedPolicy, Policy
+from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply
+from powerguard.core.supply import fusion, several_sources, silence
+from powerguard.core.supply.silence import policy_of
+
+_Words = Mapping[str, Supply]  # What counts of each feed beside the others, by its UPS: see `word_of`.
+_LEAST_S = 0.1
+_ALARMING_FIRST = (
+    OutputSource.UNKNOWN,
+    OutputSource.OFF,
+    OutputSource.BYPASS,
+    OutputSource.ECO,
+    OutputSource.BOOST,
+    OutputSource.TRIM,
+    OutputSource.UTILITY,
+)
+
+
+def compose(policy: Policy, state: State, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None) -> State:
+    """Return the state with what all feeds are together. arrived: the feed whose reading has just come."""
+    upses = tuple(silence.presumed(state.gone, upses, each) for each in upses)
+    upses = tuple(silence.watched(policy, upses, each, now_s, arrived) for each in upses)
+    words = _words(upses)
+    upses = tuple(_overloaded(policy, upses, each, words) for each in upses)
+    upses = tuple(_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY else each for each in upses)
+    feed = _feed(policy, state.feed, upses, now_s, arrived, words=words)
+    battery = _battery(policy, state.battery, upses, feed, now_s, words=words)
+    return replace(state, upses=upses, feed=feed, battery=battery)
+
+
+# --- One feed beside the others --------------------------------------------------------------------------------------
+
+
+def word_of(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
+    """What counts of one feed beside the others: utility that cannot be seen or relied on is none, in an outage."""
+    feed = each.feed
+    if silence.lives(each):
+        return Supply.UTILITY
+    if _carries_nothing(upses, each):
+        return Supply.UNKNOWN
+    if feed.supply is Supply.BATTERY or each.presumed:
+        return Supply.BATTERY
+    if feed.supply is not Supply.UTILITY:
+        return Supply.UNKNOWN
+    if not any(other.feed.supply is Supply.BATTERY for other in upses):
+        return Supply.UTILITY
+    if _tests_blindly(feed):
+        return Supply.BATTERY
+    bypassed = feed.reading is not None and feed.reading.output_source is OutputSource.BYPASS
+    return Supply.UNKNOWN if bypassed or feed.lost_since_s is not None else Supply.UTILITY
+
+
+def _words(upses: tuple[Supplied, ...]) -> _Words:
+    return {each.ups: word_of(upses, each) for each in upses}
+
+
+def _is_off(each: Supplied) -> bool:
+    """Say whether its output is off, told twice: it carries nothing, whatever is in its battery."""
+    reading, before = each.feed.reading, each.feed.previous
+    if reading is None or before is None or reading.output_source is not OutputSource.OFF:
+        return False
+    return before.output_source is OutputSource.OFF
+
+
+def _carries_nothing(upses: tuple[Supplied, ...], each: Supplied) -> bool:
+    return _is_off(each) or silence.has_ended(upses, each)
+
+
+def _tests_blindly(feed: Feed) -> bool:
+    """Say whether it tests its battery, and nobody knows whether it could stop doing so."""
+    reading = feed.reading
+    is_test = reading is not None and (reading.testing or reading.calibrating) and reading.input_present is not True
+    return is_test and fusion.is_draining(feed)
+
+
+def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, words: _Words) -> Supplied:
+    """Find out whether it takes over more than it can carry when those on battery end; unknown loads say nothing.
+
+    What has moved to it already is in its own load, and counts once.
+    """
+    going = [other for other in upses if words[other.ups] is Supply.BATTERY]
+    load = each.battery.load
+    overloaded = bool(going) and each.overloaded
+    if going and not overloaded and load is not None and words[each.ups] is Supply.UTILITY:
+        rest = sum(_supplies(policy, other) for other in upses if words[other.ups] is Supply.UTILITY)
+        to_come = sum(other.battery.load or 0.0 for other in going if not silence.has_taken(each, other))
+        taken = to_come * _supplies(policy, each) / max(1, rest)
+        overloaded = load + taken > OVERLOADED
+    return each if overloaded is each.overloaded else replace(each, overloaded=overloaded)
+
+
+def _advanced(policy: Policy, each: Supplied, now_s: float) -> Supplied:
+    mine = policy_of(policy, each.ups)
+    if mine is None:
+        return each
+    return replace(each, battery=account.advance(mine.policy, each.battery, now_s, draining=True))
+
+
+# --- All together ---------------------------------------------------------------------------------------------------
+
+
+def _supplies(policy: Policy, each: Supplied) -> int:
+    mine = policy_of(policy, each.ups)
+    return 0 if mine is None else mine.supplies
+
+
+def _falls_short_s(policy: Policy, upses: Iterable[Supplied], at_s: Callable[[Supplied], float | None]) -> float | None:
+    """When too few power supplies are left, if each feed goes at its own time; None: enough of them stay."""
+    upses = tuple(upses)
+    going = [(when, _supplies(policy, each)) for each in upses if (when := at_s(each)) is not None]
+    alive = sum(_supplies(policy, each) for each in upses) if going else 0
+    for when, supplies in sorted(going):
+        alive -= supplies
+        if alive < policy.minimum_supplies:
+            return when
+    return None
+
+
+def _feed(
+    policy: Policy, before: Feed, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None, *, words: _Words
+) -> Feed:
+    lasting = [each for each in upses if words[each.ups] is Supply.UTILITY and not each.overloaded]
+    on_utility = sum(_supplies(policy, each) for each in lasting)
+    on_battery = [each for each in upses if words[each.ups] is Supply.BATTERY]
+    supply = Supply.UNKNOWN
+    if on_utility >= policy.minimum_supplies:
+        supply = Supply.UTILITY
+    elif on_battery:
+        supply = Supply.BATTERY
+    since_s = before.since_s if supply is before.supply else _since_s(supply, on_battery, now_s)
+    feeds = [each.feed for each in upses]
+    short = [each for each in upses if words[each.ups] is not Supply.UNKNOWN]
+    lost = [feed.lost_since_s for feed in feeds if feed.lost_since_s is not None]
+    tested = [feed for feed in feeds if feed.test_since_s is not None]
+    tested_supplies = sum(_supplies(policy, each) for each in lasting if fusion.is_draining(each.feed))
+    is_short = on_utility - tested_supplies < policy.minimum_supplies
+    if supply is Supply.UTILITY and is_short:
+        since_s = now_s  # Utility is there, but a battery carries the host: a test, a calibration, a bare suspicion.
+    is_tested = bool(tested) and is_short
+    return Feed(
+        supply=supply,
+        since_s=since_s,
+        proven_by=_proven_by(before, on_battery),
+        reading=_reading(before.reading, upses, supply, now_s, arrived, is_tested=is_tested),
+        previous=before.previous if arrived is None else arrived.previous,
+        suspect=any(feed.suspect and feed.lost_since_s is None for feed in feeds),
+        unproven_battery=any(feed.unproven_battery for feed in feeds),
+        utility_seen=before.utility_seen or supply is Supply.UTILITY,
+        first_charge_pct=None,
+        test_since_s=min((feed.test_since_s or now_s for feed in tested), default=None) if is_tested else None,
+        lost_since_s=max(lost) if lost and len(lost) == len(policy.feeds) else None,
+        low_battery_at_s=_falls_short_s(policy, short, lambda each: _standing(each).low_battery_at_s),
+        countdown_at_s=_falls_short_s(policy, short, lambda each: sums.power_off_at_s(_standing(each))),
+        fsd_at_first=any(feed.fsd_at_first for feed in feeds),
+    )
+
+
+def _standing(each: Supplied) -> Feed:
+    """Return its feed with the words that still stand: who has outlived his battery has outlived what he told of it."""
+    return Feed() if silence.lives(each) else each.feed
+
+
+def _proven_by(before: Feed, on_battery: list[Supplied]) -> str:
+    proven = [each.feed.proven_by for each in on_battery if each.feed.supply is Supply.BATTERY]
+    return next((witness for witness in proven if witness), silence.NETWORK if on_battery else before.proven_by)
+
+
+def _since_s(supply: Supply, on_battery: list[Supplied], now_s: float) -> float:
+    """Since when: of a battery, since the last of those went to it that carry the host now."""
+    if supply is not Supply.BATTERY:
+        return now_s
+    return max(
+        each.feed.since_s if each.feed.supply is Supply.BATTERY else each.feed.lost_since_s or now_s
+        for each in on_battery
+    )
+
+
+def _reading(
+    before: Reading | None,
+    upses: tuple[Supplied, ...],
+    supply: Supply,
+    now_s: float,
+    arrived: Feed | None,
+    *,
+    is_tested: bool,
+) -> Reading | None:
+    """Return one reading for all of them: what is left of the least full, and every alarm."""
+    base = before if arrived is None else arrived.reading
+    told = [each.feed.reading for each in upses if each.feed.reading is not None]
+    if base is None or not told:
+        return before
+    on_battery = [each.reading for each in (u.feed for u in upses) if each.supply is Supply.BATTERY and each.reading]
+    words = {each.output_source for each in told}
+    if supply is Supply.BATTERY or (is_tested and OutputSource.BATTERY in words):
+        word = OutputSource.BATTERY
+    else:
+        word = next((each for each in _ALARMING_FIRST if each in words), OutputSource.UTILITY)
+    charges = [each.charge_pct for each in told if each.charge_pct is not None]
+    runtimes = [each.runtime_s for each in on_battery or told if each.runtime_s is not None]
+    return replace(
+        base,
+        at_s=base.at_s if arrived is None else max(base.at_s, now_s),
+        output_source=word,
+        charge_pct=min(charges, default=None),
+        runtime_s=min(runtimes, default=None),
+        input_present=_input(on_battery, told if is_tested else (), base),
+        low_battery=any(each.low_battery for each in told),
+        replace_battery=any(each.replace_battery for each in told),
+        overload=any(each.overload for each in told),
+        testing=is_tested and any(each.testing for each in told),
+        calibrating=is_tested and any(each.calibrating for each in told),
+        forced_shutdown=any(each.forced_shutdown for each in told),
+        output_off_in_s=None,
+        alarms=tuple(sorted({alarm for each in told for alarm in each.alarms})),
+    )
+
+
+def _input(on_battery: list[Reading], tested: Iterable[Reading], base: Reading) -> bool | None:
+    """Say whether the input is there: of a UPS in a test its own word counts, whoever has just answered."""
+    if any(each.input_present is False for each in on_battery):
+        return False
+    words = {each.input_present for each in tested if each.testing or each.calibrating}
+    if not words:
+        return base.input_present
+    return words.pop() if len(words) == 1 else None
+
+
+def _battery(
+    policy: Policy, before: Battery, upses: tuple[Supplied, ...], feed: Feed, now_s: float, *, words: _Words
+) -> Battery:
+    """Return one battery for all: its energy is their mean, its table what they last together."""
+    going = [each for each in upses if words[each.ups] is Supply.BATTERY]
+    staying = [each for each in upses if words[each.ups] is Supply.UTILITY]
+    counted = going if feed.supply is Supply.BATTERY else going + staying
+    left = _mean(policy, counted, lambda battery: battery.left)
+    if left is not None and sums.usable(policy, left) <= 0.0:
+        # Those that go have ended: how long those last that stay could not be told of an energy that is none.
+        counted = going + staying
+        left = _mean(policy, counted, lambda battery: battery.left)
+    # A UPS whose output is off is not there; what it carried is on the others.
+    load = _mean(policy, (each for each in upses if not _carries_nothing(upses, each)), lambda battery: battery.load)
+    composed: tuple[tuple[float, float], ...] = ()
+    if left is not None:
+        usable = sums.usable(policy, left)
+        full = usable <= 0.0  # There is nothing to play, but the table is asked for all the same: that of full ones.
+        lasts = stepped(_lasts_s(policy, upses, feed, now_s, words=words, full=full))
+        share = sums.usable(policy, 1.0) if full else usable
+        carried = load or 1.0  # As for a lone one: a load that nobody tells is a full one.
+        composed = tuple((factor * carried, lasts_s / share) for factor, lasts_s in zip(FACTORS, lasts, strict=True))
+    steps = [each.battery.step_at_s for each in upses if each.battery.step_at_s is not None]
+    return Battery(
+        at_s=max(before.at_s, now_s),
+        used=_mean(policy, counted or upses, lambda battery: battery.used),
+        left=left,
+        load=load,
+        step_at_s=max(steps, default=None),
+        health=_mean(policy, counted or upses, lambda battery: battery.health) or policy.health,
+        composed=composed,
+        contradicted=bool(going) and all(each.battery.contradicted for each in going),
+    )
+
+
+def _mean(policy: Policy, upses: Iterable[Supplied], of: Callable[[Battery], float | None]) -> float | None:
+    """Mean of what is known of their batteries, by power supplies; None where nothing is."""
+    known = [(_supplies(policy, each), value) for each in upses if (value := of(each.battery)) is not None]
+    weight = sum([supplies for supplies, _ in known])
+    return sum(supplies * value for supplies, value in known) / weight if weight else None
+
+
+def _lasts_s(
+    policy: Policy, upses: tuple[Supplied, ...], feed: Feed, now_s: float, *, words: _Words, full: bool
+) -> list[float]:
+    """Seconds until too few power supplies live, at each of FACTORS times the load of now: played to the end.
+
+    full: as if each battery were new and full, and no UPS about to cut its output.
+    """
+    legs: list[Leg] = []
+    orphaned = 0.0
+    for each in upses:
+        mine, word = policy_of(policy, each.ups), words[each.ups]
+        if mine is None or _carries_nothing(upses, each):
+            continue
+        points = account.table(mine.policy, each.battery)
+        endless = word is Supply.UTILITY and feed.supply is Supply.BATTERY
+        blind = not endless and (not points or each.battery.left is None)
+        if word is Supply.UNKNOWN or blind:
+            # Nobody knows how long, so it counts for nothing, but what it carries is there.
+            orphaned += each.battery.load or 0.0
+            continue
+        energy = 1.0 if full else each.battery.left or 0.0
+        left = math.inf if endless else sums.usable(policy, energy)
+        cut_at_s = None if full else sums.power_off_at_s(each.feed)
+        legs.append(
+            Leg(
+                supplies=mine.supplies,
+                left=left,
+                load=account.load_of(each.battery),
+                tau_s=_reader(points),
+                cut_at_s=math.inf if cut_at_s is None else cut_at_s,
+            )
+        )
+    supplies = sum(leg.supplies for leg in legs)
+    for leg in legs:
+        leg.load += orphaned * leg.supplies / supplies
+    needed = policy.minimum_supplies
+    return [max(_LEAST_S, play([leg.at(factor) for leg in legs], needed, now_s) - now_s) for factor in FACTORS]
+
+
+def _reader(points: tuple[tuple[float, float], ...]) -> Callable[[float], float]:
+    return lambda load: account.tau_s(points, load) if points else math.inf
+
+
+def take(policy: Policy, feed: Feed, battery: Battery, reading: Reading) -> tuple[Feed, Battery]:
+    """Enter a reading of one UPS into its feed and its account; the same feed where it changes nothing."""
+    new = fusion.observe(policy, feed, reading)
+    if new is feed:
+        return feed, battery
+    told = new.reading or reading  # What all its sources say together, where there are several.
+    draining, drained = fusion.is_draining(new), fusion.is_draining(feed)
+    if not drained:
+        # The short way leaves the account behind by some seconds; those were seconds on utility.
+        until_s = reading.at_s if feed.reading is None else feed.reading.at_s
+        battery = account.advance(policy, battery, until_s, draining=False)
+    return new, account.enter(policy, battery, new, told, draining=draining, drained=draining or drained)
+
+
+def enter(policy: Policy, state: State, reading: Reading) -> State | None:
+    """Enter a reading of the UPS, or of one of several; None where it changes nothing."""
+    if not policy.feeds:
+        feed, battery = take(policy, state.feed, state.battery, reading)
+        return None if feed is state.feed else replace(state, feed=feed, battery=battery)
+    mine = policy_of(policy, reading.ups)
+    if mine is None:
+        return None
+    known = of(state, reading.ups) or _unheard(mine, reading.at_s)
+    feed, battery = take(mine.policy, known.feed, known.battery, reading)
+    if feed is known.feed:
+        return None
+    upses = _with(state.upses, replace(known, feed=feed, battery=battery))
+    return compose(policy, state, upses, reading.at_s, feed)
+
+
+def lose(policy: Policy, state: State, failure: SourceFailed) -> State | None:
+    """Enter that a source is lost; None where this is no news."""
+    if not policy.feeds:
+        feed = fusion.lose(policy, state.feed, failure)
+        return None if feed is state.feed else replace(state, feed=feed)
+    mine = policy_of(policy, failure.ups)
+    if mine is None:
+        return None
+    known = of(state, failure.ups) or _unheard(mine, failure.at_s)
+    feed = fusion.lose(mine.policy, known.feed, failure)
+    if feed is known.feed:
+        return None
+    upses = _with(state.upses, replace(known, feed=feed))
+    return compose(policy, state, upses, failure.at_s, None)
+
+
+def presume(policy: Policy, state: State, now_s: float) -> State:
+    """Presume battery of what fell silent with this host's own network; the same state where nothing did."""
+    if policy.feeds:
+        return compose(policy, state, state.upses, now_s, None) if state.upses else state
+    feed = silence.on_battery(state.gone, state.feed)
+    if feed is state.feed:
+        return state
+    return replace(state, feed=feed, battery=account.advance(policy, state.battery, feed.since_s, draining=False))
+
+
+def lost_since_s(state: State, reading: Reading) -> float | None:
+    """Since when the source of this reading had been lost before it; None where it answered."""
+    known = of(state, reading.ups) if state.upses else None
+    return several_sources.lost_since_s(state.feed if known is None else known.feed, reading.source)
+
+
+def advance(policy: Policy, state: State, now_s: float) -> State:
+    """Bring the account up to `now_s` without a reading, on battery."""
+    if not policy.feeds:
+        return replace(state, battery=account.advance(policy, state.battery, now_s, draining=True))
+    return compose(policy, state, state.upses, now_s, None)
+
+
+def adopt(policy: Policy, state: State, now_s: float) -> State:
+    """Fit a stored state to the feeds of the settings: one may have become several, or several one."""
+    if not policy.feeds:
+        if not state.upses:
+            return state
+        mine = of(state, policy.ups)
+        kept = (Feed(since_s=now_s), Battery(at_s=now_s, health=policy.health))
+        feed, battery = kept if mine is None else (mine.feed, mine.battery)
+        return replace(state, upses=(), feed=feed, battery=battery)
+    upses = tuple(each for each in state.upses if policy_of(policy, each.ups) is not None)
+    heard = None if state.feed.reading is None else policy_of(policy, state.feed.reading.ups)
+    if not state.upses and heard is not None:
+        upses = (Supplied(ups=heard.policy.ups, feed=state.feed, battery=state.battery),)
+    return compose(policy, state, upses, now_s, None)
+
+
+def with_battery(
+    policy: Policy, state: State, ups: str, change: Callable[[Policy, Battery], Battery], now_s: float
+) -> State:
+    """Change what is known of the battery of one UPS, or with ups "" of every one."""
+    if not policy.feeds:
+        return replace(state, battery=change(policy, state.battery))
+    changed = []
+    for each in state.upses:
+        mine = policy_of(policy, each.ups)
+        named = mine is not None and ups in ("", each.ups)
+        changed.append(replace(each, battery=change(mine.policy, each.battery)) if mine and named else each)
+    return compose(policy, state, tuple(changed), now_s, None)
+
+
+def rebooted(
+    policy: Policy, state: State, upses: tuple[Supplied, ...], carried: Callable[[Policy, Feed, Battery], Battery]
+) -> State:
+    """Return the state of the next boot with every UPS in it: no feed yet, and its battery as `carried` over."""
+    if not policy.feeds:
+        return state
+    at_s = state.feed.since_s
+    again = tuple(_again(each, at_s, carried(_own(policy, each.ups), each.feed, each.battery)) for each in upses)
+    return compose(policy, state, again, at_s, None)
+
+
+def _own(policy: Policy, ups: str) -> Policy:
+    mine = policy_of(policy, ups)
+    return policy if mine is None else mine.policy
+
+
+def _again(each: Supplied, at_s: float, battery: Battery) -> Supplied:
+    return Supplied(ups=each.ups, feed=Feed(since_s=at_s, utility_seen=each.feed.utility_seen), battery=battery)
+
+
+def of(state: State, ups: str) -> Supplied | None:
+    """What is known of one UPS; None where it has not been heard of, or is the only one."""
+    return next((each for each in state.upses if each.ups == ups), None)
+
+
+def each_alone(policy: Policy, state: State) -> list[tuple[Policy, State]]:
+    """Return every UPS as if it were the only one, with its own policy; one pair where it is."""
+    if not policy.feeds:
+        return [(policy, state)]
+    known = [(mine, of(state, mine.policy.ups)) for mine in policy.feeds]
+    return [
+        (mine.policy, replace(state, feed=each.feed, battery=each.battery, upses=()))
+        for mine, each in known
+        if each is not None
+    ]
+
+
+def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float) -> bool:
+    """Say whether the host would have the power supplies that it needs, by news of utility or a word beyond forgery.
+
+    A lone source that can be forged is denied by any other one that says utility, for as long as the battery lasts by
+    what it cannot forge: it alone must not power the host off. stop_s: what the stop needs.
+    """
+    if not policy.feeds:
+        return _contradicts(policy, state.feed, state.battery, now_s, stop_s)
+    supplies = 0
+    for mine in policy.feeds:
+        each = of(state, mine.policy.ups)
+        if each is None:
+            continue
+        carries = word_of(state.upses, each) is Supply.UTILITY
+        if carries or _contradicts(mine.policy, each.feed, each.battery, now_s, stop_s):
+            supplies += mine.supplies
+    return supplies >= policy.minimum_supplies
+
+
+def _contradicts(policy: Policy, feed: Feed, battery: Battery, now_s: float, stop_s: float) -> bool:
+    if several_sources.contradicts_commit(policy, feed, now_s):
+        return True
+    denial = several_sources.denied_by(policy, feed, now_s)
+    return denial is not None and outlasts(policy, battery, denial, now_s - feed.since_s, stop_s)
+
+
+def told_again(policy: Policy, state: State, now_s: float) -> bool:
+    """Say whether a second reading of the same UPS says battery as well as the newest."""
+    if not policy.feeds:
+        return several_sources.told_again(policy, state.feed, now_s)
+    pairs = [(mine, of(state, mine.policy.ups)) for mine in policy.feeds]
+    return any(
+        each is not None
+        and each.feed.supply is Supply.BATTERY
+        and several_sources.told_again(mine.policy, each.feed, now_s)
+        for mine, each in pairs
+    )
+
+
+def redundancy_lost(state: State) -> str:
+    """Name the feeds without which the host still has what it needs, and that do not carry it; "" where none."""
+    if state.feed.supply is not Supply.UTILITY:
+        return ""
+    gone = [
+        each
+        for each in state.upses
+        if silence.lives(each) or (word_of(state.upses, each) is not Supply.UTILITY and _is_known(each))
+    ]
+    return ", ".join(f"{each.ups} ({_why(state.upses, each)})" for each in gone)
+
+
+# --- One feed -----------------------------------------------------------------------------------------------------
+
+
+def _is_known(each: Supplied) -> bool:
+    """Say whether it has told anything, or is known not to answer: before that, nothing is missing."""
+    return each.feed.reading is not None or each.feed.lost_since_s is not None
+
+
+def _unheard(mine: FeedPolicy, at_s: float) -> Supplied:
+    battery = Battery(at_s=at_s, health=mine.policy.health)
+    return Supplied(ups=mine.policy.ups, feed=Feed(since_s=at_s), battery=battery)
+
+
+def _with(upses: tuple[Supplied, ...], new: Supplied) -> tuple[Supplied, ...]:
+    if all(each.ups != new.ups for each in upses):
+        return (*upses, new)
+    return tuple(new if each.ups == new.ups else each for each in upses)
+
+
+def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
+    if silence.lives(each):
+        return "silent; it carries its part for longer than a battery lasts"
+    if word_of(upses, each) is Supply.BATTERY:
+        return "silent since the power or the network went" if each.presumed else "on battery"
+    reading = each.feed.reading
+    return "silent" if reading is None or each.feed.lost_since_s is not None else str(reading.output_source)

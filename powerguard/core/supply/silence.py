@@ -1,0 +1,257 @@
+"""A UPS that fell silent: lost with the power, or only lost?
+
+Its card hangs on a switch, and a switch without a UPS of its own goes dark with utility. So a UPS that said utility and
+fell silent is presumed to be on battery, since then, where something else went within the same 30 s: another feed, or
+this host's own link or gateway. That presumption ends when it answers again, with whatever it says; that the network
+is back proves nothing of utility.
+
+One that has told nothing since the daemon began is not presumed to be anything: links come up late at boot.
+
+A UPS that fell silent on battery, watched through the loads of the others: does it live?
+
+Where one UPS is enough, another one with utility carries the host, and training may not go on as long as it would be
+overloaded when the silent one ends (`Supplied.overloaded`). If the silent one never answers again, that would be for
+ever. But the others tell: what it carries moves to them when it ends. So it lives while their loads have not risen
+since it was last heard; and one that lives for longer than a new, full battery lasts at its load has utility. Neither
+is enough alone: a battery may end at any time, and a load says nothing of where it comes from (docs/decisions/0055).
+"""
+
+from dataclasses import replace
+
+from powerguard.core.energy import account
+from powerguard.core.energy.budget import usable
+from powerguard.core.energy.outlast import OVERLOADED
+from powerguard.core.model.events import NetworkSeen, Reading
+from powerguard.core.model.policy import FeedPolicy, Policy
+from powerguard.core.model.state import Feed, Gone, State, Supplied, Supply, Watch, Witness
+
+PRESUMED_S = 30.0
+"""What falls silent this close to something else that goes, went with it."""
+NETWORK = "network"
+"""The second witness of a battery that is presumed because this host's own network went."""
+_MOST_GONE = 16
+
+
+def seen(state: State, event: NetworkSeen) -> State | None:
+    """Enter what is seen of this host's own network; None where it is no news."""
+    rest = tuple(each for each in state.gone if each.part != event.part)
+    if event.up:
+        return None if rest == state.gone else replace(state, gone=rest)
+    if rest != state.gone:
+        return None
+    heard_s = event.at_s if event.heard_s is None else min(event.heard_s, event.at_s)
+    return replace(state, gone=(*rest, Gone(part=event.part, heard_s=heard_s, at_s=event.at_s))[-_MOST_GONE:])
+
+
+def gone_with(gone: tuple[Gone, ...], feed: Feed) -> tuple[Gone, ...]:
+    """Return the parts of this host's network that went with a UPS that said utility; () while it answers."""
+    lost_s = feed.lost_since_s
+    if lost_s is None or feed.supply is not Supply.UTILITY:
+        return ()
+    return tuple(each for each in gone if each.heard_s - PRESUMED_S <= lost_s <= each.at_s + PRESUMED_S)
+
+
+def presumed(gone: tuple[Gone, ...], upses: tuple[Supplied, ...], each: Supplied) -> Supplied:
+    """Presume battery of one of several feeds that fell silent with the power, until it answers again."""
+    lost_s = each.feed.lost_since_s
+    is_presumed = lost_s is not None and (
+        each.presumed
+        or bool(gone_with(gone, each.feed))
+        or any(
+            other.feed.supply is Supply.BATTERY and abs(other.feed.since_s - lost_s) <= PRESUMED_S for other in upses
+        )
+    )
+    return each if is_presumed is each.presumed else replace(each, presumed=is_presumed)
+
+
+def on_battery(gone: tuple[Gone, ...], feed: Feed) -> Feed:
+    """Presume battery of the only UPS, where it fell silent with this host's network; else the same feed."""
+    went, lost_s = gone_with(gone, feed), feed.lost_since_s
+    if not went or lost_s is None:
+        return feed
+    since_s = min(lost_s, *(each.at_s for each in went))
+    if feed.reading is not None:
+        since_s = max(since_s, feed.reading.at_s)  # It said utility then.
+    return replace(feed, supply=Supply.BATTERY, since_s=since_s, proven_by=NETWORK)
+
+
+def parts(gone: tuple[Gone, ...]) -> str:
+    """Name them, for people."""
+    return " and ".join(each.part for each in gone)
+
+
+OUTLIVED = 1.25
+"""Energy, in full new batteries, that a silent one must have outlived: data sheets are cautious by less than that."""
+_RISE, _LEAST_RISE = 0.25, 0.02
+"""A load has risen when it is higher by so much of what would be taken over, and by so much of the rating."""
+_VISIBLE = 0.08
+"""What would be taken over must be as much of the rating as this: less would be overlooked."""
+_MOVED = (0.75, 1.35)
+"""A load has moved to another UPS when that one's load rises by so much of what it would take over."""
+_MOVED_S = 15.0
+"""A rise that comes later than this after the last word of the silent one needs a battery that is used up."""
+_STEP_S = 5.0
+"""So long after a step of one load what another one told may be of before it: shares are taken before and after."""
+_GAP_S = 30.0
+"""A load that falls between two readings further apart may have risen in between."""
+
+
+def watched(
+    policy: Policy, upses: tuple[Supplied, ...], each: Supplied, now_s: float, arrived: Feed | None
+) -> Supplied:
+    """Enter what the others tell into what is known of one of several feeds. arrived: the feed that has just told."""
+    old = each.watch
+    if each.feed is arrived:
+        return replace(each, watch=_begun(policy, upses, each))
+    if old is None:
+        return each
+    watch = _gone_on(policy, upses, each, old, now_s)
+    load = each.battery.load if _is_heard(each) else _load(policy, upses, watch)
+    if load != each.battery.load:
+        each = replace(each, battery=replace(each.battery, load=load))
+    return each if watch is old else replace(each, watch=watch)
+
+
+def lives(each: Supplied) -> bool:
+    """Say whether it is silent, and must have utility all the same."""
+    return each.watch is not None and each.watch.lives
+
+
+def has_ended(upses: tuple[Supplied, ...], each: Supplied) -> bool:
+    """Say whether it is silent and others have taken over what it carried: it carries nothing any more.
+
+    While a UPS beside it could not carry the training load alone, it counts as before: a pause that cures the overload
+    must not bring training back.
+    """
+    if each.watch is None or _is_heard(each) or lives(each) or any(other.overloaded for other in upses):
+        return False
+    return any(one.took for one in each.watch.others)
+
+
+def has_taken(other: Supplied, each: Supplied) -> bool:
+    """Say whether `other` carries already what `each`, which is on battery, carried when it was last heard."""
+    return each.watch is not None and any(one.took and one.ups == other.ups for one in each.watch.others)
+
+
+def _begun(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> Watch | None:
+    """Begin at the newest word of this one: what do the others carry as it speaks?"""
+    load, old = each.battery.load, each.watch
+    if not load:
+        return None
+    known = {} if old is None else {one.ups: one.share for one in old.others}
+    others = []
+    for other in upses:
+        if other.ups == each.ups:
+            continue
+        newest = _told(policy, other) if _is_heard(other) else 0.0
+        share = known.get(other.ups)
+        if newest > 0.0 and (share is None or not (_steps(each, other) or _steps(other, each))):
+            share = load / newest
+        if share is not None:
+            # Who is not heard as this one speaks carries what goes with it.
+            others.append(Witness(ups=other.ups, share=share, least=newest if newest > 0.0 else load / share))
+    return Watch(load=load, others=tuple(others)) if others else None
+
+
+def _steps(each: Supplied, other: Supplied) -> bool:
+    """Say whether its load has made a step so lately that the other one may not have told of it."""
+    step_at_s, reading = each.battery.step_at_s, other.feed.reading
+    return step_at_s is not None and reading is not None and reading.at_s - step_at_s < _STEP_S
+
+
+def _gone_on(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch: Watch, now_s: float) -> Watch:
+    """Go on while it says nothing: have the others' loads risen, and what would it have spent on battery by now?"""
+    known = {other.ups: other for other in upses if _is_heard(other)}
+    takers = {one.ups: _taken(policy, upses, each, one) for one in watch.others if one.ups in known}
+    others = tuple(
+        _looked(policy, each, known[one.ups], one, takers[one.ups]) if one.ups in known else one for one in watch.others
+    )
+    if others != watch.others:
+        watch = replace(watch, others=others)
+    mine, reading = policy_of(policy, each.ups), each.feed.reading
+    points = () if mine is None else account.table(mine.policy, each.battery)
+    counts = each.feed.supply is Supply.BATTERY or each.presumed
+    if _is_heard(each) or not counts or reading is None or not points:
+        return watch
+    load = min(one.share * one.least for one in others)
+    since_s = reading.at_s if watch.counted_s is None else watch.counted_s
+    spent = watch.spent + max(0.0, now_s - since_s) / account.tau_s(points, load)
+    seen = max(takers.values(), default=0.0) >= _VISIBLE
+    seen = seen and not any(one.risen for one in others if one.ups in known)
+    again = any(other.feed.supply is Supply.BATTERY for other in known.values())
+    if again or not (watch.lives or (seen and spent >= OUTLIVED)):
+        return replace(watch, spent=spent, counted_s=now_s, lives=False)
+    # Until another one goes to battery again, what the others carry is what they carry beside one that lives.
+    others = tuple(replace(one, least=_newest(policy, known, one), risen=False) for one in others)
+    return Watch(load=watch.load, others=others, counted_s=now_s, lives=True)
+
+
+def _load(policy: Policy, upses: tuple[Supplied, ...], watch: Watch) -> float:
+    """Return what it carries if it lives: its part of the same host, more with the others, never less than it told."""
+    known = {other.ups: other for other in upses if _is_heard(other)}
+    loads = (one.share * _newest(policy, known, one) for one in watch.others if one.ups in known)
+    return max(watch.load, min(OVERLOADED, max(loads, default=0.0)))
+
+
+def _looked(policy: Policy, each: Supplied, other: Supplied, one: Witness, taken: float) -> Witness:
+    """Look at the newest load of a witness: has it risen, or may it have done so before it fell, while unheard?
+
+    taken: what it takes over when `each`, the silent one, ends.
+    """
+    reading, previous, newest = other.feed.reading, other.feed.previous, _told(policy, other)
+    if reading is None or newest <= 0.0:
+        return one
+    rise = max(_RISE * taken, _LEAST_RISE)
+    unseen = previous is not None and reading.at_s - previous.at_s > _GAP_S
+    risen = newest > one.least + rise or (unseen and newest < one.least - rise)
+    took = one.took or (each.feed.supply is Supply.BATTERY and _moved(policy, each, reading, newest - one.least, taken))
+    if newest >= one.least and not risen and took is one.took:
+        return one
+    return replace(one, least=min(one.least, newest), risen=one.risen or risen, took=took)
+
+
+def _moved(policy: Policy, each: Supplied, reading: Reading, rise: float, taken: float) -> bool:
+    """Say whether a rise of a witness's load is what the silent one carried. A host that draws more rises otherwise.
+
+    Its size must fit, and its time: at the last word of the silent one, or when its battery is used up.
+    """
+    last = each.feed.reading
+    if last is None or taken < _LEAST_RISE or not _MOVED[0] * taken <= rise <= _MOVED[1] * taken:
+        return False
+    left = each.battery.left
+    return reading.at_s - last.at_s <= _MOVED_S or (left is not None and usable(policy, left) <= 0.0)
+
+
+def _taken(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, one: Witness) -> float:
+    """Return what this one would take over: by power supplies, of what the silent one carries at the least."""
+    rest = sum(_supplies(policy, other.ups) for other in upses if other.ups != each.ups)
+    return one.share * one.least * _supplies(policy, one.ups) / max(1, rest)
+
+
+def _newest(policy: Policy, known: dict[str, Supplied], one: Witness) -> float:
+    newest = _told(policy, known[one.ups]) if one.ups in known else 0.0
+    return newest if newest > 0.0 else one.least
+
+
+def _told(policy: Policy, other: Supplied) -> float:
+    """Return the newest load of a UPS; 0 where its newest reading tells none."""
+    mine, reading = policy_of(policy, other.ups), other.feed.reading
+    newest = None if mine is None or reading is None else account.told_load(mine.policy, reading)
+    return 0.0 if newest is None else newest
+
+
+def _is_heard(each: Supplied) -> bool:
+    return each.feed.lost_since_s is None
+
+
+def _supplies(policy: Policy, ups: str) -> int:
+    mine = policy_of(policy, ups)
+    return 0 if mine is None else mine.supplies
+
+
+def policy_of(policy: Policy, ups: str) -> FeedPolicy | None:
+    """Return what the settings say of one of several feeds; None where they do not name it."""
+    for mine in policy.feeds:  # Asked twenty times for a reading: a generator would take three times as long.
+        if mine.policy.ups == ups:
+            return mine
+    return None

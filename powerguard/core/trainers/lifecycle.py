@@ -1,0 +1,556 @@
+"""What the machine knows of trainers, and what it orders them to do. One that hangs delays no other."""
+
+import math
+from dataclasses import replace
+
+from powerguard.core.decide import conditions
+from powerguard.core.decide.turn import Turn
+from powerguard.core.energy import account, needs
+from powerguard.core.energy import budget as sums
+from powerguard.core.energy.budget import Budget
+from powerguard.core.model import outcomes
+from powerguard.core.model.actions import Conduct, Level, PauseTrainer, ResumeTrainer, ResumeTraining, TriggerCheckpoint
+from powerguard.core.model.events import CheckpointProgress, Done, Failed, TrainerSeen
+from powerguard.core.model.policy import Drop, Learned, Policy, TrainerPolicy
+from powerguard.core.model.state import (
+    CheckpointInFlight,
+    Emergency,
+    Holding,
+    Obligation,
+    OnBattery,
+    Online,
+    Recovery,
+    Resume,
+    Shutdown,
+    Start,
+    State,
+    Trainer,
+)
+from powerguard.core.trainers import escalation
+
+MAX_TRIES = 3
+COPIED = ("writing", "committing")
+"""Stages of a checkpoint whose state has been copied: training can go on (docs/reference/trainer-endpoint.md)."""
+AGAIN_IN_HOLD_S = 30.0
+TRY_AGAIN_S = 1.0
+RESUME_AGAIN_S = 5.0
+START_TRIES = 3
+START_AGAIN_S = 30.0
+CHEAP_STALL = 0.05
+"""A checkpoint beside training is taken when it holds training up for less than this share of the work at risk."""
+_PAUSE_LIMIT_S = 10.0
+_RESUME_LIMIT_S = 10.0
+_START_LIMIT_S = 30.0
+_LEAST_LIMIT_S = 2.0
+_PATIENCE = 4.0
+_LEAST_PATIENCE_S = 60.0
+
+
+def at_start(policy: Policy, learned: Learned) -> tuple[Trainer, ...]:
+    """Return the configured trainers, presumed alive until one is found gone: its effector will find out."""
+    return tuple(
+        Trainer(
+            name=t.name,
+            conduct=t.conduct,
+            checkpoint_s=needs.checkpoint_s(learned, t.name, t.checkpoint_s),
+            disk=t.disk,
+            priority=t.priority,
+        )
+        for t in policy.trainers
+    )
+
+
+def after_reload(old: Policy, new: Policy, known: tuple[Trainer, ...], learned: Learned) -> tuple[Trainer, ...]:
+    """Return the trainers after a reload: what was taken out goes, what is new comes, what was found stays."""
+    gone = {t.name for t in old.trainers} - {t.name for t in new.trainers}
+    kept = tuple(replace(t, priority=_policy_of(new, t.name).priority) for t in known if t.name not in gone)
+    names = {t.name for t in kept}
+    return (*kept, *(t for t in at_start(new, learned) if t.name not in names))
+
+
+def _policy_of(policy: Policy, name: str) -> TrainerPolicy:
+    return next((t for t in policy.trainers if t.name == name), TrainerPolicy(name=name, conduct=Conduct.PAUSE))
+
+
+def _find(turn: Turn, name: str) -> Trainer | None:
+    return next((t for t in turn.state.trainers if t.name == name), None)
+
+
+def _put(turn: Turn, trainer: Trainer) -> None:
+    others = turn.state.trainers
+    if any(t.name == trainer.name for t in others):
+        turn.update(trainers=tuple(trainer if t.name == trainer.name else t for t in others))
+    else:
+        turn.update(trainers=(*others, trainer))
+
+
+def resume_owed(state: State, name: str) -> Resume | None:
+    """Return what is owed to a trainer that is to go on; None if it has heard it, or is not to."""
+    return next((each for each in state.owing(Resume) if each.trainer == name), None)
+
+
+def owe_resume(turn: Turn, name: str, retry_at_s: float) -> None:
+    """Enter that a trainer is to be told (again) that it may go on, unless it has heard it by then."""
+    turn.owe(Resume(trainer=name, at_s=turn.now_s, retry_at_s=retry_at_s))
+
+
+def _settle_resume(turn: Turn, name: str) -> None:
+    if (owed := resume_owed(turn.state, name)) is not None:
+        turn.settle(owed)
+
+
+def without_strangers(owed: tuple[Obligation, ...], known: tuple[Trainer, ...]) -> tuple[Obligation, ...]:
+    """Return what is still owed: nothing of a resume to one that is not known any more."""
+    names = {trainer.name for trainer in known}
+    return tuple(each for each in owed if not isinstance(each, Resume) or each.trainer in names)
+
+
+def _keep(turn: Turn, known: tuple[Trainer, ...]) -> None:
+    turn.update(trainers=known, owed=without_strangers(turn.state.owed, known))
+
+
+def take_in(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed) -> None:
+    """Enter what a trainer says, or how an order to it ended."""
+    match event:
+        case TrainerSeen():
+            _take_in_seen(turn, event)
+        case CheckpointProgress():
+            trainer = _find(turn, event.trainer)
+            if trainer is not None and trainer.order == event.action_id:
+                # A claim of for ever, or no number at all, must not hold up a return or hurry a commit.
+                most_s = _policy_of(turn.policy, event.trainer).max_checkpoint_s
+                told = event.eta_s is not None and event.eta_s >= 0
+                eta_at_s = turn.now_s + min(event.eta_s or 0.0, most_s) if told else None
+                step = trainer.step if event.step is None else event.step
+                flight = CheckpointInFlight(order=event.action_id, eta_at_s=eta_at_s, copied=event.stage in COPIED)
+                paused = event.paused or trainer.paused
+                _put(turn, replace(trainer, in_flight=flight, paused=paused, step=step))
+        case Done() | Failed() if isinstance(event.action, PauseTrainer):
+            trainer = _find(turn, event.action.trainer)
+            if trainer is not None and isinstance(event, Done):
+                _put(turn, replace(trainer, paused=True))
+        case Done():
+            _take_in_done(turn, event)
+        case Failed():
+            _take_in_failed(turn, event)
+
+
+def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
+    known = _find(turn, seen.trainer)
+    limits = _policy_of(turn.policy, seen.trainer)
+    if known is None:
+        if not seen.alive:
+            return
+        known = Trainer(
+            name=seen.trainer, conduct=seen.conduct, checkpoint_s=limits.checkpoint_s, priority=limits.priority
+        )
+        turn.note("trainer_appeared", "first contact", trainer=seen.trainer, conduct=seen.conduct)
+    if known.alive and not seen.alive:
+        ended = escalation.is_terminated(turn.state, seen.trainer)
+        because, level = ("ended by our signal", Level.INFO) if ended else ("no longer reachable", Level.WARNING)
+        turn.note("trainer_gone", because, level, trainer=seen.trainer)
+        if isinstance(turn.state.phase, Online) and all(t.name != seen.trainer for t in turn.policy.trainers):
+            _keep(turn, tuple(t for t in turn.state.trainers if t.name != seen.trainer))
+            return
+    if seen.alive and not known.alive:
+        # Another process: it trains on, and what the one before it has saved or was told is not true of it.
+        known = replace(known, in_flight=None, told_pause=False, durable=False, failed="", tries=0)
+        escalation.forget(turn, seen.trainer)
+    told_s = known.told_s
+    if seen.checkpoint_s is not None and seen.checkpoint_s > 0:
+        told_s = min(seen.checkpoint_s, limits.max_checkpoint_s)
+    seed_s = limits.checkpoint_s if told_s is None else told_s
+    stall_s = known.stall_s if seen.stall_s is None else max(0.0, seen.stall_s)
+    durable_at_s = known.durable_at_s
+    if seen.durable_age_s is not None and 0 <= seen.durable_age_s < math.inf:
+        told_at_s = turn.now_s - seen.durable_age_s  # before this boot, perhaps
+        durable_at_s = told_at_s if durable_at_s is None else max(told_at_s, durable_at_s)
+    _put(
+        turn,
+        replace(
+            known,
+            alive=seen.alive,
+            conduct=seen.conduct if seen.alive else known.conduct,
+            checkpoint_s=min(needs.checkpoint_s(turn.state.learned, seen.trainer, seed_s), limits.max_checkpoint_s),
+            told_s=told_s,
+            stall_s=stall_s,
+            disk=seen.disk or known.disk,
+            step=known.step if seen.step is None else seen.step,
+            # The load may lag a pause by two steps, and the commit believes it: so this claim is bounded as well.
+            step_s=min(max(0.0, seen.step_s), limits.max_checkpoint_s),
+            paused=seen.paused and seen.alive,
+            durable_at_s=durable_at_s,
+            durable_step=known.durable_step if seen.durable_step is None else seen.durable_step,
+        ),
+    )
+
+
+def _take_in_done(turn: Turn, done: Done) -> None:
+    action = done.action
+    if not isinstance(action, TriggerCheckpoint) or (trainer := _find(turn, action.trainer)) is None:
+        return
+    found = outcomes.checkpoint_done(done)
+    step = trainer.step if found.step is None else found.step
+    fresh = replace(trainer, step=step)
+    if found.confirmed and not found.recorded:
+        fresh = replace(fresh, durable_at_s=turn.now_s, durable_step=step)
+        if not found.older:
+            fresh = _measured(turn, fresh, done.took_s, found.tier)
+    if trainer.order == action.id:
+        fresh = replace(fresh, in_flight=None, paused=trainer.paused or found.paused)
+        if _in_emergency(turn):
+            # One that joined an older checkpoint is not at the paused step: a second one, if there is time.
+            older = found.older and action.after is not Conduct.CONTINUE
+            # One that trains on is stopped: asked again, it would empty the battery for as long once more.
+            stopped = older and escalation.is_to_be_stopped(turn)
+            again = older and not stopped and trainer.tries < MAX_TRIES and _fits_again(turn, trainer)
+            fresh = replace(fresh, durable=not again)
+            if older and fresh.durable:
+                lost = None if trainer.step is None or found.step is None else trainer.step - found.step
+                because = "it does not pause: it is stopped" if stopped else "a second one does not fit"
+                turn.note("older_checkpoint_stands", because, Level.WARNING, steps_lost=lost)
+    _put(turn, fresh)
+    told = {name: value for name, value in done.detail if name in ("bytes", "verified", "confirmed", "paused", "path")}
+    because = "told by the trainer" if found.verified else "told by the trainer, unverified"
+    if not found.confirmed:
+        because = "begun, not confirmed"
+    if found.recorded:
+        because = "dry-run: nobody was asked, it is only recorded"
+    turn.note(
+        "checkpoint_durable",
+        because,
+        Level.INFO,
+        **{"trainer": trainer.name, "step": step, "took_s": round(done.took_s, 3), **told},
+    )
+
+
+def _measured(turn: Turn, trainer: Trainer, took_s: float, tier: str) -> Trainer:
+    """Learn how long this checkpoint took. Another tier than the local one is kept apart: it is not waited for."""
+    name = trainer.name if tier in ("", "local") else f"{trainer.name}/{tier}"
+    turn.update(learned=needs.add(turn.state.learned, "checkpoint", took_s, name))
+    limits = _policy_of(turn.policy, trainer.name)
+    seed_s = limits.checkpoint_s if trainer.told_s is None else trainer.told_s
+    learned_s = needs.checkpoint_s(turn.state.learned, trainer.name, seed_s)
+    return replace(trainer, checkpoint_s=min(learned_s, limits.max_checkpoint_s))
+
+
+def _take_in_failed(turn: Turn, failed: Failed) -> None:
+    action = failed.action
+    if not isinstance(action, TriggerCheckpoint) or (trainer := _find(turn, action.trainer)) is None:
+        return
+    if trainer.order != action.id:
+        return
+    give_up = failed.timed_out or trainer.tries >= MAX_TRIES or not _fits_again(turn, trainer)
+    reason = failed.reason if _in_emergency(turn) and give_up else ""
+    cut_short = bool(reason) and failed.timed_out and action.by_s - trainer.ordered_at_s < trainer.checkpoint_s
+    _put(turn, replace(trainer, in_flight=None, failed=reason, cut_short=cut_short))
+
+
+def _in_emergency(turn: Turn) -> bool:
+    return isinstance(turn.state.phase, Emergency)
+
+
+def _fits_again(turn: Turn, trainer: Trainer) -> bool:
+    """Say whether one more checkpoint of this trainer ends before the host must stop."""
+    now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+    if now.reff_s is None:
+        return True
+    return trainer.checkpoint_s + sums.stop_s(turn.policy, now.grade, reserve_s=20.0) <= now.reff_s
+
+
+def order_limit_s(turn: Turn) -> float:
+    """Seconds that an emergency checkpoint may take: until the host must stop, and never without end.
+
+    Where the stop of this outage's grade leaves too little for it, the grade is lowered first: the limit is that of the
+    stop that will be.
+    """
+    now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+    if now.reff_paused_s is not None and now.checkpoint_s + _stop_s(turn, now) > now.reff_paused_s:
+        turn.regrade()
+        now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+    slowest_s = max((t.checkpoint_s for t in turn.state.trainers if t.alive), default=0.0)
+    patience_s = max(_PATIENCE * slowest_s, _LEAST_PATIENCE_S)
+    if now.reff_paused_s is None:
+        return min(patience_s, turn.policy.blind_s)
+    return max(_LEAST_LIMIT_S, min(now.reff_paused_s - _stop_s(turn, now), patience_s))
+
+
+def _stop_s(turn: Turn, now: Budget) -> float:
+    """Seconds of the stop, with the reserve that is kept while a checkpoint is on its way."""
+    return sums.stop_s(turn.policy, now.grade, reserve_s=20.0)
+
+
+def order_all(turn: Turn, *, reason: str, by_s: float) -> None:
+    """Order a checkpoint of every living trainer that has none in flight; training goes on beside it."""
+    for trainer in turn.state.trainers:
+        if trainer.alive and trainer.order is None and not escalation.is_stopped(turn.state, trainer.name):
+            _order(turn, trainer, reason=reason, after=Conduct.CONTINUE, by_s=by_s)
+
+
+def order_emergency(turn: Turn, *, by_s: float) -> None:
+    """Order what is owed of everybody, each by its own conduct: at once where there is time for all of them.
+
+    Where those that share a disk do not all fit, one after the other, the highest priority first; who must wait is
+    told to pause meanwhile, since all of them together are what empties the battery.
+    """
+    now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+    for trainer in turn.state.trainers:
+        if not trainer.alive or trainer.durable or trainer.failed:
+            continue
+        if _comes_now(turn, trainer, now):
+            _order(turn, trainer, reason="on_battery", after=trainer.conduct, by_s=by_s)
+        else:
+            _wait(turn, trainer)
+
+
+def _comes_now(turn: Turn, trainer: Trainer, now: Budget) -> bool:
+    others = [
+        t
+        for t in turn.state.trainers
+        if t.alive and t.disk == trainer.disk and t.name != trainer.name and not (t.durable or t.failed)
+    ]
+    if now.reff_paused_s is None or not others:
+        return True
+    left_s = now.reff_paused_s - sums.stop_s(turn.policy, now.grade, reserve_s=20.0)
+    if sum(t.checkpoint_s for t in (trainer, *others)) <= left_s:
+        return True
+    return all(_rank(trainer) < _rank(t) for t in others)
+
+
+def _rank(trainer: Trainer) -> tuple[int, float, str]:
+    return -trainer.priority, trainer.checkpoint_s, trainer.name
+
+
+def _wait(turn: Turn, trainer: Trainer) -> None:
+    if trainer.conduct is Conduct.CONTINUE or trainer.told_pause:
+        return
+    turn.order(PauseTrainer, limit_s=_PAUSE_LIMIT_S, trainer=trainer.name, outage=turn.outage_id)
+    _put(turn, replace(trainer, told_pause=True))
+    turn.note("checkpoint_deferred", "no time for all at once: others come first", Level.WARNING, trainer=trainer.name)
+
+
+def take_precautions(turn: Turn, *, since_s: float, stood_until_s: float = 0.0) -> None:
+    """While power is at risk: a checkpoint beside training, of whoever it costs little; again as work at risk grows.
+
+    since_s: since when work is at risk at the latest, where a trainer does not tell when it last saved. stood_until_s:
+    until then training stood still, at a step that was saved.
+
+    It seldom pays on the mean (3 s an outage); it is what saves the day when a battery dies at once.
+    """
+    every_s = turn.policy.precaution_every_s
+    for trainer in turn.state.trainers:
+        if not trainer.alive or trainer.order is not None or turn.now_s - trainer.ordered_at_s < every_s:
+            continue
+        if escalation.is_stopped(turn.state, trainer.name):
+            continue
+        saved_s = since_s if trainer.durable_at_s is None else trainer.durable_at_s
+        at_risk_s = turn.now_s - max(saved_s, stood_until_s)
+        # Who does not say how long a checkpoint holds it up may stand still for all of it.
+        stall_s = trainer.checkpoint_s if trainer.stall_s is None else trainer.stall_s
+        if at_risk_s > every_s and stall_s < CHEAP_STALL * at_risk_s:
+            by_s = turn.now_s + max(2.0 * trainer.checkpoint_s, every_s)
+            _order(turn, trainer, reason="on_battery", after=Conduct.CONTINUE, by_s=by_s, counts=False)
+
+
+def learn_drop(turn: Turn, phase: Holding) -> None:
+    """A hold shows what a pause brings: learned where one trainer alone paused, and nothing else lowers the load."""
+    before = phase.outage.load_at_start
+    pausing = [t for t in turn.state.trainers if t.alive and t.told_pause]
+    told = turn.state.feed.lost_since_s is None
+    if not told or before is None or len(pausing) != 1 or turn.state.cap is not None or turn.now_s < phase.settle_by_s:
+        return
+    if turn.state.signalled or (turn.policy.signals and turn.load_stays_high(phase)):
+        return  # A pause that did not come has shown nothing; what a signal brought is no pause.
+    after = account.load_of(turn.state.battery)
+    known = needs.drop_of(turn.state.learned, pausing[0].name)
+    if 0.0 < after < before and pausing[0].paused and (known is None or known.at_s < phase.outage.since_s):
+        drop = Drop(before=before, after=after, at_s=turn.now_s)
+        turn.update(learned=needs.with_drop(turn.state.learned, pausing[0].name, drop))
+
+
+def _order(turn: Turn, trainer: Trainer, *, reason: str, after: Conduct, by_s: float, counts: bool = True) -> None:
+    id_ = turn.order(
+        TriggerCheckpoint,
+        limit_s=max(_LEAST_LIMIT_S, by_s - turn.now_s),
+        trainer=trainer.name,
+        reason=reason,
+        after=after,
+        outage=turn.outage_id,
+    )
+    _put(
+        turn,
+        replace(
+            trainer,
+            in_flight=CheckpointInFlight(order=id_),
+            ordered_at_s=turn.now_s,
+            told_pause=trainer.told_pause or after is not Conduct.CONTINUE,
+            tries=trainer.tries + counts,
+        ),
+    )
+    turn.note("checkpoint_ordered", reason, trainer=trainer.name, after=after, limit_s=round(by_s - turn.now_s, 3))
+
+
+def tend(turn: Turn, *, hold: bool, repeat_s: float) -> None:
+    """In the emergency and in a hold: order what is still owed, tell newcomers to pause, repeat for those who go on."""
+    for each in turn.state.trainers:
+        trainer = _given_another_chance(turn, each) if hold and each.cut_short else each
+        if not trainer.alive or trainer.order is not None or trainer.failed:
+            continue
+        # Three tries within a moment would be one: whatever refused the last one has a second or two to mend.
+        owes = not trainer.durable and turn.now_s - trainer.ordered_at_s >= trainer.tries * TRY_AGAIN_S
+        at_risk = (
+            hold
+            and trainer.conduct is Conduct.CONTINUE
+            and trainer.durable_at_s is not None
+            and turn.now_s - max(trainer.durable_at_s, trainer.ordered_at_s) >= repeat_s
+        )
+        if owes or at_risk:
+            now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+            if owes and not _comes_now(turn, trainer, now):
+                _wait(turn, trainer)
+                continue
+            by_s = turn.now_s + order_limit_s(turn)
+            _order(turn, trainer, reason="on_battery", after=trainer.conduct, by_s=by_s)
+
+
+def _given_another_chance(turn: Turn, trainer: Trainer) -> Trainer:
+    """Ask again in a hold if the time was too short and is there after all: what a gauge said may have been wrong."""
+    waited = turn.now_s - trainer.ordered_at_s >= AGAIN_IN_HOLD_S
+    if trainer.alive and waited and trainer.tries < MAX_TRIES and _fits_again(turn, trainer):
+        trainer = replace(trainer, failed="", cut_short=False)
+        _put(turn, trainer)
+    return trainer
+
+
+def all_settled(known: tuple[Trainer, ...]) -> bool:
+    """Every living trainer has its checkpoint, or has failed for good."""
+    return all(t.durable or t.failed or not t.alive for t in known)
+
+
+def settled_because(known: tuple[Trainer, ...]) -> str:
+    """Say it in words: who is durable and who is not."""
+    failed = [t.name for t in known if t.failed]
+    if failed:
+        return f"no checkpoint from {', '.join(failed)} is confirmed"
+    return "every checkpoint is durable" if any(t.durable for t in known) else "no trainer is alive"
+
+
+def holds_return(known: tuple[Trainer, ...], now_s: float) -> bool:
+    """Say whether training must wait for a checkpoint although utility is back: it would tear the state being saved.
+
+    A state that has been copied is written beside training, as a periodic save is. One that has not is waited for as
+    long as it may still end, unless the rest of it takes longer than all the work that it saves.
+    """
+    return any(_holds_return(t, now_s) for t in known)
+
+
+def _holds_return(t: Trainer, now_s: float) -> bool:
+    flight = t.in_flight
+    if not t.alive or flight is None or flight.copied or not t.told_pause:
+        return False
+    if now_s >= max(flight.eta_at_s or 0.0, t.ordered_at_s + max(2 * t.checkpoint_s, 30.0)):
+        return False
+    rest_s = max(flight.eta_at_s or 0.0, t.ordered_at_s + t.checkpoint_s) - now_s
+    return t.durable_at_s is None or rest_s <= t.ordered_at_s - t.durable_at_s
+
+
+def resume_all(turn: Turn) -> None:
+    """Utility is back, or the operator said so: everybody goes on, and who exited or died is started again."""
+    restart = False
+    for trainer in turn.state.trainers:
+        if trainer.alive and (trainer.paused or trainer.told_pause):
+            if escalation.is_stopped(turn.state, trainer.name):  # once it can hear: see `resume_again`
+                owe_resume(turn, trainer.name, turn.now_s)
+            else:
+                _resume(turn, trainer)
+        ended = (
+            not trainer.alive or trainer.conduct is Conduct.EXIT or escalation.is_terminated(turn.state, trainer.name)
+        )
+        if trainer.told_pause and ended:
+            # One that exits may be gone before anybody has seen it go; starting what runs changes nothing.
+            restart = True
+    if restart:
+        _start(turn, Start(outage=turn.outage_id, tries=0))
+
+
+def _resume(turn: Turn, trainer: Trainer) -> None:
+    """Tell it to go on; it is owed until it was heard, even if order and outcome are lost with a kill."""
+    turn.order(ResumeTrainer, limit_s=_RESUME_LIMIT_S, trainer=trainer.name, outage=turn.outage_id)
+    owe_resume(turn, trainer.name, turn.now_s + _RESUME_LIMIT_S + TRY_AGAIN_S)
+
+
+def _start(turn: Turn, start: Start) -> None:
+    """Order that training is started; it is owed until that is confirmed or has failed too often."""
+    turn.order(ResumeTraining, limit_s=_START_LIMIT_S, outage=start.outage)
+    turn.owe(replace(start, at_s=turn.now_s, retry_at_s=turn.now_s + _START_LIMIT_S + TRY_AGAIN_S))
+
+
+def take_in_start(turn: Turn, outcome: Done | Failed) -> None:
+    """Training was to be started again after a return in place; after a return from power-off the gate does it."""
+    if isinstance(turn.state.phase, Shutdown | Recovery):
+        return
+    if isinstance(outcome, Done):
+        _settle_start(turn)
+        return
+    tries = 1 if turn.state.start is None else turn.state.start.tries + 1
+    if tries < START_TRIES:
+        outage = outcome.action.outage if isinstance(outcome.action, ResumeTraining) else ""
+        turn.owe(Start(outage=outage, at_s=turn.now_s, retry_at_s=turn.now_s + START_AGAIN_S, tries=tries))
+    else:
+        _settle_start(turn)
+        because = "training could not be started"
+        turn.note("resume_failed", because, Level.ERROR, tries=tries)
+
+
+def _settle_start(turn: Turn) -> None:
+    if turn.state.start is not None:
+        turn.settle(turn.state.start)
+
+
+def start_again(turn: Turn) -> None:
+    """Start again what could not be started, while training is to run."""
+    phase, start = turn.state.phase, turn.state.start
+    if not isinstance(phase, Online) and not (isinstance(phase, OnBattery) and phase.outage.aborted_by):
+        return
+    if start is not None and turn.now_s >= start.retry_at_s and not turn.state.feed.suspect:
+        _start(turn, start)
+
+
+def take_in_resumed(turn: Turn, outcome: Done | Failed) -> None:
+    """A trainer that did not hear that it may go on would stand still for ever, with nobody in an outage to notice."""
+    if not isinstance(outcome.action, ResumeTrainer):
+        return
+    name, heard = outcome.action.trainer, isinstance(outcome, Done)
+    trainer = _find(turn, name)
+    if trainer is not None:
+        if heard or not trainer.alive:
+            _settle_resume(turn, name)
+        else:
+            owe_resume(turn, name, turn.now_s + RESUME_AGAIN_S)
+        if heard and _in_emergency(turn) and trainer.alive and trainer.told_pause:
+            # The word was on its way when the rule said pause, and has come after that.
+            turn.order(PauseTrainer, limit_s=_PAUSE_LIMIT_S, trainer=name, outage=turn.outage_id)
+
+
+def resume_again(turn: Turn) -> None:
+    """Tell those to go on who did not hear it, for as long as they are there and training is not to stand."""
+    if turn.state.feed.suspect or not isinstance(turn.state.phase, Online | OnBattery):
+        return  # One unconfirmed reading causes a poll and nothing else. An abort, too, lets training go on.
+    for trainer in turn.state.trainers:
+        owed = resume_owed(turn.state, trainer.name)
+        due = owed is not None and turn.now_s >= owed.retry_at_s
+        if due and not trainer.alive:
+            _settle_resume(turn, trainer.name)
+        elif due and not escalation.is_stopped(turn.state, trainer.name):
+            _resume(turn, trainer)
+
+
+def forget_outage(turn: Turn) -> None:
+    """A new outage begins, or one ends: what was true in it is over, and who was found and is gone is forgotten."""
+    configured = {t.name for t in turn.policy.trainers}
+    known = tuple(
+        replace(t, durable=False, failed="", tries=0, told_pause=False, paused=False)
+        for t in turn.state.trainers
+        if t.alive or t.name in configured
+    )
+    _keep(turn, known)

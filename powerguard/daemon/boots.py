@@ -1,0 +1,368 @@
+"""Measurements of the last power-off and of this boot: how long the host took to stop, and to boot.
+
+Nobody is there to measure a stop. Its end is the last word of the boot that went, in the system journal, or the mark
+that powerguard-off leaves when journald is gone and leftover processes are still waited for. It is looked up once, by
+the first daemon of the boot that follows, well off the way of its recovery; and it counts only where it can be
+believed. What is left out is a sample less; what is made up would be a host lost.
+
+What brought the host back: asked for once, by the first daemon of a boot that followed an outage, for its story.
+
+The BMC knows what powered the host on, and whether AC had been gone; the firmware how long it took until the kernel,
+where it keeps ACPI's FPDT or a boot loader of systemd's says so. Neither holds anything up; what is not told is told
+as that.
+"""
+
+import asyncio
+import json
+import re
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, replace
+from pathlib import Path
+from typing import Final, Protocol
+
+import structlog
+
+from powerguard.clock import Clock
+from powerguard.core.model.actions import Grade, PowerOff
+from powerguard.core.model.events import Event, Measured, PoweredOn
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.serialisation import PlainError, from_plain
+from powerguard.daemon.attempt import rest
+from powerguard.daemon.journal import Journal, Line
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.bmc.engine import Probe
+from powerguard.effectors.bmc.ipmi import RestartCause
+from powerguard.effectors.child import Spawn
+
+log = structlog.get_logger()
+
+LOOK_LIMIT_S: Final = 20.0
+"""journalctl opens every file of the journal, on a disk that is busy with a boot."""
+MARK: Final = Path("/var/lib/powerguard-off/stopped")
+"""Written by powerguard-off once every unit has stopped, and anew until the root is read-only: boot id, seconds of
+CLOCK_BOOTTIME, wall clock."""
+_MARK_LIMIT_S: Final = 5.0
+_MARK_BYTES: Final = 100
+_MARK_LINE: Final = re.compile(r"([0-9a-f-]{36}) ([0-9]{1,10}\.[0-9]{2}) ([0-9]{1,11}\.[0-9]{6})\n")
+TAIL_S: Final = 5.0
+"""Added to a stop: after journald's last word file systems are unmounted and the firmware cuts the power. Nothing can
+write down how long that takes."""
+LATEST_S: Final = 60.0
+"""A last word this long after the deadline of the power-off is not of that stop."""
+LONGEST_BOOT_S: Final = 3600.0
+"""A daemon that starts later than this after the kernel did was started by a person."""
+DOUBT_S: Final = 5.0
+"""Wall clock and monotonic clock of the boot that went may differ by this much over one stop."""
+_CUT_S: Final = 3.0
+_OUTAGES: Final = 3
+_JOURNAL_STOPPED: Final = "d93fb3c9c24d451a97cea615ce59c00b"
+"""SD_MESSAGE_JOURNAL_STOP of systemd's sd-messages.h: journald was ended in order, after every unit."""
+
+
+class BootDaemon(Protocol):
+    """The part of the daemon that this module needs."""
+
+    @property
+    def clock(self) -> Clock:
+        """The clock of this boot."""
+        ...
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that the settings make."""
+        ...
+
+    @property
+    def boot_id(self) -> str:
+        """Name of this boot."""
+        ...
+
+    @property
+    def journal(self) -> Journal:
+        """Our own journal."""
+        ...
+
+    @property
+    def started_at_s(self) -> float:
+        """When this daemon started."""
+        ...
+
+    def submit(self, event: Event) -> None:
+        """Hand one event to the loop."""
+        ...
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PoweredOff:
+    """The power-off that we have ordered in the boot that went.
+
+    boot_id, latched_at_s, latched_wall_s: the commit, by both clocks. grade, force_s: of the order; force_s counts
+    from the commit to the forced power-off.
+    """
+
+    boot_id: str
+    latched_at_s: float
+    latched_wall_s: float
+    grade: Grade
+    force_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastWord:
+    """The last that is known of a boot, by both clocks. stopped: every unit had been ended in order by then."""
+
+    wall_s: float
+    monotonic_s: float
+    stopped: bool
+
+
+MarkOf = Callable[[str], Awaitable[LastWord | None]]
+
+
+async def measure(host: BootDaemon, spawn: Spawn, mark_of: MarkOf | None = None) -> None:
+    """Feed what this boot's return has shown, once; then there is nothing more to do in this boot.
+
+    mark_of: how the mark of a boot is read; None reads MARK.
+    """
+    mark_of = mark_of or (lambda boot: read_mark(MARK, boot))
+    story = await story_of_return(host)
+    returned = next((line for line in reversed(story) if is_return(line, host)), None)
+    if returned is None:
+        _not_measured("this daemon has not brought the host back from an outage")
+    else:
+        if returned.at_s <= LONGEST_BOOT_S:
+            _submit(host, "boot", returned.at_s)
+        order = powered_off(story[: story.index(returned)], returned)
+        if isinstance(order, str):
+            _not_measured(order)
+        else:
+            last = await last_word(order.boot_id, spawn)
+            seconds = took_s(order, later(order, last, await mark_of(order.boot_id)))
+            if isinstance(seconds, str):
+                _not_measured(seconds)
+            else:
+                _submit(host, "stop", seconds)
+    await asyncio.Event().wait()
+
+
+def _submit(host: BootDaemon, need: str, seconds: float) -> None:
+    log.info("need_measured", need=need, seconds=round(seconds, 3))
+    host.submit(Measured(at_s=host.clock(), need=need, seconds=seconds))
+
+
+def _not_measured(because: str) -> None:
+    log.debug("stop_not_measured", because=because)
+
+
+# --- Our own journal --------------------------------------------------------------------------------------------------
+
+
+async def story_of_return(host: BootDaemon) -> tuple[Line, ...]:
+    """Return the lines of the outage that this daemon has come back from; nothing where there was none."""
+    for record in await host.journal.history(_OUTAGES):
+        found = await host.journal.outage(record.id)
+        if found is not None and any(is_return(line, host) for line in found[1]):
+            return found[1]
+    return ()
+
+
+def is_return(line: Line, host: BootDaemon) -> bool:
+    """The note of this daemon's own start, and not of an earlier one in the same boot: each stop counts once."""
+    return line.event == "host_returned" and line.boot_id == host.boot_id and line.at_s >= host.started_at_s
+
+
+def powered_off(before: Sequence[Line], returned: Line) -> PoweredOff | str:
+    """Find the power-off that ended the boot that went, or say why there is none. before: what led to `returned`."""
+    if returned.because != "powered off by us":
+        return returned.because
+    boot_id = next((line.boot_id for line in reversed(before) if line.boot_id != returned.boot_id), "")
+    gone = [line for line in before if line.boot_id == boot_id]
+    latch = next((line for line in reversed(gone) if line.event == "phase_changed" and _is_latch(line)), None)
+    if latch is None:
+        return "the commit is no longer in the journal"
+    orders = [line for line in gone if line.kind == "action" and line.event == "PowerOff"]
+    accepted = [line for line in orders if any(_was_accepted(other, line) for other in gone)]
+    if not accepted:
+        return "no power-off was accepted"
+    try:
+        # Ordered again by a restarted daemon, or hastened: the earliest deadline is the one that holds.
+        read = [(line.at_s, from_plain(line.payload, PowerOff)) for line in accepted]
+    except PlainError as error:
+        return f"the order cannot be read: {error}"
+    return PoweredOff(
+        boot_id=boot_id,
+        latched_at_s=latch.at_s,
+        latched_wall_s=latch.wall,
+        grade=read[0][1].grade,
+        force_s=min(at_s + order.force_after_s for at_s, order in read) - latch.at_s,
+    )
+
+
+def _is_latch(line: Line) -> bool:
+    return _pairs(line.payload.get("numbers")).get("new") == "shutdown"
+
+
+def _was_accepted(line: Line, order: Line) -> bool:
+    """Accepted, and not only recorded, as in dry-run."""
+    if line.kind != "outcome" or line.event != "Done" or line.action != order.action:
+        return False
+    return _pairs(line.payload.get("detail")).get("dry_run") is not True
+
+
+def _pairs(value: object) -> Mapping[str, object]:
+    pairs = value if isinstance(value, list) else []
+    return {str(pair[0]): pair[1] for pair in pairs if isinstance(pair, list) and len(pair) == 2}
+
+
+# --- The system's journal ---------------------------------------------------------------------------------------------
+
+
+async def last_word(boot_id: str, spawn: Spawn) -> LastWord | str:
+    """Ask journald for the last entry of a boot, or say why it cannot be had. Never raises for what it finds."""
+    name = boot_id.replace("-", "")
+    if not re.fullmatch(r"[0-9a-f]{32}", name):
+        return f"{boot_id!r} is not the name of a boot"
+    # By name and not as -1: between the two boots there may have been a third, such as a rescue system's.
+    argv = ["journalctl", "--boot", name, "--lines", "1", "--output", "json", "--output-fields", "_BOOT_ID,MESSAGE_ID"]
+    try:
+        ended = await spawn([*argv, "--no-pager", "--quiet"], limit_s=LOOK_LIMIT_S)
+    except OSError as error:
+        return f"journalctl: {error.strerror or error}"
+    if ended.timed_out:
+        return f"journalctl: no answer within {LOOK_LIMIT_S:g} s"
+    if ended.returncode != 0 or not ended.stdout.strip():
+        told = ended.stderr.decode(errors="replace").strip().splitlines()
+        return f"journalctl: {told[0][:200] if told else 'it knows nothing of that boot (is /var/log/journal kept?)'}"
+    return parse(ended.stdout, name)
+
+
+def parse(raw: bytes, boot: str) -> LastWord | str:
+    """Read the one line of `journalctl -o json`; boot: whose entry it must be, 32 hexadecimal digits."""
+    try:
+        entry = json.loads(raw)
+        wall_us, monotonic_us = int(entry["__REALTIME_TIMESTAMP"]), int(entry["__MONOTONIC_TIMESTAMP"])
+        whose, message_id = entry["_BOOT_ID"], entry.get("MESSAGE_ID")
+    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
+        return "journalctl: answers, but not with one entry"
+    if whose != boot:
+        return "journalctl: answers with another boot's entry"
+    return LastWord(wall_s=wall_us / 1e6, monotonic_s=monotonic_us / 1e6, stopped=message_id == _JOURNAL_STOPPED)
+
+
+# --- The mark of powerguard-off ---------------------------------------------------------------------------------------
+
+
+async def read_mark(path: Path, boot: str) -> LastWord | None:
+    """Return the mark that powerguard-off left in that boot; None when there is none, or none that is whole."""
+
+    def read() -> bytes:
+        with path.open("rb") as file:
+            return file.read(_MARK_BYTES)
+
+    try:
+        async with asyncio.timeout(_MARK_LIMIT_S):
+            raw = await asyncio.to_thread(read)
+    except (OSError, TimeoutError):
+        return None
+    found = _MARK_LINE.fullmatch(raw.decode("ascii", "replace"))
+    if found is None or found[1] != boot:
+        return None
+    return LastWord(wall_s=float(found[3]), monotonic_s=float(found[2]), stopped=True)
+
+
+def later(order: PoweredOff, last: LastWord | str, mark: LastWord | None) -> LastWord | str:
+    """Return what tells most of the end: the mark comes after journald, and is there where the journal is not kept.
+
+    One that goes on until the deadline was cut there: the last processes had not ended.
+    """
+    if mark is None or (isinstance(last, LastWord) and last.monotonic_s > mark.monotonic_s):
+        return last
+    return replace(mark, stopped=mark.monotonic_s - order.latched_at_s < order.force_s - _CUT_S)
+
+
+def took_s(order: PoweredOff, last: LastWord | str) -> float | str:
+    """Seconds from the commit to the end of the host, or why they cannot be told.
+
+    A stop that the deadline has cut took at least what it was given; where it was given all there is, that counts.
+    One that ended in any other way than in order (the battery ran out, a panic) says nothing.
+    """
+    if isinstance(last, str):
+        return last
+    by_wall_s, by_clock_s = last.wall_s - order.latched_wall_s, last.monotonic_s - order.latched_at_s
+    if abs(by_wall_s - by_clock_s) > DOUBT_S:
+        return f"two clocks say {by_wall_s:.1f} s and {by_clock_s:.1f} s: one was set, or the host has slept"
+    if not 0.0 <= by_wall_s <= order.force_s + LATEST_S:
+        return f"{by_wall_s:.1f} s after the commit is not the end of that stop"
+    if order.grade is Grade.BARE:
+        return "a bare stop is not the host's own"
+    if last.stopped:
+        return by_clock_s + TAIL_S
+    if order.grade is Grade.FULL and by_clock_s >= order.force_s - _CUT_S:
+        return max(by_clock_s, order.force_s)
+    return f"the log breaks off {by_clock_s:.1f} s after the commit: that stop did not end in order"
+
+
+WhyOn = Callable[[float], Awaitable[Probe]]
+
+LIMIT_S: Final = 10.0
+AGAIN_AFTER_S: Final = 30.0
+"""A BMC whose AC was gone starts with the host, and may still be at it."""
+SYSTEMCTL_LIMIT_S: Final = 5.0
+LONGEST_FIRMWARE_S: Final = 3600.0
+_FIRMWARE: Final = "FirmwareTimestampMonotonic"
+"""Property of systemd's manager: microseconds from the firmware's start to the kernel's; 0 if unknown."""
+
+
+async def tell(host: BootDaemon, why_on: Callable[[], WhyOn | None], spawn: Spawn) -> None:
+    """Feed what brought this host back, once; then there is nothing more to do in this boot.
+
+    why_on: asks the BMC, within so many seconds; None where the settings have none.
+    """
+    if await story_of_return(host):
+        probe, because = await _probe(why_on())
+        event = PoweredOn(
+            at_s=host.clock(),
+            because=because,
+            cause=_cause(probe),
+            ac_failed=None if probe is None else probe.status.ac_failed,
+            firmware_s=await firmware_s(spawn),
+        )
+        log.info("power_on_told", cause=event.cause, ac_failed=event.ac_failed, because=because)
+        host.submit(event)
+    await asyncio.Event().wait()
+
+
+async def _probe(why_on: WhyOn | None) -> tuple[Probe | None, str]:
+    if why_on is None:
+        return None, "the settings name no BMC"
+    because = ""
+    for pause_s in (0.0, AGAIN_AFTER_S):
+        if pause_s:
+            await rest(pause_s)
+        try:
+            async with asyncio.timeout(LIMIT_S + 1.0):
+                return await why_on(LIMIT_S), "the BMC tells it"
+        except EffectorError as error:
+            because = str(error)
+        except TimeoutError:
+            because = f"no answer within {LIMIT_S:g} s"
+    return None, f"the BMC does not tell it: {because}"
+
+
+def _cause(probe: Probe | None) -> str:
+    if probe is None or probe.restart_cause in (None, RestartCause.UNKNOWN):
+        return ""
+    return str(probe.restart_cause)
+
+
+async def firmware_s(spawn: Spawn) -> float | None:
+    """Seconds from power-on to the kernel, as systemd knows them from the firmware; None where it does not."""
+    try:
+        ended = await spawn(["systemctl", "show", f"--property={_FIRMWARE}"], limit_s=SYSTEMCTL_LIMIT_S)
+    except OSError:
+        return None
+    name, _, told = ended.stdout.decode("ascii", "replace").strip().partition("=")
+    if ended.timed_out or ended.returncode != 0 or name != _FIRMWARE or not told.isdecimal():
+        return None
+    seconds = int(told) / 1e6
+    return seconds if 0.0 < seconds <= LONGEST_FIRMWARE_S else None

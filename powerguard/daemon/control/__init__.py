@@ -1,0 +1,1 @@
+"""Requests to a running daemon: the admin socket, and the hint socket of hooks."""

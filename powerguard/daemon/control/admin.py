@@ -1,0 +1,504 @@
+"""The admin socket: everything that changes something, for root, for our own user, and for group powerguard-admin.
+
+The kernel says who asks (SO_PEERCRED, SO_PEERGROUPS): nothing to forge and no password to keep. `event` changes
+nothing: it is a hint, and causes an earlier poll.
+
+One daemon for each admin socket: two of them would write over each other's outage, and both would act on it.
+
+A POSIX record lock on a file beside the socket: the kernel gives it back however its holder ends, names the holder, and
+children do not inherit it. Not beside the journal: opening a file on a hung disk takes for ever. And nothing here may
+keep a host unprotected: where no lock can be had, or where the holder was killed and one thread of it hangs in the
+disk, the daemon runs all the same.
+"""
+
+import asyncio
+import contextlib
+import errno
+import fcntl
+import grp
+import json
+import math
+import os
+import pwd
+import re
+import socket
+import stat
+import struct
+from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Final
+
+import structlog
+from aiohttp import web
+
+from powerguard.core.decide.table import phase_name
+from powerguard.core.drill.checks import SCOPES, refusal
+from powerguard.core.model.events import (
+    Abort,
+    BatteryReplaced,
+    CheckpointNow,
+    RecoverNow,
+    SetMaintenance,
+    StartDrill,
+    StopDrill,
+)
+from powerguard.core.model.state import Online, Recovery, Supply
+from powerguard.daemon.observe.http import (
+    BACKLOG,
+    Answer,
+    Handler,
+    add_reads,
+    application,
+    as_json,
+    error_json,
+    guarded,
+    respond,
+)
+from powerguard.daemon.observe.port import Daemon
+from powerguard.daemon.observe.readiness import HUNG_AFTER_S
+from powerguard.daemon.observe.status import SCHEMA_VERSION, Json, can_abort, drill_plan
+from powerguard.daemon.observe.status import refusal as refusal_to_recover
+from powerguard.daemon.watchdog_drill import WatchdogDrill
+from powerguard.effectors.base import EffectorError
+from powerguard.fields import clean_text
+
+log = structlog.get_logger()
+
+_FLOCK: Final = struct.Struct("hhqqi4x")
+"""struct flock of 64-bit Linux: l_type, l_whence, l_start, l_len, l_pid."""
+
+
+class TakenError(Exception):
+    """Another daemon is at work: who, and what would be right."""
+
+
+@contextlib.contextmanager
+def alone(admin_socket: Path) -> Iterator[None]:
+    """Hold the lock of this admin socket. Raises TakenError while another living daemon has it."""
+    path = admin_socket.with_name(f"{admin_socket.name}.lock")
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK, 0o600)
+    except OSError as error:
+        log.warning("lock_unavailable", because=f"{path}: {error.strerror}: a second daemon would not be noticed")
+        yield
+        return
+    try:
+        _lock(descriptor, path)
+        yield
+    finally:
+        os.close(descriptor)
+
+
+def _lock(descriptor: int, path: Path) -> None:
+    try:
+        fcntl.lockf(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+    except OSError as error:
+        if error.errno not in (errno.EACCES, errno.EAGAIN):
+            log.warning("lock_unavailable", because=f"{path}: {error.strerror}: a second daemon would not be noticed")
+            return
+        holder = _holder(descriptor)
+        if _is_ending(holder):
+            log.warning("lock_held_by_the_dead", because="it was killed, and a disk holds it fast", pid=holder)
+            return
+        msg = (
+            f"another powerguard runs with these settings (pid {holder} holds {path}); two of them would get into each "
+            "other's way (stop that one, or give this one a control.socket and a journal.path of its own)"
+        )
+        raise TakenError(msg) from error
+
+
+def _holder(descriptor: int) -> int:
+    """Pid of the process that holds the lock; 0 when it has just been given back, or is in another pid namespace."""
+    asked = _FLOCK.pack(fcntl.F_WRLCK, os.SEEK_SET, 0, 0, 0)
+    return int(_FLOCK.unpack(fcntl.fcntl(descriptor, fcntl.F_GETLK, asked))[4])
+
+
+def _is_ending(pid: int) -> bool:
+    """Say whether a process has been killed and only waits for the kernel: proc(5), its main thread is Z or X."""
+    try:
+        text = Path(f"/proc/{pid}/stat").read_text(encoding="ascii", errors="replace")
+    except OSError:
+        return False
+    return text.rpartition(")")[2].split()[:1] in (["Z"], ["X"])
+
+
+SOCKET: Final = "/run/powerguard/powerguard.sock"
+GROUP: Final = "powerguard-admin"
+MODE: Final = 0o660
+MAX_MAINTENANCE_S: Final = 7 * 86400.0
+"""Maintenance that nobody ends must end by itself: a host that is never protected again is worse than an alarm."""
+
+NUT_SHUTDOWN: Final = "nut-shutdown"
+"""Name of the event by which upsmon's SHUTDOWNCMD asks."""
+SLAVE: Final = "-slave"
+"""How the events of an apcupsd end that is ordered down by its master (config/apcupsd/powerguard-event)."""
+
+_MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
+_SO_PEERGROUPS: Final = 59
+"""socket(7), Linux 4.13; Python has no name for it. The same number on every architecture but PA-RISC and SPARC."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Caller:
+    """The process at the other end, as the kernel reports it."""
+
+    pid: int
+    uid: int
+    gid: int
+    groups: tuple[int, ...] = ()
+
+    @property
+    def name(self) -> str:
+        """Name of the user for the log; the number where there is no name."""
+        try:
+            return pwd.getpwuid(self.uid).pw_name
+        except KeyError:
+            return f"uid {self.uid}"
+
+
+def peer_of(sock: socket.socket) -> Caller:
+    """Ask the kernel who connected. Raises OSError when it does not know."""
+    raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
+    pid, uid, gid = struct.unpack("3i", raw)
+    groups: tuple[int, ...] = ()
+    with contextlib.suppress(OSError):  # before Linux 4.13: only the primary group counts then
+        told = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * 256)
+        groups = struct.unpack(f"{len(told) // 4}I", told)
+    return Caller(pid=pid, uid=uid, gid=gid, groups=groups)
+
+
+def group_id(name: str = GROUP) -> int | None:
+    """Return the id of the group; None where the host has no such group."""
+    try:
+        return grp.getgrnam(name).gr_gid
+    except KeyError:
+        return None
+
+
+def may_change(peer: Caller, *, own_uid: int, admin_gid: int | None) -> bool:
+    """Say whether this peer may change anything."""
+    if peer.uid in (0, own_uid):
+        return True
+    return admin_gid is not None and admin_gid in (peer.gid, *peer.groups)
+
+
+def owns_shutdown(daemon: Daemon) -> bool:
+    """Say whether another UPS daemon may leave the host's shutdown to us: armed, awake, and at it.
+
+    At it: we hold it to be true that the host is on battery, or are past that. Where we do not (the other one watches
+    another UPS, our source was lost on utility, a forced shutdown that only upsd tells), it knows more than we do.
+    """
+    awake = daemon.clock() - daemon.progressed_at_s <= HUNG_AFTER_S
+    state = daemon.state
+    at_it = not isinstance(state.phase, Online | Recovery) or state.feed.supply is Supply.BATTERY
+    return daemon.policy.powers_off and awake and at_it
+
+
+def hears_upsd(daemon: Daemon) -> bool:
+    """Say whether upsd is one of our sources: nobody else tells a forced shutdown, which ends in output off."""
+    return any(view.source.startswith("nut:") for view in daemon.sources)
+
+
+def hears_master(daemon: Daemon) -> bool:
+    """Say whether the apcupsd of another host is a source: nobody else tells that it goes down, and the power too."""
+    own = ("apcupsd:127.", "apcupsd:localhost", "apcupsd:::1")
+    return any(view.source.startswith("apcupsd:") and not view.source.startswith(own) for view in daemon.sources)
+
+
+class _BadRequestError(Exception):
+    """An invalid request: what is wrong, and the fix."""
+
+
+class Admin:
+    """The verbs that change something."""
+
+    def __init__(self, daemon: Daemon, *, group: str, watchdog: WatchdogDrill | None = None) -> None:
+        """Speak for this daemon. group: who may change things beside root and us; a name that need not exist."""
+        self._daemon = daemon
+        self._watchdog = watchdog
+        self._group = group
+
+    def abort(self, who: Caller, body: Mapping[str, object]) -> Answer:
+        """Call this outage's shutdown off; refused, with the reason, when there is nothing to call off."""
+        why_not = can_abort(self._daemon)
+        if why_not:
+            return error_json(why_not, 409)
+        reason = _text(body, "reason")
+        self._daemon.submit(Abort(at_s=self._daemon.clock(), who=who.name, reason=reason))
+        return self._accepted("abort", who)
+
+    def maintenance(self, who: Caller, body: Mapping[str, object]) -> Answer:
+        """Suspend the power-off for a while (for_s > 0, with a reason), or end that (for_s = 0)."""
+        for_s = body.get("for_s")
+        if isinstance(for_s, bool) or not isinstance(for_s, int | float) or not 0 <= for_s <= MAX_MAINTENANCE_S:
+            msg = f"for_s: must be 0 (off) to {MAX_MAINTENANCE_S:.0f} seconds"
+            raise _BadRequestError(msg)
+        if not math.isfinite(for_s):
+            msg = "for_s: must be finite"
+            raise _BadRequestError(msg)
+        reason = _text(body, "reason")
+        if for_s and not reason:
+            msg = "reason: must say why the host may lose its protection"
+            raise _BadRequestError(msg)
+        now_s = self._daemon.clock()
+        self._daemon.submit(SetMaintenance(at_s=now_s, until_s=now_s + for_s, reason=reason, who=who.name))
+        return self._accepted("maintenance", who, for_s=float(for_s), reason=reason)
+
+    def checkpoint(self, who: Caller, _: Mapping[str, object]) -> Answer:
+        """Ask every trainer for a checkpoint now, training going on."""
+        trainers = [trainer.name for trainer in self._daemon.state.trainers if trainer.alive]
+        if not trainers:
+            return error_json("no trainer is alive (see trainers in `powerguard status`)", 409)
+        self._daemon.submit(CheckpointNow(at_s=self._daemon.clock(), who=who.name))
+        return self._accepted("checkpoint", who, trainers=trainers)
+
+    def battery_replaced(self, who: Caller, body: Mapping[str, object]) -> Answer:
+        """Forget what was learned of the old battery; refused while the one that is in carries the load."""
+        policy, state = self._daemon.policy, self._daemon.state
+        ups, installed = _text(body, "ups"), _text(body, "installed")
+        if installed and not _MONTH.fullmatch(installed):
+            msg = f"installed: {installed!r} is no year and month (write it as 2026-11)"
+            raise _BadRequestError(msg)
+        known = [mine.policy.ups for mine in policy.feeds] or [policy.ups]
+        if ups not in ("", *known):
+            feed = "feeds" if len(known) == 1 else "feed"
+            return error_json(f"ups: {ups} is not known here: {' and '.join(known)} {feed} this host", 409)
+        if not isinstance(state.phase, Online) or state.feed.supply is Supply.BATTERY:
+            return error_json(f"phase {phase_name(state.phase)}, on battery: ask again when that is over", 409)
+        if state.drill is not None:
+            return error_json("a drill runs, and measures the battery that is in: ask again when it is over", 409)
+        one = ups if policy.feeds else ""
+        self._daemon.submit(BatteryReplaced(at_s=self._daemon.clock(), who=who.name, ups=one))
+        presumed: Json = {"health": policy.health, "origin": policy.health_from}
+        return self._accepted(
+            "battery-replaced", who, ups=ups or " + ".join(known), installed=installed, presumed=presumed
+        )
+
+    def drill(self, who: Caller, body: Mapping[str, object]) -> Answer:
+        """Begin a drill; refused, with the reason, where that would not be safe."""
+        scopes, witness = _drill_words(body)
+        now_s = self._daemon.clock()
+        refused = refusal(self._daemon.policy, self._daemon.state, now_s, scopes, witness)
+        if refused:
+            return error_json(refused, 409)
+        self._daemon.submit(StartDrill(at_s=now_s, who=who.name, scopes=scopes, witness=witness))
+        return self._accepted("drill", who, scopes=list(scopes), witness=witness)
+
+    def drill_stop(self, who: Caller, body: Mapping[str, object]) -> Answer:
+        """End the drill that runs; everything is put back."""
+        running = self._daemon.state.drill
+        if running is None:
+            return error_json("no drill runs", 409)
+        if not isinstance(self._daemon.state.phase, Online):
+            return error_json("a real outage runs, and comes first: it puts everything back when it ends", 409)
+        reason = _text(body, "reason")
+        self._daemon.submit(StopDrill(at_s=self._daemon.clock(), who=who.name, reason=reason))
+        return self._accepted("drill-stop", who, drill=running.id, reason=reason)
+
+    def drill_plan(self, _: Caller, body: Mapping[str, object]) -> Answer:
+        """Say what a drill would do, and whether it may begin now; changes nothing."""
+        scopes, witness = _drill_words(body)
+        return as_json(drill_plan(self._daemon, scopes, witness))
+
+    def recover(self, who: Caller, body: Mapping[str, object]) -> Answer:
+        """Start training now, though the gate waits; refused on battery, and where the host is not what it was."""
+        unchecked = body.get("unchecked", False)
+        if not isinstance(unchecked, bool):
+            msg = "unchecked: must be true or false"
+            raise _BadRequestError(msg)
+        refused = refusal_to_recover(self._daemon, unchecked=unchecked)
+        if refused:
+            return error_json(refused, 409)
+        self._daemon.submit(RecoverNow(at_s=self._daemon.clock(), who=who.name))
+        return self._accepted("recover", who, unchecked=unchecked)
+
+    async def watchdog_drill(self, who: Caller, body: Mapping[str, object]) -> Answer:
+        """Arm the BMC's watchdog and power this host off (`WatchdogDrill`). host: its name, as a person typed it."""
+        if self._watchdog is None:
+            return error_json("this daemon has no BMC", 409)
+        host = _text(body, "host")
+        try:
+            in_s = await self._watchdog.begin(who.name, host)
+        except EffectorError as error:
+            return error_json(str(error), 409)
+        return self._accepted("watchdog-drill", who, host=host, in_s=in_s)
+
+    async def watchdog_drill_plan(self, _: Caller, __: Mapping[str, object]) -> Answer:
+        """Say what that would do, and whether it may begin now; changes nothing."""
+        return (
+            error_json("this daemon has no BMC", 409)
+            if self._watchdog is None
+            else as_json(await self._watchdog.plan())
+        )
+
+    def event(self, who: Caller, body: Mapping[str, object]) -> Answer:
+        """Take a hint from a hook: poll at once. `owned`: this daemon will see to the shutdown itself."""
+        name, ups = _text(body, "name"), _text(body, "ups")
+        log.info("hint_received", hint=name, ups=ups, who=who.name)
+        self._daemon.poll_now()
+        owned = owns_shutdown(self._daemon)
+        if name == NUT_SHUTDOWN:
+            owned = owned and hears_upsd(self._daemon)
+        elif name.endswith(SLAVE):
+            owned = owned and hears_master(self._daemon)
+        return self._accepted("event", who, name=name, ups=ups, owned=owned)
+
+    def _accepted(self, verb: str, who: Caller, **more: object) -> Answer:
+        if verb != "event":
+            log.warning("operator_asked", verb=verb, who=who.name, pid=who.pid, **more)
+        body: Json = {
+            "schema_version": SCHEMA_VERSION,
+            "object": "accepted",
+            "verb": verb,
+            "who": who.name,
+            "phase": phase_name(self._daemon.state.phase),
+            "mode": self._daemon.policy.mode.value,
+            **more,
+        }
+        return as_json(body, 202)
+
+    def add(self, app: web.Application) -> None:
+        """Add the verbs to the application."""
+        verbs: dict[str, tuple[Verb, bool]] = {
+            "abort": (self.abort, True),
+            "maintenance": (self.maintenance, True),
+            "checkpoint": (self.checkpoint, True),
+            "drill": (self.drill, True),
+            "drill-stop": (self.drill_stop, True),
+            "drill-plan": (self.drill_plan, False),
+            "watchdog-drill": (self.watchdog_drill, True),
+            "watchdog-drill-plan": (self.watchdog_drill_plan, True),
+            "battery-replaced": (self.battery_replaced, True),
+            "recover": (self.recover, True),
+            "event": (self.event, False),
+        }
+        for name, (verb, changes) in verbs.items():
+            app.router.add_post(f"/api/v1/{name}", self._handler(verb, changes=changes))
+
+    def _handler(self, verb: "Verb", *, changes: bool) -> Handler:
+        async def handle(request: web.Request) -> web.Response:
+            sock = None if request.transport is None else request.transport.get_extra_info("socket")
+            if sock is None:
+                return respond(error_json("the connection is gone", 400))
+            try:
+                peer = peer_of(sock)
+            except OSError as error:
+                return respond(error_json(f"the kernel does not say who asks: {error.strerror}", 403))
+            if changes and not may_change(peer, own_uid=os.getuid(), admin_gid=group_id(self._group)):
+                log.warning("operator_refused", who=peer.name, pid=peer.pid, path=request.path)
+                return respond(error_json(f"{peer.name} is neither root nor in group {self._group}", 403))
+            try:
+                answer = verb(peer, _parsed(await request.read()))
+                return respond(await answer if isinstance(answer, Awaitable) else answer)
+            except _BadRequestError as error:
+                return respond(error_json(str(error), 400))
+
+        return handle
+
+
+Verb = Callable[[Caller, Mapping[str, object]], Answer | Awaitable[Answer]]
+
+
+def _parsed(raw: bytes) -> Mapping[str, object]:
+    if not raw:
+        return {}
+    try:
+        body = json.loads(raw)
+    except (ValueError, RecursionError) as error:
+        msg = "the body is not JSON"
+        raise _BadRequestError(msg) from error
+    if not isinstance(body, dict):
+        msg = "the body must be a JSON object"
+        raise _BadRequestError(msg)
+    return body
+
+
+def _text(body: Mapping[str, object], key: str) -> str:
+    value = body.get(key, "")
+    if not isinstance(value, str):
+        msg = f"{key}: must be a text"
+        raise _BadRequestError(msg)
+    return clean_text(value, 200)
+
+
+def _drill_words(body: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
+    """Read scopes and witness of a drill; what they may be is asked by `refusal`."""
+    scopes = body.get("scopes", [])
+    if not isinstance(scopes, list) or not all(isinstance(scope, str) for scope in scopes) or len(scopes) > len(SCOPES):
+        msg = f"scopes: must be a list of {', '.join(SCOPES)}"
+        raise _BadRequestError(msg)
+    return tuple(clean_text(scope, 40) for scope in scopes), _text(body, "witness") or "simulated"
+
+
+def bind_unix(path: Path, mode: int, gid: int | None, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
+    """Bind the socket with its mode from the very first moment; a dead one of an earlier life makes way.
+
+    Raises OSError when somebody listens there already, or when the path is something else than a socket.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        if not stat.S_ISSOCK(path.lstat().st_mode):
+            raise FileExistsError(17, "is in the way and is not a socket (remove it)", str(path))
+        with socket.socket(socket.AF_UNIX, kind) as probe:
+            probe.settimeout(1.0)
+            try:
+                probe.connect(str(path))
+            except ConnectionRefusedError:
+                path.unlink()
+            else:
+                raise FileExistsError(17, "another powerguard listens there already", str(path))
+    sock = socket.socket(socket.AF_UNIX, kind | socket.SOCK_NONBLOCK | socket.SOCK_CLOEXEC)
+    old = os.umask(0o777 & ~mode)
+    try:
+        sock.bind(str(path))
+    except OSError:
+        sock.close()
+        raise
+    finally:
+        os.umask(old)
+    if gid is not None:
+        with contextlib.suppress(PermissionError):  # not in that group ourselves: root alone can reach us then
+            os.chown(path, -1, gid)
+    return sock
+
+
+def unbind(path: Path) -> None:
+    """Take the socket's name away."""
+    path.unlink(missing_ok=True)
+
+
+@contextlib.asynccontextmanager
+async def admin_server(
+    daemon: Daemon,
+    *,
+    path: str = SOCKET,
+    mode: int = MODE,
+    group: str = GROUP,
+    watchdog: WatchdogDrill | None = None,
+) -> AsyncIterator[str]:
+    """Serve the admin socket; yields its path. Raises OSError when it cannot be made."""
+    app = application()
+    add_reads(app, daemon)
+    Admin(daemon, group=group, watchdog=watchdog).add(app)
+    async with guarded(app) as make:
+        sock = bind_unix(Path(path), mode, group_id(group))
+        server = await asyncio.get_running_loop().create_unix_server(make, sock=sock, backlog=BACKLOG)
+        try:
+            yield path
+        finally:
+            server.close()
+            unbind(Path(path))
+
+
+async def serve_admin(
+    daemon: Daemon,
+    *,
+    path: str = SOCKET,
+    mode: int = MODE,
+    group: str = GROUP,
+    watchdog: WatchdogDrill | None = None,
+) -> None:
+    """Serve until cancelled."""
+    async with admin_server(daemon, path=path, mode=mode, group=group, watchdog=watchdog):
+        log.info("admin_listening", path=path)
+        await asyncio.Event().wait()

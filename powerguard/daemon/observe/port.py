@@ -1,0 +1,300 @@
+"""The port through which status, metrics, HTTP and the admin socket see a running daemon; they know nothing else."""
+
+from bisect import bisect_left
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final, Protocol
+
+from powerguard.clock import Clock
+from powerguard.core.model.actions import (
+    Action,
+    ArmWay,
+    CapPower,
+    CheckHost,
+    CheckWay,
+    ContinueTrainer,
+    DisarmWay,
+    EnsurePolicy,
+    PauseTrainer,
+    PowerOff,
+    Reboot,
+    RestorePolicy,
+    RestorePower,
+    ResumeTrainer,
+    ResumeTraining,
+    StopTrainer,
+    SyncFilesystems,
+    TerminateTrainer,
+    TriggerCheckpoint,
+    Way,
+)
+from powerguard.core.model.events import Done, Event, Outcome
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import State
+from powerguard.effectors.host.check import HostSeen
+from powerguard.ups.snmp.traps import TrapCounts
+
+ACTION_WORDS: Final[Mapping[type[Action], str]] = {
+    TriggerCheckpoint: "checkpoint",
+    PauseTrainer: "pause_trainer",
+    ResumeTrainer: "resume_trainer",
+    EnsurePolicy: "bmc_policy",
+    CapPower: "cap_power",
+    RestorePower: "restore_power",
+    StopTrainer: "stop_trainer",
+    TerminateTrainer: "terminate_trainer",
+    ContinueTrainer: "continue_trainer",
+    SyncFilesystems: "sync",
+    RestorePolicy: "restore_policy",
+    CheckWay: "check_way",
+    ArmWay: "arm_way",
+    DisarmWay: "disarm_way",
+    PowerOff: "power_off",
+    Reboot: "reboot",
+    CheckHost: "check_host",
+    ResumeTraining: "resume_training",
+}
+"""The kinds of action that are counted, by their word in metrics. Polls are counted for each source instead."""
+
+RESULTS: Final = ("done", "failed", "timed_out")
+
+BOUNDS_S: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0)
+"""Upper bounds of the buckets for durations of actions, seconds."""
+
+
+class ActionFigures:
+    """How many actions of each kind went how, and how long they took. One writer: the loop."""
+
+    def __init__(self) -> None:
+        """Begin with every kind and result at nought, so that a rate can be taken of the very first failure."""
+        self.counts: dict[tuple[str, str], int] = {(word, res): 0 for word in ACTION_WORDS.values() for res in RESULTS}
+        self.buckets: dict[str, list[int]] = {word: [0] * (len(BOUNDS_S) + 1) for word in ACTION_WORDS.values()}
+        self.seconds: dict[str, float] = dict.fromkeys(ACTION_WORDS.values(), 0.0)
+
+    def count(self, outcome: Outcome) -> None:
+        """Enter one outcome; kinds that are not counted are passed over."""
+        word = ACTION_WORDS.get(type(outcome.action))
+        if word is None:
+            return
+        result = "done" if isinstance(outcome, Done) else "timed_out" if outcome.timed_out else "failed"
+        took_s = max(0.0, outcome.took_s)
+        self.counts[word, result] += 1
+        self.buckets[word][bisect_left(BOUNDS_S, took_s)] += 1
+        self.seconds[word] += took_s
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SourceView:
+    """One source as its poller sees it.
+
+    up: its newest poll brought a reading. last_reading_at_s: seconds of CLOCK_BOOTTIME; None before the first.
+    polls, failures: since the daemon started; failures are part of polls. last_error: "" when there was none.
+    authenticated: its answers cannot be forged. trouble: what a person must put right although it brings readings, such
+    as a login that upsd refuses; "" while nothing.
+    """
+
+    ups: str
+    source: str
+    up: bool
+    last_reading_at_s: float | None = None
+    polls: int = 0
+    failures: int = 0
+    last_error: str = ""
+    authenticated: bool = False
+    trouble: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class BmcView:
+    """The BMC's power restore policy as last read back. policy: None when it was never read.
+
+    verified: it is what the settings want. checked_at_s: when that was read; None when never. error: why it is not
+    verified, and newer than what was read where that is older; "" when none.
+    power_watts: what the host drew then, as the BMC measures it; None where it does not, or was not asked (an outage).
+    """
+
+    kind: str
+    policy: str | None = None
+    verified: bool = False
+    checked_at_s: float | None = None
+    error: str = ""
+    power_watts: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnView:
+    """Facts about a return from power-off. seen: the newest look at the host; None before the first.
+
+    target: the unit that training starts by; command: what is run in its place, empty for none.
+    """
+
+    target: str
+    command: tuple[str, ...] = ()
+    seen: HostSeen | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class WayView:
+    """A way back as last asked for. ups: of way OUTPUT, else "". ready: it could be armed; None: not asked yet.
+
+    why: what blocks it, "" for nothing. returns: of way OUTPUT, as in `armed.Armed`. checked_at_s: when it was asked.
+    """
+
+    way: Way
+    ups: str = ""
+    ready: bool | None = None
+    why: str = ""
+    returns: str = ""
+    checked_at_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LastOutage:
+    """The last outage that has ended, in numbers. *_wall_s: Unix seconds. None: did not happen, or is not known.
+
+    outcome: one of families.OUTCOMES. recovery_s: from start-up to training again.
+    """
+
+    id: str
+    outcome: str
+    began_wall_s: float
+    ended_wall_s: float
+    on_battery_s: float | None = None
+    checkpoint_s: float | None = None
+    recovery_s: float | None = None
+
+
+class Daemon(Protocol):
+    """A running daemon, read from its own loop's thread. Every `*_s` without `wall` is CLOCK_BOOTTIME."""
+
+    @property
+    def policy(self) -> Policy:
+        """The policy that the settings make."""
+        ...
+
+    @property
+    def state(self) -> State:
+        """The core's state after the newest event."""
+        ...
+
+    @property
+    def clock(self) -> Clock:
+        """The one clock of this boot."""
+        ...
+
+    @property
+    def started_at_s(self) -> float:
+        """When this daemon started."""
+        ...
+
+    @property
+    def progressed_at_s(self) -> float:
+        """When the loop last finished an event; it gets one at least every second."""
+        ...
+
+    @property
+    def boot_id(self) -> str:
+        """Name of this boot."""
+        ...
+
+    @property
+    def config_path(self) -> str:
+        """The settings file."""
+        ...
+
+    @property
+    def settings_ok(self) -> bool:
+        """The newest attempt to load the settings was accepted."""
+        ...
+
+    @property
+    def settings_at_s(self) -> float:
+        """When settings were last accepted."""
+        ...
+
+    @property
+    def strangers(self) -> Sequence[str]:
+        """Sockets where trainers ought to be and others are, and why."""
+        ...
+
+    @property
+    def journal_ok(self) -> bool:
+        """False while the journal cannot be written and memory stands in for it."""
+        ...
+
+    @property
+    def history_lost(self) -> str:
+        """Records of earlier runs that could not be read at the start; "" when there are none."""
+        ...
+
+    @property
+    def journal_counters(self) -> Mapping[str, float]:
+        """Lifetime counters by the names of `metrics.LIFETIME`; they survive power-off."""
+        ...
+
+    @property
+    def sources(self) -> Sequence[SourceView]:
+        """Every source of the settings."""
+        ...
+
+    @property
+    def traps(self) -> TrapCounts | None:
+        """Counts of the trap port; None when the settings have none."""
+        ...
+
+    @property
+    def ways(self) -> Sequence[WayView]:
+        """The ways back that the settings name."""
+        ...
+
+    @property
+    def bmc(self) -> BmcView | None:
+        """The BMC; None when the settings have none."""
+        ...
+
+    @property
+    def host_name(self) -> str:
+        """The host's own name; "" when unknown."""
+        ...
+
+    @property
+    def host_kind(self) -> str:
+        """How the host is powered off: `kind` of the host's settings."""
+        ...
+
+    @property
+    def power_off_trouble(self) -> str:
+        """Why a power-off would fail, by the check that an armed daemon makes every minute; "" when it would not."""
+        ...
+
+    @property
+    def returning(self) -> ReturnView:
+        """How the host is, and what starts training."""
+        ...
+
+    @property
+    def actions(self) -> ActionFigures:
+        """How the actions went since the daemon started."""
+        ...
+
+    @property
+    def last_outage(self) -> LastOutage | None:
+        """The last outage that has ended; None when there was none."""
+        ...
+
+    @property
+    def loop_lag_s(self) -> float:
+        """The longest delay of the event loop's own timer in the last minute."""
+        ...
+
+    def submit(self, event: Event) -> None:
+        """Hand one event to the loop; never blocks."""
+        ...
+
+    def poll_now(self) -> None:
+        """Poll every source at once."""
+        ...
+
+    def wall(self) -> float:
+        """Return Unix seconds, for people and for metrics."""
+        ...

@@ -1,0 +1,795 @@
+"""The daemon as one JSON object: what is so (`status`), and what will happen, with every term of it (`plan_view`).
+
+Pure over `Daemon`: nothing is asked of the world, nothing changes. Both objects carry `schema_version`; within one
+version keys are only ever added. null means not known, never zero. Durations are relative seconds (`*_s`); moments
+are Unix seconds (`*_at`), so that a reader on another host needs no clock of ours.
+
+What was last heard of each source: whether it answers, why not, and what a person must put right meanwhile.
+
+The ways back as a person sees them: one line for each layer, armed, blocked or off, and whether the race is covered.
+
+The race: utility returns after the commit and before the UPS has cut its output, so AC never drops and the BMC's policy
+never acts (docs/guides/return.md). The policy (P) and the late reboot (A) do not cover it: the first needs AC to drop,
+the second leaves the seconds between the last unit's stop and the power-off open.
+
+The drill as JSON: the one that runs and the last report (`drill_view`), and what one would do (`drill_plan`).
+
+Pure over `Daemon`, as in `status`; seconds are relative (`*_s`), moments are Unix seconds (`*_at`), null is not known.
+
+What a host that is back waits for, as one object: each gate with its state and why, and what would be started.
+
+Pure over `Daemon`, as `status`. A gate that is closed keeps training from starting; `powerguard recover` is a person's
+word that it is to start nevertheless (docs/decisions/0053).
+"""
+
+import math
+from collections.abc import Iterable, Sequence
+from dataclasses import asdict, dataclass, replace
+from importlib.metadata import PackageNotFoundError, version
+from typing import Final, NamedTuple
+
+import structlog
+
+from powerguard.clock import Clock
+from powerguard.core.decide import conditions
+from powerguard.core.decide.table import phase_name
+from powerguard.core.drill import checks
+from powerguard.core.energy import budget as sums
+from powerguard.core.energy.budget import Budget
+from powerguard.core.model.actions import Way
+from powerguard.core.model.events import Reading, SourceFailed
+from powerguard.core.model.policy import DrillReport, Policy
+from powerguard.core.model.state import Drill, DrillStage, Online, Recovery, Shutdown, State, Supply, Trainer, Undoing
+from powerguard.core.supply import fusion
+from powerguard.core.supply.several_upses import each_alone
+from powerguard.core.trainers import escalation
+from powerguard.daemon.observe.port import BmcView, Daemon, SourceView, WayView
+from powerguard.daemon.observe.readiness import Reason, aborted_by, is_ready, readiness
+from powerguard.daemon.observe.terms import health_view, terms
+from powerguard.ups.base import Source, Troubled
+
+log = structlog.get_logger()
+
+_MOST_REASONS: Final = 8
+"""Told of one loss: a peer that fails in a new way each second is not told on for ever."""
+
+
+class SourceViews:
+    """One view for each source of the settings, by UPS and name."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Know of none yet."""
+        self._clock = clock
+        self._sources: dict[str, Source] = {}
+        self._views: dict[str, SourceView] = {}
+        self._told_at_s: dict[str, float] = {}
+        self._reasons: dict[str, set[str]] = {}
+
+    def begin(self, sources: Sequence[tuple[str, str, Source]]) -> None:
+        """Know of these, (UPS, name, poller), and of no others; what was heard of those that stay is kept."""
+        self._sources = {f"{ups}/{name}": source for ups, name, source in sources}
+        self._views = {
+            f"{ups}/{name}": self._views.get(f"{ups}/{name}") or SourceView(ups=ups, source=name, up=False)
+            for ups, name, _ in sources
+        }
+        self._told_at_s = dict.fromkeys(self._views, self._clock())
+
+    def take(self, event: Reading | SourceFailed) -> None:
+        """Enter what a source tells."""
+        key = f"{event.ups}/{event.source}"
+        view = self._views.get(key) or SourceView(ups=event.ups, source=event.source, up=False)
+        self._told_at_s[key] = self._clock()
+        if isinstance(event, Reading):
+            self._reasons.pop(key, None)
+            self._views[key] = replace(
+                view,
+                up=True,
+                last_reading_at_s=event.at_s,
+                polls=view.polls + 1,
+                last_error="",
+                authenticated=event.authenticated,
+            )
+            return
+        if event.lost:
+            self._tell_of_another(key, event)
+        self._views[key] = replace(
+            view, up=False, polls=view.polls + 1, failures=view.failures + 1, last_error=event.reason
+        )
+
+    def _tell_of_another(self, key: str, event: SourceFailed) -> None:
+        """Tell when a lost source fails for another reason: the first one is in the story, and may be put right."""
+        reasons = self._reasons.setdefault(key, set())
+        if event.reason in reasons or len(reasons) >= _MOST_REASONS:
+            return
+        if reasons:
+            log.warning("failure_changed", ups=event.ups, source=event.source, because=event.reason)
+        reasons.add(event.reason)
+
+    def all(self) -> Sequence[SourceView]:
+        """Return every source, as last heard of."""
+        return tuple(replace(view, trouble=self._trouble(key)) for key, view in self._views.items())
+
+    def _trouble(self, key: str) -> str:
+        source = self._sources.get(key)
+        return source.trouble if isinstance(source, Troubled) else ""
+
+    def silent(self, longer_s: float) -> str:
+        """Return one that has told nothing at all, not even a failure, for so long; "" when there is none."""
+        now_s = self._clock()
+        return next((key for key, at_s in self._told_at_s.items() if now_s - at_s > longer_s), "")
+
+
+LETTERS: Final = {Way.OUTPUT: "B", Way.RTC: "E", Way.SENTINEL: "C", Way.WATCHDOG: "D"}
+COVERS: Final = frozenset("BCDE")
+_OFF: Final = {
+    Way.OUTPUT: "the output of no UPS is switched off by this host (ups.NAME.output_off)",
+    Way.RTC: "rtc.kind is none",
+    Way.SENTINEL: "sentinel.kind is none",
+    Way.WATCHDOG: "bmc.watchdog is false",
+}
+UNCOVERED: Final = (
+    "if power returns while this host shuts down, AC never drops and the BMC does not switch it on again; nothing is "
+    "armed for that case"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Layer:
+    """One way back. letter: A to E, or P; name: policy, late_reboot, or a `Way`; ups: of way output, else "".
+
+    stands: armed (asked for, and it could be), blocked (why), off (the settings name none), unknown (not asked yet).
+    checked_at_s: when it was asked for, seconds of CLOCK_BOOTTIME; None: not asked, or there is nobody to ask.
+    """
+
+    letter: str
+    name: str
+    stands: str
+    why: str = ""
+    ups: str = ""
+    checked_at_s: float | None = None
+
+
+def layers(policy: Policy, bmc: BmcView | None, ways: Iterable[WayView]) -> tuple[Layer, ...]:
+    """Return every layer, P and A first, then B to E."""
+    views = list(ways)
+    found = [_policy(bmc), _late(policy)]
+    for way, letter in sorted(LETTERS.items(), key=lambda pair: pair[1]):
+        mine = [view for view in views if view.way is way]
+        found += [_way(policy, view, letter) for view in mine]
+        if not mine:
+            found.append(Layer(letter=letter, name=way.value, stands="off", why=_OFF[way]))
+    return tuple(found)
+
+
+def _policy(bmc: BmcView | None) -> Layer:
+    if bmc is None:
+        return Layer(letter="P", name="policy", stands="off", why="bmc.kind is none")
+    if bmc.verified:
+        return Layer(letter="P", name="policy", stands="armed", checked_at_s=bmc.checked_at_s)
+    if not bmc.error and bmc.checked_at_s is None:
+        return Layer(letter="P", name="policy", stands="unknown", why="not asked yet")
+    why = bmc.error or f"the policy is {bmc.policy or 'not told'}"
+    return Layer(letter="P", name="policy", stands="blocked", why=why, checked_at_s=bmc.checked_at_s)
+
+
+def _late(policy: Policy) -> Layer:
+    if policy.late_reboot:
+        return Layer(letter="A", name="late_reboot", stands="armed")
+    why = "host.late_reboot is false, or host.kind is not systemd"
+    return Layer(letter="A", name="late_reboot", stands="off", why=why)
+
+
+def _way(policy: Policy, view: WayView, letter: str) -> Layer:
+    stands, why = "unknown" if view.ready is None else "armed" if view.ready else "blocked", view.why
+    if view.way is Way.OUTPUT and view.ready:
+        others = [each.policy.ups for each in policy.feeds if each.policy.ups not in policy.outputs]
+        if others:
+            stands, why = "blocked", f"{', '.join(others)} would not go off with it, so AC would never drop here"
+        elif view.returns != "cycles":
+            told = {"aborts": "aborts the cut", "stays_off": "stays off"}.get(view.returns, "is not known to cycle")
+            stands, why = "blocked", f"when utility returns in its countdown, this UPS {told}"
+    why = "not asked yet" if stands == "unknown" else why
+    return Layer(
+        letter=letter, name=view.way.value, stands=stands, why=why, ups=view.ups, checked_at_s=view.checked_at_s
+    )
+
+
+def uncovered(known: Sequence[Layer]) -> str:
+    """Say what is wrong where no layer covers the race, with what blocks each that there is; "" where one does."""
+    if covers(known):
+        return ""
+    blocked = "; ".join(
+        f"{' '.join(word for word in (each.letter, each.name, each.ups) if word)}: {each.why}"
+        for each in known
+        if each.letter in COVERS and each.stands == "blocked"
+    )
+    return f"{UNCOVERED} ({blocked})" if blocked else UNCOVERED
+
+
+def covers(known: Iterable[Layer]) -> bool:
+    """Say whether a layer that covers the race could be armed. Of several outputs each must be."""
+    stands: dict[str, set[str]] = {}
+    for each in known:
+        stands.setdefault(each.letter, set()).add(each.stands)
+    return any(stands.get(letter) == {"armed"} for letter in COVERS)
+
+
+SCHEMA_VERSION: Final = 1
+
+Json = dict[str, object]
+
+
+def package_version() -> str:
+    """Return the installed version of powerguard; "unknown" when run from an unpacked source."""
+    try:
+        return version("powerguard")
+    except PackageNotFoundError:
+        return "unknown"
+
+
+VERSION: Final = package_version()
+
+
+class Times:
+    """Turns moments of this boot's clock into what people and programs can use."""
+
+    def __init__(self, daemon: Daemon) -> None:
+        """Take both clocks once, so that every moment of one object fits every other."""
+        self.now_s = daemon.clock()
+        self.wall_s = daemon.wall()
+
+    def at(self, at_s: float | None) -> float | None:
+        """Unix seconds of a moment; None stays None."""
+        return None if at_s is None else round(self.wall_s + at_s - self.now_s, 3)
+
+    def ago_s(self, at_s: float | None) -> float | None:
+        """Seconds since a moment."""
+        return None if at_s is None else round(self.now_s - at_s, 3)
+
+    def in_s(self, at_s: float | None) -> float | None:
+        """Seconds until a moment, negative when it has passed."""
+        return None if at_s is None else round(at_s - self.now_s, 3)
+
+
+def rounded(value: float | None) -> float | None:
+    """Three decimals, and None for what JSON cannot hold."""
+    return None if value is None or not math.isfinite(value) else round(value, 3)
+
+
+def status(daemon: Daemon) -> Json:
+    """Return the state of everything that an operator asks about."""
+    times = Times(daemon)
+    state = daemon.state
+    reasons = readiness(daemon)
+    now = conditions.foretold(daemon.policy, state, times.now_s)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "object": "status",
+        "reachable": True,
+        "version": VERSION,
+        "at": round(times.wall_s, 3),
+        "phase": phase_name(state.phase),
+        "mode": daemon.policy.mode.value,
+        "ready": is_ready(reasons),
+        "degraded": bool(reasons),
+        "reasons": [_reason(reason) for reason in reasons],
+        "alarms": list(state.told),
+        "supply": state.feed.supply.value,
+        "supply_since_at": times.at(state.feed.since_s) if state.feed.supply is not Supply.UNKNOWN else None,
+        "ups": _ups(_name(daemon.policy), state.feed.reading, times, now),
+        "feeds": _feeds(daemon, times),
+        "battery": _battery(daemon, times),
+        "budget": _budget(now),
+        "outage": _outage(daemon, times),
+        "next": _next(daemon, now, times),
+        "maintenance": _maintenance(daemon, times),
+        "drill": _drill(daemon, times),
+        "trainers": [_trainer(trainer, state, times) for trainer in state.trainers],
+        "sources": [_source(source, daemon, times) for source in daemon.sources],
+        "traps": _traps(daemon, times),
+        "bmc": _bmc(daemon, times),
+        "way_back": _way_back(daemon, times),
+        "host": _host(daemon),
+        "last_outage": None if daemon.last_outage is None else asdict(daemon.last_outage),
+        "daemon": {
+            "boot_id": daemon.boot_id,
+            "uptime_s": times.ago_s(daemon.started_at_s),
+            "progress_age_s": times.ago_s(daemon.progressed_at_s),
+            "loop_lag_s": rounded(daemon.loop_lag_s),
+            "config_path": daemon.config_path,
+            "settings_ok": daemon.settings_ok,
+            "settings_at": times.at(daemon.settings_at_s),
+            "journal_ok": daemon.journal_ok,
+        },
+    }
+
+
+def plan_view(daemon: Daemon) -> Json:
+    """Return the budget of this moment: every term with its source, and what happens next and when."""
+    times = Times(daemon)
+    now = conditions.foretold(daemon.policy, daemon.state, times.now_s)
+    reasons = readiness(daemon)
+    on_battery = daemon.state.feed.supply is Supply.BATTERY or not isinstance(daemon.state.phase, Online | Recovery)
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "object": "plan",
+        "version": VERSION,
+        "at": round(times.wall_s, 3),
+        "phase": phase_name(daemon.state.phase),
+        "mode": daemon.policy.mode.value,
+        "host": _host(daemon),
+        "ready": is_ready(reasons),
+        "reasons": [_reason(reason) for reason in reasons],
+        "assumes_utility_fails_now": not on_battery,
+        "fits": now.fits,
+        "grade": now.grade.value,
+        "slack_s": rounded(now.slack_s),
+        "terms": [asdict(term) for term in terms(daemon, now)],
+        "next": _next(daemon, now, times),
+    }
+
+
+def _host(daemon: Daemon) -> Json:
+    return {"kind": daemon.host_kind, "name": daemon.host_name or None}
+
+
+def _reason(reason: Reason) -> Json:
+    return {
+        "name": reason.name,
+        "severity": reason.severity,
+        "text": reason.text,
+        "fix": reason.fix,
+        "numbers": dict(reason.numbers),
+    }
+
+
+def _ups(name: str, reading: Reading | None, times: Times, now: Budget) -> Json | None:
+    if reading is None:
+        return None
+    return {
+        "name": name,
+        "source": reading.source,
+        "age_s": times.ago_s(reading.at_s),
+        "output_source": reading.output_source.value,
+        "charge_pct": rounded(reading.charge_pct),
+        "load_pct": rounded(reading.load_pct),
+        "watts": rounded(reading.watts),
+        "runtime_s": rounded(reading.runtime_s),
+        "runtime_effective_s": rounded(now.reff_now_s),
+        "on_battery_s": rounded(reading.on_battery_s),
+        "input_present": reading.input_present,
+        "input_v": rounded(reading.input_v),
+        "battery_temp_c": rounded(reading.battery_temp_c),
+        "low_battery": reading.low_battery,
+        "replace_battery": reading.replace_battery,
+        "overload": reading.overload,
+        "testing": reading.testing,
+        "calibrating": reading.calibrating,
+        "forced_shutdown": reading.forced_shutdown,
+        "output_off_in_s": rounded(reading.output_off_in_s),
+        "alarms": list(reading.alarms),
+    }
+
+
+def _traps(daemon: Daemon, times: Times) -> Json | None:
+    """Whether the trap port is open, and what came there; None where the settings have none."""
+    counts = daemon.traps
+    if counts is None:
+        return None
+    listening = counts.listening is not None
+    return {
+        "listen": counts.where,
+        "listening": listening,
+        "because": "" if listening else counts.closed_because,
+        "results": dict(counts.results),
+        "dropped": counts.dropped,
+        "last_at": {ups: times.at(at_s) for ups, at_s in counts.last_at_s.items()},
+    }
+
+
+def _name(policy: Policy) -> str:
+    """Name of the UPS, or of all of several: what they are together."""
+    return " + ".join(mine.policy.ups for mine in policy.feeds) or policy.ups
+
+
+def _feeds(daemon: Daemon, times: Times) -> list[Json]:
+    """Each of several UPSes by itself; empty for one."""
+    supplies = {mine.policy.ups: mine.supplies for mine in daemon.policy.feeds}
+    return [
+        {
+            "name": policy.ups,
+            "supplies": supplies[policy.ups],
+            "supply": state.feed.supply.value,
+            "supply_since_at": times.at(state.feed.since_s) if state.feed.supply is not Supply.UNKNOWN else None,
+            "lost_since_at": None if state.feed.lost_since_s is None else times.at(state.feed.lost_since_s),
+            "ups": _ups(policy.ups, state.feed.reading, times, conditions.foretold(policy, state, times.now_s)),
+        }
+        for policy, state in (each_alone(daemon.policy, daemon.state) if supplies else ())
+    ]
+
+
+def _battery(daemon: Daemon, times: Times) -> Json:
+    """How healthy the battery counts as, and who says so; `battery_view` has the rest."""
+    health = health_view(daemon.policy, daemon.state, times.now_s, times.at)
+    measured = daemon.state.battery.model.health
+    return {
+        "health": rounded(health.share),
+        "origin": health.origin,
+        "because": health.because,
+        "measured_at": None if measured is None else times.at(measured.at_s),
+    }
+
+
+def _budget(now: Budget) -> Json:
+    return {
+        "grade": now.grade.value,
+        "fits": now.fits,
+        "runtime_effective_s": rounded(now.reff_now_s),
+        "runtime_effective_paused_s": rounded(now.reff_paused_s),
+        "checkpoint_s": rounded(now.checkpoint_s),
+        "stop_s": rounded(now.stop_s),
+        "need_s": rounded(now.need_s),
+        "slack_s": rounded(now.slack_s),
+        "cut_in_s": rounded(now.cut_in_s),
+    }
+
+
+def _outage(daemon: Daemon, times: Times) -> Json | None:
+    phase = daemon.state.phase
+    if isinstance(phase, Online):
+        return None
+    outage = phase.outage
+    latch = phase if isinstance(phase, Shutdown) else None
+    return {
+        "id": outage.id,
+        "since_at": times.at(outage.since_s),
+        "lasted_s": times.ago_s(outage.since_s),
+        "grade": outage.grade.value,
+        "because": getattr(phase, "because", ""),
+        "policy_verified": outage.policy_verified,
+        "aborted_by": outage.aborted_by,
+        "latched": latch is not None,
+        "latched_at": None if latch is None else times.at(latch.latched_s),
+        "power_off_by_at": None if latch is None else times.at(latch.force_at_s or None),
+        "can_abort": can_abort(daemon) == "",
+    }
+
+
+def can_abort(daemon: Daemon) -> str:
+    """Return "" when there is a shutdown that can still be called off, else why not."""
+    name = phase_name(daemon.state.phase)
+    if name in ("emergency_checkpoint", "holding"):
+        return ""
+    if name == "shutdown":
+        return "past the commit point: nothing in this boot undoes the power-off"
+    if aborted_by(daemon.state):
+        return "nothing to abort: this outage's shutdown was called off already"
+    if name == "on_battery":
+        return "nothing to abort yet: training goes on; `powerguard maintenance on` keeps the host from powering off"
+    if name == "recovery":
+        return "nothing to abort: the host is coming back"
+    return "nothing to abort: there is no outage"
+
+
+def _next(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
+    """The forecast of what the machine will do; empty if the shutdown was aborted, since it then waits for utility."""
+    if aborted_by(daemon.state):
+        return []
+    told = conditions.forecast(daemon.policy, daemon.state, now)
+    # Where the checkpoint does not fit, the power-off comes before it is durable: there is no hold then.
+    ends_s = next((step.at_s for step in told if step.action == "shutdown" and step.at_s is not None), math.inf)
+    return [
+        {
+            "action": step.action,
+            "at": times.at(step.at_s),
+            "in_s": times.in_s(step.at_s),
+            "because": step.because,
+            "training": _training(daemon.state) if step.action in ("emergency_checkpoint", "holding") else None,
+        }
+        for step in told
+        if step.at_s is None or (math.isfinite(step.at_s) and not (step.action == "holding" and step.at_s > ends_s))
+    ]
+
+
+def _training(state: State) -> str | None:
+    """Return what training does once its checkpoint is written: pause, exit, continue or mixed; None: no trainer."""
+    there = [trainer for trainer in state.trainers if trainer.alive] or state.trainers
+    conducts = {trainer.conduct.value for trainer in there}
+    return None if not conducts else "mixed" if len(conducts) > 1 else conducts.pop()
+
+
+def _drill(daemon: Daemon, times: Times) -> Json | None:
+    drill = daemon.state.drill
+    if drill is None:
+        return None
+    return {"id": drill.id, "who": drill.who, "stage": drill.stage, "lasted_s": times.ago_s(drill.began_s)}
+
+
+def _maintenance(daemon: Daemon, times: Times) -> Json | None:
+    maintenance = daemon.state.maintenance
+    if maintenance is None:
+        return None
+    return {
+        "ends_at": times.at(maintenance.until_s),
+        "ends_in_s": times.in_s(maintenance.until_s),
+        "reason": maintenance.reason,
+        "who": maintenance.who,
+    }
+
+
+def _trainer(trainer: Trainer, state: State, times: Times) -> Json:
+    signalled = escalation.of(state, trainer.name)
+    return {
+        "name": trainer.name,
+        "alive": trainer.alive,
+        "conduct": trainer.conduct.value,
+        "paused": trainer.paused,
+        "step": trainer.step,
+        "step_s": rounded(trainer.step_s or None),
+        "checkpoint_s": rounded(trainer.checkpoint_s),
+        "disk": trainer.disk,
+        "checkpoint_in_flight": trainer.in_flight is not None,
+        "checkpoint_eta_s": None if trainer.in_flight is None else times.in_s(trainer.in_flight.eta_at_s),
+        "durable": trainer.durable,
+        "durable_step": trainer.durable_step,
+        "durable_age_s": times.ago_s(trainer.durable_at_s),
+        "failed": trainer.failed,
+        "signalled": "" if signalled is None else signalled.word,
+    }
+
+
+def _source(source: SourceView, daemon: Daemon, times: Times) -> Json:
+    """State of one source. says: its own word of the output, where several tell about one UPS."""
+    feed = next((each.feed for each in daemon.state.upses if each.ups == source.ups), daemon.state.feed)
+    heard = next((each for each in feed.heard if each.source == source.source), None)
+    return {
+        "ups": source.ups,
+        "source": source.source,
+        "up": source.up,
+        "age_s": times.ago_s(source.last_reading_at_s),
+        "polls": source.polls,
+        "failures": source.failures,
+        "last_error": source.last_error,
+        "authenticated": source.authenticated,
+        "trouble": source.trouble,
+        "says": None if heard is None or heard.reading is None else heard.reading.output_source.value,
+        "doubted": heard is not None and heard.doubted,
+    }
+
+
+def _bmc(daemon: Daemon, times: Times) -> Json | None:
+    bmc = daemon.bmc
+    if bmc is None:
+        return None
+    return {
+        "kind": bmc.kind,
+        "policy": bmc.policy,
+        "verified": bmc.verified,
+        "age_s": times.ago_s(bmc.checked_at_s),
+        "error": bmc.error,
+        "power_watts": bmc.power_watts,
+    }
+
+
+def _way_back(daemon: Daemon, times: Times) -> Json:
+    known = layers(daemon.policy, daemon.bmc, daemon.ways)
+    return {
+        "covers_race": covers(known),
+        "layers": [
+            {
+                "layer": each.letter,
+                "name": each.name,
+                "ups": each.ups,
+                "stands": each.stands,
+                "why": each.why,
+                "age_s": times.ago_s(each.checked_at_s),
+            }
+            for each in known
+        ],
+        "armed": [
+            {"name": each.way.value, "ups": each.ups, "confirmed": each.confirmed, "acts_at": times.at(each.acts_at_s)}
+            for each in daemon.state.armed
+        ],
+    }
+
+
+def required_steps(daemon: Daemon, now: Budget) -> dict[str, float]:
+    """Split what is still needed into the steps that a person thinks in; the sum is `need_s`."""
+    policy = daemon.policy
+    bare_s = sums.stop_s(policy, now.grade, reserve_s=0.0)
+    ups_off_s = 0.0 if now.grade.value == "bare" else min(policy.ups_off_s, bare_s)
+    return {
+        "checkpoint": now.checkpoint_s,
+        "host_stop": bare_s - ups_off_s,
+        "ups_off": ups_off_s,
+        "reserve": now.stop_s - bare_s,
+    }
+
+
+def drill_view(daemon: Daemon) -> Json:
+    """Return the drill that runs and the report of the last one; null where there is none."""
+    times, state = Times(daemon), daemon.state
+    running, last = state.drill, state.learned.drill
+    load = state.battery.load
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "object": "drill",
+        "at": round(times.wall_s, 3),
+        "load": rounded(load),
+        "running": None if running is None else _running(running, times),
+        "last": None if last is None else _report(last, times),
+    }
+
+
+def drill_plan(daemon: Daemon, scopes: tuple[str, ...], witness: str) -> Json:
+    """Return what a drill would do, stage by stage, and why it may not begin now; `refused` is "" when it may."""
+    policy, state = daemon.policy, daemon.state
+    refused = checks.refusal(policy, state, daemon.clock(), scopes, witness)
+    words = checks.outline(policy, state, scopes, witness) if witness in checks.WITNESSES else ()
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "object": "drill_plan",
+        "mode": daemon.policy.mode.value,
+        "scopes": list(scopes),
+        "witness": witness,
+        "refused": refused,
+        "stages": [{"stage": stage, "what": what, "at_most_s": rounded(limit_s)} for stage, what, limit_s in words],
+    }
+
+
+def _running(drill: Drill, times: Times) -> Json:
+    stage = drill.part if isinstance(drill.part, DrillStage) else None
+    undoing = drill.part if isinstance(drill.part, Undoing) else None
+    return {
+        "id": drill.id,
+        "who": drill.who,
+        "scopes": list(drill.scopes),
+        "witness": drill.witness,
+        "stage": drill.stage,
+        "stage_lasted_s": times.ago_s(drill.part.at_s),
+        "stage_ends_in_s": None if stage is None else times.in_s(stage.by_s or None),
+        "lasted_s": times.ago_s(drill.began_s),
+        "coming": [] if stage is None else list(stage.coming),
+        "waiting": [f"{each.what} {each.trainer}".strip() for each in drill.waiting],
+        "paused": list(drill.paused),
+        "result": "" if undoing is None else undoing.result,
+        "because": "" if undoing is None else undoing.because,
+        "figures": dict(drill.figures),
+    }
+
+
+def _report(report: DrillReport, times: Times) -> Json:
+    return {
+        "id": report.id,
+        "ended_at": times.at(report.at_s),
+        "age_s": times.ago_s(report.at_s),
+        "lasted_s": rounded(report.lasted_s),
+        "who": report.who,
+        "scopes": list(report.scopes),
+        "witness": report.witness,
+        "result": report.result,
+        "because": report.because,
+        "figures": dict(report.figures),
+    }
+
+
+FRESH_S: Final = 60.0
+"""A look at the host that is older than this tells how it was."""
+
+
+class TrainingGate(NamedTuple):
+    """One thing that training waits for. open: None where it is not known. text: how it is, and what would be right."""
+
+    name: str
+    open: bool | None
+    text: str
+
+
+def returning(daemon: Daemon) -> Json:
+    """Return the object of `/api/v1/recovery`."""
+    times, phase = Times(daemon), daemon.state.phase
+    told = phase if isinstance(phase, Recovery) else None
+    view = daemon.returning
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "object": "recovery",
+        "at": round(times.wall_s, 3),
+        "phase": phase_name(phase),
+        "mode": daemon.policy.mode.value,
+        "outage": None if told is None else told.outage.id,
+        "back_since_at": None if told is None else times.at(told.began_s),
+        "stage": stage(daemon),
+        "forced_by": None if told is None else told.forced_by or None,
+        "gates": [gate._asdict() for gate in gates(daemon)],
+        "starts": {"target": None if view.command else view.target, "command": list(view.command)},
+        "refused": refusal(daemon) or None,
+        "refused_unchecked": refusal(daemon, unchecked=True) or None,
+    }
+
+
+def stage(daemon: Daemon) -> str:
+    """Return how far a recovery is: none, gate, check, start, first_step."""
+    phase = daemon.state.phase
+    if not isinstance(phase, Recovery):
+        return "none"
+    if phase.started_at_s is not None:
+        return "first_step"
+    if phase.tries:
+        return "start"
+    return "gate" if any(gate.open is False for gate in gates(daemon)[:3]) else "check"
+
+
+def gates(daemon: Daemon) -> list[TrainingGate]:
+    """Return utility, countdown, charge and host, in the order in which they are waited for."""
+    return [_utility(daemon), _countdown(daemon), _charge(daemon), _host_check(daemon)]
+
+
+def _utility(daemon: Daemon) -> TrainingGate:
+    policy, feed, now_s = daemon.policy, daemon.state.feed, daemon.clock()
+    if feed.supply is Supply.BATTERY:
+        return TrainingGate("utility", open=False, text="on battery")
+    if feed.supply is Supply.UNKNOWN or not fusion.is_fresh(policy, feed, now_s):
+        hold = f"training starts blind {policy.unknown_hold_s:.0f} s after the return"
+        return TrainingGate("utility", open=False, text=f"not known: no source tells; {hold}")
+    for_s = now_s - feed.since_s
+    if not fusion.is_stable(policy, feed, now_s, stable_s=policy.utility_stable_s):
+        return TrainingGate("utility", open=False, text=f"for {for_s:.0f} s; must hold {policy.utility_stable_s:.0f} s")
+    return TrainingGate("utility", open=True, text=f"for {for_s:.0f} s")
+
+
+def _countdown(daemon: Daemon) -> TrainingGate:
+    off_at_s = sums.power_off_at_s(daemon.state.feed)
+    if off_at_s is None:
+        return TrainingGate("countdown", open=True, text="none runs")
+    left_s = max(0.0, off_at_s - daemon.clock())
+    return TrainingGate("countdown", open=False, text=f"a UPS cuts its output in {left_s:.0f} s")
+
+
+def _charge(daemon: Daemon) -> TrainingGate:
+    policy, state, now_s = daemon.policy, daemon.state, daemon.clock()
+    reading = state.feed.reading
+    told = "not told" if reading is None or reading.charge_pct is None else f"{reading.charge_pct:.0f} %"
+    if because := conditions.may_start(policy, state, now_s):
+        return TrainingGate("charge", open=True, text=f"{told}: {because}")
+    began_s = state.phase.began_s if isinstance(state.phase, Recovery) else state.feed.since_s
+    left_s = policy.charge_hold_s - (now_s - max(began_s, state.feed.since_s))
+    if state.feed.supply is Supply.UTILITY and left_s <= 0.0:
+        return TrainingGate("charge", open=True, text=f"{told}: utility for long, and waiting on would cost more")
+    text = f"{told}: a second outage would cost the checkpoint; waited for at most {max(0.0, left_s):.0f} s of utility"
+    return TrainingGate("charge", open=False, text=text)
+
+
+def _host_check(daemon: Daemon) -> TrainingGate:
+    seen = daemon.returning.seen
+    if seen is None:
+        return TrainingGate("host", open=None, text="not looked at yet")
+    age_s = daemon.clock() - seen.at_s
+    when = "" if age_s < FRESH_S else f" ({age_s / 60:.0f} min ago)"
+    if seen.problems:
+        return TrainingGate("host", open=False, text="; ".join(seen.problems) + when)
+    found = [f"{seen.gpus} GPUs" if seen.gpus else "no GPU that could be asked", f"{seen.folders} folders"]
+    return TrainingGate("host", open=True, text="; ".join((*found, *seen.notes)) + when)
+
+
+def refusal(daemon: Daemon, *, unchecked: bool = False) -> str:
+    """Return why a person's word to start training now is not taken; "" where it is.
+
+    unchecked: the person trains without what the check of the host misses. On battery, and before a cut, nobody's word
+    helps: training would be stopped again at once, or cost the battery that the next stop needs.
+    """
+    phase = daemon.state.phase
+    if not isinstance(phase, Recovery):
+        return f"nothing to recover from: the phase is {phase_name(phase)}"
+    if phase.started_at_s is not None:
+        return "training was started already: its first step is waited for"
+    countdown = _countdown(daemon)
+    if not countdown.open:
+        return f"{countdown.text}: nothing is started before that"
+    if daemon.state.feed.supply is Supply.BATTERY:
+        return "on battery: training would only empty it; it starts by itself once utility is back"
+    if unchecked:
+        return ""
+    host = _host_check(daemon)
+    if host.open is None:
+        return "the host was not looked at yet: ask again in 15 s, or say --unchecked"
+    return host.text if host.open is False else ""

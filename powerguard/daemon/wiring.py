@@ -1,0 +1,670 @@
+"""Dependency wiring: from settings to a running daemon.
+
+First the parts with rules of their own: trap port, network witness, switching a UPS's output off, power-on methods.
+Then `build`, which makes sources and effectors (its table says which effector carries out which kind of action),
+`assemble` for the loop, `services` for its sockets, and `run`.
+"""
+
+import asyncio
+import contextlib
+import ctypes
+import ipaddress
+import os
+import signal
+import socket
+import sys
+import time
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
+from datetime import datetime
+from pathlib import Path
+from typing import TYPE_CHECKING, Final, TypedDict
+
+import structlog
+
+from powerguard.clock import Clock, boot_id, boottime_s
+from powerguard.core.model.actions import (
+    Action,
+    ArmWay,
+    CapPower,
+    CheckHost,
+    CheckWay,
+    ContinueTrainer,
+    Detail,
+    DisarmWay,
+    EnsurePolicy,
+    PauseTrainer,
+    PowerOff,
+    Reboot,
+    RestorePolicy,
+    RestorePower,
+    ResumeTrainer,
+    ResumeTraining,
+    StopTrainer,
+    SyncFilesystems,
+    TerminateTrainer,
+    TriggerCheckpoint,
+    Way,
+)
+from powerguard.core.model.events import Event, NetworkSeen
+from powerguard.core.model.policy import Mode, Policy
+from powerguard.core.model.state import OnBattery, Online, Recovery, Shutdown, State, Supply
+from powerguard.daemon import boots
+from powerguard.daemon.attempt import rest
+from powerguard.daemon.components import Components, Runnable
+from powerguard.daemon.control import admin
+from powerguard.daemon.control.admin import TakenError, alone
+from powerguard.daemon.control.hints import hint_path, serve_hints
+from powerguard.daemon.journal import Journal, Retention
+from powerguard.daemon.log import configure, open_scope
+from powerguard.daemon.loop import Loop
+from powerguard.daemon.observe import http
+from powerguard.daemon.systemd import Notifier, is_host_stopping
+from powerguard.daemon.watchdog_drill import WatchdogDrill
+from powerguard.effectors.base import Effector, Turns, WaysEffector
+from powerguard.effectors.bmc.effector import BmcEffector
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.gpu.effector import GpuEffector
+from powerguard.effectors.host.check import HostCheckEffector
+from powerguard.effectors.host.filesystems import SyncEffector
+from powerguard.effectors.host.power import HostEffector
+from powerguard.effectors.options import BmcOptions, OutputOffOptions
+from powerguard.effectors.signals.effector import TRAINER_SOCKETS, SignalEffector, SignalHelper
+from powerguard.effectors.trainer.effector import TrainerEffector
+from powerguard.effectors.ups_output.effector import Notes, Opening, OutputEffector
+from powerguard.options import Secret, SecretError
+from powerguard.settings.cautions import secrets_in, warnings
+from powerguard.settings.explain import dotted
+from powerguard.settings.load import SettingsError, load
+from powerguard.settings.policy import policy as make_policy
+from powerguard.settings.schema import Settings, SourceOptions, sender
+from powerguard.settings.show import changed
+from powerguard.ups.apcupsd.options import ApcupsdOptions
+from powerguard.ups.base import NamedSource, Source
+from powerguard.ups.network import NetworkWatch
+from powerguard.ups.nut.options import NutOptions
+from powerguard.ups.snmp.options import SnmpOptions
+
+if TYPE_CHECKING:
+    from powerguard.ups.snmp.traps import TrapListener
+
+
+class _Known(TypedDict):
+    """By what a trap may name a card: see `trap.Card`."""
+
+    hosts: tuple[str, ...]
+    communities: tuple[Secret, ...]
+
+
+def trap_names() -> Mapping[str, str]:
+    """Return what the profiles call a trap, by its OID. Reads files."""
+    from powerguard.ups.profiles.load import load_profiles  # noqa: PLC0415 - nothing else here needs the profiles
+
+    names: dict[str, str] = {}
+    for profile in load_profiles().ranked():
+        for oid, word in profile.traps.items():
+            names.setdefault(oid, str(word))
+    return names
+
+
+def trap_listener(
+    settings: Settings, sources: Sequence[tuple[str, str, Source]], *, clock: Clock, wall: Callable[[], float]
+) -> "TrapListener | None":
+    """Return the listener of the settings; None where they set no trap port. Opens nothing yet.
+
+    sources: (ups, source name, poller), of which a hint polls those of the UPS that it names.
+    """
+    if settings.traps is None:
+        return None
+    from powerguard.ups.snmp.traps import Card, TrapListener  # noqa: PLC0415 - a host without traps loads none of it
+
+    def poll(ups: str) -> None:
+        for name, _, source in sources:
+            if name == ups:
+                source.poll_now()
+
+    return TrapListener(
+        settings.traps,
+        cards=[Card(ups=ups, **_known_by(settings, ups)) for ups in dict.fromkeys(ups for ups, _, _ in sources)],
+        poll=poll,
+        clock=clock,
+        wall=wall,
+        names=trap_names,
+    )
+
+
+def _known_by(settings: Settings, ups: str) -> _Known:
+    cards = [options for options in settings.ups[ups].sources if isinstance(options, SnmpOptions)]
+    return {
+        "hosts": tuple(options.host for options in cards),
+        "communities": tuple(options.community for options in cards if options.community is not None),
+    }
+
+
+def network_watch(settings: Settings, *, publish: Callable[[NetworkSeen], None], clock: Clock) -> NetworkWatch | None:
+    """Return what watches the way to our sources; None where it is not wanted, or every source is on this host."""
+    hosts = [options.host for ups in settings.feeding for options in settings.ups[ups].sources]
+    away = [host for host in dict.fromkeys(hosts) if not _is_here(host)]
+    return NetworkWatch(away, publish=publish, clock=clock) if away and settings.network_witness else None
+
+
+def _is_here(host: str) -> bool:
+    try:
+        return ipaddress.ip_address(host).is_loopback
+    except ValueError:
+        return host == "localhost"
+
+
+GUARD_S: Final = 30.0
+"""The output goes off no sooner than this after the host is powered off hard (docs/decisions/0063)."""
+
+
+def output_effector(settings: Settings, *, clock: Clock, boot: str, armed: bool) -> OutputEffector:
+    """Return it, for the UPSes of which this host is the sender. armed: False: it looks, and orders nothing."""
+    outputs = {name: opening for name in settings.feeding if (opening := _opening(settings, name, clock)) is not None}
+    return OutputEffector(
+        outputs,
+        notes=Notes(Path(settings.journal.path).parent),
+        clock=clock,
+        boot=boot,
+        least_s=settings.host.force_after_s + GUARD_S,
+        armed=armed,
+    )
+
+
+def _opening(settings: Settings, name: str, clock: Clock) -> Opening | None:
+    """Make it. What a protocol needs is loaded here, so that a host without it pays nothing (ciphers: 6 MB)."""
+    wanted = settings.ups[name].output_off
+    by = None if wanted is None else sender(settings.ups[name].sources, wanted)
+    if wanted is None or by is None:
+        return None
+    return _by_snmp(by, wanted, clock) if isinstance(by, SnmpOptions) else _by_nut(by, wanted)
+
+
+def _by_snmp(by: SnmpOptions, wanted: OutputOffOptions, clock: Clock) -> Opening:
+    from powerguard.effectors.ups_output import by_snmp  # noqa: PLC0415 - see above
+    from powerguard.ups.snmp import control  # noqa: PLC0415 - see above
+
+    return by_snmp.opening(lambda: control.opened(by, wanted.community), wanted, clock)
+
+
+def _by_nut(by: NutOptions, wanted: OutputOffOptions) -> Opening:
+    from powerguard.effectors.ups_output import by_nut  # noqa: PLC0415 - see above
+    from powerguard.ups.nut import connection  # noqa: PLC0415 - see above
+
+    return by_nut.opening(lambda: connection.opened(by), wanted)
+
+
+def ways_of(
+    settings: Settings, *, clock: Clock, wall: Callable[[], float], boot: str, armed: bool
+) -> dict[Way, Effector]:
+    """Return the effector of each way. armed: False in dry-run: they look, and arm nothing."""
+    ways: dict[Way, Effector] = {}
+    folder = Path(settings.journal.path).parent
+    if outputs_of(settings):
+        ways[Way.OUTPUT] = output_effector(settings, clock=clock, boot=boot, armed=armed)
+    if settings.rtc.kind == "device":
+        from powerguard.effectors.rtc import RtcEffector  # noqa: PLC0415 - likewise
+
+        ways[Way.RTC] = RtcEffector(settings.rtc, kept=folder / "rtc-alarm.json", armed=armed, clock=clock, wall=wall)
+    if settings.sentinel.kind == "http":
+        from powerguard.effectors.sentinel.effector import SentinelEffector  # noqa: PLC0415 - likewise
+
+        feeds = tuple(settings.feeding)
+        ways[Way.SENTINEL] = SentinelEffector(
+            settings.sentinel, feeds=feeds, armed=armed, clock=clock, boot=lambda: boot
+        )
+    if settings.bmc.watchdog:
+        from powerguard.effectors.bmc.watchdog import (  # noqa: PLC0415 - likewise
+            DrillFile,
+            WatchdogEffector,
+        )
+
+        ways[Way.WATCHDOG] = WatchdogEffector(settings.bmc, DrillFile(folder), armed=armed, clock=clock)
+    return ways
+
+
+def outputs_of(settings: Settings) -> tuple[str, ...]:
+    """Return the UPSes whose output this host, and no other, switches off."""
+    return tuple(name for name in settings.feeding if settings.ups[name].output_off is not None)
+
+
+def with_ways(policy: Policy, settings: Settings, ways: dict[Way, Effector], *, checks_host: bool) -> Policy:
+    """Return the policy with what there is to come back by. checks_host: somebody looks at the host after a return."""
+    return replace(
+        policy,
+        ways=tuple(way for way in Way if way in ways),
+        outputs=outputs_of(settings),
+        late_reboot=settings.host.kind == "systemd" and settings.host.late_reboot,
+        checks_host=checks_host,
+    )
+
+
+log = structlog.get_logger()
+
+EX_SETTINGS: Final = 78
+"""sysexits.h EX_CONFIG."""
+EX_TAKEN: Final = 69
+"""sysexits.h EX_UNAVAILABLE."""
+SERVE_RETRY_S: Final = 2.0
+JOURNAL_BYTES_PER_OUTAGE: Final = 500_000
+TRIM_AFTER_S: Final = 10.0
+
+
+class DryRunEffector:
+    """Stands in for an effector in dry-run: it says what would have been done, and does nothing."""
+
+    async def carry_out(self, action: Action) -> Detail:
+        """Record the action."""
+        log.info("dry_run_recorded", action=type(action).__name__, action_id=action.id)
+        return (("dry_run", True),)
+
+
+@dataclass(kw_only=True)
+class Ports:
+    """Everything by which the daemon touches the world; the simulator puts its own in their place.
+
+    sources: makes the pollers. effectors: what replaces, by kind of action, the effectors of the settings. ways: makes
+    the effectors of the ways back; told whether they may arm anything. bmc: makes who keeps the BMC's policy.
+    """
+
+    clock: Clock = boottime_s
+    wall: Callable[[], float] = time.time  # noqa: TID251 - for the journal and for people
+    boot: Callable[[], str] = boot_id
+    host: Callable[[], str] = socket.gethostname
+    spawn: Spawn = run_child
+    sources: Callable[[Settings, Clock], list[tuple[str, str, Source]]] | None = None
+    effectors: dict[type[Action], Effector] = field(default_factory=dict)
+    ways: Callable[[bool], dict[Way, Effector]] | None = None
+    bmc: Callable[[BmcOptions], Effector] | None = None
+
+
+def _sources(settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
+    """Make the pollers of the UPSes that feed this host."""
+    made: list[tuple[str, str, Source]] = []
+    for ups in settings.feeding:
+        for options in settings.ups[ups].sources:
+            source = source_of(options, ups, clock)
+            made.append((ups, source.name, source))
+    return made
+
+
+def source_of(options: SourceOptions, ups: str, clock: Clock) -> NamedSource:
+    """Make one poller. What a kind needs is loaded here, so that a host without it pays nothing (ciphers: 6 MB)."""
+    match options:
+        case SnmpOptions():
+            from powerguard.ups.snmp.source import SnmpSource  # noqa: PLC0415 - see above
+
+            return SnmpSource(options, ups=ups, clock=clock)
+        case NutOptions():
+            from powerguard.ups.nut.source import NutSource  # noqa: PLC0415 - see above
+
+            return NutSource(options, ups=ups, clock=clock)
+        case ApcupsdOptions():
+            from powerguard.ups.apcupsd.source import ApcupsdSource  # noqa: PLC0415 - see above
+
+            return ApcupsdSource(options, ups=ups, clock=clock)
+
+
+def build(
+    settings: Settings,
+    ports: Ports,
+    publish: Callable[[Event], None],
+    *,
+    dry_run: bool = False,
+    state: Callable[[], State] = State,
+    turns: Turns | None = None,
+) -> Components:
+    """Make the parts of a daemon. Touches nothing yet.
+
+    publish: takes what trainers say of themselves. state: what the core remembers at the moment. turns: those of the
+    parts that these replace, whose orders may still be under way.
+    """
+    if dry_run:
+        settings = settings.model_copy(update={"mode": "dry-run"})
+    acts = settings.mode != "dry-run"
+    today = datetime.fromtimestamp(ports.wall()).astimezone().date()
+    policy = make_policy(settings, boot_id=ports.boot(), today=today)
+    # A host that is never powered off must not lose its UPS's output, nor be cycled by its BMC.
+    ways = _ways(settings, ports, armed=policy.powers_off)
+    policy = with_ways(policy, settings, ways, checks_host=CheckHost in ports.effectors or ports.sources is None)
+    trainers = TrainerEffector(
+        settings.trainers,
+        clock=ports.clock,
+        publish=publish,
+        discover_dir=None if settings.trainer_sockets is None else Path(settings.trainer_sockets),
+        discover_uids=settings.trainer_uids,
+        not_trainers=[settings.control.socket],
+        spawn=ports.spawn,
+        helper=SignalHelper(settings.signals.socket),
+        remembered=lambda: [trainer.name for trainer in state().trainers if trainer.alive],
+    )
+    bmc_effector, keeper = _bmc(settings, ports, acts=acts, limit_s=policy.bmc_limit_s)
+    host = HostEffector(settings.host, mode=policy.mode, resume=settings.resume, spawn=ports.spawn, clock=ports.clock)
+    hold: Effector = trainers if acts else DryRunEffector()
+    disks = SyncEffector(checkpoint_dirs(settings), told=lambda: trainers.folders, spawn=ports.spawn, clock=ports.clock)
+    check = _host_check(settings, ports, told=lambda: trainers.folders)
+    relief, watchers = _relief(settings, ports, acts=acts, state=state)
+    effectors: dict[type[Action], Effector] = {
+        **dict.fromkeys((TriggerCheckpoint, PauseTrainer, ResumeTrainer), hold),
+        EnsurePolicy: keeper,
+        RestorePolicy: keeper if acts else DryRunEffector(),
+        SyncFilesystems: disks if acts else DryRunEffector(),
+        **dict.fromkeys((PowerOff, ResumeTraining, Reboot), host),
+        CheckHost: check,
+        **dict.fromkeys((CheckWay, ArmWay, DisarmWay), WaysEffector(ways, turns)),
+        **relief,
+    }
+    watchers |= _watchers(settings, ports, trainers, check, host, policy=policy, publish=publish, state=state)
+    sources = (ports.sources or _sources)(settings, ports.clock)
+    traps = trap_listener(settings, sources, clock=ports.clock, wall=ports.wall)
+    if traps is not None:
+        watchers["traps"] = lambda: _served(f"traps {traps.where}", traps.run, right=_TRAPS_RIGHT)
+    return Components(
+        policy=policy,
+        host_kind=settings.host.kind,
+        bmc_kind=settings.bmc.kind,
+        sources=sources,
+        watchers=watchers,
+        traps=None if traps is None else traps.counts,
+        effectors={**effectors, **ports.effectors},
+        close=trainers.close,
+        resume=settings.resume,
+        check=check,
+        why_on=None if settings.bmc.kind == "none" else bmc_effector.why_on,
+        strangers=lambda: trainers.strangers,
+        host=None if PowerOff in ports.effectors else host,
+    )
+
+
+def _watchers(
+    settings: Settings,
+    ports: Ports,
+    trainers: TrainerEffector,
+    check: HostCheckEffector,
+    host: HostEffector,
+    *,
+    policy: Policy,
+    publish: Callable[[Event], None],
+    state: Callable[[], State],
+) -> dict[str, Runnable]:
+    """Return the tasks that look at trainers, at the host, its power-off and its network, by their names."""
+    watchers: dict[str, Runnable] = {}
+    if TriggerCheckpoint not in ports.effectors:
+        watchers["trainers"] = trainers.watch
+        if policy.mode is not Mode.DRY_RUN:
+            watchers["uploads"] = lambda: trainers.uploads.keep(
+                lambda: is_past_dwell(policy, state(), ports.clock()), rest
+            )
+    if policy.mode is not Mode.DRY_RUN and PowerOff not in ports.effectors:
+        watchers["power-off"] = lambda: host.keep(rest)
+    if ports.sources is not None:
+        return watchers
+    if CheckHost not in ports.effectors:
+        watchers["host"] = lambda: check.keep(
+            lambda: is_calm(state()), lambda: isinstance(state().phase, Recovery), rest
+        )
+    network = network_watch(settings, publish=publish, clock=ports.clock)
+    if network is not None:
+        watchers["network"] = network.run
+    return watchers
+
+
+def _host_check(settings: Settings, ports: Ports, *, told: Callable[[], Iterable[str]]) -> HostCheckEffector:
+    """Return who compares the host with what it was. told: where trainers say that they save."""
+    return HostCheckEffector(
+        settings.resume,
+        folder=Path(settings.journal.path).parent,
+        dirs=checkpoint_dirs(settings),
+        wall=ports.wall,
+        told=told,
+        gpu_socket=settings.gpu.socket,
+        spawn=ports.spawn,
+        clock=ports.clock,
+    )
+
+
+def checkpoint_dirs(settings: Settings) -> list[str]:
+    """Return the folders of checkpoints that the settings name."""
+    named = (each.checkpoint_dir for each in settings.trainers)
+    return [*settings.checkpoint_dirs, *(each for each in named if each is not None)]
+
+
+_TRAPS_RIGHT: Final = "another program listens there, or this host has no such address: see traps.listen and traps.port"
+
+
+def _ways(settings: Settings, ports: Ports, *, armed: bool) -> dict[Way, Effector]:
+    """Return who arms each way back."""
+    if ports.ways is not None:
+        return ports.ways(armed)
+    return ways_of(settings, clock=ports.clock, wall=ports.wall, boot=ports.boot(), armed=armed)
+
+
+def _bmc(settings: Settings, ports: Ports, *, acts: bool, limit_s: float) -> tuple[BmcEffector, Effector]:
+    """Return who asks the BMC, and who keeps its policy. In dry-run it is read: that it is wrong is worth knowing."""
+    options = settings.bmc if acts else settings.bmc.model_copy(update={"policy": "observe"})
+    folder = Path(settings.journal.path).parent
+    observes = not acts and settings.bmc.policy != "observe"
+    asks = BmcEffector(options, spawn=ports.spawn, clock=ports.clock, limit_s=limit_s, folder=folder, dry_run=observes)
+    return asks, asks if ports.bmc is None else ports.bmc(options)
+
+
+def _relief(
+    settings: Settings,
+    ports: Ports,
+    *,
+    acts: bool,
+    state: Callable[[], State],
+) -> tuple[dict[type[Action], Effector], dict[str, Runnable]]:
+    """Return who relieves the battery of load (GPU limits, signals), and what renews the leases of that."""
+    gpu = GpuEffector(settings.gpu)
+    sockets = {each.name: each.socket_path for each in settings.trainers}
+    signals = SignalEffector(settings.signals, sockets=sockets, folder=settings.trainer_sockets or TRAINER_SOCKETS)
+    watchers: dict[str, Runnable] = {}
+    if CapPower not in ports.effectors and acts and settings.gpu.kind != "none":
+        watchers["gpu"] = lambda: gpu.hold(lambda: state().cap is not None, rest)
+    if StopTrainer not in ports.effectors and acts and settings.signals.kind != "none":
+        watchers["signals"] = lambda: signals.hold(lambda: bool(state().signalled), rest)
+    power: Effector = gpu if acts else DryRunEffector()
+    ladder: Effector = signals if acts else DryRunEffector()
+    caps = dict.fromkeys((CapPower, RestorePower), power)
+    stops = dict.fromkeys((StopTrainer, TerminateTrainer, ContinueTrainer), ladder)
+    return {**caps, **stops}, watchers
+
+
+def _unpassed(before: Settings, fresh: Settings) -> list[str]:
+    """Return the credentials that the settings name now and did not before, and that this process has not."""
+    known = {secret.credential for _, secret in secrets_in(before)}
+    unpassed: list[str] = []
+    for _, secret in secrets_in(fresh):
+        if secret.credential is not None and secret.credential not in {*known, *unpassed}:
+            try:
+                secret.read()
+            except SecretError:
+                unpassed.append(secret.credential)
+    return unpassed
+
+
+def assemble(
+    settings: Settings,
+    *,
+    config: Path,
+    dry_run: bool = False,
+    ports: Ports | None = None,
+    journal: Journal | None = None,
+) -> Loop:
+    """Make a daemon that is ready to run. Must be called inside the event loop that will run it."""
+    ports = ports or Ports()
+    made: list[Loop] = []
+    turns: Turns = {}
+    accepted = [settings]
+
+    def publish(event: Event) -> None:
+        if made:
+            made[0].submit(event)
+
+    def state() -> State:
+        return made[0].state if made else State()
+
+    def make(accepted: Settings) -> Components:
+        return build(accepted, ports, publish, dry_run=dry_run, state=state, turns=turns)
+
+    def reload() -> Components:
+        try:
+            fresh = load(config)
+        except SettingsError as error:
+            raise ValueError(str(error)) from error
+        for key in changed(accepted[-1], fresh):
+            log.info("setting_changed", setting=key)
+        if fresh.http != settings.http or fresh.control != settings.control or fresh.journal != settings.journal:
+            log.warning("restart_needed", because="http, control and journal change only with a restart")
+        if unpassed := _unpassed(accepted[-1], fresh):
+            because = f"systemd passes credentials only at the start: {', '.join(unpassed)}"
+            log.warning("restart_needed", because=because, right="systemctl restart powerguard.service")
+        parts = make(fresh)
+        accepted[:] = [fresh]
+        return parts
+
+    if journal is None:
+        path = Path(settings.journal.path)
+        retention = Retention(
+            outages=settings.journal.keep_outages,
+            size_bytes=settings.journal.keep_outages * JOURNAL_BYTES_PER_OUTAGE,
+        )
+        journal = Journal(path, boot_id=ports.boot(), wall=ports.wall, retention=retention)
+    loop = Loop(
+        make(settings),
+        journal,
+        clock=ports.clock,
+        wall=ports.wall,
+        notifier=Notifier.take(),
+        host_name=ports.host(),
+        config_path=str(config),
+        reload=reload,
+    )
+    made.append(loop)
+    return loop
+
+
+def is_past_dwell(policy: Policy, state: State, now_s: float) -> bool:
+    """Say whether an outage has lasted longer than the dwell: from then on the disk and the network are its own."""
+    if isinstance(state.phase, OnBattery):
+        return now_s - state.phase.outage.since_s >= policy.pause_dwell_s
+    return not isinstance(state.phase, Online | Recovery)
+
+
+def is_calm(state: State) -> bool:
+    """Say whether this is a good day: utility, and no outage, return or drill."""
+    return isinstance(state.phase, Online) and state.feed.supply is Supply.UTILITY and state.drill is None
+
+
+def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[str, Runnable]:
+    """Return the tasks that let others look in, and the one that finds out how long the last stop took."""
+    web, control = settings.http, settings.control
+    where = f"http {web.listen} port {web.port}"
+    watchdog = WatchdogDrill(loop, lambda: loop.parts.effectors, spawn=spawn)
+    return {
+        "http": lambda: _served(
+            where,
+            lambda: http.serve_http(loop, listen=web.listen, port=web.port),
+            right="another program listens there, or this host has no such address: see http.listen and http.port",
+        ),
+        "admin socket": lambda: _served(
+            f"control.socket {control.socket}",
+            lambda: admin.serve_admin(loop, path=control.socket, group=control.group, watchdog=watchdog),
+            right="its folder must exist, and the daemon's user must be able to write it",
+        ),
+        "hint socket": lambda: _served(
+            f"hint socket {hint_path(control.socket)}",
+            lambda: serve_hints(loop, path=hint_path(control.socket)),
+            right="it lies beside control.socket, whose folder the daemon's user must be able to write",
+        ),
+        "stops": lambda: boots.measure(loop, spawn),
+        "power-on": lambda: boots.tell(loop, lambda: loop.parts.why_on, spawn),
+        "watchdog drill": watchdog.run,
+    }
+
+
+async def _served(where: str, serve: Runnable, *, right: str) -> None:
+    """Serve; while the address cannot be had, say so once and go on trying. It protects the host all the same."""
+    told = ""
+    while True:
+        try:
+            await serve()
+        except OSError as error:
+            because = f"{where}: {error.strerror or error} ({right})"
+            if because != told:
+                log.error("socket_unavailable", because=because, retry_s=SERVE_RETRY_S)  # noqa: TRY400 - told in full
+            told = because
+        await rest(SERVE_RETRY_S)
+
+
+def give_back_memory() -> None:
+    """Return to the kernel what only starting up has needed (measured: 2.3 MB); where glibc is not, nothing happens."""
+    with contextlib.suppress(OSError, AttributeError):
+        ctypes.CDLL(None).malloc_trim(0)
+
+
+async def run(
+    settings: Settings,
+    *,
+    config: Path,
+    dry_run: bool,
+    ports: Ports | None = None,
+    flush: Callable[[], None] = lambda: None,
+) -> int:
+    """Run a daemon in this loop until SIGTERM or SIGINT. SIGHUP reads the settings anew.
+
+    flush: brings out the log's last lines where we must leave without Python's own end.
+    """
+    open_scope()
+    for caution in warnings(settings, today=datetime.now().astimezone().date()):
+        log.warning("settings_doubtful", setting=dotted(caution.path), because=caution.what)
+    daemon = assemble(settings, config=config, dry_run=dry_run, ports=ports)
+    spawn = (ports or Ports()).spawn
+    async with asyncio.TaskGroup() as tasks:
+        running = asyncio.get_running_loop()
+        running.call_later(TRIM_AFTER_S, give_back_memory)
+        stopping: list[asyncio.Task[None]] = []
+
+        async def stop() -> None:
+            # A foreign shutdown matters on battery only; on utility there is nothing to ask, and in our own shutdown
+            # there is no time: what a reboot is decided by is read at once.
+            host = not isinstance(daemon.state.phase, Online | Shutdown) and await is_host_stopping(spawn)
+            daemon.stop_for_signal(host_stopping=host)
+
+        def on_stop() -> None:
+            if not stopping:
+                stopping.append(tasks.create_task(stop()))
+
+        for number in (signal.SIGTERM, signal.SIGINT):
+            running.add_signal_handler(number, on_stop)
+        running.add_signal_handler(signal.SIGHUP, daemon.reload)
+        try:
+            await daemon.run(services(daemon, settings, spawn))
+        finally:
+            for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
+                running.remove_signal_handler(number)
+        if daemon.abandoned.running:
+            # A task that swallowed its cancellation would hold up our exit for ever, and with it the shutdown.
+            log.error("exit_forced", because=f"{len(daemon.abandoned.running)} tasks never ended")
+            flush()
+            os._exit(0)
+    return 0
+
+
+def main(config: Path, *, dry_run: bool = False) -> int:
+    """Load the settings and run. Returns the exit status: 78 when the settings cannot be used, 69 when one runs."""
+    try:
+        settings = load(config)
+    except SettingsError as error:
+        print(error, file=sys.stderr)  # noqa: T201 - the log is not set up before the settings are read
+        return EX_SETTINGS
+    written = configure(style=settings.log.format, level=settings.log.level)
+    try:
+        with alone(Path(settings.control.socket)):
+            return asyncio.run(run(settings, config=config, dry_run=dry_run, flush=written.close))
+    except TakenError as error:
+        log.error("daemon_refused", because=str(error))  # noqa: TRY400 - told in full
+        written.close()
+        return EX_TAKEN

@@ -1,0 +1,188 @@
+"""The effector for `CheckHost`: after a return, are GPUs, checkpoint storage and newest checkpoint there and good?
+
+What was there before is remembered on good days, in one small file beside the journal. The look itself is a child's
+(`look`): the daemon says what counts, and hears what is missing.
+"""
+
+import asyncio
+import json
+import sys
+from collections.abc import Callable, Iterable, Sequence
+from pathlib import Path
+from typing import Any, Final, NamedTuple
+
+import structlog
+
+from powerguard.clock import Clock, boottime_s
+from powerguard.core.model.actions import Action, CheckHost, Detail
+from powerguard.durable import replace_file
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.options import GPU_SOCKET, ResumeOptions
+from powerguard.fields import clean_text
+
+log = structlog.get_logger()
+
+MEMORY: Final = "host.json"
+"""Beside the journal."""
+LOOK_LIMIT_S: Final = 20.0
+"""For one look of the daemon's own accord: on a good day, and while it waits for the gate."""
+LOOK_EVERY_S: Final = 600.0
+WAIT_EVERY_S: Final = 15.0
+FIRST_LOOK_S: Final = 20.0
+FILE_LIMIT_S: Final = 2.0
+_START_S: Final = 5.0
+"""A child starts in a quarter of a second, and in a few where everything else of a boot starts, too."""
+_MOST_REASON: Final = 2000
+
+
+class HostSeen(NamedTuple):
+    """One look at this host. at_s: when, CLOCK_BOOTTIME. problems: why training must not start.
+
+    notes: what else a person should know. detail: for the journal. memory: what is to be written down of a good day;
+    None where nothing is new.
+    """
+
+    at_s: float
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+    gpus: int = 0
+    folders: int = 0
+    detail: Detail = ()
+    memory: str | None = None
+
+
+class HostCheckEffector:
+    """Carries out `CheckHost`, and remembers what it compares with.
+
+    folder: where `host.json` lies. dirs: folders of checkpoints that the settings name. told: more of them, asked for
+    anew each time: where trainers say that they save. gpu_socket: of powerguard-gpu. wall: for the file, across boots.
+    last: the newest look, for those who ask how things are.
+    """
+
+    def __init__(
+        self,
+        options: ResumeOptions,
+        *,
+        folder: Path,
+        dirs: Sequence[str],
+        wall: Clock,
+        told: Callable[[], Iterable[str]] = tuple,
+        gpu_socket: str = GPU_SOCKET,
+        spawn: Spawn = run_child,
+        clock: Clock = boottime_s,
+    ) -> None:
+        self._options = options
+        self._folder = folder
+        self._dirs = tuple(dirs)
+        self._wall = wall
+        self._told = told
+        self._gpu_socket = gpu_socket
+        self._spawn = spawn
+        self._clock = clock
+        self.last: HostSeen | None = None
+        self._looking: asyncio.Task[HostSeen] | None = None
+
+    async def carry_out(self, action: Action) -> Detail:
+        """Look and compare. Raises EffectorError: what is missing, where, and what would be right.
+
+        Detail: `gpus` (how many), `storage` (each folder, and on what it lies), `newest` (what training would resume
+        from), `notes`: what was passed over, could not be judged, or is else worth a look.
+        """
+        if not isinstance(action, CheckHost):
+            msg = f"the host check carries out CheckHost, not {type(action).__name__}"
+            raise TypeError(msg)
+        seen = await self.look(max(1.0, min(LOOK_LIMIT_S, action.by_s - self._clock() - _START_S - 1.0)))
+        if seen.problems:
+            raise EffectorError(clean_text("; ".join(seen.problems), _MOST_REASON))
+        return seen.detail
+
+    async def look(self, limit_s: float = LOOK_LIMIT_S) -> HostSeen:
+        """Have a look, within limit_s and the start of a child; change nothing. What cannot be looked at is a problem.
+
+        One at a time: who asks during a look gets what it finds.
+        """
+        if self._looking is None:
+            self._looking = asyncio.get_running_loop().create_task(self._look(limit_s))
+            self._looking.add_done_callback(self._looked)
+        return await asyncio.shield(self._looking)
+
+    def _looked(self, look: asyncio.Task[HostSeen]) -> None:
+        self._looking = None
+        if not look.cancelled() and look.exception() is None:
+            self.last = look.result()
+
+    async def _look(self, limit_s: float) -> HostSeen:
+        asked = {
+            "memory": str(self._folder / MEMORY),
+            "dirs": [*self._dirs, *self._told()],
+            "gpu_socket": self._gpu_socket,
+            "verify": self._options.verify,
+            "any_gpus": self._options.gpus == "any",
+            "limit_s": limit_s,
+            "wall_s": self._wall(),
+        }
+        argv = [sys.executable, "-m", "powerguard.effectors.host.look"]
+        try:
+            ended = await self._spawn(argv, limit_s=limit_s + _START_S, stdin=json.dumps(asked).encode())
+        except OSError as error:
+            return self._failed(f"no child can be started ({error.strerror})")
+        if ended.timed_out:
+            return self._failed(f"not done within {limit_s + _START_S:.0f} s: the host is busy, or a disk hangs")
+        try:
+            return self._seen(json.loads(ended.stdout))
+        except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
+            said = ended.stderr.decode("utf-8", "replace").strip().splitlines()
+            return self._failed(f"it broke: {clean_text(said[-1], 200) if said else f'status {ended.returncode}'}")
+
+    def _seen(self, told: dict[str, Any]) -> HostSeen:
+        return HostSeen(
+            at_s=self._clock(),
+            problems=tuple(map(str, told["problems"])),
+            notes=tuple(map(str, told["notes"])),
+            gpus=int(told["gpus"]),
+            folders=int(told["folders"]),
+            detail=tuple((str(name), value) for name, value in told["detail"].items()),
+            memory=told["memory"] if isinstance(told["memory"], str) else None,
+        )
+
+    def _failed(self, because: str) -> HostSeen:
+        return HostSeen(at_s=self._clock(), problems=(f"this host cannot be looked at: {because}",))
+
+    async def keep(
+        self,
+        is_calm: Callable[[], bool],
+        is_waiting: Callable[[], bool],
+        rest: Callable[[float], Any],
+        *,
+        first_s: float = FIRST_LOOK_S,
+    ) -> None:
+        """Look every ten minutes on a good day, and remember it; while the gate waits, look more often; never returns.
+
+        is_calm: utility, and no outage or drill. is_waiting: the host has returned, and training does not run yet.
+        first_s: until the first look on a good day; a daemon's start has better to do.
+        """
+        told: tuple[str, ...] = ()
+        due_s = self._clock() + first_s
+        while True:
+            if is_calm() and self._clock() >= due_s:
+                due_s = self._clock() + LOOK_EVERY_S
+                seen = await self.look()
+                # Still calm: an outage may have begun meanwhile, and taken a switch with it.
+                if is_calm() and seen.memory is not None:
+                    await self._remember(seen.memory)
+                for text in seen.problems:
+                    if text not in told:
+                        log.warning("host_incomplete_beforehand", because=text)
+                told = seen.problems
+            elif is_waiting():
+                await self.look()
+            await rest(WAIT_EVERY_S)
+
+    async def _remember(self, memory: str) -> None:
+        path = self._folder / MEMORY
+        try:
+            async with asyncio.timeout(FILE_LIMIT_S):
+                await asyncio.to_thread(replace_file, path, memory.encode())
+        except (OSError, TimeoutError) as error:
+            log.warning("host_not_remembered", path=str(path), because=str(error) or "the disk hangs")

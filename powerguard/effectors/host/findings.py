@@ -1,0 +1,366 @@
+"""Checks of `powerguard doctor` on the host: does the power-off work, and what would delay a shutdown.
+
+Only looks: a few short-lived children, two seconds each, and an open() of the FIFO that writes nothing.
+
+What `powerguard doctor` and `powerguard recover` look at before training has to start by itself after a power-off.
+
+Would anything be started, and not too early? Is the host what it was on the last good day? Only looks.
+"""
+
+import asyncio
+import json
+import os
+import re
+import shlex
+import shutil
+from collections.abc import Iterable, Mapping, Sequence
+from pathlib import Path
+from typing import Final, Literal, NamedTuple
+
+from powerguard.clock import boot_id
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.host.check import MEMORY
+from powerguard.effectors.host.look import CheckedHost
+from powerguard.effectors.host.power import RESTART_SOCKET, obstacle, open_word, unanswered
+from powerguard.effectors.options import HostOptions, ResumeOptions
+
+LOOK_LIMIT_S: Final = 2.0
+PATIENT_DELAY_S: Final = 10.0
+"""logind's own InhibitDelayMaxSec is 5 s; unattended-upgrades sets 30 s on Debian and Ubuntu (measured: 30.2 s)."""
+
+NAMED_UNITS: Final = 5
+NAMED_LETTERS: Final = 40
+HELPER: Final = "powerguard-off.service"
+LAST_STEP: Final = "/usr/lib/systemd/system-shutdown/powerguard"
+"""Where systemd/powerguard-shutdown is installed."""
+
+LOGIND: Final = ("org.freedesktop.login1", "/org/freedesktop/login1", "org.freedesktop.login1.Manager")
+UPGRADES: Final = "unattended-upgrades.service"
+TRUE: Final = frozenset({"true", "1", "yes", "on"})
+"""The words that apt takes for true."""
+
+REHEARSALS: Final = ("POWERGUARD_OFF_RECORD=", "POWERGUARD_OFF_TOOLS=", "POWERGUARD_UNDER_TEST=")
+"""With one of these in its environment powerguard-off does not act."""
+
+UNIT_S: Final[Mapping[str, float]] = {
+    "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
+    "month": 2629800.0, "y": 31557600.0,
+}  # fmt: skip
+SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|min|h|d|w|month|y)")
+
+
+class Finding(NamedTuple):
+    """One line of doctor. fix: one line that an operator can act on; empty when there is nothing to do."""
+
+    name: str
+    verdict: Literal["PASS", "WARN", "FAIL"]
+    text: str
+    fix: str = ""
+
+
+class Lock(NamedTuple):
+    """A lock of logind that holds shutdowns up: who holds it, and whether it blocks or only delays."""
+
+    who: str
+    mode: str
+
+
+async def findings(options: HostOptions, *, spawn: Spawn = run_child, last_step: str = LAST_STEP) -> list[Finding]:
+    """Look, and say what was found. Never raises for what it finds; takes a few seconds at most.
+
+    last_step: where the hook lies that ends a power-off in a reboot.
+    """
+    async with asyncio.TaskGroup() as group:
+        locks = group.create_task(_locks(spawn))
+        delay_s = group.create_task(_delay_s(spawn))
+        units = group.create_task(services(spawn))
+        helper = group.create_task(_look(spawn, "systemctl", "show", HELPER, "--property=LoadState,Environment"))
+        upgrades = group.create_task(_look(spawn, "apt-config", "dump"))
+    told = _properties(helper.result() or "")
+    return [
+        _way(options),
+        *await _helper(options, told),
+        *_last_step(options, last_step),
+        _inhibitors(options, delay_s.result(), locks.result()),
+        *_slow_stops(options, units.result(), told.get("Environment", "")),
+        *_upgrades(units.result(), upgrades.result()),
+        *_kubelet(options, locks.result()),
+    ]
+
+
+def _way(options: HostOptions) -> Finding:
+    name = "host.power_off"
+    if options.kind == "command":
+        program = options.command[0]
+        if Path(program).is_absolute() and os.access(program, os.X_OK):
+            return Finding(name, "PASS", f"{program} powers this host off; nothing forces it at a deadline")
+        fix = "name an executable by its absolute path in host.command"
+        return Finding(name, "FAIL", f"{program}: is not an executable by absolute path", fix)
+    try:
+        os.close(open_word(options.fifo))
+    except EffectorError as error:
+        if os.geteuid() != 0 and "may not write" in str(error):
+            fix = "run doctor as root or as powerguard"
+            return Finding(name, "WARN", f"{options.fifo}: only powerguard may look: not checked", fix)
+        return Finding(name, "FAIL", str(error), RESTART_SOCKET)
+    forced = f"forced {options.force_after_s:g} s after the order"
+    return Finding(name, "PASS", f"powerguard-off listens on {options.fifo}; {forced}")
+
+
+async def _helper(options: HostOptions, told: Mapping[str, str]) -> list[Finding]:
+    """Look behind the FIFO: a listening socket says nothing of a helper that is masked, or left in a rehearsal.
+
+    Where this user may write to the FIFO, the helper is asked for an answer, by a word that does nothing.
+    """
+    if options.kind != "systemd":
+        return []
+    name = "host.helper"
+    if "LoadState" not in told:
+        return [Finding(name, "WARN", f"cannot ask systemd about {HELPER}", "is this a systemd host?")]
+    if told["LoadState"] != "loaded":
+        fix = "powerguard install" if told["LoadState"] == "not-found" else f"systemctl unmask {HELPER}"
+        return [Finding(name, "FAIL", f"{HELPER}: {told['LoadState']}", fix)]
+    if any(word in told.get("Environment", "") for word in REHEARSALS):
+        text = f"{HELPER} is set to rehearse: it records, and does not power off"
+        return [Finding(name, "FAIL", text, f"systemctl revert {HELPER}")]
+    if obstacle(options):  # Another check says what it is, or this user may not write there.
+        return [Finding(name, "PASS", f"{HELPER} is installed; it was not asked")]
+    if because := await unanswered(options, boot=boot_id()):
+        return [Finding(name, "FAIL", because, f"journalctl -u {HELPER}")]
+    return [Finding(name, "PASS", f"{HELPER} answers, and would act")]
+
+
+def _last_step(options: HostOptions, path: str) -> list[Finding]:
+    if options.kind != "systemd":
+        return []
+    name = "host.last_step"
+    if os.access(path, os.X_OK):
+        return [Finding(name, "PASS", "a power-off can end in a reboot when utility returns during it")]
+    text = f"{path}: is not there or not executable: utility that returns during a power-off leaves this host off"
+    return [Finding(name, "WARN", text, "powerguard install")]
+
+
+async def _look(spawn: Spawn, *argv: str) -> str | None:
+    """Return what a program says, None when it cannot be asked."""
+    try:
+        ended = await spawn(argv, limit_s=LOOK_LIMIT_S)
+    except OSError:
+        return None
+    return None if ended.timed_out or ended.returncode != 0 else ended.stdout.decode("utf-8", "replace")
+
+
+async def _delay_s(spawn: Spawn) -> float | None:
+    said = await _look(spawn, "busctl", "get-property", *LOGIND, "InhibitDelayMaxUSec")
+    match (said or "").split():
+        case ["t", microseconds] if microseconds.isdecimal():
+            return int(microseconds) / 1e6
+        case _:
+            return None
+
+
+async def _locks(spawn: Spawn) -> list[Lock]:
+    """Ask logind who holds shutdowns up at this moment; nobody where it cannot be asked."""
+    said = await _look(spawn, "busctl", "--json=short", "call", *LOGIND, "ListInhibitors")
+    try:
+        ((*held,),) = json.loads(said or "null")["data"]
+        told = [[str(word) for word in lock[:4]] for lock in held]
+        return [
+            Lock(who=who[:NAMED_LETTERS], mode=mode) for what, who, _, mode in told if "shutdown" in what.split(":")
+        ]
+    except (ValueError, KeyError, TypeError, RecursionError):
+        return []
+
+
+def _inhibitors(options: HostOptions, delay_s: float | None, locks: Iterable[Lock]) -> Finding:
+    name = "host.inhibitors"
+    if delay_s is None:
+        text = "cannot ask logind how long delay locks may hold a shutdown up"
+        return Finding(name, "WARN", text, "is logind running?")
+    held = _named({lock.who for lock in locks if lock.mode == "delay"})
+    by = f" (held now by {held})" if held else ""
+    if delay_s <= PATIENT_DELAY_S:
+        return Finding(name, "PASS", f"delay locks may hold a shutdown up for at most {delay_s:g} s{by}")
+    text = f"delay locks may hold a shutdown up for {delay_s:g} s{by}"
+    if options.kind == "systemd":
+        return Finding(name, "PASS", f"{text}; powerguard-off does not wait for them, other shutdowns do")
+    fix = "use host.kind: systemd, or set InhibitDelayMaxSec=5 in /etc/systemd/logind.conf.d/powerguard.conf"
+    return Finding(name, "WARN", text, fix)
+
+
+async def services(spawn: Spawn) -> list[dict[str, str]] | None:
+    """Return Id, TimeoutStopUSec and KillMode of every active service; None where systemd cannot be asked."""
+    properties = "--property=Id,TimeoutStopUSec,KillMode"
+    said = await _look(spawn, "systemctl", "show", "--type=service", "--state=active", properties, "*")
+    return None if said is None else [_properties(block) for block in said.split("\n\n") if "Id=" in block]
+
+
+def _slow_stops(options: HostOptions, units: list[dict[str, str]] | None, environment: str) -> list[Finding]:
+    if units is None:
+        text = "cannot ask systemd how long its units may take to stop"
+        return [Finding("host.stop", "WARN", text, "is this a systemd host?")]
+    slow = [unit["Id"] for unit in units if seconds(unit.get("TimeoutStopUSec", "")) > options.force_after_s]
+    loose = {unit["Id"] for unit in units if unit.get("KillMode") in {"process", "none"}}
+    known = loose & set(named_to_kill(environment)) if options.kind == "systemd" else set()
+    limit = f"{options.force_after_s:g} s"
+    found = [Finding("host.stop", "PASS", f"{len(units)} active services may stop within force_after_s ({limit})")]
+    if slow:
+        text = f"may take longer to stop than force_after_s ({limit}) and are then killed: {_named(slow)}"
+        found = [Finding("host.stop", "WARN", text, "lower their TimeoutStopSec=, or raise host.force_after_s")]
+    if loose - known:
+        text = "leave processes behind when stopped (KillMode=process): up to 90 s more at the end: "
+        text += _named(loose - known)
+        fix = (
+            "set KillMode=mixed where a service allows it, or name it in POWERGUARD_OFF_KILL (docs/guides/power-off.md)"
+        )
+        found.append(Finding("host.kill_mode", "WARN", text, fix))
+    elif known:
+        text = f"what these leave behind when stopped is killed at the deadline at the latest: {_named(known)}"
+        found.append(Finding("host.kill_mode", "PASS", text))
+    return found
+
+
+def named_to_kill(environment: str) -> list[str]:
+    """Return the units of POWERGUARD_OFF_KILL; environment: as `systemctl show` prints it, quoted like a shell's."""
+    try:
+        words = shlex.split(environment)
+    except ValueError:
+        return []
+    lists = [word.partition("=")[2] for word in words if word.startswith("POWERGUARD_OFF_KILL=")]
+    return lists[-1].split() if lists else []
+
+
+def _upgrades(units: Iterable[Mapping[str, str]] | None, said: str | None) -> list[Finding]:
+    """Look at unattended-upgrades where it runs: dpkg that is killed in its work leaves a host that may not boot."""
+    if UPGRADES not in {unit["Id"] for unit in units or ()}:
+        return []
+    name = "host.upgrades"
+    options = dict(re.findall(r'^Unattended-Upgrade::(\w+) "([^"]*)";$', said or "", re.MULTILINE))
+    if options.get("InstallOnShutdown", "").lower() in TRUE:
+        text = "unattended-upgrades installs during every shutdown, and is killed at the deadline in the middle of it"
+        return [Finding(name, "WARN", text, 'set Unattended-Upgrade::InstallOnShutdown "false" in /etc/apt/apt.conf.d')]
+    if options.get("MinimalSteps", "true").lower() not in TRUE:
+        text = "unattended-upgrades does not stop between two packages, and is killed at the deadline"
+        return [Finding(name, "WARN", text, 'set Unattended-Upgrade::MinimalSteps "true" in /etc/apt/apt.conf.d')]
+    return [Finding(name, "PASS", "unattended-upgrades stops between two packages when the host does")]
+
+
+def _kubelet(options: HostOptions, locks: Iterable[Lock]) -> list[Finding]:
+    """Tell of kubelet's graceful node shutdown: it is a delay lock, and powerguard-off waits for none."""
+    if options.kind != "systemd" or not any(lock.who == "kubelet" and lock.mode == "delay" for lock in locks):
+        return []
+    text = "kubelet's graceful node shutdown is not waited for: pods are ended without their grace period"
+    fix = "let training in pods be told by powerguard itself (docs/guides/trainers.md)"
+    return [Finding("host.kubelet", "WARN", text, fix)]
+
+
+def _properties(block: str) -> dict[str, str]:
+    return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+
+
+def _named(units: Iterable[str]) -> str:
+    names = sorted(units)
+    more = f" and {len(names) - NAMED_UNITS} more" if len(names) > NAMED_UNITS else ""
+    return ", ".join(names[:NAMED_UNITS]) + more
+
+
+def seconds(span: str) -> float:
+    """Return the seconds of a time span as systemctl prints it ("1min 30s"); inf for infinity, 0 for what is none."""
+    if span.strip() == "infinity":
+        return float("inf")
+    return sum(float(number) * UNIT_S[unit] for number, unit in SPAN.findall(span))
+
+
+MOST_UNITS: Final = 32
+_ALLOWED: Final = "powerguard-resume.target"
+"""Units that powerguard's polkit rule lets the daemon start."""
+_EARLY: Final = frozenset({"multi-user.target", "graphical.target", "default.target", "basic.target"})
+UNITS: Final = "/etc/systemd/system"
+_GUIDE: Final = "docs/guides/return.md"
+_PROPERTIES: Final = "--property=Id,LoadState,WantedBy,RequiredBy,Wants,Requires"
+
+
+async def target(options: ResumeOptions, *, spawn: Spawn = run_child) -> list[Finding]:
+    """Look at what starts training: would it start anything, and would that not have started long before the gate?"""
+    name = "resume.target"
+    if options.command:
+        program = options.command[0]
+        if shutil.which(program) is None:
+            return [Finding(name, "FAIL", f"{program}: no such program, or not executable", "correct resume.command")]
+        return [Finding(name, "PASS", f"training is started by {program}")]
+    unit = options.target
+    told = await _show(spawn, unit)
+    if told is None or unit not in told:
+        return [Finding(name, "WARN", f"cannot ask systemd about {unit}", "is this a systemd host?")]
+    mine = told[unit]
+    if mine.get("LoadState") != "loaded":
+        fix = f"install systemd/{_ALLOWED} ({_GUIDE})" if unit == _ALLOWED else "correct resume.target"
+        return [Finding(name, "FAIL", f"{unit}: {mine.get('LoadState') or 'not known'}: nothing starts training", fix)]
+    found = []
+    if unit != _ALLOWED:
+        text = f"{unit}: the polkit rule that comes with powerguard does not let the daemon start it"
+        found.append(Finding(name, "WARN", text, f"name it in /etc/polkit-1/rules.d/50-powerguard.rules ({_GUIDE})"))
+    if unit.endswith(".service"):
+        return found or [Finding(name, "PASS", f"training is started by {unit}")]
+    units = [each for key in ("Wants", "Requires") for each in mine.get(key, "").split() if "." in each][:MOST_UNITS]
+    if not units:
+        text = f"{unit} wants nothing: after a power-off no training would be started"
+        fix = f"WantedBy={unit} in the [Install] of what trains, then systemctl enable it"
+        return [*found, Finding(name, "FAIL", text, fix)]
+    wanted = list(_wanted(units, await _show(spawn, *units) or {}, unit))
+    return [*found, *(wanted or [Finding(name, "PASS", f"{unit} starts {', '.join(units[:5])}")])]
+
+
+def _wanted(units: Sequence[str], told: Mapping[str, Mapping[str, str]], by: str) -> list[Finding]:
+    """Say what is wrong with what the target wants."""
+    found = []
+    for unit in units:
+        its = told.get(unit, {})
+        if its.get("LoadState") not in (None, "loaded"):
+            text = f"{by} wants {unit}, which is {its['LoadState']}: it would not be started"
+            fix = "name what trains: powerguard install --resume-unit UNIT"
+            if its["LoadState"] == "masked":
+                fix = f"systemctl unmask {unit}, or {fix}"
+            elif its["LoadState"] == "not-found":
+                fix = f"write {UNITS}/{unit} and systemctl daemon-reload, or {fix}"
+            else:
+                fix = f"systemctl status {unit}; correct it, then systemctl daemon-reload"
+            found.append(Finding("resume.target", "FAIL", text, fix))
+        early = _EARLY & {*its.get("WantedBy", "").split(), *its.get("RequiredBy", "").split()}
+        if early:
+            text = f"{unit} is wanted by {', '.join(sorted(early))} as well: it starts at boot, before the gate"
+            found.append(Finding("resume.target", "WARN", text, f"WantedBy={by} alone, then systemctl reenable {unit}"))
+    return found
+
+
+async def _show(spawn: Spawn, *units: str) -> dict[str, dict[str, str]] | None:
+    """Ask systemd about units; None where it cannot be asked."""
+    try:
+        ended = await spawn(["systemctl", "show", _PROPERTIES, "--", *units], limit_s=LOOK_LIMIT_S)
+    except OSError:
+        return None
+    if ended.timed_out or ended.returncode != 0:
+        return None
+    blocks = ended.stdout.decode("utf-8", "replace").split("\n\n")
+    read = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]
+    return {each["Id"]: each for each in read if "Id" in each}
+
+
+def host(checked: CheckedHost, folder: Path) -> list[Finding]:
+    """Say how the host compares with what is remembered. folder: where that is kept."""
+    verdict, before = checked.verdict, checked.before
+    found = [Finding("resume.host", "FAIL", text, _GUIDE) for text in verdict.problems]
+    found += [Finding("resume.host", "WARN", text, _GUIDE) for text in verdict.notes]
+    if not folder.exists():
+        text = f"{folder}: no such folder: nothing is remembered of this host yet"
+        found.append(Finding("resume.host", "WARN", text, "see the finding `journal`"))
+    elif not os.access(folder, os.R_OK | os.X_OK):
+        text = f"{folder}: cannot be read: what is remembered of this host is not compared"
+        found.append(Finding("resume.host", "WARN", text, "run doctor as root or as powerguard"))
+    elif not before.gpus and not before.places:
+        text = f"{folder / MEMORY}: nothing is remembered yet: an unmounted storage or a missing GPU could not be told"
+        found.append(Finding("resume.host", "WARN", text, "let the daemon run for a minute on utility"))
+    if found:
+        return found
+    gpus, places = len(checked.look.gpus.there), len(checked.look.places)
+    return [Finding("resume.host", "PASS", f"as remembered: GPUs {gpus}, folders of checkpoints {places}")]

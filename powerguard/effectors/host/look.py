@@ -1,0 +1,615 @@
+"""Looks at this host and compares it with what it was: the child of the daemon's `CheckHost`, and doctor's own eyes.
+
+    python -m powerguard.effectors.host.look        what to look at is a line of JSON on stdin, and so is the answer
+
+Nothing here touches a folder of checkpoints or the NVIDIA driver: both hang when they are ill. Folders are looked at by
+children that are killed at their limit, one for each folder and never two; GPUs by the root helper powerguard-gpu, or,
+where it is not installed, by the same program as a child. It is a process of its own so that the daemon carries neither
+this code nor its faults.
+
+Is this host what it was before the outage? What was remembered of a good day, what is seen now, and the verdict.
+
+Pure: nothing here looks at anything. A *problem* is why training must not start; a *note* is what a person should know.
+"""
+
+import asyncio
+import contextlib
+import errno
+import json
+import os
+import sys
+from collections.abc import Mapping, Sequence
+from dataclasses import asdict, dataclass, field, replace
+from hashlib import sha256
+from pathlib import Path
+from typing import Any, Final
+
+from powerguard.clock import Clock, boottime_s
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.host.filesystems import mount_of
+from powerguard.effectors.options import GPU_SOCKET
+from powerguard.effectors.root_client import RootHelper
+from powerguard.fields import clean_text
+
+SCHEMA: Final = "powerguard.host/v1"
+ANYWAY: Final = "`powerguard recover --unchecked` trains without it"
+_NAMED: Final = 4
+_CLOSED: Final = frozenset({errno.EACCES, errno.EPERM})
+_ABSENT: Final = frozenset({errno.ENOENT, errno.ENOTDIR})
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostGpu:
+    """One GPU by its UUID and its model."""
+
+    uuid: str
+    name: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Gpus:
+    """The GPUs as they are now. because: why they cannot be asked, "" where they can. faults: of single ones.
+
+    cards: NVIDIA devices that the kernel lists, whoever may ask them.
+    """
+
+    there: tuple[HostGpu, ...] = ()
+    faults: tuple[str, ...] = ()
+    worn: tuple[str, ...] = ()
+    because: str = ""
+    cards: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Mounted:
+    """On what a folder lies, as the kernel lists it.
+
+    point, kind, source: such as /data, nfs4, nas:/export. on_root: on the file system of "/" itself. writable: the file
+    system, whatever this mount of it allows. fsid: of statvfs(3), None where it was not asked; not every file system
+    keeps it over a reboot.
+    """
+
+    point: str
+    kind: str
+    source: str
+    on_root: bool
+    writable: bool = True
+    fsid: int | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ResumePoint:
+    """What training would resume from in a folder: as `look_child.JobCheckpoint`."""
+
+    job: str
+    root: str
+    step: int | None
+    path: str
+    state: str
+    passed: int = 0
+    passed_over: tuple[str, ...] = ()
+    because: str = ""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class FolderLook:
+    """A folder of checkpoints as it is now. errno, because: why it cannot be looked at; late: it did not answer.
+
+    real: where it really lies, with symbolic links followed. mounted: None where the kernel does not list its mounts.
+    """
+
+    real: str
+    mounted: Mounted | None
+    jobs: tuple[ResumePoint, ...] = ()
+    errno: int = 0
+    because: str = ""
+    late: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RememberedFolder:
+    """A folder as it was remembered. told_at: wall time at which it last counted as one where something is saved."""
+
+    real: str
+    mounted: Mounted | None
+    steps: Mapping[str, int]
+    told_at: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostMemory:
+    """The host as it was on a good day."""
+
+    gpus: tuple[HostGpu, ...] = ()
+    places: Mapping[str, RememberedFolder] = field(default_factory=dict)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostView:
+    """The host as it is now. at_s: CLOCK_BOOTTIME."""
+
+    at_s: float
+    gpus: Gpus
+    places: Mapping[str, FolderLook]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class HostVerdict:
+    """problems: why training must not start. notes: what else there is to say."""
+
+    problems: tuple[str, ...] = ()
+    notes: tuple[str, ...] = ()
+
+
+def judge(before: HostMemory, now: HostView, *, any_gpus: bool = False) -> HostVerdict:
+    """Compare. any_gpus: the settings say that fewer are as good."""
+    problems, notes = _gpus(before.gpus, now.gpus)
+    if any_gpus:
+        problems, notes = [], [*problems, *notes]
+    for folder, place in now.places.items():
+        kept = before.places.get(folder)
+        wrong = _storage(folder, kept, place)
+        if wrong and place.errno in _CLOSED and "lies on" not in wrong:
+            notes.append(f"{wrong}: judged by its mount alone")
+        elif wrong and place.errno in _ABSENT and kept is None:
+            notes.append(f"{wrong} (it was never seen there)")
+        elif wrong:
+            problems.append(wrong)
+        notes += [text for found in place.jobs for text in _said(found)]
+    problems += _gone(before, now)
+    return HostVerdict(problems=tuple(problems), notes=tuple(notes))
+
+
+# --- GPUs -------------------------------------------------------------------------------------------------------------
+
+
+def _gpus(before: Sequence[HostGpu], now: Gpus) -> tuple[list[str], list[str]]:
+    notes = [f"{text}: its memory cannot be mended any more; exchange it" for text in now.worn]
+    if now.because:
+        if not before:
+            text = f"{now.cards} NVIDIA devices are here, and cannot be asked: {now.because}; not compared"
+            return [], [text] if now.cards else []
+        return [f"{_count(before)} here, and none can be asked now: {now.because}; {ANYWAY}"], notes
+    problems = [f"{text}; {ANYWAY}" for text in now.faults]
+    there = {gpu.uuid for gpu in now.there}
+    missing = [gpu for gpu in before if gpu.uuid not in there]
+    if len(now.there) + len(now.faults) < len(before):
+        named = ", ".join(f"{gpu.uuid} ({gpu.name})" for gpu in missing[:_NAMED])
+        more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
+        problems.append(
+            f"{len(now.there)} of {len(before)} GPUs are there: {named}{more} is missing (nvidia-smi; dmesg; reseat "
+            f"it, or cut its power once more); {ANYWAY}"
+        )
+    elif missing and not now.faults:
+        notes.append(f"as many GPUs as before, but not the same: {', '.join(g.uuid for g in missing[:_NAMED])} is gone")
+    return problems, notes
+
+
+def _count(gpus: Sequence[HostGpu]) -> str:
+    return "one GPU was" if len(gpus) == 1 else f"{len(gpus)} GPUs were"
+
+
+# --- Storage ----------------------------------------------------------------------------------------------------------
+
+
+def _storage(folder: str, kept: RememberedFolder | None, now: FolderLook) -> str:
+    """Say what is wrong with a folder, "" where nothing is."""
+    was = None if kept is None else kept.mounted
+    if was is not None and now.mounted is not None and not _same(was, now.mounted):
+        return (
+            f"{folder}: lies on {_named(now.mounted)}, and was on {_named(was)}: it is not mounted (systemctl status "
+            f"'*.mount'; mount {was.point}); {ANYWAY}"
+        )
+    if now.because:
+        what = "it does not answer" if now.late else "it cannot be read"
+        return f"{folder}: {what}: {now.because}"
+    if was is not None and now.mounted is not None and was.writable and not now.mounted.writable:
+        return f"{folder}: {_named(now.mounted)} is read-only, and was not: no checkpoint can be saved (dmesg; fsck)"
+    return ""
+
+
+def _same(was: Mounted, now: Mounted) -> bool:
+    """Say whether a folder lies where it lay: on the same file system, or at least below the same mount point.
+
+    A device may have another name after a reboot, and an id from it. What counts against it either way: a folder that
+    had a file system of its own, and lies on that of "/" now, is the empty one below it.
+    """
+    if was.on_root != now.on_root:
+        return False
+    return was.point == now.point or (was.fsid is not None and was.fsid == now.fsid)
+
+
+def _named(mounted: Mounted) -> str:
+    return f"{mounted.point} ({mounted.kind}, {mounted.source})"
+
+
+def _gone(before: HostMemory, now: HostView) -> list[str]:
+    """Say which jobs have nothing left to resume from, in any folder: their training would begin anew."""
+    there = {key_of(found) for place in now.places.values() for found in place.jobs if found.path}
+    problems = []
+    for folder, kept in before.places.items():
+        place = now.places.get(folder)
+        if place is None or place.because:
+            continue  # nobody asks for it any more, or it is told that it cannot be read
+        for key, step in kept.steps.items():
+            if key not in there and not _storage(folder, kept, place):
+                torn = [found for found in place.jobs if found.passed]
+                why = f"; passed over: {'; '.join(torn[0].passed_over[:2])}" if torn else ""
+                problems.append(
+                    f"{folder}: nothing is left to resume {key or 'training'} from, and step {step} was there{why}: "
+                    f"bring it back (powerguard checkpoints list {folder}); {ANYWAY}"
+                )
+    return problems
+
+
+def key_of(found: ResumePoint) -> str:
+    """Name a job: as its manifests do, else by its folder."""
+    return found.job or found.root
+
+
+def _said(found: ResumePoint) -> list[str]:
+    """What a person should know of a checkpoint; most often nothing."""
+    said = []
+    name = f"{found.job or found.root}"
+    if found.passed and found.path:
+        torn = "; ".join(found.passed_over[:2])
+        said.append(f"{name}: {found.passed} newer passed over ({torn}): resume takes {_step(found)}")
+    elif found.passed:
+        said.append(f"{name}: {found.because}: {'; '.join(found.passed_over[:2])}")
+    if found.path and found.state == "not_judged":
+        said.append(f"{name}: {found.path} has no seal: whether it is whole is not known")
+    elif found.path and found.because:
+        said.append(f"{name}: {_step(found)}: {found.because}")
+    return said
+
+
+def _step(found: ResumePoint) -> str:
+    return found.path if found.step is None else f"step {found.step}"
+
+
+# --- Remembering ------------------------------------------------------------------------------------------------------
+
+
+def remembered(before: HostMemory, now: HostView, told: Sequence[str], *, wall_s: float, keep_s: float) -> HostMemory:
+    """Return what is to be remembered after a look on a good day. What looks wrong stays as it was.
+
+    told: folders that count now; others are forgotten keep_s after they last did.
+    """
+    gpus = before.gpus if now.gpus.because or now.gpus.faults else now.gpus.there
+    places = {}
+    for folder, place in now.places.items():
+        kept = before.places.get(folder)
+        told_at = wall_s if folder in told or kept is None else kept.told_at
+        if not 0.0 <= wall_s - told_at <= keep_s:
+            continue
+        # An empty folder in place of a mount is nothing to remember; one to which the checkpoints have moved is.
+        if _storage(folder, kept, place) and not _is_used(place) and place.errno not in _CLOSED:
+            if kept is not None:
+                places[folder] = kept
+            continue
+        steps = {key_of(found): found.step for found in place.jobs if found.path and found.step is not None}
+        places[folder] = RememberedFolder(real=place.real, mounted=place.mounted, steps=steps, told_at=told_at)
+    return HostMemory(gpus=gpus, places=places)
+
+
+def _is_used(place: FolderLook) -> bool:
+    return any(found.path for found in place.jobs)
+
+
+def to_json(memory: HostMemory) -> str:
+    """Write it down."""
+    places = {folder: asdict(kept) for folder, kept in memory.places.items()}
+    return json.dumps({"schema": SCHEMA, "gpus": [asdict(gpu) for gpu in memory.gpus], "places": places})
+
+
+def from_json(text: str) -> HostMemory:
+    """Read it, and believe nothing else. Raises ValueError."""
+    try:
+        told: dict[str, Any] = json.loads(text)
+        if told["schema"] != SCHEMA:
+            raise ValueError(told["schema"])
+        gpus = tuple(HostGpu(uuid=str(each["uuid"]), name=str(each["name"])) for each in told["gpus"])
+        places = {str(folder): _kept(each) for folder, each in told["places"].items()}
+    except (KeyError, TypeError, AttributeError, RecursionError) as error:
+        raise ValueError(type(error).__name__) from error
+    return HostMemory(gpus=gpus, places=places)
+
+
+def _kept(told: Mapping[str, Any]) -> RememberedFolder:
+    mounted = told["mounted"]
+    return RememberedFolder(
+        real=str(told["real"]),
+        mounted=None if mounted is None else _mounted(mounted),
+        steps={str(job): int(step) for job, step in told["steps"].items()},
+        told_at=float(told["told_at"]),
+    )
+
+
+def _mounted(told: Mapping[str, Any]) -> Mounted:
+    return Mounted(
+        point=str(told["point"]),
+        kind=str(told["kind"]),
+        source=str(told["source"]),
+        on_root=told["on_root"] is True,
+        writable=told["writable"] is True,
+        fsid=None if told["fsid"] is None else int(told["fsid"]),
+    )
+
+
+GPU_LIMIT_S: Final = 6.0
+FORGOTTEN_S: Final = 86400.0
+"""A folder is compared for this long after it last counted as one where a trainer saves."""
+FILE_LIMIT_S: Final = 2.0
+MOST_MEMORY_BYTES: Final = 1 << 20
+_MOUNTS: Final = Path("/proc/self/mountinfo")
+_PCI: Final = Path("/sys/bus/pci/devices")
+_NVIDIA: Final = "0x10de"
+_TOLD: Final = 1000
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class CheckedHost:
+    """One look and what came of it."""
+
+    look: HostView
+    verdict: HostVerdict
+    before: HostMemory
+
+
+class HostLook:
+    """Looks, compares, and says what is worth remembering.
+
+    memory: the file of what is remembered. dirs: folders of checkpoints that count now; those that are remembered are
+    looked at as well. gpu_socket: of powerguard-gpu; where nobody has put one, a child asks NVML. verify, any_gpus: as
+    the settings' `resume.verify` and `resume.gpus`.
+    """
+
+    def __init__(
+        self,
+        *,
+        memory: Path,
+        dirs: Sequence[str],
+        gpu_socket: str = GPU_SOCKET,
+        verify: str = "manifest",
+        any_gpus: bool = False,
+        spawn: Spawn = run_child,
+        clock: Clock = boottime_s,
+        mounts: Path = _MOUNTS,
+        pci: Path = _PCI,
+    ) -> None:
+        self._memory = memory
+        self._dirs = tuple(os.path.normpath(each) for each in dirs)
+        self._verify = verify
+        self._any_gpus = any_gpus
+        self._helper = RootHelper(
+            name="powerguard-gpu", socket=gpu_socket, real=GPU_SOCKET, hangs="powerguard-gpu or the NVIDIA driver hangs"
+        )
+        self._spawn = spawn
+        self._clock = clock
+        self._mounts = mounts
+        self._pci = pci
+
+    async def look(self, limit_s: float) -> CheckedHost:
+        """Look at everything at once, within limit_s, and change nothing."""
+        before, trouble = await self._remembered()
+        async with asyncio.TaskGroup() as group:
+            gpus = group.create_task(self._gpus(min(GPU_LIMIT_S, limit_s)))
+            places = {
+                folder: group.create_task(self._place(folder, before, limit_s))
+                for folder in dict.fromkeys((*self._dirs, *before.places))
+            }
+        seen = {folder: task.result() for folder, task in places.items()}
+        now = HostView(at_s=self._clock(), gpus=gpus.result(), places=seen)
+        verdict = judge(before, now, any_gpus=self._any_gpus)
+        if trouble:
+            verdict = replace(verdict, notes=(trouble, *verdict.notes))
+        return CheckedHost(look=now, verdict=verdict, before=before)
+
+    def fresh(self, checked: CheckedHost, wall_s: float) -> str | None:
+        """Return what is to be written down of a good day; None where it stands there already."""
+        fresh = remembered(checked.before, checked.look, self._dirs, wall_s=wall_s, keep_s=FORGOTTEN_S)
+        return None if fresh == checked.before else to_json(fresh)
+
+    # --- GPUs ---------------------------------------------------------------------------------------------------------
+
+    async def _gpus(self, limit_s: float) -> Gpus:
+        try:
+            if self._helper.is_there():
+                answer: Any = await self._helper.ask({"word": "health"}, limit_s=limit_s)
+            else:
+                answer = await self._gpus_by_child(limit_s)
+        except EffectorError as error:
+            return Gpus(because=str(error), cards=await asyncio.to_thread(_cards, self._pci))
+        told = answer.get("gpus")
+        return _gpus_of([gpu for gpu in told if isinstance(gpu, dict)] if isinstance(told, list) else [])
+
+    async def _gpus_by_child(self, limit_s: float) -> dict[str, Any]:
+        """Ask NVML in a child. Under the daemon's own sandbox there is no device for it: it says so."""
+        argv = [sys.executable, "-I", "-m", "powerguard.effectors.gpu.helper", "health"]
+        try:
+            ended = await self._spawn(argv, limit_s=limit_s)
+        except OSError as error:
+            msg = f"no child can be started ({error.strerror})"
+            raise EffectorError(msg) from error
+        if ended.timed_out:
+            msg = f"no answer within {limit_s:g} s: the NVIDIA driver hangs (dmesg says why: look for Xid)"
+            raise EffectorError(msg)
+        try:
+            answer = json.loads(ended.stdout)
+        except (ValueError, RecursionError):
+            answer = None
+        if not isinstance(answer, dict) or answer.get("ok") is not True:
+            why = str(answer.get("error")) if isinstance(answer, dict) else "it broke"
+            msg = f"{why} (powerguard-gpu.socket is not there either: see docs/guides/gpu-and-signals.md)"
+            raise EffectorError(msg)
+        return answer
+
+    # --- Storage ------------------------------------------------------------------------------------------------------
+
+    async def _place(self, folder: str, before: HostMemory, limit_s: float) -> FolderLook:
+        kept = before.places.get(folder)
+        told = await self._ask_child(folder, limit_s)
+        real = str(told.get("real") or (folder if kept is None else kept.real))
+        # Only now: an automounter mounts when it is touched.
+        mounted = self._mounted(real, told.get("fsid"))
+        return FolderLook(
+            real=real,
+            mounted=mounted,
+            jobs=tuple(_found(each) for each in told.get("jobs", ())),
+            errno=int(told.get("errno", 0)),
+            because=clean_text(str(told["because"]), 300),
+            late=told.get("hangs") is True,
+        )
+
+    async def _ask_child(self, folder: str, limit_s: float) -> dict[str, Any]:
+        lock = self._memory.parent / f".look-{sha256(os.fsencode(folder)).hexdigest()[:16]}"
+        argv = [sys.executable, "-m", "powerguard.effectors.host.look_child", folder, self._verify]
+        try:
+            ended = await self._spawn([*argv, f"{0.8 * limit_s:.1f}", str(lock)], limit_s=limit_s)
+        except OSError as error:
+            return {"because": f"no child can be started ({error.strerror})", "errno": errno.EAGAIN}
+        if ended.timed_out:
+            return {"because": f"no answer within {limit_s:.0f} s (a hung disk or network file system)", "hangs": True}
+        with contextlib.suppress(ValueError, RecursionError):
+            told = json.loads(ended.stdout)
+            if isinstance(told, dict) and "because" in told:
+                return told
+        said = ended.stderr.decode("utf-8", "replace").strip().splitlines()
+        return {"because": f"the look at it broke: {said[-1] if said else ended.returncode}", "errno": errno.EIO}
+
+    def _mounted(self, path: str, fsid: object) -> Mounted | None:
+        try:
+            listed = self._mounts.read_text(encoding="utf-8", errors="surrogateescape")
+        except OSError:
+            return None
+        mount, root = mount_of(path, listed), mount_of("/", listed)
+        if mount is None or root is None:
+            return None
+        return Mounted(
+            point=mount.point,
+            kind=mount.kind,
+            source=mount.source,
+            on_root=mount.device == root.device,
+            writable=mount.writable,
+            fsid=fsid if isinstance(fsid, int) and fsid else None,
+        )
+
+    # --- Memory -------------------------------------------------------------------------------------------------------
+
+    async def _remembered(self) -> tuple[HostMemory, str]:
+        """Return what is remembered, and what is wrong with that."""
+        path = self._memory
+
+        def read() -> str:
+            with path.open("rb") as file:
+                return file.read(MOST_MEMORY_BYTES).decode("utf-8")
+
+        try:
+            async with asyncio.timeout(FILE_LIMIT_S):
+                return from_json(await asyncio.to_thread(read)), ""
+        except FileNotFoundError:
+            return HostMemory(), ""
+        except (OSError, ValueError, TimeoutError) as error:
+            why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
+            return HostMemory(), f"{path}: cannot be read ({why}): what was here before the outage is not known"
+
+
+def answer(looker: HostLook, checked: CheckedHost, wall_s: float) -> dict[str, Any]:
+    """Return what the daemon is told."""
+    return {
+        "problems": checked.verdict.problems,
+        "notes": checked.verdict.notes,
+        "gpus": len(checked.look.gpus.there),
+        "folders": len(checked.look.places),
+        "detail": told(checked),
+        "memory": looker.fresh(checked, wall_s),
+    }
+
+
+def told(checked: CheckedHost) -> dict[str, str | int]:
+    """The details of a look that found everything, for the journal and for people."""
+    places = checked.look.places
+    newest = [
+        f"{key_of(found)}: {'not told' if found.step is None else f'step {found.step}'} ({found.state}) in {folder}"
+        for folder, place in places.items()
+        for found in place.jobs
+        if found.path
+    ]
+    storage = [
+        f"{folder} on {place.mounted.point} ({place.mounted.kind})" for folder, place in places.items() if place.mounted
+    ]
+    return {
+        "gpus": len(checked.look.gpus.there),
+        "storage": clean_text("; ".join(storage), _TOLD),
+        "newest": clean_text("; ".join(newest), _TOLD),
+        "notes": clean_text("; ".join(checked.verdict.notes), _TOLD),
+    }
+
+
+def _cards(pci: Path) -> int:
+    """Count NVIDIA's display and 3D controllers, by the kernel's list of PCI devices."""
+    count = 0
+    try:
+        devices = list(pci.iterdir())
+    except OSError:
+        return 0
+    for device in devices:
+        try:
+            vendor, kind = ((device / name).read_text(encoding="ascii").strip() for name in ("vendor", "class"))
+        except (OSError, ValueError):
+            continue
+        count += vendor == _NVIDIA and kind.startswith("0x03")
+    return count
+
+
+def _gpus_of(told: Sequence[Mapping[str, Any]]) -> Gpus:
+    there, faults, worn = [], [], []
+    for gpu in told:
+        name = f"GPU {gpu.get('index')}"
+        if gpu.get("because") or not isinstance(gpu.get("uuid"), str):
+            faults.append(f"{name}: {gpu.get('because') or 'it has no UUID'}")
+            continue
+        there.append(HostGpu(uuid=str(gpu["uuid"]), name=str(gpu.get("name"))))
+        pending = [str(word) for word in gpu.get("pending") or ()]
+        if pending:
+            named = ", ".join(word.replace("_", " ") for word in pending)
+            faults.append(
+                f"{name} ({gpu['uuid']}): {named} pending: it needs a reset (nvidia-smi --gpu-reset) or a reboot"
+            )
+        if gpu.get("worn") is True:
+            worn.append(f"{name} ({gpu['uuid']})")
+    return Gpus(there=tuple(there), faults=tuple(faults), worn=tuple(worn))
+
+
+def _found(told: Mapping[str, Any]) -> ResumePoint:
+    step = told.get("step")
+    return ResumePoint(
+        job=clean_text(str(told.get("job", "")), 128),
+        root=str(told.get("root", "")),
+        step=step if isinstance(step, int) else None,
+        path=str(told.get("path", "")),
+        state=str(told.get("state", "")),
+        passed=int(told.get("passed", 0)),
+        passed_over=tuple(clean_text(str(text), 300) for text in told.get("passed_over", ())),
+        because=clean_text(str(told.get("because", "")), 300),
+    )
+
+
+def main() -> int:
+    """Look once, as stdin says."""
+    asked = json.loads(sys.stdin.buffer.read())
+    looker = HostLook(
+        memory=Path(asked["memory"]),
+        dirs=asked["dirs"],
+        gpu_socket=asked["gpu_socket"],
+        verify=asked["verify"],
+        any_gpus=asked["any_gpus"],
+    )
+    checked = asyncio.run(looker.look(asked["limit_s"]))
+    sys.stdout.write(json.dumps(answer(looker, checked, asked["wall_s"])))
+    return 0
+
+
+if __name__ == "__main__":
+    sys.exit(main())

@@ -1,0 +1,268 @@
+"""Child process: look at a folder of checkpoints, and say what training would resume from. Prints one line of JSON.
+
+    python -m powerguard.effectors.host.look_child DIR manifest|full LIMIT_S [LOCK]
+
+A process of its own, because the folder may lie on a file system that hangs: then it is killed, or, where not even
+that can be done, left behind. LOCK is a file that it holds meanwhile: while one hangs, a second one waits for a moment,
+asks nothing, and says so. Nothing is changed. Always exits 0 with its line, unless it is killed.
+"""
+
+import contextlib
+import fcntl
+import itertools
+import json
+import os
+import signal
+import sys
+import threading
+import time
+from collections.abc import Iterator
+from dataclasses import asdict, dataclass, field, replace
+from pathlib import Path
+from typing import Any, Final
+
+from powerguard.trainer.seal.folder import glance, verify
+from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
+from powerguard.trainer.store.found import Found, Refused, look
+from powerguard.trainer.store.manifest import StoreError, step_of
+from powerguard.trainer.store.shards import ShardReader, Snapshot, over_chunks
+from powerguard.trainer.tiers.base import SET_ASIDE
+
+MOST_ROOTS: Final = 64
+"""So many jobs below one folder are looked at."""
+MOST_ENTRIES: Final = 20_000
+"""Of a folder, as many are looked at by name."""
+MOST_TOLD: Final = 8
+"""So many checkpoints that were passed over are told by name."""
+_FILES: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
+_READERS: Final = 4
+
+
+class _TimeUpError(Exception):
+    """Not all could be read within the time."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobCheckpoint:
+    """What training would resume from, of one job; step None: nothing, where there was something to look at.
+
+    state: read (every byte of it just now), whole (names and sizes hold), partly (as far as it was read within the
+    time), not_judged (its framework vouches for nothing). job: its name, "" where none is told. passed_over: newer ones
+    that are not whole, and why; passed: how many.
+    """
+
+    job: str
+    root: str
+    step: int | None = None
+    path: str = ""
+    state: str = "whole"
+    passed: int = 0
+    passed_over: list[str] = field(default_factory=list)
+    because: str = ""
+
+
+def main(argv: list[str]) -> int:
+    """Look and tell."""
+    folder, how, by_s = Path(argv[0]), argv[1], time.perf_counter() + float(argv[2])
+    with contextlib.ExitStack() as stack:
+        if len(argv) > 3 and not _alone(argv[3], stack, float(argv[2]) / 4):
+            told: dict[str, Any] = {"hangs": True, "because": "an earlier look at it still hangs"}
+        else:
+            told = _told(folder, how, by_s)
+    sys.stdout.write(json.dumps(told))
+    return 0
+
+
+def _alone(path: str, stack: contextlib.ExitStack, wait_s: float) -> bool:
+    """Hold the lock, for which it waits wait_s; True also where there can be none (a folder that is not ours)."""
+    try:
+        file = os.open(path, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
+    except OSError:
+        return True
+    stack.callback(os.close, file)
+
+    def late(_number: int, _frame: object) -> None:
+        raise TimeoutError
+
+    signal.signal(signal.SIGALRM, late)
+    signal.setitimer(signal.ITIMER_REAL, max(wait_s, 0.01))
+    try:
+        fcntl.flock(file, fcntl.LOCK_EX)
+    except TimeoutError:
+        return False
+    except OSError:
+        return True
+    finally:
+        signal.setitimer(signal.ITIMER_REAL, 0.0)
+    return True
+
+
+def _told(folder: Path, how: str, by_s: float) -> dict[str, Any]:
+    told: dict[str, Any] = {"hangs": False, "because": "", "errno": 0}
+    try:
+        space = os.statvfs(folder)
+        told |= {"fsid": space.f_fsid, "real": os.path.realpath(folder)}
+        told["jobs"] = [asdict(found) for root in _roots(folder) for found in _newest(root, how, by_s)]
+    except OSError as error:
+        told |= {"because": error.strerror or str(error), "errno": error.errno or 0}
+    return told
+
+
+def _roots(folder: Path) -> list[Path]:
+    """Return the folder itself where checkpoints lie in it, else those in it that have some: one for each job."""
+    if _has_some(folder):
+        return [folder]
+    found = []
+    for path in _folders_in(folder)[: 8 * MOST_ROOTS]:
+        with contextlib.suppress(PermissionError, NotADirectoryError, FileNotFoundError):
+            if _has_some(path):
+                found.append(path)
+    return found[:MOST_ROOTS] or [folder]
+
+
+def _has_some(folder: Path) -> bool:
+    below = _folders_in(folder)
+    named = any(step_of(path.name) is not None for path in below)
+    return named or (folder / SEAL).exists() or any((path / SEAL).exists() for path in below)
+
+
+def _folders_in(folder: Path) -> list[Path]:
+    """Return the folders in this one, by the kernel's word for each entry: nothing is asked of the file server."""
+    with os.scandir(folder) as entries:
+        listed = [each for each in itertools.islice(entries, MOST_ENTRIES) if not each.name.startswith(".")]
+    return sorted(Path(each.path) for each in listed if each.is_dir(follow_symlinks=False))
+
+
+def _newest(root: Path, how: str, by_s: float) -> Iterator[JobCheckpoint]:
+    """Yield what there is to resume from: at most one native checkpoint, and one of another framework."""
+    native, sealed = _native(root, how, by_s), _sealed(root, how, by_s)
+    if native is not None:
+        yield native
+    if sealed is not None:
+        yield sealed
+    if native is None and sealed is None:
+        plain = _plain(root)
+        if plain is not None:
+            yield plain
+
+
+def _plain(root: Path) -> JobCheckpoint | None:
+    """Return what another framework has left, by names alone: its files may be a million. None: nothing of the kind."""
+    with os.scandir(root) as entries:
+        listed = [Path(each.path) for each in itertools.islice(entries, MOST_ENTRIES)]
+    named = [(step_in(path.stem), str(path)) for path in listed]
+    found = [(-1 if step is None else step, path) for step, path in named if step is not None or path.endswith(_FILES)]
+    step, path = max(found, default=(-1, ""))
+    if not path:
+        return None
+    return JobCheckpoint(job="", root=str(root), step=None if step < 0 else step, path=path, state="not_judged")
+
+
+# --- Native -----------------------------------------------------------------------------------------------------------
+
+
+def _native(root: Path, how: str, by_s: float) -> JobCheckpoint | None:
+    """Return the newest that holds, as `trainer.store.resume` would take it; None: nothing has such a name."""
+    found = JobCheckpoint(job="", root=str(root), because="no native checkpoint is whole")
+    anything = False
+    for each in look(root):
+        anything = True
+        if isinstance(each, Refused):
+            found = _passed(found, f"{each.name}: {each.reason}")
+            continue
+        if Path(each.path, SET_ASIDE).exists():
+            continue
+        try:
+            state, because = _read(each, by_s) if how == "full" else ("whole", "")
+        except (StoreError, FileNotFoundError) as error:
+            found = _passed(found, f"{each.name}: {error}")
+            continue
+        job = each.manifest.job
+        return replace(found, job=job, step=each.step, path=each.path, state=state, because=because)
+    return found if anything else None
+
+
+def _passed(found: JobCheckpoint, text: str) -> JobCheckpoint:
+    told = [*found.passed_over, text[:300]] if found.passed < MOST_TOLD else found.passed_over
+    return replace(found, passed=found.passed + 1, passed_over=told)
+
+
+def _read(found: Found, by_s: float) -> tuple[str, str]:
+    """Read every shard that lies here; return the state, and why it is not more. Raises StoreError where one is bad."""
+    own = threading.local()
+    shards = [packed for packed in found.manifest.shards if Path(found.path, packed.file).exists()]
+    total, done = sum(shard.size_bytes for shard in shards), 0
+    for packed in shards:
+        shard = found.shard(packed.rank)
+        with ShardReader(Path(found.path), shard) as file:
+
+            def work(index: int, start: int, end: int, file: ShardReader = file, most: int = shard.chunk_bytes) -> None:
+                if time.perf_counter() > by_s:
+                    raise _TimeUpError
+                if not hasattr(own, "memory") or own.memory.size_bytes < most:
+                    own.memory = Snapshot(most)
+                file.read_chunk(index, own.memory.buffer[: end - start])
+
+            try:
+                over_chunks(shard.size_bytes, shard.chunk_bytes, work, threads=_READERS)
+            except _TimeUpError:
+                return "partly", f"the time was up after {done / 1e9:.1f} of {total / 1e9:.1f} GB"
+            except ImportError:
+                return "whole", f"not read: xxhash is not installed ({sys.executable} -m pip install xxhash)"
+        done += shard.size_bytes
+    elsewhere = len(found.manifest.shards) - len(shards)
+    return "read", f"{elsewhere} shards lie on other hosts" if elsewhere else ""
+
+
+# --- Sealed -----------------------------------------------------------------------------------------------------------
+
+
+def _sealed(root: Path, how: str, by_s: float) -> JobCheckpoint | None:
+    """Return the newest sealed folder that holds, of this one and those in it; None: none is sealed."""
+    found = JobCheckpoint(job="", root=str(root), because="no sealed checkpoint is whole")
+    folders = [path for path in (root, *_folders_in(root)) if (path / SEAL).exists()]
+    for path in sorted(folders, key=_order, reverse=True):
+        try:
+            verdict = glance(path)
+        except (SealError, OSError) as error:
+            found = _passed(found, f"{path.name}: {error}")
+            continue
+        if verdict is None:
+            continue
+        because, state = "; ".join(map(str, verdict.findings[:2])), "whole"
+        told = ""
+        if not because and how == "full":
+            state, because, told = _verified(path, by_s)
+        if because:
+            found = _passed(found, f"{path.name}: {because}")
+            continue
+        return replace(found, step=verdict.seal.step, path=str(path), state=state, because=told)
+    return found if folders else None
+
+
+def _order(path: Path) -> tuple[int, int]:
+    """Newest last: by the step in the name, and of what has none by when it was sealed."""
+    step = step_in(path.name)
+    return (-1 if step is None else step, (path / SEAL).stat().st_mtime_ns)
+
+
+def _verified(path: Path, by_s: float) -> tuple[str, str, str]:
+    """Read a sealed folder; return the state, what is wrong with it, and what else there is to say."""
+
+    def progress(_done: int, _total: int | None) -> None:
+        if time.perf_counter() > by_s:
+            raise _TimeUpError
+
+    try:
+        verdict = verify(path, progress=progress)
+    except _TimeUpError:
+        return "partly", "", "the time was up before all of it was read"
+    except ImportError:
+        return "whole", "", f"not read: xxhash is not installed ({sys.executable} -m pip install xxhash)"
+    except (SealError, OSError) as error:
+        return "whole", str(error), ""
+    return "read", "; ".join(map(str, verdict.findings[:2])), ""
+
+
+if __name__ == "__main__":
+    sys.exit(main(sys.argv[1:]))

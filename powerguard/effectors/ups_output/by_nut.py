@@ -1,0 +1,209 @@
+"""A UPS that is told by NUT's upsd: ups.delay.* first, where they can be set, then the command shutdown.return.
+
+What a driver makes of it differs, and NUT's names say little of it. So nothing is sent that could not be confirmed:
+upsd must tell how the order ended, or the driver must show a timer.
+"""
+
+import asyncio
+from collections.abc import AsyncIterator, Callable
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from math import ceil
+from typing import Final, Protocol
+
+from powerguard.core.model.actions import Detail
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.options import OutputOffOptions
+from powerguard.effectors.ups_output.effector import Output
+
+COMMAND: Final = "shutdown.return"
+CANCEL: Final = "shutdown.stop"
+OFF_DELAY: Final = "ups.delay.shutdown"
+ON_DELAY: Final = "ups.delay.start"
+TIMERS: Final = ("ups.timer.shutdown", "ups.timer.reboot")
+_HEED_S: Final = 0.25
+_TRIES: Final = 8
+"""So often a variable is read back before it counts as not taken: drivers renew it with their next poll (2 s)."""
+
+
+class Upsd(Protocol):
+    """upsd, of one UPS. Raises DeviceError. tracks: it tells how an order ended."""
+
+    where: str
+    tracks: bool
+
+    async def variables(self) -> dict[str, str]:
+        """Return every variable of the UPS."""
+        ...
+
+    async def settable(self) -> frozenset[str]:
+        """Return the variables that can be set."""
+        ...
+
+    async def commands(self) -> frozenset[str]:
+        """Return the instant commands that its driver has."""
+        ...
+
+    async def longest(self, name: str) -> float | None:
+        """Return the largest value that a variable takes; None where its driver says nothing of it."""
+        ...
+
+    async def get(self, name: str) -> str | None:
+        """Return one variable; None where the UPS has it not."""
+        ...
+
+    async def why_not_set(self) -> str:
+        """Say why this user may set nothing, "" where he may."""
+        ...
+
+    async def set(self, name: str, value: str) -> None:
+        """Set one variable."""
+        ...
+
+    async def do(self, command: str) -> None:
+        """Give one instant command, once."""
+        ...
+
+
+UpsdOpening = Callable[[], AbstractAsyncContextManager[Upsd]]
+
+
+class NutOutput:
+    """One UPS behind upsd. commands, settable, variables: what upsd says there is."""
+
+    def __init__(
+        self,
+        upsd: Upsd,
+        options: OutputOffOptions,
+        *,
+        commands: frozenset[str],
+        settable: frozenset[str],
+        variables: dict[str, str],
+    ) -> None:
+        """Order nothing yet."""
+        self.where = upsd.where
+        self.returns: str = options.returns or "unknown"
+        self.shows = any(name in variables for name in TIMERS)
+        self.can_cancel = CANCEL in commands
+        self._upsd = upsd
+        self._options = options
+        self._commands = commands
+        self._settable = settable
+        self._variables = variables
+        self._changed: list[tuple[str, str]] = []
+
+    async def check(self, least_s: float) -> Detail:
+        """See what there is, and whether the user may set. Raises EffectorError for what would keep it from working."""
+        problems = self._problems()
+        longest_s = await self._upsd.longest(OFF_DELAY) if OFF_DELAY in self._settable else _seconds(self._delay)
+        if OFF_DELAY in self._settable:
+            problems += [why for why in [await self._upsd.why_not_set()] if why]
+        if longest_s is not None and longest_s < least_s:
+            how = "waits at most" if OFF_DELAY in self._settable else "is set to wait"
+            problems.append(f"it {how} {longest_s:g} s, and the host needs {least_s:g} s (offdelay in ups.conf)")
+        if problems:
+            msg = f"{self.where}: {'; '.join(problems)}"
+            raise EffectorError(msg)
+        return (
+            ("control", COMMAND),
+            ("returns_by", "settings" if self._options.returns else "nobody: drivers differ"),
+            ("longest_s", longest_s),
+            ("shown", self.shows),
+            ("can_cancel", self.can_cancel),
+        )
+
+    @property
+    def _delay(self) -> str:
+        return self._variables.get(OFF_DELAY, "")
+
+    def _problems(self) -> list[str]:
+        problems = []
+        if COMMAND not in self._commands:
+            known = ", ".join(sorted(self._commands)[:10]) or "none"
+            problems.append(f"its driver has no command {COMMAND} (it has: {known})")
+        if _seconds(self._delay) is None:
+            problems.append(f"its driver tells no {OFF_DELAY}: nobody knows when the output would be off")
+        if not self._upsd.tracks and not self.shows:
+            problems.append("upsd does not tell how an order ends (NUT 2.8 does), and the driver shows no timer")
+        if self._variables.get("ups.start.auto", "yes").lower() in {"no", "off", "disabled"}:
+            problems.append("ups.start.auto is no: the output would never come back (set it to yes)")
+        return problems
+
+    async def standing_s(self) -> float | None:
+        """Return the seconds of the timer that runs out first; drivers write -1, -60 or 0 where none runs."""
+        told = [await self._upsd.get(name) for name in TIMERS if name in self._variables]
+        running = [seconds for text in told if (seconds := _seconds(text or "")) is not None and seconds > 0]
+        return min(running, default=None)
+
+    async def prepare(self, in_s: float) -> float:
+        """Set the delays where they can be set, the one to on first: drivers want it to be the longer one."""
+        problems = self._problems()
+        if problems:
+            msg = f"{self.where}: {'; '.join(problems)}"
+            raise EffectorError(msg)
+        if OFF_DELAY not in self._settable:
+            return _seconds(self._delay) or 0.0
+        off_s = ceil(in_s)
+        if ON_DELAY in self._settable:
+            await self._set(ON_DELAY, off_s + ceil(self._options.return_after_s))
+        return await self._set(OFF_DELAY, off_s)
+
+    async def _set(self, name: str, seconds: int) -> float:
+        """Set a delay, and return what is read back: drivers take the next one that the UPS knows."""
+        self._changed.append((name, self._variables.get(name, "")))
+        await self._upsd.set(name, str(seconds))
+        told: float | None = None
+        for attempt in range(_TRIES):
+            told = _seconds(await self._upsd.get(name) or "")
+            if told is not None and told >= seconds:
+                return told
+            if attempt < _TRIES - 1:
+                await asyncio.sleep(_HEED_S)  # noqa: TID251 - a driver tells nobody when it has looked at its UPS
+        msg = f"{self.where}: {name} was set to {seconds} s and reads {'nothing' if told is None else f'{told:g} s'}"
+        raise EffectorError(msg)
+
+    async def send(self) -> None:
+        """Give the command."""
+        await self._upsd.do(COMMAND)
+
+    async def undone(self) -> str:
+        """Say nothing: a driver's delays stand until they are set anew."""
+        return ""
+
+    async def take_back(self) -> None:
+        """Set the delays back, the last one first."""
+        while self._changed:
+            name, before = self._changed.pop()
+            if _seconds(before) is not None and await self._upsd.get(name) != before:
+                await self._upsd.set(name, before)
+
+    async def cancel(self) -> None:
+        """Give the command that calls it off, and wait until no timer runs."""
+        if not self.can_cancel:
+            msg = f"{self.where}: its driver has no command {CANCEL}"
+            raise EffectorError(msg)
+        await self._upsd.do(CANCEL)
+        for _ in range(_TRIES):
+            if await self.standing_s() is None:
+                return
+            await asyncio.sleep(_HEED_S)  # noqa: TID251 - as above
+
+
+def opening(upsd: UpsdOpening, options: OutputOffOptions) -> Callable[[], AbstractAsyncContextManager[Output]]:
+    """Return how to reach this UPS."""
+
+    @asynccontextmanager
+    async def opened() -> AsyncIterator[Output]:
+        async with upsd() as there:
+            commands, settable = await there.commands(), await there.settable()
+            variables = await there.variables()
+            yield NutOutput(there, options, commands=commands, settable=settable, variables=variables)
+
+    return opened
+
+
+def _seconds(text: str) -> float | None:
+    """Return a delay as drivers write it ("20", "20.0", "-1"); None for what is none."""
+    plain = text.strip().removeprefix("-")
+    if not plain.replace(".", "", 1).isdecimal() or not plain.isascii() or len(plain) > 9:
+        return None
+    return float(text)

@@ -1,0 +1,227 @@
+"""Settings that hold, and yet leave a gap: told by `config validate`, by doctor, and when the daemon starts.
+
+Does what the settings name exist: profiles, and files with secrets? For `config validate`.
+
+The daemon starts without them: one UPS whose profile or secret is missing must not take the others from it.
+"""
+
+import difflib
+import ipaddress
+import stat
+from collections.abc import Iterator, Sequence
+from datetime import date
+from pathlib import Path, PurePath
+from typing import Final
+
+from pydantic import BaseModel
+
+from powerguard.effectors.trainer.options import TrainerOptions
+from powerguard.options import NO_USER, Secret
+from powerguard.settings.explain import Mistake
+from powerguard.settings.policy import OLD_MONTHS, battery_age_months
+from powerguard.settings.schema import Settings, SourceOptions, UpsOptions
+from powerguard.ups.apcupsd.options import ApcupsdOptions
+from powerguard.ups.nut.options import NutOptions
+from powerguard.ups.profiles.load import SITE_FOLDER, load_profiles
+from powerguard.ups.snmp.options import SnmpOptions
+from powerguard.yamlfile import KeyPath
+
+
+def missing(settings: Settings, site_folder: Path = SITE_FOLDER) -> tuple[list[Mistake], list[Mistake]]:
+    """Return what the settings name and this host does not have, and what could not be found out."""
+    mistakes, doubts = _profiles(settings, site_folder)
+    files = [((*path, "file"), secret.file) for path, secret in secrets_in(settings) if secret.file is not None]
+    for path, file in files:
+        try:
+            trouble = _trouble(Path(file))
+        except PermissionError:
+            doubts.append(Mistake(path, "not checked: permission denied (run this as root)"))
+        else:
+            mistakes += [Mistake(path, trouble)] if trouble else []
+    return mistakes, doubts
+
+
+def _profiles(settings: Settings, site_folder: Path) -> tuple[list[Mistake], list[Mistake]]:
+    """Return the profiles that do not exist.
+
+    A user who may not read the site's own profiles cannot know that one is missing: a folder or a file that cannot be
+    read makes every mistake a doubt.
+    """
+    named = [
+        (("ups", ups, "sources", place, "profile"), source.profile)
+        for ups, its in settings.ups.items()
+        for place, source in enumerate(its.sources)
+        if isinstance(source, SnmpOptions) and source.profile is not None
+    ]
+    if not named:
+        return [], []
+    profiles = load_profiles(site_folder)
+    known = sorted(profile.name for profile in profiles.ranked())
+    told: list[Mistake] = []
+    for path, name in named:
+        if name not in profiles.by_name:
+            what = f"there is no profile {name!r} ({_hint(name, known)})"
+            if profiles.problems:
+                what += f"; or it is in what could not be read: {'; '.join(profiles.problems)}"
+            told.append(Mistake(path, what))
+    return ([], told) if profiles.problems else (told, [])
+
+
+def _hint(name: str, known: list[str]) -> str:
+    """Return the nearest name; "apc" is nearer to the families that begin with it than any count of letters says."""
+    low = name.lower()
+    near = [each for each in known if low and each.startswith(low)] or difflib.get_close_matches(low, known, n=1)
+    return f"did you mean {' or '.join(near)}?" if near else f"known: {', '.join(known)}"
+
+
+def secrets_in(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Secret]]:
+    """Yield every secret that settings name, with the path of its setting: keys of maps and places in lists."""
+    if isinstance(value, Secret):
+        yield path, value
+    elif isinstance(value, BaseModel):
+        for name in type(value).model_fields:
+            yield from secrets_in(getattr(value, name), (*path, name))
+    elif isinstance(value, dict | list):
+        for key, inner in value.items() if isinstance(value, dict) else enumerate(value):
+            yield from secrets_in(inner, (*path, key))
+
+
+def _trouble(path: Path) -> str:
+    """Return why a file is no place for a secret; "" if it is one. It is not opened. Raises PermissionError."""
+    try:
+        mode = path.stat().st_mode
+    except PermissionError:
+        raise
+    except OSError as error:
+        return f"{path}: {error.strerror} (put the secret there: install -m 0400 -o powerguard /dev/stdin {path})"
+    if not stat.S_ISREG(mode):
+        return f"{path}: is not a file (name the file that holds the secret)"
+    if stat.S_IMODE(mode) & 0o077:
+        return f"{path}: others can read this secret (chmod 0400 {path})"
+    return ""
+
+
+_SLOW_POLL_S: Final = 2.0
+_SLIM_MARGIN: Final = 0.1
+_SLIM_RESERVE_S: Final = 20.0
+_QUICK_RECHARGE_H: Final = 1.0
+_AUTHENTICATED_VERSION: Final = 3
+_LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
+
+
+def warnings(settings: Settings, *, today: date) -> list[Mistake]:
+    """Return what reduces the protection, each with its path and what would be better."""
+    found = [*_host(settings), *_trainers(settings), *_budget(settings)]
+    for name, ups in settings.ups.items():
+        if name not in settings.feeding:
+            found.append(Mistake(("ups", name), "does not feed this host by feeds.supplies, so nothing reads it"))
+        else:
+            found += _ups(name, ups, today)
+    return found
+
+
+def _ups(name: str, ups: UpsOptions, today: date) -> Iterator[Mistake]:
+    for place, source in enumerate(ups.sources):
+        path = ("ups", name, "sources", place)
+        yield from _forgeable(path, source)
+        if source.poll_s > _SLOW_POLL_S:
+            yield Mistake(
+                (*path, "poll_s"),
+                f"an outage is seen up to {2 * source.poll_s:g} s late (better: 1 to {_SLOW_POLL_S:g})",
+            )
+    if ups.runtime_table is None and ups.battery_wh is not None:
+        yield Mistake(
+            ("ups", name, "runtime_table"),
+            "not set, so it is made from battery_wh, which counts half of a good battery or less (copy the table of "
+            "the data sheet)",
+        )
+    elif ups.runtime_table is None:
+        yield Mistake(
+            ("ups", name, "runtime_table"),
+            "not set, so the runtime that the UPS reports is trusted at every load (copy the table of the data sheet)",
+        )
+    age = battery_age_months(ups.battery_installed, today)
+    if age is not None and age < 0:
+        yield Mistake(("ups", name, "battery_installed"), f"{ups.battery_installed} lies in the future")
+    elif age is not None and age > OLD_MONTHS:
+        yield Mistake(
+            ("ups", name, "battery_installed"),
+            "the battery is older than 3 years, so only 60 % of it counts (replace it)",
+        )
+
+
+def _forgeable(path: KeyPath, source: SourceOptions) -> Iterator[Mistake]:
+    """Say how the answers of a source could be forged, or its password overheard."""
+    match source:
+        case SnmpOptions():
+            if source.version != _AUTHENTICATED_VERSION:
+                yield Mistake(
+                    (*path, "version"),
+                    f"SNMP version {source.version} answers can be forged by anyone on that network (better: version 3 "
+                    "with auth, or a network of its own)",
+                )
+            elif source.auth is None:
+                yield Mistake((*path, "auth"), "version 3 without auth can be forged like version 1 (set auth)")
+        case NutOptions():
+            if source.tls != "required" and source.host not in _LOOPBACK:
+                yield Mistake(
+                    (*path, "tls"),
+                    f"{source.tls}: upsd's answers can be forged, and its password read, by anyone on that network "
+                    "(better: required, or a network of its own)",
+                )
+        case ApcupsdOptions():
+            if source.host not in _LOOPBACK:
+                yield Mistake(
+                    (*path, "host"),
+                    "apcupsd's answers can be forged by anyone on that network, for it knows no other (better: the "
+                    "UPS's own card, or a network of its own)",
+                )
+
+
+def _host(settings: Settings) -> Iterator[Mistake]:
+    if settings.bmc.kind == "none":
+        yield Mistake(("bmc", "kind"), "none: nothing makes sure that the host powers on again (better: auto)")
+    elif settings.bmc.policy == "observe":
+        yield Mistake(("bmc", "policy"), "observe only reads the power restore policy (better: ensure)")
+    if not ipaddress.ip_address(settings.http.listen).is_loopback:
+        yield Mistake(("http", "listen"), "everybody who reaches this address can read status and metrics")
+
+
+def _trainers(settings: Settings) -> Iterator[Mistake]:
+    if not settings.trainers and settings.trainer_sockets is None:
+        yield Mistake(("trainers",), "none, and trainer_sockets is null: nothing is told to checkpoint")
+    yield from _unknown(("trainer_uids",), settings.trainer_uids)
+    for place, trainer in enumerate(settings.trainers):
+        if isinstance(trainer, TrainerOptions):
+            yield from _unknown(("trainers", place, "uids"), trainer.uids or ())
+        if not isinstance(trainer, TrainerOptions) or trainer.uids is not None:
+            continue
+        path = trainer.socket_path
+        if path is not None and str(PurePath(path).parent) == settings.trainer_sockets:
+            yield Mistake(
+                ("trainers", place, "uids"),
+                f"not set, and every user may put a socket into {settings.trainer_sockets}: whoever comes first is "
+                f"believed to be {trainer.name} (better: uids: [user id of the job])",
+            )
+
+
+def _unknown(path: KeyPath, uids: Sequence[int]) -> Iterator[Mistake]:
+    for place, uid in enumerate(uids):
+        if uid == NO_USER:
+            yield Mistake(
+                (*path, place),
+                "no user of this name on this host, so its sockets are not believed (write a name that `id` knows)",
+            )
+
+
+def _budget(settings: Settings) -> Iterator[Mistake]:
+    if settings.budget.margin < _SLIM_MARGIN:
+        yield Mistake(("budget", "margin"), f"below {_SLIM_MARGIN:g} a gauge that errs costs the host (better: 0.2)")
+    if settings.budget.reserve_s < _SLIM_RESERVE_S:
+        yield Mistake(
+            ("budget", "reserve_s"), f"below {_SLIM_RESERVE_S:g} s one slow service costs the host (better: 60)"
+        )
+    if settings.budget.recharge_h < _QUICK_RECHARGE_H:
+        yield Mistake(
+            ("budget", "recharge_h"), "no battery charges in less than an hour, only supercapacitors do (better: 8)"
+        )

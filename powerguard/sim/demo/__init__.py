@@ -1,0 +1,1 @@
+"""The demo: its story, played live on real protocols, or fast in virtual time."""

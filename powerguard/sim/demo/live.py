@@ -1,0 +1,294 @@
+"""The live world of `powerguard demo`: a UPS, a trainer and a BMC that speak the real protocols, and the real daemon.
+
+The UPS is an SNMP agent over real battery physics (its load falls when training pauses, and its gauge exaggerates), the
+BMC speaks RMCP+, the trainer really trains; the daemon is a process of its own, with settings from a file. Only the
+power-off is recorded and not done. The battery lasts seconds and charges in seconds, as a supercapacitor does, so that
+the whole story fits into a minute.
+"""
+
+import asyncio
+import contextlib
+import json
+import os
+import secrets
+import socket
+import sys
+from collections.abc import AsyncIterator, Sequence
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+
+from powerguard.clock import boottime_s
+from powerguard.daemon.attempt import rest
+from powerguard.daemon.journal import JournalError, Line, read_only, recent
+from powerguard.effectors.child import clean_environment
+from powerguard.sim.bmc import SimBmc
+from powerguard.sim.demo.story import Facts, StoryError, folder_of
+from powerguard.sim.snmp_agent import SnmpAgent
+from powerguard.sim.ups import SimUps, UpsBattery
+from powerguard.trainer.store.found import Found, look
+from powerguard.trainer.store.shards import read_shard
+from powerguard.trainer.store.store import StoreError
+
+_TRAINING_LOAD, _PAUSED_LOAD = 0.60, 0.36
+_SETTINGS: dict[str, Any] = {
+    "mode": "rehearse",
+    "host": {"kind": "command", "command": ["true"], "force_after_s": 10},
+    "budget": {
+        "health": 0.5,
+        "reserve_s": 8,
+        "recharge_h": 0.01,
+        "low_battery_s": 20,
+        "utility_stable_s": 5,
+    },
+}
+_READY_S = 60.0
+_KILLED_S = 30.0
+"""A killed process is gone at once, unless the disk holds it; what it writes into is removed after that."""
+_MAX_SOCKET_PATH = 107
+"""Bytes that sun_path has room for, unix(7)."""
+
+
+class LiveStage:
+    """The world, once it stands. See `live`."""
+
+    title = "live: real sockets, real processes, the real daemon"
+    real: Sequence[str] = (
+        "the daemon (a process, its settings, journal, HTTP and effectors)",
+        "SNMP v2c over UDP",
+        "the trainer's HTTP endpoint on a unix socket",
+        "IPMI 2.0 (RMCP+) over UDP",
+        "checkpoints on this disk",
+    )
+    replaced: Sequence[str] = ("the UPS, the BMC (simulated devices)", "the power-off (recorded, not done)")
+    settle_s, dip_s, hold_s, recharge_s, patience_s = 3.0, 3.0, 3.0, 7.0, 60.0
+    look_s = 0.1
+
+    def __init__(self, folder: Path, ups: SimUps, bmc: SimBmc) -> None:
+        """Take over the parts. folder: where everything of this demo lies."""
+        self.folder = folder
+        self.paused = False
+        self.step: int | None = None
+        self._ups = ups
+        self._bmc = bmc
+        self._left_at_off_s: float | None = None
+        self._processes: list[tuple[str, asyncio.subprocess.Process]] = []
+
+    def clock(self) -> float:
+        """Seconds since boot, as in the daemon's journal."""
+        return boottime_s()
+
+    def set_utility(self, present: bool) -> None:  # noqa: FBT001 - it is what is set
+        """Pull the plug, or put it back."""
+        self._ups.utility = present
+
+    def lines(self) -> Sequence[Line]:
+        """Read the daemon's journal, as anybody may while it runs."""
+        path = self.folder / "journal.sqlite"
+        try:
+            with read_only(path) as db:
+                lines = recent(db, 100)
+        except JournalError:
+            return ()
+        if self._left_at_off_s is None and any(line.event == "power_off_accepted" for line in lines):
+            self._left_at_off_s = self._ups.left_s
+        return lines
+
+    async def facts(self) -> Facts:
+        """Ask the battery, the BMC and the disk themselves."""
+        step = await asyncio.to_thread(verified_step, self.folder / "checkpoints")
+        return Facts(
+            left_s=self._left_at_off_s,
+            policy=str(self._bmc.policy),
+            checkpoint_step=step,
+            step=self.step,
+            paused=self.paused,
+        )
+
+    def check(self) -> None:
+        """Raise StoryError when a process of this world has died."""
+        for name, process in self._processes:
+            if process.returncode is not None:
+                log = self.folder / f"{name}.log"
+                tail = log.read_text(encoding="utf-8", errors="replace").splitlines()[-15:] if log.exists() else []
+                msg = f"{name} died with status {process.returncode}:\n" + "\n".join(f"    {line}" for line in tail)
+                raise StoryError(msg)
+
+    async def start(self, name: str, *argv: str) -> None:
+        """Start a process of this world; what it says goes into a file."""
+        with (self.folder / f"{name}.log").open("wb") as log:
+            process = await asyncio.create_subprocess_exec(
+                *argv, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, env=clean_environment()
+            )
+        self._processes.append((name, process))
+
+    async def stop(self) -> None:
+        """End every process of this world, gently and then not."""
+        for gentle in (True, False):
+            for _, process in self._processes:
+                if process.returncode is None:
+                    with contextlib.suppress(ProcessLookupError):
+                        process.terminate() if gentle else process.kill()
+            for _, process in self._processes:
+                with contextlib.suppress(TimeoutError):
+                    async with asyncio.timeout(12.0 if gentle else _KILLED_S):
+                        await process.wait()
+
+    async def follow_trainer(self) -> None:
+        """Watch the trainer, for its load: this is how the UPS feels that training has paused."""
+        connector = aiohttp.UnixConnector(path=str(self.folder / "toy.sock"))
+        limit = aiohttp.ClientTimeout(total=2.0)
+        async with aiohttp.ClientSession(connector=connector, timeout=limit) as session:
+            while True:
+                with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
+                    async with session.get("http://toy/api/v1/status") as answer:
+                        told = await answer.json(content_type=None) or {}  # an empty body is None: it is ending
+                    paused, step = bool(told.get("paused")), told.get("step")
+                    if paused != self.paused:
+                        self._ups.look()
+                    self.paused, self.step = paused, step if isinstance(step, int) else None
+                await rest(0.2)
+
+
+def verified_step(root: Path) -> int | None:
+    """Return the step of the newest checkpoint on the disk, if every byte of it matches its manifest."""
+    try:
+        found = next((each for each in look(root) if isinstance(each, Found)), None)
+        if found is None:
+            return None
+        for rank in range(found.manifest.ranks):
+            read_shard(Path(found.path), found.shard(rank))
+    except (OSError, StoreError):
+        return None
+    return found.step
+
+
+def free_port() -> int:
+    """Return a TCP port of this host that nobody listens on."""
+    with socket.socket() as probe:
+        probe.bind(("127.0.0.1", 0))
+        return int(probe.getsockname()[1])
+
+
+def write_secret(path: Path, secret: str) -> None:
+    """Write a secret that only this user can read."""
+    descriptor = os.open(path, os.O_WRONLY | os.O_CREAT | os.O_TRUNC, 0o600)
+    with os.fdopen(descriptor, "w", encoding="ascii") as file:
+        file.write(secret)
+
+
+def _write_settings(folder: Path, agent: SnmpAgent, bmc: SimBmc, battery: UpsBattery) -> Path:
+    """Write the settings file that an operator would write. JSON is YAML."""
+    community = {"file": str(folder / "community")}
+    source = {"kind": "snmp", "host": "127.0.0.1", "port": agent.port, "version": "2c", "community": community}
+    table = {round(100 * load): seconds for load, seconds in battery.runtime}
+    password = {"file": str(folder / "bmc-password")}
+    settings = {
+        **_SETTINGS,
+        "ups": {"demo": {"sources": [source], "runtime_table": table}},
+        "trainers": [{"kind": "http", "name": "toy", "url": f"unix:{folder / 'toy.sock'}", "checkpoint_s": 4}],
+        "trainer_sockets": None,
+        "checkpoint_dirs": [str(folder / "checkpoints")],
+        "bmc": {"kind": "ipmi-lan", "host": bmc.host, "port": bmc.port, "user": "powerguard", "password": password},
+        "http": {"port": free_port()},
+        "control": {"socket": str(folder / "powerguard.sock")},
+        "journal": {"path": str(folder / "journal.sqlite")},
+    }
+    lines = [f"{key}: {json.dumps(value)}" for key, value in settings.items()]
+    # JSON keys are strings; loads are numbers.
+    text = "\n".join(lines)
+    for load in table:
+        text = text.replace(f'"{load}": ', f"{load}: ")
+    path = folder / "powerguard.yaml"
+    path.write_text(text + "\n", encoding="utf-8")
+    return path
+
+
+@contextlib.asynccontextmanager
+async def live(keep: Path | None = None) -> AsyncIterator[LiveStage]:
+    """Build the world, wait until the daemon watches it, and take it down again. keep: folder to leave behind."""
+    _check_length(keep)
+    with folder_of(keep, within="/tmp") as folder:  # noqa: S108 - a folder of its own below it, closed to others
+        async with _world(folder) as stage:
+            yield stage
+
+
+def _check_length(keep: Path | None) -> None:
+    """Raise StoryError where a unix socket's path would have no room. /tmp is short; TMPDIR may not be."""
+    if keep is not None and len(os.fsencode(keep.absolute() / "powerguard.sock")) > _MAX_SOCKET_PATH:
+        room = f"too long a name for sockets ({_MAX_SOCKET_PATH} bytes with theirs)"
+        msg = f"{keep.absolute()}: {room}: give --keep a shorter one"
+        raise StoryError(msg)
+
+
+@contextlib.asynccontextmanager
+async def _world(folder: Path) -> AsyncIterator[LiveStage]:
+    stages: list[LiveStage] = []
+
+    def load() -> float:
+        return _PAUSED_LOAD if stages and stages[0].paused else _TRAINING_LOAD
+
+    # Health 0.6: this battery is worn, and its gauge does not know it.
+    battery = UpsBattery(runtime=((0.36, 150.0), (0.60, 60.0)), health=0.6, recharge_s=36.0)
+    ups = SimUps(battery, clock=boottime_s, load=load, low_battery_s=4.0, gauge=1.0 / 0.6)
+    password = secrets.token_hex(8)
+    write_secret(folder / "community", "public")
+    write_secret(folder / "bmc-password", password)
+    (folder / "checkpoints").mkdir(exist_ok=True)
+    async with SnmpAgent(ups.apc_table) as agent, SimBmc("powerguard", password) as bmc:
+        stage = LiveStage(folder, ups, bmc)
+        stages.append(stage)
+        config = _write_settings(folder, agent, bmc, battery)
+        following = asyncio.get_running_loop().create_task(stage.follow_trainer())
+        try:
+            toy = ["--socket", str(folder / "toy.sock"), "--dir", str(folder / "checkpoints")]
+            padding = ["--mb", "24", "--mb-per-s", "8"]
+            await stage.start("trainer", sys.executable, "-P", "-m", "powerguard.sim.toy_trainer", *toy, *padding)
+            await until(stage, lambda: stage.step is not None, "the trainer to train")
+            await stage.start("daemon", sys.executable, "-P", "-m", "powerguard", "run", "--config", str(config))
+            await until(stage, lambda: watches(folder / "powerguard.sock"), "the daemon to watch the UPS")
+            yield stage
+        finally:
+            following.cancel()
+            await asyncio.wait([following])
+            await stage.stop()
+
+
+async def until(stage: LiveStage, reached: Any, what: str) -> None:  # noqa: ANN401 - a predicate, plain or not
+    """Wait until it is so. Raises StoryError after _READY_S, or when a process of this world has died."""
+    try:
+        async with asyncio.timeout(_READY_S):
+            while True:
+                stage.check()
+                answer = reached()
+                if await answer if asyncio.iscoroutine(answer) else answer:
+                    return
+                await rest(0.1)
+    except TimeoutError:
+        msg = f"waited {_READY_S:.0f} s for {what}, in vain; {_last_words(stage.folder)}"
+        raise StoryError(msg) from None
+
+
+def _last_words(folder: Path) -> str:
+    """Return how each log of this world ends: the folder may be gone before anybody can look into it."""
+    words = []
+    for log in sorted(folder.glob("*.log")):
+        lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
+        words.append(f"{log.name} ends with {lines[-1][:200]!r}" if lines else f"{log.name} is empty")
+    return ", ".join(words) or "nothing was started"
+
+
+async def watches(path: Path) -> bool:
+    """Say whether the daemon has had a reading and knows its trainer, as its admin socket tells it."""
+    connector = aiohttp.UnixConnector(path=str(path))
+    with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
+        limit = aiohttp.ClientTimeout(total=2.0)
+        async with (
+            aiohttp.ClientSession(connector=connector, timeout=limit) as session,
+            session.get("http://powerguard/api/v1/status") as answer,
+        ):
+            told = await answer.json(content_type=None)
+        sources = told.get("sources", [])
+        return bool(sources) and all(source.get("up") for source in sources)
+    return False

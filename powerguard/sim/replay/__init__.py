@@ -1,0 +1,1 @@
+"""A recorded outage through the decisions of today."""

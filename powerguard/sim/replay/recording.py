@@ -1,0 +1,411 @@
+"""The input of `powerguard replay`: the journal's export (JSON lines), or a table of readings (CSV).
+
+A file that somebody sent in may hold anything. Every mistake is told with file, line and, where there is one, column;
+nothing is read that is longer than it may be.
+"""
+
+import json
+from collections.abc import Iterator
+from dataclasses import dataclass, replace
+from itertools import pairwise
+from pathlib import Path
+from typing import BinaryIO, Final, cast
+
+from powerguard.core.comeback.recovery import reloaded
+from powerguard.core.model.actions import Action
+from powerguard.core.model.events import CheckpointProgress, Done, Event, Failed, Reading, SourceFailed, TrainerSeen
+from powerguard.core.model.policy import Policy, TrainerPolicy
+from powerguard.core.model.serialisation import KIND, PlainError, from_plain
+from powerguard.core.model.state import State
+from powerguard.core.trainers.lifecycle import at_start
+from powerguard.sim.replay.play import Deed, Leg, Mark, Recording, coarseness_s, mark_of, sources_of, with_losses
+from powerguard.sim.replay.table import MAX_SPAN_S, MAX_T_S, ReplayFileError, Table
+
+MAX_LINE_BYTES: Final = 4 << 20
+"""The longest line there is holds a state: some ten kilobytes."""
+MAX_LINES: Final = 1_000_000
+SCHEMA_VERSION: Final = 1
+_FINE_S: Final = 1.5
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """The caller's options. policy: of the settings; None: as recorded, else the default.
+
+    table, trainers: take the place of the policy's own, whichever it is; None: they do not. ups: whose readings count;
+    "": the only one there is.
+    """
+
+    policy: Policy | None
+    default: Policy
+    table: tuple[tuple[float, float], ...] | None = None
+    trainers: tuple[TrainerPolicy, ...] | None = None
+    ups: str = ""
+
+    def change(self, policy: Policy) -> Policy:
+        """Return the policy with what the options say in place."""
+        if self.table is not None:
+            policy = replace(policy, runtime_table=self.table)
+        return policy if self.trainers is None else replace(policy, trainers=self.trainers)
+
+
+def load(path: str, wanted: Wanted) -> tuple[Recording, ...]:
+    """Read a file; several outages, one after the other, are several recordings. Raises ReplayFileError."""
+    try:
+        with Path(path).open("rb") as file:
+            if file.seekable():  # What is no recording at all is refused within seconds, before a row of it is read.
+                for _ in _lines(path, file):
+                    pass
+                file.seek(0)
+            lines = _lines(path, file)
+            first = next(lines, None)
+            if first is None:
+                raise ReplayFileError(path, "empty (expected the journal's export, or CSV with a header)")
+            both = _chain(first, lines)
+            return _load_export(path, both, wanted) if first[1].startswith("{") else _load_table(path, both, wanted)
+    except OSError as error:
+        raise ReplayFileError(path, error.strerror or str(error)) from error
+
+
+def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
+    yield first
+    yield from rest
+
+
+def _lines(path: str, file: BinaryIO) -> Iterator[tuple[int, str]]:
+    """Yield the lines that are neither blank nor comments, with their numbers."""
+    number = 0
+    while raw := file.readline(MAX_LINE_BYTES + 1):
+        number += 1
+        if len(raw) > MAX_LINE_BYTES:
+            raise ReplayFileError(path, f"longer than {MAX_LINE_BYTES >> 20} MiB: no line of a recording is", number)
+        if number > MAX_LINES:
+            raise ReplayFileError(path, f"more than {MAX_LINES} lines; cut it to the outage", number)
+        if (at := raw.find(b"\0")) >= 0:
+            raise ReplayFileError(path, "a NUL byte: this is no text file", number, at + 1)
+        try:
+            line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
+        except UnicodeDecodeError as error:
+            raise ReplayFileError(path, "not UTF-8: this is no text file", number, error.start + 1) from error
+        line = line.rstrip("\r\n")
+        if line.strip() and not line.startswith("#"):
+            yield number, line
+
+
+# --- CSV --------------------------------------------------------------------------------------------------------------
+
+
+def _load_table(path: str, lines: Iterator[tuple[int, str]], wanted: Wanted) -> tuple[Recording, ...]:
+    table = Table(path)
+    number, line = next(lines)
+    table.header(number, line)
+    events = tuple(table.reading(number, line) for number, line in lines)
+    if not events:
+        raise ReplayFileError(path, "a header and no readings", number)
+    told = list(table.told)
+    policy = wanted.change(wanted.default if wanted.policy is None else wanted.policy)
+    policy, heard = _of_those_heard(path, policy, events, wanted.ups, told)
+    first_s = events[0].at_s
+    leg = Leg(at_s=first_s, policy=policy, events=heard)
+    return (Recording(name=Path(path).name, legs=(leg,), zero_s=table.shift_s, told=tuple(told)),)
+
+
+def _of_those_heard(
+    path: str, policy: Policy, events: tuple[Reading, ...], ups: str, told: list[str]
+) -> tuple[Policy, tuple[Event, ...]]:
+    """Return the policy for the UPSes that a table tells of, and its events with where sources would have been lost.
+
+    All of them, where the settings know them all as feeds of the host and no single one is asked for.
+    """
+    names = {event.ups for event in events}
+    if ups or not policy.feeds or not names <= {mine.policy.ups for mine in policy.feeds}:
+        alone = replace(policy, feeds=(), ups=_whose(path, events, ups or policy.ups, told))
+        return _coarse(alone, events, told)
+    heard: tuple[Event, ...] = events
+    feeds = []
+    for mine in policy.feeds:
+        own, heard = _coarse(mine.policy, heard, told, lose=mine.policy.ups in names)
+        feeds.append(replace(mine, policy=own))
+    return replace(policy, feeds=tuple(feeds), stale_s=max(mine.policy.stale_s for mine in feeds)), heard
+
+
+def _whose(path: str, events: tuple[Reading, ...], wanted: str, told: list[str]) -> str:
+    names = list(dict.fromkeys(event.ups for event in events))
+    if wanted in names:
+        if len(names) > 1:
+            told.append(
+                f"readings of {', '.join(n for n in names if n != wanted)} are left aside: the feed is {wanted}"
+            )
+        return wanted
+    if len(names) == 1:
+        return names[0]
+    found = f"readings of {', '.join(names[:8])}"
+    raise ReplayFileError(path, f"{found}, and none of {wanted!r}; say --ups NAME" if wanted else f"{found}; say --ups")
+
+
+def _coarse(
+    policy: Policy, events: tuple[Event, ...], told: list[str], *, lose: bool | None = None
+) -> tuple[Policy, tuple[Event, ...]]:
+    """A recording that is slower than a daemon polls: a reading stays fresh for three of its own steps.
+
+    lose: add where a source would have been lost; None: where the recording itself tells of no loss.
+    """
+    every_s = coarseness_s(events, policy.ups)
+    if every_s > _FINE_S:
+        told.append(f"a reading every {every_s:g} s: what happens between them is not known to that second")
+    stale_s = max(policy.stale_s, 3 * every_s)
+    if lose if lose is not None else not any(isinstance(event, SourceFailed) for event in events):
+        events = with_losses(events, ups=policy.ups, every_s=policy.stale_s / 3)
+    return replace(policy, stale_s=stale_s, sources=max(1, len(sources_of(events, policy.ups)))), events
+
+
+# --- The journal's export ---------------------------------------------------------------------------------------------
+
+
+@dataclass(slots=True)
+class _Life:
+    """One life of the daemon, while it is being read. wall: what the wall clock said at zero of this boot."""
+
+    boot: int
+    at_s: float | None = None
+    wall: float | None = None
+    policy: Policy | None = None
+    state: State | None = None
+    restored: bool = False
+    events: list[Event] | None = None
+
+
+class _Outage:
+    """Gathers one outage's lines. Raises ValueError with what is wrong in the first one (meta)."""
+
+    def __init__(self, path: str, meta: dict[str, object]) -> None:
+        self._path = path
+        self.meta = meta
+        self._began_s = None if meta.get("started_at_s") is None else _seconds(meta, "started_at_s")
+        self.lives: list[_Life] = []
+        self._walls: dict[int, float] = {}
+        self._orders: dict[str, Deed] = {}
+        self._where: dict[str, int] = {}
+        self._marks: list[tuple[int, Mark]] = []
+        self._told_s: list[tuple[int, float]] = []
+        self.told: list[str] = []
+        self.ended = False
+
+    def take(self, number: int, line: dict[str, object]) -> None:
+        """Enter one line. Raises PlainError, ValueError with what is wrong in it."""
+        kind = line.get("kind")
+        if kind == "end":
+            self.ended = True
+            return
+        if kind == "gap":
+            self.told.append("the journal could not keep every step of it")
+            return
+        if kind not in ("start", "reading", "event", "note", "action", "outcome"):
+            return  # A newer version's: it says more, not something else.
+        boot, at_s = _whole(line, "boot"), _seconds(line, "at_s")
+        if kind == "start":
+            policy = from_plain(line.get("policy"), Policy)
+            state = from_plain(line.get("state"), State)
+            wall = _seconds(line, "at") - at_s
+            restored = line.get("restored") is True
+            life = _Life(boot, at_s=at_s, wall=wall, policy=policy, state=state, restored=restored, events=[])
+            self.lives.append(life)
+        elif kind == "reading":
+            plain = {name: value for name, value in line.items() if name not in ("kind", "boot")}
+            self._hear(boot, from_plain(plain | {KIND: "Reading"}, Reading), number)
+        elif kind == "event":
+            self._hear(boot, cast("Event", from_plain(line.get("event"), Event)), number)
+        else:
+            self._walls.setdefault(boot, _seconds(line, "at") - at_s)
+            self._told_s.append((boot, at_s))
+            self._done(kind, boot, at_s, line)
+
+    def _hear(self, boot: int, event: Event, number: int) -> None:
+        if not self.lives or self.lives[-1].boot != boot:
+            self.lives.append(_Life(boot, at_s=event.at_s, events=[]))
+        life = self.lives[-1]
+        life.events = [] if life.events is None else life.events
+        if life.events and event.at_s < life.events[-1].at_s - 1.0:
+            raise ReplayFileError(
+                self._path, f"time runs backwards: {event.at_s:g} after {life.events[-1].at_s:g}", number
+            )
+        if life.events and event.at_s - life.events[0].at_s > MAX_SPAN_S:
+            raise ReplayFileError(self._path, f"longer than {MAX_SPAN_S / 86400:g} days", number)
+        life.events.append(event)
+
+    def _done(self, kind: str, boot: int, at_s: float, line: dict[str, object]) -> None:
+        if kind == "note":
+            numbers = line.get("numbers")
+            new = numbers.get("new") if isinstance(numbers, dict) else None
+            if line.get("event") == "phase_changed" and isinstance(new, str):
+                because = str(line.get("because", ""))
+                self._marks.append((boot, Mark(t_s=at_s, kind="phase", what=new, because=because)))
+        elif kind == "action":
+            action = from_plain(line.get("action"), Action)
+            mark = mark_of(at_s, action)
+            if mark is not None and action.id not in self._orders:
+                self._marks.append((boot, mark))
+                self._orders[action.id] = Deed(action=action, at_s=at_s)
+                self._where[action.id] = boot
+        else:
+            outcome = from_plain(line.get("outcome"), Done | Failed)
+            if isinstance(outcome, Done | Failed) and (deed := self._orders.get(outcome.action.id)) is not None:
+                same_boot = self._where[outcome.action.id] == boot
+                self._orders[outcome.action.id] = replace(deed, outcome=outcome if same_boot else None)
+
+    def recording(self, wanted: Wanted) -> Recording:
+        """Return what was gathered. Raises ReplayFileError."""
+        lives = [life for life in self.lives if life.events or life.state is not None]
+        if not any(isinstance(event, Reading) for life in lives for event in life.events or ()):
+            raise ReplayFileError(self._path, f"outage {self.meta.get('outage')}: no readings in it")
+        zero = self._wall(lives[0]) or 0.0
+        ends = (*(life.at_s if life.boot == before.boot else None for before, life in pairwise(lives)), None)
+        legs = tuple(self._leg(life, zero, wanted, end_s) for life, end_s in zip(lives, ends, strict=True))
+        shifts = {life.boot: leg.shift_s for life, leg in zip(lives, legs, strict=True)}
+        known = [(boot, mark) for boot, mark in self._marks if boot in shifts or boot in self._walls]
+        marks = [
+            replace(mark, t_s=mark.t_s + shifts.get(boot, self._walls.get(boot, zero) - zero)) for boot, mark in known
+        ]
+        if wanted.trainers is not None:
+            self.told.append("what the recording's own trainers said and did is left aside: others stand in for them")
+        if not self.ended:
+            self.told.append("the file ends before the export did: it has been cut off")
+        if self.meta.get("complete") is not True:
+            self.told.append("the journal did not keep every reading of this outage: times may differ by some seconds")
+        return Recording(
+            name=str(self.meta.get("outage", "?")),
+            legs=legs,
+            deeds=tuple(_with_progress(deed, lives) for deed in self._orders.values() if _knows(wanted, deed)),
+            marks=tuple(marks),
+            began_s=self._began_s,
+            complete=self.meta.get("complete") is True,
+            cut_off=not self.ended,
+            told=tuple(self.told),
+        )
+
+    def _wall(self, life: _Life) -> float | None:
+        return self._walls.get(life.boot) if life.wall is None else life.wall
+
+    def _leg(self, life: _Life, zero: float, wanted: Wanted, next_s: float | None) -> Leg:
+        events = tuple(sorted(life.events or (), key=lambda event: event.at_s))
+        policy = wanted.policy or life.policy
+        if policy is None:
+            policy = wanted.default
+            self.told.append("the settings of then are not in the file: defaults and options stand in")
+        policy = wanted.change(policy)
+        readings = tuple(event for event in events if isinstance(event, Reading))
+        if readings and not policy.feeds:
+            names = {reading.ups for reading in readings}
+            known = (
+                life.policy.ups if life.policy is not None and life.policy.ups in names else wanted.ups or policy.ups
+            )
+            policy = replace(policy, ups=_whose(self._path, readings, known, []))
+        boots = self.meta.get("boots")
+        listed = boots if isinstance(boots, list) else []
+        boot_id = str(listed[life.boot]) if 0 <= life.boot < len(listed) else f"boot-{life.boot}"
+        state = life.state
+        if life.policy is not None and state is not None and policy is not life.policy:
+            state = reloaded(life.policy, policy, state, life.at_s or 0.0)
+        policy = replace(policy, boot_id=policy.boot_id if life.policy is policy else boot_id)
+        if life.policy is None:
+            policy, events = _coarse(policy, events, self.told)
+        else:
+            # Settings of today may name fewer, or more, than were heard then; a journal of old names none.
+            heard = len(sources_of(events, policy.ups))
+            policy = replace(policy, sources=max(1, heard, life.policy.sources if wanted.policy is None else 1))
+        if wanted.trainers is not None:
+            events = tuple(event for event in events if not isinstance(event, TrainerSeen | CheckpointProgress))
+            state = None if state is None else _with_trainers(policy, state)
+        wall = self._wall(life)
+        first_s = events[0].at_s if events else 0.0
+        return Leg(
+            at_s=first_s if life.at_s is None else life.at_s,
+            policy=policy,
+            state=state,
+            restored=life.restored,
+            shift_s=0.0 if wall is None else wall - zero,
+            events=events,
+            end_s=max(
+                (at_s for boot, at_s in self._told_s if boot == life.boot and (next_s is None or at_s < next_s)),
+                default=None,
+            ),
+        )
+
+
+def _with_trainers(policy: Policy, state: State) -> State:
+    """Put the policy's trainers in the place of those that were there, and of how long their checkpoints took."""
+    needs = tuple(need for need in state.learned.needs if need.of != "checkpoint")
+    learned = replace(state.learned, needs=needs)
+    return replace(state, trainers=at_start(policy, learned), learned=learned)
+
+
+def _knows(wanted: Wanted, deed: Deed) -> bool:
+    """Say whether the recording's answer to an order counts: not where another trainer stands in."""
+    return wanted.trainers is None or not hasattr(deed.action, "trainer")
+
+
+def _with_progress(deed: Deed, lives: list[_Life]) -> Deed:
+    told = tuple(
+        event
+        for life in lives
+        for event in life.events or ()
+        if isinstance(event, CheckpointProgress) and event.action_id == deed.action.id
+    )
+    return replace(deed, progress=told)
+
+
+def _whole(line: dict[str, object], name: str) -> int:
+    value = line.get(name)
+    if not isinstance(value, int) or isinstance(value, bool) or not 0 <= value < 1000:
+        message = f"{name}: expected a small whole number, found {value!r:.40}"
+        raise ValueError(message)
+    return value
+
+
+def _seconds(line: dict[str, object], name: str) -> float:
+    value = line.get(name)
+    if not isinstance(value, int | float) or isinstance(value, bool) or not -MAX_T_S <= value <= MAX_T_S:
+        message = f"{name}: expected a time in seconds, found {value!r:.40}"
+        raise ValueError(message)
+    return float(value)
+
+
+def _refuse(text: str) -> object:
+    message = f"{text} is no number"
+    raise ValueError(message)
+
+
+def _load_export(path: str, lines: Iterator[tuple[int, str]], wanted: Wanted) -> tuple[Recording, ...]:
+    outages: list[_Outage] = []
+    for number, text in lines:
+        try:
+            line = json.loads(text, parse_constant=_refuse)
+        except json.JSONDecodeError as error:
+            raise ReplayFileError(path, f"no JSON: {error.msg}", number, error.colno) from error
+        except ValueError as error:
+            raise ReplayFileError(path, f"no JSON: {error}", number) from error
+        except RecursionError as error:
+            message = "nested far too deeply for an export (expected one JSON object a line)"
+            raise ReplayFileError(path, message, number) from error
+        if not isinstance(line, dict):
+            raise ReplayFileError(path, "expected one JSON object a line", number)
+        if line.get("kind") == "meta":
+            version = line.get("schema_version")
+            if not isinstance(version, int) or version > SCHEMA_VERSION:
+                what = "no schema_version" if version is None else f"schema_version {version!r:.20}"
+                hint = "upgrade it" if isinstance(version, int) else "is this `powerguard history export`?"
+                message = f"{what}: this powerguard reads {SCHEMA_VERSION}; {hint}"
+                raise ReplayFileError(path, message, number)
+            try:
+                outages.append(_Outage(path, line))
+            except ValueError as error:
+                raise ReplayFileError(path, str(error), number) from error
+            continue
+        if not outages:
+            message = "expected a line with kind meta first (is this `powerguard history export`?)"
+            raise ReplayFileError(path, message, number)
+        try:
+            outages[-1].take(number, line)
+        except (PlainError, ValueError) as error:
+            raise ReplayFileError(path, str(error), number) from error
+    return tuple(outage.recording(wanted) for outage in outages)

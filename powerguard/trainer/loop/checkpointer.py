@@ -1,0 +1,450 @@
+"""What takes the state of one process and makes it durable, as the guard sees it.
+
+The state of one process in a store: copied into one of two snapshots, written from there.
+"""
+
+import contextlib
+import logging
+import secrets
+import threading
+from collections.abc import Callable
+from dataclasses import dataclass
+from datetime import UTC, datetime
+from pathlib import Path
+from threading import Event
+from typing import Final, Protocol, TypeVar
+
+from powerguard.trainer.ranks.base import Ranks, boottime_s
+from powerguard.trainer.store.items import State
+from powerguard.trainer.store.manifest import Layout, Manifest, Packed, Shard, committed_ms
+from powerguard.trainer.store.resume import LocalTier, choose
+from powerguard.trainer.store.shards import CancelledError, Snapshot, laid_out
+from powerguard.trainer.store.store import SavedCheckpoint, Store, StoreError
+from powerguard.trainer.tiers import tier_of
+from powerguard.trainer.tiers.base import Remote, Tier
+from powerguard.wire import Phase
+
+Save = Callable[[int], SavedCheckpoint]
+"""Makes the state after this step durable and only then returns. Called in the training thread; may raise anything."""
+
+Tell = Callable[[Phase, int | None, int | None], None]
+"""Told (WRITING or COMMITTING, bytes done, bytes in all), from any thread."""
+
+CLOSED = "the guard is closed (step and save before close(), and before the end of its `with`)"
+
+_Value = TypeVar("_Value")
+_log = logging.getLogger("powerguard.trainer")
+
+
+class GivenUp(Exception):  # noqa: N818 - not an error: somebody else's bytes come first
+    """A write is not wanted any more: a newer state goes first, or training has ended."""
+
+
+@dataclass(frozen=True, slots=True)
+class Taken:
+    """A state that was copied at a step boundary and can be written beside training.
+
+    slot: which of the two snapshots holds it, 0 or 1. size_bytes: what this process will write.
+    """
+
+    step: int
+    slot: int
+    size_bytes: int
+
+
+class Others(Protocol):
+    """The other ranks' part in one checkpoint."""
+
+    @property
+    def number(self) -> int | None:
+        """The generation's; None where nobody else gives it one."""
+        ...
+
+    @property
+    def token(self) -> str:
+        """8 hex digits that all ranks know and no other checkpoint has."""
+        ...
+
+    @property
+    def created(self) -> str:
+        """Time of the commit for the manifest, RFC 3339: the same for all ranks, known once the shards are gathered."""
+        ...
+
+    def gather(self, shard: bytes, *, read: bool, after_ms: int = 0) -> list[bytes]:
+        """Hand in this rank's shard, durable; return those of all ranks once all have (read=False: []). May raise.
+
+        after_ms: the newest commit that this rank has seen; see `manifest.committed_ms`.
+        """
+        ...
+
+    def failed(self, error: Exception) -> None:
+        """Say that this rank's part came to nothing, and so the checkpoint."""
+        ...
+
+    def conclude(self, saved: SavedCheckpoint) -> SavedCheckpoint:
+        """Say that this rank's part is done; return the checkpoint once everybody's is. Raises when it is not."""
+        ...
+
+
+def commit_time(after_ms: int) -> str:
+    """Return the time of day, RFC 3339, and later than after_ms in any case: a clock may have been set back."""
+    now = datetime.now(UTC)
+    if now.timestamp() * 1000 < after_ms + 1:
+        now = datetime.fromtimestamp((after_ms + 1) / 1000, UTC)
+    return now.isoformat(timespec="milliseconds")
+
+
+class Nobody:
+    """A job of one process: no others."""
+
+    number: int | None = None
+
+    def __init__(self) -> None:
+        self.token = secrets.token_hex(4)
+        self.created = ""
+
+    def gather(self, shard: bytes, *, read: bool, after_ms: int = 0) -> list[bytes]:
+        """There is this shard."""
+        self.created = commit_time(after_ms)
+        return [shard] if read else []
+
+    def failed(self, error: Exception) -> None:
+        """Nobody waits."""
+
+    def conclude(self, saved: SavedCheckpoint) -> SavedCheckpoint:
+        """Nobody else has to be done."""
+        return saved
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Order:
+    """How a state is to be written.
+
+    reason: why, for people. urgent: it may use the last of what is kept for emergencies. cancel: set when it is not
+    wanted any more. others: what the other ranks have to do with it.
+    """
+
+    reason: str
+    urgent: bool
+    cancel: Event
+    others: Others
+
+
+class Checkpointer(Protocol):
+    """Takes states and writes them. Two slots, so that one is written while the next is taken.
+
+    beside: training goes on while it writes.
+    """
+
+    @property
+    def beside(self) -> bool: ...
+
+    def size_bytes(self) -> int | None:
+        """What this process would write; None when that is not known before the first save. Training thread."""
+        ...
+
+    def take(self, step: int, slot: int) -> Taken | SavedCheckpoint:
+        """Copy the state, in the training thread at a step boundary; or save it here and now. May raise anything."""
+        ...
+
+    def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:
+        """Make it durable and only then return, in the writer's thread. May raise anything; GivenUp when cancelled."""
+        ...
+
+    def prepare(self, size_bytes: int, stop: Event) -> float | None:
+        """Tidy up and make room for an emergency, until told to stop.
+
+        Returns bytes a second that the disk took, if that was seen.
+        """
+        ...
+
+    def idle(self, stop: Event) -> None:
+        """Do what can wait (scrub), until told to stop."""
+        ...
+
+    def corrupt(self) -> int:
+        """How many checkpoints turned out to be corrupt since this was last asked."""
+        ...
+
+    def close(self) -> None:
+        """Let go of everything."""
+        ...
+
+    def forsake(self) -> None:
+        """In a child of fork: close what the parent holds, and touch nothing else."""
+        ...
+
+
+class FunctionCheckpointer:
+    """Calls a function that saves by itself: training stands still meanwhile."""
+
+    beside = False
+
+    def __init__(self, save: Save) -> None:
+        self._save = save
+
+    def size_bytes(self) -> int | None:
+        """Nobody knows what the function will write."""
+        return None
+
+    def take(self, step: int, slot: int) -> Taken | SavedCheckpoint:  # noqa: ARG002 - it has no snapshots
+        """Save here and now. Raises what the function raises, and TypeError when it does not say what it saved."""
+        saved: object = self._save(step)
+        if not isinstance(saved, SavedCheckpoint):
+            msg = f"the function that saves returned {saved!r:.80}, not a SavedCheckpoint: nobody knows what is durable"
+            raise TypeError(msg)
+        return saved
+
+    def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:  # noqa: ARG002
+        """Never called: `take` leaves nothing to write."""
+        raise GivenUp(taken.step)
+
+    def prepare(self, size_bytes: int, stop: Event) -> float | None:  # noqa: ARG002
+        """Nothing to prepare."""
+        return None
+
+    def idle(self, stop: Event) -> None:
+        """Nothing to do."""
+
+    def corrupt(self) -> int:
+        """Nothing is verified here."""
+        return 0
+
+    def close(self) -> None:
+        """Nothing to let go of."""
+
+    def forsake(self) -> None:
+        """Nothing is held."""
+
+
+def attempted(call: Callable[[], _Value], what: str) -> _Value | Exception:
+    """Return what a call returned, or how it failed: nothing that saving does may end the training."""
+    try:
+        return call()
+    except GivenUp as end:
+        return end
+    except Exception as error:  # noqa: BLE001 - a failing disk must not end the training; the asker is told
+        _log.warning("%s failed: %s: %s", what, type(error).__name__, error)
+        _log.debug("%s failed", what, exc_info=True)
+        return error
+
+
+_SCRUB_EVERY_S: Final = 6 * 3600.0
+_SCRUB_RATE: Final = 100e6
+"""Bytes a second for what can wait: a little of any disk that one trains on."""
+
+
+class StoreCheckpointer:
+    """Takes and writes the state of one rank under a root. Two snapshots, each as large as the state."""
+
+    beside = True
+
+    def __init__(
+        self,
+        state: State,
+        store: Store,
+        *,
+        hosts: int = 1,
+        clock: Callable[[], float] = boottime_s,
+    ) -> None:
+        self._state = state
+        self._store = store
+        self._hosts = hosts
+        self._clock = clock
+        self._snapshots = (Snapshot(), Snapshot())
+        self._layouts: list[Layout | None] = [None, None]
+        # Held while a snapshot is written into: the training thread's copy, and the touching of its pages beforehand.
+        self._locks = (threading.Lock(), threading.Lock())
+        self._is_short = False
+        self._restores = 0
+        self._aside = 0
+        self._scrub_at_s = clock() + _SCRUB_EVERY_S
+        self._seen_ms, self._seen_at_s = 0, clock()
+        """The newest commit that this rank has seen, in any tier, and when it saw it, by a clock that nobody sets."""
+
+    @property
+    def root(self) -> Path:
+        """The folder of this job's checkpoints."""
+        return self._store.root
+
+    def newest_step(self) -> int | None:
+        """Return the highest step of the checkpoints that lie there; None: there is none."""
+        found = self._store.found()
+        for each in found:
+            self._see(committed_ms(each.manifest.created))
+        return max((each.step for each in found), default=None)
+
+    def leave_behind(self, above: int) -> None:
+        """Set aside every checkpoint of a step above this one; see `Store.leave_behind`."""
+        self._store.leave_behind(above)
+
+    @property
+    def leads(self) -> bool:
+        """Whether this rank is the one that commits under its root."""
+        return self._store.leader
+
+    def size_bytes(self) -> int | None:
+        """What this rank would write: asked of the items, without copying any. Raises what no save could write."""
+        layout = laid_out(self._state.items())
+        Shard.check(layout, self._store.ranks)
+        return layout.size_bytes
+
+    def take(self, step: int, slot: int) -> Taken | SavedCheckpoint:
+        """Copy every item. Raises what the state raises."""
+        with self._locks[slot]:
+            self._layouts[slot] = None
+            layout = self._snapshots[slot].take(self._state.items())
+            self._layouts[slot] = layout
+        return Taken(step, slot, layout.size_bytes)
+
+    def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:
+        """Write this rank's shard; the leader of each root commits once all ranks have. A failure leaves nothing."""
+        others = order.others
+        name = self._store.name(taken.step, others.token)
+        try:
+            shard = self._write(name, taken, tell, order)
+            tell(Phase.COMMITTING, taken.size_bytes, taken.size_bytes)
+            after_ms = self._seen_ms + int(1000 * (self._clock() - self._seen_at_s))
+            shards = others.gather(shard.packed().to_json(), read=self._store.leader, after_ms=after_ms)
+            self._see(committed_ms(others.created))
+            saved = self._commit(name, taken, shards, order)
+            self._leave_room(taken.size_bytes)
+        except CancelledError as error:
+            over = GivenUp(str(error))
+            self._fail(name, others, over)
+            raise over from error
+        except Exception as error:
+            self._fail(name, others, error)
+            raise
+        try:
+            saved = others.conclude(saved)
+        except Exception:
+            self._abandon(name)
+            raise
+        self._store.let_go()
+        return saved
+
+    def _write(self, name: str, taken: Taken, tell: Tell, order: Order) -> Shard:
+        layout = self._layouts[taken.slot]
+        if order.cancel.is_set() or layout is None:  # the memory may hold another state, and no slot is to be taken
+            msg = "a newer state went first, or training has ended"
+            raise CancelledError(msg)
+        return self._store.write_shard(
+            name,
+            self._store.rank,
+            self._snapshots[taken.slot],
+            layout,
+            lambda done, total: tell(Phase.WRITING, done, total),
+            urgent=order.urgent,
+            cancel=order.cancel,
+        )
+
+    def _fail(self, name: str, others: Others, error: Exception) -> None:
+        """Tell the others first: who finds the folder gone would else be the first to fail, and know no reason."""
+        try:
+            others.failed(error)
+        finally:
+            self._abandon(name)
+
+    def _abandon(self, name: str) -> None:
+        with contextlib.suppress(OSError, StoreError):  # a disk that refused the write may refuse this, too
+            self._store.abandon(name)
+
+    def _see(self, committed_at_ms: int) -> None:
+        """Note a commit: what is committed from now on is later, by as much as time has gone by."""
+        if committed_at_ms > self._seen_ms:
+            self._seen_ms, self._seen_at_s = committed_at_ms, self._clock()
+
+    def _commit(self, name: str, taken: Taken, shards: list[bytes], order: Order) -> SavedCheckpoint:
+        """Commit as the leader of this root; else say where it will lie, once the leader has."""
+        if not self._store.leader:
+            path = str(self._store.root / name)
+            return SavedCheckpoint(step=taken.step, path=path, size_bytes=taken.size_bytes, manifest_digest="")
+        manifest = Manifest(
+            job=self._store.job,
+            step=taken.step,
+            created=order.others.created,
+            reason=order.reason,
+            ranks=self._store.ranks,
+            hosts=self._hosts,
+            shards=tuple(Packed.parse(each) for each in shards),
+        )
+        return self._store.commit(name, manifest)
+
+    def _leave_room(self, size_bytes: int) -> None:
+        """Have a slot for the next emergency at once, where this one took the last: it may come before idle time."""
+        try:
+            self._store.leave_room(size_bytes)
+        except (OSError, StoreError) as error:  # what was committed is
+            _log.warning("%s: an emergency may find no room: %s", self._store.root, error)
+
+    def prepare(self, size_bytes: int, stop: threading.Event) -> float | None:
+        """Touch the snapshots, let old checkpoints go, and fill the emergency slots; see `Store.prepare`.
+
+        Returns bytes a second that the disk took meanwhile; None when there was nothing to write, or it was stopped.
+        """
+        for snapshot, lock in zip(self._snapshots, self._locks, strict=True):
+            with lock:
+                if not self._is_used(snapshot):
+                    snapshot.reserve(size_bytes, stop=stop)
+            if stop.is_set():
+                return None
+        self._store.prune(stop)
+        ready, began_s = self._store.slots_ready(size_bytes), self._clock()
+        try:
+            is_done, short = self._store.prepare(size_bytes, stop=stop), ""
+        except StoreError as error:
+            is_done, short = True, str(error)
+        if short and not self._is_short:
+            _log.warning("%s", short)
+        self._is_short = bool(short)
+        made = self._store.slots_ready(size_bytes) - ready
+        return made * size_bytes / max(self._clock() - began_s, 1e-6) if is_done and made > 0 else None
+
+    def _is_used(self, snapshot: Snapshot) -> bool:
+        """Growing or touching it would lose what it holds."""
+        return self._layouts[self._snapshots.index(snapshot)] is not None
+
+    def idle(self, stop: threading.Event) -> None:
+        """Verify the newest checkpoint on the disk every six hours."""
+        if not self._store.leader or self._clock() < self._scrub_at_s:
+            return
+        scrubbed = self._store.scrub(rate=_SCRUB_RATE, stop=stop)
+        if scrubbed is None or scrubbed.whole or scrubbed.corrupt is not None:
+            self._scrub_at_s = self._clock() + _SCRUB_EVERY_S
+
+    def corrupt(self) -> int:
+        """How many checkpoints were set aside since this was last asked."""
+        before, self._aside = self._aside, self._store.set_aside_count
+        return self._aside - before
+
+    def restore(self, ranks: Ranks, remote: Remote | None) -> tuple[SavedCheckpoint, int] | None:
+        """Load the newest checkpoint that every rank can read to the last byte, from whichever tier.
+
+        Returns it, and how many were rotten (passed over, or repaired from another tier); None: there is none.
+        Raises StoreError, RanksError, TierError.
+        """
+        tiers: list[Tier] = [LocalTier(self._store)]
+        if remote is not None:
+            tiers.append(tier_of(remote, self._store.job))
+        self._restores += 1
+        chosen = choose(tiers, ranks, job=self._store.job, into=self._snapshots[0], key=f"resume/{self._restores}")
+        self.corrupt()  # those are in what is returned
+        if chosen is None:
+            self._store.warn_of_none()
+            return None
+        self._see(chosen.newest_ms)
+        if chosen.local:
+            self._store.trust(chosen.found)  # neither retention nor the scrub need read it again now
+        self._state.load(chosen.items)
+        return chosen.found.saved(), len(chosen.refused) + bool(chosen.repaired)
+
+    def close(self) -> None:
+        """Let go of the root and of the memory."""
+        self._store.close()
+        for snapshot in self._snapshots:
+            snapshot.close()
+
+    def forsake(self) -> None:
+        """In a child of fork: the lock is the parent's."""
+        self._store.close()

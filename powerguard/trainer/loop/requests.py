@@ -1,0 +1,701 @@
+"""Where those who ask and those who save meet: the wishes, who stands still for them, and how they ended.
+
+Three kinds of thread come here. Server threads ask (`trigger`, `pause`, `resume` ...) and wait. The training thread
+looks at `asked` after every step, without a lock, and attends to what it finds at a step boundary. The writer's thread
+says how far it has come. They meet under one lock, `changed`.
+
+What the requests need of others: slower storage, and the other ranks of the job.
+
+One checkpoint that somebody asked for, from the first request to its end; and how long a pause lasts.
+"""
+
+import logging
+import secrets
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import dataclass, replace
+from threading import Condition, RLock
+from typing import NamedTuple, Protocol
+
+from powerguard.fields import clean_text
+from powerguard.trainer.loop.checkpointer import GivenUp
+from powerguard.trainer.loop.pace import Pace
+from powerguard.trainer.ranks.base import Flag, RanksError, boottime_s
+from powerguard.trainer.store.store import SavedCheckpoint
+from powerguard.wire import (
+    ENDED,
+    After,
+    CheckpointStatus,
+    LastCommitted,
+    Phase,
+    Reason,
+    TrainerStatus,
+    TriggerRequest,
+    escalated,
+)
+
+
+class UploadsSeen(NamedTuple):
+    """How copying goes. step: of the newest checkpoint that is whole in slower storage; None: none yet.
+
+    error, failing_s: what went wrong last, for a person, and for how long; "" and None since the last success.
+    """
+
+    step: int | None = None
+    error: str = ""
+    failing_s: float | None = None
+
+
+class Uploads(Protocol):
+    """What copies checkpoints to slower storage, in the background."""
+
+    def offer(self, saved: SavedCheckpoint, *, asked: bool) -> None:
+        """A checkpoint is durable on this host. asked: somebody wanted it; else the schedule did."""
+        ...
+
+    def hold(self) -> None:
+        """Stop at once, and begin nothing. Never called with the lock of the requests held."""
+        ...
+
+    def release(self) -> None:
+        """Go on."""
+        ...
+
+    def seen(self) -> UploadsSeen:
+        """Return how they go, for people. Never called with the lock of the requests held."""
+        ...
+
+    def figures(self) -> Mapping[str, tuple[str, str, float]]:
+        """Return metrics: name -> (type, help, value)."""
+        ...
+
+
+class Elsewhere(Protocol):
+    """The other ranks of the job, where there are any. Never called with the lock held; may raise RanksError."""
+
+    @property
+    def holds(self) -> bool:
+        """Training is to stand for this host, as all ranks know."""
+        ...
+
+    @property
+    def hosts_holding(self) -> int | None:
+        """How many hosts want that; None where there is one."""
+        ...
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong between the ranks, for a person; "" while nothing is."""
+        ...
+
+    def news(self) -> None:
+        """Bring the requests up to date with what they have agreed on."""
+        ...
+
+    def opened(self, request: TriggerRequest) -> int:
+        """Have all ranks save; return the number of the generation that this wish is part of."""
+        ...
+
+    def cancelled(self, number: int) -> None:
+        """Call a generation off, for all ranks."""
+        ...
+
+    def paused(self) -> None:
+        """Have all ranks stand still, for this host."""
+        ...
+
+    def resumed(self, *, all_hosts: bool = False) -> None:
+        """Take back what this host wanted, or what all of them did; all ranks go on, if no host holds them any more."""
+        ...
+
+    def tick(self) -> None:
+        """Now and then, in the writer's thread: ask what the training thread cannot wait for."""
+        ...
+
+
+@dataclass(slots=True)
+class Lease:
+    """A wish that lapses when its asker is not heard any more.
+
+    lease_s: seconds without a word of the asker. asker: who it is, as the endpoint tells askers apart.
+    heard_s: when he was last heard, on the guard's clock.
+    """
+
+    lease_s: float
+    asker: str
+    heard_s: float
+
+    def left_s(self, now_s: float) -> float:
+        """Seconds until it lapses; 0 when it has."""
+        return max(0.0, self.heard_s + self.lease_s - now_s)
+
+
+def leased(lease_s: float | None, asker: str, now_s: float) -> Lease | None:
+    """Return the lease of a request; None for one that stands until it is taken back."""
+    return None if lease_s is None else Lease(lease_s, asker, now_s)
+
+
+@dataclass(slots=True, kw_only=True)
+class Operation:
+    """A checkpoint in the making. Owned by a RequestQueue and touched under its lock only.
+
+    deadline_at_s: the tightest deadline of all who asked, on the guard's clock; None when nobody set one.
+    lease: how long training stands still for it unheard; None: until it is told to go on.
+    began_s: when its bytes began. was_held: training stood still before it, too.
+    note: as in the answer.
+    generation: its number among all ranks; None where there is one rank. hosts_on_battery: as in the answer.
+    told: an asker has read how it ended. must_end: the process is to end even when it fails (a signal said so).
+    """
+
+    id: str
+    after: After
+    reason: Reason = Reason.OPERATOR
+    event: str = ""
+    deadline_at_s: float | None = None
+    lease: Lease | None = None
+    phase: Phase = Phase.WAITING_STEP
+    step: int | None = None
+    bytes_done: int | None = None
+    bytes_total: int | None = None
+    path: str = ""
+    manifest_digest: str = ""
+    error: str = ""
+    note: str = ""
+    began_s: float | None = None
+    was_held: bool = False
+    generation: int | None = None
+    hosts_on_battery: int | None = None
+    told: bool = False
+    must_end: bool = False
+
+    @property
+    def ended(self) -> bool:
+        """Nothing will change any more."""
+        return self.phase in ENDED
+
+    @property
+    def stands(self) -> bool:
+        """Training is to stand still for it."""
+        return self.after is not After.CONTINUE
+
+    def join(self, request: TriggerRequest, after: After, now_s: float, asker: str = "") -> None:
+        """Let one more asker in: the tighter deadline wins, what comes after it only escalates, no lease beats one."""
+        if self.ended:
+            return
+        if after is not After.CONTINUE:
+            lease = leased(request.lease_s, asker, now_s)
+            self.lease = lease if not self.stands else self.lease and lease
+        self.after = escalated(self.after, after)
+        if request.deadline_s is not None:
+            deadline_at_s = now_s + request.deadline_s
+            self.deadline_at_s = deadline_at_s if self.deadline_at_s is None else min(self.deadline_at_s, deadline_at_s)
+
+    def eta_s(self, now_s: float, usual_s: float | None) -> float | None:
+        """Seconds until durable: from the pace of this write, else from `usual_s`, what a checkpoint usually takes."""
+        if self.ended:
+            return None
+        if self.began_s is None:
+            return usual_s
+        spent_s = now_s - self.began_s
+        if self.bytes_done and self.bytes_total and spent_s > 0:
+            return max(0.0, spent_s * (self.bytes_total - self.bytes_done) / self.bytes_done)
+        return None if usual_s is None else max(0.0, usual_s - spent_s)
+
+    def status(self, now_s: float, *, paused_step: int | None, usual_s: float | None) -> CheckpointStatus:
+        """Return what an asker is told."""
+        return CheckpointStatus(
+            id=self.id,
+            phase=self.phase,
+            after=self.after,
+            step=self.step,
+            paused=paused_step is not None,
+            paused_step=paused_step,
+            deadline_s=None if self.deadline_at_s is None else max(0.0, self.deadline_at_s - now_s),
+            eta_s=self.eta_s(now_s, usual_s),
+            bytes_done=self.bytes_done,
+            bytes_total=self.bytes_total,
+            path=self.path,
+            manifest_digest=self.manifest_digest,
+            durable=self.phase is Phase.COMMITTED,
+            error=self.error,
+            note=self.note,
+            hosts_on_battery=self.hosts_on_battery,
+        )
+
+
+_log = logging.getLogger("powerguard.trainer")
+_KEPT_OPERATIONS = 64
+UPLOADS_HELD_S = 900.0  # without a lease and without a pause: a daemon that died must not stop uploads for ever
+
+
+class RequestQueue:
+    """One training process's wishes. Every attribute but `asked` and `pace` is touched under `changed` only.
+
+    job: its name. conduct: the most that it is willing to do after an emergency checkpoint. ranks, hosts: of the job.
+    """
+
+    def __init__(
+        self,
+        *,
+        job: str,
+        conduct: After,
+        clock: Callable[[], float] = boottime_s,
+        ranks: int = 1,
+        hosts: int = 1,
+        uploads: Uploads | None = None,
+    ) -> None:
+        self.job = job
+        self.conduct = conduct
+        self.clock = clock
+        self.ranks, self.hosts = ranks, hosts
+        self.uploads = uploads
+        self.pace = Pace(clock())
+        self.lock = RLock()  # entered by the training thread: a Condition's `with` is Python, and room for a Ctrl-C
+        self.changed = Condition(self.lock)
+        self.others: Elsewhere | None = None
+        """Set where there are other ranks: then they decide together where training stands."""
+        self.wanted = Flag()
+        """Set when the disk is needed by somebody who cannot wait: tidying up ends at once."""
+        self.waiting: Operation | None = None
+        """Asked for; its state is not taken yet."""
+        self.begun: list[Operation] = []
+        """Its state is being taken or written, oldest first."""
+        self.held = self.holds = False
+        """With several ranks: this host wants training to stand, for as long as `lease` says."""
+        self.lease: Lease | None = None
+        self.ending: Operation | None = None
+        self.closed = False
+        self.boundary: int | None = None
+        """The step after which the training thread is with us just now; None while it trains."""
+        self.serving = False
+        """The training thread is at a step boundary and attends to whoever waits."""
+        self.phase_step: int | None = None
+        """Within a phase that told its state: the step that this state is of."""
+        self.signals = self.signals_heard = False
+        """Signals that mean the end are listened to; one has come."""
+        self.signalled: int | None = None
+        """The one that has come and is not attended to yet. Set by its handler, which can take no lock."""
+        self.saving = False
+        """The training thread is busy with the state: it cannot go on before that is done."""
+        self.last: SavedCheckpoint | None = None
+        self.last_at_s = clock()
+        self.snapshot_step: int | None = None
+        self.results = {Phase.COMMITTED: 0, Phase.FAILED: 0, Phase.ABORTED: 0}
+        self._operations: dict[str, Operation] = {}
+        self._uploads_lease: Lease | None = None
+
+    # --- Those who ask --------------------------------------------------------------------------------------------
+
+    def heard(self, asker: str) -> None:
+        """An asker has sent a request, of whatever kind: his leases begin anew."""
+        with self.changed:
+            now_s = self.clock()
+            for lease in (
+                self.lease,
+                self._uploads_lease,
+                *(each.lease for each in (self.waiting, *self.begun) if each),
+            ):
+                if lease is not None and lease.asker == asker:
+                    lease.heard_s = now_s
+
+    def trigger(self, request: TriggerRequest, *, asker: str = "") -> CheckpointStatus:
+        """Ask for a checkpoint at the next step boundary. The same id, or one in flight, is the same checkpoint."""
+        after = request.after if escalated(request.after, self.conduct) is self.conduct else self.conduct
+        number, error = self._opened_elsewhere(replace(request, after=after))
+        with self.changed:
+            operation = self.open(request, after, asker, number)
+            if after is not request.after:
+                self._note_conduct(operation, request.after)
+            if error is not None and not operation.ended:
+                self.settle(operation, error)
+            if after is not After.CONTINUE and self.others is not None:
+                self._stand_for(request.lease_s, asker)
+            is_pressing = after is not After.CONTINUE or request.reason is Reason.ON_BATTERY
+            if is_pressing and not operation.ended:
+                self._note_uploads(request.lease_s, asker)
+        self._ask(lambda others: others.news())  # it may have ended before it was known here
+        self._stop_uploads(now=is_pressing)
+        with self.changed:
+            return self.status_of(operation)
+
+    def _note_conduct(self, operation: Operation, asked: After) -> None:
+        """Report, once for each checkpoint, that this training does less than it was asked for."""
+        note = f"asked for {asked}, but this training allows no more than {self.conduct} (Guard's conduct)"
+        if operation.note != note:
+            operation.note = note
+            _log.warning("checkpoint %s: %s", operation.id, note)
+
+    def _opened_elsewhere(self, request: TriggerRequest) -> tuple[int | None, Exception | None]:
+        """Have the other ranks save too: the number of the generation, or why it cannot be."""
+        if self.others is None:
+            return None, None
+        try:
+            return self.others.opened(request), None
+        except RanksError as error:
+            return None, error
+
+    def open(self, request: TriggerRequest, after: After, asker: str, number: int | None = None) -> Operation:
+        """Find or make the operation of a request, let it join, and have it attended to. With the lock held.
+
+        number: of its generation, where there are other ranks.
+        """
+        now_s = self.clock()
+        operation = self._operations.get(request.id)
+        if operation is None:
+            operation = self._joinable(after) if self.others is None else self.of_generation(number)
+        if operation is None:
+            lease = leased(request.lease_s, asker, now_s) if after is not After.CONTINUE else None
+            operation = Operation(id=request.id, after=after, reason=request.reason, event=request.event, lease=lease)
+            operation.generation = number
+            if self.others is None:
+                self.waiting = operation
+            else:
+                self.begun.append(operation)
+        stood = operation.stands
+        operation.join(request, after, now_s, asker)
+        self._operations[request.id] = operation
+        while len(self._operations) > _KEPT_OPERATIONS:
+            del self._operations[self._forgettable()]
+        if operation in self.begun and operation.stands and self.others is None:
+            if not stood:
+                self.hold(operation)  # joined in mid-write by one who wants it to stand
+            elif self.held:
+                self.lease = self.lease and operation.lease
+        if self.closed:
+            self._abort_all("training has ended")
+        self.asked = self.asked or self.others is None
+        self.wanted.set()
+        self.changed.notify_all()
+        return operation
+
+    def of_generation(self, number: int | None) -> Operation | None:
+        """Return the operation of a generation, if one is known that has not ended. With the lock held."""
+        mine = (each for each in self.begun if number is not None and each.generation == number)
+        return next(mine, None)
+
+    def known_as(self, names: Iterable[str]) -> Operation | None:
+        """Return the operation that was asked for under one of these names. With the lock held."""
+        return next((self._operations[name] for name in names if name in self._operations), None)
+
+    def checkpoint(self, name: str, *, wait_s: float = 0.0, seen: str = "") -> CheckpointStatus | None:
+        """Return how a checkpoint goes on, after wait_s or as soon as there is news. None: never heard of.
+
+        seen: the phase that the asker knows of; another one is news at once. "": a change from now on is.
+        """
+        with self.changed:
+            operation = self._operations.get(name)
+            if operation is None:
+                return None
+            known = seen or operation.phase.value
+            if not operation.ended and wait_s > 0:
+                # Looked up anew each time: one that a newer one supersedes goes on under its name.
+                self.changed.wait_for(lambda: self._operations.get(name, operation).phase != known, timeout=wait_s)
+            return self.status_of(self._operations.get(name, operation))
+
+    def tell(self, name: str) -> None:
+        """Note that an asker has been sent this checkpoint's end: a training that is to exit may go now."""
+        with self.changed:
+            operation = self._operations.get(name)
+            if operation is not None and operation.ended:
+                operation.told = True
+                self.changed.notify_all()
+
+    def cancel(self, name: str) -> CheckpointStatus | None:
+        """Call a checkpoint off: one not begun is aborted; one begun is finished, and training goes on meanwhile."""
+        with self.changed:
+            operation = self._operations.get(name)
+            if operation is None:
+                return None
+            if self.others is not None:
+                pass
+            elif operation is self.waiting:
+                self._abort(operation, "called off before it began")
+            elif operation in self.begun and operation.stands:
+                operation.after = After.CONTINUE
+                self.held = operation.was_held
+            self.changed.notify_all()
+        if self.others is not None and operation.generation is not None and not operation.ended:
+            self._ask(lambda others: others.cancelled(operation.generation or 0))
+        with self.changed:
+            return self.status_of(operation)
+
+    def pause(self, *, lease_s: float | None = None, asker: str = "") -> TrainerStatus:
+        """Stand still at the next step boundary, without a checkpoint, if this training is willing to."""
+        if self.conduct is After.CONTINUE:
+            return self.status()
+        self._ask(lambda others: others.paused())
+        with self.changed:
+            self._stand_for(lease_s, asker)
+            self.held = self.held or self.others is None
+            self.asked = self.asked or self.others is None
+            self.wanted.set()
+            self.changed.notify_all()
+        return self.status()
+
+    def _stand_for(self, lease_s: float | None, asker: str) -> None:
+        """Note for how long this wish has training stand: no lease beats one. Of several ranks, once all know it."""
+        if self.others is None or self.others.holds:
+            lease = leased(lease_s, asker, self.clock())
+            stood, self.holds = (self.held, False) if self.others is None else (self.holds, True)
+            self.lease = self.lease and lease if stood else lease
+
+    def resume(self, *, wait_s: float = 1.0, all_hosts: bool = False) -> TrainerStatus:
+        """Go on in place, unless another host holds it. Waits up to wait_s to see it; what is written is finished."""
+        self._ask(lambda others: others.resumed(all_hosts=all_hosts))
+        with self.changed:
+            if self.others is None:
+                self.held = False
+                self.lease = None
+                for operation in (*self.begun, *filter(None, [self.waiting])):
+                    operation.after = After.CONTINUE
+                if self.ending is not None and not self.ending.told:
+                    self.ending = None
+            self._release_uploads()
+            self.changed.notify_all()
+            self.changed.wait_for(lambda: self.boundary is None or self.saving or self.held, timeout=wait_s)
+        return self.status()
+
+    def _ask(self, wish: Callable[[Elsewhere], None]) -> None:
+        """Tell the other ranks, if there are any; where they cannot be reached, the status shows what came of it."""
+        if self.others is not None:
+            try:
+                wish(self.others)
+            except RanksError as error:
+                _log.warning("the other ranks cannot be asked: %s", error)
+
+    def hold_uploads(self, *, lease_s: float | None = None, asker: str = "") -> TrainerStatus:
+        """Copy nothing to slower storage until `resume`, or until nobody is heard for lease_s (15 minutes if None).
+
+        0: go on, as soon as training does not stand still and no checkpoint is in flight.
+        """
+        with self.changed:
+            self._note_uploads(lease_s, asker)
+            if lease_s == 0:
+                self.lapse_uploads()
+            else:
+                self.wanted.set()
+            self.changed.notify_all()
+        self._stop_uploads(now=lease_s != 0)
+        return self.status()
+
+    def status(self) -> TrainerStatus:
+        """Return what the daemon budgets from."""
+        uploads = UploadsSeen() if self.uploads is None else self.uploads.seen()
+        with self.changed:
+            now_s = self.clock()
+            last, pace = self.last, self.pace
+            in_flight = self.waiting or (self.begun[-1] if self.begun else None)
+            return TrainerStatus(
+                job=self.job,
+                step=pace.step,
+                ranks=self.ranks,
+                hosts=self.hosts,
+                step_time_p50_s=pace.step_time_s(0.5),
+                step_time_p95_s=pace.step_time_s(0.95),
+                last_step_age_s=max(0.0, now_s - pace.stepped_at_s),
+                loop=pace.loop,
+                paused=self.paused_step is not None,
+                conduct=self.conduct,
+                checkpoint="" if in_flight is None else in_flight.id,
+                last_committed=None
+                if last is None
+                else LastCommitted(
+                    step=last.step,
+                    age_s=now_s - self.last_at_s,
+                    manifest_digest=last.manifest_digest,
+                    path=last.path,
+                ),
+                estimate=pace.estimate(),
+                snapshot_step=self.snapshot_step,
+                lease_s=self.lease.left_s(now_s) if self.held and self.lease is not None else None,
+                uploads_held=self._uploads_lease is not None,
+                uploads_step=uploads.step,
+                uploads_error=uploads.error,
+                uploads_failing_s=uploads.failing_s,
+                hosts_holding=None if self.others is None else self.others.hosts_holding,
+                trouble="" if self.others is None else self.others.trouble,
+            )
+
+    # --- The training thread and the writer's, with the lock held ---------------------------------------------------
+
+    @property
+    def asked(self) -> bool:
+        """There is something to attend to at the next step boundary. The training thread reads it without the lock."""
+        return self.pace.asked
+
+    @asked.setter
+    def asked(self, asked: bool) -> None:
+        self.pace.asked = asked
+
+    @property
+    def paused_step(self) -> int | None:
+        """The step at which training stands still, or at which it ended for good; None while it trains."""
+        return self.boundary if self.held or self.ending is not None else None
+
+    def take_signal(self) -> None:
+        """Make the wish of a signal one like any other: a checkpoint, and then the end."""
+        if (request := self.signal_request()) is not None:
+            self.open(request, After.EXIT, asker="").must_end = True
+
+    def signal_request(self) -> TriggerRequest | None:
+        """Return the wish of a signal that has come, once."""
+        number, self.signalled = self.signalled, None
+        if number is None:
+            return None
+        return TriggerRequest(id=f"signal-{number}-{secrets.token_hex(4)}", after=After.EXIT)
+
+    def claim(self, step: int, phase: Phase) -> Operation | None:
+        """Take the operation that waits, if one does, for the state after this step."""
+        operation = self.waiting
+        if operation is not None:
+            self.begun.append(operation)
+            self.waiting = None
+            operation.step = step
+            operation.phase = phase
+            operation.began_s = self.clock()
+            if operation.stands:
+                self.hold(operation)
+            self.changed.notify_all()
+        return operation
+
+    def hold(self, operation: Operation) -> None:
+        """Have training stand still for this operation, from the beginning of its write and after it, come what may."""
+        operation.was_held = self.held
+        self.lease = self.lease and operation.lease if self.held else operation.lease
+        self.held = self.asked = True
+
+    def lapse(self) -> float | None:
+        """Let a pause go whose lease is over; return the seconds until that comes, None when it never does."""
+        if not self.held or self.lease is None:
+            return None
+        left_s = self.lease.left_s(self.clock())
+        if left_s <= 0:
+            self.held = False
+            self.lease = None
+            for operation in self.begun:
+                operation.after = After.CONTINUE
+            self._release_uploads()
+        return left_s
+
+    def lapse_uploads(self) -> float | None:
+        """Let held uploads go when nobody wants that any more; return the seconds until it is worth a look again."""
+        if self._uploads_lease is None:
+            return None
+        left_s = self._uploads_lease.left_s(self.clock())
+        if left_s <= 0 and not (self.held or self.waiting or self.begun):
+            self._release_uploads()
+        return max(1.0, left_s)
+
+    def progress(self, operation: Operation, phase: Phase, done: int | None, total: int | None) -> None:
+        """Note how far a write has come, unless another rank has ended it meanwhile."""
+        if operation.ended:
+            return
+        operation.bytes_done, operation.bytes_total = done, total
+        if operation.phase is not phase:
+            operation.phase = phase
+            self.changed.notify_all()
+
+    def committed(self, saved: SavedCheckpoint) -> None:
+        """A checkpoint is durable, whoever wanted it. An older one than the newest is none to boast of.
+
+        Nor is another of the same step of which this rank does not know where it lies.
+        """
+        if self.last is None or saved.step > self.last.step or (saved.step == self.last.step and saved.path):
+            self.last = saved
+            self.last_at_s = self.clock()
+            self.changed.notify_all()
+
+    def settle(self, operation: Operation, outcome: SavedCheckpoint | Exception) -> None:
+        """End an operation that was claimed."""
+        if isinstance(outcome, GivenUp):
+            operation.phase = Phase.ABORTED
+            operation.error = clean_text(str(outcome))
+        elif isinstance(outcome, Exception):
+            operation.phase = Phase.FAILED
+            operation.error = clean_text(f"{type(outcome).__name__}: {outcome}")
+        else:
+            operation.phase = Phase.COMMITTED
+            operation.path = outcome.path
+            operation.manifest_digest = outcome.manifest_digest
+            operation.bytes_done = operation.bytes_total = outcome.size_bytes
+        leaves = operation.after is After.EXIT and operation.phase is Phase.COMMITTED and self.others is None
+        if operation.must_end or leaves:
+            self.ending = operation
+            self.asked = True
+        self.results[operation.phase] += 1
+        self.begun.remove(operation)
+        self.changed.notify_all()
+
+    def supersede(self, old: Operation, new: Operation) -> None:
+        """Let those who asked for an older state have the newer one, whose bytes go first."""
+        self.begun.remove(old)
+        for name, operation in self._operations.items():
+            if operation is old:
+                self._operations[name] = new
+        new.after = escalated(old.after, new.after)
+        if old.deadline_at_s is not None:
+            new.deadline_at_s = min(old.deadline_at_s, new.deadline_at_s or old.deadline_at_s)
+        self.changed.notify_all()
+
+    def fail_waiting(self, why: str) -> None:
+        """Abort the operation that waits: there is no way in which it could begin."""
+        if self.waiting is not None:
+            self._abort(self.waiting, why)
+            self.changed.notify_all()
+
+    def close(self) -> None:
+        """Training has ended, and with it what is in flight."""
+        with self.changed:
+            self.closed = True
+            self._abort_all("training has ended")
+            self.changed.notify_all()
+
+    def status_of(self, operation: Operation) -> CheckpointStatus:
+        """Return what an asker is told of an operation."""
+        estimate = self.pace.estimate()
+        usual_s = None if estimate is None else estimate.seconds
+        return operation.status(self.clock(), paused_step=self.paused_step, usual_s=usual_s)
+
+    def _joinable(self, after: After) -> Operation | None:
+        """Return the operation that a new wish is part of.
+
+        One whose state is older than where training stands is not: who wants that wants the checkpoint of that step.
+        """
+        if self.waiting is not None:
+            return self.waiting
+        newest = self.begun[-1] if self.begun else None
+        if newest is None or after is After.CONTINUE or newest.step == self.boundary:
+            return newest
+        return None
+
+    def _forgettable(self) -> str:
+        """Return the oldest name that is ended or only joined: a storm of wishes must not drown the first one's."""
+        old = (name for name, operation in self._operations.items() if operation.ended or operation.id != name)
+        return next(old, next(iter(self._operations)))
+
+    def _abort(self, operation: Operation, why: str) -> None:
+        not_begun = operation.phase in {Phase.WAITING_STEP, Phase.AGREEING}
+        operation.phase = Phase.ABORTED if not_begun else Phase.FAILED
+        operation.error = why
+        self.results[operation.phase] += 1
+        if operation is self.waiting:
+            self.waiting = None
+        else:
+            self.begun.remove(operation)
+
+    def _abort_all(self, why: str) -> None:
+        for operation in (*self.begun, *filter(None, [self.waiting])):
+            self._abort(operation, why)
+
+    def _note_uploads(self, lease_s: float | None, asker: str) -> None:
+        if self.uploads is not None:
+            self._uploads_lease = Lease(UPLOADS_HELD_S if lease_s is None else lease_s, asker, self.clock())
+
+    def _stop_uploads(self, *, now: bool) -> None:
+        """Stop them without the lock: it may take a moment until the process that uploads has gone."""
+        if now and self.uploads is not None:
+            self.uploads.hold()
+
+    def _release_uploads(self) -> None:
+        if self._uploads_lease is not None and self.uploads is not None:
+            self._uploads_lease = None
+            self.uploads.release()

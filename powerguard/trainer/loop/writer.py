@@ -1,0 +1,419 @@
+"""The thread that writes: states that were taken at step boundaries become durable here, beside training.
+
+An emergency is written here too: training stands still only because it is told to, and can go on in the middle of a
+write. When a newer state comes while an older one is being written, the deadline decides which bytes go first.
+
+When checkpoints are copied to slower storage: now and then, and never while somebody fights for time.
+"""
+
+import logging
+import threading
+from collections.abc import Callable, Mapping
+from dataclasses import dataclass, field
+from typing import TypeVar
+
+from powerguard.trainer.loop.checkpointer import CLOSED, Checkpointer, GivenUp, Nobody, Order, Others, Taken, attempted
+from powerguard.trainer.loop.requests import Operation, RequestQueue, UploadsSeen
+from powerguard.trainer.ranks.base import Flag, boottime_s
+from powerguard.trainer.store.store import SavedCheckpoint
+from powerguard.trainer.tiers.base import period_of
+from powerguard.trainer.tiers.upload import Uploader
+from powerguard.wire import Phase
+
+
+class Uploads:
+    """Offers the uploader one checkpoint in every_s seconds, and each that was asked for; see `requests.Uploads`."""
+
+    def __init__(self, uploader: Uploader, *, every_s: float, clock: Callable[[], float] = boottime_s) -> None:
+        self._uploader = uploader
+        self._every_s = every_s
+        self._clock = clock
+        self._period: int | None = None
+
+    def offer(self, saved: SavedCheckpoint, *, asked: bool) -> None:
+        """Copy this one next, if it is time for one. What was offered and is not begun is forgotten."""
+        period = period_of(saved, self._every_s)
+        if period is not None and (asked or period != self._period):
+            self._period = period
+            self._uploader.offer(saved)
+
+    def hold(self) -> None:
+        """Stop at once."""
+        self._uploader.hold()
+
+    def release(self) -> None:
+        """Go on."""
+        self._uploader.release()
+
+    def close(self) -> None:
+        """Stop for good."""
+        self._uploader.close()
+
+    def seen(self) -> UploadsSeen:
+        """Return how they go, for people."""
+        status = self._uploader.status()
+        return UploadsSeen(status.committed_step, status.error, self._since_s(status.error_since_s))
+
+    def _since_s(self, at_s: float | None) -> float | None:
+        return None if at_s is None else max(0.0, self._clock() - at_s)
+
+    def figures(self) -> Mapping[str, tuple[str, str, float]]:
+        """Return metrics: name -> (type, help, value)."""
+        status = self._uploader.status()
+        found: dict[str, tuple[str, str, float]] = {
+            "commits_total": ("counter", "Checkpoints that became whole in the slower tier.", status.commits),
+            "sent_bytes_total": ("counter", "Bytes that were sent there.", status.bytes_sent),
+            "retries_total": ("counter", "Requests that had to be repeated.", sum(status.retries.values())),
+            "failures_total": ("counter", "Uploads that failed and are tried again.", sum(status.failures.values())),
+            "active": ("gauge", "An upload is running (1) or not (0).", int(status.state == "uploading")),
+        }
+        if status.committed_step is not None:
+            found["durable_step"] = ("gauge", "Step of the newest checkpoint there.", status.committed_step)
+        if (age_s := self._since_s(status.committed_at_s)) is not None:
+            found["durable_age_seconds"] = ("gauge", "Age of the newest checkpoint there.", age_s)
+        failing_s = self._since_s(status.error_since_s) or 0.0
+        found["failing_seconds"] = (
+            "gauge",
+            "For how long uploads have met errors; 0: the last one did not.",
+            failing_s,
+        )
+        return found
+
+
+PERIODIC = "periodic"
+FINAL = "final"
+_NEWER = "a newer state went first"
+_LOOK_S = 0.5  # how soon the thread sees what nobody can wake it for: a deadline that comes near
+_IDLE_S = 60.0  # between two little pieces of work that can wait
+_MARGIN = 1.25  # of the time that a write is expected to take: it must be over before the deadline
+_PATIENT_S = 5.0  # with the end of training, before it is told what that waits for
+_COMMIT_S = 0.5  # manifest, rename and syncs
+
+_log = logging.getLogger("powerguard.trainer")
+_Value = TypeVar("_Value")
+
+
+@dataclass(slots=True, eq=False)
+class Write:
+    """One taken state on its way to the disk. operation: who asked for it; None: the schedule did.
+
+    others: what the other ranks have to do with it. reason: why, for people.
+    cancel: set when it is not wanted any more.
+    began_s: None until its first byte. outcome: None until it has ended.
+    """
+
+    taken: Taken
+    operation: Operation | None
+    others: Others
+    reason: str
+    cancel: threading.Event = field(default_factory=Flag)
+    began_s: float | None = None
+    bytes_done: int = 0
+    phase: Phase = Phase.WRITING
+    outcome: SavedCheckpoint | Exception | None = None
+
+    @property
+    def given_up(self) -> bool:
+        """Not wanted any more."""
+        return self.cancel.is_set()
+
+
+class Writer:
+    """Writes what it is given, one after the other, and knows which of the two snapshots may be taken anew.
+
+    Every attribute is touched under the lock of the requests.
+    """
+
+    def __init__(self, requests: RequestQueue, checkpointer: Checkpointer) -> None:
+        self._requests = requests
+        self._checkpointer = checkpointer
+        self._queue: list[Write] = []
+        """Oldest first: the one that is being written, if one is, and at most two that have not begun."""
+        self._fresh: Taken | None = None
+        self._prepare_bytes: int | None = None
+        self._idle_at_s = requests.clock() + _IDLE_S
+        self._over = False
+        self._thread: threading.Thread | None = None
+
+    # --- The training thread, with the lock held ---------------------------------------------------------------------
+
+    @property
+    def busy(self) -> bool:
+        """A state is being written or waits for it."""
+        return bool(self._queue)
+
+    def prepare(self, size_bytes: int) -> None:
+        """Have room made for checkpoints of this size, in idle time."""
+        self._prepare_bytes = size_bytes
+        self.start()
+        self._requests.changed.notify_all()
+
+    def slot(self) -> int:
+        """Return the snapshot that may be overwritten: never the one that is being written.
+
+        The newest state that nobody has written stays in memory if it can, until the next one is whole.
+        """
+        free = self._free()
+        if not free:
+            last = next(write for write in reversed(self._queue) if write.began_s is None)
+            self._give_up(last, self._requests.begun[-1] if self._requests.begun else None)
+            return last.taken.slot
+        slot = next((each for each in free if self._fresh is None or self._fresh.slot != each), free[0])
+        if self._fresh is not None and self._fresh.slot == slot:
+            self._fresh = None
+        return slot
+
+    @property
+    def is_full(self) -> bool:
+        """Both snapshots hold states that are being written, or wait for it."""
+        return not self._free()
+
+    def _free(self) -> list[int]:
+        taken = {write.taken.slot for write in self._queue if write.began_s is not None or not write.given_up}
+        return [slot for slot in (0, 1) if slot not in taken]
+
+    def keep(self, taken: Taken) -> None:
+        """Hold a state in memory, to be written when an emergency finds no newer one."""
+        self._fresh = taken
+        self._requests.snapshot_step = taken.step
+        self.start()
+        self._requests.changed.notify_all()
+
+    def has(self, step: int) -> bool:
+        """The state after this step is durable, being written, or held in memory."""
+        return self.saves(step) or (self._fresh is not None and self._fresh.step == step)
+
+    def saves(self, step: int) -> bool:
+        """The state after this step is durable, or being written."""
+        last = self._requests.last
+        return (last is not None and last.step == step) or self._writing(step) is not None
+
+    def taken(self, step: int) -> Taken | None:
+        """Return the copy of the state after this step, if it is in memory."""
+        write = self._writing(step)
+        fresh = self._fresh if self._fresh is not None and self._fresh.step == step else None
+        return fresh if write is None else write.taken
+
+    def join(self, operation: Operation) -> bool:
+        """Let an operation have a state that we have already. False: the state has to be taken."""
+        requests, step = self._requests, operation.step
+        if requests.last is not None and requests.last.step == step:
+            requests.settle(operation, requests.last)  # asked again for the same state: there is nothing new to write
+            return True
+        if step is not None and (write := self._writing(step)) is not None:
+            self.attach(write, operation)
+            return True
+        if self._fresh is not None and self._fresh.step == step:
+            self.submit(self._fresh, operation)
+            return True
+        return False
+
+    def attach(self, write: Write, operation: Operation) -> None:
+        """Let an operation have a state that is being written already."""
+        if write.operation is not None and write.operation is not operation:
+            self._requests.supersede(write.operation, operation)
+        write.operation = operation
+        self._requests.progress(operation, write.phase, write.bytes_done, write.taken.size_bytes)
+
+    def submit(
+        self, taken: Taken, operation: Operation | None, others: Others | None = None, reason: str = ""
+    ) -> Write:
+        """Have a state written: next, or instead of what is being written now. reason: "": the operation's."""
+        reason = reason or (PERIODIC if operation is None else operation.reason.value)
+        write = Write(taken, operation, others or Nobody(), reason)
+        if self._over:  # nobody writes any more, and whoever waited for it would wait for ever
+            write.outcome = GivenUp(CLOSED)
+            write.others.failed(write.outcome)
+            return write
+        for older in self._queue:
+            if operation is not None and not older.given_up and not self._finish_first(older, write):
+                self._give_up(older, operation)
+        self._queue.append(write)
+        self._fresh = None
+        self._requests.wanted.set()
+        self._requests.snapshot_step = taken.step
+        self._requests.pace.size_bytes = taken.size_bytes
+        if operation is not None:
+            self._requests.progress(operation, Phase.WRITING, 0, taken.size_bytes)
+        self.start()
+        self._requests.changed.notify_all()
+        return write
+
+    def call_off(self, number: int) -> None:
+        """Write no more for a generation that has ended."""
+        for write in self._queue:
+            if write.others.number == number:
+                write.cancel.set()
+
+    def _writing(self, step: int) -> Write | None:
+        return next((write for write in self._queue if write.taken.step == step and not write.given_up), None)
+
+    def _give_up(self, write: Write, newer: Operation | None) -> None:
+        """Write this state no more, and hand those who asked for it to a newer one's operation."""
+        write.cancel.set()
+        operation, write.operation = write.operation, None
+        if operation is not None and operation in self._requests.begun:
+            if newer is not None and newer is not operation:
+                self._requests.supersede(operation, newer)
+            else:
+                self._requests.settle(operation, GivenUp(_NEWER))
+
+    def _finish_first(self, older: Write, write: Write) -> bool:
+        """Whether the older state's last bytes go before the newer one's first.
+
+        Both in time: the older one is durable sooner, should the battery lie. Only the newer one in time: it alone.
+        The newer one not in time anyway: the older one, if that is nearer.
+        """
+        operation = write.operation
+        if operation is None or operation.deadline_at_s is None:
+            return True
+        need_s = self._need_s(write.taken.size_bytes)
+        rest_s = self._need_s(older.taken.size_bytes - older.bytes_done)
+        if need_s is None or rest_s is None:
+            return False
+        left_s = operation.deadline_at_s - self._requests.clock()
+        return rest_s + need_s <= left_s or (need_s > left_s and rest_s < need_s / 2)
+
+    def _need_s(self, size_bytes: int) -> float | None:
+        write_s = self._requests.pace.write_s(size_bytes)
+        return None if write_s is None else _MARGIN * write_s + _COMMIT_S
+
+    # --- Its own thread -----------------------------------------------------------------------------------------------
+
+    def start(self) -> None:
+        """Begin, unless it has: nothing that is asked for before the first write must wait for one."""
+        if self._thread is None and not self._over:
+            self._thread = threading.Thread(target=self._run, name="powerguard-writer", daemon=True)
+            self._thread.start()
+
+    def close(self, *, finish: bool) -> None:
+        """End the thread; finish: once everything is written, else as soon as it can."""
+        with self._requests.changed:
+            self._over = True
+            self._requests.wanted.set()
+            if not finish:
+                for write in self._queue:
+                    write.cancel.set()
+            self._requests.changed.notify_all()
+        if self._thread is not None:
+            self._thread.join(_PATIENT_S)
+            if finish and self._thread.is_alive():
+                _log.warning("what is being written becomes durable first; a signal (Ctrl-C) ends the wait")
+                self._thread.join()
+
+    def _run(self) -> None:
+        requests = self._requests
+        with requests.changed:
+            while self._queue or not self._over:
+                requests.wanted.clear()
+                if requests.others is not None:
+                    self._apart(requests.others.tick, "asking the other ranks")
+                else:
+                    requests.take_signal()
+                    self._flush_if_pressed()
+                if self._queue:
+                    self._write(self._queue[0])
+                    self._queue.pop(0)
+                    requests.changed.notify_all()
+                elif not self._work() and not requests.wanted.is_set():  # else it was while the lock was released
+                    requests.changed.wait(self._look_s())
+
+    def _write(self, write: Write) -> None:
+        """Write one state, with the lock released meanwhile, and say how it went."""
+        requests, taken = self._requests, write.taken
+        write.began_s = requests.clock()
+        order = Order(
+            reason=write.reason,
+            urgent=write.operation is not None or write.reason == FINAL,
+            cancel=write.cancel,
+            others=write.others,
+        )
+        outcome: SavedCheckpoint | Exception = self._apart(
+            lambda: self._checkpointer.write(taken, lambda *told: self._tell(write, *told), order),
+            f"checkpoint of step {taken.step}",
+        )
+        if write.given_up and isinstance(outcome, GivenUp):
+            outcome = GivenUp("training has ended" if self._over else _NEWER)
+        write.outcome = outcome
+        self._prepare_bytes = max(taken.size_bytes, self._prepare_bytes or 0)  # a failed one may have cost a slot, too
+        if isinstance(outcome, SavedCheckpoint):
+            requests.pace.written(taken.size_bytes, requests.clock() - write.began_s)
+            requests.committed(outcome)
+            if requests.uploads is not None:
+                requests.uploads.offer(outcome, asked=write.operation is not None)
+        elif not write.given_up:
+            requests.pace.totals.failed += write.operation is None
+            if self._fresh is None and len(self._queue) == 1:
+                self._fresh = taken  # still whole, and in memory: an emergency may try again
+        if write.operation is not None and write.operation in requests.begun:
+            requests.settle(write.operation, outcome)
+
+    def _tell(self, write: Write, phase: Phase, done: int | None, total: int | None) -> None:
+        """Take in how far the checkpointer is."""
+        with self._requests.changed:
+            write.phase, write.bytes_done = phase, done or 0
+            if write.operation is not None:
+                self._requests.progress(write.operation, phase, done, total or write.taken.size_bytes)
+
+    def _flush_if_pressed(self) -> None:
+        """Write the newest state in memory for an operation whose step boundary does not come in time.
+
+        Within a phase that has told its state, that state is what training stands on: no need to wait for anything.
+        """
+        requests, operation = self._requests, self._requests.waiting
+        if operation is None or requests.serving:
+            return
+        if requests.phase_step is not None and self.has(requests.phase_step):
+            requests.claim(requests.phase_step, Phase.WRITING)
+            self.join(operation)
+        elif operation.deadline_at_s is not None and self._fresh is not None and not self.busy:
+            need_s = self._need_s(self._fresh.size_bytes)
+            if need_s is not None and operation.deadline_at_s - requests.clock() <= need_s + 2 * _LOOK_S:
+                self.flush()
+
+    def flush(self) -> bool:
+        """Write the newest state in memory for the operation that waits; False when a newer one is durable anyway."""
+        requests, fresh, operation = self._requests, self._fresh, self._requests.waiting
+        if operation is None or fresh is None or (requests.last is not None and fresh.step <= requests.last.step):
+            return False
+        requests.claim(fresh.step, Phase.WRITING)
+        self.submit(fresh, operation)
+        return True
+
+    def _work(self) -> bool:
+        """Do one piece of what can wait, with the lock released meanwhile. False: there is nothing to do."""
+        requests = self._requests
+        if self._over or self.busy or requests.waiting is not None or requests.begun or requests.held:
+            return False
+        if self._prepare_bytes is not None:
+            size_bytes, self._prepare_bytes = self._prepare_bytes, None
+            rate = self._apart(
+                lambda: self._checkpointer.prepare(size_bytes, requests.wanted), "making room for checkpoints"
+            )
+            requests.pace.totals.corrupt += self._checkpointer.corrupt()
+            if requests.wanted.is_set():
+                self._prepare_bytes = size_bytes  # interrupted: again when there is time
+            if isinstance(rate, float):
+                requests.pace.probed(rate)
+            return True
+        if requests.clock() >= self._idle_at_s:
+            self._apart(lambda: self._checkpointer.idle(requests.wanted), "looking after old checkpoints")
+            requests.pace.totals.corrupt += self._checkpointer.corrupt()
+            self._idle_at_s = requests.clock() + _IDLE_S
+            return True
+        return False
+
+    def _apart(self, call: Callable[[], _Value], what: str) -> _Value | Exception:
+        """Make a call with the lock released."""
+        self._requests.changed.release()
+        try:
+            return attempted(call, what)
+        finally:
+            self._requests.changed.acquire()
+
+    def _look_s(self) -> float:
+        """Seconds until there may be something to do that nobody notifies us of."""
+        requests = self._requests
+        if requests.waiting is not None or requests.signals or requests.lease is not None:
+            return _LOOK_S
+        return min(requests.lapse_uploads() or _IDLE_S, max(_LOOK_S, self._idle_at_s - requests.clock()))

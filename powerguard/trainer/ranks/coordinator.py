@@ -1,0 +1,386 @@
+"""Many ranks: what is asked at one endpoint is agreed on by all ranks, and what all do is told at each endpoint.
+
+The requests of each process stay what its own askers see. Here they are connected with the agreement: a wish opens a
+generation, or joins one; the training thread takes its state where the agreement says; a pause, its end, and the end of
+the process come from the agreement too, and from nowhere else. Nothing here holds the lock of the requests while it
+asks the store of the ranks.
+"""
+
+import logging
+import secrets
+import threading
+import time
+from collections.abc import Callable
+from contextlib import closing
+from dataclasses import replace
+
+from powerguard.trainer.loop.checkpointer import GivenUp, commit_time
+from powerguard.trainer.loop.requests import Operation, RequestQueue
+from powerguard.trainer.loop.writer import PERIODIC, Writer
+from powerguard.trainer.ranks.agreement import Agreement, GenerationOverError
+from powerguard.trainer.ranks.base import Flag, Ranks, RanksError
+from powerguard.trainer.ranks.machine import Generation
+from powerguard.trainer.ranks.replica import SharedParts
+from powerguard.trainer.store.store import SavedCheckpoint
+from powerguard.wire import After, Phase, Reason, TriggerRequest
+
+_log = logging.getLogger("powerguard.trainer")
+_SAVE_S = 1800.0  # how long a save at the end of training waits for the slowest rank
+_GLANCE_S = 0.02
+_SETTLED_S = 5.0
+
+
+class NotCommittedError(Exception):
+    """The checkpoint came to nothing on some rank: which, and why."""
+
+
+class RankCoordinator:
+    """Connects one rank's requests and writer with the agreement of all ranks; see `requests.Elsewhere`."""
+
+    def __init__(self, requests: RequestQueue, writer: Writer, ranks: Ranks) -> None:
+        self._requests = requests
+        self._writer = writer
+        self._ranks = ranks
+        self._periodic = False
+        self._saves = 0
+        self._save_parts = SharedParts()
+        requests.others = self
+        self._begun = threading.Event()
+        self.agreement = Agreement(ranks, clock=requests.clock, changed=self._changed)
+        self._begun.set()
+        self.news()
+
+    # --- Wishes, in a server's thread or the writer's ---------------------------------------------------------------
+
+    @property
+    def holds(self) -> bool:
+        """Training is to stand for this host, as all ranks know."""
+        return self.agreement.state.held_by(self._ranks.host) is not After.CONTINUE
+
+    @property
+    def hosts_holding(self) -> int | None:
+        """How many hosts want that; None where there is one."""
+        return len(self.agreement.state.holds) if self._ranks.hosts > 1 else None
+
+    @property
+    def trouble(self) -> str:
+        """What is wrong between the ranks, for a person; "" while nothing is."""
+        return self.agreement.trouble
+
+    def opened(self, request: TriggerRequest) -> int:
+        """Have all ranks save. Raises RanksError."""
+        return self.agreement.open(request).number
+
+    def cancelled(self, number: int) -> None:
+        """Call a generation off."""
+        self.agreement.cancel(number)
+        self.news()
+
+    def paused(self) -> None:
+        """Have all ranks stand still at one step."""
+        self.agreement.open(TriggerRequest(id=f"pause-{secrets.token_hex(6)}", after=After.PAUSE), save=False)
+
+    def resumed(self, *, all_hosts: bool = False) -> None:
+        """Take back what this host wanted, or what all of them did; all ranks go on, if no host holds them any more."""
+        self.agreement.resume(all_hosts=all_hosts)
+        self.news()
+
+    def due(self) -> None:
+        """A periodic checkpoint is due: asked for by the writer's thread, so that training need not wait."""
+        with self._requests.lock:
+            self._periodic = True
+            self._requests.wanted.set()
+            self._requests.changed.notify_all()
+
+    def tick(self) -> None:
+        """Ask for what is due; let a pause go whose lease is over; pass a signal on."""
+        requests = self._requests
+        if self._periodic:
+            self._periodic = False
+            name = f"{PERIODIC}-{secrets.token_hex(6)}"
+            try:
+                self.agreement.open(TriggerRequest(id=name, reason=Reason.PERIODIC))
+            except RanksError as error:
+                _log.warning("no periodic checkpoint: %s", error)
+        with requests.changed:
+            lapsed = requests.lease is not None and requests.lease.left_s(requests.clock()) <= 0
+            request = requests.signal_request()
+            must_end = requests.ending is not None and requests.ending.must_end and requests.held
+        if request is not None:
+            number = self.agreement.open(request).number
+            with requests.changed:
+                requests.open(request, After.EXIT, "", number).must_end = True
+        if lapsed or must_end:
+            self.resumed(all_hosts=must_end)
+
+    # --- What all ranks do, in the watcher's thread ------------------------------------------------------------------
+
+    def _changed(self) -> None:
+        """Be told by the watcher, which may have news before its agreement has a name here."""
+        if self._begun.is_set():
+            self.news()
+
+    def news(self) -> None:
+        """Bring the requests up to date."""
+        requests = self._requests
+        with requests.changed:
+            state = self.agreement.state  # read with the lock held: older than the last wish that was noted it is not
+            front = state.front
+            stands = front is not None and front.begun and front.after is not After.CONTINUE
+            requests.held = (state.held_at is not None or stands) and not self.agreement.lost
+            if not self.holds or self.agreement.lost:
+                requests.holds, requests.lease = False, None
+            for known in (*state.past, state.back, front):
+                if known is not None:
+                    self._reconcile(known)
+            requests.changed.notify_all()
+
+    def _reconcile(self, known: Generation) -> None:
+        """Tell of one generation, whoever asked for it."""
+        requests = self._requests
+        operation = requests.of_generation(known.number)
+        if operation is None:
+            if known.ended is None and known.save and known.reason != PERIODIC:
+                self._adopt(known)
+            return
+        if known.ended is None:
+            operation.after = known.after
+            operation.hosts_on_battery = len(known.on_battery) if self._ranks.hosts > 1 else None
+            operation.deadline_at_s = self.agreement.deadline_at_s(known.number)
+            if operation.phase is Phase.WAITING_STEP:
+                operation.phase = Phase.AGREEING
+            operation.step = known.step if operation.began_s is None else operation.step
+        elif not known.ended.ok:
+            self._writer.call_off(known.number)
+            over = NotCommittedError(known.ended.error)
+            requests.settle(operation, GivenUp(known.ended.error) if known.ended.aborted else over)
+        elif operation.began_s is None and known.step is not None:
+            # Joined just as it ended: the writer's thread may not have told of it here yet, and knows an older one.
+            operation.step = known.step
+            requests.settle(operation, self._durable(known.step, known.ended.digest))
+
+    def _adopt(self, known: Generation) -> Operation:
+        """Know of a checkpoint that was asked for at another host's endpoint."""
+        words = {word.value: word for word in Reason}
+        reason = words.get(known.reason, Reason.OTHER)
+        request = TriggerRequest(id=known.ids[0], reason=reason, after=known.after, event=known.event)
+        return self._requests.open(request, known.after, "", known.number)
+
+    # --- The training thread -----------------------------------------------------------------------------------------
+
+    def claim(self, known: Generation, step: int) -> Operation | None:
+        """Begin this rank's part of a generation; None: nobody asked for it but the clock. With the lock held."""
+        requests = self._requests
+        operation = requests.of_generation(known.number)
+        if operation is None and known.reason != PERIODIC:
+            operation = self._adopt(known)
+        if operation is not None and operation.ended:
+            operation = None  # the generation is over, or this name has gone on to a newer one, and its asker knows
+        if operation is not None:
+            operation.step = step
+            operation.began_s = requests.clock()
+            operation.phase = Phase.SNAPSHOT
+            requests.held = requests.held or operation.stands
+            requests.changed.notify_all()
+        return operation
+
+    def already(self, known: Generation, step: int) -> SavedCheckpoint:
+        """Return the checkpoint of this very step that is durable already. With the lock held.
+
+        By its digest: there may be two of one step, and the newest that this rank knows of may be the other one.
+        """
+        return self._durable(step, known.already)
+
+    def _durable(self, step: int, digest: str) -> SavedCheckpoint:
+        last = self._requests.last
+        if last is not None and last.manifest_digest == digest:
+            return last
+        return SavedCheckpoint(step=step, path="", size_bytes=0, manifest_digest=digest)
+
+    def last_of(self, known: Generation) -> Operation:
+        """Return the operation after which the process is to end: it is durable for all. With the lock held."""
+        requests = self._requests
+        mine = requests.of_generation(known.number)
+        if mine is not None:
+            requests.changed.wait_for(lambda: mine.ended, timeout=_SETTLED_S)  # the writer's thread is about to say so
+        return (
+            mine or requests.known_as(known.ids) or Operation(id=known.ids[0], after=After.EXIT, phase=Phase.COMMITTED)
+        )
+
+    def cut_off(self, cut: Exception, *, beyond: int) -> None:
+        """Stand nowhere any more; end for all ranks what this one takes part in, if that is newer than `beyond`."""
+        known = self.agreement.leave()
+        if known is None or known.number <= beyond:
+            return
+        error = f"{type(cut).__name__}: {cut}"
+        ended = known.ended or self.agreement.conclude(known.number, ok=False, error=error).ended
+        with self._requests.lock:
+            operation = self._requests.of_generation(known.number)
+            if operation is not None and ended is not None:
+                durable = self._durable(known.step or 0, ended.digest)
+                self._requests.settle(operation, durable if ended.ok else NotCommittedError(ended.error))
+
+    def part(self, known: Generation) -> "Part":
+        """Return this rank's part in a generation, for the writer."""
+        return Part(self.agreement, known)
+
+    def together(self, limit_s: float = _SAVE_S) -> "Collective":
+        """Return a save that every rank calls for by itself, at the same step."""
+        self._saves += 1
+        return Collective(self._ranks.clone(), self._saves, self._save_parts, limit_s)
+
+    def stand_in(self, step: int, take_part: Callable[[Generation], None]) -> "StandIn":
+        """Have somebody stand at this boundary while the training thread is busy elsewhere."""
+        return StandIn(self.agreement, step, take_part)
+
+    def close(self) -> None:
+        """Say that this rank's training has ended."""
+        self.agreement.close()
+
+
+class StandIn:
+    """Stands at the last boundary for the training thread while that is in a phase which told its state.
+
+    To the others the boundary is still ahead of this rank, so that it can be agreed on; what is saved there is the copy
+    in memory. Training itself goes on evaluating, and stands at its next poll or at the end of the phase.
+    """
+
+    def __init__(self, agreement: Agreement, step: int, take_part: Callable[[Generation], None]) -> None:
+        self._agreement = agreement
+        self._step = step
+        self._take_part = take_part
+        self._over = Flag()
+        self.leaving: Generation | None = None
+        """Durable, and every rank is to end."""
+        agreement.step = step - 1
+        self._thread = threading.Thread(target=self._run, name="powerguard-stand-in", daemon=True)
+        self._thread.start()
+
+    def _run(self) -> None:
+        is_over = False
+        while not is_over and self.leaving is None:
+            is_over = self._over.wait(_GLANCE_S)
+            if is_over:
+                # From here on this boundary lies behind, and others may be bid. Was it bid before, it is due below.
+                self._agreement.step = self._step
+            if self._step < self._agreement.due:
+                continue
+            while (known := self._agreement.wait(self._step)) is not None:
+                if known.ended is not None:
+                    self.leaving = known
+                    break
+                self._take_part(known)
+
+    def relieved(self, within_s: float) -> bool:
+        """Say that the training thread is back; True once it may take over, which is when nobody wants it to stand."""
+        self._over.set()
+        self._thread.join(within_s)
+        if self._thread.is_alive():
+            return False
+        self._agreement.step = self._step
+        return True
+
+
+class Part:
+    """One rank's part in one generation; see `checkpointer.Others`."""
+
+    def __init__(self, agreement: Agreement, known: Generation) -> None:
+        self._agreement = agreement
+        self.number: int | None = known.number
+        self._number = known.number
+        self.token = known.token
+        self.created = ""
+
+    def gather(self, shard: bytes, *, read: bool, after_ms: int = 0) -> list[bytes]:
+        """Hand in this rank's shard, and rank 0's time of day with it. Raises NotCommittedError."""
+        try:
+            values = self._agreement.gather(self._number, "shard", _stamped(shard, after_ms), read=read)
+        except GenerationOverError as over:
+            raise NotCommittedError(str(over)) from None
+        self.created, shards = _unstamped(values)
+        return shards
+
+    def failed(self, error: Exception) -> None:
+        """End the generation for all."""
+        self._agreement.conclude(self._number, ok=False, error=f"{type(error).__name__}: {error}")
+
+    def conclude(self, saved: SavedCheckpoint) -> SavedCheckpoint:
+        """Wait until all ranks are done. Raises NotCommittedError."""
+        ended = self._agreement.conclude(self._number, ok=True, digest=saved.manifest_digest).ended
+        if ended is None or not ended.ok:
+            raise NotCommittedError("" if ended is None else ended.error)
+        return replace(saved, manifest_digest=ended.digest)
+
+
+class Collective:
+    """A save that every rank calls for by itself, as at the end of training: no agreement on a step is needed.
+
+    ranks: a connection of its own, let go of when the save has ended. parts: the same for all saves of a rank.
+    """
+
+    number: int | None = None
+
+    def __init__(self, ranks: Ranks, number: int, parts: SharedParts, limit_s: float) -> None:
+        self._ranks = ranks
+        self._number = -number  # generations count upwards from 1
+        self._limit_s = limit_s
+        self._parts = parts
+        self.created = ""
+        try:
+            self.token = self._all("token", secrets.token_hex(4).encode())[0].decode()
+            # All have come to this one: nobody looks at the ones before any more.
+            self._parts.forget(ranks, keep={self._number}, before=0)
+        except BaseException:
+            ranks.close()
+            raise
+
+    def gather(self, shard: bytes, *, read: bool, after_ms: int = 0) -> list[bytes]:
+        """Wait for all shards. Raises NotCommittedError."""
+        self.created, shards = _unstamped(self._all("shard", _stamped(shard, after_ms)))
+        return shards if read else []
+
+    def failed(self, error: Exception) -> None:
+        """Tell the others."""
+        with closing(self._ranks):
+            told = f"rank {self._ranks.rank}: {type(error).__name__}: {error}"
+            self._ranks.set(self._failure, told[:500].encode("ascii", "replace"))
+
+    def conclude(self, saved: SavedCheckpoint) -> SavedCheckpoint:
+        """Wait until all are done. Raises NotCommittedError."""
+        with closing(self._ranks):
+            digests = {digest for digest in self._all("done", saved.manifest_digest.encode()) if digest}
+        if len(digests) != 1:
+            msg = f"{len(digests)} manifests, not one"
+            raise NotCommittedError(msg)
+        return replace(saved, manifest_digest=digests.pop().decode())
+
+    @property
+    def _failure(self) -> str:
+        return f"g/{self._number}/failure"
+
+    def _all(self, what: str, value: bytes) -> list[bytes]:
+        ranks, until_s = self._ranks, time.perf_counter() + self._limit_s
+        try:
+            self._parts.hand_in(ranks, self._number, what, value)
+            while not self._parts.complete(ranks, self._number, what):
+                if ranks.check(self._failure):
+                    raise NotCommittedError(ranks.get(self._failure, 0.0).decode())
+                if time.perf_counter() > until_s:
+                    missing = self._parts.missing(ranks, self._number, what)
+                    msg = f"ranks {missing[:8]} have not come within {self._limit_s:g} s (does every rank save here?)"
+                    raise NotCommittedError(msg)
+                time.sleep(_GLANCE_S)
+            return self._parts.fetch(ranks, self._number, what)
+        except (RanksError, TimeoutError) as error:
+            msg = f"the other ranks cannot be asked: {error}"
+            raise NotCommittedError(msg) from error
+
+
+def _stamped(shard: bytes, after_ms: int) -> bytes:
+    return commit_time(after_ms).encode() + b" " + shard
+
+
+def _unstamped(values: list[bytes]) -> tuple[str, list[bytes]]:
+    """Return rank 0's time of day and all shards: where every host has a root, their manifests must be the same."""
+    split = [value.partition(b" ") for value in values]
+    return (split[0][0].decode() if split else ""), [shard for _, _, shard in split]

@@ -1,0 +1,550 @@
+"""The whole state of a PyTorch training as a `State`: what the next step depends on, so that it goes on bit for bit.
+
+    state = TorchState(model=model, optimizer=optimizer, scheduler=scheduler, sampler=sampler)
+    guard = Guard(state, "/nvme/llm", job="llm")
+
+Each rank keeps its own: of DDP that is a full copy, of FSDP2 (`fully_shard`) the local shards, which need the same
+number of ranks again (torch.distributed.checkpoint reshards, see `powerguard.trainer.dcp`). A step boundary is after
+`optimizer.step()` (and `scheduler.step()`): gradients are not kept, so never checkpoint between two micro-batches.
+
+What all ranks of a DDP job hold alike, divided among them: each keeps its share, and gets the rest from the others.
+
+Eight ranks on one host would else write the same parameters and moments eight times, and an emergency would take eight
+times as long. Only loading needs a collective; saving needs none, since every rank finds the same division by itself.
+"""
+
+import random
+import sys
+from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from hashlib import sha256
+from typing import Any, Final, Protocol
+
+import torch
+import torch.distributed as dist
+
+from powerguard.trainer.store.items import Buffer, Item, Loaded
+from powerguard.trainer.torch.ddp import settle_buckets, warn_of_unwrapped
+from powerguard.trainer.torch.tree import Json, Packer, Sharded, StateError, Tensor, Unpacker, Value, fill, layout_of
+
+_SMALL_BYTES: Final = 4096  # not worth a message: every rank keeps these
+_PIECE_BYTES: Final = 256 << 20
+
+
+class Division:
+    """The ranks of the default process group, which must be there. Raises StateError without one."""
+
+    def __init__(self) -> None:
+        if not (dist.is_available() and dist.is_initialized()):
+            msg = "divide=True: torch.distributed is not initialised, so there is nobody to divide with"
+            raise StateError(msg)
+        self._rank = dist.get_rank()
+        self._ranks = dist.get_world_size()
+        # NCCL alone moves only what lies on a GPU.
+        self._device = torch.device("cuda" if "gloo" not in str(dist.get_backend()) else "cpu")
+
+    def check_alike(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
+        """Raise StateError, on every rank, unless all of them hold the same bits. A collective."""
+        seen = sha256()
+        for name, tensor in tensors:
+            count = int(tensor.detach().contiguous().view(-1).view(torch.uint8).sum(dtype=torch.int64))
+            seen.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {count}\n".encode())
+        told: list[Any] = [None] * self._ranks
+        dist.all_gather_object(told, seen.hexdigest())
+        if len(set(told)) != 1:
+            msg = "divide=True: the ranks hold different parameters (make the state after DDP has wrapped the model)"
+            raise StateError(msg)
+
+    def share(self, items: Sequence[Item], alike: set[str]) -> tuple[list[Item], Json]:
+        """What this rank keeps of these items, and who keeps what. alike: names of items that all ranks have."""
+        loads = [0] * self._ranks
+        owners: dict[str, int] = {}
+        divided = [item for item in items if item.name in alike and item.size_bytes >= _SMALL_BYTES]
+        for item in sorted(divided, key=lambda each: (-each.size_bytes, each.name)):
+            owner = loads.index(min(loads))
+            loads[owner] += item.size_bytes
+            owners[item.name] = owner
+        mine = [item for item in items if owners.get(item.name, self._rank) == self._rank]
+        told = [[item.name, owners[item.name], item.dtype, list(item.shape), item.size_bytes] for item in divided]
+        return mine, {"ranks": self._ranks, "items": told}
+
+    def complete(self, items: Mapping[str, Loaded], told: Json) -> Mapping[str, Loaded]:
+        """All items, those of the other ranks too. A collective: each rank tells its share to all."""
+        if told["ranks"] != self._ranks:
+            msg = f"the checkpoint is divided among {told['ranks']} ranks, here are {self._ranks}"
+            raise StateError(msg)
+        whole = dict(items)
+        for name, owner, dtype, shape, size_bytes in told["items"]:
+            memory = bytearray(items[name].data) if owner == self._rank else bytearray(size_bytes)
+            self._tell(torch.frombuffer(memory, dtype=torch.uint8), owner)
+            whole[name] = Loaded(name, dtype, tuple(shape), memoryview(memory))
+        return whole
+
+    def _tell(self, buffer: Tensor, owner: int) -> None:
+        for start in range(0, buffer.numel(), _PIECE_BYTES):
+            piece = buffer[start : start + _PIECE_BYTES]
+            moved = piece.to(self._device)
+            dist.broadcast(moved, src=owner)
+            if moved is not piece:
+                piece.copy_(moved)
+
+
+FORMAT: Final = 1
+INDEX: Final = "torch"
+"""Name of the JSON item that says how all others belong together."""
+
+Module = Any
+Optimizer = Any
+"""Those of torch."""
+
+_TOLD: Final = 5
+
+
+class Component(Protocol):
+    """How one part of the state is taken out and put back."""
+
+    def tree(self) -> object:
+        """What there is to keep, as dicts, lists, plain values and tensors."""
+        ...
+
+    def alike(self, name: str) -> Callable[[str], bool]:
+        """Which of its items all ranks of a DDP job hold alike, by name."""
+        ...
+
+    def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
+        """Say what does not fit, before anything is touched."""
+        ...
+
+    def load(self, name: str, node: Json, source: Unpacker) -> None:
+        """Put it back."""
+        ...
+
+
+class TorchState:
+    """Everything that the next training step depends on. A `powerguard.trainer.store.items.State`.
+
+    model: module, or several as a list or a mapping; DDP and torch.compile are looked through, so that a job may be
+        started with or without them. Parameters and all buffers are kept, those that are not persistent too. Give the
+        module that DDP returned: from three ranks on DDP has its final buckets before the first step then (see
+        `powerguard.trainer.torch.ddp`), and making the state is a collective.
+    optimizer, scheduler, scaler, sampler, dataloader: one or several of whatever has `state_dict()` and
+        `load_state_dict()`. A loader that has not needs a `ResumableSampler`.
+    ema: a module, or anything `extra` takes.
+    extra: by name, what else the training depends on: modules, what has a state_dict, torch.Generator, numpy
+        Generator, or dicts and lists of plain values and tensors, which are filled anew in place.
+    divide: for plain DDP: parameters and moments, which all ranks hold alike, are divided among them. Each keeps its
+        share and gets the rest from the others at `restore`. Make the state after DDP has wrapped the model.
+    random: keep the states of all global random number generators: torch on the CPU and on every GPU, numpy, Python.
+
+    Raises StateError for what cannot be kept at all; `items` raises it for a value deep inside, naming its key.
+    """
+
+    def __init__(
+        self,
+        *,
+        model: object,
+        optimizer: object = None,
+        scheduler: object = None,
+        scaler: object = None,
+        sampler: object = None,
+        dataloader: object = None,
+        ema: object = None,
+        extra: Mapping[str, object] | None = None,
+        divide: bool = False,
+        random: bool = True,
+    ) -> None:
+        given = {
+            "model": model,
+            "optimizer": optimizer,
+            "scheduler": scheduler,
+            "scaler": scaler,
+            "sampler": sampler,
+            "dataloader": dataloader,
+        }
+        self._components: dict[str, Component] = {}
+        self._kinds: dict[str, str] = {}
+        for word, thing in given.items():
+            for name, part in _each(word, thing):
+                self._components[name] = _component(name, part)
+                if word in ("optimizer", "scheduler"):
+                    self._kinds[name] = _kind(word, part)
+        if ema is not None:
+            self._components["ema"] = _component("ema", ema)
+        for name, part in (extra or {}).items():
+            self._components[f"extra.{name}"] = _component(f"extra.{name}", part)
+        if random:
+            self._components["random"] = RandomStates()
+        modules = [part for _, part in _each("model", model) if isinstance(part, torch.nn.Module)]
+        settle_buckets(modules)
+        warn_of_unwrapped(modules)
+        self._division = self._divided() if divide else None
+
+    def _divided(self) -> "Division":
+
+        division = Division()
+        modules = [component.module for component in self._components.values() if isinstance(component, _Module)]
+        named = [pair for module in modules for pair in module.named_parameters()]
+        if any(layout_of(param) is not None for _, param in named):
+            msg = "divide=True is for DDP: the parameters of this model are divided among the ranks already"
+            raise StateError(msg)
+        division.check_alike(named)
+        return division
+
+    def items(self) -> Iterable[Item]:
+        """One item for each tensor, live, and one of JSON. Raises StateError naming the key that cannot be kept."""
+        packer = Packer()
+        parts = {name: packer.pack(name, component.tree()) for name, component in self._components.items()}
+        index: dict[str, Json] = {"format": FORMAT, "parts": parts, "kinds": self._kinds}
+        items: Sequence[Item] = packer.items
+        if self._division is not None:
+            alike = [component.alike(name) for name, component in self._components.items()]
+            names = {item.name for item in items if any(is_alike(item.name) for is_alike in alike)}
+            items, index["divided"] = self._division.share(items, names)
+        return [Buffer.json(INDEX, index), *items]
+
+    def load(self, items: Mapping[str, Loaded]) -> None:
+        """Put everything back, or, where something does not fit, touch nothing and raise StateError."""
+        try:
+            index = items[INDEX].value() if INDEX in items else None
+        except (ValueError, RecursionError):
+            index = None
+        if not isinstance(index, dict) or index.get("format") != FORMAT or not isinstance(index.get("parts"), dict):
+            msg = "the checkpoint was not written by TorchState, or by a newer one"
+            raise StateError(msg)
+        parts: dict[str, Json] = index["parts"]
+        slips = [f"{name} is in the checkpoint and not given" for name in parts if name not in self._components]
+        slips += [f"{name} is given and not in the checkpoint" for name in self._components if name not in parts]
+        slips += self._other_kinds(index.get("kinds", {}))
+        source = Unpacker(self._whole(items, index))
+        for name, component in self._components.items():
+            if name in parts:
+                try:
+                    slips += component.check(name, parts[name], source)
+                except (KeyError, TypeError, AttributeError) as error:
+                    msg = f"{name}: the checkpoint does not hold together ({type(error).__name__}: {error})"
+                    raise StateError(msg) from error
+        if slips:
+            more = f"; and {len(slips) - _TOLD} more" if len(slips) > _TOLD else ""
+            msg = f"the checkpoint does not fit this training: {'; '.join(slips[:_TOLD])}{more}"
+            raise StateError(msg)
+        for name, component in self._components.items():  # random numbers come last: loading the others may draw some
+            component.load(name, parts[name], source)
+
+    def _other_kinds(self, kinds: Mapping[str, Json]) -> Iterable[str]:
+        """Name each optimizer and schedule of another class: most would be loaded, and fail at the next step."""
+        for name, mine in self._kinds.items():
+            if (kept := kinds.get(name, mine)) != mine:
+                yield f"{name} is {kept} in the checkpoint, {mine} here (make it with {kept})"
+
+    def _whole(self, items: Mapping[str, Loaded], index: Mapping[str, Json]) -> Mapping[str, Loaded]:
+        """What this rank keeps, and what the others keep for it."""
+        if ("divided" in index) != (self._division is not None):
+            msg = f"the checkpoint was written with divide={'divided' in index}; load it with the same"
+            raise StateError(msg)
+        return items if self._division is None else self._division.complete(items, index["divided"])
+
+
+def _each(word: str, thing: object) -> Iterable[tuple[str, object]]:
+    """Name one thing or several."""
+    if thing is None:
+        return []
+    if isinstance(thing, Mapping):
+        return [(f"{word}.{key}", part) for key, part in thing.items()]
+    if isinstance(thing, Sequence):
+        return [(f"{word}.{at}", part) for at, part in enumerate(thing)]
+    return [(word, thing)]
+
+
+def _kind(word: str, thing: object) -> str:
+    """Name the class of an optimizer or a schedule, with Accelerate's wrapper looked through."""
+    if type(thing).__name__ in ("AcceleratedOptimizer", "AcceleratedScheduler"):
+        thing = getattr(thing, word)
+    return type(thing).__name__
+
+
+def _component(name: str, thing: object) -> Component:
+    if isinstance(thing, torch.nn.Module):
+        return _Module(name, unwrapped(thing))
+    if isinstance(thing, torch.optim.Optimizer):
+        return _Optimizer(thing)
+    if isinstance(thing, torch.Generator):
+        return _TorchGenerator(thing)
+    if hasattr(thing, "bit_generator"):
+        return _NumpyGenerator(thing)
+    if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
+        return _Stateful(thing)
+    if isinstance(thing, MutableMapping | MutableSequence):
+        return _Plain(thing)
+    msg = f"{name}: a {type(thing).__qualname__} has no state_dict() and load_state_dict(), and is not a dict or list"
+    if hasattr(thing, "batch_sampler") and hasattr(thing, "dataset"):
+        msg += " (powerguard.trainer.torch.data.ResumableLoader, or torchdata's StatefulDataLoader, keeps its position)"
+    raise StateError(msg)
+
+
+def unwrapped(module: Module) -> Module:
+    """Look through DDP, DataParallel and torch.compile. Raises StateError for FSDP1."""
+    while True:
+        kind = type(module).__name__
+        if kind in ("DistributedDataParallel", "DataParallel"):
+            module = module.module
+        elif kind == "OptimizedModule":
+            module = module._orig_mod  # noqa: SLF001 - torch documents no other way
+        elif kind == "FullyShardedDataParallel":
+            msg = "FullyShardedDataParallel (FSDP1) hides its shards: use FSDP2 (torch.distributed.fsdp.fully_shard)"
+            raise StateError(msg)
+        else:
+            return module
+
+
+# --- Modules ------------------------------------------------------------------------------------------------------
+
+
+class _Module:
+    """Loaded in place, tensor by tensor: no second copy of the model is ever in memory."""
+
+    def __init__(self, name: str, module: Module) -> None:
+        self.module = module
+        self._name = name
+
+    def _refuse_lazy(self) -> None:
+        for key, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
+            if torch.nn.parameter.is_lazy(tensor):
+                msg = f"{self._name}/{key} has no shape yet (run the model once before restore() and the first step)"
+                raise StateError(msg)
+
+    def tree(self) -> object:
+        self._refuse_lazy()
+        state = self.module.state_dict(keep_vars=False)
+        return {
+            "state": dict(state),
+            "buffers": {name: buffer for name, (_, _, buffer) in self._passing(state).items()},
+        }
+
+    def _passing(self, state: Mapping[str, object]) -> dict[str, tuple[Any, str, Any]]:
+        """Buffers that no state_dict has (persistent=False): owner, name in it, buffer."""
+        found: dict[str, tuple[Any, str, Any]] = {}
+        for prefix, owner in self.module.named_modules():
+            for leaf, buffer in owner._buffers.items():  # noqa: SLF001 - named_buffers() does not tell the owner
+                name = f"{prefix}.{leaf}" if prefix else leaf
+                if buffer is not None and name not in state:
+                    found[name] = (owner, leaf, buffer)
+        return found
+
+    def alike(self, name: str) -> Callable[[str], bool]:
+        params = {f"{name}/state/{param}" for param, _ in self.module.named_parameters()}
+        return params.__contains__  # buffers are not: each rank has the running statistics of its own data
+
+    def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
+        self._refuse_lazy()
+        here = self.module.state_dict()
+        there = source.pairs(node["state"])
+        slips = [f"{name}/{key} is in the checkpoint and not in the model" for key in there if key not in here]
+        slips += [f"{name}/{key} is in the model and not in the checkpoint" for key in here if key not in there]
+        for key in here:
+            if key in there and isinstance(here[key], torch.Tensor):
+                slips += _misfit(f"{name}/{key}", here[key], there[key], source)
+        return slips
+
+    def load(self, name: str, node: Json, source: Unpacker) -> None:
+        here = self.module.state_dict()
+        rest = {}
+        for key, part in source.pairs(node["state"]).items():
+            if isinstance(here[key], torch.Tensor):
+                fill(local(here[key]), source.loaded(part))
+            else:
+                rest[key] = source.unpack(f"{name}/{key}", part)
+        if rest:  # what modules return from get_extra_state()
+            self.module.load_state_dict(rest, strict=False)
+        passing = self._passing(here)
+        for key, part in source.pairs(node["buffers"]).items():
+            if key in passing:  # one that is made later, when it is first needed, is not there yet
+                owner, leaf, buffer = passing[key]
+                if _misfit(key, buffer, part, source):  # such a cache may have grown
+                    owner._buffers[leaf] = source.unpack(key, part).to(buffer.device)  # noqa: SLF001 - keeps it non-persistent
+                else:
+                    fill(local(buffer), source.loaded(part))
+
+
+def local(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that this rank has, sharing its memory; any other tensor itself."""
+    return tensor if layout_of(tensor) is None else tensor.detach().to_local()
+
+
+def _misfit(name: str, here: Tensor, node: Json, source: Unpacker) -> list[str]:
+    if not isinstance(node, dict) or "item" not in node:
+        return [f"{name} is no tensor in the checkpoint"]
+    loaded = source.loaded(node)
+    mine = (str(here.dtype).removeprefix("torch."), tuple(local(here).shape), layout_of(here))
+    kept = (loaded.dtype, tuple(loaded.shape), node.get("sharded"))
+    if mine == kept:
+        return []
+    return [f"{name} is {_told(kept)} in the checkpoint, {_told(mine)} here"]
+
+
+def _told(kind: tuple[str, tuple[int, ...], Mapping[str, Json] | None]) -> str:
+    dtype, shape, layout = kind
+    return f"{dtype}{list(shape)}" + ("" if layout is None else f" of {layout['shape']} on a mesh of {layout['mesh']}")
+
+
+# --- Optimizers ---------------------------------------------------------------------------------------------------
+
+
+class _Optimizer:
+    def __init__(self, optimizer: Optimizer) -> None:
+        self._optimizer = optimizer
+
+    def tree(self) -> object:
+        return self._optimizer.state_dict()
+
+    def alike(self, name: str) -> Callable[[str], bool]:
+        return lambda item: item.startswith(f"{name}/state/")
+
+    def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
+        here = [len(group["params"]) for group in self._optimizer.param_groups]
+        there = [len(group["params"]) for group in node["param_groups"]]
+        if here != there:
+            return [f"{name} has parameter groups of {there} in the checkpoint, of {here} here"]
+        slips = list(self._lost_options(name, node["param_groups"]))
+        for param, parts in self._pairs(source.pairs(node["state"]), node["param_groups"]):
+            for key, part in parts.items():
+                if isinstance(part, dict) and part.get("sharded") not in (None, layout_of(param)):
+                    kept, mine = part["sharded"], layout_of(param)
+                    slips.append(f"{name}: {key} was spread as {kept}, its parameter is spread as {mine}")
+        return slips
+
+    def _lost_options(self, name: str, groups: Sequence[Mapping[str, Json]]) -> Iterable[str]:
+        """Name options that a group would lose. An option of the class may be missing: a newer torch fills it in."""
+        for at, (here, there) in enumerate(zip(self._optimizer.param_groups, groups, strict=True)):
+            for key in here.keys() - there.keys() - self._optimizer.defaults.keys():
+                yield f"parameter group {at} of {name} has no {key} in the checkpoint (set it after restore())"
+
+    def load(self, name: str, node: Json, source: Unpacker) -> None:
+        state = source.unpack(name, node)
+        kept = list(self._pairs(state["state"], state["param_groups"]))
+        for param, parts in kept:
+            parts.update({key: _spread(part, param) for key, part in parts.items()})
+        self._optimizer.load_state_dict(state)
+        # Torch casts what it loads to the dtype of the parameter; fp32 moments of bf16 weights would lose their bits.
+        for param, parts in kept:
+            mine = self._optimizer.state[param]
+            for key, part in parts.items():
+                if isinstance(part, torch.Tensor) and mine[key].dtype != part.dtype:
+                    mine[key] = part.to(param.device)
+
+    def _pairs(self, state: Mapping[int, Any], groups: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
+        """Each parameter that has a state, with that."""
+        params = [param for group in self._optimizer.param_groups for param in group["params"]]
+        numbers = [number for group in groups for number in group["params"]]
+        for param, number in zip(params, numbers, strict=True):
+            if number in state:
+                yield param, state[number]
+
+
+def _spread(part: Value, param: Tensor) -> Value:
+    """Make a DTensor again of a local shard, spread like its parameter."""
+    if not isinstance(part, Sharded):
+        return part
+    from torch.distributed.tensor import DTensor
+
+    return DTensor.from_local(
+        part.local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+    )
+
+
+# --- All the rest -------------------------------------------------------------------------------------------------
+
+
+class _OwnEach:
+    """Each rank has its own."""
+
+    def alike(self, _name: str) -> Callable[[str], bool]:
+        return lambda _item: False
+
+
+class _Stateful(_OwnEach):
+    """A scheduler, a GradScaler, a sampler: whatever has a state_dict of plain values and tensors."""
+
+    def __init__(self, thing: Value) -> None:
+        self._thing = thing
+
+    def tree(self) -> object:
+        return self._thing.state_dict()
+
+    def check(self, _name: str, _node: Json, _source: Unpacker) -> list[str]:
+        return []
+
+    def load(self, name: str, node: Json, source: Unpacker) -> None:
+        if node or self.tree():  # a scaler that is switched off has nothing, and refuses nothing
+            self._thing.load_state_dict(source.unpack(name, node))
+
+
+class _Plain(_OwnEach):
+    """A dict or a list of the user's, which stays the same object."""
+
+    def __init__(self, thing: Value) -> None:
+        self._thing = thing
+
+    def tree(self) -> object:
+        return dict(self._thing) if isinstance(self._thing, Mapping) else list(self._thing)
+
+    def check(self, name: str, node: Json, _source: Unpacker) -> list[str]:
+        kept = "list" if isinstance(node, list) else "dict"
+        mine = "dict" if isinstance(self._thing, Mapping) else "list"
+        return [] if kept == mine else [f"{name} is a {kept} in the checkpoint, a {mine} here"]
+
+    def load(self, name: str, node: Json, source: Unpacker) -> None:
+        value = source.unpack(name, node)
+        if isinstance(self._thing, MutableMapping):
+            self._thing.clear()
+            self._thing.update(value)
+        else:
+            self._thing[:] = value
+
+
+class _TorchGenerator(_Stateful):
+    def tree(self) -> object:
+        return self._thing.get_state()
+
+    def load(self, name: str, node: Json, source: Unpacker) -> None:
+        self._thing.set_state(source.unpack(name, node).cpu())
+
+
+class _NumpyGenerator(_Stateful):
+    def tree(self) -> object:
+        return self._thing.bit_generator.state
+
+    def load(self, name: str, node: Json, source: Unpacker) -> None:
+        self._thing.bit_generator.state = source.unpack(name, node)
+
+
+class RandomStates(_OwnEach):
+    """The global random number generators of this process."""
+
+    def tree(self) -> object:
+        numpy = sys.modules.get("numpy.random")  # a job that never loads numpy draws nothing from it
+        cuda = torch.cuda.is_available() and torch.cuda.is_initialized()
+        return {
+            "python": random.getstate(),
+            "numpy": None if numpy is None else numpy.get_state(),
+            "torch": torch.get_rng_state(),
+            "cuda": torch.cuda.get_rng_state_all() if cuda else [],
+        }
+
+    def check(self, name: str, node: Json, _source: Unpacker) -> list[str]:
+        here, there = torch.cuda.device_count(), len(node["cuda"])
+        if there in (0, here):
+            return []
+        return [f"{name} has the states of {there} GPUs, {here} are here"]
+
+    def load(self, name: str, node: Json, source: Unpacker) -> None:
+        self.put_back(source.unpack(name, node))
+
+    def put_back(self, state: Mapping[str, Any]) -> None:
+        """Let every generator go on from a state that `tree` told."""
+        random.setstate(state["python"])
+        if state["numpy"] is not None:
+            import numpy as np
+
+            np.random.set_state(state["numpy"])  # noqa: NPY002 - it is the old global one that scripts draw from
+        torch.set_rng_state(state["torch"])
+        if state["cuda"]:
+            torch.cuda.set_rng_state_all(state["cuda"])

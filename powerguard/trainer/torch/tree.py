@@ -1,0 +1,364 @@
+"""What torch objects tell of themselves, as named buffers and one small JSON text, and back bit for bit. No pickle.
+
+A `state_dict()` is a tree of dicts, lists and plain values with tensors at its ends. `Packer` turns the tensors into
+items (raw bytes with dtype and shape) and the rest into JSON; `Unpacker` turns both into an equal tree. What it does
+not know it refuses by name: a checkpoint that silently left something out would be found wanting after the power cut.
+
+Kept: None, bool, int, float, str, bytes, list, tuple, torch.Size, dict (any of these as keys), OrderedDict, Counter,
+torch.dtype, torch.device, dense tensors of every whole-byte dtype on any device, DTensors (the local shard of each
+rank), numpy arrays and numbers. Tensors that are one and the same (tied weights) are kept once.
+"""
+
+import base64
+import math
+import sys
+from collections import Counter, OrderedDict
+from collections.abc import Callable, Hashable, Mapping
+from ctypes import c_ubyte
+from dataclasses import dataclass
+from typing import Any, Final
+
+import torch
+
+from powerguard.trainer.store.items import Buffer, Item, Loaded
+
+Json = Any
+"""What json.dumps takes: None, bool, int, float, str, list and dict of these."""
+
+Tensor = Any
+"""A torch.Tensor; a name of our own, because torch's types are not known where torch is not installed."""
+
+Value = Any
+"""Whatever a state may hold."""
+
+TAG: Final = "$"
+_DEEPEST: Final = 100
+_LONGEST_NAME: Final = 480  # a manifest takes 512
+_BOUNCE_BYTES: Final = 32 << 20
+_DTYPE_NAMES: Final = (
+    *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32", "bool"),
+    *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
+    *("float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz", "float8_e8m0fnu", "float4_e2m1fn_x2"),
+)
+DTYPES: Final[Mapping[str, Any]] = {name: getattr(torch, name) for name in _DTYPE_NAMES if hasattr(torch, name)}
+_NAMES: Final[Mapping[Any, str]] = {dtype: name for name, dtype in DTYPES.items()}
+
+
+class StateError(Exception):
+    """What cannot be kept, or does not fit what is there: which key, why, what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class TensorItem:
+    """A dense tensor under its name, live until it is copied. dtype: its torch name without "torch."."""
+
+    name: str
+    tensor: Tensor
+
+    @property
+    def dtype(self) -> str:
+        return _NAMES[self.tensor.dtype]
+
+    @property
+    def shape(self) -> tuple[int, ...]:
+        return tuple(self.tensor.shape)
+
+    @property
+    def size_bytes(self) -> int:
+        return int(self.tensor.numel() * self.tensor.element_size())
+
+    def copy_to(self, target: memoryview) -> None:
+        """Fill `target` with the elements in C order, whatever the strides and the device."""
+        tensor = self.tensor.detach().resolve_conj().resolve_neg()
+        if tensor.numel() == 0:
+            return
+        if tensor.is_cuda:
+            _from_cuda(tensor, target)
+            return
+        torch.frombuffer(target, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape).copy_(tensor)
+
+
+@dataclass(frozen=True, slots=True)
+class Sharded:
+    """The part of a DTensor that this rank has, and of what: global shape, placements and mesh, in words."""
+
+    local: Tensor
+    layout: Mapping[str, Json]
+
+
+def _from_cuda(tensor: Tensor, target: memoryview) -> None:
+    """Copy from a GPU through two pinned buffers in turn: one is filled by the GPU while the other is emptied.
+
+    The snapshot itself is ordinary memory, to which CUDA would copy at a fraction of the bus. An H100 copied 20 GB/s
+    this way with 8 or more torch threads, and 5 GB/s with one: emptying the buffers is the limit.
+    """
+    source = tensor.contiguous().view(-1).view(torch.uint8)
+    size = source.numel()
+    host = torch.frombuffer(target, dtype=torch.uint8, count=size)
+    with torch.cuda.device(tensor.device):
+        stream = torch.cuda.Stream()
+        stream.wait_stream(torch.cuda.current_stream())  # the step that has just ended may still be computing
+        pinned = [torch.empty(min(size, _BOUNCE_BYTES), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
+        done = [torch.cuda.Event(), torch.cuda.Event()]
+
+        def begin(slot: int, start: int, stop: int) -> None:
+            with torch.cuda.stream(stream):
+                pinned[slot][: stop - start].copy_(source[start:stop], non_blocking=True)
+                done[slot].record(stream)
+
+        def end(slot: int, start: int, stop: int) -> None:
+            done[slot].synchronize()
+            host[start:stop].copy_(pinned[slot][: stop - start])
+
+        in_turns(size, _BOUNCE_BYTES, begin, end)
+
+
+Turn = Callable[[int, int, int], None]
+"""Called with a slot, 0 or 1, and from where to where its piece reaches."""
+
+
+def in_turns(size: int, piece: int, begin: Turn, end: Turn) -> None:
+    """Begin each piece, and end it only when the next one has begun, in the other slot."""
+    pieces = [(start, min(start + piece, size)) for start in range(0, size, piece)]
+    for turn in range(len(pieces) + 1):
+        if turn < len(pieces):
+            begin(turn % 2, *pieces[turn])
+        if turn > 0:
+            end((turn - 1) % 2, *pieces[turn - 1])
+
+
+def bytes_of(tensor: Tensor) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU, to be read or written. The tensor must outlive it."""
+    size = int(tensor.numel() * tensor.element_size())
+    return memoryview((c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+
+
+# --- Out ----------------------------------------------------------------------------------------------------------
+
+
+class Packer:
+    """Gathers the items of one state; `pack` returns the JSON that stands for a value."""
+
+    def __init__(self) -> None:
+        self.items: list[Item] = []
+        self._names: set[str] = set()
+        self._seen: dict[Hashable, str] = {}
+
+    def pack(self, where: str, value: object, *, depth: int = 0) -> Json:
+        """Return JSON for the value; its tensors become items named after `where`. Raises StateError."""
+        if depth > _DEEPEST:
+            msg = f"{where}: more than {_DEEPEST} levels deep (does it contain itself?)"
+            raise StateError(msg)
+        kind = type(value)
+        if value is None or kind in (bool, int, str):
+            return value
+        if kind is float:
+            return value if math.isfinite(value) else {TAG: "float", "is": repr(value)}  # type: ignore[arg-type]
+        if kind is list:
+            return [self.pack(f"{where}/{at}", part, depth=depth + 1) for at, part in enumerate(value)]  # type: ignore[var-annotated, arg-type]
+        if isinstance(value, torch.Tensor):
+            return self._pack_tensor(where, value)
+        if isinstance(value, Mapping):
+            return self._pack_mapping(where, value, depth)
+        return self._pack_rest(where, value, depth)
+
+    def _pack_mapping(self, where: str, value: Mapping[Any, object], depth: int) -> Json:
+        kinds = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
+        word = kinds.get(type(value))
+        if word is None:
+            msg = f"{where}: a {_kind(value)} cannot be kept (dict, OrderedDict and Counter can)"
+            raise StateError(msg)
+        pairs = []
+        for key, part in value.items():
+            inner = f"{where}/{key}"
+            pairs.append(
+                (self.pack(f"{inner} (the key)", key, depth=depth + 1), self.pack(inner, part, depth=depth + 1))
+            )
+        if word == "dict" and all(type(key) is str for key in value) and TAG not in value:
+            return dict(pairs)
+        return {TAG: word, "of": [list(pair) for pair in pairs]}
+
+    def _pack_rest(self, where: str, value: object, depth: int) -> Json:
+        match value:
+            case torch.Size():
+                return {TAG: "size", "of": list(value)}
+            case tuple() if type(value) is tuple:
+                return {
+                    TAG: "tuple",
+                    "of": [self.pack(f"{where}/{at}", p, depth=depth + 1) for at, p in enumerate(value)],
+                }
+            case bytes() if type(value) is bytes:
+                return {TAG: "bytes", "is": base64.b64encode(value).decode()}
+            case torch.dtype() if value in _NAMES:
+                return {TAG: "dtype", "is": _NAMES[value]}
+            case torch.device():
+                return {TAG: "device", "is": str(value)}
+            case _:
+                pass
+        numpy = sys.modules.get("numpy")
+        if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+            return self._pack_numpy(where, value, number=isinstance(value, numpy.generic))
+        msg = (
+            f"{where}: a {_kind(value)} cannot be kept: a checkpoint holds tensors and plain values only"
+            " (leave it out, or give it as plain values)"
+        )
+        raise StateError(msg)
+
+    def _pack_numpy(self, where: str, value: Value, *, number: bool) -> Json:
+        if (
+            value.dtype.kind not in "biufc"
+            or not value.dtype.isnative
+            or type(value).__name__ in ("matrix", "recarray")
+        ):
+            msg = f"{where}: a numpy array of {value.dtype} cannot be kept (plain numbers in native order can)"
+            raise StateError(msg)
+        name = self._name(where)
+        self.items.append(Buffer(name, value.tobytes(), value.dtype.name, tuple(value.shape)))
+        return {TAG: "numpy", "item": name, "number": number}
+
+    def _pack_tensor(self, where: str, value: Tensor) -> Json:
+        layout = layout_of(value)
+        tensor = value.detach() if layout is None else value.detach().to_local()
+        plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or layout is not None
+        if not plain or tensor.layout is not torch.strided or tensor.dtype not in _NAMES:
+            what = f"{_kind(value)} ({tensor.layout}, {tensor.dtype})"
+            msg = f"{where}: a {what} cannot be kept (dense tensors of whole bytes, and DTensors of these, can)"
+            raise StateError(msg)
+        if tensor.is_meta:
+            msg = f"{where}: a tensor on the meta device has no data to keep (materialise the model first)"
+            raise StateError(msg)
+        one = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj())
+        name = self._seen.get(one) if tensor.numel() else None
+        if name is None:
+            name = self._name(where)
+            self._seen[one] = name
+            self.items.append(TensorItem(name, tensor))
+        node: Json = {TAG: "tensor", "item": name}
+        if tensor.device.type != "cpu":
+            node["device"] = str(tensor.device)
+        if layout is not None:
+            node["sharded"] = layout
+        return node
+
+    def _name(self, where: str) -> str:
+        """Return a name of its own for an item: two keys may read the same ("a/b" of one dict, "b" of "a")."""
+        where = where[:_LONGEST_NAME]
+        name, more = where, 2
+        while name in self._names:
+            name, more = f"{where}~{more}", more + 1
+        self._names.add(name)
+        return name
+
+
+def layout_of(value: Tensor) -> dict[str, Json] | None:
+    """How a DTensor is spread over its ranks, comparable across runs; None for any other tensor."""
+    sharding = sys.modules.get("torch.distributed.tensor")  # a job without it has no DTensor, and need not load it
+    if sharding is None or not isinstance(value, sharding.DTensor):
+        return None
+    return {
+        "shape": list(value.shape),
+        "placements": [str(placement) for placement in value.placements],
+        "mesh": list(value.device_mesh.shape),
+    }
+
+
+def _kind(value: object) -> str:
+    kind = type(value)
+    return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
+
+
+# --- In -----------------------------------------------------------------------------------------------------------
+
+
+class Unpacker:
+    """Makes the values again from verified items.
+
+    Tensors come as copies in memory of their own, one object for each that was kept; `view` gives one without a copy.
+    """
+
+    def __init__(self, items: Mapping[str, Loaded]) -> None:
+        self._items = items
+        self._made: dict[tuple[str, str], Any] = {}
+
+    def unpack(self, where: str, node: Json) -> Value:
+        """Return the value that a node stands for. Raises StateError when the checkpoint does not hold together."""
+        if isinstance(node, list):
+            return [self.unpack(f"{where}/{at}", part) for at, part in enumerate(node)]
+        if not isinstance(node, dict):
+            return node
+        if TAG not in node:
+            return {key: self.unpack(f"{where}/{key}", part) for key, part in node.items()}
+        try:
+            return self._unpack_tagged(where, node)
+        except (KeyError, TypeError, ValueError, RuntimeError) as error:
+            msg = f"{where}: the checkpoint does not hold together here ({type(error).__name__}: {error})"
+            raise StateError(msg) from error
+
+    def _unpack_tagged(self, where: str, node: Mapping[str, Json]) -> Value:
+        kind = node[TAG]
+        if kind == "tensor":
+            return self._tensor(node)
+        if kind == "numpy":
+            return self._numpy(node)
+        simple = {
+            "float": float,
+            "bytes": base64.b64decode,
+            "dtype": lambda name: DTYPES[name],
+            "device": torch.device,
+        }
+        if kind in simple:
+            return simple[kind](node["is"])
+        if kind == "size":
+            return torch.Size(node["of"])
+        if kind == "tuple":
+            return tuple(self.unpack(where, node["of"]))
+        kinds: dict[str, Any] = {"dict": dict, "ordered": OrderedDict, "counter": Counter}
+        pairs = {self.unpack(where, key): self.unpack(f"{where}/{key}", part) for key, part in node["of"]}
+        return kinds[kind](pairs)
+
+    def _tensor(self, node: Mapping[str, Json]) -> Value:
+        key = (node["item"], node.get("device", "cpu"))
+        tensor = self._made.get(key)
+        if tensor is None:
+            tensor = self._made[key] = copied(self._items[node["item"]]).to(node.get("device", "cpu"))
+        return tensor if "sharded" not in node else Sharded(tensor, node["sharded"])
+
+    def _numpy(self, node: Mapping[str, Json]) -> Value:
+        import numpy as np
+
+        loaded = self._items[node["item"]]
+        array = np.frombuffer(bytes(loaded.data), dtype=loaded.dtype).reshape(loaded.shape).copy()
+        return array[()] if node["number"] else array
+
+    def loaded(self, node: Mapping[str, Json]) -> Loaded:
+        """The bytes of a tensor's node, as they lie in the checkpoint."""
+        try:
+            return self._items[node["item"]]
+        except KeyError as error:
+            msg = f"the checkpoint does not hold together: {node.get('item')} is missing"
+            raise StateError(msg) from error
+
+    def pairs(self, node: Json) -> dict[Any, Json]:
+        """The keys of a dict's node, each with the node of its value."""
+        if not isinstance(node, dict):
+            msg = f"the checkpoint does not hold together: {str(node)[:40]} instead of a dict"
+            raise StateError(msg)
+        return {self.unpack("a key", key): part for key, part in node["of"]} if TAG in node else node
+
+
+def copied(loaded: Loaded) -> Tensor:
+    """Return a new tensor on the CPU with the loaded bytes. Raises KeyError, ValueError."""
+    tensor = torch.empty(loaded.shape, dtype=DTYPES[loaded.dtype])
+    fill(tensor, loaded)
+    return tensor
+
+
+def fill(tensor: Tensor, loaded: Loaded) -> None:
+    """Copy the loaded bytes into a tensor of their dtype and shape, wherever and however it lies."""
+    tensor = tensor.detach()
+    if tensor.numel() == 0:
+        return
+    if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
+        bytes_of(tensor)[:] = loaded.data
+    else:
+        tensor.copy_(copied(loaded))

@@ -1,0 +1,5 @@
+"""Who yields readings of a UPS: `snmp`, `nut`, `apcupsd`, and the host's own `network` as a witness.
+
+A source polls, decodes and publishes readings. It decides nothing, and knows nothing of trainers,
+effectors or settings.
+"""

@@ -1,0 +1,1 @@
+"""apcupsd's network information server as a source."""

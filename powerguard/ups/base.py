@@ -1,0 +1,121 @@
+"""The interface between the daemon and a source, and what sources share: a warning once for each oddity and trouble."""
+
+import asyncio
+import contextlib
+from collections.abc import Callable
+from typing import Final, Protocol, runtime_checkable
+
+import structlog
+
+from powerguard.clock import Clock
+from powerguard.core.model.events import Reading, SourceFailed
+
+log = structlog.get_logger(__name__)
+
+_MOST_ODDITIES: Final = 100
+_MOST_OF_A_TROUBLE: Final = 8
+
+
+class Notices:
+    """One source's notices. A peer that makes up new ones every second is not told on for ever."""
+
+    def __init__(self, ups: str, source: str) -> None:
+        """Tell of this source of this UPS."""
+        self._keyed = {"ups": ups, "source": source}
+        self._told: set[str] = set()
+        self._standing: dict[str, set[str]] = {}
+        self._troubles: dict[str, str] = {}
+
+    @property
+    def trouble(self) -> str:
+        """What a person must put right now; "" while nothing."""
+        return "; ".join(self._troubles.values())
+
+    def once(self, event: str, because: str, *, key: str = "", **keyed: object) -> None:
+        """Tell an oddity that stays. key: what makes it the same one, where its words change."""
+        key = key or because
+        if key not in self._told and len(self._told) < _MOST_ODDITIES:
+            self._told.add(key)
+            log.warning(event, because=because, **self._keyed, **keyed)
+
+    def forget(self, key: str) -> None:
+        """Tell this oddity again when it comes again."""
+        self._told.discard(key)
+
+    def stands(self, event: str, because: str) -> None:
+        """Tell what somebody must put right: it stands until `is_right`, and may be broken anew months later."""
+        self._troubles[event] = because
+        told = self._standing.setdefault(event, set())
+        if because not in told and len(told) < _MOST_OF_A_TROUBLE:
+            told.add(because)
+            log.error(event, because=because, **self._keyed)
+
+    def is_right(self, *events: str) -> None:
+        """Note that these do not stand any more."""
+        for event in events:
+            self._standing.pop(event, None)
+            self._troubles.pop(event, None)
+
+
+Publish = Callable[[Reading | SourceFailed], None]
+
+
+class Bell:
+    """Wakes a poller before its turn: whoever rings gets the poll after it."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Nobody has rung yet."""
+        self._clock = clock
+        self._rung = asyncio.Event()
+
+    def ring(self) -> None:
+        """Poll at once; during a poll: once more after it, for the one in flight may have been asked too early."""
+        self._rung.set()
+
+    async def rest(self, *, until_s: float, earliest_s: float) -> None:
+        """Wait until then, or until somebody rings, but in no case less than to earliest_s (times of the clock)."""
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, until_s - self._clock())):
+                await self._rung.wait()
+        too_early_s = earliest_s - self._clock()
+        if too_early_s > 0:
+            await asyncio.sleep(too_early_s)  # noqa: TID251 - the gap itself; whoever rings now gets the poll after it
+        self._rung.clear()
+
+
+class Source(Protocol):
+    """Yields readings of one UPS for as long as it runs.
+
+    `run` never returns and raises only when cancelled: every fault of the peer is published as `SourceFailed`.
+    """
+
+    async def run(self, publish: Publish) -> None:
+        """Poll until cancelled; hand every reading or failure to `publish`, which never blocks."""
+        ...
+
+    def poll_now(self) -> None:
+        """Poll at once instead of at the next turn. Safe to call at any time, from the loop's own thread."""
+        ...
+
+
+class NamedSource(Source, Protocol):
+    """A source of the settings. name: in readings, metrics and logs, such as "nut:rack-a@10.0.0.9"."""
+
+    name: str
+
+
+@runtime_checkable
+class Troubled(Protocol):
+    """A source that may bring readings while something is wrong all the same."""
+
+    @property
+    def trouble(self) -> str:
+        """What a person must put right, in one line; "" while nothing."""
+        ...
+
+
+def why_not_found(error: Exception) -> str:
+    """Say why a name could not be looked up. Python refuses some before it asks anybody (UnicodeError)."""
+    if isinstance(error, UnicodeError):
+        return "that is no name: between two dots stand 1 to 63 characters"
+    return getattr(error, "strerror", None) or "no answer from the name service"

@@ -1,0 +1,188 @@
+"""What the documents show is there: commands and their options, settings, links."""
+
+import argparse
+import re
+import shlex
+import textwrap
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, get_args
+
+import pytest
+from pydantic import BaseModel
+
+from powerguard.cli.main import VERBS, Verbs
+from powerguard.daemon.observe.readiness import ERRORS, WARNINGS
+from powerguard.settings.load import load
+from powerguard.settings.schema import Settings
+
+ROOT = Path(__file__).parents[2]
+DOCS = ROOT / "docs"
+PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md"), *(DOCS / "guides").glob("*.md")])
+LINKED = sorted([*DOCS.glob("*.md"), *(DOCS / "guides").glob("*.md"), *(DOCS / "reference").glob("*.md")])
+FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+UPS = "mode: rehearse\nups:\n  rack-a:\n    sources:\n      - {kind: snmp, host: 10.0.0.1}\n"
+
+
+def names(pages: list[Path]) -> list[str]:
+    return [str(page.relative_to(ROOT)) for page in pages]
+
+
+def commands(text: str) -> Iterator[str]:
+    """Yield each powerguard command of a page: lines of code, and code within a sentence."""
+    blocks = [match[3] for match in FENCED.finditer(text)]
+    blocks += [line[4:] for line in text.splitlines() if line.startswith("    ")]
+    lines = [line for block in blocks for line in block.splitlines()]
+    lines += [" ".join(code.split()) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
+    for line in lines:
+        for part in re.split(r"&&|[|;]", line.split(" #")[0]):
+            command = part.strip().removeprefix("$ ").removeprefix("/opt/powerguard/bin/").removeprefix(".venv/bin/")
+            if command.startswith("powerguard ") and not command.startswith("powerguard {"):
+                yield command.split(" > ")[0]
+
+
+def parsers_of(verb: str) -> argparse.ArgumentParser:
+    verbs = Verbs()
+    verbs.add(verb)
+    found: argparse.ArgumentParser = verbs.subparsers.choices[verb]
+    return found
+
+
+def mistakes(command: str) -> list[str]:
+    """Return which words of a command powerguard does not have; [] for none."""
+    words = shlex.split(command)[1:]
+    if words[0].startswith("-") or words[0] == "VERB":
+        return []
+    if words[0] not in VERBS:
+        return [words[0]]
+    parser = parsers_of(words[0])
+    for word in words[1:]:
+        for action in parser._actions:
+            if isinstance(action, argparse._SubParsersAction) and word in action.choices:
+                parser = action.choices[word]
+    known = {option for action in parser._actions for option in action.option_strings}
+    own = words[: words.index("--")] if "--" in words else words
+    return [word for word in own if re.match(r"--?[a-z]", word) and word.split("=")[0] not in known]
+
+
+@pytest.mark.parametrize("page", names(PAGES))
+def test_every_command_and_option_is_one(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    wrong = {command: found for command in commands(text) if (found := mistakes(command))}
+    assert wrong == {}
+
+
+def test_a_wrong_command_is_found() -> None:
+    text = "`powerguard stauts` and\n\n    powerguard drill --scpoe pause | tee x   # a comment\n"
+    assert [mistakes(command) for command in commands(text)] == [["--scpoe"], ["stauts"]]
+
+
+def models_in(annotation: object) -> Iterator[type[BaseModel]]:
+    """Yield the models that a field may hold, also within lists, maps and unions."""
+    if isinstance(annotation, type) and issubclass(annotation, BaseModel):
+        yield annotation
+    for inner in get_args(annotation):
+        yield from models_in(inner)
+
+
+def is_setting(path: list[str], models: list[type[BaseModel]]) -> bool:
+    """Whether some of the models have this setting; the name of a UPS may stand between."""
+    if not path or not models:
+        return not path
+    first, *rest = path
+    fields = [field for model in models if (field := model.model_fields.get(first))]
+    inner = [each for field in fields for each in models_in(field.annotation)]
+    return bool(fields) and (is_setting(rest, inner) or (len(rest) > 1 and is_setting(rest[1:], inner)))
+
+
+@pytest.mark.parametrize("page", names(PAGES))
+def test_every_setting_that_is_named_is_one(page: str) -> None:
+    """`budget.reserve_s` and the like, by the first word."""
+    text = (ROOT / page).read_text(encoding="utf-8")
+    named = re.findall(r"`([a-z_]+(?:\.[A-Za-z_]+)+)(?::[^`]*)?`", text)
+    files = (
+        "log",
+        "py",
+        "md",
+        "yaml",
+        "json",
+        "service",
+        "socket",
+        "target",
+        "path",
+        "conf",
+        "sqlite",
+        "config",
+        "users",
+    )
+    sections = [each for each in named if each.split(".")[0] in Settings.model_fields and not each.endswith(files)]
+    metrics_of_nut = ("ups.status", "ups.delay.", "ups.timer.", "ups.test.", "ups.load", "ups.realpower")
+    checks = ("host.power_off", "host.helper", "bmc.watchdog")  # of doctor
+    settings = [each for each in sections if not each.startswith(metrics_of_nut) and each not in checks]
+    assert [each for each in settings if not is_setting(each.split("."), [Settings])] == []
+
+
+def yaml_of(text: str) -> Iterator[str]:
+    """Yield what may be settings: fenced YAML, and runs of indented lines."""
+    for match in FENCED.finditer(text):
+        if match[2] == "yaml":
+            yield textwrap.dedent(match[3])
+    for run in re.findall(r"(?:^ {4,}\S.*\n)+", FENCED.sub("", text), re.MULTILINE):
+        yield textwrap.dedent(run)
+
+
+def settings_shown() -> Iterator[tuple[str, str]]:
+    """Yield the blocks of settings: those whose first key is a section of the settings."""
+    for page in PAGES:
+        for block in yaml_of(page.read_text(encoding="utf-8")):
+            first = re.match(r"(\w+):(\s|$)", re.sub(r"^(#.*)?\n", "", block))
+            if first and first[1] in Settings.model_fields:
+                yield f"{page.name}: {block.splitlines()[0]}", block
+
+
+@pytest.mark.parametrize("block", [pytest.param(block, id=name) for name, block in settings_shown()])
+def test_the_settings_that_are_shown_hold(block: str, tmp_path: Path) -> None:
+    file = tmp_path / "powerguard.yaml"
+    block = block.replace("9f86d081884c7d65...", "9f86d081884c7d65" * 4)
+    whole = block if re.search(r"^ups:", block, re.MULTILINE) else UPS.replace("mode: rehearse\n", "") + block
+    file.write_text(
+        whole if re.search(r"^mode:", whole, re.MULTILINE) else "mode: rehearse\n" + whole, encoding="utf-8"
+    )
+    assert load(file).ups
+
+
+def test_troubleshooting_explains_every_reason() -> None:
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    assert [name for name in {**ERRORS, **WARNINGS} if f"`{name}`" not in page and name != "other"] == []
+
+
+def anchors(page: Path) -> set[str]:
+    """Return the anchors of a page's headings, as GitHub makes them."""
+    headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
+    return {re.sub(r"[^\w\- ]", "", heading.strip().lower()).replace(" ", "-") for heading in headings}
+
+
+@pytest.mark.parametrize("page", names(LINKED))
+def test_every_link_leads_somewhere(page: str) -> None:
+    file = ROOT / page
+    wrong = []
+    for link in re.findall(r"\]\(([^)\s]+)\)", FENCED.sub("", file.read_text(encoding="utf-8"))):
+        path, _, anchor = link.partition("#")
+        target = file.parent / path if path else file
+        if path.startswith(("https://", "http://")):
+            continue
+        if not target.exists() or (anchor and target.suffix == ".md" and anchor not in anchors(target)):
+            wrong.append(link)
+    assert wrong == []
+
+
+def test_every_guide_that_the_product_names_is_there() -> None:
+    """An error that sends its reader to a page that was renamed helps nobody."""
+    places: dict[str, Any] = {}
+    for folder in ("powerguard", "config", "systemd", "scripts", "examples"):
+        for file in (ROOT / folder).rglob("*"):
+            if file.is_file() and file.suffix not in {".pyc", ".so"}:
+                text = file.read_text(encoding="utf-8", errors="replace")
+                places |= dict.fromkeys(re.findall(r"docs/[\w/-]+\.(?:md|json)", text), file)
+    assert places
+    assert [f"{places[path]}: {path}" for path in places if not (ROOT / path).exists()] == []

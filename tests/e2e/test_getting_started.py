@@ -1,0 +1,130 @@
+"""docs/getting-started.md, command by command: a simulated UPS, a training script, the daemon, an outage, its story."""
+
+import json
+import re
+import subprocess
+import sys
+import tempfile
+import time
+from collections.abc import Callable, Iterator
+from contextlib import ExitStack
+from pathlib import Path
+from typing import Any, Final
+
+import pytest
+
+from tests.peers.ports import free_port
+
+ROOT: Final = Path(__file__).parents[2]
+PAGE: Final = (ROOT / "docs" / "getting-started.md").read_text(encoding="utf-8")
+LIMIT_S: Final = 200.0
+
+
+class Desk:
+    """Runs the page's commands in a folder of its own, and at ports of its own."""
+
+    def __init__(self, folder: Path) -> None:
+        self.folder = folder
+        self._own = {"/tmp/first": str(folder), "1161": str(free_port()), "9321": str(free_port())}
+        self._stack = ExitStack()
+
+    def own(self, text: str) -> str:
+        for there, here in self._own.items():
+            text = text.replace(there, here)
+        return text
+
+    def commands(self, words: str) -> list[str]:
+        """Return the page's one command line with these words in it."""
+        (line,) = [line for line in PAGE.splitlines() if line.startswith("    .venv/bin/") and words in line]
+        program, *options = self.own(line).split()
+        module = ["-m", "powerguard"] if program.endswith("powerguard") else []
+        return [sys.executable, *module, *options]
+
+    def start(self, words: str, log: str) -> "subprocess.Popen[str]":
+        """Start what a terminal of its own is for."""
+        out = self._stack.enter_context((self.folder / log).open("w", encoding="utf-8"))
+        process = subprocess.Popen(
+            self.commands(words), cwd=ROOT, stdin=subprocess.PIPE, stdout=out, stderr=out, text=True
+        )
+        if process.stdin is not None:
+            self._stack.callback(process.stdin.close)
+        self._stack.callback(process.wait)
+        self._stack.callback(process.kill)
+        return process
+
+    def run(self, words: str, *more: str, may: tuple[int, ...] = (0,)) -> str:
+        """Run a command to its end, and return what it printed."""
+        ended = subprocess.run(
+            [*self.commands(words), *more], cwd=ROOT, check=False, capture_output=True, text=True, timeout=LIMIT_S
+        )
+        assert ended.returncode in may, ended.stdout + ended.stderr
+        return ended.stdout
+
+    def status(self) -> dict[str, Any]:
+        told: dict[str, Any] = json.loads(self.run("status --config", "--json", may=(0, 1, 2, 3, 4)))
+        return told if told.get("reachable") else {}
+
+    def until(self, reached: Callable[[], object], what: str) -> None:
+        end_s = time.monotonic() + LIMIT_S
+        while not reached():
+            assert time.monotonic() < end_s, what
+            time.sleep(1.0)
+
+    def log(self, name: str) -> str:
+        return (self.folder / name).read_text(encoding="utf-8")
+
+    def close(self) -> None:
+        self._stack.close()
+
+
+@pytest.fixture
+def desk() -> Iterator[Desk]:
+    with tempfile.TemporaryDirectory(prefix="pg-first-", dir="/tmp") as folder:  # sockets have short names
+        made = Desk(Path(folder))
+        try:
+            yield made
+        finally:
+            made.close()
+
+
+def press_enter(terminal: "subprocess.Popen[str]") -> None:
+    assert terminal.stdin is not None
+    terminal.stdin.write("\n")
+    terminal.stdin.flush()
+
+
+def test_the_page_from_the_first_command_to_the_last(desk: Desk) -> None:
+    """Training pauses, the power-off is rehearsed, training resumes; killed, it continues at its checkpoint."""
+    (settings,) = re.findall(r"```yaml\n(.*?)```", PAGE, re.DOTALL)
+    (desk.folder / "powerguard.yaml").write_text(desk.own(settings), encoding="utf-8")
+    (desk.folder / "community").write_text("public", encoding="ascii")
+    (desk.folder / "community").chmod(0o600)
+    assert "valid" in desk.run("config validate")
+
+    ups = desk.start("demo --ups", "ups.log")
+    training = desk.start("plain_numpy_free.py", "train.log")
+    desk.until(lambda: "step 100:" in desk.log("train.log"), "the training does not train")
+    desk.start("powerguard run", "daemon.log")
+    desk.until(
+        lambda: [each for each in desk.status().get("trainers", []) if each["alive"]], "the trainer is not found"
+    )
+    assert desk.status()["supply"] == "utility"
+    assert json.loads(desk.run("plan --config", "--json"))["next"]
+    checks = {each["name"]: each["verdict"] for each in json.loads(desk.run("doctor", "--json", may=(2,)))["checks"]}
+    assert (checks["trainer.line"], checks["ups.127.0.0.1"], checks["way_back"]) == ("PASS", "PASS", "FAIL")
+
+    press_enter(ups)
+    desk.until(lambda: desk.status()["phase"] == "holding", "no hold on battery")
+    assert desk.status()["trainers"][0]["paused"]
+    desk.until(lambda: desk.status()["phase"] == "shutdown", "the power-off is not rehearsed")
+    press_enter(ups)
+    desk.until(lambda: desk.status()["phase"] == "online", "utility does not end the rehearsal")
+    desk.until(lambda: not desk.status()["trainers"][0]["paused"], "training does not resume")
+    assert "commit point" in desk.run("explain last")
+    desk.run("report last")
+    assert "<svg" in desk.log("outage.html")
+
+    training.kill()
+    training.wait()
+    desk.start("plain_numpy_free.py", "again.log")
+    desk.until(lambda: "go on" in desk.log("again.log"), "the training does not continue at its checkpoint")

@@ -1,0 +1,263 @@
+"""Every UPS family on walks made from its MIB: on utility, on battery, at the end, sentinels, comm lost, three phases.
+
+`walks/families/NAME.walk` is the device on utility. `NAME.json` has its cases: `base` is the OID that the others
+continue, `set` the objects that answer differently in this case, `expected` the fields of `Decoded` with their values.
+The first case is on utility.
+"""
+
+import json
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.ups.profiles.decode import Decoded, decode
+from powerguard.ups.profiles.load import load_profiles
+from powerguard.ups.profiles.probe import choose
+from powerguard.ups.profiles.schema import COUNT_DOWN, Profile
+from powerguard.ups.profiles.vocabulary import Answer, Missing, Oid
+from powerguard.ups.profiles.walk import parse_walk
+
+FOLDER = Path(__file__).parent / "walks" / "families"
+PROFILES = load_profiles(None)
+UPSES = PROFILES.ranked()
+NAMES = sorted(profile.name for profile in UPSES)
+
+
+@dataclass(frozen=True)
+class Case:
+    """One state of one device: changed objects (a number, "null", "absent", "oid:..." or text) and what is right."""
+
+    family: str
+    name: str
+    base: str
+    changed: dict[str, Any]
+    expected: dict[str, Any]
+
+
+def cases(family: str) -> list[Case]:
+    path = FOLDER / f"{family}.json"
+    assert path.is_file(), f"family {family} has no cases: add {path.name} and {family}.walk to {FOLDER}"
+    data = json.loads(path.read_text(encoding="utf-8"))
+    return [Case(family, one["case"], data["base"], one["set"], one["expected"]) for one in data["cases"]]
+
+
+def whole(base: str, oid: str) -> Oid:
+    return Oid(base + oid if oid.startswith(".") else oid)
+
+
+def device(case: Case) -> dict[str, Answer]:
+    path = FOLDER / f"{case.family}.walk"
+    assert path.is_file(), f"family {case.family} has no walk: add {path}"
+    answers = parse_walk(path.read_text(encoding="utf-8"), path.name)
+    for place, value in case.changed.items():
+        oid = whole(case.base, place)
+        if value == "absent":
+            del answers[oid]
+        elif value == "null":
+            answers[oid] = Missing.NULL
+        elif isinstance(value, str):
+            answers[oid] = whole(case.base, value[4:]) if value.startswith("oid:") else value.encode()
+        else:
+            answers[oid] = value
+    return answers
+
+
+def look(answers: dict[str, Answer]) -> tuple[tuple[Profile, ...], Decoded]:
+    chosen = choose(UPSES, answers, sys_object_id=str(answers["1.3.6.1.2.1.1.2.0"]), sys_descr="")
+    return chosen, decode(chosen, answers)
+
+
+ALL = [case for name in NAMES for case in cases(name)]
+
+
+@pytest.mark.parametrize("case", ALL, ids=lambda case: f"{case.family}: {case.name}")
+def test_a_family_tells_what_its_mib_means(case: Case) -> None:
+    chosen, decoded = look(device(case))
+    assert chosen[0].name == case.family
+    told = {name: getattr(decoded, name) for name in case.expected}
+    for name, value in told.items():
+        told[name] = value is not None if name == "stale" else list(value) if isinstance(value, tuple) else value
+    assert told == case.expected
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_every_family_is_shown_on_utility_on_battery_at_the_end_and_lying(name: str) -> None:
+    """A family without such a case would pass by saying nothing."""
+    told = cases(name)
+    missing = []
+    if told[0].expected.get("output_source") != "utility":
+        missing.append("the first case is on utility")
+    if not any(case.expected.get("on_battery") is True for case in told):
+        missing.append("a case expects on_battery true")
+    if not any(case.expected.get("runtime_s", 0) is None for case in told):
+        missing.append("a case expects runtime_s null (a sentinel value)")
+    if PROFILES.by_name[name].battery_status and not any(case.expected.get("low_battery") is True for case in told):
+        missing.append("a case expects low_battery true")
+    assert missing == [], f"{name}.json does not meet: {'; '.join(missing)}"
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_on_utility_nothing_of_the_device_is_disbelieved_but_its_sentinels(name: str) -> None:
+    """What a healthy device answers must not look like a mistake: operators stop reading such lines."""
+    _, decoded = look(device(cases(name)[0]))
+    assert decoded.warnings == ()
+    why = {rejected.why for rejected in decoded.rejected}
+    assert why <= {"means: not measured", Missing.NULL.value}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_no_family_shadows_another(name: str) -> None:
+    """One device, one family, and the UPS-MIB where the card speaks it: makers share enterprises, not objects."""
+    chosen, _ = look(device(cases(name)[0]))
+    assert {one.name for one in chosen} <= {name, "rfc1628"}
+
+
+NONSENSE: list[Answer | None] = [None, Missing.NULL, -1, 2**31 - 1, 2**32 - 1, 65535, b"", b"n/a", Oid("1.3")]
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_one_object_that_answers_nonsense_invents_no_outage_and_no_runtime(name: str) -> None:
+    """Each object in turn: absent, NULL, the usual marks of "not measured", and the wrong type."""
+    device_on_utility = device(cases(name)[0])
+    chosen, healthy = look(device_on_utility)
+    runtimes = {None} | {told.runtime_s for told in (healthy, decode(chosen[-1:], device_on_utility))}
+    for oid in device_on_utility:
+        for nonsense in NONSENSE:
+            lying = {**device_on_utility, oid: nonsense} if nonsense is not None else dict(device_on_utility)
+            if nonsense is None:
+                del lying[oid]
+            told = decode(chosen, {place: raw for place, raw in lying.items() if raw is not None})
+            what = (oid, nonsense)
+            assert told.output_source != "battery", what
+            assert told.runtime_s in runtimes, what
+            assert not told.low_battery, what
+            assert told.stale is None, what
+            # A row that is not there at all is a card with fewer rows; a line that says nothing is another thing.
+            assert told.input_present is not False or nonsense is None, what
+
+
+# --- Commands: numbers that differ by one between neighbours --------------------------------------------------------
+
+LAST_SET = {
+    # family: verb: (object, value) of the SET that acts; a delay is written as its unit.
+    "rfc1628": {
+        "off_with_return": (".8.2.0", "s"),
+        "off_stays": (".8.2.0", "s"),
+        "reboot": (".8.4.0", "s"),
+        "cancel": (".8.3.0", -1),
+        "self_test": (".7.1.0", "1.3.6.1.2.1.33.1.7.7.4"),
+    },
+    "apc-powernet": {
+        "off_with_return": (".6.2.2.0", 3),
+        "off_stays": (".6.2.1.0", 3),
+        "self_test": (".7.2.2.0", 2),
+        "outlet_off_with_return": (".12.3.2.1.3", 10),
+        "outlet_off": (".12.3.2.1.3", 5),
+        "outlet_reboot": (".12.3.2.1.3", 6),
+        "outlet_cancel": (".12.3.2.1.3", 7),
+    },
+    "xups": {
+        "off_with_return": (".9.6.0", "s"),
+        "off_stays": (".9.1.0", "s"),
+        "cancel": (".9.2.0", 0),
+        "outlet_off_with_return": (".12.2.1.7", "s"),
+        "outlet_off": (".12.2.1.3", "s"),
+        "outlet_cancel": (".12.2.1.3", -1),
+    },
+    "cps": {
+        "off_with_return": (".6.2.3.0", 3),
+        "off_stays": (".6.2.1.0", 3),
+        "self_test": (".7.2.2.0", 2),
+    },
+    "delta": {"off_with_return": (".2.3.0", "s"), "off_stays": (".2.3.0", "s"), "cancel": (".2.3.0", 0)},
+    "riello": {"off_with_return": (".8.2.0", "s"), "off_stays": (".8.2.0", "s"), "cancel": (".8.2.0", -1)},
+    "tripplite": {"self_test": (".4.1.1.1.1", 1)},
+    "eppc": {"self_test": (".7.1.0", 2)},
+}
+
+
+@pytest.mark.parametrize("name", NAMES)
+def test_the_set_that_acts(name: str) -> None:
+    """Written down a second time, from the MIBs: a command that is one off switches something else."""
+    profile = PROFILES.by_name[name]
+    told = {
+        verb.value: (
+            control.sets[-1].oid or control.sets[-1].column,
+            control.sets[-1].unit if control.sets[-1].value is None else control.sets[-1].value,
+        )
+        for verb, control in profile.controls.items()
+    }
+    assert told == {
+        verb: (whole(str(profile.base), place), value) for verb, (place, value) in LAST_SET.get(name, {}).items()
+    }
+
+
+@pytest.mark.parametrize(("name", "restart"), [("rfc1628", ".8.5.0"), ("delta", ".2.2.0"), ("riello", ".8.5.0")])
+def test_the_way_back_is_opened_before_anything_goes_off(name: str, restart: str) -> None:
+    """A real card came with auto restart off: its rack would never have come back."""
+    profile = PROFILES.by_name[name]
+    restart = whole(str(profile.base), restart)
+    controls = {verb.value: control for verb, control in profile.controls.items()}
+    assert [(one.oid, one.value) for one in controls["off_with_return"].sets if one.oid == restart] == [(restart, 1)]
+    assert controls["off_with_return"].sets[0].read_back == "exact"
+    assert [(one.oid, one.value) for one in controls["off_stays"].sets if one.oid == restart] == [(restart, 2)]
+
+
+def test_what_happens_when_utility_returns_is_promised_only_where_the_mib_does() -> None:
+    """`cycles` lets somebody switch hosts off in the faith that they come back."""
+    promised = {
+        (profile.name, verb.value)
+        for profile in UPSES
+        for verb, control in profile.controls.items()
+        if verb in COUNT_DOWN and control.utility_returns_during_countdown == "cycles"
+    }
+    assert promised == {
+        ("apc-powernet", "off_with_return"),
+        ("apc-powernet", "outlet_reboot"),
+        ("rfc1628", "off_with_return"),
+        ("rfc1628", "reboot"),
+        ("xups", "off_with_return"),
+        ("xups", "outlet_off_with_return"),
+    }
+
+
+# --- Traps ----------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("trap", "meaning"),
+    [
+        ("1.3.6.1.2.1.33.2.1", "on_battery"),
+        ("1.3.6.1.2.1.33.2.0.1", "on_battery"),
+        ("1.3.6.1.2.1.33.2.0.4", "alarm_removed"),
+        ("1.3.6.1.4.1.318.0.5", "on_battery"),
+        ("1.3.6.1.4.1.318.0.9", "utility_restored"),
+        ("1.3.6.1.4.1.318.0.7", "low_battery"),
+        ("1.3.6.1.4.1.318.0.11", "low_battery_cleared"),
+        ("1.3.6.1.4.1.534.1.11.4.1.0.3", "on_battery"),
+        ("1.3.6.1.4.1.534.1.11.4.1.0.5", "utility_restored"),
+        ("1.3.6.1.4.1.534.1.11.4.1.0.44", "heartbeat"),
+        ("1.3.6.1.4.1.705.1.11.0.11", "on_battery"),
+        ("1.3.6.1.4.1.705.1.11.0.12", "utility_restored"),
+        ("1.3.6.1.4.1.3808.0.5", "on_battery"),
+        ("1.3.6.1.4.1.3808.0.21", "shutdown_pending"),
+        ("1.3.6.1.4.1.2254.2.4.20.0.3", "on_battery"),
+        ("1.3.6.1.4.1.2254.2.4.20.0.5", "low_battery"),
+        ("1.3.6.1.4.1.935.0.5", "on_battery"),
+        ("1.3.6.1.4.1.4555.1.1.7.2.0.1", "on_battery"),
+        ("1.3.6.1.4.1.5491.10.2.0.1", "on_battery"),
+    ],
+)
+def test_a_trap(trap: str, meaning: str) -> None:
+    told = {profile.traps[trap] for profile in UPSES if trap in profile.traps}
+    assert {str(one) for one in told} == {meaning}
+
+
+def test_no_two_families_read_one_trap_differently() -> None:
+    """A trap comes without a family: its OID alone must tell."""
+    seen: dict[str, str] = {}
+    for profile in UPSES:
+        for place, meaning in profile.traps.items():
+            assert seen.setdefault(place, str(meaning)) == str(meaning)
