@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pwd
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -37,6 +38,7 @@ from powerguard.daemon.observe.readiness import full_battery, of_battery
 from powerguard.daemon.wiring import outputs_of
 from powerguard.effectors.bmc.findings import findings as bmc_findings
 from powerguard.effectors.gpu.findings import findings as gpu_findings
+from powerguard.effectors.slurm.findings import findings as slurm_findings
 from powerguard.effectors.host import findings as resume_findings
 from powerguard.effectors.host.findings import Finding, findings
 from powerguard.effectors.host.power import DAEMON_USER
@@ -216,6 +218,7 @@ async def _live(ward: Ward) -> list[Finding]:
         ("trainers", lambda: _trainers(ward)),
         ("bmc", lambda: _bmc(ward)),
         ("gpu", lambda: gpu_findings(ward.settings.gpu)),
+        ("scheduler", lambda: slurm_findings(ward.settings.scheduler, host=socket.gethostname())),
         ("signals", lambda: signal_findings(ward.settings.signals, pausing=_pausing(ward))),
         ("host", lambda: _host(ward)),
         ("rivals", lambda: rivals.findings(armed=armed, cuts=bool(outputs_of(ward.settings)))),
