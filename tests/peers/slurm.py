@@ -2,27 +2,26 @@
 
 import contextlib
 import os
-import shutil
 import signal
 import socket
 import subprocess
+import sys
 import time
 from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
+from typing import Final
 
+import pytest
+
+from tests.peers import require
 from tests.peers.ports import free_port
 
-PROGRAMS = ("munged", "slurmctld", "slurmd", "scontrol", "squeue", "sbatch")
-WAIT_S = 60.0
+PROGRAMS: Final = ("munged", "slurmctld", "slurmd", "scontrol")
+HELPER: Final = (sys.executable, "-I", "-m", "powerguard.effectors.slurm.helper")
+WAIT_S: Final = 60.0
 
 
-def missing() -> list[str]:
-    """Return the programs that this machine lacks. Slurm wants root: it starts jobs as their users."""
-    lacking = [name for name in PROGRAMS if shutil.which(name, path=f"{os.environ['PATH']}:/usr/sbin") is None]
-    return lacking if os.geteuid() == 0 else [*lacking, "root"]
-
-
-class Rig:
+class Cluster:
     """The cluster. folder: short, because a UNIX socket's path has at most 107 bytes."""
 
     def __init__(self, folder: Path, nodes: Sequence[str]) -> None:
@@ -30,6 +29,7 @@ class Rig:
         self.nodes = tuple(nodes)
         self.conf = folder / "slurm.conf"
         self._running: dict[str, subprocess.Popen[bytes]] = {}
+        folder.chmod(0o755)  # other users' commands read slurm.conf and reach munged
         for name in ("state", "run", "log", *(f"spool/{node}" for node in nodes)):
             (folder / name).mkdir(parents=True)
         (folder / "munge").mkdir(mode=0o700)
@@ -71,8 +71,11 @@ SelectTypeParameters=CR_Core
 ReturnToService=1
 SlurmdTimeout=300
 KillWait=2
+SchedulerParameters=sched_interval=2,batch_sched_delay=0
+SlurmctldTimeout=30
 JobRequeue=1
-{nodes}PartitionName=p Nodes=ALL Default=YES MaxTime=INFINITE State=UP
+{nodes}NodeName=far NodeHostName=elsewhere NodeAddr=127.0.0.1 Port=1 CPUs=1 RealMemory=1 State=DOWN
+PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=UP
 """
         )
 
@@ -156,13 +159,29 @@ JobRequeue=1
         self.until(lambda: self.job(id_)["JobState"] == "RUNNING", f"job {id_} runs")
         return id_
 
-    def until(self, holds: Callable[[], object], what: str) -> None:
+    def clear(self) -> None:
+        """End all jobs and put every node into service, as the rig began."""
+        with contextlib.suppress(subprocess.SubprocessError):
+            self.ask("scancel", "--full", "--quiet", "--user=root")
+        for node in self.nodes:
+            if self.node(node)["State"] != "IDLE":
+                with contextlib.suppress(subprocess.SubprocessError):
+                    self.ask("scontrol", "update", f"NodeName={node}", "State=RESUME")
+        self.until(lambda: self.ask("squeue", "--noheader") == "", "no job is left")
+        self.until(lambda: all(self.is_idle(node) for node in self.nodes), "the nodes are idle")
+
+    def is_idle(self, node: str) -> bool:
+        """Say whether it is in service; one that was down answers the controller's next ping."""
+        state = self.state(node)
+        return state.startswith("IDLE") and "DRAIN" not in state
+
+    def until(self, holds: Callable[[], object], what: str, limit_s: float = WAIT_S) -> None:
         """Wait until it holds."""
-        by_s = time.monotonic() + WAIT_S
+        by_s = time.monotonic() + limit_s
         while not holds():
             if time.monotonic() > by_s:
                 logs = "\n".join(f"{p.name}: {p.read_text(errors='replace')[-600:]}" for p in (self.folder / "log").iterdir())
-                msg = f"not after {WAIT_S:g} s: {what}\n{logs}"
+                msg = f"not after {limit_s:g} s: {what}\n{logs}"
                 raise AssertionError(msg)
             time.sleep(0.1)
 
@@ -182,9 +201,30 @@ JobRequeue=1
 
 
 @contextlib.contextmanager
-def running(folder: Path, nodes: Sequence[str]) -> Iterator[Rig]:
-    """Have a cluster for the length of a block."""
-    rig = Rig(folder, nodes)
+def helper_listening(cluster: Cluster) -> Iterator[Path]:
+    """The socket of the real helper, which systemd-socket-activate starts for each connection."""
+    path = cluster.folder / "slurm.sock"
+    argv = [require("systemd-socket-activate"), "--accept", "--inetd", f"--listen={path}"]
+    argv += [f"--setenv=SLURM_CONF={cluster.conf}", f"--setenv=PATH={cluster.env['PATH']}", *HELPER, "serve"]
+    log = cluster.folder / "log/helper.log"
+    with log.open("wb") as out:
+        process = subprocess.Popen(argv, stdin=subprocess.DEVNULL, stdout=out, stderr=out, start_new_session=True)
+    try:
+        cluster.until(lambda: b"Listening on" in log.read_bytes(), "the helper listens")
+        yield path
+    finally:
+        os.killpg(process.pid, signal.SIGKILL)
+        process.wait(10)
+
+
+@contextlib.contextmanager
+def running(folder: Path, nodes: Sequence[str]) -> Iterator[Cluster]:
+    """Have a cluster for the length of a block. Slurm wants root: it starts jobs as their users."""
+    for program in PROGRAMS:
+        require(program)
+    if os.geteuid() != 0:
+        pytest.skip("slurmctld and slurmd want root")
+    rig = Cluster(folder, nodes)
     try:
         rig.start()
         yield rig

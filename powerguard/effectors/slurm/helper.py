@@ -43,6 +43,7 @@ _SIGNAL: Final = re.compile(r"powerguard:signal=(USR1|USR2|TERM|INT|HUP|CONT)\b"
 _FIELDS: Final = (("JobArrayID", 32), ("StateCompact", 4), ("BatchHost", 72), ("Requeue", 8), ("Comment", 256))
 _OURS_STATES: Final = "RUNNING,SUSPENDED,CONFIGURING,STOPPED"
 _HINTS: Final = (
+    ("not found", "it is not in slurm.conf: set scheduler.node to its NodeName"),
     ("Invalid node name", "the node is not in slurm.conf: set scheduler.node to its NodeName"),
     ("Invalid user id", "run as root, or as SlurmUser"),
     ("munge", "munged does not answer: systemctl status munge"),
