@@ -354,13 +354,17 @@ def _refused(numbers: Numbers) -> str:
     return f"; Slurm refused {refused:.0f}: {numbers.get('because')}" if refused else ""
 
 
+def _node(numbers: Numbers) -> str:
+    state = numbers.get("state")
+    return f"node {numbers.get('node')}{f' ({state})' if state else ''}"
+
+
 def _node_left(_because: str, numbers: Numbers) -> str:
-    return f"{_jobs(numbers)} requeued, node {numbers.get('node')} is {numbers.get('state')}{_refused(numbers)}"
+    return f"{_jobs(numbers)} requeued, {_node(numbers)} is down{_refused(numbers)}"
 
 
 def _node_returned(_because: str, numbers: Numbers) -> str:
-    node = f"node {numbers.get('node')} is given back ({numbers.get('state')})"
-    return f"{node}, {_jobs(numbers)} may start at once{_refused(numbers)}"
+    return f"{_node(numbers)} is given back, {_jobs(numbers)} may start at once{_refused(numbers)}"
 
 
 def _powered_on(because: str, numbers: Numbers) -> str:
@@ -459,8 +463,8 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "gpu_power_restored": _plain("GPU power is as it was before"),
     "grade_lowered": _grade_lowered,
     "grade_raised": _grade_raised,
-    "node_drained": lambda _, n: f"the scheduler starts no further job on node {n.get('node')} ({n.get('state')})",
-    "node_kept": lambda _, n: f"node {n.get('node')} was left as it is: others have marked it ({n.get('reason')})",
+    "node_drained": lambda _, n: f"the scheduler starts no further job on {_node(n)}",
+    "node_kept": lambda _, n: f"{_node(n)} was left as it is: others have marked it: {n.get('reason')}",
     "node_left": _node_left,
     "node_returned": _node_returned,
     "guard_ended": lambda b, _: f"training is no longer guarded: {b}",

@@ -38,7 +38,17 @@ from powerguard.core.model.actions import (
 )
 from powerguard.core.model.events import Outcome
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Armed, GpuCap, NodeMarked, Obligation, Resume, Signalled, Start, State, TemporaryPolicy
+from powerguard.core.model.state import (
+    Armed,
+    GpuCap,
+    NodeMarked,
+    Obligation,
+    Resume,
+    Signalled,
+    Start,
+    State,
+    TemporaryPolicy,
+)
 from powerguard.core.trainers import escalation, gpu_cap, lifecycle
 
 

@@ -13,7 +13,7 @@ from powerguard.core.model import outcomes
 from powerguard.core.model.actions import DrainNode, LeaveNode, Level, ReturnNode, SignalJobs
 from powerguard.core.model.events import Done, Outcome
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Emergency, NodeMarked, OnBattery, Online, Recovery, Shutdown, State, Supply
+from powerguard.core.model.state import Emergency, NodeMarked, OnBattery, Recovery, Shutdown, State, Supply
 from powerguard.core.supply import fusion
 
 LIMIT_S: Final = 10.0
@@ -94,17 +94,16 @@ def take_in(turn: Turn, outcome: Outcome) -> None:
         return
     turn.tell_once(_FAILED, "the scheduler answers again", holds=False)
     told = outcomes.node_marked(outcome)
-    match action:
-        case DrainNode():
-            turn.owe(replace(node, drained=True))
-            _note(turn, "node_drained", outcome, told)
-        case LeaveNode():
-            jobs = tuple(dict.fromkeys((*node.jobs, *told.jobs)))
-            turn.owe(replace(node, left=True, leaving=False, jobs=jobs))
-            _note(turn, "node_left", outcome, told)
-        case ReturnNode():
-            turn.settle(node)
-            _note(turn, "node_returned", outcome, told)
+    if isinstance(action, DrainNode):
+        turn.owe(replace(node, drained=True))
+        _note(turn, "node_drained", outcome, told)
+    elif isinstance(action, LeaveNode):
+        jobs = tuple(dict.fromkeys((*node.jobs, *told.jobs)))
+        turn.owe(replace(node, left=True, leaving=False, jobs=jobs))
+        _note(turn, "node_left", outcome, told)
+    elif isinstance(action, ReturnNode):
+        turn.settle(node)
+        _note(turn, "node_returned", outcome, told)
 
 
 def _note(turn: Turn, event: str, outcome: Done, told: outcomes.NodeTold) -> None:

@@ -7,7 +7,6 @@ import tempfile
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -22,19 +21,22 @@ STANDS = "trap 'exit 143' TERM\nfor i in $(seq 900); do sleep 0.2; done"
 
 
 @asynccontextmanager
-async def host(**options: Any) -> AsyncIterator[tuple[Rig, Cluster]]:
+async def host(runtime: tuple[tuple[float, float], ...]) -> AsyncIterator[tuple[Rig, Cluster]]:
     """A host whose node is gpu1 of a cluster."""
-    with tempfile.TemporaryDirectory(prefix="sl") as folder, slurm.running(Path(folder), ["gpu1"]) as cluster:
-        with slurm.helper_listening(cluster) as path:
-            async with rig(**options) as world:
-                world.settings["scheduler"] = {"kind": "slurm", "node": "gpu1", "socket": str(path), "spread_s": 0}
-                world.settings["budget"] |= {"charge_hold_s": 3, "resume_charge_pct": 5}
-                yield world, cluster
+    with (
+        tempfile.TemporaryDirectory(prefix="sl") as folder,
+        slurm.running(Path(folder), ["gpu1"]) as cluster,
+        slurm.helper_listening(cluster) as path,
+    ):
+        async with rig(runtime=runtime) as world:
+            world.settings["scheduler"] = {"kind": "slurm", "node": "gpu1", "socket": str(path), "spread_s": 0}
+            world.settings["budget"] |= {"charge_hold_s": 3, "resume_charge_pct": 5}
+            yield world, cluster
 
 
 async def test_from_the_cut_to_the_same_job_running_again() -> None:
     """Drained on battery, requeued at the commit, given back with the gate: the job runs again by itself, once."""
-    async with host(runtime=LONG) as (world, cluster):
+    async with host(LONG) as (world, cluster):
         job = await asyncio.to_thread(cluster.submit, STANDS, "--requeue")
         await world.start()
         world.ups.utility = False
@@ -62,7 +64,7 @@ async def test_from_the_cut_to_the_same_job_running_again() -> None:
 @pytest.mark.slow
 async def test_a_controller_that_hangs_holds_up_nothing_and_hears_of_it_later() -> None:
     """It stands still from before the cut until after the power-off, which comes as if there were no Slurm."""
-    async with host(runtime=LONG) as (world, cluster):
+    async with host(LONG) as (world, cluster):
         await world.start()
         cluster.send("slurmctld", signal.SIGSTOP)
         world.ups.utility = False
@@ -84,7 +86,7 @@ async def test_a_controller_that_hangs_holds_up_nothing_and_hears_of_it_later() 
 @pytest.mark.parametrize("at", ["node_drained", "phase_changed", "node_left"])
 async def test_killed_at_each_stage_the_next_daemon_gives_the_node_back(at: str) -> None:
     """Killed right after what it wrote down: the mark is still known, and the job is requeued no second time."""
-    async with host(runtime=ROOMY) as (world, cluster):
+    async with host(ROOMY) as (world, cluster):
         job = await asyncio.to_thread(cluster.submit, STANDS, "--requeue")
         await world.start()
         world.ups.utility = False

@@ -48,13 +48,13 @@ def path(cluster: Cluster) -> Iterator[Path]:
         yield path
 
 
-def effector(path: Path, node: str = "gpu1", **options: Any) -> SlurmEffector:
-    made = SchedulerOptions(kind="slurm", node=node, socket=str(path), spread_s=0.0, **options)
+def effector(path: Path, node: str = "gpu1", *, hold: bool = False) -> SlurmEffector:
+    made = SchedulerOptions(kind="slurm", node=node, socket=str(path), spread_s=0.0, hold=hold)
     return SlurmEffector(made, host=socket.gethostname(), feeds=("rack-a",))
 
 
-def do(path: Path, action: Action, **options: Any) -> dict[str, Any]:
-    return dict(asyncio.run(effector(path, **options).carry_out(action)))
+def do(path: Path, action: Action, node: str = "gpu1", *, hold: bool = False) -> dict[str, Any]:
+    return dict(asyncio.run(effector(path, node, hold=hold).carry_out(action)))
 
 
 def drain(outage: str = "o-1") -> DrainNode:
@@ -167,7 +167,7 @@ def test_only_a_job_that_asked_for_it_gets_its_signal(rig: Cluster, path: Path) 
 def test_a_controller_that_hangs_costs_no_more_than_the_limit(rig: Cluster, path: Path) -> None:
     rig.send("slurmctld", signal.SIGSTOP)
     try:
-        with pytest.raises(EffectorError, match="no whole answer within 2.0 s: slurmctld hangs or is away"):
+        with pytest.raises(EffectorError, match=r"no whole answer within 2\.0 s: slurmctld hangs or is away"):
             do(path, drain())
     finally:
         rig.send("slurmctld", signal.SIGCONT)
@@ -177,7 +177,7 @@ def test_a_controller_that_hangs_costs_no_more_than_the_limit(rig: Cluster, path
 def test_without_munge_and_with_a_node_that_is_not_this_hosts(rig: Cluster, path: Path) -> None:
     with pytest.raises(EffectorError, match="runs on elsewhere, not on this host"):
         do(path, drain(), node="far")
-    with pytest.raises(EffectorError, match="it is not in slurm.conf: set scheduler.node"):
+    with pytest.raises(EffectorError, match=r"it is not in slurm\.conf: set scheduler\.node"):
         do(path, drain(), node="gpu9")
     rig.kill("munged")
     try:

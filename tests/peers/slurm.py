@@ -155,7 +155,9 @@ PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=
         """Submit a batch job and return its id once it runs."""
         path = self.folder / "job.sh"
         path.write_text(f"#!/bin/bash\n{script}\n")
-        id_ = self.ask("sbatch", "--parsable", f"--output={self.folder}/job-%j.out", "--open-mode=append", *options, str(path))
+        id_ = self.ask(
+            "sbatch", "--parsable", f"--output={self.folder}/job-%j.out", "--open-mode=append", *options, str(path)
+        )
         self.until(lambda: self.job(id_)["JobState"] == "RUNNING", f"job {id_} runs")
         return id_
 
@@ -180,7 +182,9 @@ PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=
         by_s = time.monotonic() + limit_s
         while not holds():
             if time.monotonic() > by_s:
-                logs = "\n".join(f"{p.name}: {p.read_text(errors='replace')[-600:]}" for p in (self.folder / "log").iterdir())
+                logs = "\n".join(
+                    f"{p.name}: {p.read_text(errors='replace')[-600:]}" for p in (self.folder / "log").iterdir()
+                )
                 msg = f"not after {limit_s:g} s: {what}\n{logs}"
                 raise AssertionError(msg)
             time.sleep(0.1)

@@ -45,8 +45,8 @@ def register(subparsers: Subparsers) -> None:
         action="append",
         choices=PARTS,
         default=[],
-        help="more of it (may be repeated): the root helpers ipmi (where there is a BMC without asking), gpu, signals, slurm; "
-        "drop-ins: those that are offered for other units",
+        help="more of it (may be repeated): the root helpers ipmi (where there is a BMC without asking), gpu, signals, "
+        "slurm; drop-ins: those that are offered for other units",
     )
     parser.add_argument(
         "--resume-unit",

@@ -181,8 +181,8 @@ class Policy:
     charge_hold_s: utility this long after a return, and training starts whatever the charge.
     cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
     signals: a trainer that draws on after it was told to pause may be stopped, and at last ended, by signals.
-    scheduler: a scheduler starts jobs on this host, and hears of an outage. node_return_s: utility is stable for so long
-        before its node is given back after an outage that this host rode through.
+    scheduler: a scheduler starts jobs on this host, and hears of an outage. node_return_s: seconds of stable utility
+        before its node is given back, in an outage without a power-off.
     boot_id: of this boot; an outage's latch holds in its own boot only.
     mode: where it is not armed, the power-off is only recorded, the host lives, and a latch ends when utility is back.
     ways: ways back that are armed at the commit. outputs: the UPSes whose output this host, and no other, switches off.

@@ -27,7 +27,7 @@ class SlurmEffector:
         *,
         host: str,
         feeds: Sequence[str],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,  # noqa: TID251 - the action's deadline cancels it
     ) -> None:
         """Set up, without touching anything. host: this host's name; feeds: the UPSes that feed it."""
         self._options = options

@@ -28,11 +28,24 @@ async def findings(options: SchedulerOptions, *, host: str) -> list[Finding]:
     reason = str(answer.get("reason", ""))
     if reason and answer.get("ours") is not True:
         text = f"node {node} is {state}, reason {reason!r}: powerguard does not change a node that others have marked"
-        found.append(Finding("scheduler.node", "WARN", text, f"when it may run jobs again: scontrol update NodeName={node} State=RESUME"))
+        found.append(
+            Finding(
+                "scheduler.node",
+                "WARN",
+                text,
+                f"when it may run jobs again: scontrol update NodeName={node} State=RESUME",
+            )
+        )
     elif reason:
         text = f"node {node} still has powerguard's mark {reason!r}"
-        found.append(Finding("scheduler.node", "WARN", text, "`powerguard status`: is there an outage? Else: scontrol update "
-                             f"NodeName={node} State=RESUME"))
+        found.append(
+            Finding(
+                "scheduler.node",
+                "WARN",
+                text,
+                f"`powerguard status`: is there an outage? Else: scontrol update NodeName={node} State=RESUME",
+            )
+        )
     return [*found, *_jobs(answer)]
 
 
@@ -43,5 +56,7 @@ def _jobs(answer: dict[str, Any]) -> list[Finding]:
     lost = [str(job.get("id")) for job in jobs if job.get("requeues") is not True]
     if lost:
         text = f"jobs {', '.join(lost[:20])} cannot be requeued: a power-off ends them"
-        return [Finding("scheduler.jobs", "WARN", text, "submit them with --requeue (scontrol update JobId=ID Requeue=1)")]
+        return [
+            Finding("scheduler.jobs", "WARN", text, "submit them with --requeue (scontrol update JobId=ID Requeue=1)")
+        ]
     return [Finding("scheduler.jobs", "PASS", f"{len(jobs)} jobs run here, all can be requeued")] if jobs else []

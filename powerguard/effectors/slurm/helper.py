@@ -9,22 +9,21 @@ node, decides, writes, and reads again. A drain or a reason of another origin is
 
 All output is read as text in fields that the helper names itself: `scontrol --json` does not exist before Slurm 23.02,
 and the JSON of squeue needs a plugin and differs with each version. Measured with 22.05.8: `scontrol update` takes 6
-to 40 ms; with slurmctld stopped, scontrol returns after 10 s, so each call is killed after CALL_S. Standard library only.
+to 40 ms; with slurmctld stopped, scontrol returns after 10 s, so each call is killed after CALL_S. Only the standard
+library.
 """
 
 import argparse
-import os
+import asyncio
 import re
-import select
-import signal
 import socket
-import subprocess
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Final
 
 from powerguard.clock import boottime_s
+from powerguard.effectors.child import run_child
 from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, say, serve, tell
 
 MARK: Final = "powerguard:"
@@ -33,7 +32,6 @@ CALL_S: Final = 2.0
 """Timeout for one call of scontrol or squeue."""
 WITHIN_S: Final = 8.0
 """Timeout for one word, which may need several calls."""
-MAX_OUTPUT_BYTES: Final = 1 << 20
 MAX_JOBS: Final = 1000
 _OUTAGE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
 _NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
@@ -118,40 +116,20 @@ def _slurm(request: Request, *argv: str) -> str:
         msg = f"no time left for {argv[0]} (Slurm is slow: scontrol ping)"
         raise SlurmError(msg)
     try:
-        with subprocess.Popen(
-            argv, stdin=subprocess.DEVNULL, stdout=subprocess.PIPE, stderr=subprocess.STDOUT, start_new_session=True
-        ) as process:
-            output = _read(process, boottime_s() + limit_s)
-            if output is None:
-                os.killpg(process.pid, signal.SIGKILL)
-                msg = f"{argv[0]}: no whole answer within {limit_s:.1f} s: slurmctld hangs or is away (scontrol ping)"
-                raise SlurmError(msg)
-            if process.wait() != 0:
-                raise SlurmError(_refused(argv, output))
-            return output
+        ended = asyncio.run(run_child(argv, limit_s=limit_s))
     except FileNotFoundError:
         msg = f"{argv[0]} is not installed: install Slurm's client commands, or set scheduler.kind: none"
         raise SlurmError(msg) from None
     except OSError as error:
         msg = f"{argv[0]} cannot be started: {error.strerror}"
         raise SlurmError(msg) from None
-
-
-def _read(process: "subprocess.Popen[bytes]", by_s: float) -> str | None:
-    """Return the output, once it has ended in time and is no longer than allowed; else None."""
-    assert process.stdout is not None
-    descriptor = process.stdout.fileno()
-    os.set_blocking(descriptor, False)
-    output = b""
-    while len(output) <= MAX_OUTPUT_BYTES:
-        ready, _, _ = select.select([descriptor], [], [], max(by_s - boottime_s(), 0.0))
-        if not ready:
-            return None
-        more = os.read(descriptor, 65536)
-        if not more:
-            return output.decode("utf-8", "replace")
-        output += more
-    return None
+    if ended.timed_out:
+        msg = f"{argv[0]}: no whole answer within {limit_s:.1f} s: slurmctld hangs or is away (scontrol ping)"
+        raise SlurmError(msg)
+    output = ended.stdout.decode("utf-8", "replace")
+    if ended.returncode != 0:
+        raise SlurmError(_refused(argv, output + ended.stderr.decode("utf-8", "replace")))
+    return output
 
 
 def _refused(argv: Sequence[str], output: str) -> str:
@@ -308,7 +286,7 @@ def do_return(request: Request) -> Answer:
 
 
 def _start(request: Request, job: str) -> None:
-    """Let a job that was requeued start now: Slurm delays it for 121 s. Raises SlurmError, also if it runs or is gone."""
+    """Let a job that was requeued start now: Slurm delays it for 121 s. Raises SlurmError if it is not pending."""
     text = _slurm(request, "scontrol", "--oneliner", "show", "job", job)
     state, restarts = _field(text, "JobState"), _field(text, "Restarts")
     if state != "PENDING" or restarts in ("", "0"):
