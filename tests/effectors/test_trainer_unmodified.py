@@ -36,6 +36,7 @@ from powerguard.effectors.trainer.options import (
     SignalTrainerOptions,
     TrainerOptions,
 )
+from powerguard.effectors.trainer.run import QUIET_S
 from powerguard.effectors.trainer.unmodified import SignalRun
 from powerguard.settings.schema import Settings
 from powerguard.trainer.seal.folder import seal
@@ -540,6 +541,21 @@ def test_a_log_that_is_written_holds_up_none(tmp_path: Path) -> None:
     (tmp_path / "step_5.pt").write_bytes(b"old")
     os.utime(tmp_path / "step_5.pt", (1, 1))
     assert newest(tmp_path, since_ns, 3.0, happens=chatter()) is None
+
+
+def test_a_disk_that_pauses_has_not_saved(tmp_path: Path) -> None:
+    """A busy one takes nothing for five seconds; the folder has to be quiet for longer."""
+    ended = False
+
+    def training() -> Iterator[object]:
+        nonlocal ended
+        for _ in range(3):
+            yield from grows(tmp_path / "ckpt_68.pt", 2)
+            yield from range(int(5.0 / _EVERY_S))
+        ended = True
+
+    assert newest(tmp_path, 0, 60.0, QUIET_S, happens=training()) is not None
+    assert ended
 
 
 def test_a_picture_of_a_step_is_no_checkpoint_and_hides_none(tmp_path: Path) -> None:
