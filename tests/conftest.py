@@ -46,11 +46,13 @@ def pytest_sessionfinish() -> None:
     remove_folders()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give long tests a longer limit, unless they have one of their own.
+    """Put those first that are marked so; give long tests a longer limit, unless they have one of their own.
 
     Those that start real daemons, too: each start takes a second of a processor, which may be many of a busy machine.
     """
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
     for item in items:
         if item.get_closest_marker("timeout") is not None:
             continue
