@@ -30,7 +30,7 @@ def end(folder: Path) -> str:
 
 
 @pytest.mark.timeout(230)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_and_started_again_it_ends_with_the_same_loss(ranks: int, folder: Path) -> None:
     pieces = folder / "pieces"
     first = char(pieces, ranks, 40)
