@@ -17,7 +17,7 @@ from powerguard.daemon.journal import history, read_only
 from powerguard.sim.demo.live import verified_step
 from tests.sim.test_fast import SKELETON, skeleton
 
-pytestmark = [pytest.mark.xdist_group("live demo"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("live demo"), pytest.mark.first, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -105,7 +105,9 @@ def test_the_whole_story_and_what_it_keeps(folder: Path) -> None:
     assert {path.name for path in kept.iterdir()} == names
 
 
-@pytest.mark.parametrize("whom", ["the group, as a terminal does", "the demo alone"])
+@pytest.mark.parametrize(
+    "whom", ["the group, as a terminal does", pytest.param("the demo alone", marks=pytest.mark.slow)]
+)
 def test_interrupted_in_the_middle(whom: str) -> None:
     """Ctrl-C while the plug is pulled: 130, one line, no process, no folder, no socket."""
     with demo() as process:

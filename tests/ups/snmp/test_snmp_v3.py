@@ -26,6 +26,8 @@ from tests.ups.snmp.snmp_helpers import A, options, port_to, secret, table
 from tests.wire import ber
 from tests.wire import v3 as codec
 
+pytestmark = pytest.mark.hurried
+
 STATUS = f"{A}.4.1.1.0"
 AUTH, PRIV = "authpass-of-the-tests", "privpass-of-the-tests"
 OTHER = b"\x80\x00\x00\x00\x05another-card"
