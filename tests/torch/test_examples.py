@@ -68,7 +68,9 @@ def test_slurm_asks_for_a_checkpoint_and_requeues(folder: Path) -> None:
     }
     bash = shutil.which("bash")
     assert bash is not None
-    with subprocess.Popen([bash, ROOT / "examples" / "slurm.sbatch"], cwd=ROOT, env=env, start_new_session=True) as job:
+    with subprocess.Popen(
+        [bash, ROOT / "examples" / "slurm-one.sbatch"], cwd=ROOT, env=env, start_new_session=True
+    ) as job:
         try:
             for _ in range(1800):
                 if (folder / "char.sock").exists() and status(folder).get("step"):
