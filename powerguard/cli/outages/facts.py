@@ -14,7 +14,7 @@ from powerguard.core.model.events import Measured, Reading, TrainerSeen
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.serialisation import PlainError, from_plain
 from powerguard.daemon.journal import Line
-from powerguard.daemon.journal.recording import ReplayStart
+from powerguard.daemon.journal.records import ReplayStart
 from powerguard.effectors.bmc.ipmi import RestartCause
 
 LATE_REBOOT: Final = "late-reboot"
