@@ -228,8 +228,7 @@ def _from_files(nut: Path, apcupsd: Path, targets: Targets) -> list[str]:
     """Read NUT's and apcupsd's files as `powerguard import` does; returns the hosts of cards that they name."""
     from powerguard.cli.imports import apcupsd as import_apcupsd
     from powerguard.cli.imports import nut as import_nut
-    from powerguard.cli.imports.draft import Draft
-    from powerguard.cli.imports.words import ReadError
+    from powerguard.cli.imports.draft import Draft, ReadError
 
     draft = Draft()
     try:
