@@ -254,6 +254,20 @@ def _kubelet(options: HostOptions, locks: Iterable[Lock]) -> list[Finding]:
     return [Finding("host.kubelet", "WARN", text, fix)]
 
 
+async def watch(spawn: Spawn, name: str, unit: str, *, well: str, ill: str) -> Finding:
+    """Would a root helper undo its changes if the daemon were gone? unit: starts the helper's watch.
+
+    well: what happens then, if the unit is active; ill: if it is not.
+    """
+    told = _properties(await _look(spawn, "systemctl", "show", unit, "--property=LoadState,ActiveState") or "")
+    if "ActiveState" not in told:
+        return Finding(name, "WARN", f"cannot ask systemd about {unit}", "is this a systemd host?")
+    if told["ActiveState"] == "active":
+        return Finding(name, "PASS", well)
+    text = f"{unit} is {told.get('LoadState')} and {told['ActiveState']}: with the daemon gone, {ill}"
+    return Finding(name, "FAIL", text, f"systemctl enable --now {unit}")
+
+
 def _properties(block: str) -> dict[str, str]:
     return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
 
@@ -335,14 +349,10 @@ def _wanted(units: Sequence[str], told: Mapping[str, Mapping[str, str]], by: str
 
 async def _show(spawn: Spawn, *units: str) -> dict[str, dict[str, str]] | None:
     """Ask systemd about units; None where it cannot be asked."""
-    try:
-        ended = await spawn(["systemctl", "show", _PROPERTIES, "--", *units], limit_s=LOOK_LIMIT_S)
-    except OSError:
+    said = await _look(spawn, "systemctl", "show", _PROPERTIES, "--", *units)
+    if said is None:
         return None
-    if ended.timed_out or ended.returncode != 0:
-        return None
-    blocks = ended.stdout.decode("utf-8", "replace").split("\n\n")
-    read = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]
+    read = [_properties(block) for block in said.split("\n\n")]
     return {each["Id"]: each for each in read if "Id" in each}
 
 
