@@ -40,8 +40,7 @@ from powerguard.trainer.loop.endpoint import (
     read_token,
     socket_for,
 )
-from powerguard.trainer.loop.pace import STEPS
-from powerguard.trainer.loop.requests import RequestQueue
+from powerguard.trainer.loop.requests import STEPS, RequestQueue
 from powerguard.trainer.loop.step_hook import NEVER_S, StepHook, StopTraining
 from powerguard.trainer.loop.writer import Uploads, Writer
 from powerguard.trainer.ranks import Ranks, RanksError, detect

@@ -30,7 +30,7 @@ from powerguard.trainer.ranks.socket_store import Server
 from powerguard.trainer.seal.folder import seal, verify
 from powerguard.trainer.seal.steps import newest_whole
 from powerguard.trainer.store.disk import Disk
-from powerguard.trainer.store.slots import remove
+from powerguard.trainer.store.folders import remove
 from powerguard.trainer.store.store import SavedCheckpoint, Store
 from powerguard.wire import After, Phase, TriggerRequest
 from tests.trainer.checkpoints import save

@@ -18,8 +18,8 @@ from powerguard.cli.render import Bar, amount, clean, duration, table
 from powerguard.cli.shared import fail
 from powerguard.trainer.seal.manifest import SEAL
 from powerguard.trainer.store.disk import Disk, FolderLock
+from powerguard.trainer.store.folders import remove
 from powerguard.trainer.store.manifest import MANIFEST, StoreError
-from powerguard.trainer.store.slots import remove
 from powerguard.trainer.tiers.base import TierError
 
 _VERB: Final = "checkpoints prune"

@@ -36,7 +36,7 @@ from powerguard.cli.shared import fail
 from powerguard.trainer.seal.folder import Progress, seal
 from powerguard.trainer.seal.manifest import SEAL, Seal, SealedFile, SealError, read_seal
 from powerguard.trainer.store.disk import Disk
-from powerguard.trainer.store.found import Found, SavedCheckpoint
+from powerguard.trainer.store.folders import Found, SavedCheckpoint
 from powerguard.trainer.store.items import Buffer, Loaded
 from powerguard.trainer.store.manifest import Manifest, Packed, StoreError, checkpoint_name, step_of
 from powerguard.trainer.store.shards import Snapshot, digest_of, held, read_shard

@@ -24,7 +24,7 @@ from powerguard.core.model.actions import Action, Conduct, Detail, PauseTrainer,
 from powerguard.core.model.events import CheckpointProgress, TrainerSeen
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
-from powerguard.effectors.trainer.checkpoint import CheckpointRun
+from powerguard.effectors.trainer.checkpoint import CheckpointRun, Run
 from powerguard.effectors.trainer.options import (
     MAX_SOCKET_PATH,
     AnyTrainerOptions,
@@ -44,7 +44,6 @@ from powerguard.effectors.trainer.peer import (
     TrainerPeer,
     busy_for_s,
 )
-from powerguard.effectors.trainer.run import Run
 from powerguard.effectors.trainer.unmodified import Alive, Helper, is_there, unmodified_run
 from powerguard.fields import clean_text
 from powerguard.wire import (

@@ -27,7 +27,7 @@ from powerguard.sim.bmc import SimBmc
 from powerguard.sim.demo.story import Facts, StoryError, folder_of
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.ups import SimUps, UpsBattery
-from powerguard.trainer.store.found import Found, look
+from powerguard.trainer.store.folders import Found, look
 from powerguard.trainer.store.shards import read_shard
 from powerguard.trainer.store.store import StoreError
 

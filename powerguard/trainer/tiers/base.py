@@ -21,7 +21,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from powerguard.trainer.store.found import Found, SavedCheckpoint
+from powerguard.trainer.store.folders import Found, SavedCheckpoint
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Shard, StoreError
 from powerguard.trainer.store.shards import THREADS, Snapshot, digest_of, over_chunks

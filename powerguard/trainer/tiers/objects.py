@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from powerguard.trainer.store.found import Found
+from powerguard.trainer.store.folders import Found
 from powerguard.trainer.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Shard, step_of
 from powerguard.trainer.store.shards import digest_of
 from powerguard.trainer.tiers.base import (
