@@ -4,21 +4,33 @@ How `report` looks: as text, as Markdown, as a page with the timeline. What is n
 """
 
 import argparse
+import contextlib
 import json
+import os
 import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from powerguard.cli.outages.facts import LATE_REBOOT
 from powerguard.cli.outages.history import UnknownOutageError, add_journal, journal_of
 from powerguard.cli.outages.picture import PHASE_WORDS, Mark, colours, timeline
-from powerguard.cli.page import Section, render, write
 from powerguard.cli.render import Paint, clean, duration, fold, is_endless, mode_note, moment, table
 from powerguard.cli.shared import EX_CANTCREAT, EX_NOINPUT, EX_USAGE, Subparsers, fail
 from powerguard.cli.status import last_battery
 from powerguard.cli.words import PHASES, durations_in, outcome_of
+
+
+class Section(NamedTuple):
+    """A table of a page. numbers: which columns are numbers."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Sequence[int] = ()
+
 
 NOT_TOLD: Final = "not told"
 _ROWS: Final = 12
@@ -305,6 +317,42 @@ def marks(told: Mapping[str, Any]) -> list[Mark]:
     return found
 
 
+def render(**values: object) -> str:
+    """Return the page. Every word is escaped; a name that the template uses and that is not given is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    pages = Environment(
+        loader=PackageLoader("powerguard.cli"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return pages.get_template("report.html").render(values)
+
+
+def write(where: str, text: str) -> str:
+    """Write a page, whole or not at all: an older one is not left half of each. "-": stdout. Return why not, or ""."""
+    if where == "-":
+        sys.stdout.write(text)
+        return ""
+    path = beside = Path(where)
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # A device or a pipe has no whole to replace.
+            return ""
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        if beside != path:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+        return f"--html: {path}: {error.strerror or error}"
+    return ""
+
+
 def html_page(told: Mapping[str, Any]) -> str:
     """Return the report as a page of its own."""
     sentence, mood = headline(told)
@@ -317,7 +365,6 @@ def html_page(told: Mapping[str, Any]) -> str:
     more = len(told["marks"]) - _STORY
     made = moment(time.time())  # noqa: TID251 - for people
     return render(
-        "report.html",
         title=_title(told),
         verdict=sentence,
         mood=mood,
