@@ -37,15 +37,6 @@ _ROWS: Final = 12
 """So many trainers are listed in text; the page has them all."""
 _GOOD: Final = frozenset(("ridden_through", "resumed_in_place", "clean_shutdown", "rehearsed"))
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
-_DURATIONS: Final = {
-    "trained_on_s": "on battery until the checkpoint was ordered",
-    "checkpoint_s": "until every checkpoint was durable",
-    "held_s": "held",
-    "on_battery_s": "on battery in all",
-    "away_s": "host away",
-    "recovery_s": "from the daemon's start to training",
-    "lasted_s": "the whole outage",
-}
 _RECOVERY: Final = (
     ("stop_s", "commit to the host's last word", "the host's"),
     ("firmware_s", "power-on to OS: firmware and loader", "the site's"),
@@ -119,7 +110,7 @@ def _section_durations(told: Mapping[str, Any]) -> Section:
         "recovery_s": told["boots"] > 1 and told["ended_at"] is not None,
         "lasted_s": told["ended_at"] is not None,
     }
-    names = durations_in(_DURATIONS, told["mode"]) | (
+    names = durations_in(told["mode"]) | (
         {"on_battery_s": "on battery, as far as it was counted"} if told["boots"] > 1 else {}
     )
     rows += [(words, _s(told["durations"][name])) for name, words in names.items() if happened.get(name, True)]
@@ -454,8 +445,8 @@ def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa:
     from powerguard.cli.outages.explain import explained
     from powerguard.core.model.policy import Mode
 
-    story = explained(outage.record, outage.lines, outage.rows)
     told = facts.gather(outage)
+    story = explained(told)
     record = outage.record
     budget, trainers = facts.budget(told), facts.trainers(told)
     policy = told.policy
