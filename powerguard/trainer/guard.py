@@ -6,11 +6,8 @@
         guard.step(step)
 
 The training thread calls `step` at every step boundary; all that touches the model happens in it, there and nowhere
-else. It takes no lock while nobody asks: a step then costs a look at the clock and three stores.
-
-What a user hands to a guard, looked at where he does it: days later, in a step, it would end his training.
-
-What a guard is put together from: its checkpointer, its endpoint, its signals; and who tells it of forks and the end.
+else. It takes no lock while nobody asks: a step then costs a look at the clock and three stores. What a user hands to a
+guard is looked at when he does it: days later, in a step, it would end his training.
 """
 
 import atexit

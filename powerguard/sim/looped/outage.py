@@ -1,6 +1,6 @@
 """One outage at the loop level: lives of the daemon, boots of the host, until it trains again or cannot.
 
-Many outages, as the core level plays them: `powerguard simulate --level`.
+`play_many` plays many of them, for `powerguard simulate --level loop`.
 """
 
 import tempfile

@@ -2,8 +2,8 @@
 
 Three kinds of thread come here. Server threads ask (`trigger`, `pause`, `resume` ...) and wait. The training thread
 looks at `asked` after every step, without a lock, and attends to what it finds at a step boundary. The writer's thread
-says how far it has come. They meet under one lock, `changed`. `Wish` is one checkpoint that was asked for, from the
-first request to its end. `Pace` says how fast steps and writes are: the daemon budgets from it before any outage.
+says how far it has come. They meet under one lock, `changed`. `Operation` is one checkpoint that was asked for, from
+the first request to its end. `Pace` says how fast steps and writes are: the daemon budgets from it before any outage.
 """
 
 import logging
