@@ -31,7 +31,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from powerguard.cli.checkpoints.found import BAD, NEWER, Entry, PlaceError, access_of, entries_at, tier_at
-from powerguard.cli.render import Bar, amount, clean
+from powerguard.cli.render import Bar, agreed, amount, clean
 from powerguard.cli.shared import fail
 from powerguard.trainer.seal.folder import Progress, seal
 from powerguard.trainer.seal.manifest import SEAL, Seal, SealedFile, SealError, read_seal
@@ -379,8 +379,7 @@ def _ask(entry: Entry, target: str, args: argparse.Namespace) -> None:
         return
     if sys.stdin.isatty() and not args.json:
         what = ", ".join(args.only) or "everything"
-        print(f"restore {what} from {entry.path} into {target}? [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() in ("y", "yes"):
+        if agreed(f"restore {what} from {entry.path} into {target}?"):
             return
     msg = "nothing was changed (--yes does it)"
     raise RestoreError(msg)
