@@ -141,7 +141,7 @@ def _add_restore(verbs: Subparsers) -> None:
         "restore",
         help="roll selected items or files back, into a new folder or in place",
         description="Take items (of a native checkpoint) or files (of a sealed folder) out of one checkpoint: --to a "
-        "new folder, or --into what is there, without touching the rest. What is taken is verified while it is read. "
+        "new folder, or (items) --into a job's root, without touching the rest. It is verified while it is read. "
         "--into can be undone. Exit 0: done; 1: not, and nothing was changed.",
     )
     restore.add_argument("place", metavar="CHECKPOINT", nargs="?", help="a checkpoint, or a place (see --step)")
@@ -150,7 +150,7 @@ def _add_restore(verbs: Subparsers) -> None:
     )
     where = restore.add_mutually_exclusive_group(required=True)
     where.add_argument("--to", metavar="DIR", help="a new folder")
-    where.add_argument("--into", metavar="DIR", help="a job's root or its part of a store (native), a folder (sealed)")
+    where.add_argument("--into", metavar="DIR", help="a job's root or its part of a store")
     where.add_argument("--undo", metavar="DIR", help="take back the last --into DIR")
     restore.add_argument(
         "--only", metavar="GLOB", action="append", default=[], help="names of items or files; may be repeated"
