@@ -14,7 +14,7 @@ from powerguard.cli.doctor.comeback import restart_charge
 from powerguard.clock import boottime_s
 from powerguard.core.model.events import Reading
 from powerguard.effectors.child import Spawn, run_child
-from powerguard.effectors.host.findings import LOOK_LIMIT_S, Finding
+from powerguard.effectors.host.findings import Finding, shown
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.protocol import NisError
 from powerguard.ups.apcupsd.source import probe
@@ -62,14 +62,9 @@ def _not_yet(found: Finding) -> Finding:
 
 async def _active(spawn: Spawn) -> set[str] | None:
     """Return which of UNITS run; None where systemd cannot be asked."""
-    try:
-        ended = await spawn(("systemctl", "show", "--property=Id,ActiveState", *UNITS), limit_s=LOOK_LIMIT_S)
-    except OSError:
+    told = await shown(spawn, "--property=Id,ActiveState", *UNITS)
+    if told is None:
         return None
-    if ended.timed_out or ended.returncode != 0:
-        return None
-    blocks = ended.stdout.decode("utf-8", "replace").split("\n\n")
-    told = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]
     return {each.get("Id", "") for each in told if each.get("ActiveState") in {"active", "activating", "reloading"}}
 
 
