@@ -123,7 +123,7 @@ def test_twice_own_w_is_a_chassis() -> None:
 def test_an_older_reading_does_not_replace_a_newer_one() -> None:
     """A BMC that answers late is overtaken by the next question."""
     state = _heard(STATE, (10.0, 900.0), (5.0, 1400.0))
-    assert state.own == (OwnHeard(source=OwnSource.BMC, watts=900.0, at_s=10.0, since_s=10.0),)
+    assert state.own == (OwnHeard(source=OwnSource.BMC, watts=900.0, at_s=10.0, since_s=10.0, ups_w=4000.0),)
 
 
 def test_only_this_hosts_part_of_the_load_falls() -> None:

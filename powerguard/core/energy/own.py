@@ -34,6 +34,8 @@ TIMES_OWN_W = 2.0
 _HIGH, _HIGH_SHARE, _FALLING = 1.15, 0.05, 0.95
 _CONTRADICTS = 0.25
 """A trainer that reports a pause is contradicted by a draw that has fallen by less than this part of what was due."""
+_SHARED, _SHARED_SHARE = 1.3, 0.05
+"""Losses of power supplies and rounding of a UPS's load explain no more than this."""
 _MEASURING = (OwnSource.BMC, OwnSource.OUTLET, OwnSource.GPU)
 
 
@@ -70,7 +72,12 @@ def enter(policy: Policy, state: State, event: OwnLoad) -> State:
     above_since_s = event.at_s if is_above else None
     if known is None:
         heard = OwnHeard(
-            source=event.source, watts=watts, at_s=event.at_s, since_s=event.at_s, above_since_s=above_since_s
+            source=event.source,
+            watts=watts,
+            at_s=event.at_s,
+            since_s=event.at_s,
+            above_since_s=above_since_s,
+            ups_w=ups_w,
         )
     else:
         if is_above and known.above_since_s is not None:
@@ -84,6 +91,8 @@ def enter(policy: Policy, state: State, event: OwnLoad) -> State:
             before_w=known.watts,
             jumped_at_s=event.at_s if jumped else known.jumped_at_s,
             above_since_s=above_since_s,
+            ups_w=ups_w,
+            before_ups_w=known.ups_w,
         )
     others = tuple(each for each in state.own if each.source is not event.source)
     return replace(state, own=tuple(sorted((*others, heard), key=lambda each: _MEASURING.index(each.source))))
@@ -201,6 +210,29 @@ def rest_w(state: State, now_s: float) -> float | None:
     if whole is None or gpus is None or now_s - min(whole.at_s, gpus.at_s) > STALE_S:
         return None
     return whole.watts - gpus.watts if whole.watts > gpus.watts > 0.0 else None
+
+
+def looks_shared(policy: Policy, state: State) -> str:
+    """Say why other hosts seem to hang on the UPS although the settings do not say so, or "".
+
+    By the draw of the whole host and the load of the UPS at the same moment: the UPS carries far more, or its load has
+    moved and the host's draw has not.
+    """
+    rated = rating_w(policy, state)
+    if policy.shared is not None or rated is None:
+        return ""
+    for heard in state.own:
+        if heard.source is OwnSource.GPU or heard.ups_w is None or not LEAST_W <= heard.watts <= MOST_W:
+            continue
+        both = f"{heard.ups_w:.0f} W, and this host draws {heard.watts:.0f} W ({heard.source})"
+        if heard.ups_w > _SHARED * heard.watts + _SHARED_SHARE * rated:
+            return f"the UPS carries {both}"
+        if heard.before_w is None or heard.before_ups_w is None:
+            continue
+        moved_w, own_w = heard.ups_w - heard.before_ups_w, heard.watts - heard.before_w
+        if abs(moved_w) > 2.0 * abs(own_w) + 2.0 * _SHARED_SHARE * rated:
+            return f"the UPS's load moved by {moved_w:+.0f} W to {both}, which moved by {own_w:+.0f} W"
+    return ""
 
 
 # --- After a pause ---------------------------------------------------------------------------------------------------

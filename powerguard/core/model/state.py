@@ -105,6 +105,7 @@ class OwnHeard:
 
     since_s: since when it has told the same number of watts. jumped_at_s: when it last went up and down at once.
     above_since_s: since when it has told more than the whole UPS carries; None while it does not.
+    ups_w, before_ups_w: what the whole UPS carried when watts and before_w were told; None: not known.
     """
 
     source: OwnSource
@@ -114,6 +115,8 @@ class OwnHeard:
     before_w: float | None = None
     jumped_at_s: float | None = None
     above_since_s: float | None = None
+    ups_w: float | None = None
+    before_ups_w: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
