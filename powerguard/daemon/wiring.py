@@ -367,9 +367,7 @@ def build(
         **dict.fromkeys((CheckWay, ArmWay, DisarmWay), WaysEffector(ways, turns)),
         **relief,
     }
-    own_load = _own_load(settings, ports, bmc_effector, policy=policy, publish=publish, state=state)
-    if own_load is not None:
-        watchers["own load"] = own_load.run
+    watchers |= _own_load(settings, ports, bmc_effector, policy=policy, publish=publish, state=state)
     watchers |= _watchers(settings, ports, trainers, check, host, policy=policy, publish=publish, state=state)
     sources = (ports.sources or _sources)(settings, ports.clock)
     traps = trap_listener(settings, sources, clock=ports.clock, wall=ports.wall)
@@ -400,8 +398,8 @@ def _own_load(
     policy: Policy,
     publish: Callable[[Event], None],
     state: Callable[[], State],
-) -> OwnLoadWatch | None:
-    """Return what reads this host's own draw; None where nothing measures it, and in a simulated world."""
+) -> dict[str, Runnable]:
+    """Return the task that reads this host's own draw; none where nothing measures it, and in a simulated world."""
     read: dict[OwnSource, Read] = {}
     if settings.bmc.kind != "none":
         read[OwnSource.BMC] = bmc.power_watts
@@ -409,8 +407,9 @@ def _own_load(
         gpu = GpuEffector(settings.gpu)
         read[OwnSource.GPU] = lambda limit_s: gpu_watts(gpu, limit_s)
     if not read or ports.sources is not None or ports.bmc is not None:
-        return None
-    return OwnLoadWatch(policy=policy, read=read, state=state, publish=publish, clock=ports.clock, rest=rest)
+        return {}
+    watch = OwnLoadWatch(policy=policy, read=read, state=state, publish=publish, clock=ports.clock, rest=rest)
+    return {"own load": watch.run}
 
 
 def _watchers(
