@@ -209,9 +209,17 @@ def _afterwards(trainer: Mapping[str, Any]) -> str:
     then = {"pause": "to pause", "exit": "to exit", "continue": "trained on"}.get(str(trainer["after"]), NOT_TOLD)
     lost_s = trainer["at_risk_s"]
     risk = [f"for {duration(lost_s)} more"] if lost_s else []
-    signals = [f"{each['signal']} {_plus(each['at_s'])}" for each in trainer["signals"]]
+    signals = [f"{each['signal']} {_plus(each['at_s'])}{_effect(each)}" for each in trainer["signals"]]
     ended = [f"ended {_plus(trainer['ended_s'])}"] if trainer["ended_s"] is not None else []
     return ", ".join([" ".join([then, *risk]), *signals, *ended])
+
+
+def _effect(signal: Mapping[str, Any]) -> str:
+    """Say what a signal did to the load, by this host's own draw if that was measured."""
+    for unit, before, after in (("W", "own_before_w", "own_after_w"), ("%", "load_before_pct", "load_after_pct")):
+        if signal[before] is not None and signal[after] is not None:
+            return f" ({signal[before]:.0f} to {signal[after]:.0f} {unit})"
+    return ""
 
 
 def _section_feeds(told: Mapping[str, Any]) -> Section:
