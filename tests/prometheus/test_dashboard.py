@@ -1,10 +1,8 @@
 """The dashboard: it is what its script makes, and each expression finds something in a played outage."""
 
 import asyncio
-import contextlib
 import json
 import re
-import socket
 import subprocess
 import sys
 import time
@@ -25,6 +23,7 @@ from powerguard.daemon.observe.metrics import registry, scrape
 from tests.daemon.looped import Card, World, in_virtual_time, now_s, until
 from tests.daemon.watched import drilled
 from tests.peers import require
+from tests.prometheus.served import free_port, prometheus
 from tests.prometheus.test_rules import series_of_the_product
 
 ROOT = Path(__file__).parents[2]
@@ -121,38 +120,10 @@ async def play(path: Path, scraped: Scraped) -> None:
     await followed(world, scraped, returns)
 
 
-@contextlib.contextmanager
-def prometheus(data: Path) -> Iterator[str]:
-    """Serve these blocks on a free port of the loopback; yield the address."""
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        address = f"127.0.0.1:{free.getsockname()[1]}"
-    config = data.parent / "prometheus.yml"
-    config.write_text("scrape_configs: []\n", encoding="utf-8")
-    command = [
-        require("prometheus"),
-        f"--config.file={config}",
-        f"--storage.tsdb.path={data}",
-        "--storage.tsdb.retention.time=10y",
-        f"--web.listen-address={address}",
-    ]
-    with (data.parent / "log").open("wb") as log, subprocess.Popen(command, stdout=log, stderr=log) as process:
-        try:
-            for _ in range(600):
-                with contextlib.suppress(OSError), urllib.request.urlopen(f"http://{address}/-/ready", timeout=5):
-                    break
-                assert process.poll() is None, (data.parent / "log").read_text()
-                time.sleep(0.1)
-            yield f"http://{address}"
-        finally:
-            process.terminate()
-
-
 @pytest.fixture(scope="module")
 def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, float, float]]:
     """A played outage in Prometheus: its address, and from when to when, Unix seconds."""
     promtool = require("promtool")
-    require("prometheus")
     folder = tmp_path_factory.mktemp("played")
     zero_s = float(int(time.time()) - 3 * 3600)
     scraped = Scraped(zero_s)
@@ -162,7 +133,9 @@ def served(tmp_path_factory: pytest.TempPathFactory) -> Iterator[tuple[str, floa
     command = [promtool, "tsdb", "create-blocks-from", "openmetrics", str(text), str(folder / "data")]
     subprocess.run(command, check=True, capture_output=True)
     moments = [float(line.rsplit(" ", 1)[1]) for line in (scraped.lines[0], scraped.lines[-1])]
-    with prometheus(folder / "data") as address:
+    config = folder / "prometheus.yml"
+    config.write_text("scrape_configs: []\n", encoding="utf-8")
+    with prometheus(config, folder / "data", free_port()) as address:
         yield address, *moments
 
 
