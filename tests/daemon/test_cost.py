@@ -47,7 +47,7 @@ async def test_a_hold_costs_the_checkpoint_and_the_wait(tmp_path: Path) -> None:
         held_s = now_s() - 1.0 - held_s
     found = spent(world)
     assert found.lost_s["held"] == pytest.approx(held_s, abs=1.5)
-    assert found.lost_s["stalled"] <= CHECKPOINT_S + 1.0
+    assert found.lost_s["stalled"] == pytest.approx(CHECKPOINT_S, abs=1.5)
     assert (found.lost_s["stopped"], found.lost_s["rolled_back"], found.lost_s["capped"]) == (0.0, 0.0, 0.0)
     assert found.checkpoints == {"asked": 1, "durable": 1, "late": 0, "failed": 0}
     assert found.gpu_s is None
@@ -106,6 +106,24 @@ async def test_a_crash_costs_the_work_since_the_last_checkpoint(tmp_path: Path) 
     found = spent(world)
     assert found.lost_s["rolled_back"] == 60.0
     assert found.lost_s["stopped"] > 600.0
+
+
+@in_virtual_time
+async def test_failed_and_late_checkpoints_are_counted(tmp_path: Path) -> None:
+    world = World(tmp_path / "journal.sqlite")
+    world.trainer.error = "disk full"
+    async with world.running() as daemon:
+        world.ups.utility = False
+        await until(lambda: world.trainer.asked)
+        world.trainer.takes_s = 2.0 * CHECKPOINT_S  # of the next one
+        await rest(CHECKPOINT_S + 1.0)
+        world.trainer.error = ""
+        await until(lambda: isinstance(daemon.state.phase, Holding))
+        world.ups.utility = True
+        await over(daemon)
+    found = spent(world)
+    assert found.checkpoints == {"asked": 2, "durable": 1, "late": 1, "failed": 1}
+    assert found.lost_s["stalled"] >= CHECKPOINT_S
 
 
 @in_virtual_time
@@ -177,7 +195,7 @@ def test_capped_training_loses_the_steps_that_it_did_not_do() -> None:
         trainers=(replace(trainer, step=200),),
         owed=(GpuCap(outage="o", at_s=100.0),),
     )
-    meter.begin(capped)
+    meter.begin()
     meter.step(figures, Step(capped), 100.0, 8)
     meter.step(figures, Step(replace(capped, trainers=(replace(trainer, step=215),))), 130.0, 8)
     meter.step(figures, Step(replace(capped, trainers=(replace(trainer, step=230),))), 160.0, 8)

@@ -200,10 +200,9 @@ class Meter:
                 self._seen[trainer.name] = trainer.step, now_s
         self._before, self._at_s = state, now_s
 
-    def begin(self, state: State) -> None:
+    def begin(self) -> None:
         """An outage begins: the figures are new."""
-        self._risk_s, self._ordered_s = {}, None
-        self._before = state
+        self._risk_s, self._ordered_s, self._before = {}, None, None
 
     def _interval(self, figures: dict[str, Scalar], before: State, now: State, took_s: float) -> None:
         """Give the time since the last step to its cause, for each trainer."""
@@ -216,9 +215,11 @@ class Meter:
             if not trainer.alive:
                 if trainer.name in self._risk_s or ended:
                     _add(figures, "lost_stopped_s", took_s)
-            elif trainer.paused:
+            elif trainer.paused and not trainer.told_pause:
+                pass  # A person paused it.
+            elif trainer.paused or _waits(trainer, after):
                 _add(figures, "lost_held_s" if trainer.durable and not ended else _PAUSED[ended], took_s)
-            elif before.cap is not None and trainer.step is not None and after.step is not None:
+            elif before.cap is not None and before is not now and trainer.step is not None and after.step is not None:
                 per_step_s = self._per_step_s.get(trainer.name, trainer.step_s)
                 if per_step_s > 0.0:
                     _add(figures, "lost_capped_s", took_s - (after.step - trainer.step) * per_step_s)
@@ -311,6 +312,12 @@ class Meter:
 
 _RATE_S: Final = 30.0
 _PAUSED: Final = {False: "lost_stalled_s", True: "lost_stopped_s"}
+
+
+def _waits(trainer: Trainer, after: Trainer) -> bool:
+    """Whether a trainer stands for the checkpoint that it is to pause at; it says so only when that is durable."""
+    steps = trainer.step is not None and after.step is not None and after.step > trainer.step
+    return trainer.told_pause and trainer.in_flight is not None and not steps
 
 
 def _add(figures: dict[str, Scalar], name: str, by: float) -> None:

@@ -69,7 +69,7 @@ class Figures:
                 case "outage_began":
                     self._open, self._at = dict(self._host), {}
                     self._began_wall_s = None
-                    self._meter.begin(answer.state)
+                    self._meter.begin()
                     self._journal.count("ups_transfers")
                 case "host_returned":
                     self._at = {"returned": now_s}
