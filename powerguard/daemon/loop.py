@@ -32,6 +32,7 @@ from powerguard.core.model.events import (
     Event,
     Failed,
     ForeignStop,
+    OwnLoad,
     Reading,
     SourceFailed,
     Tick,
@@ -258,7 +259,7 @@ class Loop:
 
     def submit(self, event: Event) -> None:
         """Hand one event to the loop. When it cannot keep up, what repeats by itself is dropped; nothing else is."""
-        repeats = isinstance(event, Reading | SourceFailed | Tick | TrainerSeen | CheckpointProgress)
+        repeats = isinstance(event, Reading | SourceFailed | OwnLoad | Tick | TrainerSeen | CheckpointProgress)
         if repeats and self._queue.qsize() >= QUEUE_LIMIT:
             self._dropped += 1
             return
