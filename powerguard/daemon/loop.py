@@ -42,7 +42,7 @@ from powerguard.core.model.policy import Learned, Policy
 from powerguard.core.model.state import Online, State, Step
 from powerguard.daemon.attempt import AbandonedTasks, attempt, keep_running, rest
 from powerguard.daemon.journal import Entry, Journal
-from powerguard.daemon.journal.records import Recorder
+from powerguard.daemon.journal.records import OutageRecord, Recorder
 from powerguard.daemon.log import bind_outage
 from powerguard.daemon.observe.figures import Figures
 from powerguard.daemon.observe.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
@@ -256,6 +256,11 @@ class Loop:
     def last_outage(self) -> LastOutage | None:
         """The last outage that has ended."""
         return self.figures.last
+
+    @property
+    def outages(self) -> Sequence[OutageRecord]:
+        """The newest outages that memory holds."""
+        return self.journal.outages
 
     def submit(self, event: Event) -> None:
         """Hand one event to the loop. When it cannot keep up, what repeats by itself is dropped; nothing else is."""

@@ -41,6 +41,7 @@ from powerguard.core.model.state import (
     Supply,
     Trainer,
 )
+from powerguard.daemon.journal.records import OutageRecord
 from powerguard.daemon.observe.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
 from powerguard.ups.snmp.traps import TrapCounts
 
@@ -82,6 +83,7 @@ class Watched:
     returning: ReturnView = field(default_factory=lambda: ReturnView(target="powerguard-resume.target"))
     actions: ActionFigures = field(default_factory=ActionFigures)
     last_outage: LastOutage | None = None
+    outages: Sequence[OutageRecord] = ()
     loop_lag_s: float = 0.004
     now_s: float = NOW_S
     events: list[Event] = field(default_factory=list)

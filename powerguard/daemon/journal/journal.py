@@ -247,6 +247,11 @@ class Journal:
         """The outage that runs, as far as it is told."""
         return self._open
 
+    @property
+    def outages(self) -> tuple[OutageRecord, ...]:
+        """The newest outages, the newest first, from memory alone."""
+        return tuple(reversed(self._outages.values()))
+
     async def history(self, limit: int = 20) -> tuple[OutageRecord, ...]:
         """Return the newest outages, the newest first; from memory when the disk does not answer."""
         found = await self._read(lambda: self._query_history(limit))

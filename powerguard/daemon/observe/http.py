@@ -2,6 +2,7 @@
 
 Nothing here can change anything. A hostile client costs at most `MAX_CONNECTIONS` short-lived connections: each has
 `CONNECTION_LIMIT_S` for everything, one request and no more, and the answers are made at most a few times a second.
+The live page's streams alone last longer: they are few, and a reader that does not read is dropped.
 """
 
 import asyncio
@@ -17,8 +18,12 @@ import structlog
 from aiohttp import web
 from aiohttp.http_exceptions import HttpProcessingError
 
+from powerguard.daemon.attempt import keep_running
 from powerguard.daemon.observe.learned import battery_view
 from powerguard.daemon.observe.metrics import registry, scrape
+from powerguard.daemon.observe.page.updates import EVENTS_TYPE, READERS, Page
+from powerguard.daemon.observe.page.view import policy
+from powerguard.daemon.observe.page.words import language_of
 from powerguard.daemon.observe.port import Daemon
 from powerguard.daemon.observe.readiness import HUNG_AFTER_S, is_ready, readiness
 from powerguard.daemon.observe.status import (
@@ -58,6 +63,7 @@ Answer = tuple[int, bytes, str]
 """HTTP status, body and content type."""
 JSON_TYPE: Final = "application/json; charset=utf-8"
 TEXT_TYPE: Final = "text/plain; charset=utf-8"
+HTML_TYPE: Final = "text/html; charset=utf-8"
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
@@ -111,6 +117,11 @@ class ConnectionGuard(asyncio.Protocol):
 
     def resume_writing(self) -> None:
         self._inner.resume_writing()
+
+    def stay(self) -> None:
+        """Lift the limit, for a stream that watches its reader itself."""
+        if self._end is not None:
+            self._end.cancel()
 
     def abort(self) -> None:
         """End the connection now."""
@@ -256,16 +267,16 @@ def error_json(reason: str, code: int) -> Answer:
     return as_json({"schema_version": SCHEMA_VERSION, "object": "error", "error": reason}, code)
 
 
-def respond(answer: Answer) -> web.Response:
+def respond(answer: Answer, **headers: str) -> web.Response:
     """Make the response; the connection ends with it."""
     code, body, kind = answer
-    response = web.Response(status=code, body=body, headers={**HEADERS, "Content-Type": kind})
+    response = web.Response(status=code, body=body, headers={**HEADERS, "Content-Type": kind, **headers})
     response.force_close()
     return response
 
 
-def add_reads(app: web.Application, daemon: Daemon) -> None:
-    """Add everything that only reads."""
+def add_reads(app: web.Application, daemon: Daemon, page: Page | None = None) -> None:
+    """Add everything that only reads. page: for those who ask `/` for HTML."""
     views = Views(daemon)
 
     async def metrics(request: web.Request) -> web.Response:
@@ -295,7 +306,34 @@ def add_reads(app: web.Application, daemon: Daemon) -> None:
         app.router.add_get(path, handle)
     lines = [f"powerguard {VERSION}: what can be read here", "", *(f"{path:<18}{what}" for path, what, _ in reads)]
     index = 200, "\n".join([*lines, ""]).encode(), TEXT_TYPE
-    app.router.add_get("/", handler(lambda: index))
+
+    async def root(request: web.Request) -> web.Response:
+        if page is None or "text/html" not in request.headers.get("Accept", ""):
+            return respond(index, Vary="Accept")
+        language = language_of(request.headers.get("Accept-Language", ""))
+        answer = views.answer(f"page {language}", lambda: (200, page.html(language).encode(), HTML_TYPE))
+        allowed = policy(answer[1].decode())
+        return respond(answer, **{"Content-Security-Policy": allowed, "Vary": "Accept, Accept-Language"})
+
+    app.router.add_get("/", root)
+    if page is not None:
+        add_events(app, page)
+
+
+def add_events(app: web.Application, page: Page) -> None:
+    """Add the live updates of the page."""
+
+    async def events(request: web.Request) -> web.StreamResponse:
+        if request.method == "HEAD":
+            return respond((200, b"", EVENTS_TYPE))
+        if not page.has_room():
+            return respond(error_json(f"{READERS} streams are open already: ask / again instead", 503))
+        guard = None if request.transport is None else request.transport.get_protocol()
+        if isinstance(guard, ConnectionGuard):
+            guard.stay()
+        return await page.stream(request, HEADERS)
+
+    app.router.add_get("/events", events)
 
 
 def application() -> web.Application:
@@ -348,13 +386,19 @@ async def http_server(
 ) -> AsyncIterator[int]:
     """Serve the read-only port; yields the port in use (0 asks for a free one). Raises OSError when it is taken."""
     app = application()
-    add_reads(app, daemon)
+    page = Page(daemon, status, returning)
+    add_reads(app, daemon, page)
     async with guarded(app, connection_limit_s) as make:
-        server = await asyncio.get_running_loop().create_server(make, listen, port, backlog=BACKLOG)
+        loop = asyncio.get_running_loop()
+        server = await loop.create_server(make, listen, port, backlog=BACKLOG)
+        # Not in a TaskGroup, which would wrap the caller's own exceptions; nothing but its cancellation ends it.
+        watching = loop.create_task(keep_running("page", page.watch))
         try:
             yield int(server.sockets[0].getsockname()[1])
         finally:
             server.close()
+            watching.cancel()
+            page.end()
 
 
 async def serve_http(daemon: Daemon, *, listen: str = LISTEN, port: int = PORT) -> None:

@@ -35,6 +35,7 @@ from powerguard.core.model.actions import (
 from powerguard.core.model.events import Done, Event, Outcome
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
+from powerguard.daemon.journal.records import OutageRecord
 from powerguard.effectors.host.check import HostSeen
 from powerguard.ups.snmp.traps import TrapCounts
 
@@ -288,6 +289,11 @@ class Daemon(Protocol):
     @property
     def last_outage(self) -> LastOutage | None:
         """The last outage that has ended; None when there was none."""
+        ...
+
+    @property
+    def outages(self) -> Sequence[OutageRecord]:
+        """The newest outages that memory holds, the newest first."""
         ...
 
     @property

@@ -1,0 +1,124 @@
+"""The page and its live updates (server-sent events): rendered once for all readers, never queued for a slow one."""
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+from collections.abc import Callable
+from typing import Any, Final
+
+from aiohttp import web
+
+from powerguard.daemon.attempt import rest
+from powerguard.daemon.observe.page.view import Curves, context, render
+from powerguard.daemon.observe.page.words import language_of
+from powerguard.daemon.observe.port import Daemon
+
+READERS: Final = 16
+"""Streams that are open at a time. One more is refused, and its page asks every few seconds instead."""
+EVERY_S: Final = 1.0
+LOOK_S: Final = 0.1
+"""How often a change of the phase is looked for while a page is open."""
+SEND_BUFFER_BYTES: Final = 65536
+"""Kernel's buffer of one stream: a reader who does not take its updates is dropped when it is full."""
+SLOW_S: Final = 5.0
+"""An update larger than the buffers may take this long; then the reader is dropped, too."""
+EVENTS_TYPE: Final = "text/event-stream"
+
+_FIXED = re.compile(r"<(style|script)>.*?</\1>", re.DOTALL)
+
+
+class Page:
+    """The page of one server. status, recovery: make the objects of `/api/v1/status` and `/api/v1/recovery`."""
+
+    def __init__(
+        self, daemon: Daemon, status: Callable[[Daemon], dict[str, Any]], recovery: Callable[[Daemon], dict[str, Any]]
+    ) -> None:
+        """Show this daemon."""
+        self.curves = Curves()
+        self._daemon = daemon
+        self._status = status
+        self._recovery = recovery
+        self._readers: set[asyncio.Transport] = set()
+        self._frames: dict[str, bytes] = {}
+        self._news = asyncio.Event()
+        self._over = False
+
+    def html(self, language: str) -> str:
+        """Return the whole page as it is now."""
+        daemon = self._daemon
+        told, returning = self._status(daemon), self._recovery(daemon)
+        return render(context(told, returning, daemon.outages, self.curves, language))
+
+    def has_room(self) -> bool:
+        """Say whether one more stream is admitted."""
+        self._readers = {each for each in self._readers if not each.is_closing()}
+        return len(self._readers) < READERS
+
+    async def watch(self) -> None:
+        """Gather the curves; while streams are open, publish once a second and when the phase changes."""
+        phase, due_s = type(self._daemon.state.phase), 0.0
+        loop = asyncio.get_running_loop()
+        while True:
+            self.curves.take(self._daemon)
+            now_s, was, phase = loop.time(), phase, type(self._daemon.state.phase)
+            if self._readers and (now_s >= due_s or phase is not was):
+                due_s = now_s + EVERY_S
+                self._publish()
+            await rest(LOOK_S if self._readers else EVERY_S)
+
+    def end(self) -> None:
+        """End every stream."""
+        self._over = True
+        self._publish()
+
+    def _publish(self) -> None:
+        self._frames.clear()
+        news, self._news = self._news, asyncio.Event()
+        news.set()
+
+    def _frame(self, language: str) -> bytes:
+        """Return the newest snapshot as one event: the page without its style and script, which do not change."""
+        if language not in self._frames:
+            body = json.dumps(_FIXED.sub("", self.html(language)), ensure_ascii=False)
+            self._frames[language] = f"data: {body}\n\n".encode()
+        return self._frames[language]
+
+    async def stream(self, request: web.Request, headers: dict[str, str]) -> web.StreamResponse:
+        """Send updates until the reader leaves, is too slow, or the server ends. Call `has_room` first."""
+        language = language_of(request.headers.get("Accept-Language", ""))
+        response = web.StreamResponse(headers={**headers, "Content-Type": f"{EVENTS_TYPE}; charset=utf-8"})
+        response.force_close()
+        transport = request.transport
+        if transport is None:
+            return response
+        if not self._readers:
+            self._frames.clear()  # of the last reader, long ago
+        self._readers.add(transport)
+        try:
+            sock = transport.get_extra_info("socket")
+            if sock is not None:
+                sock.setsockopt(socket.SOL_SOCKET, socket.SO_SNDBUF, SEND_BUFFER_BYTES)
+            with contextlib.suppress(ConnectionError):
+                await response.prepare(request)
+                await response.write(b"retry: 2000\n\n")
+                await self._follow(response, transport, language)
+        finally:
+            self._readers.discard(transport)
+        return response
+
+    async def _follow(self, response: web.StreamResponse, transport: asyncio.Transport, language: str) -> None:
+        while not self._over:
+            # What is left of the last update means that the kernel's buffer has been full for a second.
+            if transport.get_write_buffer_size() > 0:
+                transport.abort()
+                return
+            news = self._news
+            try:
+                async with asyncio.timeout(SLOW_S):
+                    await response.write(self._frame(language))
+            except TimeoutError:
+                transport.abort()
+                return
+            await news.wait()

@@ -1,0 +1,361 @@
+"""The page: what it shows in each phase, what it escapes, and its live updates over real sockets."""
+
+import asyncio
+import contextlib
+import json
+import re
+import socket
+from collections.abc import AsyncIterator
+from dataclasses import replace
+from html.parser import HTMLParser
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from powerguard.core.model.policy import FeedPolicy
+from powerguard.core.model.state import Supplied, Supply
+from powerguard.daemon.journal.records import OutageRecord
+from powerguard.daemon.observe.http import http_server
+from powerguard.daemon.observe.page.updates import READERS, Page
+from powerguard.daemon.observe.page.view import MOST_POINTS, Curves, bars, duration
+from powerguard.daemon.observe.page.words import WORDS, language_of
+from powerguard.daemon.observe.status import returning, status
+from tests.daemon.watched import BOOT, PHASES, POLICY, WALL_S, Watched, scene
+
+PATIENCE_S = 60.0
+HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
+MARKUP = "<img src=x onerror=alert(1)>\"'&</script>"
+
+
+class Outline(HTMLParser):
+    """What a screen reader meets: elements, ids, the nesting, and the text without markup."""
+
+    def __init__(self, html: str) -> None:
+        super().__init__()
+        self.tags: list[str] = []
+        self.attributes: list[tuple[str, dict[str, str | None]]] = []
+        self.open: list[str] = []
+        self.text = ""
+        self.feed(html)
+        self.close()
+
+    def handle_starttag(self, tag: str, attrs: list[tuple[str, str | None]]) -> None:
+        self.tags.append(tag)
+        self.attributes.append((tag, dict(attrs)))
+        if tag not in {"meta", "br"}:  # never closed
+            self.open.append(tag)
+
+    def handle_endtag(self, tag: str) -> None:
+        assert self.open.pop() == tag
+
+    def handle_data(self, data: str) -> None:
+        if not {"style", "script"} & set(self.open):
+            self.text += data
+
+
+def shown(daemon: Watched, language: str = "en") -> Outline:
+    outline = Outline(Page(daemon, status, returning).html(language))
+    assert outline.open == []
+    return outline
+
+
+def recorded(**changes: object) -> OutageRecord:
+    record = OutageRecord(
+        id="6f1d2c3b-7",
+        boot_id=BOOT,
+        started_at_s=10.0,
+        started_wall=WALL_S - 900.0,
+        ended_at_s=310.0,
+        ended_wall=WALL_S - 600.0,
+        outcome="ridden_through",
+    )
+    return replace(record, **changes)  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize("language", WORDS)
+@pytest.mark.parametrize("phase", PHASES)
+def test_each_phase_is_shown_in_each_language(phase: str, language: str) -> None:
+    outline = shown(scene(phase), language)
+    assert WORDS[language][f"phase.{phase}"] in outline.text
+    assert ("html", {"lang": WORDS[language]["lang"]}) in outline.attributes
+    assert "llm" in outline.text
+    # One main heading, and each section has its own.
+    assert outline.tags.count("h1") == 1
+    labels = [attributes["aria-labelledby"] for tag, attributes in outline.attributes if tag == "section"]
+    headings = [attributes["id"] for tag, attributes in outline.attributes if tag == "h2"]
+    assert labels == headings
+    assert len(headings) == 9
+    live = [attributes["id"] for _, attributes in outline.attributes if "aria-live" in attributes]
+    assert live == ["phase"]
+
+
+@pytest.mark.parametrize(
+    ("phase", "told"),
+    [
+        ("online", "with a slack of 18 min 37 s"),
+        ("on_battery", "Checkpoint in 7 min 26 s"),
+        ("emergency_checkpoint", "Checkpoint durable in 12 s"),
+        ("holding", "Power-off in 13 min 17 s"),
+        ("shutdown", "Forced power-off in 55 s"),
+        ("recovery", "Training waits"),
+    ],
+)
+def test_what_is_counted_down(phase: str, told: str) -> None:
+    assert told in re.sub(r"\s+", " ", shown(scene(phase)).text)
+
+
+def test_every_name_is_escaped() -> None:
+    """Names and texts of trainers, UPSes, sources, alarms, hosts and outages are text, whatever they hold."""
+    daemon = scene("holding")
+    trainer = replace(daemon.state.trainers[0], name=MARKUP, failed=MARKUP)
+    reading = daemon.state.feed.reading
+    assert reading is not None
+    feed = replace(daemon.state.feed, reading=replace(reading, alarms=(MARKUP,), ups=MARKUP))
+    daemon.state = replace(daemon.state, trainers=(trainer,), feed=feed)
+    daemon.policy = replace(daemon.policy, ups=MARKUP)
+    daemon.sources = (replace(daemon.sources[0], source=MARKUP, up=False, last_error=MARKUP, trouble=MARKUP),)
+    daemon.host_name = MARKUP
+    daemon.outages = (recorded(id=MARKUP, outcome=MARKUP),)
+    plain, outline = shown(scene("holding")), shown(daemon)
+    assert "img" not in outline.tags
+    assert outline.tags.count("script") == plain.tags.count("script") == 1
+    assert outline.text.count(MARKUP) >= 8
+    assert not [name for _, attributes in outline.attributes for name in attributes if name.startswith("on")]
+    assert not [tag for tag, attributes in outline.attributes if "style" in attributes]
+
+
+def test_nothing_is_known() -> None:
+    """No reading, no trainer, no BMC, no outage: said, and no error."""
+    daemon = scene()
+    feed = replace(daemon.state.feed, reading=None, supply=Supply.UNKNOWN)
+    daemon.state = replace(daemon.state, feed=feed, trainers=())
+    daemon.policy = replace(daemon.policy, runtime_table=(), trainers=())
+    daemon.sources, daemon.bmc, daemon.ways = (), None, ()
+    text = shown(daemon).text
+    for name in ("no_reading", "no_trainers", "no_outages", "ways_uncovered"):
+        assert WORDS["en"][name] in text
+
+
+def test_alarms_have_their_remedies() -> None:
+    daemon = scene()
+    daemon.policy = replace(daemon.policy, runtime_table=((0.5, 180.0), (1.0, 72.0)))
+    told: Any = status(daemon)
+    (reason,) = told["reasons"]
+    text = shown(daemon).text
+    assert reason["text"] in text
+    assert reason["fix"]
+    assert reason["fix"] in text
+    assert WORDS["en"]["not_ready"] in text
+
+
+def test_several_upses_are_shown_each() -> None:
+    daemon = scene("on_battery")
+    feeds = tuple(FeedPolicy(policy=replace(POLICY, ups=name)) for name in ("rack-a", "rack-b"))
+    daemon.policy = replace(daemon.policy, feeds=feeds)
+    known = daemon.state.feed, daemon.state.battery
+    upses = tuple(Supplied(ups=each.policy.ups, feed=known[0], battery=known[1]) for each in feeds)
+    daemon.state = replace(daemon.state, upses=upses)
+    text = shown(daemon).text
+    for name in ("rack-a + rack-b", "rack-a", "rack-b"):
+        assert re.search(rf"\n{re.escape(name)}:", text), name
+
+
+def test_last_outages_come_from_the_journal() -> None:
+    daemon = scene()
+    daemon.outages = (recorded(ended_at_s=None, ended_wall=None, outcome=""), recorded(id="6f1d2c3b-6"))
+    text = shown(daemon).text
+    assert text.index("still running") < text.index("ridden through: training never stopped")
+    assert "powerguard report 6f1d2c3b-7 --html FILE" in text
+    assert "5 min 0 s" in text
+
+
+@pytest.mark.parametrize(("checkpoint_s", "stop_s"), [(20.0, 120.0), (0.0, 600.0), (100.0, 1100.0)])
+def test_the_bar_is_the_budget(checkpoint_s: float, stop_s: float) -> None:
+    """Lengths are seconds; what does not fit lies behind the battery's end."""
+    budget = {"runtime_effective_paused_s": 600.0, "checkpoint_s": checkpoint_s, "stop_s": stop_s}
+    found, empty_x = bars(budget)
+    lengths = {bar.kind: bar.width for bar in found}
+    scale = 1000.0 / max(600.0, checkpoint_s + stop_s)
+    slack_s = max(0.0, 600.0 - checkpoint_s - stop_s)
+    wanted = {"slack": slack_s, "checkpoint": checkpoint_s, "stop": stop_s}
+    assert lengths == pytest.approx({kind: s * scale for kind, s in wanted.items() if s}, abs=0.1)
+    assert empty_x == pytest.approx(600.0 * scale, abs=0.1)
+    assert bars({**budget, "runtime_effective_paused_s": None}) == ([], 0.0)
+
+
+def test_curves_are_bounded_and_span_the_whole_outage() -> None:
+    """A day of outage costs as many points as two minutes, from its first second on; the next one begins anew."""
+    daemon = scene("holding")
+    curves = Curves()
+    began_s = daemon.now_s
+    for _ in range(20_000):
+        curves.take(daemon)
+        daemon.now_s += 1.0
+    assert MOST_POINTS / 3 < len(curves.points) <= MOST_POINTS
+    assert curves.points[0].at_s - began_s < 300.0
+    assert daemon.now_s - curves.points[-1].at_s < 300.0
+    gaps = {later.at_s - point.at_s for point, later in zip(curves.points, curves.points[1:], strict=False)}
+    assert max(gaps) <= 2.0 * min(gaps)
+    daemon.state = scene("online").state
+    curves.take(daemon)
+    assert curves.points == []
+
+
+def test_both_languages_say_the_same() -> None:
+    assert WORDS["en"].keys() == WORDS["zh"].keys()
+    assert [key for key, text in WORDS["zh"].items() if not text] == []
+
+
+@pytest.mark.parametrize(
+    ("accept", "language"),
+    [
+        ("", "en"),
+        ("zh-CN,zh;q=0.9,en;q=0.8", "zh"),
+        ("en-US,zh;q=0.9", "en"),
+        ("de,zh;q=0.3,en;q=0.2", "zh"),
+        ("zh;q=nan,en;q=inf", "en"),
+        ("zh;q=0", "en"),
+        ("zh;q=\N{SUPERSCRIPT TWO},;;=,", "en"),
+    ],
+)
+def test_the_browser_chooses_the_language(accept: str, language: str) -> None:
+    assert language_of(accept) == language
+
+
+def test_durations() -> None:
+    told = [duration(each, WORDS["en"]) for each in (None, 0.2, 59.6, 3600.0, 90_000.0, -61.0)]
+    assert told == ["?", "0 s", "1 min 0 s", "1 h 0 min", "1 d 1 h", "-1 min 1 s"]
+
+
+# --- Over HTTP --------------------------------------------------------------------------------------------------------
+
+
+async def test_a_browser_gets_the_page_and_its_policy_admits_it() -> None:
+    """curl still gets the list of paths. The policy's hashes are those of the style and the script that are sent."""
+    async with http_server(scene(), port=0) as port, aiohttp.ClientSession() as session:
+        url = f"http://127.0.0.1:{port}/"
+        async with session.get(url, headers=HTML) as answer:
+            html = await answer.text()
+            assert answer.headers["Content-Type"] == "text/html; charset=utf-8"
+            assert answer.headers["Vary"] == "Accept, Accept-Language"
+            policy = answer.headers["Content-Security-Policy"]
+        assert len(html.encode()) <= 60_000
+        assert policy.startswith("default-src 'none'; style-src 'sha256-")
+        assert "unsafe" not in policy
+        assert re.search(r'<noscript><meta http-equiv="refresh" content="5"></noscript>', html)
+        assert not re.search(r"(src|href)=\"?(https?:)?//", html)
+        async with session.get(url, headers={**HTML, "Accept-Language": "zh-CN"}) as answer:
+            assert '<html lang="zh-CN">' in await answer.text()
+        async with session.get(url) as answer:
+            assert answer.headers["Content-Type"].startswith("text/plain")
+        async with session.head(url, headers=HTML) as answer:
+            assert (answer.status, await answer.read()) == (200, b"")
+
+
+@contextlib.asynccontextmanager
+async def stream(port: int, **headers: str) -> AsyncIterator[aiohttp.ClientResponse]:
+    async with (
+        aiohttp.ClientSession(timeout=aiohttp.ClientTimeout(total=PATIENCE_S)) as session,
+        session.get(f"http://127.0.0.1:{port}/events", headers=headers) as answer,
+    ):
+        yield answer
+
+
+async def event(answer: aiohttp.ClientResponse) -> str:
+    """Return the page of the next event."""
+    while True:
+        line = await answer.content.readline()
+        assert line, "the stream has ended"
+        if line.startswith(b"data: "):
+            page: str = json.loads(line[6:])
+            return page
+
+
+def phase_of(page: str) -> str:
+    found = re.search(r'<p class="phase \w+">([^<]*)</p>', page)
+    assert found
+    return found[1]
+
+
+async def test_updates_follow_the_phases_in_order() -> None:
+    """Each phase that lasts until it is seen is shown, in order, without style and script; HEAD ends at once."""
+    daemon = scene()
+    async with http_server(daemon, port=0, connection_limit_s=0.5) as port:
+        async with stream(port, **{"Accept-Language": "zh"}) as answer:
+            assert answer.headers["Content-Type"].startswith("text/event-stream")
+            seen = []
+            for name in PHASES:
+                daemon.state = scene(name).state
+                while not seen or seen[-1] != WORDS["zh"][f"phase.{name}"]:
+                    page = await event(answer)
+                    assert "<script" not in page
+                    assert "<style" not in page
+                    if not seen or seen[-1] != phase_of(page):
+                        seen.append(phase_of(page))
+        assert seen == [WORDS["zh"][f"phase.{name}"] for name in PHASES]
+        async with aiohttp.ClientSession() as session:
+            url = f"http://127.0.0.1:{port}/events"
+            async with session.head(url) as answer:
+                assert (answer.status, await answer.read()) == (200, b"")
+            async with session.post(url) as answer:
+                assert (answer.status, answer.headers["Allow"]) == (405, "GET,HEAD")
+
+
+async def test_one_reader_too_many_is_refused_until_another_leaves() -> None:
+    async with http_server(scene(), port=0) as port, contextlib.AsyncExitStack() as stack:
+        first = contextlib.AsyncExitStack()
+        await event(await first.enter_async_context(stream(port)))
+        for _ in range(READERS - 1):
+            await event(await stack.enter_async_context(stream(port)))
+        async with stream(port) as answer:
+            assert answer.status == 503
+            assert "streams are open" in (await answer.json())["error"]
+        await first.aclose()
+        async with asyncio.timeout(PATIENCE_S):
+            while True:
+                async with stream(port) as answer:
+                    if answer.status == 200:
+                        break
+        async with aiohttp.ClientSession() as session, session.get(f"http://127.0.0.1:{port}/healthz") as answer:
+            assert answer.status == 200
+
+
+async def test_a_reader_who_does_not_read_is_dropped_and_delays_nobody() -> None:
+    daemon = scene()
+    daemon.outages = tuple(recorded(id=f"{number}-{'x' * 4_000}") for number in range(8))
+    async with http_server(daemon, port=0) as port:
+        slow = socket.socket()
+        slow.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+        slow.setblocking(False)
+        loop = asyncio.get_running_loop()
+        with slow:
+            await loop.sock_connect(slow, ("127.0.0.1", port))
+            await loop.sock_sendall(slow, b"GET /events HTTP/1.1\r\nHost: x\r\n\r\n")
+            async with stream(port) as answer:
+                frames = [len(await event(answer)) for _ in range(10)]
+                got = 0
+                async with asyncio.timeout(PATIENCE_S):
+                    with contextlib.suppress(ConnectionResetError):
+                        while part := await loop.sock_recv(slow, 65536):
+                            got += len(part)
+                assert got < sum(frames)
+                await event(answer)
+
+
+async def test_open_streams_do_not_delay_a_stop() -> None:
+    async with contextlib.AsyncExitStack() as server:
+        port = await server.enter_async_context(http_server(scene(), port=0))
+        async with stream(port) as answer:
+            await event(answer)
+            await server.aclose()
+            with contextlib.suppress(aiohttp.ClientError):
+                while await answer.content.readline():
+                    pass
+
+
+def test_the_page_is_packaged() -> None:
+    import powerguard.daemon.observe.page as package
+
+    assert (Path(package.__file__).parent / "page.html").is_file()
