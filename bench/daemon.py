@@ -17,7 +17,7 @@ from powerguard.sim.snmp_agent import SimUser, SnmpAgent
 from powerguard.sim.ups import SimUps, UpsBattery
 
 _PROBE_S = 0.01
-_AS_INSTALLED = "import sys; sys.modules['rich'] = None; from powerguard.cli.main import main; sys.exit(main())"
+AS_INSTALLED = "import sys; sys.modules['rich'] = None; from powerguard.cli.main import main; sys.exit(main())"
 """The daemon as it is installed. structlog loads rich where it finds it (2.9 MB); here a test tool has brought it."""
 
 
@@ -30,12 +30,12 @@ def run(*, quick: bool) -> list[Figure]:
     ]
 
 
-def _cpu_s(pid: int) -> float:
+def cpu_s(pid: int) -> float:
     fields = Path(f"/proc/{pid}/stat").read_text(encoding="ascii").rpartition(")")[2].split()
     return (int(fields[11]) + int(fields[12])) / os.sysconf("SC_CLK_TCK")
 
 
-def _rss_mb(pid: int) -> float:
+def rss_mb(pid: int) -> float:
     for line in Path(f"/proc/{pid}/status").read_text(encoding="ascii").splitlines():
         if line.startswith("VmRSS"):
             return int(line.split()[1]) * 1024 / 1e6
@@ -51,13 +51,13 @@ async def _cost(name: str, user: SimUser | None, seconds: float) -> list[Figure]
         await stack.enter_async_context(world.Trainer().serving(at / "trainer.sock"))
         async with SnmpAgent(ups.apc_table, user=user) as agent:
             config = world.settings(at, snmp_port=agent.port, table={50: 540, 100: 240}, user=user)
-            async with world.process(at, "-c", _AS_INSTALLED, "run", "--config", str(config)) as daemon:
+            async with world.process(at, "-c", AS_INSTALLED, "run", "--config", str(config)) as daemon:
                 await asyncio.sleep(6.0)
                 for _ in range(max(1, int(seconds / 5))):
-                    before = _cpu_s(daemon.pid)
+                    before = cpu_s(daemon.pid)
                     await asyncio.sleep(5.0)
-                    cpu.append(100.0 * (_cpu_s(daemon.pid) - before) / 5.0)
-                    rss.append(_rss_mb(daemon.pid))
+                    cpu.append(100.0 * (cpu_s(daemon.pid) - before) / 5.0)
+                    rss.append(rss_mb(daemon.pid))
         await stack.aclose()
     return [
         Figure(name=f"daemon at 1 Hz{name}, resident memory", unit="MB", values=tuple(rss), bar="<= 95"),

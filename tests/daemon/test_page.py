@@ -14,7 +14,7 @@ from typing import Any
 import aiohttp
 import pytest
 
-from powerguard.core.model.policy import FeedPolicy
+from powerguard.core.model.policy import FeedPolicy, Mode
 from powerguard.core.model.state import Supplied, Supply
 from powerguard.daemon.journal.records import OutageRecord
 from powerguard.daemon.observe.http import http_server
@@ -22,7 +22,7 @@ from powerguard.daemon.observe.page.updates import READERS, Page
 from powerguard.daemon.observe.page.view import MOST_POINTS, Curves, bars, duration
 from powerguard.daemon.observe.page.words import WORDS, language_of
 from powerguard.daemon.observe.status import returning, status
-from tests.daemon.watched import BOOT, PHASES, POLICY, WALL_S, Watched, scene
+from tests.daemon.watched import BOOT, PHASES, POLICY, WALL_S, Watched, in_mode, scene
 
 PATIENCE_S = 60.0
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -104,6 +104,12 @@ def test_each_phase_is_shown_in_each_language(phase: str, language: str) -> None
 )
 def test_what_is_counted_down(phase: str, told: str) -> None:
     assert told in re.sub(r"\s+", " ", shown(scene(phase)).text)
+
+
+@pytest.mark.parametrize("mode", Mode)
+def test_what_is_only_recorded_says_so(mode: Mode) -> None:
+    text = shown(in_mode(scene("shutdown"), mode)).text
+    assert (WORDS["en"]["recorded"] in text) is (mode is not Mode.ARMED)
 
 
 def test_every_name_is_escaped() -> None:

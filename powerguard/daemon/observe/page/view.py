@@ -141,7 +141,7 @@ def countdown(told: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, s
 
 
 def _left(seconds: float, words: Mapping[str, str]) -> str:
-    return duration(seconds, words) if seconds > 0.5 else words["now"]
+    return f"{words['in']} {duration(seconds, words)}" if seconds > 0.5 else words["now"]
 
 
 class Bar(NamedTuple):
@@ -234,7 +234,7 @@ def trainer_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]
         elif each["durable_age_s"] is not None:
             details.append(f"{words['saved']}: {_ago(each['durable_age_s'], words)}")
         if each["checkpoint_eta_s"] is not None:
-            details.append(f"{words['in']} {_left(each['checkpoint_eta_s'], words)}")
+            details.append(_left(each["checkpoint_eta_s"], words))
         details += [text for text in (each["failed"], each["signalled"]) if text]
         found.append(Row(each["name"], words[name], "bad" if each["failed"] else mood, details))
     return found

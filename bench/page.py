@@ -1,0 +1,74 @@
+"""What ten open pages cost the daemon: the same daemon before they are opened and while they are open."""
+
+import asyncio
+import contextlib
+import json
+
+import aiohttp
+
+from bench import world
+from bench.daemon import AS_INSTALLED, cpu_s, rss_mb
+from bench.figure import Figure
+from powerguard.clock import boottime_s
+from powerguard.sim.snmp_agent import SnmpAgent
+from powerguard.sim.ups import SimUps, UpsBattery
+
+PAGES = 10
+SPELL_S = 5.0
+
+
+def run(*, quick: bool) -> list[Figure]:
+    return asyncio.run(_cost(2 if quick else 12))
+
+
+async def _cost(spells: int) -> list[Figure]:
+    with world.folder() as at:
+        ups = SimUps(UpsBattery(runtime=((0.5, 540.0), (1.0, 240.0))), clock=boottime_s, load=lambda: 0.5)
+        async with contextlib.AsyncExitStack() as stack:
+            await stack.enter_async_context(world.Trainer().serving(at / "trainer.sock"))
+            agent = await stack.enter_async_context(SnmpAgent(ups.apc_table))
+            config = world.settings(at, snmp_port=agent.port, table={50: 540, 100: 240})
+            line = next(each for each in config.read_text(encoding="utf-8").splitlines() if each.startswith("http: "))
+            port = json.loads(line.removeprefix("http: "))["port"]
+            daemon = await stack.enter_async_context(
+                world.process(at, "-c", AS_INSTALLED, "run", "--config", str(config))
+            )
+            await asyncio.sleep(6.0)
+            alone = [await _share(daemon.pid) for _ in range(spells)]
+            small = rss_mb(daemon.pid)
+            counts = [0] * PAGES
+            tasks = await stack.enter_async_context(asyncio.TaskGroup())
+            reading = [tasks.create_task(_read(port, counts, number)) for number in range(PAGES)]
+            await asyncio.sleep(2.0)  # the template is compiled for the first
+            grown = rss_mb(daemon.pid) - small
+            before = sum(counts)
+            opened = [await _share(daemon.pid) for _ in range(spells)]
+            updates = (sum(counts) - before) / PAGES / spells / SPELL_S
+            for each in reading:
+                each.cancel()
+    return [
+        Figure(name="daemon without a page, CPU", unit="% of a core", values=tuple(alone)),
+        Figure(name=f"daemon with {PAGES} open pages, CPU", unit="% of a core", values=tuple(opened), bar="<= 5"),
+        Figure(name="resident memory that they take, the template engine included", unit="MB", values=(grown,)),
+        Figure(name="updates of each page", unit="a second", values=(updates,)),
+    ]
+
+
+async def _share(pid: int) -> float:
+    before = cpu_s(pid)
+    await asyncio.sleep(SPELL_S)
+    return 100.0 * (cpu_s(pid) - before) / SPELL_S
+
+
+async def _read(port: int, counts: list[int], number: int) -> None:
+    """Load the page and follow its updates, as a browser does."""
+    url = f"http://127.0.0.1:{port}"
+    limit = aiohttp.ClientTimeout(total=None)
+    async with aiohttp.ClientSession(timeout=limit, read_bufsize=2**18) as session:
+        async with session.get(f"{url}/", headers={"Accept": "text/html"}) as answer:
+            answer.raise_for_status()
+            await answer.read()
+        async with session.get(f"{url}/events") as answer:
+            answer.raise_for_status()
+            while line := await answer.content.readline():
+                counts[number] += line.startswith(b"data: ")
