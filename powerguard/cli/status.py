@@ -416,6 +416,10 @@ def _rows(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
     else:
         rows.append(Row(6, "bmc", f"{clean(bmc['kind'])}: {_policy(told, bmc)}"))
     rows += _way_back(told)
+    for target in (told.get("messages") or {}).get("targets", ()):
+        if target["since"] is not None:
+            failing = f"{clean(target['name'])} fails for {duration(told['at'] - target['since'])}"
+            rows.append(Row(4, "messages", f"{failing}, {target['queued']} wait: {clean(target['answer'])}"))
     off = "powered off by" if told["mode"] == "armed" else f"not powered off in mode {clean(told['mode'])}; else by"
     rows.append(Row(8, "host", f"{off} {clean(told['host']['kind'])}"))
     last = told["last_outage"]

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
 
@@ -58,6 +59,7 @@ from powerguard.daemon.control.hints import hint_path, serve_hints
 from powerguard.daemon.journal import Journal, Retention
 from powerguard.daemon.log import configure, open_scope
 from powerguard.daemon.loop import Loop
+from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.observe import http
 from powerguard.daemon.systemd import Notifier, is_host_stopping
 from powerguard.daemon.watchdog_drill import WatchdogDrill
@@ -522,6 +524,7 @@ def assemble(
             because = f"systemd passes credentials only at the start: {', '.join(unpassed)}"
             log.warning("restart_needed", because=because, right="systemctl restart powerguard.service")
         parts = make(fresh)
+        messenger.use(fresh.notify)
         accepted[:] = [fresh]
         return parts
 
@@ -532,6 +535,13 @@ def assemble(
             size_bytes=settings.journal.keep_outages * JOURNAL_BYTES_PER_OUTAGE,
         )
         journal = Journal(path, boot_id=ports.boot(), wall=ports.wall, retention=retention)
+    messenger = Messenger(
+        settings.notify,
+        Path(settings.journal.path).with_name("messages.sqlite"),
+        host=ports.host(),
+        spawn=ports.spawn,
+        wall=ports.wall,
+    )
     loop = Loop(
         make(settings),
         journal,
@@ -541,6 +551,7 @@ def assemble(
         host_name=ports.host(),
         config_path=str(config),
         reload=reload,
+        messenger=messenger,
     )
     made.append(loop)
     return loop
@@ -563,6 +574,7 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
     web, control = settings.http, settings.control
     where = f"http {web.listen} port {web.port}"
     watchdog = WatchdogDrill(loop, lambda: loop.parts.effectors, spawn=spawn)
+    tester = None if loop.messenger is None else loop.messenger.test
     return {
         "http": lambda: _served(
             where,
@@ -571,7 +583,7 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
         ),
         "admin socket": lambda: _served(
             f"control.socket {control.socket}",
-            lambda: admin.serve_admin(loop, path=control.socket, group=control.group, watchdog=watchdog),
+            lambda: admin.serve_admin(loop, path=control.socket, group=control.group, watchdog=watchdog, tester=tester),
             right="its folder must exist, and the daemon's user must be able to write it",
         ),
         "hint socket": lambda: _served(
@@ -580,6 +592,7 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
             right="it lies beside control.socket, whose folder the daemon's user must be able to write",
         ),
         "stops": lambda: boots.measure(loop, spawn),
+        **({} if loop.messenger is None else {"messages": partial(loop.messenger.run, loop)}),
         "power-on": lambda: boots.tell(loop, lambda: loop.parts.why_on, spawn),
         "watchdog drill": watchdog.run,
     }

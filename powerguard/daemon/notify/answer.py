@@ -1,0 +1,50 @@
+"""How the other side answered: its first line for people, and whether a status of success hides an error."""
+
+import json
+from collections.abc import Mapping
+from typing import Any, Final
+
+from powerguard.fields import clean_text
+
+MAX_ANSWER_BYTES: Final = 4096
+_LINE: Final = 160
+_GOOD: Final = (0, 200, "0", "200", "ok", None)
+_REDACTED: Final = "[redacted]"
+
+
+def first_line(body: bytes) -> str:
+    """Return the first line of an answer, fit for a terminal."""
+    text = body[:MAX_ANSWER_BYTES].decode("utf-8", "replace").strip()
+    return clean_text(text.partition("\n")[0].strip(), _LINE)
+
+
+def error_in(body: bytes, wanted: Mapping[str, Any] | None = None) -> bool:
+    """Say whether an answer with a status of success reports an error all the same. wanted: of the settings.
+
+    DingTalk and WeCom: `errcode` is not 0. Feishu and Lark: `code` is not 0, with `msg`. Slack's API: `ok` is false.
+    """
+    try:
+        told = json.loads(body)
+    except (ValueError, RecursionError):
+        return wanted is not None
+    if not isinstance(told, dict):
+        return wanted is not None
+    if wanted is not None:
+        return any(told.get(key) != value or type(told.get(key)) is not type(value) for key, value in wanted.items())
+    if told.get("errcode") not in _GOOD or told.get("ok") is False:
+        return True
+    return "msg" in told and told.get("code") not in _GOOD
+
+
+def redact(text: str, secrets: list[str]) -> str:
+    """Return text without secrets, nor any longer part of a secret URL: the other side may echo what it was sent."""
+    parts = {part for secret in secrets for part in [secret, *_parts(secret)] if len(part) >= 6}
+    for part in sorted(parts, key=len, reverse=True):
+        text = text.replace(part, _REDACTED)
+    return text
+
+
+def _parts(secret: str) -> list[str]:
+    for mark in "?&=@:":
+        secret = secret.replace(mark, "/")
+    return secret.split("/")
