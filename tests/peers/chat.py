@@ -45,6 +45,7 @@ class Services:
     port: int = 0
 
     def __post_init__(self) -> None:
+        self._running: set[asyncio.Task[object]] = set()
         self.authority = Authority(self.folder, "authority of the services")
         self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
         self._tls.load_cert_chain(*self.authority.files(*HOSTS))
@@ -61,8 +62,22 @@ class Services:
             yield self
         finally:
             server.close()
+            for task in self._running:
+                task.cancel()
+            if self._running:
+                await asyncio.wait(self._running)
 
     async def _serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        task = asyncio.current_task()
+        assert task is not None
+        self._running.add(task)
+        try:
+            await self._exchange(reader, writer)
+        finally:
+            self._running.discard(task)
+            writer.close()
+
+    async def _exchange(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
         with contextlib.suppress(OSError, asyncio.IncompleteReadError, ValueError):
             head = (await reader.readuntil(b"\r\n\r\n")).decode()
             host = head.split()[1].partition(":")[0]
@@ -83,7 +98,6 @@ class Services:
             )
             writer.write(data)
             await writer.drain()
-        writer.close()
 
     def answer(self, host: str, target: str, body: object) -> Answer:
         self.asked.append(host)

@@ -1,5 +1,6 @@
 """What is worth a message: the core's notes and the daemon's standing reasons, each trouble at most once an hour."""
 
+import math
 import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
@@ -165,7 +166,8 @@ class Hearing:
         """Return a message of an outage, which every target gets. A power-off is a trouble of its own within it."""
         what = "power_off" if name in ("shutdown", "host_returned") else "outage"
         outage = str(numbers.get("outage") or heard.outage)
-        level = "error" if what == "power_off" or name == "dirty" else "info" if status == "end" else "warning"
+        bad = name in ("shutdown", "dirty") or note.level is Level.ERROR
+        level = "error" if bad else "info" if status == "end" else "warning"
         key = f"{what}:{outage}"
         made = self._make(name, key, status, level=level, because=note.because, at=heard, numbers=numbers)
         made = replace(made, story=True, outage=outage)
@@ -219,7 +221,7 @@ class Hearing:
     def test(self, mode: str) -> Message:
         """Return a message that says nothing but that it arrives."""
         now = Heard((), State(), "", mode, self._wall())
-        return self._make("test", f"test:{self._number}", "event", level="info", because="", at=now)
+        return self._make("test", "event:test", "event", level="info", because="", at=now)
 
     # --- What all of them share ---------------------------------------------------------------------------------------
 
@@ -235,7 +237,11 @@ class Hearing:
         numbers: Mapping[str, Any] = MappingProxyType({}),
     ) -> Message:
         because = clean_text(because, 600)
-        own = {each: clean_text(value, 200) if isinstance(value, str) else value for each, value in numbers.items()}
+        own = {
+            each: clean_text(value, 200) if isinstance(value, str) else value
+            for each, value in numbers.items()
+            if value is not None and not (isinstance(value, float) and not math.isfinite(value))
+        }
         needs = [own.get(each) for each in ("checkpoint_s", "stop_s")]
         values = {**own, "host": self.host, "because": because.rstrip("."), "name": named(self.language, name)}
         values["need_s"] = sum(float(each) for each in needs if isinstance(each, int | float)) if any(needs) else None
@@ -257,7 +263,7 @@ class Hearing:
             outage=at.outage,
             because=because,
             mode=at.mode,
-            numbers={each: value for each, value in own.items() if value is not None},
+            numbers=own,
         )
 
     def _id(self, wall: float) -> str:

@@ -10,8 +10,8 @@ import asyncio
 import contextlib
 import secrets
 from collections import deque
-from collections.abc import Callable, Iterable, Mapping
-from dataclasses import asdict, dataclass, replace
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
 from functools import partial
 from itertools import islice
 from pathlib import Path
@@ -22,7 +22,7 @@ import structlog
 from powerguard.core.model.actions import Note
 from powerguard.core.model.state import State
 from powerguard.daemon.attempt import keep_running
-from powerguard.daemon.journal.journal import Executor, WorkerThread
+from powerguard.daemon.journal.journal import Executor
 from powerguard.daemon.notify.hearing import (
     Heard,
     Hearing,
@@ -53,18 +53,6 @@ MOST_HEARD: Final = 2000
 CLOSE_S: Final = 1.0
 
 
-@dataclass(frozen=True, slots=True)
-class Record:
-    """How deliveries to one target went, over restarts. at: of the last try; since: of the first failure in a row."""
-
-    delivered: int = 0
-    failed: int = 0
-    dropped: int = 0
-    at: float | None = None
-    since: float | None = None
-    answer: str = ""
-
-
 class Messenger:
     """One per daemon. It outlives a reload, which only changes its targets."""
 
@@ -78,16 +66,17 @@ class Messenger:
         wall: Callable[[], float],
         writer: Executor | None = None,
     ) -> None:
-        """Start the threads; the disk is first touched by `run`."""
+        """Start the targets' threads; the disk is first touched by `run`."""
         self.hearing = Hearing(host.partition(".")[0] or "host", options.language, wall)
-        self.queue = Queue(path, writer or WorkerThread("powerguard-messages"), wall)
+        self.queue = Queue(path, writer, wall)
         self._spawn = spawn
         self._wall = wall
         self._heard: deque[Heard] = deque(maxlen=MOST_HEARD)
         self._overheard = 0
         self._wake = asyncio.Event()
         self._arrived: dict[str, asyncio.Event] = {}
-        self._records: dict[str, Record] = {}
+        self._records: dict[str, TargetView] = {}
+        self._refused: dict[str, tuple[int, float]] = {}
         self._changed = asyncio.Event()
         self._loaded = False
         self._mode = ""
@@ -97,6 +86,8 @@ class Messenger:
 
     def hear(self, notes: tuple[Note, ...], before: State, outage: str, mode: str) -> None:
         """Take the notes of one step. Returns at once."""
+        if not self._targets:
+            return
         self._overheard += len(self._heard) == MOST_HEARD
         self._heard.append(Heard(notes, before, outage, mode, self._wall()))
         self._wake.set()
@@ -125,14 +116,10 @@ class Messenger:
         return tuple(self._view(name) for name in self._targets)
 
     def _view(self, name: str) -> TargetView:
-        record, oldest = self._records.get(name, Record()), self.queue.oldest(name)
-        return TargetView(
-            name=name,
-            kind=self._options.targets[name].kind,
-            queued=self.queue.count(name),
-            oldest_age_s=None if oldest is None else max(0.0, self._wall() - oldest),
-            **asdict(record),
-        )
+        kind, oldest = self._options.targets[name].kind, self.queue.oldest(name)
+        age_s = None if oldest is None else max(0.0, self._wall() - oldest)
+        known = self._records.get(name) or TargetView(name=name, kind=kind)
+        return replace(known, kind=kind, queued=self.queue.count(name), oldest_age_s=age_s)
 
     def pending(self, most: int) -> list[dict[str, Any]]:
         """Return the oldest messages that wait, for each target in turn."""
@@ -162,11 +149,11 @@ class Messenger:
 
     async def run(self, daemon: Daemon) -> None:
         """Deliver until cancelled."""
-        if not self._loaded:
-            self._take_kept(await self.queue.load())
-            self._loaded = True
         while True:
             self._changed.clear()
+            if self._targets and not self._loaded:
+                self._take_kept(await self.queue.load())
+                self._loaded = True
             self.queue.retain(self._targets)
             self._arrived = {name: asyncio.Event() for name in self._targets}
             async with asyncio.TaskGroup() as tasks:
@@ -195,7 +182,7 @@ class Messenger:
         self.hearing.said.update({str(key): float(at) for key, at in dict(kept.get("said") or {}).items()})
         for name, plain in dict(kept.get("records") or {}).items():
             with contextlib.suppress(TypeError):
-                self._records[name] = Record(**plain)
+                self._records[name] = TargetView(**plain)
 
     async def _listen(self) -> None:
         while True:
@@ -256,11 +243,19 @@ class Messenger:
             except DeliveryError as error:
                 rest_s = min(LONGEST_S, max(FIRST_S, 2 * rest_s, error.again_s or 0.0))
                 self._enter(name, ok=False, answer=str(error))
-                if batch and error.refused and self._wall() - batch[-1][1].at > GIVE_UP_S:
-                    self._records[name] = replace(self._records[name], dropped=self._records[name].dropped + len(batch))
-                    because, title = str(error), batch[-1][1].title
-                    log.error("message_dropped", target=name, because=because, title=title)  # noqa: TRY400 - told in full
-                    self.queue.done(name, [seq for seq, _ in batch])
+                if batch and error.refused:
+                    self._give_up(name, batch, str(error))
+
+    def _give_up(self, name: str, batch: Sequence[tuple[int, Message]], because: str) -> None:
+        """Drop what a target has refused for long."""
+        seq, since = self._refused.get(name, (0, 0.0))
+        if seq != batch[0][0]:
+            self._refused[name] = batch[0][0], self._wall()
+        elif self._wall() - since > GIVE_UP_S:
+            record = self._records[name]
+            self._records[name] = replace(record, dropped=record.dropped + len(batch))
+            log.error("message_dropped", target=name, because=because, title=batch[-1][1].title)
+            self.queue.done(name, [seq for seq, _ in batch])
 
     async def _rest(self, name: str, rest_s: float) -> None:
         """Wait for the next try, or for the next message."""
@@ -281,17 +276,17 @@ class Messenger:
         if not waiting:
             return []
         first = waiting[0][1]
-        if first.status != "begin" or self._wall() - first.at < LATE_S:
+        if not self._targets[name].folds or first.status != "begin" or self._wall() - first.at < LATE_S:
             return waiting[:1]
         mine = [each for each in waiting if (each[1].outage or each[1].key) == (first.outage or first.key)]
         ended = any(each.key == first.key and each.status == "end" for _, each in mine)
         return mine if ended else waiting[:1]
 
     def _enter(self, name: str, *, ok: bool, answer: str) -> None:
-        old, now = self._records.get(name, Record()), round(self._wall(), 3)
+        old, now = self._view(name), round(self._wall(), 3)
         since = None if ok else (old.since or now)
-        counts = {"delivered": old.delivered + ok, "failed": old.failed + (not ok)}
-        self._records[name] = replace(old, at=now, since=since, answer=answer, **counts)
+        delivered_, failed = old.delivered + ok, old.failed + (not ok)
+        self._records[name] = replace(old, at=now, since=since, answer=answer, delivered=delivered_, failed=failed)
         self.queue.keep("records", {each: asdict(record) for each, record in self._records.items()})
         if ok and old.since is not None:
             log.info("target_reached", target=name, answer=answer)

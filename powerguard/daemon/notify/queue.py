@@ -16,7 +16,7 @@ from typing import Any, Final
 
 import structlog
 
-from powerguard.daemon.journal.journal import Executor, in_thread
+from powerguard.daemon.journal.journal import Executor, WorkerThread, in_thread
 from powerguard.daemon.journal.sqlite import (
     BUSY_S,
     UNREADABLE,
@@ -147,8 +147,8 @@ class File:
 class Queue:
     """All methods belong to the event loop's thread; none blocks it, none raises."""
 
-    def __init__(self, path: Path, writer: Executor, wall: Callable[[], float]) -> None:
-        """Touch nothing yet."""
+    def __init__(self, path: Path, writer: Executor | None, wall: Callable[[], float]) -> None:
+        """Touch nothing yet. writer: None: a thread that `load` starts."""
         self.file = File(path)
         self.lost = 0
         self.trouble = ""
@@ -166,6 +166,7 @@ class Queue:
 
     async def load(self) -> Mapping[str, Any]:
         """Take in what the file holds; return what `keep` has kept. A disk that is silent holds nobody up."""
+        self._writer = self._writer or WorkerThread("powerguard-messages")
         loading = in_thread(self._writer, self.file.load)
         loading.add_done_callback(lambda ended: ended.exception())
         try:
@@ -264,7 +265,9 @@ class Queue:
     # --- Writing ------------------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        if self._writing is not None or self._retry is not None or not (self._ops or self._whole):
+        if self._writer is None or self._writing is not None or self._retry is not None:
+            return
+        if not (self._ops or self._whole):
             return
         ops, self._ops = (self._all() if self._whole else self._ops), []
         self._whole = False
@@ -308,6 +311,8 @@ class Queue:
 
     async def close(self, limit_s: float) -> None:
         """Bring out what was not written yet, for at most limit_s."""
+        if self._writer is None:
+            return
         if self._retry is not None:
             self._retry.cancel()
             self._retry = None

@@ -3,13 +3,13 @@
 import asyncio
 import errno
 import json
-import os
 import socket
 import ssl
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Mapping, Sequence
 from datetime import UTC, datetime
+from pathlib import PurePath
 from typing import Any, Final
 from urllib.parse import urljoin, urlsplit
 
@@ -20,7 +20,7 @@ from powerguard.daemon.journal.journal import WorkerThread, in_thread
 from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, error_in, first_line, redact
 from powerguard.daemon.notify.child import REDIRECTED
 from powerguard.daemon.notify.hearing import Message
-from powerguard.effectors.child import Spawn, clean_environment
+from powerguard.effectors.child import Ended, Spawn, clean_environment
 from powerguard.options import Secret, SecretError
 from powerguard.settings.notify import (
     JSON,
@@ -60,7 +60,12 @@ class DeliveryError(Exception):
 
 
 class Target(ABC):
-    """Somebody who gets messages. Blocking work (secrets, names, certificates) has a thread, which may hang."""
+    """Somebody who gets messages. Blocking work (secrets, names, certificates) has a thread, which may hang.
+
+    folds: it gets the messages of an outage that are late as one.
+    """
+
+    folds = True
 
     def __init__(self, name: str) -> None:
         self.name = name
@@ -248,6 +253,8 @@ class Webhook(_Http):
 class Alertmanager(_Http):
     """Kind `alertmanager`: an alert begins, is sent again while it stands, and is ended."""
 
+    folds = False
+
     def __init__(
         self, name: str, options: AlertmanagerOptions, wall: Callable[[], float], standing: Mapping[str, Message]
     ) -> None:
@@ -308,17 +315,45 @@ def _iso(at: float) -> str:
     return datetime.fromtimestamp(at, UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z")
 
 
-class Child(Target):
-    """Kinds `mail` and `apprise`: one child for each message, killed at its limit."""
+class Program(Target):
+    """Kind `command`: a program that gets the message on its stdin, and is killed at its limit."""
 
-    def __init__(self, name: str, options: MailOptions | AppriseOptions, spawn: Spawn) -> None:
+    def __init__(self, name: str, options: CommandOptions | MailOptions | AppriseOptions, spawn: Spawn) -> None:
         super().__init__(name)
         self._options = options
         self._spawn = spawn
 
     async def deliver(self, message: Message) -> str:
+        argv = self._options.command if isinstance(self._options, CommandOptions) else CHILD
+        ended = await self._run(argv, message.plain(), clean_environment())
+        line = first_line(ended.stdout or ended.stderr)
+        answer = f"exit status {ended.returncode}" + (f": {line}" if line else "")
+        if ended.returncode != 0:
+            raise DeliveryError(answer)
+        return answer
+
+    async def _run(self, argv: Sequence[str], request: Mapping[str, Any], env: Mapping[str, str]) -> Ended:
+        body = json.dumps(request, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n"
+        limit_s = self._options.limit_s
+        try:
+            ended = await self._spawn(argv, limit_s=limit_s, stdin=body, env=env)
+        except OSError as error:
+            msg = f"{PurePath(argv[0]).name}: {error.strerror}"
+            raise DeliveryError(msg) from None
+        if ended.timed_out:
+            msg = f"no answer within {limit_s:g} s"
+            raise DeliveryError(msg)
+        return ended
+
+
+class Child(Program):
+    """Kinds `mail` and `apprise`: a child of our own for each message."""
+
+    async def deliver(self, message: Message) -> str:
         options = self._options
-        key, secret = ("password", options.password) if isinstance(options, MailOptions) else ("url", options.url)
+        key, secret = ("url", options.url) if isinstance(options, AppriseOptions) else ("password", None)
+        if isinstance(options, MailOptions):
+            secret = options.password
         self.secrets.clear()
         request = {
             "kind": options.kind,
@@ -327,16 +362,7 @@ class Child(Target):
             "options": options.model_dump(mode="json"),
             "secret": None if secret is None else await self.read(key, secret),
         }
-        try:
-            ended = await self._spawn(
-                CHILD, limit_s=options.limit_s, stdin=json.dumps(request).encode(), env=self._environment()
-            )
-        except OSError as error:
-            msg = f"its process cannot be started ({error.strerror})"
-            raise DeliveryError(msg) from None
-        if ended.timed_out:
-            msg = f"no answer within {options.limit_s:g} s"
-            raise DeliveryError(msg)
+        ended = await self._run(CHILD, request, self._environment())
         try:
             told = json.loads(ended.stdout)
             ok, answer, refused = bool(told["ok"]), redact(str(told["answer"]), self.secrets), bool(told["refused"])
@@ -348,37 +374,13 @@ class Child(Target):
         return answer
 
     def _environment(self) -> dict[str, str]:
+        """Return the child's environment; how Apprise's requests is told of a proxy and of authorities."""
         kept = {name: value for name, value in clean_environment().items() if not name.lower().endswith("_proxy")}
-        if isinstance(self._options, AppriseOptions) and self._options.proxy is not None:
-            kept |= {"HTTP_PROXY": self._options.proxy, "HTTPS_PROXY": self._options.proxy}
-        if self._options.ca_file is not None:
-            kept["REQUESTS_CA_BUNDLE"] = self._options.ca_file
+        if isinstance(self._options, AppriseOptions):
+            proxy, ca_file = self._options.proxy, self._options.ca_file
+            kept |= {} if proxy is None else {"HTTP_PROXY": proxy, "HTTPS_PROXY": proxy}
+            kept |= {} if ca_file is None else {"REQUESTS_CA_BUNDLE": ca_file}
         return kept
-
-
-class Command(Target):
-    """Kind `command`."""
-
-    def __init__(self, name: str, options: CommandOptions, spawn: Spawn) -> None:
-        super().__init__(name)
-        self._options = options
-        self._spawn = spawn
-
-    async def deliver(self, message: Message) -> str:
-        body = json.dumps(message.plain(), ensure_ascii=False).encode() + b"\n"
-        try:
-            ended = await self._spawn(self._options.command, limit_s=self._options.limit_s, stdin=body)
-        except OSError as error:
-            msg = f"{os.path.basename(self._options.command[0])}: {error.strerror}"  # noqa: PTH119 - text, not a path
-            raise DeliveryError(msg) from None
-        if ended.timed_out:
-            msg = f"no answer within {self._options.limit_s:g} s"
-            raise DeliveryError(msg)
-        line = first_line(ended.stdout or ended.stderr)
-        answer = f"exit status {ended.returncode}" + (f": {line}" if line else "")
-        if ended.returncode != 0:
-            raise DeliveryError(answer)
-        return answer
 
 
 def make(
@@ -394,7 +396,7 @@ def make(
         case AlertmanagerOptions():
             return Alertmanager(name, options, wall, standing)
         case CommandOptions():
-            return Command(name, options, spawn)
+            return Program(name, options, spawn)
         case MailOptions() | AppriseOptions():
             return Child(name, options, spawn)
 

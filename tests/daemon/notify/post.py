@@ -98,7 +98,7 @@ async def post(
     messenger = Messenger(made, path, host="gpu-01.example", spawn=run_child, wall=clock, writer=writer)
     task = asyncio.get_running_loop().create_task(messenger.run(scene()))
     try:
-        await settled(lambda: messenger._loaded)
+        await settled(lambda: messenger._loaded or not made.targets)
         yield Post(messenger, clock, task)
     finally:
         task.cancel()

@@ -110,3 +110,25 @@ async def test_an_url_that_apprise_does_not_know_is_told_without_it(tmp_path: Pa
             False,
             "its URL is not one that Apprise understands",
         )
+
+
+async def test_a_webhook_goes_through_the_proxy_too(services: Services, tmp_path: Path) -> None:
+    """Many GPU hosts reach the Internet only so; the certificate is still the service's own."""
+    template = tmp_path / "slack.json"
+    template.write_text('{"text": "*$title*\\n$text"}', encoding="utf-8")
+    hook = {
+        "kind": "webhook",
+        "url": secret(
+            tmp_path, "hook", "https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"
+        ),
+        "template": str(template),
+        "proxy": services.proxy,
+        "ca_file": str(services.authority.pem),
+    }
+    async with post(options(chat=hook), tmp_path) as made:
+        made.hear(*began())
+        await made.until(lambda: made.view("chat").delivered)
+    ((host, body),) = services.taken
+    assert host == "hooks.slack.com"
+    assert isinstance(body, dict)
+    assert body["text"].startswith("*gpu-01: on battery*\nUtility power failed")

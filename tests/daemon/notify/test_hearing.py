@@ -51,7 +51,7 @@ def test_an_outage_is_told_step_by_step() -> None:
         ("outage_began", "outage:o1", "begin", "warning"),
         ("emergency_checkpoint", "outage:o1", "event", "warning"),
         ("shutdown", "power_off:o1", "begin", "error"),
-        ("host_returned", "power_off:o1", "end", "error"),
+        ("host_returned", "power_off:o1", "end", "info"),
         ("clean_shutdown", "outage:o1", "end", "info"),
     ]
     assert all(is_wanted(each, "none") for each in told)

@@ -1,5 +1,7 @@
 """Mail to a real SMTP server (aiosmtpd) with STARTTLS, and the program of one's own."""
 
+import asyncio
+import contextlib
 import email
 import json
 import ssl
@@ -151,6 +153,28 @@ async def test_nobody_there(authority: Authority, tmp_path: Path) -> None:
     async with post(options(ops=mail(free_port(), tmp_path, authority)), tmp_path) as made:
         told = "no mail server answers (Connection refused)"
         assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, told)}
+
+
+async def test_a_server_that_drips_is_left_at_the_limit(authority: Authority, tmp_path: Path) -> None:
+    """A byte a second: each read succeeds, and the whole never ends. The child is killed, and none is left."""
+
+    gone = asyncio.Event()
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            for byte in b"220 a very slow server indeed\r\n":
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(1)
+        writer.close()
+        gone.set()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        async with post(options(ops=mail(port, tmp_path, authority, limit_s=3)), tmp_path) as made:
+            assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, "no answer within 3 s")}
+        await gone.wait()
 
 
 def command(*words: str, **more: object) -> dict[str, Any]:

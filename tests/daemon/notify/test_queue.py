@@ -225,3 +225,20 @@ async def test_names_of_targets_are_all_that_the_file_knows_of_them(tmp_path: Pa
     with contextlib.closing(sqlite3.connect(tmp_path / "q.sqlite")) as db:
         rows = itertools.chain.from_iterable(db.execute(f"SELECT * FROM {table}") for table in ("pending", "kept"))
         assert list(rows) == [("ops-chat", 1)]
+
+
+async def test_without_a_target_the_disk_is_left_alone(tmp_path: Path) -> None:
+    """A host that tells nobody pays nothing; a reload that names the first target begins the queue."""
+    async with post(options(), tmp_path) as made:
+        made.hear(*began())
+        assert list_of(tmp_path) == []
+        target = {"kind": "command", "command": ["/bin/sh", "-c", f"cat >> {tmp_path / 'got'}"], "limit_s": 5}
+        made.messenger.use(options(own=target))
+        await settled(lambda: made.messenger._loaded)
+        made.hear(*began("o2"), outage="o2")
+        await made.until(lambda: made.view("own").delivered == 1)
+    assert json.loads((tmp_path / "got").read_text(encoding="utf-8"))["outage"] == "o2"
+
+
+def list_of(folder: Path) -> list[Path]:
+    return list(folder.iterdir())

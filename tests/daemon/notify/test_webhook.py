@@ -258,18 +258,17 @@ async def test_begin_and_end_that_are_late_become_one(receiver: Receiver, tmp_pa
         together, late = receiver.messages
         assert together["event"] == "clean_shutdown"
         assert [each in together["text"] for each in ("on battery", "is back", "training resumed")] == [True] * 3
-        assert together["level"] == "error"
+        assert together["level"] == "warning"
         assert "could not be delivered before" in late["text"]
 
 
 async def test_what_a_target_refuses_for_an_hour_is_dropped(receiver: Receiver, tmp_path: Path) -> None:
     """A message that is poison must not hold up the others for ever."""
     clock = Clock()
-    answers = iter([web.Response(status=400), web.Response(status=400)])
-    receiver.answer = lambda: next(answers, web.Response())
+    receiver.answer = lambda: web.Response(status=400 if "poison" in receiver.bodies[-1] else 200)
     async with post(options(hook=hook(receiver, tmp_path)), tmp_path, clock) as made:
-        made.hear(note("overload_raised", Level.ERROR))
-        await made.until(lambda: made.view("hook").failed == 1)
+        made.hear(note("overload_raised", Level.ERROR, "poison"))
+        await made.until(lambda: made.view("hook").failed >= 1)
         clock.ahead_s += 3700.0
         made.hear(note("way_blocked", because="next"))
         await made.until(lambda: made.view("hook").delivered == 1)
