@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import sys
 import time
 from collections.abc import AsyncIterator
 
@@ -91,6 +92,17 @@ def taken_by_own(world: Rig) -> list[str]:
     return (world.folder / "got").read_text(encoding="utf-8").splitlines()
 
 
+async def notify_test(world: Rig) -> str:
+    """Ask the daemon for a test message, as an operator does."""
+    words = ("notify", "test", "--socket", str(world.socket))
+    process = await asyncio.create_subprocess_exec(
+        sys.executable, "-P", "-m", "powerguard", *words, stdout=asyncio.subprocess.PIPE
+    )
+    out, _ = await process.communicate()
+    assert process.returncode == 0, out
+    return out.decode()
+
+
 async def test_targets_that_hang_cost_nothing_and_get_everything_after_the_boot() -> None:
     """200 messages wait and every target hangs: the power-off word comes in time. Then they arrive, in order."""
     bodies: list[dict[str, object]] = []
@@ -130,6 +142,8 @@ async def test_targets_that_hang_cost_nothing_and_get_everything_after_the_boot(
             await world.note("outage_ended", outage=outage)
             for name in ("hook", "own"):
                 await world.metric_becomes(f'powerguard_messages_queued{{target="{name}"}}', 0.0)
+            asked = await notify_test(world)
+            assert asked.splitlines() == ["hook: delivered: 200 ok", "own: delivered: exit status 0"]
         got = [json.loads(line) for line in taken_by_own(world)]
         for taken in (bodies, got):
             events = [str(each["event"]) for each in taken]

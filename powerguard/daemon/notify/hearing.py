@@ -137,7 +137,7 @@ class Hearing:
             case "host_returned":
                 return self._story("host_returned", "end", note, heard, numbers)
             case "outage_ended":
-                off = self.end(f"power_off:{heard.outage}", "", heard.wall)
+                off = self.end(f"power_off:{heard.outage}", "it was only recorded", heard.wall)
                 return [*off, *self._story(str(numbers.get("outcome")), "end", note, heard, numbers)]
             case "phase_changed":
                 return []
@@ -160,7 +160,8 @@ class Hearing:
             return f"alarm:{event.removesuffix('_raised')}", "begin"
         if event in _PAIRS.values():
             return _pair_key(event, numbers), "begin"
-        return ":".join(["event", event, *(str(numbers[each]) for each in _WHOSE if numbers.get(each))]), "event"
+        whose = (str(numbers[each]) for each in _WHOSE if numbers.get(each))
+        return ":".join(["event", event, *whose])[:200], "event"
 
     def _story(self, name: str, status: str, note: Note, heard: Heard, numbers: Mapping[str, Any]) -> list[Message]:
         """Return a message of an outage, which every target gets. A power-off is a trouble of its own within it."""
@@ -200,7 +201,7 @@ class Hearing:
             elif key not in still:
                 told += self.end(key, "", wall)
         for key, began in list(self._muted.items()):
-            if wall - self.said.get(key, 0.0) >= AGAIN_S:
+            if not self._was_said(key, wall):
                 del self._muted[key]
                 told += self._once(replace(began, at=wall))
         return [*told, *self._sum_up(now)]
@@ -211,10 +212,10 @@ class Hearing:
         began = self.standing.pop(key, None)
         if began is None:
             return []
-        values = {"host": self.host, "name": named(self.language, key.partition(":")[2].partition(":")[0])}
-        title, text = word(self.language, "over", {**values, "because": because or "it does not stand any more"})
-        if began.story:
-            title, text = word(self.language, "outage_over", values)
+        kind, _, rest = key.partition(":")
+        name = named(self.language, kind if began.story else rest.partition(":")[0])
+        values = {"host": self.host, "name": name, "because": because or "it does not stand any more"}
+        title, text = word(self.language, "outage_over" if kind == "outage" else "over", values)
         made = replace(began, id=self._id(wall), at=wall, status="end", title=title, text=text, because=because)
         return [made] if self._passes(made) else []
 
@@ -272,14 +273,14 @@ class Hearing:
 
     def _once(self, made: Message) -> list[Message]:
         """Return it, unless the same trouble was told in the last hour; one that stands is then told later."""
-        if made.at - self.said.get(made.key, -AGAIN_S) < AGAIN_S:
+        if self._was_said(made.key, made.at):
             self._repeats[made.key] += 1
             if made.status == "begin":
                 self._muted[made.key] = made
             return []
         if not self._passes(made):
             return []
-        self.said = {key: at for key, at in self.said.items() if made.at - at < AGAIN_S}
+        self.said = {key: at for key, at in self.said.items() if self._was_said(key, made.at)}
         self.said[made.key] = made.at
         if count := self._repeats.pop(made.key, 0):
             title, text = word(self.language, "again", {"title": made.title, "text": made.text, "count": count})
@@ -287,6 +288,10 @@ class Hearing:
         if made.status == "begin":
             self.standing[made.key] = made
         return [made]
+
+    def _was_said(self, key: str, wall: float) -> bool:
+        """Say whether it was told in the last hour; a clock that was set back counts as another day."""
+        return key in self.said and 0.0 <= wall - self.said[key] < AGAIN_S
 
     def _passes(self, made: Message) -> bool:
         if self._buckets[made.story].take(made.at):

@@ -21,7 +21,7 @@ import structlog
 
 from powerguard.core.model.actions import Note
 from powerguard.core.model.state import State
-from powerguard.daemon.attempt import keep_running
+from powerguard.daemon.attempt import keep_running, rest
 from powerguard.daemon.journal.journal import Executor
 from powerguard.daemon.notify.hearing import (
     Heard,
@@ -33,7 +33,7 @@ from powerguard.daemon.notify.hearing import (
     reason_levels,
 )
 from powerguard.daemon.notify.queue import Queue
-from powerguard.daemon.notify.targets import RESEND_S, DeliveryError, Target, delivered, make
+from powerguard.daemon.notify.targets import RESEND_S, DeliveryError, Target, bounded, make
 from powerguard.daemon.observe.port import Daemon, TargetView
 from powerguard.daemon.observe.readiness import readiness
 from powerguard.effectors.child import Spawn
@@ -135,7 +135,7 @@ class Messenger:
         async def one(name: str) -> None:
             try:
                 limit = min(limit_s, self._options.targets[name].limit_s)
-                found[name] = True, await delivered(self._targets[name], message, limit)
+                found[name] = True, await bounded(self._targets[name].deliver(message), limit)
             except DeliveryError as error:
                 found[name] = False, str(error)
             self._enter(name, ok=found[name][0], answer=found[name][1])
@@ -186,9 +186,9 @@ class Messenger:
 
     async def _listen(self) -> None:
         while True:
+            self._take_heard()
             await self._wake.wait()
             self._wake.clear()
-            self._take_heard()
 
     def _take_heard(self) -> None:
         while self._heard:
@@ -211,9 +211,7 @@ class Messenger:
 
     async def _watch(self, daemon: Daemon) -> None:
         while True:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(WATCH_S):
-                    await asyncio.Event().wait()
+            await rest(WATCH_S)
             self._mode = daemon.policy.mode.value
             found = reason_levels(readiness(daemon)) | _drill(daemon)
             # Twice in a row: at the start nothing has been looked at yet, and what passes in a minute is no trouble.
@@ -225,23 +223,24 @@ class Messenger:
     # --- Delivering ---------------------------------------------------------------------------------------------------
 
     async def _serve(self, name: str) -> None:
-        rest_s, refreshed = 0.0, 0.0
+        target, limit_s = self._targets[name], self._options.targets[name].limit_s
+        rest_s = least_s = refreshed = 0.0
         while True:
-            await self._rest(name, rest_s)
-            batch = self._batch(name)
+            await self._rest(name, rest_s, least_s)
+            batch = self._batch(target)
             try:
                 if batch:
                     message = composed((each for _, each in batch), self._options.language, self._wall(), LATE_S)
-                    limit_s = self._options.targets[name].limit_s
-                    answer = await delivered(self._targets[name], message, limit_s)
-                    self._enter(name, ok=True, answer=answer)
+                    self._enter(name, ok=True, answer=await bounded(target.deliver(message), limit_s))
                     self.queue.done(name, [seq for seq, _ in batch])
                 elif self._wall() - refreshed >= RESEND_S:
-                    await self._targets[name].refresh()
+                    answer = await bounded(target.refresh(), limit_s)
                     refreshed = self._wall()
-                rest_s = 0.0
+                    if answer and (record := self._records.get(name)) is not None and record.since is not None:
+                        self._enter(name, ok=True, answer=answer)
+                rest_s = least_s = 0.0
             except DeliveryError as error:
-                rest_s = min(LONGEST_S, max(FIRST_S, 2 * rest_s, error.again_s or 0.0))
+                rest_s, least_s = min(LONGEST_S, max(FIRST_S, 2 * rest_s)), error.again_s or FIRST_S
                 self._enter(name, ok=False, answer=str(error))
                 if batch and error.refused:
                     self._give_up(name, batch, str(error))
@@ -257,33 +256,32 @@ class Messenger:
             log.error("message_dropped", target=name, because=because, title=batch[-1][1].title)
             self.queue.done(name, [seq for seq, _ in batch])
 
-    async def _rest(self, name: str, rest_s: float) -> None:
-        """Wait for the next try, or for the next message."""
+    async def _rest(self, name: str, rest_s: float, least_s: float) -> None:
+        """Wait for the next try; a new message is a reason to try sooner, but not before least_s."""
         arrived = self._arrived[name]
-        if rest_s:
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(rest_s * (1.0 + secrets.randbelow(500) / 1000.0)):
-                    await asyncio.Event().wait()
-        elif not self.queue.count(name):
-            with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(RESEND_S):
-                    await arrived.wait()
+        await rest(min(LONGEST_S, least_s))
+        most_s = min(LONGEST_S, rest_s * (1.0 + secrets.randbelow(500) / 1000.0)) - least_s
+        if not rest_s:
+            most_s = 0.0 if self.queue.count(name) else RESEND_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, most_s)):
+                await arrived.wait()
         arrived.clear()
 
-    def _batch(self, name: str) -> list[tuple[int, Message]]:
+    def _batch(self, target: Target) -> list[tuple[int, Message]]:
         """Return what goes next: a message, or all of a trouble or an outage whose begin and end are both late."""
-        waiting = self.queue.waiting(name)
+        waiting = self.queue.waiting(target.name)
         if not waiting:
             return []
         first = waiting[0][1]
-        if not self._targets[name].folds or first.status != "begin" or self._wall() - first.at < LATE_S:
+        if not target.folds or first.status != "begin" or self._wall() - first.at < LATE_S:
             return waiting[:1]
         mine = [each for each in waiting if (each[1].outage or each[1].key) == (first.outage or first.key)]
         ended = any(each.key == first.key and each.status == "end" for _, each in mine)
         return mine if ended else waiting[:1]
 
     def _enter(self, name: str, *, ok: bool, answer: str) -> None:
-        old, now = self._view(name), round(self._wall(), 3)
+        old, now = self._records.get(name) or TargetView(name=name, kind=""), round(self._wall(), 3)
         since = None if ok else (old.since or now)
         delivered_, failed = old.delivered + ok, old.failed + (not ok)
         self._records[name] = replace(old, at=now, since=since, answer=answer, delivered=delivered_, failed=failed)

@@ -38,6 +38,8 @@ APPLICATION_ID: Final = 0x70676D71
 VERSION: Final = 1
 MOST: Final = 1000
 KEEP_S: Final = 30 * 86400.0
+WRONG_CLOCK_S: Final = 3650 * 86400.0
+"""A message that seems older than this was made while the host's clock was not set yet, and is kept."""
 RETRY_S: Final = 30.0
 LOAD_S: Final = 2.0
 _TABLES: Final = (
@@ -250,8 +252,9 @@ class Queue:
     def prune(self) -> None:
         """Forget what is too old to be of use."""
         for seq, message in list(self._messages.items()):
-            if self._wall() - message.at > KEEP_S or not any(seq in owed for owed in self._pending.values()):
-                self.lost += any(seq in owed for owed in self._pending.values())
+            owed = any(seq in each for each in self._pending.values())
+            if not owed or KEEP_S < self._wall() - message.at < WRONG_CLOCK_S:
+                self.lost += owed
                 self._forget(seq)
         self._write()
 

@@ -7,7 +7,7 @@ import socket
 import ssl
 import sys
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any, Final
@@ -89,8 +89,9 @@ class Target(ABC):
         self.secrets.append(text)
         return text
 
-    async def refresh(self) -> None:  # noqa: B027 - not abstract: only an Alertmanager wants it
-        """Say again what stands. Raises DeliveryError."""
+    async def refresh(self) -> str:
+        """Say again what stands, where that is wanted; return the answer, "" for nothing. Raises DeliveryError."""
+        return ""
 
     def close(self) -> None:
         """End the thread; one that hangs is left behind."""
@@ -128,6 +129,7 @@ class _Resolver(AbstractResolver):
 class _Http(Target):
     """POST over HTTP and HTTPS: verified, without redirects to other hosts, cookies and proxies of the environment."""
 
+    answer = ""
     _tls: ssl.SSLContext | None = None
 
     async def post(
@@ -267,12 +269,10 @@ class Alertmanager(_Http):
         lasts_s = 0.0 if message.status == "end" else EVENT_S
         if message.key in self._standing and message.status != "end":
             lasts_s = self._lasts_s()
-        await self._send([self._alert(message, self._wall() + lasts_s), *self._others(message.key)])
-        return self.answer
+        return await self._send([self._alert(message, self._wall() + lasts_s), *self._others(message.key)])
 
-    async def refresh(self) -> None:
-        if alerts := self._others():
-            await self._send(alerts)
+    async def refresh(self) -> str:
+        return await self._send(alerts) if (alerts := self._others()) else ""
 
     def _others(self, but: str = "") -> list[dict[str, Any]]:
         ends = self._wall() + self._lasts_s()
@@ -301,7 +301,7 @@ class Alertmanager(_Http):
             "endsAt": _iso(ends),
         }
 
-    async def _send(self, alerts: list[dict[str, Any]]) -> None:
+    async def _send(self, alerts: list[dict[str, Any]]) -> str:
         options = self._options
         authorization = None
         self.secrets.clear()
@@ -309,6 +309,7 @@ class Alertmanager(_Http):
             authorization = await self.read("authorization", options.authorization)
         url = f"{options.url}/api/v2/alerts"
         await self.post(url, json.dumps(alerts).encode(), authorization=authorization, ca_file=options.ca_file)
+        return self.answer
 
 
 def _iso(at: float) -> str:
@@ -401,11 +402,11 @@ def make(
             return Child(name, options, spawn)
 
 
-async def delivered(target: Target, message: Message, limit_s: float) -> str:
+async def bounded(work: Awaitable[str], limit_s: float) -> str:
     """Deliver within limit_s; return what the other side said. Raises DeliveryError, in which no secret stands."""
     try:
         async with asyncio.timeout(limit_s):
-            return await target.deliver(message)
+            return await work
     except TimeoutError:
         msg = f"no answer within {limit_s:g} s"
         raise DeliveryError(msg) from None

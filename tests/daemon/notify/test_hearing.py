@@ -67,6 +67,7 @@ def test_a_rehearsed_power_off_ends_with_its_outage() -> None:
     assert all(each.text.endswith("Mode rehearse: the power-off is only recorded.") for each in told)
     told = hears.tell(*ended(outcome="rehearsed"))
     assert [(each.key, each.status) for each in told] == [("power_off:o1", "end"), ("outage:o1", "end")]
+    assert (told[0].title, told[0].text) == ("gpu-01: over: power off", "it was only recorded.")
 
 
 def test_the_same_trouble_is_told_once_an_hour() -> None:
@@ -87,6 +88,14 @@ def test_the_same_trouble_is_told_once_an_hour() -> None:
     assert (again.status, again.key) == ("begin", "alarm:overload")
     assert again.text.endswith("(It also came up 6 times in the hour before.)")
     assert [each.status for each in hears.tell(cleared)] == ["end"]
+
+
+def test_a_clock_that_is_set_back_mutes_nothing() -> None:
+    """After a power-off the host's clock may be wrong, and be set only once the network is there."""
+    hears = Listener()
+    hears.tell(note("way_blocked", way="rtc"))
+    hears.now -= 365 * 86400.0
+    assert len(hears.tell(note("way_blocked", way="rtc"))) == 1
 
 
 def test_troubles_of_different_things_are_different() -> None:

@@ -80,8 +80,9 @@ async def test_what_is_a_month_old_is_forgotten(tmp_path: Path) -> None:
     async with queue(tmp_path / "q.sqlite") as made:
         made.add(message(1, time.time() - KEEP_S - 60.0), ("a",))
         made.add(message(2), ("a",))
+        made.add(message(3, 86400.0), ("a",))  # in 1970: the clock was not set yet
     async with queue(tmp_path / "q.sqlite") as made:
-        assert titles(made, "a") == ["message 2"]
+        assert titles(made, "a") == ["message 2", "message 3"]
 
 
 async def test_a_kill_at_any_instant_loses_nothing_that_was_written(tmp_path: Path) -> None:

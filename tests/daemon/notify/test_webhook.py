@@ -4,6 +4,7 @@ import asyncio
 import json
 import logging
 import ssl
+import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -238,6 +239,19 @@ async def test_order_is_kept_and_a_failure_is_retried(receiver: Receiver, tmp_pa
         await made.until(lambda: made.view("hook").delivered == 5)
         assert [message["because"] for message in receiver.messages] == ["0", "0", "0", "1", "2", "3", "4"]
         assert (made.view("hook").failed, made.view("hook").since) == (2, None)
+
+
+async def test_a_new_message_is_a_reason_to_try_sooner(receiver: Receiver, tmp_path: Path) -> None:
+    """A target that was away for hours is asked every ten minutes; a new outage does not wait for that."""
+    receiver.answer = lambda: web.Response(status=503)
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
+        made.hear(note("overload_raised", Level.ERROR))
+        await made.until(lambda: made.view("hook").failed == 4)  # 1 + 2 + 4 s are over; the next rest is 8 s or more
+        receiver.answer = web.Response
+        began_s = time.monotonic()
+        made.hear(*began())
+        await made.until(lambda: made.view("hook").queued == 0)
+        assert time.monotonic() - began_s < 7
 
 
 async def test_begin_and_end_that_are_late_become_one(receiver: Receiver, tmp_path: Path) -> None:
