@@ -67,8 +67,6 @@ class WebhookOptions(_Target):
     template: file with the body. It may name $title, $text, $host, $event, $level, $status, $outage, $because, $mode,
         $at and $id; `$$` is a dollar sign. Not set: a JSON object with all fields.
     content_type: type of the body. In application/json the values are escaped for JSON strings.
-    answer: keys and values that the JSON answer must have, for services that report errors with status 200. Not set:
-        `errcode`, `ok` and `code` of DingTalk, WeCom, Slack and Feishu are understood.
     """
 
     kind: Literal["webhook"]
@@ -77,13 +75,6 @@ class WebhookOptions(_Target):
     template: AbsolutePath | None = Field(default=None, examples=["/etc/powerguard/slack.json"])
     content_type: str = Field(
         default=JSON, pattern=r"^[a-z]+/[A-Za-z0-9.+-]+(; ?charset=[A-Za-z0-9-]+)?$", examples=["text/plain"]
-    )
-    answer: dict[Annotated[str, Field(min_length=1, max_length=64)], bool | int | str] | None = Field(
-        default=None,
-        min_length=1,
-        max_length=8,
-        examples=[{"errcode": 0}],
-        json_schema_extra={"x-keys": "a key of the answer, such as errcode"},
     )
     proxy: PlainUrl | None = Field(default=None, description=_PROXY, examples=["http://10.0.0.3:3128"])
     ca_file: AbsolutePath | None = Field(default=None, description=_CA, examples=["/etc/powerguard/site-ca.pem"])

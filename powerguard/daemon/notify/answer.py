@@ -1,8 +1,7 @@
 """How the other side answered: its first line for people, and whether a status of success hides an error."""
 
 import json
-from collections.abc import Mapping
-from typing import Any, Final
+from typing import Final
 
 from powerguard.fields import clean_text
 
@@ -18,19 +17,17 @@ def first_line(body: bytes) -> str:
     return clean_text(text.partition("\n")[0].strip(), _LINE)
 
 
-def error_in(body: bytes, wanted: Mapping[str, Any] | None = None) -> bool:
-    """Say whether an answer with a status of success reports an error all the same. wanted: of the settings.
+def error_in(body: bytes) -> bool:
+    """Say whether an answer with a status of success reports an error all the same.
 
     DingTalk and WeCom: `errcode` is not 0. Feishu and Lark: `code` is not 0, with `msg`. Slack's API: `ok` is false.
     """
     try:
         told = json.loads(body)
     except (ValueError, RecursionError):
-        return wanted is not None
+        return False
     if not isinstance(told, dict):
-        return wanted is not None
-    if wanted is not None:
-        return any(told.get(key) != value or type(told.get(key)) is not type(value) for key, value in wanted.items())
+        return False
     if told.get("errcode") not in _GOOD or told.get("ok") is False:
         return True
     return "msg" in told and told.get("code") not in _GOOD

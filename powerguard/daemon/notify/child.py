@@ -15,11 +15,11 @@ import sys
 from email.message import EmailMessage
 from email.utils import format_datetime
 from typing import Any, Final
-from urllib.parse import urljoin, urlsplit
+from urllib.parse import urlsplit
 
 from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, error_in, first_line
 
-REDIRECTED: Final = "redirects to another host: not followed"
+REDIRECTED: Final = "redirects elsewhere: not followed (store the new address)"
 Result = dict[str, object]
 
 
@@ -106,7 +106,6 @@ def apprise(request: dict[str, Any]) -> Result:
         return _failed("apprise is not installed (pip install 'powerguard[apprise]')")
     logging.disable(logging.CRITICAL)
     seen: list[Any] = []
-    foreign: list[bool] = []
     send = requests.Session.send
 
     def watched(session: Any, prepared: Any, **keywords: Any) -> Any:  # noqa: ANN401 - the library's
@@ -118,8 +117,6 @@ def apprise(request: dict[str, Any]) -> Result:
         answer = send(session, prepared, **keywords)
         seen.append(answer)
         if answer.is_redirect:
-            there = urljoin(prepared.url, answer.headers["location"])
-            foreign.append(urlsplit(there).netloc != urlsplit(prepared.url).netloc)
             answer.status_code = 502  # not followed, so not delivered
         elif answer.ok and error_in(answer.content[:MAX_ANSWER_BYTES]):
             answer.status_code = 422
@@ -142,7 +139,7 @@ def apprise(request: dict[str, Any]) -> Result:
             "refused": False,
         }
     last = seen[-1]
-    if foreign and foreign[-1]:
+    if 300 <= last.raw.status < 400:
         return _failed(REDIRECTED, refused=True)
     line = f"{last.raw.status} {first_line(last.content)}".strip()
     status = last.raw.status

@@ -109,7 +109,6 @@ class Hearing:
         self.said: dict[str, float] = {}
         self._wall = wall
         self._muted: dict[str, Message] = {}
-        self._repeats: Counter[str] = Counter()
         self._buckets = {True: _Bucket(), False: _Bucket()}
         self.left_out: Counter[str] = Counter()
         self._number = 0
@@ -274,7 +273,6 @@ class Hearing:
     def _once(self, made: Message) -> list[Message]:
         """Return it, unless the same trouble was told in the last hour; one that stands is then told later."""
         if self._was_said(made.key, made.at):
-            self._repeats[made.key] += 1
             if made.status == "begin":
                 self._muted[made.key] = made
             return []
@@ -282,9 +280,6 @@ class Hearing:
             return []
         self.said = {key: at for key, at in self.said.items() if self._was_said(key, made.at)}
         self.said[made.key] = made.at
-        if count := self._repeats.pop(made.key, 0):
-            title, text = word(self.language, "again", {"title": made.title, "text": made.text, "count": count})
-            made = replace(made, title=title, text=text)
         if made.status == "begin":
             self.standing[made.key] = made
         return [made]

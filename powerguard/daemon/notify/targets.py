@@ -11,7 +11,6 @@ from collections.abc import Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from pathlib import PurePath
 from typing import Any, Final
-from urllib.parse import urljoin, urlsplit
 
 import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
@@ -43,7 +42,6 @@ AWAY_S: Final = 86400.0
 """The same while the host is powered off and cannot send."""
 EVENT_S: Final = 900.0
 """How long an alert of something that only happened stands."""
-_REDIRECTS: Final = 3
 _SEVERITY: Final = {"error": "critical", "warning": "warning", "info": "info"}
 
 
@@ -155,34 +153,27 @@ class _Http(Target):
             async with aiohttp.ClientSession(
                 connector=connector, cookie_jar=aiohttp.DummyCookieJar(), trust_env=False
             ) as session:
-                return await self._follow(session, url, body, headers, proxy)
+                return await self._exchange(session, url, body, headers, proxy)
         except (aiohttp.ClientError, OSError, ValueError) as error:
             # From None: its text, and what it was raised from, may hold the URL.
             raise DeliveryError(_failure(error, ca_file)) from None
 
-    async def _follow(
+    async def _exchange(
         self, session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], proxy: str | None
     ) -> bytes:
-        for _ in range(_REDIRECTS):
-            async with session.post(url, data=body, headers=headers, proxy=proxy, allow_redirects=False) as told:
-                content = b""
-                async for chunk in told.content.iter_any():
-                    content += chunk
-                    if len(content) >= MAX_ANSWER_BYTES:
-                        break
-                if told.status in (307, 308):
-                    there = urljoin(url, told.headers.get("Location", ""))
-                    if urlsplit(there)[:2] != urlsplit(url)[:2]:
-                        raise DeliveryError(REDIRECTED, refused=True)
-                    url = there
-                    continue
-                self.answer = f"{told.status} {redact(first_line(content), self.secrets)}".strip()
-                if 200 <= told.status < 300:
-                    return content
-                refused = 300 <= told.status < 500 and told.status not in (408, 425, 429)
-                raise DeliveryError(self.answer, refused=refused, again_s=_seconds(told.headers.get("Retry-After")))
-        msg = "redirects again and again"
-        raise DeliveryError(msg, refused=True)
+        async with session.post(url, data=body, headers=headers, proxy=proxy, allow_redirects=False) as told:
+            content = b""
+            async for chunk in told.content.iter_any():
+                content += chunk
+                if len(content) >= MAX_ANSWER_BYTES:
+                    break
+        self.answer = f"{told.status} {redact(first_line(content), self.secrets)}".strip()
+        if 200 <= told.status < 300:
+            return content
+        if 300 <= told.status < 400:
+            raise DeliveryError(REDIRECTED, refused=True)
+        refused = told.status < 500 and told.status not in (408, 425, 429)
+        raise DeliveryError(self.answer, refused=refused, again_s=_seconds(told.headers.get("Retry-After")))
 
 
 def _seconds(text: str | None) -> float | None:
@@ -234,7 +225,7 @@ class Webhook(_Http):
             ca_file=options.ca_file,
             proxy=options.proxy,
         )
-        if error_in(content, options.answer):
+        if error_in(content):
             raise DeliveryError(self.answer, refused=True)
         return self.answer
 

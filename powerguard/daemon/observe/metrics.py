@@ -694,10 +694,6 @@ def _of_target(value: Callable[[TargetView], Number]) -> Samples:
     return samples
 
 
-def _is_up(target: TargetView) -> Number:
-    return None if target.at is None else target.since is None
-
-
 _MESSAGES: Final = (
     counter(
         "messages_delivered_total",
@@ -718,9 +714,6 @@ _MESSAGES: Final = (
         "Age of the oldest message that waits; absent without any.",
         _of_target(lambda t: t.oldest_age_s),
         "target",
-    ),
-    gauge(
-        "messages_target_up", "1 if the last delivery was taken; absent before the first.", _of_target(_is_up), "target"
     ),
 )
 

@@ -81,11 +81,11 @@ async def test_a_wrong_signature_is_told(services: Services, tmp_path: Path) -> 
         assert told["bot"] == (False, '200 {"errcode": 310000, "errmsg": "sign not match"}')
 
 
-async def test_a_redirect_to_another_host_is_not_followed(services: Services, tmp_path: Path) -> None:
+async def test_a_redirect_is_not_followed(services: Services, tmp_path: Path) -> None:
     services.refusals.append((307, ""))
     async with post(options(bot=target(services, tmp_path, "slack")), tmp_path) as made:
         told = await made.messenger.test(["bot"], 30.0)
-        assert told["bot"] == (False, "redirects to another host: not followed")
+        assert told["bot"] == (False, "redirects elsewhere: not followed (store the new address)")
 
 
 async def test_a_certificate_of_nobody_is_not_believed(services: Services, tmp_path: Path) -> None:
