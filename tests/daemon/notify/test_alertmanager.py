@@ -1,7 +1,7 @@
 """Alerts in Debian's own Alertmanager: they begin, stand, and end."""
 
 import json
-from collections.abc import AsyncIterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -11,14 +11,18 @@ import pytest
 from powerguard.core.model.actions import Level
 from powerguard.core.model.state import State
 from tests.daemon.notify.post import began, ended, note, options, post
-from tests.peers.alertmanager import alertmanager
+from tests.peers.ports import free_port
+from tests.prometheus.served import alertmanager
 
-pytestmark = pytest.mark.peer("prometheus-alertmanager")
+pytestmark = pytest.mark.peer("prometheus-alertmanager", "unshare")
+ROUTES = "route: {receiver: none}\nreceivers: [{name: none}]\n"
 
 
 @pytest.fixture
-async def url(tmp_path: Path) -> AsyncIterator[str]:
-    async with alertmanager(tmp_path) as running:
+def url(tmp_path: Path) -> Iterator[str]:
+    config = tmp_path / "alertmanager.yml"
+    config.write_text(ROUTES, encoding="utf-8")
+    with alertmanager(config, tmp_path / "alertmanager", free_port()) as running:
         yield running
 
 
