@@ -75,7 +75,7 @@ def _list(told: dict[str, Any]) -> list[str]:
             answer = f"FAILING for {duration(told['at'] - each['since'])}: {answer}"
         counts = (str(each[key]) for key in ("delivered", "failed", "queued"))
         rows.append((clean(each["name"]), clean(each["kind"]), *counts, answer))
-    trouble = [f"the queue is in memory only: {clean(told['trouble'])}"] if told["trouble"] else []
+    trouble = [f"messages may be lost: {clean(told['trouble'])}"] if told["trouble"] else []
     return [*table(rows), *trouble]
 
 

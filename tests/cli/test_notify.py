@@ -132,7 +132,7 @@ def test_status_mentions_a_target_that_fails() -> None:
     assert status(soon)["reasons"] == status(scene())["reasons"]
     lost = scene()
     lost.messages_trouble = "/var/lib/powerguard/messages.sqlite: disk full"
-    assert "messages_in_memory" in json.dumps(status(lost)["reasons"])
+    assert "messages_at_risk" in json.dumps(status(lost)["reasons"])
 
 
 def settings(targets: dict[str, Any]) -> Settings:

@@ -6,6 +6,7 @@ from typing import Final
 from powerguard.fields import clean_text
 
 MAX_ANSWER_BYTES: Final = 4096
+REDIRECTED: Final = "redirects elsewhere: not followed (store the new address)"
 _LINE: Final = 160
 _GOOD: Final = (0, 200, "0", "200", "ok", None)
 _REDACTED: Final = "[redacted]"

@@ -14,12 +14,11 @@ import ssl
 import sys
 from email.message import EmailMessage
 from email.utils import format_datetime
-from typing import Any, Final
+from typing import Any
 from urllib.parse import urlsplit
 
-from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, error_in, first_line
+from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, REDIRECTED, error_in, first_line
 
-REDIRECTED: Final = "redirects elsewhere: not followed (store the new address)"
 Result = dict[str, object]
 
 

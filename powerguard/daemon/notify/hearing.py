@@ -31,7 +31,7 @@ _TOLD_ELSEWHERE: Final = frozenset(
 _WHOSE: Final = ("ups", "source", "trainer", "way", "action", "drill")
 WATCHED: Final = frozenset(
     {"journal_in_memory", "history_lost", "no_power_off", "policy_unverified", "settings_rejected"}
-    | {"trainer_stranger", "source_troubled", "messages_in_memory", "table_contradicted", "undersized"}
+    | {"trainer_stranger", "source_troubled", "messages_at_risk", "table_contradicted", "undersized"}
 )
 """Reasons of `readiness` that no note of the core tells."""
 

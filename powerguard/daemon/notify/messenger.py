@@ -108,8 +108,8 @@ class Messenger:
 
     @property
     def trouble(self) -> str:
-        """Why messages are in memory only; "" while they are on disk."""
-        return self.queue.trouble
+        """Why messages may be lost; "" while they are on disk, and there is room for more."""
+        return self.queue.trouble or self.queue.full
 
     def views(self) -> tuple[TargetView, ...]:
         """Return how each target is."""

@@ -153,6 +153,8 @@ class Queue:
         """Touch nothing yet. writer: None: a thread that `load` starts."""
         self.file = File(path)
         self.lost = 0
+        self.full = ""
+        """That messages were dropped because too many wait; "" again once fewer do."""
         self.trouble = ""
         """Why messages are in memory only; "" while they are on disk."""
         self._writer = writer
@@ -208,7 +210,10 @@ class Queue:
             self._pending.setdefault(name, {})[self._seq] = None
             self._ops.append((_OWE, (name, self._seq)))
         while len(self._messages) > MOST:
+            if not self.full:
+                log.error("messages_dropped", because=f"{MOST} messages wait, which is all that is kept")
             self.lost += 1
+            self.full = f"{MOST} messages wait, and {self.lost} older ones were dropped"
             self._forget(next(iter(self._messages)))
         self._write()
 
@@ -232,6 +237,7 @@ class Queue:
             self._ops.append(("DELETE FROM pending WHERE target = ? AND seq = ?", (target, seq)))
             if not any(seq in owed for owed in self._pending.values()):
                 self._forget(seq)
+        self.full = self.full if len(self._messages) >= MOST else ""
         self._write()
 
     def keep(self, name: str, value: object) -> None:

@@ -16,8 +16,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from powerguard.daemon.journal.journal import WorkerThread, in_thread
-from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, error_in, first_line, redact
-from powerguard.daemon.notify.child import REDIRECTED
+from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, REDIRECTED, error_in, first_line, redact
 from powerguard.daemon.notify.hearing import Message
 from powerguard.effectors.child import Ended, Spawn, clean_environment
 from powerguard.options import Secret, SecretError

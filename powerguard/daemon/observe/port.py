@@ -322,7 +322,7 @@ class Daemon(Protocol):
 
     @property
     def messages_trouble(self) -> str:
-        """Why the queue of messages is not on disk; "" while it is."""
+        """Why messages that were not delivered may be lost; "" while they are on disk."""
         ...
 
     @property

@@ -56,7 +56,7 @@ WARNINGS: Final = {
     "policy_unverified": "the BMC's power restore policy is not verified: the host may stay off when power returns",
     "no_bmc": "no BMC is configured: the host may stay off when power returns",
     "journal_in_memory": "the journal cannot be written: a restart of the daemon would forget an outage",
-    "messages_in_memory": "the queue of messages cannot be written: a power-off would lose what was not delivered",
+    "messages_at_risk": "messages that were not delivered are dropped, or would be lost at a power-off",
     "messages_failing": "a target of messages is not reached",
     "history_lost": "the journal could not give back all that earlier runs had written",
     "settings_rejected": "the newest settings were rejected; the old ones apply",
@@ -99,7 +99,7 @@ FIXES: Final = {
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
     "no_bmc": "set bmc (kind: auto), or set always-on in the BIOS, which is then not checked",
     "journal_in_memory": "free the disk that holds the journal, or mount it writable",
-    "messages_in_memory": "free the disk that holds messages.sqlite beside the journal, or mount it writable",
+    "messages_at_risk": "free the disk (messages.sqlite beside the journal), or mend the target that takes nothing",
     "messages_failing": "powerguard notify test",
     "history_lost": "repeat the drill (`powerguard drill`); this message ends with the daemon's next start",
     "settings_rejected": "powerguard config validate",
@@ -342,7 +342,7 @@ def _of_messages(daemon: Daemon) -> list[Reason]:
     """Messages that do not arrive, or would not survive a power-off."""
     found: list[Reason] = []
     if daemon.messages_trouble:
-        found.append(_reason("messages_in_memory", daemon.messages_trouble))
+        found.append(_reason("messages_at_risk", daemon.messages_trouble))
     for target in daemon.message_targets:
         if target.since is not None and daemon.wall() - target.since > UNREACHED_S:
             detail = f"{target.name}: {target.answer}"

@@ -72,8 +72,11 @@ async def test_a_thousand_are_kept_and_the_oldest_go(tmp_path: Path) -> None:
         for number in range(MOST + 7):
             made.add(message(number), ("a",))
         assert (made.count("a"), made.lost, titles(made, "a")[0]) == (MOST, 7, "message 7")
+        assert made.full == "1000 messages wait, and 7 older ones were dropped"
+        made.done("a", [8])
+        assert made.full == ""
     async with queue(tmp_path / "q.sqlite") as made:
-        assert (made.count("a"), titles(made, "a")[0]) == (MOST, "message 7")
+        assert (made.count("a"), titles(made, "a")[0]) == (MOST - 1, "message 8")
 
 
 async def test_what_is_a_month_old_is_forgotten(tmp_path: Path) -> None:
