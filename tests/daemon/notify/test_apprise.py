@@ -8,13 +8,7 @@ from typing import Any
 import pytest
 
 from tests.daemon.notify.post import began, options, post, secret
-from tests.peers import absent
 from tests.peers.chat import Services
-
-try:
-    import apprise as _  # noqa: F401 - whether it is installed
-except ImportError:
-    absent("apprise")
 
 URLS = {
     "dingtalk": ("dingtalk://abc123token/", "oapi.dingtalk.com"),
