@@ -108,29 +108,39 @@ value comes from.
 def render() -> str:
     """Return the page."""
     schema = json_schema()
-    explainer = Explainer(schema)
-    parts = [_HEAD, _section(explainer, "", schema, 2)]
-    return "\n".join(parts)
+    return "\n".join([_HEAD, _Page(Explainer(schema)).section("", schema, 2)])
 
 
-def _section(explainer: Explainer, path: str, node: Node, depth: int, about: str = "") -> str:
-    """Render one map of settings and, after it, the maps inside it. about: its words, if the map above has none."""
-    title = f"`{path}`" if path else "Top level"
-    lines = [f"{'#' * min(depth, 4)} {title}", ""]
-    if about:
-        lines += [about, ""]
-    inner: list[tuple[str, Node, str]] = []
-    required = node.get("required", [])
-    for name, field in node["properties"].items():
-        if name == "kind" and path.endswith(")"):  # the title says it
-            continue
-        full = explainer.resolve(field)
-        allowed = ", ".join(part for part in (_allowed(explainer, field), _default(name, full, required)) if part)
-        lines.append(f"- `{name}` ({allowed}): {_line(full.get('description', ''))}")
-        for inner_path, below in _below(explainer, f"{path}.{name}" if path else name, full):
-            inner.append((inner_path, below, "" if below is full else str(below.get("description", ""))))
-    lines.append("")
-    return "\n".join([*lines, *(_section(explainer, name, below, depth + 1, words) for name, below, words in inner)])
+class _Page:
+    """The sections of the page. A setting that another section of the same key has in the same words refers to it."""
+
+    def __init__(self, explainer: Explainer) -> None:
+        self._explainer = explainer
+        self._shown: dict[tuple[str, str], str] = {}
+
+    def section(self, path: str, node: Node, depth: int, about: str = "") -> str:
+        """Render one map of settings and, after it, the maps inside it. about: its words, if the map above has none."""
+        title = f"`{path}`" if path else "Top level"
+        head = [f"{'#' * min(depth, 4)} {title}", ""] + ([about, ""] if about else [])
+        lines: list[str] = []
+        inner: list[tuple[str, Node, str]] = []
+        known: dict[str, list[str]] = {}
+        for name, field in node["properties"].items():
+            if name == "kind" and path.endswith(")"):  # the title says it
+                continue
+            full = self._explainer.resolve(field)
+            parts = (_allowed(self._explainer, field), _default(name, full, node.get("required", [])))
+            line = f"- `{name}` ({', '.join(part for part in parts if part)}): {_line(full.get('description', ''))}"
+            first = self._shown.setdefault((re.split(r"[.\[]", path)[0], line), path)
+            if first == path:
+                lines.append(line)
+            else:
+                known.setdefault(first, []).append(f"`{name}`")
+            for inner_path, below in _below(self._explainer, f"{path}.{name}" if path else name, full):
+                inner.append((inner_path, below, "" if below is full else str(below.get("description", ""))))
+        references = [f"- {', '.join(names)}: as in `{place}`." for place, names in known.items()]
+        deeper = (self.section(name, below, depth + 1, words) for name, below, words in inner)
+        return "\n".join([*head, *references, *lines, "", *deeper])
 
 
 def _below(explainer: Explainer, path: str, node: Node) -> list[tuple[str, Node]]:
@@ -138,8 +148,9 @@ def _below(explainer: Explainer, path: str, node: Node) -> list[tuple[str, Node]
     if node.get("title") == "Secret":
         return []
     if "discriminator" in node:
-        kinds = node["discriminator"]["mapping"]
-        return [(f"{path} (kind: {kind})", explainer.resolve({"$ref": ref})) for kind, ref in kinds.items()]
+        mapping = node["discriminator"]["mapping"]
+        kinds = [(f"{path} (kind: {kind})", explainer.resolve({"$ref": ref})) for kind, ref in mapping.items()]
+        return sorted(kinds, key=lambda each: -len(each[1]["properties"]))  # the others refer to the longest
     if "properties" in node:
         return [(path, node)]
     if node.get("type") == "array":
