@@ -102,7 +102,7 @@ def test_the_guide_shows_what_is_printed(say: Say) -> None:
     for command, output in examples:
         words = shlex.split(command.replace("\\\n", " "))
         _, out, err = say("--no-settings", *words)
-        assert (err, out[: len(output)]) == ("", output)
+        assert (err, out.startswith(output.removesuffix("...\n"))) == ("", True)
 
 
 def test_the_object_is_the_documented_one(say: Say) -> None:

@@ -333,9 +333,8 @@ _WAYS: Final = (
         "what its UPS is said to do when utility returns in the countdown: cycles, aborts, stays_off, unknown; or null",
     ),
     ("policy", "of the BMC (P), in the outage: `always-on`; `lies`: said to be, and is not; `off`"),
-    ("outages, went_off", "outages with this set, and those in which the host was off or dark"),
-    ("stranded, stranded_broken", "those in which it stayed off; of them with a way that does not do what it promises"),
-    ("stranded_seeds", "the first five of those"),
+    ("outages, went_off, stranded", "outages with this set; in which the host was off or dark; in which it stayed off"),
+    ("stranded_broken, stranded_seeds", "of these, those with a method that breaks its promise; the first five seeds"),
     (
         "back_by",
         "outages in which that switched it on; output: AC's return, after a cut that it had ordered; policy: any other",
