@@ -264,9 +264,8 @@ keeps its promises, and what it costs compared with simple rules. It needs neith
 A problem is printed with the command that plays it again. Exit 0: no invariant was violated; 1: one was. Power lost by
 planning is a figure, not a violation: `powerguard simulate --json | jq -e '.planning_dirty == 0'`.
 
-`--level core` (default) plays every decision and the journal's content. `--level loop` also runs the daemon's loop, the
-bulkhead, the journal on disk and the power-on methods, and kills the daemon between any two turns. Time, sources and
-effectors are simulated in both; `powerguard demo` uses real network connections.
+`--level loop` also runs the daemon's loop, the journal on disk and the power-on methods, and kills the daemon between
+any two turns. Time, sources and effectors are simulated; `powerguard demo` uses real network connections.
 
 ## Words
 
