@@ -32,7 +32,9 @@ from powerguard.core.model.actions import (
     ContinueTrainer,
     Detail,
     DisarmWay,
+    DrainNode,
     EnsurePolicy,
+    LeaveNode,
     PauseTrainer,
     PowerOff,
     Reboot,
@@ -40,6 +42,8 @@ from powerguard.core.model.actions import (
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
+    ReturnNode,
+    SignalJobs,
     StopTrainer,
     SyncFilesystems,
     TerminateTrainer,
@@ -70,6 +74,7 @@ from powerguard.effectors.host.filesystems import SyncEffector
 from powerguard.effectors.host.power import HostEffector
 from powerguard.effectors.options import BmcOptions, OutputOffOptions
 from powerguard.effectors.signals.effector import TRAINER_SOCKETS, SignalEffector, SignalHelper
+from powerguard.effectors.slurm.effector import SlurmEffector
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.ups_output.effector import Notes, Opening, OutputEffector
 from powerguard.options import Secret, SecretError
@@ -456,8 +461,9 @@ def _relief(
     acts: bool,
     state: Callable[[], State],
 ) -> tuple[dict[type[Action], Effector], dict[str, Runnable]]:
-    """Return who relieves the battery of load (GPU limits, signals), and what renews the leases of that."""
+    """Return what relieves the battery of load (GPU limits, signals, scheduler), and what renews the leases of that."""
     gpu = GpuEffector(settings.gpu)
+    scheduler = SlurmEffector(settings.scheduler, host=ports.host(), feeds=tuple(settings.feeding))
     sockets = {each.name: each.socket_path for each in settings.trainers}
     signals = SignalEffector(settings.signals, sockets=sockets, folder=settings.trainer_sockets or TRAINER_SOCKETS)
     watchers: dict[str, Runnable] = {}
@@ -469,7 +475,9 @@ def _relief(
     ladder: Effector = signals if acts else DryRunEffector()
     caps = dict.fromkeys((CapPower, RestorePower), power)
     stops = dict.fromkeys((StopTrainer, TerminateTrainer, ContinueTrainer), ladder)
-    return {**caps, **stops}, watchers
+    marks = dict.fromkeys((DrainNode, SignalJobs, ReturnNode), scheduler if acts else DryRunEffector())
+    leaves: Effector = scheduler if settings.mode == "armed" else DryRunEffector()  # a rehearsal ends no job
+    return {**caps, **stops, **marks, LeaveNode: leaves}, watchers
 
 
 def _unpassed(before: Settings, fresh: Settings) -> list[str]:

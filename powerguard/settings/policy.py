@@ -93,6 +93,7 @@ def _of_ups(settings: Settings, name: str, *, boot_id: str, today: date) -> Poli
         paused_load_share=budget.paused_load,
         cap_share=settings.gpu.cap_share if settings.gpu.kind == "nvml" else None,
         signals=settings.signals.kind == "helper",
+        scheduler=settings.scheduler.kind != "none",
         utility_stable_s=budget.utility_stable_s,
         stale_s=_MISSES * max(1.0, *(source.poll_s for source in ups.sources)),
         resume_charge_share=budget.resume_charge_pct / 100.0,

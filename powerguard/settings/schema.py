@@ -21,6 +21,7 @@ from powerguard.effectors.options import (
     OutputOffOptions,
     ResumeOptions,
     RtcOptions,
+    SchedulerOptions,
     SentinelOptions,
     SignalsOptions,
 )
@@ -469,6 +470,11 @@ class Settings(Options):
         default_factory=SignalsOptions,
         description="Signals to trainers that still draw power after they were asked to pause. Not set: none.",
         examples=[{"kind": "helper"}],
+    )
+    scheduler: SchedulerOptions = Field(
+        default_factory=SchedulerOptions,
+        description="The scheduler that starts jobs on this host. Not set: none.",
+        examples=[{"kind": "slurm"}],
     )
     resume: ResumeOptions = Field(
         default_factory=ResumeOptions,

@@ -34,7 +34,9 @@ from powerguard.core.model.actions import (
     Conduct,
     ContinueTrainer,
     DisarmWay,
+    DrainNode,
     EnsurePolicy,
+    LeaveNode,
     Level,
     Note,
     PauseTrainer,
@@ -45,6 +47,8 @@ from powerguard.core.model.actions import (
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
+    ReturnNode,
+    SignalJobs,
     StopTrainer,
     SyncFilesystems,
     TerminateTrainer,
@@ -97,6 +101,10 @@ KINDS: dict[str, type[Action]] = {
     "reboot": Reboot,
     "host": CheckHost,
     "bracket": RestorePolicy,
+    "drain": DrainNode,
+    "signal": SignalJobs,
+    "leave": LeaveNode,
+    "give_back": ReturnNode,
 }
 _NOTED = (
     "reff_paused_s",
@@ -120,6 +128,8 @@ _NOTED = (
     "in_s",
     "returns",
     "back_off_s",
+    "did",
+    "jobs",
 )
 
 
@@ -255,6 +265,9 @@ class Player:
             detail = {"in_s": action.in_s, **returns, **self.details.get("arm", {}), **detail}
         if isinstance(action, DisarmWay):  # Of an outage of which nobody knows, nothing is armed, unless it is said.
             detail = {"disarmed": bool(action.outage), **self.details.get("disarm", {}), **detail}
+        if isinstance(action, DrainNode | LeaveNode | ReturnNode):
+            name = next(name for name, kind in KINDS.items() if isinstance(action, kind))
+            detail = {"node": "gpu1", **self.details.get(name, {}), **detail}
         if isinstance(action, TriggerCheckpoint):
             paused = action.after is not Conduct.CONTINUE
             detail = {"step": 1000, "verified": True, "at_paused_step": paused, "paused": paused, **detail}

@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pwd
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -42,6 +43,7 @@ from powerguard.effectors.host.findings import Finding, findings
 from powerguard.effectors.host.power import DAEMON_USER
 from powerguard.effectors.signals.effector import SignalHelper
 from powerguard.effectors.signals.findings import findings as signal_findings
+from powerguard.effectors.slurm.findings import findings as slurm_findings
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.findings import crowding, ways
 from powerguard.effectors.trainer.findings import findings as checkpoint_findings
@@ -216,6 +218,7 @@ async def _live(ward: Ward) -> list[Finding]:
         ("trainers", lambda: _trainers(ward)),
         ("bmc", lambda: _bmc(ward)),
         ("gpu", lambda: gpu_findings(ward.settings.gpu)),
+        ("scheduler", lambda: slurm_findings(ward.settings.scheduler, host=socket.gethostname())),
         ("signals", lambda: signal_findings(ward.settings.signals, pausing=_pausing(ward))),
         ("host", lambda: _host(ward)),
         ("rivals", lambda: rivals.findings(armed=armed, cuts=bool(outputs_of(ward.settings)))),

@@ -51,6 +51,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "ipmi": ("powerguard-ipmi.socket", "powerguard-disarm.service"),
     "gpu": ("powerguard-gpu.socket", "powerguard-gpu-watch.path"),
     "signals": ("powerguard-signal.socket", "powerguard-signal-watch.path"),
+    "slurm": ("powerguard-slurm.socket",),
 }
 """What is enabled only where it is asked for; ipmi also where there is a BMC."""
 DAEMON: Final = "powerguard.service"
@@ -61,6 +62,7 @@ COMMANDS: Final = {
     "powerguard-gpu": "/usr/local/sbin",
     "powerguard-ipmi": "/usr/local/sbin",
     "powerguard-signal": "/usr/local/sbin",
+    "powerguard-slurm": "/usr/local/sbin",
 }
 
 

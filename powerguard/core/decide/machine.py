@@ -28,11 +28,14 @@ from powerguard.core.model.actions import (
     CheckHost,
     CheckWay,
     DisarmWay,
+    DrainNode,
     EnsurePolicy,
+    LeaveNode,
     Level,
     PauseTrainer,
     PollNow,
     PowerOff,
+    ReturnNode,
     TriggerCheckpoint,
 )
 from powerguard.core.model.events import (
@@ -81,6 +84,8 @@ LATEST_S = 1e10
 """No clock of ours says more: three hundred years after the boot."""
 LONGEST_MAINTENANCE_S = 30 * 86400.0
 _BeforeCommit = EmergencyCheckpoint | Holding | Recovery
+_TELL_THEMSELVES = PollNow | CheckWay | ArmWay | DisarmWay | CheckHost | DrainNode | LeaveNode | ReturnNode
+"""Actions whose failure is reported by another line: of the source, of the power-on method, of the gate ..."""
 _MOVES = 6
 _LAST_WORD = "utility was the last word of a UPS that is silent"
 
@@ -279,8 +284,7 @@ def _which(turn: Turn, ups: str) -> dict[str, str]:
 def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
     action, phase = outcome.action, turn.state.phase
     if isinstance(outcome, Failed):
-        # A poll that brings nothing is told by the source itself, a way back that is blocked by its own line.
-        if not isinstance(action, PollNow | CheckWay | ArmWay | DisarmWay | CheckHost):
+        if not isinstance(action, _TELL_THEMSELVES):
             kind = type(action).__name__
             turn.note("action_failed", outcome.reason, Level.ERROR, action=kind, took_s=outcome.took_s)
     elif isinstance(action, EnsurePolicy) and not isinstance(phase, Online):

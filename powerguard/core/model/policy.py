@@ -181,6 +181,8 @@ class Policy:
     charge_hold_s: utility this long after a return, and training starts whatever the charge.
     cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
     signals: a trainer that draws on after it was told to pause may be stopped, and at last ended, by signals.
+    scheduler: a scheduler starts jobs on this host, and hears of an outage. node_return_s: seconds of stable utility
+        before its node is given back, in an outage without a power-off.
     boot_id: of this boot; an outage's latch holds in its own boot only.
     mode: where it is not armed, the power-off is only recorded, the host lives, and a latch ends when utility is back.
     ways: ways back that are armed at the commit. outputs: the UPSes whose output this host, and no other, switches off.
@@ -217,6 +219,8 @@ class Policy:
     cap_dwell_s: float = 10.0
     cap_lift_s: float = 30.0
     signals: bool = False
+    scheduler: bool = False
+    node_return_s: float = 60.0
     precaution_every_s: float = 60.0
     pause_dwell_s: float = 4.0
     commit_dwell_s: float = 8.0

@@ -334,6 +334,22 @@ class Start(Obligation):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMarked(Obligation):
+    """The scheduler's node is drained or down for an outage, or may be: owed until it was given back.
+
+    drained: the order to drain has been answered. left: so has the order at the commit, which `leaving` says is given.
+    jobs: ids that were requeued. returning: it was ordered to be given back. signalled: jobs got their signal.
+    """
+
+    drained: bool = False
+    leaving: bool = False
+    left: bool = False
+    jobs: tuple[str, ...] = ()
+    returning: bool = False
+    signalled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TemporaryPolicy(Obligation):
     """The BMC's policy was changed for an outage: owed until `policy`, which the outage found, is put back."""
 
@@ -630,6 +646,11 @@ class State:
     def temporary_policy(self) -> TemporaryPolicy | None:
         """The BMC's policy that is still to be put back."""
         return next(iter(self.owing(TemporaryPolicy)), None)
+
+    @property
+    def node(self) -> NodeMarked | None:
+        """The scheduler's node of this host, while it is marked."""
+        return next(iter(self.owing(NodeMarked)), None)
 
     @property
     def armed(self) -> tuple[Armed, ...]:

@@ -1,6 +1,7 @@
 """The demo's UPS alone: `powerguard demo --ups`, for a daemon that a newcomer has started and wants to try."""
 
 import asyncio
+import os
 import sys
 
 from powerguard.clock import boottime_s
@@ -16,19 +17,25 @@ _RECHARGE_S = 120.0
 async def serve(port: int) -> None:
     """Answer SNMP v2c on 127.0.0.1 as an APC card does, until standard input ends; each line pulls or plugs.
 
-    Raises OSError if the port is taken.
+    Raises OSError if the port is taken. The loop must select: epoll takes neither a regular file nor /dev/null.
     """
     battery = UpsBattery(runtime=RUNTIME, recharge_s=_RECHARGE_S)
     ups = SimUps(battery, clock=boottime_s, load=lambda: LOAD)
-    lines = asyncio.StreamReader()
-    protocol = asyncio.StreamReaderProtocol(lines)
+    loop, stdin, ended = asyncio.get_running_loop(), sys.stdin.fileno(), asyncio.Event()
+
+    def entered() -> None:
+        read = os.read(stdin, 4096)
+        for _ in range(read.count(b"\n")):
+            ups.utility = not ups.utility
+            print(f"{'utility' if ups.utility else 'on battery'}: charge {100 * ups.charge:.0f} %", flush=True)
+        if not read:
+            ended.set()
+
     async with SnmpAgent(ups.apc_table, port=port) as agent:
-        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, sys.stdin)
+        print(f"A simulated UPS answers SNMP v2c, community public, on 127.0.0.1 port {agent.port}.")
+        print("Enter pulls the plug, and Enter again puts it back. Ctrl-D ends it.", flush=True)
+        loop.add_reader(stdin, entered)
         try:
-            print(f"A simulated UPS answers SNMP v2c, community public, on 127.0.0.1 port {agent.port}.")
-            print("Enter pulls the plug, and Enter again puts it back. Ctrl-D ends it.", flush=True)
-            while await lines.readline():
-                ups.utility = not ups.utility
-                print(f"{'utility' if ups.utility else 'on battery'}: charge {100 * ups.charge:.0f} %", flush=True)
+            await ended.wait()
         finally:
-            transport.close()
+            loop.remove_reader(stdin)
