@@ -165,6 +165,8 @@ def _allowed(explainer: Explainer, field: Node) -> str:
     node = explainer.resolve(field)
     if node.get("title") == "Secret":
         return "secret"
+    if isinstance(node.get("default"), str) and node.get("examples"):
+        return "text"  # the default is the best example
     if node.get("type") == "object" and "properties" in node:
         return "map, below"
     lengths = r" of (keys and values of )?(at most |\d+ to )\d+ (characters|items|entries)"
