@@ -1,12 +1,15 @@
 """The site that `make docs` builds: it has every page, and no link or anchor that leads nowhere."""
 
 import os
+import re
 import subprocess
 import sys
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+import pytest
+from markdown_it import MarkdownIt
 from mkdocs.config import load_config
 
 ROOT = Path(__file__).parents[2]
@@ -29,10 +32,10 @@ def test_the_navigation_names_every_page() -> None:
     assert sorted(named) == sorted(OUTSIDE.keys() | {page for page in pages if not page.startswith("decisions/0")})
 
 
-def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
-    """`--strict` makes an error of each link, anchor and page that is missing. It takes three seconds."""
-    built = subprocess.run(
-        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(tmp_path)],
+def built(folder: Path) -> "subprocess.CompletedProcess[str]":
+    """Build the site. `--strict` makes an error of each link, anchor and page that is missing."""
+    return subprocess.run(
+        [sys.executable, "-m", "mkdocs", "build", "--strict", "--quiet", "--site-dir", str(folder)],
         cwd=ROOT,
         env={**os.environ, "NO_MKDOCS_2_WARNING": "1"},
         check=False,
@@ -40,6 +43,37 @@ def test_the_site_builds_without_a_broken_link(tmp_path: Path) -> None:
         text=True,
         timeout=120,
     )
-    assert (built.returncode, built.stderr) == (0, "")
-    assert "powerguard" in (tmp_path / "index.html").read_text(encoding="utf-8")
-    assert (tmp_path / "search" / "search_index.json").stat().st_size > 100_000
+
+
+@pytest.fixture(scope="module")
+def site(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """The site. It takes three seconds."""
+    folder = tmp_path_factory.mktemp("site")
+    ended = built(folder)
+    assert (ended.returncode, ended.stderr) == (0, "")
+    return folder
+
+
+def test_the_site_has_a_home_and_a_search(site: Path) -> None:
+    assert "<h1" in (site / "index.html").read_text(encoding="utf-8")
+    assert (site / "search" / "search_index.json").stat().st_size > 100_000
+
+
+def blocks(html: str) -> dict[str, int]:
+    """Count the blocks of a page."""
+    return {tag: len(re.findall(rf"<{tag}[ >]", html)) for tag in ("li", "ol", "ul", "pre", "table")}
+
+
+def test_a_page_of_the_site_has_the_blocks_that_github_shows(site: Path) -> None:
+    """The site's Markdown wants a blank line before a list, and four spaces before what belongs to an item."""
+    wrong = {}
+    github = MarkdownIt("commonmark").enable("table")
+    for page in pages_in(load_config(str(ROOT / "mkdocs.yml")).nav):
+        source = ROOT / OUTSIDE.get(page, f"docs/{page}")
+        place = re.sub(r"(README|index)?\.md$", "", page)
+        html = (site / place / "index.html").read_text(encoding="utf-8")
+        html = re.sub(r"<nav.*?</nav>", "", html[html.index("<article") : html.index("</article>")], flags=re.DOTALL)
+        wanted = blocks(github.render(source.read_text(encoding="utf-8")))
+        if blocks(html) != wanted:
+            wrong[page] = (blocks(html), wanted)
+    assert wrong == {}
