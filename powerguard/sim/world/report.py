@@ -319,8 +319,6 @@ returns: {output_share: 0.5, hidden_share: 0.5, sentinel_share: 1.0, late_share:
           bracket_share: 0.3, fails_share: 0.1}
 ```
 
-`python -m bench simulated` and `python -m bench ways` print the tables of the [benchmarks](../benchmarks.md).
-
 ## The object
 
 [An example](simulate.json). Counts are of outages; seconds are rounded to a thousandth.
