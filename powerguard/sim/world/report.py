@@ -257,7 +257,7 @@ hang, BMCs that refuse, other programs that switch the UPS off, a daemon that is
 keeps its promises, and what it costs compared with simple rules. It needs neither settings nor root.
 
     powerguard simulate                                  # 1,000 outages with faults
-    powerguard simulate --outages 100000 --json          # also finds rare cases; up to half an hour on two cores
+    powerguard simulate --outages 100000 --json          # also finds rare cases; up to an hour on two cores
     powerguard simulate --policy nut --no-faults         # what upsmon's default rule would have done
     powerguard simulate --seed 4711 --outages 1          # one outage again, with the same result
 
