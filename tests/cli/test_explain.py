@@ -22,7 +22,7 @@ from powerguard.core.model.policy import Policy
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line, OutageRecord, history, outage, read_only
 from powerguard.daemon.journal.export import Scrub
-from powerguard.daemon.journal.recording import Recorded
+from powerguard.daemon.journal.records import Recorded
 from powerguard.daemon.journal.store import MIGRATIONS, Store
 from powerguard.daemon.loop import Loop
 from powerguard.sim.demo.story import numbers

@@ -15,9 +15,9 @@ from powerguard.core.comeback.methods import named
 from powerguard.core.model.actions import CheckWay, Way
 from powerguard.core.model.policy import Policy
 from powerguard.daemon.attempt import AbandonedTasks, attempt
+from powerguard.daemon.loop import entered
 from powerguard.daemon.observe.port import WayView
 from powerguard.daemon.observe.status import LETTERS, Layer, layers, uncovered
-from powerguard.daemon.return_watch import entered
 from powerguard.daemon.wiring import ways_of, with_ways
 from powerguard.effectors.base import WaysEffector
 from powerguard.effectors.child import Spawn, run_child

@@ -11,6 +11,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from powerguard.cli.doctor.comeback import restart_charge
+from powerguard.cli.doctor.shared import clients_findings
 from powerguard.clock import boottime_s
 from powerguard.core.model.events import Reading
 from powerguard.effectors.child import Spawn, run_child
@@ -220,8 +221,10 @@ async def apcupsd_findings(name: str, options: ApcupsdOptions, *, ups: str) -> t
     return reading, [*found, *restart_charge(name, report.restart_pct, fix)]
 
 
-async def nut_findings(name: str, options: NutOptions, *, ups: str) -> tuple[Reading | None, list[Finding]]:
-    """Look at one UPS behind upsd. The reading is None when there is none."""
+async def nut_findings(
+    name: str, options: NutOptions, *, ups: str, is_shared: bool, cuts: bool
+) -> tuple[Reading | None, list[Finding]]:
+    """Look at one UPS behind upsd. The reading is None when there is none. cuts: this host orders its output off."""
     try:
         report = await NutSource(options, ups=ups, clock=boottime_s).look()
     except LinkError as error:
@@ -241,6 +244,9 @@ async def nut_findings(name: str, options: NutOptions, *, ups: str) -> tuple[Rea
         found.append(Finding(name, "WARN", text, "set user and password, with an upsmon line in upsd.users"))
     if reading.load_pct is None and reading.watts is None:
         found.append(Finding(name, "WARN", "tells no load: counted as full", ""))
+    others = len(report.clients) - report.is_logged_in
+    if others > 0:
+        found += clients_findings(name, others, is_shared=is_shared, cuts=cuts)
     fix = f"upsrw -s battery.charge.restart=25 {options.name}@{options.host}, where its driver lets it be set"
     found += restart_charge(name, report.restart_pct, fix)
     return reading, [*found, *(Finding(name, "WARN", warning, "") for warning in report.warnings)]

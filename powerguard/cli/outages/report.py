@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from powerguard.cli.outages.facts import LATE_REBOOT
-from powerguard.cli.outages.history import UnknownOutageError, add_journal, journal_of
+from powerguard.cli.outages.history import UnknownOutageError, add_journal, cost_rows, journal_of
 from powerguard.cli.outages.picture import PHASE_WORDS, Mark, colours, timeline
 from powerguard.cli.render import Paint, clean, duration, fold, is_endless, mode_note, moment, table
 from powerguard.cli.shared import EX_CANTCREAT, EX_NOINPUT, EX_USAGE, Subparsers, fail
 from powerguard.cli.status import last_battery
 from powerguard.cli.words import PHASES, durations_in, outcome_of
+from powerguard.daemon.observe import cost
 
 
 class Section(NamedTuple):
@@ -117,6 +118,11 @@ def _section_durations(told: Mapping[str, Any]) -> Section:
     return Section("How long it took", ("part", "time"), rows, numbers=(1,))
 
 
+def _section_cost(told: Mapping[str, Any]) -> Section:
+    rows = [] if told["cost"]["lost_s"]["all"] is None else cost_rows(told["cost"])
+    return Section("What it cost", ("what", "how much"), rows, numbers=(1,))
+
+
 def _section_phases(told: Mapping[str, Any]) -> Section:
     so_far = "" if told["ended_at"] is not None else " so far"
     last = len(told["phases"]) - 1
@@ -209,9 +215,17 @@ def _afterwards(trainer: Mapping[str, Any]) -> str:
     then = {"pause": "to pause", "exit": "to exit", "continue": "trained on"}.get(str(trainer["after"]), NOT_TOLD)
     lost_s = trainer["at_risk_s"]
     risk = [f"for {duration(lost_s)} more"] if lost_s else []
-    signals = [f"{each['signal']} {_plus(each['at_s'])}" for each in trainer["signals"]]
+    signals = [f"{each['signal']} {_plus(each['at_s'])}{_effect(each)}" for each in trainer["signals"]]
     ended = [f"ended {_plus(trainer['ended_s'])}"] if trainer["ended_s"] is not None else []
     return ", ".join([" ".join([then, *risk]), *signals, *ended])
+
+
+def _effect(signal: Mapping[str, Any]) -> str:
+    """Say what a signal did to the load, by this host's own draw if that was measured."""
+    for unit, before, after in (("W", "own_before_w", "own_after_w"), ("%", "load_before_pct", "load_after_pct")):
+        if signal[before] is not None and signal[after] is not None:
+            return f" ({signal[before]:.0f} to {signal[after]:.0f} {unit})"
+    return ""
 
 
 def _section_feeds(told: Mapping[str, Any]) -> Section:
@@ -231,6 +245,7 @@ def _advice(told: Mapping[str, Any]) -> list[str]:
 def _sections(told: Mapping[str, Any], limit: int | None) -> list[Section]:
     return [
         _section_durations(told),
+        _section_cost(told),
         _section_recovery(told),
         _section_predictions(told),
         _section_trainers(told, limit),
@@ -465,6 +480,7 @@ def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa:
         "steps_lost": facts.steps_lost(told, trainers),
         "detection": facts.detection(told),
         "durations": story["durations"],
+        "cost": cost.plain(None if record.ended_wall is None else cost.of(record.figures)),
         "recovery": facts.recovery(told),
         "feeds": facts.feeds(told),
         "phases": facts.phases(told),

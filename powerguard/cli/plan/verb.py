@@ -161,6 +161,7 @@ def _steps(told: dict[str, Any]) -> list[str]:
 
 _WORDS: Final = {
     "load_now": "load",
+    "load_own": "load of this host alone",
     "load_paused": "load with training paused",
     "health": "battery health",
     "recharge_s": "recharge",
@@ -182,6 +183,7 @@ _WORDS: Final = {
     "reserve_s": "reserve",
     "stop_s": "stop, in all",
     "need_s": "needed, in all",
+    "shed_s": "earlier, for higher tiers",
     "slack_s": "slack",
     "fits": "fits",
 }

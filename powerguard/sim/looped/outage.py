@@ -13,8 +13,7 @@ from powerguard.core.model.policy import BatteryModel, Drop, Health, Learned
 from powerguard.core.model.serialisation import to_plain
 from powerguard.core.model.state import Battery, Online, State
 from powerguard.daemon.journal import JournalError, Loaded, read_all, read_only
-from powerguard.daemon.journal.recording import dump
-from powerguard.daemon.journal.records import Snapshot
+from powerguard.daemon.journal.records import Snapshot, dump
 from powerguard.daemon.journal.store import Batch, Store
 from powerguard.settings.schema import Settings
 from powerguard.sim.looped.life import EPOCH_S, TRAINER, Life
