@@ -22,7 +22,7 @@ from typing import Any, Final, Literal
 import structlog
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
-from powerguard.cli.doctor import comeback, rivals
+from powerguard.cli.doctor import comeback, rivals, shared
 from powerguard.cli.doctor.rivals import apcupsd_findings, nut_findings, trap_findings
 from powerguard.cli.recover import host_look
 from powerguard.cli.render import NOT_ARMED, Paint, clean, fold
@@ -36,13 +36,14 @@ from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
 from powerguard.daemon.observe.readiness import full_battery, of_battery
 from powerguard.daemon.wiring import outputs_of
+from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.bmc.findings import findings as bmc_findings
-from powerguard.effectors.gpu.findings import findings as gpu_findings
+from powerguard.effectors.gpu.effector import findings as gpu_findings
 from powerguard.effectors.host import findings as resume_findings
 from powerguard.effectors.host.findings import Finding, findings
 from powerguard.effectors.host.power import DAEMON_USER
 from powerguard.effectors.signals.effector import SignalHelper
-from powerguard.effectors.signals.findings import findings as signal_findings
+from powerguard.effectors.signals.effector import findings as signal_findings
 from powerguard.effectors.slurm.findings import findings as slurm_findings
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.findings import crowding, ways
@@ -144,6 +145,7 @@ class Ward:
     policy: Policy
     readings: list[Reading] = field(default_factory=list)
     trainers: list[TrainerSeen] = field(default_factory=list)
+    watts: float | None = None
     status: dict[str, Any] | None = None
     """The daemon's, which can ask what this user has no secret for; None: it does not answer."""
 
@@ -182,6 +184,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         *asyncio.run(_live(ward)),
         *_looked("way_back", lambda: _way_back(ward)),
         *_looked("budget", lambda: _budget(ward)),
+        *_looked("shared", lambda: _shared(ward)),
         *_looked("journal", lambda: [_journal(Path(ward.settings.journal.path))]),
         *_looked("host", lambda: _here(ward)),
         *_looked("daemon", lambda: _daemon(args)),
@@ -329,7 +332,9 @@ async def _ups(ward: Ward, ups: str, options: SourceOptions) -> list[Finding]:
         case SnmpOptions():
             return await _snmp(ward, ups, name, options)
         case NutOptions():
-            reading, found = await nut_findings(name, options, ups=ups)
+            mine = ward.settings.ups[ups]
+            is_shared, cuts = mine.shared is not None, mine.output_off is not None
+            reading, found = await nut_findings(name, options, ups=ups, is_shared=is_shared, cuts=cuts)
         case ApcupsdOptions():
             reading, found = await apcupsd_findings(name, options, ups=ups)
     ward.readings += [] if reading is None else [reading]
@@ -470,6 +475,7 @@ async def _bmc(ward: Ward) -> list[Finding]:
         return []  # told among the settings
     if _is_elsewhere(options.password):
         return [_bmc_of_the_daemon(ward.status)]
+    ward.watts = await BmcEffector(options).power_watts(BMC_LIMIT_S)
     return await bmc_findings(options, folder=Path(ward.settings.journal.path).parent, limit_s=BMC_LIMIT_S)
 
 
@@ -509,6 +515,14 @@ def _budget(ward: Ward) -> list[Finding]:
         )
         found.append(Finding("budget", "PASS", text))
     return found
+
+
+def _shared(ward: Ward) -> list[Finding]:
+    """Compare what the UPS carries with what this host draws."""
+    state = State()
+    for reading in ward.readings:
+        state = step(ward.policy, state, reading).state
+    return shared.findings(ward.settings, ward.policy, state, ward.watts, boottime_s())
 
 
 # --- This host ------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from powerguard.core.decide.transitions import RETRY_S, duties, move
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.energy import budget as sums
-from powerguard.core.energy import needs
+from powerguard.core.energy import needs, own
 from powerguard.core.model import outcomes
 from powerguard.core.model.actions import (
     ArmWay,
@@ -49,6 +49,7 @@ from powerguard.core.model.events import (
     ForeignStop,
     Measured,
     NetworkSeen,
+    OwnLoad,
     PoweredOn,
     Reading,
     RecoverNow,
@@ -118,8 +119,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             _take_in_reading(turn, event)
         case SourceFailed():
             _take_in_failure(turn, event)
-        case NetworkSeen():
-            _take_in_network(turn, event)
+        case NetworkSeen() | OwnLoad():
+            _take_in_seen(turn, event)
         case TrainerSeen() | CheckpointProgress():
             lifecycle.take_in(turn, event)
         case Done() | Failed():
@@ -195,6 +196,7 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     elif sums.power_off_at_s(feed) is None and sums.power_off_at_s(old) is not None:
         turn.note("power_off_cancelled", "the countdown was read back as cancelled")
     alarms.tell(turn, told)
+    alarms.tell_own_load(turn)
 
 
 def _end_abort(turn: Turn) -> None:
@@ -246,6 +248,15 @@ def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
     which = _which(turn, failure.ups)
     turn.note("source_lost", failure.reason, Level.ERROR, source=failure.source, conduct=conduct, **which)
     _tell_presumed(turn, was)
+
+
+def _take_in_seen(turn: Turn, event: NetworkSeen | OwnLoad) -> None:
+    """Enter what this host sees of itself."""
+    if isinstance(event, OwnLoad):
+        turn.state = own.enter(turn.policy, turn.state, event)
+        alarms.tell_own_load(turn)
+    else:
+        _take_in_network(turn, event)
 
 
 def _take_in_network(turn: Turn, event: NetworkSeen) -> None:

@@ -101,13 +101,15 @@ class Need:
 class Drop:
     """A load drop that was seen: shares of the UPS's rating before and after, once both had settled.
 
-    speed: training speed after, as a share of the speed before; 0 for a pause.
+    speed: training speed after, as a share of the speed before; 0 for a pause. watts: what it fell by, where the UPS is
+    shared; before and after are then of this host's own load.
     """
 
     before: float
     after: float
     at_s: float
     speed: float = 0.0
+    watts: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -130,12 +132,16 @@ class DrillReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """All that has been learned but the battery itself. cap: what capping GPU power brings; None until a drill."""
+    """All that has been learned but the battery itself. cap: what capping GPU power brings; None until a drill.
+
+    rest_w: what the host draws besides its GPUs, measured in a drill on a UPS that is shared.
+    """
 
     needs: tuple[Need, ...] = ()
     pauses: tuple[tuple[str, Drop], ...] = ()
     cap: Drop | None = None
     drill: DrillReport | None = None
+    rest_w: float | None = None
 
 
 class Mode(StrEnum):
@@ -165,6 +171,31 @@ class TrainerPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """Other hosts hang on the same UPS. hosts: how many there are, this one included; own_w: what this one draws.
+
+    None: not told. longest_stop_s: longest forced power-off of all hosts on it.
+    """
+
+    hosts: int | None = None
+    own_w: float | None = None
+    longest_stop_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """How important this host is among those on its UPS: a lower tier pauses and powers off earlier.
+
+    tier: 0 to 9, the most important ones highest; highest: of the most important hosts on the UPS. extra_s: by how many
+    seconds of effective runtime; None: one stop for each tier above.
+    """
+
+    tier: int
+    highest: int
+    extra_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything that the settings decide, with their defaults (docs/reference/settings.md).
 
@@ -188,6 +219,7 @@ class Policy:
     ways: ways back that are armed at the commit. outputs: the UPSes whose output this host, and no other, switches off.
     late_reboot: utility that came back after the commit may turn the power-off into a reboot. checks_host: after a
         return nothing is started before the host was found whole.
+    shared: other hosts hang on the same UPS; None: this host has it to itself. shed: how early it makes room for them.
     feeds: where several UPSes feed the host, each of them; empty for one. minimum_supplies: power supplies that must
         have power for the host to run.
     """
@@ -236,6 +268,8 @@ class Policy:
     late_reboot: bool = False
     checks_host: bool = False
     trainers: tuple[TrainerPolicy, ...] = ()
+    shared: Shared | None = None
+    shed: Shed | None = None
     feeds: tuple["FeedPolicy", ...] = ()
     minimum_supplies: int = 1
 

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from powerguard.core.model.actions import Action, Conduct, Grade, Note, Scalar, Way
-from powerguard.core.model.events import Reading
+from powerguard.core.model.events import OwnSource, Reading
 from powerguard.core.model.policy import BatteryModel, Learned
 
 
@@ -97,6 +97,35 @@ class Gone:
     part: str
     heard_s: float
     at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnHeard:
+    """What one source last told of this host's own load. watts: its newest reading; before_w: the one before that.
+
+    since_s: since when it has told the same number of watts. jumped_at_s: when it last went up and down at once.
+    above_since_s: since when it has told more than the whole UPS carries; None while it does not.
+    ups_w, before_ups_w: what the whole UPS carried when watts and before_w were told; None: not known.
+    """
+
+    source: OwnSource
+    watts: float
+    at_s: float
+    since_s: float
+    before_w: float | None = None
+    jumped_at_s: float | None = None
+    above_since_s: float | None = None
+    ups_w: float | None = None
+    before_ups_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnBefore:
+    """What a source told of this host's own load when training was told to pause. drop_w: how much of it is to go."""
+
+    source: OwnSource
+    watts: float
+    drop_w: float
 
 
 class Supply(StrEnum):
@@ -397,7 +426,7 @@ class DrillStage:
 
     at_s: since when; by_s: until when at the latest. coming: the stages after it.
     samples: (at_s, load) of this stage's readings, newest last. seen: (trainer, step and moment first reported in this
-    stage, step and moment last reported).
+    stage, step and moment last reported). of: what the samples are of, "ups" or a source of the host's own load.
     """
 
     name: str
@@ -406,6 +435,7 @@ class DrillStage:
     coming: tuple[str, ...] = ()
     samples: tuple[tuple[float, float], ...] = ()
     seen: tuple[tuple[str, int, float, int, float], ...] = ()
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -518,6 +548,8 @@ class EmergencyCheckpoint:
 
     paused_load: predicted load once paused; None where nobody pauses. settle_by_s: until then it counts.
     due_at_s: the commit test came true then and waits for one more poll.
+    own_drop: on a UPS that is shared, by how much our pause is to lower its load; None on one that is not.
+    own: what measured this host's own load before the pause.
     """
 
     outage: Outage
@@ -526,6 +558,8 @@ class EmergencyCheckpoint:
     paused_load: float | None = None
     settle_by_s: float = 0.0
     due_at_s: float | None = None
+    own_drop: float | None = None
+    own: tuple[OwnBefore, ...] = ()
 
     @property
     def paused_at_s(self) -> float:
@@ -543,6 +577,8 @@ class Holding:
     settle_by_s: float = 0.0
     paused_at_s: float = 0.0
     due_at_s: float | None = None
+    own_drop: float | None = None
+    own: tuple[OwnBefore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -606,6 +642,7 @@ class State:
     upses: where several UPSes feed the host, each by itself; feed and battery are then what they are together.
     gone: parts of this host's own network that went, newest last.
     owed: all that was changed or promised and is not confirmed yet; the properties show it by kind.
+    own: what measures this host's own load, best first.
     """
 
     phase: Phase = field(default_factory=Online)
@@ -622,6 +659,7 @@ class State:
     upses: tuple[Supplied, ...] = ()
     gone: tuple[Gone, ...] = ()
     owed: tuple[Obligation, ...] = ()
+    own: tuple[OwnHeard, ...] = ()
 
     def owing(self, kind: type[Owed]) -> tuple[Owed, ...]:
         """Return what is owed of this kind."""
