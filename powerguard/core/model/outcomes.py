@@ -12,10 +12,11 @@ from powerguard.core.model.events import Done, Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDone:
-    """Of `TriggerCheckpoint`. step: that was saved; None: not reported. tier: where to; "" or "local": this host.
+    """Of `TriggerCheckpoint`.
 
-    recorded: in dry-run, nothing was asked. confirmed: False if the trainer has begun and its time is over without a
-    sign of the end. older: an older checkpoint, not of the step at which the trainer stands. paused: training stands.
+    step: that was saved; None: not reported. tier: where to; "" or "local": this host. recorded: in dry-run, the
+    trainer was not asked. confirmed: False if the trainer has begun and its time is over without a sign of the end.
+    older: an older checkpoint, not of the step at which the trainer stands. paused: training stands.
     """
 
     step: int | None
@@ -32,7 +33,7 @@ class PolicyEnsured:
     """Of `EnsurePolicy`. policy: as read back; None: not reported. restore: what to put back after the outage.
 
     power_watts: what the host draws, as its BMC says; None: not reported.
-    A failure tells `restore`, too: the policy may have been set although it could not be read back.
+    A failure reports `restore`, too: the policy may have been set although it could not be read back.
     """
 
     policy: str | None
@@ -51,14 +52,14 @@ class WayArmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayDisarmed:
-    """Of `DisarmWay`. disarmed: False if nothing of ours was armed. because: in the effector's words; "": none."""
+    """Of `DisarmWay`. disarmed: False if powerguard had not armed it. because: in the effector's words; "": none."""
 
     disarmed: bool
     because: str
 
 
 def is_recorded(outcome: Outcome) -> bool:
-    """Say whether nothing was done, because this is a dry-run."""
+    """Say whether the action was only recorded, because this is a dry-run."""
     return isinstance(outcome, Done) and dict(outcome.detail).get("dry_run") is True
 
 
@@ -103,7 +104,7 @@ def way_disarmed(outcome: Outcome) -> WayDisarmed:
 
 
 def is_resumed(done: Done) -> bool:
-    """Say whether a trainer that was told so goes on."""
+    """Say whether a resumed trainer continues."""
     return dict(done.detail).get("resumed") is True
 
 

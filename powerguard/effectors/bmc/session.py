@@ -24,7 +24,7 @@ _TEXTS: Final = (
     ("session no longer connected", Failure.UNREACHABLE),
     ("timeout", Failure.UNREACHABLE),
 )
-"""Texts of pyghmi.ipmi.private (IPMI 2.0 table 13-15) that tell us which way a login failed, in lower case."""
+"""Texts of pyghmi.ipmi.private (IPMI 2.0 table 13-15) that show how a login failed, in lower case."""
 
 
 _SHA1: Final = bytes((0, 0, 0, 8, 1))
@@ -70,7 +70,7 @@ def log_in(host: str, port: int, user: bytes, password: bytes) -> Session:
 
 
 def _failure(text: str) -> BmcFailure:
-    """Classify what pyghmi raises from a login. It gives no text at all when nobody answered."""
+    """Classify what pyghmi raises from a login. It has no text if there was no answer."""
     if text in ("", "None"):
         return BmcFailure(Failure.UNREACHABLE, "no answer to the login")
     for part, failure in _TEXTS:

@@ -1,7 +1,7 @@
 """The effector `gpu`: has the power limits of this host's GPUs lowered on battery, and put back afterwards.
 
-The daemon has no right to set a limit. It says one word to the root helper powerguard-gpu, which can do nothing else
-(docs/guides/gpu-and-signals.md), and does not wait for it longer than LIMIT_S: a driver that is wedged hangs for ever.
+The daemon has no right to set a limit. It sends one word to the root helper powerguard-gpu, which has no other function
+(docs/guides/gpu-and-signals.md), and waits at most LIMIT_S: a wedged driver never answers.
 """
 
 import math
@@ -48,14 +48,14 @@ class GpuEffector:
                 return _detail(await self.ask({"word": "cap", "share": share}), {"capped", "kept"})
             case RestorePower():
                 if self._options.kind == "none" and not self._helper.is_there():
-                    return (("gpus", 0),)  # nothing of ours is here, so nothing was changed
+                    return (("gpus", 0),)  # the helper is not installed, so no limit was changed
                 return _detail(await self.ask({"word": "restore"}), {"restored", "kept"})
             case _:
                 msg = f"gpu: cannot carry out {type(action).__name__}: only CapPower and RestorePower"
                 raise EffectorError(msg)
 
     async def hold(self, wanted: Callable[[], bool], rest: Callable[[float], Any]) -> None:
-        """Keep telling the helper that the cap is wanted, for as long as it is; never returns.
+        """Renew the cap's lease at the helper, for as long as the cap is wanted; never returns.
 
         wanted: what the core remembers. A daemon that is gone, or has forgotten, is silent, and the cap is lifted.
         """
@@ -66,12 +66,12 @@ class GpuEffector:
         await self._helper.hold(wanted, rest, failed, limit_s=self._limit_s)
 
     async def ask(self, word: dict[str, object]) -> dict[str, Any]:
-        """Say one word to the helper and return its answer. Raises EffectorError, also where it says no."""
+        """Send one word to the helper and return its answer. Raises EffectorError, also if it refuses."""
         return await self._helper.ask(word, limit_s=self._limit_s)
 
 
 def _detail(answer: dict[str, Any], good: set[str]) -> Detail:
-    """The details of an answer, for the journal and for people."""
+    """The details of an answer, for the journal and for messages."""
     told = answer.get("gpus", [])
     gpus = [gpu for gpu in told if isinstance(gpu, dict)] if isinstance(told, list) else []
     done = [gpu for gpu in gpus if str(gpu.get("did")) in good]

@@ -1,6 +1,6 @@
 """Checks of `powerguard doctor` on GPU power: would a cap work, how far, and would the limits be restored?
 
-It asks the root helper to list, which changes nothing, and systemd whether the watch is there.
+It asks the root helper to list (a read), and systemd whether the watch is there.
 """
 
 from collections.abc import Sequence
@@ -18,7 +18,7 @@ _GUIDE: Final = "docs/guides/gpu-and-signals.md"
 
 
 async def findings(options: GpuOptions, *, spawn: Spawn = run_child) -> list[Finding]:
-    """Look, and say what was found; nothing where the settings leave GPUs alone. Takes some seconds at most."""
+    """Return the findings; none if the settings leave GPUs alone. Takes some seconds at most."""
     if options.kind == "none":
         return []
     try:
@@ -32,7 +32,7 @@ async def findings(options: GpuOptions, *, spawn: Spawn = run_child) -> list[Fin
     found = [_reach(gpus, options.cap_share), *_single(gpus, options.cap_share)]
     capped = answer.get("capped")
     if isinstance(capped, int) and capped:
-        text = f"the limits of {capped} GPUs are lowered now: an outage, a drill, or a restore that fails"
+        text = f"the limits of {capped} GPUs are lowered now, by an outage, a drill or a failed restore"
         found.append(
             Finding("gpu.capped", "WARN", text, "`powerguard status`; by hand, as root: powerguard-gpu restore")
         )
@@ -43,7 +43,7 @@ def _reach(gpus: Sequence[dict[str, Any]], share: float) -> Finding:
     """Could anything be capped at all?"""
     settable = [gpu for gpu in gpus if gpu.get("settable") is True]
     if not gpus:
-        return Finding("gpu", "FAIL", "NVML counts no GPU here", "set gpu.kind: none")
+        return Finding("gpu", "FAIL", "NVML reports no GPU here", "set gpu.kind: none")
     if not settable:
         reasons = "; ".join(sorted({str(gpu.get("because", "")) for gpu in gpus}))
         return Finding("gpu", "FAIL", f"no power limit can be set: {reasons}", f"{_GUIDE}, or gpu.kind: none")
@@ -51,7 +51,7 @@ def _reach(gpus: Sequence[dict[str, Any]], share: float) -> Finding:
     then_w = sum(_capped_w(gpu, share) for gpu in settable)
     text = f"{len(settable)} of {len(gpus)} GPUs can be capped: from {now_w:.0f} W to {then_w:.0f} W in all"
     if then_w >= now_w:
-        return Finding("gpu", "WARN", f"{text}: that is nothing", "set gpu.kind: none, or a lower gpu.cap_share")
+        return Finding("gpu", "WARN", f"{text}, which saves no power", "set gpu.kind: none, or a lower gpu.cap_share")
     if len(settable) < len(gpus):
         reasons = "; ".join(f"GPU {gpu.get('index')}: {gpu.get('because')}" for gpu in gpus if gpu not in settable)
         return Finding("gpu", "WARN", f"{text}; {reasons}", "nvidia-smi; dmesg")
@@ -63,7 +63,7 @@ def _single(gpus: Sequence[dict[str, Any]], share: float) -> list[Finding]:
     found: list[Finding] = []
     forgetful = [gpu for gpu in gpus if gpu.get("persistent") is False]
     if forgetful:
-        text = f"persistence mode is off ({_named(forgetful)}): without a user a GPU forgets its limit, ours or yours"
+        text = f"persistence mode is off ({_named(forgetful)}): a GPU without a user forgets its power limit"
         found.append(Finding("gpu.persistence", "WARN", text, "systemctl enable --now nvidia-persistenced"))
     high = [
         gpu
@@ -75,12 +75,12 @@ def _single(gpus: Sequence[dict[str, Any]], share: float) -> list[Finding]:
         text = (
             f"cannot be lowered to cap_share {share:g} ({_named(high)}): {_watts(high[0], 'min_w'):.0f} W is the least"
         )
-        found.append(Finding("gpu.least", "WARN", text, "raise gpu.cap_share to what can be had, and drill again"))
+        found.append(Finding("gpu.least", "WARN", text, "raise gpu.cap_share to a possible value, and drill again"))
     return found
 
 
 async def _watch(spawn: Spawn) -> Finding:
-    """Would the limits come back without the daemon?"""
+    """Would the limits be restored without the daemon?"""
     name = "gpu.watch"
     try:
         ended = await spawn(["systemctl", "show", WATCH, "--property=LoadState,ActiveState"], limit_s=LOOK_LIMIT_S)
@@ -90,9 +90,9 @@ async def _watch(spawn: Spawn) -> Finding:
     if ended.timed_out or ended.returncode != 0 or "ActiveState" not in told:
         return Finding(name, "WARN", f"cannot ask systemd about {WATCH}", "is this a systemd host?")
     if told["ActiveState"] == "active":
-        return Finding(name, "PASS", "limits come back by themselves where the daemon does not put them back")
+        return Finding(name, "PASS", "limits are restored even if the daemon does not restore them")
     text = (
-        f"{WATCH} is {told.get('LoadState')} and {told['ActiveState']}: with the daemon gone, limits would stay lowered"
+        f"{WATCH} is {told.get('LoadState')} and {told['ActiveState']}: without the daemon, limits would stay lowered"
     )
     return Finding(name, "FAIL", text, f"systemctl enable --now {WATCH}")
 

@@ -1,7 +1,7 @@
-"""The effector `signals`: has the processes of a trainer stopped, ended or let go on, and units asked by a signal.
+"""The effector `signals`: has the processes of a trainer stopped, ended or continued, and signals units to save.
 
-The daemon has no right to signal anybody. It says one word to the root helper powerguard-signal, which can do nothing
-else (docs/guides/gpu-and-signals.md). For whoever needs it:
+The daemon has no right to signal other users' processes. It sends one word to the root helper powerguard-signal, which
+has no other function (docs/guides/gpu-and-signals.md). Its use:
 
     SignalHelper(socket).ask({"word": "list"})                     one word and its answer; raises EffectorError
     SignalHelper(socket).checkpoint("train.service", "USR1")       USR1, USR2 or TERM to a unit that root has listed
@@ -39,7 +39,7 @@ class SignalHelper:
         self._limit_s = limit_s
 
     async def ask(self, word: dict[str, object]) -> dict[str, Any]:
-        """Say one word and return its answer. Raises EffectorError, also where the helper says no."""
+        """Send one word and return the answer. Raises EffectorError, also if the helper refuses."""
         return await self._helper.ask(word, limit_s=self._limit_s)
 
     async def checkpoint(self, unit: str, signal: CheckpointSignal) -> dict[str, Any]:
@@ -78,7 +78,7 @@ class SignalEffector:
         self._limit_s = limit_s
 
     async def carry_out(self, action: Action) -> Detail:
-        """Stop, end or let go on. Raises EffectorError.
+        """Stop, end or continue. Raises EffectorError.
 
         Detail: `processes` (how many it reached), `scope` (whose they are: a unit, or the listener's own tree),
         `pending` (how many did not follow yet).
@@ -90,7 +90,7 @@ class SignalEffector:
                 word = {"word": "terminate", "socket": self._socket_of(name)}
             case ContinueTrainer(trainer=name):
                 if self._options.kind == "none" and not self._helper.is_there():
-                    return (("processes", 0),)  # nothing of ours is here, so nothing was stopped
+                    return (("processes", 0),)  # the helper is not installed, so no process was stopped
                 word = {"word": "continue", "socket": self._name_of(name)}
             case _:
                 msg = f"signals: cannot carry out {type(action).__name__}: only stop, terminate and continue"
@@ -107,7 +107,7 @@ class SignalEffector:
             raise EffectorError(msg)
         path = self._sockets.get(name, f"{self._folder}/{name}.sock")
         if path is None or str(Path(path).parent) != self._folder:
-            msg = f"{name}: has no socket in {self._folder}, so nobody can tell which process it is"
+            msg = f"{name}: has no socket in {self._folder}, so its process cannot be identified"
             raise EffectorError(msg)
         return Path(path).name
 
@@ -115,9 +115,9 @@ class SignalEffector:
         return Path(self._sockets.get(name) or f"{name}.sock").name
 
     async def hold(self, wanted: Callable[[], bool], rest: Callable[[float], Any]) -> None:
-        """Keep telling the helper that trainers are to stay stopped, for as long as they are; never returns.
+        """Renew the lease of the stopped trainers at the helper, for as long as they are; never returns.
 
-        wanted: what the core remembers. A daemon that is gone, or has forgotten, is silent, and they go on.
+        wanted: what the core remembers. A daemon that is gone, or has forgotten, is silent, and they continue.
         """
 
         def failed(because: str) -> None:
@@ -127,7 +127,7 @@ class SignalEffector:
 
 
 def _detail(answer: dict[str, Any]) -> Detail:
-    """The details of an answer, for the journal and for people."""
+    """The details of an answer, for the journal and for messages."""
     told = answer.get("processes", [])
     processes = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
     # Of many only the first are named.

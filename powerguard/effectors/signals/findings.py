@@ -1,6 +1,6 @@
 """Checks of `powerguard doctor` on signals: can a trainer that ignores a pause be stopped, and would it continue?
 
-It asks the root helper to list, which changes nothing, and systemd whether the watch is there.
+It asks the root helper to list (a read), and systemd whether the watch is there.
 """
 
 from collections.abc import Collection
@@ -20,13 +20,13 @@ _GUIDE: Final = "docs/guides/gpu-and-signals.md"
 async def findings(
     options: SignalsOptions, *, pausing: Collection[str] = (), spawn: Spawn = run_child, limit_s: float = LIMIT_S
 ) -> list[Finding]:
-    """Look, and say what was found. Takes some seconds at most.
+    """Return the findings. Takes some seconds at most.
 
     pausing: names of the sockets of the settings' trainers that are to pause or to exit; only they are ever signalled.
     limit_s: for the helper's answer.
     """
     if options.kind == "none":
-        text = f"off: a trainer that draws on after it was told to pause is left to it (signals.kind: helper; {_GUIDE})"
+        text = f"off: a trainer that does not pause is not stopped (set signals.kind: helper to change that; {_GUIDE})"
         return [Finding("signals", "PASS", text)]
     try:
         answer = await SignalHelper(options.socket, limit_s=limit_s).ask({"word": "list"})
@@ -36,7 +36,7 @@ async def findings(
         return [Finding("signals", "FAIL", str(error), f"{_GUIDE}, or signals.kind: none")]
     trainers = {str(each.get("socket")): each for each in _objects(answer, "trainers")}
     left_out = answer.get("left_out")
-    absent = f"not told ({left_out} sockets are left out: remove old ones)" if left_out else "no such socket now"
+    absent = f"not listed ({left_out} sockets are left out: remove old ones)" if left_out else "no such socket now"
     wrong = [
         f"{name}: {trainers[name].get('because') if name in trainers else absent}"
         for name in sorted({*pausing, *trainers})
@@ -54,7 +54,7 @@ async def findings(
     stopped = _objects(answer, "stopped")
     if stopped:
         names = ", ".join(str(each.get("socket")) for each in stopped[:8])
-        text = f"stopped now: {names}: an outage, or a word to go on that fails"
+        text = f"stopped now: {names}, by an outage or because SIGCONT fails"
         found.append(
             Finding(
                 "signals.stopped", "WARN", text, "`powerguard status`; by hand, as root: powerguard-signal continue"
@@ -64,7 +64,7 @@ async def findings(
 
 
 async def _watch(spawn: Spawn) -> Finding:
-    """Would they go on without the daemon?"""
+    """Would they continue without the daemon?"""
     name = "signals.watch"
     asked = Finding(name, "WARN", f"cannot ask systemd about {WATCH}", "is this a systemd host?")
     try:
@@ -75,8 +75,10 @@ async def _watch(spawn: Spawn) -> Finding:
     if ended.timed_out or ended.returncode != 0 or "ActiveState" not in told:
         return asked
     if told["ActiveState"] == "active":
-        return Finding(name, "PASS", "stopped trainers go on by themselves where the daemon does not let them")
-    text = f"{WATCH} is {told.get('LoadState')} and {told['ActiveState']}: with the daemon gone, training would stand"
+        return Finding(name, "PASS", "stopped trainers continue even if the daemon does not continue them")
+    text = (
+        f"{WATCH} is {told.get('LoadState')} and {told['ActiveState']}: without the daemon, training would stay stopped"
+    )
     return Finding(name, "FAIL", text, f"systemctl enable --now {WATCH}")
 
 

@@ -1,9 +1,9 @@
 """One emergency checkpoint of one trainer, from the first request to durable, or to a clear reason why not.
 
-Whatever the trainer answers, lies about or leaves unsaid, this ends before the action's deadline. The same id is sent
-at every try, so a native trainer makes one checkpoint of them all.
+Whatever the trainer answers, this ends before the action's deadline. The same id is sent at every try, so a native
+trainer makes one checkpoint of them all.
 
-A second way to a checkpoint, where the first brings none: after it has failed, or beside it while nobody answers.
+A second way to a checkpoint, if the first brings none: after it has failed, or in parallel while no answer comes.
 """
 
 import asyncio
@@ -54,7 +54,7 @@ _log = structlog.get_logger("powerguard.trainer")
 async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asyncio.Event, trainer: str) -> Detail:
     """Return what the first brings, else what the second does; of both at once, whichever is done earlier.
 
-    hung: set when nobody answers; then the second begins beside the first, which is never given up for it. Raises
+    hung: set when no answer comes; then the second starts in parallel with the first, which continues. Raises
     EffectorError that says why each has failed.
     """
     brought: Detail | None = None
@@ -89,7 +89,7 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
 
 
 async def tried(work: Awaitable[_Result]) -> _Result | EffectorError:
-    """A failure as a value, so that one way's does not end the other."""
+    """A failure as a value, so that the failure of one way does not end the other."""
     try:
         return await work
     except EffectorError as error:
@@ -97,19 +97,19 @@ async def tried(work: Awaitable[_Result]) -> _Result | EffectorError:
 
 
 _POLL_S = 1.0
-_PACE_S = 0.2  # between two questions to a peer that answers at once with no news
-_NEWS_S = 0.02  # and with news: the end of a short checkpoint is heard at once, and a liar cannot keep us busy
+_PACE_S = 0.2  # between two requests to a peer that answers at once without news
+_NEWS_S = 0.02  # and with news: a short checkpoint is noticed at once, and a faulty peer cannot keep us busy
 _MAX_NONSENSE = 5
 _MAX_FORGOTTEN = 3
 
 
 class _AskAgain(Exception):  # noqa: N818 - not an error, but the way back to the first question
-    """The checkpoint that we followed is unknown by now: the trainer was restarted, or it had just ended."""
+    """The followed checkpoint is unknown by now: the trainer was restarted, or it had just ended."""
 
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointRun(Run):
-    """A checkpoint over HTTP. gone: told when nobody listens. fallback: what is tried where this brings none."""
+    """A checkpoint over HTTP. gone: called if the trainer does not listen. fallback: is tried if this brings none."""
 
     peer: TrainerPeer
     gone: Callable[[], None]
@@ -120,7 +120,7 @@ class CheckpointRun(Run):
     hung: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def checkpoint(self) -> Detail:
-        """See it through over HTTP; and by the fallback, where that fails, or beside it, while nobody answers."""
+        """Carry it out over HTTP; and by the fallback, if that fails, or in parallel while no answer comes."""
         if self.fallback is None:
             return await self._until_ended()
         return await instead(self._until_ended, self.fallback, self.hung, self.action.trainer)
@@ -133,7 +133,7 @@ class CheckpointRun(Run):
             except _AskAgain:
                 self.forgotten += 1
                 if self.forgotten > _MAX_FORGOTTEN:
-                    self.fail("forgets its checkpoints (restarted again and again?)")
+                    self.fail("loses its checkpoints: check whether it restarts repeatedly")
                 await self.rest(BACKOFF_S[0])
                 continue
             if detail is not None:
@@ -220,7 +220,7 @@ class CheckpointRun(Run):
                 await self._count_failure(f"{self.peer.options.url}: POST {self.path} answered {answer.status}")
             case Meaning.NO_ROUTE:
                 routes = f"POST {TRIGGER_PATH} nor {CHECKPOINTS_PATH}"
-                self.fail(f"knows neither {routes} (it answered {answer.status}; is this the trainer?)")
+                self.fail(f"has neither {routes} (it answered {answer.status}; check that this is the trainer)")
             case Meaning.BAD_TOKEN:
                 self.peer.forget_token()
                 token = "the token" if self.peer.options.token is not None else "a request without token"
@@ -235,7 +235,7 @@ class CheckpointRun(Run):
 
     async def _count_failure(self, what: str) -> None:
         if self.failures >= len(BACKOFF_S):
-            msg = f"{what}, {self.failures + 1} times; its last checkpoint before this one stands"
+            msg = f"{what}, {self.failures + 1} times; its earlier checkpoint remains"
             raise EffectorError(msg)
         self.progress("retrying")
         await self.rest(BACKOFF_S[self.failures])
@@ -265,11 +265,11 @@ class CheckpointRun(Run):
                 if status.phase is Phase.COMMITTED:
                     return self._native(status)
                 if status.phase in (Phase.FAILED, Phase.ABORTED):
-                    self.fail(f"checkpoint {status.phase.value}: {status.error or 'it does not say why'}")
+                    self.fail(f"checkpoint {status.phase.value}: {status.error or 'without a reason'}")
             elif isinstance(status, WireError):
                 nonsense += 1
                 if nonsense >= _MAX_NONSENSE:
-                    self.fail(f"answers GET {path} with nonsense: {status.reason}")
+                    self.fail(f"sends an invalid answer to GET {path}: {status.reason}")
             await self.rest(pace_s - (self.clock() - asked_s))
 
     def _understood(self, answer: HttpAnswer | PeerError) -> CheckpointStatus | WireError | None:
@@ -323,7 +323,7 @@ class CheckpointRun(Run):
             ("took_s", round(self.took_s(), 3)),
         )
 
-    # --- Peers that tell less ------------------------------------------------------------------------------------
+    # --- Peers that report less ----------------------------------------------------------------------------------
 
     async def _adopt(self, answer: HttpAnswer, verdict: TriggerAnswer) -> Detail:
         """Find the checkpoint that runs, by what the trainer's status says, else by what appears in its folder."""
@@ -372,7 +372,7 @@ class CheckpointRun(Run):
             found = await self.appeared(until_s)
         if found is None:
             told = f"answered {answer.status}, but no newer checkpoint appeared in {folder} within {most_s:.0f} s"
-            self.fail(f"{told}{self.unseen}: begun, not confirmed (check `checkpoint_dir` of {self.action.trainer})")
+            self.fail(f"{told}{self.unseen}: started, not confirmed (check `checkpoint_dir` of {self.action.trainer})")
         return await self.flushed(found)
 
     async def _status(self) -> TrainerStatus | WireError | PeerError | None:

@@ -24,19 +24,19 @@ QUIET_S: Final = 6.0
 SETTLED_S: Final = 1.0
 """The same, once the trainer's processes have ended: only the file system may still lag."""
 _GROWING: Final = 3
-"""The exit code of newest_child that says so; its imports are none of the daemon's."""
+"""newest_child's exit code for "still growing"; the daemon does not import that module."""
 _TICK_NS: Final = 20_000_000  # the file system's stamps lag by up to a tick of the kernel
 _NEWEST: Final = (sys.executable, "-m", "powerguard.effectors.trainer.newest_child")
 LAST_WORDS_S = 0.25
-"""We end so long before the deadline, to say why ourselves; the bulkhead would only say "timed out"."""
+"""Time before the deadline at which a run ends, to report why; the bulkhead would only report "timed out"."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Run:
     """Carries out one TriggerCheckpoint. publish: takes CheckpointProgress. where: what failures name, an address.
 
-    ends_training: to save this way is to end training, so it is not done where training is to go on.
-    since_ns: newest stamp in the folder before the request. unseen: why the folder could not be looked at.
+    ends_training: this way of saving ends training, so it is not used if training is to continue.
+    since_ns: newest stamp in the folder before the request. unseen: why the folder could not be read.
     growing: new files in it were still changing when the last look ended.
     """
 
@@ -56,7 +56,7 @@ class Run:
     async def run(self) -> Detail:
         """Return what `Done.detail` promises; raises EffectorError."""
         if self.ends_training and self.action.after is Conduct.CONTINUE:
-            self.fail("saves only when it ends, and training is to go on: not asked")
+            self.fail("saves only when it ends, but training is to continue: not asked")
         self.began_s = self.clock()
         try:
             async with asyncio.timeout(self.left_s()):
@@ -66,7 +66,7 @@ class Run:
             self.fail(self._late())
 
     async def checkpoint(self) -> Detail:
-        """See it through. Cancelled at the deadline."""
+        """Carry it out. Cancelled at the deadline."""
         raise EffectorError(self.where)  # pragma: no cover - each way has its own
 
     # --- What appears ----------------------------------------------------------------------------------------------
@@ -74,7 +74,7 @@ class Run:
     async def stamp(self) -> int:
         """Return the newest stamp in the configured folder, before we ask: its clock need not be ours.
 
-        A folder that does not answer soon must not hold up the request: then our clock counts.
+        A folder that does not answer soon must not delay the request: then the daemon's clock counts.
         """
         folder = self.common.checkpoint_dir
         if folder is not None:
@@ -103,13 +103,13 @@ class Run:
         try:
             ended = await self.spawn(argv, limit_s=min(look_s + 5.0, left_s))
         except OSError as error:
-            self.unseen = f" (no child can be started to look: {error.strerror or error})"
+            self.unseen = f" (no child can be started to read the folder: {error.strerror or error})"
             return None
         self.unseen = ""
         self.growing = ended.returncode == _GROWING
         if ended.timed_out or ended.returncode not in (0, 1, _GROWING):
             why = "does not answer" if ended.timed_out else clean_text(ended.stderr.decode("utf-8", "replace"), 200)
-            self.unseen = f" (the folder cannot be looked at: {why})"
+            self.unseen = f" (the folder cannot be read: {why})"
         try:
             found = json.loads(ended.stdout) if ended.returncode == 0 else None
         except ValueError:
@@ -121,9 +121,9 @@ class Run:
         )
 
     async def flushed(self, detail: Detail) -> Detail:
-        """Flush the file system of a checkpoint that nobody vouches for: most frameworks leave it to the page cache.
+        """Flush the file system of an unsealed checkpoint: most frameworks leave it to the page cache.
 
-        Says how it went (`flushed`); a checkpoint that could not be flushed stands all the same.
+        Returns how it went (`flushed`); a checkpoint that could not be flushed still counts.
         """
         told = dict(detail)
         path = str(told.get("path") or self.common.checkpoint_dir or "")
@@ -152,7 +152,7 @@ class Run:
     ) -> Detail:
         """Return the result of a peer that cannot say at which step training stands.
 
-        confirmed: the trainer, or its folder, has shown that the checkpoint ended; else it has only begun.
+        confirmed: the trainer, or its folder, has shown that the checkpoint ended; else it has only started.
         """
         return (
             ("native", False),
@@ -169,14 +169,14 @@ class Run:
     # --- Time ------------------------------------------------------------------------------------------------------
 
     def left_s(self) -> float:
-        """Seconds that we may still spend; raises EffectorError when there are none."""
+        """Seconds that are left; raises EffectorError if there are none."""
         left_s = self.action.by_s - LAST_WORDS_S - self.clock()
         if left_s <= 0:
             self.fail(self._late())
         return left_s
 
     def took_s(self) -> float:
-        """Seconds since we began."""
+        """Seconds since the start."""
         return self.clock() - self.began_s
 
     def _late(self) -> str:
@@ -186,11 +186,11 @@ class Run:
         """Wait before the next question, but not beyond the deadline."""
         left_s = self.left_s()
         if seconds > 0:
-            # The peer's only news is its answer to our next question: there is nothing to await here.
+            # The next answer is the peer's only news: there is no event to await here.
             await asyncio.sleep(min(seconds, left_s))  # noqa: TID251
 
     def progress(self, stage: str) -> None:
-        """Tell how far it is."""
+        """Report its progress."""
         self.stage = stage
         self.publish(
             CheckpointProgress(at_s=self.clock(), trainer=self.action.trainer, action_id=self.action.id, stage=stage)
