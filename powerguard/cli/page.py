@@ -1,6 +1,6 @@
-"""Pages for a browser: made from the templates beside this file, and written whole or not at all.
+"""Pages for a browser: made from the templates in this folder, and written completely or not at all.
 
-Jinja2 is imported when a page is made: `status` and `event` do without.
+Jinja2 is imported when a page is made: `status` and `event` do not need it.
 """
 
 import contextlib
@@ -36,14 +36,14 @@ def render(template: str, **values: object) -> str:
 
 
 def write(where: str, text: str) -> str:
-    """Write a page, whole or not at all: an older one is not left half of each. "-": stdout. Return why not, or ""."""
+    """Write a page, completely or not at all. "-": stdout. Return why not, or ""."""
     if where == "-":
         sys.stdout.write(text)
         return ""
     path = beside = Path(where)
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # A device or a pipe has no whole to replace.
+            path.write_text(text, encoding="utf-8")  # A device or a pipe cannot be replaced as a whole.
             return ""
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         beside.write_text(text, encoding="utf-8")

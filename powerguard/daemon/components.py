@@ -30,10 +30,10 @@ class Components:
     """The components that the settings make: everything that a reload replaces.
 
     sources: (ups, source name, poller). watchers: tasks that publish events by themselves, such as the trainers'.
-    effectors: who carries out which kind of action. close: gives back what they hold. traps: what came to the trap
-    port; None where there is none. resume: what starts training. check: who looks at the host after a return.
-    why_on: asks the BMC, within so many seconds, what powered the host on; None without a BMC. strangers: sockets where
-    trainers ought to be and others are, and why. host: powers the host off; None when another effector does.
+    effectors: the effector of each kind of action. close: releases their resources. traps: the counts of the trap port;
+        None without one. resume: what starts training. check: checks the host after a return.
+    why_on: asks the BMC, within so many seconds, what powered the host on; None without a BMC. strangers: sockets of
+        trainers that other users serve, and why. host: powers the host off; None when another effector does.
     """
 
     policy: Policy
@@ -52,14 +52,14 @@ class Components:
 
 
 async def close(parts: Components) -> None:
-    """Give back what the parts hold, within CLOSE_LIMIT_S."""
+    """Release the parts' resources, within CLOSE_LIMIT_S."""
     if parts.close is None:
         return
     try:
         async with asyncio.timeout(CLOSE_LIMIT_S):
             await keep_running("close", parts.close, once=True)
     except TimeoutError:
-        log.warning("close_incomplete", because=f"not done within {CLOSE_LIMIT_S:g} s")
+        log.warning("close_incomplete", because=f"did not end within {CLOSE_LIMIT_S:g} s")
 
 
 def log_note(note: Note) -> None:

@@ -52,12 +52,12 @@ log = structlog.get_logger()
 TICK_ONLINE_S = 1.0
 TICK_OUTAGE_S = 0.25
 SNAPSHOT_ONLINE_S = 60.0
-"""On utility the state is written this often, so that a restart knows how long nobody watched."""
+"""Interval of writing the state on utility, so that a restart knows how long the daemon was down."""
 SNAPSHOT_OUTAGE_S = 5.0
 """On battery what has been used must not be forgotten (docs/decisions/0034)."""
 SOURCE_SILENT_S = 60.0
-"""A poller that has told nothing for this long hangs: the watchdog is not fed. The slowest that is still at work: a
-card's first look-around with timeout_s: 5 takes 55 s at most, a broken source rests for 30 s before its next start."""
+"""A poller without a report for this long hangs, and the watchdog is not fed. The slowest normal case: the first
+discovery of a card with timeout_s: 5 takes 55 s at most, a broken source waits for 30 s before its next start."""
 QUEUE_LIMIT = 1000
 STOP_LIMIT_S = 8.0
 RETURNS = (EnsurePolicy, ArmWay, Reboot)
@@ -79,7 +79,7 @@ class Loop:
         config_path: str = "",
         reload: Callable[[], Components] | None = None,
     ) -> None:
-        """Set up without starting anything. reload: reads the settings anew; raises ValueError with what is wrong."""
+        """Set up without starting any task. reload: reads the settings again; raises ValueError with the errors."""
         self.parts = parts
         self.journal = journal
         self.clock = clock
@@ -114,7 +114,7 @@ class Loop:
         self._lags: list[tuple[float, float]] = []
         self._dropped = 0
 
-    # --- What watchers see (port.Daemon) -----------------------------------------------------------------------------
+    # --- The public view (port.Daemon) -------------------------------------------------------------------------------
 
     @property
     def policy(self) -> Policy:
@@ -148,7 +148,7 @@ class Loop:
 
     @property
     def strangers(self) -> Sequence[str]:
-        """Sockets where trainers ought to be and others are, and why."""
+        """Sockets of trainers that other users serve, and why."""
         return self.parts.strangers()
 
     @property
@@ -178,7 +178,7 @@ class Loop:
 
     @property
     def ways(self) -> Sequence[WayView]:
-        """The ways back that the settings name, as last asked for."""
+        """The power-on methods of the settings, as last checked."""
         return self._return_watch.ways
 
     @property
@@ -192,7 +192,7 @@ class Loop:
         return self.figures.last
 
     def submit(self, event: Event) -> None:
-        """Hand one event to the loop. When it cannot keep up, what repeats by itself is dropped; nothing else is."""
+        """Hand one event to the loop. If it cannot keep up, only events that repeat by themselves are dropped."""
         repeats = isinstance(event, Reading | SourceFailed | Tick | TrainerSeen | CheckpointProgress)
         if repeats and self._queue.qsize() >= QUEUE_LIMIT:
             self._dropped += 1
@@ -200,11 +200,11 @@ class Loop:
         self._queue.put_nowait(event)
 
     def note(self, note: Note) -> None:
-        """Log and journal, in its turn among the steps, what happened beside the machine."""
+        """Log and journal an event outside of the machine, in its order among the steps."""
         self._queue.put_nowait(note)
 
     def check_soon(self) -> None:
-        """Ask the BMC and the ways back again at once, and not at the next hour."""
+        """Check the BMC and the power-on methods again at once, and not at the next hour."""
         self._return_watch.check_soon()
 
     def poll_now(self) -> None:
@@ -213,17 +213,17 @@ class Loop:
             source.poll_now()
 
     def publish(self, event: Reading | SourceFailed) -> None:
-        """Take what a source tells."""
+        """Take a source's report."""
         self._sources.take(event)
         self.submit(event)
 
     def stop(self) -> None:
-        """Stop soon (SIGTERM). What is under way is given a moment; the journal is closed last."""
+        """Stop soon (SIGTERM). Running actions get a moment; the journal is closed last."""
         self._stopping = True
         self._changed.set()
 
     def reload(self) -> None:
-        """Read the settings anew soon (SIGHUP)."""
+        """Read the settings again soon (SIGHUP)."""
         self._changed.set()
 
     # --- Running -----------------------------------------------------------------------------------------------------
@@ -233,7 +233,7 @@ class Loop:
         await self._restore()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            # Before anything else is answered: an event that overtook the stored state would end its outage.
+            # Before any other event is answered: one that overtook the stored state would end its outage.
             await self._apply(None, self._restored)
             loops = [tasks.create_task(self._events()), tasks.create_task(self._ticks())]
             loops += [tasks.create_task(keep_running(name, run)) for name, run in (services or {}).items()]
@@ -277,7 +277,7 @@ class Loop:
         All of them, though their settings be the same: a reload also takes a password, a key or a profile that changed.
         """
         while not self._stopping:
-            # Not in the group: one that swallows its cancellation would hold up our exit for ever.
+            # Not in the group: one that swallows its cancellation would block our exit without end.
             create_task = asyncio.get_running_loop().create_task
             running = [
                 create_task(
@@ -316,24 +316,24 @@ class Loop:
         return failed
 
     async def _wait_for_change(self) -> None:
-        """Wait for a stop, or until new settings are taken. Those that are refused touch nothing that runs."""
+        """Wait for a stop, or until new settings are taken. Refused settings have no effect."""
         taken = False
         while not taken:
             await self._changed.wait()
             self._changed.clear()
-            # Between two steps: one that is still being written may be an outage, and would undo what we change.
+            # Between two steps: one that is still being written may be an outage, and would undo our change.
             async with self._turn:
                 if self._stopping:
                     return
                 taken = self._take_new_settings()
 
     def _take_new_settings(self) -> bool:
-        """Read the settings anew and make them ours. Returns False when they are refused, or now is not the time."""
+        """Read the settings again and apply them. Returns False if they are refused, or the phase forbids it."""
         if not self._is_quiet() or self._reload is None:
             self.settings_ok = False
             log.warning(
                 "settings_refused",
-                because=f"the phase is {phase_name(self.state.phase)}: settings do not change in an outage or a drill",
+                because=f"the phase is {phase_name(self.state.phase)}: settings cannot change in an outage or a drill",
             )
             return False
         self._notifier.reloading()
@@ -342,7 +342,7 @@ class Loop:
             self.parts = self._reload()
         except ValueError as error:
             self.settings_ok = False
-            log.error("settings_refused", because=str(error), kept="the settings so far")  # noqa: TRY400 - told in full
+            log.error("settings_refused", because=str(error), kept="the settings so far")  # noqa: TRY400 - reported in full
         else:
             self.state = reloaded(old, self.policy, self.state, self.clock())
             self.settings_ok = True
@@ -366,7 +366,7 @@ class Loop:
                 self._settled.set()
 
     async def _apply(self, event: Event | None, answer: Step) -> None:
-        """Write the step, then make it true, then start its actions. In this order, always."""
+        """Write the step, then apply it, then start its actions. Always in this order."""
         old = self.state
         if isinstance(event, Done | Failed):
             self._in_flight.pop(event.action.id, None)
@@ -431,7 +431,7 @@ class Loop:
     async def _attempt(self, action: Action) -> Done | Failed:
         effector = self.parts.effectors.get(type(action))
         if effector is None:
-            reason = f"nobody carries out {type(action).__name__}: the settings name no such effector"
+            reason = f"no effector carries out {type(action).__name__}: the settings have none"
             return Failed(at_s=self.clock(), action=action, took_s=0.0, reason=reason)
         return await attempt(effector, action, clock=self.clock, abandoned=self.abandoned)
 
@@ -447,13 +447,13 @@ class Loop:
             self.submit(Tick(at_s=now_s))
 
     def _feed_watchdog(self) -> None:
-        """Feed it only for progress: after an event, and while every poller still tells something."""
+        """Feed it only for progress: after an event, and while every poller still reports."""
         every_s = self._notifier.watchdog_every_s
         now_s = self.clock()
         if every_s is None or now_s - self._fed_at_s < every_s:
             return
         if silent := self._sources.silent(SOURCE_SILENT_S):
-            log.error("poller_hung", source=silent, because=f"nothing told for {SOURCE_SILENT_S:.0f} s")
+            log.error("poller_hung", source=silent, because=f"no report for {SOURCE_SILENT_S:.0f} s")
             return
         self._fed_at_s = now_s
         self._notifier.watchdog()
@@ -473,12 +473,12 @@ class Loop:
         )
 
     def stop_for_signal(self, *, host_stopping: bool) -> None:
-        """Record that we are being stopped, and on battery arm the return first; then stop."""
+        """Record that the daemon has to stop, and on battery arm the power-on methods first; then stop."""
         self.submit(ForeignStop(at_s=self.clock(), host_stopping=host_stopping))
         self.stop()
 
     async def _settle(self) -> None:
-        """Let the last events be answered and short actions end: the return may just be being armed."""
+        """Let the last events be answered and short actions end: a power-on method may be just being armed."""
         by_s = self.clock() + (0.5 if self._is_quiet() else STOP_LIMIT_S)
         while self.clock() < by_s:
             waiting = [action for _, action in self._in_flight.values() if isinstance(action, RETURNS)]

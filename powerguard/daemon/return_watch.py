@@ -1,7 +1,7 @@
-"""Would this host come back? The BMC and the ways back are asked at start, after a reload and hourly, in daylight.
+"""Would this host come back? Checks the BMC and the power-on methods at start, after a reload and hourly.
 
-What did not answer well is asked again after a minute, then ever less often: a BMC that was busy at the boot, or hung,
-leaves the host without a way back for as long as nobody asks.
+A failed check is repeated after a minute, then less and less often: a BMC that was busy at boot, or hung, would
+otherwise leave the host without a power-on method until the next hour.
 """
 
 import asyncio
@@ -28,11 +28,11 @@ RETRY_S = 60.0
 class ReturnWatch:
     """Status of the power-on methods, and the duty to check them again.
 
-    bmc: None when the settings have none. ways: those that the settings name, in their order.
+    bmc: None when the settings have none. ways: those of the settings, in their order.
     """
 
     def __init__(self, clock: Clock) -> None:
-        """Know nothing yet."""
+        """Begin without results."""
         self.bmc: BmcView | None = None
         self.ways: tuple[WayView, ...] = ()
         self._clock = clock
@@ -41,7 +41,7 @@ class ReturnWatch:
         self._checks = 0
 
     def set_parts(self, parts: Components) -> None:
-        """Take what the settings name; what is known of anything else is forgotten."""
+        """Take the methods of the settings; forget the results of all others."""
         self._kind = parts.bmc_kind
         if self.bmc is None or self.bmc.kind != self._kind:
             self.bmc = None if self._kind == "none" else BmcView(kind=self._kind)
@@ -49,11 +49,11 @@ class ReturnWatch:
         self.ways = tuple(known.get(each) or WayView(way=each[0], ups=each[1]) for each in named(parts.policy))
 
     def check_soon(self) -> None:
-        """Ask again at once: what was asked for has changed. While it is being asked: again after that."""
+        """Check again at once, because the methods have changed; during a check, once more after it."""
         self._asked.set()
 
     def enter(self, outcome: Done | Failed) -> None:
-        """Enter how an order that says something of the return ended; other actions are passed over."""
+        """Enter the outcome of an order about the return; other actions are ignored."""
         match outcome.action:
             case EnsurePolicy() if self._kind != "none":
                 self._enter_policy(outcome)
@@ -90,7 +90,7 @@ class ReturnWatch:
         boot_id: str,
         limit_s: float,
     ) -> None:
-        """Ask for ever. can: somebody carries it out. is_quiet: no outage is asking anyway. limit_s: for one answer."""
+        """Check periodically. can: an effector exists. is_quiet: no outage checks anyway. limit_s: for one answer."""
         failures = 0
         while True:
             self._asked.clear()
@@ -102,7 +102,7 @@ class ReturnWatch:
                 for view in self.ways:
                     id_ = name.format(f"{view.way}{view.ups}")
                     asked.append(CheckWay(id=id_, by_s=by_s, way=view.way, ups=view.ups))
-                # Side by side: one that hangs does not make the others late.
+                # In parallel: one that hangs does not delay the others.
                 async with asyncio.TaskGroup() as tasks:
                     asking = [tasks.create_task(self._ask(attempt, each)) for each in asked if can(type(each))]
                 failures = 0 if all(task.result() for task in asking) else failures + 1
@@ -126,7 +126,7 @@ class ReturnWatch:
 
 
 def entered(view: WayView, outcome: Done | Failed) -> WayView:
-    """Return the view after a way was asked for, or armed."""
+    """Return the view after a method was checked, or armed."""
     if isinstance(outcome, Failed):
         return replace(view, ready=False, why=outcome.reason, checked_at_s=outcome.at_s)
     returns = outcomes.way_armed(outcome).returns or view.returns

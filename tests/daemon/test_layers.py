@@ -54,7 +54,7 @@ def test_the_bmc_is_a_layer_that_covers_no_race(bmc: BmcView, word: str, why: st
         (OUTPUT, "armed", ""),
         (replace(OUTPUT, returns="aborts"), "blocked", "this UPS aborts the cut"),
         (replace(OUTPUT, returns="stays_off"), "blocked", "this UPS stays off"),
-        (replace(OUTPUT, returns="unknown"), "blocked", "this UPS is not known to cycle"),
+        (replace(OUTPUT, returns="unknown"), "blocked", "this UPS may not switch its output off and on"),
         (replace(OUTPUT, ready=False, why="auto restart is off"), "blocked", "auto restart is off"),
     ],
 )

@@ -102,10 +102,10 @@ def test_how_far_a_recovery_is(changes: dict[str, float], word: str) -> None:
         (back(look=LESS), True, ""),
         (back(look=None), True, ""),
         (back(look=LESS), False, "GPU-b is missing"),
-        (back(look=None), False, "not looked at yet"),
+        (back(look=None), False, "not checked yet"),
         (back(supply=Supply.BATTERY), True, "on battery: training would only empty it"),
-        (scene("online"), True, "nothing to recover from: the phase is online"),
-        (scene("holding"), True, "nothing to recover from: the phase is holding"),
+        (scene("online"), True, "there was no power-off to recover from: the phase is online"),
+        (scene("holding"), True, "there was no power-off to recover from: the phase is holding"),
     ],
 )
 def test_a_persons_word_is_taken_or_refused_with_the_reason(daemon: Watched, *, unchecked: bool, refused: str) -> None:

@@ -178,9 +178,9 @@ async def test_a_port_that_cannot_be_had_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("results", "verdict", "words"),
     [
-        ({}, "PASS", "no trap of a UPS has come yet"),
-        ({"hint": 4, "unknown_sender": 2}, "PASS", "4 traps made us poll"),
-        ({"unknown_sender": 2}, "WARN", "2 datagrams came from addresses of no UPS here"),
+        ({}, "PASS", "no trap of a UPS has arrived yet"),
+        ({"hint": 4, "unknown_sender": 2}, "PASS", "4 traps triggered a poll"),
+        ({"unknown_sender": 2}, "WARN", "2 datagrams came from unknown addresses"),
         ({"wrong_community": 1}, "WARN", "another community"),
         ({"unknown_engine": 1}, "WARN", "engine ids that are not in the settings"),
     ],

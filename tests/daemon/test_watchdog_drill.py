@@ -132,7 +132,7 @@ async def test_it_is_written_down_then_armed_then_the_host_is_powered_off(device
         assert notes == [("watchdog_drill_armed", "begun by root"), ("power_off_ordered", "begun by root")]
         assert mine.told["boot_id"] == BOOT
         code, told = await ask(path, "POST", "watchdog-drill", {"host": "gpu07"})
-        assert (code, told["error"]) == (409, "it is under way already")
+        assert (code, told["error"]) == (409, "this drill is already running")
         code, plan = await ask(path, "POST", "watchdog-drill-plan", {})
         assert (plan["last"]["state"], len(mine.offs)) == ("pending", 1)
     example = json.loads((REFERENCE / "watchdog-drill-plan.json").read_bytes())
@@ -198,7 +198,7 @@ async def test_what_was_done_is_taken_back_where_it_does_not_begin(device: IpmiD
             return
         assert device.timer[1] == 0
         assert mine.told["state"] == "failed"
-        assert str(mine.told["because"]).startswith("it did not begin: ")
+        assert str(mine.told["because"]).startswith("it did not start: ")
         mine.refuses = False
         device.trick()
         assert await mine.drill.begin("root", "gpu07") > 100.0
@@ -314,5 +314,5 @@ def test_the_settings_name_it_and_the_daemon_finds_it(tmp_path: Path) -> None:
                 drill._watchdog()
     login = "host: b, user: u, password: {credential: c}"
     path.write_text(text.replace("{kind: in-band,", f"{{kind: ipmi-lan, {login},"))
-    with pytest.raises(SettingsError, match="watchdog is armed in-band, and kind is ipmi-lan"):
+    with pytest.raises(SettingsError, match="watchdog is armed in-band, but kind is ipmi-lan"):
         load(path)

@@ -191,7 +191,7 @@ async def test_what_an_outage_found_is_put_back_over_always_on_alone(
                 await mine.carry_out(replace(PUT_BACK, policy=word))
             assert raised.value.harmless, "nobody has to try again"
         observer = BmcEffector(given.model_copy(update={"policy": "observe"}))
-        with pytest.raises(BmcError, match="bmc.policy is now observe"):
+        with pytest.raises(BmcError, match=r"bmc.policy is now observe"):
             await observer.carry_out(PUT_BACK)
 
 

@@ -118,7 +118,7 @@ async def test_no_bmc_is_said_not_hidden() -> None:
     """Kind none is an alarm: bmc.kind is none that the host comes back."""
     mine = BmcEffector(BmcOptions(kind="none"))
     assert "bmc.kind is none" in str(await failure_of(mine))
-    with pytest.raises(BmcError, match="bmc.kind is none"):
+    with pytest.raises(BmcError, match=r"bmc.kind is none"):
         await mine.status(1.0)
 
 

@@ -1,17 +1,17 @@
 """`powerguard checkpoints restore`: roll selected items or files back, verified while they are read.
 
-Native: a new checkpoint is written that has the selected items of the old one and all others of the newest; nothing is
-written over, so a training that resumes finds it, or, undone, what was there before.
+Native: it writes a new checkpoint with the selected items of the old one and all others of the newest. No file is
+overwritten, so training that resumes finds the new one or, after an undo, the earlier one.
 
-Files of a sealed folder, restored into a new folder or into one that is there; the latter can be undone.
+Sealed: it restores files into a new folder or into an existing one; the latter can be undone.
 
-    .NAME.powerguard-restore/          beside the folder NAME, on the same file system
+    .NAME.powerguard-restore/          next to the folder NAME, on the same file system
         PLAN.json                      what goes where, durable before the first file is touched
         new/0 ...                      verified while they were copied, and flushed
         old/0 ... old/SEAL.json        what was in their place, by a second name
 
 Each file is in its place at every instant, old or new: the old one gets its second name, then the new one is renamed
-over it. Killed or cut off in between, `undo` brings everything back from whatever state that left.
+over it. If it is killed in between, `undo` brings everything back from any state.
 """
 
 import argparse
@@ -50,7 +50,7 @@ _MAX_PLAN_BYTES: Final = 32 << 20
 
 
 class FilesError(Exception):
-    """Nothing was restored: why, what would be right."""
+    """The restore failed: why, and the fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,13 +78,13 @@ class _Plan:
         except (ValueError, KeyError, TypeError, RecursionError):
             is_sound = False
         if not is_sound:
-            msg = f"{PLAN} does not hold together: restore the files by hand from old/"
+            msg = f"{PLAN} is damaged: restore the files by hand from old/"
             raise FilesError(msg)
         return plan
 
 
 def journal_of(target: Path) -> Path:
-    """Return the folder beside the target that keeps what was in the place of restored files."""
+    """Return the folder next to the target that keeps the replaced files."""
     return target.with_name(f".{target.name}.powerguard-restore")
 
 
@@ -99,7 +99,7 @@ def restore(
 ) -> list[str]:
     """Copy the chosen files of a sealed folder, verified; return their names. is_new: the target is made.
 
-    Raises FilesError, SealError, OSError: then the target is as it was, or `undo` makes it so.
+    Raises FilesError, SealError, OSError: then the target is unchanged, or `undo` restores it.
     """
     disk = disk or Disk()
     sealed = read_seal(source)
@@ -121,7 +121,7 @@ def restore(
 
 
 def _restore_to(copy: "_Copy", target: Path, chosen: Sequence[SealedFile], *, whole: bool) -> None:
-    """Make the target, sealed. whole: with links and empty folders. What fails leaves no folder behind."""
+    """Make the target, sealed. whole: with links and empty folders. A failure leaves no folder behind."""
     was_there = target.exists()
     try:
         copy.run(target, {file.path: file for file in chosen})
@@ -140,12 +140,14 @@ def _restore_to(copy: "_Copy", target: Path, chosen: Sequence[SealedFile], *, wh
 def _restore_into(copy: "_Copy", target: Path, chosen: Sequence[SealedFile]) -> None:
     disk, journal = copy.disk, journal_of(target)
     if (journal / PLAN).exists() and not (journal / "done").exists():
-        msg = f"{target}: a restore was cut off there (`powerguard checkpoints restore --undo {target}` first)"
+        msg = (
+            f"{target}: an earlier restore was interrupted (run `powerguard checkpoints restore --undo {target}` first)"
+        )
         raise FilesError(msg)
     for file in chosen:
         _check_way(target, file.path)
     if journal.exists():
-        (journal / PLAN).unlink(missing_ok=True)  # first: what is left then is nothing that could be undone by half
+        (journal / PLAN).unlink(missing_ok=True)  # first: the rest can then no longer be undone by half
         shutil.rmtree(journal)
     (journal / "old").mkdir(parents=True)
     copy.run(journal / "new", {str(number): file for number, file in enumerate(chosen)})
@@ -175,14 +177,14 @@ def _restore_into(copy: "_Copy", target: Path, chosen: Sequence[SealedFile]) -> 
 
 
 def undo(target: Path, disk: Disk | None = None) -> list[str]:
-    """Put back what the last restore into this folder replaced, however far it came. Twice is as good as once."""
+    """Put back the files that the last restore into this folder replaced. Repetition is harmless."""
     disk = disk or Disk()
     journal = journal_of(target)
     try:
         content = (journal / PLAN).read_bytes()[:_MAX_PLAN_BYTES]
     except FileNotFoundError:
         if journal.exists():
-            shutil.rmtree(journal)  # cut off before anything was touched
+            shutil.rmtree(journal)  # interrupted before the first change
         return []
     plan = _Plan.parse(content)
     for number, (path, existed) in enumerate(zip(plan.paths, plan.existed, strict=True)):
@@ -203,16 +205,16 @@ def undo(target: Path, disk: Disk | None = None) -> list[str]:
 
 
 def _check_way(target: Path, path: str) -> None:
-    """Refuse a way that leads over a link, or to something that is no file."""
+    """Refuse a path over a link, or to another object than a file."""
     way = target
     for part in Path(path).parts[:-1]:
         way /= part
         if way.is_symlink() or (way.exists() and not way.is_dir()):
-            msg = f"{way}: is no folder of its own, so {path} is not restored through it"
+            msg = f"{way}: is a link or not a folder, so {path} is not restored through it"
             raise FilesError(msg)
     final = target / path
     if final.is_symlink() or (final.exists() and not final.is_file()):
-        msg = f"{final}: is no plain file"
+        msg = f"{final}: is not a regular file"
         raise FilesError(msg)
 
 
@@ -298,7 +300,7 @@ _TOLD: Final = 4
 
 
 class RestoreError(Exception):
-    """Nothing was restored, and nothing changed: why, what would be right."""
+    """The restore failed without a change: why, and the fix."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -322,7 +324,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _unheard(name: str) -> Iterator[None]:
-    """Keep what a logger says off stderr, where nobody else listens: what was done is told below, once."""
+    """Keep the library's log off stderr: the verb reports the result itself."""
     handler = logging.NullHandler()
     logging.getLogger(name).addHandler(handler)
     try:
@@ -340,7 +342,7 @@ def _restore(args: argparse.Namespace) -> dict[str, object]:
         return _mark_newer(entry, args)
     target = Path(str(args.to or args.into)).absolute()
     if args.to is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
-        msg = f"{target}: is there already (name a new folder, or --into it)"
+        msg = f"{target}: already exists (name a new folder, or use --into)"
         raise RestoreError(msg)
     if args.into is not None:
         if not target.is_dir():
@@ -358,7 +360,7 @@ def _restore(args: argparse.Namespace) -> dict[str, object]:
 
 
 def source_of(place: str, step: int | None, **access: str | None) -> Entry:
-    """Return the checkpoint that is meant: the place itself, or of a place the one of this step, or the newest."""
+    """Return the selected checkpoint: the place itself, or of a place the one of this step, or the newest."""
     url, _, name = place.rstrip("/").rpartition("/")
     is_stored = "://" in place and step_of(name) is not None
     entries = [each for each in entries_at(url if is_stored else place, **access) if each.is_whole]
@@ -374,7 +376,7 @@ def source_of(place: str, step: int | None, **access: str | None) -> Entry:
 
 
 def _ask(entry: Entry, target: str, args: argparse.Namespace) -> None:
-    """Ask, where somebody can be asked. Raises RestoreError unless the answer is yes."""
+    """Ask, if stdin is a terminal. Raises RestoreError unless the answer is yes."""
     if args.yes:
         return
     if sys.stdin.isatty() and not args.json:
@@ -382,22 +384,22 @@ def _ask(entry: Entry, target: str, args: argparse.Namespace) -> None:
         print(f"restore {what} from {entry.path} into {target}? [y/N] ", end="", file=sys.stderr, flush=True)
         if sys.stdin.readline().strip().lower() in ("y", "yes"):
             return
-    msg = "nothing was changed (--yes does it)"
+    msg = "cancelled: no change was made (add --yes to do it)"
     raise RestoreError(msg)
 
 
 def _mark_newer(entry: Entry, args: argparse.Namespace) -> dict[str, object]:
-    """Roll an object store back to a checkpoint that it has: mark what is newer there, so that no resume takes it."""
+    """Roll an object store back to a checkpoint that it has: mark newer ones, so that no resume uses them."""
     tier = tier_at(args.into, **access_of(args))
     there = tier.found()
     if args.only or entry.found is None or entry.found.digest not in {each.digest for each in there}:
-        msg = f"{args.into}: an object store is only rolled back as a whole, to a checkpoint that it has"
+        msg = f"{args.into}: an object store can only be rolled back as a whole, to a checkpoint that it has"
         raise RestoreError(msg)
     _ask(entry, args.into, args)
     newer = [each for each in there if each.step >= entry.found.step and each.digest != entry.found.digest]
     for each in newer:
         tier.set_aside(each, f"rolled back to {entry.name}")
-    note = f"; {len(newer)} newer checkpoints are marked there (undone by removing their {SET_ASIDE})"
+    note = f"; {len(newer)} newer checkpoints are marked there (to undo, remove their {SET_ASIDE})"
     return {"from": entry.path, "path": args.into, "restored": [], "note": note}
 
 
@@ -405,7 +407,7 @@ def _mark_newer(entry: Entry, args: argparse.Namespace) -> dict[str, object]:
 
 
 class Native:
-    """Restores items of one native checkpoint, into a new root or beside the checkpoints of one that is there.
+    """Restores items of one native checkpoint, into a new root or into an existing one.
 
     Needs memory for a shard three times over: the old one, the newest one, and what they make together.
     """
@@ -429,12 +431,12 @@ class Native:
                 saved, names = self._write(store, base, base, bar)
                 return self._told(saved.path, names, f" into a new checkpoint of step {base.step}")
             if self._only:
-                msg = f"{self._target}: its newest checkpoint is the one to restore from (name an older one: --step N)"
+                msg = f"{self._target}: its newest checkpoint is the selected one (select an older one with --step N)"
                 raise RestoreError(msg)
             return self._roll_back(store, bar)
 
     def _made(self, store: Store, found: Found, bar: Bar) -> dict[str, object]:
-        """Fill a folder that was not there; where that fails it is not there again."""
+        """Fill a new folder; a failure removes it again."""
         try:
             saved, names = self._write(store, found, None, bar)
         except BaseException:
@@ -443,7 +445,7 @@ class Native:
         return self._told(saved.path, names, "")
 
     def _roll_back(self, store: Store, bar: Bar) -> dict[str, object]:
-        """Make this checkpoint the newest of the root: what is newer is set aside, and can be brought back."""
+        """Make this checkpoint the newest of the root: newer ones are set aside, and can be brought back."""
         found, path = self._found, self._found.path
         names: list[str] = []
         same = next((each for each in store.found() if each.digest == found.digest), None)
@@ -456,7 +458,7 @@ class Native:
         for each in newer:
             Path(each.path).rename(store.root / f"{NEWER}{each.name}")
         Disk().sync_folder(store.root)
-        note = f"; {len(newer)} newer ones are set aside there (do the same with --into where else there are copies)"
+        note = f"; {len(newer)} newer ones are set aside there (use --into on other copies, too)"
         return self._told(path, names or list(self._names()), note)
 
     def _told(self, path: str, names: list[str], note: str) -> dict[str, object]:
@@ -536,15 +538,13 @@ class Native:
         return sorted({item.name for rank in ranks for item in self._found.shard(rank).items})
 
     def _check_memory(self, base: Found | None) -> None:
-        """A host that swaps itself to death restores nothing."""
+        """Check that the memory is enough: a host that swaps heavily cannot restore."""
         largest = max(shard.size_bytes for shard in self._found.manifest.shards)
         if base is not None:
             largest = max(largest, *(shard.size_bytes for shard in base.manifest.shards))
         free = _available_bytes()
         if free is not None and 3 * largest > free:
-            msg = (
-                f"needs {amount(3 * largest)} of memory, {amount(free)} are available (on another host, --to a folder)"
-            )
+            msg = f"needs {amount(3 * largest)} of memory, but {amount(free)} are available (use --to on another host)"
             raise RestoreError(msg)
 
     def _read(self, found: Found, rank: int) -> Mapping[str, Loaded]:
@@ -554,7 +554,7 @@ class Native:
 
 
 def _available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Memory that may still be used, as proc(5) estimates it; None where that is not told."""
+    """Memory that may still be used, as proc(5) estimates it; None if unknown."""
     try:
         lines = meminfo.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
@@ -572,7 +572,7 @@ def _undo(target: Path) -> dict[str, object]:
     if journal_of(target).exists():
         return {**told, "restored": undo(target), "note": ": the files are as they were"}
     if not target.is_dir() or (target / SEAL).exists():
-        msg = f"{target}: nothing was restored into it, or it was undone"
+        msg = f"{target}: has no restore to undo"
         raise RestoreError(msg)
     with Store(target, job="", slots=0) as store:
         newer = sorted(path for path in target.iterdir() if path.name.startswith(NEWER))
@@ -583,7 +583,7 @@ def _undo(target: Path) -> dict[str, object]:
             return {**told, "note": f": {len(newer)} checkpoints are back"}
         made = next((found for found in store.found() if found.manifest.reason.startswith(_REASON)), None)
         if made is None:
-            msg = f"{target}: nothing was restored into it, or it was undone"
+            msg = f"{target}: has no restore to undo"
             raise RestoreError(msg)
-        store.set_aside(made, "its restoring was undone")
+        store.set_aside(made, "its restore was undone")
         return {**told, "note": f": {made.name} is set aside as {BAD}{made.name}"}

@@ -1,7 +1,7 @@
-"""Makes our settings of apcupsd's, and says what would hurt: apcupsd.conf, and the event scripts beside apccontrol.
+"""Converts apcupsd's configuration to settings, with warnings: apcupsd.conf, and the event scripts next to apccontrol.
 
-Facts about apcupsd 3.14.14, measured against an SNMP card and against a fake master: where a figure stands in a text
-below, it is from there. Defaults are those of its source (apcconfig.c), which Debian's apcupsd.conf changes: MINUTES 5
+Facts about apcupsd 3.14.14, measured against an SNMP card and against a simulated master: the figures in the texts
+below are from there. Defaults are those of its source (apcconfig.c), which Debian's apcupsd.conf changes: MINUTES 5
 becomes 3, BATTERYLEVEL 10 becomes 5.
 """
 
@@ -45,7 +45,7 @@ TEXTS: Final = frozenset((
     "STATFILE", "FACILITY", "BATTDATE", "SENSITIVITY", "BEEPSTATE", "SELFTEST", "SLAVE", "USERMAGIC",
 ))  # fmt: skip
 KEYS: Final = NUMBERS | TEXTS | frozenset(CHOICES)
-"""What apcupsd 3.14.14 takes, tried: over anything else it ends with an error."""
+"""Values that apcupsd 3.14.14 accepts (tried): with any other it ends with an error."""
 ALIASES: Final = {"SERVERPORT": "NISPORT", "NETSTATUS": "NETSERVER"}
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
 _STOPS: Final = re.compile(r"^[^#\n]*\b(?:shutdown|poweroff|halt|telinit|init\s+0)\b", re.MULTILINE)
@@ -67,20 +67,20 @@ class Conf:
         return self.values[key].words[1] if key in self.values else default
 
     def word(self, key: str, default: str = "") -> str:
-        """Return the first word of a value in small letters: where apcupsd wants one of several, it reads no more."""
+        """Return the first word of a value in lower case: for a choice, apcupsd reads only that."""
         return next(iter(re.split(r"[ \t\v\f\r]", self.text(key))), "").lower() or default
 
     def number(self, key: str) -> float:
-        """Return the number of a key, apcupsd's own default where it is not set or is none."""
+        """Return the number of a key, apcupsd's own default if it is not set or not a number."""
         found = re.match(r"\+?([0-9]{1,9})", self.text(key))
         return DEFAULTS[key] if found is None else float(found[1])
 
     def place(self, key: str) -> str:
-        """Say where a key stands; the file where it is not set."""
+        """Return the place of a key; the file if it is not set."""
         return self.values[key].where if key in self.values else self.file
 
     def told(self, key: str) -> str:
-        """Say a key and its number, and that it is apcupsd's own where it is not set."""
+        """Return a key and its number, marked as apcupsd's default if it is not set."""
         return f"{key} {self.number(key):g}" + ("" if key in self.values else " (apcupsd's default)")
 
 
@@ -106,7 +106,7 @@ def gather(paths: list[Path]) -> list[Path]:
 
 
 def load(path: Path, draft: Draft) -> Conf:
-    """Read one apcupsd.conf and look for the scripts beside its apccontrol. Raises ReadError."""
+    """Read one apcupsd.conf and look for the scripts next to its apccontrol. Raises ReadError."""
     text, mode = read(path)
     words = apcupsd_words(text, str(path))
     words = Words(words.file, words.lines, words.oddities, mode)
@@ -115,7 +115,7 @@ def load(path: Path, draft: Draft) -> Conf:
     for odd in words.oddities:
         draft.warn("odd_line", odd.where, odd.what, odd.right)
     if not text.startswith(MAGIC):
-        draft.note("old_file", f"{path}:1", "the first line is not that of apcupsd 3.14: it warns, and reads on")
+        draft.note("old_file", f"{path}:1", "the first line is not that of apcupsd 3.14: it warns, and continues")
     for line in words.lines:
         key = ALIASES.get(line.words[0], line.words[0])
         if _refused(key, line, draft):
@@ -128,7 +128,7 @@ def load(path: Path, draft: Draft) -> Conf:
         draft.note(
             "scripts_elsewhere",
             conf.place("SCRIPTDIR"),
-            f"no event script lies beside this file, nor in SCRIPTDIR ({named}) of this host: none was looked at",
+            f"there is no event script next to this file, nor in SCRIPTDIR ({named}) of this host: none was checked",
         )
     return conf
 
@@ -144,16 +144,16 @@ def _scripts(folder: Path) -> dict[str, Path]:
 
 
 def _refused(key: str, line: Line, draft: Draft) -> bool:
-    """Say whether apcupsd ends with an error over a line; then it is told."""
+    """Report a line over which apcupsd ends with an error; return whether it does."""
     value = line.words[1]
     ends = "apcupsd ends with an error over this line"
     if key not in KEYS:
         near = get_close_matches(key, KEYS, n=1)
-        hint = f"{near[0]}?" if near else "take the line out"
-        draft.warn("unknown_directive", line.where, f"no directive of apcupsd: {ends}", hint)
+        hint = f"{near[0]}?" if near else "remove the line"
+        draft.warn("unknown_directive", line.where, f"apcupsd does not know this directive: {ends}", hint)
     elif key in NUMBERS and value and not re.match(r"[+-]?[0-9]", value):
         right = f"{key} {DEFAULTS[key]:g}" if key in DEFAULTS else f"{key} and a number"
-        draft.warn("no_number", line.where, f"{key} wants a number: {ends}", right)
+        draft.warn("no_number", line.where, f"{key} needs a number: {ends}", right)
     elif key in CHOICES and re.split(r"[ \t\v\f\r]", value)[0].lower() not in CHOICES[key]:
         draft.warn("odd_value", line.where, f"{key}: {ends}", f"one of {', '.join(CHOICES[key])}")
     else:
@@ -165,14 +165,14 @@ def _refused(key: str, line: Line, draft: Draft) -> bool:
 
 
 def make(conf: Conf, draft: Draft) -> None:
-    """Put the UPS of one apcupsd into the draft, with what is to be looked at."""
+    """Put the UPS of one apcupsd into the draft, with its warnings."""
     kind = conf.word("UPSTYPE")
     before = len(draft.upses)
     if kind not in TYPES:
         draft.warn(
             "no_upstype",
             conf.place("UPSTYPE"),
-            "no UPSTYPE that apcupsd knows: it does not start",
+            "apcupsd does not know this UPSTYPE and does not start",
             f"one of {', '.join(TYPES)}",
         )
     elif kind == "snmp":
@@ -209,7 +209,10 @@ def _snmp(conf: Conf, draft: Draft) -> None:
     port = number(port_text) if port_text else 161.0
     if not _HOST.fullmatch(host) or port is None or not 0 < port < 65536:
         draft.warn(
-            "odd_device", conf.place("DEVICE"), "DEVICE is no address of a card", "DEVICE host:port:vendor:community"
+            "odd_device",
+            conf.place("DEVICE"),
+            "DEVICE is not the address of a card",
+            "DEVICE host:port:vendor:community",
         )
         return
     source: dict[str, Any] = {"kind": "snmp", "host": host}
@@ -224,19 +227,19 @@ def _snmp(conf: Conf, draft: Draft) -> None:
         draft.warn(
             "open_file",
             conf.file,
-            "holds a community, and everybody on this host can read it",
+            "holds a community, and every user of this host can read it",
             f"chmod 0600 {conf.file}",
         )
     draft.warn(
         "snmp_forgeable",
         conf.place("DEVICE"),
-        "SNMP version 1: anybody on that network can forge its answers",
+        "SNMP version 1: every host on that network can forge its answers",
         "version 3 with auth, which powerguard can use and apcupsd cannot",
     )
     draft.warn(
         "snmp_blind",
         conf.place("UPSTYPE"),
-        "when the card falls silent on battery, apcupsd goes on with the last figures for ever (measured)",
+        "when the card falls silent on battery, apcupsd keeps the last figures without end (measured)",
         "powerguard counts the energy itself, from 3 s on",
     )
 
@@ -247,7 +250,7 @@ def _net(conf: Conf, draft: Draft) -> None:
     )
     port = number(port_text) if port_text else float(NIS_PORT)
     if not _HOST.fullmatch(host) or port is None or not 0 < port < 65536:
-        draft.warn("odd_device", conf.place("DEVICE"), "DEVICE is no address of an apcupsd", "DEVICE host:3551")
+        draft.warn("odd_device", conf.place("DEVICE"), "DEVICE is not the address of an apcupsd", "DEVICE host:3551")
         return
     source: dict[str, Any] = {"kind": "apcupsd", "host": host}
     if port != NIS_PORT:
@@ -256,9 +259,9 @@ def _net(conf: Conf, draft: Draft) -> None:
     draft.warn(
         "net_slave",
         conf.place("DEVICE"),
-        "a slave of apcupsd shuts down 5 s after it loses its master on battery (measured), and the master waits "
-        "for nobody",
-        "the switch between both on the UPS; powerguard goes on by its own account of the energy",
+        "a slave of apcupsd shuts down 5 s after it loses its master on battery (measured), and the master does "
+        "not wait for it",
+        "the switch between both on the UPS; powerguard continues with its own energy account",
     )
 
 
@@ -269,27 +272,27 @@ def _local(conf: Conf, kind: str, draft: Draft) -> None:
     source: dict[str, Any] = {"kind": "apcupsd", "host": host}
     if port != NIS_PORT and 0 < port < 65536:
         source["port"] = int(port)
-    _add(conf, source, f"UPSTYPE {kind}; apcupsd goes on reading the UPS, and powerguard asks it", draft)
+    _add(conf, source, f"UPSTYPE {kind}; apcupsd keeps reading the UPS, and powerguard asks apcupsd", draft)
     if conf.word("NETSERVER", "on") == "off":
         where = conf.place("NETSERVER")
         draft.warn(
             "netserver_off",
             where,
-            "apcupsd's information server is off: powerguard has nobody to ask",
+            "apcupsd's information server is off, so powerguard cannot ask it",
             "NETSERVER on, NISIP 127.0.0.1",
         )
     if kind == "dumb":
         draft.warn(
             "dumb",
             conf.place("UPSTYPE"),
-            "a UPS that tells neither charge nor runtime: powerguard would be blind",
+            "a UPS that reports neither charge nor runtime: powerguard could not compute the runtime",
             "runtime_table and rating_w from the data sheet",
         )
     if kind == "pcnet" and has_mode(conf.words.mode):
         draft.warn(
             "open_file",
             conf.file,
-            "holds a passphrase, and everybody on this host can read it",
+            "holds a passphrase, and every user of this host can read it",
             f"chmod 0600 {conf.file}",
         )
 
@@ -298,7 +301,7 @@ def _local(conf: Conf, kind: str, draft: Draft) -> None:
 
 
 def _budget(conf: Conf, draft: Draft) -> None:
-    """Be no less careful than MINUTES was; TIMEOUT stands in only where nothing else is known."""
+    """Be at least as careful as MINUTES was; TIMEOUT counts only without other information."""
     reserve_s = min(1800.0, 60 * conf.number("MINUTES") - FORCE_AFTER_S)
     if "MINUTES" in conf.values and reserve_s > max(RESERVE_S, float(draft.budget.get("reserve_s", 0.0))):
         draft.budget["reserve_s"] = reserve_s
@@ -308,7 +311,7 @@ def _budget(conf: Conf, draft: Draft) -> None:
     timeout_s = conf.number("TIMEOUT")
     if 20 <= timeout_s <= 3600:
         draft.budget["blind_s"] = timeout_s
-        draft.about_budget["blind_s"] = f"counts only where no runtime is known; TIMEOUT, {conf.place('TIMEOUT')}"
+        draft.about_budget["blind_s"] = f"counts only if no runtime is known; TIMEOUT, {conf.place('TIMEOUT')}"
 
 
 def _limits(conf: Conf, kind: str, draft: Draft) -> None:
@@ -325,16 +328,16 @@ def _limits(conf: Conf, kind: str, draft: Draft) -> None:
         draft.warn(
             "batterylevel",
             conf.place("BATTERYLEVEL"),
-            f"{conf.told('BATTERYLEVEL')}: a worn battery falls from there to nothing within seconds",
-            "BATTERYLEVEL 30, while apcupsd still decides; powerguard plans with nothing below 10 %",
+            f"{conf.told('BATTERYLEVEL')}: a worn battery falls from there to empty within seconds",
+            "BATTERYLEVEL 30, while apcupsd still decides; powerguard does not plan with the last 10 %",
         )
     if conf.number("TIMEOUT") > 0:
         draft.warn(
             "timeout",
             conf.place("TIMEOUT"),
-            f"{conf.told('TIMEOUT')}: shuts down on a fixed time, whatever is in the battery; it starts anew when "
+            f"{conf.told('TIMEOUT')}: shuts down after a fixed time, whatever the charge; it restarts when "
             "apcupsd is restarted in an outage (measured)",
-            "0 for a UPS that tells its runtime" if kind != "dumb" else "what the data sheet says, halved",
+            "0 for a UPS that reports its runtime" if kind != "dumb" else "what the data sheet says, halved",
         )
     delay_s = conf.number("ONBATTERYDELAY")
     draft.note(
@@ -347,7 +350,7 @@ def _limits(conf: Conf, kind: str, draft: Draft) -> None:
         draft.warn(
             "onbatterydelay_long",
             conf.place("ONBATTERYDELAY"),
-            f"{conf.told('ONBATTERYDELAY')}: no hook of yours hears of an outage before",
+            f"{conf.told('ONBATTERYDELAY')}: your hooks are not called before that time",
             "6",
         )
 
@@ -357,7 +360,7 @@ def _killpower(conf: Conf, kind: str, draft: Draft) -> None:
         draft.warn(
             "killpower_snmp",
             conf.place("UPSTYPE"),
-            "killpower over SNMP does not work: the SET lacks its instance and is refused, which apcupsd ends with 0 "
+            "killpower over SNMP does not work: the SET lacks its instance and is refused, but apcupsd exits with 0 "
             "(measured), and Debian sends it when the network is already down",
             "let the BMC power the host on (bmc: policy: ensure), not the UPS",
         )
@@ -366,8 +369,8 @@ def _killpower(conf: Conf, kind: str, draft: Draft) -> None:
         draft.warn(
             "killdelay",
             conf.place("KILLDELAY"),
-            f"{conf.told('KILLDELAY')}: the UPS is told to cut its output that soon after the shutdown begins, and "
-            f"this host may take {FORCE_AFTER_S:g} s to stop",
+            f"{conf.told('KILLDELAY')}: the UPS gets the order to cut its output that soon after the shutdown "
+            f"begins, but this host may take {FORCE_AFTER_S:g} s to stop",
             "0",
         )
     sleep_s = number(conf.text("SLEEP"))
@@ -384,8 +387,8 @@ def _killpower(conf: Conf, kind: str, draft: Draft) -> None:
         draft.warn(
             "returncharge",
             conf.place("RETURNCHARGE"),
-            "RETURNCHARGE 0: the host comes back with an empty battery, and a second outage finds it so",
-            "RETURNCHARGE 50, where the UPS has it",
+            "RETURNCHARGE 0: the host comes back with an empty battery, and would not survive a second outage",
+            "RETURNCHARGE 50, if the UPS has it",
         )
 
 
@@ -398,7 +401,7 @@ def _pace(conf: Conf, kind: str, draft: Draft) -> None:
     draft.warn(
         "polltime",
         conf.place("POLLTIME"),
-        f"{conf.told('POLLTIME')}: an outage is seen after {seen}, and shorter ones not at all",
+        f"{conf.told('POLLTIME')}: an outage is noticed after {seen}, and a shorter one never",
         right,
     )
 
@@ -406,12 +409,12 @@ def _pace(conf: Conf, kind: str, draft: Draft) -> None:
 def _rest(conf: Conf, draft: Draft) -> None:
     for key, why in (
         ("ANNOY", "powerguard writes to no terminals"),
-        ("NOLOGON", "powerguard does not keep people from logging in"),
+        ("NOLOGON", "powerguard does not block logins"),
         ("STATTIME", "see `powerguard status` and /metrics"),
         ("DATATIME", "see /metrics"),
         ("EVENTSFILE", "see `powerguard history` and the journal"),
-        ("BATTDATE", "battery_installed: 'YYYY-MM' says the same here"),
-        ("LOWBATT", "only apctest uses it; where the UPS has it set, budget.low_battery_s is that in seconds"),
+        ("BATTDATE", "use battery_installed: 'YYYY-MM' instead"),
+        ("LOWBATT", "only apctest uses it; if the UPS has it set, set budget.low_battery_s to it, in seconds"),
     ):
         if conf.text(key).lower() not in ("", "0", "disable"):
             draft.note("no_equivalent", conf.place(key), f"{key}: {why}")
@@ -422,20 +425,20 @@ def _rest(conf: Conf, draft: Draft) -> None:
             "NISIP 0.0.0.0"
             + ("" if "NISIP" in conf.values else " (apcupsd's default)")
             + ": every host on the network can read this UPS's status, since apcupsd has no login",
-            "NISIP 127.0.0.1, unless other hosts ask it (UPSTYPE net)",
+            "NISIP 127.0.0.1, unless other hosts use it (UPSTYPE net)",
         )
     shared = conf.word("UPSCLASS", "standalone"), conf.word("UPSMODE", "disable")
     if any("share" in word for word in shared):
         draft.warn(
             "shareups",
             conf.place("UPSCLASS"),
-            "a Share-UPS: its other hosts are told by a wire that powerguard does not know",
+            "a Share-UPS: it signals its other hosts over a wire that powerguard does not support",
             "powerguard on each host, with the card or this apcupsd as its source",
         )
 
 
 def _script(event: str, script: Path, draft: Draft) -> bool:
-    """Look at an event script; return whether it is one that asks us."""
+    """Check an event script; return whether it calls powerguard."""
     where = str(script)
     try:
         text, mode = read(script)
@@ -443,7 +446,7 @@ def _script(event: str, script: Path, draft: Draft) -> bool:
         draft.warn("unreadable", where, "cannot be read, so it was left out", "run this as root")
         return False
     if not mode & 0o111:
-        draft.warn("script_not_run", where, "cannot be executed, so apccontrol passes over it", f"chmod 0755 {where}")
+        draft.warn("script_not_run", where, "is not executable, so apccontrol skips it", f"chmod 0755 {where}")
         return False
     if "powerguard" in text:
         draft.note("script_ours", where, "calls powerguard already")
@@ -452,18 +455,18 @@ def _script(event: str, script: Path, draft: Draft) -> bool:
         draft.warn(
             "script_suppresses",
             where,
-            "exits with 99: apcupsd's own shutdown never runs, whoever is alive",
+            "always exits with 99, so apcupsd's own shutdown never runs",
             "config/apcupsd/powerguard-event exits with 99 only while powerguard owns the shutdown",
         )
     elif event not in ("doshutdown", "doreboot", "killpower") and _STOPS.search(text):
         draft.warn(
             "script_shuts_down",
             where,
-            f"shuts the host down at {event}, whatever is in the battery",
+            f"shuts the host down at {event}, whatever the charge",
             "leave that to powerguard",
         )
     else:
-        draft.note("script", where, "a script of your own: keep it, or put config/apcupsd in its place")
+        draft.note("script", where, "a script of your own: keep it, or replace it by that in config/apcupsd")
     slept = [int(found) for found in _SLEEPS.findall(text)]
     if slept and max(slept) >= 5:
         draft.warn(

@@ -1,4 +1,4 @@
-"""What `powerguard import` makes: settings to be, what to look at, and which secrets to keep where. Never a secret."""
+"""The result of `powerguard import`: draft settings, warnings, and where to keep which secret. Never a secret."""
 
 import json
 import re
@@ -7,10 +7,10 @@ from dataclasses import dataclass, field
 from typing import Any, Final
 
 FORCE_AFTER_S: Final = 110.0
-"""`host.force_after_s` unless set: how long this host may take to stop."""
+"""Default of `host.force_after_s`: how long this host may take to stop."""
 RESERVE_S: Final = 60.0
 CHECKPOINT_S: Final = 60.0
-"""What a checkpoint is presumed to take until somebody says or measures it."""
+"""Presumed seconds of a checkpoint, until they are set or measured."""
 SECRETS: Final = "/etc/powerguard/secrets"
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*|[0-9]{1,3}(\.[0-9]{1,3}){3}")
 _NAME: Final = re.compile(r"[^a-z0-9_.-]+")
@@ -22,9 +22,9 @@ Source = dict[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to look at. name: a word for programs; where: file:line, or the file where it is not set.
+    """One warning or note. name: a word for programs; where: file:line, or the file if it is not set.
 
-    is_note: nothing is wrong, but it has no equivalent here, and why.
+    is_note: it is not an error, but has no equivalent here, and why.
     """
 
     name: str
@@ -36,7 +36,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A secret that must be kept in a file. what: whose it is; found: where it stands now."""
+    """A secret that must be kept in a file. what: its use; found: its present place."""
 
     name: str
     what: str
@@ -82,19 +82,19 @@ class Draft:
         return self.checkpoint_s + FORCE_AFTER_S + RESERVE_S
 
     def warn(self, name: str, where: str, what: str, right: str) -> None:
-        """Note something that is wrong or will hurt."""
+        """Add a warning."""
         finding = Finding(name, where, what, right)
         if finding not in self.findings:
             self.findings.append(finding)
 
     def note(self, name: str, where: str, what: str) -> None:
-        """Note something that has no equivalent."""
+        """Add a note on a directive without an equivalent."""
         finding = Finding(name, where, what, is_note=True)
         if finding not in self.findings:
             self.findings.append(finding)
 
     def secret(self, kind: str, value: str, ups: str, what: str, found: str) -> dict[str, str]:
-        """Return how the settings name a secret. The same one is kept once. The value goes nowhere."""
+        """Return the settings' reference to a secret. The same one is kept once. Its value is never stored."""
         name = self._known.get((kind, value))
         if name is None:
             taken = set(self._known.values())
@@ -110,7 +110,7 @@ class Draft:
         return SECRETS if self._secrets_in is None else self._secrets_in
 
     def name_for(self, wanted: str) -> str:
-        """Return a name that our settings take, and that no other UPS of the draft has."""
+        """Return a valid name that no other UPS of the draft has."""
         name = _NAME.sub("-", wanted.lower()).lstrip("_.-")[:28] or "ups"
         taken = {ups.name for ups in self.upses}
         again, number = name, 2
@@ -150,13 +150,13 @@ def scalar(value: object) -> str:
 
 
 def as_yaml(draft: Draft, program: str) -> str:
-    """Return the settings as a file with comments: what it was made of, and what is still missing."""
+    """Return the settings as a file with comments: its origin, and the settings that are still missing."""
     made = draft.settings()
     lines = [
         f"# Made by `powerguard import {program}` from:",
         *(f"#   {_safe(file)}" for file in draft.files),
-        "# Neither NUT nor apcupsd knows of training, of the BMC, or of how long the battery really lasts. What is",
-        f"# missing is named below; docs/guides/{program}.md says how to go on.",
+        "# NUT and apcupsd have no settings for training, the BMC or the real battery runtime. The missing settings",
+        f"# are named below; docs/guides/{program}.md describes the next steps.",
         "",
         "mode: dry-run                     # then rehearse, then armed",
         "",
@@ -195,12 +195,12 @@ def _safe(text: str) -> str:
 
 
 def has_mode(mode: int, others: int = 0o004) -> bool:
-    """Say whether everybody may read a file with this mode."""
+    """Say whether every user may read a file with this mode."""
     return bool(mode & others)
 
 
 def number(text: str) -> float | None:
-    """Return a plain number of seconds, minutes or percent; None where the text is none."""
+    """Return a plain number of seconds, minutes or percent; None if the text is not one."""
     return float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) else None
 
 

@@ -1,4 +1,4 @@
-"""Makes our settings of NUT's: upsmon.conf says what feeds this host, ups.conf how it is reached."""
+"""Converts NUT's configuration to settings: upsmon.conf lists the UPSes of this host, ups.conf their drivers."""
 
 import re
 from dataclasses import dataclass, field
@@ -44,7 +44,7 @@ class Monitor:
 
 @dataclass(slots=True)
 class Nut:
-    """Everything that was read. A file that is not there is None, and its contents are empty."""
+    """The files that were read. A missing file is None, and its contents are empty."""
 
     files: dict[str, Words] = field(default_factory=dict)
     monitors: list[Monitor] = field(default_factory=list)
@@ -61,7 +61,7 @@ class Nut:
         return name in self.files
 
     def place(self, name: str, directive: str = "") -> str:
-        """Say where a directive stands; the file where it is not set."""
+        """Return the place of a directive; the file if it is not set."""
         lines = self.directives.get(directive, [])
         return lines[-1].where if lines else self.files[name].file if name in self.files else name
 
@@ -71,7 +71,7 @@ class Nut:
         return lines[-1].words[1] if lines and len(lines[-1].words) > 1 else default
 
     def seconds(self, directive: str, default: float) -> float:
-        """Return a directive's number; NUT's own default where it is not set or is none."""
+        """Return a directive's number; NUT's own default if it is not set or not a number."""
         found = number(self.value(directive))
         return default if found is None else found
 
@@ -86,7 +86,7 @@ def gather(paths: list[Path]) -> dict[str, Path]:
         try:
             if not path.is_dir() and path.name not in FILES:
                 path.stat()
-                msg = f"{path}: is none of {', '.join(FILES)}: by its name it is known which one it is"
+                msg = f"{path}: is not named as one of {', '.join(FILES)}: name the original file"
                 raise ReadError(msg)
             here = {name: path / name for name in FILES if (path / name).exists()} if path.is_dir() else {}
         except (OSError, ValueError) as error:
@@ -94,14 +94,14 @@ def gather(paths: list[Path]) -> dict[str, Path]:
             msg = f"{path}: cannot be read: {reason}"
             raise ReadError(msg) from error
         if not here and path.name not in FILES:
-            msg = f"{path}: holds none of {', '.join(FILES)} (name the folder that does)"
+            msg = f"{path}: has none of {', '.join(FILES)}: name the folder that has them"
             raise ReadError(msg)
         found |= here or {path.name: path}
     return found
 
 
 def load(found: dict[str, Path], draft: Draft) -> Nut:
-    """Read the files. One that cannot be read is told in the draft; raises ReadError where none can."""
+    """Read the files. An unreadable one is a warning; raises ReadError if none can be read."""
     nut = Nut()
     failed: list[str] = []
     for name in FILES:
@@ -169,7 +169,7 @@ def _take_upsmon(nut: Nut, draft: Draft) -> None:
             draft.warn(
                 "odd_monitor",
                 line.where,
-                f"MONITOR: {monitor}; upsmon passes over the line or stops at it",
+                f"MONITOR: {monitor}; upsmon skips the line or stops at it",
                 "MONITOR ups@host 1 user password secondary",
             )
         elif any(
@@ -181,7 +181,7 @@ def _take_upsmon(nut: Nut, draft: Draft) -> None:
 
 
 def _monitor(line: Line) -> Monitor | str:
-    """Read a MONITOR line; text says what is wrong with it, and never what stands in it."""
+    """Read a MONITOR line; a text names the error, without the line's content."""
     if len(line.words) < 6:
         return "five words must follow"
     system, supplies, user, secret, role = line.words[1:6]
@@ -195,9 +195,9 @@ def _monitor(line: Line) -> Monitor | str:
         return "the second word must be a power value, such as 1"
     name, host, port = found[1], (found[2] or "localhost").strip("[]"), int(found[3] or PORT)
     if not _NUT_NAME.fullmatch(name) or not _HOST.fullmatch(host) or not 0 < port < 65536:
-        return "the name of the UPS, its host or its port has characters that powerguard does not take"
+        return "the name of the UPS, its host or its port has characters that powerguard does not accept"
     if not _USER.fullmatch(user):
-        return "the user's name has characters that powerguard does not take"
+        return "the user's name has characters that powerguard does not accept"
     return Monitor(line.where, name, host, port, int(power), user, secret, ROLES[role.lower()])
 
 
@@ -205,7 +205,7 @@ def _monitor(line: Line) -> Monitor | str:
 
 
 def make(nut: Nut, draft: Draft) -> None:
-    """Put the UPSes into the draft: what is monitored, or else what is served."""
+    """Put the UPSes into the draft: the monitored ones, else the served ones."""
     if nut.monitors:
         for monitor in nut.monitors:
             _add_monitored(nut, monitor, draft)
@@ -236,7 +236,7 @@ def _add_monitored(nut: Nut, monitor: Monitor, draft: Draft) -> None:
             "primary",
             monitor.where,
             f"upsmon here is the primary of {monitor.name}: it orders the other hosts to stop, which powerguard never "
-            "does; keep it beside powerguard as long as others depend on it",
+            "does; keep it running while other hosts depend on it",
         )
     else:
         draft.note(
@@ -252,7 +252,7 @@ def _add_monitored(nut: Nut, monitor: Monitor, draft: Draft) -> None:
 def _add_served(nut: Nut, section: Section, draft: Draft) -> None:
     if not _NUT_NAME.fullmatch(section.name):
         draft.warn(
-            "odd_name", section.where, "a name that powerguard does not take", "letters, digits, dots and dashes"
+            "odd_name", section.where, "a name that powerguard does not accept", "letters, digits, dots and dashes"
         )
         return
     host, port = _listening(nut)
@@ -266,7 +266,7 @@ def _add_served(nut: Nut, section: Section, draft: Draft) -> None:
 
 
 def _data_sheet(section: Section | None, ups: Ups) -> None:
-    """Take what is known of the model, where ups.conf names it: as nut-scanner writes it, or in the description."""
+    """Add the data of the model, if ups.conf names it: as nut-scanner writes it, or in the description."""
     if section is not None:
         product = section.text("product")
         named = (section.text("desc"), product, f"{section.text('vendor')} {product}" if product else "")
@@ -299,7 +299,7 @@ def _output_delay_s(nut: Nut, section: Section | None) -> float:
 
 
 def _snmp_first(section: Section, ups: Ups, draft: Draft) -> None:
-    """Read the card directly; upsd stays in the list, since it alone tells a forced shutdown."""
+    """Read the card directly; upsd stays in the list, because only upsd reports a forced shutdown."""
     host, _, port_text = section.text("port").partition(":")
     port = number(port_text) if port_text else 161
     if not _HOST.fullmatch(host) or port is None or not 0 < port < 65536:
@@ -320,12 +320,12 @@ def _snmp_first(section: Section, ups: Ups, draft: Draft) -> None:
         draft.warn(
             "snmp_forgeable",
             section.place("snmp_version"),
-            f"SNMP version {source['version']}: anybody on that network can forge its answers",
-            "version 3 with auth, where the card has it; or a network of its own",
+            f"SNMP version {source['version']}: every host on that network can forge its answers",
+            "version 3 with auth, if the card has it; or a separate network",
         )
     ups.sources.insert(0, source)
     ups.about.append(f"{section.where}: driver snmp-ups; the card is asked directly, every second instead of every 30")
-    ups.about.append("upsd stays beside it: it alone tells a forced shutdown")
+    ups.about.append("upsd stays as a second source: only it reports a forced shutdown")
 
 
 def _snmp_v3(section: Section, source: dict[str, Any], ups: Ups, draft: Draft) -> None:
@@ -337,7 +337,7 @@ def _snmp_v3(section: Section, source: dict[str, Any], ups: Ups, draft: Draft) -
         draft.warn(
             "odd_driver",
             section.place("secName"),
-            "version 3 without a user that powerguard takes",
+            "version 3 without a user name that powerguard accepts",
             "secName = the user of the card",
         )
     if level not in ("authnopriv", "authpriv"):
@@ -360,7 +360,7 @@ def _snmp_v3(section: Section, source: dict[str, Any], ups: Ups, draft: Draft) -
             draft.warn(
                 "odd_driver",
                 section.place(protocol),
-                f"{protocol} is none that powerguard knows",
+                f"powerguard does not support {protocol}",
                 f"one of {', '.join(sorted(known))}",
             )
             told = default
@@ -370,18 +370,20 @@ def _snmp_v3(section: Section, source: dict[str, Any], ups: Ups, draft: Draft) -
 
 
 def _supplies(nut: Nut, draft: Draft) -> None:
-    """Take power values and MINSUPPLIES over: what hangs where, and how much must live."""
+    """Convert power values and MINSUPPLIES: the supplies on each UPS, and how many must have power."""
     where = nut.place("upsmon.conf", "MINSUPPLIES")
     wanted = int(nut.seconds("MINSUPPLIES", 1))
     total = sum(ups.supplies for ups in draft.upses)
     for ups in draft.upses:
         if ups.supplies == 0:
-            draft.note("power_value_0", ups.where, f"{ups.name} has power value 0: it is read, and feeds nothing here")
+            draft.note(
+                "power_value_0", ups.where, f"{ups.name} has power value 0: it is read, but does not feed this host"
+            )
     if total == 0:
         draft.warn(
             "nothing_feeds",
             where,
-            "every power value is 0: nothing that NUT watches here feeds this host",
+            "every power value is 0: none of the UPSes that NUT monitors here feeds this host",
             "run powerguard on the hosts that the UPS feeds, or set the power values",
         )
         for ups in draft.upses[:1]:
@@ -392,7 +394,7 @@ def _supplies(nut: Nut, draft: Draft) -> None:
             "minsupplies_0",
             where,
             "MINSUPPLIES 0: upsmon never shuts this host down; powerguard would",
-            "keep mode: dry-run if that is meant",
+            "keep mode: dry-run if you intend this",
         )
     elif wanted > total:
         draft.warn(
@@ -405,7 +407,7 @@ def _supplies(nut: Nut, draft: Draft) -> None:
 
 
 def _budget(nut: Nut, draft: Draft) -> None:
-    """Take over when the UPS says low, where ups.conf says it."""
+    """Convert the low-battery limits of ups.conf."""
     for section in nut.drivers.values():
         for key in ("override.battery.runtime.low", "default.battery.runtime.low"):
             told = number(section.text(key))

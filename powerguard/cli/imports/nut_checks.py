@@ -1,7 +1,7 @@
-"""What would hurt in a NUT configuration, and what has no equivalent here: facts about NUT 2.8.0, mostly measured.
+"""Warnings about a NUT configuration, and notes on directives without an equivalent: NUT 2.8.0, mostly measured.
 
-upsmon, upssched and the drivers were run and timed (upsd with dummy-ups, snmp-ups against net-snmp): a figure that
-stands in a text below is from there.
+upsmon, upssched and the drivers were run and timed (upsd with dummy-ups, snmp-ups against net-snmp): the figures in the
+texts below are from there.
 """
 
 from collections.abc import Iterable
@@ -28,17 +28,17 @@ HINTS: Final = ("ONBATT", "ONLINE", "LOWBATT", "FSD", "COMMBAD")
 """Events that are worth an earlier poll."""
 
 NO_EQUIVALENT: Final = {
-    "RBWARNTIME": "an alarm is told when it rises and when it ends; repeating it is the monitoring's work",
-    "NOCOMMWARNTIME": "an alarm is told once when it rises, and stands in metrics until it ends",
-    "NOTIFYMSG": "powerguard's messages say why, with numbers; they cannot be worded anew",
-    "OFFDURATION": "an output that is off is a state of its own: an alarm, never a shutdown by itself",
+    "RBWARNTIME": "powerguard logs an alarm when it begins and ends; repeat it in your monitoring",
+    "NOCOMMWARNTIME": "powerguard logs an alarm once, and keeps it in the metrics until it ends",
+    "NOTIFYMSG": "powerguard's message texts cannot be customised",
+    "OFFDURATION": "an output that is off raises an alarm, but is never a reason for a shutdown",
     "OVERDURATION": "an overload is an alarm; the budget counts the real load",
     "OBLBDURATION": "low battery needs two readings, and counts from then on",
-    "ALARMCRITICAL": "alarms are told; lost communication in such a state is no reason to shut down",
-    "POLLFREQALERT": "powerguard polls at the same pace always: four times a second at upsd",
+    "ALARMCRITICAL": "alarms are logged; lost communication in such a state is not a reason to shut down",
+    "POLLFREQALERT": "powerguard always polls upsd four times a second",
     "SHUTDOWNEXIT": "powerguard holds its login at upsd until the work is saved",
     "CERTIDENT": "powerguard logs in by user and password; a client certificate is not used",
-    "DEBUG_MIN": "see log: {level: debug}",
+    "DEBUG_MIN": "set log: {level: debug}",
 }
 UPSMON: Final = frozenset(
     (
@@ -88,7 +88,7 @@ _SLOW_S: Final = 5.0
 
 
 def check(nut: Nut, draft: Draft) -> None:
-    """Put everything that is to be looked at into the draft."""
+    """Put all warnings and notes into the draft."""
     _mode(nut, draft)
     _drivers(nut, draft)
     _users(nut, draft)
@@ -133,28 +133,28 @@ def _drivers(nut: Nut, draft: Draft) -> None:
                 "killpower_snmp",
                 section.place("driver"),
                 "upsdrvctl shutdown runs at the very end of a shutdown, when the network is down: over SNMP it "
-                "never reaches the card, and the UPS never cuts its output",
+                "never reaches the card, so the UPS never cuts its output",
                 "let the BMC power the host on (bmc: policy: ensure), not the UPS",
             )
         if "ignorelb" in section.values and not any(key.startswith("override.battery.") for key in section.values):
             draft.warn(
                 "ignorelb",
                 section.place("ignorelb"),
-                "ignorelb without override.battery.charge.low or .runtime.low: low battery is never told",
-                "set one of both, or take ignorelb out",
+                "ignorelb without override.battery.charge.low or .runtime.low: low battery is never reported",
+                "set one of the two, or remove ignorelb",
             )
         charge = section.last("override.battery.charge.low")
         if charge is not None:
             draft.note(
                 "low_by_charge",
                 charge[1],
-                "low battery by charge: powerguard counts energy, and takes what the "
-                "UPS calls low as budget.low_battery_s more",
+                "low battery by charge: powerguard counts energy, and reads the UPS's "
+                "low-battery flag as budget.low_battery_s left",
             )
     told = nut.directives.get("MAXAGE", [])
     age_s = number(told[-1].words[1]) if told and len(told[-1].words) > 1 else None
     if age_s is not None and age_s > 15:
-        draft.warn("maxage", told[-1].where, f"MAXAGE {age_s:g}: upsd passes data of that age on as new", "15 or less")
+        draft.warn("maxage", told[-1].where, f"MAXAGE {age_s:g}: upsd reports data of that age as new", "15 or less")
 
 
 def _full_walk(nut: Nut, section: Section, driver: str, draft: Draft) -> None:
@@ -165,7 +165,7 @@ def _full_walk(nut: Nut, section: Section, driver: str, draft: Draft) -> None:
     where = section.where if told is None else told[1]
     how = f"pollfreq {poll_s:g}" + (" (NUT's default)" if told is None else "")
     if driver == "snmp-ups":
-        draft.warn("pollfreq", where, f"{how}: upsd learns of an outage 12 to 30 s late (measured)", "pollfreq = 1")
+        draft.warn("pollfreq", where, f"{how}: upsd notices an outage 12 to 30 s late (measured)", "pollfreq = 1")
     else:
         own = section.last("pollinterval") or nut.all_drivers.last("pollinterval")
         status = "2 s, NUT's default" if own is None or number(own[0]) is None else f"{number(own[0]):g} s"
@@ -180,7 +180,9 @@ def _full_walk(nut: Nut, section: Section, driver: str, draft: Draft) -> None:
 def _users(nut: Nut, draft: Draft) -> None:
     for section in nut.users.values():
         if "password" not in section.values:
-            draft.warn("no_password", section.where, "a user without password: upsd never lets it in", "password = ...")
+            draft.warn(
+                "no_password", section.where, "a user without password: upsd refuses its login", "password = ..."
+            )
     if not nut.has("upsd.users"):
         return
     for monitor in nut.monitors:
@@ -199,14 +201,14 @@ def _users(nut: Nut, draft: Draft) -> None:
                 "password_differs",
                 monitor.where,
                 f"the password is not the one in {user.place('password')}",
-                "the same in both",
+                "use the same password in both",
             )
         elif monitor.role == "primary" and user.text("upsmon").lower() not in ("primary", "master"):
             draft.warn(
                 "not_primary",
                 monitor.where,
                 f"MONITOR says primary, and {user.place('upsmon')} does not: upsd "
-                "refuses a forced shutdown, so the other hosts are never told",
+                "refuses a forced shutdown, so the other hosts do not get the order",
                 "upsmon primary",
             )
 
@@ -223,7 +225,7 @@ def _open_files(nut: Nut, draft: Draft) -> None:
             draft.warn(
                 "open_file",
                 words.file,
-                "holds passwords, and everybody on this host can read it",
+                "holds passwords, and every user of this host can read it",
                 f"chmod 0640 {words.file}, group nut",
             )
 
@@ -236,8 +238,8 @@ def _unknown(nut: Nut, draft: Draft) -> None:
         for line in nut.files[name].lines if nut.has(name) else ():
             if line.words[0] not in known:
                 near = get_close_matches(line.words[0].upper(), known, n=1)
-                hint = f"{near[0]}?" if near else "take the line out"
-                draft.warn("unknown_directive", line.where, "no directive of this file: NUT passes over it", hint)
+                hint = f"{near[0]}?" if near else "remove the line"
+                draft.warn("unknown_directive", line.where, "an unknown directive: NUT ignores it", hint)
 
 
 def _times(nut: Nut, draft: Draft) -> None:
@@ -246,7 +248,7 @@ def _times(nut: Nut, draft: Draft) -> None:
     alert_s = nut.seconds("POLLFREQALERT", 5)
     is_primary = any(monitor.role == "primary" for monitor in nut.monitors)
     if hostsync_s < draft.checkpoint_s:
-        whose = "" if is_primary else "; what counts is the primary's"
+        whose = "" if is_primary else "; the primary's value counts"
         draft.warn(
             "hostsync",
             nut.place("upsmon.conf", "HOSTSYNC"),
@@ -258,7 +260,7 @@ def _times(nut: Nut, draft: Draft) -> None:
         draft.warn(
             "finaldelay",
             nut.place("upsmon.conf", "FINALDELAY"),
-            f"FINALDELAY {final_s:g}: seconds of an almost empty battery in which nothing is saved"
+            f"FINALDELAY {final_s:g}: seconds of an almost empty battery without any work saved"
             + ("; the primary no longer waits that long (HOSTSYNC)" if final_s >= hostsync_s else ""),
             "0 to 5; powerguard waits for the checkpoint itself",
         )
@@ -274,7 +276,7 @@ def _times(nut: Nut, draft: Draft) -> None:
         draft.warn(
             "deadtime",
             nut.place("upsmon.conf", "DEADTIME"),
-            f"DEADTIME {dead_s:g}: so long upsmon does not notice on battery that nobody tells it anything, and "
+            f"DEADTIME {dead_s:g}: on battery, upsmon notices only after this time that it gets no data, and "
             "upsd's MAXAGE comes on top (measured with 15: 20 to 40 s)",
             "15 or less",
         )
@@ -282,19 +284,19 @@ def _times(nut: Nut, draft: Draft) -> None:
         draft.note(
             "deadtime",
             nut.place("upsmon.conf", "DEADTIME"),
-            f"DEADTIME {dead_s:g}: powerguard notices after 3 s, and goes on by its own account of the energy",
+            f"DEADTIME {dead_s:g}: powerguard notices after 3 s, and continues with its own energy account",
         )
     if poll_s > _SLOW_S:
         draft.warn(
             "upsmon_pollfreq",
             nut.place("upsmon.conf", "POLLFREQ"),
-            f"POLLFREQ {poll_s:g}: upsmon does not see shorter outages",
+            f"POLLFREQ {poll_s:g}: upsmon does not notice shorter outages",
             "1 to 5",
         )
 
 
 def _certificates(nut: Nut, draft: Draft) -> None:
-    """Say what is missing where NUT verified upsd's certificate."""
+    """Warn about a missing CA if NUT verified upsd's certificate."""
     if nut.value("CERTVERIFY") == "1" or nut.value("FORCESSL") == "1":
         where = nut.place("upsmon.conf", "CERTPATH" if "CERTPATH" in nut.directives else "CERTVERIFY")
         draft.note(
@@ -312,15 +314,15 @@ def _power_off(nut: Nut, draft: Draft) -> None:
         draft.warn(
             "powerdownflag",
             where,
-            "no POWERDOWNFLAG: the UPS is never told to cut its output, so a host that went "
-            "down while utility came back stays off",
+            "no POWERDOWNFLAG: the UPS never gets the order to cut its output, so a host that went "
+            "down while utility returned stays off",
             "POWERDOWNFLAG /etc/killpower; and bmc: policy: ensure",
         )
     if not nut.value("SHUTDOWNCMD"):
         draft.warn(
             "no_shutdowncmd",
             where,
-            "no SHUTDOWNCMD: upsmon shuts nothing down",
+            "no SHUTDOWNCMD: upsmon does not shut the host down",
             'SHUTDOWNCMD "/usr/lib/powerguard/nut/powerguard-shutdown /sbin/shutdown -h +0"',
         )
     elif "powerguard" not in " ".join(nut.directives["SHUTDOWNCMD"][-1].words):
@@ -328,13 +330,13 @@ def _power_off(nut: Nut, draft: Draft) -> None:
             "shutdowncmd",
             nut.place("upsmon.conf", "SHUTDOWNCMD"),
             "SHUTDOWNCMD: put /usr/lib/powerguard/nut/"
-            "powerguard-shutdown before it while both run, so that two do not shut one host down",
+            "powerguard-shutdown before it while both run, so that only one of them shuts the host down",
         )
     if nut.value("RUN_AS_USER") == "root":
         draft.warn(
             "run_as_root",
             nut.place("upsmon.conf", "RUN_AS_USER"),
-            "upsmon's half that speaks to the network runs as root, and so do its hooks",
+            "upsmon's network process runs as root, and so do its hooks",
             "RUN_AS_USER nut",
         )
     for monitor in (monitor for monitor in primaries if monitor.supplies):
@@ -349,7 +351,7 @@ def _power_off(nut: Nut, draft: Draft) -> None:
                 f"the UPS cuts its output {delay_s:g} s after the primary's order"
                 + (" (NUT's default)" if told is None else "")
                 + f"; the other hosts that it feeds may take {FORCE_AFTER_S:g} s to stop",
-                f"offdelay = {FORCE_AFTER_S + 10:g}, as long as the battery has it",
+                f"offdelay = {FORCE_AFTER_S + 10:g}, if the battery lasts for it",
             )
 
 
@@ -370,7 +372,7 @@ def _notify(nut: Nut, draft: Draft) -> None:
     executed = [kind for kind, (told, _) in flags.items() if "EXEC" in told]
     if executed and not nut.value("NOTIFYCMD"):
         draft.warn(
-            "no_notifycmd", flags[executed[0]][1], "EXEC without a NOTIFYCMD: nothing is called", "NOTIFYCMD ..."
+            "no_notifycmd", flags[executed[0]][1], "EXEC without a NOTIFYCMD: no program is called", "NOTIFYCMD ..."
         )
     if not nut.value("NOTIFYCMD"):
         return
@@ -393,7 +395,7 @@ def _timers(nut: Nut, draft: Draft) -> None:
         draft.warn(
             "no_cmdscript",
             nut.place("upssched.conf"),
-            "no CMDSCRIPT: upssched ends without doing anything",
+            "no CMDSCRIPT: upssched ends without any action",
             "CMDSCRIPT /usr/lib/powerguard/nut/powerguard-notify",
         )
     for needed in ("PIPEFN", "LOCKFN"):
@@ -401,7 +403,7 @@ def _timers(nut: Nut, draft: Draft) -> None:
             draft.warn(
                 "upssched_incomplete",
                 nut.place("upssched.conf"),
-                f"no {needed}: upssched does nothing",
+                f"no {needed}: upssched has no effect",
                 f"{needed} /run/nut/upssched/{needed[:4].lower()}",
             )
     for line in nut.timers:
@@ -420,7 +422,7 @@ def _timer(line: Line, called: Iterable[str], nut: Nut, draft: Draft) -> None:
         draft.warn(
             "timer_never",
             line.where,
-            f"{kind} never gets here: its NOTIFYFLAG in upsmon.conf has no EXEC",
+            f"{kind} never arrives here: its NOTIFYFLAG in upsmon.conf has no EXEC",
             f"NOTIFYFLAG {kind} SYSLOG+WALL+EXEC",
         )
     seconds = number(line.words[5]) if command.startswith("START-TIMER") and len(line.words) > 5 else None
@@ -428,13 +430,13 @@ def _timer(line: Line, called: Iterable[str], nut: Nut, draft: Draft) -> None:
         draft.warn(
             "timer",
             line.where,
-            f"a timer of {seconds:g} s on battery: where CMDSCRIPT shuts down when it fires, it does so on a fixed "
-            "time, whatever is in the battery and whether or not the work is saved",
+            f"a timer of {seconds:g} s on battery: if CMDSCRIPT shuts down when it fires, it does so after a fixed "
+            "time, whatever the charge and whether or not the work is saved",
             "no timer: powerguard counts the energy, and acts at the last safe moment",
         )
         if 20 <= seconds <= 3600 and "blind_s" not in draft.budget:
             draft.budget["blind_s"] = seconds
-            draft.about_budget["blind_s"] = f"counts only where no runtime is known; the timer of {line.where}"
+            draft.about_budget["blind_s"] = f"counts only if no runtime is known; the timer of {line.where}"
 
 
 def _up(seconds: float) -> int:

@@ -1,13 +1,13 @@
-"""Reads other people's configuration files word for word as their programs do: NUT's and apcupsd's.
+"""Reads the configuration files of NUT and apcupsd exactly as those programs do.
 
 NUT (common/parseconf.c): words are divided by white space; `"..."` is one word, even over the end of a line; a
 backslash takes the next character as it is, and a line goes on where that is a newline; `=` is a word of its own; `#`
 outside quotes begins a comment, even within a word; characters beyond ASCII are dropped; 32 words of 512 characters a
 line. apcupsd (apcconfig.c): a key, white space, and the rest of the line; `#` begins a comment where text is wanted;
-lines are cut at 255 characters, and what is beyond is a line of its own. Neither knows includes; NUT has sections in
+lines are cut at 255 characters, and the rest is another line. Neither knows includes; NUT has sections in
 ups.conf and upsd.users only.
 
-Nothing that is read is ever part of a message: any word may be a password in the wrong place.
+No content is ever part of a message: any word may be a password in the wrong place.
 """
 
 import os
@@ -28,7 +28,7 @@ _SPACE: Final = " \t\v\f\r"
 
 
 class ReadError(Exception):
-    """A file that cannot be read: which, why, and what would be right."""
+    """A file that cannot be read: which, why, and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,7 +47,7 @@ class Line:
 
 @dataclass(frozen=True, slots=True)
 class Oddity:
-    """Something that the program reads otherwise than it looks."""
+    """Text that the program reads in an unexpected way."""
 
     where: str
     what: str
@@ -73,7 +73,7 @@ class Section:
     values: dict[str, list[tuple[str, str]]] = field(default_factory=dict)
 
     def last(self, key: str) -> tuple[str, str] | None:
-        """Return value and place of the last line with this key; None where there is none."""
+        """Return value and place of the last line with this key; None if there is none."""
         found = self.values.get(key)
         return found[-1] if found else None
 
@@ -83,7 +83,7 @@ class Section:
         return default if found is None else found[0]
 
     def place(self, key: str) -> str:
-        """Say where the last line with this key stands, or the section itself."""
+        """Return the place of the last line with this key, or of the section."""
         found = self.last(key)
         return self.where if found is None else found[1]
 
@@ -91,7 +91,7 @@ class Section:
 def read(path: Path) -> tuple[str, int]:
     """Return a file's text, one character a byte, and its permission bits. Raises ReadError."""
     try:
-        # NONBLOCK: a pipe or a device that was named by mistake never holds us up.
+        # NONBLOCK: a pipe or a device that was named by mistake does not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             status = os.fstat(descriptor)
@@ -109,7 +109,7 @@ def read(path: Path) -> tuple[str, int]:
         msg = f"{path}: cannot be read: {reason}{hint}"
         raise ReadError(msg) from error
     if len(raw) > MAX_BYTES:
-        msg = f"{path}: is larger than {MAX_BYTES} bytes: no such file of NUT or apcupsd is"
+        msg = f"{path}: is larger than {MAX_BYTES} bytes, so it is not a file of NUT or apcupsd"
         raise ReadError(msg)
     return raw.decode("latin-1"), stat.S_IMODE(status.st_mode)
 
@@ -252,7 +252,7 @@ class _Reader:
 
 
 def nut_words(text: str, file: str) -> Words:
-    """Divide a file of NUT's into lines and words. Total: whatever the text is, it has an answer."""
+    """Divide a file of NUT's into lines and words. Total: every text has an answer."""
     reader = _Reader(file)
     reader.feed(text)
     return Words(file, tuple(reader.lines), tuple(reader.oddities))
@@ -261,7 +261,7 @@ def nut_words(text: str, file: str) -> Words:
 def nut_sections(
     lines: Iterable[Line], pairs: frozenset[str] = frozenset()
 ) -> tuple[Section, dict[str, Section], list[Oddity]]:
-    """Return the values before any section, the sections by name, and what is no line of such a file.
+    """Return the values before any section, the sections by name, and the lines that do not fit.
 
     pairs: keys that take their value without a =, as `upsmon` of upsd.users does.
     """
@@ -274,19 +274,19 @@ def nut_sections(
         if first.startswith("[") and first.endswith("]") and len(first) > 1:
             name = first[1:-1]
             if name in sections:
-                oddities.append(Oddity(line.where, "this section stands twice", "keep one"))
+                oddities.append(Oddity(line.where, "this section occurs twice", "keep one"))
             current = sections.setdefault(name, Section(name, line.where))
         elif len(line.words) == 1:
             current.values.setdefault(first, []).append(("", line.where))
         elif first in pairs:
             current.values.setdefault(first, []).append((line.words[1], line.where))
         elif first.startswith("["):
-            what = "a section whose name is not closed: NUT passes over it, and what follows belongs to the one before"
+            what = "a section whose name is not closed: NUT ignores it, and its lines belong to the section before"
             oddities.append(Oddity(line.where, what, "a name without spaces, in [ and ]"))
         elif line.words[1] != "=":
-            oddities.append(Oddity(line.where, "no = after the key: NUT passes over the line", "write KEY = VALUE"))
+            oddities.append(Oddity(line.where, "no = after the key: NUT ignores the line", "write KEY = VALUE"))
         elif len(line.words) == 2:
-            oddities.append(Oddity(line.where, "a key, = and no value: NUT passes over it", "write the value"))
+            oddities.append(Oddity(line.where, "a key, = and no value: NUT ignores it", "write the value"))
         else:
             current.values.setdefault(first, []).append((line.words[2], line.where))
     return before, sections, oddities
@@ -296,7 +296,7 @@ def nut_sections(
 
 
 def shell_words(text: str, file: str) -> Words:
-    """Return the assignments (name, value) of nut.conf, which a shell and systemd read. Quotes are taken off."""
+    """Return the assignments (name, value) of nut.conf, which a shell and systemd read. Quotes are removed."""
     lines: list[Line] = []
     for number, raw in enumerate(text.split("\n"), start=1):
         name, equals, rest = raw.strip().removeprefix("export ").partition("=")
@@ -323,7 +323,7 @@ def apcupsd_words(text: str, file: str) -> Words:
     last = 0
     for number, raw in _cut(text):
         if number == last:
-            what = f"a line of more than {APCUPSD_LINE} characters: apcupsd reads the rest as a line of its own"
+            what = f"a line of more than {APCUPSD_LINE} characters: apcupsd reads the rest as another line"
             oddities.append(Oddity(f"{file}:{number}", what, "shorten it"))
         last = number
         bare = raw.strip(f"{_SPACE}\0")

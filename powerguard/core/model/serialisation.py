@@ -269,7 +269,7 @@ def _union_decoder(args: tuple[object, ...]) -> _Decode:
     tagged = _tagged_decoder(tuple(member for cls in classes for member in _family(cls))) if classes else None
     rest = [_decoder(arg) for arg in args if arg not in _SCALARS and arg not in classes and arg is not type(None)]
     if len(rest) > 1:
-        message = f"cannot tell the members of {args} apart (scalars and dataclasses, and one of anything else)"
+        message = f"the members of {args} cannot be distinguished (scalars and dataclasses, and one of anything else)"
         raise PlainError(message)
     names = ", ".join("null" if arg is type(None) else getattr(arg, "__name__", str(arg)) for arg in args)
 

@@ -1,13 +1,13 @@
 """The recording of an outage, packed small: every input of `step` that a replay needs.
 
-A reading a second for hours must not fill the journal. So several are one row, and of each only that is written which
-differs from the one before of its kind (of the same UPS and source, of the same trainer); whose it is, only where that
+A reading a second for hours must not fill the journal. So several are one row, and of each only the differences to the
+one before of its kind are written (of the same UPS and source, of the same trainer); whose it is, only where that
 changes.
 
 Remembers what the daemon hears, so that an outage can be replayed: the last minute always, an outage whole.
 
-It costs a step nothing but a place in a list. What has gathered is written with an entry that is written anyway, and
-the minute before the outage never with one that actions wait for.
+Each step only adds to a list. The gathered events are written with another entry, and the minute before the outage
+never with one that actions wait for.
 """
 
 import dataclasses
@@ -25,7 +25,7 @@ from powerguard.core.model.state import Online, State
 from powerguard.core.supply.fusion import plausible
 
 SKIPPED = frozenset({"provenance"})
-"""Nothing is decided by it, it never changes, and it is the longest; readings among the `entries` have it."""
+"""Decisions do not depend on it, it never changes, and it is the longest; readings among the `entries` have it."""
 _WHOSE = ("ups", "source", "trainer", "action_id")
 _DEFAULTS: dict[str, dict[str, object]] = {}
 
@@ -99,15 +99,15 @@ def pack(heard: RecordedEvents) -> str:
 
 
 def plain_of(event: Event) -> dict[str, object]:
-    """Return an event as JSON-able data, without what nothing is decided by. Raises PlainError."""
+    """Return an event as JSON-able data, without fields that decisions do not use. Raises PlainError."""
     if isinstance(event, Reading):
-        event = plausible(event)  # As the machine takes it: a number that is none must not cost the whole reading.
+        event = plausible(event)  # As the machine takes it: one invalid number must not cost the whole reading.
     plain = cast("dict[str, object]", to_plain(event))
     return {name: value for name, value in plain.items() if name not in SKIPPED}
 
 
 def unpack(outage: str, text: str) -> RecordedEvents:
-    """Return what a row says. What cannot be read (a newer version's, a damaged one) counts as dropped."""
+    """Return the events of a row. Unreadable ones (of a newer version, damaged) count as dropped."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
@@ -141,7 +141,7 @@ def unpack(outage: str, text: str) -> RecordedEvents:
 
 
 def _whose(plain: dict[str, object]) -> tuple[str, ...]:
-    """Return by what events follow one another. What is no text there is damage, and is dropped with its event."""
+    """Return the key by which events follow one another. A value that is not text is damaged, and dropped."""
     words = (plain.get(name) for name in (KIND, *_WHOSE))
     return tuple(word if isinstance(word, str) else "" for word in words)
 
@@ -185,7 +185,7 @@ class Recorder:
     """One for each life of the daemon; fed by its loop. The outage's id comes with the phase."""
 
     def __init__(self) -> None:
-        """Begin with nothing heard."""
+        """Begin without events."""
         self._before: deque[tuple[Event, State]] = deque(maxlen=BEFORE_EVENTS)
         self._outage = ""
         self._start: ReplayStart | None = None
@@ -196,7 +196,7 @@ class Recorder:
     def hear(self, event: Event | None, at_s: float, before: State, after: State, policy: Policy) -> None:
         """Take one event, the state before it and the state it led to. None: the state was restored at a start."""
         if not -LATEST_S <= at_s <= LATEST_S:
-            return  # No time at all: the machine has passed it over, too.
+            return  # Not a time: the machine has ignored it, too.
         phase = after.phase
         outage = "" if isinstance(phase, Online) else phase.outage.id
         counts = event is not None and not isinstance(event, Tick | Done | Failed)
@@ -235,7 +235,7 @@ class Recorder:
             self._dropped += 1
 
     def _close(self) -> None:
-        """The outage ends, or another one takes its place: what was heard of it waits under its own name."""
+        """The outage ends, or another one takes its place: its events wait under its own name."""
         if self._outage and (self._events or self._start is not None):
             self._closed.append(self._drain())
 

@@ -35,7 +35,7 @@ class Entry:
 class OutageRecord:
     """One outage. at_s are of the boot in which they were taken; wall is Unix time; ended_* are None while it runs.
 
-    outcome: as told by the step that ended it ("" when it told none); "lost" when the journal never saw the end.
+    outcome: of the step that ended it ("" if it has none); "lost" if the journal does not have the end.
     """
 
     id: str
@@ -74,7 +74,7 @@ class Loaded:
     state: None when there is none or it cannot be read (trouble says why). boot_id, at_s, wall: of that state.
     in_flight: actions that were ordered and have no outcome; the oldest first.
     durable: the journal is on disk and can be written; else it lives in memory until the disk is back.
-    lost: what it held of earlier lives and could not give back, in words; "" when nothing.
+    lost: records of earlier runs that could not be read, in words; "" if none.
     """
 
     state: State | None = None
@@ -123,7 +123,7 @@ def advance(open_outage: OutageRecord | None, entry: Entry, boot_id: str, wall: 
     if running is not None:
         record = open_outage
         if record is None or record.id != running.id:
-            # Of an outage that began in another boot, since_s means nothing here.
+            # For an outage that began in another boot, since_s is meaningless here.
             since_s = running.since_s if 0 <= running.since_s <= entry.at_s else entry.at_s
             began_wall = wall - (entry.at_s - since_s)
             record = OutageRecord(id=running.id, boot_id=boot_id, started_at_s=since_s, started_wall=began_wall)
@@ -142,7 +142,7 @@ def _without_infinities(entry: Entry, problems: list[str]) -> Entry:
 
 
 def prepare(entry: Entry, open_outage: OutageRecord | None, boot_id: str, wall: float) -> Record:
-    """Return one step as rows. Never raises: what cannot be written is left out, and `problem` says what."""
+    """Return one step as rows. Never raises: what cannot be written is left out, and `problem` names it."""
     problems: list[str] = []
     entry = _without_infinities(entry, problems)
     outages = advance(open_outage, entry, boot_id, wall)

@@ -93,7 +93,7 @@ class NotFoundError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process. started: ticks since boot, which with pid tells it from every other one. state: of proc(5)."""
+    """One process. started: ticks since boot, which with pid identifies it. state: of proc(5)."""
 
     pid: int
     started: int

@@ -82,11 +82,11 @@ def _lines(path: str, file: BinaryIO) -> Iterator[tuple[int, str]]:
         if number > MAX_LINES:
             raise ReplayFileError(path, f"more than {MAX_LINES} lines; cut it to the outage", number)
         if (at := raw.find(b"\0")) >= 0:
-            raise ReplayFileError(path, "a NUL byte: this is no text file", number, at + 1)
+            raise ReplayFileError(path, "a NUL byte: this is not a text file", number, at + 1)
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise ReplayFileError(path, "not UTF-8: this is no text file", number, error.start + 1) from error
+            raise ReplayFileError(path, "not UTF-8: this is not a text file", number, error.start + 1) from error
         line = line.rstrip("\r\n")
         if line.strip() and not line.startswith("#"):
             yield number, line
@@ -371,7 +371,7 @@ def _seconds(line: dict[str, object], name: str) -> float:
 
 
 def _refuse(text: str) -> object:
-    message = f"{text} is no number"
+    message = f"{text} is not a number"
     raise ValueError(message)
 
 

@@ -51,7 +51,7 @@ def _decoders() -> dict[str, Callable[[str], object]]:
 
 def _number(text: str) -> float:
     if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
-        message = f"expected a finite decimal number, found {text!r:.40} (empty: not told)"
+        message = f"expected a finite decimal number, found {text!r:.40} (empty: unknown)"
         raise ValueError(message)
     return float(text)
 
@@ -59,7 +59,7 @@ def _number(text: str) -> float:
 def _bool(text: str) -> bool:
     known = _BOOLS.get(text.lower())
     if known is None:
-        message = f"expected true or false, found {text!r:.40} (empty: not told)"
+        message = f"expected true or false, found {text!r:.40} (empty: unknown)"
         raise ValueError(message)
     return known
 
@@ -101,7 +101,7 @@ class Table:
     def told(self) -> tuple[str, ...]:
         """What was not believed, one remark for each column."""
         return tuple(
-            f"{each[0]}, so it counts as not told" + (f"; {len(each) - 1} more of this column" if each[1:] else "")
+            f"{each[0]}, so it counts as unknown" + (f"; {len(each) - 1} more of this column" if each[1:] else "")
             for each in self._refused.values()
         )
 
@@ -169,7 +169,7 @@ class Table:
     def _check_time(self, number: int, t_s: float, whose: tuple[str, str]) -> None:
         column = self._names.index("t_s") + 1
         if abs(t_s) > MAX_T_S:
-            raise ReplayFileError(self._path, f"t_s: {t_s:g} is no time in seconds", number, column)
+            raise ReplayFileError(self._path, f"t_s: {t_s:g} is not a time in seconds", number, column)
         if self._last_s is None:
             self._first_s = t_s
             self.shift_s = max(0.0, -t_s)

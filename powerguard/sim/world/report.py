@@ -233,7 +233,7 @@ _KEYS: Final = (
         "excess_s_mean, excess_s_p95",
         "seconds of training lost beyond the oracle (who minimises them alone), per outage",
     ),
-    ("beyond_bound_s_mean", "the same beyond what nobody can beat"),
+    ("beyond_bound_s_mean", "the same beyond the lower bound"),
     ("loss_s_mean", "seconds of training lost in all, per outage"),
     ("rollback_s_mean", "of these, work that had to be done again"),
     ("planning_dirty, physics_dirty", "outages in which power was lost under the host, and why"),
@@ -252,8 +252,8 @@ Made from the code: `python -m powerguard.sim.world.report > docs/reference/simu
 
 `powerguard simulate` plays outages by the thousand in a simulated world: worn batteries, wrong gauges, trainers that
 hang, BMCs that refuse, other programs that switch the UPS off, a daemon that is killed. It shows whether powerguard
-keeps its promises, and what it costs compared with simple rules. It needs neither settings nor root, and touches
-nothing outside its process.
+keeps its promises, and what it costs compared with simple rules. It needs neither settings nor root, and
+has no effect outside its process.
 
     powerguard simulate                                  # 1,000 outages with faults
     powerguard simulate --outages 100000 --json          # also finds rare cases; up to half an hour on two cores
@@ -358,8 +358,8 @@ _WAYS: Final = (
 _SETS: Final = """
 ### stranded_by_ways
 
-One row for each set that occurred. Whoever is played with another
-`--policy`, or in dry-run, has but P.
+One row for each set that occurred. A host with another
+`--policy`, or in dry-run, has only P.
 
 | key | meaning |
 | --- | --- |"""

@@ -1,7 +1,7 @@
-"""Which lines of a UPS are there, and which of them are told: a sum, or the worst of all, needs every one of them.
+"""Which lines of a UPS are there, and which of them are reported: a sum, or the worst of all, needs every one of them.
 
 A line is named by the end of its row's index. What comes before (the unit in a chain, the input of a PDU) names the
-group that the line belongs to, and a 0 at the end nothing: .1, .1.0, .0.1 and .7.1 are all line 1.
+group that the line belongs to, and a 0 at the end has no meaning: .1, .1.0, .0.1 and .7.1 are all line 1.
 """
 
 from collections.abc import Iterable, Sequence
@@ -45,7 +45,7 @@ def lacks(source: NumberSource, answers: Answers, tables: Tables, told: Sequence
         rows = source.rows
         ends = [oid[len(rows.column) :] for oid in tables.get(rows.column, ())]
         gone = [end for end in ends if answers[rows.column + end] in rows.is_ and f"{source.column}{end}" not in told]
-        return f"row {gone[0][1:]} is not told" if gone else ""
+        return f"row {gone[0][1:]} is not reported" if gone else ""
     lines = _Lines(source, told)
     own = {lines.of(oid) for oid in source.places(tables) if _is_told(answers.get(oid))}
     quiet: set[Line] = set()
@@ -59,19 +59,21 @@ def lacks(source: NumberSource, answers: Answers, tables: Tables, told: Sequence
 
 
 def _lacking(told: set[Line], count: int | None, *, dead: set[Line], live: set[Line]) -> str:
-    """Say which line is not told though it is there; "" where none is known to be.
+    """Return the line that is there but not reported; "" if none is known.
 
-    There is line 1, every line before one that is told, as many as the device counts, and each that another object
-    shows alive. One that is counted, and of which all that is answered says nothing, is none: cards of one-phase UPSes
+    There is line 1, every line before a reported one, as many as the device counts, and each that another object
+    shows alive. One that is counted, but without any value, does not exist: cards of one-phase UPSes
     fill three rows with zeros and NULL.
     """
     for group in sorted({group for group, _ in told}):
         numbers = {number for each, number in told if each == group}
         for number in range(1, max(*numbers, count or 1) + 1):
             if number not in numbers and not ((group, number) in dead and number > max(numbers)):
-                return f"line {number} is not told" if count is None else f"line {number} of {count} is not told"
+                return (
+                    f"line {number} is not reported" if count is None else f"line {number} of {count} is not reported"
+                )
     alive = sorted(line for line in live - told if count is None or line[1] <= count)
-    return f"line {alive[0][1]} is told by another object only" if alive else ""
+    return f"line {alive[0][1]} is reported by another object only" if alive else ""
 
 
 @dataclass(frozen=True, slots=True)

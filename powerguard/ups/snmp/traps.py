@@ -431,7 +431,7 @@ _WHY: Final = {
     "out_of_time": "version 3 says that it was sent long ago, or the card's clock has gone back",
     "undecipherable": "the privacy passphrase or protocol is not that of the user in traps.users",
     "not_a_trap": "it is SNMP, but neither trap nor inform",
-    "garbled": "it is no SNMP message",
+    "garbled": "it is not an SNMP message",
 }
 
 
