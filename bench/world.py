@@ -73,7 +73,11 @@ def settings(
 
 
 class Trainer:
-    """A trainer that answers at once and remembers when it was asked, to the first byte."""
+    """A trainer that remembers when it was asked for a checkpoint, to the first byte, and refuses at once.
+
+    A refused checkpoint teaches the daemon no duration, and none is in flight when the next outage begins: each outage
+    finds the same needs. hang: it does not answer instead.
+    """
 
     def __init__(self, *, hang: bool = False) -> None:
         self.asked_at_s: list[float] = []
@@ -116,7 +120,8 @@ class Trainer:
                 if length:
                     await reader.readexactly(length[0])
                 body = b'{"job": "bench", "step": 1}' if b"/status" in head else b""
-                writer.write(b"HTTP/1.1 200 OK\r\ncontent-length: %d\r\n\r\n" % len(body) + body)
+                line = b"403 Forbidden" if asked else b"200 OK"
+                writer.write(b"HTTP/1.1 %s\r\ncontent-length: %d\r\n\r\n" % (line, len(body)) + body)
                 await writer.drain()
         self._writers.discard(writer)
         writer.close()

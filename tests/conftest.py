@@ -8,13 +8,14 @@ import signal
 import sys
 import time
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator, Mapping
 
 import pytest
 from _pytest.faulthandler import fault_handler_stderr_fd_key
 
 from tests.golden import Golden
 from tests.peers import MISSING, remove_folders, require
+from tests.peers.hurried import HurriedLoop
 
 # Set before the first import of ours and inherited by every child: whatever can power off refuses while it is set.
 os.environ["POWERGUARD_UNDER_TEST"] = "1"
@@ -45,11 +46,13 @@ def pytest_sessionfinish() -> None:
     remove_folders()
 
 
+@pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Give long tests a longer limit, unless they have one of their own.
+    """Put those first that are marked so; give long tests a longer limit, unless they have one of their own.
 
     Those that start real daemons, too: each start takes a second of a processor, which may be many of a busy machine.
     """
+    items.sort(key=lambda item: item.get_closest_marker("first") is None)
     for item in items:
         if item.get_closest_marker("timeout") is not None:
             continue
@@ -66,6 +69,12 @@ def pytest_runtest_setup(item: pytest.Item) -> None:
             require(program)
     if item.get_closest_marker("root") is not None and os.geteuid() != 0:
         pytest.skip("needs to be root")
+
+
+def pytest_asyncio_loop_factories(item: pytest.Item) -> Mapping[str, Callable[[], asyncio.AbstractEventLoop]]:
+    """Honour the markers `hurried`, of most tests of a module, and `real_time`, of the others."""
+    hurried = item.get_closest_marker("hurried") and not item.get_closest_marker("real_time")
+    return {"loop": HurriedLoop if hurried else asyncio.new_event_loop}
 
 
 @pytest.hookimpl(trylast=True)

@@ -31,6 +31,7 @@ SWALLOWERS: Final[Mapping[str, str]] = {
     "powerguard/sim/snmp_agent.py": "what a hostile message makes pysnmp's decoder raise; the card is silent then",
     "powerguard/trainer/store/shards.py": "what fails in a thread that helps is raised in the one that waits for it",
     "powerguard/ups/snmp/engine.py": "what a hostile message makes pysnmp raise: counted, or told in one line",
+    "powerguard/ups/snmp/notification.py": "what a hostile message makes pysnmp raise: counted",
     "powerguard/trainer/loop/checkpointer.py": "a checkpoint that fails must not end the training; its asker is told",
 }
 STARTERS: Final[Mapping[str, str]] = {
@@ -43,8 +44,8 @@ STARTERS: Final[Mapping[str, str]] = {
 WIRE_LIBRARIES: Final[Mapping[str, tuple[str, ...]]] = {
     "cryptography": (),
     "pyghmi": ("powerguard/effectors/bmc*", "powerguard/sim/*"),
-    "pyasn1": ("powerguard/ups/snmp/engine.py", "powerguard/sim/*"),
-    "pysnmp": ("powerguard/ups/snmp/engine.py", "powerguard/sim/*"),
+    "pyasn1": ("powerguard/ups/snmp/*", "powerguard/sim/*"),
+    "pysnmp": ("powerguard/ups/snmp/*", "powerguard/sim/*"),
 }
 CORE_IMPORTS: Final = {"collections", "dataclasses", "enum", "math", "types", "typing"}
 TRAINER_IMPORTS: Final = {"obstore", "lightning", "numpy", "torch", "transformers", "xxhash"} | set(

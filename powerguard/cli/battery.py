@@ -8,7 +8,7 @@ import time
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
-from powerguard.cli.render import Paint, clean, duration, moment, number, table
+from powerguard.cli.render import Paint, agreed, clean, duration, moment, number, table
 from powerguard.cli.shared import EX_DOWN, EX_REFUSED, EX_USAGE, Subparsers, fail
 from powerguard.cli.status import JOURNAL, last_battery
 
@@ -35,7 +35,9 @@ def register(subparsers: Subparsers) -> None:
         description="Show health, runtime by load, recharge, load drops and needs, each with its origin and age. "
         "Exit 0: shown; 4: the daemon is down (then the journal's last values are shown).",
     )
-    show.add_argument("--journal", metavar="FILE", default=None, help=f"read when the daemon is down ({JOURNAL})")
+    show.add_argument(
+        "--journal", metavar="FILE", default=None, help=f"journal that is read if the daemon is down ({JOURNAL})"
+    )
     add_options(show, reads=True)
     replaced = verbs.add_parser(
         "replaced",
@@ -243,7 +245,7 @@ def _replaced(args: argparse.Namespace) -> int:
             return fail(args, verb, "stdin is not a terminal, so powerguard cannot ask: add --yes", EX_USAGE)
         when = installed if args.installed else f"{installed} (this month; --installed sets another)"
         print("\n".join(_what_goes(ups, when)), file=sys.stderr)
-        if not args.yes and not _agreed():
+        if not args.yes and not agreed("Forget it?"):
             return fail(args, verb, "cancelled: no change was made", EX_REFUSED)
         answer = post(args, "battery-replaced", {"ups": ups["name"], "installed": installed})
     except DownError as error:
@@ -273,11 +275,6 @@ def _what_goes(ups: dict[str, Any], when: str) -> list[str]:
     gone.append(("account", "the energy taken from the old one; the account restarts at the reported charge"))
     lines += table(gone)
     return [*lines, "Measurements of loads, checkpoints, stops and the recharge time are kept."]
-
-
-def _agreed() -> bool:
-    print("Forget it? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _taken(answer: dict[str, Any], installed: str) -> list[str]:

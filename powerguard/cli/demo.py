@@ -5,6 +5,7 @@ import asyncio
 import json
 import sys
 from pathlib import Path
+from selectors import SelectSelector
 
 from powerguard.cli.render import fold, say
 from powerguard.cli.shared import Subparsers
@@ -44,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
     """Play the story. Returns 0 when every claim of it is true, else 1."""
     try:
         if args.ups is not None:
-            return asyncio.run(_serve_ups(args.ups))
+            with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(SelectSelector())) as runner:
+                return runner.run(_serve_ups(args.ups))
         return _fast(args) if args.fast else asyncio.run(_live(args))
     except StoryError as error:
         say(f"powerguard demo: {error}")
@@ -55,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve_ups(port: int) -> int:
-    from powerguard.sim.demo.ups import serve
+    from powerguard.sim.demo.live import serve
 
     try:
         await serve(port)

@@ -40,6 +40,10 @@ ORDERS: Final = {
     "StopTrainer": "stop its processes",
     "TerminateTrainer": "end its processes",
     "ContinueTrainer": "continue its processes",
+    "DrainNode": "drain the scheduler's node",
+    "SignalJobs": "signal the scheduler's jobs",
+    "LeaveNode": "requeue jobs and set the node down",
+    "ReturnNode": "give the node back to the scheduler",
     "EnsurePolicy": "BMC: power on when AC returns",
     "SyncFilesystems": "sync the checkpoint filesystems",
     "CheckWay": "check whether a power-on method can be armed",
@@ -70,12 +74,23 @@ WAYS: Final = {
 }
 
 
-def durations_in(names: Mapping[str, str], mode: str | None) -> dict[str, str]:
+_DURATIONS: Final = {
+    "trained_on_s": "on battery until the checkpoint was ordered",
+    "checkpoint_s": "until every checkpoint was durable",
+    "held_s": "held",
+    "on_battery_s": "on battery in all",
+    "away_s": "host off",
+    "recovery_s": "from the daemon's start to training",
+    "lasted_s": "the whole outage",
+}
+
+
+def durations_in(mode: str | None) -> dict[str, str]:
     """Return the names of the parts of an outage; in dry-run there was no checkpoint and no hold."""
     if mode != "dry-run":
-        return dict(names)
+        return dict(_DURATIONS)
     would = {"trained_on_s": "on battery until a checkpoint would be ordered", "held_s": "would be held"}
-    return {name: would.get(name, words) for name, words in names.items() if name != "checkpoint_s"}
+    return {name: would.get(name, words) for name, words in _DURATIONS.items() if name != "checkpoint_s"}
 
 
 def outcome_of(name: str, mode: str | None = None) -> str:
@@ -338,6 +353,31 @@ def _flag(told: object) -> bool | None:
     return told if isinstance(told, bool) else None
 
 
+def _jobs(numbers: Numbers) -> str:
+    jobs = [each for each in str(numbers.get("jobs") or "").split(",") if each]
+    if not jobs:
+        return "no job"
+    return f"{'job' if len(jobs) == 1 else f'{len(jobs)} jobs'} {', '.join(jobs[:8])}{' ...' if len(jobs) > 8 else ''}"
+
+
+def _refused(numbers: Numbers) -> str:
+    refused = _seconds(numbers, "refused")
+    return f"; Slurm refused {refused:.0f}: {numbers.get('because')}" if refused else ""
+
+
+def _node(numbers: Numbers) -> str:
+    state = numbers.get("state")
+    return f"node {numbers.get('node')}{f' ({state})' if state else ''}"
+
+
+def _node_left(_because: str, numbers: Numbers) -> str:
+    return f"{_jobs(numbers)} requeued, {_node(numbers)} is down{_refused(numbers)}"
+
+
+def _node_returned(_because: str, numbers: Numbers) -> str:
+    return f"{_node(numbers)} is given back, {_jobs(numbers)} may start at once{_refused(numbers)}"
+
+
 def _powered_on(because: str, numbers: Numbers) -> str:
     cause = str(numbers.get("cause") or "")
     lost = {True: "AC had been gone", False: "its bit for a loss of AC is clear", None: ""}[
@@ -434,6 +474,10 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "gpu_power_restored": _plain("GPU power is as it was before"),
     "grade_lowered": _grade_lowered,
     "grade_raised": _grade_raised,
+    "node_drained": lambda _, n: f"the scheduler starts no further job on {_node(n)}",
+    "node_kept": lambda _, n: f"{_node(n)} was left as it is: others have marked it: {n.get('reason')}",
+    "node_left": _node_left,
+    "node_returned": _node_returned,
     "guard_ended": lambda b, _: f"training is no longer guarded: {b}",
     "guard_started": lambda b, _: f"training is guarded, with a checkpoint whenever it costs little: {b}",
     "host_checked": lambda b, _: f"the host is complete: {b}",
@@ -533,6 +577,9 @@ _ACTS: Final = _ACTS_ON_POWER | {
     "gpu_cap_ordered",
     "gpu_power_capped",
     "gpu_power_restored",
+    "node_drained",
+    "node_left",
+    "node_returned",
     "policy_restored",
     "trainer_continued",
     "trainer_signalled",

@@ -15,6 +15,7 @@ from collections.abc import Callable, Collection
 from dataclasses import dataclass, replace
 from typing import Final, Protocol
 
+from powerguard.core import scheduler
 from powerguard.core.comeback import methods
 from powerguard.core.decide.turn import Turn
 from powerguard.core.model.actions import (
@@ -24,17 +25,30 @@ from powerguard.core.model.actions import (
     CheckWay,
     ContinueTrainer,
     DisarmWay,
+    DrainNode,
     EnsurePolicy,
+    LeaveNode,
     RestorePolicy,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
+    ReturnNode,
     StopTrainer,
     TerminateTrainer,
 )
 from powerguard.core.model.events import Outcome
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Armed, GpuCap, Obligation, Resume, Signalled, Start, State, TemporaryPolicy
+from powerguard.core.model.state import (
+    Armed,
+    GpuCap,
+    NodeMarked,
+    Obligation,
+    Resume,
+    Signalled,
+    Start,
+    State,
+    TemporaryPolicy,
+)
 from powerguard.core.trainers import escalation, gpu_cap, lifecycle
 
 
@@ -92,6 +106,13 @@ DUTIES: Final = (
         tend=methods.tend,
         after_restart=methods.after_restart,
         after_boot=methods.after_boot,
+    ),
+    Duty(
+        kind=NodeMarked,
+        answers=(DrainNode, LeaveNode, ReturnNode),
+        take_in=scheduler.take_in,
+        tend=scheduler.tend,
+        after_boot=scheduler.after_boot,
     ),
     Duty(
         kind=Resume,

@@ -32,7 +32,9 @@ from powerguard.core.model.actions import (
     ContinueTrainer,
     Detail,
     DisarmWay,
+    DrainNode,
     EnsurePolicy,
+    LeaveNode,
     PauseTrainer,
     PowerOff,
     Reboot,
@@ -40,25 +42,27 @@ from powerguard.core.model.actions import (
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
+    ReturnNode,
+    SignalJobs,
     StopTrainer,
     SyncFilesystems,
     TerminateTrainer,
     TriggerCheckpoint,
     Way,
 )
-from powerguard.core.model.events import Event, NetworkSeen
+from powerguard.core.model.events import Event, NetworkSeen, OwnSource
 from powerguard.core.model.policy import Mode, Policy
 from powerguard.core.model.state import OnBattery, Online, Recovery, Shutdown, State, Supply
 from powerguard.daemon import boots
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.components import Components, Runnable
 from powerguard.daemon.control import admin
 from powerguard.daemon.control.admin import TakenError, alone
 from powerguard.daemon.control.hints import hint_path, serve_hints
 from powerguard.daemon.journal import Journal, Retention
 from powerguard.daemon.log import configure, open_scope
-from powerguard.daemon.loop import Loop
+from powerguard.daemon.loop import Components, Loop, Runnable
 from powerguard.daemon.observe import http
+from powerguard.daemon.own_load import OwnLoadWatch, Read, gpu_watts
 from powerguard.daemon.systemd import Notifier, is_host_stopping
 from powerguard.daemon.watchdog_drill import WatchdogDrill
 from powerguard.effectors.base import Effector, Turns, WaysEffector
@@ -70,6 +74,7 @@ from powerguard.effectors.host.filesystems import SyncEffector
 from powerguard.effectors.host.power import HostEffector
 from powerguard.effectors.options import BmcOptions, OutputOffOptions
 from powerguard.effectors.signals.effector import TRAINER_SOCKETS, SignalEffector, SignalHelper
+from powerguard.effectors.slurm.effector import SlurmEffector
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.ups_output.effector import Notes, Opening, OutputEffector
 from powerguard.options import Secret, SecretError
@@ -167,9 +172,15 @@ def output_effector(settings: Settings, *, clock: Clock, boot: str, armed: bool)
         notes=Notes(Path(settings.journal.path).parent),
         clock=clock,
         boot=boot,
-        least_s=settings.host.force_after_s + GUARD_S,
+        least_s=max(settings.host.force_after_s, *_longest_stops_s(settings)) + GUARD_S,
         armed=armed,
     )
+
+
+def _longest_stops_s(settings: Settings) -> list[float]:
+    """Return how long the other hosts of each UPS take to stop, by the settings; 0 where it is ours alone."""
+    shared = [settings.ups[name].shared for name in settings.feeding]
+    return [0.0 if each is None else each.longest_stop_s or 0.0 for each in shared]
 
 
 def _opening(settings: Settings, name: str, clock: Clock) -> Opening | None:
@@ -183,9 +194,9 @@ def _opening(settings: Settings, name: str, clock: Clock) -> Opening | None:
 
 def _by_snmp(by: SnmpOptions, wanted: OutputOffOptions, clock: Clock) -> Opening:
     from powerguard.effectors.ups_output import by_snmp  # noqa: PLC0415 - see above
-    from powerguard.ups.snmp import control  # noqa: PLC0415 - see above
+    from powerguard.ups.snmp.discovery import opened  # noqa: PLC0415 - see above
 
-    return by_snmp.opening(lambda: control.opened(by, wanted.community), wanted, clock)
+    return by_snmp.opening(lambda: opened(by, wanted.community), wanted, clock)
 
 
 def _by_nut(by: NutOptions, wanted: OutputOffOptions) -> Opening:
@@ -355,6 +366,7 @@ def build(
         **dict.fromkeys((CheckWay, ArmWay, DisarmWay), WaysEffector(ways, turns)),
         **relief,
     }
+    watchers |= _own_load(settings, ports, bmc_effector, policy=policy, publish=publish, state=state)
     watchers |= _watchers(settings, ports, trainers, check, host, policy=policy, publish=publish, state=state)
     sources = (ports.sources or _sources)(settings, ports.clock)
     traps = trap_listener(settings, sources, clock=ports.clock, wall=ports.wall)
@@ -375,6 +387,28 @@ def build(
         strangers=lambda: trainers.strangers,
         host=None if PowerOff in ports.effectors else host,
     )
+
+
+def _own_load(
+    settings: Settings,
+    ports: Ports,
+    bmc: BmcEffector,
+    *,
+    policy: Policy,
+    publish: Callable[[Event], None],
+    state: Callable[[], State],
+) -> dict[str, Runnable]:
+    """Return the task that reads this host's own draw; none where nothing measures it, and in a simulated world."""
+    read: dict[OwnSource, Read] = {}
+    if settings.bmc.kind != "none":
+        read[OwnSource.BMC] = bmc.power_watts
+    if settings.gpu.kind == "nvml" and policy.shared is not None:
+        gpu = GpuEffector(settings.gpu)
+        read[OwnSource.GPU] = lambda limit_s: gpu_watts(gpu, limit_s)
+    if not read or ports.sources is not None or ports.bmc is not None:
+        return {}
+    watch = OwnLoadWatch(policy=policy, read=read, state=state, publish=publish, clock=ports.clock, rest=rest)
+    return {"own load": watch.run}
 
 
 def _watchers(
@@ -456,8 +490,9 @@ def _relief(
     acts: bool,
     state: Callable[[], State],
 ) -> tuple[dict[type[Action], Effector], dict[str, Runnable]]:
-    """Return the effectors that reduce the load (GPU limits, signals), and the tasks that renew their leases."""
+    """Return what relieves the battery of load (GPU limits, signals, scheduler), and what renews the leases of that."""
     gpu = GpuEffector(settings.gpu)
+    scheduler = SlurmEffector(settings.scheduler, host=ports.host(), feeds=tuple(settings.feeding))
     sockets = {each.name: each.socket_path for each in settings.trainers}
     signals = SignalEffector(settings.signals, sockets=sockets, folder=settings.trainer_sockets or TRAINER_SOCKETS)
     watchers: dict[str, Runnable] = {}
@@ -469,7 +504,9 @@ def _relief(
     ladder: Effector = signals if acts else DryRunEffector()
     caps = dict.fromkeys((CapPower, RestorePower), power)
     stops = dict.fromkeys((StopTrainer, TerminateTrainer, ContinueTrainer), ladder)
-    return {**caps, **stops}, watchers
+    marks = dict.fromkeys((DrainNode, SignalJobs, ReturnNode), scheduler if acts else DryRunEffector())
+    leaves: Effector = scheduler if settings.mode == "armed" else DryRunEffector()  # a rehearsal ends no job
+    return {**caps, **stops, **marks, LeaveNode: leaves}, watchers
 
 
 def _unpassed(before: Settings, fresh: Settings) -> list[str]:

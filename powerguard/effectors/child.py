@@ -6,7 +6,10 @@ import os
 import signal
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Protocol
+from typing import Final, Protocol
+
+MAX_OUTPUT_BYTES: Final = 1 << 20
+"""Of each of stdout and stderr; what a program writes beyond it is read and dropped."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -54,7 +57,14 @@ async def run_child(
     stdout = stderr = b""
     try:
         async with asyncio.timeout(limit_s):
-            stdout, stderr = await process.communicate(stdin)
+            async with asyncio.TaskGroup() as tasks:
+                told, complained = (
+                    tasks.create_task(_output(process.stdout)),
+                    tasks.create_task(_output(process.stderr)),
+                )
+                await _feed(process.stdin, stdin)
+            stdout, stderr = told.result(), complained.result()
+            await process.wait()
     except TimeoutError:
         timed_out = True
     finally:
@@ -68,3 +78,23 @@ async def run_child(
     return Ended(
         returncode=-signal.SIGKILL if code is None else code, stdout=stdout, stderr=stderr, timed_out=timed_out
     )
+
+
+async def _output(stream: asyncio.StreamReader | None) -> bytes:
+    """Read to the end and return the beginning: a program that never stops writing must not fill our memory."""
+    kept = b""
+    while stream is not None and (more := await stream.read(65536)):
+        kept += more[: MAX_OUTPUT_BYTES - len(kept)]
+    return kept
+
+
+async def _feed(stream: asyncio.StreamWriter | None, content: bytes) -> None:
+    """Write what the program is to read. One that does not read it, or has ended, is no failure."""
+    if stream is None:
+        return
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        stream.write(content)
+        await stream.drain()
+    stream.close()
+    with contextlib.suppress(BrokenPipeError, ConnectionResetError):
+        await stream.wait_closed()

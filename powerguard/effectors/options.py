@@ -48,6 +48,8 @@ class HostOptions(Options):
 class ResumeOptions(Options):
     """How training is started after a return from power-off, once power and battery allow it.
 
+    by: host: powerguard starts training. scheduler: the scheduler starts the jobs that were requeued, and powerguard
+        waits until a trainer reports a step.
     target: a systemd unit that is started; the polkit rule that comes with powerguard allows the default one.
     command: program that is run instead of the target. Empty: the target is started.
     gpus: as-before: training waits for a person if a GPU is missing or needs a reset after a return. any: training
@@ -56,6 +58,7 @@ class ResumeOptions(Options):
         every byte when it loads it. full: every byte, for at most 20 seconds.
     """
 
+    by: Literal["host", "scheduler"] = Field(default="host", examples=["scheduler"])
     target: str = Field(
         default="powerguard-resume.target",
         pattern=r"^[A-Za-z0-9:_.@\\-]+\.(target|service)$",
@@ -307,6 +310,34 @@ class GpuOptions(Options):
         pattern=r"^/[^\x00]+$",
         max_length=107,  # sun_path of unix(7) has 108 bytes
         examples=[GPU_SOCKET],
+        json_schema_extra={"x-wanted": "an absolute path of at most 107 characters"},
+    )
+
+
+SLURM_SOCKET: Final = "/run/powerguard-slurm/slurm.sock"
+"""Where powerguard-slurm.socket listens (systemd/powerguard-slurm.socket)."""
+
+
+class SchedulerOptions(Options):
+    """Whether the scheduler hears of an outage, and starts training again after it.
+
+    kind: none: no scheduler. slurm: the root helper powerguard-slurm drains this host's node on battery, requeues its
+        jobs at the commit, and gives the node back when the host may train again.
+    node: this host's NodeName in slurm.conf; "": the host name.
+    hold: jobs are requeued in hold, and released when the host is back; else Slurm may start them elsewhere at once.
+    spread_s: hosts on one feed drain their nodes within this time, each at a moment of its own.
+    socket: where the helper listens; differs from the default in tests and in unusual layouts.
+    """
+
+    kind: Literal["none", "slurm"] = Field(default="none", examples=["slurm"])
+    node: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,62})?$", examples=["gpu1"])
+    hold: bool = Field(default=False, examples=[True])
+    spread_s: float = Field(default=0.5, ge=0.0, le=30.0, examples=[6.0])
+    socket: str = Field(
+        default=SLURM_SOCKET,
+        pattern=r"^/[^\x00]+$",
+        max_length=107,  # sun_path of unix(7) has 108 bytes
+        examples=[SLURM_SOCKET],
         json_schema_extra={"x-wanted": "an absolute path of at most 107 characters"},
     )
 

@@ -7,7 +7,7 @@ from typing import Final
 from powerguard.core.energy.budget import CUT_GUARD_S
 from powerguard.core.energy.size import nameplate_table
 from powerguard.core.model.actions import Conduct
-from powerguard.core.model.policy import FeedPolicy, Mode, Policy, TrainerPolicy
+from powerguard.core.model.policy import FeedPolicy, Mode, Policy, Shared, Shed, TrainerPolicy
 from powerguard.settings.schema import Settings, UpsOptions
 
 HEALTH: Final = 0.75
@@ -50,9 +50,23 @@ def policy(settings: Settings, *, boot_id: str, today: date) -> Policy:
     return replace(
         one,
         feeds=feeds,
+        shared=_shared([each.policy.shared for each in feeds if each.policy.shared is not None]),
         minimum_supplies=1 if settings.feeds is None else settings.feeds.minimum_supplies,
         ups_off_s=max(each.policy.ups_off_s for each in feeds),
         stale_s=max(each.policy.stale_s for each in feeds),
+    )
+
+
+def _shared(feeds: list[Shared]) -> Shared | None:
+    """Return what is true of all feeds together: the draw is of the whole host, and the most hosts count."""
+    if not feeds:
+        return None
+    own_w = [each.own_w for each in feeds if each.own_w is not None]
+    stops_s = [each.longest_stop_s for each in feeds if each.longest_stop_s is not None]
+    return Shared(
+        hosts=max((each.hosts for each in feeds if each.hosts is not None), default=None),
+        own_w=min(own_w, default=None),
+        longest_stop_s=max(stops_s, default=None),
     )
 
 
@@ -73,6 +87,12 @@ def _of_ups(settings: Settings, name: str, *, boot_id: str, today: date) -> Poli
         ups=name,
         sources=len(ups.sources),
         rating_w=ups.rating_w,
+        shared=None
+        if ups.shared is None
+        else Shared(hosts=ups.shared.hosts, own_w=ups.shared.own_w, longest_stop_s=ups.shared.longest_stop_s),
+        shed=None
+        if settings.shed is None
+        else Shed(tier=settings.shed.tier, highest=settings.shed.highest, extra_s=settings.shed.extra_reserve_s),
         runtime_table=runtime_table,
         table_origin=table_origin,
         health=health,
@@ -93,6 +113,7 @@ def _of_ups(settings: Settings, name: str, *, boot_id: str, today: date) -> Poli
         paused_load_share=budget.paused_load,
         cap_share=settings.gpu.cap_share if settings.gpu.kind == "nvml" else None,
         signals=settings.signals.kind == "helper",
+        scheduler=settings.scheduler.kind != "none",
         utility_stable_s=budget.utility_stable_s,
         stale_s=_MISSES * max(1.0, *(source.poll_s for source in ups.sources)),
         resume_charge_share=budget.resume_charge_pct / 100.0,

@@ -21,6 +21,7 @@ from powerguard.effectors.options import (
     OutputOffOptions,
     ResumeOptions,
     RtcOptions,
+    SchedulerOptions,
     SentinelOptions,
     SignalsOptions,
 )
@@ -100,6 +101,69 @@ def falls_with_load(table: dict[float, float]) -> dict[float, float]:
     return table
 
 
+class SharedOptions(Options):
+    """Other hosts that hang on the same UPS: only this host's own part of its load falls when training pauses."""
+
+    hosts: int | None = Field(
+        default=None,
+        ge=1,
+        le=1000,
+        description="Number of hosts on this UPS, this one included. Their loads are taken as equal if nothing better "
+        "is known of this host's own.",
+        examples=[8],
+    )
+    own_w: float | None = Field(
+        default=None,
+        ge=50,
+        le=200_000,
+        description="Watts that this host draws in training. Used while neither its BMC nor its GPUs measure it.",
+        examples=[3000],
+    )
+    longest_stop_s: float | None = Field(
+        default=None,
+        ge=5,
+        le=3600,
+        description="Longest `host.force_after_s` of all hosts on this UPS: an ordered output-off waits for it, and "
+        "it is the default step between shed tiers. Not set: that of this host.",
+        examples=[110],
+    )
+
+    @model_validator(mode="after")
+    def _says_something(self) -> Self:
+        if self.hosts is None and self.own_w is None:
+            msg = "shared needs hosts, own_w or both (example: shared: {hosts: 8})"
+            raise ValueError(msg)
+        return self
+
+
+class ShedOptions(Options):
+    """How important this host is among those on its UPS. Lower tiers pause and power off earlier."""
+
+    tier: int = Field(ge=0, le=9, description="Tier of this host; a higher one is kept longer.", examples=[1])
+    highest: int = Field(
+        default=2,
+        ge=0,
+        le=9,
+        description="Highest tier that is in use on this UPS. The hosts of this tier give up nothing.",
+        examples=[2],
+    )
+    extra_reserve_s: float | None = Field(
+        default=None,
+        ge=0,
+        le=7200,
+        description="Seconds of effective runtime by which this host pauses and powers off earlier. Not set: one stop "
+        "for each tier above this one; `powerguard plan` shows it.",
+        examples=[120],
+    )
+
+    @model_validator(mode="after")
+    def _is_a_tier(self) -> Self:
+        if self.tier > self.highest:
+            msg = f"tier {self.tier} is above highest, {self.highest} (set highest to the highest tier on this UPS)"
+            raise ValueError(msg)
+        return self
+
+
 class UpsOptions(Options):
     """One UPS: how it is read, and what its data sheet says."""
 
@@ -164,6 +228,12 @@ class UpsOptions(Options):
         examples=[{"by": "snmp"}],
     )
 
+    shared: SharedOptions | None = Field(
+        default=None,
+        description="Other hosts hang on this UPS (docs/guides/shared-ups.md). Not set: this host has it to itself.",
+        examples=[{"hosts": 8}],
+    )
+
     @field_validator("runtime_table")
     @classmethod
     def _falls(cls, table: dict[float, float] | None) -> dict[float, float] | None:
@@ -174,6 +244,13 @@ class UpsOptions(Options):
         mistake = "" if self.output_off is None else unfit(self.sources, self.output_off)
         if mistake:
             raise UnfitError(mistake)
+        return self
+
+    @model_validator(mode="after")
+    def _own_watts_need_a_rating(self) -> Self:
+        if self.shared is not None and self.shared.hosts is None and self.rating_w is None:
+            msg = "shared.own_w says nothing without rating_w (set the rated watts, or shared.hosts)"
+            raise ValueError(msg)
         return self
 
     @model_validator(mode="after")
@@ -442,6 +519,12 @@ class Settings(Options):
     budget: BudgetOptions = Field(
         default_factory=BudgetOptions, description="The calculation of runtime and needs.", examples=[{"margin": 0.2}]
     )
+    shed: ShedOptions | None = Field(
+        default=None,
+        description="Order in which the hosts of a shared UPS make room for each other. Not set: no host before "
+        "another.",
+        examples=[{"tier": 1}],
+    )
     host: HostOptions = Field(
         default_factory=HostOptions, description="How this host is powered off.", examples=[{"kind": "systemd"}]
     )
@@ -469,6 +552,11 @@ class Settings(Options):
         default_factory=SignalsOptions,
         description="Signals to trainers that still draw power after they were asked to pause. Not set: none.",
         examples=[{"kind": "helper"}],
+    )
+    scheduler: SchedulerOptions = Field(
+        default_factory=SchedulerOptions,
+        description="The scheduler that starts jobs on this host. Not set: none.",
+        examples=[{"kind": "slurm"}],
     )
     resume: ResumeOptions = Field(
         default_factory=ResumeOptions,

@@ -28,6 +28,7 @@ _CHASSIS: Final = 0x00
 _GET_CHASSIS_STATUS: Final = (_CHASSIS, 0x01)
 _SET_POLICY: Final = (_CHASSIS, 0x06)
 _GET_RESTART_CAUSE: Final = (_CHASSIS, 0x07)
+_GET_POWER: Final = (0x2C, 0x02)
 _POLICY_OF_BITS: Final[dict[int, PowerRestorePolicy]] = {
     set_policy(policy).data[0]: policy for policy in PowerRestorePolicy if policy is not PowerRestorePolicy.UNKNOWN
 }
@@ -143,6 +144,10 @@ class SimBmc:
         await self._tell({"faults": asdict(faults)})
         await self.wait_until(lambda: "faults" in self.heard[seen:])
 
+    async def set_watts(self, watts: int) -> None:
+        """Measure this draw from now on (DCMI Get Power Reading)."""
+        await self._tell({"watts": watts})
+
     async def wait_until(self, reached: Callable[[], bool], limit_s: float = 10.0) -> None:
         """Wait until `reached` (of `policy` or `heard`) is true. Raises TimeoutError."""
         async with asyncio.timeout(limit_s), self._news:
@@ -185,6 +190,7 @@ class _Chassis:
     def __init__(self, policy: PowerRestorePolicy, state_file: Path | None, faults: Faults) -> None:
         self.policy = policy
         self.faults = faults
+        self.watts: int | None = None
         self._busy = faults.busy
         self._state_file = state_file
         self._cause = 0x00
@@ -202,6 +208,11 @@ class _Chassis:
 
     def answer(self, command: tuple[int, int], data: bytes) -> tuple[int, bytes] | None:
         """Return completion code and data; None where we do not know the command."""
+        if command == _GET_POWER and self.watts is not None:
+            _report(heard="power")
+            now = self.watts.to_bytes(2, "little")
+            # DCMI 1.5 table 6-16: now, least, most, average, time stamp, period in ms, state (bit 6: it measures).
+            return 0x00, b"\xdc" + 4 * now + bytes(4) + (1000).to_bytes(4, "little") + b"\x40"
         if command not in (_GET_CHASSIS_STATUS, _SET_POLICY, _GET_RESTART_CAUSE):
             return None
         if self._busy:
@@ -310,9 +321,13 @@ def _serve(chassis: _Chassis, server: Any, port_file: Path | None) -> NoReturn: 
 
 
 def _obey(chassis: _Chassis) -> NoReturn:
-    """Take new faults from stdin, one JSON object a line; its end is our end."""
+    """Take new faults or watts from stdin, one JSON object a line; its end is our end."""
     for line in sys.stdin:
-        chassis.misbehave(Faults(**json.loads(line)["faults"]))
+        told = json.loads(line)
+        if "watts" in told:
+            chassis.watts = told["watts"]
+        else:
+            chassis.misbehave(Faults(**told["faults"]))
     os._exit(0)
 
 

@@ -561,6 +561,7 @@ def test_signals_are_reported(journals: dict[str, Path], report: Report, run: Ru
     told = report(journals["signalled"])
     (llm,) = told["trainers"]
     assert [each["signal"] for each in llm["signals"]] == ["SIGSTOP", "SIGTERM"]
+    assert all(each["load_before_pct"] == each["load_after_pct"] is not None for each in llm["signals"]), "in vain"
     assert (told["outcome"], told["steps_lost"]) == ("resumed_in_place", 0), "its checkpoint is of the paused step"
     assert llm["ended_s"] == llm["signals"][1]["at_s"]
     assert "signalled" in rules(told)

@@ -34,7 +34,9 @@ from powerguard.core.model.actions import (
     Conduct,
     ContinueTrainer,
     DisarmWay,
+    DrainNode,
     EnsurePolicy,
+    LeaveNode,
     Level,
     Note,
     PauseTrainer,
@@ -45,6 +47,8 @@ from powerguard.core.model.actions import (
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
+    ReturnNode,
+    SignalJobs,
     StopTrainer,
     SyncFilesystems,
     TerminateTrainer,
@@ -63,6 +67,8 @@ from powerguard.core.model.events import (
     Measured,
     NetworkSeen,
     OutputSource,
+    OwnLoad,
+    OwnSource,
     PoweredOn,
     Reading,
     RecoverNow,
@@ -73,7 +79,7 @@ from powerguard.core.model.events import (
     Tick,
     TrainerSeen,
 )
-from powerguard.core.model.policy import Drop, FeedPolicy, Mode, Policy, TrainerPolicy
+from powerguard.core.model.policy import Drop, FeedPolicy, Mode, Policy, Shared, Shed, TrainerPolicy
 from powerguard.core.model.serialisation import from_plain, to_plain
 from powerguard.core.model.state import State, Step
 
@@ -97,6 +103,10 @@ KINDS: dict[str, type[Action]] = {
     "reboot": Reboot,
     "host": CheckHost,
     "bracket": RestorePolicy,
+    "drain": DrainNode,
+    "signal": SignalJobs,
+    "leave": LeaveNode,
+    "give_back": ReturnNode,
 }
 _NOTED = (
     "reff_paused_s",
@@ -120,6 +130,12 @@ _NOTED = (
     "in_s",
     "returns",
     "back_off_s",
+    "shed_s",
+    "own_w",
+    "own_from",
+    "expected_w",
+    "did",
+    "jobs",
 )
 
 
@@ -148,6 +164,13 @@ def make_policy(words: list[str]) -> Policy:
         elif key == "feed":
             name, _, supplies = value.partition(":")
             feeds.append((name, int(supplies or 1)))
+        elif key == "shared":  # shared=hosts:4,own_w:1500
+            told = {name: float(number) for name, number in (each.split(":") for each in value.split(","))}
+            hosts = told.pop("hosts", None)
+            fields[key] = Shared(hosts=None if hosts is None else int(hosts), **told)
+        elif key == "shed":  # shed=tier:highest or tier:highest:extra
+            tier, highest, *extra = value.split(":")
+            fields[key] = Shed(tier=int(tier), highest=int(highest), extra_s=float(extra[0]) if extra else None)
         elif key == "boot_id":
             fields[key] = value
         elif key == "mode":
@@ -255,6 +278,9 @@ class Player:
             detail = {"in_s": action.in_s, **returns, **self.details.get("arm", {}), **detail}
         if isinstance(action, DisarmWay):  # Of an outage of which nobody knows, nothing is armed, unless it is said.
             detail = {"disarmed": bool(action.outage), **self.details.get("disarm", {}), **detail}
+        if isinstance(action, DrainNode | LeaveNode | ReturnNode):
+            name = next(name for name, kind in KINDS.items() if isinstance(action, kind))
+            detail = {"node": "gpu1", **self.details.get(name, {}), **detail}
         if isinstance(action, TriggerCheckpoint):
             paused = action.after is not Conduct.CONTINUE
             detail = {"step": 1000, "verified": True, "at_paused_step": paused, "paused": paused, **detail}
@@ -291,7 +317,10 @@ class Player:
             raise AssertionError(msg)
 
     def _network(self, at_s: float, verb: str, plain: list[str], given: dict[str, str]) -> bool:
-        """Play a source that is lost, and a part of the host's own network: `network link eth0 gone`, or `back`."""
+        """Play a source that is lost, what the host draws, and a part of its network: `network link eth0 gone`, `back`.
+
+        `own bmc 1500~6`: by the BMC, 1500, 1506 or 1512 W, as no real draw is the same to the watt twice.
+        """
         if verb == "lost":
             ups, name = given.get("ups", "ups"), given.get("source", "snmp")
             self.send(SourceFailed(at_s=at_s, ups=ups, source=name, reason=" ".join(plain), lost=True))
@@ -300,7 +329,11 @@ class Player:
             self.send(
                 NetworkSeen(at_s=at_s, part=" ".join(plain[:-1]), up=plain[-1] == "back", heard_s=heard_s),
             )
-        return verb in ("lost", "network")
+        elif verb == "own":
+            watts, _, wobble = plain[1].partition("~")
+            draws_w = float(watts) + float(wobble or 0) * (int(at_s) % 3)
+            self.send(OwnLoad(at_s=at_s, source=OwnSource(plain[0]), watts=draws_w))
+        return verb in ("lost", "network", "own")
 
     def _world(self, at_s: float, verb: str, plain: list[str], given: dict[str, str]) -> bool:
         """Play what the world does: trainers, outcomes, time, boots."""

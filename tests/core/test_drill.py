@@ -310,7 +310,7 @@ def test_the_samples_are_bounded_and_settle_by_their_halves() -> None:
         told = Reading(
             at_s=float(second), ups="u", source="s", output_source=OutputSource.UTILITY, load_pct=80.0 - second % 40
         )
-        falling = measures.watch_reading(policy, falling, told)
+        falling = measures.watch_reading(policy, State(), falling, told)
     assert len(falling.samples) <= 64
     assert measures.stage_load(falling, 999.0, late=False) == (None, False)
     assert measures.stage_load(falling, 999.0, late=True)[0] is not None

@@ -211,11 +211,11 @@ def _begun(scopes: str, prefix: str) -> World:
     ("scopes", "prefix", "stage"),
     [
         ("pause", "utility", "pause"),
-        ("cap", "utility", "cap"),
         ("pause", "utility stop", "undo"),
         *(
             pytest.param(*stage, marks=pytest.mark.slow)
             for stage in (
+                ("cap", "utility", "cap"),
                 ("checkpoint,pause", "utility", "checkpoint"),
                 ("checkpoint,pause", "utility well", "pause"),
                 ("pause", "utility well utility", "resume"),

@@ -11,6 +11,7 @@ from powerguard.core.model.serialisation import from_plain, sane, to_plain
 from powerguard.core.model.state import (
     Armed,
     GpuCap,
+    NodeMarked,
     Obligation,
     Online,
     Resume,
@@ -27,6 +28,7 @@ ONE_OF_EACH = (
     Signalled(outage="o", order="s-1", at_s=90.0, trainer="a", word="continue", carried_out="stop"),
     Armed(outage="o", order="a-1", at_s=90.0, acts_at_s=300.0, way=Way.RTC, kept=True),
     TemporaryPolicy(order="p-1", at_s=90.0, retry_at_s=95.0, policy="always-off"),
+    NodeMarked(outage="o", order="n-1", at_s=90.0, drained=True, leaving=True, jobs=("12", "13_2")),
     Resume(trainer="a", at_s=90.0, retry_at_s=101.0),
     Start(outage="o", at_s=90.0, retry_at_s=121.0, tries=1),
 )
@@ -72,7 +74,7 @@ def test_after_a_restart_all_is_owed_as_before_and_no_lost_outcome_is_waited_for
 def test_another_boot_leaves_what_the_hardware_keeps() -> None:
     """The clock's alarm and the BMC's policy outlive the host; its processes and its GPUs' limits do not."""
     owed = obligations.after_boot(POLICY, State(owed=ONE_OF_EACH), 20.0, whole=True)
-    assert {type(each) for each in owed} == {Armed, TemporaryPolicy}
+    assert {type(each) for each in owed} == {Armed, NodeMarked, TemporaryPolicy}
     assert {(each.order, each.at_s) for each in owed} == {(None, 20.0)}
 
 

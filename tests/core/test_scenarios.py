@@ -41,11 +41,12 @@ def _holds(because: str, numbers: dict[str, object]) -> bool:
         return float(value)
 
     new = numbers["new"]
+    shed_s = of("shed_s") if "shed_s" in numbers else 0.0
     match because, new:
         case "budget", "emergency_checkpoint":
-            return 0.75 * of("reff_paused_s") <= of("checkpoint_s") + of("stop_s") + _GRAIN
+            return 0.75 * of("reff_paused_s") <= of("checkpoint_s") + of("stop_s") + shed_s + _GRAIN
         case "budget", "shutdown":
-            return of("reff_s") <= of("stop_s") + _GRAIN
+            return of("reff_s") <= of("stop_s") + shed_s + _GRAIN
         case "runtime_short", _:
             return of("reff_now_s") <= 45.0 + _GRAIN
         case (("power_off_at" | "power_off_at permits no hold"), _):

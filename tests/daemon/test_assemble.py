@@ -21,7 +21,9 @@ from powerguard.core.model.actions import (
     ContinueTrainer,
     Detail,
     DisarmWay,
+    DrainNode,
     EnsurePolicy,
+    LeaveNode,
     PauseTrainer,
     PowerOff,
     Reboot,
@@ -29,6 +31,8 @@ from powerguard.core.model.actions import (
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
+    ReturnNode,
+    SignalJobs,
     StopTrainer,
     SyncFilesystems,
     TerminateTrainer,
@@ -151,6 +155,10 @@ def test_armed_is_armed(folder: Path) -> None:
         CheckWay,
         ArmWay,
         DisarmWay,
+        DrainNode,
+        SignalJobs,
+        LeaveNode,
+        ReturnNode,
         Reboot,
         RestorePolicy,
     }, "an effector that daemon/wiring.py registers is missing here, or one that is named here is not registered"
@@ -160,7 +168,8 @@ def test_a_rehearsal_does_everything_but_the_power_off(folder: Path) -> None:
     """Trainers, disks and BMC are real, and so is the check of the power-off's path; the host and its UPS stay on."""
     parts = build(load(write(folder, mode="rehearse")), Ports(), lambda _: None)
     assert (parts.policy.mode, parts.policy.powers_off) == (Mode.REHEARSE, False)
-    assert not any(isinstance(effector, DryRunEffector) for effector in parts.effectors.values())
+    recorded = {kind for kind, effector in parts.effectors.items() if isinstance(effector, DryRunEffector)}
+    assert recorded == {LeaveNode}, "a rehearsal ends no job"
     bmc, host = parts.effectors[EnsurePolicy], parts.effectors[PowerOff]
     assert isinstance(bmc, BmcEffector)
     assert (bmc._options.policy, bmc._dry_run) == ("ensure", False)

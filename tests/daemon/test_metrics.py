@@ -18,7 +18,19 @@ from powerguard.core.model.state import Battery, Feed, GpuCap, Online, State
 from powerguard.daemon.observe.metrics import LIFETIME, OPENMETRICS, SECTIONS, TEXT, reference, registry, scrape
 from powerguard.daemon.observe.port import ACTION_WORDS, Daemon
 from powerguard.ups.snmp.traps import TrapCounts
-from tests.daemon.watched import DAY_S, NOW_S, PHASES, WALL_S, drilled, in_mode, reading, running_drill, scene, taught
+from tests.daemon.watched import (
+    DAY_S,
+    NOW_S,
+    PHASES,
+    WALL_S,
+    drilled,
+    in_mode,
+    reading,
+    running_drill,
+    scene,
+    shared,
+    taught,
+)
 from tests.peers import require
 
 PAGE = Path(__file__).parents[2] / "docs" / "reference" / "metrics.md"
@@ -234,6 +246,7 @@ def test_every_family_is_there() -> None:
     seen = {name for phase in PHASES for make in (scene, taught) for name, _ in scraped(make(phase))}
     seen |= {name for name, _ in scraped(drilled())}
     seen |= {name for name, _ in scraped(replace(scene(), traps=TrapCounts(last_at_s={"rack-a": NOW_S})))}
+    seen |= {name for name, _ in scraped(shared())}
     absent_here = {"maintenance_until_timestamp_seconds", "ups_output_off_seconds"}
     absent_here |= {
         "ups_output_power_watts",

@@ -20,7 +20,7 @@ from powerguard.core.model.state import Battery, Feed, Maintenance, OnBattery
 from powerguard.daemon.observe.port import ActionFigures, BmcView, Daemon, SourceView
 from powerguard.daemon.observe.readiness import ERRORS, WARNINGS, is_ready, readiness
 from powerguard.daemon.observe.status import plan_view, required_steps, status
-from tests.daemon.watched import NOW_S, PHASES, WALL_S, Watched, in_mode, outage, reading, scene, taught
+from tests.daemon.watched import NOW_S, PHASES, WALL_S, Watched, in_mode, outage, reading, scene, shared, taught
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -349,3 +349,26 @@ def test_examples_in_the_reference_are_true(name: str) -> None:
 def test_policy_of_the_scenes_is_a_policy() -> None:
     """The scenes stand on the real model."""
     assert isinstance(scene().policy, Policy)
+
+
+def test_the_own_load_on_a_shared_ups_is_told_with_its_source_and_age() -> None:
+    """In status and in the plan: what it rests on, how old that is, and what was passed over."""
+    told = dict(json.loads(json.dumps(status(shared()))))["own_load"]
+    assert (told["source"], told["watts"], told["measured"]) == ("gpu", 1100.0, True)
+    assert told["share"] == pytest.approx(1100.0 / 5400.0, abs=0.001)
+    assert told["passed_over"] == [{"source": "bmc", "because": "no reading for 400 s"}]
+    terms = {term["name"]: term for term in dict(json.loads(json.dumps(plan_view(shared()))))["terms"]}
+    assert terms["load_own"]["source"].startswith("1100 W, the GPUs' power and the rest of the host, 3 s ago; bmc")
+    assert terms["load_paused"]["value"] == pytest.approx(0.62 - 0.4 * 1100.0 / 5400.0, abs=0.001)
+    assert terms["shed_s"]["source"] == "tier 0: 1 tier above, each one stop of 60 s"
+    assert "load_own" not in {term["name"] for term in dict(json.loads(json.dumps(plan_view(scene()))))["terms"]}
+
+
+def test_a_ups_that_looks_shared_is_a_reason() -> None:
+    """The UPS carries far more than this host draws by its BMC, and the settings do not say why."""
+    calm = shared()
+    own = (replace(calm.state.own[0], ups_w=3348.0),)
+    alone = replace(calm, policy=replace(calm.policy, shared=None, shed=None), state=replace(calm.state, own=own))
+    reasons = {reason.name: reason.text for reason in readiness(alone)}
+    assert "the UPS carries 3348 W, and this host draws 1480 W (bmc)" in reasons["looks_shared"]
+    assert "looks_shared" not in {reason.name for reason in readiness(calm)}

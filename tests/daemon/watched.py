@@ -6,7 +6,7 @@ from dataclasses import dataclass, field, replace
 from powerguard.clock import Clock
 from powerguard.core.energy.needs import fold
 from powerguard.core.model.actions import Conduct, Grade, Note, Way
-from powerguard.core.model.events import Event, OutputSource, Reading
+from powerguard.core.model.events import Event, OutputSource, OwnSource, Reading
 from powerguard.core.model.policy import (
     BatteryModel,
     Discharge,
@@ -17,6 +17,8 @@ from powerguard.core.model.policy import (
     Mode,
     Need,
     Policy,
+    Shared,
+    Shed,
     TauPoint,
     TrainerPolicy,
 )
@@ -31,6 +33,7 @@ from powerguard.core.model.state import (
     OnBattery,
     Online,
     Outage,
+    OwnHeard,
     Phase,
     Recovery,
     Shutdown,
@@ -335,3 +338,14 @@ def running_drill() -> Watched:
     paused = replace(daemon.state.trainers[0], paused=True, told_pause=True)
     daemon.state = replace(daemon.state, drill=drill, trainers=(paused,))
     return daemon
+
+
+def shared() -> Watched:
+    """Return a daemon on a UPS that three hosts share: its GPUs measure this one, and its BMC is silent."""
+    calm = scene()
+    own = (
+        OwnHeard(source=OwnSource.BMC, watts=1480.0, at_s=NOW_S - 400.0, since_s=NOW_S - 400.0),
+        OwnHeard(source=OwnSource.GPU, watts=1100.0, at_s=NOW_S - 3.0, since_s=NOW_S - 3.0),
+    )
+    policy = replace(calm.policy, rating_w=5400.0, shared=Shared(hosts=3), shed=Shed(tier=0, highest=1))
+    return replace(calm, policy=policy, state=replace(calm.state, own=own))

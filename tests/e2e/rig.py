@@ -371,12 +371,13 @@ async def rig(
     low_battery_s: float = 0.1,
     user: SimUser | None = None,
     card: bool = True,
+    load: Callable[[], float] | None = None,
 ) -> AsyncIterator[Rig]:
     """Build the world, and take it down again: the daemon is killed, the folder removed.
 
     trainers: one native trainer when none is given. gauge: by how much the UPS exaggerates its runtime.
     low_battery_s: reported runtime that it calls low. card: a simulated APC card, which the settings name (v2c, or v3
-    for `user`); False: the test brings its own.
+    for `user`); False: the test brings its own. load: what all hosts on the UPS draw; None: this one is alone.
     """
     with tempfile.TemporaryDirectory(prefix="pg e2e ", dir="/tmp", ignore_cleanup_errors=True) as name:
         async with contextlib.AsyncExitStack() as stack:
@@ -384,7 +385,7 @@ async def rig(
             battery = UpsBattery(runtime=runtime, health=0.5, recharge_s=36.0)
             ups = PatientUps(
                 battery,
-                load=lambda: made[0].load if made else TRAINING,
+                load=load or (lambda: made[0].load if made else TRAINING),
                 low_battery_s=low_battery_s,
                 gauge=gauge,
                 pids=lambda: made[0].pids[-1:] if made else (),

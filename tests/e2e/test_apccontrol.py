@@ -26,7 +26,6 @@ HINTS: Final = ("powerout", "mainsback")
 FAST: Final = {"TIMEOUT": 1, "ONBATTERYDELAY": 0, "MINUTES": 0, "BATTERYLEVEL": 0}
 """apcupsd orders a shutdown some 3 s after the cut, long before the battery is empty."""
 KINDS: Final = ("stock", "ours")
-both = pytest.mark.parametrize("kind", KINDS)
 slow = pytest.mark.slow
 mainly_stock = pytest.mark.parametrize("kind", ["stock", pytest.param("ours", marks=slow)])
 mainly_ours = pytest.mark.parametrize("kind", [pytest.param("stock", marks=slow), "ours"])
@@ -198,7 +197,7 @@ async def call(made: Scripts, world: Rig, name: str, *words: str) -> int:
         return await child.wait()
 
 
-@both
+@mainly_ours
 async def test_calls_out_of_order_twice_and_at_once_change_nothing(kind: str) -> None:
     """On utility every event is a hint at most, whatever it is called; the default of an order goes on."""
     if kind == "stock":
@@ -243,7 +242,7 @@ HOSTILE: Final = (
 )
 
 
-@both
+@mainly_stock
 async def test_a_ups_cannot_act_by_its_name(kind: str) -> None:
     """A UPS names itself over SNMP, and apcupsd's own apccontrol quotes nothing."""
     if kind == "stock":

@@ -81,6 +81,7 @@ async def test_the_journals_disk_fills_up() -> None:
 
 
 @pytest.mark.root
+@pytest.mark.slow
 async def test_the_journals_disk_has_turned_read_only() -> None:
     """As after a disk error and a restart: the old journal can be read but not written. Told, and no outage is lost."""
     async with rig() as world:
@@ -108,6 +109,7 @@ async def test_the_journal_is_no_journal() -> None:
         world.one_outage()
 
 
+@pytest.mark.slow
 async def test_the_journals_folder_is_gone() -> None:
     """Nowhere to write from the very start: the daemon starts all the same, says so, and protects."""
     async with rig() as world:

@@ -127,6 +127,7 @@ async def restarted_at_s(world: Rig) -> float:
     return (await world.note("outage_continued")).at_s
 
 
+@pytest.mark.slow
 async def test_killed_after_the_power_off() -> None:
     """The word was given: a daemon that starts while the host goes down gives no second deadline, and no new outage."""
     async with rig() as world:

@@ -12,7 +12,7 @@ pytestmark = [pytest.mark.root, pytest.mark.xdist_group("network")]
 
 
 @pytest.mark.parametrize(
-    "play", ["outage", "switch", *(pytest.param(play, marks=pytest.mark.slow) for play in ("somebody", "unasked"))]
+    "play", ["outage", *(pytest.param(play, marks=pytest.mark.slow) for play in ("switch", "somebody", "unasked"))]
 )
 def test_the_cable_and_the_ups(play: str) -> None:
     """outage: saved and powered off unseen. switch: presumed, and over. somebody, unasked: alarms (cable_child)."""

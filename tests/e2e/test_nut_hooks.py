@@ -367,7 +367,9 @@ def started_badly(closed: tuple[int, ...]) -> Callable[[], None]:
     return prepare
 
 
-@pytest.mark.parametrize("closed", [(), (0,), (1,), (2,), (0, 1, 2)], ids=str)
+@pytest.mark.parametrize(
+    "closed", [(), (0, 1, 2), *(pytest.param((one,), marks=pytest.mark.slow) for one in range(3))], ids=str
+)
 @pytest.mark.parametrize(
     ("hook", "status", "then"),
     [

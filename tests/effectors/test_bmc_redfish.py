@@ -33,6 +33,24 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return make_certificate(tmp_path_factory.mktemp("tls"))
 
 
+async def test_the_draw_is_read_of_the_one_chassis(tmp_path: Path, certificate: Certificate) -> None:
+    """EnvironmentMetrics where the chassis has it, else PowerControl; of several chassis none, as they hold others."""
+    async with OwnRedfish(certificate) as bmc:
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=30.0)
+        one = bmc.chassis["/redfish/v1/Chassis/1"]
+        assert await mine.power_watts(30.0) is None
+        one["Power"] = {"@odata.id": "/redfish/v1/Chassis/1/Power"}
+        bmc.chassis["/redfish/v1/Chassis/1/Power"] = {"PowerControl": [{"PowerConsumedWatts": 1234}]}
+        assert await mine.power_watts(30.0) == 1234.0
+        one["EnvironmentMetrics"] = {"@odata.id": "/redfish/v1/Chassis/1/EnvironmentMetrics"}
+        bmc.chassis["/redfish/v1/Chassis/1/EnvironmentMetrics"] = {"PowerWatts": {"Reading": 1230.5}}
+        assert await mine.power_watts(30.0) == 1230.5
+        bmc.chassis["/redfish/v1/Chassis/1/EnvironmentMetrics"] = {"PowerWatts": {"Reading": None}}
+        assert await mine.power_watts(30.0) == 1234.0
+        bmc.system["Links"]["Chassis"].append({"@odata.id": "/redfish/v1/Chassis/2"})
+        assert await mine.power_watts(30.0) is None
+
+
 async def failure_of(bmc: BmcEffector) -> BmcError:
     with pytest.raises(BmcError) as caught:
         await bmc.carry_out(ENSURE)

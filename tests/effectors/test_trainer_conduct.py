@@ -11,6 +11,8 @@ from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.effectors.trainer.peer import Meaning, classify
 from powerguard.wire import After, Estimate, LastCommitted, TrainerStatus
 
+pytestmark = pytest.mark.hurried
+
 OURS = "/api/v1/checkpoints/a1"
 
 

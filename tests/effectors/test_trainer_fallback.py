@@ -1,7 +1,6 @@
 """Where HTTP brings no checkpoint, a signal or a program does: after it failed, or beside it while nobody answers."""
 
 import asyncio
-import time
 from pathlib import Path
 from typing import Any
 
@@ -9,13 +8,14 @@ import pytest
 import structlog
 from aiohttp import web
 
-from powerguard.clock import boottime_s
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.options import TrainerOptions
 from tests.cli.checkpoint_sites import save
 from tests.effectors.trainer_peers import ALIAS, DURABLE, FOLLOW, STATUS, TRIGGER, Told, accepted, order, serve
-from tests.peers.machine import watched
+from tests.peers.hurried import now_s
+
+pytestmark = pytest.mark.hurried
 
 HEADERS_S = 2.0
 
@@ -53,7 +53,7 @@ def llm(url: str, folder: Path, **more: object) -> TrainerOptions:
 
 async def asked(options: TrainerOptions, helper: Helper, limit_s: float = 40.0) -> tuple[dict[str, Any], Told]:
     told = Told()
-    made = TrainerEffector([options], clock=boottime_s, publish=told.append, helper=helper)
+    made = TrainerEffector([options], clock=now_s, publish=told.append, helper=helper)
     try:
         return dict(await made.carry_out(order(limit_s))), told
     finally:
@@ -112,10 +112,10 @@ async def test_what_goes_well_needs_no_fallback(tmp_path: Path) -> None:
 async def test_beside_one_that_hangs(tmp_path: Path) -> None:
     """It is asked again all the same; whoever is done first has made the checkpoint."""
     helper = Helper(tmp_path)
-    async with serve({TRIGGER: [slow], STATUS: [{"body": {"job": "llm"}}]}) as peer, watched() as machine:
-        began_s = time.perf_counter()
+    async with serve({TRIGGER: [slow], STATUS: [{"body": {"job": "llm"}}]}) as peer:
+        began_s = now_s()
         detail, told = await asked(llm(peer.url, tmp_path), helper, limit_s=60.0)
-        assert time.perf_counter() - began_s < 15.0 + machine.late_s
+        assert now_s() - began_s < 15.0
     assert (detail["step"], detail["fallback"]) == (88, "train.service")
     assert "hung" in told.stages
 
@@ -188,8 +188,8 @@ async def test_a_program_may_be_the_fallback(tmp_path: Path) -> None:
 
 
 async def test_the_deadline_holds_for_both(tmp_path: Path) -> None:
-    async with serve({TRIGGER: [slow], STATUS: [{"body": {"job": "llm"}}]}) as peer, watched() as machine:
-        began_s = time.perf_counter()
+    async with serve({TRIGGER: [slow], STATUS: [{"body": {"job": "llm"}}]}) as peer:
+        began_s = now_s()
         with pytest.raises(EffectorError, match="out of time"):
             await asked(llm(peer.url, tmp_path), Helper(tmp_path, after_s=60.0), limit_s=5.0)
-        assert time.perf_counter() - began_s < 15.0 + machine.late_s
+        assert now_s() - began_s < 15.0

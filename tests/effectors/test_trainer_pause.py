@@ -1,7 +1,6 @@
 """A trainer is told to stand still: a real one does at its next step boundary, others say why they cannot."""
 
 import asyncio
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -9,13 +8,14 @@ from typing import Any
 
 import pytest
 
-from powerguard.clock import boottime_s
 from powerguard.core.model.actions import PauseTrainer, ResumeTrainer
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.options import TrainerOptions
 from tests.effectors.trainer_peers import STATUS, effector, serve, serve_raw
-from tests.peers.machine import watched
+from tests.peers.hurried import now_s
 from tests.trainer.toy import Toy, short_folder
+
+pytestmark = pytest.mark.hurried
 
 PAUSE = "POST /api/v1/pause"
 
@@ -27,7 +27,7 @@ def folder() -> Iterator[Path]:
 
 
 def pause(limit_s: float = 20.0) -> PauseTrainer:
-    return PauseTrainer(id="p1", by_s=boottime_s() + limit_s, trainer="llm", outage="d1")
+    return PauseTrainer(id="p1", by_s=now_s() + limit_s, trainer="llm", outage="d1")
 
 
 def llm(url: str) -> TrainerOptions:
@@ -38,6 +38,7 @@ def told(**status: object) -> dict[str, object]:
     return {"body": {"job": "llm", "conduct": "pause", **status}}
 
 
+@pytest.mark.real_time
 async def test_a_real_trainer_stands_still_and_goes_on(folder: Path) -> None:
     """Paused twice is paused once; resumed, it trains on from where it stood."""
     with Toy(folder, "--step-ms", "5", socket_name="toy.sock") as toy:
@@ -49,7 +50,7 @@ async def test_a_real_trainer_stands_still_and_goes_on(folder: Path) -> None:
             assert news.seen[-1].paused
             await asyncio.sleep(0.1)
             assert dict(await made.carry_out(pause()))["step"] == stands
-            await made.carry_out(ResumeTrainer(id="r1", by_s=boottime_s() + 20, trainer="llm", outage="d1"))
+            await made.carry_out(ResumeTrainer(id="r1", by_s=now_s() + 20, trainer="llm", outage="d1"))
             async with asyncio.timeout(60):
                 while news.seen[-1].paused or (news.seen[-1].step or 0) <= stands:
                     await asyncio.sleep(0.05)
@@ -79,12 +80,12 @@ async def test_a_busy_one_is_asked_again() -> None:
 
 async def test_a_step_that_never_ends_is_cut_off_by_the_bulkhead() -> None:
     script: dict[str, list[Any]] = {PAUSE: [told(step=6)], STATUS: [told(step=6)]}
-    async with serve(script) as peer, effector(llm(peer.url)) as (made, _), watched() as machine:
-        began_s = time.perf_counter()
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
+        began_s = now_s()
         with pytest.raises(TimeoutError):
             async with asyncio.timeout(2.0):
                 await made.carry_out(pause(60.0))
-        assert time.perf_counter() - began_s < 4.0 + machine.late_s
+        assert now_s() - began_s < 4.0
         assert peer.count(STATUS) >= 1
 
 
@@ -118,4 +119,4 @@ async def test_nobody_there_and_somebody_mute() -> None:
 
     async with serve_raw(mute) as url, effector(llm(url)) as (made, _):
         with pytest.raises(EffectorError, match="no answer to POST /api/v1/pause"):
-            await made.carry_out(replace(pause(), by_s=boottime_s() + 9))
+            await made.carry_out(replace(pause(), by_s=now_s() + 9))

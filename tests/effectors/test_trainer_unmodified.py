@@ -2,6 +2,8 @@
 
 import asyncio
 import contextlib
+import io
+import itertools
 import json
 import os
 import shutil
@@ -9,8 +11,8 @@ import signal as numbers
 import subprocess
 import sys
 import textwrap
-import threading
 import time
+import zipfile
 from collections.abc import Iterator
 from pathlib import Path
 from types import FrameType
@@ -26,6 +28,7 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import run_child
 from powerguard.effectors.signals.effector import SignalHelper
 from powerguard.effectors.trainer.effector import TrainerEffector
+from powerguard.effectors.trainer.newest_child import _EVERY_S, _GROWING, _Watch
 from powerguard.effectors.trainer.newest_child import main as newest_child
 from powerguard.effectors.trainer.options import (
     AnyTrainerOptions,
@@ -33,10 +36,11 @@ from powerguard.effectors.trainer.options import (
     SignalTrainerOptions,
     TrainerOptions,
 )
+from powerguard.effectors.trainer.run import QUIET_S
 from powerguard.effectors.trainer.unmodified import SignalRun
 from powerguard.settings.schema import Settings
 from powerguard.trainer.seal.folder import seal
-from powerguard.trainer.store.found import newest_in
+from powerguard.trainer.store.folders import newest_in
 from tests.cli.checkpoint_sites import save
 from tests.peers.jobs import Jobs
 
@@ -329,39 +333,54 @@ async def test_they_are_seen_as_what_they_do(tmp_path: Path, *, alive: bool | No
 
 
 def newest(
-    folder: Path, since_ns: int, limit_s: float, capsys: pytest.CaptureFixture[str], quiet_s: float = 1.0
+    folder: Path, since_ns: int, limit_s: float, quiet_s: float = 1.0, happens: Iterator[object] | None = None
 ) -> dict[str, Any] | None:
-    code = newest_child([str(folder), str(since_ns), str(limit_s), str(quiet_s)])
-    out = capsys.readouterr().out
-    assert (code == 0) == bool(out)
-    return dict(json.loads(out)) if out else None
+    """Look as `newest_child` does, for so many seconds that do not pass. happens: a step of it between two looks."""
+    watch, looks = _Watch(folder, since_ns=since_ns, quiet_s=quiet_s), itertools.count()
+    while (now_s := next(looks) * _EVERY_S) <= limit_s:
+        found = watch.look(now_s)
+        if found is not None:
+            return dict(json.loads(found.to_json()))
+        if happens is not None:
+            next(happens, None)
+    return None
 
 
-def test_native_sealed_and_plain_are_found(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_native_sealed_and_plain_are_found(tmp_path: Path) -> None:
     since_ns = time.time_ns() - 1_000_000_000
     for name in ("native", "sealed", "plain", "self"):
         (tmp_path / name).mkdir()
-    assert newest(tmp_path / "plain", since_ns, 0.0, capsys) is None
+    assert newest(tmp_path / "plain", since_ns, 0.0) is None
     save(tmp_path / "native", 9)
-    told = newest(tmp_path / "native", since_ns, 0.0, capsys)
+    told = newest(tmp_path / "native", since_ns, 0.0)
     assert told is not None
     assert (told["step"], told["verified"]) == (9, True)
     (tmp_path / "sealed" / "iter_0000012").mkdir()
     (tmp_path / "sealed" / "iter_0000012" / "a").write_text("a")
     seal(tmp_path / "sealed" / "iter_0000012")
-    told = newest(tmp_path / "sealed", since_ns, 0.0, capsys)
+    told = newest(tmp_path / "sealed", since_ns, 0.0)
     assert told == {"step": 12, "path": str(tmp_path / "sealed/iter_0000012"), "size_bytes": 1, "verified": True}
     (tmp_path / "self" / "a").write_text("a")
     seal(tmp_path / "self")
-    assert newest(tmp_path / "self", since_ns, 0.0, capsys) is not None
+    assert newest(tmp_path / "self", since_ns, 0.0) is not None
     (tmp_path / "plain" / "epoch=1-step=34.ckpt").write_text("abc")
-    assert newest(tmp_path / "plain", since_ns, 0.0, capsys) is None  # it may still be written
-    told = newest(tmp_path / "plain", since_ns, 40.0, capsys)
+    assert newest(tmp_path / "plain", since_ns, 0.0) is None  # it may still be written
+    told = newest(tmp_path / "plain", since_ns, 40.0)
     assert told is not None
     assert (told["step"], told["size_bytes"], told["verified"]) == (34, 3, False)
 
 
-def test_what_goes_while_it_is_looked_at_is_passed_over(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_the_program_says_how_it_ended(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Nothing there, still growing, found: three statuses, and an answer with the last one only."""
+    told = []
+    for made in (lambda: None, lambda: (tmp_path / "step_3.pt").write_bytes(b"\0"), lambda: save(tmp_path, 4)):
+        made()
+        code = newest_child([str(tmp_path), "0", "0", "1.0"])
+        told.append((code, json.loads(capsys.readouterr().out or "{}").get("step")))
+    assert told == [(1, None), (_GROWING, None), (0, 4)]
+
+
+def test_what_goes_while_it_is_looked_at_is_passed_over(tmp_path: Path) -> None:
     """A training prunes when it likes: the search goes on, and finds what has come instead."""
     save(tmp_path, 1)
 
@@ -374,14 +393,14 @@ def test_what_goes_while_it_is_looked_at_is_passed_over(tmp_path: Path, capsys: 
 
     sys.setprofile(prune)
     try:
-        told = newest(tmp_path, 0, 5.0, capsys)
+        told = newest(tmp_path, 0, 5.0)
     finally:
         sys.setprofile(None)
     assert told is not None
     assert told["step"] == 2
 
 
-def test_where_somebody_vouches_nothing_else_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_where_somebody_vouches_nothing_else_counts(tmp_path: Path) -> None:
     """A job that seals its checkpoints has not finished one that is not sealed yet."""
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "a").write_text("a")
@@ -391,76 +410,75 @@ def test_where_somebody_vouches_nothing_else_counts(tmp_path: Path, capsys: pyte
     (tmp_path / "checkpoint-2").mkdir()
     (tmp_path / "checkpoint-2" / "a").write_text("a")
     os.utime(tmp_path / "checkpoint-2" / "a", ns=(since_ns, since_ns))
-    assert newest(tmp_path, since_ns, 2.5, capsys) is None
+    assert newest(tmp_path, since_ns, 2.5) is None
     seal(tmp_path / "checkpoint-2")
-    assert newest(tmp_path, since_ns, 0.0, capsys) is not None
+    assert newest(tmp_path, since_ns, 0.0) is not None
 
 
-SAVES = """
-    import os, sys, time
-    folder, name, how = sys.argv[1:]
-    def grow(path, parts, pause_s):
-        with open(os.path.join(folder, path), "ab") as file:
-            for _ in range(parts):
-                file.write(bytes(range(256)) * 40)
-                file.flush()
-                time.sleep(pause_s)
+BLOCK = bytes(range(256)) * 40
+HALT = 15
+"""So many looks make three seconds."""
+
+
+def grows(path: Path, blocks: int = HALT) -> Iterator[None]:
+    for _ in range(blocks):
+        with path.open("ab") as file:
+            file.write(BLOCK)
+        yield
+
+
+def saves(path: Path, how: str) -> Iterator[None]:
+    """A training that saves for three seconds."""
     if how == "grows":
-        grow(name, 15, 0.2)
+        yield from grows(path)
     elif how == "in turn":
-        os.mkdir(os.path.join(folder, name))
+        path.mkdir()
         for part in ("model.bin", "optimizer.bin", "random.bin"):
-            grow(f"{name}/{part}", 5, 0.2)
+            yield from grows(path / part, HALT // 3)
     elif how == "renamed":
-        grow(f"{name}.tmp", 15, 0.2)
-        os.rename(os.path.join(folder, f"{name}.tmp"), os.path.join(folder, name))
-    elif how == "preset":
-        with open(os.path.join(folder, name), "wb") as file:
-            file.truncate(1 << 20)
-            time.sleep(3.0)
-            file.write(b"x" * (1 << 20))
-    elif how == "zip":
-        import io, zipfile
-        made = io.BytesIO()
-        with zipfile.ZipFile(made, "w") as archive:
-            archive.writestr("data/0", bytes(range(256)) * 400)
-        whole = made.getvalue()
-        with open(os.path.join(folder, name), "wb") as file:
-            file.write(whole[:50_000])
-            file.flush()
-            time.sleep(3.0)
-            file.write(whole[50_000:])
-"""
-"""A training that saves for three seconds, and then ends."""
+        unborn = path.with_name(f"{path.name}.tmp")
+        yield from grows(unborn)
+        unborn.rename(path)
+    else:
+        if how == "zip":
+            made = io.BytesIO()
+            with zipfile.ZipFile(made, "w") as archive:
+                archive.writestr("data/0", BLOCK * 10)
+            whole, first = made.getvalue(), 50_000
+        else:
+            whole, first = b"x" * (1 << 20), 0
+        with path.open("wb", buffering=0) as file:
+            if how == "preset":
+                file.truncate(len(whole))
+            file.write(whole[:first])
+            for _ in range(HALT):
+                yield
+            file.write(whole[first:])
 
 
-@contextlib.contextmanager
-def saving(folder: Path, name: str, how: str) -> Iterator[subprocess.Popen[bytes]]:
-    process = subprocess.Popen([sys.executable, "-c", textwrap.dedent(SAVES), str(folder), name, how])
-    try:
-        yield process
-    finally:
-        process.kill()
-        process.wait()
-
-
-NAMES = ["ckpt_68.pt", "pytorch_model.bin"]
-MORE_NAMES = ["epoch_242.ckpt", "model_68", "68", "ckpt-68", "checkpoint_step_68", "model"]
+NAMES = [
+    "ckpt_68.pt",
+    "pytorch_model.bin",
+    "epoch_242.ckpt",
+    "model_68",
+    "68",
+    "ckpt-68",
+    "checkpoint_step_68",
+    "model",
+]
 
 
 def stamp(folder: Path, capsys: pytest.CaptureFixture[str]) -> int:
     """The newest stamp before a request, as the daemon takes it."""
     assert newest_child([str(folder)]) == 0
-    return int(capsys.readouterr().out)
+    since_ns = int(capsys.readouterr().out)
+    time.sleep(0.02)  # what comes now has a newer one, however coarse the file system's clock
+    return since_ns
 
 
 @pytest.mark.parametrize(
     ("name", "how"),
-    [
-        *((name, "grows") for name in NAMES),
-        *(("ckpt_68", how) for how in ("in turn", "renamed", "preset", "zip")),
-        *(pytest.param(name, "grows", marks=pytest.mark.slow) for name in MORE_NAMES),
-    ],
+    [*((name, "grows") for name in NAMES), *(("ckpt_68", how) for how in ("in turn", "renamed", "preset", "zip"))],
 )
 def test_a_log_line_is_no_checkpoint_while_the_real_one_grows(
     tmp_path: Path, name: str, how: str, capsys: pytest.CaptureFixture[str]
@@ -468,73 +486,84 @@ def test_a_log_line_is_no_checkpoint_while_the_real_one_grows(
     """The log is quiet at once, and the file is not: a torn file must never be taken for the checkpoint."""
     (tmp_path / "ckpt_50.pt").write_bytes(bytes(range(256)))
     since_ns = stamp(tmp_path, capsys)
-    time.sleep(0.05)
     (tmp_path / "train.log").write_text("POST\n")
     (tmp_path / "heard").write_text("POST /api/v1/trigger_checkpoint\n" * 10)
     if name in ("pytorch_model.bin", "model"):  # a name without a number counts only if no name has one
         (tmp_path / "ckpt_50.pt").unlink()
         (tmp_path / "figures.npy").write_bytes(bytes(range(256)))
-    with saving(tmp_path, name, how) as training:
-        told = newest(tmp_path, since_ns, 40.0, capsys)
-        assert training.poll() == 0, f"reported while it was still being written: {told}"
+    ended = False
+
+    def training() -> Iterator[None]:
+        nonlocal ended
+        yield from saves(tmp_path / name, how)
+        ended = True
+
+    told = newest(tmp_path, since_ns, 40.0, happens=training())
+    assert ended, f"reported while it was still being written: {told}"
     assert told is not None
     assert (told["path"], told["verified"]) == (str(tmp_path / name), False)
-    assert told["size_bytes"] == (
-        1 << 20 if how == "preset" else (tmp_path / name).stat().st_size if how != "in turn" else 153_600
-    )
+    whole = {"preset": 1 << 20, "in turn": HALT * len(BLOCK)}
+    assert told["size_bytes"] == (whole.get(how) or (tmp_path / name).stat().st_size)
 
 
 @pytest.mark.parametrize("name", ["train.log", "slurm-68.out", "events.out.tfevents.1.host", "step_68.json", "latest"])
-def test_a_log_or_a_small_text_alone_is_none(tmp_path: Path, name: str, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_or_a_small_text_alone_is_none(tmp_path: Path, name: str) -> None:
     (tmp_path / name).write_text("step 68\n")
-    assert newest(tmp_path, 0, 1.5, capsys, quiet_s=0.5) is None
+    assert newest(tmp_path, 0, 1.5, quiet_s=0.5) is None
 
 
-def test_a_large_text_counts_only_under_a_checkpoints_name(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_large_text_counts_only_under_a_checkpoints_name(tmp_path: Path) -> None:
     """Some models are text; so is a log without a known name."""
     (tmp_path / "heard").write_text("POST\n" * 300_000)
-    assert newest(tmp_path, 0, 1.5, capsys, quiet_s=0.5) is None
+    assert newest(tmp_path, 0, 1.5, quiet_s=0.5) is None
     (tmp_path / "model_68.json").write_text("[1.5]\n" * 300_000)
-    told = newest(tmp_path, 0, 40.0, capsys, quiet_s=0.5)
+    told = newest(tmp_path, 0, 40.0, quiet_s=0.5)
     assert told is not None
     assert told["step"] == 68
 
 
-def test_a_log_that_is_written_holds_up_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_log_that_is_written_holds_up_none(tmp_path: Path) -> None:
     """It is written all the time; where things are named by their step, only those count."""
     since_ns = time.time_ns() - 1_000_000_000
     (tmp_path / "train.log").write_text("quiet for now")
     (tmp_path / "model.pt").write_bytes(b"x" * 100)
-    ended = threading.Event()
 
-    def chatter() -> None:
-        while not ended.wait(0.05):
+    def chatter() -> Iterator[None]:
+        while True:
             for name in ("train.log", "heard"):
                 with (tmp_path / name).open("a") as file:
                     file.write("step\n")
+            yield
 
-    talking = threading.Thread(target=chatter)
-    talking.start()
-    try:
-        told = newest(tmp_path, since_ns, 40.0, capsys)
-        assert told is not None
-        assert told["path"] == str(tmp_path / "model.pt")
-        (tmp_path / "step_5.pt").write_bytes(b"old")
-        os.utime(tmp_path / "step_5.pt", (1, 1))
-        assert newest(tmp_path, since_ns, 3.0, capsys) is None
-    finally:
-        ended.set()
-        talking.join()
+    told = newest(tmp_path, since_ns, 40.0, happens=chatter())
+    assert told is not None
+    assert told["path"] == str(tmp_path / "model.pt")
+    (tmp_path / "step_5.pt").write_bytes(b"old")
+    os.utime(tmp_path / "step_5.pt", (1, 1))
+    assert newest(tmp_path, since_ns, 3.0, happens=chatter()) is None
 
 
-def test_a_picture_of_a_step_is_no_checkpoint_and_hides_none(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_disk_that_pauses_has_not_saved(tmp_path: Path) -> None:
+    """A busy one takes nothing for five seconds; the folder has to be quiet for longer."""
+    ended = False
+
+    def training() -> Iterator[object]:
+        nonlocal ended
+        for _ in range(3):
+            yield from grows(tmp_path / "ckpt_68.pt", 2)
+            yield from range(int(5.0 / _EVERY_S))
+        ended = True
+
+    assert newest(tmp_path, 0, 60.0, QUIET_S, happens=training()) is not None
+    assert ended
+
+
+def test_a_picture_of_a_step_is_no_checkpoint_and_hides_none(tmp_path: Path) -> None:
     """Trainings draw as they go: `val_epoch_3.png` has a step in its name, and `last.ckpt` has none."""
     (tmp_path / "val_epoch_3.png").write_bytes(b"\x89PNG\r\n\x1a\n" + bytes(range(256)))
-    assert newest(tmp_path, 0, 1.5, capsys, quiet_s=0.5) is None
+    assert newest(tmp_path, 0, 1.5, quiet_s=0.5) is None
     (tmp_path / "last.ckpt").write_bytes(bytes(range(256)))
-    told = newest(tmp_path, 0, 40.0, capsys, quiet_s=0.5)
+    told = newest(tmp_path, 0, 40.0, quiet_s=0.5)
     assert told is not None
     assert told["path"] == str(tmp_path / "last.ckpt")
 
@@ -547,9 +576,9 @@ def test_a_name_that_is_overwritten_counts_beside_steps(
     (tmp_path / "ckpt_100.pt").write_bytes(b"\0old")
     (tmp_path / name).write_bytes(b"\0older")
     since_ns = stamp(tmp_path, capsys)
-    assert newest(tmp_path, since_ns, 1.0, capsys, quiet_s=0.5) is None
+    assert newest(tmp_path, since_ns, 1.0, quiet_s=0.5) is None
     (tmp_path / name).write_bytes(b"\0new")
-    told = newest(tmp_path, since_ns, 40.0, capsys, quiet_s=0.5)
+    told = newest(tmp_path, since_ns, 40.0, quiet_s=0.5)
     assert told is not None
     assert told["path"] == str(tmp_path / name)
 
@@ -594,25 +623,23 @@ def test_a_part_is_no_checkpoint_however_quiet_it_is(
     since_ns = stamp(tmp_path, capsys)
     for name, content in first.items():
         (folder / name).write_bytes(content)
-    assert newest(tmp_path, since_ns, 1.5, capsys, quiet_s=0.3) is None
+    assert newest(tmp_path, since_ns, 1.5, quiet_s=0.3) is None
     for name, content in then.items():
         (folder / name).write_bytes(content)
-    told = newest(tmp_path, since_ns, 40.0, capsys, quiet_s=0.3)
+    told = newest(tmp_path, since_ns, 40.0, quiet_s=0.3)
     assert told is not None
     assert (told["path"], told["step"]) == (str(folder), 68)
 
 
-def test_what_is_no_safetensors_header_says_nothing_of_its_length(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_what_is_no_safetensors_header_says_nothing_of_its_length(tmp_path: Path) -> None:
     """A file of another kind under that name is judged by its quiet alone."""
     heads = (b"{}", b'{"w": 1}', b'{"w": {"data_offsets": ["x", null]}}', b"[" * 5000, b"\xff" * 30)
     for number, head in enumerate(heads):
         (tmp_path / f"{number}").mkdir()
         (tmp_path / f"{number}" / "model.safetensors").write_bytes(len(head).to_bytes(8, "little") + head)
-        assert newest(tmp_path / f"{number}", 0, 40.0, capsys, quiet_s=0.3) is not None
+        assert newest(tmp_path / f"{number}", 0, 40.0, quiet_s=0.3) is not None
     (tmp_path / "0" / "model.safetensors").write_bytes(b"\xff" * 100)
-    assert newest(tmp_path / "0", 0, 40.0, capsys, quiet_s=0.3) is not None
+    assert newest(tmp_path / "0", 0, 40.0, quiet_s=0.3) is not None
 
 
 def test_the_folders_own_clock_counts(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
@@ -622,10 +649,10 @@ def test_the_folders_own_clock_counts(tmp_path: Path, capsys: pytest.CaptureFixt
         old.write_bytes(b"\0old")
         os.utime(old, (time.time() + ahead_s,) * 2)
         since_ns = stamp(tmp_path, capsys)
-        assert newest(tmp_path, since_ns, 1.0, capsys, quiet_s=0.5) is None
+        assert newest(tmp_path, since_ns, 1.0, quiet_s=0.5) is None
         new.write_bytes(b"\0new")
         os.utime(new, (time.time() + ahead_s + 1,) * 2)
-        told = newest(tmp_path, since_ns, 40.0, capsys, quiet_s=0.5)
+        told = newest(tmp_path, since_ns, 40.0, quiet_s=0.5)
         assert told is not None
         assert told["path"] == str(new)
 
@@ -637,10 +664,12 @@ def test_what_changes_while_it_is_watched_is_new_whatever_its_stamp(
     (tmp_path / "ckpt_1.pt").write_bytes(b"\0old")
     os.utime(tmp_path / "ckpt_1.pt", (time.time() + 1e7,) * 2)
     since_ns = stamp(tmp_path, capsys)
-    timer = threading.Timer(0.7, (tmp_path / "ckpt_2.pt").write_bytes, [b"\0new"])
-    timer.start()
-    told = newest(tmp_path, since_ns, 40.0, capsys)
-    timer.join()
+
+    def training() -> Iterator[object]:
+        yield from range(3)
+        yield (tmp_path / "ckpt_2.pt").write_bytes(b"\0new")
+
+    told = newest(tmp_path, since_ns, 40.0, happens=training())
     assert told is not None
     assert told["step"] == 2
 
@@ -696,22 +725,22 @@ def test_a_stamp_of_the_future_hides_no_new_seal(tmp_path: Path, capsys: pytest.
     os.utime(tmp_path / "notes.txt", (ahead_s, ahead_s))
     assert newest_child([str(tmp_path)]) == 0
     since_ns = int(capsys.readouterr().out)
-    assert newest(tmp_path, since_ns, 0.0, capsys) is None
+    assert newest(tmp_path, since_ns, 0.0) is None
     time.sleep(0.02)
     seal(tmp_path / "checkpoint-2")
-    told = newest(tmp_path, since_ns, 0.0, capsys)
+    told = newest(tmp_path, since_ns, 0.0)
     assert told is not None
     assert told["step"] == 2
 
 
-def test_a_seal_that_does_not_hold_is_none(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+def test_a_seal_that_does_not_hold_is_none(tmp_path: Path) -> None:
     since_ns = time.time_ns() - 1_000_000_000
     (tmp_path / "checkpoint-1").mkdir()
     (tmp_path / "checkpoint-1" / "a").write_text("abc")
     seal(tmp_path / "checkpoint-1")
     (tmp_path / "checkpoint-1" / "a").write_text("a")
-    assert newest(tmp_path, since_ns, 0.0, capsys) is None
-    assert newest(tmp_path / "gone", since_ns, 0.0, capsys) is None
+    assert newest(tmp_path, since_ns, 0.0) is None
+    assert newest(tmp_path / "gone", since_ns, 0.0) is None
 
 
 async def test_the_child_is_a_program(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from powerguard.clock import boottime_s
 from powerguard.core.model.actions import Grade, SyncFilesystems
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import EmergencyCheckpoint, Holding, OnBattery, Online, Outage, State
@@ -18,7 +17,10 @@ from powerguard.effectors.trainer.effector import LEASE_S, RENEW_S, TrainerEffec
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.settings.schema import Settings
 from tests.effectors.trainer_peers import RESUME, STATUS, TRIGGER, accepted, effector, serve
+from tests.peers.hurried import now_s
 from tests.trainer.toy import short_folder
+
+pytestmark = pytest.mark.hurried
 
 HOLD = "POST /api/v1/hold_uploads"
 NATIVE: dict[str, Any] = {"body": {"job": "llm", "step": 3}}
@@ -178,8 +180,8 @@ async def test_a_trainer_tells_where_it_saves(folder: Path, last: object, folder
 async def test_what_trainers_told_is_flushed_too(tmp_path: Path) -> None:
     """Before the power goes: the settings need not know where every job saves."""
     told: list[str] = []
-    sync = SyncEffector([], told=lambda: told, clock=boottime_s)
-    order = SyncFilesystems(id="s", by_s=boottime_s() + 60.0, outage="o")
+    sync = SyncEffector([], told=lambda: told, clock=now_s)
+    order = SyncFilesystems(id="s", by_s=now_s() + 60.0, outage="o")
     assert dict(await sync.carry_out(order)) == {"filesystems": 0, "paths": ""}
     told.append(str(tmp_path))
     assert dict(await sync.carry_out(order)) == {"filesystems": 1, "paths": str(tmp_path)}

@@ -21,8 +21,8 @@ from powerguard.sim import snmp_values as sim
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.ups import APC, XUPS, SimCard, SimOutput, U
 from powerguard.ups.profiles.vocabulary import Answer, Oid
-from powerguard.ups.snmp.control import opened
-from powerguard.ups.snmp.engine import engine_for
+from powerguard.ups.snmp.discovery import opened
+from powerguard.ups.snmp.engine import User, engine_for
 from powerguard.ups.snmp.options import SnmpOptions
 from powerguard.ups.snmp.port import CardPort
 from tests.peers.machine import watched
@@ -167,7 +167,8 @@ async def told_by_snmpd(
             more = {"community": secret(tmp_path, "read", COMMUNITY)}
             write = secret(tmp_path, "write", WRITE_COMMUNITY) if may_write else None
         source = options(daemon.port, version=version, timeout_s=5.0, **more)
-        await engine_for(None)  # The daemon has one long before it gives an order: its source polls the same card.
+        # The daemon has one long before it gives an order: its source polls the same card.
+        await engine_for(User.read(USER, source) if version == 3 else None)
         async with telling(tmp_path, source, write) as effector:
             yield effector, log
 

@@ -8,11 +8,11 @@ from pathlib import Path
 
 from aiohttp import web
 
-from powerguard.clock import boottime_s
 from powerguard.core.model.actions import Conduct, TriggerCheckpoint
 from powerguard.core.model.events import CheckpointProgress, TrainerSeen
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.options import TrainerOptions
+from tests.peers.hurried import now_s
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 TRIGGER = "POST /api/v1/trigger_checkpoint"
@@ -137,7 +137,7 @@ async def effector(
     told = Told()
     made = TrainerEffector(
         options,
-        clock=boottime_s,
+        clock=now_s,
         publish=told.append,
         discover_dir=discover,
         discover_uids=uids,
@@ -152,7 +152,7 @@ async def effector(
 
 def order(limit_s: float = 20.0, *, name: str = "a1", after: Conduct = Conduct.PAUSE) -> TriggerCheckpoint:
     return TriggerCheckpoint(
-        id=name, by_s=boottime_s() + limit_s, trainer="llm", reason="on_battery", after=after, outage="o1"
+        id=name, by_s=now_s() + limit_s, trainer="llm", reason="on_battery", after=after, outage="o1"
     )
 
 

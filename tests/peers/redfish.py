@@ -125,6 +125,8 @@ class OwnRedfish:
         self.reset: dict[str, Any] = {"target": target, "ResetType@Redfish.AllowableValues": ["On", "ForceOff"]}
         self.system["Actions"] = {"#ComputerSystem.Reset": self.reset}
         self.resets: list[str] = []
+        self.system["Links"] = {"Chassis": [{"@odata.id": "/redfish/v1/Chassis/1"}]}
+        self.chassis: dict[str, dict[str, Any]] = {"/redfish/v1/Chassis/1": {}}
         self._systems = systems
         self._version = 1
         self._before: dict[str, Any] = {}
@@ -179,6 +181,8 @@ class OwnRedfish:
         if request.path == "/redfish/v1/Systems":
             paths = [{"@odata.id": f"/redfish/v1/Systems/{name}"} for name in self._systems]
             return self._told({"Members": paths})
+        if request.path in self.chassis:
+            return self._told(self.chassis[request.path])
         if request.path.endswith("/Bios"):
             return self._told(self.bios)
         if request.path.endswith("/Actions/ComputerSystem.Reset") and request.method == "POST":

@@ -46,9 +46,9 @@ async def test_ipmi_powers_on_and_does_nothing_to_what_is_on(tmp_path: Path) -> 
 
 async def test_ipmi_that_is_dead_ends_in_time(tmp_path: Path) -> None:
     began_s = boottime_s()
-    with pytest.raises(BmcError, match="port 1: that UDP port is closed"):
-        await on(options(tmp_path, 1, "sentinel", "secret"), 5.0)
-    assert boottime_s() - began_s < 6.0
+    with pytest.raises(BmcError, match="nothing listens"):
+        await on(options(tmp_path, 1, "sentinel", "secret"), 30.0)
+    assert boottime_s() - began_s < 31.0
 
 
 async def test_sushy_emulator_powers_on(tmp_path: Path, certificate: Certificate) -> None:

@@ -17,7 +17,7 @@ from powerguard.daemon.journal import history, read_only
 from powerguard.sim.demo.live import verified_step
 from tests.sim.test_fast import SKELETON, skeleton
 
-pytestmark = [pytest.mark.xdist_group("live demo"), pytest.mark.timeout(300)]
+pytestmark = [pytest.mark.xdist_group("live demo"), pytest.mark.first, pytest.mark.timeout(300)]
 
 
 @pytest.fixture
@@ -105,7 +105,9 @@ def test_the_whole_story_and_what_it_keeps(folder: Path) -> None:
     assert {path.name for path in kept.iterdir()} == names
 
 
-@pytest.mark.parametrize("whom", ["the group, as a terminal does", "the demo alone"])
+@pytest.mark.parametrize(
+    "whom", ["the group, as a terminal does", pytest.param("the demo alone", marks=pytest.mark.slow)]
+)
 def test_interrupted_in_the_middle(whom: str) -> None:
     """Ctrl-C while the plug is pulled: 130, one line, no process, no folder, no socket."""
     with demo() as process:
@@ -155,3 +157,25 @@ def test_a_folder_that_cannot_be_kept(folder: Path, name: str, said: str) -> Non
     assert said in ended.stderr
     assert ended.stderr.count("\n") == 1
     assert (folder / "a-file").read_text() == "mine"
+
+
+@pytest.mark.parametrize("stdin", ["nothing", "a file", "a pipe"])
+def test_the_ups_alone_ends_with_standard_input(folder: Path, stdin: str) -> None:
+    """Each line pulls or plugs, and the end ends it, whatever standard input is."""
+    lines = "" if stdin == "nothing" else "\n\n"
+    (folder / "stdin").write_text(lines)
+    with contextlib.ExitStack() as stack:
+        if stdin == "a pipe":
+            given = {"input": lines}
+        else:
+            given = {"stdin": stack.enter_context(Path("/dev/null" if stdin == "nothing" else folder / "stdin").open())}
+        told = subprocess.run(
+            [sys.executable, "-m", "powerguard", "demo", "--ups", "0"],
+            **given,
+            capture_output=True,
+            text=True,
+            timeout=120,
+            check=False,
+        )
+    assert (told.returncode, told.stderr) == (0, "")
+    assert [line.partition(":")[0] for line in told.stdout.splitlines()[2:]] == ["on battery", "utility"][: len(lines)]

@@ -164,7 +164,7 @@ if __name__ == "__main__":
 
 @pytest.mark.parametrize(
     ("level", "after_s"),
-    [("core", 3.0), pytest.param("loop", 0.6, marks=pytest.mark.slow), ("loop", 1.2), ("loop", 6.0)],
+    [("core", 2.0), ("loop", 1.2), *(pytest.param("loop", s, marks=pytest.mark.slow) for s in (0.6, 6.0))],
 )
 def test_an_interrupt_ends_it_and_its_processes(level: str, after_s: float, tmp_path: Path) -> None:
     """Ctrl-C in a run of a day: one line within seconds, no traceback of anybody, and nobody is left behind."""
@@ -360,9 +360,7 @@ def all_is_well(samples: list[Sample], options: SimulationOptions) -> None:
     assert told["shutdowns"] > 0, "a world in which nothing happens proves nothing"
 
 
-@pytest.mark.parametrize(
-    "seed", [1, 201, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(401, 2001, 200))]
-)
+@pytest.mark.parametrize("seed", [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(201, 2001, 200))])
 def test_two_thousand_outages_with_faults(seed: int) -> None:
     """No invariant violated, and no power lost that planning could have avoided (in parts, for a busy machine)."""
     options = SimulationOptions(seed=seed, outages=200)

@@ -11,7 +11,14 @@ from tests.trainer.toy import short_folder
 collect_ignore_glob = [] if find_spec("torch") else ["test_*.py"]
 
 HERE = Path(__file__).parent
-LONGEST = ["test_resume.py", "test_examples.py", "test_cuts.py", "test_fsdp.py", "test_torch_ranks.py"]
+LONGEST = [
+    "test_resume.py",
+    "test_examples.py",
+    "test_cuts.py",
+    "test_fsdp.py",
+    "test_torch_ddp.py",
+    "test_torch_ranks.py",
+]
 
 
 @pytest.fixture

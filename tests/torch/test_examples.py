@@ -30,7 +30,7 @@ def end(folder: Path) -> str:
 
 
 @pytest.mark.timeout(230)
-@pytest.mark.parametrize("ranks", [1, 2])
+@pytest.mark.parametrize("ranks", [1, pytest.param(2, marks=pytest.mark.slow)])
 def test_killed_and_started_again_it_ends_with_the_same_loss(ranks: int, folder: Path) -> None:
     pieces = folder / "pieces"
     first = char(pieces, ranks, 40)
@@ -68,7 +68,9 @@ def test_slurm_asks_for_a_checkpoint_and_requeues(folder: Path) -> None:
     }
     bash = shutil.which("bash")
     assert bash is not None
-    with subprocess.Popen([bash, ROOT / "examples" / "slurm.sbatch"], cwd=ROOT, env=env, start_new_session=True) as job:
+    with subprocess.Popen(
+        [bash, ROOT / "examples" / "slurm-one.sbatch"], cwd=ROOT, env=env, start_new_session=True
+    ) as job:
         try:
             for _ in range(1800):
                 if (folder / "char.sock").exists() and status(folder).get("step"):

@@ -14,7 +14,7 @@ CHILD = Path(__file__).with_name("fsdp_child.py")
 
 
 @pytest.mark.filterwarnings("ignore:torch.distributed is disabled, unavailable or uninitialized")
-@pytest.mark.parametrize("ranks", [2, 4])
+@pytest.mark.parametrize("ranks", [2, pytest.param(4, marks=pytest.mark.slow)])
 def test_ranks_go_on_bit_for_bit(ranks: int, tmp_path: Path) -> None:
     """Shards as they are, uneven ones too; what is alike divided; what DCP wrote on all ranks is loaded on this one."""
     Launched(ranks, CHILD, tmp_path, log=tmp_path / "log").end()

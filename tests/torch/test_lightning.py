@@ -81,7 +81,10 @@ class CutOffError(Exception):
     """Stands for the power cut."""
 
 
-@pytest.mark.parametrize(("at", "accumulate"), [(5, 1), (12, 1), (25, 1), (9, 2), (13, 2)])
+@pytest.mark.parametrize(
+    ("at", "accumulate"),
+    [(12, 1), (9, 2), *(pytest.param(*case, marks=pytest.mark.slow) for case in ((5, 1), (25, 1), (13, 2)))],
+)
 def test_it_goes_on_bit_for_bit(at: int, accumulate: int, folder: Path) -> None:
     """13 batches make an epoch: in its middle, at its end, after a validation; two micro-batches a step as well."""
     whole = Net()

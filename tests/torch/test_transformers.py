@@ -78,7 +78,7 @@ def trained(
     trainer.train(resume_from_checkpoint=newest_checkpoint(folder / out) if begin == NEWEST else begin)
 
 
-@pytest.mark.parametrize("at", [5, 12, 20])
+@pytest.mark.parametrize("at", [12, *(pytest.param(at, marks=pytest.mark.slow) for at in (5, 20))])
 def test_it_goes_on_bit_for_bit(at: int, folder: Path) -> None:
     """13 batches make an epoch: in its middle, at its end, in the second one."""
     whole, first, second = Net(), Net(), Net()

@@ -142,7 +142,9 @@ def test_a_signal_whose_checkpoint_fails_still_ends_it(folder: Path) -> None:
 
 def test_the_second_signal_ends_it_at_once(folder: Path) -> None:
     """Somebody is in a hurry: the loop does not come to a boundary."""
-    with Training(folder, "signals=True", "print('ready', flush=True); time.sleep(60)") as training:
+    # Not one long sleep: a signal that comes just before it would be heard when it ends.
+    stuck = "print('ready', flush=True)\nwhile True: time.sleep(0.01)"
+    with Training(folder, "signals=True", stuck) as training:
         training.process.send_signal(signal.SIGTERM)
         until(lambda: training.status()["checkpoint"])  # before that the kernel would make one of two
         training.process.send_signal(signal.SIGTERM)

@@ -4,9 +4,13 @@ import asyncio
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 
+import pytest
+
 from powerguard.core.model.events import Reading, SourceFailed
 from tests.ups.apcupsd import apcupsd_helpers
 from tests.ups.nut import nut_helpers
+
+pytestmark = pytest.mark.hurried
 
 SLOW_S = 1.2
 """Longer than a source waits on battery (0.8 s), within the `timeout_s` of these tests."""

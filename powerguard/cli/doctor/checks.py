@@ -11,6 +11,7 @@ import json
 import logging
 import os
 import pwd
+import socket
 import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
@@ -21,7 +22,7 @@ from typing import Any, Final, Literal
 import structlog
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
-from powerguard.cli.doctor import comeback, rivals
+from powerguard.cli.doctor import comeback, rivals, shared
 from powerguard.cli.doctor.rivals import apcupsd_findings, nut_findings, trap_findings
 from powerguard.cli.recover import host_look
 from powerguard.cli.render import NOT_ARMED, Paint, clean, fold
@@ -35,13 +36,15 @@ from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
 from powerguard.daemon.observe.readiness import full_battery, of_battery
 from powerguard.daemon.wiring import outputs_of
+from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.bmc.findings import findings as bmc_findings
-from powerguard.effectors.gpu.findings import findings as gpu_findings
+from powerguard.effectors.gpu.effector import findings as gpu_findings
 from powerguard.effectors.host import findings as resume_findings
 from powerguard.effectors.host.findings import Finding, findings
 from powerguard.effectors.host.power import DAEMON_USER
 from powerguard.effectors.signals.effector import SignalHelper
-from powerguard.effectors.signals.findings import findings as signal_findings
+from powerguard.effectors.signals.effector import findings as signal_findings
+from powerguard.effectors.slurm.findings import findings as slurm_findings
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.findings import crowding, ways
 from powerguard.effectors.trainer.findings import findings as checkpoint_findings
@@ -142,6 +145,7 @@ class Ward:
     policy: Policy
     readings: list[Reading] = field(default_factory=list)
     trainers: list[TrainerSeen] = field(default_factory=list)
+    watts: float | None = None
     status: dict[str, Any] | None = None
     """The daemon's status; it has secrets that this user has not. None: it does not answer."""
 
@@ -180,6 +184,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         *asyncio.run(_live(ward)),
         *_looked("way_back", lambda: _way_back(ward)),
         *_looked("budget", lambda: _budget(ward)),
+        *_looked("shared", lambda: _shared(ward)),
         *_looked("journal", lambda: [_journal(Path(ward.settings.journal.path))]),
         *_looked("host", lambda: _here(ward)),
         *_looked("daemon", lambda: _daemon(args)),
@@ -216,6 +221,7 @@ async def _live(ward: Ward) -> list[Finding]:
         ("trainers", lambda: _trainers(ward)),
         ("bmc", lambda: _bmc(ward)),
         ("gpu", lambda: gpu_findings(ward.settings.gpu)),
+        ("scheduler", lambda: slurm_findings(ward.settings.scheduler, host=socket.gethostname())),
         ("signals", lambda: signal_findings(ward.settings.signals, pausing=_pausing(ward))),
         ("host", lambda: _host(ward)),
         ("rivals", lambda: rivals.findings(armed=armed, cuts=bool(outputs_of(ward.settings)))),
@@ -326,7 +332,9 @@ async def _ups(ward: Ward, ups: str, options: SourceOptions) -> list[Finding]:
         case SnmpOptions():
             return await _snmp(ward, ups, name, options)
         case NutOptions():
-            reading, found = await nut_findings(name, options, ups=ups)
+            mine = ward.settings.ups[ups]
+            is_shared, cuts = mine.shared is not None, mine.output_off is not None
+            reading, found = await nut_findings(name, options, ups=ups, is_shared=is_shared, cuts=cuts)
         case ApcupsdOptions():
             reading, found = await apcupsd_findings(name, options, ups=ups)
     ward.readings += [] if reading is None else [reading]
@@ -469,6 +477,7 @@ async def _bmc(ward: Ward) -> list[Finding]:
         return []  # reported with the settings
     if _is_elsewhere(options.password):
         return [_bmc_of_the_daemon(ward.status)]
+    ward.watts = await BmcEffector(options).power_watts(BMC_LIMIT_S)
     return await bmc_findings(options, folder=Path(ward.settings.journal.path).parent, limit_s=BMC_LIMIT_S)
 
 
@@ -508,6 +517,14 @@ def _budget(ward: Ward) -> list[Finding]:
         )
         found.append(Finding("budget", "PASS", text))
     return found
+
+
+def _shared(ward: Ward) -> list[Finding]:
+    """Compare what the UPS carries with what this host draws."""
+    state = State()
+    for reading in ward.readings:
+        state = step(ward.policy, state, reading).state
+    return shared.findings(ward.settings, ward.policy, state, ward.watts, boottime_s())
 
 
 # --- This host ------------------------------------------------------------------------------------------------------

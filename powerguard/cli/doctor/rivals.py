@@ -11,10 +11,11 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from powerguard.cli.doctor.comeback import restart_charge
+from powerguard.cli.doctor.shared import clients_findings
 from powerguard.clock import boottime_s
 from powerguard.core.model.events import Reading
 from powerguard.effectors.child import Spawn, run_child
-from powerguard.effectors.host.findings import LOOK_LIMIT_S, Finding
+from powerguard.effectors.host.findings import Finding, shown
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.protocol import NisError
 from powerguard.ups.apcupsd.source import probe
@@ -62,14 +63,9 @@ def _not_yet(found: Finding) -> Finding:
 
 async def _active(spawn: Spawn) -> set[str] | None:
     """Return which of UNITS run; None where systemd cannot be asked."""
-    try:
-        ended = await spawn(("systemctl", "show", "--property=Id,ActiveState", *UNITS), limit_s=LOOK_LIMIT_S)
-    except OSError:
+    told = await shown(spawn, "--property=Id,ActiveState", *UNITS)
+    if told is None:
         return None
-    if ended.timed_out or ended.returncode != 0:
-        return None
-    blocks = ended.stdout.decode("utf-8", "replace").split("\n\n")
-    told = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]
     return {each.get("Id", "") for each in told if each.get("ActiveState") in {"active", "activating", "reloading"}}
 
 
@@ -225,8 +221,10 @@ async def apcupsd_findings(name: str, options: ApcupsdOptions, *, ups: str) -> t
     return reading, [*found, *restart_charge(name, report.restart_pct, fix)]
 
 
-async def nut_findings(name: str, options: NutOptions, *, ups: str) -> tuple[Reading | None, list[Finding]]:
-    """Look at one UPS behind upsd. The reading is None when there is none."""
+async def nut_findings(
+    name: str, options: NutOptions, *, ups: str, is_shared: bool, cuts: bool
+) -> tuple[Reading | None, list[Finding]]:
+    """Look at one UPS behind upsd. The reading is None when there is none. cuts: this host orders its output off."""
     try:
         report = await NutSource(options, ups=ups, clock=boottime_s).look()
     except LinkError as error:
@@ -246,6 +244,9 @@ async def nut_findings(name: str, options: NutOptions, *, ups: str) -> tuple[Rea
         found.append(Finding(name, "WARN", text, "set user and password, with an upsmon line in upsd.users"))
     if reading.load_pct is None and reading.watts is None:
         found.append(Finding(name, "WARN", "reports no load: counted as full", ""))
+    others = len(report.clients) - report.is_logged_in
+    if others > 0:
+        found += clients_findings(name, others, is_shared=is_shared, cuts=cuts)
     fix = f"upsrw -s battery.charge.restart=25 {options.name}@{options.host}, where its driver lets it be set"
     found += restart_charge(name, report.restart_pct, fix)
     return reading, [*found, *(Finding(name, "WARN", warning, "") for warning in report.warnings)]

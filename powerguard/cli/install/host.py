@@ -45,6 +45,7 @@ RUN_FOLDERS: Final = (
     "/run/powerguard-ipmi",
     "/run/powerguard-off",
     "/run/powerguard-signal",
+    "/run/powerguard-slurm",
     TRAINERS,
 )
 """Folders that the daemon, the helpers and systemd-tmpfiles have made in memory."""

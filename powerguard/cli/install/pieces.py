@@ -55,6 +55,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "ipmi": ("powerguard-ipmi.socket", "powerguard-disarm.service"),
     "gpu": ("powerguard-gpu.socket", "powerguard-gpu-watch.path"),
     "signals": ("powerguard-signal.socket", "powerguard-signal-watch.path"),
+    "slurm": ("powerguard-slurm.socket",),
 }
 """Parts that are enabled only on request; ipmi also if there is a BMC."""
 DAEMON: Final = "powerguard.service"
@@ -65,6 +66,7 @@ COMMANDS: Final = {
     "powerguard-gpu": "/usr/local/sbin",
     "powerguard-ipmi": "/usr/local/sbin",
     "powerguard-signal": "/usr/local/sbin",
+    "powerguard-slurm": "/usr/local/sbin",
 }
 
 

@@ -19,7 +19,7 @@ if TYPE_CHECKING:
 
 
 UNIT: Final = re.compile(r"[A-Za-z0-9:_.\\@-]{1,200}\.(?:service|target|timer|socket|path)")
-PARTS: Final = ("ipmi", "gpu", "signals", "drop-ins")
+PARTS: Final = ("ipmi", "gpu", "signals", "slurm", "drop-ins")
 _WORDS: Final = {
     "absent": "written",
     "disabled": "written",
@@ -45,8 +45,8 @@ def register(subparsers: Subparsers) -> None:
         action="append",
         choices=PARTS,
         default=[],
-        help="optional parts (may be repeated): the root helpers ipmi (automatic if there is a BMC), gpu, signals; "
-        "drop-ins: the optional ones for other units",
+        help="more of it (may be repeated): the root helpers ipmi (where there is a BMC without asking), gpu, signals, "
+        "slurm; drop-ins: those that are offered for other units",
     )
     parser.add_argument(
         "--resume-unit",

@@ -244,7 +244,8 @@ def _signalled(case: _Case) -> Iterator[Advice]:
                 "signalled",
                 "warning",
                 f"The processes of {clean(each['trainer'])} got {sent}: the load had not fallen after the pause. "
-                "Measure what the pause saves with `powerguard drill --scope pause`.",
+                "Measure what the pause saves with `powerguard drill --scope pause`; if other hosts hang on the UPS, "
+                "set ups.NAME.shared.",
             )
 
 

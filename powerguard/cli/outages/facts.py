@@ -5,16 +5,18 @@ a fact that was not written stays None.
 """
 
 from collections.abc import Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from powerguard.cli.outages.history import Elapsed, Outage, between, is_late_reboot
-from powerguard.core.energy import needs
+from powerguard.core.decide.conditions import SETTLE_S
+from powerguard.core.energy import needs, own
 from powerguard.core.energy.budget import paused_load
-from powerguard.core.model.events import Measured, Reading, TrainerSeen
+from powerguard.core.model.events import Measured, OwnLoad, Reading, TrainerSeen
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.serialisation import PlainError, from_plain
 from powerguard.daemon.journal import Line
-from powerguard.daemon.journal.recording import ReplayStart
+from powerguard.daemon.journal.records import ReplayStart
 from powerguard.effectors.bmc.ipmi import RestartCause
 
 LATE_REBOOT: Final = "late-reboot"
@@ -393,7 +395,9 @@ def _add_end(told: Told, trainer: dict[str, Any], paused_s: float) -> None:
     """Enter the signals, and the work at risk after the checkpoint: until the trainer's end, or the commit."""
     mine = [s for s in told.steps if s.after_s >= paused_s and s.numbers.get("trainer") == trainer["trainer"]]
     trainer["signals"] = [
-        {"signal": _SIGNALS[s.line.event], "at_s": s.after_s} for s in mine if s.line.event in _SIGNALS
+        {"signal": _SIGNALS[s.line.event], "at_s": s.after_s, **_effect(told, s.after_s)}
+        for s in mine
+        if s.line.event in _SIGNALS
     ]
     returned = told.first("host_returned")
     stays = returned is None and told.outage.record.ended_wall is not None  # rehearsed, called off, or never ordered
@@ -422,6 +426,27 @@ def _behind(told: Told, trainer: Mapping[str, Any], until_s: float) -> int | Non
     saved = [e.durable_step for e in mine if e.durable_step is not None]
     saved += [] if trainer["step"] is None else [trainer["step"]]
     return max(0, steps[-1] - max(saved)) if steps and saved else None
+
+
+def _effect(told: Told, at_s: float) -> dict[str, float | None]:
+    """Return what a signal did: load of the UPS and draw of this host before it, and once they had time to follow."""
+    loads = [(seen_s, each.load_pct) for seen_s, each in sorted(told.readings, key=lambda pair: pair[0])]
+    draws = [(seen_s, each.watts) for seen_s, each in told.heard if isinstance(each, OwnLoad)]
+
+    def around(seen: Sequence[tuple[float, float | None]]) -> tuple[float | None, float | None]:
+        known = [(seen_s, value) for seen_s, value in seen if value is not None]
+        before = [value for seen_s, value in known if seen_s <= at_s]
+        after = [value for seen_s, value in known if at_s < seen_s <= at_s + SETTLE_S]
+        return (before[-1] if before else None), (after[-1] if after else None)
+
+    load_before, load_after = around(loads)
+    own_before, own_after = around(draws)
+    return {
+        "load_before_pct": load_before,
+        "load_after_pct": load_after,
+        "own_before_w": own_before,
+        "own_after_w": own_after,
+    }
 
 
 _SIGNALS: Final = {"trainer_stopped": "SIGSTOP", "trainer_continued": "SIGCONT", "trainer_terminated": "SIGTERM"}
@@ -557,4 +582,6 @@ def predicted_paused_load(told: Told, load: float | None) -> float | None:
     if load is None or told.start is None or told.policy is None:
         return None
     state = told.start.state
-    return round(paused_load(told.policy, state.trainers, load, state.learned), 3)
+    then = replace(state, battery=replace(state.battery, load=load))
+    mine = own.own_load(told.policy, then, told.start.at_s)
+    return round(paused_load(told.policy, state.trainers, load, state.learned, own=mine), 3)

@@ -4,36 +4,39 @@ The output is text, Markdown, or a page with the timeline. An unknown value is s
 """
 
 import argparse
+import contextlib
 import json
+import os
 import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from powerguard.cli.outages.facts import LATE_REBOOT
 from powerguard.cli.outages.history import UnknownOutageError, add_journal, journal_of
 from powerguard.cli.outages.picture import PHASE_WORDS, Mark, colours, timeline
-from powerguard.cli.page import Section, render, write
 from powerguard.cli.render import Paint, clean, duration, fold, is_endless, mode_note, moment, table
 from powerguard.cli.shared import EX_CANTCREAT, EX_NOINPUT, EX_USAGE, Subparsers, fail
 from powerguard.cli.status import last_battery
 from powerguard.cli.words import PHASES, durations_in, outcome_of
+
+
+class Section(NamedTuple):
+    """A table of a page. numbers: which columns are numbers."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Sequence[int] = ()
+
 
 NOT_TOLD: Final = "unknown"
 _ROWS: Final = 12
 """Most trainers that the text lists; the page has them all."""
 _GOOD: Final = frozenset(("ridden_through", "resumed_in_place", "clean_shutdown", "rehearsed"))
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
-_DURATIONS: Final = {
-    "trained_on_s": "on battery until the checkpoint was ordered",
-    "checkpoint_s": "until every checkpoint was durable",
-    "held_s": "held",
-    "on_battery_s": "on battery in all",
-    "away_s": "host away",
-    "recovery_s": "from the daemon's start to training",
-    "lasted_s": "the whole outage",
-}
 _RECOVERY: Final = (
     ("stop_s", "commit to the host's last entry", "the host's"),
     ("firmware_s", "power-on to OS: firmware and loader", "the site's"),
@@ -107,9 +110,7 @@ def _section_durations(told: Mapping[str, Any]) -> Section:
         "recovery_s": told["boots"] > 1 and told["ended_at"] is not None,
         "lasted_s": told["ended_at"] is not None,
     }
-    names = durations_in(_DURATIONS, told["mode"]) | (
-        {"on_battery_s": "on battery, as counted"} if told["boots"] > 1 else {}
-    )
+    names = durations_in(told["mode"]) | ({"on_battery_s": "on battery, as counted"} if told["boots"] > 1 else {})
     rows += [(words, _s(told["durations"][name])) for name, words in names.items() if happened.get(name, True)]
     return Section("How long it took", ("part", "time"), rows, numbers=(1,))
 
@@ -206,9 +207,17 @@ def _afterwards(trainer: Mapping[str, Any]) -> str:
     then = {"pause": "to pause", "exit": "to exit", "continue": "trained on"}.get(str(trainer["after"]), NOT_TOLD)
     lost_s = trainer["at_risk_s"]
     risk = [f"for {duration(lost_s)} more"] if lost_s else []
-    signals = [f"{each['signal']} {_plus(each['at_s'])}" for each in trainer["signals"]]
+    signals = [f"{each['signal']} {_plus(each['at_s'])}{_effect(each)}" for each in trainer["signals"]]
     ended = [f"ended {_plus(trainer['ended_s'])}"] if trainer["ended_s"] is not None else []
     return ", ".join([" ".join([then, *risk]), *signals, *ended])
+
+
+def _effect(signal: Mapping[str, Any]) -> str:
+    """Say what a signal did to the load, by this host's own draw if that was measured."""
+    for unit, before, after in (("W", "own_before_w", "own_after_w"), ("%", "load_before_pct", "load_after_pct")):
+        if signal[before] is not None and signal[after] is not None:
+            return f" ({signal[before]:.0f} to {signal[after]:.0f} {unit})"
+    return ""
 
 
 def _section_feeds(told: Mapping[str, Any]) -> Section:
@@ -305,6 +314,42 @@ def marks(told: Mapping[str, Any]) -> list[Mark]:
     return found
 
 
+def render(**values: object) -> str:
+    """Return the page. Every word is escaped; a name that the template uses and that is not given is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    pages = Environment(
+        loader=PackageLoader("powerguard.cli"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return pages.get_template("report.html").render(values)
+
+
+def write(where: str, text: str) -> str:
+    """Write a page, completely or not at all. "-": stdout. Return why not, or ""."""
+    if where == "-":
+        sys.stdout.write(text)
+        return ""
+    path = beside = Path(where)
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # A device or a pipe cannot be replaced as a whole.
+            return ""
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        if beside != path:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+        return f"--html: {path}: {error.strerror or error}"
+    return ""
+
+
 def html_page(told: Mapping[str, Any]) -> str:
     """Return the report as a page of its own."""
     sentence, mood = headline(told)
@@ -317,7 +362,6 @@ def html_page(told: Mapping[str, Any]) -> str:
     more = len(told["marks"]) - _STORY
     made = moment(time.time())  # noqa: TID251 - for display
     return render(
-        "report.html",
         title=_title(told),
         verdict=sentence,
         mood=mood,
@@ -409,8 +453,8 @@ def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa:
     from powerguard.cli.outages.explain import explained
     from powerguard.core.model.policy import Mode
 
-    story = explained(outage.record, outage.lines, outage.rows)
     told = facts.gather(outage)
+    story = explained(told)
     record = outage.record
     budget, trainers = facts.budget(told), facts.trainers(told)
     policy = told.policy

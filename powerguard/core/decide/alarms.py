@@ -3,10 +3,11 @@
 from collections.abc import Iterator
 
 from powerguard.core.decide.turn import Turn
+from powerguard.core.energy import own
 from powerguard.core.energy.battery import STEEP
 from powerguard.core.model.actions import Level
-from powerguard.core.model.events import OutputSource, Reading
-from powerguard.core.model.state import Feed, Online, State, Supply
+from powerguard.core.model.events import OutputSource, OwnSource, Reading
+from powerguard.core.model.state import Feed, Online, Shutdown, State, Supply
 from powerguard.core.supply import several_upses
 from powerguard.core.supply.several_sources import CONTRADICTED, LAG_S
 
@@ -38,6 +39,31 @@ def tell(turn: Turn, reading: Reading) -> None:
     for name, over in _OVER.items():
         because, level = standing.get(name, (over, Level.INFO))
         turn.tell_once(name, because, holds=name in standing, level=level)
+
+
+def tell_own_load(turn: Turn) -> None:
+    """Say that a measurement of this host's own load is passed over, what counts in its place, and when it is over."""
+    if turn.policy.shared is None or isinstance(turn.state.phase, Shutdown):
+        return
+    mine = own.own_load(turn.policy, turn.state, turn.now_s)
+    passed_over = () if mine is None else mine.passed_over
+    because = "what measures this host's own load can be believed again"
+    if mine is not None and passed_over:
+        told = "; ".join(f"{source}: {why}" for source, why in passed_over)
+        because = f"{told}; what counts is {_OWN_FROM[mine.source]}"
+    turn.tell_once("own_load_doubted", because, holds=bool(passed_over))
+    if isinstance(turn.state.phase, Online):
+        turn.tell_once("own_load_unmeasured", "the outage is over", holds=False)
+
+
+_OWN_FROM = {
+    OwnSource.BMC: "the BMC's reading",
+    OwnSource.OUTLET: "the PDU's outlet",
+    OwnSource.GPU: "the GPUs' power",
+    OwnSource.SETTINGS: "own_w of the settings",
+    OwnSource.HOSTS: "the UPS's load divided by its hosts",
+    OwnSource.UNKNOWN: "nothing: no drop of the load is counted on",
+}
 
 
 def _standing(state: State, reading: Reading) -> Iterator[tuple[str, str, Level]]:

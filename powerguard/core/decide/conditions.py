@@ -13,7 +13,7 @@ asked only whether to pause early for a checkpoint that costs much, and never at
 import math
 from dataclasses import dataclass, replace
 
-from powerguard.core.energy import account
+from powerguard.core.energy import account, own
 from powerguard.core.energy import budget as sums
 from powerguard.core.energy.budget import Budget
 from powerguard.core.model.actions import Conduct, Grade
@@ -60,6 +60,8 @@ def expected_s(lasted_s: float, at_most_s: float) -> float:
     return part_s * sum(goes_on(lasted_s, (at + 0.5) * part_s) for at in range(_PARTS))
 
 
+SETTLE_S = 15.0
+"""From a pause or a signal until the load must show it: a UPS reports its load some seconds late."""
 _SHORT_RUNTIME_S = 45.0
 _SHORT_RUNTIME_SHARE = 0.25
 _PROGRESS_RESERVE_S = 20.0
@@ -104,9 +106,12 @@ def outage_budget(policy: Policy, state: State, now_s: float, *, grade: Grade | 
     grade = grade if isinstance(phase, Online) else phase.outage.grade
     settled_load = None
     if isinstance(phase, Emergency) and phase.paused_load is not None:
-        arrived = account.load_of(state.battery) <= 1.05 * phase.paused_load + 0.02
+        load = account.load_of(state.battery)
+        arrived = load <= 1.05 * phase.paused_load + 0.02
         if now_s < phase.settle_by_s and not arrived:
             settled_load = phase.paused_load
+            if phase.own_drop is not None:
+                settled_load = _settling_load(policy, state, phase, load, now_s)
     return sums.budget(
         policy,
         state.battery,
@@ -116,7 +121,25 @@ def outage_budget(policy: Policy, state: State, now_s: float, *, grade: Grade | 
         grade=grade,
         settled_load=settled_load,
         learned=state.learned,
+        own=own.own_load(policy, state, now_s),
     )
+
+
+def _settling_load(policy: Policy, state: State, phase: Emergency, load: float, now_s: float) -> float | None:
+    """Return the load to count with until our pause shows in that of a shared UPS; None: what is measured counts.
+
+    The load of now less what our pause still takes off it, and never less than was predicted: others may draw more.
+    """
+    fall = own.fall(policy, state, now_s)
+    if fall is not None and not fall.stays_high and must_show(state, phase, now_s):
+        return None  # We have paused, and the UPS has had its time to say so: the rest is the others' load.
+    return max(phase.paused_load or 0.0, load - (phase.own_drop or 0.0))
+
+
+def must_show(state: State, phase: Emergency, now_s: float) -> bool:
+    """Say whether a load that has not fallen is a pause that did not come: two steps and a slow UPS have gone by."""
+    slowest_s = max((trainer.step_s for trainer in state.trainers if trainer.alive), default=0.0)
+    return now_s - phase.paused_at_s >= 2 * slowest_s + SETTLE_S
 
 
 def is_flapping(state: State, now_s: float) -> bool:
@@ -150,7 +173,7 @@ def checkpoint_due(policy: Policy, state: State, plan: Budget, now_s: float) -> 
     shortest_s = min(_SHORT_RUNTIME_S, _SHORT_RUNTIME_SHARE * plan.health * (plan.tau_now_s or 0.0))
     if feed.low_battery_at_s is not None:
         because = "low_battery"
-    elif 0.75 * plan.reff_paused_s <= plan.need_s:
+    elif 0.75 * plan.reff_paused_s <= plan.pause_need_s:
         because = "budget"
     elif plan.reff_now_s <= shortest_s:
         because = "runtime_short"
@@ -184,7 +207,7 @@ def pays_to_pause(policy: Policy, state: State, plan: Budget, now_s: float, *, i
     outage of seconds, unless much would be lost with it. What is not known is taken for worth it. in_s: how far ahead
     of now_s the sums of `plan` are.
     """
-    on_s = (plan.reff_now_s or 0.0) - plan.stop_s
+    on_s = (plan.reff_now_s or 0.0) - plan.commit_s
     saved_s = [t.durable_at_s for t in state.trainers if t.alive]
     if on_s <= 0.0 or plan.reff_paused_s is None or not pauses(state) or not saved_s or None in saved_s:
         return True
@@ -227,7 +250,7 @@ def commit_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
     waited_s = _on_battery_s(state, now_s)
     if plan.reff_s is None:
         return _blind_commit(policy, state, waited_s) if waited_s >= policy.commit_dwell_s else ""
-    if plan.reff_s > plan.stop_s:
+    if plan.reff_s > plan.commit_s:
         return ""
     least_s = sums.stop_s(policy, plan.grade, reserve_s=_PROGRESS_RESERVE_S)
     if plan.reff_s > least_s and _progresses(state, plan, least_s):
@@ -288,10 +311,10 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
         return False
     if cut:
         return True
-    if contradicts_commit(policy, state, now_s, plan.stop_s):
+    if contradicts_commit(policy, state, now_s, plan.commit_s):
         return False
     alone = each_alone(policy, state)
-    if feed.low_battery_at_s is None and any(_may_take_back(*each, due_at_s, now_s, plan.stop_s) for each in alone):
+    if feed.low_battery_at_s is None and any(_may_take_back(*each, due_at_s, now_s, plan.commit_s) for each in alone):
         return False
     if reading.output_source is not OutputSource.BATTERY:
         # Off or unknown on battery is no proof of either; it may not hold up a commit that our own account demands.
@@ -329,7 +352,7 @@ def _runtime_is_alone(policy: Policy, battery: Battery, reading: Reading, stop_s
 def _own_account_agrees(policy: Policy, plan: Budget) -> bool:
     if plan.tau_now_s is None:
         return True
-    return sums.usable(policy, plan.health - plan.used) * plan.tau_now_s <= plan.stop_s
+    return sums.usable(policy, plan.health - plan.used) * plan.tau_now_s <= plan.commit_s
 
 
 def gate_open(policy: Policy, state: State, now_s: float, *, least_load: float = 0.0) -> str:
@@ -376,7 +399,8 @@ def _after_return(policy: Policy, state: State, now_s: float, least_load: float)
     load = max(account.load_of(state.battery), least_load)
     if isinstance(state.phase, Recovery):
         load = max(load, state.phase.outage.load_at_start or 1.0)
-    paused = sums.paused_load(policy, state.trainers, load, state.learned)
+    mine = own.own_load(policy, state, now_s)
+    paused = sums.paused_load(policy, state.trainers, load, state.learned, own=mine)
     return left, account.tau_s(points, paused), sums.checkpoint_s(state.trainers, now_s)
 
 
@@ -433,7 +457,7 @@ def _dwelt_s(state: State, now_s: float) -> float:
 def _pause(policy: Policy, state: State, plan: Budget) -> tuple[float, str]:
     """Return when training pauses by the energy, and why: not before the dwell, unless the wait would cost the stop."""
     now_s, left, tau_now_s, tau_paused_s = plan.now_s, plan.left or 0.0, plan.tau_now_s or 0.0, plan.tau_paused_s or 0.0
-    need = sums.energy_for(policy, plan.need_s / 0.75 / tau_paused_s)
+    need = sums.energy_for(policy, plan.pause_need_s / 0.75 / tau_paused_s)
     short_s = min(_SHORT_RUNTIME_S, _SHORT_RUNTIME_SHARE * plan.health * tau_now_s)
     short = sums.energy_for(policy, short_s / tau_now_s)
     at_s = now_s + max(0.0, left - _pause_at_left(policy, state, plan, max(need, short))) * tau_now_s
@@ -454,7 +478,7 @@ def _commit_s(policy: Policy, state: State, plan: Budget, at_s: float, left: flo
     never moves it: where one is not durable by then, no grade has fitted, and a bare stop has no reserve to spend.
     """
     tau_paused_s = plan.tau_paused_s or 0.0
-    ends_s = at_s + max(0.0, left - sums.energy_for(policy, plan.stop_s / tau_paused_s)) * tau_paused_s
+    ends_s = at_s + max(0.0, left - sums.energy_for(policy, plan.commit_s / tau_paused_s)) * tau_paused_s
     dwelt_s = plan.now_s + policy.commit_dwell_s - _dwelt_s(state, plan.now_s)
     if ends_s >= dwelt_s:
         return ends_s
@@ -470,7 +494,7 @@ def _pause_at_left(policy: Policy, state: State, plan: Budget, floor: float) -> 
     """Return the energy at which training is paused: floor, or less where a pause does not pay by then."""
     if plan.left is None or plan.tau_now_s is None or plan.tau_paused_s is None:
         return floor
-    last = sums.energy_for(policy, plan.stop_s / plan.tau_now_s)
+    last = sums.energy_for(policy, plan.commit_s / plan.tau_now_s)
     begin = min(plan.left, floor)
     for part in range(_FORECAST_PARTS):
         left = begin - (begin - last) * part / _FORECAST_PARTS

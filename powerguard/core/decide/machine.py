@@ -21,18 +21,21 @@ from powerguard.core.decide.transitions import RETRY_S, duties, move
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.energy import budget as sums
-from powerguard.core.energy import needs
+from powerguard.core.energy import needs, own
 from powerguard.core.model import outcomes
 from powerguard.core.model.actions import (
     ArmWay,
     CheckHost,
     CheckWay,
     DisarmWay,
+    DrainNode,
     EnsurePolicy,
+    LeaveNode,
     Level,
     PauseTrainer,
     PollNow,
     PowerOff,
+    ReturnNode,
     TriggerCheckpoint,
 )
 from powerguard.core.model.events import (
@@ -46,6 +49,7 @@ from powerguard.core.model.events import (
     ForeignStop,
     Measured,
     NetworkSeen,
+    OwnLoad,
     PoweredOn,
     Reading,
     RecoverNow,
@@ -81,6 +85,8 @@ LATEST_S = 1e10
 """Upper bound of the monotonic clock: three hundred years after the boot."""
 LONGEST_MAINTENANCE_S = 30 * 86400.0
 _BeforeCommit = EmergencyCheckpoint | Holding | Recovery
+_TELL_THEMSELVES = PollNow | CheckWay | ArmWay | DisarmWay | CheckHost | DrainNode | LeaveNode | ReturnNode
+"""Actions whose failure is reported by another line: of the source, of the power-on method, of the gate ..."""
 _MOVES = 6
 _LAST_WORD = "the last report of the silent UPS was utility"
 
@@ -113,8 +119,8 @@ def _take_in(turn: Turn, event: Event) -> None:
             _take_in_reading(turn, event)
         case SourceFailed():
             _take_in_failure(turn, event)
-        case NetworkSeen():
-            _take_in_network(turn, event)
+        case NetworkSeen() | OwnLoad():
+            _take_in_seen(turn, event)
         case TrainerSeen() | CheckpointProgress():
             lifecycle.take_in(turn, event)
         case Done() | Failed():
@@ -190,6 +196,7 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     elif sums.power_off_at_s(feed) is None and sums.power_off_at_s(old) is not None:
         turn.note("power_off_cancelled", "the countdown was read back as cancelled")
     alarms.tell(turn, told)
+    alarms.tell_own_load(turn)
 
 
 def _end_abort(turn: Turn) -> None:
@@ -245,6 +252,15 @@ def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
     _tell_presumed(turn, was)
 
 
+def _take_in_seen(turn: Turn, event: NetworkSeen | OwnLoad) -> None:
+    """Enter what this host sees of itself."""
+    if isinstance(event, OwnLoad):
+        turn.state = own.enter(turn.policy, turn.state, event)
+        alarms.tell_own_load(turn)
+    else:
+        _take_in_network(turn, event)
+
+
 def _take_in_network(turn: Turn, event: NetworkSeen) -> None:
     entered = silence.seen(turn.state, event)
     if entered is None:
@@ -281,8 +297,7 @@ def _which(turn: Turn, ups: str) -> dict[str, str]:
 def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
     action, phase = outcome.action, turn.state.phase
     if isinstance(outcome, Failed):
-        # The source itself reports a failed poll, and a blocked power-on method has a line of its own.
-        if not isinstance(action, PollNow | CheckWay | ArmWay | DisarmWay | CheckHost):
+        if not isinstance(action, _TELL_THEMSELVES):
             kind = type(action).__name__
             turn.note("action_failed", outcome.reason, Level.ERROR, action=kind, took_s=outcome.took_s)
     elif isinstance(action, EnsurePolicy) and not isinstance(phase, Online):

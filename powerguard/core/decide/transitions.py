@@ -12,7 +12,7 @@ from powerguard.core.decide import conditions
 from powerguard.core.decide.table import TABLE, Cause, phase_name
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
-from powerguard.core.energy import account, needs
+from powerguard.core.energy import account, needs, own
 from powerguard.core.energy import budget as sums
 from powerguard.core.model.actions import Conduct, EnsurePolicy, Grade, Level, PowerOff, SyncFilesystems
 from powerguard.core.model.state import (
@@ -114,12 +114,17 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
             settle_by_s=old.settle_by_s,
             paused_at_s=old.paused_at_s,
             due_at_s=old.due_at_s,
+            own_drop=old.own_drop,
+            own=old.own,
         )
     turn.set_phase(EmergencyCheckpoint(outage=outage, began_s=began_s, because=because))
     if sums.power_off_at_s(turn.state.feed) is not None:
         turn.regrade()
     load = account.load_of(turn.state.battery)
-    predicted = sums.paused_load(turn.policy, turn.state.trainers, load, turn.state.learned)
+    mine = own.own_load(turn.policy, turn.state, turn.now_s)
+    predicted = sums.paused_load(turn.policy, turn.state.trainers, load, turn.state.learned, own=mine)
+    share = 0.0 if mine is None or mine.load <= 0.0 else (load - predicted) / mine.load
+    before = () if mine is None else own.before_pause(turn.policy, turn.state, turn.now_s, share)
     slowest_s = max((t.step_s for t in turn.state.trainers if t.alive), default=0.0)
     lifecycle.order_emergency(turn, by_s=turn.now_s + lifecycle.order_limit_s(turn))
     return EmergencyCheckpoint(
@@ -128,6 +133,8 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
         because=because,
         paused_load=predicted if predicted < load else None,
         settle_by_s=began_s + max(2 * slowest_s + 15.0, 45.0),
+        own_drop=None if mine is None else load - predicted,
+        own=before,
     )
 
 

@@ -7,7 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from powerguard.core.decide import conditions
-from powerguard.core.energy import account
+from powerguard.core.energy import account, own
 from powerguard.core.energy import budget as sums
 from powerguard.core.model.actions import Action, Grade, Level, Note, Scalar
 from powerguard.core.model.policy import Policy
@@ -164,11 +164,16 @@ class Turn:
             "load": rounded(now.load_now),
             "grade": now.grade,
             "cut_in_s": rounded(now.cut_in_s),
+            **({"shed_s": rounded(now.shed_s)} if now.shed_s else {}),
+            **({} if now.own is None else {"own_w": rounded(now.own.watts), "own_from": now.own.source.value}),
         }
 
     def watch_load(self, phase: Emergency) -> None:
         """Raise an alarm if a pause does not show in the load, so that the battery drains faster than planned."""
         if phase.paused_load is None:
+            return
+        if self.policy.shared is not None:
+            self._watch_own_load(phase)
             return
         load = account.load_of(self.state.battery)
         high = self.now_s >= phase.settle_by_s and self.load_stays_high(phase)
@@ -181,8 +186,28 @@ class Turn:
             level=Level.ERROR,
         )
 
+    def _watch_own_load(self, phase: Emergency) -> None:
+        """Do the same on a UPS that is shared, by this host's own draw: what the others draw accuses no trainer."""
+        fall = own.fall(self.policy, self.state, self.now_s)
+        due = self.now_s >= phase.settle_by_s
+        high = due and fall is not None and fall.stays_high
+        because = "this host draws no more than a pause leaves" if fall is not None else "its draw is not measured"
+        if high and fall is not None:
+            because = f"training was paused, and this host still draws {fall.now_w:.0f} W "
+            because += f"({fall.source}; expected {fall.expected_w:.0f} W)"
+        self.tell_once("load_not_fallen", because, holds=high, level=Level.ERROR)
+        because = "nothing measures what this host draws: no trainer is stopped for a load that may be its neighbours'"
+        unmeasured = due and fall is None
+        self.tell_once("own_load_unmeasured", because if unmeasured else "it is measured", holds=unmeasured)
+
     def load_stays_high(self, phase: Emergency) -> bool:
-        """Say whether the load is clearly above what the pause promised; unknown while the source is lost."""
+        """Say whether the load is clearly above what the pause promised; unknown while the source is lost.
+
+        On a UPS that is shared, the load of this host alone: where nothing measures it, it does not stay high.
+        """
+        if self.policy.shared is not None:
+            fall = own.fall(self.policy, self.state, self.now_s)
+            return fall is not None and fall.stays_high
         if phase.paused_load is None or self.state.feed.lost_since_s is not None:
             return False
         return account.load_of(self.state.battery) > 1.15 * phase.paused_load + 0.02

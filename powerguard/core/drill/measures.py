@@ -5,11 +5,11 @@ from dataclasses import replace
 from powerguard.core.decide import conditions
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import checks
-from powerguard.core.energy import account, needs
+from powerguard.core.energy import account, needs, own
 from powerguard.core.model.actions import Action, EnsurePolicy, Scalar
 from powerguard.core.model.events import Reading, TrainerSeen
 from powerguard.core.model.policy import Drop, Policy
-from powerguard.core.model.state import Drill, DrillOrder, DrillStage, Trainer
+from powerguard.core.model.state import Drill, DrillOrder, DrillStage, State, Trainer
 from powerguard.core.trainers import gpu_cap
 
 
@@ -83,13 +83,16 @@ _LEAST_SAMPLES = 4
 _LEAST_STEPS = 5
 
 
-def watch_reading(policy: Policy, stage: DrillStage, reading: Reading) -> DrillStage:
-    """Keep the load of one reading."""
-    load = account.told_load(policy, reading)
+def watch_reading(policy: Policy, state: State, stage: DrillStage, reading: Reading) -> DrillStage:
+    """Keep the load of one reading: of this host alone where the UPS is shared and something measures it."""
+    load, of = account.told_load(policy, reading), "ups"
+    mine = own.own_load(policy, state, reading.at_s)
+    if mine is not None and mine.measured:
+        load, of = mine.load, mine.source.value
     if load is None:
         return stage
-    kept = tuple(pair for pair in stage.samples if reading.at_s - pair[0] <= _KEPT_S)
-    return replace(stage, samples=(*kept, (reading.at_s, load))[-_MOST_SAMPLES:])
+    kept = tuple(pair for pair in stage.samples if reading.at_s - pair[0] <= _KEPT_S and stage.of in ("", of))
+    return replace(stage, samples=(*kept, (reading.at_s, load))[-_MOST_SAMPLES:], of=of)
 
 
 def watch_trainer(stage: DrillStage, seen: TrainerSeen) -> DrillStage:
@@ -147,8 +150,12 @@ def look_at_baseline(turn: Turn, stage: DrillStage) -> str | None:
     speeds = tuple((name, speed) for name, *_ in stage.seen if (speed := speed_of(stage, name)) is not None)
     change(turn, load=load, speeds=speeds)
     figure(turn, load_before=rounded(load))
+    if turn.policy.shared is not None:
+        figure(turn, load_of=stage.of)
+        turn.update(learned=replace(turn.state.learned, rest_w=_rest_w(turn)))
     if "pause" in stage.coming:
-        figure(turn, load_paused_expected=rounded(now.load_paused))
+        others = 0.0 if load is None or stage.of in ("", "ups") else now.load_now - load
+        figure(turn, load_paused_expected=rounded(now.load_paused - others))
         figure(turn, runtime_paused_expected_s=rounded(now.reff_paused_s))
     if "checkpoint" in stage.coming:
         figure(turn, checkpoint_expected_s=rounded(now.checkpoint_s))
@@ -161,6 +168,8 @@ def look_at_load(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
         return ""
     late = turn.now_s >= stage.by_s
     load, settled = stage_load(stage, turn.now_s, late=late)
+    if stage.of != dict(drill.figures).get("load_of", stage.of):
+        load, settled = None, False  # What measured the host before does so no more: the two cannot be compared.
     if not late and (load is None or (stage.name == "cap" and not _speeds_known(turn, stage))):
         return None
     if load is None or drill.load is None:
@@ -176,6 +185,12 @@ def look_at_load(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
     elif stage.name == "cap":
         _learn_cap(turn, drill, stage, load, settled=settled)
     return ""
+
+
+def _rest_w(turn: Turn) -> float | None:
+    """Return what this host draws besides its GPUs: as measured now, else as known."""
+    measured_w = own.rest_w(turn.state, turn.now_s)
+    return turn.state.learned.rest_w if measured_w is None else round(measured_w, 1)
 
 
 _WORDS = {"pause": "paused", "cap": "capped"}
@@ -194,10 +209,16 @@ def _learn_pause(turn: Turn, drill: Drill, load: float) -> None:
     before = drill.load
     if before is None or not drill.told:
         return
-    each = max(0.0, before - load) / len(drill.told)
+    each, watts = max(0.0, before - load) / len(drill.told), None
     learned = turn.state.learned
+    mine = own.own_load(turn.policy, turn.state, turn.now_s)
+    if mine is not None:
+        watts = None if mine.rating_w is None else each * mine.rating_w
+        if dict(drill.figures).get("load_of") == "ups":
+            before = max(mine.load, each)  # The drop is of this host: so must be what it fell from.
     for name in drill.told:
-        learned = needs.with_drop(learned, name, Drop(before=before, after=before - each, at_s=turn.now_s))
+        drop = Drop(before=before, after=before - each, at_s=turn.now_s, watts=watts)
+        learned = needs.with_drop(learned, name, drop)
     turn.update(learned=learned)
 
 

@@ -147,7 +147,8 @@ def take_in(turn: Turn, event: Event) -> None:
         return
     elif isinstance(event, Reading) and (told := turn.state.feed.reading) is not None and told.at_s >= event.at_s:
         if isinstance(drill.part, DrillStage):
-            change(turn, part=watch_reading(turn.policy, drill.part, told))  # What all sources and feeds say together.
+            # What all sources and feeds say together.
+            change(turn, part=watch_reading(turn.policy, turn.state, drill.part, told))
     elif isinstance(event, TrainerSeen):
         if isinstance(drill.part, DrillStage):
             change(turn, part=watch_trainer(drill.part, event))

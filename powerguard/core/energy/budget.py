@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from powerguard.core.energy import battery as learning
 from powerguard.core.energy import needs
 from powerguard.core.energy.account import LOAD_FLOOR, advance, load_of, table, tau_s, told_load
+from powerguard.core.energy.own import Own
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import Reading
 from powerguard.core.model.policy import Learned, Policy
@@ -100,15 +101,44 @@ def checkpoint_s(trainers: tuple[Trainer, ...], now_s: float) -> float:
     return max(by_disk.values()) if by_disk else 0.0
 
 
-def paused_load(policy: Policy, trainers: tuple[Trainer, ...], load: float, learned: Learned | None = None) -> float:
+def shed_s(policy: Policy) -> float:
+    """Seconds by which this host makes room earlier for the more important ones on its UPS.
+
+    Without a number in the settings: one stop of a host for each tier above this one.
+    """
+    shed = policy.shed
+    if shed is None:
+        return 0.0
+    if shed.extra_s is not None:
+        return shed.extra_s
+    return max(0, shed.highest - shed.tier) * shed_step_s(policy)
+
+
+def shed_step_s(policy: Policy) -> float:
+    """Seconds that the hosts of one tier take to stop: by the settings, else as long as this one takes."""
+    longest_s = None if policy.shared is None else policy.shared.longest_stop_s
+    return (min(policy.force_after_s, policy.stop_q95_s) if longest_s is None else longest_s) + policy.ups_off_s
+
+
+def paused_load(
+    policy: Policy,
+    trainers: tuple[Trainer, ...],
+    load: float,
+    learned: Learned | None = None,
+    *,
+    own: Own | None = None,
+) -> float:
     """Predicted load once every trainer that pauses or exits has done so; the load itself where none does.
 
     Each by the drop that was seen when it paused, in watts and in proportion, whichever promises less; where one of
-    them has never been seen to pause, by the share of the settings for all.
+    them has never been seen to pause, by the share of the settings for all. own: this host's part of the load, where
+    others hang on the same UPS: only that part falls.
     """
     pausing = [t for t in trainers if t.alive and t.conduct is not _CONTINUE and not (t.paused or t.told_pause)]
     if not pausing:
         return load
+    if own is not None:
+        return min(load, max(load - _own_drop(policy, pausing, own, learned), LOAD_FLOOR))
     drops = [None if learned is None else needs.drop_of(learned, t.name) for t in pausing]
     fallen = share = 0.0
     for drop in drops:
@@ -119,11 +149,25 @@ def paused_load(policy: Policy, trainers: tuple[Trainer, ...], load: float, lear
     return min(load, max(load - fallen, load * (1.0 - share), LOAD_FLOOR))
 
 
+def _own_drop(policy: Policy, pausing: list[Trainer], own: Own, learned: Learned | None) -> float:
+    """Return by how much the pause of these trainers lowers the UPS's load, as a share of its rating."""
+    fallen = share = 0.0
+    for trainer in pausing:
+        drop = None if learned is None else needs.drop_of(learned, trainer.name)
+        if drop is None or drop.before <= 0.0:
+            return own.load * (1.0 - policy.paused_load_share)
+        in_watts = drop.watts is not None and own.rating_w
+        fallen += (drop.watts or 0.0) / own.rating_w if in_watts and own.rating_w else drop.before - drop.after
+        share += 1.0 - drop.after / drop.before
+    return min(fallen, own.load * min(1.0, share))
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
     """The sums of one moment. Seconds, and shares of a full new battery; None if unknown (blind).
 
-    load: what counts in the commit test (the predicted load until it has settled); load_now: as measured.
+    load: what counts in the commit test (the predicted load until it has settled); load_now: as measured. shed_s: by
+    how much earlier this host pauses and powers off than its own needs ask for. own: its part of load_now, if shared.
     """
 
     now_s: float
@@ -145,11 +189,23 @@ class Budget:
     need_s: float
     grade: Grade
     fits: bool
+    shed_s: float = 0.0
+    own: Own | None = None
+
+    @property
+    def pause_need_s(self) -> float:
+        """Seconds that must fit three quarters of the effective runtime: our own needs, and what we make room by."""
+        return self.need_s + self.shed_s
+
+    @property
+    def commit_s(self) -> float:
+        """Seconds of effective runtime at which the host powers off."""
+        return self.stop_s + self.shed_s
 
     @property
     def slack_s(self) -> float | None:
         """Seconds to spare: effective runtime when paused, less everything that is still needed."""
-        return None if self.reff_paused_s is None else self.reff_paused_s - self.need_s
+        return None if self.reff_paused_s is None else self.reff_paused_s - self.pause_need_s
 
 
 def fits(policy: Policy, *, left: float, tau_paused_s: float, checkpoint: float, grade: Grade) -> bool:
@@ -234,17 +290,18 @@ def budget(
     grade: Grade | None = None,
     settled_load: float | None = None,
     learned: Learned | None = None,
+    own: Own | None = None,
 ) -> Budget:
     """Compute the sums at `now_s`. grade: of the outage, else the one that a full battery allows.
 
     settled_load: the load to use in the commit test while the measured one has not followed the pause yet.
-    learned: whose pauses are known.
+    learned: whose pauses are known. own: this host's part of the load, where the UPS is shared.
     """
     if feed.supply is _BATTERY and now_s > battery.at_s:
         battery = advance(policy, battery, now_s, draining=True)
     load_now = load_of(battery)
     load = load_now if settled_load is None else settled_load
-    load_paused = paused_load(policy, trainers, load_now, learned) if settled_load is None else settled_load
+    load_paused = paused_load(policy, trainers, load_now, learned, own=own) if settled_load is None else settled_load
     checkpoint = checkpoint_s(trainers, now_s)
     points = table(policy, battery)
     cut_at_s = power_off_at_s(feed)
@@ -285,4 +342,6 @@ def budget(
         need_s=checkpoint + stop,
         grade=grade,
         fits=reff_paused_s is not None and checkpoint + stop <= 0.75 * reff_paused_s,
+        shed_s=shed_s(policy),
+        own=own,
     )

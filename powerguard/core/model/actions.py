@@ -133,6 +133,35 @@ class RestorePower(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class DrainNode(Action):
+    """Let the scheduler start no further job on this host, and mark its node with the outage. Others' marks stay."""
+
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class SignalJobs(Action):
+    """Send the scheduler's jobs on this host the signal that they asked for at a pause; no signal to the others."""
+
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveNode(Action):
+    """Requeue the jobs that this host leads, once, and set its node down: the host powers off."""
+
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReturnNode(Action):
+    """Give the node back if it has this outage's mark, and let `jobs`, which `LeaveNode` requeued, start at once."""
+
+    outage: str
+    jobs: tuple[str, ...] = ()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class EnsurePolicy(Action):
     """Make sure, by reading back, that the BMC powers the host on when AC returns."""
 

@@ -106,6 +106,30 @@ class NetworkSeen:
     heard_s: float | None = None
 
 
+class OwnSource(StrEnum):
+    """What this host's own load rests on, best first. The first three measure it."""
+
+    BMC = "bmc"
+    OUTLET = "outlet"
+    GPU = "gpu"
+    SETTINGS = "settings"
+    HOSTS = "hosts"
+    UNKNOWN = "unknown"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnLoad:
+    """What this host alone draws, as one source measures it. source: bmc, outlet or gpu.
+
+    bmc: IPMI DCMI Get Power Reading (current watts) or Redfish PowerConsumedWatts. gpu: the sum over all GPUs, without
+    the rest of the host.
+    """
+
+    at_s: float
+    source: OwnSource
+    watts: float
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Tick:
     """Time has passed. The loop sends one at least every second, and one when `Plan.next_at_s` is due."""
@@ -280,6 +304,7 @@ class StopDrill:
 
 Outcome = Done | Failed
 Event = (
-    Reading | SourceFailed | NetworkSeen | Tick | TrainerSeen | CheckpointProgress | Outcome | Measured | PoweredOn
-    | ForeignStop | Abort | SetMaintenance | CheckpointNow | BatteryReplaced | RecoverNow | StartDrill | StopDrill
+    Reading | SourceFailed | NetworkSeen | OwnLoad | Tick | TrainerSeen | CheckpointProgress | Outcome | Measured
+    | PoweredOn | ForeignStop | Abort | SetMaintenance | CheckpointNow | BatteryReplaced | RecoverNow | StartDrill
+    | StopDrill
 )  # fmt: skip

@@ -58,6 +58,17 @@ class WayDisarmed:
     because: str
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class NodeTold:
+    """Of `DrainNode`, `LeaveNode` and `ReturnNode`. did: in the effector's word; not_ours: others have marked the node.
+
+    jobs: ids of the jobs that were requeued, or started.
+    """
+
+    did: str
+    jobs: tuple[str, ...]
+
+
 def is_recorded(outcome: Outcome) -> bool:
     """Say whether the action was only recorded, because this is a dry-run."""
     return isinstance(outcome, Done) and dict(outcome.detail).get("dry_run") is True
@@ -101,6 +112,13 @@ def way_disarmed(outcome: Outcome) -> WayDisarmed:
     """Read what was disarmed."""
     told = dict(outcome.detail)
     return WayDisarmed(disarmed=told.get("disarmed") is not False, because=_text(told.get("because")) or "")
+
+
+def node_marked(done: Done) -> NodeTold:
+    """Read what became of the scheduler's node."""
+    told = dict(done.detail)
+    jobs = _text(told.get("jobs")) or ""
+    return NodeTold(did=_text(told.get("did")) or "", jobs=tuple(each for each in jobs.split(",") if each))
 
 
 def is_resumed(done: Done) -> bool:

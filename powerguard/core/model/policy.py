@@ -102,13 +102,15 @@ class Need:
 class Drop:
     """A load drop that was seen: shares of the UPS's rating before and after, once both had settled.
 
-    speed: training speed after, as a share of the speed before; 0 for a pause.
+    speed: training speed after, as a share of the speed before; 0 for a pause. watts: what it fell by, where the UPS is
+    shared; before and after are then of this host's own load.
     """
 
     before: float
     after: float
     at_s: float
     speed: float = 0.0
+    watts: float | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -131,12 +133,16 @@ class DrillReport:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Learned:
-    """All that has been learned but the battery itself. cap: what capping GPU power brings; None until a drill."""
+    """All that has been learned but the battery itself. cap: what capping GPU power brings; None until a drill.
+
+    rest_w: what the host draws besides its GPUs, measured in a drill on a UPS that is shared.
+    """
 
     needs: tuple[Need, ...] = ()
     pauses: tuple[tuple[str, Drop], ...] = ()
     cap: Drop | None = None
     drill: DrillReport | None = None
+    rest_w: float | None = None
 
 
 class Mode(StrEnum):
@@ -166,6 +172,31 @@ class TrainerPolicy:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class Shared:
+    """The same UPS feeds other hosts, too. hosts: how many there are, this one included; own_w: what this one draws.
+
+    None: not set. longest_stop_s: longest forced power-off of all hosts on it.
+    """
+
+    hosts: int | None = None
+    own_w: float | None = None
+    longest_stop_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Shed:
+    """How important this host is among those on its UPS: a lower tier pauses and powers off earlier.
+
+    tier: 0 to 9, the most important ones highest; highest: of the most important hosts on the UPS. extra_s: by how many
+    seconds of effective runtime; None: one stop for each tier above.
+    """
+
+    tier: int
+    highest: int
+    extra_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Policy:
     """Everything that the settings decide, with their defaults (docs/reference/settings.md).
 
@@ -182,12 +213,15 @@ class Policy:
     charge_hold_s: utility this long after a return, and training starts whatever the charge.
     cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
     signals: a trainer that still draws power after it was asked to pause may be stopped, and finally ended, by signals.
+    scheduler: a scheduler starts jobs on this host, and hears of an outage. node_return_s: seconds of stable utility
+        before its node is given back, in an outage without a power-off.
     boot_id: of this boot; an outage's latch holds in its own boot only.
     mode: where it is not armed, the power-off is only recorded, the host lives, and a latch ends when utility is back.
     ways: power-on methods that are armed at the commit. outputs: the UPSes whose output this host, and no other,
         switches off.
     late_reboot: utility that came back after the commit may turn the power-off into a reboot. checks_host: after a
         return training is not started before the check has found the host complete.
+    shared: other hosts hang on the same UPS; None: this host has it to itself. shed: how early it makes room for them.
     feeds: where several UPSes feed the host, each of them; empty for one. minimum_supplies: power supplies that must
         have power for the host to run.
     """
@@ -219,6 +253,8 @@ class Policy:
     cap_dwell_s: float = 10.0
     cap_lift_s: float = 30.0
     signals: bool = False
+    scheduler: bool = False
+    node_return_s: float = 60.0
     precaution_every_s: float = 60.0
     pause_dwell_s: float = 4.0
     commit_dwell_s: float = 8.0
@@ -234,6 +270,8 @@ class Policy:
     late_reboot: bool = False
     checks_host: bool = False
     trainers: tuple[TrainerPolicy, ...] = ()
+    shared: Shared | None = None
+    shed: Shed | None = None
     feeds: tuple["FeedPolicy", ...] = ()
     minimum_supplies: int = 1
 

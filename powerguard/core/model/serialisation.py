@@ -370,9 +370,13 @@ def sane(state: State, at_s: float) -> tuple[State, tuple[str, ...]]:
     """Return the state without what cannot be true, and the names of what was dropped. at_s: when it was stored."""
     dropped: Drops = []
     latest_s = at_s + _AHEAD_S
+    own = tuple(each for each in state.own if each.at_s <= latest_s and each.since_s <= each.at_s)
+    if len(own) < len(state.own):
+        dropped.append("own")
     return (
         replace(
             state,
+            own=own,
             phase=_phase(state.phase, latest_s, dropped),
             owed=_owed(state.owed, at_s, latest_s, dropped),
             battery=_battery(state.battery, "", latest_s, dropped),

@@ -8,7 +8,7 @@ from enum import StrEnum
 from typing import TypeVar
 
 from powerguard.core.model.actions import Action, Conduct, Grade, Note, Scalar, Way
-from powerguard.core.model.events import Reading
+from powerguard.core.model.events import OwnSource, Reading
 from powerguard.core.model.policy import BatteryModel, Learned
 
 
@@ -99,6 +99,35 @@ class Gone:
     part: str
     heard_s: float
     at_s: float
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnHeard:
+    """The last report of one source on this host's own load. watts: its newest reading; before_w: the one before that.
+
+    since_s: since when it has reported the same number of watts. jumped_at_s: when it last went up and down at once.
+    above_since_s: since when it has reported more than the whole UPS carries; None while it does not.
+    ups_w, before_ups_w: what the whole UPS carried when watts and before_w were reported; None: unknown.
+    """
+
+    source: OwnSource
+    watts: float
+    at_s: float
+    since_s: float
+    before_w: float | None = None
+    jumped_at_s: float | None = None
+    above_since_s: float | None = None
+    ups_w: float | None = None
+    before_ups_w: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class OwnBefore:
+    """A source's report on this host's own load when training was asked to pause. drop_w: how much of it is to fall."""
+
+    source: OwnSource
+    watts: float
+    drop_w: float
 
 
 class Supply(StrEnum):
@@ -337,6 +366,22 @@ class Start(Obligation):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NodeMarked(Obligation):
+    """The scheduler's node is drained or down for an outage, or may be: owed until it was given back.
+
+    drained: the order to drain has been answered. left: so has the order at the commit, which `leaving` says is given.
+    jobs: ids that were requeued. returning: it was ordered to be given back. signalled: jobs got their signal.
+    """
+
+    drained: bool = False
+    leaving: bool = False
+    left: bool = False
+    jobs: tuple[str, ...] = ()
+    returning: bool = False
+    signalled: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TemporaryPolicy(Obligation):
     """The BMC's policy was changed for an outage: owed until `policy`, which the outage found, is put back."""
 
@@ -384,7 +429,7 @@ class DrillStage:
 
     at_s: since when; by_s: until when at the latest. coming: the stages after it.
     samples: (at_s, load) of this stage's readings, newest last. seen: (trainer, step and moment first reported in this
-    stage, step and moment last reported).
+    stage, step and moment last reported). of: what the samples are of, "ups" or a source of the host's own load.
     """
 
     name: str
@@ -393,6 +438,7 @@ class DrillStage:
     coming: tuple[str, ...] = ()
     samples: tuple[tuple[float, float], ...] = ()
     seen: tuple[tuple[str, int, float, int, float], ...] = ()
+    of: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -505,6 +551,8 @@ class EmergencyCheckpoint:
 
     paused_load: predicted load once paused; None if no trainer pauses. settle_by_s: until then it counts.
     due_at_s: the commit test came true then and waits for one more poll.
+    own_drop: on a UPS that is shared, by how much our pause is to lower its load; None on one that is not.
+    own: what measured this host's own load before the pause.
     """
 
     outage: Outage
@@ -513,6 +561,8 @@ class EmergencyCheckpoint:
     paused_load: float | None = None
     settle_by_s: float = 0.0
     due_at_s: float | None = None
+    own_drop: float | None = None
+    own: tuple[OwnBefore, ...] = ()
 
     @property
     def paused_at_s(self) -> float:
@@ -530,6 +580,8 @@ class Holding:
     settle_by_s: float = 0.0
     paused_at_s: float = 0.0
     due_at_s: float | None = None
+    own_drop: float | None = None
+    own: tuple[OwnBefore, ...] = ()
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -594,6 +646,7 @@ class State:
     upses: where several UPSes feed the host, each by itself; feed and battery are then what they are together.
     gone: parts of this host's own network that went, newest last.
     owed: all that was changed or promised and is not confirmed yet; the properties show it by kind.
+    own: what measures this host's own load, best first.
     """
 
     phase: Phase = field(default_factory=Online)
@@ -610,6 +663,7 @@ class State:
     upses: tuple[Supplied, ...] = ()
     gone: tuple[Gone, ...] = ()
     owed: tuple[Obligation, ...] = ()
+    own: tuple[OwnHeard, ...] = ()
 
     def owing(self, kind: type[Owed]) -> tuple[Owed, ...]:
         """Return what is owed of this kind."""
@@ -634,6 +688,11 @@ class State:
     def temporary_policy(self) -> TemporaryPolicy | None:
         """The BMC's policy that is still to be put back."""
         return next(iter(self.owing(TemporaryPolicy)), None)
+
+    @property
+    def node(self) -> NodeMarked | None:
+        """The scheduler's node of this host, while it is marked."""
+        return next(iter(self.owing(NodeMarked)), None)
 
     @property
     def armed(self) -> tuple[Armed, ...]:

@@ -10,8 +10,10 @@ run again; in other phases no trainer stays stopped.
 from dataclasses import replace
 from typing import Final
 
+from powerguard.core.decide import conditions
+from powerguard.core.decide.conditions import SETTLE_S
 from powerguard.core.decide.turn import Turn
-from powerguard.core.energy import account
+from powerguard.core.energy import account, own
 from powerguard.core.energy import budget as sums
 from powerguard.core.model import outcomes
 from powerguard.core.model.actions import Conduct, ContinueTrainer, Level, StopTrainer, TerminateTrainer
@@ -34,8 +36,6 @@ STOP, TERMINATE, CONTINUE = "stop", "terminate", "continue"
 LIMIT_S: Final = 5.0
 AGAIN_S: Final = 10.0
 CAP_SETTLE_S: Final = 10.0
-SETTLE_S: Final = 15.0
-"""Time from a rung until the load must show it: a UPS reports its load some seconds late."""
 
 _FAILED: Final = "signal_failed"
 _STUCK: Final = "trainer_left_stopped"
@@ -69,7 +69,7 @@ def is_to_be_stopped(turn: Turn) -> bool:
     phase = turn.state.phase
     if not turn.policy.signals or not isinstance(phase, Emergency):
         return False
-    return turn.load_stays_high(phase) and _must_show(turn, phase)
+    return turn.load_stays_high(phase) and conditions.must_show(turn.state, phase, turn.now_s)
 
 
 def tend(turn: Turn) -> None:
@@ -113,7 +113,11 @@ def _climb(turn: Turn, phase: Emergency) -> None:
                 if rung == STOP
                 else "it was stopped, and the load has not fallen"
             )
-            turn.note("trainer_signalled", because, Level.WARNING, trainer=trainer.name, word=rung, load_pct=load)
+            fall = own.fall(turn.policy, turn.state, turn.now_s)
+            watts = {} if fall is None else {"own_w": round(fall.now_w), "expected_w": round(fall.expected_w)}
+            turn.note(
+                "trainer_signalled", because, Level.WARNING, trainer=trainer.name, word=rung, load_pct=load, **watts
+            )
 
 
 def _is_time(turn: Turn, phase: Emergency) -> bool:
@@ -126,15 +130,9 @@ def _is_time(turn: Turn, phase: Emergency) -> bool:
     on_battery = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
     if feed.supply is not Supply.BATTERY or not on_battery or sums.power_off_at_s(feed) is not None:
         return False
-    if not _must_show(turn, phase) or not _is_capped_in_vain(turn):
+    if not conditions.must_show(state, phase, turn.now_s) or not _is_capped_in_vain(turn):
         return False
     return all(each.order is None and turn.now_s - each.at_s >= SETTLE_S for each in state.signalled)
-
-
-def _must_show(turn: Turn, phase: Emergency) -> bool:
-    """Say whether a load that has not fallen is a pause that did not come: two steps and a slow UPS have gone by."""
-    slowest_s = max((trainer.step_s for trainer in turn.state.trainers if trainer.alive), default=0.0)
-    return turn.now_s - phase.paused_at_s >= 2 * slowest_s + SETTLE_S
 
 
 def _is_capped_in_vain(turn: Turn) -> bool:
@@ -151,6 +149,10 @@ def _next_rung(turn: Turn, trainer: Trainer) -> str:
         return ""
     if trainer.order is not None or not (trainer.durable or trainer.failed):
         return ""
+    if turn.policy.shared is not None and trainer.paused:
+        fall = own.fall(turn.policy, turn.state, turn.now_s)
+        if fall is None or not fall.contradicts_pause:
+            return ""  # It has obeyed, for all that this host's own draw shows.
     known = of(turn.state, trainer.name)
     if known is None or (known.carried_out == "" and not known.failed):
         return STOP

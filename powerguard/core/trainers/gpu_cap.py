@@ -30,7 +30,12 @@ def gain(policy: Policy, state: State) -> float | None:
         return None
     points = account.table(policy, state.battery)
     longer = drop.before / drop.after
-    if points:
+    if points and policy.shared is not None:
+        # The others draw on: the battery lasts longer only by what this host takes off the load of all.
+        load = account.load_of(state.battery)
+        capped = max(load - (drop.before - drop.after), account.LOAD_FLOOR)
+        longer = account.tau_s(points, capped) / account.tau_s(points, load)
+    elif points:
         longer = account.tau_s(points, drop.after) / account.tau_s(points, drop.before)
     return longer * drop.speed
 

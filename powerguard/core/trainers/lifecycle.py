@@ -5,7 +5,7 @@ from dataclasses import replace
 
 from powerguard.core.decide import conditions
 from powerguard.core.decide.turn import Turn
-from powerguard.core.energy import account, needs
+from powerguard.core.energy import account, needs, own
 from powerguard.core.energy import budget as sums
 from powerguard.core.energy.budget import Budget
 from powerguard.core.model import outcomes
@@ -362,6 +362,9 @@ def take_precautions(turn: Turn, *, since_s: float, stood_until_s: float = 0.0) 
 def learn_drop(turn: Turn, phase: Holding) -> None:
     """A hold shows what a pause brings: learned if only one trainer paused, without another cause of a lower load."""
     before = phase.outage.load_at_start
+    if turn.policy.shared is not None:
+        _learn_own_drop(turn, phase)
+        return
     pausing = [t for t in turn.state.trainers if t.alive and t.told_pause]
     told = turn.state.feed.lost_since_s is None
     if not told or before is None or len(pausing) != 1 or turn.state.cap is not None or turn.now_s < phase.settle_by_s:
@@ -372,6 +375,22 @@ def learn_drop(turn: Turn, phase: Holding) -> None:
     known = needs.drop_of(turn.state.learned, pausing[0].name)
     if 0.0 < after < before and pausing[0].paused and (known is None or known.at_s < phase.outage.since_s):
         drop = Drop(before=before, after=after, at_s=turn.now_s)
+        turn.update(learned=needs.with_drop(turn.state.learned, pausing[0].name, drop))
+
+
+def _learn_own_drop(turn: Turn, phase: Holding) -> None:
+    """Learn the same on a UPS that is shared, in watts, by what measured this host before the pause and does now."""
+    pausing = [t for t in turn.state.trainers if t.alive and t.told_pause]
+    fall, rated = own.fall(turn.policy, turn.state, turn.now_s), own.rating_w(turn.policy, turn.state)
+    if fall is None or rated is None or turn.state.cap is not None or turn.state.signalled:
+        return
+    if len(pausing) != 1 or not pausing[0].paused or fall.stays_high or turn.now_s < phase.settle_by_s:
+        return
+    known = needs.drop_of(turn.state.learned, pausing[0].name)
+    if 0.0 < fall.now_w < fall.before_w and (known is None or known.at_s < phase.outage.since_s):
+        fell_w = fall.before_w - fall.now_w
+        before, after = fall.before_w / rated, fall.now_w / rated
+        drop = Drop(before=before, after=after, at_s=turn.now_s, watts=fell_w)
         turn.update(learned=needs.with_drop(turn.state.learned, pausing[0].name, drop))
 
 

@@ -33,6 +33,7 @@ from powerguard.core.drill.rehearsal import RESULTS
 from powerguard.core.energy import battery as learning
 from powerguard.core.energy import needs
 from powerguard.core.energy.budget import Budget
+from powerguard.core.energy.own import looks_shared
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import DrillReport, Health, Policy
 from powerguard.core.model.state import Drill, Online, State, Supply, Trainer
@@ -173,6 +174,11 @@ def kept_of(prefix: str, words: Iterable[str]) -> Samples:
 
 def kept(key: str) -> Callable[[View], Number]:
     return lambda view: view.daemon.journal_counters.get(key, 0.0)
+
+
+def _own_watts(view: View) -> Iterable[Sample]:
+    own = view.budget.own
+    return [] if own is None or own.watts is None else [((own.source.value,), own.watts)]
 
 
 def share(percent: Number) -> Number:
@@ -522,6 +528,22 @@ _UPS: Final = (
         "ups",
     ),
     gauge("ups_output_power_watts", "Output power as reported.", of_reading(lambda r: r.watts), "ups"),
+    gauge(
+        "own_load_watts",
+        "What this host alone draws of a shared UPS's load; absent where the UPS is not shared.",
+        _own_watts,
+        "source",
+    ),
+    gauge(
+        "own_load_age_seconds",
+        "Age of the measurement behind it; absent if it is not measured.",
+        plain(lambda v: None if (own := v.budget.own) is None or own.at_s is None else v.budget.now_s - own.at_s),
+    ),
+    gauge(
+        "ups_looks_shared",
+        "1 where other hosts seem to hang on the UPS and the settings do not say so.",
+        plain(lambda v: bool(looks_shared(v.daemon.policy, v.daemon.state))),
+    ),
     gauge("ups_input_volts", "Input voltage as reported.", of_reading(lambda r: r.input_v), "ups"),
     gauge(
         "ups_battery_temperature_celsius",

@@ -6,7 +6,7 @@ Reported in advance, by the same calculation that would decide in the outage.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from powerguard.core.energy import account
+from powerguard.core.energy import account, own
 from powerguard.core.energy import budget as sums
 from powerguard.core.energy.battery import charge_of
 from powerguard.core.model.actions import Grade
@@ -58,6 +58,9 @@ WARNINGS: Final = {
     "battery_worn": "the UPS asks for a new battery",
     "runtime_steep": "the reported runtime falls faster than time passes: the battery holds less than the UPS reports",
     "load_not_fallen": "training was paused and the load did not fall as expected",
+    "own_load_doubted": "a measurement of this host's own load is not believed",
+    "own_load_unmeasured": "nothing measures this host's own load: a pause that does not come would not be seen",
+    "looks_shared": "other hosts seem to hang on this UPS, and the settings do not say so",
     "signal_failed": "a trainer that still draws power could not be signalled",
     "trainer_left_stopped": "a stopped trainer could not be continued; powerguard keeps trying",
     "fsd_at_first": "a forced shutdown was set at the UPS when it was first read",
@@ -97,6 +100,9 @@ FIXES: Final = {
     "runtime_steep": "replace the battery; until then only the energy account counts",
     "fsd_at_first": "clear it at the UPS's primary",
     "load_not_fallen": "see the trainers in `powerguard status`; set signals.kind: helper to stop them",
+    "own_load_doubted": "see own_load in `powerguard status`; compare with `ipmitool dcmi power reading`",
+    "own_load_unmeasured": "give this host its BMC (bmc), or set gpu.kind: nvml",
+    "looks_shared": "set ups.NAME.shared (docs/guides/shared-ups.md)",
     "signal_failed": "see signals in `powerguard doctor`",
     "trainer_left_stopped": "as root: powerguard-signal continue",
     "trainer_stranger": "allow its user (trainer_uids, uids), or remove the socket",
@@ -129,6 +135,8 @@ def readiness(daemon: Daemon) -> tuple[Reason, ...]:
         *_of_alarms(daemon.state),
         *_of_trainers(daemon.state),
     ]
+    if why := own.looks_shared(daemon.policy, daemon.state):
+        found.append(_reason("looks_shared", why))
     unique = {reason.name + reason.text: reason for reason in found}
     return tuple(sorted(unique.values(), key=lambda reason: reason.severity != "error"))
 
@@ -232,7 +240,8 @@ def full_battery(policy: Policy, state: State, now_s: float) -> FullBattery | No
     load = account.load_of(state.battery)
     if not isinstance(state.phase, Online):
         load = max(load, state.phase.outage.load_at_start or load)
-    paused = sums.paused_load(policy, fresh, load, state.learned)
+    mine = own.own_load(policy, state, now_s)
+    paused = sums.paused_load(policy, fresh, load, state.learned, own=mine)
     tau_paused_s = account.tau_s(points, paused)
     checkpoint_s = sums.checkpoint_s(fresh, now_s)
     health = min(state.battery.health, told_share(policy, state))

@@ -43,7 +43,7 @@ from powerguard.core.supply.several_upses import each_alone
 from powerguard.core.trainers import escalation
 from powerguard.daemon.observe.port import BmcView, Daemon, SourceView, WayView
 from powerguard.daemon.observe.readiness import Reason, aborted_by, is_ready, readiness
-from powerguard.daemon.observe.terms import health_view, terms
+from powerguard.daemon.observe.terms import health_view, own_from, terms
 from powerguard.ups.base import Source, Troubled
 
 log = structlog.get_logger()
@@ -279,6 +279,7 @@ def status(daemon: Daemon) -> Json:
         "ups": _ups(_name(daemon.policy), state.feed.reading, times, now),
         "feeds": _feeds(daemon, times),
         "battery": _battery(daemon, times),
+        "own_load": _own_load(now, times),
         "budget": _budget(now),
         "outage": _outage(daemon, times),
         "next": _next(daemon, now, times),
@@ -301,6 +302,22 @@ def status(daemon: Daemon) -> Json:
             "settings_at": times.at(daemon.settings_at_s),
             "journal_ok": daemon.journal_ok,
         },
+    }
+
+
+def _own_load(now: Budget, times: Times) -> Json | None:
+    """Return what this host draws of a shared UPS's load; null where it has the UPS to itself."""
+    own = now.own
+    if own is None:
+        return None
+    return {
+        "source": own.source.value,
+        "watts": rounded(own.watts),
+        "share": rounded(own.load),
+        "measured": own.measured,
+        "at": times.at(own.at_s),
+        "passed_over": [{"source": source.value, "because": why} for source, why in own.passed_over],
+        "because": own_from(own, times.now_s),
     }
 
 

@@ -12,8 +12,9 @@ from powerguard.core.energy import battery as learning
 from powerguard.core.energy import budget as sums
 from powerguard.core.energy import needs
 from powerguard.core.energy.budget import Budget
+from powerguard.core.energy.own import Own
 from powerguard.core.model.actions import Conduct, Grade
-from powerguard.core.model.events import Reading
+from powerguard.core.model.events import OwnSource, Reading
 from powerguard.core.model.policy import Health, Learned, Policy
 from powerguard.core.model.state import State, Trainer
 from powerguard.daemon.observe.port import Daemon
@@ -123,6 +124,9 @@ def paused_from(policy: Policy, state: State, now: Budget, at: Wall) -> str:
     if not pausing or (now.load_paused == now.load_now and any(fell)):
         return "load_now: training is paused already"
     unseen = [name for name, drop in drops.items() if drop is None or drop.before <= 0.0]
+    if unseen and now.own is not None:
+        left = 1.0 - policy.paused_load_share
+        return f"load_now - {left:g} x load_own (settings; {', '.join(drops)} pause); the other hosts as now"
     if unseen:
         why = "" if len(unseen) == len(drops) else f"; {', '.join(unseen)} with no measured pause"
         return f"load_now x {policy.paused_load_share:g} (settings; {', '.join(drops)} pause{why})"
@@ -132,6 +136,33 @@ def paused_from(policy: Policy, state: State, now: Budget, at: Wall) -> str:
         if drop is not None
     ]
     return f"measured drop of {'; '.join(told)}"
+
+
+OWN_WORDS: Final = {
+    OwnSource.BMC: "the BMC's power reading",
+    OwnSource.OUTLET: "the PDU's outlet",
+    OwnSource.GPU: "the GPUs' power and the rest of the host",
+    OwnSource.SETTINGS: "shared.own_w of the settings",
+    OwnSource.HOSTS: "load_now / shared.hosts of the settings",
+    OwnSource.UNKNOWN: "not known: no drop of the load is counted on",
+}
+
+
+def own_from(own: Own, now_s: float) -> str:
+    """Say what this host's own load rests on, how old that is, and what was passed over."""
+    watts = "" if own.watts is None else f"{own.watts:.0f} W, "
+    age = "" if own.at_s is None else f", {max(0.0, now_s - own.at_s):.0f} s ago"
+    over = "".join(f"; {source} passed over ({why})" for source, why in own.passed_over)
+    return f"{watts}{OWN_WORDS[own.source]}{age}{over}"
+
+
+def shed_from(policy: Policy) -> str:
+    """Say how the extra reserve of this host's tier is made up."""
+    shed = policy.shed
+    if shed is None or shed.extra_s is not None:
+        return "shed.extra_reserve_s of the settings"
+    above = shed.highest - shed.tier
+    return f"tier {shed.tier}: {_count(above, 'tier')} above, each one stop of {sums.shed_step_s(policy):.0f} s"
 
 
 def checkpoint_from(policy: Policy, learned: Learned, trainer: Trainer) -> str:
@@ -183,7 +214,13 @@ def terms(daemon: Daemon, now: Budget) -> tuple[Term, ...]:
         *_runtimes(policy, state, now),
         *_needs(policy, state, now),
         Term(name="need_s", value=_round(now.need_s), unit="s", source="checkpoint_s + stop_s"),
-        Term(name="slack_s", value=_round(now.slack_s), unit="s", source="reff_paused_s - need_s"),
+        *([] if policy.shed is None else [_seconds("shed_s", now.shed_s, shed_from(policy))]),
+        Term(
+            name="slack_s",
+            value=_round(now.slack_s),
+            unit="s",
+            source="reff_paused_s - need_s" + (" - shed_s" if policy.shed is not None else ""),
+        ),
         Term(name="fits", value=now.fits, unit="word", source="need_s <= 0.75 reff_paused_s"),
     )
 
@@ -213,8 +250,10 @@ def _loads(policy: Policy, state: State, now: Budget, at: Wall) -> tuple[Term, .
     by_watts = reading is not None and reading.load_pct is None and reading.watts is not None
     told = _told(reading, "watts" if by_watts else "load_pct") + (" / rating_w" if by_watts else "")
     source_now = f"{told}, averaged" if state.battery.load is not None else "not reported: counted as full"
+    own = () if now.own is None else (_share("load_own", now.own.load, own_from(now.own, now.now_s)),)
     return (
         _share("load_now", now.load_now, source_now),
+        *own,
         _share("load_paused", now.load_paused, paused_from(policy, state, now, at)),
     )
 

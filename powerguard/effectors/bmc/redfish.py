@@ -13,6 +13,7 @@ import asyncio
 import base64
 import errno
 import json
+import math
 import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -360,8 +361,23 @@ class RedfishEngine:
     async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
         return await self._set(wanted, by_s, PowerRestorePolicy.ALWAYS_ON)
 
-    async def power_watts(self, by_s: float) -> float | None:  # noqa: ARG002 - not asked: see docs/guides/bmc.md
-        return None
+    async def power_watts(self, by_s: float) -> float | None:
+        """Read it of the one chassis that the system is in; None where there are several: they may hold others too."""
+        async with self._talk(by_s) as talk:
+            links = (await self._look(talk)).system.body.get("Links")
+            chassis = links.get("Chassis") if isinstance(links, Mapping) else None
+            if not isinstance(chassis, list) or len(chassis) != 1 or not isinstance(chassis[0], Mapping):
+                return None
+            body = (await talk.get(link(chassis[0]))).body
+            if "EnvironmentMetrics" in body:
+                told = _reading((await talk.get(link(body, "EnvironmentMetrics"))).body, "PowerWatts", "Reading")
+                if told is not None:
+                    return told
+            if "Power" not in body:
+                return None
+            controls = (await talk.get(link(body, "Power"))).body.get("PowerControl")
+            first = controls[0] if isinstance(controls, list) and controls else None
+            return _reading({"first": first}, "first", "PowerConsumedWatts")
 
     async def _set(self, wanted: PowerRestorePolicy, by_s: float, only_over: PowerRestorePolicy | None) -> Ensured:
         async with self._talk(by_s) as talk:
@@ -467,6 +483,13 @@ class RedfishEngine:
             except EffectorError as error:
                 raise BmcError(str(error), Failure.SETTINGS) from None
         return self._verify
+
+
+def _reading(body: Mapping[str, Any], outer: str, name: str) -> float | None:
+    """Watts of a property (DSP0268: EnvironmentMetrics.PowerWatts.Reading, Power.PowerControl.PowerConsumedWatts)."""
+    within = body.get(outer)
+    told = within.get(name) if isinstance(within, Mapping) else None
+    return float(told) if isinstance(told, int | float) and not isinstance(told, bool) and math.isfinite(told) else None
 
 
 def _seen(system: Resource) -> _Seen:

@@ -157,6 +157,8 @@ class HostEffector:
     async def _resume_training(self) -> Detail:
         if self._mode is Mode.DRY_RUN:
             return (("dry_run", True), ("via", "nothing"))
+        if self._resume.by == "scheduler":
+            return (("dry_run", False), ("via", "scheduler"))
         if self._resume.command:
             await self._run(self._resume.command, limit_s=RESUME_LIMIT_S, right="see resume.command in the settings")
             return (("dry_run", False), ("via", "command"))

@@ -2,7 +2,7 @@
 
     python -m powerguard.effectors.trainer.folder_child DIR
 
-A process of its own, because the folder may lie on a file system that hangs. Exit codes: 0 printed, 1 cannot be read.
+A separate process, because the folder may lie on a file system that hangs. Exit codes: 0 printed, 1 cannot be read.
 """
 
 import contextlib
@@ -16,7 +16,7 @@ from typing import Any
 
 from powerguard.trainer.seal.folder import glance
 from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
-from powerguard.trainer.store.found import Found, look
+from powerguard.trainer.store.folders import Found, look
 from powerguard.trainer.store.manifest import MANIFEST
 
 

@@ -163,6 +163,7 @@ class NutReport:
 
     forgeable: why its answers could be forged, "" when they could not. latency_s: of one list of all variables.
     restart_pct: battery.charge.restart, the charge at which the UPS switches its output on again; None: not listed.
+    clients: addresses of all that are logged in for this UPS (LIST CLIENT); empty where upsd does not say.
     """
 
     where: str
@@ -173,6 +174,7 @@ class NutReport:
     warnings: tuple[str, ...]
     latency_s: float
     restart_pct: float | None = None
+    clients: frozenset[str] = frozenset()
 
 
 def source_name(options: NutOptions) -> str:
@@ -284,6 +286,7 @@ class NutSource:
             took_s = self._clock() - began_s
             await self._log_in(link)
             unanswered = "" if self._options.user is None or self._login.is_held else "the login is not answered"
+            (clients,) = await link.ask(encode("LIST", "CLIENT", self._options.name), limit_s=self._limit_s)
             warnings = [text for text in (self._slow, self._login.problem or unanswered) if text]
             return NutReport(
                 where=self._where,
@@ -294,6 +297,7 @@ class NutSource:
                 warnings=tuple(warnings),
                 latency_s=took_s,
                 restart_pct=self._restart_pct,
+                clients=frozenset(row[0] for row in clients.rows if row) if isinstance(clients, Table) else frozenset(),
             )
         except LateError as error:
             msg = f"{self._where} is too slow: no whole answer in {self._limit_s:g} s"

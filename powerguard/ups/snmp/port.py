@@ -59,7 +59,7 @@ class Place:
     """The address of one card. again: it is to be looked up anew, for nobody answered there."""
 
     def __init__(self, options: SnmpOptions) -> None:
-        """Look nothing up yet."""
+        """Do not look it up yet."""
         self.where = f"{options.host}:{options.port}"
         self.again = False
         self._options = options
@@ -375,7 +375,7 @@ class CardPort:
 
     async def _opened(self) -> CardSocket:
         """Return the socket to the card, anew after a failure: the card's address may be another, and this host's."""
-        if self._socket is None or self._place.again or self._is_stale or self._socket.is_broken:
+        if self._socket is None or self._place.again or self._is_stale:
             address = await self._place.address()
             if self._access is None:
                 self._access = await self._read()

@@ -25,7 +25,7 @@ from powerguard.options import Secret, SecretError
 from powerguard.ups.snmp.options import TrapOptions
 
 if TYPE_CHECKING:
-    from powerguard.ups.snmp.engine import Heard, Notification, TrapReceiver
+    from powerguard.ups.snmp.notification import Heard, Notification, TrapReceiver
 
 
 RESULTS: Final = (
@@ -247,7 +247,7 @@ class TrapListener:
                 with contextlib.suppress(SecretError):  # the source that needs it says so
                     self._by_community.setdefault(secret.read(), set()).add(card.ups)
         # Here, for a host without traps loads none of pysnmp.
-        from powerguard.ups.snmp.engine import TrapReceiver  # noqa: PLC0415
+        from powerguard.ups.snmp.notification import TrapReceiver  # noqa: PLC0415
 
         # Unix seconds grow from start to start as RFC 3414 wants of a boot count, and need no file to be kept in.
         boots = int(self._wall()) & 0x7FFFFFFE
@@ -342,7 +342,8 @@ class TrapListener:
 
     def _received(self, data: bytes) -> "Heard":
         """Read one datagram. Never raises."""
-        from powerguard.ups.snmp.engine import Heard, MessageError, NotATrapError  # noqa: PLC0415 - see `_prepare`
+        from powerguard.ups.snmp.engine import MessageError  # noqa: PLC0415 - see `_prepare`
+        from powerguard.ups.snmp.notification import Heard, NotATrapError  # noqa: PLC0415
 
         try:
             if self._receiver is not None and len(data) <= _LONGEST:
@@ -418,7 +419,7 @@ def _read(secret: Secret, where: str) -> bytes | None:
     try:
         return secret.read()
     except SecretError as error:
-        log.error("trap_setting_refused", because=f"{where}: {error}")  # noqa: TRY400 - told in full
+        log.error("trap_setting_refused", because=f"{where}: {error}")  # noqa: TRY400 - reported in full
         return None
 
 
@@ -428,7 +429,7 @@ _WHY: Final = {
     "unknown_engine": "not in traps.users: write it under engines, or let the card send informs",
     "unknown_user": "traps.users has no such user for this engine id",
     "not_authentic": "its digest or security level is not that of the user in traps.users",
-    "out_of_time": "version 3 says that it was sent long ago, or the card's clock has gone back",
+    "out_of_time": "the inform was sent long ago, or the card counts our time otherwise; powerguard sends it our time",
     "undecipherable": "the privacy passphrase or protocol is not that of the user in traps.users",
     "not_a_trap": "it is SNMP, but neither trap nor inform",
     "garbled": "it is not an SNMP message",

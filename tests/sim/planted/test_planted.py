@@ -1,6 +1,7 @@
 """The proof of the proof: a simulator that finds nothing shows something only if it finds what is there."""
 
 import contextlib
+import importlib.util
 import json
 import os
 import subprocess
@@ -12,6 +13,7 @@ from typing import Any
 
 import pytest
 
+from tests.sim.planted.grow import Loader
 from tests.sim.planted.plants import FIRST, PLANTS, Plant
 
 ROOT = Path(__file__).parents[3]
@@ -74,7 +76,13 @@ def seeds_of(plant: Plant) -> list[int]:
     return sorted(range(FIRST, FIRST + plant.within), key=lambda seed: (seed < plant.hint, seed))
 
 
-@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+def played(plant: Plant) -> object:
+    """The first fault of each module is played at each commit, the others in `make test-long`."""
+    is_first = next(each for each in PLANTS if each.module == plant.module) is plant
+    return pytest.param(plant, id=plant.name, marks=() if is_first else pytest.mark.slow)
+
+
+@pytest.mark.parametrize("plant", [played(plant) for plant in PLANTS])
 def test_planted_fault_is_found(ask: Ask, ask_without: Ask, plant: Plant) -> None:
     """It is found within the stated number of seeds, and without it the seed that found it has nothing to say."""
     found = ask(plant.level, plant.site, seeds_of(plant), plant)
@@ -97,6 +105,15 @@ def test_faults_are_many_and_everywhere() -> None:
     assert len({plant.name for plant in PLANTS}) == len(PLANTS) >= 20
     places = Counter(".".join(plant.module.split(".")[1:3]) for plant in PLANTS)
     assert places.keys() >= {"core.energy", "core.comeback", "daemon.loop", "daemon.attempt", "daemon.journal"}
+
+
+@pytest.mark.parametrize("plant", PLANTS, ids=lambda plant: plant.name)
+def test_fault_can_be_planted(plant: Plant) -> None:
+    """Each text that a fault replaces is there, once, and with the fault it is Python still."""
+    place = importlib.util.find_spec(plant.module)
+    assert place is not None
+    assert place.origin is not None
+    assert Loader(plant.module, place.origin, plant.swaps).get_code(plant.module)
 
 
 def test_fault_that_cannot_be_planted_is_told() -> None:

@@ -7,10 +7,11 @@ from contextlib import asynccontextmanager
 from datetime import UTC, datetime
 from typing import TypeVar
 
-from powerguard.clock import Clock, boottime_s
+from powerguard.clock import Clock
 from powerguard.core.model.events import Reading, SourceFailed
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.source import ApcupsdSource
+from tests.peers.hurried import now_s
 from tests.peers.ports import free_port
 
 ONLINE, ONBATT, SHUTDOWN_ON_MAINS = 0x05000008, 0x05060010, 0x05000208
@@ -36,7 +37,7 @@ class FakeApcupsd:
         self.records |= {"BCHARGE": "100.0 Percent", "TIMELEFT": "30.0 Minutes", **records}
         self.every_s: float | None = 1.0
         self.ahead_s = NOON_S
-        self.looked_s = boottime_s()
+        self.looked_s = now_s()
         self.mute = False
         self.raw: bytes | None = None
         self.questions = 0
@@ -53,18 +54,18 @@ class FakeApcupsd:
 
     def look(self) -> None:
         """Let it look at the UPS now, at another second than the last time."""
-        now_s = boottime_s()
-        if int(now_s + self.ahead_s) == int(self.looked_s + self.ahead_s):
+        at_s = now_s()
+        if int(at_s + self.ahead_s) == int(self.looked_s + self.ahead_s):
             self.ahead_s += 1.0
-        self.looked_s = now_s
+        self.looked_s = at_s
 
     def status(self) -> bytes:
-        now_s = boottime_s()
-        while self.every_s is not None and now_s - self.looked_s >= self.every_s:
+        at_s = now_s()
+        while self.every_s is not None and at_s - self.looked_s >= self.every_s:
             self.looked_s += self.every_s
         lines = [f"{'DATE':9}: {date(self.looked_s + self.ahead_s)}\n"]
         lines += [f"{key:9}: {text}\n" for key, text in self.records.items() if text]
-        lines += [f"{'STATFLAG':9}: 0x{self.flags:08X}\n", f"{'END APC':9}: {date(now_s + self.ahead_s)}\n"]
+        lines += [f"{'STATFLAG':9}: 0x{self.flags:08X}\n", f"{'END APC':9}: {date(at_s + self.ahead_s)}\n"]
         frames = [line.encode() for line in lines]
         frames.insert(0, f"{'APC':9}: 001,{len(frames):03d},{sum(map(len, frames)):04d}\n".encode())
         return b"".join(len(frame).to_bytes(2, "big") + frame for frame in frames) + b"\0\0"
@@ -125,7 +126,7 @@ def options(port: int, **more: object) -> ApcupsdOptions:
 
 @asynccontextmanager
 async def listening(
-    port: int, *, clock: Clock = boottime_s, limit_s: float = 60.0, **more: object
+    port: int, *, clock: Clock = now_s, limit_s: float = 60.0, **more: object
 ) -> AsyncIterator[tuple[ApcupsdSource, Heard]]:
     """Run a source, and hand out what it publishes."""
     heard: Heard = asyncio.Queue()

@@ -9,10 +9,10 @@ import tracemalloc
 import pytest
 from structlog.testing import capture_logs
 
-from powerguard.clock import boottime_s
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.ups.apcupsd.protocol import NisError
 from powerguard.ups.apcupsd.source import News, NisClient, draft_of, probe
+from tests.peers.hurried import now_s
 from tests.peers.machine import watched
 from tests.peers.ports import free_port
 from tests.ups.apcupsd.apcupsd_helpers import (
@@ -25,6 +25,8 @@ from tests.ups.apcupsd.apcupsd_helpers import (
     options,
     until,
 )
+
+pytestmark = pytest.mark.hurried
 
 
 async def lost(heard: Heard) -> SourceFailed:
@@ -47,7 +49,7 @@ async def on_battery(heard: Heard) -> Reading:
 
 async def test_a_reading_is_whole_and_as_old_as_it_is() -> None:
     async with apcupsd() as peer:
-        peer.every_s, peer.looked_s = None, boottime_s() - 40
+        peer.every_s, peer.looked_s = None, now_s() - 40
         async with listening(peer.port) as (source, heard):
             reading = await until(heard, Reading)
     assert (reading.ups, reading.feed, reading.source) == ("rack-a", "rack-a", f"apcupsd:127.0.0.1:{peer.port}")
@@ -63,12 +65,12 @@ async def test_news_is_told_once_over_one_connection() -> None:
         peer.every_s = None
         await until(heard, Reading)
         for _ in range(2):
-            before_s = boottime_s()
+            before_s = now_s()
             await peer.asked(5)  # the first may have been on its way before
             assert heard.empty()
             peer.look()
             reading = await until(heard, Reading)
-            assert before_s < reading.at_s <= boottime_s()
+            assert before_s < reading.at_s <= now_s()
         assert peer.connections == 1
 
 
@@ -87,15 +89,15 @@ async def test_battery_is_seen_at_the_next_question() -> None:
 async def test_poll_now_asks_at_once_but_never_floods() -> None:
     async with apcupsd() as peer, listening(peer.port, poll_s=10.0) as (source, heard):
         await until(heard, Reading)
-        before, began_s = peer.questions, boottime_s()
+        before, began_s = peer.questions, now_s()
         peer.set(ONBATT)
         source.poll_now()
         await on_battery(heard)
-        assert boottime_s() - began_s < 5.0
+        assert now_s() - began_s < 5.0
         for _ in range(50):
             source.poll_now()
             await asyncio.sleep(0.01)
-        assert peer.questions - before <= (boottime_s() - began_s) / 0.1 + 3
+        assert peer.questions - before <= (now_s() - began_s) / 0.1 + 3
 
 
 async def test_lost_on_battery_when_the_last_news_is_three_seconds_old() -> None:
@@ -192,7 +194,7 @@ async def test_story_10_a_polltime_of_60_is_told() -> None:
     late_s = 0.0
 
     with capture_logs() as logs:
-        async with apcupsd() as peer, listening(peer.port, clock=lambda: boottime_s() + late_s) as (_, heard):
+        async with apcupsd() as peer, listening(peer.port, clock=lambda: now_s() + late_s) as (_, heard):
             await until(heard, Reading)
             for _ in range(2):
                 peer.every_s = None
@@ -210,7 +212,7 @@ async def test_story_12_a_spent_order_is_no_order_of_the_next_outage() -> None:
     late_s = 0.0
 
     with capture_logs() as logs:
-        async with apcupsd() as peer, listening(peer.port, clock=lambda: boottime_s() + late_s) as (_, heard):
+        async with apcupsd() as peer, listening(peer.port, clock=lambda: now_s() + late_s) as (_, heard):
             peer.set(ONBATT | 0x200)
             assert (await on_battery(heard)).forced_shutdown
             peer.set(SHUTDOWN_ON_MAINS)
@@ -354,7 +356,7 @@ async def test_no_socket_is_left_behind() -> None:
 
 async def test_a_probe_tells_what_doctor_wants_to_know() -> None:
     async with apcupsd(MODEL="Smart-UPS 3000") as peer:
-        peer.every_s, peer.looked_s = None, boottime_s() - 42
+        peer.every_s, peer.looked_s = None, now_s() - 42
         report = await probe(options(peer.port), ups="rack-a")
         assert (report.name, report.model, report.why_not) == ("rack-a", "Smart-UPS 3000", "")
         assert report.age_s == pytest.approx(42, abs=1)
@@ -375,13 +377,13 @@ async def test_nothing_leaks_over_ten_thousand_polls_and_a_thousand_timeouts() -
         async def ask(times: int, limit_s: float) -> int:
             failed = 0
             for _ in range(times):
-                asked_s = boottime_s()
+                asked_s = now_s()
                 try:
                     status = await client.status(limit_s)
                 except NisError:
                     failed += 1
                 else:
-                    news.note(status, asked_s=asked_s, answered_s=boottime_s())
+                    news.note(status, asked_s=asked_s, answered_s=now_s())
                     draft_of(status)
             return failed
 

@@ -6,11 +6,12 @@ from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from typing import TypeVar
 
-from powerguard.clock import Clock, boottime_s
+from powerguard.clock import Clock
 from powerguard.core.model.events import Reading, SourceFailed
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.nut.protocol import NutError, split
 from powerguard.ups.nut.source import NutSource
+from tests.peers.hurried import now_s
 
 Heard = asyncio.Queue[Reading | SourceFailed]
 Kind = TypeVar("Kind", Reading, SourceFailed)
@@ -32,7 +33,7 @@ def options(port: int, **more: object) -> NutOptions:
 
 @asynccontextmanager
 async def listening(
-    settings: NutOptions, *, limit_s: float = 40, clock: Clock = boottime_s
+    settings: NutOptions, *, limit_s: float = 40, clock: Clock = now_s
 ) -> AsyncIterator[tuple[NutSource, Heard]]:
     """Run a source and hand out what it publishes; it must still run at the end, and leave when told to."""
     heard: Heard = asyncio.Queue()
@@ -55,7 +56,7 @@ class Later:
         self.ahead_s = 0.0
 
     def __call__(self) -> float:
-        return boottime_s() + self.ahead_s
+        return now_s() + self.ahead_s
 
 
 async def until(heard: Heard, kind: type[Kind], fits: Callable[[Kind], bool] = lambda _: True) -> Kind:

@@ -9,13 +9,15 @@ from pathlib import Path
 import pytest
 from structlog.testing import capture_logs
 
-from powerguard.clock import boottime_s
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.options import Secret
 from powerguard.ups.nut.source import NutSource
+from tests.peers.hurried import now_s
 from tests.peers.redfish import make_certificate
 from tests.ups.nut.nut_helpers import FakeUpsd, Later, fails, forget, listening, options, until, until_lost
 from tests.ups.snmp.snmp_helpers import secret
+
+pytestmark = pytest.mark.hurried
 
 BATTERY = {"ups.status": "OB DISCHRG", "input.voltage": "0"}
 
@@ -28,11 +30,11 @@ async def test_it_polls_four_times_a_second_and_tells_once() -> None:
         forget(heard)
         polls = sum(words == ("GET", "VAR", "dsim", "ups.status") for words in upsd.requests)
         loads = sum(words == ("GET", "VAR", "dsim", "ups.load") for words in upsd.requests)
-        began_s = boottime_s()
+        began_s = now_s()
         await asyncio.sleep(3)
         polls = sum(words == ("GET", "VAR", "dsim", "ups.status") for words in upsd.requests) - polls
         loads = sum(words == ("GET", "VAR", "dsim", "ups.load") for words in upsd.requests) - loads
-        took_s = boottime_s() - began_s
+        took_s = now_s() - began_s
         # Upper bounds: a busy machine polls less.
         assert 2 <= polls <= 4 * took_s + 2
         assert loads <= polls
@@ -61,11 +63,11 @@ async def test_poll_now_polls_whole_at_once_but_never_floods() -> None:
         source.poll_now()
         second = await until(heard, Reading)
         assert second.at_s - first.at_s < 4
-        before, began_s = len(upsd.requests), boottime_s()
+        before, began_s = len(upsd.requests), now_s()
         for _ in range(50):
             source.poll_now()
             await asyncio.sleep(0.01)
-        polls = (boottime_s() - began_s) / 0.2 + 1
+        polls = (now_s() - began_s) / 0.2 + 1
         assert len(upsd.requests) - before <= polls * 6
 
 
@@ -73,11 +75,11 @@ async def test_poll_now_does_not_hammer_a_upsd_that_is_away() -> None:
     """A hint can be forged; a thousand of them must not become a thousand connections."""
     away = FakeUpsd(answer=lambda _upsd, _words, writer: writer.close())
     async with away.serving() as upsd, listening(options(upsd.port)) as (source, _):
-        began_s = boottime_s()
+        began_s = now_s()
         for _ in range(100):
             source.poll_now()
             await asyncio.sleep(0.01)
-        assert upsd.connections <= (boottime_s() - began_s) / 0.2 + 2
+        assert upsd.connections <= (now_s() - began_s) / 0.2 + 2
 
 
 RUBBISH = (
@@ -145,7 +147,7 @@ async def test_answers_at_random_end_nothing_and_make_up_nothing() -> None:
     heard: list[Reading | SourceFailed] = []
     async with FakeUpsd(answer=answers).serving() as upsd:
         more = {"user": "pg", "password": Secret(file="/nowhere"), "timeout_s": 0.5}
-        source = NutSource(options(upsd.port, **more), ups="a", clock=boottime_s)
+        source = NutSource(options(upsd.port, **more), ups="a", clock=now_s)
         with capture_logs():
             async with asyncio.timeout(250):
                 for _ in range(200):
@@ -361,10 +363,10 @@ async def test_a_upsd_that_accepts_and_breaks_off_is_not_hammered() -> None:
 
     async with FakeUpsd(answer=answers).serving() as upsd, listening(options(upsd.port)) as (_, heard):
         await until_lost(heard)
-        before, began_s = upsd.connections, boottime_s()
+        before, began_s = upsd.connections, now_s()
         while upsd.connections < before + 3:  # noqa: ASYNC110 - the fake tells nobody
             await asyncio.sleep(0.02)
-        assert boottime_s() - began_s >= 1.8, "one at once, and two with their pauses"
+        assert now_s() - began_s >= 1.8, "one at once, and two with their pauses"
 
 
 async def test_what_the_ups_says_in_words_is_told_once() -> None:
@@ -449,11 +451,11 @@ async def test_a_variable_that_vanishes_is_none_and_one_that_comes_is_found() ->
 
 async def test_doctor_looks_once_and_leaves(tmp_path: Path) -> None:
     async with FakeUpsd().serving() as upsd:
-        report = await NutSource(options(upsd.port), ups="a", clock=boottime_s).look()
+        report = await NutSource(options(upsd.port), ups="a", clock=now_s).look()
         assert (report.reading.runtime_s, report.tls, report.is_logged_in) == (1800, False, False)
         assert (report.forgeable, report.warnings) == ("no TLS", ())
         await upsd.hears("LOGOUT")
         upsd.answer = lambda upsd, words, _writer: None if words[0] == "LOGIN" else upsd.honest(words)
         more = {"user": "pg", "password": secret(tmp_path, "word", "w"), "timeout_s": 0.5}
-        report = await NutSource(options(upsd.port, **more), ups="a", clock=boottime_s).look()
+        report = await NutSource(options(upsd.port, **more), ups="a", clock=now_s).look()
         assert (report.is_logged_in, report.warnings) == (False, ("the login is not answered",))

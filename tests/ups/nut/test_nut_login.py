@@ -5,6 +5,7 @@ from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
 from pathlib import Path
 
+import pytest
 from structlog.testing import capture_logs
 from structlog.typing import EventDict
 
@@ -14,6 +15,8 @@ from powerguard.ups.nut.connection import Link
 from powerguard.ups.nut.source import Login
 from tests.ups.nut.nut_helpers import Answerer, FakeUpsd, Heard, Later, forget, listening, options, until
 from tests.ups.snmp.snmp_helpers import secret
+
+pytestmark = pytest.mark.hurried
 
 
 class Doorkeeper:

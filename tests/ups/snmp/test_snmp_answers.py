@@ -14,6 +14,8 @@ from powerguard.ups.snmp.engine import GET, Access, CardSocket, Response, User, 
 from powerguard.ups.snmp.options import SnmpOptions
 from tests.ups import damage
 
+pytestmark = pytest.mark.hurried
+
 VERSIONS = [1, "2c", 3]
 ASKED = "1.3.6.1.2.1.1.3.0"
 

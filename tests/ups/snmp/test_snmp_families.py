@@ -8,7 +8,6 @@ from typing import Any
 
 import pytest
 
-from powerguard.clock import boottime_s
 from powerguard.core.model.events import Reading, SourceFailed
 from powerguard.sim import snmp_values as sim
 from powerguard.ups.profiles.load import load_profiles
@@ -17,6 +16,7 @@ from powerguard.ups.profiles.walk import parse_walk
 from powerguard.ups.snmp.discovery import discover
 from powerguard.ups.snmp.port import CardPort, SnmpError
 from powerguard.ups.snmp.source import SnmpSource, probe
+from tests.peers.hurried import now_s
 from tests.peers.snmpd import COMMUNITY, snmpd
 from tests.ups.snmp.snmp_helpers import WALKS, as_sim, card, options, secret
 
@@ -93,15 +93,14 @@ async def test_what_a_stranger_costs(version: int | str) -> None:
     assert port.trips <= (45 if version == 1 else 8)
 
 
+@pytest.mark.hurried
 @pytest.mark.parametrize("name", FAMILIES)
 async def test_the_source_reads_every_family(name: str) -> None:
     """Poll after poll, with what is asked every time and what is asked now and then; then its own outage."""
     heard: asyncio.Queue[Reading | SourceFailed] = asyncio.Queue()
     values = {oid: as_sim(answer) for oid, answer in family(name).items()}
     async with card(values) as agent, asyncio.timeout(60):
-        source = SnmpSource(
-            options(agent.port, poll_s=0.5, timeout_s=5.0), ups="rack", clock=boottime_s, profiles=PROFILES
-        )
+        source = SnmpSource(options(agent.port, poll_s=0.5, timeout_s=5.0), ups="rack", clock=now_s, profiles=PROFILES)
         async with asyncio.TaskGroup() as group:
             polling = group.create_task(source.run(heard.put_nowait))
             for _ in range(3):

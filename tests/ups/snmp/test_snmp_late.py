@@ -10,15 +10,17 @@ from typing import Any
 
 import pytest
 
-from powerguard.clock import boottime_s
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.sim import snmp_values as sim
 from powerguard.sim.snmp_agent import Fault, SimUser, SnmpAgent
 from powerguard.ups.profiles.load import load_profiles
 from powerguard.ups.snmp.port import CardPort, LateAnswers, SnmpError, garbled_packets
 from powerguard.ups.snmp.source import SnmpSource, probe
+from tests.peers.hurried import now_s
 from tests.ups.snmp.snmp_helpers import A, options, port_to, secret, table
 from tests.wire import ber, v3
+
+pytestmark = pytest.mark.hurried
 
 PROFILES = load_profiles(None)
 STATUS = f"{A}.4.1.1.0"
@@ -224,8 +226,8 @@ def test_words_of_what_came() -> None:
     assert late.words(0.0, 1.0) == ""
     late.heard(now_s=100.0, asked_s=99.1)
     assert late.words(100.0, 1.0) == "", "whoever asked had less patience than the settings say"
-    for now_s, took_s in ((110.0, 3.14), (120.0, 2.2)):
-        late.heard(now_s=now_s, asked_s=now_s - took_s)
+    for at_s, took_s in ((110.0, 3.14), (120.0, 2.2)):
+        late.heard(now_s=at_s, asked_s=at_s - took_s)
     assert late.words(125.0, 1.0) == "answers come after 3.2 s: raise timeout_s above it"
     assert late.words(145.0, 1.0) == "answers come after 2.3 s: raise timeout_s above it"
     assert late.words(151.0, 1.0) == ""
@@ -240,7 +242,7 @@ def test_words_of_what_came() -> None:
 @asynccontextmanager
 async def listening(agent: SnmpAgent, **more: object) -> AsyncIterator[asyncio.Queue[Reading | SourceFailed]]:
     heard: asyncio.Queue[Reading | SourceFailed] = asyncio.Queue()
-    source = SnmpSource(options(agent.port, **more), ups="rack-a", clock=boottime_s, profiles=PROFILES)
+    source = SnmpSource(options(agent.port, **more), ups="rack-a", clock=now_s, profiles=PROFILES)
     task = asyncio.get_running_loop().create_task(source.run(heard.put_nowait))
     try:
         async with asyncio.timeout(60):

@@ -6,7 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.ups.snmp.engine import Heard, MessageError, NotATrapError, Notification, TrapReceiver
+from powerguard.ups.snmp.engine import MessageError
+from powerguard.ups.snmp.notification import Heard, NotATrapError, Notification, TrapReceiver
 from tests.ups import damage
 from tests.wire import ber
 from tests.wire import v3 as v3_messages

@@ -7,6 +7,7 @@ beside the checkout.
 import asyncio
 import json
 import re
+from collections import Counter
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping
 from contextlib import asynccontextmanager
 from itertools import cycle
@@ -96,7 +97,11 @@ async def compare(agent: Snmpsim, settings: Mapping[str, Any], path: Path) -> No
     assert heard == {oid: answers[oid] for oid in heard}
 
 
-PAIRS = [pytest.param(path, how, id=f"{path.stem}-{path.parent.name}") for path, how in zip(MADE, cycle(WAYS))]
+PAIRS = [
+    pytest.param(path, how, id=f"{path.stem}-{path.parent.name}", marks=() if at % 5 == 0 else pytest.mark.slow)
+    for at, (path, how) in enumerate(zip(MADE, cycle(WAYS)))
+]
+"""At each commit every fifth walk, in each version in turn: our own card serves them all (test_snmp_families)."""
 REAL = [pytest.param(path, how, id=path.stem) for path, how in zip(RECORDED, cycle(WAYS[1:]))] or [
     pytest.param(None, None, marks=pytest.mark.skip("no recorded walks of real devices beside the checkout"))
 ]
@@ -189,13 +194,16 @@ KINDS: dict[str, Callable[[dict[str, Any]], bool]] = {
 def overlays() -> list[Any]:
     """Of every family the first case of each kind."""
     params = []
-    ways = cycle(WAYS)
+    ways, counts = cycle(WAYS), Counter[str]()
     for path in sorted(FAMILIES.glob("*.json")):
         cases = json.loads(path.read_text(encoding="utf-8"))["cases"]
         for kind, is_one in KINDS.items():
             found = next((case for case in cases if is_one(case)), None)
             if found is not None:
-                params.append(pytest.param(path.stem, found, next(ways), id=f"{path.stem}: {kind}"))
+                often = counts[kind] < 4  # the other families are for the long run
+                counts[kind] += 1
+                marks = () if often else pytest.mark.slow
+                params.append(pytest.param(path.stem, found, next(ways), id=f"{path.stem}: {kind}", marks=marks))
     return params
 
 

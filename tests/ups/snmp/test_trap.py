@@ -111,23 +111,6 @@ async def test_version_3_that_proves_nothing_does_nothing(tmp_path: Path) -> Non
     assert "passphrase-of" not in str(told)
 
 
-async def test_a_clock_that_goes_back_is_a_replay(tmp_path: Path) -> None:
-    """RFC 3414 3.2: net-snmp says with -Z which boot and time its engine has."""
-    came = 0
-    async with listening(users=users(tmp_path)) as port:
-        for place, result in (
-            ("7,5000", "hint"),
-            ("7,4900", "hint"),
-            ("7,4800", "out_of_time"),
-            ("6,9000", "out_of_time"),
-        ):
-            assert await send("snmptrap", port.listener.port, ("-Z", place, *FROM_ENGINE, *v3()), TRAP_V2) == 0
-            came += 1
-            assert (await port.until(came))[result] >= 1
-        assert await send("snmptrap", port.listener.port, ("-Z", "8,1", *FROM_ENGINE, *v3()), TRAP_V2) == 0
-        assert await port.until(5) == {"hint": 3, "out_of_time": 2}
-
-
 async def test_a_stranger_is_counted_and_not_answered() -> None:
     """His inform gets no answer either: nobody learns from outside that we are here."""
     async with listening(cards=(Card(ups="rack-a", hosts=("10.0.0.5",)),)) as port:

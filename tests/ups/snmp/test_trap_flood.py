@@ -176,7 +176,10 @@ async def test_garbage_is_counted_and_nothing_else(tmp_path: Path) -> None:
     usm, _ = codec.seal(
         message_id=1, flags=3, engine=engine, user=b"pgtrap", salt=b"8 bytes.", digest_bytes=12, payload=scoped
     )
-    good = [trap(1), usm]
+    greeting, _ = codec.seal(
+        message_id=1, flags=7, engine=(b"", 0, 0), user=b"", salt=b"", digest_bytes=0, payload=scoped
+    )
+    good = [trap(1), usm, greeting]
     async with listening(users=users(tmp_path)) as port:
         for turn in range(500):
             _one_bad(port, good, dice, turn)
@@ -192,7 +195,7 @@ async def test_garbage_is_counted_and_nothing_else(tmp_path: Path) -> None:
 
 
 def _one_bad(port: Port, good: list[bytes], dice: random.Random, turn: int) -> None:
-    data = bytearray(good[turn % 2])
+    data = bytearray(dice.choice(good))
     if turn % 3:
         data[dice.randrange(len(data))] = dice.randrange(256)
     port.listener.take(dice.randbytes(60) if turn % 5 == 0 else bytes(data), US)

@@ -1,0 +1,124 @@
+"""What does the scheduler hear of an outage? Drain on battery, requeue and down at the commit, return when it is over.
+
+Nothing waits for any of these orders: a scheduler that hangs or refuses changes no deadline. The mark on the node is
+owed (`NodeMarked`) from the first order on, until it was given back or is found to be another's. It survives a restart
+of the daemon, a reboot and a second outage, which puts its own mark in place of the first one's.
+"""
+
+from dataclasses import replace
+from typing import Final
+
+from powerguard.core.decide.turn import Turn
+from powerguard.core.model import outcomes
+from powerguard.core.model.actions import DrainNode, LeaveNode, Level, ReturnNode, SignalJobs
+from powerguard.core.model.events import Done, Outcome
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import Emergency, NodeMarked, OnBattery, Recovery, Shutdown, State, Supply
+from powerguard.core.supply import fusion
+
+LIMIT_S: Final = 10.0
+AGAIN_S: Final = 5.0
+"""Between two orders, while the scheduler does not do what it was asked."""
+_FAILED: Final = "scheduler_failed"
+
+
+def tend(turn: Turn) -> None:
+    """Order what is due: mark the node, leave it, or give it back."""
+    node, phase = turn.state.node, turn.state.phase
+    if isinstance(phase, Shutdown):
+        _leave(turn, node or NodeMarked(outage=phase.outage.id))
+        return
+    if isinstance(phase, OnBattery | Emergency):
+        node = _drain(turn, node)
+        if node is not None and isinstance(phase, Emergency) and not node.signalled:
+            turn.order(SignalJobs, limit_s=LIMIT_S, outage=node.outage)
+            turn.owe(replace(node, signalled=True))
+    elif node is not None and node.order is None and turn.now_s >= node.retry_at_s and _is_over(turn):
+        order = turn.order(ReturnNode, limit_s=LIMIT_S, outage=node.outage, jobs=node.jobs)
+        turn.owe(replace(node, order=order, returning=True, at_s=turn.now_s))
+
+
+def _drain(turn: Turn, node: NodeMarked | None) -> NodeMarked | None:
+    """Mark the node once the outage has lasted, also where the mark is still that of an older outage."""
+    if node is not None and node.outage == turn.outage_id and (node.drained or node.order is not None):
+        return node
+    if node is None or node.outage != turn.outage_id:
+        if not turn.policy.scheduler or not _has_lasted(turn):
+            return node
+        node = NodeMarked(outage=turn.outage_id, jobs=() if node is None else node.jobs)
+    if turn.now_s < node.retry_at_s:
+        return node
+    order = turn.order(DrainNode, limit_s=LIMIT_S, outage=node.outage)
+    node = replace(node, order=order, at_s=turn.now_s)
+    turn.owe(node)
+    return node
+
+
+def _has_lasted(turn: Turn) -> bool:
+    """Say whether the outage is no flicker any more."""
+    if isinstance(turn.state.phase, Emergency):
+        return True
+    feed = turn.state.feed
+    return feed.supply is Supply.BATTERY and turn.now_s - feed.since_s >= turn.policy.commit_dwell_s
+
+
+def _leave(turn: Turn, node: NodeMarked) -> None:
+    """Requeue the jobs at the commit, whatever became of the drain. No order is waited for, nor holds anything up."""
+    if not turn.policy.scheduler or node.left or turn.now_s < node.retry_at_s:
+        return
+    if node.order is not None and node.leaving:
+        return
+    order = turn.order(LeaveNode, limit_s=LIMIT_S, outage=node.outage)
+    turn.owe(replace(node, order=order, leaving=True, at_s=turn.now_s))
+
+
+def _is_over(turn: Turn) -> bool:
+    """Say whether jobs may run here again: utility is stable, or after a boot the gate has opened."""
+    phase, feed = turn.state.phase, turn.state.feed
+    if isinstance(phase, Recovery):
+        return phase.tries > 0
+    if fusion.is_stable(turn.policy, feed, turn.now_s, stable_s=turn.policy.node_return_s):
+        return True
+    return feed.lost_since_s is not None and turn.now_s - feed.lost_since_s >= turn.policy.unknown_hold_s
+
+
+def take_in(turn: Turn, outcome: Outcome) -> None:
+    """Enter how an order ended; one that was overtaken by another is passed over."""
+    node, action = turn.state.node, outcome.action
+    if node is None or node.order != action.id:
+        return
+    node = replace(node, order=None)
+    if not isinstance(outcome, Done):
+        turn.owe(replace(node, leaving=False, returning=False, retry_at_s=turn.now_s + AGAIN_S))
+        turn.tell_once(_FAILED, f"{outcome.reason}; tried again every {AGAIN_S:.0f} s", holds=True, level=Level.ERROR)
+        return
+    turn.tell_once(_FAILED, "the scheduler answers again", holds=False)
+    told = outcomes.node_marked(outcome)
+    if isinstance(action, DrainNode):
+        turn.owe(replace(node, drained=True))
+        _note(turn, "node_drained", outcome, told)
+    elif isinstance(action, LeaveNode):
+        jobs = tuple(dict.fromkeys((*node.jobs, *told.jobs)))
+        turn.owe(replace(node, left=True, leaving=False, jobs=jobs))
+        _note(turn, "node_left", outcome, told)
+    elif isinstance(action, ReturnNode):
+        turn.settle(node)
+        _note(turn, "node_returned", outcome, told)
+
+
+def _note(turn: Turn, event: str, outcome: Done, told: outcomes.NodeTold) -> None:
+    if outcomes.is_recorded(outcome):
+        return
+    if told.did == "not_ours":
+        turn.note("node_kept", "others have marked it, so it is left as it is", Level.WARNING, **dict(outcome.detail))
+        if not isinstance(outcome.action, LeaveNode):
+            return
+    turn.note(event, "read back from the scheduler", **dict(outcome.detail))
+
+
+def after_boot(_policy: Policy, old: State, now_s: float, *, whole: bool) -> tuple[NodeMarked, ...]:  # noqa: ARG001
+    """Return the mark that is still to be taken off in another boot: the scheduler keeps it. whole: as in `Stored`."""
+    return tuple(
+        replace(each, order=None, leaving=False, returning=False, at_s=now_s, retry_at_s=now_s)
+        for each in old.owing(NodeMarked)
+    )

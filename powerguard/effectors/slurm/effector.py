@@ -1,0 +1,82 @@
+"""The effector `slurm`: marks this host's Slurm node in an outage, requeues its jobs at the commit, and gives it back.
+
+The daemon has no right to change a node. It asks the root helper powerguard-slurm (docs/guides/slurm.md) and does not
+wait for it longer than LIMIT_S. No action here holds up a power-off: the core never waits for one.
+"""
+
+import asyncio
+import hashlib
+from collections.abc import Awaitable, Callable, Sequence
+from typing import Any, Final
+
+from powerguard.core.model.actions import Action, Detail, DrainNode, LeaveNode, ReturnNode, SignalJobs
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.options import SLURM_SOCKET, SchedulerOptions
+from powerguard.effectors.root_client import RootHelper
+
+LIMIT_S: Final = 9.0
+"""Timeout for one word. The helper itself answers within 8 s, whatever Slurm does."""
+
+
+class SlurmEffector:
+    """Carries out DrainNode, SignalJobs, LeaveNode and ReturnNode. Twice is as good as once."""
+
+    def __init__(
+        self,
+        options: SchedulerOptions,
+        *,
+        host: str,
+        feeds: Sequence[str],
+        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,  # noqa: TID251 - the action's deadline cancels it
+    ) -> None:
+        """Set up, without touching anything. host: this host's name; feeds: the UPSes that feed it."""
+        self._options = options
+        self._node = options.node or host.partition(".")[0]
+        self._ups = ",".join(feeds)[:200]
+        self._sleep = sleep
+        self._helper = RootHelper(
+            name="powerguard-slurm", socket=options.socket, real=SLURM_SOCKET, hangs="powerguard-slurm hangs"
+        )
+        share = int.from_bytes(hashlib.sha256(host.encode()).digest()[:4], "big") / 2**32
+        self._wait_s = share * options.spread_s
+
+    async def carry_out(self, action: Action) -> Detail:
+        """Say one word. Raises EffectorError.
+
+        Detail: `did` (drained, kept, down, resumed, in_service, signalled; not_ours: the node was drained, or marked,
+        by others, and was not changed), `node`, `state` and `reason` as read back, `jobs` (ids, separated by commas),
+        `refused` (how many jobs Slurm did not requeue or start) and `because`.
+        """
+        match action:
+            case DrainNode(outage=outage):
+                await self._sleep(self._wait_s)  # a thousand hosts on one feed must not reach slurmctld at once
+                word: dict[str, object] = {"word": "drain", "outage": outage, "ups": self._ups}
+            case SignalJobs(outage=outage):
+                word = {"word": "signal", "outage": outage}
+            case LeaveNode(outage=outage):
+                word = {"word": "leave", "outage": outage, "ups": self._ups, "hold": self._options.hold}
+            case ReturnNode(outage=outage, jobs=jobs):
+                word = {"word": "return", "outage": outage, "jobs": list(jobs), "hold": self._options.hold}
+            case _:
+                msg = f"slurm: cannot carry out {type(action).__name__}"
+                raise EffectorError(msg)
+        return _detail(await self.ask(word))
+
+    async def ask(self, word: dict[str, object]) -> dict[str, Any]:
+        """Send one word to the helper and return its answer. Raises EffectorError, also if it refuses."""
+        return await self._helper.ask({**word, "node": self._node}, limit_s=LIMIT_S)
+
+
+def _detail(answer: dict[str, Any]) -> Detail:
+    """The details of an answer, for the journal and for messages."""
+    jobs = answer.get("jobs", [])
+    refused = answer.get("refused", 0)
+    return (
+        ("did", str(answer.get("did", ""))),
+        ("node", str(answer.get("node", ""))),
+        ("state", str(answer.get("state", ""))),
+        ("reason", str(answer.get("reason", ""))[:300]),
+        ("jobs", ",".join(str(job) for job in jobs) if isinstance(jobs, list) else ""),
+        ("refused", refused if isinstance(refused, int) else 0),
+        ("because", str(answer.get("because", ""))[:1000]),
+    )

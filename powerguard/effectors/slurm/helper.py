@@ -1,0 +1,391 @@
+"""powerguard-slurm: the root helper that marks this host's Slurm node and requeues its jobs, and nothing else.
+
+Slurm lets only root and its own administrators change a node (`scontrol update`: "Invalid user id"), so the daemon
+asks this helper, one JSON line for one process, as the other root helpers are asked. The helper takes no node but one
+that runs on this host, and no words but those of WORDS.
+
+A node is ours if its Reason begins with MARK and names the outage. Slurm has no compare-and-set: each word reads the
+node, decides, writes, and reads again. A drain or a reason of another origin is reported and not changed.
+
+All output is read as text in fields that the helper names itself: `scontrol --json` does not exist before Slurm 23.02,
+and the JSON of squeue needs a plugin and differs with each version. Measured with 22.05.8: `scontrol update` takes 6
+to 40 ms; with slurmctld stopped, scontrol returns after 10 s, so each call is killed after CALL_S. Only the standard
+library.
+"""
+
+import argparse
+import asyncio
+import re
+import socket
+import sys
+from collections.abc import Callable, Mapping, Sequence
+from dataclasses import dataclass
+from typing import Final
+
+from powerguard.clock import boottime_s
+from powerguard.effectors.child import run_child
+from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, say, serve, tell
+
+MARK: Final = "powerguard:"
+"""How a Reason of ours begins."""
+CALL_S: Final = 2.0
+"""Timeout for one call of scontrol or squeue."""
+WITHIN_S: Final = 8.0
+"""Timeout for one word, which may need several calls."""
+MAX_JOBS: Final = 1000
+_OUTAGE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
+_NAME: Final = re.compile(r"[A-Za-z0-9_.,-]{1,200}")
+_JOB: Final = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")
+_SIGNAL: Final = re.compile(r"powerguard:signal=(USR1|USR2|TERM|INT|HUP|CONT)\b")
+_FIELDS: Final = (("JobArrayID", 32), ("StateCompact", 4), ("BatchHost", 72), ("Requeue", 8), ("Comment", 256))
+_OURS_STATES: Final = "RUNNING,SUSPENDED,CONFIGURING,STOPPED"
+_HINTS: Final = (
+    ("not found", "it is not in slurm.conf: set scheduler.node to its NodeName"),
+    ("Invalid node name", "the node is not in slurm.conf: set scheduler.node to its NodeName"),
+    ("Invalid user id", "run as root, or as SlurmUser"),
+    ("munge", "munged does not answer: systemctl status munge"),
+    ("Unable to contact", "slurmctld does not answer: scontrol ping"),
+)
+
+
+class SlurmError(Exception):
+    """Slurm does not do what was asked: what, and what would be right."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Node:
+    """What slurmctld knows of this host's node. reason: "" for none. features: as in slurm.conf."""
+
+    name: str
+    states: frozenset[str]
+    reason: str
+    version: str
+    features: str
+
+    def is_ours(self, outage: str = "") -> bool:
+        """Say whether the mark on it is ours. outage: of this outage; "": of any."""
+        if not self.reason.startswith(MARK):
+            return False
+        return not outage or f" outage={outage} " in f"{self.reason} "
+
+    @property
+    def is_out(self) -> bool:
+        """Whether no job is started on it because it was drained, or is down."""
+        return bool(self.states & {"DRAIN", "DRAINED", "DRAINING", "DOWN", "FAIL", "FAILING"})
+
+    @property
+    def is_foreign(self) -> bool:
+        """Whether it is out, or has a reason, and that is not our doing."""
+        return (self.is_out or bool(self.reason)) and not self.is_ours()
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Job:
+    """A job that runs on this node. id: as `scontrol requeue` takes it, such as 12 or 12_3.
+
+    leads: its batch script runs here, so this host and no other requeues it. signal: that it has asked for at a pause.
+    """
+
+    id: str
+    leads: bool
+    requeues: bool
+    signal: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Request:
+    """One word. by_s: when its answer is due, CLOCK_BOOTTIME."""
+
+    word: str
+    node: str
+    outage: str = ""
+    ups: str = ""
+    hold: bool = False
+    jobs: tuple[str, ...] = ()
+    by_s: float = 0.0
+
+
+# --- Slurm's commands -----------------------------------------------------------------------------------------------
+
+
+def _slurm(request: Request, *argv: str) -> str:
+    """Run one of Slurm's commands and return its output. Raises SlurmError."""
+    limit_s = min(CALL_S, request.by_s - boottime_s())
+    if limit_s <= 0:
+        msg = f"no time left for {argv[0]} (Slurm is slow: scontrol ping)"
+        raise SlurmError(msg)
+    try:
+        ended = asyncio.run(run_child(argv, limit_s=limit_s))
+    except FileNotFoundError:
+        msg = f"{argv[0]} is not installed: install Slurm's client commands, or set scheduler.kind: none"
+        raise SlurmError(msg) from None
+    except OSError as error:
+        msg = f"{argv[0]} cannot be started: {error.strerror}"
+        raise SlurmError(msg) from None
+    if ended.timed_out:
+        msg = f"{argv[0]}: no whole answer within {limit_s:.1f} s: slurmctld hangs or is away (scontrol ping)"
+        raise SlurmError(msg)
+    output = ended.stdout.decode("utf-8", "replace")
+    if ended.returncode != 0:
+        raise SlurmError(_refused(argv, output + ended.stderr.decode("utf-8", "replace")))
+    return output
+
+
+def _refused(argv: Sequence[str], output: str) -> str:
+    text = " ".join("".join(c if c.isprintable() else " " for c in output).split())[:300]
+    hint = next((right for sign, right in _HINTS if sign.lower() in text.lower()), "scontrol ping")
+    return f"{' '.join(argv[:3])}: {text or 'failed'} ({hint})"
+
+
+def _node(request: Request) -> Node:
+    """Read this host's node. Raises SlurmError, also for a node of another host."""
+    text = _slurm(request, "scontrol", "--oneliner", "show", "node", request.node)
+    fields = {name: _field(text, name) for name in ("NodeName", "NodeHostName", "State", "Version", "ActiveFeatures")}
+    if fields["NodeName"] != request.node or not fields["State"]:
+        msg = f"scontrol show node {request.node}: the answer is not of that node: {text[:80]!r}"
+        raise SlurmError(msg)
+    here = socket.gethostname().partition(".")[0]
+    if fields["NodeHostName"].partition(".")[0] != here:
+        msg = f"node {request.node} runs on {fields['NodeHostName']}, not on this host ({here}): correct scheduler.node"
+        raise SlurmError(msg)
+    reason = text.partition(" Reason=")[2].partition(" [")[0].partition("\n")[0].strip()
+    return Node(
+        name=request.node,
+        states=frozenset(re.split(r"[+*~#!%$@^-]+", fields["State"])) - {""},
+        reason=reason,
+        version=fields["Version"],
+        features="" if fields["ActiveFeatures"] == "(null)" else fields["ActiveFeatures"],
+    )
+
+
+def _field(text: str, name: str) -> str:
+    found = re.search(rf"(?:^|\s){name}=(\S*)", text)
+    return found[1] if found else ""
+
+
+def _jobs(request: Request) -> list[Job]:
+    """Read the jobs that run on this node. Raises SlurmError."""
+    columns = ",".join(f"{name}:{width}" for name, width in _FIELDS)
+    options = ("--noheader", f"--nodelist={request.node}", f"--states={_OURS_STATES}", f"--Format={columns}")
+    jobs: list[Job] = []
+    for line in _slurm(request, "squeue", *options).splitlines():
+        values, at = [], 0
+        for _, width in _FIELDS:
+            values.append(line[at : at + width].strip())
+            at += width
+        id_, _, batch_host, requeue, comment = values
+        leader, _, part = id_.partition("+")  # 12+0 is the leader of a heterogeneous job, which is requeued as a whole
+        if not _JOB.fullmatch(leader):
+            continue
+        asked = _SIGNAL.search(comment)
+        jobs.append(
+            Job(
+                id=leader,
+                leads=batch_host == request.node and part in ("", "0"),
+                requeues=requeue == "1",
+                signal=asked[1] if asked else "",
+            )
+        )
+    return jobs[:MAX_JOBS]
+
+
+def _mark(request: Request) -> str:
+    host = socket.gethostname().partition(".")[0]
+    return f"{MARK} on-battery ups={request.ups or '-'} outage={request.outage} host={host}"
+
+
+def _set_state(request: Request, state: str) -> Node:
+    """Set the node's state with our reason, and read it back. Raises SlurmError."""
+    wanted = [f"State={state}"] if state == "RESUME" else [f"State={state}", f"Reason={_mark(request)}"]
+    _slurm(request, "scontrol", "update", f"NodeName={request.node}", *wanted)
+    return _node(request)
+
+
+# --- The words ------------------------------------------------------------------------------------------------------
+
+
+def do_show(request: Request) -> Answer:
+    """Say what there is; change nothing."""
+    node, jobs = _node(request), _jobs(request)
+    return {
+        "ok": True,
+        **_told(node),
+        "version": node.version,
+        "features": node.features,
+        "jobs": [{"id": job.id, "leads": job.leads, "requeues": job.requeues, "signal": job.signal} for job in jobs],
+    }
+
+
+def do_drain(request: Request) -> Answer:
+    """Let no further job start here. A node that was drained by others, or for another reason, is left as it is."""
+    node = _node(request)
+    if node.is_foreign:
+        return {"ok": True, "did": "not_ours", **_told(node)}
+    if node.is_ours(request.outage) and node.is_out:
+        return {"ok": True, "did": "kept", **_told(node)}
+    return {"ok": True, "did": "drained", **_told(_set_state(request, "DRAIN"))}
+
+
+def do_signal(request: Request) -> Answer:
+    """Send each batch job that asked for one, in its comment, its signal; the batch shell alone gets it."""
+    sent, failed = [], []
+    for job in _jobs(request):
+        if not (job.leads and job.signal):
+            continue
+        try:
+            _slurm(request, "scancel", "--batch", f"--signal={job.signal}", job.id)
+            sent.append(job.id)
+        except SlurmError as error:
+            failed.append(f"{job.id}: {error}")
+    return {"ok": not failed, "did": "signalled", "jobs": sent, "error": "; ".join(failed)[:1000]}
+
+
+def do_leave(request: Request) -> Answer:
+    """Requeue each job whose batch script runs here, once, then set the node down: the host powers off.
+
+    A job whose script runs on another host is requeued by slurmctld when this node is down, or by that host. One that
+    may not be requeued ends with the host.
+    """
+    jobs = _jobs(request)
+    word = "requeuehold" if request.hold else "requeue"
+    done, refused = [], []
+    for job in jobs:
+        if not job.leads:
+            continue
+        try:
+            _slurm(request, "scontrol", word, job.id)
+            done.append(job.id)
+        except SlurmError as error:
+            refused.append(f"{job.id}: {error}")
+    node = _node(request)
+    did = "not_ours"
+    if not node.is_foreign:
+        node, did = _set_state(request, "DOWN"), "down"
+    because = "; ".join(refused)[:1000]
+    return {"ok": True, "did": did, **_told(node), "jobs": done, "refused": len(refused), "because": because}
+
+
+def do_return(request: Request) -> Answer:
+    """Give the node back where the mark on it is of this outage; then let the jobs that we requeued start at once."""
+    node = _node(request)
+    did = "in_service"
+    if node.is_ours(request.outage):
+        node, did = _set_state(request, "RESUME"), "resumed"
+    elif node.is_foreign or node.is_ours():
+        did = "not_ours"
+    started, refused = [], []
+    for job in request.jobs:
+        try:
+            _start(request, job)
+            started.append(job)
+        except SlurmError as error:
+            refused.append(f"{job}: {error}")
+    because = "; ".join(refused)[:1000]
+    return {"ok": True, "did": did, **_told(node), "jobs": started, "refused": len(refused), "because": because}
+
+
+def _start(request: Request, job: str) -> None:
+    """Let a job that was requeued start now: Slurm delays it for 121 s. Raises SlurmError if it is not pending."""
+    text = _slurm(request, "scontrol", "--oneliner", "show", "job", job)
+    state, restarts = _field(text, "JobState"), _field(text, "Restarts")
+    if state != "PENDING" or restarts in ("", "0"):
+        msg = f"is {state.lower() or 'gone'} and was requeued {restarts or 0} times: left as it is"
+        raise SlurmError(msg)
+    if request.hold:
+        _slurm(request, "scontrol", "release", job)
+    _slurm(request, "scontrol", "update", f"JobId={job}", "StartTime=now")
+
+
+def _told(node: Node) -> Answer:
+    return {"node": node.name, "state": "+".join(sorted(node.states)), "reason": node.reason, "ours": node.is_ours()}
+
+
+WORDS: Final[Mapping[str, Callable[[Request], Answer]]] = {
+    "show": do_show,
+    "drain": do_drain,
+    "signal": do_signal,
+    "leave": do_leave,
+    "return": do_return,
+}
+_TAKES: Final[Mapping[str, frozenset[str]]] = {
+    "show": frozenset(),
+    "drain": frozenset({"outage", "ups"}),
+    "signal": frozenset({"outage"}),
+    "leave": frozenset({"outage", "ups", "hold"}),
+    "return": frozenset({"outage", "jobs", "hold"}),
+}
+
+
+# --- Understanding --------------------------------------------------------------------------------------------------
+
+
+def checked(told: Mapping[str, object]) -> Request:
+    """Return the request, if it is one. Raises RefusedError."""
+    word = told.get("word")
+    if not isinstance(word, str) or word not in WORDS:
+        msg = f"unknown word; the words are {', '.join(WORDS)}"
+        raise RefusedError(msg)
+    expected = _TAKES[word] | {"word", "node"}
+    if set(told) != expected:
+        msg = f"{word} takes {', '.join(sorted(expected - {'word'}))}"
+        raise RefusedError(msg)
+    jobs = told.get("jobs", [])
+    if not isinstance(jobs, list) or len(jobs) > MAX_JOBS or any(_not(_JOB, job) for job in jobs):
+        msg = f"jobs must be a list of at most {MAX_JOBS} job ids, such as 12 or 12_3"
+        raise RefusedError(msg)
+    for name, pattern in (("node", _NODE), ("outage", _OUTAGE), ("ups", _NAME)):
+        if name in expected and _not(pattern, told.get(name)):
+            msg = f"{name} must match {pattern.pattern}"
+            raise RefusedError(msg)
+    return Request(
+        word=word,
+        node=str(told["node"]),
+        outage=str(told.get("outage", "")),
+        ups=str(told.get("ups", "")),
+        hold=told.get("hold") is True,
+        jobs=tuple(str(job) for job in jobs),
+        by_s=boottime_s() + WITHIN_S,
+    )
+
+
+def _not(pattern: re.Pattern[str], value: object) -> bool:
+    return not isinstance(value, str) or pattern.fullmatch(value) is None
+
+
+def carry_out(told: Mapping[str, object]) -> Answer:
+    """Do what is asked, and answer whatever happens."""
+    request = checked(told)
+    try:
+        answer = WORDS[request.word](request)
+    except SlurmError as error:
+        answer = {"ok": False, "error": str(error)}
+    if not answer["ok"]:
+        tell(3, f"{request.word}: {answer['error']}")
+    elif request.word != "show":
+        tell(5, f"{request.word}: {answer.get('did')}: node {request.node}, jobs {answer.get('jobs', [])}")
+    return {"schema_version": 1, "word": request.word, **answer}
+
+
+def main(arguments: Sequence[str] | None = None) -> int:
+    """Run one word and return the exit status: 0 done, 1 not done, 64 usage."""
+    parser = argparse.ArgumentParser(prog="powerguard-slurm", description="This host's Slurm node, as root.")
+    parser.add_argument("word", choices=["show", "serve"])
+    parser.add_argument("node", nargs="?", default=socket.gethostname().partition(".")[0], help="its NodeName")
+    try:
+        args = parser.parse_args(arguments)
+    except SystemExit as end:
+        return EX_USAGE if end.code else 0
+    if args.word == "serve":
+        return serve(carry_out)
+    try:
+        answer = carry_out({"word": args.word, "node": args.node})
+    except RefusedError as error:
+        sys.stderr.write(f"powerguard-slurm: {error}\n")
+        return EX_USAGE
+    say(answer)
+    return 0 if answer["ok"] else 1
+
+
+if __name__ == "__main__":
+    raise SystemExit(main())

@@ -1,0 +1,250 @@
+"""The part of a shared UPS's load that is this host's own: sources, doubts, predicted drops, tiers, drills."""
+
+import math
+from dataclasses import replace
+from pathlib import Path
+
+import pytest
+
+from powerguard.core.decide import conditions
+from powerguard.core.energy import budget as sums
+from powerguard.core.energy import own
+from powerguard.core.model.actions import Conduct, StopTrainer, TerminateTrainer
+from powerguard.core.model.events import OutputSource, OwnLoad, OwnSource, Reading
+from powerguard.core.model.policy import Drop, FeedPolicy, Learned, Policy, Shared, Shed
+from powerguard.core.model.state import Battery, Feed, OwnHeard, State, Trainer
+from tests.core.play import Player, Told, play
+
+POLICY = Policy(boot_id="boot-one", ups="ups", rating_w=5000.0, shared=Shared(hosts=4))
+STATE = State(battery=Battery(load=0.8))
+PAUSING = (Trainer(name="llm", conduct=Conduct.PAUSE),)
+SCENARIOS = Path(__file__).parent.parent / "scenarios"
+
+
+def _heard(state: State, *readings: tuple[float, float], policy: Policy = POLICY, source: str = "bmc") -> State:
+    for at_s, watts in readings:
+        state = own.enter(policy, state, OwnLoad(at_s=at_s, source=OwnSource(source), watts=watts))
+    return state
+
+
+def _own(policy: Policy, state: State, now_s: float = 0.0) -> own.Own:
+    found = own.own_load(policy, state, now_s)
+    assert found is not None
+    return found
+
+
+def test_a_host_that_has_the_ups_to_itself_has_no_own_load() -> None:
+    """Nothing that is measured changes its sums: they are the same to the digit."""
+    alone = replace(POLICY, shared=None)
+    state = _heard(STATE, (1.0, 900.0), policy=alone)
+    assert own.own_load(alone, state, 1.0) is None
+    assert conditions.outage_budget(alone, state, 1.0) == conditions.outage_budget(alone, STATE, 1.0)
+
+
+def test_the_best_source_that_counts_is_used() -> None:
+    """BMC, then the outlet, then the GPUs with the rest of the host, then the settings, then the load by hosts."""
+    state = replace(STATE, learned=Learned(rest_w=400.0))
+    policy = replace(POLICY, shared=Shared(hosts=4, own_w=1400.0))
+    told = _own(policy, state)
+    assert (told.source, told.load, told.measured) == (OwnSource.SETTINGS, 0.28, False)
+    assert told.watts == pytest.approx(1400.0)
+    assert _own(POLICY, state).watts == pytest.approx(1000.0)
+    assert _own(POLICY, state).source is OwnSource.HOSTS
+    state = _heard(state, (1.0, 850.0), source="gpu")
+    assert (_own(policy, state, 1.0).source, _own(policy, state, 1.0).watts) == (OwnSource.GPU, 1250.0)
+    state = _heard(state, (1.0, 1300.0), source="outlet")
+    assert _own(policy, state, 1.0).source is OwnSource.OUTLET
+    state = _heard(state, (1.0, 1320.0))
+    told = _own(policy, state, 1.0)
+    assert (told.source, told.watts, told.load, told.measured) == (OwnSource.BMC, 1320.0, 0.264, True)
+
+
+def test_where_nothing_is_known_no_drop_is_counted_on() -> None:
+    """A host without a number in the settings or a rating promises the battery nothing."""
+    policy = replace(POLICY, rating_w=None, shared=Shared(own_w=1500.0))
+    told = _own(policy, STATE)
+    assert (told.source, told.load) == (OwnSource.UNKNOWN, 0.0)
+    assert sums.paused_load(policy, PAUSING, 0.8, own=told) == 0.8
+
+
+def test_a_rating_can_come_from_the_ups() -> None:
+    """A UPS that reports both watts and percent reports its rating."""
+    reading = Reading(at_s=0.0, ups="ups", source="snmp", output_source=OutputSource.UTILITY, load_pct=40.0, watts=2000)
+    state = replace(STATE, feed=Feed(reading=reading))
+    assert own.rating_w(replace(POLICY, rating_w=None), state) == 5000.0
+    both = replace(POLICY, feeds=(FeedPolicy(policy=POLICY), FeedPolicy(policy=POLICY)))
+    assert own.rating_w(both, state) == 10000.0
+
+
+@pytest.mark.parametrize(
+    ("readings", "now_s", "why"),
+    [
+        (((1.0, 900.0),), 160.0, "no reading for 159 s"),
+        (((1.0, -5.0),), 1.0, "implausible: -5 W"),
+        (((1.0, math.nan),), 1.0, "implausible: 0 W"),
+        (((1.0, 2e6),), 1.0, "implausible: 2e+06 W"),
+        (((1.0, 4600.0),), 1.0, "4600 W is more than the whole UPS carries: of the whole chassis?"),
+        (((1.0, 900.0), (6.0, 1400.0), (11.0, 900.0)), 11.0, "it jumps up and down"),
+        (((1.0, 900.0), (6.0, 1400.0), (11.0, 900.0)), 42.0, ""),
+        (((1.0, 1400.0), (6.0, 500.0), (11.0, 510.0)), 11.0, ""),
+    ],
+)
+def test_what_cannot_be_this_hosts_load_is_passed_over(
+    readings: tuple[tuple[float, float], ...], now_s: float, why: str
+) -> None:
+    """Each doubt is said in words, and the next source counts."""
+    told = _own(POLICY, _heard(STATE, *readings), now_s)
+    assert [text for _, text in told.passed_over] == ([why] if why else [])
+    assert told.source is (OwnSource.HOSTS if why else OwnSource.BMC)
+
+
+def test_a_reading_above_the_load_of_the_ups_has_time_while_that_makes_a_step() -> None:
+    """The UPS reports its load up to 10 s late: for so long the BMC may be ahead of it."""
+    state = replace(STATE, battery=Battery(load=0.2, step_at_s=9.0))
+    state = _heard(state, (10.0, 1500.0), (15.0, 1510.0))
+    assert _own(POLICY, state, 15.0).source is OwnSource.BMC
+    assert _own(POLICY, _heard(state, (20.0, 1505.0)), 20.0).source is OwnSource.HOSTS
+
+
+def test_a_reading_that_does_not_follow_a_step_of_the_ups_is_frozen() -> None:
+    """Training draws now more, now less: the same to the watt for minutes is no measurement."""
+    state = replace(STATE, battery=Battery(load=0.5, step_at_s=20.0))
+    state = _heard(state, *((float(at_s), 900.0) for at_s in range(1, 90, 5)))
+    assert _own(POLICY, state, 86.0).source is OwnSource.HOSTS
+    assert _own(POLICY, _heard(state, (91.0, 901.0)), 91.0).source is OwnSource.BMC
+
+
+def test_twice_own_w_is_a_chassis() -> None:
+    """Two hosts of a chassis draw less than the UPS carries: only the settings can show it."""
+    policy = replace(POLICY, shared=Shared(own_w=900.0))
+    assert _own(policy, _heard(STATE, (1.0, 1900.0)), 1.0).source is OwnSource.SETTINGS
+
+
+def test_an_older_reading_does_not_replace_a_newer_one() -> None:
+    """A BMC that answers late is overtaken by the next question."""
+    state = _heard(STATE, (10.0, 900.0), (5.0, 1400.0))
+    assert state.own == (OwnHeard(source=OwnSource.BMC, watts=900.0, at_s=10.0, since_s=10.0, ups_w=4000.0),)
+
+
+def test_only_this_hosts_part_of_the_load_falls() -> None:
+    """Own 28 % of 80 %: 40 % of it go, and with ten hosts no pause brings the load to 60 %."""
+    told = _own(replace(POLICY, shared=Shared(own_w=1400.0)), STATE)
+    assert sums.paused_load(POLICY, PAUSING, 0.8, own=told) == pytest.approx(0.8 - 0.4 * 0.28)
+    assert sums.paused_load(POLICY, PAUSING, 0.8) == pytest.approx(0.48)
+
+
+def test_a_drop_in_watts_is_used_in_watts() -> None:
+    """1000 W are 20 points of 5000 W, whatever the neighbours draw; never more than the part that this host has."""
+    drop = Drop(before=0.3, after=0.1, at_s=0.0, watts=1000.0)
+    learned = Learned(pauses=(("llm", drop),))
+    told = _own(replace(POLICY, shared=Shared(own_w=1500.0)), STATE)
+    assert sums.paused_load(POLICY, PAUSING, 0.8, learned, own=told) == pytest.approx(0.6)
+    small = replace(told, load=0.15)
+    assert sums.paused_load(POLICY, PAUSING, 0.8, learned, own=small) == pytest.approx(0.8 - 0.15 * 2 / 3)
+
+
+def test_the_extra_reserve_of_a_tier() -> None:
+    """One stop for each tier above, or what the settings say; the most important tier has none."""
+    assert sums.shed_s(POLICY) == 0.0
+    low = replace(POLICY, shed=Shed(tier=0, highest=2))
+    assert sums.shed_s(low) == 220.0
+    assert sums.shed_s(replace(low, shared=Shared(hosts=3, longest_stop_s=60.0), ups_off_s=30.0)) == 180.0
+    assert sums.shed_s(replace(POLICY, shed=Shed(tier=2, highest=2))) == 0.0
+    assert sums.shed_s(replace(POLICY, shed=Shed(tier=5, highest=2))) == 0.0
+    assert sums.shed_s(replace(POLICY, shed=Shed(tier=2, highest=2, extra_s=45.0))) == 45.0
+
+
+def _told(name: str) -> Told:
+    return Player().play((SCENARIOS / f"{name}.txt").read_text(encoding="utf-8").partition("\n----\n")[0])
+
+
+def _phase_s(told: Told, new: str) -> float:
+    line = next(line for line in told.lines if "phase_changed" in line and f"-> {new} " in line)
+    return float(line.split()[0])
+
+
+def test_a_lower_tier_makes_room_first() -> None:
+    """Tier 1 pauses before tier 2 does and is off before it, by the same readings of the same UPS."""
+    low, high = _told("shed-tier-1"), _told("shed-tier-2")
+    assert _phase_s(low, "emergency_checkpoint") < _phase_s(high, "emergency_checkpoint")
+    assert _phase_s(low, "shutdown") + 110.0 < _phase_s(high, "shutdown")
+
+
+def test_a_neighbour_that_pauses_makes_us_hold_longer() -> None:
+    """The same outage, and nothing but the neighbour's draw differs."""
+    assert _phase_s(_told("shared-neighbour-pauses"), "shutdown") > 2 * _phase_s(
+        _told("shared-neighbour-draws-on"), "shutdown"
+    )
+
+
+@pytest.mark.parametrize(
+    "name",
+    [
+        "shared-neighbour-draws-on",
+        "shared-neighbour-draws-on-not-measured",
+        "shared-neighbour-pauses",
+        "shared-neighbour-appears",
+        "shared-watts-frozen",
+        "shared-watts-negative",
+        "shared-watts-of-the-chassis",
+        "shared-hosts-wrong-by-three",
+        "shared-bmc-answers-late",
+    ],
+)
+def test_training_that_obeyed_is_neither_stopped_nor_ended(name: str) -> None:
+    """Whatever the neighbours draw and whatever measures us: before this host knew its own load, it was."""
+    told = _told(name)
+    assert told.ordered(StopTrainer) == []
+    assert told.ordered(TerminateTrainer) == []
+
+
+def test_the_same_outage_as_if_the_host_were_alone_stops_and_ends_it() -> None:
+    """Shows that the test above can fail: without `shared` the neighbour's load is taken for ours."""
+    told = play(
+        "policy table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=5400 signals=1",
+        "auto policy sync poweroff resume trainer_resume checkpoint=15 cap restore stop terminate continue",
+        "0..5 utility load=72.2 charge=100 runtime=360",
+        "6..97 battery load=72.2 charge=100-0.23 runtime=380-1",
+        "98 trainer llm paused=true",
+        "99..150 battery load=53.7 charge=79-0.15 runtime=450-1",
+    )
+    assert told.ordered(StopTrainer)
+    assert told.ordered(TerminateTrainer)
+
+
+def test_a_hold_teaches_the_drop_in_watts() -> None:
+    """Measured by the BMC before the pause and in the hold: 1000 W, of this host alone."""
+    told = _told("shared-neighbour-pauses")
+    ((_, drop),) = told.state.learned.pauses
+    assert drop.watts == pytest.approx(1000.0, abs=15.0)
+    assert drop.before == pytest.approx(1512.0 / 5400.0)
+
+
+def _drill(*own_loads: str) -> Told:
+    before, after = own_loads
+    return play(
+        "policy table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=5400 shared=hosts:2",
+        "auto policy sync poweroff resume trainer_resume=0.1 pause=0.1 checkpoint=15",
+        f"0..20 utility load=72.2 charge=100 runtime=360 {before}",
+        "20.2 trainer llm step=100 durable_age_s=60",
+        "20.5 drill scope=pause",
+        f"21..34 utility load=72.2 charge=100 runtime=360 {before}",
+        "35 trainer llm paused=true",
+        f"36..75 utility load=53.7 charge=100 runtime=500 {after}",
+        "76 trainer llm paused=false",
+        f"77..90 utility load=72.2 charge=100 runtime=360 {before}",
+    )
+
+
+@pytest.mark.parametrize(
+    ("loads", "watts", "of"),
+    [(("| own bmc 1500~6", "| own bmc 500~6"), 1000.0, "bmc"), (("", ""), 999.0, "ups")],
+)
+def test_a_drill_learns_watts(loads: tuple[str, str], watts: float, of: str) -> None:
+    """By the BMC where there is one, else by how much the UPS's load fell while this host alone paused."""
+    told = _drill(*loads)
+    ((_, drop),) = told.state.learned.pauses
+    assert drop.watts == pytest.approx(watts, abs=15.0)
+    report = told.state.learned.drill
+    assert report is not None
+    assert dict(report.figures)["load_of"] == of

@@ -1,0 +1,272 @@
+"""powerguard-slurm and its effector against a real cluster on loopback: munged, slurmctld, a slurmd for each node."""
+
+import asyncio
+import os
+import signal
+import socket
+import subprocess
+import sys
+import tempfile
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from powerguard.core.model.actions import Action, DrainNode, LeaveNode, ReturnNode, SignalJobs
+from powerguard.effectors.base import EffectorError
+from powerguard.effectors.options import SchedulerOptions
+from powerguard.effectors.root_helper import RefusedError
+from powerguard.effectors.slurm import helper
+from powerguard.effectors.slurm.effector import SlurmEffector
+from powerguard.effectors.slurm.findings import findings
+from tests.peers import slurm
+from tests.peers.slurm import Cluster
+
+pytestmark = pytest.mark.xdist_group("slurm")
+
+WAITS = "for i in $(seq 600); do sleep 0.2; done"
+STANDS = f"trap 'exit 143' TERM\n{WAITS}"
+
+
+@pytest.fixture(scope="module")
+def cluster() -> Iterator[Cluster]:
+    with tempfile.TemporaryDirectory(prefix="sl") as folder, slurm.running(Path(folder), ["gpu1", "gpu2"]) as made:
+        yield made
+
+
+@pytest.fixture
+def rig(cluster: Cluster) -> Iterator[Cluster]:
+    """The cluster with both nodes in service and no job."""
+    yield cluster
+    cluster.clear()
+
+
+@pytest.fixture(scope="module")
+def path(cluster: Cluster) -> Iterator[Path]:
+    with slurm.helper_listening(cluster) as path:
+        yield path
+
+
+def effector(path: Path, node: str = "gpu1", *, hold: bool = False) -> SlurmEffector:
+    made = SchedulerOptions(kind="slurm", node=node, socket=str(path), spread_s=0.0, hold=hold)
+    return SlurmEffector(made, host=socket.gethostname(), feeds=("rack-a",))
+
+
+def do(path: Path, action: Action, node: str = "gpu1", *, hold: bool = False) -> dict[str, Any]:
+    return dict(asyncio.run(effector(path, node, hold=hold).carry_out(action)))
+
+
+def drain(outage: str = "o-1") -> DrainNode:
+    return DrainNode(id="a", by_s=0.0, outage=outage)
+
+
+def leave(outage: str = "o-1") -> LeaveNode:
+    return LeaveNode(id="b", by_s=0.0, outage=outage)
+
+
+def give_back(outage: str = "o-1", *jobs: str) -> ReturnNode:
+    return ReturnNode(id="c", by_s=0.0, outage=outage, jobs=jobs)
+
+
+def by_hand(rig: Cluster, state: str, reason: str, node: str = "gpu1") -> None:
+    rig.ask("scontrol", "update", f"NodeName={node}", f"State={state}", f"Reason={reason}")
+
+
+def test_drained_once_with_a_mark_of_the_outage_and_given_back(rig: Cluster, path: Path) -> None:
+    assert do(path, drain())["did"] == "drained"
+    node = rig.node("gpu1")
+    assert node["State"] == "IDLE+DRAIN"
+    host = socket.gethostname().partition(".")[0]
+    assert node["Reason"] == f"powerguard: on-battery ups=rack-a outage=o-1 host={host}"
+    assert do(path, drain())["did"] == "kept"
+    assert do(path, drain("o-2"))["did"] == "drained"  # a second outage puts its own mark there
+    assert " outage=o-2 " in rig.node("gpu1")["Reason"]
+    assert do(path, give_back("o-1"))["did"] == "not_ours"
+    assert rig.state("gpu1") == "IDLE+DRAIN"
+    assert do(path, give_back("o-2"))["did"] == "resumed"
+    assert rig.node("gpu1")["State"].startswith("IDLE")
+    assert do(path, give_back("o-2"))["did"] == "in_service"
+
+
+@pytest.mark.parametrize("state", ["DRAIN", "DOWN"])
+def test_a_mark_of_another_origin_stays(rig: Cluster, path: Path, state: str) -> None:
+    """Before us, during and after: a person's drain is neither taken over, nor lifted."""
+    by_hand(rig, state, "bad disk")
+    told = do(path, drain())
+    assert (told["did"], told["reason"]) == ("not_ours", "bad disk")
+    assert do(path, leave())["did"] == "not_ours"
+    assert do(path, give_back())["did"] == "not_ours"
+    assert rig.node("gpu1")["Reason"] == "bad disk"
+    by_hand(rig, "RESUME", "")
+    do(path, drain())
+    by_hand(rig, state, "bad disk")  # in the middle of our outage
+    assert do(path, give_back())["did"] == "not_ours"
+    assert rig.node("gpu1")["Reason"] == "bad disk"
+
+
+def test_a_reason_that_only_begins_like_ours_is_not_of_this_outage(rig: Cluster, path: Path) -> None:
+    by_hand(rig, "DRAIN", "powerguard: on-battery ups=a outage=o-11 host=x")
+    assert do(path, give_back("o-1"))["did"] == "not_ours"
+
+
+def test_jobs_are_requeued_once_by_the_host_of_their_script_and_start_again(rig: Cluster, path: Path) -> None:
+    mine = rig.submit(STANDS, "--nodelist=gpu1", "--requeue")
+    keeps = rig.submit(STANDS, "--nodelist=gpu2", "--requeue")
+    do(path, drain())
+    told = do(path, leave())
+    assert (told["did"], told["jobs"], told["refused"]) == ("down", mine, 0)
+    assert rig.node("gpu1")["State"].startswith("DOWN")
+    assert do(path, leave())["did"] == "down"
+    assert rig.job(mine)["Restarts"] == "1"
+    assert rig.job(keeps)["JobState"] == "RUNNING"
+    rig.until(lambda: rig.job(mine)["JobState"] == "PENDING", "the job is pending")
+    told = do(path, give_back("o-1", mine))
+    assert (told["did"], told["jobs"]) == ("resumed", mine)
+    rig.until(lambda: rig.job(mine)["JobState"] == "RUNNING", "the job runs again", 100.0)  # Slurm's own delay: 121 s
+    refused = do(path, give_back("o-1", mine, "999999"))
+    assert (refused["did"], refused["jobs"], refused["refused"]) == ("in_service", "", 2)
+
+
+@pytest.mark.slow
+def test_one_of_an_array_one_that_spans_hosts_and_one_that_may_not_be_requeued(rig: Cluster, path: Path) -> None:
+    both = rig.submit(STANDS, "--nodes=2", "--ntasks=2", "--ntasks-per-node=1", "--requeue")
+    ends = rig.submit(STANDS, "--nodelist=gpu2", "--no-requeue")
+    array = rig.submit(STANDS, "--array=7,8", "--nodelist=gpu1", "--requeue")
+    assert rig.job(both)["BatchHost"] == "gpu1"
+    told = do(path, leave(), node="gpu2")
+    assert (told["jobs"], told["refused"]) == ("", 1)
+    assert ends in told["because"]
+    told = do(path, leave())
+    assert f"{array}_7" in told["jobs"].split(",") or f"{array}_8" in told["jobs"].split(",")
+    assert array not in told["jobs"].split(",")
+    assert rig.job(both)["Restarts"] == "1"
+
+
+@pytest.mark.slow
+def test_held_jobs_are_released_at_the_return(rig: Cluster, path: Path) -> None:
+    job = rig.submit(STANDS, "--nodelist=gpu1", "--requeue")
+    do(path, leave(), hold=True)
+    rig.until(lambda: rig.job(job)["JobState"] == "PENDING", "the job is pending")
+    assert rig.job(job)["Priority"] == "0"
+    assert do(path, give_back("o-1", job), hold=True)["jobs"] == job
+    rig.until(lambda: rig.job(job)["JobState"] == "RUNNING", "the job runs again", 100.0)
+
+
+def test_only_a_job_that_asked_for_it_gets_its_signal(rig: Cluster, path: Path) -> None:
+    told = rig.folder / "told"
+    script = f"trap 'echo asked >> {told}' USR1\n{WAITS}"
+    asks = rig.submit(script, "--nodelist=gpu1", "--comment=powerguard:signal=USR1")
+    other = rig.submit(script, "--nodelist=gpu1")
+    assert do(path, SignalJobs(id="s", by_s=0.0, outage="o-1"))["jobs"] == asks
+    rig.until(told.exists, "the signal arrived")
+    assert rig.job(other)["JobState"] == "RUNNING"
+    assert told.read_text() == "asked\n"
+
+
+def test_a_controller_that_hangs_costs_no_more_than_the_limit(rig: Cluster, path: Path) -> None:
+    rig.send("slurmctld", signal.SIGSTOP)
+    try:
+        with pytest.raises(EffectorError, match=r"no whole answer within 2\.0 s: slurmctld hangs or is away"):
+            do(path, drain())
+    finally:
+        rig.send("slurmctld", signal.SIGCONT)
+    assert do(path, drain())["did"] == "drained"
+
+
+def test_without_munge_and_with_a_node_that_is_not_this_hosts(rig: Cluster, path: Path) -> None:
+    with pytest.raises(EffectorError, match="runs on elsewhere, not on this host"):
+        do(path, drain(), node="far")
+    with pytest.raises(EffectorError, match=r"it is not in slurm\.conf: set scheduler\.node"):
+        do(path, drain(), node="gpu9")
+    rig.kill("munged")
+    try:
+        with pytest.raises(EffectorError, match=r"munged does not answer|no whole answer"):
+            do(path, drain())
+    finally:
+        rig.start_munged()
+    rig.until(lambda: do(path, drain())["did"] == "drained", "munged is used again")
+
+
+def test_who_is_not_root_is_refused_by_slurm(rig: Cluster) -> None:
+    script = "import json, sys; from powerguard.effectors.slurm import helper; "
+    script += "print(json.dumps(helper.carry_out(json.loads(sys.argv[1]))))"
+    word = '{"word": "drain", "node": "gpu1", "outage": "o-1", "ups": "a"}'
+    done = subprocess.run(
+        ["/usr/bin/setpriv", "--reuid=65534", "--clear-groups", sys.executable, "-c", script, word],
+        env=rig.env,
+        capture_output=True,
+        text=True,
+        check=False,
+        timeout=60,
+        cwd="/",
+    )
+    if "Permission denied" in done.stderr or "not found" in done.stderr or "No module" in done.stderr:
+        pytest.skip("another user cannot start this interpreter")
+    assert '"ok": false' in done.stdout
+    assert "run as root, or as SlurmUser" in done.stdout
+
+
+async def test_doctor_names_the_jobs_that_would_be_lost_and_a_mark_that_is_left(rig: Cluster, path: Path) -> None:
+    options = SchedulerOptions(kind="slurm", node="gpu1", socket=str(path))
+    assert [(each.name, each.verdict) for each in await findings(options, host="h")] == [("scheduler", "PASS")]
+    job = rig.submit(STANDS, "--nodelist=gpu1", "--no-requeue")
+    by_hand(rig, "DRAIN", "bad disk")
+    found = {each.name: each for each in await findings(options, host="h")}
+    assert {name: each.verdict for name, each in found.items()} == {
+        "scheduler": "PASS",
+        "scheduler.node": "WARN",
+        "scheduler.jobs": "WARN",
+    }
+    assert job in found["scheduler.jobs"].text
+    assert await findings(SchedulerOptions(), host="h") == []
+    gone = SchedulerOptions(kind="slurm", node="gpu1", socket=str(rig.folder / "nothing.sock"))
+    assert [each.verdict for each in await findings(gone, host="h")] == ["FAIL"]
+
+
+@pytest.mark.parametrize(
+    "word",
+    [
+        {"word": "reboot", "node": "gpu1"},
+        {"word": "drain", "node": "gpu1"},
+        {"word": "drain", "node": "gpu[1-9]", "outage": "o", "ups": "a"},
+        {"word": "drain", "node": "gpu1,gpu2", "outage": "o", "ups": "a"},
+        {"word": "drain", "node": "gpu1", "outage": "o Reason=x", "ups": "a"},
+        {"word": "drain", "node": "--help", "outage": "o", "ups": "a"},
+        {"word": "leave", "node": "gpu1", "outage": "o", "ups": "a\nState=DOWN", "hold": False},
+        {"word": "return", "node": "gpu1", "outage": "o", "hold": False, "jobs": ["1;reboot"]},
+        {"word": "return", "node": "gpu1", "outage": "o", "hold": False, "jobs": [12]},
+        {"word": "return", "node": "gpu1", "outage": "o", "hold": False, "jobs": ["1"] * 1001},
+        {"word": "show", "node": None},
+    ],
+)
+def test_what_is_no_word_is_refused_before_slurm_is_asked(word: dict[str, object]) -> None:
+    with pytest.raises(RefusedError):
+        helper.checked(word)
+
+
+@pytest.mark.parametrize(
+    ("prints", "told"),
+    [
+        ("while :; do echo NodeName=gpu1; done", "no whole answer"),
+        ("sleep 60", "no whole answer"),
+        ("echo garbage", "the answer is not of that node"),
+        ("exit 1", "failed"),
+        ("printf '\\033[31mred\\n' >&2; exit 3", "red"),
+    ],
+)
+def test_commands_that_misbehave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch, prints: str, told: str) -> None:
+    program = tmp_path / "scontrol"
+    program.write_text(f"#!/bin/sh\n{prints}\n")
+    program.chmod(0o755)
+    monkeypatch.setenv("PATH", f"{tmp_path}:{os.environ['PATH']}")
+    answer = helper.carry_out({"word": "show", "node": "gpu1"})
+    assert answer["ok"] is False
+    assert told in answer["error"]
+    assert "\033" not in answer["error"]
+
+
+def test_without_slurms_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
+    monkeypatch.setenv("PATH", str(tmp_path))
+    answer = helper.carry_out({"word": "show", "node": "gpu1"})
+    assert "scontrol is not installed" in answer["error"]
