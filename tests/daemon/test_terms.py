@@ -42,7 +42,7 @@ HEALTHS: list[tuple[Callable[[], Watched], str]] = [
     (lambda: worn(scene()), "the UPS asks for a new battery"),
     (lambda: worn(with_health(scene(), health=0.5, health_replace=0.5, health_from="settings")), "budget.health"),
     (taught, "measured 2026-09-09: 82 % +-5 points, 1.9 points off since, 31 % deep, by the fall of the charge"),
-    (lambda: worn(taught()), "replaced; measured 82 % on 2026-09-09 does not raise it"),
+    (lambda: worn(taught()), "measured 82 % on 2026-09-09 does not raise it"),
     (lambda: later(taught(), 400), "default: no discharge has measured it; the measurement of 2026-09-09 has expired"),
 ]
 
@@ -64,7 +64,7 @@ def test_runtime_by_load() -> None:
     assert term(daemon, "tau_now_s").source.endswith("runtime_table of the settings (3 points)")
     assert "learned, 2 points" in term(taught(), "tau_now_s").source
     daemon.policy = replace(daemon.policy, runtime_table=())
-    assert "not known" in term(daemon, "tau_now_s").source
+    assert "unknown" in term(daemon, "tau_now_s").source
     daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, tau_point=(0.62, 1260.0)))
     assert term(daemon, "tau_now_s").source.endswith("reported runtime / charge on utility (no runtime_table)")
 

@@ -147,7 +147,7 @@ def test_status_tells_of_the_port() -> None:
         told = traps_of(replace(scene(), traps=counts))
         assert (told["listening"], told["because"], told["last_at"]) == (True, "", {"rack-a": WALL_S - 5.0})
         assert describe_traps(told) == (
-            "listening at 10.0.0.20 port 1162; 3 made us poll (last: rack-a 5.0 s ago); 2 unknown sender"
+            "listening at 10.0.0.20 port 1162; 3 triggered a poll (last: rack-a 5.0 s ago); 2 unknown sender"
         )
 
 

@@ -171,8 +171,8 @@ async def test_it_is_refused_where_it_is_not_safe(device: IpmiDevice, daemon: Wa
 async def test_it_is_refused_where_the_timer_is_not_free_or_not_ours_to_have(device: IpmiDevice) -> None:
     async with bench(device) as mine:
         device.set_timer(4, 1)
-        assert "somebody else's" in str((await mine.drill.plan())["refused"])
-        with pytest.raises(EffectorError, match="somebody else's"):
+        assert "another program uses" in str((await mine.drill.plan())["refused"])
+        with pytest.raises(EffectorError, match="another program uses"):
             await mine.drill.begin("root", "gpu07")
         mine.effectors[ArmWay] = WaysEffector({})
         assert "bmc.watchdog is not set: write bmc:" in str((await mine.drill.plan())["refused"])
@@ -214,7 +214,7 @@ FIRES_S = OLD.armed_wall_s + OLD.in_s
     [
         (RestartCause.WATCHDOG, True, 40.0, True, "restart cause watchdog; this boot began 40 s after"),
         (RestartCause.WATCHDOG, None, -8.0, True, "this boot began 0 s after"),
-        (None, True, 40.0, True, "tells no restart cause; its timer has fired; this boot began 40 s after"),
+        (None, True, 40.0, True, "reports no restart cause; its timer has fired; this boot began 40 s after"),
         (RestartCause.UNKNOWN, True, 40.0, True, "its timer has fired"),
         (RestartCause.POWER_BUTTON, True, 40.0, False, "restart cause power-button: once the host is off"),
         (None, False, 40.0, False, "its timer has not fired: once the host is off"),

@@ -385,7 +385,7 @@ async def test_one_that_stays_busy_ends_at_the_deadline() -> None:
 async def test_5xx_is_tried_four_times_with_the_same_id() -> None:
     async with serve({TRIGGER: [{"status": 500}]}) as peer, effector(llm(peer.url)) as (made, _):
         began_s = now_s()
-        with pytest.raises(EffectorError, match=r"answered 500, 4 times; its last checkpoint before this one stands"):
+        with pytest.raises(EffectorError, match=r"answered 500, 4 times; its earlier checkpoint remains"):
             await made.carry_out(order())
         assert 1.6 < now_s() - began_s < 4.0
     assert [body["id"] for body in peer.bodies] == ["a1"] * 4

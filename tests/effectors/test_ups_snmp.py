@@ -508,9 +508,9 @@ async def test_nothing_of_another_is_called_off(rig: Make) -> None:
     there = rig()
     await there.arm()
     before = list(there.card.sets)
-    assert (await there.disarm(outage="o2"))["because"] == "nothing was ordered in this outage"
+    assert (await there.disarm(outage="o2"))["because"] == "no order was given in this outage"
     there.card.output.off_at_s = now_s() + 500
-    assert "a countdown of another runs" in str((await there.disarm())["because"])
+    assert "another program's countdown runs" in str((await there.disarm())["because"])
     there.card.output.off_at_s = now_s() + 120
     there.restart(boot="boot-2")  # A note of another boot: whose countdown this is, nobody can say.
     assert "another program's countdown runs" in str((await there.disarm(outage=""))["because"])

@@ -131,9 +131,9 @@ def doubt(policy: Policy, state: State, heard: OwnHeard, now_s: float) -> str:
         return f"implausible: {watts:g} W"
     limit_w = None if policy.shared is None or policy.shared.own_w is None else TIMES_OWN_W * policy.shared.own_w
     if limit_w is not None and watts > limit_w and heard.source is not OwnSource.GPU:
-        return f"{watts:g} W is over twice own_w of the settings: of the whole chassis?"
+        return f"{watts:g} W is over twice own_w of the settings, perhaps that of the whole chassis"
     if heard.above_since_s is not None and _stays_above(state, heard):
-        return f"{watts:g} W is more than the whole UPS carries: of the whole chassis?"
+        return f"{watts:g} W is more than the whole UPS carries, perhaps that of the whole chassis"
     if heard.jumped_at_s is not None and now_s - heard.jumped_at_s <= JUMPED_S:
         return "it jumps up and down"
     return _frozen(state, heard)
