@@ -262,7 +262,7 @@ _ODD: Final = {
     "unknown_engine": ("came from engine ids that are not in the settings", f"traps.users.engines: {_GUIDE}"),
     "unknown_user": ("came from users that are not in the settings", "name the card's trap user in traps.users"),
     "not_authentic": ("were not authentic", "give traps.users the card's passphrase and protocol"),
-    "out_of_time": ("were out of their time window", "restart the card, or configure informs"),
+    "out_of_time": ("were out of their time window", "restart the card: its informs use another engine time"),
     "undecipherable": ("could not be deciphered", "give traps.users the card's privacy passphrase and protocol"),
 }
 

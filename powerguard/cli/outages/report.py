@@ -15,12 +15,13 @@ from pathlib import Path
 from typing import Any, Final, NamedTuple
 
 from powerguard.cli.outages.facts import LATE_REBOOT
-from powerguard.cli.outages.history import UnknownOutageError, add_journal, journal_of
+from powerguard.cli.outages.history import UnknownOutageError, add_journal, cost_rows, journal_of
 from powerguard.cli.outages.picture import PHASE_WORDS, Mark, colours, timeline
 from powerguard.cli.render import Paint, clean, duration, fold, is_endless, mode_note, moment, table
 from powerguard.cli.shared import EX_CANTCREAT, EX_NOINPUT, EX_USAGE, Subparsers, fail
 from powerguard.cli.status import last_battery
 from powerguard.cli.words import PHASES, durations_in, outcome_of
+from powerguard.daemon.observe import cost
 
 
 class Section(NamedTuple):
@@ -113,6 +114,11 @@ def _section_durations(told: Mapping[str, Any]) -> Section:
     names = durations_in(told["mode"]) | ({"on_battery_s": "on battery, as counted"} if told["boots"] > 1 else {})
     rows += [(words, _s(told["durations"][name])) for name, words in names.items() if happened.get(name, True)]
     return Section("How long it took", ("part", "time"), rows, numbers=(1,))
+
+
+def _section_cost(told: Mapping[str, Any]) -> Section:
+    rows = [] if told["cost"]["lost_s"]["all"] is None else cost_rows(told["cost"])
+    return Section("What it cost", ("what", "how much"), rows, numbers=(1,))
 
 
 def _section_phases(told: Mapping[str, Any]) -> Section:
@@ -237,6 +243,7 @@ def _advice(told: Mapping[str, Any]) -> list[str]:
 def _sections(told: Mapping[str, Any], limit: int | None) -> list[Section]:
     return [
         _section_durations(told),
+        _section_cost(told),
         _section_recovery(told),
         _section_predictions(told),
         _section_trainers(told, limit),
@@ -473,6 +480,7 @@ def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa:
         "steps_lost": facts.steps_lost(told, trainers),
         "detection": facts.detection(told),
         "durations": story["durations"],
+        "cost": cost.plain(None if record.ended_wall is None else cost.of(record.figures)),
         "recovery": facts.recovery(told),
         "feeds": facts.feeds(told),
         "phases": facts.phases(told),

@@ -21,6 +21,7 @@ from itertools import combinations
 from typing import Final, NamedTuple
 
 from powerguard.core.model.actions import Conduct
+from powerguard.daemon.observe.cost import USUAL_LOOK_S, USUAL_SLEEP_S
 from powerguard.sim.world.battery import GaugeReading
 from powerguard.sim.world.chance import stream, uniform
 from powerguard.sim.world.guarded import Guarded
@@ -30,8 +31,6 @@ from powerguard.sim.world.scene import Scene, draw
 from powerguard.sim.world.site import Site
 from powerguard.sim.world.world import World
 
-_ALERT_S = 5.0
-_FIXED_S = 50.0
 _NUT_HALT_S = 10.0
 _APC_BATTERY_PCT = 5.0
 _APC_RUNTIME_S = 180.0
@@ -47,7 +46,7 @@ class Plain:
     waits = False
     settled = True
     kills_power = True
-    every_s = _ALERT_S
+    every_s = USUAL_LOOK_S
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -113,7 +112,7 @@ class Fixed(Plain):
         """Fire at the first look on battery; nothing calls it back."""
         del told
         self.world.host.checkpoint(self.world.now_s, Conduct.CONTINUE)
-        return _FIXED_S
+        return USUAL_SLEEP_S
 
 
 class Nut(Plain):

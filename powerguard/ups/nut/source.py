@@ -284,9 +284,9 @@ class NutSource:
             began_s = self._clock()
             await self._list(link)
             took_s = self._clock() - began_s
-            await self._log_in(link)
-            unanswered = "" if self._options.user is None or self._login.is_held else "the login is not answered"
             (clients,) = await link.ask(encode("LIST", "CLIENT", self._options.name), limit_s=self._limit_s)
+            await self._log_in(link)  # last: one that is not answered holds up whatever is asked after it
+            unanswered = "" if self._options.user is None or self._login.is_held else "the login is not answered"
             warnings = [text for text in (self._slow, self._login.problem or unanswered) if text]
             return NutReport(
                 where=self._where,
