@@ -218,7 +218,7 @@ async def test_a_2xx_after_which_no_file_appears_is_begun_and_not_confirmed(tmp_
     (tmp_path / "ckpt_50.pt").write_bytes(b"\0" * 100)  # just before the request, which it does not answer
     options = {"checkpoint_dir": str(tmp_path), "max_checkpoint_s": 7.0, "checkpoint_s": 1.0}
     async with serve({TRIGGER: [{"status": status}]}) as peer, effector(llm(peer.url, **options)) as (made, _):
-        with pytest.raises(EffectorError, match=rf"answered {status}, but no newer .* within 7 s: begun, not conf"):
+        with pytest.raises(EffectorError, match=rf"answered {status}, but no newer .* within 7 s: started, not"):
             await made.carry_out(order(60.0))
 
 
@@ -332,7 +332,7 @@ async def test_a_refused_token_is_told_at_once(tmp_path: Path, status: int) -> N
         assert peer.headers[0]["Authorization"] == f"Bearer {TOKEN}"
         secret.chmod(0o644)
         async with effector(options) as (made, _):
-            with pytest.raises(EffectorError, match=r"`token` cannot be read: .*others can read this secret"):
+            with pytest.raises(EffectorError, match=r"`token` cannot be read: .*other users can read this secret"):
                 await made.carry_out(order())
     assert peer.asked == [TRIGGER]
 
@@ -411,7 +411,7 @@ async def test_nobody_there_costs_no_time(folder: Path) -> None:
     for url in ("http://127.0.0.1:9", f"unix:{folder}/none.sock", f"unix:{folder}/file"):
         async with effector(llm(url)) as (made, told):
             began_s = now_s()
-            with pytest.raises(EffectorError, match="nobody listens there"):
+            with pytest.raises(EffectorError, match="no trainer listens there"):
                 await made.carry_out(order())
             assert now_s() - began_s < 1.5
         assert [news.alive for news in told.seen] == [False]

