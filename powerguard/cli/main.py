@@ -33,7 +33,7 @@ VERBS: Final = {
     "checkpoints": "list, verify, restore and prune checkpoints",
     "seal": "make a checkpoint folder of any framework safe against a power cut",
     "drill": "rehearse an outage on this host and measure it",
-    "notify": "list who is told of outages, and what waits; send a test message",
+    "notify": "list the targets of messages, and what waits; send a test message",
     "event": "request a poll (for the hooks of apcupsd and NUT)",
     "install": "install units, helpers and rules",
     "secret": "enter a secret without showing it; list missing ones",

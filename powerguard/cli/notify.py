@@ -1,4 +1,4 @@
-"""`powerguard notify`: who is told of outages and alarms, what waits for them, and a test message."""
+"""`powerguard notify`: the targets of messages, what waits for them, and a test message."""
 
 import argparse
 import json
@@ -16,7 +16,7 @@ def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "notify",
-        help="list who is told of outages, and what waits; send a test message",
+        help="list the targets of messages, and what waits; send a test message",
         description="Show the targets of messages and what waits for them, or send a test message. "
         "Exit 0: all is well; 1: a target was not reached; 4: the daemon is down.",
     )
@@ -67,7 +67,7 @@ def _test(args: argparse.Namespace, told: dict[str, Any]) -> int:
 
 def _list(told: dict[str, Any]) -> list[str]:
     if not told["targets"]:
-        return ["no target: nobody is told of an outage (notify.targets in the settings)"]
+        return ["no target: outages cause no message (notify.targets in the settings)"]
     rows: list[tuple[str, ...]] = [("target", "kind", "delivered", "failed", "waiting", "last answer")]
     for each in told["targets"]:
         answer = clean(each["answer"]) or "nothing sent yet"

@@ -265,7 +265,7 @@ class Loop:
 
     @property
     def message_targets(self) -> Sequence[TargetView]:
-        """Who is told of outages and alarms."""
+        """Targets of messages."""
         return () if self.messenger is None else self.messenger.views()
 
     def pending_messages(self, most: int) -> Sequence[Mapping[str, object]]:

@@ -168,7 +168,7 @@ class NotifyOptions(Options):
     targets: dict[Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")], TargetOptions] = Field(
         default_factory=dict,
         max_length=16,
-        description="Who gets them, by name. Empty: nobody is told.",
+        description="The targets of messages, by name. Empty: no messages.",
         examples=[{"ops": {"kind": "alertmanager", "url": "http://10.0.0.4:9093"}}],
         json_schema_extra={"x-keys": "a name of small letters, digits, dots and dashes, such as ops-chat"},
     )

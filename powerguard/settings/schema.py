@@ -566,7 +566,7 @@ class Settings(Options):
     )
     notify: NotifyOptions = Field(
         default_factory=NotifyOptions,
-        description="Messages to people about outages and alarms. Not set: nobody is told.",
+        description="Messages to people about outages and alarms. Not set: none.",
         examples=[{"targets": {"ops": {"kind": "alertmanager", "url": "http://10.0.0.4:9093"}}}],
     )
     http: HttpOptions = Field(

@@ -90,7 +90,7 @@ async def test_nobody_is_told(folder: Path) -> None:
     async with admin_server(daemon, path=f"{folder}/s.sock") as path:
         listed = await notify("list", "--socket", path)
         tested = await notify("test", "--socket", path)
-    assert (listed.code, listed.out) == (0, "no target: nobody is told of an outage (notify.targets in the settings)\n")
+    assert (listed.code, listed.out) == (0, "no target: outages cause no message (notify.targets in the settings)\n")
     assert tested.code == 1
     assert "the settings name no target of messages" in tested.err
 
@@ -112,7 +112,7 @@ async def test_test_shows_each_answer(folder: Path, golden: Golden) -> None:
     assert asked == [["ops", "ops-chat"], ["ops"]]
     golden("notify", both.out)
     assert json.loads(one.out)["results"] == [{"target": "ops", "delivered": True, "answer": "accepted"}]
-    assert "opps is no target of messages: known are ops, ops-chat" in wrong.err
+    assert "opps: not a target of messages; known are ops, ops-chat" in wrong.err
 
 
 async def test_the_daemon_is_down(folder: Path) -> None:

@@ -195,7 +195,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
 def message_findings(settings: Settings, status: dict[str, Any] | None) -> list[Finding]:
     """Say whether people would hear of an outage. status: the daemon's; None: it does not answer."""
     if not settings.notify.targets:
-        text = "the settings name no target: nobody is told of an outage or an alarm"
+        text = "no target is set: outages and alarms cause no message"
         return [Finding("messages", "WARN", text, "set notify.targets (docs/guides/messages.md)")]
     told = {} if status is None else status.get("messages") or {}
     found = []

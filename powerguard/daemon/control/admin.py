@@ -346,7 +346,7 @@ class Admin:
         if self._tester is None or not known:
             return error_json("the settings name no target of messages (notify.targets)", 409)
         if name and name not in known:
-            return error_json(f"{name} is no target of messages: known are {', '.join(known)}", 409)
+            return error_json(f"{name}: not a target of messages; known are {', '.join(known)}", 409)
         found = await self._tester([name] if name else known, TEST_LIMIT_S)
         results = [{"target": each, "delivered": ok, "answer": answer} for each, (ok, answer) in sorted(found.items())]
         return self._accepted("notify-test", who, results=results)

@@ -33,7 +33,7 @@ WATCHED: Final = frozenset(
     {"journal_in_memory", "history_lost", "no_power_off", "policy_unverified", "settings_rejected"}
     | {"trainer_stranger", "source_troubled", "messages_at_risk", "table_contradicted", "undersized"}
 )
-"""Reasons of `readiness` that no note of the core tells."""
+"""Reasons of `readiness` for which the core has no note."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -100,7 +100,7 @@ class _Bucket:
 
 
 class Hearing:
-    """Turns what happens into messages. `standing`: what has begun and not ended; `said`: when each was last told."""
+    """Turns what happens into messages. `standing`: what has begun and not ended; `said`: when each was last sent."""
 
     def __init__(self, host: str, language: str = "en", wall: Callable[[], float] = time.time) -> None:  # noqa: TID251 - messages are for people
         self.host = host
@@ -206,7 +206,7 @@ class Hearing:
         return [*told, *self._sum_up(now)]
 
     def end(self, key: str, because: str, wall: float) -> list[Message]:
-        """Say that a trouble is over, if its beginning was told."""
+        """Return the message that a trouble is over, if its beginning was sent."""
         self._muted.pop(key, None)
         began = self.standing.pop(key, None)
         if began is None:
@@ -271,7 +271,7 @@ class Hearing:
         return f"{int(wall * 1000):x}-{self._number}"
 
     def _once(self, made: Message) -> list[Message]:
-        """Return it, unless the same trouble was told in the last hour; one that stands is then told later."""
+        """Return it, unless the same trouble was sent in the last hour; one that stands is then sent later."""
         if self._was_said(made.key, made.at):
             if made.status == "begin":
                 self._muted[made.key] = made
@@ -285,7 +285,7 @@ class Hearing:
         return [made]
 
     def _was_said(self, key: str, wall: float) -> bool:
-        """Say whether it was told in the last hour; a clock that was set back counts as another day."""
+        """Return whether it was sent in the last hour; a clock that was set back counts as another day."""
         return key in self.said and 0.0 <= wall - self.said[key] < AGAIN_S
 
     def _passes(self, made: Message) -> bool:
@@ -314,7 +314,7 @@ def _pair_key(event: str, numbers: Mapping[str, Any]) -> str:
 
 
 def _was_asked(state: State, name: str) -> bool:
-    """Say whether a trainer that is gone was told to go: by its own conduct, or with the whole host."""
+    """Return whether a trainer that is gone was asked to exit: by its own conduct, or with the whole host."""
     told = any(each.name == name and each.told_pause and each.conduct is Conduct.EXIT for each in state.trainers)
     return told or isinstance(state.phase, Shutdown)
 

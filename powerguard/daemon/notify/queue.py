@@ -169,7 +169,7 @@ class Queue:
         self._retry: asyncio.TimerHandle | None = None
 
     async def load(self) -> Mapping[str, Any]:
-        """Take in what the file holds; return what `keep` has kept. A disk that is silent holds nobody up."""
+        """Take in what the file holds; return what `keep` has kept. A silent disk delays no message."""
         self._writer = self._writer or WorkerThread("powerguard-messages")
         loading = in_thread(self._writer, self.file.load)
         loading.add_done_callback(lambda ended: ended.exception())
@@ -241,7 +241,7 @@ class Queue:
         self._write()
 
     def keep(self, name: str, value: object) -> None:
-        """Keep something small beside the messages."""
+        """Keep a small value with the messages."""
         payload = _dump(value)
         if self._kept.get(name) != payload:
             self._kept[name] = payload

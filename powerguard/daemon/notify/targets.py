@@ -57,7 +57,7 @@ class DeliveryError(Exception):
 
 
 class Target(ABC):
-    """Somebody who gets messages. Blocking work (secrets, names, certificates) has a thread, which may hang.
+    """A target of messages. Blocking work (secrets, names, certificates) has a thread, which may hang.
 
     folds: it gets the messages of an outage that are late as one.
     """
@@ -365,7 +365,7 @@ class Child(Program):
         return answer
 
     def _environment(self) -> dict[str, str]:
-        """Return the child's environment; how Apprise's requests is told of a proxy and of authorities."""
+        """Return the child's environment; it names the proxy and the authorities for Apprise."""
         kept = {name: value for name, value in clean_environment().items() if not name.lower().endswith("_proxy")}
         if isinstance(self._options, AppriseOptions):
             proxy, ca_file = self._options.proxy, self._options.ca_file

@@ -313,7 +313,7 @@ class Daemon(Protocol):
 
     @property
     def message_targets(self) -> Sequence[TargetView]:
-        """Who is told of outages and alarms, and how the deliveries go."""
+        """Targets of messages, and how their deliveries go."""
         ...
 
     def pending_messages(self, most: int) -> Sequence[Mapping[str, object]]:

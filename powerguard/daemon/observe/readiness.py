@@ -99,7 +99,7 @@ FIXES: Final = {
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
     "no_bmc": "set bmc (kind: auto), or set always-on in the BIOS, which powerguard then does not check",
     "journal_in_memory": "free the disk that holds the journal, or mount it writable",
-    "messages_at_risk": "free the disk (messages.sqlite beside the journal), or mend the target that takes nothing",
+    "messages_at_risk": "free the disk of messages.sqlite, or repair the target that takes no message",
     "messages_failing": "powerguard notify test",
     "history_lost": "repeat the drill (`powerguard drill`); this message ends with the daemon's next start",
     "settings_rejected": "powerguard config validate",

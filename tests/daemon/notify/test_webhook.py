@@ -210,7 +210,7 @@ async def test_no_secret_gets_out(receiver: Receiver, tmp_path: Path, caplog: py
         told = json.dumps([str(view) for view in made.messenger.views()]) + str(made.messenger.pending(100))
         told += str(await made.messenger.test(list(targets), 30.0))
         assert "forbidden: [redacted]" in made.view("echo").answer
-        assert "others can read this secret" in made.view("open").answer
+        assert "other users can read this secret" in made.view("open").answer
     assert "SECRET" not in told
     assert "SECRET" not in caplog.text
     assert not any(b"SECRET" in path.read_bytes() for path in Path.glob(tmp_path, "messages.sqlite*"))
