@@ -15,7 +15,7 @@ from typing import Any
 from bench import dcp
 from bench.figure import Figure
 from powerguard.trainer.ranks.base import Alone
-from powerguard.trainer.store.found import SavedCheckpoint
+from powerguard.trainer.store.folders import SavedCheckpoint
 from powerguard.trainer.store.manifest import MANIFEST
 from powerguard.trainer.store.resume import choose
 from powerguard.trainer.tiers import Remote, tier_of

@@ -8,7 +8,7 @@ import time
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
-from powerguard.cli.render import Paint, clean, duration, moment, number, table
+from powerguard.cli.render import Paint, agreed, clean, duration, moment, number, table
 from powerguard.cli.shared import EX_DOWN, EX_REFUSED, EX_USAGE, Subparsers, fail
 from powerguard.cli.status import JOURNAL, last_battery
 
@@ -246,7 +246,7 @@ def _replaced(args: argparse.Namespace) -> int:
             return fail(args, verb, "stdin is no terminal to ask on: say --yes", EX_USAGE)
         when = installed if args.installed else f"{installed} (this month; --installed names another)"
         print("\n".join(_what_goes(ups, when)), file=sys.stderr)
-        if not args.yes and not _agreed():
+        if not args.yes and not agreed("Forget it?"):
             return fail(args, verb, "nothing was changed", EX_REFUSED)
         answer = post(args, "battery-replaced", {"ups": ups["name"], "installed": installed})
     except DownError as error:
@@ -276,11 +276,6 @@ def _what_goes(ups: dict[str, Any], when: str) -> list[str]:
     gone.append(("account", "what was counted out of the old one; it begins again at the charge that the UPS reports"))
     lines += table(gone)
     return [*lines, "What was learned of loads, checkpoints and stops is kept, and so is the recharge time."]
-
-
-def _agreed() -> bool:
-    print("Forget it? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
 
 
 def _taken(answer: dict[str, Any], installed: str) -> list[str]:

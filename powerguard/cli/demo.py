@@ -57,7 +57,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 async def _serve_ups(port: int) -> int:
-    from powerguard.sim.demo.ups import serve
+    from powerguard.sim.demo.live import serve
 
     try:
         await serve(port)

@@ -20,6 +20,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 from pydantic import ValidationError
 
+from powerguard.cli.imports.draft import scalar
 from powerguard.cli.render import Paint, clean, duration, number, table
 from powerguard.cli.shared import EX_NOINPUT, EX_NOTHING, EX_USAGE, Subparsers, fail
 from powerguard.settings.load import SettingsError, load
@@ -34,21 +35,7 @@ if TYPE_CHECKING:
     from powerguard.ups.discover import Found, Search, Wanted
 
 
-_PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*|[0-9]{1,3}(\.[0-9]{1,3}){3}")
-_WORDS: Final = frozenset(("true", "false", "null"))
 _NAME: Final = re.compile(r"[^a-z0-9]+")
-
-
-def scalar(value: object) -> str:
-    """Return a value as our YAML has it."""
-    if isinstance(value, Mapping):
-        return "{" + ", ".join(f"{key}: {scalar(item)}" for key, item in value.items()) + "}"
-    if isinstance(value, bool):
-        return "true" if value else "false"
-    if isinstance(value, int | float):
-        return f"{value:g}"
-    text = str(value)
-    return text if _PLAIN.fullmatch(text) and text not in _WORDS else json.dumps(text)
 
 
 def as_credentials(found: Sequence[Found], given: Mapping[str, Any]) -> tuple[list[Found], dict[str, str]]:
@@ -228,8 +215,7 @@ def _from_files(nut: Path, apcupsd: Path, targets: Targets) -> list[str]:
     """Read NUT's and apcupsd's files as `powerguard import` does; returns the hosts of cards that they name."""
     from powerguard.cli.imports import apcupsd as import_apcupsd
     from powerguard.cli.imports import nut as import_nut
-    from powerguard.cli.imports.draft import Draft
-    from powerguard.cli.imports.words import ReadError
+    from powerguard.cli.imports.draft import Draft, ReadError
 
     draft = Draft()
     try:

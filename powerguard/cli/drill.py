@@ -13,7 +13,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
-from powerguard.cli.render import Paint, clean, duration, mode_note, moment, table
+from powerguard.cli.render import Paint, agreed, clean, duration, mode_note, moment, table
 from powerguard.cli.shared import EX_DOWN, EX_REFUSED, EX_USAGE, Subparsers, fail
 from powerguard.cli.words import because_of
 
@@ -299,8 +299,7 @@ def _drill(args: argparse.Namespace) -> int:
     if not args.yes:
         if not sys.stdin.isatty():
             return fail(args, "drill", "nobody can be asked here: repeat with --yes", EX_USAGE)
-        print("Begin? [y/N] ", end="", file=sys.stderr, flush=True)
-        if sys.stdin.readline().strip().lower() not in ("y", "yes"):
+        if not agreed("Begin?"):
             print("Nothing was done.", file=sys.stderr)
             return EX_REFUSED
     before = _last_id(get(args, _PATH))

@@ -6,7 +6,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Sequence
+from collections.abc import Callable, Sequence
 from typing import Any, Final, Self, TextIO
 
 _CODES: Final = {
@@ -207,6 +207,12 @@ def told_seconds(text: str) -> float | None:
     return float(digits) * (1.0 if factor is None else factor)
 
 
+def agreed(question: str) -> bool:
+    """Ask on the terminal; only y and yes agree."""
+    print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
+    return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
 _EVERY_S: Final = 0.1
 _UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
@@ -225,10 +231,19 @@ def amount(size_bytes: float | None) -> str:
 class Bar:
     """One line on a terminal that is drawn over, ten times a second at most, and gone at the end.
 
-    what: a word or two in front. quiet: draw nothing, as where the stream is no terminal. May be told from any thread.
+    what: a word or two in front. quiet: draw nothing, as where the stream is no terminal. told: how counts are written;
+    bytes unless something else is counted. May be told from any thread.
     """
 
-    def __init__(self, what: str, *, quiet: bool = False, stream: TextIO | None = None) -> None:
+    def __init__(
+        self,
+        what: str,
+        *,
+        quiet: bool = False,
+        stream: TextIO | None = None,
+        told: Callable[[float], str] = amount,
+    ) -> None:
+        self._told = told
         self._stream = sys.stderr if stream is None else stream
         self._live = not quiet and self._stream.isatty()
         self._what = what
@@ -240,7 +255,7 @@ class Bar:
         self._full, self._empty = ("█", "░") if encoding == "utf8" else ("#", ".")
 
     def __call__(self, done: int, total: int | None) -> None:
-        """Tell how far it is: bytes done, and bytes in all where that is known."""
+        """Tell how far it is: how much is done, and how much there is in all where that is known."""
         now_s = time.perf_counter()
         if not self._live or now_s - self._drawn_s < _EVERY_S:
             return
@@ -260,10 +275,10 @@ class Bar:
         """Return the line, at most `width` letters long."""
         rate = done / took_s if took_s > 0 else 0.0
         if not total:
-            return f"{self._what}  {amount(done)}  {amount(rate)}/s"[:width]
+            return f"{self._what}  {self._told(done)}  {self._told(rate)}/s"[:width]
         share = min(1.0, done / total)
         left = f"  {duration((total - done) / rate)} left" if rate > 0 and done < total else ""
-        told = f" {100 * share:3.0f} %  {amount(done)} of {amount(total)}  {amount(rate)}/s{left}"
+        told = f" {100 * share:3.0f} %  {self._told(done)} of {self._told(total)}  {self._told(rate)}/s{left}"
         room = min(40, width - len(self._what) - len(told) - 3)
         if room < 5:
             return f"{self._what} {told}"[:width]

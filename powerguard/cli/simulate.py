@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from powerguard.cli.render import Paint, fold, say
+from powerguard.cli.render import Bar, Paint, fold, say
 from powerguard.cli.shared import EX_CONFIG, EX_USAGE, Subparsers, fail
 
 if TYPE_CHECKING:
@@ -21,7 +21,6 @@ EX_INTERRUPTED: Final = 130
 _POLICIES: Final = ("powerguard", "fixed", "nut", "apcupsd", "oracle")
 _LEVELS: Final = ("core", "loop")
 _OUTAGES: Final = {"core": 1000, "loop": 50}
-_BAR: Final = 30
 _MOST_SETS: Final = 12
 
 
@@ -71,19 +70,27 @@ def _at_least(least: int) -> Any:  # noqa: ANN401 - a type for argparse
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    bar = _Bar(args.outages or _OUTAGES[args.level])
+    whole, played = args.outages or _OUTAGES[args.level], 0
+    bar = Bar("outages", told="{:.0f}".format)
+
+    def tell(count: int) -> None:
+        nonlocal played
+        played = count
+        bar(count, whole)
+
     try:
-        bar.show(0)
-        return _run(args, bar)
+        with bar:
+            status, told = _told(args, tell)
     except KeyboardInterrupt:
-        bar.clear()
-        print(f"powerguard simulate: interrupted; {bar.done} of {bar.whole} outages were played", file=sys.stderr)
+        print(f"powerguard simulate: interrupted; {played} of {whole} outages were played", file=sys.stderr)
         return EX_INTERRUPTED
-    finally:
-        bar.clear()
+    if told is not None:
+        print(json.dumps(told, indent=2)) if args.json else _print(told)
+    return status
 
 
-def _run(args: argparse.Namespace, bar: "_Bar") -> int:
+def _told(args: argparse.Namespace, tell: "Tell") -> tuple[int, dict[str, Any] | None]:
+    """Play; return the exit status, and the report unless an option is wrong."""
     from powerguard.settings.load import SettingsError
     from powerguard.sim.world.report import SimulationOptions, report
     from powerguard.sim.world.site import Site, load, warnings
@@ -91,15 +98,13 @@ def _run(args: argparse.Namespace, bar: "_Bar") -> int:
     try:
         site = Site() if args.site is None else load(Path(args.site))
     except SettingsError as error:
-        bar.clear()
         if args.json:
-            return fail(args, "simulate", "; ".join(error.problems), EX_CONFIG)
+            return fail(args, "simulate", "; ".join(error.problems), EX_CONFIG), None
         say(str(error))
-        return EX_CONFIG
+        return EX_CONFIG, None
     if args.level != "core" and args.policy != "powerguard":
-        bar.clear()
         why = f"--level {args.level} plays powerguard itself only, not --policy {args.policy}"
-        return fail(args, "simulate", why, EX_USAGE)
+        return fail(args, "simulate", why, EX_USAGE), None
     options = SimulationOptions(
         seed=args.seed,
         outages=args.outages or _OUTAGES[args.level],
@@ -108,10 +113,8 @@ def _run(args: argparse.Namespace, bar: "_Bar") -> int:
         site=None if args.site is None else shlex.quote(args.site),
         level=args.level,
     )
-    told = report(_play(site, options, args.jobs, bar.show), options) | {"warnings": warnings(site)}
-    bar.clear()
-    print(json.dumps(told, indent=2)) if args.json else _print(told)
-    return EX_VIOLATED if told["invariant_violations"] else 0
+    told = report(_play(site, options, args.jobs, tell), options) | {"warnings": warnings(site)}
+    return EX_VIOLATED if told["invariant_violations"] else 0, told
 
 
 def _play(site: "Site", options: "SimulationOptions", jobs: int | None, tell: "Tell") -> "list[Sample]":
@@ -121,33 +124,6 @@ def _play(site: "Site", options: "SimulationOptions", jobs: int | None, tell: "T
         return play_many(site, options, jobs=jobs, tell=tell)
     samples: list[Sample] = import_module("powerguard.sim.looped.outage").play_many(site, options, jobs=jobs, tell=tell)
     return samples
-
-
-class _Bar:
-    """How far it has got, on stderr, where that is a terminal."""
-
-    def __init__(self, whole: int) -> None:
-        self.whole = whole
-        self.done = 0
-        self._live = sys.stderr.isatty()
-        self._permille = -1
-
-    def show(self, done: int) -> None:
-        """Draw it anew."""
-        self.done = done
-        permille = 1000 * done // self.whole
-        if not self._live or permille == self._permille:
-            return
-        self._permille = permille
-        full = _BAR * done // self.whole
-        bar = "#" * full + "." * (_BAR - full)
-        print(f"\r[{bar}] {done} of {self.whole}", end="", file=sys.stderr, flush=True)
-
-    def clear(self) -> None:
-        """Take it away again."""
-        if self._live and self._permille >= 0:
-            self._permille = -1
-            print("\r\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 def _print(told: dict[str, Any]) -> None:

@@ -1,20 +1,16 @@
-"""`powerguard status`: what is so, for people and for monitoring. Works when the daemon does not.
+"""`powerguard status`: phase, battery, slack and trainers, for people and for monitoring.
 
-What the journal last knew, read beside a daemon that is down. Stdlib only; `daemon.journal` costs ten times as much.
-
-A test writes a journal with the daemon's own code and reads it here.
+While the daemon answers, only the standard library is imported. When it does not, the journal says what it last knew.
 """
 
 import argparse
-import contextlib
 import json
 import os
-import sqlite3
 import sys
 import time
 from collections.abc import Sequence
 from pathlib import Path
-from typing import Any, Final, NamedTuple
+from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.render import (
@@ -32,98 +28,64 @@ from powerguard.cli.render import (
 )
 from powerguard.cli.shared import EX_DOWN, Subparsers
 
-JOURNAL: Final = "/var/lib/powerguard/journal.sqlite"
+if TYPE_CHECKING:
+    from powerguard.core.model.state import State
+    from powerguard.daemon.journal import Loaded
 
-_PHASES: Final = {
-    "Online": "online",
-    "OnBattery": "on_battery",
-    "EmergencyCheckpoint": "emergency_checkpoint",
-    "Holding": "holding",
-    "Shutdown": "shutdown",
-    "Recovery": "recovery",
-}
+JOURNAL: Final = "/var/lib/powerguard/journal.sqlite"
 
 
 def last_known(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
-    """Return phase, boot, moment and outage as last written, and "" or why they cannot be had. Never raises."""
-    row, trouble = _snapshot(path)
-    if row is None:
+    """Return phase, boot, moment and outage as last written, and "" or why they cannot be had."""
+    from powerguard.core.decide.table import phase_name
+    from powerguard.core.model.state import Online
+
+    loaded, state, trouble = _written(path)
+    if loaded is None or state is None:
         return None, trouble
-    try:
-        phase = json.loads(row[3])["phase"]
-        name, at = _PHASES[phase["kind"]], float(row[2])
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None, f"{path}: the last state cannot be read"
-    outage = phase.get("outage")
-    return {
-        "phase": name,
-        "boot_id": str(row[0]),
-        "at": at,
-        "outage": str(outage["id"]) if isinstance(outage, dict) and "id" in outage else None,
-    }, ""
+    outage = None if isinstance(state.phase, Online) else state.phase.outage.id
+    return {"phase": phase_name(state.phase), "boot_id": loaded.boot_id, "at": loaded.wall, "outage": outage}, ""
 
 
 def last_battery(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
-    """Return what was learned of the battery as last written, and "" or why it cannot be had. Never raises."""
-    row, trouble = _snapshot(path)
-    if row is None:
+    """Return what was learned of the battery as last written, and "" or why it cannot be had."""
+    loaded, state, trouble = _written(path)
+    if loaded is None or state is None:
         return None, trouble
+    battery, boot_wall = state.battery, loaded.wall - loaded.at_s
+    health = battery.model.health
+    measured = health and {
+        "share": health.share,
+        "error": health.error,
+        "depth": health.depth,
+        "how": health.how,
+        "at_least": health.least,
+        "at": boot_wall + health.at_s,
+    }
+    return {
+        "at": loaded.wall,
+        "health": battery.health,
+        "measured": measured,
+        "points": [
+            {"load_pct": round(100.0 * point.load, 3), "runtime_s": point.tau_s, "at": boot_wall + point.at_s}
+            for point in battery.model.points
+        ],
+        "recharge_s": battery.model.recharge_s,
+        "used": battery.used,
+        "left": battery.left,
+    }, ""
+
+
+def _written(path: str) -> "tuple[Loaded | None, State | None, str]":
+    """Return what the journal last knew, and "" or why it cannot be had."""
+    from powerguard.daemon.journal import JournalError, read_all, read_only
+
     try:
-        at_s, wall = float(row[1]), float(row[2])
-        battery = json.loads(row[3])["battery"]
-        model = battery.get("model") or {}
-        health = model.get("health")
-        return {
-            "at": wall,
-            "health": battery.get("health"),
-            "measured": None if health is None else _measured(health, wall - at_s),
-            "points": [
-                {
-                    "load_pct": round(100.0 * point["load"], 3),
-                    "runtime_s": point["tau_s"],
-                    "at": wall - at_s + point["at_s"],
-                }
-                for point in model.get("points") or ()
-            ],
-            "recharge_s": model.get("recharge_s"),
-            "used": battery.get("used"),
-            "left": battery.get("left"),
-        }, ""
-    except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-        return None, f"{path}: the last state cannot be read"
-
-
-def _measured(health: dict[str, Any], shift_s: float) -> dict[str, Any]:
-    kept = {name: health[name] for name in ("share", "error", "depth", "how")}
-    return {**kept, "at_least": health.get("least") is True, "at": shift_s + health["at_s"]}
-
-
-def _snapshot(path: str) -> tuple[tuple[Any, ...] | None, str]:
-    """Return boot, its clock, wall time and state as last written, and "" or why they cannot be had."""
-    try:
-        if not Path(path).is_file():  # a pipe would be waited for
-            return None, f"{path}: {'is not a file' if Path(path).exists() else 'no journal here'}"
-        with contextlib.closing(_open(path)) as db:
-            row = db.execute("SELECT boot_id, at_s, wall, state FROM snapshot").fetchone()
-    except OSError as error:
-        return None, f"{path}: {error.strerror or error}"
-    except sqlite3.Error as error:
-        return None, f"{path}: {error}"
-    return (tuple(row), "") if row is not None else (None, f"{path}: the journal is empty")
-
-
-def _open(path: str) -> sqlite3.Connection:
-    """Open read-only. Who may not write the folder can still read a journal that was closed in order."""
-    uri = Path(path).absolute().as_uri()
-    db = sqlite3.connect(f"{uri}?mode=ro", uri=True, timeout=1.0)
-    try:
-        db.execute("SELECT 1 FROM snapshot")
-    except sqlite3.OperationalError:
-        db.close()
-        if Path(f"{path}-wal").exists():
-            raise
-        db = sqlite3.connect(f"{uri}?mode=ro&immutable=1", uri=True)
-    return db
+        with read_only(Path(path)) as db:
+            loaded, _ = read_all(db)
+    except JournalError as error:
+        return None, None, str(error)
+    return loaded, loaded.state, "" if loaded.state is not None else loaded.trouble or f"{path}: the journal is empty"
 
 
 _COLOURS: Final = {"online": "green", "on_battery": "yellow", "recovery": "yellow", "shutdown": "red"}

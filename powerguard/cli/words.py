@@ -74,12 +74,23 @@ WAYS: Final = {
 }
 
 
-def durations_in(names: Mapping[str, str], mode: str | None) -> dict[str, str]:
+_DURATIONS: Final = {
+    "trained_on_s": "on battery until the checkpoint was ordered",
+    "checkpoint_s": "until every checkpoint was durable",
+    "held_s": "held",
+    "on_battery_s": "on battery in all",
+    "away_s": "host off",
+    "recovery_s": "from the daemon's start to training",
+    "lasted_s": "the whole outage",
+}
+
+
+def durations_in(mode: str | None) -> dict[str, str]:
     """Return what the parts of an outage are called; in dry-run no checkpoint was made and nothing was held."""
     if mode != "dry-run":
-        return dict(names)
+        return dict(_DURATIONS)
     would = {"trained_on_s": "on battery until a checkpoint would be ordered", "held_s": "would be held"}
-    return {name: would.get(name, words) for name, words in names.items() if name != "checkpoint_s"}
+    return {name: would.get(name, words) for name, words in _DURATIONS.items() if name != "checkpoint_s"}
 
 
 def outcome_of(name: str, mode: str | None = None) -> str:

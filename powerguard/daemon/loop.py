@@ -11,17 +11,21 @@ A daemon that is killed between any two of these lines repeats at most actions t
 """
 
 import asyncio
-from collections.abc import Callable, Mapping, Sequence
+import contextlib
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import dataclass, field, replace
 from functools import partial
 
 import structlog
 
 from powerguard.clock import Clock
+from powerguard.core.comeback.methods import named
 from powerguard.core.comeback.recovery import Stored, reloaded, restore
 from powerguard.core.decide.machine import step
 from powerguard.core.decide.table import phase_name
 from powerguard.core.energy.needs import fold
-from powerguard.core.model.actions import Action, ArmWay, EnsurePolicy, Note, PollNow, Reboot
+from powerguard.core.model import outcomes
+from powerguard.core.model.actions import Action, ArmWay, CheckWay, EnsurePolicy, Level, Note, PollNow, Reboot
 from powerguard.core.model.events import (
     CheckpointProgress,
     Done,
@@ -37,18 +41,79 @@ from powerguard.core.model.events import (
 from powerguard.core.model.policy import Learned, Policy
 from powerguard.core.model.state import Online, State, Step
 from powerguard.daemon.attempt import AbandonedTasks, attempt, keep_running, rest
-from powerguard.daemon.components import CLOSE_LIMIT_S, Components, Runnable, close, log_note
 from powerguard.daemon.journal import Entry, Journal
-from powerguard.daemon.journal.recording import Recorder
+from powerguard.daemon.journal.records import Recorder
 from powerguard.daemon.log import bind_outage
 from powerguard.daemon.observe.figures import Figures
 from powerguard.daemon.observe.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
 from powerguard.daemon.observe.status import SourceViews
-from powerguard.daemon.return_watch import ReturnWatch
 from powerguard.daemon.systemd import Notifier
+from powerguard.effectors.base import Effector
+from powerguard.effectors.bmc.engine import Probe
+from powerguard.effectors.host.check import HostCheckEffector
+from powerguard.effectors.host.power import HostEffector
+from powerguard.effectors.options import ResumeOptions
+from powerguard.ups.base import Source
 from powerguard.ups.snmp.traps import TrapCounts
 
 log = structlog.get_logger()
+
+CLOSE_LIMIT_S = 1.0
+"""Timeout for pollers to end and connections to be closed. What takes longer is abandoned."""
+
+Runnable = Callable[[], Awaitable[object]]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Components:
+    """The components that the settings make: everything that a reload replaces.
+
+    sources: (ups, source name, poller). watchers: tasks that publish events by themselves, such as the trainers'.
+    effectors: who carries out which kind of action. close: gives back what they hold. traps: what came to the trap
+    port; None where there is none. resume: what starts training. check: who looks at the host after a return.
+    why_on: asks the BMC, within so many seconds, what powered the host on; None without a BMC. strangers: sockets where
+    trainers ought to be and others are, and why. host: powers the host off; None when another effector does.
+    """
+
+    policy: Policy
+    host_kind: str
+    bmc_kind: str
+    sources: Sequence[tuple[str, str, Source]]
+    watchers: Mapping[str, Runnable]
+    effectors: Mapping[type[Action], Effector]
+    close: Runnable | None = None
+    traps: TrapCounts | None = None
+    resume: ResumeOptions = field(default_factory=ResumeOptions)
+    check: HostCheckEffector | None = None
+    why_on: Callable[[float], Awaitable[Probe]] | None = None
+    strangers: Callable[[], Sequence[str]] = tuple
+    host: HostEffector | None = None
+
+
+async def close(parts: Components) -> None:
+    """Give back what the parts hold, within CLOSE_LIMIT_S."""
+    if parts.close is None:
+        return
+    try:
+        async with asyncio.timeout(CLOSE_LIMIT_S):
+            await keep_running("close", parts.close, once=True)
+    except TimeoutError:
+        log.warning("close_incomplete", because=f"not done within {CLOSE_LIMIT_S:g} s")
+
+
+def log_note(note: Note) -> None:
+    """Log one line of the story at its level. A number that is named as the line's own words does not replace them."""
+    values = {name: value for name, value in note.numbers if name not in ("event", "because")}
+    match note.level:
+        case Level.ERROR:
+            log.error(note.event, because=note.because, **values)
+        case Level.WARNING:
+            log.warning(note.event, because=note.because, **values)
+        case Level.INFO:
+            log.info(note.event, because=note.because, **values)
+        case Level.DEBUG:
+            log.debug(note.event, because=note.because, **values)
+
 
 TICK_ONLINE_S = 1.0
 TICK_OUTAGE_S = 0.25
@@ -503,3 +568,120 @@ class Loop:
     def _status_line(self) -> str:
         mode = "" if self.policy.powers_off else f" ({self.policy.mode})"
         return f"{phase_name(self.state.phase)}{mode}"
+
+
+# --- Would this host come back? -------------------------------------------------------------------------------------
+
+CHECK_S = 3600.0
+RETRY_S = 60.0
+
+
+class ReturnWatch:
+    """Status of the power-on methods, and the duty to check them again: at start, after a reload and hourly.
+
+    A method that did not answer well is checked again after a minute, then ever less often: a BMC that was busy at the
+    boot, or hung, must not leave the host without a way back until somebody asks.
+
+    bmc: None when the settings have none. ways: those that the settings name, in their order.
+    """
+
+    def __init__(self, clock: Clock) -> None:
+        """Know nothing yet."""
+        self.bmc: BmcView | None = None
+        self.ways: tuple[WayView, ...] = ()
+        self._clock = clock
+        self._kind = "none"
+        self._asked = asyncio.Event()
+        self._checks = 0
+
+    def set_parts(self, parts: Components) -> None:
+        """Take what the settings name; what is known of anything else is forgotten."""
+        self._kind = parts.bmc_kind
+        if self.bmc is None or self.bmc.kind != self._kind:
+            self.bmc = None if self._kind == "none" else BmcView(kind=self._kind)
+        known = {(view.way, view.ups): view for view in self.ways}
+        self.ways = tuple(known.get(each) or WayView(way=each[0], ups=each[1]) for each in named(parts.policy))
+
+    def check_soon(self) -> None:
+        """Ask again at once: what was asked for has changed. While it is being asked: again after that."""
+        self._asked.set()
+
+    def enter(self, outcome: Done | Failed) -> None:
+        """Enter how an order that says something of the return ended; other actions are passed over."""
+        match outcome.action:
+            case EnsurePolicy() if self._kind != "none":
+                self._enter_policy(outcome)
+            case CheckWay(way=way, ups=ups) | ArmWay(way=way, ups=ups):
+                self.ways = tuple(
+                    entered(view, outcome) if (view.way, view.ups) == (way, ups) else view for view in self.ways
+                )
+            case _:
+                pass
+
+    def _enter_policy(self, outcome: Done | Failed) -> None:
+        known = self.bmc or BmcView(kind=self._kind)
+        found = outcomes.policy_ensured(outcome)
+        if isinstance(outcome, Failed):
+            if found.policy is not None:  # it was read, and is not the one that is wanted
+                known = replace(known, policy=found.policy, checked_at_s=outcome.at_s, power_watts=None)
+            self.bmc = replace(known, verified=False, error=outcome.reason)
+            return
+        self.bmc = replace(
+            known,
+            policy=found.policy,
+            verified=found.verified,
+            checked_at_s=outcome.at_s,
+            error="",
+            power_watts=found.power_watts,
+        )
+
+    async def run(
+        self,
+        attempt: Callable[[Action], Awaitable[Done | Failed]],
+        *,
+        can: Callable[[type[Action]], bool],
+        is_quiet: Callable[[], bool],
+        boot_id: str,
+        limit_s: float,
+    ) -> None:
+        """Ask for ever. can: somebody carries it out. is_quiet: no outage is asking anyway. limit_s: for one answer."""
+        failures = 0
+        while True:
+            self._asked.clear()
+            if is_quiet():
+                self._checks += 1
+                by_s = self._clock() + limit_s
+                name = f"{boot_id[:8]}-{{}}-{self._checks}"
+                asked: list[Action] = [EnsurePolicy(id=name.format("policy"), by_s=by_s, outage="")]
+                for view in self.ways:
+                    id_ = name.format(f"{view.way}{view.ups}")
+                    asked.append(CheckWay(id=id_, by_s=by_s, way=view.way, ups=view.ups))
+                # Side by side: one that hangs does not make the others late.
+                async with asyncio.TaskGroup() as tasks:
+                    asking = [tasks.create_task(self._ask(attempt, each)) for each in asked if can(type(each))]
+                failures = 0 if all(task.result() for task in asking) else failures + 1
+            rest_s = RETRY_S * 2.0 ** min(failures - 1, 10) if failures else CHECK_S
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(min(rest_s, CHECK_S)):
+                    await self._asked.wait()
+                    failures = 0
+
+    async def _ask(self, attempt: Callable[[Action], Awaitable[Done | Failed]], action: Action) -> bool:
+        outcome = await attempt(action)
+        self.enter(outcome)
+        if isinstance(action, CheckWay):
+            if isinstance(outcome, Failed):
+                log.warning("way_blocked", because=outcome.reason, way=action.way, ups=action.ups)
+        elif isinstance(outcome, Failed):
+            log.error("policy_unverified", because=outcome.reason)
+        else:
+            log_note(Note(event="policy_verified", because="start or hourly", numbers=outcome.detail))
+        return isinstance(outcome, Done)
+
+
+def entered(view: WayView, outcome: Done | Failed) -> WayView:
+    """Return the view after a way was asked for, or armed."""
+    if isinstance(outcome, Failed):
+        return replace(view, ready=False, why=outcome.reason, checked_at_s=outcome.at_s)
+    returns = outcomes.way_armed(outcome).returns or view.returns
+    return replace(view, ready=True, why="", returns=returns, checked_at_s=outcome.at_s)

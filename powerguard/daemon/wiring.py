@@ -55,13 +55,12 @@ from powerguard.core.model.policy import Mode, Policy
 from powerguard.core.model.state import OnBattery, Online, Recovery, Shutdown, State, Supply
 from powerguard.daemon import boots
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.components import Components, Runnable
 from powerguard.daemon.control import admin
 from powerguard.daemon.control.admin import TakenError, alone
 from powerguard.daemon.control.hints import hint_path, serve_hints
 from powerguard.daemon.journal import Journal, Retention
 from powerguard.daemon.log import configure, open_scope
-from powerguard.daemon.loop import Loop
+from powerguard.daemon.loop import Components, Loop, Runnable
 from powerguard.daemon.observe import http
 from powerguard.daemon.own_load import OwnLoadWatch, Read, gpu_watts
 from powerguard.daemon.systemd import Notifier, is_host_stopping
@@ -195,9 +194,9 @@ def _opening(settings: Settings, name: str, clock: Clock) -> Opening | None:
 
 def _by_snmp(by: SnmpOptions, wanted: OutputOffOptions, clock: Clock) -> Opening:
     from powerguard.effectors.ups_output import by_snmp  # noqa: PLC0415 - see above
-    from powerguard.ups.snmp import control  # noqa: PLC0415 - see above
+    from powerguard.ups.snmp.discovery import opened  # noqa: PLC0415 - see above
 
-    return by_snmp.opening(lambda: control.opened(by, wanted.community), wanted, clock)
+    return by_snmp.opening(lambda: opened(by, wanted.community), wanted, clock)
 
 
 def _by_nut(by: NutOptions, wanted: OutputOffOptions) -> Opening:

@@ -1,11 +1,8 @@
 """The common part of the small root helpers: a line in, a line out, and a folder that outlives a killed process.
 
 systemd starts one process of a helper for each connection to its socket. It reads one JSON line, answers with one, and
-ends. What it has changed stands in a file that is written before anything is touched. Only the standard library.
-
-What the small root helpers keep: a folder that outlives whoever is killed, with one file that names the boot.
-
-What they have changed stands in it before anything is touched. Only the standard library.
+ends. What it has changed stands in a file that names the boot and is written before anything is touched; a watch
+undoes it when the daemon is gone. Only the standard library.
 """
 
 import contextlib
@@ -20,7 +17,7 @@ import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
 from pathlib import Path
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NoReturn, TypeVar
 
 from powerguard.clock import boot_id, boottime_s
 from powerguard.durable import replace_file
@@ -166,7 +163,10 @@ LINE_S: Final = 2.0
 
 EX_USAGE: Final = 64
 
+WATCH_S: Final = 1.0
+
 Answer = dict[str, Any]
+_Kept = TypeVar("_Kept")
 
 
 class RefusedError(Exception):
@@ -222,6 +222,46 @@ def serve(carry_out: Callable[[Mapping[str, object]], Answer]) -> int:
         tell(3, f"refused: {error}")
     say(answer)
     return 0
+
+
+def by_hand(helper: str, carry_out: Callable[[], Answer]) -> int:
+    """Carry out a word of the command line; returns the exit status: 0 done, 1 not done, 64 usage (RefusedError)."""
+    try:
+        answer = carry_out()
+    except RefusedError as error:
+        sys.stderr.write(f"{helper}: {error}\n")
+        return EX_USAGE
+    say(answer)
+    return 0 if answer["ok"] and not answer.get("failure") else 1
+
+
+def wait_until_due(read: Callable[[], _Kept], due_s: Callable[[_Kept], float]) -> _Kept | None:
+    """Wait until nothing is kept any more (None), or until that is to be undone: then return what is kept.
+
+    read: what is kept now; may raise KeptError. due_s: when it is to be undone, a moment of CLOCK_BOOTTIME.
+    """
+    told = ""
+    while True:
+        left_s = WATCH_S
+        try:
+            kept = read()
+            if not kept:
+                return None
+            left_s = due_s(kept) - boottime_s()
+        except KeptError as error:  # a person must mend it, and we are there when he has
+            if str(error) != told:
+                tell(3, told := str(error))
+        else:
+            if left_s <= 0:
+                return kept
+        time.sleep(min(left_s, WATCH_S))
+
+
+def refuse_under_test(path: Path, real: str, what: str) -> None:
+    """Raise RefusedError if a test would do this to the machine that it runs on."""
+    if os.environ.get("POWERGUARD_UNDER_TEST") and path == Path(real):
+        msg = f"refused under test: it would {what} of this machine; give --folder"
+        raise RefusedError(msg)
 
 
 def seconds(text: str) -> float:

@@ -1,9 +1,7 @@
 """Intents on disk: one small file, replaced as a whole and synced before anybody is told that it is stored.
 
-Each record has a digest of its own: a disk that spoils one host's does not take the others' with it.
-
-Times are kept as seconds before or after the moment of writing, so that they hold over a reboot: inside a boot
-CLOCK_BOOTTIME has measured what went by, from one boot to the next the wall clock, as far as it has not gone back.
+Times are kept in the clock of the boot that wrote them, and move to the clock of the boot that reads them: inside a
+boot CLOCK_BOOTTIME has measured what went by, from one boot to the next the wall clock, as far as it has not gone back.
 
 The table of intents in memory, and its way to the disk: one writer, and nobody waits for it longer than he says.
 """
@@ -12,25 +10,21 @@ import asyncio
 import contextlib
 import hashlib
 import json
-import math
 import os
 from collections.abc import Callable, Container, Coroutine, Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import Any, Final, TypeVar
+from typing import Any, Final
 
 import structlog
 
+from powerguard.core.model.serialisation import from_plain, to_plain
 from powerguard.durable import replace_file
 from powerguard.sentinel.decide import Intent
 
 NAME: Final = "intents.json"
 MAX_BYTES: Final = 4_194_304
-MAX_RECORDS: Final = 4096
-MAX_ASIDE: Final = 3
-"""Number of damaged files that are kept for an inspection."""
 _SCHEMA_VERSION: Final = 1
-_T = TypeVar("_T")
 
 
 class IntentFileError(ValueError):
@@ -50,6 +44,7 @@ class Clocks:
 class Given:
     """Orders that were given for an outage whose intent has ended: the host asks for them once it is up again."""
 
+    host: str
     outage: str
     orders: int
 
@@ -72,7 +67,8 @@ class IntentTable:
         left = {name: each for name, each in self.intents.items() if name != host}
         if intent is None or not intent.tries:
             return replace(self, intents=left)
-        return replace(self, intents=left, given={**self.given, host: Given(outage=intent.outage, orders=intent.tries)})
+        given = Given(host=host, outage=intent.outage, orders=intent.tries)
+        return replace(self, intents=left, given={**self.given, host: given})
 
     def only(self, hosts: Container[str]) -> "IntentTable":
         """Return the table without orders to hosts that nobody knows any more; intents end by `decide`."""
@@ -86,136 +82,69 @@ class IntentTable:
         return given.orders if given is not None and given.outage == outage else 0
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class _Written:
+    """What stands in the file. Times are of the clock of this boot; clocks: when it was written."""
+
+    schema_version: int
+    clocks: Clocks
+    last_order_s: float | None
+    intents: tuple[Intent, ...]
+    given: tuple[Given, ...]
+
+
 def encode(table: IntentTable, now: Clocks) -> bytes:
-    """Return the file: a line that says what the times count from, then one for each record; before each its digest.
-
-    A record's digest is taken with the first line's: one of another writing, with times of its own, is none of these.
-    """
-    at_s = now.boottime_s
-    head = {
-        "schema_version": _SCHEMA_VERSION,
-        "boot_id": now.boot_id,
-        "boottime_s": at_s,
-        "wall_s": now.wall_s,
-        "last_order_ago_s": None if table.last_order_s is None else at_s - table.last_order_s,
-        "records": len(table.intents) + len(table.given),
-    }
-    records: list[dict[str, object]] = [
-        {
-            "host": intent.host,
-            "outage": intent.outage,
-            "boot_id": intent.boot_id,
-            "feeds": list(intent.feeds),
-            "stored_ago_s": at_s - intent.stored_s,
-            "not_before_in_s": intent.not_before_s - at_s,
-            "expires_in_s": intent.expires_s - at_s,
-            "tries": intent.tries,
-            "tried_ago_s": None if intent.tried_s is None else at_s - intent.tried_s,
-            "was_off": intent.was_off,
-            "on_since_ago_s": None if intent.on_since_s is None else at_s - intent.on_since_s,
-            "on_ago_s": None if intent.on_at_s is None else at_s - intent.on_at_s,
-        }
-        for intent in table.intents.values()
-    ]
-    records += [{"host": host, "outage": told.outage, "orders": told.orders} for host, told in table.given.items()]
-    first = _body(head)
-    return b"".join((_line(b"", first), *(_line(first, _body(record)) for record in records)))
+    """Return the file: a digest, and what it is taken of."""
+    written = _Written(
+        schema_version=_SCHEMA_VERSION,
+        clocks=now,
+        last_order_s=table.last_order_s,
+        intents=tuple(table.intents.values()),
+        given=tuple(table.given.values()),
+    )
+    body = json.dumps(to_plain(written)).encode()
+    return hashlib.sha256(body).hexdigest().encode() + b" " + body + b"\n"
 
 
-def _body(told: Mapping[str, object]) -> bytes:
-    return json.dumps(told, allow_nan=False).encode()
-
-
-def _line(first: bytes, body: bytes) -> bytes:
-    return hashlib.sha256(first + b"\n" + body).hexdigest().encode() + b" " + body + b"\n"
-
-
-def decode(raw: bytes, now: Clocks) -> tuple[IntentTable, int]:
-    """Read a file as of now: what is whole of it, and how many records are not, or are missing.
-
-    Raises StoreError where not even the first line is what `encode` has written: then no time means anything.
-    """
-    head_line, *lines = raw.split(b"\n", MAX_RECORDS + 1)
-    first = head_line.partition(b" ")[2]
-    if _line(b"", first) != head_line + b"\n":
-        msg = "its first line is not as it was written: cut off, or changed"
+def decode(raw: bytes, now: Clocks) -> IntentTable:
+    """Read a file as of now. Raises IntentFileError where it is not what `encode` has written."""
+    digest, _, body = raw.removesuffix(b"\n").partition(b" ")
+    if hashlib.sha256(body).hexdigest().encode() != digest:
+        msg = "it is not as it was written: cut off, or changed"
         raise IntentFileError(msg)
     try:
-        head = json.loads(first)
-        if head["schema_version"] != _SCHEMA_VERSION:
-            msg = f"schema_version {head['schema_version']!r} is not {_SCHEMA_VERSION}: written by another version"
-            raise IntentFileError(msg)
-        at_s = now.boottime_s - _gone_s(head, now)
-        last_ago_s = head["last_order_ago_s"]
-        table = IntentTable(last_order_s=None if last_ago_s is None else at_s - _number(last_ago_s))
-        missing = _typed(head["records"], int)
-    except (ValueError, KeyError, TypeError, RecursionError) as error:
-        if isinstance(error, IntentFileError):
-            raise
-        msg = f"its first line is not as it should be ({type(error).__name__})"
+        written = from_plain(json.loads(body), _Written)
+    except (ValueError, RecursionError) as error:  # of which PlainError is one
+        msg = f"it is not as it should be ({error}): written by another version?"
         raise IntentFileError(msg) from None
-    extra = 0
-    for line in filter(None, lines):
-        read = _read(first, line, at_s, table)
-        missing, extra = missing - (read is not None), extra + (read is None)
-        table = read or table
-    return table, max(missing, extra)
-
-
-def _read(first: bytes, line: bytes, at_s: float, table: IntentTable) -> IntentTable | None:
-    """Return the table with one more record; None where the line is not whole, or not of this file."""
-    body = line.partition(b" ")[2]
-    if _line(first, body) != line + b"\n":
-        return None
-    try:
-        told = json.loads(body)
-        if "orders" not in told:
-            return table.put(_intent(told, at_s))
-        given = Given(outage=_typed(told["outage"], str), orders=_typed(told["orders"], int))
-        return replace(table, given={**table.given, _typed(told["host"], str): given})
-    except (ValueError, KeyError, TypeError, RecursionError):
-        return None
-
-
-def _gone_s(told: Mapping[str, Any], now: Clocks) -> float:
-    """Seconds since the file was written, at least 0."""
-    if told["boot_id"] == now.boot_id:
-        return max(now.boottime_s - _number(told["boottime_s"]), 0.0)
-    return max(now.wall_s - _number(told["wall_s"]), 0.0)
-
-
-def _intent(told: Mapping[str, Any], at_s: float) -> Intent:
-    return Intent(
-        host=_typed(told["host"], str),
-        outage=_typed(told["outage"], str),
-        boot_id=_typed(told["boot_id"], str),
-        feeds=tuple(_typed(feed, str) for feed in told["feeds"]),
-        stored_s=at_s - _number(told["stored_ago_s"]),
-        not_before_s=at_s + _number(told["not_before_in_s"]),
-        expires_s=at_s + _number(told["expires_in_s"]),
-        tries=_typed(told["tries"], int),
-        tried_s=_before(told["tried_ago_s"], at_s),
-        was_off=_typed(told["was_off"], bool),
-        # Files of versions before these were kept have none.
-        on_since_s=_before(told.get("on_since_ago_s"), at_s),
-        on_at_s=_before(told.get("on_ago_s"), at_s),
+    if written.schema_version != _SCHEMA_VERSION:
+        msg = f"schema_version {written.schema_version} is not {_SCHEMA_VERSION}: written by another version"
+        raise IntentFileError(msg)
+    then = written.clocks
+    gone_s = now.boottime_s - then.boottime_s if then.boot_id == now.boot_id else now.wall_s - then.wall_s
+    by_s = now.boottime_s - max(gone_s, 0.0) - then.boottime_s
+    return IntentTable(
+        intents={intent.host: _moved(intent, by_s) for intent in written.intents},
+        last_order_s=_plus(written.last_order_s, by_s),
+        given={given.host: given for given in written.given},
     )
 
 
-def _before(ago_s: object, at_s: float) -> float | None:
-    return None if ago_s is None else at_s - _number(ago_s)
+def _moved(intent: Intent, by_s: float) -> Intent:
+    """Return the intent in another clock."""
+    return replace(
+        intent,
+        stored_s=intent.stored_s + by_s,
+        not_before_s=intent.not_before_s + by_s,
+        expires_s=intent.expires_s + by_s,
+        tried_s=_plus(intent.tried_s, by_s),
+        on_since_s=_plus(intent.on_since_s, by_s),
+        on_at_s=_plus(intent.on_at_s, by_s),
+    )
 
 
-def _typed(value: object, kind: type[_T]) -> _T:
-    if not isinstance(value, kind):
-        raise TypeError
-    return value
-
-
-def _number(value: object) -> float:
-    if isinstance(value, bool) or not isinstance(value, int | float) or not math.isfinite(value):
-        raise TypeError
-    return float(value)
+def _plus(at_s: float | None, by_s: float) -> float | None:
+    return None if at_s is None else at_s + by_s
 
 
 class IntentFile:
@@ -225,39 +154,26 @@ class IntentFile:
         self.path = folder / NAME
 
     def load(self, now: Clocks) -> tuple[IntentTable, str]:
-        """Return what is kept, and what was wrong with it: a damaged file is set aside, and what is whole of it counts.
+        """Return what is kept, and what was wrong with it: nothing of a damaged file counts, and it is set aside.
 
-        It is never filled up from an older one: a host that has taken its word back must not be powered on by it.
+        An older file is never used: a host that has taken its word back must not be powered on by it.
         """
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
+            with os.fdopen(descriptor, "rb") as file:
+                return decode(file.read(MAX_BYTES), now), ""
         except FileNotFoundError:
             return IntentTable(), ""
         except OSError as error:
             return IntentTable(), f"{self.path}: cannot be read ({error.strerror})"
-        table, raw = IntentTable(), b""
-        try:
-            with os.fdopen(descriptor, "rb") as file:
-                raw = file.read(MAX_BYTES + 1)
-            table, lost = decode(raw[:MAX_BYTES], now)
-            if not lost and len(raw) <= MAX_BYTES:
-                return table, ""
-            why = f"{lost} records are cut off or changed; {len(table.intents)} intents are whole and count"
-        except (OSError, IntentFileError) as error:
-            why = f"{error.strerror if isinstance(error, OSError) else error}; its intents do not count"
-        return table, f"{self.path}: {why}; {self._set_aside(table, raw, now)}"
+        except IntentFileError as error:
+            return IntentTable(), f"{self.path}: {error}; its intents do not count; {self._set_aside()}"
 
-    def _set_aside(self, table: IntentTable, raw: bytes, now: Clocks) -> str:
-        """Keep a damaged file for people, at most MAX_ASIDE of them; say where."""
-        aside = self.path.with_name(f"{NAME}.damaged-{now.wall_s:.0f}")
+    def _set_aside(self) -> str:
+        """Keep the last damaged file for people; say where."""
+        aside = self.path.with_name(f"{NAME}.damaged")
         try:
-            if table.intents:
-                replace_file(aside, raw, mode=0o600)  # This one stays in its place until the next one is written.
-            else:
-                self.path.replace(aside)
-            kept = sorted(self.path.parent.glob(f"{NAME}.damaged-*"), key=lambda path: path.stat().st_mtime)
-            for old in kept[:-MAX_ASIDE]:
-                old.unlink()
+            self.path.replace(aside)
         except OSError as error:
             return f"it cannot be set aside ({error.strerror})"
         return f"it was set aside as {aside.name}"

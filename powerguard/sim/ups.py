@@ -3,10 +3,8 @@
 The physics is one line: at load x a full battery lasts tau(x) seconds, so in dt seconds it gives dt / tau(x) of itself.
 What the card *says* of it is another matter, and may lag or lie.
 
-The output of the simulated UPS: ordered off after a time, and on again, in each of the ways that UPSes do it.
-
-What happens when utility returns while the countdown runs is where they differ, and what strands hosts: the output
-goes off and on all the same (cycles), stays on (aborts), or goes off and nothing switches it on (stays_off).
+The output can be ordered off after a time. If utility returns during the countdown, UPSes differ, and that strands
+hosts: the output goes off and on all the same (cycles), stays on (aborts), or goes off and stays off (stays_off).
 """
 
 from bisect import bisect_right

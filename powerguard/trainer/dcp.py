@@ -23,9 +23,18 @@ import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
 
-from powerguard.trainer.seal.folder import Sealed, digests, each_of, open_to_read, seal
+from powerguard.trainer.seal.folder import (
+    Sealed,
+    digests,
+    each_of,
+    leave_behind,
+    newest_whole,
+    open_to_read,
+    prune,
+    saved_in,
+    seal,
+)
 from powerguard.trainer.seal.manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal
-from powerguard.trainer.seal.steps import leave_behind, newest_whole, prune, saved_in
 from powerguard.trainer.store.store import SavedCheckpoint
 
 METADATA: Final = ".metadata"

@@ -6,11 +6,8 @@
         guard.step(step)
 
 The training thread calls `step` at every step boundary; all that touches the model happens in it, there and nowhere
-else. It takes no lock while nobody asks: a step then costs a look at the clock and three stores.
-
-What a user hands to a guard, looked at where he does it: days later, in a step, it would end his training.
-
-What a guard is put together from: its checkpointer, its endpoint, its signals; and who tells it of forks and the end.
+else. It takes no lock while nobody asks: a step then costs a look at the clock and three stores. What a user hands to a
+guard is looked at when he does it: days later, in a step, it would end his training.
 """
 
 import atexit
@@ -40,8 +37,7 @@ from powerguard.trainer.loop.endpoint import (
     read_token,
     socket_for,
 )
-from powerguard.trainer.loop.pace import STEPS
-from powerguard.trainer.loop.requests import RequestQueue
+from powerguard.trainer.loop.requests import STEPS, RequestQueue
 from powerguard.trainer.loop.step_hook import NEVER_S, StepHook, StopTraining
 from powerguard.trainer.loop.writer import Uploads, Writer
 from powerguard.trainer.ranks import Ranks, RanksError, detect

@@ -18,8 +18,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from powerguard.trainer.guard import Guard
-from powerguard.trainer.seal.folder import seal
-from powerguard.trainer.seal.steps import leave_behind, newest_whole, prune, saved_in, unseal
+from powerguard.trainer.seal.folder import leave_behind, newest_whole, prune, saved_in, seal, unseal
 from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.trainer.torch.ddp import settle_buckets
 

@@ -4,7 +4,7 @@ import re
 import secrets
 from pathlib import Path
 
-from powerguard.trainer.store.found import SavedCheckpoint
+from powerguard.trainer.store.folders import SavedCheckpoint
 from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.manifest import Manifest
 from powerguard.trainer.store.shards import Snapshot

@@ -15,13 +15,14 @@ import pytest
 
 from powerguard.cli.main import main
 from powerguard.cli.outages.explain import describe, explained, what_if
-from powerguard.cli.outages.history import read
+from powerguard.cli.outages.facts import gather
+from powerguard.cli.outages.history import Outage, read
 from powerguard.cli.render import Paint
 from powerguard.core.model.policy import Policy
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line, OutageRecord, history, outage, read_only
 from powerguard.daemon.journal.export import Scrub
-from powerguard.daemon.journal.recording import Recorded
+from powerguard.daemon.journal.records import Recorded
 from powerguard.daemon.journal.store import MIGRATIONS, Store
 from powerguard.daemon.loop import Loop
 from powerguard.sim.demo.story import numbers
@@ -244,9 +245,9 @@ def test_battery_time_of_an_outage_that_runs_is_not_behind_its_steps() -> None:
         seq=1, boot_id="b", at_s=103.7, wall=1003.7, outage="o-1", kind="note", event="x_raised", because="y",
         payload=payload,
     )  # fmt: skip
-    assert explained(record, (note,), ())["durations"]["on_battery_s"] == 3.7
+    assert explained(gather(Outage(record, (note,), ())))["durations"]["on_battery_s"] == 3.7
     ended = replace(record, ended_at_s=110.0, ended_wall=1010.0)
-    assert explained(ended, (note,), ())["durations"]["on_battery_s"] == 0.6
+    assert explained(gather(Outage(ended, (note,), ())))["durations"]["on_battery_s"] == 0.6
 
 
 def test_a_countdown_of_the_ups_is_not_undone_by_utility(golden: Golden) -> None:
@@ -272,7 +273,7 @@ def test_a_clock_that_is_set_in_an_outage_changes_nothing_that_is_reckoned(
     """An hour back when training was paused: what would have helped, and for how long it was on battery, stay."""
     with read_only(journals[name]) as db:
         found = read(db, "last")
-    right = explained(found.record, found.lines, found.rows)
+    right = explained(gather(Outage(found.record, found.lines, found.rows)))
     paused_s = next(line.at_s for line in found.lines if numbers(line).get("new") == "emergency_checkpoint")
     first = found.record.boot_id
 
@@ -281,7 +282,7 @@ def test_a_clock_that_is_set_in_an_outage_changes_nothing_that_is_reckoned(
 
     lines = [replace(line, wall=line.wall - 3600.0) if is_later(line) else line for line in found.lines]
     rows = [replace(row, wall=row.wall - 3600.0) if is_later(row) else row for row in found.rows]
-    told = explained(found.record, lines, rows)
+    told = explained(gather(Outage(found.record, tuple(lines), tuple(rows))))
     assert bool(right["what_if"]) is (name != "running")
     assert [re.sub("before [0-9:]+ ", "", text) for text in told["what_if"]] == [
         re.sub("before [0-9:]+ ", "", text) for text in right["what_if"]
@@ -368,7 +369,7 @@ def test_an_outage_of_an_older_journal_is_explained(journals: dict[str, Path], r
         record = history(db, 1)[0]
         found = outage(db, record.id)
     assert found is not None
-    told = explained(record, found[1], ())
+    told = explained(gather(Outage(record, found[1], ())))
     assert told["what_if"] == []
     assert any("three quarters" in line for line in describe(told, Paint()))
 

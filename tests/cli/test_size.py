@@ -1,19 +1,14 @@
 """`plan --size` as its users meet it: words, object, exit status, pictures, and what it says to nonsense."""
 
 import asyncio
-import errno
 import itertools
 import json
-import os
 import re
 import shlex
-import subprocess
-import sys
 import tempfile
 from collections.abc import Callable, Iterator
 from datetime import date
 from pathlib import Path
-from xml.etree import ElementTree as ET
 
 import pytest
 from hypothesis import given
@@ -342,7 +337,6 @@ BASE = ("--ups", "APC SRT 6000VA")
         ((*BASE, "--margin", "0.95"), "--margin: must be 0 to 0.9"),
         ((*BASE, "--reserve-s", "2h"), "--reserve-s: must be 0 to 1800 s"),
         ((*BASE, "--checkpoint-s", "0"), "--checkpoint-s: must be"),
-        ((*BASE, "--html", "/nowhere/at/all.html"), "/nowhere/at/all.html: No such file or directory"),
     ],
 )
 def test_nonsense_is_told(options: tuple[str, ...], told: str, say: Say) -> None:
@@ -464,63 +458,11 @@ def test_cells_are_shared_out_whole(parts: list[float], cells: int) -> None:
     assert all(low <= high + 1 for (_, low), (_, high) in itertools.pairwise(ranked))
 
 
-@given(stretches())
-def test_the_drawing_is_sound(parts: tuple[Stretch, ...]) -> None:
-    """Well-formed, and every point of it inside the frame."""
-    root = ET.fromstring(picture.svg(parts))
-    for element in root.iter():
-        for name in ("x", "x1", "x2"):
-            assert 0 <= float(element.get(name, 0)) <= 760
-        for name in ("y", "y1", "y2"):
-            assert 0 <= float(element.get(name, 0)) <= 380
-        for point in (element.get("points") or "").split():
-            x, y = (float(value) for value in point.split(","))
-            assert 0 <= x <= 760
-            assert 0 <= y <= 380
-
-
-def test_the_page_is_of_its_own(folder: Path, say: Say) -> None:
-    """No script, nothing from elsewhere; what a site calls its UPS stays text."""
-    models = folder / "models.yaml"
-    models.write_text(
-        'models:\n  "<script>alert(1)</script>":\n    rating_w: 6000\n    runtime_table: {50: 540, 100: 240}\n'
-        "    source: '\"><img src=http://example.org/x>'\n",
-        encoding="utf-8",
-    )
-    path = folder / "page.html"
-    options = ["--ups", "<script>alert(1)</script>", "--models", str(models), "--html", str(path)]
-    code, _, err = say("--size", "--no-settings", *options, "--checkpoint-s", "60")
-    assert (code, err) == (1, "")
-    text = path.read_text(encoding="utf-8")
-    assert "&lt;script&gt;alert(1)&lt;/script&gt;" in text
-    for tag in ("<script", "<img", "<link", "<iframe", "@import", "url("):
-        assert tag not in text
-    assert "default-src 'none'" in text
-    assert "prefers-color-scheme: dark" in text
-    for words in ("pause and checkpoint: ", "power-off (commit): ", "What would make a full stop fit", "Only a short"):
-        assert words in text
-    piped = say("--size", "--no-settings", *options[:-1], "-", "--checkpoint-s", "60")
-    assert piped == (1, text, ""), "to stdout, and nothing else there"
-
-
-def test_a_page_that_finds_no_room_leaves_the_older_one(folder: Path) -> None:
-    """A full disk (here: a limit) costs the new page, not the one that is there."""
-    path = folder / "page.html"
-    path.write_text("older", encoding="utf-8")
-    words = ["plan", "--size", "--no-settings", *BASE, "--html", str(path)]
-    limited = f"ulimit -f 4; exec {shlex.join([sys.executable, '-m', 'powerguard', *words])}"
-    ended = subprocess.run(["bash", "-c", limited], capture_output=True, text=True, check=False, cwd=DOCS.parent)
-    assert (ended.returncode, ended.stdout) == (64, "")
-    assert f"{path}: {os.strerror(errno.EFBIG)}" in ended.stderr
-    assert [(each.name, each.read_text(encoding="utf-8")) for each in folder.iterdir()] == [("page.html", "older")]
-
-
 @pytest.mark.parametrize("phase", PHASES)
-async def test_the_running_budget_as_a_picture(phase: str, folder: Path, say: Say, golden: Golden) -> None:
-    """`plan --picture` and `plan --html` draw what the daemon tells: the same moments as its own forecast."""
-    page = folder / "plan.html"
+async def test_the_running_budget_as_a_picture(phase: str, folder: Path, say: Say) -> None:
+    """`plan --picture` draws what the daemon tells: the same moments as its own forecast."""
     async with admin_server(scene(phase), path=f"{folder}/s.sock") as path:
-        _, out, err = await asyncio.to_thread(say, "--socket", path, "--picture", "--html", str(page))
+        _, out, err = await asyncio.to_thread(say, "--socket", path, "--picture")
         told = json.loads((await asyncio.to_thread(say, "--socket", path, "--json"))[1])
     assert err == ""
     drawn = picture.from_plan(told)
@@ -535,9 +477,6 @@ async def test_the_running_budget_as_a_picture(phase: str, folder: Path, say: Sa
     if "checkpoint" in begins and "emergency_checkpoint" in at:
         assert begins["checkpoint"] == pytest.approx(max(0.0, at["emergency_checkpoint"]), abs=0.01)
     assert drawn[-1].left_after == pytest.approx(0.0, abs=1e-6)
-    drawn_page = page.read_text(encoding="utf-8")
-    assert "<svg" in drawn_page
-    golden("plan", re.findall(r"<title>(.*)</title>", drawn_page)[0])
 
 
 def test_nothing_known_is_nothing_drawn() -> None:

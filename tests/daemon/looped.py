@@ -26,7 +26,6 @@ from powerguard.core.model.actions import (
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import Policy, TrainerPolicy
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.components import Components, Runnable
 from powerguard.daemon.journal import (
     Executor,
     Inline,
@@ -39,7 +38,7 @@ from powerguard.daemon.journal import (
     recent,
 )
 from powerguard.daemon.journal.store import Store
-from powerguard.daemon.loop import Loop
+from powerguard.daemon.loop import Components, Loop, Runnable
 from powerguard.daemon.systemd import Notifier
 from powerguard.effectors.base import Effector, EffectorError
 from powerguard.sim.ups import SimUps, UpsBattery

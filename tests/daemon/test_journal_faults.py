@@ -34,8 +34,7 @@ from powerguard.daemon.journal import (
 )
 from powerguard.daemon.journal import recent as query_recent
 from powerguard.daemon.journal.queries import LOST_ALL
-from powerguard.daemon.journal.recording import dump
-from powerguard.daemon.journal.records import Snapshot
+from powerguard.daemon.journal.records import Snapshot, dump
 from powerguard.daemon.journal.store import Batch, Store
 from tests.peers.machine import unhindered_s, watched
 

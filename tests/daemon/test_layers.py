@@ -7,9 +7,9 @@ import pytest
 from powerguard.core.model.actions import EnsurePolicy, Way
 from powerguard.core.model.events import Done
 from powerguard.core.model.policy import FeedPolicy, Policy
+from powerguard.daemon.loop import ReturnWatch
 from powerguard.daemon.observe.port import BmcView, WayView
 from powerguard.daemon.observe.status import UNCOVERED, covers, layers, uncovered
-from powerguard.daemon.return_watch import ReturnWatch
 
 POLICY = Policy(boot_id="b", ups="rack-a", outputs=("rack-a",))
 RTC = WayView(way=Way.RTC, ready=True, checked_at_s=5.0)

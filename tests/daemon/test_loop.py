@@ -12,10 +12,9 @@ from powerguard.core.model.actions import Action, EnsurePolicy, Note, PollNow, R
 from powerguard.core.model.events import Abort, CheckpointNow, CheckpointProgress, Done, Failed, Reading
 from powerguard.core.model.state import OnBattery, Online
 from powerguard.daemon.attempt import RESTART_MAX_S, keep_running, rest
-from powerguard.daemon.components import log_note
 from powerguard.daemon.journal import Inline, JournalError, JournalLimits, read_all, read_only
 from powerguard.daemon.journal.store import Batch, Store
-from powerguard.daemon.loop import QUEUE_LIMIT, Loop
+from powerguard.daemon.loop import QUEUE_LIMIT, Loop, log_note
 from tests.daemon.looped import CHECKPOINT_S, World, in_virtual_time, now_s, until
 
 

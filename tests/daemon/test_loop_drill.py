@@ -24,8 +24,7 @@ from powerguard.core.model.events import StartDrill, StopDrill, TrainerSeen
 from powerguard.core.model.policy import DrillReport
 from powerguard.core.model.state import Holding, OnBattery, Online
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.components import Components
-from powerguard.daemon.loop import Loop
+from powerguard.daemon.loop import Components, Loop
 from tests.daemon.looped import World, in_virtual_time, until
 
 

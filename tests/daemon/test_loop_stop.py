@@ -16,11 +16,9 @@ from powerguard.core.model.events import CheckpointNow
 from powerguard.core.model.policy import TrainerPolicy
 from powerguard.core.model.state import Holding, OnBattery, Online
 from powerguard.daemon.attempt import GRACE_S, rest
-from powerguard.daemon.components import CLOSE_LIMIT_S, Components
 from powerguard.daemon.journal import Inline, JournalLimits
-from powerguard.daemon.loop import SOURCE_SILENT_S, STOP_LIMIT_S
+from powerguard.daemon.loop import CHECK_S, CLOSE_LIMIT_S, SOURCE_SILENT_S, STOP_LIMIT_S, Components
 from powerguard.daemon.observe.port import BmcView
-from powerguard.daemon.return_watch import CHECK_S
 from powerguard.daemon.systemd import Notifier
 from tests.daemon.looped import World, in_virtual_time, now_s, until
 

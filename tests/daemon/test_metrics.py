@@ -245,6 +245,7 @@ def test_every_family_is_there() -> None:
     """A family that no scene ever shows would be a promise that nobody kept."""
     seen = {name for phase in PHASES for make in (scene, taught) for name, _ in scraped(make(phase))}
     seen |= {name for name, _ in scraped(drilled())}
+    seen |= {name for name, _ in scraped(replace(scene(), journal_counters={"lost_gpu": 8.0}))}
     seen |= {name for name, _ in scraped(replace(scene(), traps=TrapCounts(last_at_s={"rack-a": NOW_S})))}
     seen |= {name for name, _ in scraped(shared())}
     absent_here = {"maintenance_until_timestamp_seconds", "ups_output_off_seconds"}

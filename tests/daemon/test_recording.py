@@ -35,7 +35,7 @@ from powerguard.daemon.journal import (
     read_only,
     recording,
 )
-from powerguard.daemon.journal.recording import BEFORE_S, LIMIT_EVENTS, QUICK_EVENTS, Recorder, joined, pack, unpack
+from powerguard.daemon.journal.records import BEFORE_S, LIMIT_EVENTS, QUICK_EVENTS, Recorder, joined, pack, unpack
 from powerguard.daemon.journal.store import MIGRATIONS, Store
 from tests.daemon.looped import POLICY, World, in_virtual_time, until
 from tests.daemon.test_journal_faults import Held

@@ -10,9 +10,8 @@ from powerguard.core.model.actions import Grade
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import Mode, Policy
 from powerguard.core.model.state import OnBattery, Outage, State
-from powerguard.daemon.components import Components
 from powerguard.daemon.journal import Entry, Journal, JournalLimits, WorkerThread
-from powerguard.daemon.loop import Loop
+from powerguard.daemon.loop import Components, Loop
 from powerguard.daemon.systemd import Notifier
 from powerguard.ups.base import Publish
 from tests.e2e.rig import LIMIT_S

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.effectors.child import Ended
-from powerguard.effectors.gpu.findings import findings
+from powerguard.effectors.gpu.effector import findings
 from powerguard.effectors.host.findings import Finding
 from powerguard.effectors.options import GpuOptions
 from tests.golden import Golden
@@ -23,7 +23,7 @@ class Systemctl:
     async def __call__(
         self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
     ) -> Ended:
-        assert argv[:3] == ["systemctl", "show", "powerguard-gpu-watch.path"]
+        assert tuple(argv[:3]) == ("systemctl", "show", "powerguard-gpu-watch.path")
         assert limit_s <= 2.0
         if self._said is None:
             raise FileNotFoundError(2, "No such file or directory", argv[0])

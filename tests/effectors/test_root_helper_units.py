@@ -10,11 +10,11 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.effectors.gpu import findings as gpu_findings
+from powerguard.effectors.gpu import effector as gpu_effector
 from powerguard.effectors.gpu import helper as gpu
 from powerguard.effectors.gpu.helper import LIMITS
 from powerguard.effectors.options import GPU_SOCKET, SIGNAL_SOCKET
-from powerguard.effectors.signals import findings as signal_findings
+from powerguard.effectors.signals import effector as signal_effector
 from powerguard.effectors.signals import helper as signals
 from powerguard.effectors.signals.helper import STOPPED_FILE
 from tests.peers import require
@@ -64,7 +64,7 @@ HELPERS = (
         folder=gpu.FOLDER,
         kept=LIMITS,
         socket_path=GPU_SOCKET,
-        watch=gpu_findings.WATCH,
+        watch=gpu_effector.WATCH,
         within_s=gpu.WITHIN_S,
         holds={"CapabilityBoundingSet": "CAP_SYS_ADMIN"},
     ),
@@ -75,7 +75,7 @@ HELPERS = (
         folder=signals.FOLDER,
         kept=STOPPED_FILE,
         socket_path=SIGNAL_SOCKET,
-        watch=signal_findings.WATCH,
+        watch=signal_effector.WATCH,
         within_s=signals.WITHIN_S,
         # The group, to ask whose a trainer's socket is. With the others it could not see whom it signals.
         holds={"CapabilityBoundingSet": "CAP_KILL", "SupplementaryGroups": "powerguard"},

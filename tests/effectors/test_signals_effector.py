@@ -12,8 +12,7 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended
 from powerguard.effectors.host.findings import Finding
 from powerguard.effectors.options import SIGNAL_SOCKET, SignalsOptions
-from powerguard.effectors.signals.effector import SignalEffector, SignalHelper
-from powerguard.effectors.signals.findings import findings
+from powerguard.effectors.signals.effector import SignalEffector, SignalHelper, findings
 from tests.effectors.root_peers import answering
 from tests.peers.jobs import Jobs, state, until
 
@@ -117,7 +116,7 @@ class Systemctl:
     async def __call__(
         self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
     ) -> Ended:
-        assert argv[:3] == ["systemctl", "show", "powerguard-signal-watch.path"]
+        assert tuple(argv[:3]) == ("systemctl", "show", "powerguard-signal-watch.path")
         assert limit_s <= 2.0
         if self._said is None:
             raise FileNotFoundError(2, "No such file or directory", argv[0])

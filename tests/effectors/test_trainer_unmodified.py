@@ -40,7 +40,7 @@ from powerguard.effectors.trainer.run import QUIET_S
 from powerguard.effectors.trainer.unmodified import SignalRun
 from powerguard.settings.schema import Settings
 from powerguard.trainer.seal.folder import seal
-from powerguard.trainer.store.found import newest_in
+from powerguard.trainer.store.folders import newest_in
 from tests.cli.checkpoint_sites import save
 from tests.peers.jobs import Jobs
 

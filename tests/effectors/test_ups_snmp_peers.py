@@ -21,7 +21,7 @@ from powerguard.sim import snmp_values as sim
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.ups import APC, XUPS, SimCard, SimOutput, U
 from powerguard.ups.profiles.vocabulary import Answer, Oid
-from powerguard.ups.snmp.control import opened
+from powerguard.ups.snmp.discovery import opened
 from powerguard.ups.snmp.engine import User, engine_for
 from powerguard.ups.snmp.options import SnmpOptions
 from powerguard.ups.snmp.port import CardPort

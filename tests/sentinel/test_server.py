@@ -8,6 +8,7 @@ import secrets
 import socket
 import ssl
 import time
+from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
 from typing import Any
 
@@ -19,6 +20,7 @@ from powerguard.effectors.sentinel import protocol as wire
 from powerguard.sentinel.decide import Intent
 from powerguard.sentinel.server import MAX_ADDRESSES, MAX_CONNECTIONS, MAX_CONNECTIONS_EACH, MAX_STRANGERS, Buckets
 from powerguard.sentinel.store import Clocks, IntentFile, IntentStore, IntentTable
+from tests.peers import require
 from tests.peers.redfish import make_certificate
 from tests.sentinel.rig import KEYS, Rig, arm, disarm, running, settings_of, told
 
@@ -292,6 +294,21 @@ async def test_metrics_and_health_are_everybodys(tmp_path: Path) -> None:
         rig.sentinel.turned_s -= 10_000.0
         async with session.get(f"{rig.url}/healthz") as answer:
             assert answer.status == 503
+
+
+@pytest.mark.peer("promtool")
+async def test_promtool_has_nothing_to_say(tmp_path: Path) -> None:
+    async with (
+        running(tmp_path) as rig,
+        aiohttp.ClientSession() as session,
+        session.get(f"{rig.url}/metrics") as answer,
+    ):
+        text = await answer.read()
+    linter = await asyncio.create_subprocess_exec(
+        require("promtool"), "check", "metrics", stdin=PIPE, stdout=PIPE, stderr=STDOUT
+    )
+    said, _ = await linter.communicate(text)
+    assert (linter.returncode, said) == (0, b"")
 
 
 # --- The disk ------------------------------------------------------------------------------------------------------

@@ -13,8 +13,7 @@ from hypothesis import strategies as st
 from powerguard.core.model.events import CheckpointProgress, OutputSource, Reading, SourceFailed, TrainerSeen
 from powerguard.core.model.policy import FeedPolicy, Policy, TrainerPolicy
 from powerguard.sim.replay.play import Recording, replay
-from powerguard.sim.replay.recording import MAX_LINE_BYTES, Wanted, load
-from powerguard.sim.replay.table import COLUMNS, MAX_SPAN_S, ReplayFileError
+from powerguard.sim.replay.recording import COLUMNS, MAX_LINE_BYTES, MAX_SPAN_S, ReplayFileError, Wanted, load
 
 DEFAULT = Policy(boot_id="replay", ups="", trainers=(TrainerPolicy(name="trainer"),))
 WANTED = Wanted(policy=None, default=DEFAULT)

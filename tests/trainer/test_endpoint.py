@@ -4,6 +4,7 @@ import json
 import os
 import socket
 import stat
+import subprocess
 import threading
 import time
 from collections.abc import Iterator
@@ -23,6 +24,7 @@ from powerguard.wire import (
     TrainerStatus,
     TriggerRequest,
 )
+from tests.peers import require
 from tests.trainer.toy import ask, short_folder
 
 TOKEN = b"Heron-Lamp-Seven-19"
@@ -170,6 +172,14 @@ def test_the_metrics_are_prometheus_text(guard: Guard, where: Path) -> None:
     assert 'powerguard_trainer_durable_step{job="odd \\"job\\""} 3' in lines
     described = {line.split()[2] for line in lines if line.startswith("# TYPE")}
     assert {line.partition("{")[0] for line in lines if not line.startswith("#")} == described
+
+
+@pytest.mark.peer("promtool")
+def test_promtool_has_nothing_to_say(guard: Guard, where: Path) -> None:
+    guard.step(0)
+    text = ask(where, "GET", "/metrics")[2]
+    told = subprocess.run([require("promtool"), "check", "metrics"], input=text, capture_output=True, check=False)
+    assert (told.returncode, told.stdout + told.stderr) == (0, b"")
 
 
 @pytest.mark.parametrize(

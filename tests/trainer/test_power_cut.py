@@ -14,7 +14,7 @@ from tempfile import TemporaryDirectory
 
 import pytest
 
-from powerguard.trainer.store.found import Found, Refused, look
+from powerguard.trainer.store.folders import Found, Refused, look
 from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.manifest import Manifest
 from powerguard.trainer.store.shards import CorruptError, Snapshot, laid_out

@@ -27,10 +27,9 @@ from powerguard.trainer.ranks.coordinator import NotCommittedError, RankCoordina
 from powerguard.trainer.ranks.machine import Ended, Generation
 from powerguard.trainer.ranks.replica import Neighbour
 from powerguard.trainer.ranks.socket_store import Server
-from powerguard.trainer.seal.folder import seal, verify
-from powerguard.trainer.seal.steps import newest_whole
+from powerguard.trainer.seal.folder import newest_whole, seal, verify
 from powerguard.trainer.store.disk import Disk
-from powerguard.trainer.store.slots import remove
+from powerguard.trainer.store.folders import remove
 from powerguard.trainer.store.store import SavedCheckpoint, Store
 from powerguard.wire import After, Phase, TriggerRequest
 from tests.trainer.checkpoints import save

@@ -10,8 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.ranks import RanksError
-from powerguard.trainer.ranks.detect import launched
+from powerguard.trainer.ranks import RanksError, launched
 
 TORCHRUN = {
     "RANK": "3",

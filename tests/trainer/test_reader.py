@@ -9,7 +9,7 @@ from threading import Event
 
 import pytest
 
-from powerguard.trainer.store.found import Found, Refused, look
+from powerguard.trainer.store.folders import Found, Refused, look
 from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.manifest import MANIFEST
 from powerguard.trainer.store.shards import CancelledError, CorruptError, Snapshot, held, read_shard

@@ -10,7 +10,7 @@ import pytest
 
 from powerguard.trainer.loop.checkpointer import StoreCheckpointer
 from powerguard.trainer.ranks.base import Alone, Memory, MemoryRanks
-from powerguard.trainer.store.found import Found, SavedCheckpoint
+from powerguard.trainer.store.folders import Found, SavedCheckpoint
 from powerguard.trainer.store.items import Parts
 from powerguard.trainer.store.manifest import MANIFEST, Manifest, Shard, StoreError
 from powerguard.trainer.store.resume import Chosen, LocalTier, ResumeError, choose

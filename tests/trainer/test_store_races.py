@@ -16,11 +16,10 @@ import pytest
 
 from powerguard.trainer.loop.checkpointer import Nobody, Order, StoreCheckpointer, Taken
 from powerguard.trainer.store.disk import Disk, DiskFile
-from powerguard.trainer.store.found import look
+from powerguard.trainer.store.folders import files_in, look
 from powerguard.trainer.store.items import Buffer, Parts
 from powerguard.trainer.store.manifest import Manifest, Shard
 from powerguard.trainer.store.shards import Progress, Snapshot
-from powerguard.trainer.store.slots import files_in
 from powerguard.trainer.store.store import Store
 from tests.trainer.checkpoints import manifest, save
 

@@ -12,7 +12,7 @@ import powerguard.trainer
 from powerguard.trainer import Buffer, Guard, Parts, StoreError
 from powerguard.trainer.loop.checkpointer import GivenUp
 from powerguard.trainer.loop.endpoint import SOCKETS
-from powerguard.trainer.store.found import newest_in
+from powerguard.trainer.store.folders import newest_in
 from powerguard.wire import Loop
 
 

@@ -18,7 +18,7 @@ from powerguard.cli.render import Bar
 from powerguard.effectors.host.filesystems import NETWORKED, kind_of
 from powerguard.trainer.seal.folder import glance, verify
 from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
-from powerguard.trainer.store.found import Found, Refused, look
+from powerguard.trainer.store.folders import Found, Refused, look
 from powerguard.trainer.store.manifest import MANIFEST, Shard, StoreError, step_of
 from powerguard.trainer.store.shards import ShardReader, Snapshot, held, over_chunks
 from powerguard.trainer.tiers import ObjectTier

@@ -14,12 +14,12 @@ from pathlib import Path
 from typing import Final
 
 from powerguard.cli.checkpoints.found import Entry, PlaceError, access_of, entries_at, now_s, tier_at, verified
-from powerguard.cli.render import Bar, amount, clean, duration, table
+from powerguard.cli.render import Bar, agreed, amount, clean, duration, table
 from powerguard.cli.shared import fail
 from powerguard.trainer.seal.manifest import SEAL
 from powerguard.trainer.store.disk import Disk, FolderLock
+from powerguard.trainer.store.folders import remove
 from powerguard.trainer.store.manifest import MANIFEST, StoreError
-from powerguard.trainer.store.slots import remove
 from powerguard.trainer.tiers.base import TierError
 
 _VERB: Final = "checkpoints prune"
@@ -131,10 +131,7 @@ def _tell(choices: list[Choice]) -> None:
 
 def _asked(count: int) -> bool:
     """Ask, where somebody can be asked."""
-    if not sys.stdin.isatty():
-        return False
-    print(f"remove {count} for good? [y/N] ", end="", file=sys.stderr, flush=True)
-    return sys.stdin.readline().strip().lower() in ("y", "yes")
+    return sys.stdin.isatty() and agreed(f"remove {count} for good?")
 
 
 # --- Removing ---------------------------------------------------------------------------------------------------------

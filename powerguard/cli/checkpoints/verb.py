@@ -1,21 +1,21 @@
-"""`powerguard checkpoints`: those that there are, in every tier: list, verify, restore, prune.
+"""`powerguard checkpoints`: list, verify, restore and prune those that there are, in every tier.
 
-Where checkpoints may lie, when nobody says: what the settings and the trainers themselves tell.
+If no place is named, the settings and the trainers themselves say where checkpoints lie.
 """
 
 import argparse
 import asyncio
 import json
 import os
-import stat
 import sys
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from powerguard.cli.render import Bar, Paint, amount, clean, duration, fold, say, table
 from powerguard.cli.shared import EX_USAGE, Subparsers, fail
-from powerguard.effectors.trainer.options import MAX_SOCKET_PATH, TrainerOptions
+from powerguard.effectors.trainer.effector import sockets_in
+from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.effectors.trainer.peer import HttpAnswer, TrainerPeer
 from powerguard.settings.load import SettingsError, load
 from powerguard.trainer.store.manifest import step_of
@@ -23,9 +23,6 @@ from powerguard.wire import STATUS_PATH, TrainerStatus
 
 if TYPE_CHECKING:
     from powerguard.cli.checkpoints.found import Entry
-
-
-_MOST = 64
 
 
 def places_of(config: str) -> tuple[list[str], str]:
@@ -37,25 +34,12 @@ def places_of(config: str) -> tuple[list[str], str]:
     trainers = [trainer for trainer in settings.trainers if isinstance(trainer, TrainerOptions)]
     if settings.trainer_sockets is not None:
         known = {trainer.socket_path for trainer in trainers}
-        trainers += [found for found in _sockets(Path(settings.trainer_sockets)) if found.socket_path not in known]
+        found, _ = sockets_in(Path(settings.trainer_sockets), uids=(), known=())
+        trainers += [TrainerOptions(name=n, url=f"unix:{path}") for n, path in found.items() if path not in known]
     places = [trainer.checkpoint_dir for trainer in settings.trainers if trainer.checkpoint_dir is not None]
     places += asyncio.run(_told(trainers))
     unique = list(dict.fromkeys(os.path.normpath(place) for place in places))
     return unique, "" if unique else "name a folder: no trainer says where its checkpoints lie (checkpoint_dir)"
-
-
-def _sockets(folder: Path) -> Iterator[TrainerOptions]:
-    try:
-        entries = sorted(os.scandir(folder), key=lambda each: each.name)[:_MOST]
-    except OSError:
-        return
-    for entry in entries:
-        try:
-            is_socket = stat.S_ISSOCK(entry.stat(follow_symlinks=False).st_mode)
-            if is_socket and entry.name.endswith(".sock") and len(os.fsencode(entry.path)) <= MAX_SOCKET_PATH:
-                yield TrainerOptions(name=entry.name.removesuffix(".sock"), url=f"unix:{entry.path}")
-        except (OSError, ValueError):
-            continue
 
 
 async def _told(trainers: Iterable[TrainerOptions]) -> list[str]:
@@ -141,7 +125,7 @@ def _add_restore(verbs: Subparsers) -> None:
         "restore",
         help="roll selected items or files back, into a new folder or in place",
         description="Take items (of a native checkpoint) or files (of a sealed folder) out of one checkpoint: --to a "
-        "new folder, or --into what is there, without touching the rest. What is taken is verified while it is read. "
+        "new folder, or (items) --into a job's root, without touching the rest. It is verified while it is read. "
         "--into can be undone. Exit 0: done; 1: not, and nothing was changed.",
     )
     restore.add_argument("place", metavar="CHECKPOINT", nargs="?", help="a checkpoint, or a place (see --step)")
@@ -150,7 +134,7 @@ def _add_restore(verbs: Subparsers) -> None:
     )
     where = restore.add_mutually_exclusive_group(required=True)
     where.add_argument("--to", metavar="DIR", help="a new folder")
-    where.add_argument("--into", metavar="DIR", help="a job's root or its part of a store (native), a folder (sealed)")
+    where.add_argument("--into", metavar="DIR", help="a job's root or its part of a store")
     where.add_argument("--undo", metavar="DIR", help="take back the last --into DIR")
     restore.add_argument(
         "--only", metavar="GLOB", action="append", default=[], help="names of items or files; may be repeated"

@@ -38,12 +38,12 @@ from powerguard.daemon.observe.readiness import full_battery, of_battery
 from powerguard.daemon.wiring import outputs_of
 from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.bmc.findings import findings as bmc_findings
-from powerguard.effectors.gpu.findings import findings as gpu_findings
+from powerguard.effectors.gpu.effector import findings as gpu_findings
 from powerguard.effectors.host import findings as resume_findings
 from powerguard.effectors.host.findings import Finding, findings
 from powerguard.effectors.host.power import DAEMON_USER
 from powerguard.effectors.signals.effector import SignalHelper
-from powerguard.effectors.signals.findings import findings as signal_findings
+from powerguard.effectors.signals.effector import findings as signal_findings
 from powerguard.effectors.slurm.findings import findings as slurm_findings
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.findings import crowding, ways

@@ -15,13 +15,13 @@ from powerguard.core.comeback.methods import named
 from powerguard.core.model.actions import CheckWay, Way
 from powerguard.core.model.policy import Policy
 from powerguard.daemon.attempt import AbandonedTasks, attempt
+from powerguard.daemon.loop import entered
 from powerguard.daemon.observe.port import WayView
 from powerguard.daemon.observe.status import LETTERS, Layer, layers, uncovered
-from powerguard.daemon.return_watch import entered
 from powerguard.daemon.wiring import ways_of, with_ways
 from powerguard.effectors.base import WaysEffector
 from powerguard.effectors.child import Spawn, run_child
-from powerguard.effectors.host.findings import LOOK_LIMIT_S, Finding
+from powerguard.effectors.host.findings import Finding, shown
 from powerguard.settings.schema import Settings
 
 LIMIT_S: Final = 5.0
@@ -111,9 +111,10 @@ async def sentinel_findings(*, spawn: Spawn = run_child, settings: Path = SETTIN
     except SettingsError as error:
         fix = f"`powerguard sentinel --config {settings} --check` tells all"
         return [Finding("sentinel", "FAIL", error.problems[0], fix)]
-    told = await _asked(spawn)
-    if told is None:
+    shows = await shown(spawn, "--property=ActiveState,UnitFileState", UNIT)
+    if shows is None:
         return [Finding("sentinel", "WARN", "cannot ask systemd whether it runs", "is this a systemd host?")]
+    told = shows[0]
     if told.get("ActiveState") not in {"active", "reloading"}:
         because = f"it has settings ({settings}) and does not run: hosts that rely on it stay off"
         return [Finding("sentinel", "FAIL", because, _START)]
@@ -124,15 +125,3 @@ async def sentinel_findings(*, spawn: Spawn = run_child, settings: Path = SETTIN
         because = "it runs in dry-run: it only writes down whom it would power on"
         return [Finding("sentinel", "WARN", because, f"mode: armed in {settings}, and systemctl reload {UNIT}")]
     return [Finding("sentinel", "PASS", "it runs, and is started at boot")]
-
-
-async def _asked(spawn: Spawn) -> dict[str, str] | None:
-    """What systemd says of its unit; None where it cannot be asked."""
-    try:
-        ended = await spawn(("systemctl", "show", "--property=ActiveState,UnitFileState", UNIT), limit_s=LOOK_LIMIT_S)
-    except OSError:
-        return None
-    if ended.timed_out or ended.returncode != 0:
-        return None
-    lines = ended.stdout.decode("utf-8", "replace").splitlines()
-    return dict(line.split("=", 1) for line in lines if "=" in line)

@@ -15,7 +15,7 @@ from powerguard.cli.doctor.shared import clients_findings
 from powerguard.clock import boottime_s
 from powerguard.core.model.events import Reading
 from powerguard.effectors.child import Spawn, run_child
-from powerguard.effectors.host.findings import LOOK_LIMIT_S, Finding
+from powerguard.effectors.host.findings import Finding, shown
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.protocol import NisError
 from powerguard.ups.apcupsd.source import probe
@@ -63,14 +63,9 @@ def _not_yet(found: Finding) -> Finding:
 
 async def _active(spawn: Spawn) -> set[str] | None:
     """Return which of UNITS run; None where systemd cannot be asked."""
-    try:
-        ended = await spawn(("systemctl", "show", "--property=Id,ActiveState", *UNITS), limit_s=LOOK_LIMIT_S)
-    except OSError:
+    told = await shown(spawn, "--property=Id,ActiveState", *UNITS)
+    if told is None:
         return None
-    if ended.timed_out or ended.returncode != 0:
-        return None
-    blocks = ended.stdout.decode("utf-8", "replace").split("\n\n")
-    told = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]
     return {each.get("Id", "") for each in told if each.get("ActiveState") in {"active", "activating", "reloading"}}
 
 
@@ -267,7 +262,7 @@ _ODD: Final = {
     "unknown_engine": ("came from engine ids that are not in the settings", f"traps.users.engines: {_GUIDE}"),
     "unknown_user": ("came from users that are not in the settings", "name the card's trap user in traps.users"),
     "not_authentic": ("were not authentic", "give traps.users the card's passphrase and protocol"),
-    "out_of_time": ("were out of their time window", "restart the card, or let it send informs"),
+    "out_of_time": ("were out of their time window", "restart the card: its informs count our time otherwise"),
     "undecipherable": ("could not be deciphered", "give traps.users the card's privacy passphrase and protocol"),
 }
 

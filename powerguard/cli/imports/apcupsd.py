@@ -1,23 +1,19 @@
-"""Makes our settings of apcupsd's, and says what would hurt: apcupsd.conf, and the event scripts beside apccontrol.
+"""Makes our settings of apcupsd's, of apcupsd.conf and the event scripts beside apccontrol.
 
-Facts about apcupsd 3.14.14, measured against an SNMP card and against a fake master: where a figure stands in a text
-below, it is from there. Defaults are those of its source (apcconfig.c), which Debian's apcupsd.conf changes: MINUTES 5
-becomes 3, BATTERYLEVEL 10 becomes 5.
+Facts about apcupsd are those of 3.14.14. Defaults are those of its source (apcconfig.c), which Debian's apcupsd.conf
+changes: MINUTES 5 becomes 3.
 """
 
 import contextlib
+import os
 import re
-from collections.abc import Mapping
 from dataclasses import dataclass, field
-from difflib import get_close_matches
 from pathlib import Path
 from typing import Any, Final
 
-from powerguard.cli.imports.draft import FORCE_AFTER_S, RESERVE_S, Draft, Ups, has_mode, number
-from powerguard.cli.imports.words import Line, ReadError, Words, apcupsd_words, read
+from powerguard.cli.imports.draft import FORCE_AFTER_S, RESERVE_S, Draft, Line, ReadError, Ups, number, read
 
 FOLDER: Final = "/etc/apcupsd"
-MAGIC: Final = "## apcupsd.conf v1.1 ##"
 NIS_PORT: Final = 3551
 TYPES: Final = ("dumb", "apcsmart", "net", "usb", "snmp", "pcnet", "modbus", "test")
 EVENTS: Final = (
@@ -25,31 +21,11 @@ EVENTS: Final = (
     "remotedown", "doshutdown", "doreboot", "annoyme", "changeme", "commfailure", "commok", "startselftest",
     "endselftest", "battdetach", "battattach", "killpower",
 )  # fmt: skip
-DEFAULTS: Final = {"POLLTIME": 60.0, "ONBATTERYDELAY": 6.0, "BATTERYLEVEL": 10.0, "MINUTES": 5.0, "TIMEOUT": 0.0,
-                   "KILLDELAY": 0.0, "ANNOY": 300.0, "ANNOYDELAY": 60.0, "NISPORT": 3551.0}  # fmt: skip
-NUMBERS: Final = frozenset((
-    *DEFAULTS, "EVENTSFILEMAX", "STATTIME", "DATATIME", "LOTRANSFER", "HITRANSFER", "LOWBATT", "WAKEUP", "RETURNCHARGE",
-    "OUTPUTVOLTS", "SLEEP", "NETTIME", "NETPORT",
-))  # fmt: skip
-_ON_OFF: Final = ("on", "off")
-CHOICES: Final[Mapping[str, tuple[str, ...]]] = {
-    "UPSTYPE": TYPES,
-    "NETSERVER": _ON_OFF,
-    "LOGSTATS": _ON_OFF,
-    "NOLOGON": ("disable", "timeout", "percent", "minutes", "always"),
-    "UPSCLASS": ("standalone", "shareslave", "sharemaster"),
-    "UPSMODE": ("disable", "share"),
-}
-TEXTS: Final = frozenset((
-    "UPSNAME", "UPSCABLE", "DEVICE", "LOCKFILE", "SCRIPTDIR", "PWRFAILDIR", "NOLOGINDIR", "NISIP", "EVENTSFILE",
-    "STATFILE", "FACILITY", "BATTDATE", "SENSITIVITY", "BEEPSTATE", "SELFTEST", "SLAVE", "USERMAGIC",
-))  # fmt: skip
-KEYS: Final = NUMBERS | TEXTS | frozenset(CHOICES)
-"""What apcupsd 3.14.14 takes, tried: over anything else it ends with an error."""
+DEFAULTS: Final = {"POLLTIME": 60.0, "MINUTES": 5.0, "TIMEOUT": 0.0, "NISPORT": 3551.0}
 ALIASES: Final = {"SERVERPORT": "NISPORT", "NETSTATUS": "NETSERVER"}
+_SPACE: Final = " \t\v\f\r"
 _HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
 _STOPS: Final = re.compile(r"^[^#\n]*\b(?:shutdown|poweroff|halt|telinit|init\s+0)\b", re.MULTILINE)
-_SLEEPS: Final = re.compile(r"^[^#\n]*\bsleep\s+([0-9]{1,6})\b", re.MULTILINE)
 _SUPPRESSES: Final = re.compile(r"^[^#\n]*\bexit\s+99\b", re.MULTILINE)
 
 
@@ -58,7 +34,6 @@ class Conf:
     """One apcupsd.conf. values: the line of each key that counts, the last. scripts: those of SCRIPTDIR, by event."""
 
     file: str
-    words: Words
     values: dict[str, Line] = field(default_factory=dict)
     scripts: dict[str, Path] = field(default_factory=dict)
 
@@ -78,10 +53,6 @@ class Conf:
     def place(self, key: str) -> str:
         """Say where a key stands; the file where it is not set."""
         return self.values[key].where if key in self.values else self.file
-
-    def told(self, key: str) -> str:
-        """Say a key and its number, and that it is apcupsd's own where it is not set."""
-        return f"{key} {self.number(key):g}" + ("" if key in self.values else " (apcupsd's default)")
 
 
 # --- Reading ----------------------------------------------------------------------------------------------------------
@@ -107,20 +78,10 @@ def gather(paths: list[Path]) -> list[Path]:
 
 def load(path: Path, draft: Draft) -> Conf:
     """Read one apcupsd.conf and look for the scripts beside its apccontrol. Raises ReadError."""
-    text, mode = read(path)
-    words = apcupsd_words(text, str(path))
-    words = Words(words.file, words.lines, words.oddities, mode)
-    conf = Conf(str(path), words)
+    conf = Conf(str(path))
+    for line in apcupsd_words(read(path), conf.file):
+        conf.values[ALIASES.get(line.words[0], line.words[0])] = line
     draft.files.append(conf.file)
-    for odd in words.oddities:
-        draft.warn("odd_line", odd.where, odd.what, odd.right)
-    if not text.startswith(MAGIC):
-        draft.note("old_file", f"{path}:1", "the first line is not that of apcupsd 3.14: it warns, and reads on")
-    for line in words.lines:
-        key = ALIASES.get(line.words[0], line.words[0])
-        if _refused(key, line, draft):
-            continue
-        conf.values[key] = line
     named = Path(conf.text("SCRIPTDIR") or path.parent)
     is_copy = path.parent != Path(FOLDER) and named != path.parent
     conf.scripts = (_scripts(path.parent) if is_copy else {}) or _scripts(named)
@@ -133,6 +94,18 @@ def load(path: Path, draft: Draft) -> Conf:
     return conf
 
 
+def apcupsd_words(text: str, file: str) -> list[Line]:
+    """Return the pairs (KEY, the rest of the line without a comment) of an apcupsd.conf."""
+    lines: list[Line] = []
+    for row, raw in enumerate(text.split("\n"), start=1):
+        bare = raw.strip(f"{_SPACE}\0")
+        if bare and not bare.startswith("#"):
+            key, *rest = re.split(f"[{_SPACE}]+", bare, maxsplit=1)
+            value = (rest[0] if rest else "").partition("#")[0].rstrip()
+            lines.append(Line(file, row, (key.upper(), value)))
+    return lines
+
+
 def _scripts(folder: Path) -> dict[str, Path]:
     """Return the event scripts of a folder, by event."""
     found: dict[str, Path] = {}
@@ -141,24 +114,6 @@ def _scripts(folder: Path) -> dict[str, Path]:
             if (folder / event).is_file():
                 found[event] = folder / event
     return found
-
-
-def _refused(key: str, line: Line, draft: Draft) -> bool:
-    """Say whether apcupsd ends with an error over a line; then it is told."""
-    value = line.words[1]
-    ends = "apcupsd ends with an error over this line"
-    if key not in KEYS:
-        near = get_close_matches(key, KEYS, n=1)
-        hint = f"{near[0]}?" if near else "take the line out"
-        draft.warn("unknown_directive", line.where, f"no directive of apcupsd: {ends}", hint)
-    elif key in NUMBERS and value and not re.match(r"[+-]?[0-9]", value):
-        right = f"{key} {DEFAULTS[key]:g}" if key in DEFAULTS else f"{key} and a number"
-        draft.warn("no_number", line.where, f"{key} wants a number: {ends}", right)
-    elif key in CHOICES and re.split(r"[ \t\v\f\r]", value)[0].lower() not in CHOICES[key]:
-        draft.warn("odd_value", line.where, f"{key}: {ends}", f"one of {', '.join(CHOICES[key])}")
-    else:
-        return False
-    return True
 
 
 # --- Making -----------------------------------------------------------------------------------------------------------
@@ -184,10 +139,6 @@ def make(conf: Conf, draft: Draft) -> None:
     if len(draft.upses) == before:
         return
     _budget(conf, draft)
-    _limits(conf, kind, draft)
-    _killpower(conf, kind, draft)
-    _pace(conf, kind, draft)
-    _rest(conf, draft)
     for event, script in conf.scripts.items():
         if _script(event, script, draft) and event == "doshutdown":
             for source in draft.upses[-1].sources:
@@ -220,13 +171,6 @@ def _snmp(conf: Conf, draft: Draft) -> None:
     if community and community != "public":
         what = f"SNMP community of {ups.name}"
         source["community"] = draft.secret("snmp-community", community, ups.name, what, conf.place("DEVICE"))
-    if has_mode(conf.words.mode) and community not in ("", "public", "private"):
-        draft.warn(
-            "open_file",
-            conf.file,
-            "holds a community, and everybody on this host can read it",
-            f"chmod 0600 {conf.file}",
-        )
     draft.warn(
         "snmp_forgeable",
         conf.place("DEVICE"),
@@ -234,10 +178,11 @@ def _snmp(conf: Conf, draft: Draft) -> None:
         "version 3 with auth, which powerguard can use and apcupsd cannot",
     )
     draft.warn(
-        "snmp_blind",
+        "killpower_snmp",
         conf.place("UPSTYPE"),
-        "when the card falls silent on battery, apcupsd goes on with the last figures for ever (measured)",
-        "powerguard counts the energy itself, from 3 s on",
+        "killpower over SNMP does not work: the SET lacks its instance and is refused, which apcupsd ends with 0 "
+        "(measured), and Debian sends it when the network is already down",
+        "let the BMC power the host on (bmc: policy: ensure), not the UPS",
     )
 
 
@@ -253,13 +198,6 @@ def _net(conf: Conf, draft: Draft) -> None:
     if port != NIS_PORT:
         source["port"] = int(port)
     _add(conf, source, "UPSTYPE net; its master is asked directly", draft)
-    draft.warn(
-        "net_slave",
-        conf.place("DEVICE"),
-        "a slave of apcupsd shuts down 5 s after it loses its master on battery (measured), and the master waits "
-        "for nobody",
-        "the switch between both on the UPS; powerguard goes on by its own account of the energy",
-    )
 
 
 def _local(conf: Conf, kind: str, draft: Draft) -> None:
@@ -285,12 +223,22 @@ def _local(conf: Conf, kind: str, draft: Draft) -> None:
             "a UPS that tells neither charge nor runtime: powerguard would be blind",
             "runtime_table and rating_w from the data sheet",
         )
-    if kind == "pcnet" and has_mode(conf.words.mode):
+    poll_s = conf.number("POLLTIME")
+    if poll_s > 5:
+        told = f"POLLTIME {poll_s:g}" + ("" if "POLLTIME" in conf.values else " (apcupsd's default)")
         draft.warn(
-            "open_file",
-            conf.file,
-            "holds a passphrase, and everybody on this host can read it",
-            f"chmod 0600 {conf.file}",
+            "polltime",
+            conf.place("POLLTIME"),
+            f"{told}: an outage is seen after up to {poll_s:g} s, and shorter ones not at all",
+            "POLLTIME 1",
+        )
+    shared = conf.word("UPSCLASS", "standalone"), conf.word("UPSMODE", "disable")
+    if any("share" in word for word in shared):
+        draft.warn(
+            "shareups",
+            conf.place("UPSCLASS"),
+            "a Share-UPS: its other hosts are told by a wire that powerguard does not know",
+            "powerguard on each host, with the card or this apcupsd as its source",
         )
 
 
@@ -298,7 +246,7 @@ def _local(conf: Conf, kind: str, draft: Draft) -> None:
 
 
 def _budget(conf: Conf, draft: Draft) -> None:
-    """Be no less careful than MINUTES was; TIMEOUT stands in only where nothing else is known."""
+    """Be no less careful than MINUTES was. TIMEOUT stands in only where nothing else is known."""
     reserve_s = min(1800.0, 60 * conf.number("MINUTES") - FORCE_AFTER_S)
     if "MINUTES" in conf.values and reserve_s > max(RESERVE_S, float(draft.budget.get("reserve_s", 0.0))):
         draft.budget["reserve_s"] = reserve_s
@@ -311,140 +259,16 @@ def _budget(conf: Conf, draft: Draft) -> None:
         draft.about_budget["blind_s"] = f"counts only where no runtime is known; TIMEOUT, {conf.place('TIMEOUT')}"
 
 
-def _limits(conf: Conf, kind: str, draft: Draft) -> None:
-    minutes_s = 60 * conf.number("MINUTES")
-    if minutes_s < draft.need_s:
-        draft.warn(
-            "minutes",
-            conf.place("MINUTES"),
-            f"{conf.told('MINUTES')}: {minutes_s:g} s are left then, and a checkpoint ({draft.checkpoint_s:g} s), "
-            f"a stop ({FORCE_AFTER_S:g} s) and a reserve ({RESERVE_S:g} s) need {draft.need_s:g} s",
-            f"MINUTES {-int(-draft.need_s // 60)}, while apcupsd still decides",
-        )
-    if conf.number("BATTERYLEVEL") < 20:
-        draft.warn(
-            "batterylevel",
-            conf.place("BATTERYLEVEL"),
-            f"{conf.told('BATTERYLEVEL')}: a worn battery falls from there to nothing within seconds",
-            "BATTERYLEVEL 30, while apcupsd still decides; powerguard plans with nothing below 10 %",
-        )
-    if conf.number("TIMEOUT") > 0:
-        draft.warn(
-            "timeout",
-            conf.place("TIMEOUT"),
-            f"{conf.told('TIMEOUT')}: shuts down on a fixed time, whatever is in the battery; it starts anew when "
-            "apcupsd is restarted in an outage (measured)",
-            "0 for a UPS that tells its runtime" if kind != "dumb" else "what the data sheet says, halved",
-        )
-    delay_s = conf.number("ONBATTERYDELAY")
-    draft.note(
-        "onbatterydelay",
-        conf.place("ONBATTERYDELAY"),
-        f"{conf.told('ONBATTERYDELAY')}: powerguard waits 4 s before "
-        "it pauses and 8 s before it commits, and not even that where it could not afford to",
-    )
-    if delay_s > 30:
-        draft.warn(
-            "onbatterydelay_long",
-            conf.place("ONBATTERYDELAY"),
-            f"{conf.told('ONBATTERYDELAY')}: no hook of yours hears of an outage before",
-            "6",
-        )
-
-
-def _killpower(conf: Conf, kind: str, draft: Draft) -> None:
-    if kind == "snmp":
-        draft.warn(
-            "killpower_snmp",
-            conf.place("UPSTYPE"),
-            "killpower over SNMP does not work: the SET lacks its instance and is refused, which apcupsd ends with 0 "
-            "(measured), and Debian sends it when the network is already down",
-            "let the BMC power the host on (bmc: policy: ensure), not the UPS",
-        )
-    delay_s = conf.number("KILLDELAY")
-    if 0 < delay_s < FORCE_AFTER_S:
-        draft.warn(
-            "killdelay",
-            conf.place("KILLDELAY"),
-            f"{conf.told('KILLDELAY')}: the UPS is told to cut its output that soon after the shutdown begins, and "
-            f"this host may take {FORCE_AFTER_S:g} s to stop",
-            "0",
-        )
-    sleep_s = number(conf.text("SLEEP"))
-    if sleep_s is not None and sleep_s < FORCE_AFTER_S:
-        draft.warn(
-            "sleep",
-            conf.place("SLEEP"),
-            f"SLEEP {sleep_s:g}: the UPS cuts its output {sleep_s:g} s after the order; "
-            f"other hosts on it may take {FORCE_AFTER_S:g} s to stop",
-            "SLEEP 180",
-        )
-    charge = number(conf.text("RETURNCHARGE"))
-    if charge == 0:
-        draft.warn(
-            "returncharge",
-            conf.place("RETURNCHARGE"),
-            "RETURNCHARGE 0: the host comes back with an empty battery, and a second outage finds it so",
-            "RETURNCHARGE 50, where the UPS has it",
-        )
-
-
-def _pace(conf: Conf, kind: str, draft: Draft) -> None:
-    poll_s = conf.number("POLLTIME")
-    if poll_s <= 5:
-        return
-    seen = "32 to 48 s (measured)" if kind == "snmp" else f"up to {poll_s:g} s"
-    right = "powerguard asks the card every second itself" if kind == "snmp" else "POLLTIME 1"
-    draft.warn(
-        "polltime",
-        conf.place("POLLTIME"),
-        f"{conf.told('POLLTIME')}: an outage is seen after {seen}, and shorter ones not at all",
-        right,
-    )
-
-
-def _rest(conf: Conf, draft: Draft) -> None:
-    for key, why in (
-        ("ANNOY", "powerguard writes to no terminals"),
-        ("NOLOGON", "powerguard does not keep people from logging in"),
-        ("STATTIME", "see `powerguard status` and /metrics"),
-        ("DATATIME", "see /metrics"),
-        ("EVENTSFILE", "see `powerguard history` and the journal"),
-        ("BATTDATE", "battery_installed: 'YYYY-MM' says the same here"),
-        ("LOWBATT", "only apctest uses it; where the UPS has it set, budget.low_battery_s is that in seconds"),
-    ):
-        if conf.text(key).lower() not in ("", "0", "disable"):
-            draft.note("no_equivalent", conf.place(key), f"{key}: {why}")
-    if conf.word("NETSERVER", "on") == "on" and conf.text("NISIP", "0.0.0.0") == "0.0.0.0":  # noqa: S104 - read, not bound
-        draft.warn(
-            "nisip",
-            conf.place("NISIP"),
-            "NISIP 0.0.0.0"
-            + ("" if "NISIP" in conf.values else " (apcupsd's default)")
-            + ": every host on the network can read this UPS's status, since apcupsd has no login",
-            "NISIP 127.0.0.1, unless other hosts ask it (UPSTYPE net)",
-        )
-    shared = conf.word("UPSCLASS", "standalone"), conf.word("UPSMODE", "disable")
-    if any("share" in word for word in shared):
-        draft.warn(
-            "shareups",
-            conf.place("UPSCLASS"),
-            "a Share-UPS: its other hosts are told by a wire that powerguard does not know",
-            "powerguard on each host, with the card or this apcupsd as its source",
-        )
-
-
 def _script(event: str, script: Path, draft: Draft) -> bool:
     """Look at an event script; return whether it is one that asks us."""
     where = str(script)
     try:
-        text, mode = read(script)
+        text = read(script)
     except ReadError:
         draft.warn("unreadable", where, "cannot be read, so it was left out", "run this as root")
         return False
-    if not mode & 0o111:
-        draft.warn("script_not_run", where, "cannot be executed, so apccontrol passes over it", f"chmod 0755 {where}")
-        return False
+    if not os.access(script, os.X_OK):
+        return False  # apccontrol passes over it
     if "powerguard" in text:
         draft.note("script_ours", where, "calls powerguard already")
         return True
@@ -464,12 +288,4 @@ def _script(event: str, script: Path, draft: Draft) -> bool:
         )
     else:
         draft.note("script", where, "a script of your own: keep it, or put config/apcupsd in its place")
-    slept = [int(found) for found in _SLEEPS.findall(text)]
-    if slept and max(slept) >= 5:
-        draft.warn(
-            "script_sleeps",
-            where,
-            f"sleeps {max(slept)} s: a fixed time instead of a checkpoint that is awaited",
-            "name the trainer in the settings: powerguard waits until its checkpoint is durable",
-        )
     return False

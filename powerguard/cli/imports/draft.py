@@ -1,9 +1,15 @@
-"""What `powerguard import` makes: settings to be, what to look at, and which secrets to keep where. Never a secret."""
+"""What `powerguard import` reads files with, and what it makes: settings, what to look at, and which secrets to keep.
+
+Nothing that is read is ever part of a message: any word may be a password in the wrong place.
+"""
 
 import json
+import os
 import re
-from collections.abc import Iterable, Mapping
+import stat
+from collections.abc import Mapping
 from dataclasses import dataclass, field
+from pathlib import Path
 from typing import Any, Final
 
 FORCE_AFTER_S: Final = 110.0
@@ -11,6 +17,7 @@ FORCE_AFTER_S: Final = 110.0
 RESERVE_S: Final = 60.0
 CHECKPOINT_S: Final = 60.0
 """What a checkpoint is presumed to take until somebody says or measures it."""
+MAX_BYTES: Final = 1 << 20
 SECRETS: Final = "/etc/powerguard/secrets"
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*|[0-9]{1,3}(\.[0-9]{1,3}){3}")
 _NAME: Final = re.compile(r"[^a-z0-9_.-]+")
@@ -18,6 +25,49 @@ _WORDS: Final = frozenset(("true", "false", "null"))
 
 Scalar = str | int | float | bool
 Source = dict[str, Any]
+
+
+class ReadError(Exception):
+    """A file that cannot be read: which, why, and what would be right."""
+
+
+@dataclass(frozen=True, slots=True)
+class Line:
+    """Words of one line. number: of the line in which the first of them begins, from 1."""
+
+    file: str
+    number: int
+    words: tuple[str, ...]
+
+    @property
+    def where(self) -> str:
+        """Say "file:line"."""
+        return f"{self.file}:{self.number}"
+
+
+def read(path: Path) -> str:
+    """Return a file's text, one character a byte. Raises ReadError."""
+    try:
+        # NONBLOCK: a pipe or a device that was named by mistake never holds us up.
+        descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
+        try:
+            if not stat.S_ISREG(os.fstat(descriptor).st_mode):
+                msg = f"{path}: is not a file"
+                raise ReadError(msg)
+            raw = b""
+            while len(raw) <= MAX_BYTES and (chunk := os.read(descriptor, MAX_BYTES + 1 - len(raw))):
+                raw += chunk
+        finally:
+            os.close(descriptor)
+    except (OSError, ValueError) as error:
+        reason = error.strerror if isinstance(error, OSError) else str(error)
+        hint = " (it holds passwords: run this as root)" if isinstance(error, PermissionError) else ""
+        msg = f"{path}: cannot be read: {reason}{hint}"
+        raise ReadError(msg) from error
+    if len(raw) > MAX_BYTES:
+        msg = f"{path}: is larger than {MAX_BYTES} bytes: no such file of NUT or apcupsd is"
+        raise ReadError(msg)
+    return raw.decode("latin-1")
 
 
 @dataclass(frozen=True, slots=True)
@@ -75,11 +125,6 @@ class Draft:
         self.kept: list[Kept] = []
         self._secrets_in = secrets_in
         self._known: dict[tuple[str, str], str] = {}
-
-    @property
-    def need_s(self) -> float:
-        """Seconds from the decision to dark: a checkpoint, the host's stop, and the reserve."""
-        return self.checkpoint_s + FORCE_AFTER_S + RESERVE_S
 
     def warn(self, name: str, where: str, what: str, right: str) -> None:
         """Note something that is wrong or will hurt."""
@@ -194,16 +239,6 @@ def _safe(text: str) -> str:
     return "".join(letter if letter.isprintable() else "?" for letter in text)
 
 
-def has_mode(mode: int, others: int = 0o004) -> bool:
-    """Say whether everybody may read a file with this mode."""
-    return bool(mode & others)
-
-
 def number(text: str) -> float | None:
     """Return a plain number of seconds, minutes or percent; None where the text is none."""
     return float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) else None
-
-
-def first(values: Iterable[str]) -> str:
-    """Return the first of some texts that is not empty, else ""."""
-    return next((value for value in values if value), "")

@@ -1,18 +1,29 @@
-"""Makes our settings of NUT's: upsmon.conf says what feeds this host, ups.conf how it is reached."""
+"""Makes our settings of NUT's: upsmon.conf says what feeds this host, ups.conf how it is reached.
+
+The words of a file are those that NUT reads (common/parseconf.c): `"..."` is one word, even over the end of a line; a
+backslash takes the next character as it is, and a line goes on where that is a newline; `=` is a word of its own; `#`
+outside quotes begins a comment, even within a word. Facts about NUT are those of 2.8.0; the figures were measured with
+upsd, dummy-ups and snmp-ups.
+"""
 
 import re
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from powerguard.cli.imports.draft import Draft, Ups, number
-from powerguard.cli.imports.words import Line, ReadError, Section, Words, nut_sections, nut_words, read, shell_words
+from powerguard.cli.imports.draft import Draft, Line, ReadError, Ups, number, read
 from powerguard.settings.ups_models import from_data_sheet
 
 FOLDERS: Final = ("/etc/nut", "/etc/ups", "/usr/local/ups/etc")
-FILES: Final = ("nut.conf", "ups.conf", "upsd.conf", "upsd.users", "upsmon.conf", "upssched.conf")
+FILES: Final = ("nut.conf", "ups.conf", "upsd.conf", "upsmon.conf", "upssched.conf")
 PORT: Final = 3493
 LOCAL: Final = frozenset(("localhost", "127.0.0.1", "::1", "ip6-localhost"))
+_TOKEN: Final = re.compile(
+    r"""(?P<end>\n) | \#[^\n]* | "(?P<quoted>(?:\\.|[^"\\])*)"? | (?P<bare>=|(?:\\.|[^\s"\#=\\])(?:\\.|[^\s\#=\\])*)""",
+    re.DOTALL | re.VERBOSE,
+)
+_ESCAPED: Final = re.compile(r"\\(.)|\n", re.DOTALL)
+_DROPPED: Final = re.compile(r"[^\t\n\v\f\r -\x7e]")
 _SYSTEM: Final = re.compile(r"([^@]+)(?:@(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?)?")
 _NUT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _USER: Final = re.compile(r"[!-~]{1,64}")
@@ -21,6 +32,8 @@ _ANY: Final = frozenset(("0.0.0.0", "::", "*", "127.0.0.1"))  # noqa: S104 - rea
 ROLES: Final = {"primary": "primary", "master": "primary", "secondary": "secondary", "slave": "secondary"}
 _AUTH: Final = {"MD5", "SHA", "SHA-224", "SHA-256", "SHA-384", "SHA-512"}
 _PRIV: Final = {"DES", "AES", "AES-192", "AES-256"}
+_FULL_WALK: Final = frozenset(("snmp-ups", "usbhid-ups"))
+_SLOW_S: Final = 5.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -43,27 +56,39 @@ class Monitor:
 
 
 @dataclass(slots=True)
-class Nut:
-    """Everything that was read. A file that is not there is None, and its contents are empty."""
+class Section:
+    """A section of ups.conf. values: the last value of each key, with its line; a flag has ""."""
 
-    files: dict[str, Words] = field(default_factory=dict)
+    name: str
+    where: str
+    values: dict[str, tuple[str, str]] = field(default_factory=dict)
+
+    def text(self, key: str, default: str = "") -> str:
+        """Return the last value of a key."""
+        return self.values.get(key, (default, ""))[0]
+
+    def place(self, key: str) -> str:
+        """Say where the last line with this key stands, or the section itself."""
+        return self.values.get(key, ("", self.where))[1]
+
+
+@dataclass(slots=True)
+class Nut:
+    """Everything that was read. files: the path of each file that was, by its name."""
+
+    files: dict[str, str] = field(default_factory=dict)
     monitors: list[Monitor] = field(default_factory=list)
     directives: dict[str, list[Line]] = field(default_factory=dict)
     drivers: dict[str, Section] = field(default_factory=dict)
     all_drivers: Section = field(default_factory=lambda: Section("", ""))
-    users: dict[str, Section] = field(default_factory=dict)
     listens: list[tuple[str, int]] = field(default_factory=list)
     timers: list[Line] = field(default_factory=list)
     mode: str = ""
 
-    def has(self, name: str) -> bool:
-        """Say whether such a file was read."""
-        return name in self.files
-
     def place(self, name: str, directive: str = "") -> str:
         """Say where a directive stands; the file where it is not set."""
         lines = self.directives.get(directive, [])
-        return lines[-1].where if lines else self.files[name].file if name in self.files else name
+        return lines[-1].where if lines else self.files.get(name, name)
 
     def value(self, directive: str, default: str = "") -> str:
         """Return the first word after a directive of upsmon.conf; the last line counts."""
@@ -104,63 +129,105 @@ def load(found: dict[str, Path], draft: Draft) -> Nut:
     """Read the files. One that cannot be read is told in the draft; raises ReadError where none can."""
     nut = Nut()
     failed: list[str] = []
+    take = {
+        "nut.conf": _take_mode,
+        "ups.conf": _take_drivers,
+        "upsd.conf": _take_server,
+        "upsmon.conf": _take_upsmon,
+        "upssched.conf": _take_timers,
+    }
     for name in FILES:
         if name not in found:
             continue
         try:
-            text, mode = read(found[name])
+            text = read(found[name])
         except ReadError as error:
             failed.append(str(error))
             draft.warn("unreadable", str(found[name]), "cannot be read, so it was left out", "run this as root")
             continue
-        parse = shell_words if name == "nut.conf" else nut_words
-        words = parse(text, str(found[name]))
-        nut.files[name] = Words(words.file, words.lines, words.oddities, mode)
-        draft.files.append(words.file)
-        for odd in words.oddities:
-            draft.warn("odd_line", odd.where, odd.what, odd.right)
+        file = str(found[name])
+        nut.files[name] = file
+        draft.files.append(file)
+        take[name](nut, shell_words(text, file) if name == "nut.conf" else nut_words(text, file), draft)
     if not nut.files:
         raise ReadError("\n".join(failed))
-    _take_drivers(nut, draft)
-    _take_server(nut, draft)
-    _take_upsmon(nut, draft)
     return nut
 
 
-def _take_drivers(nut: Nut, draft: Draft) -> None:
-    if nut.has("ups.conf"):
-        nut.all_drivers, nut.drivers, oddities = nut_sections(nut.files["ups.conf"].lines)
-        for odd in oddities:
-            draft.warn("odd_line", odd.where, odd.what, odd.right)
-    if nut.has("upsd.users"):
-        _, nut.users, oddities = nut_sections(nut.files["upsd.users"].lines, frozenset(("upsmon",)))
-        for odd in oddities:
-            draft.warn("odd_line", odd.where, odd.what, odd.right)
+def nut_words(text: str, file: str) -> list[Line]:
+    """Divide a file of NUT's into lines of words. Total: whatever the text is, it has an answer."""
+    text = _DROPPED.sub("", text)
+    lines: list[Line] = []
+    words: list[str] = []
+    row, began, counted = 1, 0, 0
+    for token in _TOKEN.finditer(text):
+        row, counted = row + text.count("\n", counted, token.start()), token.start()
+        word = token["bare"] if token["quoted"] is None else token["quoted"]
+        if word is not None:
+            began = began or row
+            words.append(_ESCAPED.sub(lambda found: (found[1] or "").strip("\n"), word))
+        elif token["end"] is not None and words:
+            lines.append(Line(file, began, tuple(words)))
+            words, began = [], 0
+    if words:
+        lines.append(Line(file, began, tuple(words)))
+    return lines
 
 
-def _take_server(nut: Nut, draft: Draft) -> None:
-    if nut.has("nut.conf"):
-        for line in nut.files["nut.conf"].lines:
-            if line.words[0] == "MODE":
-                nut.mode = line.words[1]
-    if nut.has("upsd.conf"):
-        for line in nut.files["upsd.conf"].lines:
-            if line.words[0] == "LISTEN":
-                host, port_text, *_ = [*line.words[1:], "", ""]
-                port = number(port_text) if port_text else PORT
-                if port is None or not 0 < port < 65536 or not (_HOST.fullmatch(host) or host == "*"):
-                    draft.warn("odd_line", line.where, "LISTEN without an address and a port", "LISTEN 127.0.0.1 3493")
-                else:
-                    nut.listens.append((host, int(port)))
-            nut.directives.setdefault(line.words[0], []).append(line)
-    if nut.has("upssched.conf"):
-        nut.timers = list(nut.files["upssched.conf"].lines)
+def nut_sections(lines: list[Line]) -> tuple[Section, dict[str, Section]]:
+    """Return the values before any section, and the sections by name. NUT passes over a line that is neither."""
+    current = before = Section("", "")
+    sections: dict[str, Section] = {}
+    for line in lines:
+        first, *rest = line.words
+        if first.startswith("[") and first.endswith("]") and len(first) > 2:
+            current = sections.setdefault(first[1:-1], Section(first[1:-1], line.where))
+        elif not rest:
+            current.values[first] = "", line.where
+        elif rest[0] == "=" and len(rest) > 1:
+            current.values[first] = rest[1], line.where
+    return before, sections
 
 
-def _take_upsmon(nut: Nut, draft: Draft) -> None:
-    if not nut.has("upsmon.conf"):
-        return
-    for line in nut.files["upsmon.conf"].lines:
+def shell_words(text: str, file: str) -> list[Line]:
+    """Return the assignments (name, value) of nut.conf, which a shell and systemd read. Quotes are taken off."""
+    lines: list[Line] = []
+    for row, raw in enumerate(text.split("\n"), start=1):
+        name, equals, rest = raw.strip().removeprefix("export ").partition("=")
+        name = name.strip()
+        if not equals or not name.isidentifier() or not name.isascii():
+            continue
+        value = rest.strip()
+        quote = value[:1]
+        value = value[1:].partition(quote)[0] if quote and quote in "'\"" else value.partition(" #")[0].strip()
+        lines.append(Line(file, row, (name, value)))
+    return lines
+
+
+def _take_mode(nut: Nut, lines: list[Line], _draft: Draft) -> None:
+    nut.mode = next((line.words[1] for line in reversed(lines) if line.words[0] == "MODE"), "")
+
+
+def _take_drivers(nut: Nut, lines: list[Line], _draft: Draft) -> None:
+    nut.all_drivers, nut.drivers = nut_sections(lines)
+
+
+def _take_server(nut: Nut, lines: list[Line], _draft: Draft) -> None:
+    for line in lines:
+        nut.directives.setdefault(line.words[0], []).append(line)
+        if line.words[0] == "LISTEN":
+            host, port_text, *_ = [*line.words[1:], "", ""]
+            port = number(port_text) if port_text else PORT
+            if port is not None and 0 < port < 65536 and (_HOST.fullmatch(host) or host == "*"):
+                nut.listens.append((host, int(port)))
+
+
+def _take_timers(nut: Nut, lines: list[Line], _draft: Draft) -> None:
+    nut.timers = lines
+
+
+def _take_upsmon(nut: Nut, lines: list[Line], draft: Draft) -> None:
+    for line in lines:
         if line.words[0] != "MONITOR":
             nut.directives.setdefault(line.words[0], []).append(line)
             continue
@@ -172,11 +239,9 @@ def _take_upsmon(nut: Nut, draft: Draft) -> None:
                 f"MONITOR: {monitor}; upsmon passes over the line or stops at it",
                 "MONITOR ups@host 1 user password secondary",
             )
-        elif any(
+        elif not any(
             (known.name, known.host, known.port) == (monitor.name, monitor.host, monitor.port) for known in nut.monitors
         ):
-            draft.warn("monitored_twice", line.where, f"{monitor.name} is monitored already", "keep one line")
-        else:
             nut.monitors.append(monitor)
 
 
@@ -214,6 +279,7 @@ def make(nut: Nut, draft: Draft) -> None:
         for section in nut.drivers.values():
             _add_served(nut, section, draft)
     _budget(nut, draft)
+    _check(nut, draft)
 
 
 def _add_monitored(nut: Nut, monitor: Monitor, draft: Draft) -> None:
@@ -394,13 +460,6 @@ def _supplies(nut: Nut, draft: Draft) -> None:
             "MINSUPPLIES 0: upsmon never shuts this host down; powerguard would",
             "keep mode: dry-run if that is meant",
         )
-    elif wanted > total:
-        draft.warn(
-            "minsupplies",
-            where,
-            f"MINSUPPLIES {wanted} of {total} power supplies: upsmon refuses to start",
-            f"at most {total}",
-        )
     draft.minimum_supplies = max(1, min(wanted, total, 16))
 
 
@@ -413,3 +472,98 @@ def _budget(nut: Nut, draft: Draft) -> None:
                 draft.budget["low_battery_s"] = told
                 draft.about_budget["low_battery_s"] = f"{key}, {section.place(key)}"
                 return
+
+
+# --- What to look at --------------------------------------------------------------------------------------------------
+
+
+def _check(nut: Nut, draft: Draft) -> None:
+    """Note what makes NUT a slow or a silent source, and what disturbs powerguard while both run."""
+    if "nut.conf" in nut.files and nut.mode in ("", "none"):
+        draft.warn(
+            "mode_none",
+            nut.place("nut.conf"),
+            "MODE is none or not set: NUT is not started at boot",
+            "standalone, netserver or netclient, while powerguard reads upsd",
+        )
+    for section in nut.drivers.values():
+        _check_driver(nut, section, draft)
+    age_s = nut.seconds("MAXAGE", 15)
+    if age_s > 15:
+        where = nut.place("upsd.conf", "MAXAGE")
+        draft.warn("maxage", where, f"MAXAGE {age_s:g}: upsd passes data of that age on as new", "15 or less")
+    if "upsmon.conf" in nut.files:
+        _check_upsmon(nut, draft)
+    for line in nut.timers:
+        if line.words[:2] == ("AT", "ONBATT") and len(line.words) > 5 and line.words[3].startswith("START-TIMER"):
+            _check_timer(line, draft)
+
+
+def _check_driver(nut: Nut, section: Section, draft: Draft) -> None:
+    driver = section.text("driver")
+    told = section.values.get("pollfreq") or nut.all_drivers.values.get("pollfreq")
+    poll_s = 30.0 if told is None else number(told[0])
+    if driver in _FULL_WALK and poll_s is not None and poll_s > _SLOW_S:
+        where = section.where if told is None else told[1]
+        how = f"pollfreq {poll_s:g}" + (" (NUT's default)" if told is None else "")
+        late = "upsd learns of an outage 12 to 30 s late (measured)" if driver == "snmp-ups" else "charge and runtime"
+        late += "" if driver == "snmp-ups" else " are that old; the status itself comes every pollinterval"
+        draft.warn("pollfreq", where, f"{how}: {late}", "pollfreq = 1" if driver == "snmp-ups" else "pollfreq = 5")
+    if driver == "snmp-ups":
+        draft.warn(
+            "killpower_snmp",
+            section.place("driver"),
+            "upsdrvctl shutdown runs at the very end of a shutdown, when the network is down: over SNMP it "
+            "never reaches the card, and the UPS never cuts its output",
+            "let the BMC power the host on (bmc: policy: ensure), not the UPS",
+        )
+    if "override.battery.charge.low" in section.values:
+        draft.note(
+            "low_by_charge",
+            section.place("override.battery.charge.low"),
+            "low battery by charge: powerguard counts energy, and takes what the "
+            "UPS calls low as budget.low_battery_s more",
+        )
+
+
+def _check_upsmon(nut: Nut, draft: Draft) -> None:
+    hostsync_s = nut.seconds("HOSTSYNC", 15)
+    if hostsync_s < draft.checkpoint_s:
+        is_primary = any(monitor.role == "primary" for monitor in nut.monitors)
+        draft.warn(
+            "hostsync",
+            nut.place("upsmon.conf", "HOSTSYNC"),
+            f"HOSTSYNC {hostsync_s:g}: the primary waits that long for the others, and a checkpoint takes "
+            f"{draft.checkpoint_s:g} s" + ("" if is_primary else "; what counts is the primary's"),
+            f"HOSTSYNC {-int(-draft.checkpoint_s // 1)} or more, on the primary, as long as the battery has it",
+        )
+    if nut.value("CERTVERIFY") == "1" or nut.value("FORCESSL") == "1":
+        draft.note(
+            "certificates",
+            nut.place("upsmon.conf", "CERTPATH" if "CERTPATH" in nut.directives else "CERTVERIFY"),
+            "tls: required always verifies upsd's certificate: name its authority (a PEM file) as ca, unless the host "
+            "knows it; CERTPATH of NUT is a folder or a database of NSS (certutil -L -d FOLDER -n NAME -a prints one)",
+        )
+    if "powerguard" not in " ".join(nut.directives["SHUTDOWNCMD"][-1].words if "SHUTDOWNCMD" in nut.directives else ()):
+        draft.note(
+            "shutdowncmd",
+            nut.place("upsmon.conf", "SHUTDOWNCMD"),
+            "SHUTDOWNCMD: put /usr/lib/powerguard/nut/"
+            "powerguard-shutdown before it while both run, so that two do not shut one host down",
+        )
+
+
+def _check_timer(line: Line, draft: Draft) -> None:
+    seconds = number(line.words[5])
+    if seconds is None:
+        return
+    draft.warn(
+        "timer",
+        line.where,
+        f"a timer of {seconds:g} s on battery: where CMDSCRIPT shuts down when it fires, it does so on a fixed "
+        "time, whatever is in the battery and whether or not the work is saved",
+        "no timer: powerguard counts the energy, and acts at the last safe moment",
+    )
+    if 20 <= seconds <= 3600 and "blind_s" not in draft.budget:
+        draft.budget["blind_s"] = seconds
+        draft.about_budget["blind_s"] = f"counts only where no runtime is known; the timer of {line.where}"

@@ -45,8 +45,7 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    from powerguard.cli.imports.draft import CHECKPOINT_S, Draft
-    from powerguard.cli.imports.words import ReadError
+    from powerguard.cli.imports.draft import CHECKPOINT_S, Draft, ReadError
 
     checkpoint_s = CHECKPOINT_S if args.checkpoint is None else told_seconds(args.checkpoint)
     if checkpoint_s is None or not 0 < checkpoint_s <= 86400:
@@ -72,13 +71,10 @@ def run(args: argparse.Namespace) -> int:
 
 def _import_nut(paths: list[Path], draft: Any) -> None:  # noqa: ANN401 - a Draft, whose module is imported late
     from powerguard.cli.imports import nut as import_nut
-    from powerguard.cli.imports import nut_checks
 
     if not paths:
         paths = [next((Path(folder) for folder in import_nut.FOLDERS if Path(folder).is_dir()), Path("/etc/nut"))]
-    nut = import_nut.load(import_nut.gather(paths), draft)
-    import_nut.make(nut, draft)
-    nut_checks.check(nut, draft)
+    import_nut.make(import_nut.load(import_nut.gather(paths), draft), draft)
 
 
 def _import_apcupsd(paths: list[Path], draft: Any) -> None:  # noqa: ANN401 - likewise

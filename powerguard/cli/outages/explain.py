@@ -6,6 +6,7 @@ import sys
 from collections.abc import Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
+from powerguard.cli.outages.facts import Told, gather, number, pairs
 from powerguard.cli.outages.history import (
     Elapsed,
     UnknownOutageError,
@@ -21,7 +22,7 @@ from powerguard.cli.words import NEED_SHARE, PHASES, durations_in, order, outcom
 
 if TYPE_CHECKING:
     from powerguard.core.model.policy import Policy
-    from powerguard.daemon.journal import Line, OutageRecord, Recorded
+    from powerguard.daemon.journal import Line, OutageRecord
 
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
 _SHORT_S: Final = 45.0
@@ -53,8 +54,7 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         with read_only(journal_of(args)) as db:
-            found = read(db, args.outage)
-            told = explained(found.record, found.lines, found.rows)
+            told = explained(gather(read(db, args.outage)))
     except UnknownOutageError as error:
         return fail(args, "explain", str(error), EX_USAGE)
     except JournalError as error:
@@ -69,10 +69,9 @@ def run(args: argparse.Namespace) -> int:
 # --- Gathering --------------------------------------------------------------------------------------------------------
 
 
-def explained(record: "OutageRecord", story: "Sequence[Line]", rows: "Sequence[Recorded]") -> dict[str, Any]:
+def explained(told: Told) -> dict[str, Any]:
     """Return the outage as one object: what is printed, and what --json shows."""
-    elapsed = Elapsed(record, story, rows)
-    policy = _policy(rows)
+    record, story, elapsed, policy = told.outage.record, told.outage.lines, told.elapsed, told.policy
     mode = None if policy is None else policy.mode.value
     steps = [
         _ordered(elapsed, line, mode) if line.kind == "action" else _step(elapsed, line, story, mode)
@@ -80,7 +79,10 @@ def explained(record: "OutageRecord", story: "Sequence[Line]", rows: "Sequence[R
         if line.kind in ("note", "gap") or (line.kind == "action" and line.event not in _SILENT)
     ]
     _add_wait(steps, policy)
-    readings = _readings(elapsed, rows)
+    mine = None if told.start is None else told.start.policy.ups
+    readings = [
+        (at_s, each.output_source.value) for at_s, each in told.readings if told.heard and mine in (None, each.ups)
+    ]
     return {
         "schema_version": 1,
         "object": "explanation",
@@ -113,7 +115,7 @@ def _add_wait(steps: Sequence[dict[str, Any]], policy: "Policy | None") -> None:
         return
     before = [step for step in steps if step["event"] == "phase_changed" and step["after_s"] < latched["after_s"]]
     moments = [
-        (step["after_s"], _number(step["numbers"].get("reff_s")), _number(step["numbers"].get("stop_s")))
+        (step["after_s"], number(step["numbers"].get("reff_s")), number(step["numbers"].get("stop_s")))
         for step in before
         if step["numbers"].get("new") != "online"
     ]
@@ -126,7 +128,7 @@ def _add_wait(steps: Sequence[dict[str, Any]], policy: "Policy | None") -> None:
 
 
 def _step(elapsed: "Elapsed", line: "Line", story: "Sequence[Line]", mode: str | None) -> dict[str, Any]:
-    numbers = _pairs(line.payload.get("numbers"))
+    numbers = pairs(line.payload.get("numbers"))
     context: dict[str, object] = {"trains_on": _trains_on(story, line)}
     if line.event == "host_powered_on":
         context["late_reboot"] = is_late_reboot(story, line, numbers)
@@ -163,13 +165,6 @@ def _ordered(elapsed: "Elapsed", line: "Line", mode: str | None) -> dict[str, An
     }
 
 
-def _pairs(value: object) -> dict[str, Any]:
-    """Read a note's numbers, which the journal keeps as pairs."""
-    if not isinstance(value, list):
-        return {}
-    return {str(pair[0]): pair[1] for pair in value if isinstance(pair, list) and len(pair) == 2}
-
-
 def _phase(record: "OutageRecord", steps: Sequence[Mapping[str, Any]]) -> str:
     if record.ended_wall is not None:
         return "online"
@@ -177,27 +172,6 @@ def _phase(record: "OutageRecord", steps: Sequence[Mapping[str, Any]]) -> str:
     if any(step["event"] == "host_returned" for step in steps) and news[-1:] == ["shutdown"]:
         return "recovery"
     return news[-1] if news else "on_battery"
-
-
-def _policy(rows: "Sequence[Recorded]") -> "Policy | None":
-    """Return the settings of then, with what had been measured in place."""
-    from powerguard.core.energy.needs import fold
-
-    start = next((row.heard.start for row in rows if row.heard.start is not None), None)
-    return None if start is None else fold(start.policy, start.state.learned)
-
-
-def _readings(elapsed: "Elapsed", rows: "Sequence[Recorded]") -> list[tuple[float, str]]:
-    """Return (seconds since the outage began, output source) of every reading, as far as they were kept."""
-    from powerguard.core.model.events import Reading
-
-    heard = [
-        (elapsed.at(row.boot_id, event.at_s), event.output_source.value)
-        for row in rows
-        for event in row.heard.events
-        if isinstance(event, Reading) and (row.heard.start is None or event.ups == row.heard.start.policy.ups)
-    ]
-    return [(after_s, source) for after_s, source in heard if after_s is not None]
 
 
 def _moment_of(steps: Sequence[Mapping[str, Any]], new: str) -> Mapping[str, Any] | None:
@@ -245,7 +219,7 @@ def what_if(
             early = duration(came_s - paused["after_s"])
             told.append(f"Utility {early} earlier, and no emergency checkpoint would have been ordered.")
         last = held or paused
-        reff_s, stop_s = (_number(last["numbers"].get(name)) for name in ("reff_paused_s", "stop_s"))
+        reff_s, stop_s = (number(last["numbers"].get(name)) for name in ("reff_paused_s", "stop_s"))
         if reff_s is not None and stop_s is not None and came_s is not None and held is not None and reff_s > stop_s:
             told.append(
                 f"When the hold began, at least {duration(reff_s - stop_s)} were left until the power-off, at the load "
@@ -265,7 +239,7 @@ def _spare(ended: Mapping[str, Any] | None) -> list[str]:
     """Say for how long training could have gone on: what is left shrinks by at most a second a second."""
     numbers = {} if ended is None else ended["numbers"]
     names = ("reff_now_s", "reff_paused_s", "checkpoint_s", "stop_s")
-    reff_now_s, reff_paused_s, checkpoint_s, stop_s = (_number(numbers.get(name)) for name in names)
+    reff_now_s, reff_paused_s, checkpoint_s, stop_s = (number(numbers.get(name)) for name in names)
     if not reff_now_s or not reff_paused_s or checkpoint_s is None or stop_s is None:
         return []
     spare_s = (reff_paused_s - (checkpoint_s + stop_s) / NEED_SHARE) * reff_now_s / reff_paused_s
@@ -281,7 +255,7 @@ def _grades(latched: Mapping[str, Any], grade: object, policy: "Policy | None") 
     from powerguard.core.model.actions import Grade
 
     numbers = latched["numbers"]
-    reff_s = _number(numbers.get("reff_now_s"))
+    reff_s = number(numbers.get("reff_now_s"))
     if policy is None or reff_s is None or grade not in (Grade.SHORT, Grade.BARE):
         return []
     full_s = stop_s(policy, Grade.FULL, reserve_s=0.0)
@@ -292,15 +266,11 @@ def _grades(latched: Mapping[str, Any], grade: object, policy: "Policy | None") 
     return [f"{had}, so it was a {grade} one: {more}."]
 
 
-def _number(value: object) -> float | None:
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
-
-
 def _on_battery_s(
     record: "OutageRecord", steps: Sequence[Mapping[str, Any]], readings: Sequence[tuple[float, str]]
 ) -> float | None:
     """Seconds on battery; of an outage that runs so far, for its figures are written only now and then."""
-    known = _number(record.figures.get("on_battery_s"))
+    known = number(record.figures.get("on_battery_s"))
     if record.ended_wall is not None or any(step["event"] == "host_returned" for step in steps):
         return known
     since = [(after_s, source) for after_s, source in readings if after_s >= 0.0]
@@ -318,32 +288,22 @@ def _durations(
 ) -> dict[str, float | None]:
     """Return how long each part took, in seconds; None where it did not happen, or was not told."""
     at = {name: None if (s := _moment_of(steps, name)) is None else float(s["after_s"]) for name in PHASES}
-    away = [_number(s["numbers"].get("away_s")) for s in steps if s["event"] == "host_returned"]
+    away = [number(s["numbers"].get("away_s")) for s in steps if s["event"] == "host_returned"]
     known = [s for s in away if s is not None]
     held_until_s = elapsed.ended_s if at["shutdown"] is None else at["shutdown"]
 
     return {
         "trained_on_s": between(0.0, at["emergency_checkpoint"]),
-        "checkpoint_s": _number(record.figures.get("checkpoint_s")),
+        "checkpoint_s": number(record.figures.get("checkpoint_s")),
         "held_s": between(at["holding"], held_until_s),
         "on_battery_s": _on_battery_s(record, steps, readings),
         "away_s": round(sum(known), 3) if known and len(known) == len(away) and not elapsed.doubted else None,
-        "recovery_s": _number(record.figures.get("recovery_s")),
+        "recovery_s": number(record.figures.get("recovery_s")),
         "lasted_s": between(0.0, elapsed.ended_s),
     }
 
 
 # --- Telling ----------------------------------------------------------------------------------------------------------
-
-_DURATIONS: Final = {
-    "trained_on_s": "on battery until the checkpoint was ordered",
-    "checkpoint_s": "until every checkpoint was durable",
-    "held_s": "held",
-    "on_battery_s": "on battery in all",
-    "away_s": "host off",
-    "recovery_s": "from the start-up to training",
-    "lasted_s": "the whole outage",
-}
 
 
 def _after(seconds: float) -> str:
@@ -372,9 +332,7 @@ def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
     if told["what_if"]:
         lines += ["", "What would have changed it"]
         lines += [f"  {clean(text)}" for text in told["what_if"]]
-    names = durations_in(_DURATIONS, told["mode"]) | (
-        {"on_battery_s": "on battery, as far as it is written"} if running else {}
-    )
+    names = durations_in(told["mode"]) | ({"on_battery_s": "on battery, as far as it is written"} if running else {})
     known = [(text, duration(told["durations"][name])) for name, text in names.items()]
     known = [row for row in known if row[1] != "?"]
     if known:

@@ -16,7 +16,7 @@ from powerguard.core.model.events import Measured, OwnLoad, Reading, TrainerSeen
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.serialisation import PlainError, from_plain
 from powerguard.daemon.journal import Line
-from powerguard.daemon.journal.recording import ReplayStart
+from powerguard.daemon.journal.records import ReplayStart
 from powerguard.effectors.bmc.ipmi import RestartCause
 
 LATE_REBOOT: Final = "late-reboot"

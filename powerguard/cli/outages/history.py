@@ -5,8 +5,11 @@
 
 import argparse
 import json
+import re
 import sqlite3
+import time
 from collections.abc import Mapping, Sequence
+from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
@@ -16,6 +19,7 @@ from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, Subparsers, fail
 from powerguard.cli.status import JOURNAL
 from powerguard.core.comeback.recovery import LONGEST_GAP_S
 from powerguard.daemon.journal import Line, OutageRecord, Recorded, following, history, outage, recording
+from powerguard.daemon.observe import cost
 from powerguard.effectors.bmc.ipmi import RestartCause
 
 if TYPE_CHECKING:
@@ -200,6 +204,10 @@ def register(subparsers: Subparsers) -> None:
         "Exit 64: no such outage; 66: the journal cannot be read.",
     )
     parser.add_argument("--limit", type=int, metavar="N", default=20, help="how many (20)")
+    parser.add_argument("--sum", action="store_true", help="what all outages cost together, instead of the list")
+    parser.add_argument(
+        "--since", metavar="WHEN", help="with --sum: only outages that began since 2026-11-01, or in 30d"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_journal(parser)
     parser.set_defaults(run=run)
@@ -221,8 +229,10 @@ def run(args: argparse.Namespace) -> int:
 
     try:
         with read_only(journal_of(args)) as db:
-            return _export(args, db) if args.history_verb == "export" else _list(args, db)
-    except UnknownOutageError as error:
+            if args.history_verb == "export":
+                return _export(args, db)
+            return _sum(args, db) if args.sum else _list(args, db)
+    except (UnknownOutageError, SinceError) as error:
         return fail(args, "history", str(error), EX_USAGE)
     except JournalError as error:
         return fail(args, "history", str(error), EX_NOINPUT)
@@ -239,6 +249,65 @@ def _export(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - sqlite3
         for line in lines(db, name, version=VERSION, anonymize=args.anonymize):
             print(json.dumps(line, separators=(",", ":")))
     return 0
+
+
+class SinceError(Exception):
+    """--since is neither a day nor a number of days."""
+
+
+def _since(text: str | None) -> float:
+    """Return Unix seconds: of the beginning of a day, or so many days ago."""
+    if text is None:
+        return 0.0
+    if re.fullmatch(r"\d{1,5}d", text):
+        return time.time() - 86400.0 * int(text[:-1])  # noqa: TID251 - for people
+    try:
+        return datetime.fromisoformat(text).astimezone().timestamp()
+    except (ValueError, OverflowError, OSError):
+        message = f"--since: {text!r:.40} is neither a day nor a number of days (such as 2026-11-01, or 30d)"
+        raise SinceError(message) from None
+
+
+def _sum(args: argparse.Namespace, db: sqlite3.Connection) -> int:
+    """Print what the outages cost together. The metrics count the same, since the journal began."""
+    since_s = _since(args.since)
+    records = [each for each in history(db, _ALL) if each.started_wall >= since_s]
+    found = cost.total(cost.of(each.figures) if each.ended_wall is not None else None for each in records)
+    if args.json:
+        head = {"schema_version": 1, "object": "history-sum", "since": None if args.since is None else since_s}
+        print(json.dumps({**head, "outages": found.outages, "unknown": found.unknown, **cost.plain(found)}, indent=2))
+        return 0
+    since = "" if args.since is None else f" since {moment(since_s)[:16]}"
+    more = f", and {found.unknown} whose cost is not known" if found.unknown else ""
+    print(f"{found.outages} outages{since}{more}")
+    print("\n".join(fold(table(cost_rows(cost.plain(found))))))
+    return 0
+
+
+_RETURN_WORDS: Final = {
+    "power_on_to_boot": "return: power-on to the daemon",
+    "boot_to_ready": "return: until training may start",
+    "ready_to_resumed": "return: until training runs",
+    "total": "return: power-on to training",
+}
+
+
+def cost_rows(told: Mapping[str, Any]) -> list[tuple[str, str]]:
+    """Return what outages cost as rows of what and how much. told: `cost.plain`."""
+    rows = [("training time lost", duration(told["lost_s"]["all"]))]
+    rows += [(f"- {cause.replace('_', ' ')}", duration(told["lost_s"][cause])) for cause in cost.CAUSES]
+    gpu_s = told["lost_gpu_s"]
+    rows.append(("GPU time lost", "not told: the number of GPUs is not known" if gpu_s is None else duration(gpu_s)))
+    rows.append(("lost by the usual script, at least", duration(told["usual_script_lost_s"])))
+    asked = told["checkpoints"]
+    late = f", {asked['late']} of them late" if asked["late"] else ""
+    failed = f"; {asked['failed']} failed" if asked["failed"] else ""
+    rows.append(("checkpoints", f"{asked['asked']} asked for, {asked['durable']} durable{late}{failed}"))
+    for phase, words in _RETURN_WORDS.items():
+        if (taken := told["return_s"][phase])["count"]:
+            longest = f" on average, {duration(taken['longest'])} at the longest" if taken["count"] > 1 else ""
+            rows.append((words, duration(taken["mean"]) + longest))
+    return rows
 
 
 def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above

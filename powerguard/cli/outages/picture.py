@@ -4,7 +4,6 @@ import html
 from collections.abc import Mapping, Sequence
 from typing import Any, Final, NamedTuple
 
-from powerguard.cli.plan.picture import is_room
 from powerguard.cli.render import clean, duration, is_endless
 
 _WIDE: Final = 960
@@ -129,6 +128,10 @@ def timeline(report: Mapping[str, Any], marks: Sequence[Mark]) -> str:
     )
 
 
+def _is_room(words: str, wide: float) -> bool:
+    return wide > 7.0 * len(words) + 6
+
+
 def _soft(at: float, y: float, words: str, anchor: str = "start") -> str:
     return f'<text class="soft" x="{at:.1f}" y="{y:.1f}" text-anchor="{anchor}">{html.escape(clean(words))}</text>'
 
@@ -151,7 +154,7 @@ def _bar(name: str, words: str, span: tuple[float, float], x: _Scale, y: float) 
         f'<rect style="fill: var(--t-{colour})" x="{x0:.1f}" y="{y:.1f}" width="{x1 - x0:.1f}" height="{_LANE}" rx="2">'
         f"<title>{html.escape(clean(told))}</title></rect>"
     )
-    if is_room(words, x1 - x0):
+    if _is_room(words, x1 - x0):
         at = 0.5 * (x0 + x1)
         drawn += (
             f'<text class="halo" x="{at:.1f}" y="{y + _LANE - 7:.1f}" text-anchor="middle">{html.escape(words)}</text>'
@@ -177,7 +180,7 @@ def _checkpoints(trainers: Sequence[Mapping[str, Any]], x: _Scale, y: float) -> 
         name = "emergency_checkpoint" if len(durable) == len(trainers) else "bad"
         begun_s = min(t["asked_s"] for t in trainers)
         parts.append(_bar(name, words, (begun_s, max(durable, default=begun_s)), x, y))
-        if not is_room(words, x(max(durable, default=begun_s)) - x(begun_s)):
+        if not _is_room(words, x(max(durable, default=begun_s)) - x(begun_s)):
             parts.append(_soft(x(max(durable, default=begun_s)) + 6, y + _LANE - 7, words))
         return parts, y + _LANE + _GAP
     for each in trainers:
@@ -189,7 +192,7 @@ def _checkpoints(trainers: Sequence[Mapping[str, Any]], x: _Scale, y: float) -> 
         parts.append(
             _bar("emergency_checkpoint" if done_s is not None else "bad", words, (each["asked_s"], end_s), x, y)
         )
-        if not is_room(words, x(end_s) - x(each["asked_s"])):
+        if not _is_room(words, x(end_s) - x(each["asked_s"])):
             parts.append(_soft(x(end_s) + 6, y + _LANE - 7, words))
         y += _LANE + _GAP
     return parts, y

@@ -65,8 +65,7 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     from powerguard.settings.load import SettingsError
     from powerguard.sim.replay.play import replay
-    from powerguard.sim.replay.recording import load
-    from powerguard.sim.replay.table import ReplayFileError
+    from powerguard.sim.replay.recording import ReplayFileError, load
 
     try:
         wanted, assumed, by = _wanted(args)

@@ -4,36 +4,40 @@ How `report` looks: as text, as Markdown, as a page with the timeline. What is n
 """
 
 import argparse
+import contextlib
 import json
+import os
 import re
 import sys
 import time
 from collections.abc import Mapping, Sequence
-from typing import Any, Final
+from pathlib import Path
+from typing import Any, Final, NamedTuple
 
 from powerguard.cli.outages.facts import LATE_REBOOT
-from powerguard.cli.outages.history import UnknownOutageError, add_journal, journal_of
+from powerguard.cli.outages.history import UnknownOutageError, add_journal, cost_rows, journal_of
 from powerguard.cli.outages.picture import PHASE_WORDS, Mark, colours, timeline
-from powerguard.cli.page import Section, render, write
 from powerguard.cli.render import Paint, clean, duration, fold, is_endless, mode_note, moment, table
 from powerguard.cli.shared import EX_CANTCREAT, EX_NOINPUT, EX_USAGE, Subparsers, fail
 from powerguard.cli.status import last_battery
 from powerguard.cli.words import PHASES, durations_in, outcome_of
+from powerguard.daemon.observe import cost
+
+
+class Section(NamedTuple):
+    """A table of a page. numbers: which columns are numbers."""
+
+    title: str
+    head: Sequence[str]
+    rows: Sequence[Sequence[str]]
+    numbers: Sequence[int] = ()
+
 
 NOT_TOLD: Final = "not told"
 _ROWS: Final = 12
 """So many trainers are listed in text; the page has them all."""
 _GOOD: Final = frozenset(("ridden_through", "resumed_in_place", "clean_shutdown", "rehearsed"))
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
-_DURATIONS: Final = {
-    "trained_on_s": "on battery until the checkpoint was ordered",
-    "checkpoint_s": "until every checkpoint was durable",
-    "held_s": "held",
-    "on_battery_s": "on battery in all",
-    "away_s": "host away",
-    "recovery_s": "from the daemon's start to training",
-    "lasted_s": "the whole outage",
-}
 _RECOVERY: Final = (
     ("stop_s", "commit to the host's last word", "the host's"),
     ("firmware_s", "power-on to OS: firmware and loader", "the site's"),
@@ -107,11 +111,16 @@ def _section_durations(told: Mapping[str, Any]) -> Section:
         "recovery_s": told["boots"] > 1 and told["ended_at"] is not None,
         "lasted_s": told["ended_at"] is not None,
     }
-    names = durations_in(_DURATIONS, told["mode"]) | (
+    names = durations_in(told["mode"]) | (
         {"on_battery_s": "on battery, as far as it was counted"} if told["boots"] > 1 else {}
     )
     rows += [(words, _s(told["durations"][name])) for name, words in names.items() if happened.get(name, True)]
     return Section("How long it took", ("part", "time"), rows, numbers=(1,))
+
+
+def _section_cost(told: Mapping[str, Any]) -> Section:
+    rows = [] if told["cost"]["lost_s"]["all"] is None else cost_rows(told["cost"])
+    return Section("What it cost", ("what", "how much"), rows, numbers=(1,))
 
 
 def _section_phases(told: Mapping[str, Any]) -> Section:
@@ -236,6 +245,7 @@ def _advice(told: Mapping[str, Any]) -> list[str]:
 def _sections(told: Mapping[str, Any], limit: int | None) -> list[Section]:
     return [
         _section_durations(told),
+        _section_cost(told),
         _section_recovery(told),
         _section_predictions(told),
         _section_trainers(told, limit),
@@ -313,6 +323,42 @@ def marks(told: Mapping[str, Any]) -> list[Mark]:
     return found
 
 
+def render(**values: object) -> str:
+    """Return the page. Every word is escaped; a name that the template uses and that is not given is an error."""
+    from jinja2 import Environment, PackageLoader, StrictUndefined
+
+    pages = Environment(
+        loader=PackageLoader("powerguard.cli"),
+        autoescape=True,
+        undefined=StrictUndefined,
+        trim_blocks=True,
+        lstrip_blocks=True,
+        keep_trailing_newline=True,
+    )
+    return pages.get_template("report.html").render(values)
+
+
+def write(where: str, text: str) -> str:
+    """Write a page, whole or not at all: an older one is not left half of each. "-": stdout. Return why not, or ""."""
+    if where == "-":
+        sys.stdout.write(text)
+        return ""
+    path = beside = Path(where)
+    try:
+        if path.exists() and not path.is_file():
+            path.write_text(text, encoding="utf-8")  # A device or a pipe has no whole to replace.
+            return ""
+        beside = path.with_name(f".{path.name}.{os.getpid()}")
+        beside.write_text(text, encoding="utf-8")
+        beside.replace(path)
+    except OSError as error:
+        if beside != path:
+            with contextlib.suppress(OSError):
+                beside.unlink(missing_ok=True)
+        return f"--html: {path}: {error.strerror or error}"
+    return ""
+
+
 def html_page(told: Mapping[str, Any]) -> str:
     """Return the report as a page of its own."""
     sentence, mood = headline(told)
@@ -325,7 +371,6 @@ def html_page(told: Mapping[str, Any]) -> str:
     more = len(told["marks"]) - _STORY
     made = moment(time.time())  # noqa: TID251 - for people
     return render(
-        "report.html",
         title=_title(told),
         verdict=sentence,
         mood=mood,
@@ -415,8 +460,8 @@ def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa:
     from powerguard.cli.outages.explain import explained
     from powerguard.core.model.policy import Mode
 
-    story = explained(outage.record, outage.lines, outage.rows)
     told = facts.gather(outage)
+    story = explained(told)
     record = outage.record
     budget, trainers = facts.budget(told), facts.trainers(told)
     policy = told.policy
@@ -435,6 +480,7 @@ def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa:
         "steps_lost": facts.steps_lost(told, trainers),
         "detection": facts.detection(told),
         "durations": story["durations"],
+        "cost": cost.plain(None if record.ended_wall is None else cost.of(record.figures)),
         "recovery": facts.recovery(told),
         "feeds": facts.feeds(told),
         "phases": facts.phases(told),

@@ -9,7 +9,6 @@ from collections.abc import Sequence
 from importlib.metadata import version
 from typing import Any, Final
 
-from powerguard.cli.page import Section, write
 from powerguard.cli.plan import picture
 from powerguard.cli.plan.picture import Stretch
 from powerguard.cli.plan.size_input import AmountError, Asked, SettingsError, asked
@@ -38,11 +37,8 @@ def run(args: argparse.Namespace) -> int:
         return fail(args, "plan --size", str(error).replace("\n", "; "), EX_CONFIG)
     answer = size(question.site)
     told = view(question, answer)
-    if args.html is not None and (trouble := write(args.html, page(told))):
-        return fail(args, "plan --size", trouble, EX_USAGE)
-    if args.html != "-" or args.json:
-        lines = fold(describe(told, Paint(), utf8=is_utf8(), width=picture.room()))
-        print(json.dumps(told, indent=2) if args.json else "\n".join(lines))
+    lines = fold(describe(told, Paint(), utf8=is_utf8(), width=picture.room()))
+    print(json.dumps(told, indent=2) if args.json else "\n".join(lines))
     return 0 if answer.verdict is Verdict.FULL else 1
 
 
@@ -339,33 +335,3 @@ def describe(told: dict[str, Any], paint: Paint, *, utf8: bool, width: int = pic
         [(term["name"], _value(term["value"], term["unit"]), clean(term["source"])) for term in told["terms"]]
     )
     return lines
-
-
-def page(told: dict[str, Any]) -> str:
-    """Return the answer as a page of its own."""
-    sentence, mood = headline(told)
-    return picture.page(
-        title=f"powerguard: is the battery of {clean(told['ups'])} large enough?",
-        verdict=sentence,
-        mood=mood,
-        stretches=() if told["verdict"] == "overload" else _stretches(told),
-        notes=_course(told),
-        sections=(
-            Section(
-                "What would make a full stop fit, each alone", ("change",), [(fix["text"],) for fix in told["fixes"]]
-            ),
-            Section(
-                "The stops that could be chosen",
-                ("stop", "needs, with the checkpoint", ""),
-                [(_GRADES[Grade(each["grade"])], f"{each['need_s']:.0f} s", _spare(each)) for each in told["grades"]],
-                numbers=(1, 2),
-            ),
-            Section(
-                "The terms",
-                ("term", "value", "where it comes from"),
-                [(term["name"], _value(term["value"], term["unit"]), term["source"]) for term in told["terms"]],
-                numbers=(1,),
-            ),
-        ),
-        footer=f"powerguard {told['version']}, plan --size. Utility fails at full charge; the load is as told.",
-    )

@@ -5,8 +5,7 @@ import json
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
-from powerguard.cli.page import Section, write
-from powerguard.cli.render import Paint, clean, clock_of, duration, fold, is_endless, is_utf8, moment, table
+from powerguard.cli.render import Paint, clean, clock_of, duration, fold, is_endless, is_utf8, table
 from powerguard.cli.shared import EX_DOWN, EX_USAGE, Subparsers, fail
 from powerguard.cli.status import BEGUN, CALLED_OFF, describe_step
 
@@ -45,9 +44,6 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every term")
     parser.add_argument("--picture", action="store_true", help="the picture alone: the budget as a bar over time")
     parser.add_argument("--terms", action="store_true", help="show every term of the sums, and where it comes from")
-    parser.add_argument(
-        "--html", metavar="FILE", default=None, help="write a page with the energy left over time; - for stdout"
-    )
     add_options(parser, reads=True)
     _add_size(parser)
     parser.set_defaults(run=run)
@@ -79,11 +75,9 @@ def run(args: argparse.Namespace) -> int:
         told = get(args, "/api/v1/plan")
     except (DownError, RefusedError) as error:
         return fail(args, "plan", str(error), EX_DOWN)
-    if args.html is not None and (trouble := _write(told, args.html)):
-        return fail(args, "plan", trouble, EX_USAGE)
     if args.json:
         print(json.dumps(told, indent=2))
-    elif args.html != "-":
+    else:
         print("\n".join(_picture(told) if args.picture else fold(describe(told, Paint(), has_terms=args.terms))))
     reasons = {reason["name"] for reason in told["reasons"]}
     fits = told["fits"] and told["grade"] == "full" and not {"undersized", "not_protected"} & reasons
@@ -110,31 +104,6 @@ def _when(told: dict[str, Any]) -> str:
 def _host(told: dict[str, Any]) -> str:
     """Return the host's name; of a daemon that does not tell it, "this host"."""
     return clean((told.get("host") or {}).get("name") or "this host")
-
-
-def _write(told: dict[str, Any], path: str) -> str:
-    """Write the page; return why not, or ""."""
-    from powerguard.cli.plan import picture
-
-    rows = _terms(told)
-    title = "what happens if the power fails now"
-    if told["phase"] != "online":
-        again = told["assumes_utility_fails_now"]
-        title = "what happens if the power fails again now" if again else "what happens next in this outage"
-    text = picture.page(
-        title=f"{_host(told)}: {title}",
-        verdict=_verdict(told)[0],
-        mood={"green": "good", "yellow": "warn", "red": "bad"}[_verdict(told)[1]],
-        stretches=picture.from_plan(told),
-        notes=[*_steps(told), *(clean(reason["text"]) for reason in told["reasons"])],
-        sections=(
-            Section("The terms of the sums", ("term", "symbol", "value", "where it comes from"), rows, numbers=(2,)),
-        ),
-        since="now",
-        footer=f"powerguard {clean(told['version'])} on {_host(told)}, plan of {moment(told['at'])}; phase "
-        f"{clean(told['phase']).replace('_', ' ')}, {clean(told['mode'])}.",
-    )
-    return write(path, text)
 
 
 def _verdict(told: dict[str, Any]) -> tuple[str, str]:

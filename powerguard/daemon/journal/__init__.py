@@ -2,8 +2,7 @@
 
 from powerguard.daemon.journal.journal import Executor, Inline, Journal, JournalHealth, JournalLimits, WorkerThread
 from powerguard.daemon.journal.queries import counters, following, history, outage, read_all, recent, recording
-from powerguard.daemon.journal.recording import Recorded, RecordedEvents, ReplayStart
-from powerguard.daemon.journal.records import Entry, Line, Loaded, OutageRecord
+from powerguard.daemon.journal.records import Entry, Line, Loaded, OutageRecord, Recorded, RecordedEvents, ReplayStart
 from powerguard.daemon.journal.sqlite import JournalError, read_only
 from powerguard.daemon.journal.store import Retention
 

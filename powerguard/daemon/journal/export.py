@@ -13,8 +13,7 @@ from powerguard.core.model.events import Done, Event, Failed, Reading
 from powerguard.core.model.serialisation import KIND, PlainError, from_plain, to_plain
 from powerguard.daemon.journal.queries import outage as query_outage
 from powerguard.daemon.journal.queries import recording
-from powerguard.daemon.journal.recording import Recorded, plain_of
-from powerguard.daemon.journal.records import Line, OutageRecord
+from powerguard.daemon.journal.records import Line, OutageRecord, Recorded, plain_of
 
 SCHEMA_VERSION: Final = 1
 OBJECT: Final = "outage_export"

@@ -10,8 +10,7 @@ from typing import Any, cast
 from powerguard.core.model.actions import Action, Scalar
 from powerguard.core.model.serialisation import PlainError, from_plain
 from powerguard.core.model.state import State
-from powerguard.daemon.journal.recording import Recorded, joined, unpack
-from powerguard.daemon.journal.records import Line, Loaded, OutageRecord
+from powerguard.daemon.journal.records import Line, Loaded, OutageRecord, Recorded, joined, unpack
 from powerguard.daemon.journal.sqlite import pragma
 
 _RECORDING_SINCE = 2

@@ -1,15 +1,249 @@
-"""The journal's records as values, and how one step becomes rows."""
+"""The journal's records as values, how one step becomes rows, and the recording that a replay needs.
 
+The recording holds every input of `step` from a minute before the outage to its end, packed small: a reading a second
+for hours must not fill the journal. Several readings are one row, and each holds only what differs from the one before
+of its kind (of the same UPS and source, of the same trainer). A step pays with a place in a list. What has gathered is
+written with an entry that is written anyway, and the minute before the outage never with one that actions wait for.
+"""
+
+import dataclasses
+import json
 import math
-from collections.abc import Mapping
+from collections import deque
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from typing import cast
 
+from powerguard.core.decide.machine import LATEST_S
 from powerguard.core.model.actions import Action, Detail, Note, Scalar
-from powerguard.core.model.events import Done, Event, Failed
-from powerguard.core.model.serialisation import PlainError, to_plain
+from powerguard.core.model.events import Done, Event, Failed, Reading, Tick
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.serialisation import KIND, PlainError, from_plain, to_plain
 from powerguard.core.model.state import Online, State
-from powerguard.daemon.journal.recording import Recorded, RecordedEvents, dump
+from powerguard.core.supply.fusion import plausible
+
+SKIPPED = frozenset({"provenance"})
+"""Nothing is decided by it, it never changes, and it is the longest; readings among the `entries` have it."""
+_WHOSE = ("ups", "source", "trainer", "action_id")
+_DEFAULTS: dict[str, dict[str, object]] = {}
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class ReplayStart:
+    """Where a replay begins: state and policy (as the settings say) before the first event. at_s: that moment.
+
+    restored: a daemon that had been restarted, or a host that had come back, went on from here.
+    """
+
+    at_s: float
+    policy: Policy
+    state: State
+    restored: bool = False
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class RecordedEvents:
+    """Events of one outage in their order, ticks and outcomes apart. dropped: how many there was no room for."""
+
+    outage: str
+    start: ReplayStart | None = None
+    events: tuple[Event, ...] = ()
+    dropped: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Recorded:
+    """One row: what was heard, in which boot, and both clocks when it was written."""
+
+    boot_id: str
+    at_s: float
+    wall: float
+    heard: RecordedEvents
+
+
+def dump(value: object) -> str:
+    """Return JSON text, ASCII only: a lone surrogate of a hostile peer must not make the row unwritable."""
+    return json.dumps(value, separators=(",", ":"), allow_nan=False)
+
+
+def pack(heard: RecordedEvents) -> str:
+    """Return the text of a row. Never raises: an event that cannot be written counts as dropped."""
+    dropped = heard.dropped
+    events: list[dict[str, object]] = []
+    known: dict[tuple[object, ...], dict[str, object]] = {}
+    last: tuple[object, ...] = ()
+    for event in heard.events:
+        try:
+            plain = plain_of(event)
+        except PlainError:
+            dropped += 1
+            continue
+        whose = _whose(plain)
+        before = known.get(whose) or _defaults(event)
+        known[whose] = plain
+        told = () if whose == last else (KIND, *_WHOSE)
+        last = whose
+        same = {name for name, value in plain.items() if name in before and before[name] == value}
+        events.append({name: value for name, value in plain.items() if name not in same or name in told})
+    row: dict[str, object] = {"events": events}
+    if heard.start is not None:
+        try:
+            row["start"] = to_plain(heard.start)
+        except PlainError:
+            dropped += 1
+    if dropped:
+        row["dropped"] = dropped
+    return dump(row)
+
+
+def plain_of(event: Event) -> dict[str, object]:
+    """Return an event as JSON-able data, without what nothing is decided by. Raises PlainError."""
+    if isinstance(event, Reading):
+        event = plausible(event)  # As the machine takes it: a number that is none must not cost the whole reading.
+    plain = cast("dict[str, object]", to_plain(event))
+    return {name: value for name, value in plain.items() if name not in SKIPPED}
+
+
+def unpack(outage: str, text: str) -> RecordedEvents:
+    """Return what a row says. What cannot be read (a newer version's, a damaged one) counts as dropped."""
+    try:
+        row = json.loads(text)
+    except (ValueError, RecursionError):
+        row = None
+    if not isinstance(row, dict):
+        return RecordedEvents(outage=outage, dropped=1)
+    found = row.get("dropped")
+    dropped = found if type(found) is int and found > 0 else 0
+    events: list[Event] = []
+    known: dict[tuple[str, ...], dict[str, object]] = {}
+    whose: tuple[str, ...] = ()
+    packed = row.get("events")
+    for each in packed if isinstance(packed, list) else ():
+        if not isinstance(each, dict):
+            dropped += 1
+            continue
+        whose = _whose(each) if KIND in each else whose
+        plain = known.get(whose, {}) | each
+        known[whose] = plain
+        try:
+            events.append(cast("Event", from_plain(plain, Event)))
+        except PlainError:
+            dropped += 1
+    start = None
+    if "start" in row:
+        try:
+            start = from_plain(row["start"], ReplayStart)
+        except PlainError:
+            dropped += 1
+    return RecordedEvents(outage=outage, start=start, events=tuple(events), dropped=dropped)
+
+
+def _whose(plain: dict[str, object]) -> tuple[str, ...]:
+    """Return by what events follow one another. What is no text there is damage, and is dropped with its event."""
+    words = (plain.get(name) for name in (KIND, *_WHOSE))
+    return tuple(word if isinstance(word, str) else "" for word in words)
+
+
+def _defaults(event: Event) -> dict[str, object]:
+    """Values that a reader fills in by itself."""
+    kind = type(event).__name__
+    if kind not in _DEFAULTS:
+        fields = [each for each in dataclasses.fields(event) if each.default is not dataclasses.MISSING]
+        _DEFAULTS[kind] = {each.name: to_plain(each.default) for each in fields}
+    return _DEFAULTS[kind]
+
+
+def joined(rows: Sequence[Recorded]) -> tuple[Recorded, ...]:
+    """Return the rows of an outage with those that follow each other in one life of the daemon made one."""
+    out: list[Recorded] = []
+    for row in rows:
+        last = out[-1] if out else None
+        if last is None or row.heard.start is not None or row.boot_id != last.boot_id:
+            out.append(row)
+            continue
+        heard = dataclasses.replace(
+            last.heard,
+            events=last.heard.events + row.heard.events,
+            dropped=last.heard.dropped + row.heard.dropped,
+        )
+        out[-1] = dataclasses.replace(last, heard=heard)
+    return tuple(out)
+
+
+BEFORE_S = 60.0
+"""Time before an outage that belongs to its recording: enough to see the load, the charge and the source at rest."""
+BEFORE_EVENTS = 400
+LIMIT_EVENTS = 2000
+"""Most events of one outage in memory. If no entry is written for that long, the oldest are dropped."""
+QUICK_EVENTS = 16
+"""An entry that actions wait for takes no more than this along."""
+
+
+class Recorder:
+    """One for each life of the daemon; fed by its loop. The outage's id comes with the phase."""
+
+    def __init__(self) -> None:
+        """Begin with nothing heard."""
+        self._before: deque[tuple[Event, State]] = deque(maxlen=BEFORE_EVENTS)
+        self._outage = ""
+        self._start: ReplayStart | None = None
+        self._events: deque[Event] = deque()
+        self._dropped = 0
+        self._closed: list[RecordedEvents] = []
+
+    def hear(self, event: Event | None, at_s: float, before: State, after: State, policy: Policy) -> None:
+        """Take one event, the state before it and the state it led to. None: the state was restored at a start."""
+        if not -LATEST_S <= at_s <= LATEST_S:
+            return  # No time at all: the machine has passed it over, too.
+        phase = after.phase
+        outage = "" if isinstance(phase, Online) else phase.outage.id
+        counts = event is not None and not isinstance(event, Tick | Done | Failed)
+        if event is not None and counts:
+            if self._outage:
+                self._add(event)
+            else:
+                self._before.append((event, before))
+                while self._before[0][0].at_s < at_s - BEFORE_S:
+                    self._before.popleft()
+        if outage == self._outage:
+            return
+        self._close()
+        if outage and event is None:
+            self._start = ReplayStart(at_s=at_s, policy=policy, state=after, restored=True)
+        elif outage:
+            first_at_s, first = (self._before[0][0].at_s, self._before[0][1]) if self._before else (at_s, before)
+            self._start = ReplayStart(at_s=first_at_s, policy=policy, state=first)
+            self._events.extend(event for event, _ in self._before)
+        self._before.clear()
+        self._outage = outage
+
+    def take(self, *, hurry: bool) -> tuple[RecordedEvents, ...]:
+        """Hand over what has gathered, to be written. hurry: actions wait for this entry."""
+        if hurry and len(self._events) + sum(len(heard.events) for heard in self._closed) > QUICK_EVENTS:
+            return ()
+        taken, self._closed = self._closed, []
+        if self._events or self._start is not None:
+            taken.append(self._drain())
+        return tuple(taken)
+
+    def _add(self, event: Event) -> None:
+        self._events.append(event)
+        if len(self._events) > LIMIT_EVENTS:
+            self._events.popleft()
+            self._dropped += 1
+
+    def _close(self) -> None:
+        """The outage ends, or another one takes its place: what was heard of it waits under its own name."""
+        if self._outage and (self._events or self._start is not None):
+            self._closed.append(self._drain())
+
+    def _drain(self) -> RecordedEvents:
+        heard = RecordedEvents(
+            outage=self._outage, start=self._start, events=tuple(self._events), dropped=self._dropped
+        )
+        self._start, self._dropped = None, 0
+        self._events.clear()
+        return heard
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -15,8 +15,7 @@ from pathlib import Path
 from powerguard.core.model.serialisation import to_plain
 from powerguard.daemon.journal import sqlite
 from powerguard.daemon.journal.queries import LOST_ALL, digest_of, read_all
-from powerguard.daemon.journal.recording import Recorded, dump, pack
-from powerguard.daemon.journal.records import Line, Loaded, OutageRecord, Record, Snapshot
+from powerguard.daemon.journal.records import Line, Loaded, OutageRecord, Record, Recorded, Snapshot, dump, pack
 from powerguard.daemon.journal.sqlite import (
     APPLICATION_ID,
     BUSY_S,

@@ -8,11 +8,15 @@ from powerguard.core.model.actions import Detail, Note, Scalar
 from powerguard.core.model.events import Event, Measured
 from powerguard.core.model.state import Online, Recovery, State, Step, Supply
 from powerguard.daemon.journal import Journal, OutageRecord
-from powerguard.daemon.observe.port import LastOutage
+from powerguard.daemon.observe import cost
+from powerguard.daemon.observe.port import LastOutage, ReturnView
 
 
 class _Daemon(Protocol):
     clock: Clock
+
+    @property
+    def returning(self) -> ReturnView: ...
 
     def wall(self) -> float: ...
 
@@ -34,6 +38,7 @@ class Figures:
         self._began_wall_s: float | None = None
         self._open: dict[str, Scalar] = {}
         self._at: dict[str, float] = {}
+        self._meter = cost.Meter()
 
     def load(self, history: Sequence[OutageRecord]) -> None:
         """Take over what the journal remembers of the outage that runs and of the last one. history: newest first."""
@@ -56,12 +61,15 @@ class Figures:
     def note(self, daemon: _Daemon, answer: Step) -> None:
         """Enter one step before it is written."""
         now_s = daemon.clock()
+        seen = daemon.returning.seen
+        gpus = 0 if seen is None else seen.gpus
         for note in answer.notes:
             values = dict(note.numbers)
             match note.event:
                 case "outage_began":
                     self._open, self._at = dict(self._host), {}
                     self._began_wall_s = None
+                    self._meter.begin()
                     self._journal.count("ups_transfers")
                 case "host_returned":
                     self._at = {"returned": now_s}
@@ -72,13 +80,19 @@ class Figures:
                     self._open["checkpoint_s"] = round(now_s - self._at["emergency"], 3)
                     self._open["checkpoint_step"] = values.get("step")
                 case "outage_ended":
+                    self._meter.step(self._open, answer, now_s, gpus)
                     self._ended(daemon, note, answer.state)
                     self._resumed(daemon, answer.notes, now_s)
                 case _:
                     pass
+        phase = answer.state.phase
         if self.outcome(answer) == "lost":
             self._journal.count("outages_lost")
-        phase = answer.state.phase
+            self._cost(answer.state)
+        if isinstance(phase, Online):
+            self._meter.online(answer.state, now_s)
+        else:
+            self._meter.step(self._open, answer, now_s, gpus)
         if not isinstance(phase, Online | Recovery) and "returned" not in self._open:
             self._open["on_battery_s"] = _on_battery_s(answer.state, phase.outage.since_s, now_s)
 
@@ -108,6 +122,7 @@ class Figures:
         on_battery_s = _number(self._open.get("on_battery_s"))
         if on_battery_s is not None:
             self._journal.count("on_battery_seconds", on_battery_s)
+        self._cost(state)
         self.last = LastOutage(
             id=str(values.get("outage")),
             outcome=outcome,
@@ -117,6 +132,12 @@ class Figures:
             checkpoint_s=_number(self._open.get("checkpoint_s")),
             recovery_s=_number(self._open.get("recovery_s")),
         )
+
+    def _cost(self, state: State) -> None:
+        """Add what the outage cost to the lifetime counters."""
+        found = self._meter.end(self._open, state)
+        for name, by in () if found is None else found.counters().items():
+            self._journal.count(name, by)
 
     def _resumed(self, daemon: _Daemon, notes: Sequence[Note], now_s: float) -> None:
         """Training was started after a return: how long that took, the wait for utility and charge included."""

@@ -38,6 +38,7 @@ from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import DrillReport, Health, Policy
 from powerguard.core.model.state import Drill, Online, State, Supply, Trainer
 from powerguard.core.supply.several_upses import each_alone
+from powerguard.daemon.observe import cost
 from powerguard.daemon.observe.port import ACTION_WORDS, BOUNDS_S, BmcView, Daemon, LastOutage, SourceView
 from powerguard.daemon.observe.readiness import ERRORS, WARNINGS, aborted_by, is_ready, readiness
 from powerguard.daemon.observe.status import VERSION, Times, covers, layers, required_steps
@@ -82,6 +83,7 @@ class Family:
     """One metric family. name: without the prefix; kind: gauge, counter or histogram.
 
     samples: label values and value of each series there is now; of a histogram, its sums.
+    bounds, counts: of a histogram: upper bounds of its buckets, and how many fell into each and above, by label value.
     """
 
     name: str
@@ -89,6 +91,8 @@ class Family:
     help: str
     samples: Samples
     labels: tuple[str, ...] = ()
+    bounds: tuple[float, ...] = ()
+    counts: Callable[[View, str], Iterable[float]] = lambda _view, _word: ()
 
 
 # --- What samples are made of ---------------------------------------------------------------------------------------
@@ -340,7 +344,13 @@ PHASES: Final = tuple(dict.fromkeys(phase_name(old) for old, _ in TABLE))
 OUTCOMES: Final = ("ridden_through", "resumed_in_place", "clean_shutdown", "dirty", "rehearsed", "lost")
 """rehearsed: in dry-run a power-off was recorded and utility came back. lost: the journal never saw the end."""
 
-LIFETIME: Final = (*(f"outages_{outcome}" for outcome in OUTCOMES), "shutdowns", "ups_transfers", "on_battery_seconds")
+LIFETIME: Final = (
+    *(f"outages_{outcome}" for outcome in OUTCOMES),
+    "shutdowns",
+    "ups_transfers",
+    "on_battery_seconds",
+    *cost.LIFETIME,
+)
 """Names of `Daemon.journal_counters`. A plain counter would be lost at the power-off: exactly when it was counting."""
 
 
@@ -672,6 +682,8 @@ _ACTIONS: Final = (
         labels=("action",),
         help="How long actions took, done or failed.",
         samples=lambda v: (((word,), v.daemon.actions.seconds[word]) for word in ACTION_WORDS.values()),
+        bounds=BOUNDS_S,
+        counts=lambda v, word: v.daemon.actions.buckets[word],
     ),
 )
 
@@ -705,6 +717,52 @@ _PAST: Final = (
     ),
 )
 
+
+def _lost_gpu(view: View) -> Number:
+    seen, lost = view.daemon.returning.seen, view.daemon.journal_counters.get("lost_gpu", 0.0)
+    return None if not lost and (seen is None or not seen.gpus) else lost
+
+
+_COST: Final = (
+    counter(
+        "training_lost_seconds_total",
+        f"Training time lost in outages, over all trainers: {'; '.join(f'{c}: {t}' for c, t in cost.CAUSES.items())}. "
+        f"{_KEPT}",
+        kept_of("lost", cost.CAUSES),
+        "cause",
+    ),
+    counter(
+        "training_lost_gpu_seconds_total",
+        f"The same in GPU seconds; absent while the number of GPUs is not known. {_KEPT}",
+        plain(_lost_gpu),
+    ),
+    counter(
+        "usual_script_lost_seconds_total",
+        "Training time that a script (checkpoint, sleep 50 s, halt) would have lost in the same outages, without the "
+        f"time until a person powers a stranded host on. {_KEPT}",
+        plain(kept("lost_by_usual_script")),
+    ),
+    counter(
+        "checkpoints_total",
+        "Checkpoints of outages: asked for, durable, durable later than expected (also counted as durable), failed. "
+        f"{_KEPT}",
+        kept_of("checkpoints", cost.CHECKPOINTS),
+        "result",
+    ),
+    Family(
+        name="return_duration_seconds",
+        kind="histogram",
+        labels=("phase",),
+        help=f"How long returns from a power-off took, from power-on to training, by phase and in total. {_KEPT}",
+        samples=lambda v: (((phase,), kept(f"return_{phase}_sum")(v) or 0.0) for phase in cost.PHASES),
+        bounds=cost.BOUNDS_S,
+        counts=lambda v, phase: (
+            v.daemon.journal_counters.get(f"return_{phase}_le_{bound:g}", 0.0)
+            for bound in (*cost.BOUNDS_S, float("inf"))
+        ),
+    ),
+)
+
 SECTIONS: Final[Mapping[str, tuple[Family, ...]]] = {
     "The daemon": _DAEMON,
     "The UPS": _UPS,
@@ -716,6 +774,7 @@ SECTIONS: Final[Mapping[str, tuple[Family, ...]]] = {
     "Coming back": _RETURN,
     "Actions": _ACTIONS,
     "The past": _PAST,
+    "What outages cost": _COST,
 }
 
 
@@ -759,13 +818,13 @@ def _metric(family: Family, view: View) -> Metric:
 
 def _histogram(name: str, family: Family, view: View) -> HistogramMetricFamily:
     metric = HistogramMetricFamily(name, family.help, labels=family.labels)
-    bounds = [*(f"{bound:g}" for bound in BOUNDS_S), "+Inf"]
+    bounds = [*(f"{bound:g}" for bound in family.bounds), "+Inf"]
     for values, seconds in family.samples(view):
-        total = 0
+        total = 0.0
         buckets: list[tuple[str, float]] = []
-        for bound, count in zip(bounds, view.daemon.actions.buckets[values[0]], strict=True):
+        for bound, count in zip(bounds, family.counts(view, values[0]), strict=True):
             total += count
-            buckets.append((bound, float(total)))
+            buckets.append((bound, total))
         metric.add_metric(values, buckets, seconds)
     return metric
 

@@ -6,9 +6,10 @@ What a worker or the root helper has answered for IPMI, as values: both say the 
 import asyncio
 import hashlib
 import math
-from collections.abc import Mapping
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
-from typing import Any, Final, Protocol, Self
+from typing import Any, Final, Protocol, Self, TypeVar
 
 from powerguard.clock import Clock, boottime_s
 from powerguard.core.model.actions import Detail
@@ -24,6 +25,8 @@ from powerguard.effectors.bmc.ipmi import (
     decode_support,
 )
 from powerguard.options import Secret, SecretError
+
+_T = TypeVar("_T")
 
 BACK_OFF_S: Final = 600.0
 """After a refused login, so that we never are what locks the account of the BMC."""
@@ -113,6 +116,42 @@ class Engine(Protocol):
     async def power_watts(self, by_s: float) -> float | None:
         """The host's power draw now, as the BMC measures it (DCMI); None if unknown."""
         ...
+
+
+class AskedEngine(ABC):
+    """An engine that asks a process of its own, the worker or the root helper, by the same words."""
+
+    @property
+    @abstractmethod
+    def where(self) -> str:
+        """Which BMC, for people."""
+
+    @abstractmethod
+    async def _ask(self, word: str, by_s: float, read: Callable[[Mapping[str, Any]], _T], **more: str) -> _T:
+        """Say a word and read the answer. Raises BmcError."""
+
+    @abstractmethod
+    def _error(self, failure: Failure, seen: str) -> BmcError:
+        """Return what was seen, with what is to be done about it."""
+
+    async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
+        told = await self._ask("ensure", by_s, ensured)
+        if told.after.policy is not wanted:
+            error = self._error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
+            raise error.having_read(told.after.policy)
+        return told
+
+    async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
+        return await self._ask("restore", by_s, ensured, policy=wanted.value)
+
+    async def status(self, by_s: float) -> ChassisStatus:
+        return await self._ask("status", by_s, status)
+
+    async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
+        return await self._ask("probe" if ask_support else "look", by_s, probe)
+
+    async def power_watts(self, by_s: float) -> float | None:
+        return await self._ask("power", by_s, watts)
 
 
 class Login:

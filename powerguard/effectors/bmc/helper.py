@@ -34,7 +34,7 @@ from typing import Any, Final, NamedTuple, Self
 from powerguard.clock import boottime_s
 from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace
 from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy
-from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, say, serve, tell
+from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, by_hand, serve, tell
 
 DEVICE: Final = "/dev/ipmi0"
 
@@ -371,14 +371,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return _serve(lambda told: carry_out(args.device, checked(told), args.modules))
     given = {"policy": args.policy, "in_s": args.in_s}
     told = {"word": args.word, "within_s": args.within_s, **{key: it for key, it in given.items() if it is not None}}
-    try:
-        word = checked(told)
-    except RefusedError as error:
-        sys.stderr.write(f"powerguard-ipmi: {error}\n")
-        return EX_USAGE
-    answer = carry_out(args.device, word, args.modules)
-    say(answer)
-    return 1 if answer["failure"] else 0
+    return by_hand("powerguard-ipmi", lambda: carry_out(args.device, checked(told), args.modules))
 
 
 def main() -> None:

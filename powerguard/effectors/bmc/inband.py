@@ -6,8 +6,8 @@ from typing import Any, Final, TypeVar
 from powerguard.clock import boottime_s
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc import engine
-from powerguard.effectors.bmc.engine import BmcError, Ensured, Probe, WatchdogStatus
-from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy, ReplyError, Timer
+from powerguard.effectors.bmc.engine import AskedEngine, BmcError, Ensured, WatchdogStatus
+from powerguard.effectors.bmc.ipmi import Failure, PowerRestorePolicy, ReplyError, Timer
 from powerguard.effectors.options import IPMI_SOCKET
 from powerguard.effectors.root_client import RootHelper
 
@@ -27,7 +27,7 @@ _REMEDIES: Final = {
 }
 
 
-class InbandEngine:
+class InbandEngine(AskedEngine):
     """The host's own BMC, asked by a process of root's that takes a few words (`helper.WORDS`)."""
 
     kind = "in-band"
@@ -42,23 +42,7 @@ class InbandEngine:
         if wanted is not PowerRestorePolicy.ALWAYS_ON:
             msg = f"powerguard-ipmi sets always-on and nothing else, not {wanted}"
             raise BmcError(msg, Failure.SETTINGS)
-        told = await self._ask("ensure", by_s, engine.ensured)
-        if told.after.policy is not wanted:
-            error = _error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
-            raise error.having_read(told.after.policy)
-        return told
-
-    async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
-        return await self._ask("restore", by_s, engine.ensured, policy=wanted.value)
-
-    async def status(self, by_s: float) -> ChassisStatus:
-        return await self._ask("status", by_s, engine.status)
-
-    async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
-        return await self._ask("probe" if ask_support else "look", by_s, engine.probe)
-
-    async def power_watts(self, by_s: float) -> float | None:
-        return await self._ask("power", by_s, engine.watts)
+        return await super().ensure(wanted, by_s)
 
     async def watchdog(self, by_s: float) -> WatchdogStatus:
         """Read the watchdog timer; changes nothing."""
@@ -85,13 +69,12 @@ class InbandEngine:
                 failure = Failure(str(told["failure"]))
             except ValueError:
                 failure = Failure.PROTOCOL
-            raise _error(failure, str(told.get("text", ""))[:1000])
+            raise self._error(failure, str(told.get("text", ""))[:1000])
         try:
             return read(told)
         except ReplyError as error:
-            raise _error(Failure.PROTOCOL, str(error)) from None
+            raise self._error(Failure.PROTOCOL, str(error)) from None
 
-
-def _error(failure: Failure, seen: str) -> BmcError:
-    remedy = _REMEDIES.get(failure)
-    return BmcError(f"{InbandEngine.where}: {seen}" + (f"; {remedy}" if remedy else ""), failure)
+    def _error(self, failure: Failure, seen: str) -> BmcError:
+        remedy = _REMEDIES.get(failure)
+        return BmcError(f"{self.where}: {seen}" + (f"; {remedy}" if remedy else ""), failure)

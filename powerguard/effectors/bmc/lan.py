@@ -7,9 +7,8 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.effectors.bmc import engine
-from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Ensured, Login, Probe
-from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy, ReplyError
+from powerguard.effectors.bmc.engine import BACK_OFF_S, AskedEngine, BmcError, Login
+from powerguard.effectors.bmc.ipmi import Failure, ReplyError
 from powerguard.effectors.child import Spawn
 from powerguard.effectors.options import BmcOptions
 
@@ -38,7 +37,7 @@ _REMEDIES: Final = {
 }
 
 
-class LanEngine:
+class LanEngine(AskedEngine):
     """IPMI over LAN (RMCP+) through a library that never is in this process."""
 
     kind = "ipmi-lan"
@@ -53,25 +52,6 @@ class LanEngine:
         self._login = Login(options.user, options.password, clock=clock, max_bytes=IPMI_PASSWORD_BYTES)
         self._spawn = spawn
 
-    async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
-        told = await self._read("ensure", by_s, engine.ensured)
-        if told.after.policy is not wanted:
-            error = self._error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
-            raise error.having_read(told.after.policy)
-        return told
-
-    async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
-        return await self._read("restore", by_s, engine.ensured, policy=wanted.value)
-
-    async def status(self, by_s: float) -> ChassisStatus:
-        return await self._read("status", by_s, engine.status)
-
-    async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
-        return await self._read("probe" if ask_support else "look", by_s, engine.probe)
-
-    async def power_watts(self, by_s: float) -> float | None:
-        return await self._read("power", by_s, engine.watts)
-
     async def account_level(self, by_s: float) -> int | None:
         """Privilege limit of our own account (`ipmi.ADMINISTRATOR`, ...); None where the BMC does not say."""
         level = (await self._operate("account", by_s)).get("level")
@@ -85,9 +65,9 @@ class LanEngine:
     def _error(self, failure: Failure, seen: str) -> BmcError:
         return BmcError(f"{self.where}: {seen}; {_REMEDIES[failure]}", failure)
 
-    async def _read(self, operation: str, by_s: float, read: Callable[[Mapping[str, Any]], _T], **more: str) -> _T:
+    async def _ask(self, word: str, by_s: float, read: Callable[[Mapping[str, Any]], _T], **more: str) -> _T:
         try:
-            return read(await self._operate(operation, by_s, **more))
+            return read(await self._operate(word, by_s, **more))
         except ReplyError as error:
             raise self._error(Failure.PROTOCOL, str(error)) from None
 

@@ -12,6 +12,7 @@ stdout: one object, {"ok": true, ...} or {"ok": false, "failure", "text"}.
 """
 
 import base64
+import hashlib
 import json
 import os
 import resource
@@ -19,12 +20,13 @@ import socket
 import sys
 import threading
 import time
+from collections.abc import Callable
 from dataclasses import dataclass, field
-from typing import Any, NoReturn
+from typing import Any, Final, NoReturn
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace, Session, refusal
-from powerguard.effectors.bmc.ipmi import POWER_ON, Command, Failure, PowerRestorePolicy
+from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace, Session, refusal, silence
+from powerguard.effectors.bmc.ipmi import OPERATOR, POWER_ON, Command, Failure, PowerRestorePolicy
 
 _LOGIN = "login"
 # ASF presence ping (IPMI 2.0 section 13.2.3). Only used to learn at once that nothing listens on the port.
@@ -56,6 +58,77 @@ class WorkerRequest:
             password=base64.b64decode(told["password"]),
             policy=str(told.get("policy", "")),
         )
+
+
+_TEXTS: Final = (
+    ("incorrect password", Failure.AUTH),
+    ("unauthorized name", Failure.AUTH),
+    ("invalid integrity check value", Failure.AUTH),
+    ("rakp4 integrity code", Failure.AUTH),
+    ("unauthorized role", Failure.PRIVILEGE),
+    ("invalid role", Failure.PRIVILEGE),
+    ("privilege", Failure.PRIVILEGE),
+    ("privelege", Failure.PRIVILEGE),
+    ("insufficient resources", Failure.BUSY),
+    ("session no longer connected", Failure.UNREACHABLE),
+    ("timeout", Failure.UNREACHABLE),
+)
+"""Texts of pyghmi.ipmi.private (IPMI 2.0 table 13-15) that tell us which way a login failed, in lower case."""
+
+
+_SHA1: Final = bytes((0, 0, 0, 8, 1))
+"""The authentication payload for RAKP-HMAC-SHA1, as in cipher suite 3 (IPMI 2.0 table 13-18)."""
+
+
+def _heeding_the_answer(opened: Callable[[Any, Any], object]) -> Callable[[Any, Any], object]:
+    """Return pyghmi's handler of the open-session answer, made to take the algorithms that the BMC names.
+
+    pyghmi 1.6.19 goes on with the cipher suite that it asked for. The login at a BMC that answers a proposal of suite
+    17 with suite 3, such as pyghmi's own server, then fails with "pack expected 32 items".
+    """
+
+    def taken(session: Any, data: Any) -> object:  # noqa: ANN401 - pyghmi has no types
+        if data[1] == 0 and bytes(data[12:17]) == _SHA1:
+            session.attemptedhash, session.currhashlib, session.currhashlen = 1, hashlib.sha1, 12
+        return opened(session, data)
+
+    return taken
+
+
+def log_in(host: str, port: int, user: bytes, password: bytes) -> Session:
+    """Log in as Operator through pyghmi. Raises BmcFailure, and whatever pyghmi lets escape."""
+    # Imported here: it takes 0.2 s, and the deadline is watched by now.
+    from pyghmi.exceptions import IpmiException  # noqa: PLC0415
+    from pyghmi.ipmi.command import Command as Connection  # noqa: PLC0415
+    from pyghmi.ipmi.private.session import Session as PyghmiSession  # noqa: PLC0415
+
+    PyghmiSession._got_rmcp_response = _heeding_the_answer(PyghmiSession._got_rmcp_response)  # noqa: SLF001
+    try:
+        # Bytes, never str: with str a session leaks and blocks the next one.
+        connection = Connection(bmc=host, userid=user, password=password, port=port, privlevel=OPERATOR)
+    except IpmiException as error:
+        raise _failure(str(error)) from None
+
+    def send(command: Command) -> tuple[int, bytes]:
+        try:
+            reply = connection.raw_command(netfn=command.netfn, command=command.number, data=list(command.data))
+        except IpmiException:
+            raise silence(command) from None
+        if reply is None or reply.get("error") == "timeout":
+            raise silence(command)
+        return int(reply["code"]), bytes(reply["data"])
+
+    return Session(send, connection.ipmi_session.logout)
+
+
+def _failure(text: str) -> BmcFailure:
+    """Classify what pyghmi raises from a login. It gives no text at all when nobody answered."""
+    if text in ("", "None"):
+        return BmcFailure(Failure.UNREACHABLE, "no answer to the login")
+    for part, failure in _TEXTS:
+        if part in text.lower():
+            return BmcFailure(failure, text)
+    return BmcFailure(Failure.PROTOCOL, text)
 
 
 class Worker:
@@ -153,8 +226,6 @@ class Worker:
         os._exit(0)
 
     def _log_in(self, request: WorkerRequest) -> Session:
-        from powerguard.effectors.bmc.session import log_in  # noqa: PLC0415 - it takes 0.2 s, and the deadline is watched by now
-
         self._doing = _LOGIN
         session = log_in(request.host, request.port, request.user, request.password)
         self._in_session = True

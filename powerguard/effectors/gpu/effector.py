@@ -5,13 +5,15 @@ The daemon has no right to set a limit. It says one word to the root helper powe
 """
 
 import math
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 import structlog
 
 from powerguard.core.model.actions import Action, CapPower, Detail, RestorePower
 from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.host.findings import Finding, watch
 from powerguard.effectors.options import GPU_SOCKET, GpuOptions
 from powerguard.effectors.root_client import RootHelper
 
@@ -89,3 +91,86 @@ def _detail(answer: dict[str, Any], good: set[str]) -> Detail:
 
 def _number(told: object) -> float:
     return float(told) if isinstance(told, int | float) and math.isfinite(told) else 0.0
+
+
+# --- For doctor: would a cap work, how far, and would the limits be restored? -----------------------------------------
+
+WATCH: Final = "powerguard-gpu-watch.path"
+_GUIDE: Final = "docs/guides/gpu-and-signals.md"
+
+
+async def findings(options: GpuOptions, *, spawn: Spawn = run_child) -> list[Finding]:
+    """Look, and say what was found; nothing where the settings leave GPUs alone. Takes some seconds at most."""
+    if options.kind == "none":
+        return []
+    try:
+        answer = await GpuEffector(options).ask({"word": "list"})
+    except EffectorError as error:
+        if "only powerguard and root may" in str(error):
+            return [Finding("gpu", "WARN", f"{error}: not checked", "run doctor as root or as powerguard")]
+        return [Finding("gpu", "FAIL", str(error), _GUIDE)]
+    told = answer.get("gpus")
+    gpus = [gpu for gpu in told if isinstance(gpu, dict)] if isinstance(told, list) else []
+    found = [_reach(gpus, options.cap_share), *_single(gpus, options.cap_share)]
+    capped = answer.get("capped")
+    if isinstance(capped, int) and capped:
+        text = f"the limits of {capped} GPUs are lowered now: an outage, a drill, or a restore that fails"
+        found.append(
+            Finding("gpu.capped", "WARN", text, "`powerguard status`; by hand, as root: powerguard-gpu restore")
+        )
+    well = "limits come back by themselves where the daemon does not put them back"
+    return [*found, await watch(spawn, "gpu.watch", WATCH, well=well, ill="limits would stay lowered")]
+
+
+def _reach(gpus: Sequence[dict[str, Any]], share: float) -> Finding:
+    """Could anything be capped at all?"""
+    settable = [gpu for gpu in gpus if gpu.get("settable") is True]
+    if not gpus:
+        return Finding("gpu", "FAIL", "NVML counts no GPU here", "set gpu.kind: none")
+    if not settable:
+        reasons = "; ".join(sorted({str(gpu.get("because", "")) for gpu in gpus}))
+        return Finding("gpu", "FAIL", f"no power limit can be set: {reasons}", f"{_GUIDE}, or gpu.kind: none")
+    now_w = sum(_watts(gpu, "limit_w") for gpu in settable)
+    then_w = sum(_capped_w(gpu, share) for gpu in settable)
+    text = f"{len(settable)} of {len(gpus)} GPUs can be capped: from {now_w:.0f} W to {then_w:.0f} W in all"
+    if then_w >= now_w:
+        return Finding("gpu", "WARN", f"{text}: that is nothing", "set gpu.kind: none, or a lower gpu.cap_share")
+    if len(settable) < len(gpus):
+        reasons = "; ".join(f"GPU {gpu.get('index')}: {gpu.get('because')}" for gpu in gpus if gpu not in settable)
+        return Finding("gpu", "WARN", f"{text}; {reasons}", "nvidia-smi; dmesg")
+    return Finding("gpu", "PASS", text)
+
+
+def _single(gpus: Sequence[dict[str, Any]], share: float) -> list[Finding]:
+    """Oddities of single GPUs, one line for each kind."""
+    found: list[Finding] = []
+    forgetful = [gpu for gpu in gpus if gpu.get("persistent") is False]
+    if forgetful:
+        text = f"persistence mode is off ({_named(forgetful)}): without a user a GPU forgets its limit, ours or yours"
+        found.append(Finding("gpu.persistence", "WARN", text, "systemctl enable --now nvidia-persistenced"))
+    high = [
+        gpu
+        for gpu in gpus
+        if gpu.get("settable") is True
+        and share * _watts(gpu, "limit_w") < _watts(gpu, "min_w") < _watts(gpu, "limit_w")
+    ]
+    if high:
+        text = (
+            f"cannot be lowered to cap_share {share:g} ({_named(high)}): {_watts(high[0], 'min_w'):.0f} W is the least"
+        )
+        found.append(Finding("gpu.least", "WARN", text, "raise gpu.cap_share to what can be had, and drill again"))
+    return found
+
+
+def _capped_w(gpu: dict[str, Any], share: float) -> float:
+    limit_w = _watts(gpu, "limit_w")
+    return min(limit_w, max(_watts(gpu, "min_w"), share * limit_w))
+
+
+def _watts(gpu: dict[str, Any], key: str) -> float:
+    told = gpu.get(key)
+    return float(told) if isinstance(told, int | float) else 0.0
+
+
+def _named(gpus: Sequence[dict[str, Any]]) -> str:
+    return ", ".join(f"GPU {gpu.get('index')}" for gpu in gpus[:8]) + (" ..." if len(gpus) > 8 else "")

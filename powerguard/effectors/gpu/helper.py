@@ -22,8 +22,6 @@ lines of ours, one of these is what the GPU reads, unless somebody else has set 
 import argparse
 import math
 import os
-import sys
-import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import asdict, dataclass, replace
 from pathlib import Path
@@ -37,11 +35,13 @@ from powerguard.effectors.root_helper import (
     KeptError,
     KeptFolder,
     RefusedError,
+    by_hand,
     past_s,
-    say,
+    refuse_under_test,
     seconds,
     serve,
     tell,
+    wait_until_due,
 )
 
 LEASE_S: Final = 180.0
@@ -146,8 +146,6 @@ UNASKED_S: Final = 75.0
 TURN_SHARE: Final = 0.25
 LOOK_SHARE: Final = 0.7
 """Shares of the time for an answer: to get the lock, and to look at all GPUs; the rest is for setting."""
-
-WATCH_S: Final = 1.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -407,7 +405,7 @@ def carry_out(folder: GpuFolder, word: GpuRequest) -> Answer:
     """Do what is asked, and answer whatever happens."""
     try:
         if word.word != "health":  # which neither reads the folder nor changes anything
-            _refuse_under_test(folder)
+            refuse_under_test(folder.path, FOLDER, "change the GPUs")
         answer = WORDS[word.word](folder, word)
     except (NvmlError, KeptError, RefusedError) as error:
         answer = {"ok": False, "error": str(error)}
@@ -420,12 +418,6 @@ def _said(folder: GpuFolder, told: Mapping[str, object]) -> Answer:
     return answer
 
 
-def _refuse_under_test(folder: GpuFolder) -> None:
-    if os.environ.get("POWERGUARD_UNDER_TEST") and folder.path == Path(FOLDER):
-        msg = "refused under test: it would change the GPUs of this machine; give --folder"
-        raise RefusedError(msg)
-
-
 # --- The ways in ----------------------------------------------------------------------------------------------------
 
 
@@ -435,22 +427,9 @@ def watch(folder: GpuFolder, lease_s: float) -> int:
     systemd starts it again for as long as the file is there (powerguard-gpu-watch.path), so each attempt is a process
     of its own, and one that hangs in the driver is no worse than that.
     """
-    told = ""
-    while True:
-        try:
-            kept = folder.read()
-            held_s = folder.held_s()
-        except KeptError as error:  # a person must mend it, and we are there when he has
-            if str(error) != told:
-                tell(3, told := str(error))
-            time.sleep(WATCH_S)
-            continue
-        if kept is None:
-            return 0
-        left_s = kept.due_s(held_s, lease_s) - boottime_s()
-        if left_s <= 0:
-            break
-        time.sleep(min(left_s, WATCH_S))
+    kept = wait_until_due(folder.read, lambda kept: 0.0 if kept is None else kept.due_s(folder.held_s(), lease_s))
+    if kept is None:
+        return 0
     if not kept.ordered_s:
         tell(4, f"the daemon has not asked for the cap for {lease_s:g} s: putting the limits back")
     answer = carry_out(folder, GpuRequest(word="restore", within_s=UNASKED_S, unasked=True))
@@ -489,14 +468,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.word == "watch":
         return watch(folder, args.lease_s)
     asked: dict[str, object] = {"word": args.word} if args.share is None else {"word": args.word, "share": args.share}
-    try:
-        word = checked(asked)
-    except RefusedError as error:
-        sys.stderr.write(f"powerguard-gpu: {error}\n")
-        return EX_USAGE
-    answer = carry_out(folder, replace(word, within_s=min(max(args.within_s, 1.0), 600.0)))
-    say(answer)
-    return 0 if answer["ok"] else 1
+    within_s = min(max(args.within_s, 1.0), 600.0)
+    return by_hand("powerguard-gpu", lambda: carry_out(folder, replace(checked(asked), within_s=within_s)))
 
 
 def main() -> NoReturn:

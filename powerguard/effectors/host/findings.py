@@ -75,9 +75,9 @@ async def findings(options: HostOptions, *, spawn: Spawn = run_child, last_step:
         locks = group.create_task(_locks(spawn))
         delay_s = group.create_task(_delay_s(spawn))
         units = group.create_task(services(spawn))
-        helper = group.create_task(_look(spawn, "systemctl", "show", HELPER, "--property=LoadState,Environment"))
+        helper = group.create_task(shown(spawn, HELPER, "--property=LoadState,Environment"))
         upgrades = group.create_task(_look(spawn, "apt-config", "dump"))
-    told = _properties(helper.result() or "")
+    told = (helper.result() or [{}])[0]
     return [
         _way(options),
         *await _helper(options, told),
@@ -191,8 +191,8 @@ def _inhibitors(options: HostOptions, delay_s: float | None, locks: Iterable[Loc
 async def services(spawn: Spawn) -> list[dict[str, str]] | None:
     """Return Id, TimeoutStopUSec and KillMode of every active service; None where systemd cannot be asked."""
     properties = "--property=Id,TimeoutStopUSec,KillMode"
-    said = await _look(spawn, "systemctl", "show", "--type=service", "--state=active", properties, "*")
-    return None if said is None else [_properties(block) for block in said.split("\n\n") if "Id=" in block]
+    told = await shown(spawn, "--type=service", "--state=active", properties, "*")
+    return None if told is None else [each for each in told if "Id" in each]
 
 
 def _slow_stops(options: HostOptions, units: list[dict[str, str]] | None, environment: str) -> list[Finding]:
@@ -254,8 +254,26 @@ def _kubelet(options: HostOptions, locks: Iterable[Lock]) -> list[Finding]:
     return [Finding("host.kubelet", "WARN", text, fix)]
 
 
-def _properties(block: str) -> dict[str, str]:
-    return dict(line.split("=", 1) for line in block.splitlines() if "=" in line)
+async def watch(spawn: Spawn, name: str, unit: str, *, well: str, ill: str) -> Finding:
+    """Would a root helper undo its changes if the daemon were gone? unit: starts the helper's watch.
+
+    well: what happens then, if the unit is active; ill: if it is not.
+    """
+    told = (await shown(spawn, unit, "--property=LoadState,ActiveState") or [{}])[0]
+    if "ActiveState" not in told:
+        return Finding(name, "WARN", f"cannot ask systemd about {unit}", "is this a systemd host?")
+    if told["ActiveState"] == "active":
+        return Finding(name, "PASS", well)
+    text = f"{unit} is {told.get('LoadState')} and {told['ActiveState']}: with the daemon gone, {ill}"
+    return Finding(name, "FAIL", text, f"systemctl enable --now {unit}")
+
+
+async def shown(spawn: Spawn, *argv: str) -> list[dict[str, str]] | None:
+    """Return the properties that `systemctl show` prints of each unit; None where systemd cannot be asked."""
+    said = await _look(spawn, "systemctl", "show", *argv)
+    if said is None:
+        return None
+    return [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in said.split("\n\n")]
 
 
 def _named(units: Iterable[str]) -> str:
@@ -337,15 +355,8 @@ def _wanted(units: Sequence[str], told: Mapping[str, Mapping[str, str]], by: str
 
 async def _show(spawn: Spawn, *units: str) -> dict[str, dict[str, str]] | None:
     """Ask systemd about units; None where it cannot be asked."""
-    try:
-        ended = await spawn(["systemctl", "show", _PROPERTIES, "--", *units], limit_s=LOOK_LIMIT_S)
-    except OSError:
-        return None
-    if ended.timed_out or ended.returncode != 0:
-        return None
-    blocks = ended.stdout.decode("utf-8", "replace").split("\n\n")
-    read = [dict(line.split("=", 1) for line in block.splitlines() if "=" in line) for block in blocks]
-    return {each["Id"]: each for each in read if "Id" in each}
+    told = await shown(spawn, _PROPERTIES, "--", *units)
+    return None if told is None else {each["Id"]: each for each in told if "Id" in each}
 
 
 def host(checked: CheckedHost, folder: Path) -> list[Finding]:

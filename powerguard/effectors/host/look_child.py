@@ -23,7 +23,7 @@ from typing import Any, Final
 
 from powerguard.trainer.seal.folder import glance, verify
 from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
-from powerguard.trainer.store.found import Found, Refused, look
+from powerguard.trainer.store.folders import Found, Refused, look
 from powerguard.trainer.store.manifest import StoreError, step_of
 from powerguard.trainer.store.shards import ShardReader, Snapshot, over_chunks
 from powerguard.trainer.tiers.base import SET_ASIDE

@@ -9,7 +9,7 @@ else (docs/guides/gpu-and-signals.md). For whoever needs it:
 `SignalEffector` carries out StopTrainer, TerminateTrainer and ContinueTrainer; `hold` renews what is stopped.
 """
 
-from collections.abc import Callable, Mapping
+from collections.abc import Callable, Collection, Mapping
 from pathlib import Path
 from typing import Any, Final, Literal
 
@@ -17,6 +17,8 @@ import structlog
 
 from powerguard.core.model.actions import Action, ContinueTrainer, Detail, StopTrainer, TerminateTrainer
 from powerguard.effectors.base import EffectorError
+from powerguard.effectors.child import Spawn, run_child
+from powerguard.effectors.host.findings import Finding, watch
 from powerguard.effectors.options import SIGNAL_SOCKET, SignalsOptions
 from powerguard.effectors.root_client import RootHelper
 
@@ -138,3 +140,61 @@ def _detail(answer: dict[str, Any]) -> Detail:
         ("scope", str(answer.get("scope", ""))[:200]),
         ("because", str(answer.get("because", ""))[:500]),
     )
+
+
+# --- For doctor: can a trainer that ignores a pause be stopped, and would it continue? --------------------------------
+
+WATCH: Final = "powerguard-signal-watch.path"
+_GUIDE: Final = "docs/guides/gpu-and-signals.md"
+
+
+async def findings(
+    options: SignalsOptions, *, pausing: Collection[str] = (), spawn: Spawn = run_child, limit_s: float = LIMIT_S
+) -> list[Finding]:
+    """Look, and say what was found. Takes some seconds at most.
+
+    pausing: names of the sockets of the settings' trainers that are to pause or to exit; only they are ever signalled.
+    limit_s: for the helper's answer.
+    """
+    if options.kind == "none":
+        text = f"off: a trainer that draws on after it was told to pause is left to it (signals.kind: helper; {_GUIDE})"
+        return [Finding("signals", "PASS", text)]
+    try:
+        answer = await SignalHelper(options.socket, limit_s=limit_s).ask({"word": "list"})
+    except EffectorError as error:
+        if "only powerguard and root may" in str(error):
+            return [Finding("signals", "WARN", f"{error}: not checked", "run doctor as root or as powerguard")]
+        return [Finding("signals", "FAIL", str(error), f"{_GUIDE}, or signals.kind: none")]
+    trainers = {str(each.get("socket")): each for each in _objects(answer, "trainers")}
+    left_out = answer.get("left_out")
+    absent = f"not told ({left_out} sockets are left out: remove old ones)" if left_out else "no such socket now"
+    wrong = [
+        f"{name}: {trainers[name].get('because') if name in trainers else absent}"
+        for name in sorted({*pausing, *trainers})
+        if trainers.get(name, {}).get("reachable") is not True
+    ]
+    able = [each for each in trainers.values() if each.get("reachable") is True]
+    found = []
+    if able:
+        told = ", ".join(f"{each.get('socket')}: {each.get('processes')} in {each.get('scope')}" for each in able[:8])
+        found.append(Finding("signals", "PASS", f"could be stopped: {told}"))
+    elif not wrong:
+        found.append(Finding("signals", "PASS", "the helper answers; no trainer listens now"))
+    if wrong:
+        found.append(Finding("signals", "WARN", f"cannot be signalled: {'; '.join(wrong[:8])}", _GUIDE))
+    stopped = _objects(answer, "stopped")
+    if stopped:
+        names = ", ".join(str(each.get("socket")) for each in stopped[:8])
+        text = f"stopped now: {names}: an outage, or a word to go on that fails"
+        found.append(
+            Finding(
+                "signals.stopped", "WARN", text, "`powerguard status`; by hand, as root: powerguard-signal continue"
+            )
+        )
+    well = "stopped trainers go on by themselves where the daemon does not let them"
+    return [*found, await watch(spawn, "signals.watch", WATCH, well=well, ill="training would stand")]
+
+
+def _objects(answer: dict[str, Any], key: str) -> list[dict[str, Any]]:
+    told = answer.get(key)
+    return [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []

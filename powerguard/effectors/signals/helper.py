@@ -41,11 +41,13 @@ from powerguard.effectors.root_helper import (
     KeptError,
     KeptFolder,
     RefusedError,
+    by_hand,
     past_s,
-    say,
+    refuse_under_test,
     seconds,
     serve,
     tell,
+    wait_until_due,
 )
 from powerguard.effectors.signals.processes import (
     SOCKET_NAME,
@@ -160,7 +162,6 @@ _ROUNDS: Final = 5
 """A process that is not stopped yet may start others: so often it is looked again."""
 
 _SETTLE_S: Final = 1.0
-_WATCH_S: Final = 1.0
 _MOST_LISTED: Final = 64
 """Most entries of each kind in an answer, which is one line of at most 64 KiB."""
 
@@ -482,7 +483,7 @@ def checked(told: Mapping[str, object]) -> SignalRequest:
 def carry_out(places: Places, word: SignalRequest) -> Answer:
     """Do what is asked, and answer whatever happens."""
     try:
-        _refuse_under_test(places)
+        refuse_under_test(places.folder.path, FOLDER, "signal processes")
         answer = WORDS[word.word](places, word)
     except (KeptError, RefusedError) as error:
         answer = {"ok": False, "error": str(error)}
@@ -491,12 +492,6 @@ def carry_out(places: Places, word: SignalRequest) -> Answer:
         answer = {"ok": False, "error": f"not permitted, or broken: {error.strerror or error}"}
     _log(word, answer)
     return {"schema_version": 1, "word": word.word, **answer}
-
-
-def _refuse_under_test(places: Places) -> None:
-    if os.environ.get("POWERGUARD_UNDER_TEST") and places.folder.path == Path(FOLDER):
-        msg = "refused under test: it would signal processes of this machine; give --folder"
-        raise RefusedError(msg)
 
 
 def _log(word: SignalRequest, answer: Answer) -> None:
@@ -516,21 +511,10 @@ def watch(places: Places, lease_s: float) -> int:
 
     systemd starts it again for as long as the file is there (powerguard-signal-watch.path).
     """
-    told = ""
-    while True:
-        try:
-            kept = places.folder.read()
-        except KeptError as error:  # a person must mend it, and we are there when he has
-            if str(error) != told:
-                tell(3, told := str(error))
-            time.sleep(_WATCH_S)
-            continue
-        if not kept:
-            return 0
-        left_s = max(places.folder.held_s(), *(entry.at_s for entry in kept)) + lease_s - boottime_s()
-        if left_s <= 0:
-            break
-        time.sleep(min(left_s, _WATCH_S))
+    folder = places.folder
+    held = wait_until_due(folder.read, lambda kept: max(folder.held_s(), *(each.at_s for each in kept)) + lease_s)
+    if not held:
+        return 0
     tell(4, f"the daemon has not asked for {lease_s:g} s that they stay stopped: letting them go on")
     return 0 if carry_out(places, SignalRequest(word="continue"))["ok"] else 1
 
@@ -555,14 +539,8 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return watch(places, args.lease_s)
     # One name too many is a key too many, which `checked` refuses by saying what the word takes.
     takes = (*_TAKES.get(args.word, ()), "more", "and more")
-    try:
-        word = checked({"word": args.word, **dict(zip(takes, args.names, strict=False))})
-    except RefusedError as error:
-        sys.stderr.write(f"powerguard-signal: {error}\n")
-        return EX_USAGE
-    answer = carry_out(places, word)
-    say(answer)
-    return 0 if answer["ok"] else 1
+    told = {"word": args.word, **dict(zip(takes, args.names, strict=False))}
+    return by_hand("powerguard-signal", lambda: carry_out(places, checked(told)))
 
 
 def main() -> None:

@@ -24,7 +24,7 @@ from powerguard.core.model.actions import Action, Conduct, Detail, PauseTrainer,
 from powerguard.core.model.events import CheckpointProgress, TrainerSeen
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
-from powerguard.effectors.trainer.checkpoint import CheckpointRun
+from powerguard.effectors.trainer.checkpoint import CheckpointRun, Run
 from powerguard.effectors.trainer.options import (
     MAX_SOCKET_PATH,
     AnyTrainerOptions,
@@ -44,7 +44,6 @@ from powerguard.effectors.trainer.peer import (
     TrainerPeer,
     busy_for_s,
 )
-from powerguard.effectors.trainer.run import Run
 from powerguard.effectors.trainer.unmodified import Alive, Helper, is_there, unmodified_run
 from powerguard.fields import clean_text
 from powerguard.wire import (
@@ -455,7 +454,7 @@ class TrainerEffector:
         configured = {
             place for watched in self._watched.values() if not watched.found for place in watched.peer.places()
         }
-        found, names = _sockets(self._discover_dir, self._discover_uids, known=self._watched)
+        found, names = sockets_in(self._discover_dir, self._discover_uids, known=self._watched)
         self._crowd(names)
         others = configured | self._not_trainers
         folder = Path(os.path.realpath(self._discover_dir))  # noqa: ASYNC240 - a local folder, listed in any case
@@ -559,7 +558,7 @@ class _NoHelper:
         raise EffectorError(msg)
 
 
-def _sockets(folder: Path, uids: Collection[int], known: Collection[str]) -> tuple[dict[str, str], int]:
+def sockets_in(folder: Path, uids: Collection[int], known: Collection[str]) -> tuple[dict[str, str], int]:
     """Names and paths of the sockets in a folder, at most 64, symbolic links not followed; and how many names it has.
 
     The folder is open to all users, and one may have filled it. So all names are read, and those that are known

@@ -16,7 +16,7 @@ from typing import Any
 
 from powerguard.trainer.seal.folder import glance
 from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
-from powerguard.trainer.store.found import Found, look
+from powerguard.trainer.store.folders import Found, look
 from powerguard.trainer.store.manifest import MANIFEST
 
 

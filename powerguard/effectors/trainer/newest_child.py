@@ -31,7 +31,7 @@ from typing import BinaryIO, Final
 from powerguard.trainer.seal.folder import glance
 from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
 from powerguard.trainer.store.disk import is_gone
-from powerguard.trainer.store.found import newest_in
+from powerguard.trainer.store.folders import newest_in
 from powerguard.trainer.store.manifest import MANIFEST, step_of
 
 _GROWING: Final = 3

@@ -17,7 +17,7 @@ from powerguard.core.model.actions import Detail, TriggerCheckpoint
 from powerguard.core.model.events import CheckpointProgress
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, clean_environment
-from powerguard.effectors.trainer.checkpoint import tried
+from powerguard.effectors.trainer.checkpoint import SETTLED_S, Run, tried
 from powerguard.effectors.trainer.options import (
     CommandOptions,
     CommandTrainerOptions,
@@ -25,7 +25,6 @@ from powerguard.effectors.trainer.options import (
     SignalOptions,
     SignalTrainerOptions,
 )
-from powerguard.effectors.trainer.run import SETTLED_S, Run
 from powerguard.fields import clean_text
 
 CGROUPS: Final = (Path("/sys/fs/cgroup"), Path("/sys/fs/cgroup/systemd"))

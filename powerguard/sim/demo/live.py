@@ -3,7 +3,8 @@
 The UPS is an SNMP agent over real battery physics (its load falls when training pauses, and its gauge exaggerates), the
 BMC speaks RMCP+, the trainer really trains; the daemon is a process of its own, with settings from a file. Only the
 power-off is recorded and not done. The battery lasts seconds and charges in seconds, as a supercapacitor does, so that
-the whole story fits into a minute.
+the whole story fits into a minute. `serve` is that UPS alone, for a daemon that a newcomer has started
+(`powerguard demo --ups`).
 """
 
 import asyncio
@@ -27,7 +28,7 @@ from powerguard.sim.bmc import SimBmc
 from powerguard.sim.demo.story import Facts, StoryError, folder_of
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.ups import SimUps, UpsBattery
-from powerguard.trainer.store.found import Found, look
+from powerguard.trainer.store.folders import Found, look
 from powerguard.trainer.store.shards import read_shard
 from powerguard.trainer.store.store import StoreError
 
@@ -292,3 +293,36 @@ async def watches(path: Path) -> bool:
         sources = told.get("sources", [])
         return bool(sources) and all(source.get("up") for source in sources)
     return False
+
+
+_ALONE_LOAD = 0.60
+_ALONE_RUNTIME = ((0.25, 420.0), (0.50, 200.0), (1.00, 90.0))
+"""Share of the rating, and the seconds that a full battery lasts at it."""
+_ALONE_RECHARGE_S = 120.0
+
+
+async def serve(port: int) -> None:
+    """Answer SNMP v2c on 127.0.0.1 as an APC card does, until standard input ends; each line pulls or plugs.
+
+    Raises OSError if the port is taken. The loop must select: epoll takes neither a regular file nor /dev/null.
+    """
+    battery = UpsBattery(runtime=_ALONE_RUNTIME, recharge_s=_ALONE_RECHARGE_S)
+    ups = SimUps(battery, clock=boottime_s, load=lambda: _ALONE_LOAD)
+    loop, stdin, ended = asyncio.get_running_loop(), sys.stdin.fileno(), asyncio.Event()
+
+    def entered() -> None:
+        read = os.read(stdin, 4096)
+        for _ in range(read.count(b"\n")):
+            ups.utility = not ups.utility
+            print(f"{'utility' if ups.utility else 'on battery'}: charge {100 * ups.charge:.0f} %", flush=True)
+        if not read:
+            ended.set()
+
+    async with SnmpAgent(ups.apc_table, port=port) as agent:
+        print(f"A simulated UPS answers SNMP v2c, community public, on 127.0.0.1 port {agent.port}.")
+        print("Enter pulls the plug, and Enter again puts it back. Ctrl-D ends it.", flush=True)
+        loop.add_reader(stdin, entered)
+        try:
+            await ended.wait()
+        finally:
+            loop.remove_reader(stdin)

@@ -28,7 +28,6 @@ from powerguard.sim.looped.witness import Hardware, OutageWitness, WayWitness
 from powerguard.sim.virtual import VirtualLoop
 from powerguard.sim.world.chance import stream
 from powerguard.sim.world.host import HostAnswer, Power
-from powerguard.sim.world.many import WorkerProcess
 from powerguard.sim.world.world import SOURCE, UPS, World
 from powerguard.ups.base import Source
 
@@ -162,7 +161,6 @@ class Life:
 
     def turn(self) -> None:
         """Between two turns of the loop."""
-        WorkerProcess.check()
         self.moment(Moment.TURN)
         if self.dead:
             raise DiedError

@@ -1,10 +1,11 @@
 """One outage at the loop level: lives of the daemon, boots of the host, until it trains again or cannot.
 
-Many outages, as the core level plays them: `powerguard simulate --level`.
+`play_many` plays many of them, for `powerguard simulate --level loop`.
 """
 
 import tempfile
 from dataclasses import dataclass
+from functools import partial
 from pathlib import Path
 from typing import Final
 
@@ -12,8 +13,7 @@ from powerguard.core.model.policy import BatteryModel, Drop, Health, Learned
 from powerguard.core.model.serialisation import to_plain
 from powerguard.core.model.state import Battery, Online, State
 from powerguard.daemon.journal import JournalError, Loaded, read_all, read_only
-from powerguard.daemon.journal.recording import dump
-from powerguard.daemon.journal.records import Snapshot
+from powerguard.daemon.journal.records import Snapshot, dump
 from powerguard.daemon.journal.store import Batch, Store
 from powerguard.settings.schema import Settings
 from powerguard.sim.looped.life import EPOCH_S, TRAINER, Life
@@ -23,7 +23,7 @@ from powerguard.sim.looped.witness import Hardware, OutageWitness, Violation
 from powerguard.sim.world.back import Waker
 from powerguard.sim.world.chance import stream
 from powerguard.sim.world.host import HostAnswer, Power
-from powerguard.sim.world.many import Tell, cores, spread
+from powerguard.sim.world.many import Tell, spread
 from powerguard.sim.world.policies import best, bound
 from powerguard.sim.world.report import Sample, SimulationOptions, returned
 from powerguard.sim.world.scene import Scene, draw
@@ -327,15 +327,18 @@ class LoopedOutage:
         )
 
 
-def play(seed: int, site: Site, *, faults: bool) -> LoopedResult:
-    """Play one outage, with its journal on a file system in memory where there is one."""
-    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own in it
-    where = str(memory) if memory.is_dir() else None
-    with tempfile.TemporaryDirectory(prefix="pg-sim-", dir=where) as folder:
+def play(seed: int, site: Site, *, faults: bool, within: str | None = None) -> LoopedResult:
+    """Play one outage. within: the folder for its journal; None: in memory, if a file system in memory is there."""
+    with tempfile.TemporaryDirectory(prefix="pg-sim-", dir=within or _memory()) as folder:
         site = quick(site)
         scene = draw_scene(seed, site, faults=faults)
         mischief = draw_mischief(seed, faults=faults, ways=site.returns != ReturnSite())
         return LoopedOutage(scene, mischief, site, Path(folder)).play()
+
+
+def _memory() -> str | None:
+    memory = Path("/dev/shm")  # noqa: S108 - a folder of our own in it
+    return str(memory) if memory.is_dir() else None
 
 
 def quick(site: Site) -> Site:
@@ -345,28 +348,24 @@ def quick(site: Site) -> Site:
 
 
 _CHUNK: Final = 10
-_MOST_CHUNK: Final = 50
 
 
 def play_many(
     site: Site, options: SimulationOptions, *, jobs: int | None = None, tell: Tell = lambda _: None
 ) -> list[Sample]:
-    """Play all outages of a run at the loop level. The samples come in no order.
-
-    jobs: processes; None: as many as there are cores.
-    """
-    jobs = min(jobs or cores(), max(1, options.outages // _CHUNK))
-    size = min(_MOST_CHUNK, max(1, options.outages // (4 * jobs)))
-    return spread(_played, site, options, jobs=jobs, size=size, tell=tell)
+    """Play all outages of a run at the loop level. The samples come in no order. jobs: processes; None: all cores."""
+    # The journals lie in a folder of this process: the others may be killed in the middle of an outage.
+    with tempfile.TemporaryDirectory(prefix="pg-sim-", dir=_memory()) as folder:
+        return spread(partial(_played, folder), site, options, jobs=jobs, chunk=_CHUNK, tell=tell)
 
 
-def _played(site: Site, options: SimulationOptions, seed: int) -> Sample:
-    return one(seed, site, faults=options.faults)
+def _played(folder: str, site: Site, options: SimulationOptions, seed: int) -> Sample:
+    return one(seed, site, faults=options.faults, within=folder)
 
 
-def one(seed: int, site: Site, *, faults: bool) -> Sample:
+def one(seed: int, site: Site, *, faults: bool, within: str | None = None) -> Sample:
     """Play one outage at the loop level, and set it against what would have been best."""
-    told = play(seed, site, faults=faults)
+    told = play(seed, site, faults=faults, within=within)
     shrunk = quick(site)
     scene = draw(seed, shrunk, faults=faults)
     loss_s, facts = told.lost_s, scene.returns

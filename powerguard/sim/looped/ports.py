@@ -117,12 +117,16 @@ class SimPeer(ABC):
         """word: by which `Mischief` knows them."""
         self.life, self.word = life, word
 
-    async def carry_out(self, action: Action) -> Detail:
-        """Carry out an order as this peer does; a dead daemon orders nothing."""
-        life = self.life
-        life.moment(Moment.ACTION_BEGINS)
-        if life.dead:
+    async def lives(self, moment: Moment = Moment.WAY) -> None:
+        """Let the daemon be killed at this moment; a dead one does nothing any more."""
+        self.life.moment(moment)
+        if self.life.dead:
             await never()
+
+    async def carry_out(self, action: Action) -> Detail:
+        """Carry out an order as this peer does."""
+        life = self.life
+        await self.lives(Moment.ACTION_BEGINS)
         life.heard(action)
         word = self.word_of(action)
         call = life.calls.get(word, 0)
@@ -444,9 +448,7 @@ class SimPolicy(SimPeer):
         if life.dead:
             await never()
         detail = self._restored(action) if isinstance(action, RestorePolicy) else self._ensured(action)
-        life.moment(Moment.WAY)
-        if life.dead:
-            await never()
+        await self.lives()
         return detail
 
     def _ensured(self, action: Action) -> Detail:
@@ -507,17 +509,13 @@ class SimWay(SimPeer):
         await rest(_ASK_S)  # Nobody is told in no time: who is cancelled at once has told nobody.
         if isinstance(action, CheckWay):
             return ()
-        life.moment(Moment.WAY)
-        if life.dead:
-            await never()
+        await self.lives()
         if isinstance(action, ArmWay):
             life.ways.changed(str(self._way))
             answer = life.world.arm(self._way, action.in_s)
         else:
             answer = life.world.disarm(self._way)
-        life.moment(Moment.WAY)
-        if life.dead:
-            await never()
+        await self.lives()
         return await self.answer(answer)
 
 
@@ -634,13 +632,9 @@ class SimSender(SimPeer):
 
     async def _written(self, call: Callable[..., _Value], *told: Any) -> _Value:  # noqa: ANN401 - as asyncio.to_thread
         """Call the disk, which may be the last thing that this process does, or the first that it does not."""
-        self.life.moment(Moment.WAY)
-        if self.life.dead:
-            await never()
+        await self.lives()
         result = call(*told)
-        self.life.moment(Moment.WAY)
-        if self.life.dead:
-            await never()
+        await self.lives()
         return result
 
 

@@ -1,14 +1,10 @@
-"""The observer of the daemon: it checks every invariant and notes each violation.
+"""Invariants of the running daemon, over all its lives and boots in one outage; each violation is noted.
 
-It looks at three things: what the effectors were told and when, the daemon's state between any two turns of its loop,
-and the truth of the world, which the daemon does not know.
-
-What outlives every process of the daemon, and is not in the world's physics: the UPS's and the BMC's own memory.
-
-Who watches the ways back: what is armed and when it acts, what is left of it, and who should have come back.
-
-A way that does not work, or that broke its word in this outage, is expected to bring nobody back; of those that are
-left the weakest promise counts.
+`world.invariants` holds for each step of the core. The witnesses look from outside: at what the effectors were told and
+when, at the daemon's state between any two turns of its loop, and at the truth of the world, which the daemon does not
+know. `OutageWitness` watches the outage, `WayWitness` the power-on methods: what is armed, when it acts, and which of
+them should have brought the host back (one that failed or broke its word in this outage is not expected to). `Hardware`
+is the memory of the UPS and the BMC, which outlives every process.
 """
 
 import math

@@ -1,13 +1,12 @@
 """A recorded outage through today's decisions: the real `step`, with the recording's inputs and an obedient world.
 
 What is fed: readings, lost sources, what trainers said, operators' words, at their own times; ticks as the loop makes
-them. What is ordered is answered as the recording knows (the second checkpoint of a trainer takes as long as its second
-one took, or for ever), and where it knows nothing as an obedient world would. The readings stay as they were: a battery
-that today's decisions would have spared lasts no longer here.
+them. An order is answered as the recording knows (the second checkpoint of a trainer takes as long as its second one
+took, or for ever). Where the recording knows nothing, the world obeys. The readings stay as they were: a battery that
+today's decisions would have spared lasts no longer here.
 
-A recording, what today's decisions make of it, and how the two differ: plain data; nothing is played here.
-
-Which sources of a UPS a recording has heard, how often each told, and where one of them would have been lost.
+The file begins with the recording and the result as plain data and how the two differ (`compare`), then the sources of
+a recording and where one would have been lost, then the player.
 """
 
 import heapq

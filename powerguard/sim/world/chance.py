@@ -1,24 +1,17 @@
-"""When is utility gone? The lengths that outages have, the second strike, flapping and sags.
+"""What is drawn by chance for one outage: its cuts, the host's network, another UPS, a second source.
 
-Lengths: bins of the EPRI survey as it is quoted for data centres (ASPLOS'14, "Underprovisioning backup power
+Each question of chance has a generator of its own (`stream`). So switching one fault off does not move the others, and
+what happens at a moment does not depend on how often a policy has asked before.
+
+Cuts: bins of the EPRI survey as it is quoted for data centres (ASPLOS'14, "Underprovisioning backup power
 infrastructure"), log-uniform inside each. A quarter of them strikes again after about two minutes.
 
-Random numbers by concern: each question of chance has a generator of its own.
-
-So switching one fault off does not move the others, and what happens at a moment of the world's time does not depend
-on how often a policy has asked before.
-
-What the daemon hears beside the UPS: this host's own network, and another UPS that feeds the same host.
-
 The network may go with the power, and every source with it: then only the kernel tells that the link went. The other
-UPS is of the same make and as full, and carries the same share of the host: both end together, so that the truth is
-that of one battery, and what the core makes of two can be held against it. It may fall silent for a while. Where the
-host needs both, the other UPS may hang on another circuit, which keeps its utility: the host ends with the first then.
+UPS is of the same make and as full, and carries the same share of the host, so that the truth is that of one battery.
+It may fall silent for a while. If the host needs both, the other one may hang on another circuit, which keeps utility.
 
-A second source of the same UPS: another daemon's word of it, late, frozen, stuck, silent or forged.
-
-It sees what the UPS says and tells it `lag_s` later, at every look, as upsd does with what its driver read last. From
-`at_s` on it may be worse than late.
+The second source tells what the UPS says `lag_s` later, as upsd does with what its driver read last. From `at_s` on it
+may be frozen, stuck, silent or forged.
 """
 
 from collections import deque

@@ -11,7 +11,6 @@ import math
 from dataclasses import replace
 
 from powerguard.core.comeback.recovery import Stored, restore
-from powerguard.core.decide import conditions
 from powerguard.core.decide.machine import step
 from powerguard.core.energy import budget as sums
 from powerguard.core.energy import needs
@@ -48,7 +47,7 @@ from powerguard.core.model.events import (
 )
 from powerguard.core.model.policy import Drop, FeedPolicy, Health, Need, Policy, TrainerPolicy
 from powerguard.core.model.serialisation import from_plain, to_plain
-from powerguard.core.model.state import Holding, OnBattery, Online, Recovery, Shutdown, State, Step, Supply
+from powerguard.core.model.state import Online, Recovery, Shutdown, State, Step
 from powerguard.sim.world.chance import TWIN, OtherUpses, Second, stream
 from powerguard.sim.world.host import STOPPING, HostAnswer, Power
 from powerguard.sim.world.invariants import check_restored, check_step, hold
@@ -111,12 +110,8 @@ def drilled(scene: Scene, site: Site, state: State) -> State:
 
 
 POLL_S = 1.0
-CALM_POLL_S = 4.0
-"""While nothing happens and the next thing to do is more than CALM_S away: time that nobody needs to see."""
-CALM_S = 15.0
 SNAPSHOT_S = 5.0
 """The journal keeps every answer that orders or tells something, and otherwise the state this often."""
-_UTILITY = Supply.UTILITY
 _MISSES = 3
 _SEEN_S = 30.0
 _PROGRESS_S = 1.0
@@ -130,7 +125,7 @@ _LAST_S = 0.5
 """Before the end of the stop: the daemon is the last but the network."""
 _FOREIGN_LIMIT_S = 1e9
 """A foreign stop of the host has no deadline."""
-_NEWS_S = 2.5 * CALM_POLL_S
+_NEWS_S = 2.5 * POLL_S
 
 
 class Guarded:
@@ -164,7 +159,6 @@ class Guarded:
         """The daemon was told to end: the host goes down, and it is the last to go."""
         self._second: Second | None = None
         self._beside = OtherUpses(world.scene.beside, world.now_s)
-        self._foreseen_s = self._busy_s = self._turned_s = -math.inf
 
     # --- As the engine sees it ---------------------------------------------------------------------------------------
 
@@ -247,7 +241,7 @@ class Guarded:
         if now_s >= self._poll_s:
             self._watch()
             self._read()
-            self._poll_s += POLL_S if self._missed else self._pause_s()
+            self._poll_s += POLL_S
         self._plan()
 
     @property
@@ -275,35 +269,6 @@ class Guarded:
         self._stopped = True
         self.next_s = math.inf
 
-    def _pause_s(self) -> float:
-        """Return the time to the next reading: some seconds where one in between would show nothing new."""
-        world, now_s = self.world, self.world.now_s
-        happens_s = min(world.next_edge_s, world.next_order_s)
-        waits = self._open and not all(isinstance(action, TriggerCheckpoint) for action in self._open.values())
-        if happens_s < now_s + CALM_POLL_S or waits or not self._is_calm():
-            return POLL_S
-        return CALM_POLL_S
-
-    def _is_calm(self) -> bool:
-        """The core itself foresees nothing for a while."""
-        state, now_s = self._state, self.world.now_s
-        match state.phase:
-            case Shutdown():
-                return state.phase.ordered
-            case Online() | Recovery():
-                settle_s = 2.0 * CALM_S if state.cap is not None else CALM_S
-                return state.feed.supply is _UTILITY and now_s - self._turned_s > settle_s
-            case OnBattery() | Holding() if self.world.scene.order is None and self.world.utility is False:
-                pass
-            case _:
-                return False
-        if now_s >= self._foreseen_s:
-            self._foreseen_s = now_s + CALM_S / 2
-            budget = conditions.outage_budget(self._policy, state, now_s + self._offset_s)
-            next_s = next((told.at_s for told in conditions.forecast(self._policy, state, budget)), None)
-            self._busy_s = now_s if next_s is None else next_s - self._offset_s - CALM_S
-        return now_s < self._busy_s
-
     def _plan(self) -> None:
         if self._back_s is not None:
             self.next_s = self._back_s
@@ -317,7 +282,6 @@ class Guarded:
 
     def _read(self) -> None:
         world = self.world
-        was = self._state.feed.supply
         reading = world.reading(self._offset_s)
         if world.answers() and not world.scene.beside.is_cut_off(world.now_s):
             self._missed = 0
@@ -331,8 +295,6 @@ class Guarded:
             self._send(told)
         for event in self._beside.tell(reading, world.now_s):
             self._send(event)
-        if self._state.feed.supply is not was:
-            self._turned_s = world.now_s
 
     def _watch(self) -> None:
         """Report the trainer's state when it changes, and from time to time."""

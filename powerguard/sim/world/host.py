@@ -1,13 +1,11 @@
-"""A host and the training on it: what it draws, what it has done, what it answers and when.
+"""A host and the training on it: what it draws, what it has done, what it answers and when; and where checkpoints lie.
 
 Everything is asked with the time, and answered with how long it takes; `advance` lets time pass. Progress is counted in
 seconds of training at full speed.
 
-Where a simulated training's checkpoints lie, and what of them is there when it resumes.
-
-Locally every few minutes, in a second tier every half hour, and what was ordered. Progress is seconds of training at
-full speed. A disk may have no room, so that nothing new becomes durable; and what a tier has acknowledged may turn out
-torn: then the resume takes the same step from the next tier, else an older one, and what lies between is lost.
+`Tiers` holds the checkpoints: on the local disk every few minutes, in a second tier every half hour, and what was
+ordered. A disk may have no room, so that nothing new becomes durable. What a tier has acknowledged may turn out torn:
+then the resume takes the same step from the next tier, else an older one, and what lies between is lost.
 """
 
 import math

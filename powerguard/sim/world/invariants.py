@@ -1,15 +1,12 @@
-"""Invariants of every step of the core, whatever the world does.
+"""Invariants of every step of the core, whatever the world does; with several feeds, those of the feeds as well.
 
-Each is a sentence; one that does not hold raises `InvariantBroken` with it. tests/core asks more, of every corner of
-the state space; these are the ones that mean something to a person who simulates a site.
+Each is a sentence. One that does not hold raises `InvariantBroken` with it. tests/core checks more, in every corner of
+the state space; these mean something to a person who simulates a site.
 
-An invariant that does not hold, as an error.
-
-What must hold of several feeds, worked out anew from what each of them has told: no sum of the core is used.
-
-A feed carries the host when it answers, says utility, and needs no bypass for it. One that falls silent within 30 s of
-another's transfer, or of this host's own network, went with the power: until it answers it counts as on battery, or
-until it has outlived every battery, with the others at no more than they carried.
+Those of feeds are worked out again from the readings, without the core's sums. A feed carries the host when it answers,
+says utility, and needs no bypass for it. One that falls silent within 30 s of another's transfer, or of this host's own
+network, went with the power: it counts as on battery until it answers, or until it has outlived every battery while the
+others carry no more than before.
 """
 
 import math

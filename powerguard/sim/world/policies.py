@@ -1,25 +1,17 @@
-"""The deciders: powerguard, the usual tools, and the oracle. The same seed gives each of them the same world.
+"""The deciders that are compared: powerguard, the usual tools, and the oracle. A seed is one world for all.
 
-What people use today: a script, upsmon and apcupsd as they come. None of them knows what a trainer is.
+`Fixed`, `Nut` and `Apcupsd` are what people use today, by the defaults of upsmon.conf (wait for low battery) and of
+apcupsd.conf (BATTERYLEVEL, MINUTES, ONBATTERYDELAY). None of them knows what a trainer is.
 
-Their rules are the defaults of upsmon.conf (wait for low battery) and of apcupsd.conf (BATTERYLEVEL, MINUTES,
-ONBATTERYDELAY).
+`Informed` is powerguard's rule with the truth: it knows the battery and what a pause brings, and acts at the very
+moment. It keeps the rule's margins, because it does not know the outage. Its moments are computed, so it costs little
+to play.
 
-The rule of powerguard, told the truth: it knows the battery, and what a pause brings, and acts at the very moment.
-
-It keeps the margins of the rule, for it does not know the outage. No reading is made and no core is stepped: all its
-moments are computed, so it costs next to nothing to play. It is one of those whom the oracle compares.
-
-What nobody can beat: a plan that knows everything and keeps no margin, down to the battery's last second.
-
-Training on battery is bought with energy; pausing is cheap, off is free. So each family of plans is a small linear
-programme, solved at its corners: ride through (train, capped or not), pause and hold, or checkpoint and shut down at
-the best moment. What is recharged between two cuts is counted from the start, and a host that is off stays off until
-utility is back for good, so the bound is never too strict. It is a bound, not a policy: nobody would run a host so.
-
-The oracle: the best, in hindsight, of all who decide, with powerguard's rule told the truth among them.
-
-Each is played in the same world and keeps the margins that it keeps. What could be had without any is the `bound`.
+`best` is the oracle: in hindsight the best of all these. `bound` is what no policy can beat: a plan that knows
+everything and keeps no margin. Training on battery costs energy, pausing little, off nothing. So each family of plans
+(ride through, pause and hold, checkpoint and shut down) is a small linear programme, solved at its corners. What is
+recharged between two cuts counts from the start, and a host that is off stays off until utility is back for good, so
+the bound is never too strict.
 """
 
 import math
@@ -29,6 +21,7 @@ from itertools import combinations
 from typing import Final, NamedTuple
 
 from powerguard.core.model.actions import Conduct
+from powerguard.daemon.observe.cost import USUAL_LOOK_S, USUAL_SLEEP_S
 from powerguard.sim.world.battery import GaugeReading
 from powerguard.sim.world.chance import stream, uniform
 from powerguard.sim.world.guarded import Guarded
@@ -38,8 +31,6 @@ from powerguard.sim.world.scene import Scene, draw
 from powerguard.sim.world.site import Site
 from powerguard.sim.world.world import World
 
-_ALERT_S = 5.0
-_FIXED_S = 50.0
 _NUT_HALT_S = 10.0
 _APC_BATTERY_PCT = 5.0
 _APC_RUNTIME_S = 180.0
@@ -55,7 +46,7 @@ class Plain:
     waits = False
     settled = True
     kills_power = True
-    every_s = _ALERT_S
+    every_s = USUAL_LOOK_S
 
     def __init__(self, world: World) -> None:
         self.world = world
@@ -121,7 +112,7 @@ class Fixed(Plain):
         """Fire at the first look on battery; nothing calls it back."""
         del told
         self.world.host.checkpoint(self.world.now_s, Conduct.CONTINUE)
-        return _FIXED_S
+        return USUAL_SLEEP_S
 
 
 class Nut(Plain):

@@ -256,7 +256,7 @@ keeps its promises, and what it costs compared with simple rules. It needs neith
 nothing outside its process.
 
     powerguard simulate                                  # 1,000 outages with faults
-    powerguard simulate --outages 100000 --json          # also finds rare cases; up to half an hour on two cores
+    powerguard simulate --outages 100000 --json          # also finds rare cases; up to an hour on two cores
     powerguard simulate --policy nut --no-faults         # what upsmon's default rule would have done
     powerguard simulate --seed 4711 --outages 1          # one outage again, with the same result
 
@@ -270,8 +270,7 @@ simulate --json | jq -e '.planning_dirty == 0'`.
 | `loop` | also the daemon's loop, bulkhead, journal on disk, turns of the power-on methods | time, sources, effectors |
 
 `powerguard demo` and the end-to-end tests use real network connections. At level `core`, the core gets readings once
-a second, or every four seconds if it foresees no event for 15 s. At level `loop`, the daemon is killed between any
-two turns, and peers hang, lie and answer late.
+a second. At level `loop`, the daemon is killed between any two turns, and peers hang, lie and answer late.
 
 ## Words
 

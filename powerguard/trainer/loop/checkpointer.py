@@ -1,6 +1,6 @@
 """What takes the state of one process and makes it durable, as the guard sees it.
 
-The state of one process in a store: copied into one of two snapshots, written from there.
+A state is copied into one of two snapshots, and written into the store from there.
 """
 
 import contextlib

@@ -1,11 +1,7 @@
 """The HTTP endpoint of a process: `powerguard.trainer/v1` on a unix socket, and on a loopback port if asked.
 
-Standard library only.
-
 It runs in threads of its own and is polite to the training: no busy waiting, at most 16 requests at a time, each with
-an end, each of bounded size, and none able to hold another up.
-
-A training process's figures in the Prometheus text format.
+an end, each of bounded size, and none able to hold another up. Standard library only.
 """
 
 import contextlib

@@ -1,10 +1,9 @@
 """One rank's copy of what all have agreed on: reads the shared log, applies it, writes to it, and keeps it short.
 
-What each rank hands in for a generation (its bid, its shard), how one sees that all have, and how it is deleted.
-
-A value may be larger than what a store takes at once: it goes in pieces, the first one last, and tells their number.
-
-Each rank looks after the next one: of any that die, one has a living rank before it, which tells the others.
+`SharedParts` is what each rank hands in for a generation (its bid, its shard), how one sees that all have, and how it
+is deleted. A value that is larger than what a store takes at once goes in pieces, the first one last, with their
+number. `Neighbour`: each rank looks after the next one. Of any that die, one has a living rank before it, which tells
+the others.
 """
 
 import json

@@ -3,8 +3,7 @@
 from typing import TYPE_CHECKING, Any
 
 if TYPE_CHECKING:
-    from powerguard.trainer.seal.folder import seal, verify
-    from powerguard.trainer.seal.steps import newest_whole, saved_in
+    from powerguard.trainer.seal.folder import newest_whole, saved_in, seal, verify
 
 _WHERE = {"newest_whole": "steps", "saved_in": "steps", "seal": "folder", "verify": "folder"}
 

@@ -1,9 +1,8 @@
 """Every call that durability hangs on, in one place: the power-cut tests record them here, and forget some of them.
 
-Locks on a folder's file that go with the process that took them, and with it alone. Stdlib only.
-
-flock(2) belongs to the open file, which a child of fork inherits: a data loader's worker would hold the lock of a
-trainer that is long dead. So in a child every lock is closed, which leaves the parent's as it is.
+`FolderLock` is a lock that goes with the process that took it, and with it alone. flock(2) belongs to the open file,
+which a child of fork inherits: a data loader's worker would hold the lock of a trainer that is long dead. So a child
+closes every lock, which leaves the parent's as it is. Standard library only.
 """
 
 import contextlib

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from powerguard.fields import clean_text
 from powerguard.trainer.ranks.base import Ranks
-from powerguard.trainer.store.found import Found
+from powerguard.trainer.store.folders import Found
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.manifest import ManifestError, Shard, StoreError, committed_ms
 from powerguard.trainer.store.shards import THREADS, CorruptError, ShardReader, Snapshot, over_chunks

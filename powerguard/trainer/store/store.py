@@ -23,7 +23,26 @@ from threading import Event
 from typing import Final, Self, TypeVar
 
 from powerguard.trainer.store.disk import NO_LOCKS, Disk, DiskFile, FolderLock, shared_soon
-from powerguard.trainer.store.found import Found, Refused, SavedCheckpoint, folders, look, newest_in
+from powerguard.trainer.store.folders import (
+    FULL,
+    MANIFEST_ROOM,
+    UNBORN,
+    Found,
+    Refused,
+    Room,
+    SavedCheckpoint,
+    Slots,
+    changed_ns,
+    files_in,
+    folders,
+    free_bytes,
+    is_folder,
+    look,
+    newest_in,
+    remove,
+    roomy,
+    size_of,
+)
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.manifest import (
     CHUNK_BYTES,
@@ -47,20 +66,6 @@ from powerguard.trainer.store.shards import (
     read_shard,
     scrub,
     write_file,
-)
-from powerguard.trainer.store.slots import (
-    FULL,
-    MANIFEST_ROOM,
-    UNBORN,
-    Room,
-    Slots,
-    changed_ns,
-    files_in,
-    free_bytes,
-    is_folder,
-    remove,
-    roomy,
-    size_of,
 )
 
 __all__ = ["MANIFEST", "CorruptError", "Found", "Refused", "SavedCheckpoint", "Store", "StoreError", "newest_in"]

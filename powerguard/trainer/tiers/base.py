@@ -2,11 +2,8 @@
 
 A shard is uploaded in parts of whole chunks. A part's name says which chunks it holds and what they are (xxh3-128 over
 their digests), so whoever was killed finds by listing what is there already: there is no state to lose, and nothing of
-one checkpoint can be taken for another's.
-
-Which checkpoints are copied to the slower tier: one in so many seconds, and on all hosts of a job the same ones.
-
-A limit for calls into the system that may never return: a mount whose server has gone.
+one checkpoint can be taken for another's. One checkpoint in so many seconds is copied (`period_of`), on all hosts of a
+job the same ones. `within` limits calls that may never return: a mount whose server has gone.
 """
 
 import re
@@ -21,7 +18,7 @@ from queue import Empty, SimpleQueue
 from threading import Thread
 from typing import Any, Final, Protocol, Self, TypeVar
 
-from powerguard.trainer.store.found import Found, SavedCheckpoint
+from powerguard.trainer.store.folders import Found, SavedCheckpoint
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Shard, StoreError
 from powerguard.trainer.store.shards import THREADS, Snapshot, digest_of, over_chunks

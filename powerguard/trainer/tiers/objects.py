@@ -7,7 +7,7 @@
 Parts are objects of their own, not parts of S3's multipart uploads: they can be listed, taken up again by any process,
 and read one by one; nothing invisible is left behind that costs money; and it is the same on every store.
 
-How an object store is reached, and what its errors mean. The only module that knows obstore's settings and texts.
+This is the only module that knows obstore's settings and what its errors mean.
 """
 
 import configparser
@@ -21,7 +21,7 @@ from hashlib import sha256
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from powerguard.trainer.store.found import Found
+from powerguard.trainer.store.folders import Found
 from powerguard.trainer.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, ManifestError, Shard, step_of
 from powerguard.trainer.store.shards import digest_of
 from powerguard.trainer.tiers.base import (

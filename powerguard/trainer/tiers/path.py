@@ -21,7 +21,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from powerguard.trainer.store.disk import refuses_direct
-from powerguard.trainer.store.found import Found, look
+from powerguard.trainer.store.folders import Found, look
 from powerguard.trainer.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, Shard, step_of
 from powerguard.trainer.store.shards import ShardReader, Snapshot
 from powerguard.trainer.tiers.base import (

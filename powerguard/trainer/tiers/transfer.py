@@ -3,10 +3,8 @@
 Of several hosts each uploads what it has, and whoever finds all shards there puts the manifest: the last host does, and
 when two are last at once both put the same bytes, of which the first ones stand. Nobody waits for a word of another.
 
-How fast an upload may go, and how it slows down: one gate through which all its connections pass.
-
-A store that refuses is asked less by all of them together, not by each on its own: after an error everybody waits, for
-a random time up to a limit that doubles ("full jitter"), so that a thousand hosts do not come back at the same instant.
+All connections pass one `Gate`, which limits the rate. After an error all of them wait, for a random time up to a limit
+that doubles ("full jitter"), so that a thousand hosts do not come back at the same instant.
 """
 
 import random

@@ -23,7 +23,7 @@ from typing import IO, Any, Final
 
 from powerguard.fields import clean_text
 from powerguard.trainer.ranks.base import boottime_s
-from powerguard.trainer.store.found import SavedCheckpoint
+from powerguard.trainer.store.folders import SavedCheckpoint
 from powerguard.trainer.store.shards import held
 from powerguard.trainer.tiers.base import Kind, Remote
 from powerguard.trainer.tiers.transfer import UploadOrder, backoff_s

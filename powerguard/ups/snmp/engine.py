@@ -595,17 +595,11 @@ async def engine_for(user: User | None) -> Engine | None:
 
 # --- PDUs and values ------------------------------------------------------------------------------------------------
 
-_names: dict[str, Any] = {}
-_MOST_NAMES: Final = 4096
 
-
+@functools.lru_cache(maxsize=4096)
 def name_of(oid: str) -> Any:  # noqa: ANN401
     """Return an OID as pysnmp has it, made once: a poll has the same ones for years."""
-    if oid not in _names:
-        if len(_names) >= _MOST_NAMES:
-            _names.clear()
-        _names[oid] = rfc1902.ObjectName(parts(oid))
-    return _names[oid]
+    return rfc1902.ObjectName(parts(oid))
 
 
 def typed(kind: str, value: int | bytes | str) -> Any:  # noqa: ANN401

@@ -19,7 +19,7 @@ from typing import Self
 
 import pytest
 
-from powerguard.trainer.store.found import SavedCheckpoint
+from powerguard.trainer.store.folders import SavedCheckpoint
 from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.manifest import Manifest
 from powerguard.trainer.store.shards import Snapshot

@@ -4,7 +4,7 @@ from dataclasses import replace
 from pathlib import Path
 
 from powerguard.trainer.loop.writer import Uploads
-from powerguard.trainer.store.found import SavedCheckpoint
+from powerguard.trainer.store.folders import SavedCheckpoint
 from powerguard.trainer.store.manifest import MANIFEST, Manifest
 from powerguard.trainer.tiers.base import period_of
 from powerguard.trainer.tiers.upload import Uploader

@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.store.found import SavedCheckpoint
+from powerguard.trainer.store.folders import SavedCheckpoint
 from powerguard.trainer.store.manifest import MANIFEST, Manifest
 from powerguard.trainer.tiers import ObjectTier, PathTier, Remote, tier_of
 from powerguard.trainer.tiers.base import SET_ASIDE, Kind, Listed, TierError, outdated, read_shard
