@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from powerguard.core.decide import conditions
+from powerguard.core.energy import account, own
 from powerguard.core.energy import budget as sums
-from powerguard.core.energy import own
-from powerguard.core.model.actions import Conduct, StopTrainer, TerminateTrainer
+from powerguard.core.model.actions import Conduct, Grade, StopTrainer, TerminateTrainer
 from powerguard.core.model.events import OutputSource, OwnLoad, OwnSource, Reading
 from powerguard.core.model.policy import Drop, FeedPolicy, Learned, Policy, Shared, Shed
-from powerguard.core.model.state import Battery, Feed, OwnHeard, State, Trainer
+from powerguard.core.model.state import Battery, EmergencyCheckpoint, Feed, Outage, OwnHeard, State, Trainer
+from powerguard.core.trainers import gpu_cap
 from tests.core.play import Player, Told, play
 
 POLICY = Policy(boot_id="boot-one", ups="ups", rating_w=5000.0, shared=Shared(hosts=4))
@@ -246,3 +247,36 @@ def test_a_drill_learns_watts(loads: tuple[str, str], watts: float, of: str) -> 
     report = told.state.learned.drill
     assert report is not None
     assert dict(report.figures)["load_of"] == of
+
+
+def test_a_gpu_cap_pays_less_where_others_draw_on() -> None:
+    """10 points off 80 % of the UPS, and not off this host's 30 %: the battery lasts longer by that much only."""
+    points = ((0.5, 540.0), (0.75, 360.0), (1.0, 240.0))
+    cap = Drop(before=0.3, after=0.2, at_s=0.0, speed=0.9)
+    state = replace(STATE, learned=Learned(cap=cap))
+    policy = replace(POLICY, runtime_table=points)
+    alone = gpu_cap.gain(replace(policy, shared=None), state)
+    among_others = gpu_cap.gain(policy, state)
+    assert alone == pytest.approx(0.9 * account.tau_s(points, 0.2) / account.tau_s(points, 0.3))
+    assert among_others == pytest.approx(0.9 * account.tau_s(points, 0.7) / account.tau_s(points, 0.8))
+
+
+def test_while_a_pause_settles_what_others_add_is_counted() -> None:
+    """A neighbour that appears just then: the load less our own drop, and not the forecast of before."""
+    phase = EmergencyCheckpoint(
+        outage=Outage(id="one", since_s=0.0, grade=Grade.FULL),
+        began_s=100.0,
+        because="budget",
+        paused_load=0.6,
+        settle_by_s=145.0,
+        own_drop=0.2,
+    )
+    policy = replace(POLICY, runtime_table=((0.5, 540.0), (1.0, 240.0)))
+
+    def counted(load: float) -> float:
+        state = State(phase=phase, battery=Battery(load=load, left=0.5, at_s=110.0), trainers=PAUSING)
+        return conditions.outage_budget(policy, state, 110.0).load
+
+    assert counted(0.8) == pytest.approx(0.6)
+    assert counted(1.1) == pytest.approx(0.9)
+    assert counted(0.62) == pytest.approx(0.62), "it has arrived: what is measured counts"
