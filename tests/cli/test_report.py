@@ -365,7 +365,7 @@ def test_the_object_is_as_documented(story: str, journals: dict[str, Path], repo
     assert marks == sorted(marks)
     settings = {each["setting"].split(".")[-1].split("[")[0] for each in told["advice"] if each["setting"]}
     known = SETTINGS.read_text(encoding="utf-8")
-    assert [name for name in settings if f"| `{name}` |" not in known] == [], "an option that there is not"
+    assert [name for name in settings if f"- `{name}` (" not in known] == [], "an option that there is not"
 
 
 @pytest.mark.parametrize("story", STORIES)

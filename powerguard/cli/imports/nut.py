@@ -34,6 +34,8 @@ _AUTH: Final = {"MD5", "SHA", "SHA-224", "SHA-256", "SHA-384", "SHA-512"}
 _PRIV: Final = {"DES", "AES", "AES-192", "AES-256"}
 _FULL_WALK: Final = frozenset(("snmp-ups", "usbhid-ups"))
 _SLOW_S: Final = 5.0
+_HINTS: Final = ("ONBATT", "ONLINE", "LOWBATT", "FSD", "COMMBAD")
+"""Events of upsmon that are worth an earlier poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -537,6 +539,8 @@ def _check_upsmon(nut: Nut, draft: Draft) -> None:
             f"{draft.checkpoint_s:g} s" + ("" if is_primary else "; what counts is the primary's"),
             f"HOSTSYNC {-int(-draft.checkpoint_s // 1)} or more, on the primary, as long as the battery has it",
         )
+    _check_times(nut, draft)
+    _check_end(nut, draft)
     if nut.value("CERTVERIFY") == "1" or nut.value("FORCESSL") == "1":
         draft.note(
             "certificates",
@@ -544,13 +548,77 @@ def _check_upsmon(nut: Nut, draft: Draft) -> None:
             "tls: required always verifies upsd's certificate: name its authority (a PEM file) as ca, unless the host "
             "knows it; CERTPATH of NUT is a folder or a database of NSS (certutil -L -d FOLDER -n NAME -a prints one)",
         )
-    if "powerguard" not in " ".join(nut.directives["SHUTDOWNCMD"][-1].words if "SHUTDOWNCMD" in nut.directives else ()):
+    if "SHUTDOWNCMD" not in nut.directives:
+        draft.warn(
+            "no_shutdowncmd",
+            nut.place("upsmon.conf"),
+            "no SHUTDOWNCMD: upsmon does not shut the host down",
+            'SHUTDOWNCMD "/usr/lib/powerguard/nut/powerguard-shutdown /sbin/shutdown -h +0"',
+        )
+    elif "powerguard" not in " ".join(nut.directives["SHUTDOWNCMD"][-1].words):
         draft.note(
             "shutdowncmd",
             nut.place("upsmon.conf", "SHUTDOWNCMD"),
             "SHUTDOWNCMD: put /usr/lib/powerguard/nut/"
             "powerguard-shutdown before it while both run, so that two do not shut one host down",
         )
+
+
+def _check_times(nut: Nut, draft: Draft) -> None:
+    """Warn of upsmon's own times: until powerguard is armed, upsmon is what shuts this host down."""
+    poll_s, dead_s, final_s = nut.seconds("POLLFREQ", 5), nut.seconds("DEADTIME", 15), nut.seconds("FINALDELAY", 5)
+    slowest_s = max(poll_s, nut.seconds("POLLFREQALERT", 5))
+    if final_s > 10:
+        draft.warn(
+            "finaldelay",
+            nut.place("upsmon.conf", "FINALDELAY"),
+            f"FINALDELAY {final_s:g}: seconds of an almost empty battery in which no work is saved",
+            "0 to 5; powerguard waits for the checkpoint itself",
+        )
+    if dead_s < 3 * slowest_s:
+        draft.warn(
+            "deadtime",
+            nut.place("upsmon.conf", "DEADTIME"),
+            f"DEADTIME {dead_s:g} is less than 3 polls of {slowest_s:g} s: one lost answer on battery shuts the host "
+            "down",
+            f"DEADTIME {3 * slowest_s:g}",
+        )
+    elif dead_s > 15:
+        draft.warn(
+            "deadtime",
+            nut.place("upsmon.conf", "DEADTIME"),
+            f"DEADTIME {dead_s:g}: upsmon needs that long to notice on battery that upsd is silent (measured with 15: "
+            "20 to 40 s, because upsd's MAXAGE is added)",
+            "DEADTIME 15; powerguard notices after 3 s",
+        )
+    if poll_s > _SLOW_S:
+        where = nut.place("upsmon.conf", "POLLFREQ")
+        draft.warn("upsmon_pollfreq", where, f"POLLFREQ {poll_s:g}: upsmon misses shorter outages", "1 to 5")
+
+
+def _check_end(nut: Nut, draft: Draft) -> None:
+    """Warn of a UPS that never cuts its output, and of hooks that are never called."""
+    if any(monitor.role == "primary" for monitor in nut.monitors) and not nut.value("POWERDOWNFLAG"):
+        draft.warn(
+            "powerdownflag",
+            nut.place("upsmon.conf"),
+            "no POWERDOWNFLAG: the UPS is not ordered to cut its output, so a host that went down while utility came "
+            "back stays off",
+            "POWERDOWNFLAG /etc/killpower; and bmc: policy: ensure",
+        )
+    lines = [line for line in nut.directives.get("NOTIFYFLAG", []) if len(line.words) > 2]
+    executed = {line.words[1] for line in lines if "EXEC" in line.words[2].split("+")}
+    missing = [event for event in _HINTS if event not in executed]
+    if nut.value("NOTIFYCMD") and missing:
+        draft.warn(
+            "no_exec",
+            nut.place("upsmon.conf", "NOTIFYCMD"),
+            f"NOTIFYCMD is not called for {', '.join(missing)}: their NOTIFYFLAG has no EXEC",
+            f"NOTIFYFLAG {missing[0]} SYSLOG+WALL+EXEC, and so on",
+        )
+    elif executed and not nut.value("NOTIFYCMD"):
+        where = next(line.where for line in lines if line.words[1] in executed)
+        draft.warn("no_notifycmd", where, "EXEC without a NOTIFYCMD: no program is called", "NOTIFYCMD ...")
 
 
 def _check_timer(line: Line, draft: Draft) -> None:

@@ -251,7 +251,7 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
     brought: Detail | None = None
     faults: list[str] = []
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(tried(first()))
+        asked = group.create_task(tried(first))
         waiting = group.create_task(hung.wait())
         await asyncio.wait({asked, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -261,7 +261,7 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
             if not is_second and (not asked.done() or isinstance(asked.result(), EffectorError)):
                 because = str(asked.result()) if asked.done() else "does not answer"
                 _log.warning("trainer_fallback", trainer=trainer, by=second.where, because=because)
-                pending.add(group.create_task(tried(second.run())))
+                pending.add(group.create_task(tried(second.run)))
                 is_second = True
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda each: each is not asked):
@@ -279,10 +279,10 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
     return brought
 
 
-async def tried(work: Awaitable[_Result]) -> _Result | EffectorError:
-    """A failure as a value, so that one way's does not end the other."""
+async def tried(work: Callable[[], Awaitable[_Result]]) -> _Result | EffectorError:
+    """A failure as a value, so that one way's does not end the other. Cancelled before it begins, it begins nothing."""
     try:
-        return await work
+        return await work()
     except EffectorError as error:
         return error
 

@@ -106,7 +106,7 @@ class SignalRun(Run):
         """Wait for what is left alone in the folder, or for what lies there when the processes have ended."""
         most_s = self.common.max_checkpoint_s
         async with asyncio.TaskGroup() as group:
-            looking = group.create_task(tried(self.appeared(most_s)))
+            looking = group.create_task(tried(lambda: self.appeared(most_s)))
             while not looking.done() and self.alive() is not False:
                 await asyncio.wait({looking}, timeout=_PACE_S)
             ended = not looking.done()

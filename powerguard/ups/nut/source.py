@@ -286,7 +286,8 @@ class NutSource:
             took_s = self._clock() - began_s
             await self._log_in(link)
             unanswered = "" if self._options.user is None or self._login.is_held else "the login is not answered"
-            clients = await self._clients(link)
+            # A login that is not answered holds up whatever is asked after it.
+            clients = frozenset() if unanswered else await self._clients(link)
             warnings = [text for text in (self._slow, self._login.problem or unanswered) if text]
             return NutReport(
                 where=self._where,
