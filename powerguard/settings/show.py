@@ -1,4 +1,4 @@
-"""Settings as people and programs look at them: effective values, where each comes from, what a reload changes.
+"""Settings for display: effective values, their origins, and the changes of a reload.
 
 Writes docs/reference/settings.md from the schema: `python -m powerguard.settings.show > docs/...`.
 """

@@ -2,7 +2,7 @@
 
 What metric families are made of: one moment of the daemon, and the ways to make series of it.
 
-The metric families of drills. The moment of the last one is told, not its age: Prometheus has its own clock.
+The metric families of drills have the moment of the last one, not its age: Prometheus has its own clock.
 
 The metric families of what was learned: battery, needs, and the GPU cap that rests on them.
 
@@ -546,7 +546,7 @@ _UPS: Final = (
     ),
     gauge(
         "own_load_age_seconds",
-        "Age of the measurement behind it; absent where it is no measurement.",
+        "Age of the measurement behind it; absent if it is not measured.",
         plain(lambda v: None if (own := v.budget.own) is None or own.at_s is None else v.budget.now_s - own.at_s),
     ),
     gauge(
@@ -578,7 +578,7 @@ _BUDGET: Final = (
     gauge("outage_start_timestamp_seconds", "When the outage began; absent outside an outage.", plain(_outage_start)),
     gauge(
         "deadline_timestamp_seconds",
-        "When the host would be powered off if nothing changes; absent outside an outage, and after an abort.",
+        "When the host would be powered off without further changes; absent outside an outage, and after an abort.",
         plain(_deadline),
     ),
     gauge(
@@ -791,11 +791,11 @@ class DaemonCollector(Collector):
         self._daemon = daemon
 
     def describe(self) -> Iterator[Metric]:
-        """Name no families beforehand: registering must not already read a daemon that is still starting."""
+        """Name no families beforehand: registration must not read a daemon that is still starting."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family, those without a series too: a query for them then finds a type, and nothing false."""
+        """Yield every family, also those without a series: a query for them then finds a type."""
         view = View(self._daemon)
         for families in SECTIONS.values():
             for family in families:
@@ -835,7 +835,7 @@ _openmetrics: Callable[[Collector], bytes] = openmetrics.generate_latest
 
 
 def registry(daemon: Daemon) -> CollectorRegistry:
-    """Return a registry with nothing but this daemon."""
+    """Return a registry of this daemon only."""
     own = CollectorRegistry(auto_describe=False)
     own.register(DaemonCollector(daemon))
     return own
