@@ -12,7 +12,7 @@ from powerguard.core.energy import budget as sums
 from powerguard.core.model.actions import Conduct, Grade, StopTrainer, TerminateTrainer
 from powerguard.core.model.events import OutputSource, OwnLoad, OwnSource, Reading
 from powerguard.core.model.policy import Drop, FeedPolicy, Learned, Policy, Shared, Shed
-from powerguard.core.model.state import Battery, EmergencyCheckpoint, Feed, Outage, OwnHeard, State, Trainer
+from powerguard.core.model.state import Battery, EmergencyCheckpoint, Feed, Outage, OwnBefore, OwnHeard, State, Trainer
 from powerguard.core.trainers import gpu_cap
 from tests.core.play import Player, Told, play
 
@@ -280,3 +280,17 @@ def test_while_a_pause_settles_what_others_add_is_counted() -> None:
     assert counted(0.8) == pytest.approx(0.6)
     assert counted(1.1) == pytest.approx(0.9)
     assert counted(0.62) == pytest.approx(0.62), "it has arrived: what is measured counts"
+
+
+def test_a_reading_from_just_after_the_order_accuses_nobody() -> None:
+    """The trainer had not heard it yet; on a BMC that answers late, that reading is still the newest one at 15 s."""
+    before = (OwnBefore(source=OwnSource.BMC, watts=1500.0, drop_w=600.0),)
+    outage = Outage(id="one", since_s=0.0, grade=Grade.FULL)
+    phase = EmergencyCheckpoint(outage=outage, began_s=100.0, because="budget", own_drop=0.1, own=before)
+    state = _heard(replace(STATE, phase=phase, trainers=PAUSING), (101.0, 1490.0))
+    early = own.fall(POLICY, state, 115.0)
+    assert early is not None
+    assert not early.stays_high
+    late = own.fall(POLICY, _heard(state, (112.0, 1493.0)), 115.0)
+    assert late is not None
+    assert late.stays_high
