@@ -283,7 +283,7 @@ class Outages(RuleBasedStateMachine):
         """On a shared UPS nobody is signalled but by this host's own draw, and not against what it shows of a pause."""
         for action in answer.actions:
             if self.policy.shared is not None and isinstance(action, StopTrainer | TerminateTrainer):
-                fall = own.fall(self.policy, answer.state, self.now_s)
+                fall = own.fall(self.policy, replace(answer.state, owed=()), self.now_s)  # without this signal itself
                 assert fall is not None
                 assert fall.stays_high
                 trainer = next(t for t in answer.state.trainers if t.name == action.trainer)
