@@ -24,7 +24,7 @@ LIMIT_S: Final = 6.0
 """Timeout for one reading: three of them make a stale one, and a BMC that needs more measures nothing in time."""
 _LOOK_S: Final = 0.5
 Read = Callable[[float], Coroutine[Any, Any, float | None]]
-"""Reads watts within so many seconds; None: not told."""
+"""Reads watts within so many seconds; None: not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -45,7 +45,8 @@ class OwnLoadWatch:
                 tasks.create_task(self._keep(source, read))
 
     async def _keep(self, source: OwnSource, read: Read) -> None:
-        read_at_s = -math.inf
+        # On a UPS of our own there is no hurry: the first minute's BMC is for its power-on policy.
+        read_at_s = self.clock() if self.policy.shared is None else -math.inf
         while True:
             every_s = self._every_s()
             if every_s is not None and self.clock() - read_at_s >= every_s:
@@ -77,7 +78,7 @@ class OwnLoadWatch:
 
 
 async def gpu_watts(gpu: GpuEffector, limit_s: float) -> float | None:
-    """Return the sum of what the GPUs draw, as NVML tells it; None where one of them does not tell."""
+    """Return the sum of what the GPUs draw, as NVML reports it; None if one of them has no report."""
     try:
         async with asyncio.timeout(limit_s):
             told = (await gpu.ask({"word": "list"})).get("gpus")

@@ -42,7 +42,15 @@ from powerguard.core.model.state import (
     Trainer,
 )
 from powerguard.daemon.journal.records import OutageRecord
-from powerguard.daemon.observe.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
+from powerguard.daemon.observe.port import (
+    ActionFigures,
+    BmcView,
+    LastOutage,
+    ReturnView,
+    SourceView,
+    TargetView,
+    WayView,
+)
 from powerguard.ups.snmp.traps import TrapCounts
 
 NOW_S = 5000.0
@@ -84,6 +92,12 @@ class Watched:
     actions: ActionFigures = field(default_factory=ActionFigures)
     last_outage: LastOutage | None = None
     outages: Sequence[OutageRecord] = ()
+    message_targets: Sequence[TargetView] = (
+        TargetView(
+            name="ops", kind="mail", queued=1, oldest_age_s=12.0, delivered=7, at=WALL_S - 60.0, answer="accepted"
+        ),
+    )
+    messages_trouble: str = ""
     loop_lag_s: float = 0.004
     now_s: float = NOW_S
     events: list[Event] = field(default_factory=list)
@@ -97,6 +111,9 @@ class Watched:
 
     def submit(self, event: Event) -> None:
         self.events.append(event)
+
+    def pending_messages(self, most: int) -> Sequence[Mapping[str, object]]:
+        return [{"target": "ops", "at": WALL_S, "event": "overload_raised", "level": "error", "title": "t"}][:most]
 
     def note(self, note: Note) -> None:
         self.notes.append(note)

@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from powerguard.core.model.actions import Action, CapPower, PollNow, RestorePower
+from powerguard.daemon.own_load import gpu_watts
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.options import GPU_SOCKET, GpuOptions
@@ -45,6 +46,15 @@ async def test_cap_and_restore_through_the_socket(gpus: Gpus) -> None:
 
 
 @pytest.mark.peer("cc", "systemd-socket-activate")
+async def test_what_the_gpus_draw_is_their_sum_or_not_known(gpus: Gpus) -> None:
+    """This host's own load on a shared UPS: one GPU that does not tell makes the sum worthless."""
+    with gpus.listening() as path:
+        assert await gpu_watts(effector(path), 60.0) == pytest.approx(2 * 650.123)
+        gpus.forget(1, "power_mw")
+        assert await gpu_watts(effector(path), 60.0) is None
+
+
+@pytest.mark.peer("cc", "systemd-socket-activate")
 async def test_single_gpus_that_fail_are_told(gpus: Gpus) -> None:
     gpus.fail("DeviceSetPowerManagementLimit", 4, 1)
     with gpus.listening() as path:
@@ -52,7 +62,7 @@ async def test_single_gpus_that_fail_are_told(gpus: Gpus) -> None:
         assert (capped["gpus"], capped["failed"], capped["watts_before"], capped["watts_after"]) == (1, 1, 700, 420)
         assert str(capped["because"]).startswith("GPU 1: not permitted")
         gpus.fail("DeviceSetPowerManagementLimit", 999, 0)
-        with pytest.raises(EffectorError, match="not all limits are back, it is tried again: GPU 0"):
+        with pytest.raises(EffectorError, match="some limits are not restored, powerguard-gpu tries again: GPU 0"):
             await effector(path).carry_out(RESTORE)
 
 

@@ -3,8 +3,8 @@
 The load of the UPS empties the battery. On a UPS that other hosts hang on, a pause, a cap or a signal of ours changes
 this host's part of it and nothing else. What the others do is measured with the UPS's load and never predicted.
 
-Sources, best first: the BMC's power reading, the outlet of a PDU, the GPUs' power plus the rest of the host as it was
-once measured, `own_w` of the settings, the load of the UPS divided by the number of hosts. The first three measure. A
+Sources, best first: the BMC's power reading, the GPUs' power plus the rest of the host as it was
+once measured, `own_w` of the settings, the load of the UPS divided by the number of hosts. The first two measure. A
 measurement that is old, frozen, jumping, implausible, or larger than all that the UPS carries is passed over.
 """
 
@@ -24,7 +24,7 @@ LEAST_W, MOST_W = 10.0, 1e6
 JUMP, JUMPED_S = 0.3, 30.0
 """Two changes of 30 % in opposite directions within three readings are no load. So long none of its readings counts."""
 FROZEN_S = 15.0
-"""A reading that is the same to the watt so long after training was told to pause is frozen."""
+"""A reading that is the same to the watt so long after training was asked to pause is frozen."""
 FROZEN_AT_A_STEP_S = 60.0
 """And one that was the same to the watt before the UPS's load made a step and still is so long after it."""
 ABOVE_S = 10.0
@@ -32,11 +32,13 @@ ABOVE_S = 10.0
 TIMES_OWN_W = 2.0
 """A reading of more than this many times `own_w` of the settings is not of this host alone."""
 _HIGH, _HIGH_SHARE, _FALLING = 1.15, 0.05, 0.95
+_FOLLOWS_S = 8.0
+"""A BMC averages: it is the readings after so long that show whether the draw has followed."""
 _CONTRADICTS = 0.25
 """A trainer that reports a pause is contradicted by a draw that has fallen by less than this part of what was due."""
 _SHARED, _SHARED_SHARE = 1.3, 0.05
 """Losses of power supplies and rounding of a UPS's load explain no more than this."""
-_MEASURING = (OwnSource.BMC, OwnSource.OUTLET, OwnSource.GPU)
+_MEASURING = (OwnSource.BMC, OwnSource.GPU)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -57,7 +59,7 @@ class Own:
 
     @property
     def measured(self) -> bool:
-        """Whether a source that measures tells it."""
+        """Whether a source that measures reports it."""
         return self.at_s is not None
 
 
@@ -106,7 +108,7 @@ def _is_jump(first_w: float, second_w: float, third_w: float) -> bool:
 
 
 def rating_w(policy: Policy, state: State) -> float | None:
-    """Return the rated watts of all UPSes that feed this host, as far as settings or readings tell."""
+    """Return the rated watts of all UPSes that feed this host, as far as settings or readings have them."""
     if policy.feeds:
         ratings = [each.policy.rating_w for each in policy.feeds]
         return None if None in ratings else sum(each for each in ratings if each is not None)
@@ -131,9 +133,9 @@ def doubt(policy: Policy, state: State, heard: OwnHeard, now_s: float) -> str:
         return f"implausible: {watts:g} W"
     limit_w = None if policy.shared is None or policy.shared.own_w is None else TIMES_OWN_W * policy.shared.own_w
     if limit_w is not None and watts > limit_w and heard.source is not OwnSource.GPU:
-        return f"{watts:g} W is over twice own_w of the settings: of the whole chassis?"
+        return f"{watts:g} W is over twice own_w of the settings, perhaps that of the whole chassis"
     if heard.above_since_s is not None and _stays_above(state, heard):
-        return f"{watts:g} W is more than the whole UPS carries: of the whole chassis?"
+        return f"{watts:g} W is more than the whole UPS carries, perhaps that of the whole chassis"
     if heard.jumped_at_s is not None and now_s - heard.jumped_at_s <= JUMPED_S:
         return "it jumps up and down"
     return _frozen(state, heard)
@@ -151,7 +153,7 @@ def _frozen(state: State, heard: OwnHeard) -> str:
     if isinstance(phase, Emergency) and phase.own and any(t.alive and t.told_pause for t in state.trainers):
         paused_at_s = phase.paused_at_s
         if heard.since_s < paused_at_s and heard.at_s - paused_at_s >= FROZEN_S:
-            return f"frozen: {heard.watts:g} W since before training was told to pause"
+            return f"frozen: {heard.watts:g} W since before training was asked to pause"
     if step_at_s is not None and heard.since_s < step_at_s and heard.at_s - step_at_s >= FROZEN_AT_A_STEP_S:
         return f"frozen: {heard.watts:g} W for {heard.at_s - heard.since_s:.0f} s, and the UPS's load made a step"
     return ""
@@ -205,8 +207,7 @@ def _share(watts: float, rated: float | None, load: float) -> float | None:
 def rest_w(state: State, now_s: float) -> float | None:
     """Return what this host draws besides its GPUs, by two readings of the same moment; None where one is missing."""
     known = {each.source: each for each in state.own}
-    whole = known.get(OwnSource.BMC) or known.get(OwnSource.OUTLET)
-    gpus = known.get(OwnSource.GPU)
+    whole, gpus = known.get(OwnSource.BMC), known.get(OwnSource.GPU)
     if whole is None or gpus is None or now_s - min(whole.at_s, gpus.at_s) > STALE_S:
         return None
     return whole.watts - gpus.watts if whole.watts > gpus.watts > 0.0 else None
@@ -239,7 +240,7 @@ def looks_shared(policy: Policy, state: State) -> str:
 
 
 def before_pause(policy: Policy, state: State, now_s: float, drop_share: float) -> tuple[OwnBefore, ...]:
-    """Return what each source that counts tells before training is told to pause. drop_share: of it that is to go."""
+    """Return what each valid source reports before training is asked to pause. drop_share: share that is to fall."""
     return tuple(
         OwnBefore(source=each.source, watts=each.watts, drop_w=drop_share * each.watts)
         for each in state.own
@@ -256,11 +257,14 @@ class Fall:
     now_w: float
     expected_w: float
     is_falling: bool = False
+    is_early: bool = False
 
     @property
     def stays_high(self) -> bool:
         """Whether the draw is clearly above what the pause promised, and does not fall any more."""
-        return not self.is_falling and self.now_w > _HIGH * self.expected_w + _HIGH_SHARE * self.before_w
+        if self.is_falling or self.is_early:
+            return False
+        return self.now_w > _HIGH * self.expected_w + _HIGH_SHARE * self.before_w
 
     @property
     def contradicts_pause(self) -> bool:
@@ -268,10 +272,16 @@ class Fall:
         return self.now_w > self.before_w - _CONTRADICTS * (self.before_w - self.expected_w)
 
 
-def fall(policy: Policy, state: State, now_s: float) -> Fall | None:
-    """Return how far the own draw has fallen since the pause was ordered; None where nothing measures it.
+def _shows_from_s(state: State, paused_at_s: float) -> float:
+    """Return from when on a reading shows what the pause and the signals did: an older one accuses nobody."""
+    slowest_s = max((trainer.step_s for trainer in state.trainers if trainer.alive), default=0.0)
+    return max((paused_at_s + 2 * slowest_s + _FOLLOWS_S, *(each.at_s + _FOLLOWS_S for each in state.signalled)))
 
-    A reading that is still the same to the watt may be frozen: it accuses nobody.
+
+def fall(policy: Policy, state: State, now_s: float) -> Fall | None:
+    """Return how far the own draw has fallen since the pause was ordered; None if no source measures it.
+
+    A reading that is still the same to the watt may be frozen: it is not held against a trainer.
     """
     phase = state.phase
     if not isinstance(phase, Emergency):
@@ -286,5 +296,6 @@ def fall(policy: Policy, state: State, now_s: float) -> Fall | None:
             now_w=heard.watts,
             expected_w=before.watts - before.drop_w,
             is_falling=heard.before_w is not None and heard.watts < _FALLING * heard.before_w,
+            is_early=heard.at_s < _shows_from_s(state, phase.paused_at_s),
         )
     return None
