@@ -15,7 +15,7 @@ import aiohttp
 import pytest
 
 from powerguard.core.model.policy import FeedPolicy, Mode
-from powerguard.core.model.state import Supplied, Supply
+from powerguard.core.model.state import Recovery, Supplied, Supply
 from powerguard.daemon.journal.records import OutageRecord
 from powerguard.daemon.observe.http import http_server
 from powerguard.daemon.observe.page.updates import READERS, Page
@@ -130,6 +130,21 @@ def test_every_name_is_escaped() -> None:
     assert outline.text.count(MARKUP) >= 8
     assert not [name for _, attributes in outline.attributes for name in attributes if name.startswith("on")]
     assert not [tag for tag, attributes in outline.attributes if "style" in attributes]
+
+
+def test_a_name_that_is_no_text_is_shown() -> None:
+    """An undecodable byte in a name must not take the page away."""
+    daemon = scene()
+    daemon.host_name = "gpu-\udcff"
+    assert "gpu-?" in shown(daemon).text
+
+
+def test_a_started_training_is_awaited() -> None:
+    daemon = scene("recovery")
+    phase = daemon.state.phase
+    assert isinstance(phase, Recovery)
+    daemon.state = replace(daemon.state, phase=replace(phase, started_at_s=daemon.now_s - 5.0))
+    assert WORDS["en"]["count.started"] in shown(daemon).text
 
 
 def test_nothing_is_known() -> None:

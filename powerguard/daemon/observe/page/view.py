@@ -343,6 +343,8 @@ def context(
     budget = told["budget"]
     stretches, empty_x = bars(budget)
     what, left = countdown(told, words)
+    if returning["stage"] in {"start", "first_step"}:
+        what = words["count.started"]
     runtime_s, slack_s = budget["runtime_effective_paused_s"], budget["slack_s"]
     return {
         "w": words,
@@ -395,8 +397,8 @@ def template() -> "Template":
 
 
 def render(values: Mapping[str, object]) -> str:
-    """Return the page. Every value is escaped."""
-    return template().render(values)
+    """Return the page. Every value is escaped, and what is no Unicode text is shown as a question mark."""
+    return template().render(values).encode("utf-8", "replace").decode()
 
 
 def policy(page: str) -> str:
