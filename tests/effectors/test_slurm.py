@@ -340,4 +340,4 @@ def test_commands_that_misbehave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_without_slurms_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     answer = helper.carry_out({"word": "show", "node": "gpu1"})
-    assert "scontrol is not installed" in answer["error"]
+    assert "scontrol is not in PATH: install Slurm's client commands" in answer["error"]

@@ -154,7 +154,7 @@ def _run(request: Request, *argv: str) -> tuple[int, str]:
     try:
         ended = asyncio.run(run_child(argv, limit_s=limit_s))
     except FileNotFoundError:
-        msg = f"{argv[0]} is not installed: install Slurm's client commands, or set scheduler.kind: none"
+        msg = f"{argv[0]} is not in PATH: install Slurm's client commands, or set PATH for powerguard-slurm@.service"
         raise SlurmError(msg) from None
     except OSError as error:
         msg = f"{argv[0]} cannot be started: {error.strerror}"
