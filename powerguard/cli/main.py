@@ -33,6 +33,7 @@ VERBS: Final = {
     "checkpoints": "list, verify, restore and prune checkpoints",
     "seal": "make a checkpoint folder of any framework safe against a power cut",
     "drill": "rehearse an outage on this host and measure it",
+    "notify": "list the targets of messages, and what waits; send a test message",
     "event": "request a poll (for the hooks of apcupsd and NUT)",
     "install": "install units, helpers and rules",
     "secret": "enter a secret without showing it; list missing ones",
@@ -80,7 +81,7 @@ _SECRETS: Final = {
 """Options for secrets in net-snmp and NUT. Here they are refused: all users can read a command line."""
 _WITH_SECRETS: Final = frozenset(("snmp", "discover"))
 _ASKS_DAEMON: Final = frozenset(
-    ("status", "plan", "battery", "doctor", "abort", "maintenance", "checkpoint", "drill", "event", "recover")
+    ("status", "plan", "battery", "doctor", "abort", "maintenance", "checkpoint", "drill", "event", "notify", "recover")
 )
 """Verbs that ask the daemon of the settings: `client.settle` finds its socket for them. List a new one here."""
 _DAEMONS: Final = ("run", "sentinel")

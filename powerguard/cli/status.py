@@ -381,6 +381,10 @@ def _rows(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
     else:
         rows.append(Row(6, "bmc", f"{clean(bmc['kind'])}: {_policy(told, bmc)}"))
     rows += _way_back(told)
+    for target in (told.get("messages") or {}).get("targets", ()):
+        if target["since"] is not None:
+            failing = f"{clean(target['name'])} fails for {duration(told['at'] - target['since'])}"
+            rows.append(Row(4, "messages", f"{failing}, {target['queued']} wait: {clean(target['answer'])}"))
     off = "powered off by" if told["mode"] == "armed" else f"not powered off in mode {clean(told['mode'])}; else by"
     rows.append(Row(8, "host", f"{off} {clean(told['host']['kind'])}"))
     last = told["last_outage"]
@@ -448,6 +452,9 @@ def _supply(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
         for label, key, colour in (("charge", "charge_pct", "green"), ("load", "load_pct", "cyan")) if has_bars else ():
             share = None if ups[key] is None else min(1.0, ups[key] / 100.0)
             rows.append(Row(0, label, number(ups[key], "%"), share, colour=colour))
+        own = told.get("own_load")
+        if own is not None:
+            rows.append(Row(2, "own load", clean(own["because"])))
         battery = told.get("battery")
         if battery is not None:
             text = f"health {number(100 * battery['health'], '%')}: {clean(battery['because'])}"

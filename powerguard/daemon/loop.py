@@ -44,8 +44,17 @@ from powerguard.daemon.attempt import AbandonedTasks, attempt, keep_running, res
 from powerguard.daemon.journal import Entry, Journal
 from powerguard.daemon.journal.records import Recorder
 from powerguard.daemon.log import bind_outage
+from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.observe.figures import Figures
-from powerguard.daemon.observe.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
+from powerguard.daemon.observe.port import (
+    ActionFigures,
+    BmcView,
+    LastOutage,
+    ReturnView,
+    SourceView,
+    TargetView,
+    WayView,
+)
 from powerguard.daemon.observe.status import SourceViews
 from powerguard.daemon.systemd import Notifier
 from powerguard.effectors.base import Effector
@@ -144,8 +153,10 @@ class Loop:
         host_name: str = "",
         config_path: str = "",
         reload: Callable[[], Components] | None = None,
+        messenger: Messenger | None = None,
     ) -> None:
         """Set up without starting any task. reload: reads the settings again; raises ValueError with the errors."""
+        self.messenger = messenger
         self.parts = parts
         self.journal = journal
         self.clock = clock
@@ -253,6 +264,20 @@ class Loop:
         return self.parts.traps
 
     @property
+    def message_targets(self) -> Sequence[TargetView]:
+        """Targets of messages."""
+        return () if self.messenger is None else self.messenger.views()
+
+    def pending_messages(self, most: int) -> Sequence[Mapping[str, object]]:
+        """Return the oldest messages that wait."""
+        return () if self.messenger is None else self.messenger.pending(most)
+
+    @property
+    def messages_trouble(self) -> str:
+        """Why the queue of messages is not on disk."""
+        return "" if self.messenger is None else self.messenger.trouble
+
+    @property
     def last_outage(self) -> LastOutage | None:
         """The last outage that has ended."""
         return self.figures.last
@@ -310,6 +335,8 @@ class Loop:
             for task in loops:
                 task.cancel()
         await close(self.parts)
+        if self.messenger is not None:
+            await keep_running("close messages", self.messenger.close, once=True)
         self._notifier.stopping("stopped")
         await self.journal.close()
 
@@ -459,6 +486,10 @@ class Loop:
         self._tell(old, answer)
         for action in answer.actions:
             self._start(action)
+        if answer.notes and self.messenger is not None:
+            phases = (answer.state.phase, old.phase)
+            outage = next((phase.outage.id for phase in phases if not isinstance(phase, Online)), "")
+            self.messenger.hear(answer.notes, old, outage, self.parts.policy.mode.value)
 
     def _is_worth_writing(self, event: Event | None, answer: Step, actions: tuple[Action, ...]) -> bool:
         if actions or answer.notes or event is None or type(answer.state.phase) is not type(self.state.phase):

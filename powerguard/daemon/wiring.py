@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
 
@@ -61,6 +62,7 @@ from powerguard.daemon.control.hints import hint_path, serve_hints
 from powerguard.daemon.journal import Journal, Retention
 from powerguard.daemon.log import configure, open_scope
 from powerguard.daemon.loop import Components, Loop, Runnable
+from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.observe import http
 from powerguard.daemon.own_load import OwnLoadWatch, Read, gpu_watts
 from powerguard.daemon.systemd import Notifier, is_host_stopping
@@ -559,6 +561,7 @@ def assemble(
             because = f"systemd passes credentials only at the start: {', '.join(unpassed)}"
             log.warning("restart_needed", because=because, right="systemctl restart powerguard.service")
         parts = make(fresh)
+        messenger.use(fresh.notify)
         accepted[:] = [fresh]
         return parts
 
@@ -569,6 +572,13 @@ def assemble(
             size_bytes=settings.journal.keep_outages * JOURNAL_BYTES_PER_OUTAGE,
         )
         journal = Journal(path, boot_id=ports.boot(), wall=ports.wall, retention=retention)
+    messenger = Messenger(
+        settings.notify,
+        Path(settings.journal.path).with_name("messages.sqlite"),
+        host=ports.host(),
+        spawn=ports.spawn,
+        wall=ports.wall,
+    )
     loop = Loop(
         make(settings),
         journal,
@@ -578,6 +588,7 @@ def assemble(
         host_name=ports.host(),
         config_path=str(config),
         reload=reload,
+        messenger=messenger,
     )
     made.append(loop)
     return loop
@@ -600,6 +611,7 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
     web, control = settings.http, settings.control
     where = f"http {web.listen} port {web.port}"
     watchdog = WatchdogDrill(loop, lambda: loop.parts.effectors, spawn=spawn)
+    tester = None if loop.messenger is None else loop.messenger.test
     return {
         "http": lambda: _served(
             where,
@@ -608,7 +620,7 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
         ),
         "admin socket": lambda: _served(
             f"control.socket {control.socket}",
-            lambda: admin.serve_admin(loop, path=control.socket, group=control.group, watchdog=watchdog),
+            lambda: admin.serve_admin(loop, path=control.socket, group=control.group, watchdog=watchdog, tester=tester),
             right="its folder must exist, and the daemon's user must be able to write it",
         ),
         "hint socket": lambda: _served(
@@ -617,6 +629,7 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
             right="it is next to control.socket, whose folder the daemon's user must be able to write",
         ),
         "stops": lambda: boots.measure(loop, spawn),
+        **({} if loop.messenger is None else {"messages": partial(loop.messenger.run, loop)}),
         "power-on": lambda: boots.tell(loop, lambda: loop.parts.why_on, spawn),
         "watchdog drill": watchdog.run,
     }

@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.options import NO_USER, Secret
 from powerguard.settings.explain import Mistake
+from powerguard.settings.notify import TemplateError, WebhookOptions, read_template
 from powerguard.settings.policy import OLD_MONTHS, battery_age_months
 from powerguard.settings.schema import Settings, SourceOptions, UpsOptions
 from powerguard.ups.apcupsd.options import ApcupsdOptions
@@ -38,6 +39,19 @@ def missing(settings: Settings, site_folder: Path = SITE_FOLDER) -> tuple[list[M
             doubts.append(Mistake(path, "not checked: permission denied (run this as root)"))
         else:
             mistakes += [Mistake(path, trouble)] if trouble else []
+    for name, target in settings.notify.targets.items():
+        if isinstance(target, WebhookOptions) and target.template is not None:
+            path = ("notify", "targets", name, "template")
+            try:
+                read_template(target)
+            except PermissionError:
+                doubts.append(Mistake(path, "not checked: permission denied (run this as root)"))
+            except OSError as error:
+                mistakes.append(
+                    Mistake(path, f"{target.template}: {error.strerror} (put the body of the message there)")
+                )
+            except TemplateError as error:
+                mistakes.append(Mistake(path, str(error)))
     return mistakes, doubts
 
 

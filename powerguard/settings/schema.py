@@ -27,6 +27,7 @@ from powerguard.effectors.options import (
 )
 from powerguard.effectors.trainer.options import AnyTrainerOptions
 from powerguard.options import AbsolutePath, ListenAddress, Options, Uid
+from powerguard.settings.notify import NotifyOptions
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.snmp.options import SnmpOptions, TrapOptions
@@ -562,6 +563,11 @@ class Settings(Options):
         default_factory=ResumeOptions,
         description="What starts training after a power-off.",
         examples=[{"target": "powerguard-resume.target"}],
+    )
+    notify: NotifyOptions = Field(
+        default_factory=NotifyOptions,
+        description="Messages to people about outages and alarms. Not set: none.",
+        examples=[{"targets": {"ops": {"kind": "alertmanager", "url": "http://10.0.0.4:9093"}}}],
     )
     http: HttpOptions = Field(
         default_factory=HttpOptions,

@@ -34,6 +34,7 @@ from powerguard.core.decide.machine import step
 from powerguard.core.model.events import Event, Reading, TrainerSeen
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
+from powerguard.daemon.notify.messenger import DRILL_DAYS
 from powerguard.daemon.observe.readiness import full_battery, of_battery
 from powerguard.daemon.wiring import outputs_of
 from powerguard.effectors.bmc.effector import BmcEffector
@@ -71,7 +72,6 @@ _AS_ROOT: Final = "run doctor as root"
 _START: Final = "systemctl start powerguard.service, or run doctor as root while it runs"
 _RELOAD: Final = "systemctl reload powerguard.service"
 _UNREAD: Final = "check address, secret and the card's access list; `powerguard discover` finds UPSes"
-DRILL_DAYS: Final = 90
 _RISK: Final = "If it holds less than this, the power can fail before the stop has ended, without a sign of it"
 """3.7 % of simulated outages of a battery below 56 % with a nameplate gauge, presumed at 75 %."""
 _MEASURE: Final = "let a drill or a self-test discharge at least a quarter of it (docs/guides/battery.md)"
@@ -187,8 +187,29 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         *_looked("shared", lambda: _shared(ward)),
         *_looked("journal", lambda: [_journal(Path(ward.settings.journal.path))]),
         *_looked("host", lambda: _here(ward)),
+        *_looked("messages", lambda: message_findings(ward.settings, ward.status)),
         *_looked("daemon", lambda: _daemon(args)),
     ]
+
+
+def message_findings(settings: Settings, status: dict[str, Any] | None) -> list[Finding]:
+    """Say whether people would hear of an outage. status: the daemon's; None: it does not answer."""
+    if not settings.notify.targets:
+        text = "no target is set: outages and alarms cause no message"
+        return [Finding("messages", "WARN", text, "set notify.targets (docs/guides/messages.md)")]
+    told = {} if status is None else status.get("messages") or {}
+    found = []
+    for each in told.get("targets", ()):
+        name = f"messages.{each['name']}"
+        if each["since"] is not None:
+            text = f"the last delivery failed: {each['answer']}; {each['queued']} wait"
+            found.append(Finding(name, "WARN", text, f"powerguard notify test {each['name']}"))
+        elif each["at"] is None:
+            text = "nothing was sent to it yet"
+            found.append(Finding(name, "WARN", text, f"powerguard notify test {each['name']}"))
+        else:
+            found.append(Finding(name, "PASS", f"the last delivery was taken: {each['answer']}"))
+    return found
 
 
 def _looked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:

@@ -134,6 +134,10 @@ NUT_SHUTDOWN: Final = "nut-shutdown"
 SLAVE: Final = "-slave"
 """How the events of an apcupsd end that is ordered down by its master (config/apcupsd/powerguard-event)."""
 
+TEST_LIMIT_S: Final = 8.0
+"""For all targets of a test, which are asked at the same time: a connection here ends after 10 s."""
+Tester = Callable[[list[str], float], Awaitable[Mapping[str, tuple[bool, str]]]]
+"""Sends a test message to targets within a limit; returns for each whether it arrived, and what it answered."""
 _MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 _SO_PEERGROUPS: Final = 59
 """socket(7), Linux 4.13; Python has no name for it. The same number on every architecture but PA-RISC and SPARC."""
@@ -213,9 +217,12 @@ class _BadRequestError(Exception):
 class Admin:
     """The verbs that make a change."""
 
-    def __init__(self, daemon: Daemon, *, group: str, watchdog: WatchdogDrill | None = None) -> None:
+    def __init__(
+        self, daemon: Daemon, *, group: str, watchdog: WatchdogDrill | None = None, tester: Tester | None = None
+    ) -> None:
         """Serve this daemon. group: may make changes, like root and our own user; it need not exist."""
         self._daemon = daemon
+        self._tester = tester
         self._watchdog = watchdog
         self._group = group
 
@@ -332,6 +339,18 @@ class Admin:
             else as_json(await self._watchdog.plan())
         )
 
+    async def notify_test(self, who: Caller, body: Mapping[str, object]) -> Answer:
+        """Send a test message to one target of messages, or to all; return what each has answered."""
+        known = [target.name for target in self._daemon.message_targets]
+        name = _text(body, "target")
+        if self._tester is None or not known:
+            return error_json("the settings name no target of messages (notify.targets)", 409)
+        if name and name not in known:
+            return error_json(f"{name}: not a target of messages; known are {', '.join(known)}", 409)
+        found = await self._tester([name] if name else known, TEST_LIMIT_S)
+        results = [{"target": each, "delivered": ok, "answer": answer} for each, (ok, answer) in sorted(found.items())]
+        return self._accepted("notify-test", who, results=results)
+
     def event(self, who: Caller, body: Mapping[str, object]) -> Answer:
         """Take a hint from a hook: poll at once. `owned`: this daemon will handle the shutdown itself."""
         name, ups = _text(body, "name"), _text(body, "ups")
@@ -345,7 +364,7 @@ class Admin:
         return self._accepted("event", who, name=name, ups=ups, owned=owned)
 
     def _accepted(self, verb: str, who: Caller, **more: object) -> Answer:
-        if verb != "event":
+        if verb not in ("event", "notify-test"):
             log.warning("operator_asked", verb=verb, who=who.name, pid=who.pid, **more)
         body: Json = {
             "schema_version": SCHEMA_VERSION,
@@ -371,6 +390,7 @@ class Admin:
             "watchdog-drill-plan": (self.watchdog_drill_plan, True),
             "battery-replaced": (self.battery_replaced, True),
             "recover": (self.recover, True),
+            "notify-test": (self.notify_test, True),
             "event": (self.event, False),
         }
         for name, (verb, changes) in verbs.items():
@@ -475,11 +495,12 @@ async def admin_server(
     mode: int = MODE,
     group: str = GROUP,
     watchdog: WatchdogDrill | None = None,
+    tester: Tester | None = None,
 ) -> AsyncIterator[str]:
     """Serve the admin socket; yields its path. Raises OSError when it cannot be made."""
     app = application()
     add_reads(app, daemon)
-    Admin(daemon, group=group, watchdog=watchdog).add(app)
+    Admin(daemon, group=group, watchdog=watchdog, tester=tester).add(app)
     async with guarded(app) as make:
         sock = bind_unix(Path(path), mode, group_id(group))
         server = await asyncio.get_running_loop().create_unix_server(make, sock=sock, backlog=BACKLOG)
@@ -497,8 +518,9 @@ async def serve_admin(
     mode: int = MODE,
     group: str = GROUP,
     watchdog: WatchdogDrill | None = None,
+    tester: Tester | None = None,
 ) -> None:
     """Serve until cancelled."""
-    async with admin_server(daemon, path=path, mode=mode, group=group, watchdog=watchdog):
+    async with admin_server(daemon, path=path, mode=mode, group=group, watchdog=watchdog, tester=tester):
         log.info("admin_listening", path=path)
         await asyncio.Event().wait()

@@ -74,6 +74,33 @@ class Inline:
 log = structlog.get_logger()
 
 T = TypeVar("T")
+
+
+def in_thread(executor: Executor, work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run work in the executor's thread; its result or failure comes back as a future of this loop."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]  # None only where T is None
+        else:
+            future.set_exception(error)
+
+    def call() -> None:
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - carried over to the loop, where it is answered
+            loop.call_soon_threadsafe(finish, None, error)
+        else:
+            loop.call_soon_threadsafe(finish, result, None)
+
+    executor.submit(call)
+    return future
+
+
 OUTAGES_IN_MEMORY = 50
 
 
@@ -166,7 +193,7 @@ class Journal:
     async def load(self) -> Loaded:
         """Open the journal and return its content. After load_s without an answer: empty, and memory."""
         self._busy = True
-        future = self._start(self._writer, self._store.load)
+        future = in_thread(self._writer, self._store.load)
         future.add_done_callback(self._load_ended)
         try:
             async with asyncio.timeout(self._limits.load_s):
@@ -280,7 +307,7 @@ class Journal:
         self._cancel_timer()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s / 2):
-                await self._start(self._writer, self._store.close)
+                await in_thread(self._writer, self._store.close)
         self._writer.close(0.0)
         self._reader.close(0.0)
         return not self._pending and not self._uncounted
@@ -326,7 +353,7 @@ class Journal:
         )
         self._uncounted = {}
         self._busy = True
-        future = self._start(self._writer, lambda: self._store.write(batch))
+        future = in_thread(self._writer, lambda: self._store.write(batch))
         future.add_done_callback(lambda ended: self._write_ended(ended, last, batch))
 
     def _write_ended(self, ended: asyncio.Future[None], last: int, batch: Batch) -> None:
@@ -370,7 +397,7 @@ class Journal:
         name = None if self._open is None else self._open.id
         self._since_prune = 0
         self._busy = True
-        future = self._start(self._writer, lambda: self._store.prune(name))
+        future = in_thread(self._writer, lambda: self._store.prune(name))
         future.add_done_callback(self._prune_ended)
 
     def _prune_ended(self, ended: asyncio.Future[bool]) -> None:
@@ -441,37 +468,11 @@ class Journal:
             self._timer.cancel()
             self._timer = None
 
-    # --- Crossing threads --------------------------------------------------------------------------------------------
-
-    def _start(self, executor: Executor, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run work in the executor's thread; its result or failure comes back as a future of this loop."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def finish(result: T | None, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)  # type: ignore[arg-type]  # None only where T is None
-            else:
-                future.set_exception(error)
-
-        def call() -> None:
-            try:
-                result = work()
-            except Exception as error:  # noqa: BLE001 - carried over to the loop, where it is answered
-                loop.call_soon_threadsafe(finish, None, error)
-            else:
-                loop.call_soon_threadsafe(finish, result, None)
-
-        executor.submit(call)
-        return future
-
     async def _read(self, query: Callable[[], T]) -> T | None:
         """Run a query; None when the disk is silent or says no, at once while an earlier query still hangs."""
         if self._reads_stuck:
             return None
-        future = self._start(self._reader, query)
+        future = in_thread(self._reader, query)
         try:
             async with asyncio.timeout(self._limits.read_s):
                 return await asyncio.shield(future)

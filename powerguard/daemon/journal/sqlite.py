@@ -161,6 +161,24 @@ def inode(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def next_ending(why: str, path: Path) -> str:
+    """Return the ending under which a file is kept: the first one that is free."""
+    number = 1
+    while path.with_name(f"{path.name}.{why}-{number}").exists():
+        number += 1
+    return f"{why}-{number}"
+
+
+def put_aside(path: Path, why: str) -> str:
+    """Give a database that cannot be used another name, with its log; return the name."""
+    other = path.with_name(f"{path.name}.{next_ending(why, path)}")
+    for suffix in ("-wal", "-shm", ""):  # the database last: without it the log would be taken for the new file's
+        with contextlib.suppress(FileNotFoundError):
+            Path(f"{path}{suffix}").rename(f"{other}{suffix}")
+    sync_folder(path.parent)
+    return other.name
+
+
 def sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:

@@ -27,7 +27,9 @@ from powerguard.daemon.journal.sqlite import (
     inode,
     is_corrupt,
     is_full_or_busy,
+    next_ending,
     pragma,
+    put_aside,
     quick_check,
     read_only,
     sync_folder,
@@ -156,7 +158,7 @@ class Store:
         self._behind = found.commits
         hidden = "the newest transactions" if found.headless else f"{found.commits} transactions"
         log = sqlite.log_of(self.path)
-        kept = log.with_name(f"{log.name}.{_next('corrupt', log)}")
+        kept = log.with_name(f"{log.name}.{next_ending('corrupt', log)}")
         if found.headless:
             log.rename(kept)
             with contextlib.suppress(FileNotFoundError):
@@ -217,12 +219,7 @@ class Store:
         """Give a file that cannot be used another name, with its log, and never delete it."""
         self.close()
         self._unmark()
-        other = self.path.with_name(f"{self.path.name}.{_next(why, self.path)}")
-        for suffix in ("-wal", "-shm", ""):  # the database last: without it the log would be taken for the new file's
-            with contextlib.suppress(FileNotFoundError):
-                Path(f"{self.path}{suffix}").rename(f"{other}{suffix}")
-        sync_folder(self.path.parent)
-        self.told.append(f"{reason}; kept as {other.name}, and {instead}")
+        self.told.append(f"{reason}; kept as {put_aside(self.path, why)}, and {instead}")
 
     # --- Reading at start ------------------------------------------------------------------------------------------
 
@@ -401,14 +398,6 @@ def _gap(snapshot: Snapshot, outage: str | None, dropped: int) -> Line:
         because="the journal could not be written, and memory holds a limited number of steps",
         payload={"steps": dropped},
     )
-
-
-def _next(why: str, path: Path) -> str:
-    """Return the ending under which a file is kept: the first one that is free."""
-    number = 1
-    while path.with_name(f"{path.name}.{why}-{number}").exists():
-        number += 1
-    return f"{why}-{number}"
 
 
 def _write_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> None:

@@ -27,6 +27,7 @@ from powerguard.daemon.observe.status import (
     Json,
     Times,
     drill_view,
+    messages_view,
     plan_view,
     returning,
     status,
@@ -292,6 +293,11 @@ def add_reads(app: web.Application, daemon: Daemon) -> None:
         ("/api/v1/plan", "what happens if utility fails now, with every term", handler(views.plan)),
         ("/api/v1/drill", "the drill that runs, and the last report", handler(views.drill)),
         ("/api/v1/battery", "what was learned of the battery", handler(views.battery)),
+        (
+            "/api/v1/notify",
+            "targets of messages, and messages that wait",
+            handler(lambda: as_json(messages_view(daemon))),
+        ),
         ("/api/v1/recovery", "what training waits for after a return", handler(lambda: as_json(returning(daemon)))),
     ]
     for path, _, handle in reads:

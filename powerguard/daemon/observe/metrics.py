@@ -39,7 +39,7 @@ from powerguard.core.model.policy import DrillReport, Health, Policy
 from powerguard.core.model.state import Drill, Online, State, Supply, Trainer
 from powerguard.core.supply.several_upses import each_alone
 from powerguard.daemon.observe import cost
-from powerguard.daemon.observe.port import ACTION_WORDS, BOUNDS_S, BmcView, Daemon, LastOutage, SourceView
+from powerguard.daemon.observe.port import ACTION_WORDS, BOUNDS_S, BmcView, Daemon, LastOutage, SourceView, TargetView
 from powerguard.daemon.observe.readiness import ERRORS, WARNINGS, aborted_by, is_ready, readiness
 from powerguard.daemon.observe.status import VERSION, Times, covers, layers, required_steps
 from powerguard.daemon.observe.terms import health_view
@@ -718,6 +718,40 @@ _PAST: Final = (
 )
 
 
+def _of_target(value: Callable[[TargetView], Number]) -> Samples:
+    def samples(view: View) -> Iterator[Sample]:
+        for target in view.daemon.message_targets:
+            told = value(target)
+            if told is not None:
+                yield (target.name,), float(told)
+
+    return samples
+
+
+_MESSAGES: Final = (
+    counter(
+        "messages_delivered_total",
+        f"Deliveries that the target took. {_KEPT}",
+        _of_target(lambda t: t.delivered),
+        "target",
+    ),
+    counter("messages_failed_total", f"Deliveries that failed. {_KEPT}", _of_target(lambda t: t.failed), "target"),
+    counter(
+        "messages_dropped_total",
+        f"Messages that the target refused for good. {_KEPT}",
+        _of_target(lambda t: t.dropped),
+        "target",
+    ),
+    gauge("messages_queued", "Messages that wait for the target.", _of_target(lambda t: t.queued), "target"),
+    gauge(
+        "messages_oldest_age_seconds",
+        "Age of the oldest message that waits; absent without any.",
+        _of_target(lambda t: t.oldest_age_s),
+        "target",
+    ),
+)
+
+
 def _lost_gpu(view: View) -> Number:
     seen, lost = view.daemon.returning.seen, view.daemon.journal_counters.get("lost_gpu", 0.0)
     return None if not lost and (seen is None or not seen.gpus) else lost
@@ -773,6 +807,7 @@ SECTIONS: Final[Mapping[str, tuple[Family, ...]]] = {
     "Trainers": _TRAINERS,
     "Coming back": _RETURN,
     "Actions": _ACTIONS,
+    "Messages": _MESSAGES,
     "The past": _PAST,
     "What outages cost": _COST,
 }

@@ -172,6 +172,27 @@ class LastOutage:
     recovery_s: float | None = None
 
 
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetView:
+    """One target of messages. Counters over all lives of the daemon; at, since: Unix seconds.
+
+    queued: messages that it is owed; oldest_age_s: of the oldest of them, None without any. at: of the last delivery
+    that was tried; since: of the first of those that failed in a row, None while none does. answer: what the other side
+    said, or why it was not reached. dropped: messages that it refused for good.
+    """
+
+    name: str
+    kind: str
+    queued: int = 0
+    oldest_age_s: float | None = None
+    delivered: int = 0
+    failed: int = 0
+    dropped: int = 0
+    at: float | None = None
+    since: float | None = None
+    answer: str = ""
+
+
 class Daemon(Protocol):
     """A running daemon, read from its own loop's thread. Every `*_s` without `wall` is CLOCK_BOOTTIME."""
 
@@ -288,6 +309,20 @@ class Daemon(Protocol):
     @property
     def last_outage(self) -> LastOutage | None:
         """The last outage that has ended; None when there was none."""
+        ...
+
+    @property
+    def message_targets(self) -> Sequence[TargetView]:
+        """Targets of messages, and how their deliveries go."""
+        ...
+
+    def pending_messages(self, most: int) -> Sequence[Mapping[str, object]]:
+        """Return the oldest messages that wait, as plain data: target, at, event, title."""
+        ...
+
+    @property
+    def messages_trouble(self) -> str:
+        """Why messages that were not delivered may be lost; "" while they are on disk."""
         ...
 
     @property

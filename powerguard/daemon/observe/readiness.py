@@ -18,6 +18,9 @@ from powerguard.daemon.observe.port import Daemon
 HUNG_AFTER_S: Final = 5.0
 """The loop gets an event every second; this long without progress, it hangs."""
 
+UNREACHED_S: Final = 300.0
+"""A target of messages that fails for this long is worth a reason; a single failure is retried in seconds."""
+
 _MOST_TOLD: Final = 3
 
 ERRORS: Final = {
@@ -53,6 +56,8 @@ WARNINGS: Final = {
     "policy_unverified": "the BMC's power restore policy is not verified: the host may stay off when power returns",
     "no_bmc": "no BMC is configured: the host may stay off when power returns",
     "journal_in_memory": "the journal cannot be written: a restart of the daemon would forget an outage",
+    "messages_at_risk": "messages that were not delivered are dropped, or would be lost at a power-off",
+    "messages_failing": "a target of messages is not reached",
     "history_lost": "the journal could not give back all that earlier runs had written",
     "settings_rejected": "the newest settings were rejected; the old ones apply",
     "battery_worn": "the UPS asks for a new battery",
@@ -94,6 +99,8 @@ FIXES: Final = {
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
     "no_bmc": "set bmc (kind: auto), or set always-on in the BIOS, which powerguard then does not check",
     "journal_in_memory": "free the disk that holds the journal, or mount it writable",
+    "messages_at_risk": "free the disk of messages.sqlite, or repair the target that takes no message",
+    "messages_failing": "powerguard notify test",
     "history_lost": "repeat the drill (`powerguard drill`); this message ends with the daemon's next start",
     "settings_rejected": "powerguard config validate",
     "battery_worn": "replace the battery",
@@ -132,6 +139,7 @@ def readiness(daemon: Daemon) -> tuple[Reason, ...]:
         *_of_supply(daemon),
         *of_battery(daemon.policy, daemon.state, daemon.clock()),
         *_of_daemon(daemon),
+        *_of_messages(daemon),
         *_of_alarms(daemon.state),
         *_of_trainers(daemon.state),
     ]
@@ -327,6 +335,20 @@ def _of_daemon(daemon: Daemon) -> list[Reason]:
         found.append(_reason("trainer_stranger", "; ".join(strangers[:_MOST_TOLD]) + more, count=len(strangers)))
     if not daemon.settings_ok:
         found.append(_reason("settings_rejected", daemon.config_path))
+    return found
+
+
+def _of_messages(daemon: Daemon) -> list[Reason]:
+    """Messages that do not arrive, or would not survive a power-off."""
+    found: list[Reason] = []
+    if daemon.messages_trouble:
+        found.append(_reason("messages_at_risk", daemon.messages_trouble))
+    for target in daemon.message_targets:
+        if target.since is not None and daemon.wall() - target.since > UNREACHED_S:
+            detail = f"{target.name}: {target.answer}"
+            found.append(
+                _reason("messages_failing", detail, queued=target.queued, since_s=daemon.wall() - target.since)
+            )
     return found
 
 

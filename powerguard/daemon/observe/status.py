@@ -290,6 +290,10 @@ def status(daemon: Daemon) -> Json:
         "traps": _traps(daemon, times),
         "bmc": _bmc(daemon, times),
         "way_back": _way_back(daemon, times),
+        "messages": {
+            "trouble": daemon.messages_trouble,
+            "targets": [asdict(target) for target in daemon.message_targets],
+        },
         "host": _host(daemon),
         "last_outage": None if daemon.last_outage is None else asdict(daemon.last_outage),
         "daemon": {
@@ -690,6 +694,19 @@ def _report(report: DrillReport, times: Times) -> Json:
     }
 
 
+def messages_view(daemon: Daemon) -> Json:
+    """Return the object of `/api/v1/notify`: the targets of messages, and the first of those that wait."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "object": "notify",
+        "at": round(daemon.wall(), 3),
+        "trouble": daemon.messages_trouble,
+        "targets": [asdict(target) for target in daemon.message_targets],
+        "pending": list(daemon.pending_messages(MOST_PENDING)),
+    }
+
+
+MOST_PENDING: Final = 200
 FRESH_S: Final = 60.0
 """A check of the host that is older than this is shown with its age."""
 
