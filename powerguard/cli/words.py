@@ -383,7 +383,14 @@ def _node(numbers: Numbers) -> str:
 
 
 def _node_left(_because: str, numbers: Numbers) -> str:
-    return f"{_jobs(numbers)} requeued, {_node(numbers)} is down{_refused(numbers)}"
+    left = "is down" if numbers.get("did") == "down" else "was left as it is"
+    return f"{_jobs(numbers)} requeued, {_node(numbers)} {left}{_refused(numbers)}"
+
+
+def _node_kept(because: str, numbers: Numbers) -> str:
+    if "reason" not in numbers:
+        return because
+    return f"{_node(numbers)} was left as it is: others have marked it: {numbers.get('reason') or 'no reason is given'}"
 
 
 def _node_returned(_because: str, numbers: Numbers) -> str:
@@ -487,7 +494,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "grade_lowered": _grade_lowered,
     "grade_raised": _grade_raised,
     "node_drained": lambda _, n: f"the scheduler starts no further job on {_node(n)}",
-    "node_kept": lambda _, n: f"{_node(n)} was left as it is: others have marked it: {n.get('reason')}",
+    "node_kept": _node_kept,
     "node_left": _node_left,
     "node_returned": _node_returned,
     "guard_ended": lambda b, _: f"training is no longer guarded: {b}",
