@@ -4,7 +4,7 @@
 .SUFFIXES:
 WORKERS = 4
 CHECKED = tests/core tests/settings tests/ups/profiles tests/test_tidy.py tests/test_yamlfile.py tests/test_wire.py tests/test_options.py
-.PHONY: help demo check test test-long test-vm bench clean
+.PHONY: help demo check test test-long test-vm bench docs clean
 
 help:
 	@echo 'make demo       an outage from "battery" to power-off, simulated on real protocols (a minute, no root, no hardware)'
@@ -13,6 +13,7 @@ help:
 	@echo 'make test-long  the slow tests, another Python, and the mutation score of the core'
 	@echo 'make test-vm    the tests that boot containers and virtual machines'
 	@echo 'make bench      the figures of the README, measured here'
+	@echo 'make docs       the documents as a site with search, in build/site'
 	@echo 'make clean      remove all that the other targets made'
 
 demo:
@@ -49,6 +50,11 @@ test-vm:
 bench:
 	scripts/venv .venv test,mutation
 	.venv/bin/python -m bench $(ARGS)
+
+docs:
+	scripts/venv .venv docs
+	NO_MKDOCS_2_WARNING=1 .venv/bin/mkdocs build --strict --quiet $(ARGS)
+	@echo 'Open build/site/index.html, or serve it: .venv/bin/mkdocs serve'
 
 clean:
 	rm -rf .venv .venv-system .venv-torch build dist mutants .hypothesis .pytest_cache .mypy_cache .ruff_cache .import_linter_cache

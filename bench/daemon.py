@@ -24,8 +24,8 @@ _AS_INSTALLED = "import sys; sys.modules['rich'] = None; from powerguard.cli.mai
 def run(*, quick: bool) -> list[Figure]:
     structlog.configure(logger_factory=structlog.ReturnLoggerFactory())
     return [
-        *asyncio.run(_cost("", None, 5.0 if quick else 60.0)),
-        *asyncio.run(_cost(", SNMP v3 with privacy", world.USER, 5.0 if quick else 60.0)),
+        *asyncio.run(cost("", None, 5.0 if quick else 60.0)),
+        *asyncio.run(cost(", SNMP v3 with privacy", world.USER, 5.0 if quick else 60.0)),
         *asyncio.run(_lag(3.0 if quick else 20.0)),
     ]
 
@@ -42,7 +42,7 @@ def _rss_mb(pid: int) -> float:
     return 0.0
 
 
-async def _cost(name: str, user: SimUser | None, seconds: float) -> list[Figure]:
+async def cost(name: str, user: SimUser | None, seconds: float, **more: object) -> list[Figure]:
     rss: list[float] = []
     cpu: list[float] = []
     with world.folder() as at:
@@ -50,7 +50,7 @@ async def _cost(name: str, user: SimUser | None, seconds: float) -> list[Figure]
         stack = contextlib.AsyncExitStack()
         await stack.enter_async_context(world.Trainer().serving(at / "trainer.sock"))
         async with SnmpAgent(ups.apc_table, user=user) as agent:
-            config = world.settings(at, snmp_port=agent.port, table={50: 540, 100: 240}, user=user)
+            config = world.settings(at, snmp_port=agent.port, table={50: 540, 100: 240}, user=user, **more)
             async with world.process(at, "-c", _AS_INSTALLED, "run", "--config", str(config)) as daemon:
                 await asyncio.sleep(6.0)
                 for _ in range(max(1, int(seconds / 5))):

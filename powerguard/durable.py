@@ -1,4 +1,4 @@
-"""A small file that is put in place whole and durable, for everybody who keeps one. Standard library only."""
+"""A small file that is put in place as a whole and durably. Standard library only."""
 
 import os
 from pathlib import Path
@@ -8,10 +8,10 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o640) -> None:
     """Replace the file: a kill or a power cut at any instant leaves the old one or the new one.
 
     mode: of the new one, less the umask. Blocks for as long as the disk does: not for an event loop's thread.
-    Raises OSError, and then the old one stands.
+    Raises OSError, and then the old one remains.
     """
     fresh = path.with_name(f"{path.name}.new")
-    # Not through a link that somebody else has put there.
+    # Not through a link of another user.
     descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)

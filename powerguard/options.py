@@ -1,4 +1,4 @@
-"""What every settings class is made of: strict, closed, frozen models, and secrets that never show."""
+"""The base of every settings class: strict, closed, frozen models, and secrets that never show."""
 
 import ipaddress
 import os
@@ -10,7 +10,7 @@ from typing import Annotated, Final, Self
 from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Field, model_validator
 
 MAX_SECRET_BYTES: Final = 16384
-"""Longer is no password, token or key, but a file that was named by mistake."""
+"""Largest secret; a longer file was named by mistake."""
 SECRETS: Final = "/etc/powerguard/secrets"
 """Where root keeps them, a file for each, named as the credential is."""
 CREDENTIAL_NAME: Final = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
@@ -18,7 +18,7 @@ CREDENTIAL_NAME: Final = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
 
 
 class Options(BaseModel):
-    """Base of every settings class: nothing is coerced, nothing unknown passes, nothing changes later."""
+    """Base of every settings class: no coercion, no unknown keys, no later change."""
 
     model_config = ConfigDict(strict=True, extra="forbid", frozen=True)
 
@@ -87,11 +87,11 @@ Fingerprint = Annotated[
 
 
 class SecretError(Exception):
-    """A secret that cannot be had: what, where, and what would be right."""
+    """A secret that cannot be read: what, where, and the fix."""
 
 
 class Secret(Options):
-    """Where a secret is kept: a systemd credential, or a file that nobody else can read. Never the secret itself."""
+    """Where a secret is kept: a systemd credential, or a file of its owner only. Never the secret itself."""
 
     credential: str | None = Field(
         default=None,
@@ -122,7 +122,7 @@ class Secret(Options):
         if self.credential is not None:
             folder = os.environ.get("CREDENTIALS_DIRECTORY")
             if folder is None:
-                msg = f"credential {self.credential}: systemd has handed none to this process: {self._right}"
+                msg = f"credential {self.credential}: systemd has not given it to this process: {self._right}"
                 raise SecretError(msg)
             path = Path(folder) / self.credential
         else:
@@ -135,7 +135,7 @@ class Secret(Options):
                 msg = f"credential {self.credential}: {error.strerror}: {self._right}"
             raise SecretError(msg) from error
         if len(secret) > MAX_SECRET_BYTES:
-            msg = f"{path}: is larger than {MAX_SECRET_BYTES} bytes, so it is no password or token"
+            msg = f"{path}: is larger than {MAX_SECRET_BYTES} bytes, so it is not a password or token"
             raise SecretError(msg)
         secret = secret.rstrip(b"\r\n")
         if not secret:
@@ -160,7 +160,7 @@ def _read(path: Path, *, private: bool) -> bytes:
             msg = f"{path}: is not a file"
             raise SecretError(msg)
         if private and stat.S_IMODE(mode) & 0o077:
-            msg = f"{path}: others can read this secret (chmod 0400 {path})"
+            msg = f"{path}: other users can read this secret (chmod 0400 {path})"
             raise SecretError(msg)
         return os.read(descriptor, MAX_SECRET_BYTES + 1)
     finally:

@@ -2,7 +2,7 @@
 
 Either side may be hostile, broken or newer than the other. So a parser never raises: it returns the value, or a
 `WireError` that says what was wrong; keys that it does not know are ignored; every number has a range, every text a
-length, and nothing that a terminal or a log could stumble over gets through.
+length, and no character that disturbs a terminal or a log passes.
 
 Durations are relative seconds: the two sides need not agree on the time of day.
 """
@@ -105,8 +105,8 @@ class TriggerRequest:
 
     id: the asker's; the same id again is the same checkpoint. deadline_s: seconds from now; None: no hurry.
     event: the outage or drill that it belongs to, for people; "" for none.
-    lease_s: training that stands still for this goes on by itself when its asker was not heard for so many seconds;
-    None: it stands until it is told to go on, which is what an outage needs.
+    lease_s: a paused training continues by itself when the requester was silent for this many seconds; None: it stays
+        paused until a resume, which an outage needs.
     """
 
     id: str
@@ -141,7 +141,7 @@ class TriggerRequest:
 class LeaseRequest:
     """The body of `pause` and of `hold_uploads`: how long the wish stands when the asker is not heard any more.
 
-    lease_s: seconds; None: a pause stands until it is told to go on, held uploads for as long as the trainer sees fit.
+    lease_s: seconds; None: a pause lasts until a resume, held uploads as long as the trainer decides.
     """
 
     lease_s: float | None = None
@@ -165,7 +165,7 @@ class CheckpointStatus:
     deadline_s: seconds left until the tightest deadline of all who asked; None: none was set.
     eta_s: seconds until durable; None when not known.
     path: where it lies, on the trainer's host. manifest_digest: "sha256:<hex>" of the manifest.
-    durable: data, manifest and directory entries are flushed to the disk. Nothing else may set it.
+    durable: data, manifest and directory entries are flushed to the disk. It has no other meaning.
     error: why it failed or was aborted; "" otherwise.
     note: why `after` is less than what was asked for; "" otherwise.
     hosts_on_battery: how many of the job's hosts have asked for it because their utility power failed; None: one host.
@@ -190,7 +190,7 @@ class CheckpointStatus:
 
     @property
     def at_paused_step(self) -> bool:
-        """The checkpoint holds exactly the step at which training stands: nothing would be lost."""
+        """The checkpoint holds exactly the paused step: no work would be lost."""
         return self.durable and self.step is not None and self.step == self.paused_step
 
     def to_json(self) -> bytes:
@@ -255,13 +255,13 @@ class Estimate:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStatus:
-    """What a trainer says of itself: the daemon budgets from this before any outage.
+    """A trainer's status: the daemon budgets from this before any outage.
 
     job: its name. step: the last one that ended; None before the first. last_step_age_s: since then.
     conduct: what it is able and willing to do after an emergency checkpoint.
     checkpoint: id of the checkpoint in flight; "" when there is none.
     snapshot_step: step of the newest whole state that lies in host memory, written or not; None: there is none.
-    lease_s: seconds until training that stands still goes on by itself; None: it waits to be told, or does not stand.
+    lease_s: seconds until training that stands still goes on by itself; None: it waits for a resume, or is not paused.
     uploads_held: copies to slower storage wait until the outage is over. uploads_step: the newest that is whole there.
     uploads_error, uploads_failing_s: what went wrong there last, and for how long; "" and None since the last success.
     hosts_holding: of several hosts, how many want training to stand. trouble: what is wrong between ranks, in words.
@@ -295,7 +295,7 @@ class TrainerStatus:
 
     @classmethod
     def parse(cls, body: bytes) -> "TrainerStatus | WireError":
-        """Read a status. `job` is required: without it, this is somebody else's `/api/v1/status`."""
+        """Read a status. `job` is required: without it, this is another program's `/api/v1/status`."""
         return _parsed(body, cls._from)
 
     @classmethod
@@ -353,7 +353,7 @@ class TrainerStatus:
 
 
 def error_json(reason: str) -> bytes:
-    """Return the body of an answer that refuses: what was wrong, in words."""
+    """Return the body of a refusal, with the reason."""
     return json.dumps({"error": clean_text(reason)}).encode()
 
 

@@ -1,4 +1,4 @@
-"""YAML without its traps: what one reads in the file is what the program gets, or an error with line and column.
+"""YAML without its traps: the program gets exactly what the file shows, or an error with line and column.
 
     document = load(text, "powerguard.yaml")        # or load_file(Path("/etc/powerguard/powerguard.yaml"))
     document.data                                   # dict, list, str, int, float, bool or None
@@ -8,11 +8,11 @@
 
 The language is a small part of YAML 1.2, the same whichever library reads the file elsewhere:
 
-- `true` and `false` are booleans; `null` and nothing at all are None; decimal integers (`-12`) and decimal
+- `true` and `false` are booleans; `null` and an empty value are None; decimal integers (`-12`) and decimal
   fractions (`0.5`, `2e3`) are numbers. Everything else is text: `off`, `yes`, `1:30`, `010`, `0x1f`, `1_000`, `1.2.3`,
   `2026-11-21`. PyYAML's own reading of these is False, True, 90, 8, 31, 1000, text and a date.
 - A key is text or a number, and stands once in its map. PyYAML keeps the last of two equal keys silently.
-- Refused: anchors, aliases and merge keys (nothing here needs them, and nested ones explode), tags, several
+- Refused: anchors, aliases and merge keys (not needed here, and nested ones explode), tags, several
   documents, tabs as indentation, control characters and line separators that editors do not show, numbers that no
   computer holds, more than MAX_BYTES, MAX_DEPTH or MAX_NODES.
 
@@ -47,7 +47,7 @@ LOADER: Final[Loader] = getattr(yaml, "CSafeLoader", yaml.SafeLoader)
 
 _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 FRACTION: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
-"""What is a number here; for whoever writes such files (fullmatch)."""
+"""Pattern of a number, also for writers of such files (fullmatch)."""
 # Control characters, lone surrogates, and the line ends that YAML 1.1 counts and editors do not.
 _UNSEEN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _MAX_DIGITS: Final = 15
@@ -56,7 +56,7 @@ _MAX_DIGITS: Final = 15
 
 @dataclass(frozen=True, slots=True, order=True)
 class Problem:
-    """One thing that is wrong: where (line and column from 1; 0: the whole file), what, and what would be right."""
+    """One thing that is wrong: where (line and column from 1; 0: the whole file), what, and the fix."""
 
     name: str
     line: int
@@ -113,7 +113,7 @@ class Document:
 
 
 def load(text: str, name: str, *, loader: Loader = LOADER) -> Document:
-    """Read one document. Raises YamlFileError with every problem found. Nothing but comments gives None.
+    """Read one document. Raises YamlFileError with every problem found. A file with comments only gives None.
 
     loader: which of PyYAML's parsers reads it.
     """
@@ -122,7 +122,7 @@ def load(text: str, name: str, *, loader: Loader = LOADER) -> Document:
     unseen = _UNSEEN.search(text)
     if unseen is not None:
         line, column = _position_in(text, unseen.start())
-        what = f"character U+{ord(unseen[0]):04X} cannot be seen in an editor; take it out"
+        what = f"character U+{ord(unseen[0]):04X} is invisible in an editor; remove it"
         raise YamlFileError([Problem(name, line, column, what)])
     builder = _Builder(name)
     try:
@@ -191,13 +191,13 @@ def _syntax(name: str, text: str, error: yaml.MarkedYAMLError) -> Problem:
     what = "not YAML: " + ": ".join(parts)
     began = error.context_mark
     if began is not None and began.line + 1 != line:
-        what += f", begun in line {began.line + 1}"
+        what += f", started in line {began.line + 1}"
     if "mapping values are not allowed" in what:
-        what += " (a text with a colon and a space wants quotes; or the indentation is off)"
+        what += " (quote a text with a colon and a space, or correct the indentation)"
     elif "could not find expected ':'" in what:
-        what += " (a key wants a colon and a space after it)"
+        what += " (write a colon and a space after a key)"
     elif "cannot start any token" in what:
-        what += " (a text that begins with @, ` or % wants quotes)"
+        what += " (quote a text that begins with @, ` or %)"
     return Problem(name, line, column, what)
 
 
@@ -277,7 +277,7 @@ class _Builder:
         text = event.value
         value: Any = text
         if _UNSEEN.search(text) is not None:
-            self._problem(event, "a control character in the text; take it out")
+            self._problem(event, "a control character in the text; remove it")
         if event.implicit[0] and not event.style:
             value = self._plain(event, text)
         if self._wants_key():
@@ -294,9 +294,7 @@ class _Builder:
         data: dict[Key, Any] | list[Any] = {} if isinstance(event, yaml.MappingStartEvent) else []
         if self._wants_key():
             if not any(outer.is_key for outer in self._open):
-                self._problem(
-                    event, "a map or a list as a key; a key is text or a number (text in braces wants quotes)"
-                )
+                self._problem(event, "a map or a list as a key; a key is text or a number (quote text in braces)")
             self._open.append(_Open(data, (), kept=False, is_key=True))
             return
         path = self._path()
@@ -316,7 +314,7 @@ class _Builder:
         if event.anchor is not None:
             self._problem(event, f"anchor &{_short(event.anchor)}: anchors are not supported; write the value out")
         if event.tag is not None:
-            self._problem(event, f"tag {_short(event.tag)}: tags are not supported; leave it out (text wants quotes)")
+            self._problem(event, f"tag {_short(event.tag)}: tags are not supported; remove it, and quote text")
 
     def _plain(self, event: yaml.Event, text: str) -> Any:  # noqa: ANN401 - any scalar
         """Return what an unquoted scalar means."""
@@ -341,7 +339,7 @@ class _Builder:
         parent = self._open[-1]
         parent.key, parent.has_key = _DROPPED, True
         if value is None or isinstance(value, bool):
-            self._problem(event, f"{text or 'nothing'} as a key; quote it when it is meant as text")
+            self._problem(event, f"{text or 'an empty value'} as a key; quote it when it is meant as text")
             return
         if text == "<<" and not event.style:
             self._problem(event, "merge keys (<<) are not supported; write the values out")
@@ -349,7 +347,7 @@ class _Builder:
         if text in parent.seen or value in parent.data:
             first = self.keys.get((*parent.path, value if isinstance(value, str | int | float) else text))
             place = f" (first in line {first[0]})" if first else ""
-            self._problem(event, f"key {_short(text)!r} stands twice in this map{place}; keep one")
+            self._problem(event, f"key {_short(text)!r} occurs twice in this map{place}; keep one")
             return
         parent.seen.add(text)
         parent.key = value

@@ -57,6 +57,19 @@ FOREIGN: Final = re.compile(
     r"(?<![\w.$}])/work(?:/|\b)|/tmp/pg/|shared/(?:facts|prototypes|ups-walks)"
     r"|pypi\.org|pythonhosted\.org|registry\.npmjs|\.pkg\.dev|deb\.debian\.org"
 )
+HABITS: Final = (
+    (re.compile(r"\b(?:fore)?(?:tells?|told|telling)\b", re.IGNORECASE), "report, log, show, ask or order"),
+    (re.compile(r"\b(?:nobody|somebody|anybody|whoever)\b", re.IGNORECASE), "name the thing that acts"),
+    (re.compile(r"\b(?:nought|anew|beside)\b", re.IGNORECASE), "0, again, next to"),
+    (re.compile(r"(?:^|['\"}`:]|\b(?:it|that|this|which)) is no (?!longer\b|more\b)\w+", re.IGNORECASE), "is not a"),
+)
+"""Habits that no reader expects in a manual, each with what to write instead. docs/glossary.md has the words."""
+NOT_HABITS: Final = re.compile(
+    r"\b(?:tells?|told|telling)\b(?=(?: \S+){0,6} apart\b)"  # to tell two things apart
+    r"|\btold(?=:)|`[^`\n]*`|\b\w*[._]\w*\b"  # fields, parameters and code
+)
+WORDED: Final = tuple(f"powerguard/{part}/" for part in ("cli", "core", "daemon", "effectors", "settings"))
+"""Docstrings are held to it here; string literals, which operators see, in all of the product."""
 MOCKS: Final = {"mock", "MagicMock", "AsyncMock", "Mock", "mocker", "flexmock", "create_autospec"}
 SUBPROCESS: Final = re.compile(
     r"^(?:subprocess\.\w+|asyncio\.create_subprocess_\w+|os\.(?:system|popen|fork|forkpty|posix_spawnp?|exec\w+|spawn\w+)"
@@ -199,6 +212,32 @@ def wrong_imports(name: str, source: str) -> Iterator[str]:
             yield f"{name}:{line}: import of {module}: {reason}"
 
 
+def spoken(name: str, source: str) -> Iterator[tuple[int, str]]:
+    """Line and text of everything that an operator or a reader of the documents sees."""
+    if name.endswith(".py"):
+        for node in ast.walk(tree_of(source)):
+            body = getattr(node, "body", None)
+            for each in body if isinstance(body, list) else []:
+                if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
+                    # A docstring where it is not held to the words yet; no literal that is shown either.
+                    each.value.kind = None if name.startswith(WORDED) else "skip"
+        for node in ast.walk(tree_of(source)):
+            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.kind != "skip":
+                yield node.lineno, node.value if " " in node.value else ""
+    else:
+        comments = name.startswith("systemd/")
+        for number, line in enumerate(source.splitlines(), start=1):
+            yield number, "" if comments and not line.lstrip().startswith(("#", "//", "Description=")) else line
+
+
+def habits(name: str, source: str) -> Iterator[str]:
+    for number, text in spoken(name, source):
+        plain = NOT_HABITS.sub("", text)
+        for pattern, better in HABITS:
+            for found in pattern.finditer(plain):
+                yield f"{name}:{number}: {found[0]!r} ({better}): {' '.join(plain.split())[:160]}"
+
+
 def dotted(node: ast.AST | None) -> str:
     if isinstance(node, ast.Attribute):
         return f"{dotted(node.value)}.{node.attr}"
@@ -248,6 +287,15 @@ def test_project_speaks_of_itself_alone() -> None:
     assert found_by((foreign,), texts()) == []
 
 
+def test_operators_read_plain_english() -> None:
+    """Messages, help, settings, units and documents name what acts, in the words of the glossary."""
+    read = ("powerguard/", "config/", "systemd/", "docs/", "README.md")
+    pages = [
+        path for path in texts() if name_of(path).startswith(read) and path.suffix not in {".html", ".svg", ".json"}
+    ]
+    assert found_by((habits,), pages) == []
+
+
 def test_tests_replace_nothing_behind_our_back() -> None:
     """A patched test proves the patch."""
     assert found_by((mocks,), modules("tests")) == []
@@ -289,6 +337,11 @@ def texts() -> list[Path]:
 # --- The finders find ----------------------------------------------------------------------------------------------
 
 SLIPS: Final = [
+    (habits, "powerguard/sim/a.py", 'msg = f"{name!r} is no unit"'),
+    (habits, "powerguard/sim/a.py", 'msg = "the UPS tells its charge"'),
+    (habits, "powerguard/core/a.py", '"""Whoever asks waits."""'),
+    (habits, "docs/a.md", "The last word counts anew."),
+    (habits, "systemd/a.service", "# Nobody waits for it."),
     (unfinished, "powerguard/a.py", "# TODO: later"),
     (unfinished, "powerguard/a.py", "raise NotImplementedError"),
     (foreign, "docs/a.md", "see /work/shared"),
@@ -322,6 +375,8 @@ def test_slip_is_found(finder: Finder, name: str, source: str) -> None:
 
 
 CLEAN: Final = [
+    (habits, "powerguard/core/a.py", '''"""What tells two of them apart. told: fields."""'''),
+    (habits, "powerguard/trainer/a.py", 'KEYS = {"told"}  # nobody else'),
     (swallows, "powerguard/a.py", "try:\n    f()\nexcept (OSError, TimeoutError):\n    pass"),
     (swallows, "powerguard/a.py", "try:\n    f()\nexcept BaseException:\n    g()\n    raise"),
     (swallows, "powerguard/a.py", "try:\n    f()\nexcept Exception as error:\n    raise E from error"),

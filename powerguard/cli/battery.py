@@ -1,4 +1,4 @@
-"""`powerguard battery`: what was learned of the battery, how far it may be believed, and that a new one is in."""
+"""`powerguard battery`: show what was learned of the battery and how reliable it is; record a new one."""
 
 import argparse
 import json
@@ -26,26 +26,28 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "battery",
         help="show what was learned of the battery; record a replacement",
-        description="Show what was learned of the battery, or tell that a new one is in.",
+        description="Show what was learned of the battery, or record a new one.",
     )
     verbs = parser.add_subparsers(dest="battery_verb", metavar="show|replaced", required=True)
     show = verbs.add_parser(
         "show",
         help="health, runtime by load, recharge, load drops and needs, each with its origin",
         description="Show health, runtime by load, recharge, load drops and needs, each with its origin and age. "
-        "Exit 0: told; 4: the daemon is down (then: what the journal last knew).",
+        "Exit 0: shown; 4: the daemon is down (then the journal's last values are shown).",
     )
-    show.add_argument("--journal", metavar="FILE", default=None, help=f"read when the daemon is down ({JOURNAL})")
+    show.add_argument(
+        "--journal", metavar="FILE", default=None, help=f"journal that is read if the daemon is down ({JOURNAL})"
+    )
     add_options(show, reads=True)
     replaced = verbs.add_parser(
         "replaced",
-        help="a new battery is in: forget what the old one has taught",
-        description="Forget what was learned of the old battery. Asks first. Exit 0: taken; 1: refused, or you said "
+        help="record a new battery and forget what was learned of the old one",
+        description="Forget what was learned of the old battery. Asks first. Exit 0: done; 1: refused, or you answered "
         "no; 4: the daemon is down.",
     )
-    replaced.add_argument("--ups", metavar="NAME", default="", help="which one (needed where several feed this host)")
+    replaced.add_argument("--ups", metavar="NAME", default="", help="the UPS (needed if several feed this host)")
     replaced.add_argument(
-        "--installed", type=_month, default=None, metavar="YYYY-MM", help="when it was put in (default: this month)"
+        "--installed", type=_month, default=None, metavar="YYYY-MM", help="when it was installed (default: this month)"
     )
     replaced.add_argument("--yes", action="store_true", help="do not ask")
     add_options(replaced)
@@ -56,7 +58,7 @@ def register(subparsers: Subparsers) -> None:
 
 def _month(text: str) -> str:
     if not _MONTH.fullmatch(text):
-        msg = f"{text!r} is no year and month (write it as 2026-11)"
+        msg = f"{text!r} is not a year and month (example: 2026-11)"
         raise argparse.ArgumentTypeError(msg)
     if text > _this_month():
         msg = f"{text} is in the future"
@@ -88,7 +90,7 @@ def _show(args: argparse.Namespace) -> int:
 
 
 def _down(args: argparse.Namespace, why: str) -> int:
-    known, trouble = (None, "not asked: another host's") if args.url else last_battery(args.journal or JOURNAL)
+    known, trouble = (None, "not available for another host") if args.url else last_battery(args.journal or JOURNAL)
     if args.json:
         down = {"schema_version": 1, "object": "battery", "reachable": False, "error": why, "last_known": known}
         print(json.dumps(down, indent=2))
@@ -128,7 +130,7 @@ def _ups(ups: dict[str, Any], paint: Paint) -> list[tuple[str, str]]:
     if measured is not None and not measured["expired"]:
         rows.append(("", f"measured {duration(measured['age_s'])} ago, expires {_day(measured['expires_at'])}"))
     at_now = health["to_measure"]["at_load_now_s"]
-    lasts = "" if at_now is None else f": about {duration(at_now)} at the load of now"
+    lasts = "" if at_now is None else f": about {duration(at_now)} at the present load"
     least = _percent(health["to_measure"]["least_depth"])
     rows.append(("", f"a new measurement needs a discharge of at least {least} of a new battery{lasts}"))
     rows += _points(ups["runtime"])
@@ -137,7 +139,7 @@ def _ups(ups: dict[str, Any], paint: Paint) -> list[tuple[str, str]]:
     rows.append(("energy", _energy(ups["energy"])))
     rows.append(("reported", _reported(reported)))
     rows += _discharge(ups["discharge"], paint)
-    when = "not told" if ups["replaced_at"] is None else _day(ups["replaced_at"])
+    when = "not recorded" if ups["replaced_at"] is None else _day(ups["replaced_at"])
     rows.append(("replaced", when))
     return rows
 
@@ -146,7 +148,7 @@ def _points(runtime: dict[str, Any]) -> list[tuple[str, str]]:
     rows: list[tuple[str, str]] = []
     for point in runtime["points"]:
         when = "" if point["at"] is None else f" {_day(point['at'])}"
-        aside = "" if point["counts"] else ", told beside it: does not count"
+        aside = "" if point["counts"] else ", reported as well: does not count"
         origin = f"{clean(point['origin'])}{when}{aside}"
         text = f"{duration(point['runtime_s'])} at {number(point['load_pct'], '%')} ({origin})"
         rows.append(("" if rows else "runtime", text))
@@ -162,8 +164,8 @@ def _reported(reported: dict[str, Any]) -> str:
     if told is None:
         return "the UPS reports no runtime"
     if over is None:
-        return f"{duration(told)}, and how long the battery lasts by powerguard's own account is unknown"
-    return f"the UPS reports {duration(told)}, powerguard counts on {duration(reported['account_s'])}"
+        return f"{duration(told)}; the runtime by powerguard's own energy account is unknown"
+    return f"the UPS reports {duration(told)}, powerguard's energy account gives {duration(reported['account_s'])}"
 
 
 def _discharge(discharge: dict[str, Any] | None, paint: Paint) -> list[tuple[str, str]]:
@@ -181,10 +183,10 @@ def _drops(drops: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if not rows:
         share = _percent(drops["presumed_paused_share"])
-        rows.append(("pause", f"never seen: {share} of the load is presumed to stay (budget.paused_load)"))
+        rows.append(("pause", f"never measured: {share} of the load is presumed to remain (budget.paused_load)"))
     cap = drops["cap"]
     if cap is None:
-        rows.append(("GPU cap", "never measured: a drill does"))
+        rows.append(("GPU cap", "never measured: run a drill"))
     else:
         text = f"load {_fall(cap)}, training at {_percent(cap['speed'])} of its speed, seen {_day(cap['at'])}"
         rows.append(("GPU cap", text))
@@ -203,7 +205,7 @@ def _needs(needs: list[dict[str, Any]]) -> list[tuple[str, str]]:
         count = f"{need['samples']} measured" if need["samples"] != 1 else "measured once"
         text = f"q95 {duration(need['q95_s'])}, median {duration(need['median_s'])}, {count}"
         rows.append((name, f"{text} ({_NEEDS.get(of, of)})"))
-    return rows or [("none", "nothing was measured yet: the settings and the trainers' own estimates count")]
+    return rows or [("none", "not measured yet: the settings and the trainers' own estimates count")]
 
 
 def _measurement(measured: dict[str, Any]) -> str:
@@ -233,20 +235,18 @@ def _replaced(args: argparse.Namespace) -> int:
         found = [ups for ups in told["ups"] if args.ups in ("", ups["name"])]
         if not found:
             names = ", ".join(clean(ups["name"]) for ups in told["ups"])
-            return fail(
-                args, verb, f"refused: {clean(args.ups)} is not known here: {names} feeds this host", EX_REFUSED
-            )
+            return fail(args, verb, f"refused: unknown UPS {clean(args.ups)}: {names} feeds this host", EX_REFUSED)
         if len(found) > 1:
             names = " or ".join(f"--ups {clean(ups['name'])}" for ups in found)
-            return fail(args, verb, f"which battery? {len(found)} UPSes feed this host: say {names}", EX_USAGE)
+            return fail(args, verb, f"{len(found)} UPSes feed this host: name one of them, {names}", EX_USAGE)
         ups = found[0]
         installed = args.installed or _this_month()
         if not args.yes and not sys.stdin.isatty():
-            return fail(args, verb, "stdin is no terminal to ask on: say --yes", EX_USAGE)
-        when = installed if args.installed else f"{installed} (this month; --installed names another)"
+            return fail(args, verb, "stdin is not a terminal, so powerguard cannot ask: add --yes", EX_USAGE)
+        when = installed if args.installed else f"{installed} (this month; --installed sets another)"
         print("\n".join(_what_goes(ups, when)), file=sys.stderr)
         if not args.yes and not agreed("Forget it?"):
-            return fail(args, verb, "nothing was changed", EX_REFUSED)
+            return fail(args, verb, "cancelled: no change was made", EX_REFUSED)
         answer = post(args, "battery-replaced", {"ups": ups["name"], "installed": installed})
     except DownError as error:
         return fail(args, verb, str(error), EX_DOWN)
@@ -260,10 +260,10 @@ def _replaced(args: argparse.Namespace) -> int:
 
 
 def _what_goes(ups: dict[str, Any], when: str) -> list[str]:
-    """Say what is forgotten: an operator who has mistaken the host or the UPS can still say no."""
+    """List what is forgotten, so that an operator on the wrong host or UPS can still cancel."""
     name, health = clean(ups["name"]), ups["health"]
     learned = [point for point in ups["runtime"]["points"] if point["origin"] == "learned"]
-    lines = [f"{name}: a new battery, put in {when}. What was learned of the old one is forgotten:"]
+    lines = [f"{name}: a new battery, installed {when}. powerguard forgets what it learned of the old one:"]
     gone = []
     if health["measured"] is not None:
         gone.append(("health", _measurement(health["measured"])))
@@ -271,16 +271,16 @@ def _what_goes(ups: dict[str, Any], when: str) -> list[str]:
         loads = ", ".join(number(point["load_pct"], "%") for point in learned)
         gone.append(("runtime", f"learned at a load of {loads}"))
     if ups["discharge"] is not None:
-        gone.append(("discharge", "the one that runs"))
-    gone.append(("account", "what was counted out of the old one; it begins again at the charge that the UPS reports"))
+        gone.append(("discharge", "the present one"))
+    gone.append(("account", "the energy taken from the old one; the account restarts at the reported charge"))
     lines += table(gone)
-    return [*lines, "What was learned of loads, checkpoints and stops is kept, and so is the recharge time."]
+    return [*lines, "Measurements of loads, checkpoints, stops and the recharge time are kept."]
 
 
 def _taken(answer: dict[str, Any], installed: str) -> list[str]:
     presumed = answer["presumed"]
-    lines = [f"taken: its health counts as {_percent(presumed['health'])} until a discharge measures it"]
+    lines = [f"recorded: its health counts as {_percent(presumed['health'])} until a discharge measures it"]
     setting = f'ups.{clean(answer["ups"])}.battery_installed: "{installed}"'
     old = presumed["origin"] == "battery_old"
-    why = "it still names the old battery, which counts for less" if old else "so that its age is known"
+    why = "it still has the date of the old battery" if old else "so that its age is known"
     return [*lines, f"now set {setting} in the settings ({why}), and `systemctl reload powerguard`"]

@@ -1,6 +1,6 @@
 """The client of the daemon: one HTTP/1.0 request over the admin socket or the read-only port. Stdlib, and little of it.
 
-http.client would import the whole e-mail package: it costs more than everything else that `powerguard event` does.
+http.client would import the whole e-mail package, which takes longer than the rest of `powerguard event`.
 
 `settle` finds socket, port and journal of the daemon that `--config FILE` names. A command that asked at the default
 socket instead would report that daemon as down.
@@ -25,11 +25,11 @@ MAX_ANSWER_BYTES: Final = 4 << 20
 
 
 class DownError(Exception):
-    """The daemon cannot be reached: why, and what would be right."""
+    """The daemon cannot be reached: why, and the fix."""
 
 
 class RefusedError(Exception):
-    """The daemon answered that it will not: its own words."""
+    """The daemon refused: its own reason."""
 
 
 class Told(dict[str, Any]):
@@ -40,7 +40,7 @@ class Told(dict[str, Any]):
 
 
 def add_options(parser: argparse.ArgumentParser, *, reads: bool = False) -> None:
-    """Add what says where the daemon is."""
+    """Add the options of the daemon's address."""
     parser.add_argument("--socket", metavar="PATH", default=argparse.SUPPRESS, help=f"admin socket ({SOCKET})")
     if reads:
         parser.add_argument(
@@ -49,10 +49,10 @@ def add_options(parser: argparse.ArgumentParser, *, reads: bool = False) -> None
 
 
 def get(args: argparse.Namespace, path: str) -> dict[str, Any]:
-    """Read one object: over the socket, or over the port where the socket is closed to us. Raises DownError."""
+    """Read one object: over the socket, or over the port if the socket is not permitted. Raises DownError."""
     told = _object(_answer(args, path), path)
     if (told["schema_version"], told.get("object")) != (1, path.rpartition("/")[2]):
-        msg = f"{path}: answered with another object, or one of another version: is that powerguard?"
+        msg = f"{path}: the answer is not a powerguard object of this version: check the address"
         raise DownError(msg)
     return told
 
@@ -66,7 +66,7 @@ def _answer(args: argparse.Namespace, path: str) -> tuple[int, bytes]:
     except DownError as down:
         port = getattr(args, "daemon_url", None)
         if port is not None:
-            # Of named settings: whoever answers at their port while their socket is gone may be another daemon.
+            # With named settings: a daemon that answers at their port while their socket is gone may be another one.
             is_closed = isinstance(down.__cause__, PermissionError)
         else:
             port, is_closed = URL, args.socket is None and not isinstance(down.__cause__, TimeoutError)
@@ -107,36 +107,36 @@ def _split(url: str) -> tuple[str, int]:
     text = url.removeprefix("http://").partition("/")[0]
     host, _, port = text.rpartition(":")
     if "://" in text or not host or not port.isdecimal() or not 0 < int(port) < 65536:
-        msg = f"{url}: not an address of ours (write http://HOST:PORT, such as {URL})"
+        msg = f"{url}: not a powerguard URL (write http://HOST:PORT, for example {URL})"
         raise DownError(msg)
     return host.strip("[]"), int(port)
 
 
 def _missing(root: Path = Path("/")) -> str:
-    """Return what must be there before a daemon can run, and what brings it; "" if all of it is there."""
+    """Return what is missing before a daemon can run, with the fix; "" if all of it is there."""
     try:
         if not any((root / folder / "systemd/system/powerguard.service").exists() for folder in UNIT_FOLDERS):
             return "powerguard is not installed on this host (powerguard install)"
         if not (root / CONFIG[1:]).exists():
-            return f"no settings yet: {CONFIG} (`powerguard discover` and `powerguard import` print some)"
+            return f"no settings yet: write {CONFIG} (`powerguard discover` and `powerguard import` print some)"
     except OSError:  # closed to this user
         pass
     return ""
 
 
 def _why_elsewhere(error: OSError, url: str, host: str) -> str:
-    """As `_why`, of a port. Of another host nothing is known but that it does not answer."""
+    """As `_why`, for a port. Of another host it is only known that it does not answer."""
     if host in {"127.0.0.1", "::1", "localhost"}:
         return _why(error, url, _missing() if url == URL else "")
     if isinstance(error, TimeoutError) or error.errno in (errno.EHOSTUNREACH, errno.ENETUNREACH, errno.ETIMEDOUT):
-        return f"{url}: the host does not answer (is it up, and is a firewall between?)"
+        return f"{url}: the host does not answer: check that it is up, and the firewalls on the way"
     if error.errno == errno.ECONNREFUSED:
-        return f"{url}: the host refuses: no daemon listens there (http.listen in its settings is 127.0.0.1 unless set)"
+        return f"{url}: connection refused: no daemon listens there (http.listen in its settings defaults to 127.0.0.1)"
     return _why(error, url)
 
 
 def _why(error: OSError, where: str, missing: str = "") -> str:
-    """Say what an operator would do about it. missing: of `_missing`."""
+    """Return the error with the operator's fix. missing: of `_missing`."""
     if missing and error.errno in (errno.ENOENT, errno.ECONNREFUSED):
         return f"{where}: {missing}"
     if isinstance(error, TimeoutError):
@@ -144,9 +144,9 @@ def _why(error: OSError, where: str, missing: str = "") -> str:
     if error.errno == errno.ENOENT:
         return f"{where}: not there: the daemon is not running (systemctl start powerguard)"
     if error.errno == errno.ECONNREFUSED:
-        return f"{where}: nobody listens: the daemon is not running (systemctl start powerguard)"
+        return f"{where}: connection refused: the daemon is not running (systemctl start powerguard)"
     if error.errno in (errno.ECONNRESET, errno.EPIPE, errno.EAGAIN):
-        return f"{where}: hung up on us: the daemon is stopping, or too many ask it at once (try again in 10 s)"
+        return f"{where}: connection closed: the daemon is stopping, or has too many clients (try again in 10 s)"
     if error.errno in (errno.EACCES, errno.EPERM):
         return f"{where}: permission denied (be root, or join group powerguard-admin)"
     return f"{where}: {error.strerror or error}"
@@ -183,7 +183,7 @@ def _exchange(
     top, _, rest = bytes(answer).partition(b"\r\n\r\n")
     words = top.split(None, 2)
     if len(words) < 2 or not words[0].startswith(b"HTTP/1.") or not words[1].isdigit():
-        raise OSError(errno.EPROTO, "answers, but not as powerguard does")
+        raise OSError(errno.EPROTO, "the answer is not from powerguard")
     return int(words[1]), rest
 
 
@@ -194,18 +194,18 @@ def _object(answer: tuple[int, bytes], what: str) -> dict[str, Any]:
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict) or "schema_version" not in body:
-        msg = f"{what}: answered {code} without an object of ours: is that powerguard?"
+        msg = f"{what}: answered {code} without a powerguard object: check the address"
         raise DownError(msg)
     if body.get("object") == "error":
         raise RefusedError(str(body.get("error")))
     return body
 
 
-_ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - who listens everywhere is asked on this host
+_ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - a daemon that listens everywhere is asked on this host
 
 
 def settle(args: argparse.Namespace) -> str:
-    """Fill in what the command line left open of socket, port and journal. Return what is wrong with the settings."""
+    """Fill in what the command line left open of socket, port and journal. Return the error in the settings."""
     from powerguard.settings.load import SettingsError, load
 
     try:

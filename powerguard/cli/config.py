@@ -1,4 +1,4 @@
-"""`powerguard config validate|show|schema`: checks the settings, shows what is in force, prints the schema."""
+"""`powerguard config validate|show|schema`: check the settings, show those in force, print the schema."""
 
 import argparse
 import json
@@ -33,7 +33,7 @@ def register(subparsers: Subparsers) -> None:
     validate = verbs.add_parser(
         "validate",
         help="report every mistake with line and column",
-        description="Check the settings and tell every mistake with file, line and column. Exit 0: valid; 78: not.",
+        description="Check the settings and report every mistake with file, line and column. Exit 0: valid; 78: not.",
     )
     validate.add_argument("file", nargs="?", metavar="FILE", help="file to check (default: the one in force)")
     _add_common(validate)
@@ -41,10 +41,10 @@ def register(subparsers: Subparsers) -> None:
     show = verbs.add_parser(
         "show",
         help="print the settings in force, defaults included",
-        description="Print the settings in force, defaults included. Secrets show as where they are kept.",
+        description="Print the settings in force, defaults included. A secret is shown as the place where it is kept.",
     )
     show.add_argument("file", nargs="?", metavar="FILE", help="file to show (default: the one in force)")
-    show.add_argument("--origin", action="store_true", help="one line a value, with the file and line it comes from")
+    show.add_argument("--origin", action="store_true", help="one line for each value, with its file and line")
     _add_common(show)
 
     schema = verbs.add_parser(

@@ -19,7 +19,7 @@ def register(subparsers: Subparsers) -> None:
         "demo",
         help="play three simulated outages in a minute; without settings, root or hardware",
         description="Play three outages on simulated hardware with the real daemon, in about a minute: no settings, no "
-        "root, nothing is powered off. Exit 0: the host was saved each time; 1: it would have been lost.",
+        "root, no real power-off. Exit 0: the host was saved each time; 1: it would have been lost.",
     )
     parser.add_argument("--fast", action="store_true", help="in virtual time, without sockets: in a few seconds")
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the story")
@@ -27,7 +27,7 @@ def register(subparsers: Subparsers) -> None:
         "--keep",
         metavar="DIR",
         type=Path,
-        help="leave the journal there; without --fast also settings, logs and checkpoints",
+        help="keep the journal there; without --fast also settings, logs and checkpoints",
     )
     parser.add_argument(
         "--ups",
@@ -112,13 +112,13 @@ def _show(text: str) -> None:
 
 
 def _print_report(report: Report) -> None:
-    print("\nWhat the seconds on battery were spent on (from the journal)")
+    print("\nHow the seconds on battery were used (from the journal)")
     for act in report.acts:
         print(f"\n  {act.name}")
         for line in story.timeline(act):
             _show(line)
-    print("\nIs it true?")
+    print("\nChecks")
     for check in report.checks:
         _show(f"  {'yes' if check.holds else 'NO '}  {check.name}: {check.told}")
-    verdict = "nothing was lost" if report.safe else "THE HOST OR ITS TRAINING WOULD HAVE BEEN LOST"
+    verdict = "no training was lost" if report.safe else "THE HOST OR ITS TRAINING WOULD HAVE BEEN LOST"
     print(f"\n{verdict}, {report.seconds:.0f} s of story")

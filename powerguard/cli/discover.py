@@ -1,8 +1,6 @@
-"""`powerguard discover [TARGET ...]`: UPSes and PDUs on given addresses, and settings made of them.
+"""`powerguard discover [TARGET ...]`: find UPSes and PDUs on given addresses, and print settings for them.
 
-What was found, as settings that our own loader takes.
-
-Where `powerguard discover` looks: what was written on the command line, or what this host's own files name.
+The targets come from the command line, or from this host's own files.
 """
 
 import argparse
@@ -39,10 +37,10 @@ _NAME: Final = re.compile(r"[^a-z0-9]+")
 
 
 def as_credentials(found: Sequence[Found], given: Mapping[str, Any]) -> tuple[list[Found], dict[str, str]]:
-    """Name the secrets that the caller has given as the daemon will have them.
+    """Replace the caller's secrets by credentials, as the daemon will have them.
 
-    given: the options of SNMP from the command line. Return what was found, and by the name of each credential that it
-    needs the file that the caller keeps it in, which the daemon's user cannot read.
+    given: the options of SNMP from the command line. Return the sources, and for each needed credential the caller's
+    file, which the daemon's user cannot read.
     """
     files = {key: value["file"] for key, value in given.items() if isinstance(value, Mapping)}
     needed: dict[str, str] = {}
@@ -58,7 +56,7 @@ def as_credentials(found: Sequence[Found], given: Mapping[str, Any]) -> tuple[li
 
 
 def settings_of(found: Sequence[Found], *, bmc: bool = False) -> dict[str, Any] | None:
-    """Return the settings as data; None where no UPS was found. bmc: this host has one."""
+    """Return the settings as data; None if no UPS was found. bmc: this host has one."""
     upses = {name: {"sources": [one.source for one in group], **_known(group)[0]} for name, group in _named(found)}
     if not upses:
         return None
@@ -69,7 +67,7 @@ def settings_of(found: Sequence[Found], *, bmc: bool = False) -> dict[str, Any] 
 
 
 def as_yaml(found: Sequence[Found], *, bmc: bool = False) -> str:
-    """Return the settings as a file with comments; "" where no UPS was found. bmc: this host has one."""
+    """Return the settings as a file with comments; "" if no UPS was found. bmc: this host has one."""
     named = _named(found)
     if not named:
         return ""
@@ -78,7 +76,7 @@ def as_yaml(found: Sequence[Found], *, bmc: bool = False) -> str:
         lines += [f"  {scalar(name)}:"]
         again = [other for other, known in named[:place] if alike(known, group)]
         if again:
-            lines.append(f"    # Is it the UPS {scalar(again[0])}, seen another way? Then its sources belong there.")
+            lines.append(f"    # If this is the UPS {scalar(again[0])}, seen another way: move its sources there.")
         lines += ["    sources:"]
         for one in group:
             about = ", ".join(filter(None, (one.model, one.profile, one.remark)))
@@ -97,13 +95,13 @@ def as_yaml(found: Sequence[Found], *, bmc: bool = False) -> str:
 
 
 def _known(group: Sequence[Found]) -> tuple[dict[str, Any], list[str]]:
-    """Return what the data sheet of this UPS says, by the model that its sources tell."""
+    """Return the data sheet of this UPS, by the model that its sources report."""
     rating_w = next((one.rating_w for one in group if one.rating_w is not None), None)
     return from_data_sheet([one.model for one in group], rating_w)
 
 
 def _named(found: Sequence[Found]) -> list[tuple[str, list[Found]]]:
-    """Give each UPS a name of its own: that which it has in NUT or apcupsd, else its maker and address."""
+    """Give each UPS a unique name: its name in NUT or apcupsd, else its maker and address."""
     named: dict[str, list[Found]] = {}
     for group in merged(found):
         first = next((one for one in group if one.name), group[0])
@@ -117,14 +115,14 @@ def _named(found: Sequence[Found]) -> list[tuple[str, list[Found]]]:
 
 
 SMALLEST_PREFIX: Final = {4: 22, 6: 118}
-"""1024 addresses: more is a scan, which is another tool's work, and another person's decision."""
+"""Largest number of addresses: a wider scan is the work of another tool."""
 _WITH_PORT: Final = re.compile(r"([^\[\]:]+|\[[^\[\]]*\]):[0-9]{1,5}")
 _RESOLVE_S: Final = 3.0
 _LOOPBACK: Final = "127.0.0.1"
 
 
 class TargetError(Exception):
-    """A target that cannot be meant: what it is, and what would be right."""
+    """An invalid target: what it is, and the fix."""
 
 
 @dataclass(slots=True)
@@ -144,7 +142,7 @@ async def from_words(words: Sequence[str]) -> Targets:
         targets.addresses += _network(word) if "/" in word else await _host(word)
     targets.addresses = list(dict.fromkeys(targets.addresses))
     if len(targets.addresses) > MAX_ADDRESSES:
-        msg = f"{len(targets.addresses)} addresses are more than {MAX_ADDRESSES}; ask for one network at a time"
+        msg = f"{len(targets.addresses)} addresses are more than {MAX_ADDRESSES}: name one network at a time"
         raise TargetError(msg)
     return targets
 
@@ -153,11 +151,11 @@ def _network(word: str) -> list[str]:
     try:
         network = ipaddress.ip_network(word, strict=False)
     except ValueError as error:
-        msg = f"{word!r} is no network (write it as 10.0.0.0/24)"
+        msg = f"{word!r} is not a network (example: 10.0.0.0/24)"
         raise TargetError(msg) from error
     smallest = SMALLEST_PREFIX[network.version]
     if network.prefixlen < smallest:
-        msg = f"{word} is larger than a /{smallest}: name the part where the UPSes are"
+        msg = f"{word} is larger than a /{smallest}: name the part with the UPSes"
         raise TargetError(msg)
     return [str(address) for address in network.hosts()]
 
@@ -177,12 +175,12 @@ async def _host(word: str) -> list[str]:
         because = why_not_found(error)
         msg = f"cannot look up {word!r}: {because} (write an address, a name, or a network such as 10.0.0.0/24)"
         raise TargetError(msg) from error
-    # One of them: most cards that have an IPv6 address speak nothing on it.
+    # One of them: most cards with an IPv6 address do not answer on it.
     return [str(min(found, key=lambda one: one[0] is not socket.AF_INET)[4][0])]
 
 
 async def of_this_host(config: Path, nut: Path, apcupsd: Path) -> Targets:
-    """Return the loopback and what this host's own files name. What cannot be read is noted, and passed over."""
+    """Return the loopback and the addresses in this host's own files. Unreadable files are noted and skipped."""
     targets = Targets(addresses=[_LOOPBACK])
     _from_settings(config, targets)
     hosts = await asyncio.to_thread(_from_files, nut, apcupsd, targets)
@@ -202,10 +200,10 @@ def _from_settings(config: Path, targets: Targets) -> None:
             return
         settings = load(config)
     except OSError as error:
-        targets.notes.append(f"{config} is passed over: {error.strerror or error}")
+        targets.notes.append(f"{config} is skipped: {error.strerror or error}")
         return
     except SettingsError as error:
-        targets.notes.append(f"{config} is passed over: {error.problems[0]}")
+        targets.notes.append(f"{config} is skipped: {error.problems[0]}")
         return
     targets.files.append(str(config))
     targets.known += [source for ups in settings.ups.values() for source in ups.sources]
@@ -222,13 +220,13 @@ def _from_files(nut: Path, apcupsd: Path, targets: Targets) -> list[str]:
         if nut.is_dir():
             import_nut.make(import_nut.load(import_nut.gather([nut]), draft), draft)
     except ReadError as error:
-        targets.notes.append(f"{nut} is passed over: {error}")
+        targets.notes.append(f"{nut} is skipped: {error}")
     try:
         if apcupsd.exists():
             for path in import_apcupsd.gather([apcupsd]):
                 import_apcupsd.make(import_apcupsd.load(path, draft), draft)
     except ReadError as error:
-        targets.notes.append(f"{apcupsd} is passed over: {error}")
+        targets.notes.append(f"{apcupsd} is skipped: {error}")
     targets.files += draft.files
     return _sources((source for ups in draft.upses for source in ups.sources), targets)
 
@@ -246,7 +244,7 @@ def _sources(sources: Iterable[dict[str, object]], targets: Targets) -> list[str
             else:
                 hosts.append(str(source["host"]))
         except ValidationError:
-            targets.notes.append(f"a {source['kind']} source of an unusual name or address is passed over")
+            targets.notes.append(f"a {source['kind']} source with an unusual name or address is skipped")
     return hosts
 
 
@@ -255,7 +253,7 @@ NUT: Final = "/etc/nut"
 APCUPSD: Final = "/etc/apcupsd/apcupsd.conf"
 LEAST_S: Final = 15.0
 EACH_S: Final = 0.06
-"""Measured: 6 datagrams at 300 a second, and two connections that nobody takes, 48 at once, 1 s each."""
+"""Seconds for each address (measured: 6 datagrams at 300 a second, 2 unanswered connections, 48 at once)."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -264,8 +262,8 @@ def register(subparsers: Subparsers) -> None:
         "discover",
         help="find UPSes and PDUs and print settings for them",
         description="Look for SNMP cards, upsd and apcupsd on the targets: addresses, names, or networks up to a /22. "
-        "Without a target: on this host, and on what the settings, /etc/nut and /etc/apcupsd name. Prints what was "
-        "found, and settings (mode: dry-run) made of it. Exit 0: something was found; 1: nothing.",
+        "Without a target: on this host, and on the addresses in the settings, /etc/nut and /etc/apcupsd. Prints the "
+        "devices found, and settings (mode: dry-run) for them. Exit 0: found; 1: not found.",
     )
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="10.0.0.5, ups-a.example or 10.0.0.0/24")
     parser.add_argument("--only", metavar="KINDS", default=None, help="of snmp,nut,apcupsd (all)")
@@ -278,10 +276,16 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--snmp-port", type=int, default=161, metavar="PORT", help="UDP port of cards (161)")
     parser.add_argument("--nut-port", type=int, default=3493, metavar="PORT", help="TCP port of upsd (3493)")
     parser.add_argument("--nis-port", type=int, default=3551, metavar="PORT", help="TCP port of apcupsd (3551)")
-    parser.add_argument("--nut", default=NUT, metavar="FOLDER", help=f"NUT's files, without a target ({NUT})")
-    parser.add_argument("--apcupsd", default=APCUPSD, metavar="FILE", help=f"apcupsd's, likewise ({APCUPSD})")
-    parser.add_argument("--deadline", type=float, default=None, metavar="S", help="seconds for all (15, more for many)")
-    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings to look into")
+    parser.add_argument(
+        "--nut", default=NUT, metavar="FOLDER", help=f"folder of NUT's files, used without a target ({NUT})"
+    )
+    parser.add_argument(
+        "--apcupsd", default=APCUPSD, metavar="FILE", help=f"file of apcupsd, used without a target ({APCUPSD})"
+    )
+    parser.add_argument(
+        "--deadline", type=float, default=None, metavar="S", help="seconds for all of it (15, more for many addresses)"
+    )
+    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings whose addresses are used")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
 
@@ -335,7 +339,7 @@ async def _run(args: argparse.Namespace) -> int:
 
 
 def _wanted(args: argparse.Namespace) -> "Wanted":
-    """Read the options. Raises ValueError or SecretError, both before anybody is asked anything."""
+    """Read the options. Raises ValueError or SecretError, both before the first request."""
     from powerguard.ups.discover import KINDS, Wanted
     from powerguard.ups.snmp.options import SnmpOptions
 
@@ -374,7 +378,7 @@ def _with_targets(wanted: "Wanted", targets: "Targets") -> "Wanted":
 
 
 class _Progress:
-    """One line on a terminal's stderr that is drawn over, at most ten times a second."""
+    """One progress line on a terminal's stderr, redrawn at most ten times a second."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -395,7 +399,7 @@ class _Progress:
             print(f"\r{'':<{self._width}}\r", end="", file=sys.stderr, flush=True)
 
 
-# --- Telling ----------------------------------------------------------------------------------------------------------
+# --- Output -----------------------------------------------------------------------------------------------------------
 
 
 def _tell(search: "Search", targets: "Targets", took_s: float, limit_s: float, secrets: Mapping[str, str]) -> int:
@@ -407,21 +411,21 @@ def _tell(search: "Search", targets: "Targets", took_s: float, limit_s: float, s
     for other in search.others:
         print(f"note: {clean(other.where)}: {clean(other.why)}", file=told)
     if not search.whole:
-        print(f"note: cut short after {limit_s:g} s; --deadline gives it more", file=told)
+        print(f"note: stopped after {limit_s:g} s; set --deadline for more", file=told)
     if not search.found:
         looked = f"{len(targets.addresses)} addresses" if len(targets.addresses) != 1 else targets.addresses[0]
-        print(f"Nothing found on {looked} in {duration(took_s)}.", file=told)
+        print(f"No UPS or PDU found on {looked} in {duration(took_s)}.", file=told)
         print("Name the card's address or network.", file=told)
         print("A card with another community than `public` needs --community-file.", file=told)
-        print("A card that speaks SNMP version 3 alone needs --user and its files.", file=told)
+        print("A card that speaks only SNMP version 3 needs --user and its files.", file=told)
         return EX_NOTHING
-    # Into a file all of it is YAML: what was found stands there as a comment.
+    # In a file all of it is YAML: the found devices are comments.
     on_screen = sys.stdout.isatty()
     lines = table([_HEAD, *(_row(one, Paint()) for one in search.found)], indent="" if on_screen else "# ")
     print("\n".join(lines))
     print()
     text = as_yaml(search.found, bmc=has_bmc(Path("/")))
-    print(text or "# No UPS that could be a source.", end="" if text else "\n")
+    print(text or "# No usable UPS was found.", end="" if text else "\n")
     sys.stdout.flush()
     for name, file in secrets.items():
         print(f"secret: {name}: powerguard secret set {name} < {clean(file)}; powerguard install", file=told)

@@ -1,8 +1,6 @@
-"""`powerguard drill`: rehearse an outage on this host, watch it, and see that everything is put back.
+"""`powerguard drill`: rehearse an outage on this host, follow it, and report expected and measured values.
 
-How a drill went, for people: what was expected beside what was measured.
-
-`powerguard drill --scope bmc-watchdog`: does the BMC's own timer bring this host back? It powers the host off.
+`powerguard drill --scope bmc-watchdog` tests whether the BMC's own timer brings this host back. It powers the host off.
 """
 
 import argparse
@@ -51,7 +49,7 @@ _ROWS: Final[tuple[tuple[str, str, str, Callable[[object], str]], ...]] = (
     ("load paused", "load_paused_expected", "load_paused", _share),
     ("saved by pausing", "", "drop_paused", _share),
     ("saved by pausing", "", "drop_paused_w", _watts),
-    ("until training went on", "", "resume_s", _seconds),
+    ("until training continued", "", "resume_s", _seconds),
     ("load capped", "", "load_capped", _share),
     ("saved by capping", "", "drop_capped", _share),
     ("saved by capping", "", "drop_capped_w", _watts),
@@ -119,11 +117,11 @@ def _trainers(figures: dict[str, object]) -> list[tuple[str, str, str]]:
 def _doubts(figures: dict[str, object], paint: Paint) -> list[str]:
     """What was not measured, and why."""
     doubts = {
-        "load_told": "the UPS tells no load: what pausing saves is not known",
-        "load_paused_settled": "the paused load did not settle: it is not learned",
-        "load_capped_settled": "the capped load did not settle: it is not learned",
+        "load_told": "the UPS reports no load, so the saving by a pause is unknown",
+        "load_paused_settled": "the paused load did not settle, so it is not learned",
+        "load_capped_settled": "the capped load did not settle, so it is not learned",
         "health_learned": "the discharge was not deep enough to measure the battery's health",
-        "cap_speed_told": "no trainer told enough steps: nobody knows whether capping pays",
+        "cap_speed_told": "no trainer reported enough steps, so it is unknown whether a cap pays",
     }
     return [f"  {paint('!', 'yellow')} {text}" for name, text in doubts.items() if figures.get(name) is False]
 
@@ -150,7 +148,7 @@ def drill_watchdog(args: argparse.Namespace) -> int:
     if name is None:
         return EX_USAGE
     if name != plan["host"]:
-        why = f"{clean(name)!r} is not this host's name ({clean(plan['host'])}): nothing was done"
+        why = f"{clean(name)!r} is not this host's name ({clean(plan['host'])}): the drill did not start"
         return fail(args, "drill", why, EX_REFUSED)
     answer = post(args, "watchdog-drill", {"host": name}, LIMIT_S)
     if args.json:
@@ -158,16 +156,21 @@ def drill_watchdog(args: argparse.Namespace) -> int:
     else:
         print(
             f"Armed and read back: the BMC cycles the power in {duration(answer['in_s'])}; this host powers off now.\n"
-            "The next boot judges it: `powerguard doctor` tells (bmc.watchdog). A host that is still off a quarter of "
-            "an hour later\nwants its power button: its watchdog does nothing once it is off."
+            "The next boot judges it: see bmc.watchdog in `powerguard doctor`. If the host is still off after a "
+            "quarter of an hour,\npress its power button: its watchdog does not work while it is off."
         )
     return 0
 
 
 def _typed(args: argparse.Namespace, host: str) -> str | None:
-    """What the operator types; None where nobody can be asked."""
+    """The operator's input; None if stdin is not a terminal."""
     if args.json or not sys.stdin.isatty():
-        fail(args, "drill", f"nobody can be asked here: repeat with --host {clean(host)}", EX_USAGE)
+        fail(
+            args,
+            "drill",
+            f"stdin is not a terminal, so powerguard cannot ask: repeat with --host {clean(host)}",
+            EX_USAGE,
+        )
         return None
     print(f"Type this host's name ({clean(host)}) to power it off now: ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip()
@@ -175,17 +178,17 @@ def _typed(args: argparse.Namespace, host: str) -> str | None:
 
 def _watchdog_outline(plan: dict[str, Any]) -> list[str]:
     off, fires = duration(plan["force_after_s"]), duration(plan["in_s"])
-    note = mode_note(plan["mode"], "nothing is done")
+    note = mode_note(plan["mode"], "only shown")
     head = f"This drill powers {clean(plan['host'])} off, in this order:{note}"
     rows = [
         ("arm", f"let the BMC cycle the power in {fires}, and read it back"),
-        ("power off", f"in order; whatever still runs after {off} is killed"),
+        ("power off", f"in order; units that still run after {off} are killed"),
         ("wait", "the host is off, on utility: only the BMC can bring it back"),
-        ("judge", "the next boot asks the BMC what powered the host on, and writes it down"),
+        ("judge", "the next boot asks the BMC what powered the host on, and records it"),
     ]
     tail = [
-        "Training ends, and is not started again by this drill. Somebody must be able to press the power button:",
-        "on a board that cannot do it this host stays off.",
+        "Training ends, and this drill does not start it again. Be able to press the power button:",
+        "on a board that cannot do it, this host stays off.",
     ]
     last = plan["last"]
     if last is not None:
@@ -201,7 +204,7 @@ WITNESSES: Final = ("simulated", "self_test", "plug")
 _LOOK_S: Final = 0.5
 _BEGIN_S: Final = 5.0
 _DOWN_S: Final = 60.0
-"""A daemon that is restarted in the middle of a drill puts everything back; so long we wait for it."""
+"""Longest wait for a daemon that restarts during a drill; it then puts everything back."""
 _GOOD: Final = ("passed", "recorded")
 _PATH: Final = "/api/v1/drill"
 
@@ -211,15 +214,15 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "drill",
         help="rehearse an outage on this host and measure it",
-        description="Rehearse an outage on this host: checkpoint, pause, GPU power cap, BMC policy, or all of it; only "
-        "the power-off is written down instead. It says first what will happen, measures, and always ends with "
-        "everything as it was; Ctrl-C, or `drill stop`, puts everything back at once. A real outage ends it and comes "
-        "first. `drill report` shows the last one. Scope bmc-watchdog is another matter: it arms the BMC's watchdog "
-        "and powers this host off, and the next boot judges what brought it back. Exit 0: passed, or only recorded "
-        "(dry-run); 1: failed, interrupted or refused; 4: the daemon is down.",
+        description="Rehearse an outage on this host: checkpoint, pause, GPU power cap, BMC policy, or all of it; "
+        "the power-off is only recorded. It shows the steps first, measures, and always ends with "
+        "everything as it was; Ctrl-C, or `drill stop`, puts everything back at once. A real outage ends the drill "
+        "and comes first. `drill report` shows the last one. Scope bmc-watchdog is different: it arms the BMC's "
+        "watchdog and powers this host off, and the next boot checks what brought it back. Exit 0: passed, or only "
+        "recorded (dry-run); 1: failed, interrupted or refused; 4: the daemon is down.",
     )
     parser.add_argument(
-        "action", nargs="?", choices=("report", "stop"), help="show how the last one went; stop this one"
+        "action", nargs="?", choices=("report", "stop"), help="show the report of the last drill; stop the running one"
     )
     parser.add_argument(
         "--scope",
@@ -228,15 +231,15 @@ def register(subparsers: Subparsers) -> None:
         metavar="SCOPE",
         help=f"{', '.join(SCOPES)}; several with commas, or more than once (default: full); or {WATCHDOG} alone",
     )
-    parser.add_argument("--host", default="", help=f"for {WATCHDOG}: this host's name, which is asked for otherwise")
+    parser.add_argument("--host", default="", help=f"for {WATCHDOG}: this host's name, instead of a question")
     parser.add_argument(
         "--witness",
         choices=WITNESSES,
         default="simulated",
-        help="what stands for the outage: nothing (utility stays), a self-test of the UPS, or you pulling the plug",
+        help="what acts as the outage: simulated (utility stays), a self-test of the UPS, or the pulled plug",
     )
     parser.add_argument("--yes", action="store_true", help="do not ask")
-    parser.add_argument("--no-wait", action="store_true", help="begin it and return; it ends by itself")
+    parser.add_argument("--no-wait", action="store_true", help="start it and return; it ends by itself")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_options(parser)
     parser.set_defaults(run=run)
@@ -246,7 +249,7 @@ def _scopes(text: str) -> list[str]:
     words = [word.strip() for word in text.split(",")]
     for word in words:
         if word not in (*SCOPES, WATCHDOG):
-            msg = f"{word!r} is no scope (of {', '.join(SCOPES)}, {WATCHDOG})"
+            msg = f"{word!r} is not a scope (choose from {', '.join(SCOPES)}, {WATCHDOG})"
             raise argparse.ArgumentTypeError(msg)
     return words
 
@@ -270,14 +273,14 @@ def _report(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told, indent=2))
     elif told["last"] is None:
-        print("There was no drill yet: nothing here has been rehearsed (powerguard drill).")
+        print("There was no drill yet: run `powerguard drill` to rehearse an outage.")
     else:
         print("\n".join(describe(told["last"], Paint())))
     return 0
 
 
 def _stop(args: argparse.Namespace) -> int:
-    """Stop the drill that runs, whoever began it, and wait until everything is put back."""
+    """Stop the running drill, and wait until everything is put back."""
     before = _last_id(get(args, _PATH))
     post(args, "drill-stop", {"reason": "asked for"})
     return _tell(args, _watch(args, before), good=("interrupted", *_GOOD))
@@ -287,7 +290,7 @@ def _drill(args: argparse.Namespace) -> int:
     given = [word for words in args.scope or [] for word in words]
     if WATCHDOG in given:
         if given != [WATCHDOG] or args.witness != "simulated" or args.no_wait:
-            return fail(args, "drill", f"{WATCHDOG} powers this host off: it goes with no other scope", EX_USAGE)
+            return fail(args, "drill", f"{WATCHDOG} powers this host off: use it without another scope", EX_USAGE)
         return drill_watchdog(args)
     scopes = given or (["full"] if args.witness == "simulated" else [])
     asked: dict[str, object] = {"scopes": scopes, "witness": args.witness}
@@ -295,17 +298,17 @@ def _drill(args: argparse.Namespace) -> int:
     if plan["refused"]:
         return fail(args, "drill", f"refused: {because_of(plan['refused'])}", EX_REFUSED)
     if not args.json:
-        print("\n".join(_outline(plan)), flush=True)  # before what is said on stderr: both may be one pipe
+        print("\n".join(_outline(plan)), flush=True)  # before the output on stderr: both may be one pipe
     if not args.yes:
         if not sys.stdin.isatty():
-            return fail(args, "drill", "nobody can be asked here: repeat with --yes", EX_USAGE)
+            return fail(args, "drill", "stdin is not a terminal, so powerguard cannot ask: repeat with --yes", EX_USAGE)
         if not agreed("Begin?"):
-            print("Nothing was done.", file=sys.stderr)
+            print("Cancelled: the drill did not start.", file=sys.stderr)
             return EX_REFUSED
     before = _last_id(get(args, _PATH))
     answer = post(args, "drill", asked)
     if args.no_wait:
-        print(json.dumps(answer, indent=2) if args.json else "begun; `powerguard drill report` tells how it went")
+        print(json.dumps(answer, indent=2) if args.json else "started; `powerguard drill report` shows the result")
         return 0
     return _tell(args, _watch(args, before), good=_GOOD)
 
@@ -320,12 +323,12 @@ def _tell(args: argparse.Namespace, told: dict[str, Any], *, good: tuple[str, ..
 
 def _outline(plan: dict[str, Any]) -> list[str]:
     head = "This drill, in this order:" + (
-        " (dry-run: nobody is asked, it is only recorded)" if plan["mode"] == "dry-run" else ""
+        " (dry-run: no trainer is asked, it is only recorded)" if plan["mode"] == "dry-run" else ""
     )
     rows = [
         (clean(each["stage"]), clean(each["what"]) + _at_most(each["at_most_s"])) for each in plan["stages"]
     ]  # fmt: skip
-    return [head, *table(rows), "At its end, and whatever ends it, everything is put back."]
+    return [head, *table(rows), "At its end, for whatever reason, everything is put back."]
 
 
 def _at_most(seconds: float | None) -> str:
@@ -337,7 +340,7 @@ def _last_id(told: dict[str, Any]) -> str | None:
 
 
 def _watch(args: argparse.Namespace, before: str | None) -> dict[str, Any]:
-    """Show how the drill goes on until its report is there. Ctrl-C stops it, and waits until all is put back."""
+    """Show the drill's progress until its report is there. Ctrl-C stops it, and waits until all is put back."""
     shown = _Progress(quiet=args.json)
     stopping = False
     began_s = down_s = time.perf_counter()
@@ -350,7 +353,7 @@ def _watch(args: argparse.Namespace, before: str | None) -> dict[str, Any]:
                 if time.perf_counter() - down_s > _DOWN_S:
                     shown.line(shown.left_behind())
                     raise
-                shown.line("the daemon does not answer; when it is back it puts everything back")
+                shown.line("the daemon does not answer; it puts everything back when it runs again")
                 time.sleep(_LOOK_S)
                 continue
             running = told["running"]
@@ -359,7 +362,7 @@ def _watch(args: argparse.Namespace, before: str | None) -> dict[str, Any]:
                     shown.end(done=told["last"]["result"] in _GOOD)
                     return told
                 if time.perf_counter() - began_s > _BEGIN_S:
-                    msg = "the daemon did not begin it; its log says why (drill_refused)"
+                    msg = "the daemon did not start it; its log has the reason (drill_refused)"
                     raise RefusedError(msg)
             else:
                 shown.stage(running, told["load"])
@@ -371,16 +374,16 @@ def _watch(args: argparse.Namespace, before: str | None) -> dict[str, Any]:
             try:
                 post(args, "drill-stop", {"reason": "interrupted"})
             except DownError as error:
-                shown.line(f"not stopped, and nothing is put back now: {error}")
+                shown.line(f"not stopped, and not put back yet: {error}")
                 shown.line(shown.left_behind())
             except RefusedError as error:
                 shown.line(f"not stopped: {error}")
             else:
-                shown.line("stopping: everything is put back (Ctrl-C again leaves; the daemon goes on putting it back)")
+                shown.line("stopping: the daemon puts everything back (Ctrl-C again leaves; the daemon continues)")
 
 
 class _Progress:
-    """Tells on stderr how it goes: on a terminal one line that changes, else one line for each stage."""
+    """Shows the progress on stderr: on a terminal one line that changes, else one line for each stage."""
 
     def __init__(self, *, quiet: bool) -> None:
         self._quiet = quiet
@@ -389,7 +392,7 @@ class _Progress:
         self._last: dict[str, Any] = {}
 
     def stage(self, running: dict[str, Any], load: float | None) -> None:
-        """Tell the stage that runs, for how long, and the load."""
+        """Show the running stage, its time, and the load."""
         before, self._last = self._last, running
         if self._quiet:
             return
@@ -397,7 +400,7 @@ class _Progress:
         if not self._live:
             coming = before.get("coming", [])
             self._passed(coming[: coming.index(running["stage"])] if running["stage"] in coming else [])
-            self.line(f"{stage}: begun {duration(running['lasted_s'])} into the drill", key=stage)
+            self.line(f"{stage}: started {duration(running['lasted_s'])} into the drill", key=stage)
             return
         told = "?" if load is None else f"{100 * load:.0f} %"
         ends = running["stage_ends_in_s"]
@@ -409,24 +412,24 @@ class _Progress:
         print(f"\r{text[:160]}\x1b[K", end="", file=sys.stderr, flush=True)
 
     def _passed(self, stages: Sequence[str]) -> None:
-        """Tell the stages that were over before anybody could look."""
+        """Show the stages that ended between two polls."""
         for stage in stages:
             self.line(f"{clean(stage)}: done", key=clean(stage))
 
     def left_behind(self) -> str:
-        """Say what is known to stand as the drill left it while the daemon is not there."""
+        """Return what the drill has left changed while the daemon is down."""
         paused = ", ".join(str(name) for name in self._last.get("paused") or ())
         capped = self._last.get("stage") in ("cap", "restore")
-        known = [f"training of {paused} stands still"] if paused else []
+        known = [f"training of {paused} is paused"] if paused else []
         known += ["GPU power may be capped"] if capped else []
         what = " and ".join(known) if known else f"it was at {self._last.get('stage', 'its begin')}"
         again = "the daemon puts everything back as soon as it runs again (systemctl start powerguard)"
-        alone = "; without it training goes on by itself, a minute after the daemon was last heard"
-        resume = f"{alone} (a trainer that knows no lease: POST /api/v1/resume to its socket)" if paused else ""
+        alone = "; without it training continues by itself, a minute after the daemon's last request"
+        resume = f"{alone} (for a trainer without leases: POST /api/v1/resume to its socket)" if paused else ""
         return f"{what}: {again}{resume}"
 
     def line(self, text: str, key: str = "") -> None:
-        """Tell one line, once."""
+        """Print one line, once."""
         if self._quiet or self._told == (key or text):
             return
         self._told = key or text

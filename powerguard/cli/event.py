@@ -1,7 +1,7 @@
 """`powerguard event`: called by the hooks of apcupsd and NUT, while the power fails. A hint, and a question.
 
-It tells the daemon to poll at once, and never fails: a hook that fails stops other people's scripts. Nothing is kept
-for later: an event that is delivered after the next boot would be a lie.
+It asks the daemon to poll at once, and never fails: a hook that fails would stop other scripts. An event is not kept
+for later: after the next boot it would be wrong.
 """
 
 import argparse
@@ -20,11 +20,11 @@ OWNED: Final = 99
 """apccontrol(8): exit 99 of a hook suppresses what apcupsd would do by default."""
 LIMIT_S: Final = 2.0
 MAX_TEXT: Final = 200
-"""Of a name, which somebody else has chosen; the daemon keeps no more of it."""
+"""Longest name; other programs choose it, and the daemon keeps no more of it."""
 HINT_NAME: Final = "hint.sock"
-"""Where hints go, in the folder of the admin socket (daemon/control/hints.py): anybody may give one."""
+"""Socket for hints, in the folder of the admin socket (daemon/control/hints.py): every user may send one."""
 NUT_SHUTDOWN: Final = "nut-shutdown"
-"""What the event is called when upsmon is about to shut the host down."""
+"""Name of the event when upsmon is about to shut the host down."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -35,18 +35,18 @@ def register(subparsers: Subparsers) -> None:
         usage="powerguard event [--] NAME [UPS]\n"
         "       powerguard event --for apcupsd|nut [--] NAME [UPS]\n"
         "       powerguard event --for nut-shutdown -- COMMAND...",
-        description="Tell the daemon that something happened: it polls at once and decides by what it reads. "
-        "Always exits 0. --for apcupsd and --for nut: 99 when the daemon is alive and owns the shutdown, so that the "
-        "other one leaves it alone; else 0. --for nut-shutdown: runs COMMAND (what SHUTDOWNCMD was) unless the daemon "
-        "owns the shutdown. Hooks write -- before NAME: what a UPS calls itself can then never be read as an option.",
+        description="Report an event to the daemon: it polls at once and decides by the reading. "
+        "Always exits 0. --for apcupsd and --for nut: 99 if the daemon is alive and owns the shutdown, so that the "
+        "other program does not shut down; else 0. --for nut-shutdown: runs COMMAND (the old SHUTDOWNCMD) unless the "
+        "daemon owns the shutdown. Hooks write -- before NAME, so that the name of a UPS is never read as an option.",
     )
-    parser.add_argument("name", nargs="?", default="", help="what happened, such as onbattery")
+    parser.add_argument("name", nargs="?", default="", help="the event, such as onbattery")
     parser.add_argument("ups", nargs="?", default="", help="which UPS")
     parser.add_argument(
         "--for", dest="caller", choices=("apcupsd", "nut", "nut-shutdown"), default=None, help="who asks"
     )
     add_options(parser)
-    # A hook must not fail over its own options either; only a shutdown that would be lost is worth a failure.
+    # A hook must not fail over its own options either, unless a shutdown would be lost.
     if "nut-shutdown" not in sys.argv:
         parser.error = _shrug  # type: ignore[method-assign]
     parser.set_defaults(run=run)
@@ -61,10 +61,10 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     if args.caller == "nut-shutdown":
         if not args.command:
-            say("powerguard event: --for nut-shutdown needs -- COMMAND, what SHUTDOWNCMD was")
+            say("powerguard event: --for nut-shutdown needs -- COMMAND, the old SHUTDOWNCMD")
             return 64
         return _shutdown(args)
-    # What stands after -- was never looked at as options: names come from other people's files, and from UPSes.
+    # Words after -- are never options: names come from other programs' files, and from UPSes.
     after: list[str] = args.command
     name, ups, *_ = [*(str(word) for word in (args.name, args.ups) if word), *after, "", ""]
     if args.caller is None and not args.nowhere and _hint(args.socket or SOCKET, name or "unnamed", ups):
@@ -74,7 +74,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _hint(admin: str, name: str, ups: str) -> bool:
-    """Leave a hint at the hint socket, which waits for nobody; return whether there is one that took it."""
+    """Send a hint to the hint socket, without waiting; return whether a socket accepted it."""
     folder, slash, _ = admin.rpartition("/")
     body = json.dumps({"name": name[:MAX_TEXT], "ups": ups[:MAX_TEXT]}).encode()
     with contextlib.suppress(OSError), socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as sock:
@@ -85,12 +85,12 @@ def _hint(admin: str, name: str, ups: str) -> bool:
 
 
 def _tell(args: argparse.Namespace, name: str, ups: str) -> bool:
-    """Tell the daemon; return whether it owns the shutdown. A daemon that cannot be reached owns nothing."""
+    """Report it to the daemon; return whether it owns the shutdown. An unreachable daemon does not."""
     try:
         if args.nowhere:
-            raise DownError(args.nowhere)  # noqa: TRY301 - told and answered as any other that cannot be reached
+            raise DownError(args.nowhere)  # noqa: TRY301 - handled as any other daemon that cannot be reached
         answer = post(args, "event", {"name": name[:MAX_TEXT], "ups": ups[:MAX_TEXT]}, limit_s=LIMIT_S)
-    except (DownError, RefusedError, OSError) as error:  # even without a socket left: what comes after must be done
+    except (DownError, RefusedError, OSError) as error:  # even without a free socket: the next steps must run
         say(f"powerguard event: {clean(error)} (hint not delivered)")
         return False
     return answer.get("owned") is True

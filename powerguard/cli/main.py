@@ -1,11 +1,11 @@
-"""The command line: a module for each verb or family of verbs, of which only the one that was asked for is imported.
+"""The command line: a module for each verb or family of verbs; only the module of the requested verb is imported.
 
 `VERBS` lists the verbs. A verb's module has the verb's name, unless `_PLACES` names another one. The verbs of a few
 lines are at the end of this file: run, sentinel, version, completion.
 
 `powerguard event` is called by hooks while the power fails, and `powerguard status` by monitoring every minute: both
-start in a few hundredths of a second, because nothing here, in `client` or in `render` imports more than a little of
-the standard library.
+start in a few hundredths of a second, because this file, `client` and `render` import only a little of the standard
+library.
 """
 
 import argparse
@@ -33,6 +33,7 @@ VERBS: Final = {
     "checkpoints": "list, verify, restore and prune checkpoints",
     "seal": "make a checkpoint folder of any framework safe against a power cut",
     "drill": "rehearse an outage on this host and measure it",
+    "notify": "list the targets of messages, and what waits; send a test message",
     "event": "request a poll (for the hooks of apcupsd and NUT)",
     "install": "install units, helpers and rules",
     "secret": "enter a secret without showing it; list missing ones",
@@ -77,24 +78,24 @@ _SECRETS: Final = {
     "-X": "--priv-file",
     "--priv": "--priv-file",
 }
-"""What net-snmp and NUT call their secrets, which the command line here does not take: all users can read it."""
+"""Options for secrets in net-snmp and NUT. Here they are refused: all users can read a command line."""
 _WITH_SECRETS: Final = frozenset(("snmp", "discover"))
 _ASKS_DAEMON: Final = frozenset(
-    ("status", "plan", "battery", "doctor", "abort", "maintenance", "checkpoint", "drill", "event", "recover")
+    ("status", "plan", "battery", "doctor", "abort", "maintenance", "checkpoint", "drill", "event", "notify", "recover")
 )
 """Verbs that ask the daemon of the settings: `client.settle` finds its socket for them. List a new one here."""
 _DAEMONS: Final = ("run", "sentinel")
-"""Their tracebacks go to the system journal, where they are of use."""
+"""Verbs whose tracebacks go to the system journal."""
 _SHARED: Final = (
     ("--config", "FILE", f"settings (default: {CONFIG})"),
-    ("--socket", "PATH", f"the daemon's admin socket (default: of the settings that are named, else {SOCKET})"),
+    ("--socket", "PATH", f"the daemon's admin socket (default: from the settings, else {SOCKET})"),
 )
 
 
 class Parser(argparse.ArgumentParser):
-    """argparse that exits as sysexits.h says, and tells in one line what would be right.
+    """argparse with the exit statuses of sysexits.h and one-line errors.
 
-    Options are written out: what is close to one may be another program's, with a value that is not ours to show.
+    Options cannot be abbreviated: a similar option may be another program's, with a secret value.
     """
 
     def __init__(self, **keywords: Any) -> None:  # noqa: ANN401 - argparse's own
@@ -102,7 +103,7 @@ class Parser(argparse.ArgumentParser):
         super().__init__(**{"allow_abbrev": False, **keywords})
 
     def error(self, message: str) -> NoReturn:
-        """Say what is wrong and where to read what is right."""
+        """Print the error and the help command."""
         say(f"{self.prog}: {message}\nSee `{self.prog} --help`.")
         self.exit(EX_USAGE)
 
@@ -114,7 +115,7 @@ class Verbs:
         """Make the part that all verbs share."""
         self.parser = Parser(
             prog="powerguard",
-            description="When the power fails, training loses nothing, and the host comes back by itself.",
+            description="When the power fails, training keeps its progress and the host comes back by itself.",
             epilog="powerguard VERB --help shows more. Exit 64: wrong options; 78: wrong settings.",
             formatter_class=argparse.RawDescriptionHelpFormatter,
         )
@@ -135,7 +136,7 @@ class Verbs:
 
 
 def _share(parser: argparse.ArgumentParser) -> None:
-    """Let the options of all verbs stand behind the verb, too, and behind a verb of a verb."""
+    """Accept the common options after the verb, too, and after a verb of a verb."""
     for each in _with_verbs(parser):
         known = _own_options(each)
         for option, metavar, text in _SHARED:
@@ -157,7 +158,7 @@ def _own_options(parser: argparse.ArgumentParser) -> set[str]:
 
 
 def _registering(verb: str) -> Callable[[Any], None]:
-    """Return what adds the verb's parser; its module is imported here."""
+    """Return the function that adds the verb's parser; its module is imported here."""
     if verb in _SHORT:
         return _SHORT[verb]
     module, _, function = _PLACES.get(verb, verb).partition(":")
@@ -187,7 +188,7 @@ def _unknown(parser: Parser, verb: str) -> NoReturn:
 
 
 def _refuse_secrets(parser: Parser, words: Sequence[str]) -> None:
-    """Refuse a secret that stands on the command line, before anything repeats it."""
+    """Refuse a secret on the command line, before a message repeats it."""
     for word in words:
         option = word.partition("=")[0]
         known = "--comm" if "--community".startswith(option) and len(option) >= len("--comm") else option
@@ -196,7 +197,7 @@ def _refuse_secrets(parser: Parser, words: Sequence[str]) -> None:
 
 
 def _names(unknown: Sequence[str]) -> str:
-    """Return the options that are not known, without their values; words alone where there is no option."""
+    """Return the unknown options, without their values; words only if there is no option."""
     options = [word.partition("=")[0] if word.startswith("--") else word[:2] for word in unknown if word[:1] == "-"]
     return " ".join(options or unknown)
 
@@ -211,20 +212,20 @@ def _near(parser: argparse.ArgumentParser, unknown: Sequence[str]) -> str:
 
 
 def main(argv: Sequence[str] | None = None) -> int:
-    """Run one verb; returns the exit status. Who interrupts us, reads no further or has no room gets no traceback."""
+    """Run one verb; return the exit status. Ctrl-C, a closed pipe or a full disk end without a traceback."""
     _steady()
     words = list(sys.argv[1:] if argv is None else argv)
     try:
         try:
             return _run(words)
         finally:
-            # What was printed may still be in memory: that nobody takes it would else show only when Python ends.
+            # The output may still be in memory: a closed pipe would otherwise show only when Python ends.
             sys.stdout.flush()
     except KeyboardInterrupt:
         return 130
     except BrokenPipeError:
         forget(sys.stdout)
-        return 141  # whoever read us (head, less) has seen enough
+        return 141  # the reader (head, less) has closed the pipe
     except OSError as error:
         if verb_in(words) in _DAEMONS:
             raise
@@ -235,8 +236,8 @@ def main(argv: Sequence[str] | None = None) -> int:
 
 
 def _steady() -> None:
-    """Let nothing fail for what the streams are: closed by whoever started us, or without a letter that we print."""
-    # In this order each gets its own descriptor again, which else a socket would take.
+    """Make the standard streams usable: the caller may have closed them, or they may lack a letter that we print."""
+    # In this order each gets its own descriptor again, which a socket would otherwise take.
     for name, mode in (("stdin", "r"), ("stdout", "w"), ("stderr", "w")):
         if getattr(sys, name) is None:
             setattr(sys, name, open(os.devnull, mode, encoding="utf-8"))  # noqa: PTH123, SIM115 - light, and kept
@@ -264,7 +265,7 @@ def _run(words: list[str]) -> int:
         verbs.add(verb)
     args, unknown = verbs.parser.parse_known_args(words)
     if unknown:
-        # argparse would blame the whole program; it is the verb that does not know the option.
+        # argparse would name the whole program; the verb does not know the option.
         parser = verbs.subparsers.choices[verb] if verb is not None else verbs.parser
         parser.error(f"unknown option {_names(unknown)}{_near(parser, unknown)}")
     if args.version and verb is None:
@@ -277,8 +278,8 @@ def _run(words: list[str]) -> int:
     args.config = named or CONFIG
     args.nowhere = ""
     if named and verb in _ASKS_DAEMON and (wrong := _settle(args)):
-        args.nowhere = f"{wrong}; so it is not known where their daemon listens (say --socket PATH)"
-        if verb != "event":  # a hook must not fail: it tells nobody, and says so
+        args.nowhere = f"{wrong}, so the daemon's address is unknown: correct the settings or give --socket PATH"
+        if verb != "event":  # a hook must not fail: it only reports this
             from powerguard.cli.shared import fail
 
             return fail(args, verb, args.nowhere, EX_CONFIG)
@@ -287,19 +288,19 @@ def _run(words: list[str]) -> int:
     except UntoldError as error:
         from powerguard.cli.shared import EX_DOWN, fail
 
-        why = f"the daemon does not tell {error.args[0]}: it is older than this command"
+        why = f"the daemon does not report {error.args[0]}: it is older than this command"
         return fail(args, str(verb), f"{why} (systemctl restart powerguard, unless power is out)", EX_DOWN)
 
 
 def _settle(args: argparse.Namespace) -> str:
-    """Look the daemon up in the settings that are named, unless nothing of it is left open. Return what is wrong."""
+    """Look the daemon up in the named settings, unless the options give its address. Return the error."""
     is_open = args.socket is None or getattr(args, "journal", "") is None
     if not is_open or getattr(args, "url", None) is not None or getattr(args, "size", False):
         return ""
     from powerguard.cli.client import settle
 
     wrong = settle(args)
-    # doctor tells it among its findings; and who says where the daemon is needs no settings to ask it.
+    # doctor reports it as a finding; with an explicit address the settings are not needed.
     return "" if args.verb == "doctor" or args.socket is not None else wrong
 
 
@@ -310,11 +311,11 @@ def _register_run(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "run",
         help="run the daemon",
-        description="Run the daemon in the foreground. SIGTERM stops it, SIGHUP reads the settings anew. "
+        description="Run the daemon in the foreground. SIGTERM stops it, SIGHUP reloads the settings. "
         "Exit 0: stopped; 69: another one runs with these settings; 78: the settings are wrong.",
     )
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
-    parser.add_argument("--dry-run", action="store_true", help="record the power-off, do not do it, whatever mode says")
+    parser.add_argument("--dry-run", action="store_true", help="record the power-off instead of doing it, in any mode")
     parser.set_defaults(run=_run_daemon)
 
 
@@ -330,15 +331,15 @@ def _register_sentinel(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "sentinel",
         help="run on a management node: power registered hosts on after an outage",
-        description="Run a sentinel in the foreground: hosts tell it at their power-off that it may power them on, and "
-        "it does so once utility holds and their BMC says that they are off. SIGTERM stops it. It has settings of its "
-        "own (config/sentinel.yaml is the sample). Exit 0: stopped; 69: another one keeps its intents there; 78: the "
-        "settings are wrong.",
+        description="Run a sentinel in the foreground: hosts register with it at their power-off, and "
+        "it powers them on once utility is stable and their BMC reports that they are off. SIGTERM stops it. It has "
+        "its own settings (sample: config/sentinel.yaml). Exit 0: stopped; 69: another one uses the same state; 78: "
+        "the settings are wrong.",
     )
-    # Not the daemon's settings, which stand for it wherever none are named.
+    # Not the daemon's settings, which are the default elsewhere.
     parser.add_argument("--config", metavar="FILE", dest="file", required=True, help="the sentinel's own settings")
-    parser.add_argument("--dry-run", action="store_true", help="write down what it would do, whatever mode says")
-    parser.add_argument("--check", action="store_true", help="say whether the settings hold, and end")
+    parser.add_argument("--dry-run", action="store_true", help="only record what it would do, in any mode")
+    parser.add_argument("--check", action="store_true", help="check the settings and end")
     parser.set_defaults(run=_run_sentinel)
 
 
@@ -404,7 +405,7 @@ _COMPLETED: Final[Mapping[Any, str]] = {
     **dict.fromkeys(("FILE", "PATH", "WALK", "PROFILE.yaml", "EXPECTED.json"), "FILE"),
     **dict.fromkeys(("DIR", "FOLDER", "PLACE", "CHECKPOINT"), "DIRECTORY"),
 }
-"""What a value is completed with, by the name that the help gives it."""
+"""Completion of a value, by its name in the help."""
 
 _SHORT: Final[Mapping[str, Callable[[Subparsers], None]]] = {
     "run": _register_run,

@@ -1,10 +1,10 @@
-"""What `abort`, `maintenance` and `checkpoint` share: ask, and say how it went.
+"""The verbs `abort`, `maintenance` and `checkpoint`, and their common request to the daemon.
 
-`powerguard abort`: call this outage's shutdown off, before the commit point.
+`powerguard abort`: abort this outage's shutdown, before the commit point.
 
 `powerguard maintenance`: suspend the power-off for a while, with an end and a reason.
 
-`powerguard checkpoint`: ask every trainer for a checkpoint now, training going on.
+`powerguard checkpoint`: ask every trainer for a checkpoint now, while training continues.
 """
 
 import argparse
@@ -16,7 +16,7 @@ from powerguard.cli.shared import EX_DOWN, EX_REFUSED, Subparsers, fail
 
 
 def ask(args: argparse.Namespace, verb: str, body: dict[str, object], done: str) -> int:
-    """Ask the daemon for a change and tell the answer. done: what to say when it was taken."""
+    """Ask the daemon for a change and print the answer. done: the text if it was accepted."""
     try:
         answer = post(args, verb, body)
     except DownError as error:
@@ -26,7 +26,7 @@ def ask(args: argparse.Namespace, verb: str, body: dict[str, object], done: str)
     if args.json:
         print(json.dumps(answer, indent=2))
     else:
-        note = mode_note(answer.get("mode"), "nothing would be powered off anyway")
+        note = mode_note(answer.get("mode"), "the host would not be powered off anyway")
         print(f"{done}; phase {clean(answer.get('phase'))}{note}")
     return 0
 
@@ -36,9 +36,9 @@ def register_abort(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "abort",
         help="abort this outage's shutdown (before the commit point)",
-        description="Call this outage's shutdown off and let training go on, at your own risk: the battery is not "
-        "watched for you any more in this outage. Possible only before the commit point. "
-        "Exit 0: called off; 1: refused, with the reason; 4: the daemon is down.",
+        description="Abort this outage's shutdown and continue training, at your own risk: powerguard no longer "
+        "powers the host off in this outage. Possible only before the commit point. "
+        "Exit 0: aborted; 1: refused, with the reason; 4: the daemon is down.",
     )
     parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the journal")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
@@ -48,7 +48,7 @@ def register_abort(subparsers: Subparsers) -> None:
 
 def run_abort(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    return ask(args, "abort", {"reason": args.reason}, "asked to call this outage's shutdown off")
+    return ask(args, "abort", {"reason": args.reason}, "asked the daemon to abort this outage's shutdown")
 
 
 def register_maintenance(subparsers: Subparsers) -> None:
@@ -56,8 +56,8 @@ def register_maintenance(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "maintenance",
         help="suspend the power-off for a while",
-        description="Suspend the power-off for a while; alarms and checkpoints go on. It ends by itself. "
-        "Exit 0: taken; 1: refused, with the reason; 4: the daemon is down.",
+        description="Suspend the power-off for a while; alarms and checkpoints continue. It ends by itself. "
+        "Exit 0: done; 1: refused, with the reason; 4: the daemon is down.",
     )
     verbs = parser.add_subparsers(dest="maintenance_verb", metavar="on|off", required=True)
     on = verbs.add_parser("on", help="suspend", description="Suspend the power-off.")
@@ -65,7 +65,7 @@ def register_maintenance(subparsers: Subparsers) -> None:
         "--for", dest="for_s", type=_seconds, required=True, metavar="TIME", help="such as 90s, 15m, 2h, 1d"
     )
     on.add_argument("--reason", required=True, metavar="TEXT", help="the reason, for the journal and for status")
-    off = verbs.add_parser("off", help="protect again", description="End maintenance now.")
+    off = verbs.add_parser("off", help="end it now", description="End maintenance now.")
     for each in (on, off):
         each.add_argument("--json", action="store_true", help="one JSON object on stdout")
         add_options(each)
@@ -75,7 +75,7 @@ def register_maintenance(subparsers: Subparsers) -> None:
 def _seconds(text: str) -> float:
     seconds = told_seconds(text)
     if seconds is None or not 0 < seconds <= 7 * 86400:
-        msg = f"{text!r} is no time up to 7 days (write 90s, 15m, 2h or 1d)"
+        msg = f"{text!r} is not a time up to 7 days (examples: 90s, 15m, 2h, 1d)"
         raise argparse.ArgumentTypeError(msg)
     return seconds
 
@@ -93,8 +93,8 @@ def register_checkpoint(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "checkpoint",
         help="ask every trainer for a checkpoint now",
-        description="Ask every trainer for a checkpoint now; training goes on. `powerguard status` shows how it goes. "
-        "Exit 0: asked; 1: refused, with the reason; 4: the daemon is down.",
+        description="Ask every trainer for a checkpoint now; training continues. `powerguard status` shows the "
+        "progress. Exit 0: asked; 1: refused, with the reason; 4: the daemon is down.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_options(parser)

@@ -1,4 +1,4 @@
-"""`powerguard recover`: a host is back, and training waits: for what, and starting it now."""
+"""`powerguard recover`: show what training waits for on a host that is back, or start it now."""
 
 import argparse
 import asyncio
@@ -20,11 +20,11 @@ if TYPE_CHECKING:
 _LOOK_S = 20.0
 
 _STAGES = {
-    "none": "nothing to recover from",
+    "none": "there was no power-off to recover from",
     "gate": "training waits for the gate",
-    "check": "the host is being looked at",
+    "check": "the host is being checked",
     "start": "training is being started",
-    "first_step": "training was started; its first step is waited for",
+    "first_step": "training was started; powerguard waits for its first step",
 }
 _MARKS = {True: ("ok", "green"), False: ("waiting", "red"), None: ("?", "yellow")}
 
@@ -34,13 +34,13 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "recover",
         help="show what training waits for after a return, or start it now",
-        description="Start training now on a host that is back from a power-off, though the gate (utility, charge) "
-        "would still wait. It is refused on battery, and where the host is not what it was: --unchecked takes it as it "
-        "is. --dry-run shows each gate and whether it waits, and what would be started; with the daemon down, too, as "
-        "far as can be seen without it. Exit 0: asked, or (with --dry-run) nothing waits; 1: refused, or something "
-        "does; 4: the daemon is down.",
+        description="Start training now on a host that is back from a power-off, even if the gate (utility, charge) "
+        "would still wait. It is refused on battery, and if the host is not complete: --unchecked accepts it as it "
+        "is. --dry-run shows each gate and whether it waits, and what would be started; also without the daemon, as "
+        "far as possible. Exit 0: asked, or (with --dry-run) no gate waits; 1: refused, or a gate "
+        "waits; 4: the daemon is down.",
     )
-    parser.add_argument("--dry-run", action="store_true", help="show what would be done; start nothing")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument("--unchecked", action="store_true", help="start although a GPU or a checkpoint is missing")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_options(parser)
@@ -56,7 +56,7 @@ def run(args: argparse.Namespace) -> int:
     except RefusedError as error:
         return fail(args, "recover", str(error), EX_REFUSED)
     if not args.dry_run:
-        return ask(args, "recover", {"unchecked": args.unchecked}, "asked for training to be started")
+        return ask(args, "recover", {"unchecked": args.unchecked}, "asked the daemon to start training")
     starts = told["starts"]
     found = _target(starts["target"], starts["command"])
     told["gates"] += [_gate(finding) for finding in found]
@@ -90,7 +90,7 @@ def _start(starts: dict[str, Any]) -> str:
 
 
 def _target(target: str | None, command: list[str]) -> "list[Finding]":
-    """Look at what would be started, here: the daemon was not asked to."""
+    """Check here what would be started, without the daemon."""
     from powerguard.effectors.host import findings
     from powerguard.effectors.options import ResumeOptions
 
@@ -108,7 +108,7 @@ def _gate(finding: "Finding") -> dict[str, Any]:
 
 
 def host_look(settings: "Settings") -> "HostLook":
-    """Return who looks at this host as the daemon's child does."""
+    """Return the check of this host, as the daemon's child does it."""
     from powerguard.daemon.wiring import checkpoint_dirs
     from powerguard.effectors.host.check import MEMORY
     from powerguard.effectors.host.look import HostLook
@@ -123,18 +123,18 @@ def host_look(settings: "Settings") -> "HostLook":
 
 
 def _alone(args: argparse.Namespace, why: str) -> int:
-    """Tell what can be seen without the daemon; start nothing, since nobody watches the battery."""
+    """Show what is visible without the daemon; start no training, because the battery is not watched."""
     from powerguard.settings.load import SettingsError, load
 
     try:
         settings = load(Path(args.config))
     except SettingsError as error:
-        return fail(args, "recover", f"{why}; and the settings cannot be used: {error.problems[0]}", EX_DOWN)
+        return fail(args, "recover", f"{why}; and the settings are invalid: {error.problems[0]}", EX_DOWN)
     checked = asyncio.run(host_look(settings).look(_LOOK_S))
     problems, notes = checked.verdict.problems, checked.verdict.notes
     resume = settings.resume
     target = None if resume.command else resume.target
-    unseen = "not known: the daemon is down (`powerguard doctor` asks the UPS)"
+    unseen = "unknown: the daemon is down (`powerguard doctor` asks the UPS)"
     gates = [
         *({"name": name, "open": None, "text": unseen} for name in ("utility", "countdown", "charge")),
         {"name": "host", "open": not problems, "text": "; ".join(problems or notes) or "as it was"},
@@ -158,8 +158,8 @@ def _alone(args: argparse.Namespace, why: str) -> int:
     if args.json:
         print(json.dumps(told, indent=2))
         return EX_DOWN
-    lines = _lines({**told, "phase": "unknown", "stage": "the daemon is down, and this is what can be seen without it"})
-    lines.append("with the battery watched: systemctl start powerguard.service")
-    lines.append(f"by hand, with nobody watching the battery: {clean(_start(told['starts']))}")
+    lines = _lines({**told, "phase": "unknown", "stage": "the daemon is down; this is the state without it"})
+    lines.append("to start training with the battery watched: systemctl start powerguard.service")
+    lines.append(f"to start it by hand, without a watch on the battery: {clean(_start(told['starts']))}")
     print("\n".join(fold(lines)))
     return EX_DOWN

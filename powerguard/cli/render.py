@@ -22,7 +22,7 @@ _CODES: Final = {
 
 
 def clean(value: object) -> str:
-    """Return text that no terminal stumbles over: what a trainer or a UPS calls itself is not ours."""
+    """Return text that is safe for a terminal: names of trainers and UPSes are foreign text."""
     return "".join(letter if letter.isprintable() else "?" for letter in str(value))
 
 
@@ -31,7 +31,7 @@ NOT_ARMED: Final = frozenset({"dry_run", "rehearse"})
 
 
 def mode_note(mode: object, so: str = "") -> str:
-    """Return what is put behind a text that does not hold as it stands: "" in mode armed, and where it is unknown."""
+    """Return the note after a text that does not apply in this mode: "" in mode armed, and if it is unknown."""
     if mode in {None, "armed"}:
         return ""
     return f" ({clean(mode)}: {so})" if so else f" ({clean(mode)})"
@@ -43,7 +43,7 @@ def has_colour(stream: TextIO) -> bool:
 
 
 def say(text: str) -> None:
-    """Print on stderr. Where nobody takes it, that alone is lost: not the exit status, nor what is still to be done."""
+    """Print on stderr. If that is closed, only the text is lost: not the exit status, nor the next steps."""
     try:
         print("\n".join(fold(text.split("\n"), stream=sys.stderr)), file=sys.stderr, flush=True)
     except OSError:
@@ -51,7 +51,7 @@ def say(text: str) -> None:
 
 
 def forget(stream: TextIO) -> None:
-    """Forget what is still to be written: when it flushes at exit, Python would complain, or exit with 120."""
+    """Drop the unwritten output: at exit, Python would print an error or exit with 120."""
     with contextlib.suppress(OSError, ValueError):  # not a file: a test's
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
@@ -66,7 +66,7 @@ class Paint:
     """Colours, or none."""
 
     def __init__(self, stream: TextIO | None = None) -> None:
-        """Find out whether this stream wants colours. None: what is standard output now, not when this was imported."""
+        """Find out whether this stream takes colours. None: the present standard output."""
         self._on = has_colour(sys.stdout if stream is None else stream)
 
     def __call__(self, text: str, colour: str) -> str:
@@ -75,11 +75,11 @@ class Paint:
 
 
 def duration(seconds: float | None) -> str:
-    """Return seconds as people say them: 0.4 s, 45 s, 3 m 12 s, 2 h 05 m, 4 d 3 h. "?" when not known."""
+    """Return seconds for display: 0.4 s, 45 s, 3 m 12 s, 2 h 05 m, 4 d 3 h. "?" if unknown."""
     if seconds is None:
         return "?"
     sign, left = ("-", -seconds) if seconds < 0 else ("", seconds)
-    if left < 9.95:  # else it would read "10.0 s", beside "10 s" for a little more
+    if left < 9.95:  # else it would read "10.0 s", and "10 s" for a little more
         return f"{sign}{left:.1f} s"
     whole = round(left)
     if whole < 60:
@@ -92,7 +92,7 @@ def duration(seconds: float | None) -> str:
 
 
 def is_endless(seconds: float | None) -> bool:
-    """Say whether this is no battery's time: a feed with utility carries the host (1e7 s in `energy.outlast`)."""
+    """Say whether this runtime is endless: a feed with utility carries the host (1e7 s in `energy.outlast`)."""
     return seconds is not None and seconds >= 1e6
 
 
@@ -132,7 +132,7 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
 
 
 def columns(stream: TextIO | None = None) -> int | None:
-    """Return how many columns the terminal has that a stream goes to (None: stdout); None where it is no terminal."""
+    """Return how many columns the terminal has that a stream goes to (None: stdout); None if it is not a terminal."""
     try:
         return os.get_terminal_size((sys.stdout if stream is None else stream).fileno()).columns
     except (OSError, ValueError):
@@ -142,9 +142,9 @@ def columns(stream: TextIO | None = None) -> int | None:
 def fold(
     lines: Sequence[str], width: int | None = None, stream: TextIO | None = None, *, breaks_words: bool = False
 ) -> list[str]:
-    """Break long lines between words, and go on below where their last column begins.
+    """Break long lines between words, and continue below the start of their last column.
 
-    width: None: as the terminal's, which is the stream (None: stdout). What is no terminal gets its lines whole.
+    width: None: that of the terminal, which is the stream (None: stdout). Without a terminal, lines are not broken.
     breaks_words: no line is longer than width, however narrow that is; else a word that is longer stays whole.
     """
     width = columns(stream) if width is None else width
@@ -157,7 +157,7 @@ def fold(
 
 
 def _folded(line: str, width: int, *, breaks_words: bool) -> list[str]:
-    """Break one line; its colours count as nothing, and stay on the letters that they are on."""
+    """Break one line; its colours have no width, and stay on their letters."""
     import re
     from textwrap import wrap
 
@@ -181,7 +181,7 @@ def _folded(line: str, width: int, *, breaks_words: bool) -> list[str]:
         colours.append((found.start() - before, found[0]))
         before += len(found[0])
     end = len(plain)
-    for number in reversed(range(len(folded))):  # from the last: each part is found before the one behind it
+    for number in reversed(range(len(folded))):  # from the last: each part is found before the next one
         indent = hang if number else 0
         part = folded[number][indent:]
         begin = plain.rindex(part, 0, end)
@@ -194,11 +194,11 @@ def _folded(line: str, width: int, *, breaks_words: bool) -> list[str]:
 
 
 _NARROW: Final = 40
-"""Columns of a terminal in which nothing can be laid out."""
+"""Columns of a terminal that is too narrow for a layout."""
 
 
 def told_seconds(text: str) -> float | None:
-    """Read a duration as people write it: 90, 90s, 15m, 2h, 1d. None when it is none."""
+    """Read a duration: 90, 90s, 15m, 2h, 1d. None if it is not one."""
     units = {"s": 1.0, "m": 60.0, "h": 3600.0, "d": 86400.0}
     factor = units.get(text[-1:].lower())
     digits = text[:-1] if factor is not None else text
@@ -218,7 +218,7 @@ _UNITS: Final = ((1e12, "TB"), (1e9, "GB"), (1e6, "MB"), (1e3, "kB"))
 
 
 def amount(size_bytes: float | None) -> str:
-    """Return bytes as people say them: 8.50 GB, 312 kB. "?" when not known."""
+    """Return bytes for display: 8.50 GB, 312 kB. "?" if unknown."""
     if size_bytes is None:
         return "?"
     for factor, unit in _UNITS:
@@ -229,10 +229,10 @@ def amount(size_bytes: float | None) -> str:
 
 
 class Bar:
-    """One line on a terminal that is drawn over, ten times a second at most, and gone at the end.
+    """One progress line on a terminal, redrawn at most ten times a second, and removed at the end.
 
-    what: a word or two in front. quiet: draw nothing, as where the stream is no terminal. told: how counts are written;
-    bytes unless something else is counted. May be told from any thread.
+    what: a word or two in front. quiet: draw nothing, as if the stream is not a terminal. told: how counts are written;
+    bytes unless other items are counted. Any thread may report progress.
     """
 
     def __init__(
@@ -255,7 +255,7 @@ class Bar:
         self._full, self._empty = ("█", "░") if encoding == "utf8" else ("#", ".")
 
     def __call__(self, done: int, total: int | None) -> None:
-        """Tell how far it is: how much is done, and how much there is in all where that is known."""
+        """Show the progress: how much is done, and how much in all if known."""
         now_s = time.perf_counter()
         if not self._live or now_s - self._drawn_s < _EVERY_S:
             return
@@ -266,7 +266,7 @@ class Bar:
             self._stream.flush()
 
     def renamed(self, what: str) -> Self:
-        """Go on with the next thing, from its beginning."""
+        """Start the progress of the next item."""
         self._what = what
         self._began_s = time.perf_counter()
         return self

@@ -1,4 +1,4 @@
-"""`powerguard secret`: put a secret where systemd hands it to the daemon, and list which the settings name."""
+"""`powerguard secret`: store a secret where systemd gives it to the daemon, and list those of the settings."""
 
 import argparse
 import json
@@ -25,13 +25,13 @@ _PASSES: Final = re.compile(r"^(?:Load|Set)Credential(?:Encrypted)?=([^:\s]+)", 
 
 
 HANDED: Final = "/run/credentials/powerguard.service"
-"""Where systemd keeps what it handed to the running daemon; root can read it."""
+"""Where systemd keeps the credentials of the running daemon; root can read it."""
 
 
 class Named(NamedTuple):
     """One credential that the settings name. used_by: where.
 
-    passed_by: a unit file that hands it to the daemon, other than the one that install writes; "" for none.
+    passed_by: a unit file that gives it to the daemon, other than the one that install writes; "" for none.
     """
 
     name: str
@@ -45,31 +45,31 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "secret",
         help="enter a secret without showing it; list missing ones",
-        description="Secrets never stand in the settings: {credential: NAME} names one. Its file lies in "
-        f"{SECRETS}, readable by root alone, and systemd hands it to the daemon. Exit 0: done, none is missing; "
+        description="The settings never contain a secret: {credential: NAME} names one. Its file is in "
+        f"{SECRETS}, readable by root only, and systemd gives it to the daemon. Exit 0: done, none is missing; "
         "1: refused, or one is missing.",
     )
     verbs = parser.add_subparsers(dest="what", metavar="set|list", required=True)
     put = verbs.add_parser(
         "set",
         help="ask for a secret, or read it from stdin",
-        description="Ask for a secret without showing it, or read it from stdin, and put it in place.",
+        description="Ask for a secret without showing it, or read it from stdin, and store it.",
     )
     put.add_argument("name", type=_name, metavar="NAME", help="as in {credential: NAME}")
     listed = verbs.add_parser(
         "list",
-        help="the secrets that the settings name, and which are missing",
-        description="List the secrets that the settings name, what uses each, and which are missing. Shows none.",
+        help="list the secrets of the settings, and which are missing",
+        description="List the secrets of the settings, their use, and which are missing. Shows no secret.",
     )
     for each in (put, listed):
-        each.add_argument("--root", metavar="DIR", default="/", help="an image in place of this system")
+        each.add_argument("--root", metavar="DIR", default="/", help="root of an image, instead of this system")
         each.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
 
 
 def _name(text: str) -> str:
     if not re.fullmatch(CREDENTIAL_NAME, text):
-        msg = f"{text!r} is no name of a secret (letters, digits, dots and dashes, such as snmp-auth)"
+        msg = f"{text!r} is not the name of a secret: use letters, digits, dots and dashes (example: snmp-auth)"
         raise argparse.ArgumentTypeError(msg)
     return text
 
@@ -78,9 +78,11 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     root = Path(args.root).resolve()
     if root == Path("/") and os.environ.get("POWERGUARD_UNDER_TEST"):
-        return fail(args, "secret", "refused under test: it would look into this machine; give --root DIR", EX_REFUSED)
+        return fail(
+            args, "secret", "refused under test: it would read this machine's secrets; give --root DIR", EX_REFUSED
+        )
     if root == Path("/") and os.geteuid() != 0:
-        return fail(args, "secret", f"{SECRETS} is root's alone: be root", EX_REFUSED)
+        return fail(args, "secret", f"only root may open {SECRETS}: run this as root", EX_REFUSED)
     try:
         config = Path(args.config) if root == Path("/") else root / args.config.lstrip("/")
         known = named(root, load(config))
@@ -101,26 +103,26 @@ def _set(args: argparse.Namespace, root: Path, known: list[Named] | None) -> int
     if args.json:
         print(json.dumps({"schema_version": 1, "object": "secret", "path": str(path), "next": then}, indent=2))
     else:
-        print(f"{path}: written, readable by root alone", *(f"next: {line}" for line in then), sep="\n")
+        print(f"{path}: written, readable by root only", *(f"next: {line}" for line in then), sep="\n")
     return 0
 
 
 def asked_for(name: str) -> bytes:
-    """Ask for a secret twice, without showing it. Raises ValueError where the two differ."""
-    first = getpass(f"{name} (is not shown): ")
-    if first != getpass(f"{name} once more: "):
-        msg = "the two are not the same: nothing was written"
+    """Ask for a secret twice, without showing it. Raises ValueError if the two differ."""
+    first = getpass(f"{name} (not shown): ")
+    if first != getpass(f"{name} again: "):
+        msg = "the two are different: the secret was not written"
         raise ValueError(msg)
     return first.encode()
 
 
 def put(root: Path, name: str, secret: bytes) -> Path:
-    """Put a secret in place, whole; returns where. Raises ValueError for one that is none, OSError."""
+    """Store a secret, completely; return its path. Raises ValueError for an invalid one, OSError."""
     if len(secret) > MAX_SECRET_BYTES:
-        msg = f"larger than {MAX_SECRET_BYTES} bytes, so it is no password or token"
+        msg = f"larger than {MAX_SECRET_BYTES} bytes, so it is not a password or token"
         raise ValueError(msg)
     if not secret.strip(b"\r\n"):
-        msg = "empty: nothing was written"
+        msg = "empty: the secret was not written"
         raise ValueError(msg)
     folder = root / SECRETS[1:]
     folder.mkdir(mode=0o700, parents=True, exist_ok=True)
@@ -130,9 +132,9 @@ def put(root: Path, name: str, secret: bytes) -> Path:
 
 def _next(root: Path, name: str, known: list[Named] | None) -> list[str]:
     if known is not None and name not in {each.name for each in known}:
-        return [f"no setting names it: write {{credential: {name}}} where it belongs"]
+        return [f"write {{credential: {name}}} into the settings: they do not use it yet"]
     if name not in passed(root):
-        return ["powerguard install, which hands it to the daemon"]
+        return ["powerguard install, to give it to the daemon"]
     return [f"systemctl restart {DAEMON}, unless power is out: the running daemon has the old one"]
 
 
@@ -142,7 +144,7 @@ def _words(one: Named) -> str:
 
 def _list(args: argparse.Namespace, known: list[Named] | None) -> int:
     if known is None:
-        return fail(args, "secret", f"{args.config}: cannot be read: powerguard config validate", EX_REFUSED)
+        return fail(args, "secret", f"{args.config}: is not valid: run powerguard config validate", EX_REFUSED)
     if args.json:
         secrets = [each._asdict() for each in known]
         print(json.dumps({"schema_version": 1, "object": "secrets", "secrets": secrets}, indent=2))
@@ -158,7 +160,7 @@ def _list(args: argparse.Namespace, known: list[Named] | None) -> int:
 
 
 def named(root: Path, settings: Settings) -> list[Named]:
-    """Return the credentials that the settings name, and how each stands."""
+    """Return the credentials of the settings, with their states."""
     uses: dict[str, list[str]] = {}
     for path, secret in secrets_in(settings):
         if secret.credential is not None:
@@ -174,7 +176,7 @@ def _named(root: Path, name: str, used_by: tuple[str, ...], passed_by: str) -> N
 
 
 def is_set(name: str) -> bool:
-    """Return whether the file of a credential on this host holds something. Root alone can tell: others get False."""
+    """Return whether the file of a credential on this host is not empty. Only root can read it: others get False."""
     path = Path(SECRETS, name)
     try:
         return path.stat().st_size > 0
@@ -183,7 +185,7 @@ def is_set(name: str) -> bool:
 
 
 def not_handed(settings: Settings) -> list[str]:
-    """Return the credentials that are set on this host, and that the running daemon was started without."""
+    """Return the credentials that are set on this host, but that the running daemon started without."""
     if not Path(HANDED).is_dir():
         return []
     return [
@@ -201,7 +203,7 @@ def _bytes(path: Path) -> bytes:
 
 
 def passed(root: Path) -> dict[str, str]:
-    """Return the credentials that unit files hand to the daemon, each with the file that says so."""
+    """Return the credentials that unit files give to the daemon, each with its file."""
     return {name: path for path, text in _unit_files(root) for name in _PASSES.findall(text)}
 
 

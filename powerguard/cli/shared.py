@@ -1,4 +1,4 @@
-"""What all verbs share: exit codes, default paths, and how an error is reported. Stdlib only."""
+"""Exit codes, default paths and error output of all verbs. Stdlib only."""
 
 import argparse
 import json
@@ -8,21 +8,21 @@ from typing import Any, Final, Protocol
 from powerguard.cli.render import Paint, clean, say
 
 EX_REFUSED: Final = 1
-"""What was asked for is refused, or did not succeed."""
+"""The request is refused, or did not succeed."""
 EX_NOTHING: Final = 1
-"""What was looked for is not there."""
+"""No result was found."""
 EX_DOWN: Final = 4
 """The daemon does not answer."""
 EX_USAGE: Final = 64
 """sysexits.h: wrong options."""
 EX_DATA: Final = 65
-"""sysexits.h: the file is not what it should be."""
+"""sysexits.h: the file has invalid content."""
 EX_NOINPUT: Final = 66
 """sysexits.h: the file cannot be read."""
 EX_CANTCREAT: Final = 73
 """sysexits.h: the file cannot be written."""
 EX_IOERR: Final = 74
-"""sysexits.h: the output found no room, or no way."""
+"""sysexits.h: the output could not be written."""
 EX_CONFIG: Final = 78
 """sysexits.h: the settings are wrong."""
 SOCKET: Final = "/run/powerguard/powerguard.sock"
@@ -42,7 +42,7 @@ class Subparsers(Protocol):
 
 
 def fail(args: argparse.Namespace, verb: str, why: str, code: int) -> int:
-    """Say why not, to people on stderr and to programs as an object."""
+    """Report an error, as text on stderr and with --json as an object."""
     if args.json:
         print(json.dumps({"schema_version": 1, "object": "error", "error": why}, indent=2))
     else:

@@ -1,4 +1,4 @@
-"""`powerguard simulate`: outages by the thousand in a world that lies; what is imported for it, is imported late."""
+"""`powerguard simulate`: thousands of outages in a world with faults; its modules are imported late."""
 
 import argparse
 import json
@@ -29,8 +29,9 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "simulate",
         help="simulate thousands of outages",
-        description="Play outages in a seeded world in which batteries, gauges, trainers, BMCs and other daemons lie, "
-        "hang and die. Exit 0: no invariant was violated; 1: one was, and the command that plays it again is printed.",
+        description="Play outages in a seeded world in which batteries, gauges, trainers, BMCs and other daemons "
+        "report wrong values, hang and die. Exit 0: no invariant was violated; 1: one was, and the command that "
+        "plays it again is printed.",
     )
     parser.add_argument(
         "--seed", type=_at_least(0), default=1, metavar="N", help="seed of the first outage, below 10^15 (default 1)"
@@ -42,11 +43,15 @@ def register(subparsers: Subparsers) -> None:
         metavar="N",
         help="how many (default 1000; level loop 50)",
     )
-    parser.add_argument("--site", metavar="FILE", default=None, help="the world's numbers (docs/reference/simulate.md)")
     parser.add_argument(
-        "--faults", action=argparse.BooleanOptionalAction, default=True, help="break things (default: yes)"
+        "--site", metavar="FILE", default=None, help="file with the world's parameters (docs/reference/simulate.md)"
     )
-    parser.add_argument("--policy", choices=_POLICIES, default="powerguard", help="who decides (default: powerguard)")
+    parser.add_argument(
+        "--faults", action=argparse.BooleanOptionalAction, default=True, help="inject faults (default: yes)"
+    )
+    parser.add_argument(
+        "--policy", choices=_POLICIES, default="powerguard", help="the policy that decides (default: powerguard)"
+    )
     parser.add_argument(
         "--level",
         choices=_LEVELS,
@@ -142,13 +147,13 @@ def _print(told: dict[str, Any]) -> None:
         f"{played} from seed {told['seed']}, {faults}, policy {told['policy']}, level {told['level']}{site}",
         "",
         f"  training lost beyond the oracle   {mean} s an outage, p95 {told['excess_s_p95']:.0f} s",
-        f"  lost beyond what nobody can beat  {told['beyond_bound_s_mean']:.1f} s an outage",
+        f"  lost beyond the lower bound       {told['beyond_bound_s_mean']:.1f} s an outage",
         f"  training lost in all              {told['loss_s_mean']:.1f} s an outage",
         f"  of that done again (rollback)     {told['rollback_s_mean']:.1f} s an outage",
         f"  power lost under the host         {dirty} by planning, {physics} by physics",
     ]
     if told["policy"] == "oracle" and told["planning_dirty"]:
-        lines.append("                                    (the oracle takes whoever lost the fewest seconds, also so)")
+        lines.append("                                    (the oracle is the policy that lost the fewest seconds)")
     lines.append(f"  shut down                         {share('shutdowns')}, needlessly {share('needless')}")
     lines.append(f"  stranded                          {share('stranded')}")
     print("\n".join(fold(lines)))
@@ -162,7 +167,7 @@ def _print(told: dict[str, Any]) -> None:
 
 
 def _print_ways(sets: list[dict[str, Any]]) -> None:
-    """Tell who stayed off with which ways back, the worst first; nothing where there is but the BMC's policy."""
+    """Show which sets of power-on methods left hosts off, the worst first; no output with only the BMC's policy."""
     if all(not each["ways"] and each["policy"] == "always-on" for each in sets):
         return
     worst = sorted(sets, key=lambda each: (-each["stranded"] / each["outages"], -each["outages"]))

@@ -93,30 +93,30 @@ _STEPS: Final = {
     "emergency_checkpoint": {
         "pause": "pause training, checkpoint",
         "exit": "checkpoint, then training exits",
-        "continue": "checkpoint, training goes on",
-        "mixed": "checkpoint, then each trainer pauses, exits or goes on as its settings say",
+        "continue": "checkpoint, training continues",
+        "mixed": "checkpoint, then each trainer pauses, exits or continues as set",
     },
     "holding": {
         "pause": "hold, training paused",
         "exit": "hold, training has exited",
-        "continue": "hold, training goes on",
+        "continue": "hold, training continues",
         "mixed": "hold",
     },
 }
-"""What happens, by what training does once its checkpoint is written."""
+"""Text of each phase, by the trainers' conduct after their checkpoint."""
 BEGUN: Final = ("emergency_checkpoint", "holding")
-"""These begin when three quarters of the runtime come down to what is needed: that less fits then is nothing wrong."""
+"""Phases that begin when three quarters of the runtime are needed; a lower rest is normal in them."""
 _QUARTERS: Final = 0.75
 """Share of the runtime with training paused that checkpoint and stop fit into (core/decide/conditions.py)."""
-CALLED_OFF: Final = "nothing, even when the battery runs empty: this outage's shutdown was called off"
+CALLED_OFF: Final = "no power-off, even when the battery runs empty: this outage's shutdown was aborted"
 _BECAUSE: Final = {
     "budget": "only the time for checkpoint and stop is left",
     "runtime_short": "little runtime is left at this load",
     "low_battery": "the UPS reports a low battery",
     "blind": "runtime unknown",
     "blind: blind_s": "runtime unknown, and blind_s is over",
-    "power_off_at": "the UPS has announced that it cuts its output",
-    "power_off_at permits no hold": "the checkpoint is durable then, and the UPS has announced that it cuts its output",
+    "power_off_at": "the UPS has announced a cut of its output",
+    "power_off_at permits no hold": "the checkpoint is durable then, and the UPS has announced a cut of its output",
 }
 _WAYS: Final = {
     "policy": "BMC power restore policy",
@@ -129,9 +129,9 @@ _WAYS: Final = {
 
 
 class Row(NamedTuple):
-    """One row of the screen. rank: a terminal with too few lines leaves the highest out first, 0 last.
+    """One row of the screen. rank: a terminal with too few lines omits the highest first, 0 last.
 
-    share: what a bar before the text shows; None: there is none. mark: a share that is marked on the bar.
+    share: of a bar before the text; None: no bar. mark: a share that is marked on the bar.
     """
 
     rank: int
@@ -147,14 +147,17 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "status",
         help="show phase, battery, slack and trainers",
-        description="Show phase, battery, budget, trainers and whatever reduces protection. Exit 0: online; 1: in an "
-        "outage or coming back; 2: shutting down; 3: online, but protection is reduced; 4: the daemon is down.",
+        description="Show phase, battery, budget, trainers and all conditions that reduce protection. Exit 0: "
+        "online; 1: in an outage or coming back; 2: shutting down; 3: online, but protection is reduced; 4: the "
+        "daemon is down.",
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="one JSON object on stdout")
     how.add_argument("--short", action="store_true", help="one line")
-    parser.add_argument("-w", "--watch", action="store_true", help="again every second, until interrupted")
-    parser.add_argument("--journal", metavar="FILE", default=None, help=f"read when the daemon is down ({JOURNAL})")
+    parser.add_argument("-w", "--watch", action="store_true", help="refresh every second, until interrupted")
+    parser.add_argument(
+        "--journal", metavar="FILE", default=None, help=f"journal that is read if the daemon is down ({JOURNAL})"
+    )
     add_options(parser, reads=True)
     parser.set_defaults(run=run)
 
@@ -232,7 +235,7 @@ def exit_code(told: dict[str, Any]) -> int:
 
 
 def _down(args: argparse.Namespace, why: str, *, clear: bool) -> int:
-    known, trouble = (None, "not asked: another host's") if args.url else last_known(args.journal or JOURNAL)
+    known, trouble = (None, "not available for another host") if args.url else last_known(args.journal or JOURNAL)
     if args.json:
         down = {"schema_version": 1, "object": "status", "reachable": False, "error": why, "last_known": known}
         print(json.dumps(down, indent=2))
@@ -276,7 +279,7 @@ def watched(told: dict[str, Any], paint: Paint, columns: int, lines: int) -> lis
 
 
 def _bar(row: Row, cells: int, paint: Paint) -> str:
-    """Return the text of a row behind its bar, where there is room for one."""
+    """Return the text of a row after its bar, if there is room for one."""
     if row.share is None or cells < _LEAST_CELLS:
         return row.text
     full, empty, mark = _cells()
@@ -287,7 +290,7 @@ def _bar(row: Row, cells: int, paint: Paint) -> str:
 
 
 def _cells() -> tuple[str, str, str]:
-    """Return what a bar is made of: full, empty, and the mark."""
+    """Return the characters of a bar: full, empty, and the mark."""
     return ("█", "░", "│") if is_utf8() else ("#", ".", "|")
 
 
@@ -295,7 +298,7 @@ _LEAST_CELLS, _MOST_CELLS = 8, 60
 
 
 def _host(told: dict[str, Any]) -> str:
-    """Return " on NAME"; "" of a daemon that does not tell it."""
+    """Return " on NAME"; "" if the daemon does not report it."""
     name = (told.get("host") or {}).get("name")
     return f" on {clean(name)}" if name else ""
 
@@ -306,7 +309,7 @@ def _head(told: dict[str, Any], paint: Paint) -> str:
     ready = ""
     if not told["ready"] and not errors <= NOT_ARMED:  # the mode says so itself
         ready = ", " + paint("NOT READY", "red")
-    elif told["ready"] and phase == "online":  # in an outage readiness is no news any more
+    elif told["ready"] and phase == "online":  # in an outage readiness is not news
         ready = ", " + paint("ready", "green")
     said = paint(phase.replace("_", " "), _COLOURS.get(phase, "yellow"))
     mode = paint(mode, "" if mode == "armed" else "yellow")
@@ -314,7 +317,7 @@ def _head(told: dict[str, Any], paint: Paint) -> str:
 
 
 def _reasons(told: dict[str, Any], paint: Paint) -> list[tuple[int, str]]:
-    """Return what reduces protection, each with its remedy; rank and line."""
+    """Return the conditions that reduce protection, each with its remedy; rank and line."""
     found = []
     for reason in told["reasons"]:
         error = reason["severity"] == "error"
@@ -326,12 +329,12 @@ def _reasons(told: dict[str, Any], paint: Paint) -> list[tuple[int, str]]:
 
 
 def _once_said(told: dict[str, Any], text: str, then: str = "see above") -> str:
-    """Return a text of the daemon's, or where it stands if one of the reasons has it already."""
+    """Return a text of the daemon, or a reference if one of the reasons has it already."""
     return then if text and any(clean(text) in clean(reason["text"]) for reason in told["reasons"]) else clean(text)
 
 
 def _way_back(told: dict[str, Any]) -> list[Row]:
-    """What powers the host on again: in words, what is armed first."""
+    """The power-on methods in words, the armed ones first."""
     ways = told.get("way_back")
     if ways is None:  # a daemon of before
         return []
@@ -345,7 +348,7 @@ def _way_back(told: dict[str, Any]) -> list[Row]:
             why = "see bmc" if each["name"] == "policy" and told["bmc"] else _once_said(told, each["why"])
             blocked.append(f"blocked: {name}: {why}")
     texts = [f"armed: {', '.join(names['armed'])}"] if "armed" in names else []
-    texts += [f"not asked yet: {', '.join(names['unknown'])}"] if "unknown" in names else []
+    texts += [f"not checked yet: {', '.join(names['unknown'])}"] if "unknown" in names else []
     texts += blocked
     if not ways["covers_race"]:
         texts.append(
@@ -355,15 +358,15 @@ def _way_back(told: dict[str, Any]) -> list[Row]:
 
 
 def _policy(told: dict[str, Any], bmc: dict[str, Any]) -> str:
-    """The BMC's policy as it was last read, and why that does not do. What was never read is not guessed at."""
+    """The BMC's policy as last read, and why that is not enough. A policy that was never read is not guessed."""
     when = "" if bmc["age_s"] is None else f" {duration(bmc['age_s'])} ago"
     error = f": {_once_said(told, bmc['error'])}" if bmc["error"] else ""
     draws = "" if bmc.get("power_watts") is None else f"; the host drew {bmc['power_watts']:.0f} W"
     if bmc["verified"]:
-        return f"policy {clean(bmc['policy'] or 'not told')}, verified{when}{draws}"
+        return f"policy {clean(bmc['policy'] or 'unknown')}, verified{when}{draws}"
     if bmc["policy"]:
         return f"policy {clean(bmc['policy'])} when it was read{when}{draws}; NOT verified{error}"
-    return f"policy NOT verified{error}" if bmc["error"] or when else "policy not asked for yet"
+    return f"policy NOT verified{error}" if bmc["error"] or when else "policy not read yet"
 
 
 def _rows(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
@@ -374,10 +377,14 @@ def _rows(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
         rows.append(Row(8, "traps", _traps(told["traps"], told["at"])))
     bmc = told["bmc"]
     if bmc is None:
-        rows.append(Row(6, "bmc", "none in the settings: nothing makes sure that the host comes back"))
+        rows.append(Row(6, "bmc", "none in the settings, so the host may stay off after a power-off"))
     else:
         rows.append(Row(6, "bmc", f"{clean(bmc['kind'])}: {_policy(told, bmc)}"))
     rows += _way_back(told)
+    for target in (told.get("messages") or {}).get("targets", ()):
+        if target["since"] is not None:
+            failing = f"{clean(target['name'])} fails for {duration(told['at'] - target['since'])}"
+            rows.append(Row(4, "messages", f"{failing}, {target['queued']} wait: {clean(target['answer'])}"))
     off = "powered off by" if told["mode"] == "armed" else f"not powered off in mode {clean(told['mode'])}; else by"
     rows.append(Row(8, "host", f"{off} {clean(told['host']['kind'])}"))
     last = told["last_outage"]
@@ -395,10 +402,10 @@ def _outage(told: dict[str, Any]) -> list[Row]:
         text = f"{clean(outage['id'])} for {duration(outage['lasted_s'])}{because}; {clean(outage['grade'])} stop"
         rows.append(Row(0, "outage", text))
         if outage["latched"]:
-            committed = f"at {clock_of(outage['latched_at'])}: nothing in this boot undoes it"
+            committed = f"at {clock_of(outage['latched_at'])}: cannot be undone in this boot"
             rows.append(Row(0, "committed", committed))
         elif outage["can_abort"]:
-            rows.append(Row(0, "", "`powerguard abort` calls the shutdown off"))
+            rows.append(Row(0, "", "`powerguard abort` aborts the shutdown"))
     maintenance = told["maintenance"]
     if maintenance is not None:
         text = f"for {duration(maintenance['ends_in_s'])} more, by {clean(maintenance['who'])}: "
@@ -420,7 +427,7 @@ def _feed(feed: dict[str, Any]) -> str:
 
 
 def _reading(ups: dict[str, Any], supply: str, *, has_bars: bool = False) -> str:
-    """One reading. What the supply says already is left out, and with bars what these show."""
+    """One reading, without the values that the supply or the bars show already."""
     parts = [] if ups["output_source"] == supply else [f"output from {clean(ups['output_source'])}"]
     if not has_bars:
         parts += [f"charge {number(ups['charge_pct'], '%')}", f"load {number(ups['load_pct'], '%')}"]
@@ -453,7 +460,7 @@ def _supply(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
 
 
 def _budget(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
-    """What is needed against what the battery gives: as a bar, with the numbers, and what is left between them."""
+    """The needs and the runtime: as a bar, with the numbers, and the slack."""
     budget = told["budget"]
     need_s, paused_s, slack_s = budget["need_s"], budget["runtime_effective_paused_s"], budget["slack_s"]
     begun = told["phase"] in (*BEGUN, "shutdown")
@@ -476,28 +483,28 @@ def _budget(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
     if told["phase"] == "shutdown":
         slack += " (the power-off is decided)"
     elif slack_s < 0.0:
-        slack += " (less is left than is needed)"
+        slack += " (the battery does not last for the needs)"
     elif not budget["fits"] and not begun:
         slack += " (does NOT fit three quarters of the runtime)"
     return [*rows, Row(0, "slack", slack)]
 
 
 def _gives(budget: dict[str, Any]) -> str:
-    """What the battery gives, at which load."""
+    """The runtime, with its load."""
     now_s, paused_s = budget["runtime_effective_s"], budget["runtime_effective_paused_s"]
     if paused_s is None:
-        return "what the battery gives is unknown"
+        return "the runtime is unknown"
     if is_endless(paused_s):
         return "with training paused, a feed that has utility carries the host"
     if now_s is not None and abs(now_s - paused_s) < 1.0:  # training is paused
         return f"the battery gives {duration(paused_s)}"
-    return f"the battery gives {duration(paused_s)} with training paused, {duration(now_s)} at the load of now"
+    return f"the battery gives {duration(paused_s)} with training paused, {duration(now_s)} at the present load"
 
 
 def _next(told: dict[str, Any]) -> list[Row]:
     rows = []
     if told["phase"] == "recovery":
-        rows.append(Row(0, "next", "training starts; `powerguard recover --dry-run` tells what it waits for"))
+        rows.append(Row(0, "next", "training starts; `powerguard recover --dry-run` shows what it waits for"))
     if told["outage"] is not None and told["outage"]["aborted_by"]:
         rows.append(Row(0, "next", CALLED_OFF))
     is_fine = told["outage"] is None or (told["phase"] == "recovery" and told["supply"] == "utility")
@@ -510,11 +517,11 @@ def _next(told: dict[str, Any]) -> list[Row]:
 def describe_step(step: dict[str, Any], *, is_suspended: bool = False) -> str:
     """Return one forecast as a line: when, what, why. is_suspended: maintenance keeps the host on."""
     in_s = step["in_s"]
-    when = "at a time not known" if in_s is None else "now" if in_s <= 0 else f"in {duration(in_s)}"
+    when = "at an unknown time" if in_s is None else "now" if in_s <= 0 else f"in {duration(in_s)}"
     at = "" if step["at"] is None else f" ({clock_of(step['at'])})"
     action = step["action"]
     if action == "forced power-off":
-        return f"{when}{at}: {action}, whatever still runs"
+        return f"{when}{at}: {action}, even if units still run"
     words = _STEPS.get(action, {"pause": "power-off" if action == "shutdown" else clean(action)})
     what = words.get(step.get("training") or "pause", words["pause"])
     if is_suspended and action == "shutdown":
@@ -523,7 +530,7 @@ def describe_step(step: dict[str, Any], *, is_suspended: bool = False) -> str:
 
 
 def _why(because: str, what: str) -> str:
-    """Return why a phase begins, in words. The power-off waits for no checkpoint."""
+    """Return why a phase begins, in words. The power-off does not wait for a checkpoint."""
     if because == "budget" and what == "shutdown":
         return "only the time for the stop is left"
     return _BECAUSE.get(because, clean(because))
@@ -552,7 +559,7 @@ def _trainer(trainer: dict[str, Any]) -> str:
 
 
 def _traps(traps: dict[str, Any], now: float) -> str:
-    """The trap port: open or not, and what came there."""
+    """The trap port: open or not, and the received traps."""
     if not traps["listening"]:
         return f"NOT listening at {clean(traps['listen'])}: {clean(traps['because'])}"
     results = traps["results"]
@@ -560,7 +567,7 @@ def _traps(traps: dict[str, Any], now: float) -> str:
     refused = {
         word: count for word, count in results.items() if count and word not in ("hint", "repeated", "discovery")
     }
-    hints = f"{results['hint']} made us poll" + (f" (last: {', '.join(last)})" if last else "")
+    hints = f"{results['hint']} triggered a poll" + (f" (last: {', '.join(last)})" if last else "")
     others = ", ".join(f"{count} {clean(word).replace('_', ' ')}" for word, count in refused.items())
     return f"listening at {clean(traps['listen'])}; {hints}" + (f"; {others}" if others else "")
 

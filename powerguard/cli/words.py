@@ -1,6 +1,6 @@
 """Words for operators: the name of each action, phase and power-on method, and one sentence for each note. Stdlib only.
 
-`explain`, `report` and `replay` use it. The numbers come from the note itself; nothing is computed again here.
+`explain`, `report` and `replay` use it. The numbers come from the note itself and are not computed again.
 """
 
 from collections.abc import Callable, Iterable, Mapping
@@ -12,16 +12,16 @@ Numbers = Mapping[str, Any]
 _Sentence = Callable[[str, Numbers], str]
 
 NEED_SHARE: Final = 0.75
-"""What is still needed may take this share of the runtime with training paused, before training is paused."""
+"""Share of the runtime with training paused that the needs may take before training is paused."""
 WITNESSES: Final = {
-    "second_reading": "a second reading says so too",
-    "second_source": "a second source says so too",
+    "second_reading": "a second reading confirms it",
+    "second_source": "a second source confirms it",
     "on_battery_s": "the UPS counts its seconds on battery",
-    "input_present": "the UPS finds its input dead",
-    "alarms": "an alarm of the UPS says so too",
+    "input_present": "the UPS has no input voltage",
+    "alarms": "an alarm of the UPS confirms it",
     "charge_pct": "its charge falls",
     "network": "it fell silent with this host's own network",
-    "battery": "it stays so",
+    "battery": "it continues",
 }
 PHASES: Final = {
     "online": "online",
@@ -46,9 +46,9 @@ ORDERS: Final = {
     "ReturnNode": "give the node back to the scheduler",
     "EnsurePolicy": "BMC: power on when AC returns",
     "SyncFilesystems": "sync the checkpoint filesystems",
-    "CheckWay": "see whether a way back can be armed",
-    "ArmWay": "arm a way back",
-    "DisarmWay": "disarm a way back",
+    "CheckWay": "check whether a power-on method can be armed",
+    "ArmWay": "arm a power-on method",
+    "DisarmWay": "disarm a power-on method",
     "RestorePolicy": "BMC: put the policy back",
     "PowerOff": "power the host off",
     "Reboot": "let the power-off end in a reboot",
@@ -60,8 +60,8 @@ OUTCOMES: Final = {
     "resumed_in_place": "held and resumed in place: no reboot",
     "clean_shutdown": "powered off in order, and back",
     "dirty": "the host went down before it was powered off in order",
-    "rehearsed": "rehearsed only: nothing was powered off",
-    "lost": "its end was never journalled",
+    "rehearsed": "rehearsed only: the host was not powered off",
+    "lost": "the journal does not have its end",
     "": "still running",
 }
 
@@ -86,7 +86,7 @@ _DURATIONS: Final = {
 
 
 def durations_in(mode: str | None) -> dict[str, str]:
-    """Return what the parts of an outage are called; in dry-run no checkpoint was made and nothing was held."""
+    """Return the names of the parts of an outage; in dry-run there was no checkpoint and no hold."""
     if mode != "dry-run":
         return dict(_DURATIONS)
     would = {"trained_on_s": "on battery until a checkpoint would be ordered", "held_s": "would be held"}
@@ -94,16 +94,16 @@ def durations_in(mode: str | None) -> dict[str, str]:
 
 
 def outcome_of(name: str, mode: str | None = None) -> str:
-    """Return how an outage ended. mode: of the settings of then; in dry-run no training was held."""
+    """Return how an outage ended. mode: of the settings of that time; in dry-run no training was held."""
     if mode == "dry-run" and name == "resumed_in_place":
         return "dry-run: training would have been held and resumed in place; it never stopped"
     return OUTCOMES.get(name, name)
 
 
 def sentence(event: str, because: str, numbers: Numbers, mode: str | None = None) -> str:
-    """Return what a note says. An event that has no words yet is told by its name, with its reason.
+    """Return the sentence of a note. An event without a sentence is shown by its name, with its reason.
 
-    mode: of the settings of then; what was only recorded is not told as done.
+    mode: of the settings of that time; recorded actions are not shown as done.
     """
     made = _recorded(event, mode) or _SENTENCES.get(event)
     if made is not None:
@@ -117,12 +117,12 @@ def sentence(event: str, because: str, numbers: Numbers, mode: str | None = None
 
 
 def has_words(event: str) -> bool:
-    """Say whether a note is told in words of its own."""
+    """Say whether a note has a sentence of its own."""
     return event in _SENTENCES or event.endswith(("_raised", "_cleared"))
 
 
 def _recorded(event: str, mode: str | None) -> _Sentence | None:
-    """Return the words for what was not done in this mode; None if it was."""
+    """Return the sentence for an action that was not done in this mode; None if it was."""
     if mode not in {"dry-run", "rehearse"}:
         return None
     if mode == "dry-run" and event in _NOT_ASKED:
@@ -137,10 +137,10 @@ def _recorded(event: str, mode: str | None) -> _Sentence | None:
 def short_since_s(
     moments: Iterable[tuple[float, float | None, float | None]], commit_s: float, dwell_s: float
 ) -> float | None:
-    """Return since when the stop fitted no more, where only the wait for a dip to pass held the commit back.
+    """Return since when the stop no longer fitted, if only the dwell held the commit back.
 
     moments: of each decision before the commit when it was, what the battery lasted, and what the stop needed.
-    dwell_s: seconds on battery before which nothing is committed, if the wait costs no more than the reserve.
+    dwell_s: seconds on battery before which there is no commit, if the wait costs no more than the reserve.
     """
     if commit_s > dwell_s + _ONE_MORE_POLL_S:
         return None
@@ -153,12 +153,12 @@ _ONE_MORE_POLL_S: Final = 3.0
 
 
 def order(kind: str, whom: str = "") -> str:
-    """Return what an order is called."""
+    """Return the name of an order."""
     return ORDERS.get(kind, kind) + (f" ({whom})" if whom else "")
 
 
 def mark(kind: str, what: str, whom: str = "") -> str:
-    """Return what a mark of a replay is called: a phase that begins, or an order."""
+    """Return the name of a mark of a replay: a phase that begins, or an order."""
     return f"phase: {PHASES.get(what, what)}" if kind == "phase" else f"order: {order(what, whom)}"
 
 
@@ -185,9 +185,9 @@ def _phase_changed(because: str, numbers: Numbers) -> str:
         case "on_battery" if old == "online":
             return f"the UPS runs on battery: {WITNESSES.get(because, because)}. {_left(numbers)}"
         case "on_battery":
-            return f"the shutdown was called off ({because}): training goes on, on battery"
+            return f"the shutdown was aborted ({because}): training continues on battery"
         case "emergency_checkpoint":
-            return f"training was told to checkpoint, because {_why_checkpoint(because, numbers)}"
+            return f"training was asked for a checkpoint, because {_why_checkpoint(because, numbers)}"
         case "holding":
             return (
                 f"{because}. The host waits for utility; at the expected load the battery lasts "
@@ -205,7 +205,7 @@ def _phase_changed(because: str, numbers: Numbers) -> str:
 def _at_risk(numbers: Numbers) -> str:
     """Name the trainers that do not pause. trains_on: of the story before the note, where it is known."""
     names = numbers.get("trains_on")
-    return f". {names}: trains on, and its work after its checkpoint is lost if the host goes off" if names else ""
+    return f". {names}: continues, and its work after the checkpoint is lost if the host goes off" if names else ""
 
 
 def _left(numbers: Numbers) -> str:
@@ -215,7 +215,7 @@ def _left(numbers: Numbers) -> str:
     paused = "as long as utility" if is_endless(_seconds(numbers, "reff_paused_s")) else _for(numbers, "reff_paused_s")
     need_s = (_seconds(numbers, "checkpoint_s") or 0.0) + (_seconds(numbers, "stop_s") or 0.0)
     return (
-        f"It lasts {duration(reff_s)} more at this load and {paused} with training paused (margins taken off); "
+        f"It lasts {duration(reff_s)} more at this load and {paused} with training paused (after the margin); "
         f"checkpoint and stop need {duration(need_s)}"
     )
 
@@ -227,15 +227,15 @@ def _why_checkpoint(because: str, numbers: Numbers) -> str:
             needs = f"checkpoint {_for(numbers, 'checkpoint_s')} + stop {_for(numbers, 'stop_s')}"
             quarters = duration(None if paused_s is None else NEED_SHARE * paused_s)
             return (
-                f"three quarters of the runtime with training paused ({duration(paused_s)}, so {quarters}) had come "
-                f"down to what was still needed ({needs})"
+                f"three quarters of the runtime with training paused ({duration(paused_s)}, so {quarters}) had fallen "
+                f"to the needs ({needs})"
             )
         case "runtime_short":
             return f"at this load the battery would have lasted only {_for(numbers, 'reff_now_s')} more"
         case "low_battery":
-            return "the UPS calls its battery low"
+            return "the UPS reports a low battery"
         case "blind":
-            return "the runtime is unknown: neither the UPS nor the settings say"
+            return "the runtime is unknown: neither the UPS nor the settings have it"
         case "power_off_at" | "countdown":
             return f"the UPS is going to cut its output{_cut(numbers)}"
         case "fsd":
@@ -246,7 +246,7 @@ def _why_checkpoint(because: str, numbers: Numbers) -> str:
 
 def _cut(numbers: Numbers) -> str:
     cut_s = _seconds(numbers, "cut_in_s")
-    return "" if cut_s is None else f": what has to be done must be done in {duration(cut_s)}"
+    return "" if cut_s is None else f" in {duration(cut_s)}, so all actions must end before that"
 
 
 def _why_commit(because: str, numbers: Numbers) -> str:
@@ -258,9 +258,9 @@ def _why_commit(because: str, numbers: Numbers) -> str:
         case "power_off_at":
             return f"the UPS is going to cut its output{_cut(numbers)}, and {stop}"
         case "power_off_at permits no hold":
-            return "the UPS has announced that it cuts its output: no time to wait for utility"
+            return "the UPS has announced a cut of its output, so there is no time to wait for utility"
         case "blind: low_battery":
-            return "the runtime is unknown, and the UPS calls it low"
+            return "the runtime is unknown, and the UPS reports a low battery"
         case "blind: charge_pct":
             return "the runtime is unknown, and its charge is 40 % or less"
         case "blind: blind_s":
@@ -272,7 +272,7 @@ def _why_commit(because: str, numbers: Numbers) -> str:
 def _why_online(because: str, numbers: Numbers) -> str:
     match numbers.get("cause"):
         case "utility back":
-            return "utility is back before anything had to be done: training never noticed"
+            return "utility returned before any action was needed: training was not affected"
         case "utility stable":
             return f"{because}: the outage is over, and the host was not powered off"
         case "training resumed":
@@ -290,13 +290,13 @@ def _outage_began(because: str, numbers: Numbers) -> str:
         f"load {numbers['load_pct']:.0f} %" if _seconds(numbers, "load_pct") is not None else "",
         f"reported runtime {_for(numbers, 'runtime_s')}" if _seconds(numbers, "runtime_s") is not None else "",
     ]
-    shown = ", ".join(each for each in told if each) or "nothing more"
+    shown = ", ".join(each for each in told if each) or "no figures"
     why = {
         "countdown": "the UPS counts down to cut its output",
         "fsd": "a forced shutdown (FSD) was ordered at the UPS",
         "network": "the UPS fell silent with this host's own network, so battery is presumed",
-    }.get(because, f"two witnesses say battery ({WITNESSES.get(because, because)})")
-    return f"an outage began: {why}; the UPS says {shown}"
+    }.get(because, f"two witnesses report battery ({WITNESSES.get(because, because)})")
+    return f"an outage began: {why}; the UPS reports {shown}"
 
 
 def _outage_ended(_: str, numbers: Numbers) -> str:
@@ -305,7 +305,7 @@ def _outage_ended(_: str, numbers: Numbers) -> str:
 
 
 def _checkpoint_ordered(because: str, numbers: Numbers) -> str:
-    after = {"pause": ", then to stay paused", "exit": ", then to exit", "continue": ", while it trains on"}
+    after = {"pause": ", then to stay paused", "exit": ", then to exit", "continue": ", while it continues"}
     why = {"on_battery": "", "operator": " (an operator asked)"}.get(because, f" ({because.replace('_', ' ')})")
     then = after.get(str(numbers.get("after")), "")
     return f"{numbers.get('trainer')} was asked for a checkpoint{then}{why}; it has {_for(numbers, 'limit_s')} for it"
@@ -315,7 +315,7 @@ def _checkpoint_durable(because: str, numbers: Numbers) -> str:
     step = "" if numbers.get("step") is None else f" of step {numbers['step']}"
     took = "" if _seconds(numbers, "took_s") is None else f" after {_for(numbers, 'took_s')}"
     if numbers.get("confirmed") is False:
-        return f"{numbers.get('trainer')} has begun a checkpoint{took}; that it ended is not confirmed"
+        return f"{numbers.get('trainer')} has started a checkpoint{took}; its end is not confirmed"
     return f"the checkpoint{step} of {numbers.get('trainer')} is durable{took} ({because})"
 
 
@@ -325,20 +325,20 @@ def _power_off_ordered(because: str, numbers: Numbers) -> str:
 
 
 def _source_lost(because: str, numbers: Numbers) -> str:
-    return f"the UPS does not answer any more ({because}); from now on: {numbers.get('conduct')}"
+    return f"the UPS no longer answers ({because}); from now on: {numbers.get('conduct')}"
 
 
 def _drill_began(because: str, numbers: Numbers) -> str:
     scopes = str(numbers.get("scopes") or "").replace(",", ", ") or "with the plug"
-    return f"a drill was begun by {because}: {scopes} (witness: {str(numbers.get('witness')).replace('_', ' ')})"
+    return f"{because} started a drill: {scopes} (witness: {str(numbers.get('witness')).replace('_', ' ')})"
 
 
 def _maintenance_set(because: str, numbers: Numbers) -> str:
-    return f"maintenance was set by {numbers.get('who')} ({because}): alarms and checkpoints go on, no power-off"
+    return f"{numbers.get('who')} set maintenance ({because}): alarms and checkpoints continue, without a power-off"
 
 
 def _grade_lowered(because: str, numbers: Numbers) -> str:
-    return f"only a {numbers.get('new')} stop is planned now instead of a {numbers.get('old')} one, {because}"
+    return f"only a {numbers.get('new')} stop is planned now instead of a {numbers.get('old')} one: {because}"
 
 
 def _grade_raised(because: str, numbers: Numbers) -> str:
@@ -385,7 +385,7 @@ def _powered_on(because: str, numbers: Numbers) -> str:
     ]
     firmware = f"firmware took {_for(numbers, 'firmware_s')}" if numbers.get("firmware_s") is not None else ""
     told = "; ".join(filter(None, (lost, firmware)))
-    what = f"powered on by {cause.replace('-', ' ')}" if cause else "what powered the host on is not told"
+    what = f"powered on by {cause.replace('-', ' ')}" if cause else "the cause of the power-on is unknown"
     if numbers.get("late_reboot") is True:
         what = "a late reboot, ordered by powerguard"
     return f"{what} ({because}{'; ' if told else ''}{told})"
@@ -393,18 +393,18 @@ def _powered_on(because: str, numbers: Numbers) -> str:
 
 def _continued(because: str, numbers: Numbers) -> str:
     phase = PHASES.get(str(numbers.get("phase")), str(numbers.get("phase")))
-    return f"{because} after {_for(numbers, 'away_s')} away; the outage goes on where it was: {phase}"
+    return f"{because} after {_for(numbers, 'away_s')} away; the outage continues in phase {phase}"
 
 
 def _withdrawn(because: str, numbers: Numbers) -> str:
     left = f"the battery lasts {_for(numbers, 'reff_s')}, the stop needs {_for(numbers, 'stop_s')}"
-    return f"the power-off was near and is not any more: {because} ({left})"
+    return f"the power-off was near and was withdrawn: {because} ({left})"
 
 
 def _older(because: str, numbers: Numbers) -> str:
     lost = numbers.get("steps_lost")
     steps = "" if lost is None else f"; {lost} steps would be lost"
-    return f"an older checkpoint stands, because {because}{steps}"
+    return f"an older checkpoint counts, because {because}{steps}"
 
 
 def _policy(because: str, numbers: Numbers) -> str:
@@ -414,7 +414,7 @@ def _policy(because: str, numbers: Numbers) -> str:
 
 
 def because_of(text: str) -> str:
-    """Return why a drill was refused or ended in an operator's words: no name of a field."""
+    """Return why a drill was refused or ended, in words instead of field names."""
     head, colon, witness = text.rpartition(": ")
     if head == "a real outage" and witness in WITNESSES:
         return f"{head}{colon}{WITNESSES[witness]}"
@@ -433,7 +433,7 @@ def _who(text: str) -> _Sentence:
 
 
 def _plain(text: str) -> _Sentence:
-    """Make a sentence whose reason stands behind it."""
+    """Make a sentence that ends with its reason."""
     return lambda because, _: f"{text} ({because})"
 
 
@@ -446,15 +446,15 @@ _GATE: Final[dict[str, str]] = {
     "budget": "the charge would survive a second outage",
     "charge_pct": "the battery is charged enough",
     "bare stop fits": "a second outage would leave time for the checkpoint and a bare stop",
-    "charge not told": "the UPS does not tell its charge, and nothing speaks against it",
+    "charge not reported": "the UPS does not report its charge, and no other condition is against it",
 }
 _SIGNALS: Final = {"stop": "to be stopped by SIGSTOP", "terminate": "to be ended by SIGTERM"}
 _SENTENCES: Final[dict[str, _Sentence]] = {
     "action_failed": lambda b, n: f"an order failed ({order(str(n.get('action')))}): {b}",
-    "battery_low": lambda _, n: f"the UPS calls its battery low, twice; it reports {_for(n, 'runtime_s')}",
+    "battery_low": lambda _, n: f"the UPS reports a low battery, twice; its runtime is {_for(n, 'runtime_s')}",
     "battery_presumed": lambda b, _: f"battery is presumed: {b}",
-    "battery_replaced": _who("a new battery was put in"),
-    "checkpoint_deferred": _of("has to wait with its checkpoint"),
+    "battery_replaced": _who("a new battery was installed"),
+    "checkpoint_deferred": _of("must wait with its checkpoint"),
     "checkpoint_durable": _checkpoint_durable,
     "checkpoint_ordered": _checkpoint_ordered,
     "checkpoint_requested": _who("a checkpoint was asked for"),
@@ -465,8 +465,8 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "drill_refused": _who("a drill was refused"),
     "drill_stage": lambda b, _: f"drill: the stage {b.replace('_', ' ')} begins",
     "drill_undoing": _plain("drill: everything is put back"),
-    "foreign_stop_seen": lambda b, _: f"{b}: the return is armed while there is time",
-    "gate_forced": lambda b, _: f"training may go on though it is not safe yet: {b}",
+    "foreign_stop_seen": lambda b, _: f"{b}: the power-on methods are armed while there is time",
+    "gate_forced": lambda b, _: f"training may continue although it is not safe yet: {b}",
     "gate_overruled": _who("the gate was overruled"),
     "gate_opened": lambda b, _: f"training may start: {_GATE.get(b, b)}",
     "gpu_cap_ordered": lambda b, n: f"GPU power was ordered down to {100 * (_seconds(n, 'share') or 0):.0f} % ({b})",
@@ -480,13 +480,13 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "node_returned": _node_returned,
     "guard_ended": lambda b, _: f"training is no longer guarded: {b}",
     "guard_started": lambda b, _: f"training is guarded, with a checkpoint whenever it costs little: {b}",
-    "host_checked": lambda b, _: f"the host is whole: {b}",
+    "host_checked": lambda b, _: f"the host is complete: {b}",
     "host_powered_on": _powered_on,
     "host_returned": _host_returned,
     "maintenance_ended": _who("maintenance ended"),
     "maintenance_set": _maintenance_set,
-    "network_back": _plain("this host's own network is whole again"),
-    "network_lost": _plain("this host's own network was cut"),
+    "network_back": _plain("this host's own network is back"),
+    "network_lost": _plain("this host's own network failed"),
     "older_checkpoint_stands": _older,
     "outage_began": _outage_began,
     "outage_continued": _continued,
@@ -495,26 +495,26 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "policy_verified": _policy,
     "power_off_accepted": _plain("the power-off is under way"),
     "power_off_cancelled": lambda b, _: f"the UPS does not cut its output after all: {b}",
-    "power_off_hastened": lambda b, n: f"the host is powered off by force in {_for(n, 'force_after_s')} already: {b}",
+    "power_off_hastened": lambda b, n: f"the host is now powered off by force in {_for(n, 'force_after_s')}: {b}",
     "power_off_ordered": _power_off_ordered,
     "power_off_rehearsed": _plain("drill: here the host would have been powered off"),
     "power_off_repeated": lambda b, n: f"the power-off was ordered again, with {_for(n, 'force_after_s')} left: {b}",
-    "precaution_ordered": _of("was asked for a checkpoint as a precaution, training going on"),
+    "precaution_ordered": _of("was asked for a precautionary checkpoint while training continues"),
     "policy_restored": lambda b, n: f"the BMC's policy was put back to {n.get('policy', 'what it was')} ({b})",
-    "reboot_left": lambda b, _: f"the power-off is not made a reboot: {b}",
-    "reboot_ordered": lambda b, _: f"the power-off is to end in a reboot: {b}",
+    "reboot_left": lambda b, _: f"the host powers off and does not reboot: {b}",
+    "reboot_ordered": lambda b, _: f"the power-off will end in a reboot: {b}",
     "resume_unconfirmed": lambda b, _: b,
-    "return_put_off": lambda b, n: f"{b}: it is told to stay away for {_for(n, 'back_off_s')}",
-    "resume_failed": lambda b, n: f"{b} in {n.get('tries')} tries: a person must start it",
-    "abort_ended": lambda b, _: f"the shutdown that was called off may come again: {b}",
-    "shutdown_aborted": _who("the shutdown was called off"),
+    "return_put_off": lambda b, n: f"{b}: it will stay off for {_for(n, 'back_off_s')}",
+    "resume_failed": lambda b, n: f"{b} in {n.get('tries')} tries: start it by hand",
+    "abort_ended": lambda b, _: f"the aborted shutdown may come again: {b}",
+    "shutdown_aborted": _who("the shutdown was aborted"),
     "source_lost": _source_lost,
     "source_recovered": lambda b, n: f"{b} again after {_for(n, 'lost_s')}",
     "trainer_appeared": _of("was seen for the first time"),
-    "trainer_continued": _of("goes on: its processes got SIGCONT"),
-    "trainer_gone": _of("is not there any more"),
+    "trainer_continued": _of("continues: its processes got SIGCONT"),
+    "trainer_gone": _of("is gone"),
     "trainer_signalled": lambda b, n: f"processes of {n.get('trainer')} are {_SIGNALS.get(str(n.get('word')))} ({b})",
-    "trainer_stopped": _of("stands: its processes were stopped by SIGSTOP"),
+    "trainer_stopped": _of("is stopped: its processes got SIGSTOP"),
     "trainer_terminated": _of("was ended: its processes got SIGTERM"),
     "way_armed": lambda _, n: f"armed, so that the host comes back: {_way(n)}, in {_for(n, 'in_s')}",
     "way_blocked": lambda b, n: f"not armed: {_way(n)}: {b}",
@@ -537,11 +537,11 @@ def _phase_recorded(because: str, numbers: Numbers) -> str:
 def _phase_not_asked(because: str, numbers: Numbers) -> str:
     match numbers.get("new"):
         case "emergency_checkpoint":
-            return f"training would be told to checkpoint, because {_why_checkpoint(because, numbers)}"
+            return f"training would be asked for a checkpoint, because {_why_checkpoint(because, numbers)}"
         case "holding":
             lasts = f"at the expected load the battery lasts {_for(numbers, 'reff_paused_s')} more"
             return (
-                f"no trainer was asked, so training goes on. The host would wait for utility; {lasts}, of which the "
+                f"no trainer was asked, so training continues. The host would wait for utility; {lasts}, of which the "
                 f"stop needs {_for(numbers, 'stop_s')}"
             )
         case _:
@@ -562,7 +562,7 @@ def _outage_recorded(_: str, numbers: Numbers) -> str:
 _NOT_POWERED_OFF: Final[dict[str, _Sentence]] = {
     "phase_changed": _phase_recorded,
     "power_off_ordered": lambda b, n: _power_off_ordered(b, n).replace(" was ordered ", " would be ordered ", 1),
-    "power_off_accepted": lambda *_: "the power-off is recorded, and not done",
+    "power_off_accepted": lambda *_: "the power-off is recorded, but not done",
     "power_off_hastened": lambda b, n: f"the host would be powered off by force in {_for(n, 'force_after_s')}: {b}",
 }
 _NOT_ASKED: Final[dict[str, _Sentence]] = {
@@ -570,7 +570,7 @@ _NOT_ASKED: Final[dict[str, _Sentence]] = {
     "outage_ended": _outage_recorded,
     "checkpoint_ordered": _checkpoint_not_asked,
     "checkpoint_durable": lambda _, n: f"no checkpoint of {n.get('trainer')}: it was not asked for one",
-    "precaution_ordered": _of("would be asked for a checkpoint as a precaution, training going on"),
+    "precaution_ordered": _of("would be asked for a precautionary checkpoint while training continues"),
 }
 _ACTS_ON_POWER: Final = frozenset({"way_armed", "way_disarmed", "reboot_ordered"})
 _ACTS: Final = _ACTS_ON_POWER | {
@@ -586,4 +586,4 @@ _ACTS: Final = _ACTS_ON_POWER | {
     "trainer_stopped",
     "trainer_terminated",
 }
-"""What is recorded in place of being done: in dry-run all of it, in rehearse what would take the host's power."""
+"""Events that are only recorded: in dry-run all of them, in rehearse those that would cut the host's power."""

@@ -8,7 +8,7 @@ one row here.
 Three kinds of orders are not obligations, because another part of the state says what is owed and ends it: the orders
 of the phases Shutdown and Recovery (the phase says it, and another phase must not inherit them), a trainer's checkpoint
 (owed while the trainer is neither durable nor failed in this outage), and a drill's orders (the drill waits for each
-until its deadline, gives it up then, and undoes everything at its end).
+until its deadline, then gives it up, and undoes everything at its end).
 """
 
 from collections.abc import Callable, Collection

@@ -1,4 +1,4 @@
-"""The bulkhead: whatever an effector does, the loop gets an outcome, in time."""
+"""The bulkhead: every effector yields an outcome to the loop, in time."""
 
 import asyncio
 import math
@@ -30,7 +30,7 @@ class AbandonedTasks:
     running: set[asyncio.Task[object]] = field(default_factory=set)
 
     def take(self, task: asyncio.Task[object]) -> None:
-        """Keep a task that did not end when it was told to."""
+        """Keep a task that did not end when it was cancelled."""
         self.total += 1
         self.running.add(task)
         task.add_done_callback(self.running.discard)
@@ -47,7 +47,7 @@ class _Result:
 async def attempt(
     effector: Effector, action: Action, *, clock: Clock, abandoned: AbandonedTasks, grace_s: float = GRACE_S
 ) -> Done | Failed:
-    """Carry out one action before `action.by_s`, and say how it went. Raises nothing but CancelledError.
+    """Carry out one action before `action.by_s`, and return its outcome. Raises CancelledError only.
 
     It returns at the latest grace_s after the deadline, even if the effector swallows its cancellation. An effector
     that blocks the event loop's thread cannot be bounded from here: effectors must not.
@@ -120,7 +120,7 @@ def _failed(
 
 
 def _is_detail(detail: object) -> bool:
-    """Tell whether detail can be journalled."""
+    """Say whether detail can be journalled."""
     return isinstance(detail, tuple) and all(
         isinstance(pair, tuple) and len(pair) == 2 and type(pair[0]) is str and _is_scalar(pair[1]) for pair in detail
     )
@@ -145,7 +145,8 @@ async def keep_running(
 ) -> None:
     """Run a task that should not end, again and again: a bug in one source must not take the daemon down.
 
-    on_failure: told each time, in one line, why it ended. once: do not start it again. Raises only CancelledError.
+    on_failure: called each time, with why it ended, in one line. once: do not start it again. Raises only
+    CancelledError.
     """
     loop = asyncio.get_running_loop()
     rest_s = RESTART_S
@@ -154,7 +155,7 @@ async def keep_running(
         began_s = loop.time()
         try:
             await run()
-        except Exception as error:  # The same bulkhead, for what runs for ever: a bug must not end the daemon.
+        except Exception as error:  # The same bulkhead, for permanent tasks: a bug must not end the daemon.
             reason = describe(error)
             log.exception("task_failed", task=name)
         if once:

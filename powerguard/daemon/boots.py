@@ -1,15 +1,13 @@
 """Measurements of the last power-off and of this boot: how long the host took to stop, and to boot.
 
-Nobody is there to measure a stop. Its end is the last word of the boot that went, in the system journal, or the mark
-that powerguard-off leaves when journald is gone and leftover processes are still waited for. It is looked up once, by
-the first daemon of the boot that follows, well off the way of its recovery; and it counts only where it can be
-believed. What is left out is a sample less; what is made up would be a host lost.
+The end of a stop cannot be measured directly. It is the last entry of the old boot in the system journal, or the mark
+that powerguard-off leaves when journald is gone and it still waits for leftover processes. The first daemon of the next
+boot looks it up once, apart from its recovery; it counts only if it is plausible. A missing sample is harmless; a wrong
+one could lose a host.
 
-What brought the host back: asked for once, by the first daemon of a boot that followed an outage, for its story.
-
-The BMC knows what powered the host on, and whether AC had been gone; the firmware how long it took until the kernel,
-where it keeps ACPI's FPDT or a boot loader of systemd's says so. Neither holds anything up; what is not told is told
-as that.
+Also what brought the host back: the first daemon of a boot after an outage asks for it once, for the report. The BMC
+knows what powered the host on, and whether AC had been gone; the firmware knows how long it took until the kernel, with
+ACPI's FPDT or a boot loader of systemd's. Neither delays other work; a missing answer is reported as unknown.
 """
 
 import asyncio
@@ -39,16 +37,16 @@ log = structlog.get_logger()
 LOOK_LIMIT_S: Final = 20.0
 """journalctl opens every file of the journal, on a disk that is busy with a boot."""
 MARK: Final = Path("/var/lib/powerguard-off/stopped")
-"""Written by powerguard-off once every unit has stopped, and anew until the root is read-only: boot id, seconds of
+"""Written by powerguard-off once every unit has stopped, and again until the root is read-only: boot id, seconds of
 CLOCK_BOOTTIME, wall clock."""
 _MARK_LIMIT_S: Final = 5.0
 _MARK_BYTES: Final = 100
 _MARK_LINE: Final = re.compile(r"([0-9a-f-]{36}) ([0-9]{1,10}\.[0-9]{2}) ([0-9]{1,11}\.[0-9]{6})\n")
 TAIL_S: Final = 5.0
-"""Added to a stop: after journald's last word file systems are unmounted and the firmware cuts the power. Nothing can
-write down how long that takes."""
+"""Added to a stop: after journald's last entry file systems are unmounted and the firmware cuts the power. That time
+cannot be recorded."""
 LATEST_S: Final = 60.0
-"""A last word this long after the deadline of the power-off is not of that stop."""
+"""A last entry this long after the deadline of the power-off is not of that stop."""
 LONGEST_BOOT_S: Final = 3600.0
 """A daemon that starts later than this after the kernel did was started by a person."""
 DOUBT_S: Final = 5.0
@@ -94,7 +92,7 @@ class BootDaemon(Protocol):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoweredOff:
-    """The power-off that we have ordered in the boot that went.
+    """The power-off that powerguard ordered in the old boot.
 
     boot_id, latched_at_s, latched_wall_s: the commit, by both clocks. grade, force_s: of the order; force_s counts
     from the commit to the forced power-off.
@@ -109,7 +107,7 @@ class PoweredOff:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class LastWord:
-    """The last that is known of a boot, by both clocks. stopped: every unit had been ended in order by then."""
+    """The last known moment of a boot, by both clocks. stopped: every unit had been ended in order by then."""
 
     wall_s: float
     monotonic_s: float
@@ -120,7 +118,7 @@ MarkOf = Callable[[str], Awaitable[LastWord | None]]
 
 
 async def measure(host: BootDaemon, spawn: Spawn, mark_of: MarkOf | None = None) -> None:
-    """Feed what this boot's return has shown, once; then there is nothing more to do in this boot.
+    """Feed the measurements of this boot's return, once.
 
     mark_of: how the mark of a boot is read; None reads MARK.
     """
@@ -158,7 +156,7 @@ def _not_measured(because: str) -> None:
 
 
 async def story_of_return(host: BootDaemon) -> tuple[Line, ...]:
-    """Return the lines of the outage that this daemon has come back from; nothing where there was none."""
+    """Return the lines of the outage that this daemon has come back from; empty if there was none."""
     for record in await host.journal.history(_OUTAGES):
         found = await host.journal.outage(record.id)
         if found is not None and any(is_return(line, host) for line in found[1]):
@@ -172,7 +170,7 @@ def is_return(line: Line, host: BootDaemon) -> bool:
 
 
 def powered_off(before: Sequence[Line], returned: Line) -> PoweredOff | str:
-    """Find the power-off that ended the boot that went, or say why there is none. before: what led to `returned`."""
+    """Find the power-off that ended the old boot, or return why there is none. before: what led to `returned`."""
     if returned.because != "powered off by us":
         return returned.because
     boot_id = next((line.boot_id for line in reversed(before) if line.boot_id != returned.boot_id), "")
@@ -218,7 +216,7 @@ def _pairs(value: object) -> Mapping[str, object]:
 
 
 async def last_word(boot_id: str, spawn: Spawn) -> LastWord | str:
-    """Ask journald for the last entry of a boot, or say why it cannot be had. Never raises for what it finds."""
+    """Ask journald for the last entry of a boot, or return why it has none. Never raises for what it finds."""
     name = boot_id.replace("-", "")
     if not re.fullmatch(r"[0-9a-f]{32}", name):
         return f"{boot_id!r} is not the name of a boot"
@@ -232,7 +230,7 @@ async def last_word(boot_id: str, spawn: Spawn) -> LastWord | str:
         return f"journalctl: no answer within {LOOK_LIMIT_S:g} s"
     if ended.returncode != 0 or not ended.stdout.strip():
         told = ended.stderr.decode(errors="replace").strip().splitlines()
-        return f"journalctl: {told[0][:200] if told else 'it knows nothing of that boot (is /var/log/journal kept?)'}"
+        return f"journalctl: {told[0][:200] if told else 'no entry of that boot: check that /var/log/journal exists'}"
     return parse(ended.stdout, name)
 
 
@@ -271,7 +269,7 @@ async def read_mark(path: Path, boot: str) -> LastWord | None:
 
 
 def later(order: PoweredOff, last: LastWord | str, mark: LastWord | None) -> LastWord | str:
-    """Return what tells most of the end: the mark comes after journald, and is there where the journal is not kept.
+    """Return the best evidence of the end: the mark comes after journald, and exists without a persistent journal.
 
     One that goes on until the deadline was cut there: the last processes had not ended.
     """
@@ -281,20 +279,20 @@ def later(order: PoweredOff, last: LastWord | str, mark: LastWord | None) -> Las
 
 
 def took_s(order: PoweredOff, last: LastWord | str) -> float | str:
-    """Seconds from the commit to the end of the host, or why they cannot be told.
+    """Seconds from the commit to the end of the host, or why they are unknown.
 
     A stop that the deadline has cut took at least what it was given; where it was given all there is, that counts.
-    One that ended in any other way than in order (the battery ran out, a panic) says nothing.
+    One that ended otherwise (the battery ran out, a panic) is not measured.
     """
     if isinstance(last, str):
         return last
     by_wall_s, by_clock_s = last.wall_s - order.latched_wall_s, last.monotonic_s - order.latched_at_s
     if abs(by_wall_s - by_clock_s) > DOUBT_S:
-        return f"two clocks say {by_wall_s:.1f} s and {by_clock_s:.1f} s: one was set, or the host has slept"
+        return f"two clocks differ, {by_wall_s:.1f} s and {by_clock_s:.1f} s: one was set, or the host was suspended"
     if not 0.0 <= by_wall_s <= order.force_s + LATEST_S:
         return f"{by_wall_s:.1f} s after the commit is not the end of that stop"
     if order.grade is Grade.BARE:
-        return "a bare stop is not the host's own"
+        return "a bare stop does not show how long the host needs"
     if last.stopped:
         return by_clock_s + TAIL_S
     if order.grade is Grade.FULL and by_clock_s >= order.force_s - _CUT_S:
@@ -314,9 +312,9 @@ _FIRMWARE: Final = "FirmwareTimestampMonotonic"
 
 
 async def tell(host: BootDaemon, why_on: Callable[[], WhyOn | None], spawn: Spawn) -> None:
-    """Feed what brought this host back, once; then there is nothing more to do in this boot.
+    """Feed what brought this host back, once.
 
-    why_on: asks the BMC, within so many seconds; None where the settings have none.
+    why_on: asks the BMC, within so many seconds; None if the settings have none.
     """
     if await story_of_return(host):
         probe, because = await _probe(why_on())
@@ -341,12 +339,12 @@ async def _probe(why_on: WhyOn | None) -> tuple[Probe | None, str]:
             await rest(pause_s)
         try:
             async with asyncio.timeout(LIMIT_S + 1.0):
-                return await why_on(LIMIT_S), "the BMC tells it"
+                return await why_on(LIMIT_S), "reported by the BMC"
         except EffectorError as error:
             because = str(error)
         except TimeoutError:
             because = f"no answer within {LIMIT_S:g} s"
-    return None, f"the BMC does not tell it: {because}"
+    return None, f"the BMC does not report it: {because}"
 
 
 def _cause(probe: Probe | None) -> str:

@@ -5,7 +5,7 @@ structlog gathers the values and renders the line. What is added here holds for 
 - Tracebacks carry no locals: they hold passwords.
 - Values are bounded and redacted, and text is escaped: a UPS that names itself `x\n... level=error` stays one value of
   one line.
-- No sink, be it a full pipe, a hung disk or a journald that has stopped reading, holds up the caller or raises.
+- No sink (a full pipe, a hung disk, a journald that has stopped reading) delays the caller or raises.
 
 logfmt (https://brandur.org/logfmt): `key=value key="two words"`; None and an empty text are both `key=`.
 """
@@ -79,12 +79,12 @@ def printable(text: str, keep: str = "") -> str:
 
 
 def safe_key(key: str) -> str:
-    """Return key with nothing in it that could end it early."""
+    """Return key without characters that could end it early."""
     return _NOT_IN_A_KEY.sub("_", key)[:64] or "_"
 
 
 def describe(error: BaseException, limit: int = 300) -> str:
-    """Return an error in one line: its type, what it says, and of a group what its members say."""
+    """Return an error in one line: its type, its text, and for a group those of its members."""
     if isinstance(error, BaseExceptionGroup):
         members = "; ".join(describe(member, limit // 2) for member in error.exceptions[:3])
         more = "; ..." if len(error.exceptions) > 3 else ""
@@ -98,12 +98,12 @@ def describe(error: BaseException, limit: int = 300) -> str:
 
 
 def is_secret(key: str) -> bool:
-    """Tell whether a value under this key must not be shown: a second net, since secrets are not logged at all."""
+    """Say whether a value under this key must not be shown: a second net, since secrets are never logged."""
     return _SECRET_KEY.search(key) is not None
 
 
 def clean(value: object, depth: int = _DEPTH) -> object:
-    """Return value as JSON-able data that may be shown: bounded, redacted, and without what its `repr` might tell."""
+    """Return value as JSON-able data that may be shown: bounded, redacted, and without its `repr`."""
     if value is None or isinstance(value, bool):
         return value
     if isinstance(value, enum.Enum):
@@ -284,7 +284,7 @@ PROCESSORS: Mapping[str, tuple[Processor, ...]] = {
 
 
 class Sink(Protocol):
-    """Where finished lines go. Returns at once, raises nothing; `lost` counts what could not be kept."""
+    """Destination of finished lines. Returns at once, never raises; `lost` counts the lost lines."""
 
     lost: int
 
@@ -293,14 +293,14 @@ class Sink(Protocol):
         ...
 
     def close(self, limit_s: float = 0.5) -> None:
-        """Bring out what is still held, for at most limit_s."""
+        """Write the lines that still wait, for at most limit_s."""
         ...
 
 
 class StreamSink:
-    """Writes lines to a file descriptor from a thread of its own, which may hang in it for as long as it likes.
+    """Writes lines to a file descriptor from its own thread, which may hang in it.
 
-    The descriptor is duplicated: when somebody closes fd 2, its number may next belong to the journal's database.
+    The descriptor is duplicated: if fd 2 is closed, its number may next belong to the journal's database.
     """
 
     def __init__(self, fd: int = 2, held: int = 2000) -> None:
@@ -344,7 +344,7 @@ class StreamSink:
             try:
                 line = line[os.write(self._fd, line) :]
             except BlockingIOError:
-                # Somebody made the stream non-blocking; this thread has the time to wait for it.
+                # The stream was made non-blocking; this thread has the time to wait for it.
                 select.select((), (self._fd,), ())
 
 
@@ -352,7 +352,7 @@ class JournalSink:
     """Sends datagrams to journald; a full or missing socket loses the line, and counts it."""
 
     def __init__(self, path: str = SOCKET) -> None:
-        """Open the socket now, so that nothing new is needed later."""
+        """Open the socket now, so that no new resource is needed later."""
         self.lost = 0
         self._path = path
         self._socket = socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM | socket.SOCK_CLOEXEC)
@@ -367,7 +367,7 @@ class JournalSink:
                 self.lost += 1
 
     def close(self, limit_s: float = 0.5) -> None:
-        del limit_s  # nothing is held
+        del limit_s  # no line waits
         self._socket.close()
 
 
@@ -387,12 +387,12 @@ class Log:
         return self.sink.lost
 
     def close(self) -> None:
-        """Bring out what is still held, for a moment at most."""
+        """Write the lines that still wait, for a moment at most."""
         self.sink.close()
 
 
 class _LibraryLines(logging.Handler):
-    """Brings what libraries log through stdlib logging (asyncio, aiohttp, pysnmp) into the same lines."""
+    """Passes the libraries' stdlib logging (asyncio, aiohttp, pysnmp) into the same lines."""
 
     def emit(self, record: logging.LogRecord) -> None:
         try:
@@ -446,7 +446,7 @@ def configure(
 
 
 def _on_journald(environ: Mapping[str, str], fd: int) -> bool:
-    """Tell whether $JOURNAL_STREAM names the file behind fd: it is inherited, and fd may have been redirected."""
+    """Say whether $JOURNAL_STREAM names the file of fd: it is inherited, and fd may have been redirected."""
     try:
         stream = os.fstat(fd)
     except OSError:

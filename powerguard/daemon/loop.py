@@ -44,8 +44,17 @@ from powerguard.daemon.attempt import AbandonedTasks, attempt, keep_running, res
 from powerguard.daemon.journal import Entry, Journal
 from powerguard.daemon.journal.records import Recorder
 from powerguard.daemon.log import bind_outage
+from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.observe.figures import Figures
-from powerguard.daemon.observe.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
+from powerguard.daemon.observe.port import (
+    ActionFigures,
+    BmcView,
+    LastOutage,
+    ReturnView,
+    SourceView,
+    TargetView,
+    WayView,
+)
 from powerguard.daemon.observe.status import SourceViews
 from powerguard.daemon.systemd import Notifier
 from powerguard.effectors.base import Effector
@@ -69,10 +78,10 @@ class Components:
     """The components that the settings make: everything that a reload replaces.
 
     sources: (ups, source name, poller). watchers: tasks that publish events by themselves, such as the trainers'.
-    effectors: who carries out which kind of action. close: gives back what they hold. traps: what came to the trap
-    port; None where there is none. resume: what starts training. check: who looks at the host after a return.
-    why_on: asks the BMC, within so many seconds, what powered the host on; None without a BMC. strangers: sockets where
-    trainers ought to be and others are, and why. host: powers the host off; None when another effector does.
+    effectors: the effector of each kind of action. close: releases their resources. traps: the counts of the trap port;
+        None without one. resume: what starts training. check: checks the host after a return.
+    why_on: asks the BMC, within so many seconds, what powered the host on; None without a BMC. strangers: sockets of
+        trainers that other users serve, and why. host: powers the host off; None when another effector does.
     """
 
     policy: Policy
@@ -91,14 +100,14 @@ class Components:
 
 
 async def close(parts: Components) -> None:
-    """Give back what the parts hold, within CLOSE_LIMIT_S."""
+    """Release the parts' resources, within CLOSE_LIMIT_S."""
     if parts.close is None:
         return
     try:
         async with asyncio.timeout(CLOSE_LIMIT_S):
             await keep_running("close", parts.close, once=True)
     except TimeoutError:
-        log.warning("close_incomplete", because=f"not done within {CLOSE_LIMIT_S:g} s")
+        log.warning("close_incomplete", because=f"did not end within {CLOSE_LIMIT_S:g} s")
 
 
 def log_note(note: Note) -> None:
@@ -118,12 +127,12 @@ def log_note(note: Note) -> None:
 TICK_ONLINE_S = 1.0
 TICK_OUTAGE_S = 0.25
 SNAPSHOT_ONLINE_S = 60.0
-"""On utility the state is written this often, so that a restart knows how long nobody watched."""
+"""Interval of writing the state on utility, so that a restart knows how long the daemon was down."""
 SNAPSHOT_OUTAGE_S = 5.0
 """On battery what has been used must not be forgotten (docs/decisions/0034)."""
 SOURCE_SILENT_S = 60.0
-"""A poller that has told nothing for this long hangs: the watchdog is not fed. The slowest that is still at work: a
-card's first look-around with timeout_s: 5 takes 55 s at most, a broken source rests for 30 s before its next start."""
+"""A poller without a report for this long hangs, and the watchdog is not fed. The slowest normal case: the first
+discovery of a card with timeout_s: 5 takes 55 s at most, a broken source waits for 30 s before its next start."""
 QUEUE_LIMIT = 1000
 STOP_LIMIT_S = 8.0
 RETURNS = (EnsurePolicy, ArmWay, Reboot)
@@ -144,8 +153,10 @@ class Loop:
         host_name: str = "",
         config_path: str = "",
         reload: Callable[[], Components] | None = None,
+        messenger: Messenger | None = None,
     ) -> None:
-        """Set up without starting anything. reload: reads the settings anew; raises ValueError with what is wrong."""
+        """Set up without starting any task. reload: reads the settings again; raises ValueError with the errors."""
+        self.messenger = messenger
         self.parts = parts
         self.journal = journal
         self.clock = clock
@@ -180,7 +191,7 @@ class Loop:
         self._lags: list[tuple[float, float]] = []
         self._dropped = 0
 
-    # --- What watchers see (port.Daemon) -----------------------------------------------------------------------------
+    # --- The public view (port.Daemon) -------------------------------------------------------------------------------
 
     @property
     def policy(self) -> Policy:
@@ -214,7 +225,7 @@ class Loop:
 
     @property
     def strangers(self) -> Sequence[str]:
-        """Sockets where trainers ought to be and others are, and why."""
+        """Sockets of trainers that other users serve, and why."""
         return self.parts.strangers()
 
     @property
@@ -244,7 +255,7 @@ class Loop:
 
     @property
     def ways(self) -> Sequence[WayView]:
-        """The ways back that the settings name, as last asked for."""
+        """The power-on methods of the settings, as last checked."""
         return self._return_watch.ways
 
     @property
@@ -253,12 +264,26 @@ class Loop:
         return self.parts.traps
 
     @property
+    def message_targets(self) -> Sequence[TargetView]:
+        """Targets of messages."""
+        return () if self.messenger is None else self.messenger.views()
+
+    def pending_messages(self, most: int) -> Sequence[Mapping[str, object]]:
+        """Return the oldest messages that wait."""
+        return () if self.messenger is None else self.messenger.pending(most)
+
+    @property
+    def messages_trouble(self) -> str:
+        """Why the queue of messages is not on disk."""
+        return "" if self.messenger is None else self.messenger.trouble
+
+    @property
     def last_outage(self) -> LastOutage | None:
         """The last outage that has ended."""
         return self.figures.last
 
     def submit(self, event: Event) -> None:
-        """Hand one event to the loop. When it cannot keep up, what repeats by itself is dropped; nothing else is."""
+        """Hand one event to the loop. If it cannot keep up, only events that repeat by themselves are dropped."""
         repeats = isinstance(event, Reading | SourceFailed | OwnLoad | Tick | TrainerSeen | CheckpointProgress)
         if repeats and self._queue.qsize() >= QUEUE_LIMIT:
             self._dropped += 1
@@ -266,11 +291,11 @@ class Loop:
         self._queue.put_nowait(event)
 
     def note(self, note: Note) -> None:
-        """Log and journal, in its turn among the steps, what happened beside the machine."""
+        """Log and journal an event outside of the machine, in its order among the steps."""
         self._queue.put_nowait(note)
 
     def check_soon(self) -> None:
-        """Ask the BMC and the ways back again at once, and not at the next hour."""
+        """Check the BMC and the power-on methods again at once, and not at the next hour."""
         self._return_watch.check_soon()
 
     def poll_now(self) -> None:
@@ -279,17 +304,17 @@ class Loop:
             source.poll_now()
 
     def publish(self, event: Reading | SourceFailed) -> None:
-        """Take what a source tells."""
+        """Take a source's report."""
         self._sources.take(event)
         self.submit(event)
 
     def stop(self) -> None:
-        """Stop soon (SIGTERM). What is under way is given a moment; the journal is closed last."""
+        """Stop soon (SIGTERM). Running actions get a moment; the journal is closed last."""
         self._stopping = True
         self._changed.set()
 
     def reload(self) -> None:
-        """Read the settings anew soon (SIGHUP)."""
+        """Read the settings again soon (SIGHUP)."""
         self._changed.set()
 
     # --- Running -----------------------------------------------------------------------------------------------------
@@ -299,7 +324,7 @@ class Loop:
         await self._restore()
         async with asyncio.TaskGroup() as tasks:
             self._tasks = tasks
-            # Before anything else is answered: an event that overtook the stored state would end its outage.
+            # Before any other event is answered: one that overtook the stored state would end its outage.
             await self._apply(None, self._restored)
             loops = [tasks.create_task(self._events()), tasks.create_task(self._ticks())]
             loops += [tasks.create_task(keep_running(name, run)) for name, run in (services or {}).items()]
@@ -310,6 +335,8 @@ class Loop:
             for task in loops:
                 task.cancel()
         await close(self.parts)
+        if self.messenger is not None:
+            await keep_running("close messages", self.messenger.close, once=True)
         self._notifier.stopping("stopped")
         await self.journal.close()
 
@@ -343,7 +370,7 @@ class Loop:
         All of them, though their settings be the same: a reload also takes a password, a key or a profile that changed.
         """
         while not self._stopping:
-            # Not in the group: one that swallows its cancellation would hold up our exit for ever.
+            # Not in the group: one that swallows its cancellation would block our exit without end.
             create_task = asyncio.get_running_loop().create_task
             running = [
                 create_task(
@@ -382,24 +409,24 @@ class Loop:
         return failed
 
     async def _wait_for_change(self) -> None:
-        """Wait for a stop, or until new settings are taken. Those that are refused touch nothing that runs."""
+        """Wait for a stop, or until new settings are taken. Refused settings have no effect."""
         taken = False
         while not taken:
             await self._changed.wait()
             self._changed.clear()
-            # Between two steps: one that is still being written may be an outage, and would undo what we change.
+            # Between two steps: one that is still being written may be an outage, and would undo our change.
             async with self._turn:
                 if self._stopping:
                     return
                 taken = self._take_new_settings()
 
     def _take_new_settings(self) -> bool:
-        """Read the settings anew and make them ours. Returns False when they are refused, or now is not the time."""
+        """Read the settings again and apply them. Returns False if they are refused, or the phase forbids it."""
         if not self._is_quiet() or self._reload is None:
             self.settings_ok = False
             log.warning(
                 "settings_refused",
-                because=f"the phase is {phase_name(self.state.phase)}: settings do not change in an outage or a drill",
+                because=f"the phase is {phase_name(self.state.phase)}: settings cannot change in an outage or a drill",
             )
             return False
         self._notifier.reloading()
@@ -408,7 +435,7 @@ class Loop:
             self.parts = self._reload()
         except ValueError as error:
             self.settings_ok = False
-            log.error("settings_refused", because=str(error), kept="the settings so far")  # noqa: TRY400 - told in full
+            log.error("settings_refused", because=str(error), kept="the settings so far")  # noqa: TRY400 - reported in full
         else:
             self.state = reloaded(old, self.policy, self.state, self.clock())
             self.settings_ok = True
@@ -432,7 +459,7 @@ class Loop:
                 self._settled.set()
 
     async def _apply(self, event: Event | None, answer: Step) -> None:
-        """Write the step, then make it true, then start its actions. In this order, always."""
+        """Write the step, then apply it, then start its actions. Always in this order."""
         old = self.state
         if isinstance(event, Done | Failed):
             self._in_flight.pop(event.action.id, None)
@@ -459,6 +486,10 @@ class Loop:
         self._tell(old, answer)
         for action in answer.actions:
             self._start(action)
+        if answer.notes and self.messenger is not None:
+            phases = (answer.state.phase, old.phase)
+            outage = next((phase.outage.id for phase in phases if not isinstance(phase, Online)), "")
+            self.messenger.hear(answer.notes, old, outage, self.parts.policy.mode.value)
 
     def _is_worth_writing(self, event: Event | None, answer: Step, actions: tuple[Action, ...]) -> bool:
         if actions or answer.notes or event is None or type(answer.state.phase) is not type(self.state.phase):
@@ -497,7 +528,7 @@ class Loop:
     async def _attempt(self, action: Action) -> Done | Failed:
         effector = self.parts.effectors.get(type(action))
         if effector is None:
-            reason = f"nobody carries out {type(action).__name__}: the settings name no such effector"
+            reason = f"no effector carries out {type(action).__name__}: the settings have none"
             return Failed(at_s=self.clock(), action=action, took_s=0.0, reason=reason)
         return await attempt(effector, action, clock=self.clock, abandoned=self.abandoned)
 
@@ -513,13 +544,13 @@ class Loop:
             self.submit(Tick(at_s=now_s))
 
     def _feed_watchdog(self) -> None:
-        """Feed it only for progress: after an event, and while every poller still tells something."""
+        """Feed it only for progress: after an event, and while every poller still reports."""
         every_s = self._notifier.watchdog_every_s
         now_s = self.clock()
         if every_s is None or now_s - self._fed_at_s < every_s:
             return
         if silent := self._sources.silent(SOURCE_SILENT_S):
-            log.error("poller_hung", source=silent, because=f"nothing told for {SOURCE_SILENT_S:.0f} s")
+            log.error("poller_hung", source=silent, because=f"no report for {SOURCE_SILENT_S:.0f} s")
             return
         self._fed_at_s = now_s
         self._notifier.watchdog()
@@ -539,12 +570,12 @@ class Loop:
         )
 
     def stop_for_signal(self, *, host_stopping: bool) -> None:
-        """Record that we are being stopped, and on battery arm the return first; then stop."""
+        """Record that the daemon has to stop, and on battery arm the power-on methods first; then stop."""
         self.submit(ForeignStop(at_s=self.clock(), host_stopping=host_stopping))
         self.stop()
 
     async def _settle(self) -> None:
-        """Let the last events be answered and short actions end: the return may just be being armed."""
+        """Let the last events be answered and short actions end: a power-on method may be just being armed."""
         by_s = self.clock() + (0.5 if self._is_quiet() else STOP_LIMIT_S)
         while self.clock() < by_s:
             waiting = [action for _, action in self._in_flight.values() if isinstance(action, RETURNS)]
@@ -580,9 +611,9 @@ class ReturnWatch:
     """Status of the power-on methods, and the duty to check them again: at start, after a reload and hourly.
 
     A method that did not answer well is checked again after a minute, then ever less often: a BMC that was busy at the
-    boot, or hung, must not leave the host without a way back until somebody asks.
+    boot, or hung, must not leave the host without a power-on method until the next request.
 
-    bmc: None when the settings have none. ways: those that the settings name, in their order.
+    bmc: None when the settings have none. ways: those of the settings, in their order.
     """
 
     def __init__(self, clock: Clock) -> None:
@@ -595,7 +626,7 @@ class ReturnWatch:
         self._checks = 0
 
     def set_parts(self, parts: Components) -> None:
-        """Take what the settings name; what is known of anything else is forgotten."""
+        """Take the methods of the settings; forget the results of all others."""
         self._kind = parts.bmc_kind
         if self.bmc is None or self.bmc.kind != self._kind:
             self.bmc = None if self._kind == "none" else BmcView(kind=self._kind)
@@ -603,11 +634,11 @@ class ReturnWatch:
         self.ways = tuple(known.get(each) or WayView(way=each[0], ups=each[1]) for each in named(parts.policy))
 
     def check_soon(self) -> None:
-        """Ask again at once: what was asked for has changed. While it is being asked: again after that."""
+        """Check again at once, because the methods have changed; during a check, once more after it."""
         self._asked.set()
 
     def enter(self, outcome: Done | Failed) -> None:
-        """Enter how an order that says something of the return ended; other actions are passed over."""
+        """Enter the outcome of an order about the return; other actions are ignored."""
         match outcome.action:
             case EnsurePolicy() if self._kind != "none":
                 self._enter_policy(outcome)
@@ -644,7 +675,7 @@ class ReturnWatch:
         boot_id: str,
         limit_s: float,
     ) -> None:
-        """Ask for ever. can: somebody carries it out. is_quiet: no outage is asking anyway. limit_s: for one answer."""
+        """Check periodically. can: an effector exists. is_quiet: no outage checks anyway. limit_s: for one answer."""
         failures = 0
         while True:
             self._asked.clear()
@@ -656,7 +687,7 @@ class ReturnWatch:
                 for view in self.ways:
                     id_ = name.format(f"{view.way}{view.ups}")
                     asked.append(CheckWay(id=id_, by_s=by_s, way=view.way, ups=view.ups))
-                # Side by side: one that hangs does not make the others late.
+                # In parallel: one that hangs does not delay the others.
                 async with asyncio.TaskGroup() as tasks:
                     asking = [tasks.create_task(self._ask(attempt, each)) for each in asked if can(type(each))]
                 failures = 0 if all(task.result() for task in asking) else failures + 1
@@ -680,7 +711,7 @@ class ReturnWatch:
 
 
 def entered(view: WayView, outcome: Done | Failed) -> WayView:
-    """Return the view after a way was asked for, or armed."""
+    """Return the view after a method was checked, or armed."""
     if isinstance(outcome, Failed):
         return replace(view, ready=False, why=outcome.reason, checked_at_s=outcome.at_s)
     returns = outcomes.way_armed(outcome).returns or view.returns

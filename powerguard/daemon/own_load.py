@@ -24,7 +24,7 @@ LIMIT_S: Final = 6.0
 """Timeout for one reading: three of them make a stale one, and a BMC that needs more measures nothing in time."""
 _LOOK_S: Final = 0.5
 Read = Callable[[float], Coroutine[Any, Any, float | None]]
-"""Reads watts within so many seconds; None: not told."""
+"""Reads watts within so many seconds; None: not reported."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -77,7 +77,7 @@ class OwnLoadWatch:
 
 
 async def gpu_watts(gpu: GpuEffector, limit_s: float) -> float | None:
-    """Return the sum of what the GPUs draw, as NVML tells it; None where one of them does not tell."""
+    """Return the sum of what the GPUs draw, as NVML reports it; None if one of them has no report."""
     try:
         async with asyncio.timeout(limit_s):
             told = (await gpu.ask({"word": "list"})).get("gpus")

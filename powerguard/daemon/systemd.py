@@ -1,4 +1,4 @@
-"""Messages between the daemon and the service manager. Nothing here may fail or wait: it never matters enough."""
+"""Messages between the daemon and the service manager. They never fail or wait: they are not important enough."""
 
 import contextlib
 import os
@@ -28,10 +28,10 @@ def encode(fields: Mapping[str, str]) -> bytes:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Manager:
-    """What the environment tells of the service manager.
+    """The service manager, from the environment.
 
-    address: of its socket, as `socket.sendto` takes it; None where there is none or its kind is unknown.
-    watchdog_s: the service is killed when it is silent for so long; None when nobody watches.
+    address: of its socket, as `socket.sendto` takes it; None if there is none or its kind is unknown. watchdog_s: the
+    service is killed when it is silent for this long; None without a watchdog.
     """
 
     address: str | bytes | None = None
@@ -63,14 +63,14 @@ def _status(text: str) -> dict[str, str]:
 
 
 class Notifier:
-    """Tells systemd how we are. Every method returns at once and raises nothing, with or without a systemd.
+    """Reports the daemon's state to systemd. Every method returns at once and never raises, with or without systemd.
 
     A forced shutdown closes the socket under us (measured: ConnectionRefusedError), and a busy manager does not read:
     the datagram is then lost, and counted in `lost`.
     """
 
     def __init__(self, manager: Manager) -> None:
-        """Open the socket now: in the outage nothing new should be needed."""
+        """Open the socket now: an outage should need no new resource."""
         self._address = manager.address
         self.watchdog_s = manager.watchdog_s
         self.lost = 0
@@ -96,27 +96,27 @@ class Notifier:
 
     @property
     def watchdog_every_s(self) -> float | None:
-        """How often to call `watchdog`: half the limit, as sd_watchdog_enabled(3) advises; None when nobody watches."""
+        """How often to call `watchdog`: half the limit, as sd_watchdog_enabled(3) advises; None without a watchdog."""
         return None if self.watchdog_s is None else self.watchdog_s / 2
 
     def ready(self, status: str = "") -> None:
-        """Tell that we are up, or that the reload has ended."""
+        """Report that the daemon is up, or that the reload has ended."""
         self._tell(READY="1", **_status(status))
 
     def status(self, text: str) -> None:
-        """Tell one line for `systemctl status`."""
+        """Report one line for `systemctl status`."""
         self._tell(STATUS=text[:STATUS_CHARS])
 
     def watchdog(self) -> None:
-        """Tell that the poll loop and the state machine have made progress. Never call it from a bare timer."""
+        """Report that the poll loop and the state machine have made progress. Never call it from a bare timer."""
         self._tell(WATCHDOG="1")
 
     def reloading(self) -> None:
-        """Tell that the settings are being read again; `ready` ends it. systemd >= 253 wants the time with it."""
+        """Report that the settings are being read again; `ready` ends it. systemd >= 253 needs the time with it."""
         self._tell(RELOADING="1", MONOTONIC_USEC=str(time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000))
 
     def stopping(self, status: str = "") -> None:
-        """Tell that we are going down."""
+        """Report that the daemon is stopping."""
         self._tell(STOPPING="1", **_status(status))
 
     def extend_timeout(self, seconds: float) -> None:
@@ -124,7 +124,7 @@ class Notifier:
         self._tell(EXTEND_TIMEOUT_USEC=str(max(0, round(seconds * 1e6))))
 
     def close(self) -> None:
-        """Give the socket back."""
+        """Close the socket."""
         if self._socket is not None:
             self._socket.close()
             self._socket = None
@@ -139,7 +139,7 @@ class Notifier:
 
 
 async def is_host_stopping(spawn: Spawn, *, limit_s: float = 1.0, nologin: Path = NOLOGIN) -> bool:
-    """Tell whether a shutdown or reboot of the host runs, or our SIGTERM was meant for us alone.
+    """Say whether a shutdown or reboot of the host runs, or the SIGTERM was only for the daemon.
 
     D-Bus, through which an unprivileged systemctl asks, goes away about 50 ms after a shutdown begins (measured on
     Debian 12): then nologin(5) answers, which `shutdown +N` also makes in its last five minutes. No answer is "no".

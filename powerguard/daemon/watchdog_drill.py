@@ -1,7 +1,7 @@
-"""The drill of the BMC's watchdog: arm it, power the host off in order, and judge at the next boot what came of it.
+"""The drill of the BMC's watchdog: arm it, power the host off in order, and judge the result at the next boot.
 
-It is the one drill that ends in a power-off, so it is none of the core's: it orders nothing but this, outside of any
-outage, and what is to be judged stands in a file that is written before anything is armed (docs/decisions/0150).
+It is the only drill that ends in a power-off, so it is not part of the core: it runs outside of any outage, and its
+record is in a file that is written before the timer is armed (docs/decisions/0150).
 """
 
 import asyncio
@@ -23,17 +23,17 @@ from powerguard.daemon.systemd import is_host_stopping
 from powerguard.effectors.base import Effector, EffectorError, WaysEffector
 from powerguard.effectors.child import Spawn
 
-if TYPE_CHECKING:  # for who has it alone: the daemon's memory
+if TYPE_CHECKING:  # loaded only if needed, to save the daemon's memory
     from powerguard.effectors.bmc.engine import WatchdogStatus
     from powerguard.effectors.bmc.watchdog import DrillRecord, WatchdogEffector
 
 OFF_S: Final = 60.0
-"""Time from the forced power-off to the timer. The host must have been off for a while, or the drill proves nothing."""
+"""Time from the forced power-off to the timer. The host must have been off for a while, or the drill is no evidence."""
 STILL_HERE_S: Final = 30.0
 """Time after the forced power-off at which a host that still runs counts as not powered off; its timer is stopped."""
 EARLY_S: Final = 10.0
 LATE_S: Final = 900.0
-"""A start before the timer has fired, or a quarter of an hour after it, was somebody else's; firmware takes minutes."""
+"""A start before the timer, or this long after it, has another cause; firmware takes minutes."""
 JUDGE_AFTER_S: Final = 90.0
 """Since the boot: by then the clock has been set."""
 _LIMIT_S: Final = 5.0
@@ -42,7 +42,7 @@ _ASKS: Final = 60
 
 
 class DrillDaemon(Protocol):
-    """The drill's view of the daemon: of `port.Daemon`, its journal, and a check of the ways back."""
+    """The drill's view of the daemon: of `port.Daemon`, its journal, and a check of the power-on methods."""
 
     @property
     def boot_id(self) -> str: ...
@@ -106,17 +106,17 @@ class WatchdogDrill:
     async def begin(self, who: str, host_name: str) -> float:
         """Write down, arm, read back, power off; returns the seconds until the timer fires. Raises EffectorError.
 
-        host_name: as the operator has typed it. What has been done by then is taken back where something fails.
+        host_name: as the operator has typed it. A failure undoes the steps so far.
         """
         if not self._host.policy.powers_off:
-            msg = f"mode is {self._host.policy.mode}: this drill powers the host off, which only mode: armed does"
+            msg = f"mode is {self._host.policy.mode}: this drill powers the host off and needs mode: armed"
             raise EffectorError(msg)
         if host_name != self._host_name():
             msg = f"{host_name!r} is not this host's name: it is {self._host_name()}"
             raise EffectorError(msg)
         watchdog, seen = await self._check()
         if self._underway:
-            msg = "it is under way already"
+            msg = "this drill is already running"
             raise EffectorError(msg)
         self._underway = True
         try:
@@ -126,7 +126,7 @@ class WatchdogDrill:
             raise
 
     async def _begin(self, watchdog: "WatchdogEffector", seen: "WatchdogStatus", who: str) -> float:
-        from powerguard.effectors.bmc.watchdog import DrillRecord  # noqa: PLC0415 - for who has it alone
+        from powerguard.effectors.bmc.watchdog import DrillRecord  # noqa: PLC0415 - loaded only if needed
 
         drill = DrillRecord(
             state="pending",
@@ -150,7 +150,7 @@ class WatchdogDrill:
             )
             detail = await self._effectors()[PowerOff].carry_out(order)
         except BaseException as error:
-            await self._take_back(watchdog, drill, f"it did not begin: {error}")
+            await self._take_back(watchdog, drill, f"it did not start: {error}")
             raise
         because = f"drill of the BMC's watchdog, begun by {who}"
         self._note("power_off_ordered", because, Level.WARNING, (*detail, ("force_after_s", self._force_s)))
@@ -158,7 +158,7 @@ class WatchdogDrill:
         return left_s
 
     async def _check(self) -> "tuple[WatchdogEffector, WatchdogStatus]":
-        """See that it may begin. Raises EffectorError."""
+        """Check that it may begin. Raises EffectorError."""
         watchdog, host = self._watchdog(), self._host
         refused = checks.refusal(host.policy, host.state, host.clock(), ("policy",), "simulated")
         refused = refused or checks.unsaved(host.state, host.clock())
@@ -182,19 +182,19 @@ class WatchdogDrill:
         return boottime_s() + _LIMIT_S  # the BMC's own clock, also where the daemon's is a simulated one
 
     def _watchdog(self) -> "WatchdogEffector":
-        from powerguard.effectors.bmc.watchdog import WatchdogEffector  # noqa: PLC0415 - for who has it alone
+        from powerguard.effectors.bmc.watchdog import WatchdogEffector  # noqa: PLC0415 - loaded only if needed
 
         ways = self._effectors().get(ArmWay)
         found = ways.of(Way.WATCHDOG) if isinstance(ways, WaysEffector) else None
         if not isinstance(found, WatchdogEffector):
-            msg = "bmc.watchdog is not set: write bmc: {kind: auto, watchdog: true}, reload, and drill then"
+            msg = "bmc.watchdog is not set: write bmc: {kind: auto, watchdog: true}, reload, and repeat the drill"
             raise EffectorError(msg)
         return found
 
     # --- Judging -------------------------------------------------------------------------------------------------
 
     async def run(self) -> None:
-        """Judge what the boot before has begun; then see to what this one begins. Never ends."""
+        """Judge the drill of the boot before; then handle those of this boot. Never ends."""
         while True:
             await self._settle()
             await self._begun.wait()
@@ -203,7 +203,7 @@ class WatchdogDrill:
             self._underway = False
 
     async def _settle(self) -> None:
-        """Bring a drill that is pending to its end, where it can have one by now."""
+        """End a pending drill, if its result is known by now."""
         ways = self._effectors().get(ArmWay)
         if not isinstance(ways, WaysEffector) or ways.of(Way.WATCHDOG) is None:
             return
@@ -220,7 +220,7 @@ class WatchdogDrill:
             self._note("watchdog_drill_unjudged", str(error), Level.ERROR)
 
     async def _judge(self, watchdog: "WatchdogEffector", drill: "DrillRecord") -> None:
-        """Ask the BMC what brought the host back, write it down, and stop what is still armed."""
+        """Ask the BMC what brought the host back, record it, and stop a timer that is still armed."""
         await self._pause(max(0.0, JUDGE_AFTER_S - self._host.clock()))
         because = ""
         for _ in range(_ASKS):
@@ -247,13 +247,13 @@ class WatchdogDrill:
         level = Level.INFO if passed else Level.ERROR
         self._note("watchdog_drill_judged", because, level, (("passed", passed),))
         await watchdog.store(judged)
-        self._host.check_soon()  # what `status` and `doctor` tell of this way has just changed
+        self._host.check_soon()  # the state of this method in `status` and `doctor` has just changed
 
     def _note(self, event: str, because: str, level: Level, numbers: Detail = ()) -> None:
         self._host.note(Note(event=event, because=because, level=level, numbers=numbers))
 
     async def _take_back(self, watchdog: "WatchdogEffector", drill: "DrillRecord", because: str) -> None:
-        """Stop the timer of a host that goes on, whatever becomes of the file."""
+        """Stop the timer of a host that still runs, even if the file cannot be written."""
         try:
             await watchdog.disarm(self._by_s())
         except EffectorError as error:
@@ -263,19 +263,19 @@ class WatchdogDrill:
 
 
 def verdict(drill: "DrillRecord", seen: "WatchdogStatus", boot_wall_s: float) -> tuple[bool, str]:
-    """Return whether the timer has brought the host back, and why that is so. boot_wall_s: Unix seconds of the boot.
+    """Return whether the timer has brought the host back, and why. boot_wall_s: Unix seconds of the boot.
 
-    By the cause of the restart; where the BMC does not tell one, by its flag that the timer has fired, which outlives
-    a power cycle (IPMI 2.0 section 27.7). And by the time: a host that was switched on before, or long after it, is no
-    proof.
+    By the cause of the restart; if the BMC does not report one, by its flag that the timer has fired, which outlives a
+    power cycle (IPMI 2.0 section 27.7). And by the time: a host that was switched on before, or long after it, is not
+    evidence.
     """
-    from powerguard.effectors.bmc.ipmi import RestartCause  # noqa: PLC0415 - for who has it alone
+    from powerguard.effectors.bmc.ipmi import RestartCause  # noqa: PLC0415 - loaded only if needed
 
     cause = seen.restart_cause
     after_s = boot_wall_s - (drill.armed_wall_s + drill.in_s)
     is_told = cause not in (None, RestartCause.UNKNOWN)
     fired = cause is RestartCause.WATCHDOG if is_told else seen.timer.expired is True
-    told = f"restart cause {cause}" if is_told else "the BMC tells no restart cause; its timer has " + (
+    told = f"restart cause {cause}" if is_told else "the BMC reports no restart cause; its timer has " + (
         "fired" if fired else "not fired"
     )  # fmt: skip
     if not fired:

@@ -17,6 +17,7 @@ import time
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from datetime import datetime
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Final, TypedDict
 
@@ -61,6 +62,7 @@ from powerguard.daemon.control.hints import hint_path, serve_hints
 from powerguard.daemon.journal import Journal, Retention
 from powerguard.daemon.log import configure, open_scope
 from powerguard.daemon.loop import Components, Loop, Runnable
+from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.observe import http
 from powerguard.daemon.own_load import OwnLoadWatch, Read, gpu_watts
 from powerguard.daemon.systemd import Notifier, is_host_stopping
@@ -95,7 +97,7 @@ if TYPE_CHECKING:
 
 
 class _Known(TypedDict):
-    """By what a trap may name a card: see `trap.Card`."""
+    """The names by which a trap may identify a card: see `traps.Card`."""
 
     hosts: tuple[str, ...]
     communities: tuple[Secret, ...]
@@ -103,7 +105,7 @@ class _Known(TypedDict):
 
 def trap_names() -> Mapping[str, str]:
     """Return what the profiles call a trap, by its OID. Reads files."""
-    from powerguard.ups.profiles.load import load_profiles  # noqa: PLC0415 - nothing else here needs the profiles
+    from powerguard.ups.profiles.load import load_profiles  # noqa: PLC0415 - only this function needs the profiles
 
     names: dict[str, str] = {}
     for profile in load_profiles().ranked():
@@ -115,7 +117,7 @@ def trap_names() -> Mapping[str, str]:
 def trap_listener(
     settings: Settings, sources: Sequence[tuple[str, str, Source]], *, clock: Clock, wall: Callable[[], float]
 ) -> "TrapListener | None":
-    """Return the listener of the settings; None where they set no trap port. Opens nothing yet.
+    """Return the listener of the settings; None if they set no trap port. Does not open it yet.
 
     sources: (ups, source name, poller), of which a hint polls those of the UPS that it names.
     """
@@ -147,7 +149,7 @@ def _known_by(settings: Settings, ups: str) -> _Known:
 
 
 def network_watch(settings: Settings, *, publish: Callable[[NetworkSeen], None], clock: Clock) -> NetworkWatch | None:
-    """Return what watches the way to our sources; None where it is not wanted, or every source is on this host."""
+    """Return the watch of the network to our sources; None if it is off, or every source is on this host."""
     hosts = [options.host for ups in settings.feeding for options in settings.ups[ups].sources]
     away = [host for host in dict.fromkeys(hosts) if not _is_here(host)]
     return NetworkWatch(away, publish=publish, clock=clock) if away and settings.network_witness else None
@@ -165,7 +167,7 @@ GUARD_S: Final = 30.0
 
 
 def output_effector(settings: Settings, *, clock: Clock, boot: str, armed: bool) -> OutputEffector:
-    """Return it, for the UPSes of which this host is the sender. armed: False: it looks, and orders nothing."""
+    """Return it, for the UPSes that this host switches off. armed: False: it only checks."""
     outputs = {name: opening for name in settings.feeding if (opening := _opening(settings, name, clock)) is not None}
     return OutputEffector(
         outputs,
@@ -184,7 +186,7 @@ def _longest_stops_s(settings: Settings) -> list[float]:
 
 
 def _opening(settings: Settings, name: str, clock: Clock) -> Opening | None:
-    """Make it. What a protocol needs is loaded here, so that a host without it pays nothing (ciphers: 6 MB)."""
+    """Make it. A protocol's modules are loaded here, so that a host without it saves memory (ciphers: 6 MB)."""
     wanted = settings.ups[name].output_off
     by = None if wanted is None else sender(settings.ups[name].sources, wanted)
     if wanted is None or by is None:
@@ -209,7 +211,7 @@ def _by_nut(by: NutOptions, wanted: OutputOffOptions) -> Opening:
 def ways_of(
     settings: Settings, *, clock: Clock, wall: Callable[[], float], boot: str, armed: bool
 ) -> dict[Way, Effector]:
-    """Return the effector of each way. armed: False in dry-run: they look, and arm nothing."""
+    """Return the effector of each method. armed: False in dry-run: they only check."""
     ways: dict[Way, Effector] = {}
     folder = Path(settings.journal.path).parent
     if outputs_of(settings):
@@ -241,7 +243,7 @@ def outputs_of(settings: Settings) -> tuple[str, ...]:
 
 
 def with_ways(policy: Policy, settings: Settings, ways: dict[Way, Effector], *, checks_host: bool) -> Policy:
-    """Return the policy with what there is to come back by. checks_host: somebody looks at the host after a return."""
+    """Return the policy with its power-on methods. checks_host: the host is checked after a return."""
     return replace(
         policy,
         ways=tuple(way for way in Way if way in ways),
@@ -263,7 +265,7 @@ TRIM_AFTER_S: Final = 10.0
 
 
 class DryRunEffector:
-    """Stands in for an effector in dry-run: it says what would have been done, and does nothing."""
+    """Replaces an effector in dry-run: it only records the action."""
 
     async def carry_out(self, action: Action) -> Detail:
         """Record the action."""
@@ -273,14 +275,14 @@ class DryRunEffector:
 
 @dataclass(kw_only=True)
 class Ports:
-    """Everything by which the daemon touches the world; the simulator puts its own in their place.
+    """The daemon's interfaces to the world; the simulator replaces them.
 
-    sources: makes the pollers. effectors: what replaces, by kind of action, the effectors of the settings. ways: makes
-    the effectors of the ways back; told whether they may arm anything. bmc: makes who keeps the BMC's policy.
+    sources: makes the pollers. effectors: replaces, by kind of action, the effectors of the settings. ways: makes the
+    effectors of the power-on methods, with or without permission to arm. bmc: makes the effector of the BMC's policy.
     """
 
     clock: Clock = boottime_s
-    wall: Callable[[], float] = time.time  # noqa: TID251 - for the journal and for people
+    wall: Callable[[], float] = time.time  # noqa: TID251 - for the journal and for display
     boot: Callable[[], str] = boot_id
     host: Callable[[], str] = socket.gethostname
     spawn: Spawn = run_child
@@ -301,7 +303,7 @@ def _sources(settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
 
 
 def source_of(options: SourceOptions, ups: str, clock: Clock) -> NamedSource:
-    """Make one poller. What a kind needs is loaded here, so that a host without it pays nothing (ciphers: 6 MB)."""
+    """Make one poller. A kind's modules are loaded here, so that a host without it saves memory (ciphers: 6 MB)."""
     match options:
         case SnmpOptions():
             from powerguard.ups.snmp.source import SnmpSource  # noqa: PLC0415 - see above
@@ -326,10 +328,10 @@ def build(
     state: Callable[[], State] = State,
     turns: Turns | None = None,
 ) -> Components:
-    """Make the parts of a daemon. Touches nothing yet.
+    """Make the parts of a daemon, without any access yet.
 
-    publish: takes what trainers say of themselves. state: what the core remembers at the moment. turns: those of the
-    parts that these replace, whose orders may still be under way.
+    publish: takes trainers' status. state: the core's present state. turns: those of the parts that these replace,
+    whose orders may still be under way.
     """
     if dry_run:
         settings = settings.model_copy(update={"mode": "dry-run"})
@@ -422,7 +424,7 @@ def _watchers(
     publish: Callable[[Event], None],
     state: Callable[[], State],
 ) -> dict[str, Runnable]:
-    """Return the tasks that look at trainers, at the host, its power-off and its network, by their names."""
+    """Return the tasks that check trainers, the host, its power-off and its network, by their names."""
     watchers: dict[str, Runnable] = {}
     if TriggerCheckpoint not in ports.effectors:
         watchers["trainers"] = trainers.watch
@@ -445,7 +447,7 @@ def _watchers(
 
 
 def _host_check(settings: Settings, ports: Ports, *, told: Callable[[], Iterable[str]]) -> HostCheckEffector:
-    """Return who compares the host with what it was. told: where trainers say that they save."""
+    """Return the check of the host. told: returns the folders that trainers report."""
     return HostCheckEffector(
         settings.resume,
         folder=Path(settings.journal.path).parent,
@@ -468,14 +470,14 @@ _TRAPS_RIGHT: Final = "another program listens there, or this host has no such a
 
 
 def _ways(settings: Settings, ports: Ports, *, armed: bool) -> dict[Way, Effector]:
-    """Return who arms each way back."""
+    """Return the effectors of the power-on methods."""
     if ports.ways is not None:
         return ports.ways(armed)
     return ways_of(settings, clock=ports.clock, wall=ports.wall, boot=ports.boot(), armed=armed)
 
 
 def _bmc(settings: Settings, ports: Ports, *, acts: bool, limit_s: float) -> tuple[BmcEffector, Effector]:
-    """Return who asks the BMC, and who keeps its policy. In dry-run it is read: that it is wrong is worth knowing."""
+    """Return the effectors of the BMC and its policy. In dry-run the policy is read only."""
     options = settings.bmc if acts else settings.bmc.model_copy(update={"policy": "observe"})
     folder = Path(settings.journal.path).parent
     observes = not acts and settings.bmc.policy != "observe"
@@ -510,7 +512,7 @@ def _relief(
 
 
 def _unpassed(before: Settings, fresh: Settings) -> list[str]:
-    """Return the credentials that the settings name now and did not before, and that this process has not."""
+    """Return the credentials that are new in the settings, and that this process does not have."""
     known = {secret.credential for _, secret in secrets_in(before)}
     unpassed: list[str] = []
     for _, secret in secrets_in(fresh):
@@ -559,6 +561,7 @@ def assemble(
             because = f"systemd passes credentials only at the start: {', '.join(unpassed)}"
             log.warning("restart_needed", because=because, right="systemctl restart powerguard.service")
         parts = make(fresh)
+        messenger.use(fresh.notify)
         accepted[:] = [fresh]
         return parts
 
@@ -569,6 +572,13 @@ def assemble(
             size_bytes=settings.journal.keep_outages * JOURNAL_BYTES_PER_OUTAGE,
         )
         journal = Journal(path, boot_id=ports.boot(), wall=ports.wall, retention=retention)
+    messenger = Messenger(
+        settings.notify,
+        Path(settings.journal.path).with_name("messages.sqlite"),
+        host=ports.host(),
+        spawn=ports.spawn,
+        wall=ports.wall,
+    )
     loop = Loop(
         make(settings),
         journal,
@@ -578,28 +588,30 @@ def assemble(
         host_name=ports.host(),
         config_path=str(config),
         reload=reload,
+        messenger=messenger,
     )
     made.append(loop)
     return loop
 
 
 def is_past_dwell(policy: Policy, state: State, now_s: float) -> bool:
-    """Say whether an outage has lasted longer than the dwell: from then on the disk and the network are its own."""
+    """Say whether an outage has lasted longer than the dwell: from then on it needs the disk and the network."""
     if isinstance(state.phase, OnBattery):
         return now_s - state.phase.outage.since_s >= policy.pause_dwell_s
     return not isinstance(state.phase, Online | Recovery)
 
 
 def is_calm(state: State) -> bool:
-    """Say whether this is a good day: utility, and no outage, return or drill."""
+    """Say whether all is calm: utility, and no outage, return or drill."""
     return isinstance(state.phase, Online) and state.feed.supply is Supply.UTILITY and state.drill is None
 
 
 def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[str, Runnable]:
-    """Return the tasks that let others look in, and the one that finds out how long the last stop took."""
+    """Return the tasks of the sockets, and the one that measures how long the last stop took."""
     web, control = settings.http, settings.control
     where = f"http {web.listen} port {web.port}"
     watchdog = WatchdogDrill(loop, lambda: loop.parts.effectors, spawn=spawn)
+    tester = None if loop.messenger is None else loop.messenger.test
     return {
         "http": lambda: _served(
             where,
@@ -608,22 +620,23 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
         ),
         "admin socket": lambda: _served(
             f"control.socket {control.socket}",
-            lambda: admin.serve_admin(loop, path=control.socket, group=control.group, watchdog=watchdog),
+            lambda: admin.serve_admin(loop, path=control.socket, group=control.group, watchdog=watchdog, tester=tester),
             right="its folder must exist, and the daemon's user must be able to write it",
         ),
         "hint socket": lambda: _served(
             f"hint socket {hint_path(control.socket)}",
             lambda: serve_hints(loop, path=hint_path(control.socket)),
-            right="it lies beside control.socket, whose folder the daemon's user must be able to write",
+            right="it is next to control.socket, whose folder the daemon's user must be able to write",
         ),
         "stops": lambda: boots.measure(loop, spawn),
+        **({} if loop.messenger is None else {"messages": partial(loop.messenger.run, loop)}),
         "power-on": lambda: boots.tell(loop, lambda: loop.parts.why_on, spawn),
         "watchdog drill": watchdog.run,
     }
 
 
 async def _served(where: str, serve: Runnable, *, right: str) -> None:
-    """Serve; while the address cannot be had, say so once and go on trying. It protects the host all the same."""
+    """Serve; while the address is not available, log it once and retry. The host is protected meanwhile."""
     told = ""
     while True:
         try:
@@ -631,13 +644,13 @@ async def _served(where: str, serve: Runnable, *, right: str) -> None:
         except OSError as error:
             because = f"{where}: {error.strerror or error} ({right})"
             if because != told:
-                log.error("socket_unavailable", because=because, retry_s=SERVE_RETRY_S)  # noqa: TRY400 - told in full
+                log.error("socket_unavailable", because=because, retry_s=SERVE_RETRY_S)  # noqa: TRY400 - reported in full
             told = because
         await rest(SERVE_RETRY_S)
 
 
 def give_back_memory() -> None:
-    """Return to the kernel what only starting up has needed (measured: 2.3 MB); where glibc is not, nothing happens."""
+    """Return the memory of the start-up to the kernel (measured: 2.3 MB); no effect without glibc."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -650,9 +663,9 @@ async def run(
     ports: Ports | None = None,
     flush: Callable[[], None] = lambda: None,
 ) -> int:
-    """Run a daemon in this loop until SIGTERM or SIGINT. SIGHUP reads the settings anew.
+    """Run a daemon in this loop until SIGTERM or SIGINT. SIGHUP reads the settings again.
 
-    flush: brings out the log's last lines where we must leave without Python's own end.
+    flush: writes the log's last lines if the process must exit without Python's own end.
     """
     open_scope()
     for caution in warnings(settings, today=datetime.now().astimezone().date()):
@@ -665,8 +678,8 @@ async def run(
         stopping: list[asyncio.Task[None]] = []
 
         async def stop() -> None:
-            # A foreign shutdown matters on battery only; on utility there is nothing to ask, and in our own shutdown
-            # there is no time: what a reboot is decided by is read at once.
+            # A foreign shutdown matters on battery only; on utility there is no need to ask, and in our own shutdown
+            # there is no time: the inputs of the reboot decision are read at once.
             host = not isinstance(daemon.state.phase, Online | Shutdown) and await is_host_stopping(spawn)
             daemon.stop_for_signal(host_stopping=host)
 
@@ -683,7 +696,7 @@ async def run(
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 running.remove_signal_handler(number)
         if daemon.abandoned.running:
-            # A task that swallowed its cancellation would hold up our exit for ever, and with it the shutdown.
+            # A task that swallowed its cancellation would block our exit, and with it the shutdown.
             log.error("exit_forced", because=f"{len(daemon.abandoned.running)} tasks never ended")
             flush()
             os._exit(0)
@@ -702,6 +715,6 @@ def main(config: Path, *, dry_run: bool = False) -> int:
         with alone(Path(settings.control.socket)):
             return asyncio.run(run(settings, config=config, dry_run=dry_run, flush=written.close))
     except TakenError as error:
-        log.error("daemon_refused", because=str(error))  # noqa: TRY400 - told in full
+        log.error("daemon_refused", because=str(error))  # noqa: TRY400 - reported in full
         written.close()
         return EX_TAKEN

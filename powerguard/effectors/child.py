@@ -14,7 +14,7 @@ MAX_OUTPUT_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a child ended. returncode: negative for a signal; timed_out: we killed it at its limit."""
+    """How a child ended. returncode: negative for a signal; timed_out: it was killed at its limit."""
 
     returncode: int
     stdout: bytes
@@ -33,7 +33,7 @@ class Spawn(Protocol):
 
 
 def clean_environment() -> dict[str, str]:
-    """Return our environment less what only the daemon may use (a child must not speak to systemd in our name)."""
+    """Return the environment without the daemon's own variables (a child must not speak to systemd in its name)."""
     private = ("NOTIFY_SOCKET", "WATCHDOG_PID", "WATCHDOG_USEC", "LISTEN_FDS", "LISTEN_PID", "CREDENTIALS_DIRECTORY")
     return {name: value for name, value in os.environ.items() if name not in private}
 

@@ -124,7 +124,7 @@ class BmcOptions(Options):
         if self.kind in {"none", "in-band"}:
             given = [name for name in wanted if getattr(self, name) is not None]
             if given:
-                msg = f"kind {self.kind} uses no {given[0]} (write kind: ipmi-lan, or leave {', '.join(given)} out)"
+                msg = f"kind {self.kind} does not use {given[0]} (write kind: ipmi-lan, or remove {', '.join(given)})"
                 raise ValueError(msg)
         else:
             missing = [name for name in wanted if getattr(self, name) is None]
@@ -133,19 +133,19 @@ class BmcOptions(Options):
                 msg = f"kind {self.kind} needs {', '.join(missing)}"
                 raise ValueError(msg)
         if self.kind in {"auto", "ipmi-lan"} and len((self.user or "").encode()) > _IPMI_USER_BYTES:
-            msg = f"kind {self.kind}: user must be at most {_IPMI_USER_BYTES} bytes, as IPMI has no room for more"
+            msg = f"kind {self.kind}: user must be at most {_IPMI_USER_BYTES} bytes, the limit of IPMI"
             raise ValueError(msg)
         if self.watchdog and self.kind not in {"in-band", "auto"}:
-            msg = f"watchdog is armed in-band, and kind is {self.kind} (write kind: auto, or leave watchdog out)"
+            msg = f"watchdog is armed in-band, but kind is {self.kind} (write kind: auto, or remove watchdog)"
             raise ValueError(msg)
         if self.ca is not None and self.fingerprint is not None:
-            msg = "give ca or fingerprint, not both: a pinned certificate needs nobody to sign it"
+            msg = "give ca or fingerprint, not both: a pinned certificate needs no authority"
             raise ValueError(msg)
         return self
 
 
 class OutputOffOptions(Options):
-    """Way B: the one host whose settings have this orders the UPS's output off, for itself and all others on it."""
+    """Power-on method B: the one host with this setting orders the UPS's output off, for all hosts on it."""
 
     by: Literal["snmp", "nut"] = Field(
         description="The source of this UPS that the order goes through: its card (SETs), or upsd (shutdown.return).",
@@ -213,13 +213,13 @@ _Url = Annotated[
     str,
     Field(
         pattern=r"^https?://[A-Za-z0-9.:\[\]-]{1,253}$",
-        json_schema_extra={"x-wanted": "https://ADDRESS:PORT and nothing behind it"},
+        json_schema_extra={"x-wanted": "https://ADDRESS:PORT without a path"},
     ),
 ]
 
 
 class SentinelOptions(Options):
-    """Sentinels: other hosts that power this one on once utility is back, and only if told to at the commit.
+    """Sentinels: other hosts that power this one on once utility is back, if this host asked for it at the commit.
 
     kind: "http": the sentinels under `urls` are informed. "none": there is no sentinel.
     urls: addresses of the sentinels. All are informed at the same time; one that has stored the intent is enough.
@@ -245,19 +245,19 @@ class SentinelOptions(Options):
     def _whole(self) -> Self:
         if self.kind == "none":
             if self.urls or self.key is not None:
-                msg = "kind none tells nobody (write kind: http, or leave urls and key out)"
+                msg = "kind none has no sentinel (write kind: http, or remove urls and key)"
                 raise ValueError(msg)
             return self
         if not self.urls or self.key is None:
             msg = "kind http needs urls and key"
             raise ValueError(msg)
         if len(set(self.urls)) < len(self.urls):
-            msg = "urls names the same sentinel twice: one answer of it is no second one"
+            msg = "urls names the same sentinel twice: remove one"
             raise ValueError(msg)
         for url in self.urls:
             self._check(url)
         if self.ca is not None and self.fingerprint is not None:
-            msg = "give ca or fingerprint, not both: a pinned certificate needs nobody to sign it"
+            msg = "give ca or fingerprint, not both: a pinned certificate needs no authority"
             raise ValueError(msg)
         return self
 
@@ -272,7 +272,7 @@ class SentinelOptions(Options):
             raise ValueError(msg)
         if parts.scheme == "http" and not self.plain_http and not _is_here(host):
             msg = (
-                "http:// hides nothing: whoever listens in reads host, outage and feeds, though nobody can forge them "
+                "http:// is not encrypted: a listener can read host, outage and feeds, but cannot forge requests "
                 "(write https://, or plain_http: true)"
             )
             raise ValueError(msg)
@@ -301,7 +301,7 @@ class GpuOptions(Options):
     kind: Literal["none", "nvml"] = Field(default="none", examples=["nvml"])
     cap_share: float = Field(
         default=0.6,
-        ge=0.2,  # below stands what no GPU can be set to
+        ge=0.2,  # no GPU can be set lower
         le=0.95,  # above it is not worth a root helper
         examples=[0.6],
     )
@@ -347,10 +347,10 @@ SIGNAL_SOCKET: Final = "/run/powerguard-signal/signal.sock"
 
 
 class SignalsOptions(Options):
-    """Whether trainers are signalled that draw power on although they were told to pause.
+    """Whether trainers are signalled that still draw power although they were asked to pause.
 
-    kind: none: no trainer is signalled. helper: the root helper powerguard-signal stops, and at last ends, such
-        trainers. It finds a process by its socket in /run/powerguard-trainers.
+    kind: none: no trainer is signalled. helper: the root helper powerguard-signal stops, and finally ends, such
+    trainers. It finds a process by its socket in /run/powerguard-trainers.
     socket: where the helper listens; differs from the default in tests and in unusual layouts.
     """
 
@@ -368,7 +368,7 @@ RTC_DEVICE: Final = "/dev/rtc0"
 
 
 class RtcOptions(Options):
-    """The host's own clock, whose alarm can power it on when nothing else does (docs/guides/return.md).
+    """The host's own clock, whose alarm can power it on if no other method does (docs/guides/return.md).
 
     kind: none: the clock is not used. device: its wake alarm is set for an outage, and disarmed afterwards.
     device: the clock; systemd/powerguard.rtc.rules gives rtc0 to the daemon's group.

@@ -1,4 +1,4 @@
-"""How the daemon says one word to a root helper, and does not wait for it longer than it has time."""
+"""The daemon's client of a root helper: one word, one answer, and a limited wait."""
 
 import asyncio
 import errno
@@ -13,14 +13,15 @@ from powerguard.effectors.base import EffectorError
 
 MAX_ANSWER_BYTES: Final = 65536
 HOLD_EVERY_S: Final = 30.0
-"""How often a helper is told that what it has changed is to stay; it undoes it after 180 s without."""
+"""Interval of lease renewals; without one, a helper undoes its change after 180 s."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RootHelper:
     """A helper as the daemon reaches it.
 
-    name: such as powerguard-signal. real: the socket of this machine's own. hangs: who does so where nobody answers.
+    name: such as powerguard-signal. real: the socket of this machine's own. hangs: the likely cause if there is no
+    answer.
     """
 
     name: str
@@ -34,7 +35,7 @@ class RootHelper:
         return f"{self.name}.socket is not listening: systemctl enable --now {self.name}.socket"
 
     async def ask(self, word: dict[str, object], *, limit_s: float) -> dict[str, Any]:
-        """Say one word and return the answer. Raises EffectorError, also where the helper says no."""
+        """Send one word and return the answer. Raises EffectorError, also if the helper refuses."""
         path = self.socket
         self._refuse_under_test()
         try:
@@ -45,10 +46,10 @@ class RootHelper:
             raise EffectorError(msg) from None
         except OSError as error:
             raise EffectorError(self._cannot(error)) from error
-        except (ValueError, RecursionError):  # the line is too long, or holds no JSON, or NaN was to be sent
+        except (ValueError, RecursionError):  # the line is too long, or is not JSON, or NaN was to be sent
             answer = None
         if not isinstance(answer, dict) or not isinstance(answer.get("ok"), bool):
-            msg = f"{path}: what answers is not {self.name}, or it broke (journalctl -t {self.name})"
+            msg = f"{path}: the answer is not from {self.name}, or it failed (journalctl -t {self.name})"
             raise EffectorError(msg)
         if not answer["ok"]:
             msg = f"{self.name}: {str(answer.get('error', ''))[:1000]}"
@@ -63,10 +64,10 @@ class RootHelper:
         *,
         limit_s: float,
     ) -> None:
-        """Keep telling it that what it has changed is to stay, for as long as that is wanted; never returns.
+        """Renew the lease of its change, for as long as the change is wanted; never returns.
 
         wanted: what the core remembers; a daemon that is gone, or has forgotten, is silent, and the helper undoes it.
-        failed: hears why it was not told, once for each reason.
+        failed: called with the reason of a failed renewal, once for each reason.
         """
         told = ""
         while True:
@@ -82,7 +83,7 @@ class RootHelper:
             await rest(HOLD_EVERY_S)
 
     def is_there(self) -> bool:
-        """Say whether its socket is there at all: where it never was, it has changed nothing."""
+        """Return whether its socket exists: without one, it never made a change."""
         return Path(self.socket).exists()
 
     def _refuse_under_test(self) -> None:
@@ -95,7 +96,7 @@ class RootHelper:
         if error.errno in {errno.ENOENT, errno.ECONNREFUSED}:
             return f"{path}: {self.not_listening}"
         if error.errno in {errno.EACCES, errno.EPERM}:
-            return f"{path}: user {os.geteuid()} may not say anything here: only powerguard and root may"
+            return f"{path}: user {os.geteuid()} may not connect here: only powerguard and root may"
         return f"{path}: {error.strerror or error}; {self.not_listening}"
 
 

@@ -31,7 +31,7 @@ class KeptError(Exception):
 
 
 def past_s(told: object) -> float:
-    """A moment of CLOCK_BOOTTIME that was kept; 0, long ago, where it never was. Raises TypeError or ValueError."""
+    """A stored moment of CLOCK_BOOTTIME; 0, long ago, if there is none. Raises TypeError or ValueError."""
     at_s = float(told)  # type: ignore[arg-type]
     return at_s if 0.0 <= at_s <= boottime_s() else 0.0
 
@@ -40,7 +40,7 @@ class KeptFolder:
     """A helper's own folder in /run, or a test's, with one file that names the boot. Only root can write there."""
 
     def __init__(self, path: Path, *, helper: str, file: str, by_hand: str) -> None:
-        """helper: its name, for messages. file: of what is kept. by_hand: what puts that right without us."""
+        """helper: its name, for messages. file: of what is kept. by_hand: how to repair it by hand."""
         self.path = path
         self._helper = helper
         self._file = path / file
@@ -67,25 +67,25 @@ class KeptFolder:
         return told
 
     def keep(self, plain: Mapping[str, object]) -> None:
-        """Write what is to be known before anything is touched. Raises KeptError."""
+        """Write the state before the first change. Raises KeptError."""
         self.put(self._file.name, json.dumps({"schema_version": 1, "boot_id": boot_id(), **plain}))
 
     def forget(self) -> None:
-        """All is as it was found: the file is gone, and the watch with it. Raises KeptError."""
+        """Remove the file, which ends the watch: all is as it was found. Raises KeptError."""
         try:
             self._file.unlink(missing_ok=True)
         except OSError as error:
             raise self.cannot(self._file, "remove", error) from None
 
     def nonsense(self) -> KeptError:
-        """Return what to say of a file whose content makes no sense."""
-        return KeptError(f"{self._file}: is not what {self._helper} wrote: {self._by_hand}, then remove it")
+        """Return the error for a file with damaged content."""
+        return KeptError(f"{self._file}: {self._helper} did not write this content: {self._by_hand}, then remove it")
 
     def _refuse_foreign(self) -> None:
-        """Refuse a folder that others can write: they could make root do what they like."""
+        """Refuse a folder that other users can write: they could control root's actions."""
         found = self.path.stat()
         if found.st_uid not in (0, os.geteuid()) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-            msg = f"{self.path}: others than root can write there, so nothing in it is believed"
+            msg = f"{self.path}: other users than root can write there, so its content is not trusted"
             msg += f" (chown root {self.path}; chmod 0755 {self.path})"
             raise KeptError(msg)
 
@@ -100,7 +100,7 @@ class KeptFolder:
     def hold(self) -> None:
         """Note that the daemon is there and wants what was changed to stay. Raises KeptError.
 
-        In place, and from the first change on: that works where somebody has filled the disk since.
+        In place, and from the first change on: that works even if the disk has become full.
         """
         path = self.path / _HELD
         try:
@@ -114,7 +114,7 @@ class KeptFolder:
             raise self.cannot(path, "write", error) from None
 
     def held_s(self) -> float:
-        """When the daemon last said so; 0 where it never did."""
+        """When the daemon last renewed it; 0 if never."""
         try:
             return past_s((self.path / _HELD).read_text(encoding="ascii"))
         except (OSError, ValueError):
@@ -122,7 +122,7 @@ class KeptFolder:
 
     @contextlib.contextmanager
     def locked(self, by_s: float) -> Iterator[None]:
-        """Keep others of our kind out."""
+        """Exclude other processes of the same helper."""
         try:
             descriptor = os.open(self.path / _LOCK, os.O_RDONLY | os.O_CREAT | os.O_CLOEXEC | os.O_NOFOLLOW, 0o600)
         except OSError as error:
@@ -142,16 +142,16 @@ class KeptFolder:
             os.close(descriptor)
 
     def cannot(self, path: Path, verb: str, error: OSError) -> KeptError:
-        """Return what to say of a file that cannot be read, written or removed."""
+        """Return the error for a file that cannot be read, written or removed."""
         match error.errno:
             case errno.ENOENT:
                 right = f"systemctl enable --now {self._helper}.socket makes the folder"
             case errno.EACCES | errno.EPERM:
-                right = f"only root may: call {self._helper} as root"
+                right = f"only root may do this: call {self._helper} as root"
             case errno.ENOSPC | errno.EDQUOT | errno.EFBIG:
                 right = f"make room: df {self.path}; df -i {self.path}"
             case errno.EISDIR | errno.ELOOP | errno.ENOTDIR:
-                right = f"something else lies there, and the folder is {self._helper}'s own: remove it"
+                right = f"the folder is {self._helper}'s own, but holds another kind of file: remove it"
             case _:
                 right = f"mount | grep {self.path.parent}; dmesg"
         return KeptError(f"{path}: cannot {verb}: {error.strerror or error} ({right})")
@@ -170,7 +170,7 @@ _Kept = TypeVar("_Kept")
 
 
 class RefusedError(Exception):
-    """Not a word of ours, or nothing that may be done: what was wrong, and what would be right."""
+    """An unknown or forbidden word: what was wrong, and the fix."""
 
 
 def told_object(line: bytes) -> Mapping[str, object]:
@@ -190,7 +190,7 @@ def _no_constant(name: str) -> NoReturn:
 
 
 def read_line(descriptor: int, by_s: float) -> bytes | None:
-    """Read one line of at most MAX_LINE_BYTES by by_s. None when nothing was said at all. Raises RefusedError."""
+    """Read one line of at most MAX_LINE_BYTES by by_s. None if the input was empty. Raises RefusedError."""
     line = b""
     while b"\n" not in line:
         ready, _, _ = select.select([descriptor], [], [], max(by_s - boottime_s(), 0.0))
@@ -248,7 +248,7 @@ def wait_until_due(read: Callable[[], _Kept], due_s: Callable[[_Kept], float]) -
             if not kept:
                 return None
             left_s = due_s(kept) - boottime_s()
-        except KeptError as error:  # a person must mend it, and we are there when he has
+        except KeptError as error:  # a person must repair it; systemd starts this again
             if str(error) != told:
                 tell(3, told := str(error))
         else:
@@ -265,7 +265,7 @@ def refuse_under_test(path: Path, real: str, what: str) -> None:
 
 
 def seconds(text: str) -> float:
-    """Seconds of a command line. Raises ValueError, of which argparse makes words."""
+    """Seconds of a command line. Raises ValueError, which argparse reports."""
     told = float(text)
     if not (math.isfinite(told) and told >= 0):
         raise ValueError(text)
@@ -278,7 +278,7 @@ def tell(severity: int, text: str) -> None:
         sys.stderr.write(f"<{severity}>{text}\n")
         sys.stderr.flush()
     except OSError:
-        return  # a log that is gone must not keep anything from being put back
+        return  # a missing log must not prevent a restore
 
 
 def say(answer: Answer) -> None:
@@ -287,7 +287,7 @@ def say(answer: Answer) -> None:
         sys.stdout.write(json.dumps(answer, separators=(",", ":")) + "\n")
         sys.stdout.flush()
     except OSError:
-        # Whoever asked has gone; what was asked is done all the same. Nor shall the interpreter try again at its end,
+        # The caller is gone; the request is carried out anyway. The interpreter must not try again at its end,
         # complain, and end with a status of its own.
         with open(os.devnull, "wb") as nowhere:  # noqa: PTH123 - a device
             os.dup2(nowhere.fileno(), sys.stdout.fileno())

@@ -46,7 +46,7 @@ _BUSY_TRIES, _BUSY_S = 15, 0.1
 
 
 class RtcError(Exception):
-    """The clock does not do what was asked: what, where, and what would be right."""
+    """The clock does not do what was asked: what, where, and the fix."""
 
 
 class Alarm(NamedTuple):
@@ -72,13 +72,13 @@ class Rtc:
     def now(self) -> datetime:
         """Its time, in whole seconds that are over."""
         told = bytearray(_TIME.size)
-        self._ask(RTC_RD_TIME, told, "does not know the time: set it (hwclock --systohc); is its battery empty?")
+        self._ask(RTC_RD_TIME, told, "does not know the time: set it (hwclock --systohc) and check its battery")
         return self._moment(_TIME.unpack(told))
 
     def alarm(self) -> Alarm | None:
-        """The alarm that is set, and one that is past or switched off; None where it holds no date at all."""
+        """The alarm that is set, and one that is past or switched off; None if it holds no date."""
         told = bytearray(_ALARM.size)
-        self._ask(RTC_WKALM_RD, told, "has no alarm that could be read: it cannot wake this host")
+        self._ask(RTC_WKALM_RD, told, "has no readable alarm, so it cannot wake this host")
         enabled, _, *fields = _ALARM.unpack(told)
         try:
             return Alarm(self._moment(tuple(fields)), bool(enabled))
@@ -90,11 +90,11 @@ class Rtc:
     def set(self, at: datetime, *, enabled: bool) -> None:
         """Set the alarm, or switch it off."""
         fields = (at.second, at.minute, at.hour, at.day, at.month - 1, at.year - 1900, -1, -1, -1)
-        right = f"does not take an alarm at {at}: many take none more than a day ahead, and some none at all"
+        right = f"does not accept an alarm at {at}: many clocks accept one day at most, and some have no alarm"
         self._ask(RTC_WKALM_SET, bytearray(_ALARM.pack(enabled, 0, *fields)), right)
 
     def has_alarm(self) -> bool:
-        """Whether its driver has an alarm. Linux before 5.16 does not tell; it is then taken to have one."""
+        """Whether its driver has an alarm. Linux before 5.16 does not report it; then the answer is yes."""
         told = bytearray(_PARAMETER.pack(0, 0, 0, 0))
         try:
             self._ioctl(self._descriptor, RTC_PARAM_GET, told)
@@ -114,15 +114,15 @@ class Rtc:
         try:
             return datetime(year + 1900, month + 1, day, hour, minute, second)  # noqa: DTZ001 - the clock knows no zone
         except ValueError:
-            msg = f"{self._path}: told no date: {year + 1900}-{month + 1}-{day} {hour}:{minute}:{second}"
+            msg = f"{self._path}: returned an invalid date: {year + 1900}-{month + 1}-{day} {hour}:{minute}:{second}"
             raise RtcError(msg) from None
 
 
 @contextlib.contextmanager
 def opened(path: str, ioctl: Ioctl, sleep: Callable[[float], None]) -> Iterator[Rtc]:
-    """Have the clock open, for as short a time as possible: nobody else can meanwhile. Raises RtcError.
+    """Hold the clock open, for as short a time as possible: it excludes other programs. Raises RtcError.
 
-    Who else has it open (hwclock, for up to a second) is waited for.
+    Another program that has it open (hwclock, for up to a second) is waited for.
     """
     for _ in range(_BUSY_TRIES):
         try:
@@ -145,9 +145,9 @@ def opened(path: str, ioctl: Ioctl, sleep: Callable[[float], None]) -> Iterator[
 def _cannot(path: str, error: OSError) -> str:
     match error.errno:
         case errno.ENOENT | errno.ENODEV | errno.ENXIO:
-            return f"{path}: not there: this host has no such clock, or the daemon's unit does not show it (rtc.device)"
+            return f"{path}: not there: this host has no such clock, or the daemon's unit hides it (rtc.device)"
         case errno.EACCES | errno.EPERM:
-            return f"{path}: not permitted: the udev rule that gives it to group powerguard is not in force"
+            return f"{path}: not permitted: the udev rule for group powerguard is not in force (powerguard install)"
         case _:
             return f"{path}: {error.strerror}"
 
@@ -157,7 +157,7 @@ LIMIT_S: Final = 5.0
 KEEP_LIMIT_S: Final = 1.0
 """Timeout for the file: a disk that hangs must not keep the alarm from being set."""
 TICK_S: Final = 2.2
-"""Within this every clock that runs shows another second."""
+"""Time within which a running clock shows another second."""
 LOOK_S: Final = 0.1
 FAR_OFF: Final = timedelta(days=1)
 """A clock that is further from the system's lost its time, and with it any alarm: its battery is empty."""
@@ -167,9 +167,9 @@ _Value = TypeVar("_Value")
 
 
 class RtcEffector:
-    """Carries out `CheckWay`, `ArmWay` and `DisarmWay` of way RTC; twice is as good as once.
+    """Carries out `CheckWay`, `ArmWay` and `DisarmWay` of method RTC; repetition is harmless.
 
-    kept: file in which alarms of ours are named; its folder is the daemon's. armed: False where nothing may be changed.
+    kept: file in which alarms of ours are named; its folder is the daemon's. armed: False if no change is permitted.
     """
 
     def __init__(
@@ -198,15 +198,15 @@ class RtcEffector:
         self._free.set()
 
     async def carry_out(self, action: Action) -> Detail:
-        """Carry out one order. Raises EffectorError: what is wrong with the clock, and what would be right.
+        """Carry out one order. Raises EffectorError: what is wrong with the clock, and the fix.
 
         Detail of ArmWay: `in_s` (float) as read back, `alarm` (str, in the clock's own time); of CheckWay: `clock` and
         `clock_off_s`, how far it is from the system's time (UTC or local, whichever is nearer); of DisarmWay:
-        `disarmed`, `alarm`, what was taken back, and `left_alone`, what is somebody else's.
+        `disarmed`, `alarm`, the disarmed one, and `left_alone`, that of another program.
         """
         way = action.way if isinstance(action, CheckWay | ArmWay | DisarmWay) else None
         if way is not Way.RTC:
-            msg = f"rtc: carries out CheckWay, ArmWay and DisarmWay of way rtc, not {type(action).__name__} {way or ''}"
+            msg = f"rtc: carries out CheckWay, ArmWay and DisarmWay of rtc, not {type(action).__name__} {way or ''}"
             raise EffectorError(msg.rstrip())
         if isinstance(action, CheckWay):
             return await self._in_time(self._check, action.by_s)
@@ -241,7 +241,7 @@ class RtcEffector:
 
         def settle(value: _Value | None, error: EffectorError | None) -> None:
             self._free.set()
-            if answer.done():  # nobody waits any more
+            if answer.done():  # the caller has given up
                 return
             if error is not None:
                 answer.set_exception(error)
@@ -258,7 +258,7 @@ class RtcEffector:
             except (RtcError, OSError) as error:
                 tell(None, EffectorError(str(error)))
             except BaseException as error:
-                tell(None, EffectorError(f"rtc broke ({type(error).__name__}): see the log"))
+                tell(None, EffectorError(f"rtc failed ({type(error).__name__}): see the log"))
                 raise
 
         # A daemon thread, and not the loop's own: Python waits for those at its end, and this one may never end.
@@ -279,7 +279,7 @@ class RtcEffector:
         off = self._off(now)
         if abs(off) > FAR_OFF:
             msg = (
-                f"{self._path}: is {abs(off).days} days off (it says {now}): is its battery empty? (hwclock --systohc)"
+                f"{self._path}: is {abs(off).days} days off (it shows {now}): check its battery, then hwclock --systohc"
             )
             raise RtcError(msg)
         told: Detail = (("clock", str(now)), ("clock_off_s", off.total_seconds()))
@@ -289,7 +289,7 @@ class RtcEffector:
         with opened(self._path, self._ioctl, self._sleep) as rtc:
             found = _pending(rtc)
             self._refuse_foreign(found)
-            # The clock tells seconds that are over, so it may be up to one further than it says: never too early.
+            # The clock shows completed seconds, so it may be up to one further: never too early.
             at = rtc.now() + timedelta(seconds=math.ceil(max(in_s, 0.0)) + 1)
             # Written down before it is set; the one that is still set stays ours until then.
             held = [] if found is None else [str(found.at)]
@@ -299,7 +299,7 @@ class RtcEffector:
             if read is None or not read.enabled or read.at != at:
                 told = "no alarm" if read is None or not read.enabled else f"an alarm at {read.at}"
                 rtc.set(at, enabled=False)
-                msg = f"{self._path}: took an alarm at {at}, but reads {told}: this clock cannot be relied on"
+                msg = f"{self._path}: took an alarm at {at}, but reads {told}: this clock is not reliable"
                 raise RtcError(msg)
             left_s = (read.at - rtc.now()).total_seconds()
         return (("in_s", left_s), ("alarm", str(at)), ("is_kept", is_kept))
@@ -324,23 +324,23 @@ class RtcEffector:
     def _refuse_foreign(self, found: Alarm | None) -> None:
         if found is not None and str(found.at) not in self._known():
             msg = (
-                f"{self._path}: an alarm that is not ours is set for {found.at} (its own time), and is left alone: "
-                "take it back if nobody needs it (rtcwake -m disable)"
+                f"{self._path}: another program's alarm is set for {found.at} (its own time), and is left alone: "
+                "disable it if it is not needed (rtcwake -m disable)"
             )
             raise RtcError(msg)
 
     def _ticks(self, first: datetime) -> datetime:
-        """Wait until the clock shows another second. It is closed in between: others may want it."""
+        """Wait until the clock shows another second. It is closed in between, for other programs."""
         for _ in range(round(TICK_S / LOOK_S)):
             self._sleep(LOOK_S)
             with opened(self._path, self._ioctl, self._sleep) as rtc:
                 if (now := rtc.now()) != first:
                     return now
-        msg = f"{self._path}: stands still at {first}: an alarm would never come (hwclock --systohc may start it)"
+        msg = f"{self._path}: is stopped at {first}, so an alarm would never come: start it with hwclock --systohc"
         raise RtcError(msg)
 
     def _off(self, now: datetime) -> timedelta:
-        """How far the clock is ahead of the system's time; it may run in UTC or in local time, and does not say."""
+        """How far the clock is ahead of the system's time; it may run in UTC or in local time."""
         utc = datetime.fromtimestamp(self._wall(), tz=UTC)
         apart = (now - utc.replace(tzinfo=None), now - utc.astimezone().replace(tzinfo=None))
         return min(apart, key=abs)
@@ -348,7 +348,7 @@ class RtcEffector:
     # --- What is ours ------------------------------------------------------------------------------------------
 
     def _known(self) -> tuple[str, ...]:
-        """Alarms that we may have set. What cannot be read, or is not ours to read, names none."""
+        """Alarms that powerguard may have set. An unreadable file names none."""
         if self._ours is None:
             try:
                 told = json.loads(self._file.read_bytes()[:4096])
@@ -361,7 +361,7 @@ class RtcEffector:
     def _keep(self, alarms: Sequence[str]) -> bool:
         """Remember alarms, in the file too.
 
-        False where that took too long: they are ours until this daemon ends, and later somebody else's.
+        False if that took too long: they are ours until this daemon ends, and later count as another program's.
         """
         self._ours = tuple(alarms)
         done: list[bool] = []

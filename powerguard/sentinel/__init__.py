@@ -1,1 +1,1 @@
-"""Layer C on a management node: powers on hosts that went off in order, and only those (docs/guides/sentinel.md)."""
+"""Power-on method C on a management node: powers on hosts that went off in order (docs/guides/sentinel.md)."""

@@ -1,6 +1,7 @@
 """Which host is powered on now, and which intent has ended: a pure function of what is stored, read and looked at.
 
-It reads no clock and does nothing; the same world, the same answer. Times are seconds of this boot's CLOCK_BOOTTIME.
+It reads no clock and has no effects; the same world gives the same answer. Times are seconds of this boot's
+CLOCK_BOOTTIME.
 """
 
 import math
@@ -17,7 +18,7 @@ APART_S: Final = 5.0
 FRESH_S: Final = 20.0
 """An older look is not what a host is powered on for."""
 LOOK_AHEAD: Final = 8
-"""Hosts whose BMCs are looked at every few seconds: the next ones in line, and never a room full at once."""
+"""Most hosts whose BMCs are polled every few seconds: the next ones in line, never all at once."""
 JUST_ORDERED_S: Final = 30.0
 """Time after an order in which the host is looked at as often, to see whether it came on."""
 STILL_ON_S: Final = 600.0
@@ -26,7 +27,7 @@ STILL_ON_S: Final = 600.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostRules:
-    """The settings of a host. feeds: the UPS of each of its power supplies; one UPS may stand there twice.
+    """The settings of a host. feeds: the UPS of each of its power supplies; one UPS may occur twice.
 
     minimum_supplies: power supplies that must have power. stagger_s: from the last order to any host to this one's.
     """
@@ -38,10 +39,10 @@ class HostRules:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Intent:
-    """A host's own word, given before it went off, that it may be powered on again. One a host.
+    """A host's request, made before it went off, to be powered on again. One for each host.
 
-    stored_s: when it came, so the host was on; what its BMC has said before tells nothing. not_before_s, expires_s:
-    moments of the same clock, the sentinel's own: the host has told seconds, not times. tries: orders given; tried_s:
+    stored_s: when it came, so the host was on; earlier answers of its BMC do not count. not_before_s, expires_s:
+    moments of the same clock, the sentinel's own: the host has sent seconds, not times. tries: orders given; tried_s:
     when the last one was. was_off: the BMC has said twice that the host is off. on_since_s, on_at_s: first and last of
     the looks that have said that it is on again, since it was off and since the last order; None: none has, twice.
     """
@@ -64,7 +65,7 @@ class Intent:
 class UpsSupply:
     """Whether a UPS is good now. why: what is wrong with it, where it is not good.
 
-    utility_since_s: since when it has had utility, without a break. None: it has not now, or nobody knows.
+    utility_since_s: since when it has had utility, without a break. None: it has not now, or it is unknown.
     """
 
     good: bool
@@ -159,7 +160,7 @@ class Decision:
 
 
 def decide(world: SentinelWorld) -> Decision:
-    """Decide. Without an intent that stands there is no order, whatever else is true.
+    """Decide. Without a stored intent there is no order in any case.
 
     The intents are as `noted` has left them in this same world.
     """
@@ -189,7 +190,7 @@ def ordered(intent: Intent, now_s: float) -> Intent:
 
 
 def noted(world: SentinelWorld, intent: Intent) -> Intent:
-    """Enter what its BMC has said, as far as it must be known once the BMC says something else, or nothing."""
+    """Enter what its BMC has said, as far as it must be known once the BMC gives another answer, or none."""
     seen = world.seen.get(intent.host)
     if seen is None:
         return intent
@@ -238,15 +239,15 @@ def _ended(world: SentinelWorld, intent: Intent) -> End | None:
 def _how_ended(world: SentinelWorld, intent: Intent) -> tuple[Ending, str] | None:
     now_s, seen = world.now_s, world.seen.get(intent.host)
     if intent.host not in world.hosts:
-        return Ending.HOST_UNKNOWN, "the settings have no such host any more"
+        return Ending.HOST_UNKNOWN, "the settings no longer have this host"
     if seen is not None and seen.power_on:
         return _how_ended_on(intent, seen, is_over=now_s >= intent.expires_s)
     if seen is not None and _is_left_off(world, intent, seen):
-        return Ending.SWITCHED_OFF, "it was on again, and went off with utility there: it is left as it is"
+        return Ending.SWITCHED_OFF, "it was on again, and went off on utility: it stays off"
     if now_s >= intent.expires_s:
-        return Ending.EXPIRED, "it was not powered on in the time for which the host had asked: see to it"
+        return Ending.EXPIRED, "it was not powered on within the time that the host had set: power it on by hand"
     if intent.tries >= MAX_TRIES and now_s - (intent.tried_s or 0.0) >= BACK_OFF_S[-1]:
-        return Ending.GAVE_UP, f"{MAX_TRIES} orders, and its BMC does not say that it is on: press its button"
+        return Ending.GAVE_UP, f"{MAX_TRIES} orders, but its BMC does not report it as on: press its power button"
     return None
 
 
@@ -256,17 +257,17 @@ def _how_ended_on(intent: Intent, seen: Seen, *, is_over: bool) -> tuple[Ending,
         if not is_over and seen.at_s - intent.on_since_s < STILL_ON_S:
             return None
         if intent.tries:
-            return Ending.POWERED_ON, f"its BMC says that it is on, after {intent.tries} of {MAX_TRIES} orders"
-        return Ending.CAME_BACK, "it was off, and is on without us"
+            return Ending.POWERED_ON, f"its BMC reports it as on, after {intent.tries} of {MAX_TRIES} orders"
+        return Ending.CAME_BACK, "it was off, and came on without an order"
     if seen.looks >= 2 and (is_over or seen.at_s - max(seen.since_s, intent.not_before_s) >= STILL_ON_S):
-        return Ending.STAYED_ON, f"its BMC says that it is on, {STILL_ON_S:g} s after it should have been off"
+        return Ending.STAYED_ON, f"its BMC reports it as on, {STILL_ON_S:g} s after it should have been off"
     return None
 
 
 def _is_left_off(world: SentinelWorld, intent: Intent, seen: Seen) -> bool:
-    """Say whether it was on again and is off by somebody's hand, or by itself: since then its power has never failed.
+    """Say whether it was on again and was then switched off, by hand or by itself: since then its power has not failed.
 
-    Where nobody knows that, as a UPS was not read or the sentinel was away, it may have, and the host's word stands.
+    If that is unknown, because a UPS was not read or the sentinel was down, the intent remains.
     """
     if intent.on_at_s is None or not is_off(seen, intent):
         return False
@@ -277,7 +278,7 @@ def _is_left_off(world: SentinelWorld, intent: Intent, seen: Seen) -> bool:
 
 
 def _waits(world: SentinelWorld, intent: Intent) -> str:
-    """Why an intent waits, whatever its BMC says; empty where it does not."""
+    """Why an intent waits, independent of its BMC; empty if it does not."""
     host = world.hosts[intent.host]
     if world.now_s < intent.not_before_s:
         return f"not for another {intent.not_before_s - world.now_s:.0f} s, as the host has asked"
@@ -288,7 +289,7 @@ def _waits(world: SentinelWorld, intent: Intent) -> str:
     good = len(host.feeds) - len(bad)
     if good < host.minimum_supplies:
         told = "; ".join(f"{name}: {_supply(world, name).why}" for name in dict.fromkeys(bad))
-        return f"{good} of {host.minimum_supplies} supplies have power that holds ({told})"
+        return f"{good} of {host.minimum_supplies} supplies have stable power ({told})"
     if intent.tries >= MAX_TRIES:
         return f"all of {MAX_TRIES} orders are given"
     if intent.tries and intent.tried_s is not None:
@@ -301,13 +302,13 @@ def _waits(world: SentinelWorld, intent: Intent) -> str:
 def _not_seen_off(world: SentinelWorld, intent: Intent) -> str:
     seen = world.seen.get(intent.host)
     if seen is None:
-        return "its BMC has not been looked at yet"
+        return "its BMC was not polled yet"
     if seen.power_on is None:
-        return seen.why or "its BMC does not say whether it is on"
+        return seen.why or "its BMC does not report whether it is on"
     if seen.power_on:
-        return "its BMC says that it is on"
+        return "its BMC reports it as on"
     if world.now_s - seen.at_s > FRESH_S or not is_off(seen, intent):
-        return "its BMC says that it is off; one more look"
+        return "its BMC reports it as off; one more poll confirms it"
     return ""
 
 
@@ -329,4 +330,4 @@ def _staggered(world: SentinelWorld, intent: Intent) -> str:
 
 
 def _supply(world: SentinelWorld, name: str) -> UpsSupply:
-    return world.supplies.get(name) or UpsSupply(good=False, why="nothing reads it")
+    return world.supplies.get(name) or UpsSupply(good=False, why="it is not read")

@@ -43,13 +43,13 @@ REREAD_S: Final = 10.0
 
 
 def tls_context(settings: SentinelSettings) -> ssl.SSLContext | None:
-    """Return what the sentinel proves itself with; None for plain HTTP. Raises SettingsError."""
+    """Return the sentinel's certificate; None for plain HTTP. Raises SettingsError."""
     if settings.tls is None:
         return None
     context = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
     where = f"tls: {settings.tls.certificate}"
     try:
-        # OpenSSL wants a file: one that lies in memory, has no name, and is gone with this function.
+        # OpenSSL needs a file: this one is in memory, has no name, and is gone with this function.
         memory = os.memfd_create("tls-key", os.MFD_CLOEXEC)
         with os.fdopen(memory, "wb") as file:
             file.write(settings.tls.key.read())
@@ -95,9 +95,9 @@ async def run(
     reread: Callable[[], SentinelInputs],
     listening: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Run a sentinel until SIGTERM or SIGINT. listening: told the port each time that it is open.
+    """Run a sentinel until SIGTERM or SIGINT. listening: called with the port each time that it is open.
 
-    reread: reads the settings anew at SIGHUP; raises SettingsError, and then those so far stand. Intents outlive it.
+    reread: reads the settings again at SIGHUP; on SettingsError the present ones remain. Intents outlive it.
     """
     notifier = Notifier.take()
     signals: asyncio.Queue[signal.Signals] = asyncio.Queue()
@@ -156,7 +156,7 @@ async def _another(
 
 def _check_same(old: SentinelSettings, new: SentinelSettings) -> None:
     if old.state != new.state or old.log != new.log:
-        msg = "state, log: read at the start only (systemctl restart powerguard-sentinel; nothing is lost by that)"
+        msg = "state, log: only read at the start (systemctl restart powerguard-sentinel keeps all intents)"
         raise SettingsError([msg])
 
 
@@ -171,7 +171,7 @@ def _is_local(request: web.Request) -> bool:
 
 
 def reads(sentinel: Sentinel, door: Door) -> dict[str, Handler]:
-    """Return what is read without a key: health by everybody, metrics only from this machine."""
+    """Return what is readable without a key: health for all, metrics only from this machine."""
     own = registry(sentinel, door)
 
     async def metrics(request: web.Request) -> web.Response:
@@ -201,7 +201,7 @@ async def _serve(
     tls: ssl.SSLContext | None,
     listening: Callable[[int], None],
 ) -> None:
-    """Serve; while the address cannot be had, say so once and try on: what is stored is carried out all the same."""
+    """Serve; while the address is not available, log it once and retry: stored intents are carried out meanwhile."""
     told = ""
     while True:
         try:
@@ -212,13 +212,13 @@ async def _serve(
         except OSError as error:
             because = f"{settings.listen} port {settings.port}: {error.strerror or error}"
             if because != told:
-                log.error("socket_unavailable", because=because, retry_s=RETRY_S)  # noqa: TRY400 - told in full
+                log.error("socket_unavailable", because=because, retry_s=RETRY_S)  # noqa: TRY400 - reported in full
             told = because
         await rest(RETRY_S)
 
 
 async def _notify(notifier: Notifier, sentinel: Sentinel) -> None:
-    """Tell systemd that decisions go on, and nothing while they do not."""
+    """Report progress to systemd while decisions continue."""
     notifier.ready()
     while True:
         await rest(notifier.watchdog_every_s or HUNG_AFTER_S)
@@ -228,7 +228,7 @@ async def _notify(notifier: Notifier, sentinel: Sentinel) -> None:
 
 def _check_state(folder: str) -> None:
     if not Path(folder).is_dir():
-        msg = f"state: {folder}: no such folder; intents are kept in it (StateDirectory= of the unit makes it)"
+        msg = f"state: {folder}: no such folder: set StateDirectory= in the unit, which makes it"
         raise SettingsError([msg])
 
 
@@ -240,7 +240,7 @@ def main(path: Path, *, dry_run: bool = False, check: bool = False, ports: Senti
     try:
         if check:
             settings = load(path)
-            print(f"{path}: holds (hosts: {len(settings.hosts)}, mode: {settings.mode})")  # noqa: T201 - what was asked for
+            print(f"{path}: valid (hosts: {len(settings.hosts)}, mode: {settings.mode})")  # noqa: T201 - what was asked for
             return 0
         taken = take(path, dry_run=dry_run)
     except SettingsError as error:
@@ -253,8 +253,8 @@ def main(path: Path, *, dry_run: bool = False, check: bool = False, ports: Senti
         with alone(Path(state) / "sentinel"):
             asyncio.run(run(taken, ports, reread=lambda: take(path, dry_run=dry_run)))
     except TakenError:
-        because = f"another sentinel keeps its intents in {state} (stop that one, or give this one its own state)"
-        log.error("sentinel_refused", because=because)  # noqa: TRY400 - told in full
+        because = f"another sentinel uses {state}: stop that one, or give this one its own state"
+        log.error("sentinel_refused", because=because)  # noqa: TRY400 - reported in full
         written.close()
         return EX_TAKEN
     return 0
@@ -264,21 +264,21 @@ PREFIX: Final = "powerguard_sentinel_"
 
 GAUGES: Final = {
     "armed": ((), "1: hosts are powered on; 0: dry-run."),
-    "store_writable": ((), "1: intents are on disk as they are here; 0: they are not, and new ones are refused."),
-    "store_damaged": ((), "1: what was kept was not whole at the start, and was set aside."),
-    "intent": (("host",), "1: the host has said at its power-off that it may be powered on again; 0: it has not."),
-    "intent_tries": (("host",), "Orders given for the intent that stands."),
-    "host_on": (("host",), "1: its BMC says that it is on; 0: that it is off. Absent: it does not say."),
-    "bmc_up": (("host",), "1: the last look at its BMC told whether it is on; 0: it failed."),
+    "store_writable": ((), "1: all intents are on disk; 0: they are not, and new ones are refused."),
+    "store_damaged": ((), "1: the stored intents were damaged at the start, and were set aside."),
+    "intent": (("host",), "1: the host has asked at its power-off to be powered on again; 0: it has not."),
+    "intent_tries": (("host",), "Orders given for the stored intent."),
+    "host_on": (("host",), "1: its BMC reports it as on; 0: as off. Absent: unknown."),
+    "bmc_up": (("host",), "1: the last poll of its BMC succeeded; 0: it failed."),
     "ups_good": (
         ("ups",),
-        "1: utility holds, no countdown runs, charge is enough; 0: hosts are not powered on from it.",
+        "1: utility is stable, no countdown runs, the charge is enough; 0: hosts are not powered on from it.",
     ),
 }
 COUNTERS: Final = {
     "orders": (("host", "result"), "Orders to power on: ordered, failed, recorded (dry-run)."),
     "intents_ended": (("host", "how"), f"Intents that have ended: {', '.join(Ending)}."),
-    "requests": (("answer",), f"Requests by how they were answered: {', '.join(ANSWERS)}."),
+    "requests": (("answer",), f"Requests by answer: {', '.join(ANSWERS)}."),
 }
 
 
@@ -328,7 +328,7 @@ class SentinelCollector(Collector):
 
 
 def registry(sentinel: Sentinel, door: Door) -> CollectorRegistry:
-    """Return a registry with nothing but this sentinel."""
+    """Return a registry of this sentinel only."""
     own = CollectorRegistry(auto_describe=False)
     own.register(SentinelCollector(sentinel, door))
     return own

@@ -20,12 +20,12 @@ HostName = Annotated[str, Field(pattern=NAME)]
 
 
 class SentinelUps(Options):
-    """One UPS, by the name that the hosts have for it, too."""
+    """One UPS, by the name that the hosts use for it."""
 
     sources: list[SourceOptions] = Field(
         min_length=1,
         max_length=8,
-        description="What yields readings of it, as in powerguard.yaml.",
+        description="Its sources, as in powerguard.yaml.",
         examples=[[{"kind": "nut", "host": "10.0.0.9", "name": "rack-a"}]],
     )
 
@@ -34,7 +34,7 @@ class SentinelHost(Options):
     """A host that may be powered on."""
 
     key: Secret = Field(
-        description="The secret that this host alone shares with the sentinel, of 32 bytes or more.",
+        description="The secret that only this host shares with the sentinel, of 32 bytes or more.",
         examples=[{"credential": "node-1"}],
     )
     bmc: BmcOptions = Field(
@@ -85,7 +85,7 @@ class SentinelHost(Options):
 
 
 class TlsOptions(Options):
-    """How the sentinel proves to hosts that it is the one."""
+    """How the sentinel proves its identity to hosts."""
 
     certificate: AbsolutePath = Field(
         description="PEM file of its certificate, and of those that signed it.",
@@ -98,7 +98,7 @@ class SentinelSettings(Options):
     """Everything that the operator of a sentinel can set."""
 
     mode: Literal["armed", "dry-run"] = Field(
-        description="armed: hosts are powered on. dry-run: it is only written down. No default.", examples=["dry-run"]
+        description="armed: hosts are powered on. dry-run: orders are only recorded. No default.", examples=["dry-run"]
     )
     listen: ListenAddress = Field(
         default="127.0.0.1",
@@ -113,7 +113,7 @@ class SentinelSettings(Options):
     )
     plain_http: bool = Field(
         default=False,
-        description="Permit plain HTTP: nobody can forge anything, but whoever listens in reads hosts and outages.",
+        description="Permit plain HTTP: requests cannot be forged, but a listener can read hosts and outages.",
         examples=[True],
     )
     state: AbsolutePath = Field(
@@ -130,7 +130,7 @@ class SentinelSettings(Options):
     hosts: dict[HostName, SentinelHost] = Field(
         min_length=1,
         max_length=MAX_HOSTS,
-        description="The hosts, by the name that they give themselves; of several that are due the first one is first.",
+        description="The hosts, by their own names, in the order in which they are powered on.",
         examples=[{"node-1": {"feeds": ["rack-a"]}}],
         json_schema_extra={"x-keys": "a host's name, such as node-1"},
     )
@@ -141,7 +141,7 @@ class SentinelSettings(Options):
         default=10,
         ge=0,
         le=95,  # some batteries never report 100
-        description="Charge that a UPS must have first, so that a host survives its own start. 0: whatever it has.",
+        description="Charge that a UPS must have first, so that a host survives its own start. 0: any charge.",
         examples=[10],
     )
     log: LogOptions = Field(
@@ -152,7 +152,7 @@ class SentinelSettings(Options):
     def _hidden_or_said(self) -> Self:
         if self.tls is None and not self.plain_http and not ipaddress.ip_address(self.listen).is_loopback:
             msg = (
-                "without tls whoever listens in reads hosts and outages, though nobody can forge them "
+                "without tls a listener can read hosts and outages, but cannot forge requests "
                 "(give it a certificate, or write plain_http: true)"
             )
             raise ValueError(msg)
@@ -168,7 +168,7 @@ def load(path: Path) -> SentinelSettings:
     if not isinstance(document.data, dict):
         msg = f"{document.name}: must be a map of settings (config/sentinel.yaml is the sample)"
         raise SettingsError([msg])
-    # No conf.d: what lies there is the daemon's.
+    # No conf.d: that one is the daemon's.
     settings = validate(SentinelSettings, Files(document.data, (document,), {}), schema=_schema)
     unknown: list[tuple[KeyPath, str]] = [
         (("hosts", host, "feeds", place), feed)
@@ -178,9 +178,7 @@ def load(path: Path) -> SentinelSettings:
     ]
     if unknown:
         names = ", ".join(settings.ups)
-        raise SettingsError(
-            [f"{document.where(at)}: {dotted(at)}: no UPS of this name under ups (known: {names})" for at, _ in unknown]
-        )
+        raise SettingsError([f"{document.where(at)}: {dotted(at)}: unknown UPS (known: {names})" for at, _ in unknown])
     return settings
 
 
@@ -198,9 +196,7 @@ def read_keys(settings: SentinelSettings) -> dict[str, bytes]:
         if len(key) < MIN_KEY_BYTES:
             problems.append(f"hosts.{name}.key: {len(key)} bytes, at least {MIN_KEY_BYTES} (openssl rand -hex 32)")
         if key in owners:
-            problems.append(
-                f"hosts.{name}.key: is that of {owners[key]}; each host has its own, or one could be the other"
-            )
+            problems.append(f"hosts.{name}.key: is also that of {owners[key]}; give each host its own")
         owners[key] = name
         keys[name] = key
     if problems:

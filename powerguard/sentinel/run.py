@@ -1,6 +1,6 @@
 """The sentinel: watches UPSes and BMCs, keeps intents, and powers hosts on when `decide` says so.
 
-Is a UPS good to power a host on from? What the core's own fusion makes of its sources, and nothing less.
+Whether a UPS is good to power a host on from is decided by the core's own fusion of its sources.
 """
 
 import asyncio
@@ -43,7 +43,7 @@ def policy_of(ups: str, sources: list[SourceOptions]) -> Policy:
 
 
 def enter(policy: Policy, feed: Feed, event: Reading | SourceFailed) -> Feed:
-    """Enter a reading or a failed poll. After a silence nothing of before counts: utility has to hold anew."""
+    """Enter a reading or a failed poll. After a silence earlier readings do not count: utility must be stable again."""
     if isinstance(event, SourceFailed):
         feed = lose(policy, feed, event)
         return feed if feed.lost_since_s is None else Feed(lost_since_s=feed.lost_since_s)
@@ -54,7 +54,7 @@ def enter(policy: Policy, feed: Feed, event: Reading | SourceFailed) -> Feed:
 
 
 def unread(policy: Policy, feed: Feed, now_s: float) -> str:
-    """Return why nobody knows how the UPS is; empty where it is read."""
+    """Return why the UPS's state is unknown; empty if it is read."""
     if feed.reading is None:
         return "not read" if feed.lost_since_s is None else f"not read for {now_s - feed.lost_since_s:.0f} s"
     return "" if is_fresh(policy, feed, now_s) else f"not read for {now_s - feed.reading.at_s:.0f} s"
@@ -77,7 +77,7 @@ def _absent(policy: Policy, feed: Feed, now_s: float) -> str:
     if feed.countdown_at_s is not None or _counts_down(feed, reading):
         return "a countdown to output off runs"
     if feed.fsd_at_s is not None or reading.forced_shutdown:
-        return "a forced shutdown stands (NUT: FSD)"
+        return "a forced shutdown is set (NUT: FSD)"
     if feed.supply is not Supply.UTILITY or feed.suspect:
         return f"on {reading.output_source}"
     return ""
@@ -89,7 +89,7 @@ def _wanting(policy: Policy, feed: Feed, now_s: float, stable_s: float, charge_p
     if not is_stable(policy, feed, now_s, stable_s=stable_s):
         return f"on utility for {max(now_s - feed.since_s, 0.0):.0f} of {stable_s:g} s"
     if charge_pct > 0.0 and charge is None:
-        return "does not tell its charge (charge_pct: 0 asks for none)"
+        return "does not report its charge (set charge_pct: 0 to ignore it)"
     if charge is not None and charge < charge_pct:
         return f"charge {charge:.0f} of {charge_pct:g} %"
     return ""
@@ -120,7 +120,7 @@ GRACE_S: Final = 600.0
 
 @dataclass(kw_only=True)
 class SentinelPorts:
-    """Everything by which the sentinel touches the world; tests put their own in their place.
+    """The sentinel's interfaces to the world; tests replace them.
 
     wall: only for the times in the file, from one boot to the next. pace: how much faster clock runs than the loop.
     """
@@ -167,7 +167,7 @@ class Sentinel:
         keeper.apply(lambda table: table.only(self.hosts))
 
     def tasks(self) -> dict[str, Callable[[], Awaitable[object]]]:
-        """Return everything that runs for ever, by name."""
+        """Return the permanent tasks, by name."""
         found: dict[str, Callable[[], Awaitable[object]]] = {"intents": self.keeper.run, "decisions": self._decide}
         for number, (ups, source) in enumerate((self._hands.sources or _sources)(self.settings, self.clock)):
             found[f"source {number} of {ups}"] = partial(source.run, self._publish)
@@ -220,7 +220,7 @@ class Sentinel:
             return None, str(error)
         except TimeoutError:
             return None, f"{power.where}: no answer"
-        return power_on, "" if power_on is not None else f"{power.where}: does not say whether the host is on"
+        return power_on, "" if power_on is not None else f"{power.where}: does not report whether the host is on"
 
     def _look_every_s(self, name: str) -> float:
         if name in self._looks:
@@ -325,7 +325,9 @@ class Sentinel:
         # While the disk was at work the host may have come up and taken its word back, or utility have gone again.
         now = replace(self.world(), intents={order.host: intent}, last_order_s=before.last_order_s)
         if self.keeper.table.intents.get(order.host) != tried or decide.decide(now).order != order:
-            log.warning("power_on_withheld", host=order.host, outage=order.outage, because="it is not so any more")
+            log.warning(
+                "power_on_withheld", host=order.host, outage=order.outage, because="its conditions have changed"
+            )
             return
         # From here the next try and the next host are counted: the disk may have taken its time.
         now_s = self.clock()
@@ -337,10 +339,10 @@ class Sentinel:
         except (EffectorError, TimeoutError) as failed:
             because = str(failed) or f"{power.where}: no answer"
             self.orders[order.host, "failed"] += 1
-            log.error("power_on_failed", host=order.host, outage=order.outage, number=order.number, because=because)  # noqa: TRY400 - told in full
+            log.error("power_on_failed", host=order.host, outage=order.outage, number=order.number, because=because)  # noqa: TRY400 - reported in full
         else:
             self.orders[order.host, "ordered"] += 1
-            because = "utility holds on its feeds, and its BMC says that it is off"
+            because = "utility is stable on its feeds, and its BMC reports it as off"
             log.info("power_on_ordered", host=order.host, outage=order.outage, number=order.number, because=because)
 
     async def _rest(self, bell: asyncio.Event, seconds: float) -> None:
@@ -401,11 +403,11 @@ class Sentinel:
         was_there = intent is not None and intent.outage == asked.outage
         orders = self.keeper.table.orders(asked.host, asked.outage)
         if was_there:
-            because = "the host is up and has taken it back"
+            because = "the host is up and has withdrawn it"
             self._end(End(host=asked.host, outage=asked.outage, how=Ending.WITHDRAWN, because=because))
         error = await self.keeper.flush(DISK_LIMIT_S) if was_there or self.keeper.error else ""
         if error:
-            return 503, refusal(f"withdrawn, and yet it would be back after a restart: {error}")
+            return 503, refusal(f"withdrawn, but it would be back after a restart: {error}")
         return 200, {"object": "withdrawn", "outage": asked.outage, "was_there": was_there, "orders": orders}
 
     def _hello(self, asked: wire.Request) -> dict[str, Any]:
@@ -450,7 +452,7 @@ class Sentinel:
         if len(rules.feeds) - sum(name in unread for name in rules.feeds) < rules.minimum_supplies:
             found += [f"UPS {name}: {why}" for name, why in unread.items()]
         if seen is None or now_s - seen.at_s > 2.0 * LOOK_IDLE_S:
-            found.append("it has not looked at the BMC yet" if seen is None else "it does not get to look at the BMC")
+            found.append("it has not polled the BMC yet" if seen is None else "it cannot poll the BMC")
         elif seen.power_on is None:
             found.append(seen.why)
         return found
@@ -459,7 +461,7 @@ class Sentinel:
         feed = self._feeds[name]
         why = unread(self._policies[name], feed, now_s)
         if not why and self.settings.charge_pct > 0.0 and feed.reading is not None and feed.reading.charge_pct is None:
-            return "does not tell its charge (charge_pct: 0 asks for none)"
+            return "does not report its charge (set charge_pct: 0 to ignore it)"
         return why
 
 
@@ -468,6 +470,6 @@ def _at(tried: Intent, now_s: float, table: IntentTable) -> IntentTable:
 
 
 def moment_of(ports: SentinelPorts) -> Callable[[], Clocks]:
-    """Return what tells now by every clock."""
+    """Return the present moment by every clock."""
     name = ports.boot()
     return lambda: Clocks(boot_id=name, boottime_s=ports.clock(), wall_s=ports.wall())

@@ -1,7 +1,7 @@
 """The HTTP server: a request must be signed, and each signature counts once.
 
-Whoever has no key learns nothing but that he has none: an unknown host, a wrong key and an old challenge are answered
-alike, and at the same cost. A flood costs neither memory nor disk.
+A client without a key only learns that: an unknown host, a wrong key and an old challenge get the same answer, at the
+same cost. A flood costs neither memory nor disk.
 """
 
 import asyncio
@@ -142,10 +142,10 @@ class Door:
         return respond(error_json(reason, status))
 
     def _tell_refusal(self, address: str | None, now_s: float) -> None:
-        """Log that somebody has no key, at most every few seconds: he must not fill the log."""
+        """Log a client without a key, at most every few seconds, so that it cannot fill the log."""
         self._untold += 1
         if now_s - self._told_s >= TELL_REFUSALS_S:
-            because = "no key of ours, or an old question"
+            because = "a wrong key, or an old challenge"
             log.warning("request_refused", address=address, requests=self._untold, because=because)
             self._told_s, self._untold = now_s, 0
 
@@ -213,7 +213,7 @@ class _Crowd(Crowd):
 async def server(
     door: Door, reads: Mapping[str, Handler], *, listen: str, port: int, tls: ssl.SSLContext | None
 ) -> AsyncIterator[int]:
-    """Serve; yields the port in use (0 asks for a free one). reads: what everybody may read. Raises OSError."""
+    """Serve; yields the port in use (0 asks for a free one). reads: public objects. Raises OSError."""
     app = application()
     door.add(app)
     for path, handler in reads.items():

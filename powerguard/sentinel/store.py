@@ -1,9 +1,9 @@
-"""Intents on disk: one small file, replaced as a whole and synced before anybody is told that it is stored.
+"""Intents on disk: one small file, replaced as a whole and synced before the host gets an answer.
 
 Times are kept in the clock of the boot that wrote them, and move to the clock of the boot that reads them: inside a
 boot CLOCK_BOOTTIME has measured what went by, from one boot to the next the wall clock, as far as it has not gone back.
 
-The table of intents in memory, and its way to the disk: one writer, and nobody waits for it longer than he says.
+The table of intents in memory, and its way to the disk: one writer, and each caller waits for a limited time.
 """
 
 import asyncio
@@ -28,7 +28,7 @@ _SCHEMA_VERSION: Final = 1
 
 
 class IntentFileError(ValueError):
-    """A file that is none of ours, or not whole; the text says what is wrong with it."""
+    """A foreign or damaged file; the text is the error."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -71,7 +71,7 @@ class IntentTable:
         return replace(self, intents=left, given={**self.given, host: given})
 
     def only(self, hosts: Container[str]) -> "IntentTable":
-        """Return the table without orders to hosts that nobody knows any more; intents end by `decide`."""
+        """Return the table without orders to unknown hosts; intents end by `decide`."""
         return replace(self, given={host: each for host, each in self.given.items() if host in hosts})
 
     def orders(self, host: str, outage: str) -> int:
@@ -156,7 +156,7 @@ class IntentFile:
     def load(self, now: Clocks) -> tuple[IntentTable, str]:
         """Return what is kept, and what was wrong with it: nothing of a damaged file counts, and it is set aside.
 
-        An older file is never used: a host that has taken its word back must not be powered on by it.
+        An older file is never used: a host that has withdrawn its intent must not be powered on by it.
         """
         try:
             descriptor = os.open(self.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
@@ -179,7 +179,7 @@ class IntentFile:
         return f"it was set aside as {aside.name}"
 
     def save(self, table: IntentTable, now: Clocks) -> None:
-        """Replace the file; when this returns it is on disk. Raises OSError, and then the old one stands."""
+        """Replace the file; when this returns it is on disk. Raises OSError, and then the old one remains."""
         replace_file(self.path, encode(table, now), mode=0o600)
 
 
@@ -187,7 +187,7 @@ log = structlog.get_logger()
 
 MAX_WAITING: Final = 64
 STAMP_S: Final = 60.0
-"""How often a file with intents is written anew: across a reboot the wall clock counts from the last time only."""
+"""How often a file with intents is written again: across a reboot the wall clock counts from the last time only."""
 
 Change = Callable[[IntentTable], IntentTable]
 
@@ -195,7 +195,7 @@ Change = Callable[[IntentTable], IntentTable]
 class IntentStore:
     """Holds the table. error: why the disk does not hold it as it is here; empty where it does.
 
-    moment: now, by every clock. tasks: where a write goes on for which nobody waits any more.
+    moment: now, by every clock. tasks: writes that continue although no caller waits for them.
     """
 
     def __init__(self, store: IntentFile, moment: Callable[[], Clocks], tasks: asyncio.TaskGroup) -> None:
@@ -219,20 +219,20 @@ class IntentStore:
     async def commit(self, change: Change, limit_s: float) -> str:
         """Make a change that counts only once it is on disk. Returns why it does not; empty where it does.
 
-        What the disk takes later than limit_s counts then, though the caller has been told that it does not.
+        What the disk takes later than limit_s counts then, although the caller got the answer that it does not.
         """
 
         async def write() -> str:
             async with self._lock:
                 error = await self._save(change(self.table))
                 if not error:
-                    self.table = change(self.table)  # meanwhile somebody may have changed it, too
+                    self.table = change(self.table)  # another task may have changed it meanwhile
                 return error
 
         return await self._within(write, limit_s)
 
     def apply(self, change: Change) -> None:
-        """Make a change that counts at once, whatever the disk says."""
+        """Make a change that counts at once, on disk or not."""
         self.table = change(self.table)
         self._stale.set()
 

@@ -1,1 +1,1 @@
-"""The operator's settings: schema, loading, what the core gets of them. Importing this package imports nothing."""
+"""The operator's settings: schema, loading, and the core's policy. Importing this package imports no module."""

@@ -1,8 +1,8 @@
-"""Settings that hold, and yet leave a gap: told by `config validate`, by doctor, and when the daemon starts.
+"""Warnings about valid settings that leave a gap: for `config validate`, doctor, and the daemon's start.
 
-Does what the settings name exist: profiles, and files with secrets? For `config validate`.
+Also whether the profiles and the files with secrets in the settings exist, for `config validate`.
 
-The daemon starts without them: one UPS whose profile or secret is missing must not take the others from it.
+The daemon starts without them: one UPS whose profile or secret is missing must not stop the others.
 """
 
 import difflib
@@ -18,6 +18,7 @@ from pydantic import BaseModel
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.options import NO_USER, Secret
 from powerguard.settings.explain import Mistake
+from powerguard.settings.notify import TemplateError, WebhookOptions, read_template
 from powerguard.settings.policy import OLD_MONTHS, battery_age_months
 from powerguard.settings.schema import Settings, SourceOptions, UpsOptions
 from powerguard.ups.apcupsd.options import ApcupsdOptions
@@ -28,7 +29,7 @@ from powerguard.yamlfile import KeyPath
 
 
 def missing(settings: Settings, site_folder: Path = SITE_FOLDER) -> tuple[list[Mistake], list[Mistake]]:
-    """Return what the settings name and this host does not have, and what could not be found out."""
+    """Return names in the settings that do not exist on this host, and names that could not be checked."""
     mistakes, doubts = _profiles(settings, site_folder)
     files = [((*path, "file"), secret.file) for path, secret in secrets_in(settings) if secret.file is not None]
     for path, file in files:
@@ -38,6 +39,19 @@ def missing(settings: Settings, site_folder: Path = SITE_FOLDER) -> tuple[list[M
             doubts.append(Mistake(path, "not checked: permission denied (run this as root)"))
         else:
             mistakes += [Mistake(path, trouble)] if trouble else []
+    for name, target in settings.notify.targets.items():
+        if isinstance(target, WebhookOptions) and target.template is not None:
+            path = ("notify", "targets", name, "template")
+            try:
+                read_template(target)
+            except PermissionError:
+                doubts.append(Mistake(path, "not checked: permission denied (run this as root)"))
+            except OSError as error:
+                mistakes.append(
+                    Mistake(path, f"{target.template}: {error.strerror} (put the body of the message there)")
+                )
+            except TemplateError as error:
+                mistakes.append(Mistake(path, str(error)))
     return mistakes, doubts
 
 
@@ -60,7 +74,7 @@ def _profiles(settings: Settings, site_folder: Path) -> tuple[list[Mistake], lis
     told: list[Mistake] = []
     for path, name in named:
         if name not in profiles.by_name:
-            what = f"there is no profile {name!r} ({_hint(name, known)})"
+            what = f"unknown profile {name!r} ({_hint(name, known)})"
             if profiles.problems:
                 what += f"; or it is in what could not be read: {'; '.join(profiles.problems)}"
             told.append(Mistake(path, what))
@@ -87,7 +101,7 @@ def secrets_in(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Sec
 
 
 def _trouble(path: Path) -> str:
-    """Return why a file is no place for a secret; "" if it is one. It is not opened. Raises PermissionError."""
+    """Return why a file is not suitable for a secret; "" if it is. It is not opened. Raises PermissionError."""
     try:
         mode = path.stat().st_mode
     except PermissionError:
@@ -97,7 +111,7 @@ def _trouble(path: Path) -> str:
     if not stat.S_ISREG(mode):
         return f"{path}: is not a file (name the file that holds the secret)"
     if stat.S_IMODE(mode) & 0o077:
-        return f"{path}: others can read this secret (chmod 0400 {path})"
+        return f"{path}: other users can read this secret (chmod 0400 {path})"
     return ""
 
 
@@ -110,11 +124,11 @@ _LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 
 
 def warnings(settings: Settings, *, today: date) -> list[Mistake]:
-    """Return what reduces the protection, each with its path and what would be better."""
+    """Return the settings that reduce the protection, each with its path and the better value."""
     found = [*_host(settings), *_trainers(settings), *_budget(settings)]
     for name, ups in settings.ups.items():
         if name not in settings.feeding:
-            found.append(Mistake(("ups", name), "does not feed this host by feeds.supplies, so nothing reads it"))
+            found.append(Mistake(("ups", name), "is not in feeds.supplies, so it is not read"))
         else:
             found += _ups(name, ups, today)
     return found
@@ -157,8 +171,8 @@ def _forgeable(path: KeyPath, source: SourceOptions) -> Iterator[Mistake]:
             if source.version != _AUTHENTICATED_VERSION:
                 yield Mistake(
                     (*path, "version"),
-                    f"SNMP version {source.version} answers can be forged by anyone on that network (better: version 3 "
-                    "with auth, or a network of its own)",
+                    f"SNMP version {source.version} answers can be forged by every host on that network (better: "
+                    "version 3 with auth, or a separate network)",
                 )
             elif source.auth is None:
                 yield Mistake((*path, "auth"), "version 3 without auth can be forged like version 1 (set auth)")
@@ -166,30 +180,30 @@ def _forgeable(path: KeyPath, source: SourceOptions) -> Iterator[Mistake]:
             if source.tls != "required" and source.host not in _LOOPBACK:
                 yield Mistake(
                     (*path, "tls"),
-                    f"{source.tls}: upsd's answers can be forged, and its password read, by anyone on that network "
-                    "(better: required, or a network of its own)",
+                    f"{source.tls}: upsd's answers can be forged, and its password read, by every host on that network "
+                    "(better: required, or a separate network)",
                 )
         case ApcupsdOptions():
             if source.host not in _LOOPBACK:
                 yield Mistake(
                     (*path, "host"),
-                    "apcupsd's answers can be forged by anyone on that network, for it knows no other (better: the "
-                    "UPS's own card, or a network of its own)",
+                    "apcupsd has no authentication, so every host on that network can forge its answers (better: the "
+                    "UPS's own card, or a separate network)",
                 )
 
 
 def _host(settings: Settings) -> Iterator[Mistake]:
     if settings.bmc.kind == "none":
-        yield Mistake(("bmc", "kind"), "none: nothing makes sure that the host powers on again (better: auto)")
+        yield Mistake(("bmc", "kind"), "none: the host may stay off when power returns (better: auto)")
     elif settings.bmc.policy == "observe":
         yield Mistake(("bmc", "policy"), "observe only reads the power restore policy (better: ensure)")
     if not ipaddress.ip_address(settings.http.listen).is_loopback:
-        yield Mistake(("http", "listen"), "everybody who reaches this address can read status and metrics")
+        yield Mistake(("http", "listen"), "every client that reaches this address can read status and metrics")
 
 
 def _trainers(settings: Settings) -> Iterator[Mistake]:
     if not settings.trainers and settings.trainer_sockets is None:
-        yield Mistake(("trainers",), "none, and trainer_sockets is null: nothing is told to checkpoint")
+        yield Mistake(("trainers",), "none, and trainer_sockets is null: no training is asked for a checkpoint")
     yield from _unknown(("trainer_uids",), settings.trainer_uids)
     for place, trainer in enumerate(settings.trainers):
         if isinstance(trainer, TrainerOptions):
@@ -200,8 +214,8 @@ def _trainers(settings: Settings) -> Iterator[Mistake]:
         if path is not None and str(PurePath(path).parent) == settings.trainer_sockets:
             yield Mistake(
                 ("trainers", place, "uids"),
-                f"not set, and every user may put a socket into {settings.trainer_sockets}: whoever comes first is "
-                f"believed to be {trainer.name} (better: uids: [user id of the job])",
+                f"not set, and every user may put a socket into {settings.trainer_sockets}: the first one is "
+                f"accepted as {trainer.name} (better: uids: [user id of the job])",
             )
 
 
@@ -210,18 +224,18 @@ def _unknown(path: KeyPath, uids: Sequence[int]) -> Iterator[Mistake]:
         if uid == NO_USER:
             yield Mistake(
                 (*path, place),
-                "no user of this name on this host, so its sockets are not believed (write a name that `id` knows)",
+                "unknown user, so its sockets are not accepted (write a name that `id` knows)",
             )
 
 
 def _budget(settings: Settings) -> Iterator[Mistake]:
     if settings.budget.margin < _SLIM_MARGIN:
-        yield Mistake(("budget", "margin"), f"below {_SLIM_MARGIN:g} a gauge that errs costs the host (better: 0.2)")
+        yield Mistake(
+            ("budget", "margin"), f"below {_SLIM_MARGIN:g}: an error of a gauge can cost the host (better: 0.2)"
+        )
     if settings.budget.reserve_s < _SLIM_RESERVE_S:
         yield Mistake(
-            ("budget", "reserve_s"), f"below {_SLIM_RESERVE_S:g} s one slow service costs the host (better: 60)"
+            ("budget", "reserve_s"), f"below {_SLIM_RESERVE_S:g} s: one slow service can cost the host (better: 60)"
         )
     if settings.budget.recharge_h < _QUICK_RECHARGE_H:
-        yield Mistake(
-            ("budget", "recharge_h"), "no battery charges in less than an hour, only supercapacitors do (better: 8)"
-        )
+        yield Mistake(("budget", "recharge_h"), "less than an hour: only supercapacitors charge that fast (better: 8)")

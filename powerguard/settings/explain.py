@@ -1,4 +1,4 @@
-"""Says what is wrong with a setting in an operator's words: what was wanted, what stands there, what to write.
+"""Explains a mistake in the settings: what is expected, what is there, what to write.
 
 pydantic finds the mistakes; its texts speak of inputs and tags. Ours are made from the JSON Schema of the settings,
 which knows what belongs at each path. A value is quoted only where no secret can stand.
@@ -35,7 +35,7 @@ _CABLES: Final = ("usb", "usbhid", "hid", "serial", "modbus")
 
 @dataclass(frozen=True, slots=True)
 class Mistake:
-    """path: of the value, or of the key where `of_key`. what: what is wrong there, and what would be right."""
+    """path: of the value, or of the key where `of_key`. what: what is wrong there, and the fix."""
 
     path: KeyPath
     what: str
@@ -46,7 +46,7 @@ class Mistake:
 
 
 def dotted(path: KeyPath) -> str:
-    """Return a path as people write it: ups.rack-a.sources[0].host, ups.rack-a.runtime_table[50]."""
+    """Return a path for display: ups.rack-a.sources[0].host, ups.rack-a.runtime_table[50]."""
     text = ""
     for key in path:
         if isinstance(key, int | float):
@@ -59,7 +59,7 @@ def dotted(path: KeyPath) -> str:
 
 @dataclass(slots=True)
 class _Place:
-    """Where an error stands. node: its schema; parent: the one around it; secret: show no value."""
+    """The place of an error. node: its schema; parent: the one around it; secret: show no value."""
 
     path: KeyPath
     node: Node
@@ -117,9 +117,9 @@ class Explainer:
         return place
 
     def resolve(self, node: Node) -> Node:
-        """Follow references, and look through "or null". What stands beside a reference (a description) wins.
+        """Follow references, and look through "or null". A description next to a reference wins.
 
-        allOf of one is how pydantic before 2.9 puts a description beside a reference.
+        allOf of one is how pydantic before 2.9 adds a description to a reference.
         """
         while True:
             beside = {key: value for key, value in node.items() if key not in {"$ref", "anyOf", "allOf"}}
@@ -136,7 +136,7 @@ class Explainer:
                 node["title"] = found["title"]
 
     def child(self, node: Node, step: int | str) -> Node:
-        """Return the schema of one key or item below a resolved node; {} where it says nothing."""
+        """Return the schema of one key or item below a resolved node; {} if it has none."""
         if isinstance(step, int) and step < len(node.get("prefixItems", ())):
             found = node["prefixItems"][step]
         elif isinstance(step, int) and "items" in node:
@@ -176,7 +176,7 @@ class Explainer:
         return Mistake((*place.path, name), f"must be {_one_of(tags)}, got {_shown(told)}{hint}")
 
     def wanted(self, node: Node) -> str:
-        """Say what belongs at a node of the schema; "" where the schema does not tell."""
+        """Return what belongs at a node of the schema; "" if the schema does not say."""
         node = self.resolve(node)
         kind, choices = node.get("type", ""), _choices(node)
         if node.get("title") == _REFERENCE:
@@ -200,7 +200,7 @@ class Explainer:
         wanted = self.wanted(place.node)
         text = f"must be {wanted or message}"
         if place.secret:
-            return f"{text}; the secret itself never stands in the settings"
+            return f"{text}; never write the secret itself into the settings"
         if not wanted:
             return text  # A place that the schema does not describe may be that of a secret.
         if isinstance(place.value, int | float) and not isinstance(place.value, bool):
@@ -283,9 +283,7 @@ def _choices(node: Node) -> list[str]:
 
 
 def _one_of(choices: list[str]) -> str:
-    return (
-        choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else "one of none"
-    )
+    return choices[0] if len(choices) == 1 else f"{', '.join(choices[:-1])} or {choices[-1]}" if choices else "no value"
 
 
 def _near(value: object, choices: list[str]) -> str:

@@ -1,7 +1,7 @@
 """Reads the settings: powerguard.yaml, and over it conf.d/*.yaml in the order of their names.
 
-Maps merge, everything else replaces. Every mistake of every file is told at once, with file, line and column, what
-is wrong and what would be right.
+Maps are merged, other values replaced. Every mistake of every file is reported at once, with file, line and column,
+what is wrong, and the fix.
 """
 
 import json
@@ -21,10 +21,10 @@ from powerguard.yamlfile import Document, KeyPath, Problem, YamlFileError, load_
 
 DEFAULT_PATH: Final = Path("/etc/powerguard/powerguard.yaml")
 MAX_FILES: Final = 100
-"""In conf.d; more are a folder that was named by mistake."""
+"""Most files in conf.d; a folder with more was named by mistake."""
 
 MAX_TOLD: Final = 100
-"""Mistakes that are spelt out; nobody reads more, and a wrong file may have thousands."""
+"""Most mistakes that are listed; a wrong file may have thousands."""
 
 _Options = TypeVar("_Options", bound=Options)
 
@@ -77,7 +77,7 @@ class LoadedSettings:
 
 
 def load(path: Path, conf_d: Path | None = None) -> Settings:
-    """Read the settings. conf_d: folder of additions; None: "conf.d" beside the file, where there is one.
+    """Read the settings. conf_d: folder of additions; None: "conf.d" next to the file, if there is one.
 
     Raises SettingsError with every problem. Secrets are not read here, only their references.
     """
@@ -97,7 +97,7 @@ def load_with_origins(path: Path, conf_d: Path | None = None) -> LoadedSettings:
 class CheckedSettings:
     """The files and every mistake in them.
 
-    settings: what is left of the settings without the mistakes, to look for further ones; None if nothing is left.
+    settings: what is left of the settings without the mistakes, to look for further ones; None if none is left.
     original: path in the files of a path in `settings`, from which items of lists may be gone.
     unlisted: mistakes that are not in `mistakes`, because there are too many.
     """
@@ -141,11 +141,11 @@ def check(path: Path, conf_d: Path | None = None) -> CheckedSettings:
 
 
 _TURNS: Final = 10
-"""A mistake takes out at most what is around it, level by level: nothing in the settings is deeper than this."""
+"""A mistake takes out at most what is around it, level by level: the settings are never deeper than this."""
 
 _GONE: Final = object()
 _FILLED: Final = {"mode": "dry-run", "ups": {"none": {"sources": [{"kind": "apcupsd", "host": "none"}]}}}
-"""Stands in for what is required and has mistakes, so that the rest can be checked."""
+"""Replaces required values that have mistakes, so that the rest can be checked."""
 
 
 class _Left:
@@ -199,7 +199,7 @@ class _Left:
             inside = inside.get(key) if isinstance(inside, dict) else inside[int(key)]
         value = inside.get(path[-1]) if isinstance(inside, dict) else None
         if isinstance(value, dict) and not around:
-            # Settings that do not go together: what is plain goes first, for the maps and lists beside it may be right.
+            # Settings that do not go together: what is plain goes first, because the other maps and lists may be right.
             plain = [key for key, item in value.items() if not isinstance(item, dict | list)]
             self._gone |= {(*path, key) for key in plain}
             for key in plain:
@@ -348,15 +348,11 @@ def cross_checks(settings: Settings, upses: Sequence[str], lacks: Callable[[KeyP
     mistakes: list[Mistake] = []
     names = ", ".join(upses)
     if settings.feeds is None and len(upses) > 1 and not lacks(("feeds",)):
-        mistakes.append(
-            Mistake(("ups",), f"several UPSes, so feeds must say which one feeds this host (one of {names})")
-        )
+        mistakes.append(Mistake(("ups",), f"several UPSes: set feeds to those that feed this host (of {names})"))
     if settings.feeds is not None and upses:
         for place, name in enumerate(settings.feeds.supplies):
             if name not in upses:
-                mistakes.append(
-                    Mistake(("feeds", "supplies", place), f"no UPS of this name under ups (known: {names})")
-                )
+                mistakes.append(Mistake(("feeds", "supplies", place), f"unknown UPS (known: {names})"))
     mistakes += _same_twice(settings, lacks)
     if settings.traps is not None and upses:
         unknown = sorted(settings.traps.names - set(upses))
@@ -374,7 +370,7 @@ _PEER: Final = {"snmp": "card", "nut": "UPS of the same upsd", "apcupsd": "apcup
 
 
 def _same_twice(settings: Settings, lacks: Callable[[KeyPath], bool]) -> list[Mistake]:
-    """Return the sources that ask whom another one asks, whatever else they say: one peer is one witness.
+    """Return the sources that ask the same peer as another one: one peer is one witness.
 
     Within each UPS, and among those that feed this host: a card that counts as two UPSes hides the loss of one.
     """

@@ -1,4 +1,4 @@
-"""Turns the settings into what the core needs: shares instead of percent, seconds instead of hours, ages resolved."""
+"""Turns the settings into the core's policy: shares instead of percent, seconds instead of hours, ages resolved."""
 
 from dataclasses import replace
 from datetime import date
@@ -11,7 +11,7 @@ from powerguard.core.model.policy import FeedPolicy, Mode, Policy, Shared, Shed,
 from powerguard.settings.schema import Settings, UpsOptions
 
 HEALTH: Final = 0.75
-"""Share of a new battery's energy that one holds which nobody has measured."""
+"""Presumed health of a battery without a measurement."""
 HEALTH_OLD: Final = 0.6
 """The same for one that is older than OLD_MONTHS, or that asks to be replaced."""
 OLD_MONTHS: Final = 36
@@ -21,7 +21,7 @@ _MISSES: Final = 3
 
 
 def battery_age_months(installed: str | None, today: date) -> int | None:
-    """Return the age of a battery put in at "YYYY-MM"; None when that is not told; negative in the future."""
+    """Return the age of a battery installed in "YYYY-MM"; None if unknown; negative in the future."""
     if installed is None:
         return None
     year, month = installed.split("-")
@@ -29,7 +29,7 @@ def battery_age_months(installed: str | None, today: date) -> int | None:
 
 
 def _table(ups: UpsOptions) -> tuple[tuple[tuple[float, float], ...], str]:
-    """Return the runtime table and whose word it is; empty where neither a table nor the battery's energy is set."""
+    """Return the runtime table and its origin; empty if neither a table nor the battery's energy is set."""
     if ups.runtime_table is not None:
         return tuple((load_pct / 100.0, float(s)) for load_pct, s in sorted(ups.runtime_table.items())), "settings"
     if ups.battery_wh is not None and ups.rating_w is not None:

@@ -1,6 +1,6 @@
 """The settings. Each field says what it is, in which unit; a range whose reason is not plain says it.
 
-Lists and maps that hold the settings of one source or effector are made of the classes that live beside it.
+Lists and maps that hold the settings of one source or effector are made of the classes next to it.
 
 Whether the order that switches a UPS's output off can go the way that the settings name, and by which source.
 """
@@ -27,6 +27,7 @@ from powerguard.effectors.options import (
 )
 from powerguard.effectors.trainer.options import AnyTrainerOptions
 from powerguard.options import AbsolutePath, ListenAddress, Options, Uid
+from powerguard.settings.notify import NotifyOptions
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.snmp.options import SnmpOptions, TrapOptions
@@ -49,11 +50,11 @@ def sender(sources: Sequence[Source], wanted: OutputOffOptions) -> SnmpOptions |
 
 
 def unfit(sources: Sequence[Source], wanted: OutputOffOptions) -> str:
-    """Say what is wrong with it, and what would be right; "" when nothing is."""
+    """Return the error with its fix; "" if there is none."""
     by = sender(sources, wanted)
     if by is None:
         at = "" if wanted.host is None else f" at {wanted.host}"
-        return f"output_off.by: {wanted.by}{at} names no source of this UPS, or several (set output_off.host)"
+        return f"output_off.by: {wanted.by}{at} matches no source of this UPS, or several (set output_off.host)"
     if isinstance(by, NutOptions):
         if by.user is None:
             return "output_off.by: nut needs user and password in that source (with instcmds in upsd.users)"
@@ -61,7 +62,7 @@ def unfit(sources: Sequence[Source], wanted: OutputOffOptions) -> str:
         right = "tls: required"
     else:
         if wanted.community is not None and by.version == 3:
-            return "output_off.community says nothing with version 3: its user must be allowed to write"
+            return "output_off.community is for versions 1 and 2c: with version 3, permit its user to write"
         is_protected = by.version == 3 and by.auth is not None and by.priv is not None
         right = "version: 3 with auth and priv"
     if is_protected or wanted.dedicated_network:
@@ -76,12 +77,12 @@ def _is_here(host: str) -> bool:
 
 
 SourceOptions = Annotated[SnmpOptions | NutOptions | ApcupsdOptions, Field(discriminator="kind")]
-"""The options of any source, told apart by `kind`."""
+"""The options of any source, distinguished by `kind`."""
 
 Name = Annotated[str, Field(pattern=r"^[a-z0-9][a-z0-9_.-]{0,31}$")]
 LoadPct = Annotated[float, Field(gt=0, le=150)]
 RuntimeS = Annotated[float, Field(ge=10, le=172800)]
-"""10 s to 48 h: a shorter one protects nothing, a longer one is a decimal point in the wrong place."""
+"""10 s to 48 h: a shorter one is useless, a longer one is a decimal point in the wrong place."""
 
 MAX_TRAINERS: Final = 64
 _SHORTEST_H: Final = 0.02
@@ -256,7 +257,7 @@ class UpsOptions(Options):
     @model_validator(mode="after")
     def _energy_needs_a_rating(self) -> Self:
         if self.battery_wh is not None and self.runtime_table is None and self.rating_w is None:
-            msg = "battery_wh says nothing without rating_w (set the rated watts, or a runtime_table)"
+            msg = "battery_wh needs rating_w (set the rated watts, or a runtime_table)"
             raise ValueError(msg)
         if self.battery_wh is not None and self.runtime_table is None and self.rating_w is not None:
             hours = self.battery_wh / self.rating_w
@@ -417,7 +418,7 @@ class HttpOptions(Options):
 
 
 class ControlOptions(Options):
-    """The unix socket for everything that changes something."""
+    """The unix socket for requests that make a change."""
 
     socket: AbsolutePath = Field(
         default="/run/powerguard/powerguard.sock", description="Its path.", examples=["/run/powerguard/powerguard.sock"]
@@ -483,7 +484,7 @@ class Settings(Options):
     network_witness: bool = Field(
         default=False,
         description="A UPS that falls silent within 30 s of this host's own link or gateway is presumed to be on "
-        "battery: for sites whose switches are on no UPS, and only for them; a switch that fails alone then ends in a "
+        "battery: only for sites whose switches have no UPS; a switch that fails alone then ends in a "
         "power-off.",
         examples=[True],
     )
@@ -563,6 +564,11 @@ class Settings(Options):
         description="What starts training after a power-off.",
         examples=[{"target": "powerguard-resume.target"}],
     )
+    notify: NotifyOptions = Field(
+        default_factory=NotifyOptions,
+        description="Messages to people about outages and alarms. Not set: none.",
+        examples=[{"targets": {"ops": {"kind": "alertmanager", "url": "http://10.0.0.4:9093"}}}],
+    )
     http: HttpOptions = Field(
         default_factory=HttpOptions,
         description="The read-only port.",
@@ -605,7 +611,7 @@ def json_schema() -> dict[str, Any]:
 
 
 def _describe(definition: dict[str, Any]) -> None:
-    """Move what a class says of its fields ("name: text" lines of its docstring) to the fields."""
+    """Move the field descriptions of a class ("name: text" lines of its docstring) to the fields."""
     summary, _, rest = str(definition.get("description", "")).partition("\n")
     for name, text in re.findall(r"^(\w+): (.*(?:\n[ ]{4}.*)*)", rest, flags=re.MULTILINE):
         field = definition.get("properties", {}).get(name)

@@ -1,4 +1,4 @@
-"""UPS models by name: what is known of them beforehand, and what a site has added."""
+"""UPS models by name: the known ones, and those of the site."""
 
 import difflib
 import functools
@@ -144,11 +144,11 @@ def find_model(models: dict[str, UpsModel], wanted: str) -> tuple[str, UpsModel]
     if len(fitting) == 1:
         return fitting[0], models[fitting[0]]
     if fitting:
-        msg = f"{wanted[:64]!r} may be {' or '.join(sorted(fitting))}: give the whole name"
+        msg = f"{wanted[:64]!r} may be {' or '.join(sorted(fitting))}: give the full name"
         raise LookupError(msg)
     close = closest(models, wanted)
     hint = f": did you mean {' or '.join(close)}?" if close else f"; known are {', '.join(sorted(models))}"
-    msg = f"{wanted[:64]!r} is not known{hint}"
+    msg = f"{wanted[:64]!r} is not a known model{hint}"
     raise LookupError(msg)
 
 
@@ -172,9 +172,9 @@ def from_data_sheet(
 ) -> tuple[dict[str, Any], list[str]]:
     """Return the settings that the data sheet of a reported model gives a UPS, and comments on them; or two empty ones.
 
-    reported: what the UPS calls itself, in one or several ways. rating_w: the rating that it reports, watts; a model of
-    another rating is not meant. A name that several models share gives nothing. A model known from a gauge alone gives
-    nothing either, because this UPS has a gauge of its own. A site's file with mistakes gives a comment alone.
+    reported: the names by which the UPS identifies itself. rating_w: the rating that it reports, watts; a model of
+    another rating is not meant. A name that several models share has no result, and so has a model known only from a
+    gauge, because this UPS has its own. A site's file with mistakes gives a comment alone.
     site_file: as in known_models.
     """
     try:
@@ -191,7 +191,7 @@ def from_data_sheet(
     (name,) = fitting
     model = models[name]
     comments = [f"{name}: {model.source}", model.where, f"read {model.read}" if model.read else ""]
-    comments.append("of a new battery; external battery packs are not in it: with packs, write your own table")
+    comments.append("of a new battery, without external packs: with packs, write your own table")
     table = {_plain(load_pct): _plain(runtime_s) for load_pct, runtime_s in model.table.items()}
     return {"runtime_table": table, "rating_w": _plain(model.rating_w)}, [*filter(None, comments)]
 

@@ -334,7 +334,7 @@ def _obey(chassis: _Chassis) -> NoReturn:
 def main() -> None:
     """`python -m powerguard.sim.bmc --port-file PATH`; first line of stdin: {"user": ..., "password": ...}."""
     parser = argparse.ArgumentParser(prog="powerguard.sim.bmc", description="A simulated BMC on 127.0.0.1.")
-    parser.add_argument("--port", type=int, default=0, help="UDP port; 0: a free one, told on stdout")
+    parser.add_argument("--port", type=int, default=0, help="UDP port; 0: a free one, printed on stdout")
     parser.add_argument("--port-file", type=Path, help="the port is written here")
     parser.add_argument("--state-file", type=Path, help="the policy is kept here")
     parser.add_argument("--policy", default=PowerRestorePolicy.LAST_STATE, help="at first, where no state is kept")

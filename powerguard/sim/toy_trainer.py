@@ -251,7 +251,7 @@ def parser() -> argparse.ArgumentParser:
     described.add_argument("--step-ms", type=float, default=20.0, help="a step takes at least this long")
     described.add_argument("--steps", type=int, help="end after this step (default: train for ever)")
     described.add_argument("--every", type=int, default=0, help="also save every so many steps (default: never)")
-    described.add_argument("--every-s", type=float, help="also save every so many seconds, beside training")
+    described.add_argument("--every-s", type=float, help="interval of periodic checkpoints, in seconds")
     described.add_argument("--job", default="toy", help="name of the job")
     described.add_argument("--conduct", choices=[*After], default="pause", help="what it is willing to do at most")
     return described

@@ -23,7 +23,7 @@ class _Jumping(selectors.DefaultSelector):
         if not ready and timeout is not None and timeout > 0:
             self._loop.jump(timeout)
         elif not ready and timeout is None:
-            msg = "virtual time: everybody waits and no timer is set; this world would stand still for ever"
+            msg = "virtual time: every task waits and no timer is set, so time would stop"
             raise RuntimeError(msg)
         return ready
 

@@ -61,7 +61,10 @@ class SealedFileSystemWriter(FileSystemWriter):
     def set_up_storage_writer(self, is_coordinator: bool, *args: Any, **options: Any) -> None:  # noqa: ANN401, FBT001
         """Take possession of the folder, before any rank writes into it."""
         if not options.get("use_collectives", True):
-            msg = "use_collectives=False: no rank would know that all others have written, so nothing could be sealed"
+            msg = (
+                "use_collectives=False: the ranks could not confirm that all have written, so the checkpoint "
+                "cannot be sealed"
+            )
             raise SealError(msg)
         super().set_up_storage_writer(is_coordinator, *args, **options)
         if is_coordinator:

@@ -167,7 +167,7 @@ def _leads(root: Path, ranks: Ranks) -> bool:
             try:
                 name = store.get("root/file", _MEET_S).decode()
             except TimeoutError as error:
-                msg = f"rank 0 has not told within {_MEET_S:g} s whether {root} is shared (see what it says)"
+                msg = f"rank 0 did not report within {_MEET_S:g} s whether {root} is shared (see what it says)"
                 raise RanksError(msg) from error
             is_shared = (root / name).exists()
             store.set(f"root/seen/{ranks.host}", b"1")
@@ -203,7 +203,9 @@ def endpoint_of(
             raise EndpointError(msg)
         if socket == AUTO:
             why = f"{folder}: may not be written to" if folder.is_dir() else no_folder(folder)
-            _log.warning("nobody can ask this training for a checkpoint: %s; socket=None if that is meant", why)
+            _log.warning(
+                "this training cannot receive checkpoint requests: %s; pass socket=None if you intend this", why
+            )
         return None
     token = None if token_file is None else read_token(Path(token_file))
     if socket != AUTO:
@@ -220,7 +222,7 @@ def endpoint_of(
         if trouble is not None:
             _log.warning("this training is asked at %s, because its own name is taken: %s", each, trouble)
         return endpoint
-    _log.warning("nobody can ask this training for a checkpoint: %s", trouble)
+    _log.warning("this training cannot receive checkpoint requests: %s", trouble)
     return None
 
 

@@ -1,5 +1,5 @@
 """Who yields readings of a UPS: `snmp`, `nut`, `apcupsd`, and the host's own `network` as a witness.
 
-A source polls, decodes and publishes readings. It decides nothing, and knows nothing of trainers,
-effectors or settings.
+A source polls, decodes and publishes readings. It makes no decision, and is independent of trainers, effectors and
+settings.
 """

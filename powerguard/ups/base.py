@@ -17,10 +17,10 @@ _MOST_OF_A_TROUBLE: Final = 8
 
 
 class Notices:
-    """One source's notices. A peer that makes up new ones every second is not told on for ever."""
+    """One source's notices. A peer that invents new ones every second is not logged without limit."""
 
     def __init__(self, ups: str, source: str) -> None:
-        """Tell of this source of this UPS."""
+        """Log for this source of this UPS."""
         self._keyed = {"ups": ups, "source": source}
         self._told: set[str] = set()
         self._standing: dict[str, set[str]] = {}
@@ -28,22 +28,22 @@ class Notices:
 
     @property
     def trouble(self) -> str:
-        """What a person must put right now; "" while nothing."""
+        """The error that a person must correct now; "" if none."""
         return "; ".join(self._troubles.values())
 
     def once(self, event: str, because: str, *, key: str = "", **keyed: object) -> None:
-        """Tell an oddity that stays. key: what makes it the same one, where its words change."""
+        """Log a lasting oddity. key: identifies it if its text changes."""
         key = key or because
         if key not in self._told and len(self._told) < _MOST_ODDITIES:
             self._told.add(key)
             log.warning(event, because=because, **self._keyed, **keyed)
 
     def forget(self, key: str) -> None:
-        """Tell this oddity again when it comes again."""
+        """Log this oddity again when it comes again."""
         self._told.discard(key)
 
     def stands(self, event: str, because: str) -> None:
-        """Tell what somebody must put right: it stands until `is_right`, and may be broken anew months later."""
+        """Log an error to correct: it lasts until `is_right`, and may occur again months later."""
         self._troubles[event] = because
         told = self._standing.setdefault(event, set())
         if because not in told and len(told) < _MOST_OF_A_TROUBLE:
@@ -61,10 +61,10 @@ Publish = Callable[[Reading | SourceFailed], None]
 
 
 class Bell:
-    """Wakes a poller before its turn: whoever rings gets the poll after it."""
+    """Wakes a poller before its turn: each call is followed by a poll."""
 
     def __init__(self, clock: Clock) -> None:
-        """Nobody has rung yet."""
+        """Begin without a call."""
         self._clock = clock
         self._rung = asyncio.Event()
 
@@ -73,7 +73,7 @@ class Bell:
         self._rung.set()
 
     async def rest(self, *, until_s: float, earliest_s: float) -> None:
-        """Wait until then, or until somebody rings, but in no case less than to earliest_s (times of the clock)."""
+        """Wait until then, or until a call, but at least to earliest_s (times of the clock)."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, until_s - self._clock())):
                 await self._rung.wait()
@@ -110,12 +110,12 @@ class Troubled(Protocol):
 
     @property
     def trouble(self) -> str:
-        """What a person must put right, in one line; "" while nothing."""
+        """The error that a person must correct, in one line; "" if none."""
         ...
 
 
 def why_not_found(error: Exception) -> str:
-    """Say why a name could not be looked up. Python refuses some before it asks anybody (UnicodeError)."""
+    """Return why a name could not be looked up. Python refuses some without a request (UnicodeError)."""
     if isinstance(error, UnicodeError):
-        return "that is no name: between two dots stand 1 to 63 characters"
+        return "not a valid name: use 1 to 63 characters between two dots"
     return getattr(error, "strerror", None) or "no answer from the name service"

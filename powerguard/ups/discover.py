@@ -1,8 +1,8 @@
-"""Finding what could be a source: SNMP cards, upsd, apcupsd, on given addresses and nowhere else.
+"""Finds possible sources: SNMP cards, upsd, apcupsd, only on given addresses.
 
 Whoever answers may be anything: banners without end, strings of a megabyte, control characters. Each conversation has
 a deadline and reads through a bounded codec, each text that is kept is printable and short, and the whole has a
-deadline after which what was found so far is told.
+deadline after which the result so far is returned.
 
 Who answers SNMP among many addresses: a few small datagrams to each, at a bounded rate, over one socket.
 """
@@ -66,7 +66,7 @@ class _Sweep(asyncio.DatagramProtocol):
                 self.versions.setdefault(address, set()).add(version)
 
     def error_received(self, exc: Exception) -> None:
-        """ICMP refused: nothing tells whose it was."""
+        """ICMP refused: the address is unknown."""
 
 
 async def sweep(
@@ -74,7 +74,7 @@ async def sweep(
 ) -> dict[str, set[Version]]:
     """Return which versions each address speaks; those that did not answer are left out.
 
-    addresses: IP addresses. progress: told how many have been asked for good. Raises nothing; takes
+    addresses: IP addresses. progress: called with the number of finished ones. Never raises; takes
     6 datagrams / PER_S for each address, and _LAST_ANSWERS_S.
     """
     found: dict[str, set[Version]] = {}
@@ -181,9 +181,9 @@ class Found:
 
     what: "ups" or "pdu". name: in that program, "" for a card. profile: the SNMP families, most trusted first.
     behind: "snmp:HOST:PORT" of the card that this program reads by itself, "" where it does not say.
-    serial: its serial number, "" when not told.
+    serial: its serial number, "" when not reported.
     source: what the settings would have; None where they cannot have it, and `remark` says why.
-    on_battery, runtime_s, charge_pct, load_pct, watts, rating_w: None when not told.
+    on_battery, runtime_s, charge_pct, load_pct, watts, rating_w: None when not reported.
     """
 
     kind: str
@@ -219,7 +219,7 @@ def endpoint(host: str, port: int) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Other:
-    """Somebody who answered and is nothing that we could read, and why."""
+    """A device that answered but cannot be a source, and why."""
 
     where: str
     why: str
@@ -229,7 +229,7 @@ class Other:
 class Search:
     """One search and what it has found so far. whole: False when the deadline cut it short.
 
-    progress: told after every step how many of how many have been asked, and how many were found.
+    progress: called after every step with the numbers of finished, all and found ones.
     """
 
     wanted: Wanted
@@ -242,7 +242,7 @@ class Search:
     _profiles: Profiles | None = None
 
     async def run(self, *, deadline_s: float) -> None:
-        """Search, for deadline_s at most. Raises nothing but CancelledError."""
+        """Search, for deadline_s at most. Raises CancelledError only."""
         wanted = self.wanted
         known = [options for options in wanted.known if options.kind in wanted.kinds]
         self._total = len(wanted.addresses) * len(wanted.kinds) + len(known)
@@ -347,7 +347,7 @@ class Search:
                 load_pct=told.load_pct,
                 watts=told.watts,
                 authenticated=report.authenticated,
-                remark="a rack PDU, which is no source of a UPS" if is_pdu else text(told.stale or ""),
+                remark="a rack PDU, which cannot be a source of a UPS" if is_pdu else text(told.stale or ""),
                 source=None if is_pdu else written(options),
             )
         )
@@ -413,7 +413,7 @@ class Search:
             if not answer.rows:
                 self._other(host, port, "upsd without a UPS: its ups.conf has none")
             if len(answer.rows) > MAX_UPSES:
-                self._other(host, port, f"upsd with {len(answer.rows)} UPSes: the first {MAX_UPSES} are told")
+                self._other(host, port, f"upsd with {len(answer.rows)} UPSes: the first {MAX_UPSES} are listed")
             for row in filter(None, answer.rows[:MAX_UPSES]):
                 told = await _variables(link, row[0])
                 rows = told.rows if isinstance(told, Table) else ()
@@ -450,7 +450,7 @@ class Search:
 
 
 async def _variables(link: Link, name: str) -> Answer | None:
-    """Ask for all that a UPS has; None where it has told a name that nobody can say back to it."""
+    """Ask for all variables of a UPS; None if its name cannot be sent back to it."""
     try:
         request = encode("LIST", "VAR", name)
     except NutError:
@@ -524,7 +524,7 @@ def _key(host: str) -> tuple[int, ...]:
 def merged(found: Iterable[Found]) -> list[list[Found]]:
     """Return the UPSes, each with its sources.
 
-    One UPS are: a card, and the upsd whose driver reads that very card; sources of different kinds that tell the same
+    One UPS are: a card, and the upsd whose driver reads that very card; sources of different kinds that report the same
     model and serial number.
     """
     upses = [one for one in found if one.source is not None and one.what == "ups"]

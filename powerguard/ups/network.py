@@ -1,10 +1,11 @@
-"""The host's own network, as a witness: did the link or the gateway go by which its sources answer?
+"""The host's own network, as a witness: did the link or the gateway of its sources go down?
 
-The kernel tells it without being asked (rtnetlink), to everybody and at once: a link that loses its signal within
+The kernel reports it without a request (rtnetlink), to every listener and at once: a link that loses its signal within
 milliseconds, a gateway that no longer answers ARP within a minute (Linux asks it again 15 to 45 s after its last word,
-waits 5 s, and asks three times). An interface that somebody takes down is no witness, nor is one that was down already.
+waits 5 s, and asks three times). An interface that is taken down by hand is not a witness, nor is one that was down
+already.
 
-Linux's rtnetlink, rtnetlink(7): which link and gateway a packet to somebody takes, and when they go. Bytes only.
+Linux's rtnetlink, rtnetlink(7): which link and gateway a packet takes, and when they go down. Bytes only.
 
 Native byte order and alignment to 4, as the kernel of the same machine speaks it. What is not known is passed over; a
 message that says more than it holds ends the datagram.
@@ -25,7 +26,7 @@ from powerguard.core.model.events import NetworkSeen
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 
 GROUPS: Final = 0x1 | 0x4 | 0x40 | 0x400
-"""RTMGRP_LINK, RTMGRP_NEIGH, RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE: what the kernel tells without being asked."""
+"""RTMGRP_LINK, RTMGRP_NEIGH, RTMGRP_IPV4_ROUTE, RTMGRP_IPV6_ROUTE: what the kernel reports without a request."""
 MAX_DATAGRAM: Final = 65536
 
 _HEADER: Final = struct.Struct("=IHHII")
@@ -55,7 +56,7 @@ _FAMILIES: Final[dict[int, type[Address]]] = {2: ipaddress.IPv4Address, 10: ipad
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Link:
-    """An interface. wanted: somebody has set it up (IFF_UP); carrier: it has a signal (IFF_LOWER_UP). gone: deleted."""
+    """An interface. wanted: it is set up (IFF_UP); carrier: it has a signal (IFF_LOWER_UP). gone: deleted."""
 
     index: int
     name: str
@@ -74,7 +75,7 @@ class Route:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Neighbour:
-    """What ARP or neighbour discovery says of an address. silent_s: since it was last confirmed; None: not told."""
+    """What ARP or neighbour discovery says of an address. silent_s: since it was last confirmed; None: unknown."""
 
     index: int
     address: Address
@@ -116,7 +117,7 @@ def ask_link(index: int, sequence: int) -> bytes:
 
 
 def parse(datagram: bytes) -> Iterator[tuple[int, Told]]:
-    """Yield what a datagram tells, each with its sequence number: that of the question, 0 where nobody asked."""
+    """Yield the messages of a datagram, each with its sequence number: of the request, 0 without one."""
     at = 0
     while at + _HEADER.size <= len(datagram):
         length, kind, _flags, sequence, _port = _HEADER.unpack_from(datagram, at)
@@ -201,19 +202,19 @@ def _neighbour(body: bytes) -> Neighbour | None:
 LOOK_S: Final = 30.0
 """A route may have changed without a word that we heard: so often it is asked for."""
 _RENAMED_EVERY: Final = 20
-"""Of so many looks one asks anew what the address of a name is."""
+"""Number of checks between two look-ups of a name's address."""
 _ANSWER_S: Final = 1.0
 _RESOLVE_S: Final = 5.0
 _CALM_S: Final = 0.2
 """Routes change by the dozen: they are asked for once a burst is over."""
 _OUTSIDE: Final = (ipaddress.ip_address("192.0.2.1"), ipaddress.ip_address("2001:db8::1"))
-"""Addresses of nobody (RFC 5737, RFC 3849): the way to them is the way to everybody. Nothing is ever sent there."""
+"""Unused addresses (RFC 5737, RFC 3849): their route is the default route. No packet is ever sent there."""
 
 Resolve = Callable[[str], Awaitable[Iterable[Address]]]
 
 
 async def resolve(host: str) -> tuple[Address, ...]:
-    """Return the addresses of a host; none where nobody knows it now."""
+    """Return the addresses of a host; none if it is unknown now."""
     try:
         async with asyncio.timeout(_RESOLVE_S):
             found = await asyncio.get_running_loop().getaddrinfo(host, None, type=socket.SOCK_DGRAM)
@@ -226,7 +227,7 @@ class Watched:
     """The links and gateways on our ways, and which of them are there. Pure: events in, news out."""
 
     def __init__(self) -> None:
-        """Know nothing yet."""
+        """Begin without state."""
         self._ways: set[Route] = set()
         self._names: dict[int, str] = {}
         self._is_up: dict[str, bool] = {}
@@ -279,7 +280,7 @@ class Watched:
 
 
 class NetworkWatch:
-    """Tells when a link or a gateway on the way to one of the hosts goes, or comes back. Needs no privilege."""
+    """Reports when a link or a gateway on the way to one of the hosts goes down, or comes back. Needs no privilege."""
 
     def __init__(
         self, hosts: Collection[str], *, publish: Callable[[NetworkSeen], None], clock: Clock, find: Resolve = resolve

@@ -92,7 +92,7 @@ def test_a_daemon_that_knows_nothing_yet(golden: Golden) -> None:
 
 
 def test_the_ups_promises_more_than_the_account_has(golden: Golden) -> None:
-    """Both at the load of now, so that the surplus is the UPS's own and not the load's."""
+    """Both at the present load, so that the surplus is the UPS's own and not the load's."""
     daemon = taught()
     reported = view(daemon)["ups"][0]["reported"]
     assert reported["account_s"] == pytest.approx(0.8008 * 1400.0, abs=0.01)
@@ -270,7 +270,7 @@ async def test_replaced_without_anybody_to_ask(folder: Path) -> None:
             _, err = await process.communicate()
         process_code = process.returncode
     assert (process_code, daemon.events) == (64, [])
-    assert b"say --yes" in err
+    assert b"--yes" in err
     assert b"is forgotten" not in err, "nothing was: it refused"
 
 

@@ -132,7 +132,7 @@ def test_it_is_asked_before_anything_changes(job: Path, capsys: pytest.CaptureFi
     before = tree(job)
     words = ["checkpoints", "restore", str(at(job, 10)), "--into", str(job)]
     assert main(words) == 1
-    assert "--yes does it" in said(capsys)
+    assert "add --yes to do it" in said(capsys)
     assert main([*words, "--json"]) == 1
     assert tree(job) == before
 
@@ -155,11 +155,11 @@ def test_what_does_not_fit_is_refused(job: Path, tmp_path: Path, capsys: pytest.
     for words, told in [
         ([str(tmp_path / "one"), *into], "of 2 ranks on 1 hosts"),
         ([str(tmp_path / "other"), *into], "of job 'llm'"),
-        ([str(job), "--step", "30", *into], "its newest checkpoint is the one"),
+        ([str(job), "--step", "30", *into], "its newest checkpoint is the selected one"),
         ([str(job), "--step", "10", "--into", str(job), "--only", "nope", "--yes"], "it has model.w, optim.m, step"),
         ([str(job), "--step", "11", *into], "no checkpoint of step 11 there"),
         ([str(job), "--step", "10", "--into", str(tmp_path / "gone"), "--yes"], "no such folder"),
-        ([str(job), "--to", str(job)], "is there already"),
+        ([str(job), "--to", str(job)], "already exists"),
         (["--to", str(tmp_path / "new")], "name the checkpoint"),
     ]:
         assert main(["checkpoints", "restore", *words]) == 1

@@ -55,7 +55,7 @@ def test_a_profile_that_there_is_not_is_refused(tmp_path: Path, capsys: pytest.C
     path.write_text(LEAST.replace("host: h", "host: h, profile: apc"), encoding="utf-8")
     assert run("config", "validate", str(path)) == 78
     told = capsys.readouterr()
-    line = f"{path}:5:40: ups.a.sources[0].profile: there is no profile 'apc' (did you mean apc-powernet?)"
+    line = f"{path}:5:40: ups.a.sources[0].profile: unknown profile 'apc' (did you mean apc-powernet?)"
     assert (told.out, told.err) == ("", f"error: {line}\n")
     assert run("config", "validate", "--json", str(path)) == 78
     assert json.loads(capsys.readouterr().out)["problems"] == [line]

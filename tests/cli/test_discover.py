@@ -159,9 +159,9 @@ async def test_whoever_answered_and_is_nothing_is_named() -> None:
     ("words", "what"),
     [
         (["10.0.0.0/16"], "10.0.0.0/16 is larger than a /22"),
-        (["10.0.0.0/abc"], "is no network (write it as 10.0.0.0/24)"),
+        (["10.0.0.0/abc"], "is not a network (example: 10.0.0.0/24)"),
         (["no-such-host.invalid"], "cannot look up 'no-such-host.invalid'"),
-        (["no..host"], "cannot look up 'no..host': that is no name: "),
+        (["no..host"], "cannot look up 'no..host': "),
         (["10.0.0.5:161"], "10.0.0.5:161: write the address alone, and the port as --snmp-port"),
         (["[::1]:3493"], "[::1]:3493: write the address alone, and the port as --snmp-port"),
         (["10.0.0.0/22", "10.1.0.0/22", "10.2.0.0/22"], "3066 addresses are more than 2048"),
@@ -193,7 +193,7 @@ async def test_settings_that_cannot_be_read_are_passed_over(tmp_path: Path) -> N
     wrong.write_text("mode: armed\nups: {}\n", encoding="utf-8")
     ended = await discover("--config", str(wrong), "--only", "nut")
     assert ended.code == 1
-    assert f"note: {wrong} is passed over: " in ended.err
+    assert f"note: {wrong} is skipped: " in ended.err
 
 
 async def test_progress_on_a_terminal_leaves_nothing_behind() -> None:
@@ -214,7 +214,7 @@ async def test_progress_on_a_terminal_leaves_nothing_behind() -> None:
     await process.wait()
     os.close(here)
     assert b"of 14 asked, 0 found" in seen
-    assert seen.rpartition(b"asked, 0 found")[2].lstrip(b"\r ").startswith(b"Nothing found")
+    assert seen.rpartition(b"asked, 0 found")[2].lstrip(b"\r ").startswith(b"No UPS or PDU found")
 
 
 def test_names_in_the_settings_are_our_own_and_differ() -> None:

@@ -214,7 +214,7 @@ async def test_a_full_drill_from_the_first_word_to_the_report(folder: Path, gold
     assert re.search(r" 1728 W", report)
     assert ended.out.endswith(report)
     golden("drill", report, varies=FIGURES)
-    assert "baseline: begun" in ended.err
+    assert "baseline: started" in ended.err
 
 
 async def test_one_pipe_has_it_in_order(folder: Path) -> None:
@@ -227,7 +227,7 @@ async def test_one_pipe_has_it_in_order(folder: Path) -> None:
         )  # fmt: skip
         async with asyncio.timeout(60.0):
             out, _ = await process.communicate()
-    places = [out.find(words) for words in (b"This drill, in this order", b"  baseline: begun", b"Drill passed")]
+    places = [out.find(words) for words in (b"This drill, in this order", b"  baseline: started", b"Drill passed")]
     assert -1 not in places
     assert places == sorted(places)
 
@@ -276,7 +276,7 @@ async def test_progress_on_a_terminal(folder: Path) -> None:
 async def test_begin_and_leave(folder: Path) -> None:
     async with living(folder) as daemon:
         ended = await drill(folder, "--scope", "policy", "--yes", "--no-wait")
-        assert (ended.code, ended.out.splitlines()[-1][:6]) == (0, "begun;")
+        assert (ended.code, ended.out.splitlines()[-1][:8]) == (0, "started;")
         await until(lambda: daemon.state.learned.drill, 60.0)
 
 
@@ -308,7 +308,7 @@ async def test_ctrl_c_puts_everything_back_first(folder: Path) -> None:
             out, err = await process.communicate()
         assert not daemon.stands
     assert process.returncode == 1
-    assert b"stopping: everything is put back" in err
+    assert b"stopping: the daemon puts everything back" in err
     assert b"Drill interrupted: stopped by " in out
     assert b"Traceback" not in out + err
 
@@ -338,18 +338,18 @@ async def test_ctrl_c_while_the_daemon_is_down_promises_nothing(folder: Path, go
         assert process.stderr is not None
         seen = b""
         async with asyncio.timeout(60.0):
-            while b"pause: begun" not in seen:
+            while b"pause: started" not in seen:
                 seen += await process.stderr.readline()
             await asyncio.sleep(0.6)
     process.send_signal(signal.SIGINT)
     async with asyncio.timeout(60.0):
-        while b"systemctl start powerguard)" not in seen or b"stands still" not in seen:
+        while b"systemctl start powerguard)" not in seen or b"is paused" not in seen:
             seen += await process.stderr.readline()
         process.send_signal(signal.SIGINT)
         await process.wait()
     told = seen.decode()
     assert process.returncode == 130
-    golden("drill", told[told.index("pause: begun") :], varies=FIGURES)
+    golden("drill", told[told.index("pause: started") :], varies=FIGURES)
 
 
 def test_stages_that_nobody_saw_are_told(capsys: pytest.CaptureFixture[str]) -> None:

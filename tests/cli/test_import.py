@@ -146,6 +146,11 @@ MADE: Final[dict[str, tuple[dict[str, Any], dict[str, list[int]]]]] = {
             "killpower_snmp": [4, 17],
             "maxage": [3],
             "hostsync": [0],
+            "finaldelay": [14],
+            "deadtime": [13],
+            "upsmon_pollfreq": [11],
+            "powerdownflag": [0],
+            "no_exec": [6],
             "timer": [4],
         },
     ),
@@ -174,7 +179,7 @@ MADE: Final[dict[str, tuple[dict[str, Any], dict[str, list[int]]]]] = {
             "mode": "dry-run",
             "ups": {"room": {"sources": [nut_source("ups-host.example", "room", "observer")]}},
         },
-        {"odd_monitor": [2, 3]},
+        {"odd_monitor": [2, 3], "deadtime": [7], "no_notifycmd": [10]},
     ),
     "nut-served": (
         {

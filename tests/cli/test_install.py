@@ -303,7 +303,7 @@ def test_a_second_one_at_the_same_time_is_kept_out(image: Path, run: Run) -> Non
     finally:
         os.close(descriptor)
     assert code == 1
-    assert "is at work" in told["error"]
+    assert "is running" in told["error"]
 
 
 def test_where_units_cannot_look_or_others_can_write_is_no_place_for_the_program(run: Run, tmp_path: Path) -> None:

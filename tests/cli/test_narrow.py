@@ -94,8 +94,8 @@ async def test_watch_fits_its_terminal(tmp_path: Path) -> None:
     daemon = in_mode(daemon, Mode.DRY_RUN)
 
     def look(path: str) -> None:
-        with watching(path, 80, 24) as (terminal, screen):
-            for columns, lines in ((80, 24), (60, 20)):
+        with watching(path, 100, 24) as (terminal, screen):
+            for columns, lines in ((100, 24), (60, 20)):
                 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
                 screen()
                 shown = screen()
@@ -147,7 +147,7 @@ async def _journal(path: Path) -> None:
         ("plan --socket {folder}/none.sock", "systemctl start powerguard"),
         (SIZE, "It fits in full"),
         ("simulate --outages 1 --jobs 1", "1 outage from seed 1"),
-        ("demo --fast", "nothing was lost"),
+        ("demo --fast", "no training was lost"),
         ("history --journal {folder}/journal.sqlite", "6f1d2c3b-49400"),
         ("checkpoints list {folder}/store", "state"),
         ("checkpoints list {folder}/none", "no such folder"),

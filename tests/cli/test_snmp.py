@@ -201,7 +201,7 @@ def test_files_of_test_profile_that_cannot_be_read(tmp_path: Path) -> None:
         ((str(binary), walk), "is not UTF-8"),
         ((str(tmp_path / "absent"), walk), "No such file"),
         ((good, str(tmp_path / "absent")), "No such file"),
-        ((good, walk, walk), "is no JSON"),
+        ((good, walk, walk), "is not JSON"),
         ((good, walk, str(tmp_path)), "is not a file"),
         ((good, walk, str(tmp_path / "pipe")), "is not a file"),
     ):
@@ -306,7 +306,7 @@ async def test_probe_of_a_pdu() -> None:
 async def test_a_pdu_is_no_source_of_the_daemon() -> None:
     """It cannot tell whether utility is there, and whoever names its profile is told so."""
     async with card({"1.3.6.1.4.1.318.1.1.12.1.16.0": sim.integer(312)}) as agent:
-        with pytest.raises(SnmpError, match="profile apc-rpdu is of rack PDUs"):
+        with pytest.raises(SnmpError, match="profile apc-rpdu is for rack PDUs"):
             await probe(options(agent.port, profile="apc-rpdu"))
         with pytest.raises(SnmpError, match="fits no profile"):
             await probe(options(agent.port))

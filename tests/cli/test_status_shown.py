@@ -25,7 +25,7 @@ WRONG = "the BMC at 10.0.0.7: power restore policy is last-state"
             {"policy": "always-on", "verified": True, "age_s": 600.0, "power_watts": 2860.0},
             "policy always-on, verified 10 m 00 s ago; the host drew 2860 W",
         ),
-        ({}, "policy not asked for yet"),
+        ({}, "policy not read yet"),
         ({"error": WRONG}, f"policy NOT verified: {WRONG}"),
         (
             {"policy": "last-state", "age_s": 3.0, "error": WRONG},
@@ -129,9 +129,9 @@ def test_the_budget_is_a_bar(need_s: float, bar: str, golden: Golden) -> None:
     ("training", "pause", "hold"),
     [
         ("pause", "pause training, checkpoint: ", "hold, training paused: "),
-        ("continue", "checkpoint, training goes on: ", "hold, training goes on: "),
+        ("continue", "checkpoint, training continues: ", "hold, training continues: "),
         ("exit", "checkpoint, then training exits: ", "hold, training has exited: "),
-        ("mixed", "checkpoint, then each trainer pauses, exits or goes on as its settings say: ", "hold: "),
+        ("mixed", "checkpoint, then each trainer pauses, exits or continues as set: ", "hold: "),
         (None, "pause training, checkpoint: ", "hold, training paused: "),
     ],
 )

@@ -370,7 +370,7 @@ class Player:
             case "measured":
                 self.send(Measured(at_s=at_s, need=plain[0], seconds=float(plain[1])))
             case "powered_on":
-                self.send(PoweredOn(at_s=at_s, because="the BMC tells it", cause=plain[0], ac_failed="ac" in plain))
+                self.send(PoweredOn(at_s=at_s, because="reported by the BMC", cause=plain[0], ac_failed="ac" in plain))
             case "learned":
                 self._learned(at_s, given)
             case "sigterm":

@@ -355,7 +355,7 @@ def test_a_doubted_source_says_nothing_else_either() -> None:
 
 
 def test_after_half_a_minute_those_decide_that_cannot_be_forged() -> None:
-    """Before that the cautious word counts: they may lag."""
+    """Before that the more cautious report counts: they may lag."""
     feed, at_s = CALM, 2.0
     while at_s < 32.0:
         feed = after(

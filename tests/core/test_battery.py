@@ -62,7 +62,7 @@ def share_of(model: BatteryModel) -> float | None:
 
 
 def test_without_a_measurement_the_default_counts() -> None:
-    """And the lower one, once the UPS wants its battery replaced."""
+    """And the lower one, once the UPS asks for a new battery: replace it."""
     assert learning.health(POLICY, BatteryModel(), 0.0, replace_battery=False) == 0.75
     assert learning.health(POLICY, BatteryModel(), 0.0, replace_battery=True) == 0.6
     worse = replace(POLICY, health=0.5)

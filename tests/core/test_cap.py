@@ -87,7 +87,7 @@ def test_ten_seconds_on_battery_and_a_gain_of_five_percent() -> None:
     assert at.state.cap == GpuCap(outage="o", at_s=110.0, order=order.id)
     assert [note.event for note in at.notes] == ["gpu_cap_ordered"]
     assert at.notes[0].numbers == (("share", 0.6),)
-    assert at.notes[0].because == "1.20 times the work with what is left"
+    assert at.notes[0].because == "1.20 times the work with the energy that is left"
     gpu_cap.tend(at)
     assert len(at.actions) == 1, "once"
 
@@ -161,7 +161,7 @@ def test_a_load_that_does_not_fall_is_capped_without_a_drill(kind: type) -> None
     at = turn(kind(outage=OUTAGE, paused_load=0.45, **fields), drop=None, load=0.54)
     gpu_cap.tend(at)
     assert ordered(at) == ["CapPower"]
-    assert at.notes[0].because == "the load has not fallen, though training was told to pause"
+    assert at.notes[0].because == "the load has not fallen although training was asked to pause"
 
 
 def test_a_cap_stands_until_utility_is_there_to_stay() -> None:
@@ -243,7 +243,7 @@ def test_a_cap_that_failed_is_put_back_at_once_and_not_tried_again() -> None:
     at.set_phase(Online())
     gpu_cap.tend(at)
     assert at.state.told == ()
-    assert (at.notes[-1].event, at.notes[-1].because) == ("gpu_cap_failed_cleared", "another outage may try again")
+    assert (at.notes[-1].event, at.notes[-1].because) == ("gpu_cap_failed_cleared", "the next outage tries again")
 
 
 def test_a_cap_that_worked_is_told() -> None:

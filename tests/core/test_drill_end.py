@@ -104,11 +104,11 @@ def test_limits_that_cannot_be_put_back_are_left_to_the_standing_duty_and_told()
     told = player.told
     assert (report(told).result, report(told).because) == (
         "failed",
-        "GPU power limits could not be put back; it is tried on (stopped by alice)",
+        "GPU power limits could not be put back; powerguard keeps trying (stopped by alice)",
     )
     assert report(told).at_s == 90.5, "a minute after the stop"
     (left,) = notes(told, "drill_left_behind")
-    assert (left.because, left.level) == ("not put back yet; it is tried on", Level.ERROR)
+    assert (left.because, left.level) == ("not put back yet; powerguard keeps trying", Level.ERROR)
     assert left.numbers == (("what", "GPU power limits"),)
     assert told.state.cap is not None
 
@@ -127,7 +127,7 @@ def test_trainers_that_do_not_hear_are_told_on_after_the_drill() -> None:
         if player.told.state.drill is None:
             break
     told = player.told
-    assert report(told).because == "llm, vit could not be put back; it is tried on (stopped by alice)"
+    assert report(told).because == "llm, vit could not be put back; powerguard keeps trying (stopped by alice)"
     assert notes(told, "drill_left_behind")[0].numbers == (("what", "llm, vit"),)
     assert [trainer.told_pause for trainer in told.state.trainers] == [False, False]
     before = len(told.ordered(ResumeTrainer))

@@ -241,7 +241,7 @@ def test_a_discharge_that_shows_a_bound_reports_no_measurement() -> None:
     [
         (
             "16 drill witness=self_test\n17..140 utility load=75",
-            "the UPS began no self-test (start it at its front panel or on its card)",
+            "the UPS did not begin a self-test: start it at its front panel or on its card",
         ),
         (
             (
@@ -271,7 +271,7 @@ def test_a_trainer_that_could_not_be_told_to_go_on_fails_the_drill() -> None:
     assert told.state.drill.stage == "resume"
     told = played(f"{PAUSED}\n39 failed trainer_resume llm\n40..150 utility load=75", answers=answers)
     assert report(told).result == "failed"
-    assert "llm did not go on after the pause" in report(told).because
+    assert "llm did not continue after the pause" in report(told).because
 
 
 def test_a_refused_resume_counts_also_where_the_trainer_says_that_it_runs() -> None:
@@ -283,7 +283,7 @@ def test_a_refused_resume_counts_also_where_the_trainer_says_that_it_runs() -> N
     story = f"{PAUSED}\n39 failed trainer_resume llm\n39.5 trainer llm\n40..90 utility load=75"
     told = played(story, answers="auto pause")
     assert [note.because for note in told.notes if note.event == "drill_undoing"] == [
-        "llm did not go on after the pause"
+        "llm did not continue after the pause"
     ]
 
 
@@ -295,7 +295,7 @@ def test_all_who_did_not_go_on_are_named() -> None:
     )
     assert player.told is not None
     assert [note.because for note in player.told.notes if note.event == "drill_undoing"] == [
-        "llm, vit did not go on after the pause"
+        "llm, vit did not continue after the pause"
     ]
 
 

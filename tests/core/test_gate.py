@@ -140,15 +140,15 @@ def test_a_host_that_is_not_whole_is_asked_again_and_told_once() -> None:
     assert asked_s[-3:] == [320.0, 350.0, 380.0]
     told = [(note.event, note.level) for note in at.notes]
     assert told == [("host_incomplete_raised", Level.WARNING), ("host_incomplete_long_raised", Level.ERROR)]
-    assert at.notes[0].because == "no GPU; training waits for it"
-    assert at.notes[1].because == "no GPU; training has waited for 180 s: see to it"
+    assert at.notes[0].because == "no GPU; training waits until the host is complete"
+    assert at.notes[1].because == "no GPU; training has waited for 180 s: repair the host, or overrule the check"
     at.now_s = 410.0
     at.state = replace(at.state, feed=feed(at_s=at.now_s))
     gate.tend(at, phase(at))
     answered(at)
     cleared = ["host_incomplete_cleared", "host_incomplete_long_cleared"]
     assert [note.event for note in at.notes][2:] == [*cleared, "host_checked"]
-    assert {note.because for note in at.notes[2:4]} == {"everything is there again"}
+    assert {note.because for note in at.notes[2:4]} == {"the host is complete again"}
 
 
 def test_a_start_that_fails_is_tried_again_until_a_person_must() -> None:
@@ -161,7 +161,7 @@ def test_a_start_that_fails_is_tried_again_until_a_person_must() -> None:
         assert gate.resumed_because(at, phase(at)) == "", "not before its rest is over"
         at.now_s = phase(at).retry_at_s
         at.state = replace(at.state, feed=feed(at_s=at.now_s))
-    assert gate.resumed_because(at, phase(at)) == "gave up; a person must start training"
+    assert gate.resumed_because(at, phase(at)) == "powerguard gave up: start training by hand"
     assert at.notes[-1].event == "resume_failed"
 
 
@@ -188,15 +188,14 @@ def test_an_operator_overrules_everything_but_the_power(known: Feed, orders: lis
 def started(*trainers: Trainer, waited_s: float = 10.0, policy: Policy = POLICY, at: Feed | None = None) -> str:
     made = turn(replace(BACK, started_at_s=NOW_S - waited_s), *trainers, policy=policy, at=at)
     because = gate.resumed_because(made, phase(made))
-    alarm = ("resume_unconfirmed", f"{because}; look at its log", Level.ERROR)
-    told = [(note.event, note.because, note.level) for note in made.notes]
-    assert told == ([alarm] if "no step told" in because else [])
+    told = [(note.event, note.level) for note in made.notes]
+    assert told == ([("resume_unconfirmed", Level.ERROR)] if "no step for" in because else [])
     return because
 
 
 RUNS = Trainer(name="llm", alive=True, step=7)
 OTHER = Trainer(name="other", alive=True, step=5)
-SILENT = "training was started; nobody tells a step"
+SILENT = "training was started; no trainer reports a step"
 
 
 @pytest.mark.parametrize(
@@ -209,7 +208,7 @@ SILENT = "training was started; nobody tells a step"
         ((replace(RUNS, step=None),), 60.0, SILENT),
         ((replace(RUNS, alive=False),), 60.0, ""),
         ((replace(RUNS, alive=False),), 299.9, ""),
-        ((replace(RUNS, alive=False),), 300.0, "training was started; llm: no step told for 300 s"),
+        ((replace(RUNS, alive=False),), 300.0, "training was started; llm reported no step for 300 s"),
         ((RUNS, replace(OTHER, alive=False)), 0.0, "training runs, at step 7"),
         ((), 0.0, ""),
         ((), 60.0, SILENT),
@@ -225,13 +224,13 @@ def test_where_none_is_in_the_settings_everyone_who_is_found_counts() -> None:
     assert started(RUNS, OTHER, policy=unnamed) == "training runs, at step 5"
     assert started(RUNS, replace(OTHER, step=None), policy=unnamed) == ""
     silent = tuple(replace(each, alive=False) for each in (RUNS, OTHER))
-    why = "training was started; llm, other: no step told for 300 s"
+    why = "training was started; llm, other reported no step for 300 s"
     assert started(*silent, policy=unnamed, waited_s=300.0) == why
 
 
 @pytest.mark.parametrize("known", [feed(Supply.BATTERY), feed(countdown_at_s=400.0)])
 def test_the_next_outage_ends_this_one(known: Feed) -> None:
-    assert started(replace(RUNS, step=None), at=known).startswith("the power fails again")
+    assert started(replace(RUNS, step=None), at=known).startswith("the power failed again")
     waiting = turn(BACK, at=known)
     assert gate.resumed_because(waiting, phase(waiting)) == ""
 

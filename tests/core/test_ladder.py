@@ -230,7 +230,7 @@ def test_what_was_ended_is_started_again_and_not_let_go_on() -> None:
 def test_who_is_gone_because_we_ended_him_is_no_alarm() -> None:
     told = played(f"{high(25, 42)}\n43 trainer llm alive=false")
     (gone,) = [note for note in told.notes if note.event == "trainer_gone"]
-    assert (gone.because, gone.level) == ("ended by our signal", "info")
+    assert (gone.because, gone.level) == ("ended by powerguard's signal", "info")
     told = played(f"{high(25, 30)}\n31 trainer llm alive=false")
     (gone,) = [note for note in told.notes if note.event == "trainer_gone"]
     assert (gone.because, gone.level) == ("no longer reachable", "warning")
@@ -302,8 +302,8 @@ def test_what_was_only_recorded_is_not_told_as_done() -> None:
     player.send(Done(at_s=26.5, action=stop, took_s=0.1, detail=(("dry_run", True),)))
     (recorded,) = [note for note in told.notes if note.event == "trainer_stopped"]
     (done,) = [note for note in played(high(25, 26)).notes if note.event == "trainer_stopped"]
-    assert (recorded.level, recorded.because) == ("info", "dry-run: nobody was signalled, it is only recorded")
-    assert (done.level, done.because) == ("info", "told by the helper")
+    assert (recorded.level, recorded.because) == ("info", "dry-run: no signal was sent, it is only recorded")
+    assert (done.level, done.because) == ("info", "confirmed by the helper")
 
 
 def test_going_on_is_tried_through_the_next_outage() -> None:

@@ -168,7 +168,7 @@ def test_one_of_two_sources_that_is_lost_is_an_alarm_and_no_more() -> None:
     said = [
         [dict(note.numbers)["conduct"] for note in told.notes if note.event == "source_lost"] for told in (one, both)
     ]
-    assert said == [["alarm; the other sources go on"], ["alarm; no action on utility"]]
+    assert said == [["alarm; the other sources continue"], ["alarm; no action on utility"]]
 
 
 def test_as_long_as_a_battery_is_in_doubt_it_is_asked_again() -> None:
@@ -334,7 +334,7 @@ def ended_at_s(state: State, until_s: int = 200) -> float | None:
     for at_s in range(101, until_s + 1):
         answer = after(says(float(at_s)), state=state)
         if isinstance(answer.state.phase, Online):
-            assert ("outage_ended", "utility back before anything had to be done") in notes(answer)
+            assert ("outage_ended", "utility returned before any action was needed") in notes(answer)
             return float(at_s)
         state = answer.state
     return None
@@ -374,4 +374,4 @@ def test_a_utility_that_nobody_sees_ends_no_outage(transfers: tuple[float, ...])
     assert isinstance(after(Tick(at_s=699.0), state=state).state.phase, OnBattery)
     answer = after(Tick(at_s=700.0), state=state)
     assert isinstance(answer.state.phase, Online)
-    assert ("gate_forced", "utility was the last word, and the UPS has not answered for long") in notes(answer)
+    assert ("gate_forced", "the last report was utility, and the UPS has not answered for long") in notes(answer)

@@ -197,7 +197,10 @@ def test_with_utility_back_no_battery_hastens_the_power_off(supply: Supply) -> N
 
 @pytest.mark.parametrize(
     ("at_s", "because"),
-    [(101.0, "the UPS has not said for long whether utility is there"), (500.0, "the UPS has not answered for long")],
+    [
+        (101.0, "the UPS has not reported for long whether utility is there"),
+        (500.0, "the UPS has not answered for long"),
+    ],
 )
 def test_a_gate_that_is_forced_says_whether_the_ups_is_silent_or_does_not_say(at_s: float, because: str) -> None:
     """A person looks for a cable in the one case, and at the UPS itself in the other."""

@@ -57,7 +57,7 @@ def test_a_battery_that_was_never_proven_is_an_alarm() -> None:
     raised = note(told, "unproven_battery_raised")
     assert raised.level is Level.ERROR
     assert raised.because == (
-        "the UPS has said battery since first contact and nothing else supports it: not believed; look at it"
+        "the UPS has reported battery since first contact and no second witness confirms it: ignored; check the UPS"
     )
     assert "unproven_battery" in told.state.told
 

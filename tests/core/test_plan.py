@@ -400,7 +400,7 @@ def test_at_the_gate_too_only_the_rest_of_a_checkpoint_in_flight_counts(eta_s: f
 
 
 @pytest.mark.parametrize(
-    ("charge_pct", "because"), [(None, "charge not told"), (39.9, ""), (40.0, "charge_pct"), (95.0, "charge_pct")]
+    ("charge_pct", "because"), [(None, "charge not reported"), (39.9, ""), (40.0, "charge_pct"), (95.0, "charge_pct")]
 )
 def test_the_gate_of_the_blind(charge_pct: float | None, because: str) -> None:
     assert gate(state(None, Online(), now=reading(charge_pct=charge_pct)), BLIND) == because

@@ -301,7 +301,7 @@ def test_it_is_told_at_the_start_in_this_boot_and_in_the_next() -> None:
         note = step.notes[0]
         assert (note.event, note.because) == (
             "history_dropped",
-            "the journal said what cannot be true: learned.needs.stop",
+            "the journal held impossible values, which are dropped: learned.needs.stop",
         )
         assert needs.samples(step.state.learned, "stop") == ()
     quiet = restore(policy, Stored(state=replace(STATE, upses=()), boot_id=policy.boot_id, at_s=AT_S), AT_S + 5.0)

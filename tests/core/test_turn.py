@@ -265,7 +265,7 @@ def test_a_checkpoint_on_request_goes_beside_training() -> None:
         "6 checkpoint_requested because='operator'",
         "6 checkpoint_ordered because='operator' trainer=llm after=continue",
         "6 ! TriggerCheckpoint within=600s trainer=llm after=continue",
-        "21 checkpoint_durable because='told by the trainer' trainer=llm",
+        "21 checkpoint_durable because='reported by the trainer' trainer=llm",
     ]
 
 

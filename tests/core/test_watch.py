@@ -98,7 +98,7 @@ def test_a_silent_one_that_outlives_every_battery_has_utility() -> None:
     assert [each.overloaded for each in before.upses] == [False, True]
     assert (before.feed.supply, after.feed.supply) == (Supply.BATTERY, Supply.UTILITY)
     assert not any(each.overloaded for each in after.upses)
-    assert several_upses.redundancy_lost(after) == "a (silent; it carries its part for longer than a battery lasts)"
+    assert several_upses.redundancy_lost(after) == "a (silent; it has carried its part for longer than a battery lasts)"
 
 
 def test_a_last_word_in_the_very_pause_is_not_compared_with_what_was_before_it() -> None:

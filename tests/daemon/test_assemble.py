@@ -191,7 +191,7 @@ async def test_no_way_back_is_armed_for_a_host_that_stays_on(folder: Path, mode:
     else:
         assert await parts.effectors[ArmWay].carry_out(order) == (("dry_run", True),)
     gone = DisarmWay(id="d-1", by_s=order.by_s, way=Way.WATCHDOG, outage="o-1")
-    with pytest.raises(EffectorError, match=r"no way back watchdog any more, .* put it back into the settings until"):
+    with pytest.raises(EffectorError, match=r"method watchdog, .* put it back into the settings until"):
         await parts.effectors[DisarmWay].carry_out(gone)
 
 

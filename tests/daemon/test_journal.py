@@ -242,7 +242,7 @@ async def test_who_may_only_read_reads(clean: bool) -> None:
 
 
 def test_reading_says_what_is_wrong(tmp_path: Path) -> None:
-    with pytest.raises(JournalError, match=r"no journal here \(has the daemon run"), read_only(tmp_path / "none.db"):
+    with pytest.raises(JournalError, match=r"no journal here: "), read_only(tmp_path / "none.db"):
         pass
     noise = tmp_path / "noise.db"
     noise.write_bytes(b"not a database" * 100)

@@ -31,10 +31,10 @@ def test_what_the_settings_do_not_name_is_off_and_says_where_it_would_be_set() -
 @pytest.mark.parametrize(
     ("bmc", "word", "why"),
     [
-        (BmcView(kind="auto"), "unknown", "not asked yet"),
+        (BmcView(kind="auto"), "unknown", "not checked yet"),
         (BmcView(kind="auto", policy="always-on", verified=True, checked_at_s=5.0), "armed", ""),
         (BmcView(kind="auto", policy="last-state", checked_at_s=5.0), "blocked", "the policy is last-state"),
-        (BmcView(kind="auto", checked_at_s=5.0), "blocked", "the policy is not told"),
+        (BmcView(kind="auto", checked_at_s=5.0), "blocked", "the policy is unknown"),
         (BmcView(kind="auto", error="no answer"), "blocked", "no answer"),
     ],
 )
@@ -50,11 +50,11 @@ def test_the_bmc_is_a_layer_that_covers_no_race(bmc: BmcView, word: str, why: st
     [
         (RTC, "armed", ""),
         (replace(RTC, ready=False, why="/dev/rtc0: no such file"), "blocked", "/dev/rtc0: no such file"),
-        (replace(RTC, ready=None, checked_at_s=None), "unknown", "not asked yet"),
+        (replace(RTC, ready=None, checked_at_s=None), "unknown", "not checked yet"),
         (OUTPUT, "armed", ""),
         (replace(OUTPUT, returns="aborts"), "blocked", "this UPS aborts the cut"),
         (replace(OUTPUT, returns="stays_off"), "blocked", "this UPS stays off"),
-        (replace(OUTPUT, returns="unknown"), "blocked", "this UPS is not known to cycle"),
+        (replace(OUTPUT, returns="unknown"), "blocked", "this UPS may not switch its output off and on"),
         (replace(OUTPUT, ready=False, why="auto restart is off"), "blocked", "auto restart is off"),
     ],
 )

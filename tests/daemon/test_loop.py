@@ -167,9 +167,7 @@ async def test_an_order_that_nobody_carries_out_fails_in_words(tmp_path: Path) -
         daemon.submit(CheckpointNow(at_s=world.clock(), who="tester"))
         await until(lambda: daemon.actions.counts["checkpoint", "failed"])
         failed = [line for line in world.lines() if line.kind == "outcome"]
-    assert [line.because for line in failed] == [
-        "nobody carries out TriggerCheckpoint: the settings name no such effector"
-    ]
+    assert [line.because for line in failed] == ["no effector carries out TriggerCheckpoint: the settings have none"]
 
 
 # --- Those who break ------------------------------------------------------------------------------------------------

@@ -123,7 +123,7 @@ async def test_doctor_says_what_a_upsd_is_good_for(tmp_path: Path) -> None:
         assert "utility, charge 100 %, no load, runtime 1800 s (nut; " in told[0][1]
         assert [verdict for verdict, _ in told[1:]] == ["WARN"] * 4
         texts = " | ".join(text for _, text in told)
-        for part in ("could be forged: snmp-ups reads", "no login: a NUT primary", "no load", "every 30 s only"):
+        for part in ("could be forged: snmp-ups reads", "no login, so a NUT primary", "no load", "every 30 s only"):
             assert part in texts
         more = {"user": "pg", "password": secret(tmp_path, "password", "word of the tests")}
         _, found = await nut_findings("ups.a", options(peer.port, **more), ups="a")

@@ -75,7 +75,7 @@ async def test_it_is_asked_once_and_stands_in_the_story(tmp_path: Path) -> None:
         pass
     (line,) = told(world)
     assert line == {
-        "because": "the BMC tells it",
+        "because": "reported by the BMC",
         "cause": "policy-always-on",
         "ac_failed": True,
         "firmware_s": 41.25,
@@ -95,7 +95,7 @@ async def test_a_bmc_that_starts_with_the_host_is_asked_a_second_time_and_no_thi
     async with returned(world, bmc.why_on):
         await rest(10 * AGAIN_AFTER_S)
     (line,) = told(world)
-    assert (bmc.asked, line["cause"], line["because"]) == (2, "", "the BMC does not tell it: 192.0.2.9: no answer")
+    assert (bmc.asked, line["cause"], line["because"]) == (2, "", "the BMC does not report it: 192.0.2.9: no answer")
 
 
 @in_virtual_time
@@ -135,17 +135,17 @@ async def test_a_systemd_that_does_not_answer_tells_nothing() -> None:
     [
         (
             {"cause": "policy-always-on", "ac_failed": True, "firmware_s": 41.25},
-            "powered on by policy always on (the BMC tells it; AC had been gone; firmware took 41 s)",
+            "powered on by policy always on (reported by the BMC; AC had been gone; firmware took 41 s)",
         ),
         (
             {"cause": "power-button", "ac_failed": False, "firmware_s": None},
-            "powered on by power button (the BMC tells it; its bit for a loss of AC is clear)",
+            "powered on by power button (reported by the BMC; its bit for a loss of AC is clear)",
         ),
         (
             {"cause": "", "ac_failed": None, "firmware_s": None},
-            "what powered the host on is not told (the BMC tells it)",
+            "the cause of the power-on is unknown (reported by the BMC)",
         ),
     ],
 )
 def test_its_words(numbers: dict[str, str | float | bool | None], words: str) -> None:
-    assert sentence("host_powered_on", "the BMC tells it", numbers) == words
+    assert sentence("host_powered_on", "reported by the BMC", numbers) == words

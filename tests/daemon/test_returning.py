@@ -50,7 +50,7 @@ def with_phase(daemon: Watched, **changes: float) -> Watched:
         (back(), "", ""),
         (back(for_s=3.0), "utility", "for 3 s; must hold 10 s"),
         (back(supply=Supply.BATTERY), "utility", "on battery"),
-        (back(supply=Supply.UNKNOWN), "utility", "no source tells"),
+        (back(supply=Supply.UNKNOWN), "utility", "no source reports"),
         (
             back(for_s=20.0, charge=2.0),
             "charge",
@@ -102,10 +102,10 @@ def test_how_far_a_recovery_is(changes: dict[str, float], word: str) -> None:
         (back(look=LESS), True, ""),
         (back(look=None), True, ""),
         (back(look=LESS), False, "GPU-b is missing"),
-        (back(look=None), False, "not looked at yet"),
-        (back(supply=Supply.BATTERY), True, "on battery: training would only empty it"),
-        (scene("online"), True, "nothing to recover from: the phase is online"),
-        (scene("holding"), True, "nothing to recover from: the phase is holding"),
+        (back(look=None), False, "not checked yet"),
+        (back(supply=Supply.BATTERY), True, "on battery: training starts by itself"),
+        (scene("online"), True, "there was no power-off to recover from: the phase is online"),
+        (scene("holding"), True, "there was no power-off to recover from: the phase is holding"),
     ],
 )
 def test_a_persons_word_is_taken_or_refused_with_the_reason(daemon: Watched, *, unchecked: bool, refused: str) -> None:
@@ -125,4 +125,4 @@ def test_nothing_is_started_before_a_cut_nor_twice() -> None:
     assert Admin(daemon, group="nobody").recover(ME, {"unchecked": True})[0] == 409
     assert not gates(daemon)[1].open
     daemon = with_phase(back(), started_at_s=NOW_S)
-    assert b"its first step is waited for" in Admin(daemon, group="nobody").recover(ME, {})[1]
+    assert b"waits for its first step" in Admin(daemon, group="nobody").recover(ME, {})[1]

@@ -297,7 +297,7 @@ async def test_the_mark_tells_what_journald_cannot(tmp_path: Path) -> None:
     path = tmp_path / "stopped"
     path.write_bytes(marked(52.0))
     mark = await read_mark(path, BOOT)
-    for last in (word(20.0), word(20.0, stopped=False), "journalctl: it knows nothing of that boot"):
+    for last in (word(20.0), word(20.0, stopped=False), "journalctl: no entry of that boot"):
         assert took_s(ORDER, later(ORDER, last, mark)) == pytest.approx(52.0 + TAIL_S)
     assert took_s(ORDER, later(ORDER, word(53.0), mark)) == pytest.approx(53.0 + TAIL_S)
 
@@ -373,7 +373,7 @@ def test_another_boots_entry_is_not_taken() -> None:
     ("spawn", "because"),
     [
         (Journalctl(returncode=1, stderr=b"Data is not available: No such boot ID in journal\n"), "No such boot ID"),
-        (Journalctl(stdout=b"\n"), "knows nothing of that boot"),
+        (Journalctl(stdout=b"\n"), "no entry of that boot"),
         (Journalctl(timed_out=True, returncode=-9), "no answer within"),
         (Journalctl(error=FileNotFoundError(2, "No such file or directory")), "No such file"),
     ],

@@ -39,10 +39,10 @@ HEALTHS: list[tuple[Callable[[], Watched], str]] = [
     (scene, "default: no discharge has measured it"),
     (lambda: with_health(scene(), health=0.9, health_from="settings"), "budget.health of the settings"),
     (lambda: with_health(scene(), health=0.6, health_from="battery_old"), "older than 3 years"),
-    (lambda: worn(scene()), "the UPS wants its battery replaced"),
+    (lambda: worn(scene()), "the UPS asks for a new battery"),
     (lambda: worn(with_health(scene(), health=0.5, health_replace=0.5, health_from="settings")), "budget.health"),
     (taught, "measured 2026-09-09: 82 % +-5 points, 1.9 points off since, 31 % deep, by the fall of the charge"),
-    (lambda: worn(taught()), "replaced; measured 82 % on 2026-09-09 does not raise it"),
+    (lambda: worn(taught()), "measured 82 % on 2026-09-09 does not raise it"),
     (lambda: later(taught(), 400), "default: no discharge has measured it; the measurement of 2026-09-09 has expired"),
 ]
 
@@ -64,7 +64,7 @@ def test_runtime_by_load() -> None:
     assert term(daemon, "tau_now_s").source.endswith("runtime_table of the settings (3 points)")
     assert "learned, 2 points" in term(taught(), "tau_now_s").source
     daemon.policy = replace(daemon.policy, runtime_table=())
-    assert "not known" in term(daemon, "tau_now_s").source
+    assert "unknown" in term(daemon, "tau_now_s").source
     daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, tau_point=(0.62, 1260.0)))
     assert term(daemon, "tau_now_s").source.endswith("reported runtime / charge on utility (no runtime_table)")
 
@@ -76,7 +76,7 @@ def test_paused_load() -> None:
     assert term(daemon, "load_paused").source == "measured drop of llm 62 % -> 26 % on 2026-10-19"
     other = replace(daemon.state.trainers[0], name="rl")
     daemon.state = replace(daemon.state, trainers=(*daemon.state.trainers, other))
-    assert term(daemon, "load_paused").source == "load_now x 0.6 (settings; llm, rl pause; rl never seen to pause)"
+    assert term(daemon, "load_paused").source == "load_now x 0.6 (settings; llm, rl pause; rl with no measured pause)"
     daemon.state = replace(daemon.state, trainers=(replace(other, conduct=Conduct.CONTINUE),))
     assert term(daemon, "load_paused").source == "load_now: no living trainer pauses"
     assert term(taught("holding"), "load_paused").source == "load_now: training is paused already"
@@ -99,7 +99,7 @@ def test_the_source_belongs_to_the_number() -> None:
 
 def test_checkpoint() -> None:
     daemon = scene()
-    assert term(daemon, "checkpoint_s.llm").source == "told by the trainer"
+    assert term(daemon, "checkpoint_s.llm").source == "reported by the trainer"
     assert term(taught(), "checkpoint_s.llm").source == "q95 of 4 measured"
     trainer = replace(daemon.state.trainers[0], told_s=None)
     daemon.state = replace(daemon.state, trainers=(trainer,))
@@ -108,7 +108,7 @@ def test_checkpoint() -> None:
     assert term(daemon, "checkpoint_s.found").source.startswith("default: neither")
     once = Learned(needs=(Need(of="checkpoint", name="llm", seconds=(12.0,)),))
     daemon.state = replace(daemon.state, trainers=(replace(trainer, told_s=20.0),), learned=once)
-    assert term(daemon, "checkpoint_s.llm").source == "told by the trainer, more than 1 measured"
+    assert term(daemon, "checkpoint_s.llm").source == "reported by the trainer, more than 1 measured"
 
 
 def test_stop() -> None:

@@ -147,7 +147,7 @@ def test_status_tells_of_the_port() -> None:
         told = traps_of(replace(scene(), traps=counts))
         assert (told["listening"], told["because"], told["last_at"]) == (True, "", {"rack-a": WALL_S - 5.0})
         assert describe_traps(told) == (
-            "listening at 10.0.0.20 port 1162; 3 made us poll (last: rack-a 5.0 s ago); 2 unknown sender"
+            "listening at 10.0.0.20 port 1162; 3 triggered a poll (last: rack-a 5.0 s ago); 2 unknown sender"
         )
 
 
@@ -178,9 +178,9 @@ async def test_a_port_that_cannot_be_had_says_why(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("results", "verdict", "words"),
     [
-        ({}, "PASS", "no trap of a UPS has come yet"),
-        ({"hint": 4, "unknown_sender": 2}, "PASS", "4 traps made us poll"),
-        ({"unknown_sender": 2}, "WARN", "2 datagrams came from addresses of no UPS here"),
+        ({}, "PASS", "no trap of a UPS has arrived yet"),
+        ({"hint": 4, "unknown_sender": 2}, "PASS", "4 traps triggered a poll"),
+        ({"unknown_sender": 2}, "WARN", "2 datagrams came from unknown addresses"),
         ({"wrong_community": 1}, "WARN", "another community"),
         ({"unknown_engine": 1}, "WARN", "engine ids that are not in the settings"),
     ],

@@ -132,7 +132,7 @@ async def test_it_is_written_down_then_armed_then_the_host_is_powered_off(device
         assert notes == [("watchdog_drill_armed", "begun by root"), ("power_off_ordered", "begun by root")]
         assert mine.told["boot_id"] == BOOT
         code, told = await ask(path, "POST", "watchdog-drill", {"host": "gpu07"})
-        assert (code, told["error"]) == (409, "it is under way already")
+        assert (code, told["error"]) == (409, "this drill is already running")
         code, plan = await ask(path, "POST", "watchdog-drill-plan", {})
         assert (plan["last"]["state"], len(mine.offs)) == ("pending", 1)
     example = json.loads((REFERENCE / "watchdog-drill-plan.json").read_bytes())
@@ -171,8 +171,8 @@ async def test_it_is_refused_where_it_is_not_safe(device: IpmiDevice, daemon: Wa
 async def test_it_is_refused_where_the_timer_is_not_free_or_not_ours_to_have(device: IpmiDevice) -> None:
     async with bench(device) as mine:
         device.set_timer(4, 1)
-        assert "somebody else's" in str((await mine.drill.plan())["refused"])
-        with pytest.raises(EffectorError, match="somebody else's"):
+        assert "another program uses" in str((await mine.drill.plan())["refused"])
+        with pytest.raises(EffectorError, match="another program uses"):
             await mine.drill.begin("root", "gpu07")
         mine.effectors[ArmWay] = WaysEffector({})
         assert "bmc.watchdog is not set: write bmc:" in str((await mine.drill.plan())["refused"])
@@ -198,7 +198,7 @@ async def test_what_was_done_is_taken_back_where_it_does_not_begin(device: IpmiD
             return
         assert device.timer[1] == 0
         assert mine.told["state"] == "failed"
-        assert str(mine.told["because"]).startswith("it did not begin: ")
+        assert str(mine.told["because"]).startswith("it did not start: ")
         mine.refuses = False
         device.trick()
         assert await mine.drill.begin("root", "gpu07") > 100.0
@@ -214,7 +214,7 @@ FIRES_S = OLD.armed_wall_s + OLD.in_s
     [
         (RestartCause.WATCHDOG, True, 40.0, True, "restart cause watchdog; this boot began 40 s after"),
         (RestartCause.WATCHDOG, None, -8.0, True, "this boot began 0 s after"),
-        (None, True, 40.0, True, "tells no restart cause; its timer has fired; this boot began 40 s after"),
+        (None, True, 40.0, True, "reports no restart cause; its timer has fired; this boot began 40 s after"),
         (RestartCause.UNKNOWN, True, 40.0, True, "its timer has fired"),
         (RestartCause.POWER_BUTTON, True, 40.0, False, "restart cause power-button: once the host is off"),
         (None, False, 40.0, False, "its timer has not fired: once the host is off"),
@@ -314,5 +314,5 @@ def test_the_settings_name_it_and_the_daemon_finds_it(tmp_path: Path) -> None:
                 drill._watchdog()
     login = "host: b, user: u, password: {credential: c}"
     path.write_text(text.replace("{kind: in-band,", f"{{kind: ipmi-lan, {login},"))
-    with pytest.raises(SettingsError, match="watchdog is armed in-band, and kind is ipmi-lan"):
+    with pytest.raises(SettingsError, match="watchdog is armed in-band, but kind is ipmi-lan"):
         load(path)

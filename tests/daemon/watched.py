@@ -41,7 +41,15 @@ from powerguard.core.model.state import (
     Supply,
     Trainer,
 )
-from powerguard.daemon.observe.port import ActionFigures, BmcView, LastOutage, ReturnView, SourceView, WayView
+from powerguard.daemon.observe.port import (
+    ActionFigures,
+    BmcView,
+    LastOutage,
+    ReturnView,
+    SourceView,
+    TargetView,
+    WayView,
+)
 from powerguard.ups.snmp.traps import TrapCounts
 
 NOW_S = 5000.0
@@ -82,6 +90,12 @@ class Watched:
     returning: ReturnView = field(default_factory=lambda: ReturnView(target="powerguard-resume.target"))
     actions: ActionFigures = field(default_factory=ActionFigures)
     last_outage: LastOutage | None = None
+    message_targets: Sequence[TargetView] = (
+        TargetView(
+            name="ops", kind="mail", queued=1, oldest_age_s=12.0, delivered=7, at=WALL_S - 60.0, answer="accepted"
+        ),
+    )
+    messages_trouble: str = ""
     loop_lag_s: float = 0.004
     now_s: float = NOW_S
     events: list[Event] = field(default_factory=list)
@@ -95,6 +109,9 @@ class Watched:
 
     def submit(self, event: Event) -> None:
         self.events.append(event)
+
+    def pending_messages(self, most: int) -> Sequence[Mapping[str, object]]:
+        return [{"target": "ops", "at": WALL_S, "event": "overload_raised", "level": "error", "title": "t"}][:most]
 
     def note(self, note: Note) -> None:
         self.notes.append(note)

@@ -218,7 +218,7 @@ async def test_another_host_powers_it_on_and_the_report_says_so(tmp_path: Path, 
         if sim is not None:
             sim.switch(on=False)
         await sentinel.start()
-        battery = "0 of 1 supplies have power that holds (rack-a: on battery)"
+        battery = "0 of 1 supplies have stable power (rack-a: on battery)"
         await sentinel.until(lambda: sentinel.logged("power_on_waits", host="node-1", because=battery), "its turn")
         assert not any(orders(host) for host in bmcs), "on battery nobody is powered on"
         back_at_s = boottime_s()
@@ -369,7 +369,7 @@ async def test_sentinels_of_no_use_are_told_and_hold_nothing_up(tmp_path: Path) 
             f"{absent}: no connection (ECONNREFUSED)",
             f"{hung}: no answer",
             f"{stranger}: its certificate is not",
-            f"{sentinel.url}: does not accept us: sentinel.name and sentinel.key must be as it has them",
+            f"{sentinel.url}: refuses this host: sentinel.name and sentinel.key must be the same as in its settings",
         )
         await sentinel.start()
         world.write_settings()

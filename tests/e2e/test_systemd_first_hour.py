@@ -49,8 +49,8 @@ USERS: Final = "u train 1000 -\nu guest 1001 -\n"
 
 def settings() -> str:
     """Return the README's settings for peers on this host; a container has no clock that could wake it."""
-    (text,) = re.findall(r"^   ```yaml\n(.*?)^   ```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
-    lines = [line.removeprefix("   ") for line in text.splitlines()]
+    (text,) = re.findall(r"^    ```yaml\n(.*?)^    ```", README.read_text(encoding="utf-8"), re.DOTALL | re.MULTILINE)
+    lines = [line.removeprefix("    ") for line in text.splitlines()]
     there = "\n".join(lines).replace("10.0.0.5", "127.0.0.1").replace("10.0.1.5", "127.0.0.1")
     assert "rtc: {kind: device}" in there
     there = re.sub(r"^rtc: .*$", "", there, flags=re.MULTILINE)

@@ -73,7 +73,7 @@ def test_started_by_a_person_reloaded_and_taken_away() -> None:
 
         write(container, SETTINGS, GOOD.replace("feeds: [a]", "feeds: [b]"))
         assert container.run("systemctl", "reload", UNIT).returncode != 0
-        log_shows(container, "no UPS of this name under ups (known: a)")
+        log_shows(container, "unknown UPS (known: a)")
         write(container, SETTINGS, GOOD.replace("credential: n1", "credential: n2"))
         container.check("systemctl", "reload", UNIT)
         log_shows(container, "settings_refused")

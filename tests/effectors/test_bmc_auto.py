@@ -113,7 +113,7 @@ async def test_a_bmc_that_is_dead_in_every_way_ends_in_time_and_the_loop_stays_a
     assert caught.value.failure is (Failure.PROTOCOL if is_late else Failure.UNREACHABLE)
     for kind in ("in-band: ", "redfish: ", "ipmi-lan: "):
         assert kind in str(caught.value)
-    with pytest.raises(BmcError, match="not asked, as no time was left"):
+    with pytest.raises(BmcError, match="not asked, because no time was left"):
         await BmcEffector(given).carry_out(replace(ENSURE, by_s=boottime_s()))
 
 
@@ -187,11 +187,11 @@ async def test_what_an_outage_found_is_put_back_over_always_on_alone(
             (1, 0) if kind == "redfish" else (0, 1)
         )
         for word in ("always-on", "unknown", "", "../etc"):
-            with pytest.raises(BmcError, match="no policy that an outage could have found") as raised:
+            with pytest.raises(BmcError, match="not a policy") as raised:
                 await mine.carry_out(replace(PUT_BACK, policy=word))
             assert raised.value.harmless, "nobody has to try again"
         observer = BmcEffector(given.model_copy(update={"policy": "observe"}))
-        with pytest.raises(BmcError, match="policy is observe by now, so the policy of before the outage"):
+        with pytest.raises(BmcError, match=r"bmc.policy is now observe"):
             await observer.carry_out(PUT_BACK)
 
 
@@ -211,7 +211,7 @@ async def test_watts_are_told_where_the_bmc_measures_them_and_never_in_an_outage
 async def test_bracket_promises_nothing_where_the_bmc_does_not(tmp_path: Path, certificate: Certificate) -> None:
     async with OwnRedfish(certificate, shape="dell", policy="Off") as bmc:
         given = redfish_options(tmp_path, bmc.port, certificate, policy="bracket")
-        with pytest.raises(BmcError, match="is always-off, and it does not say that it could be set") as caught:
+        with pytest.raises(BmcError, match="policy is always-off") as caught:
             await BmcEffector(given).carry_out(HOURLY)
         assert caught.value.failure is Failure.UNSUPPORTED
 
@@ -250,5 +250,5 @@ async def test_what_powered_the_host_on_is_asked_of_who_tells_it(tmp_path: Path,
         seen = await mine.why_on(30.0)
         assert (seen.restart_cause, seen.status.ac_failed) == (RestartCause.UNKNOWN, False)
         assert (lan.heard, bmc.count("PATCH")) == (["status", "cause"], 0)
-        with pytest.raises(BmcError, match="does not tell what powered this host on"):
+        with pytest.raises(BmcError, match="does not report what powered this host on"):
             await BmcEffector(given.model_copy(update={"kind": "redfish"})).why_on(5.0)

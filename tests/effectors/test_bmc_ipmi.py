@@ -121,11 +121,11 @@ def test_every_completion_code_has_a_kind_and_a_sentence() -> None:
         ({}, "kind"),
         ({"kind": "ipmi"}, "'none', 'auto', 'in-band', 'redfish' or 'ipmi-lan'"),
         ({"kind": "redfish"}, "kind redfish needs host, user, password"),
-        ({"kind": "in-band", "host": "10.0.8.21"}, "kind in-band uses no host"),
+        ({"kind": "in-band", "host": "10.0.8.21"}, "kind in-band does not use host"),
         ({"kind": "none", "ca": "/a", "fingerprint": "9f" * 32}, "not both"),
         ({"kind": "none", "fingerprint": "9f" * 31}, "pattern"),
         ({"kind": "ipmi-lan"}, "kind ipmi-lan needs host, user, password"),
-        ({"kind": "none", "host": "10.0.8.21"}, "kind none uses no host"),
+        ({"kind": "none", "host": "10.0.8.21"}, "kind none does not use host"),
         ({"kind": "none", "port": 0}, "greater than or equal to 1"),
         (
             {"kind": "ipmi-lan", "host": "b", "user": "seventeen-letters", "password": Secret(credential="c")},

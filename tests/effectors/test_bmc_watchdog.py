@@ -98,9 +98,9 @@ def test_only_our_own_timer_passes_the_lock_below_the_words(tmp_path: Path, data
     plain = tmp_path / "plain"
     plain.touch()
     with ipmi_device.IpmiDevice(str(plain), boottime_s() + 60.0) as opened:
-        with pytest.raises(BmcFailure, match="not among what may be asked"):
+        with pytest.raises(BmcFailure, match="is not a permitted command"):
             opened.send(odd)
-        with pytest.raises(BmcFailure, match="is no IPMI device"):
+        with pytest.raises(BmcFailure, match="is not an IPMI device"):
             opened.send(DISARM)
 
 
@@ -114,8 +114,8 @@ def test_only_our_own_timer_passes_the_lock_below_the_words(tmp_path: Path, data
         ({"word": "arm", "in_s": 6554}, "1 to 6553"),
         ({"word": "arm", "in_s": 12.5}, "1 to 6553"),
         ({"word": "arm", "in_s": True}, "1 to 6553"),
-        ({"word": "arm", "in_s": 60, "action": 1}, "arm takes in_s, within_s and nothing else"),
-        ({"word": "disarm", "in_s": 60}, "disarm takes within_s and nothing else"),
+        ({"word": "arm", "in_s": 60, "action": 1}, "arm takes in_s, within_s "),
+        ({"word": "disarm", "in_s": 60}, "disarm takes within_s "),
         ({"word": "restore"}, "policy must be always-off or last-state"),
         ({"word": "restore", "policy": "always-on"}, "policy must be"),
         ({"word": "restore", "policy": ["always-off"]}, "policy must be"),
@@ -135,7 +135,7 @@ def test_nothing_else_can_be_said_of_the_timer(line: dict[str, object], told: st
         ({"code": 0xCC}, "0xCC"),
         ({"code": 0xD4}, "0xD4"),
         ({"answer_bytes": 1}, "was answered with 1 bytes"),
-        ({"answer_bytes": 4}, "and nothing of the countdown"),
+        ({"answer_bytes": 4}, "and no countdown"),
     ],
 )
 def test_what_does_not_read_back_is_taken_back(device: IpmiDevice, trick: dict[str, object], told: str) -> None:
@@ -172,7 +172,7 @@ def test_somebody_elses_timer_is_left_alone(device: IpmiDevice) -> None:
     device.set_timer(4, 1)
     status, answer = device.say("arm", "--in-s", "60")
     assert (status, answer["failure"]) == (1, "held")
-    assert "somebody else's (use SMS/OS, action hard reset, running, " in answer["text"]
+    assert "(use SMS/OS, action hard reset, running, " in answer["text"]
     assert device.say("disarm")[1]["changed"] is False
     assert device.timer == (4, 1, 0, 600, True)
 
@@ -183,7 +183,7 @@ def test_the_kernels_own_driver_blocks_it(device: IpmiDevice) -> None:
     (device.modules / "ipmi_watchdog").mkdir(parents=True)
     status, answer = device.say("arm", "--in-s", "60")
     assert (status, answer["failure"]) == (1, "held")
-    assert "stops it at every power-off" in answer["text"]
+    assert "ipmi_watchdog is loaded" in answer["text"]
     assert device.say("watchdog")[1]["kernel_driver"] is True
     assert "06/24" not in device.heard
 
@@ -212,7 +212,7 @@ async def test_armed_read_back_and_disarmed(device: IpmiDevice) -> None:
         for order in (ARM, DISARM_WAY):
             assert dict(await dry.carry_out(order)) == {"dry_run": True}
         assert device.timer[1] == 0
-        assert "6553 s at most, and 7000 s are asked for" in await blocked(way, replace(ARM, in_s=7000.0))
+        assert "6553 s at most, and 7000 s" in await blocked(way, replace(ARM, in_s=7000.0))
         assert device.timer[1] == 0
 
 
@@ -243,10 +243,10 @@ async def test_it_is_blocked_and_why(device: IpmiDevice, tmp_path: Path) -> None
     async with device.listening() as socket:
         way = effector(device, socket)
         device.set_timer(1, 1)
-        assert "somebody else's (use BIOS FRB2, action hard reset" in await blocked(way)
+        assert "(use BIOS FRB2, action hard reset" in await blocked(way)
         device.set_timer(1, 1, runs=False)
         (device.folder / "board").write_text("- 6 -1\n")
-        assert "does not say which one it is" in await blocked(way)
+        assert "does not identify itself" in await blocked(way)
         device.set_board()
         assert await way.carry_out(CHECK)
         (device.modules / "ipmi_watchdog").mkdir(parents=True)

@@ -52,7 +52,7 @@ async def test_single_gpus_that_fail_are_told(gpus: Gpus) -> None:
         assert (capped["gpus"], capped["failed"], capped["watts_before"], capped["watts_after"]) == (1, 1, 700, 420)
         assert str(capped["because"]).startswith("GPU 1: not permitted")
         gpus.fail("DeviceSetPowerManagementLimit", 999, 0)
-        with pytest.raises(EffectorError, match="not all limits are back, it is tried again: GPU 0"):
+        with pytest.raises(EffectorError, match="some limits are not restored, powerguard-gpu tries again: GPU 0"):
             await effector(path).carry_out(RESTORE)
 
 

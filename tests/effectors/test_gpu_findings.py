@@ -86,7 +86,7 @@ async def test_a_cap_that_would_change_nothing_is_told(gpus: Gpus) -> None:
         gpus.put(index, "limit_mw", 200_000)
     with gpus.listening() as path:
         told = await found(path)
-    assert (told["gpu"].verdict, told["gpu"].text.endswith("that is nothing")) == ("WARN", True)
+    assert told["gpu"].verdict == "WARN"
 
 
 @pytest.mark.peer("cc", "systemd-socket-activate")

@@ -94,7 +94,7 @@ def test_where_nothing_can_be_lowered_nothing_was_capped(gpus: Gpus) -> None:
         gpus.put(index, "limit_mw", 200_000)
     told = gpus.ask("cap", 0.6)
     assert not told["ok"]
-    assert told["error"] == "no GPU was capped: its least limit is 200 W"
+    assert told["error"] == "no GPU was capped: its lowest limit is 200 W"
     assert not gpus.limits.exists()
 
 
@@ -128,7 +128,7 @@ def test_what_an_operator_sets_meanwhile_is_left_alone_and_told(gpus: Gpus, thei
     assert did(gpus.ask("cap", 0.5)) == ["left_alone", "capped"]
     back = gpus.ask("restore")
     assert (back["ok"], did(back)) == (True, ["left_alone", "restored"])
-    assert back["gpus"][0]["because"] == (f"somebody else has set {theirs_w} W since (700 W was found): left alone")
+    assert back["gpus"][0]["because"] == (f"another program has set {theirs_w} W since (700 W was found): left alone")
     assert gpus.watts() == [theirs_w, 700]
     assert not gpus.limits.exists()
     assert gpus.ask("cap", 0.5)["ok"], "what they set is what is found the next time"
@@ -270,7 +270,7 @@ def test_without_nvidia_ml_py_it_says_so_and_needs_nothing_else(gpus: Gpus) -> N
 def test_a_host_without_gpus_has_nothing_to_cap(tmp_path: Path) -> None:
     gpus = Gpus(tmp_path, count=0)
     assert gpus.ask("list")["gpus"] == []
-    assert gpus.ask("cap", 0.6)["error"] == "no GPU was capped: NVML counts none"
+    assert gpus.ask("cap", 0.6)["error"] == "no GPU was capped: NVML reports none"
     assert gpus.ask("restore")["ok"]
 
 

@@ -110,7 +110,7 @@ def test_the_watch_restores_once_the_daemon_is_silent(gpus: Gpus) -> None:
     process = gpus.start("watch", "--lease-s", "0.3")
     _, log = process.communicate(timeout=60)
     assert process.returncode == 0
-    assert b"has not asked for the cap for 0.3 s" in log
+    assert b"0.3 s: restoring the limits" in log
     assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
 
 

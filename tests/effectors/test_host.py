@@ -176,7 +176,7 @@ async def test_a_real_command_really_runs(tmp_path: Path) -> None:
     ("ended", "said"),
     [
         (Ended(returncode=1, stdout=b"", stderr=b"first\nno such verb\n"), "/opt/off: exit status 1: no such verb"),
-        (Ended(returncode=2, stdout=b"", stderr=b""), "/opt/off: exit status 2: it said nothing"),
+        (Ended(returncode=2, stdout=b"", stderr=b""), "/opt/off: exit status 2: no output"),
         (Ended(returncode=-9, stdout=b"", stderr=b"", timed_out=True), "/opt/off: did not return within 5 s"),
         (FileNotFoundError(2, "No such file or directory"), "/opt/off: cannot be started: No such file"),
     ],
@@ -209,7 +209,7 @@ async def test_only_a_fifo_of_root_or_of_ours_is_written_to(fifo: Fifo, tmp_path
     with pytest.raises(EffectorError, match="is a symbolic link"):
         await effector(HostOptions(fifo=str(link))).carry_out(OFF)
     fifo.path.chmod(0o622)
-    with pytest.raises(EffectorError, match="mode 0622: others could write here"):
+    with pytest.raises(EffectorError, match="mode 0622: other users could write here"):
         await effector(HostOptions(fifo=str(fifo.path))).carry_out(OFF)
     assert (plain.read_bytes(), fifo.read()) == (b"", b"")
 

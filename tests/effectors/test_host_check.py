@@ -59,10 +59,10 @@ async def test_the_daemon_hears_what_the_child_has_seen(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("ended", "why"),
     [
-        (Ended(returncode=-9, stdout=b"", stderr=b"", timed_out=True), r"not done within \d+ s"),
-        (Ended(returncode=1, stdout=b"", stderr=b"Traceback\nMemoryError\n"), "it broke: MemoryError"),
-        (Ended(returncode=0, stdout=b"[]", stderr=b""), "it broke: status 0"),
-        (Ended(returncode=0, stdout=b'{"problems": 1}', stderr=b""), "it broke"),
+        (Ended(returncode=-9, stdout=b"", stderr=b"", timed_out=True), r"the check did not end within \d+ s"),
+        (Ended(returncode=1, stdout=b"", stderr=b"Traceback\nMemoryError\n"), "the check failed: MemoryError"),
+        (Ended(returncode=0, stdout=b"[]", stderr=b""), "the check failed: status 0"),
+        (Ended(returncode=0, stdout=b'{"problems": 1}', stderr=b""), "the check failed"),
         (OSError(11, "Resource temporarily unavailable"), "no child can be started"),
     ],
 )
@@ -76,7 +76,7 @@ async def test_a_look_that_fails_is_a_reason_to_wait_and_never_a_clean_bill(
             raise ended
         return ended
 
-    with pytest.raises(EffectorError, match=rf"this host cannot be looked at: {why}"):
+    with pytest.raises(EffectorError, match=rf"this host cannot be checked: {why}"):
         await effector_of(tmp_path, spawn=spawn).carry_out(order())
 
 
@@ -146,7 +146,7 @@ async def test_a_good_day_is_remembered_once_in_ten_minutes(tmp_path: Path) -> N
 
 
 async def test_an_outage_that_begins_during_the_look_is_not_remembered(tmp_path: Path) -> None:
-    """What the power took along is not what the host is like."""
+    """What the power took along  the host is like."""
     days = Days()
     days.calm = days.ends_calm = True
     assert (await days.watch(tmp_path), days.looks) == (None, 1)

@@ -228,7 +228,7 @@ async def test_the_empty_folder_below_a_storage_that_is_not_mounted_is_told_apar
     unmount(point)
     save(point / "llm", 5)
     with pytest.raises(
-        EffectorError, match=rf"lies on /\S* \(.*\), and was on {point} \(tmpfs, none\): it is not mounted"
+        EffectorError, match=rf"is on /\S* \(.*\), but was on {point} \(tmpfs, none\): it is not mounted"
     ):
         await effector.check()
     mount()
@@ -254,7 +254,7 @@ async def test_a_storage_that_hangs_costs_its_limit_and_is_asked_by_one_child_on
     lock = next((tmp_path / "state").glob(".look-*"))
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
-        with pytest.raises(EffectorError, match=r"llm: it does not answer: an earlier look at it still hangs"):
+        with pytest.raises(EffectorError, match=r"llm: it does not answer: an earlier check of it still hangs"):
             await checks(tmp_path, root).check()
 
 
@@ -416,9 +416,9 @@ def test_a_folder_that_only_training_may_enter_is_judged_by_its_mount(golden: Go
         (TWO, Gpus(there=(TWO[0], HostGpu(uuid="GPU-c", name="H100"))), "", "as many GPUs as before, but not the same"),
         ((), Gpus(there=TWO), "", ""),
         ((), Gpus(), "", ""),
-        (TWO[:1], Gpus(because="gone"), "one GPU was here, and none can be asked now: gone", ""),
+        (TWO[:1], Gpus(because="gone"), "one GPU was here, and none can be queried now: gone", ""),
         (TWO, Gpus(there=TWO[:1], faults=("GPU 1: off the bus",)), "GPU 1: off the bus", ""),
-        ((), Gpus(there=TWO, worn=("GPU 1",)), "", "cannot be mended any more"),
+        ((), Gpus(there=TWO, worn=("GPU 1",)), "", "GPU 1: its memory"),
     ],
 )
 def test_gpus(before: tuple[HostGpu, ...], now: Gpus, problem: str, note: str) -> None:

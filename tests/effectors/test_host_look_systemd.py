@@ -79,7 +79,7 @@ def test_what_the_daemon_would_hear_of_its_host() -> None:
         looked.container.check("mv", f"{WORLD}/gpu1", f"{WORLD}/away")
         gone, unmounted = looked.look()["problems"]
         assert "1 of 2 GPUs are there: GPU-1 (NVIDIA H100 80GB HBM3) is missing" in gone
-        assert f"and was on {POINT} (tmpfs, none): it is not mounted" in unmounted
+        assert f"but was on {POINT} (tmpfs, none): it is not mounted" in unmounted
         looked.container.check("mv", f"{WORLD}/away", f"{WORLD}/gpu1")
         looked.mount()
         assert looked.look()["problems"] == []

@@ -37,7 +37,7 @@ def helper(path: Path, real: str = "/run/powerguard-x/x.sock") -> RootHelper:
 )
 async def test_an_answer_that_makes_no_sense_is_an_expected_failure(tmp_path: Path, answer: bytes) -> None:
     async with answering(tmp_path, answer) as (path, _):
-        with pytest.raises(EffectorError, match="what answers is not powerguard-x"):
+        with pytest.raises(EffectorError, match="the answer is not from powerguard-x"):
             await helper(path).ask(LIST, limit_s=30.0)
 
 
@@ -89,7 +89,7 @@ async def test_what_is_changed_is_held_for_as_long_as_it_is_wanted(tmp_path: Pat
             await helper(path).hold(lambda: next(wanted), rest, heard.append, limit_s=30.0)
     assert [json.loads(line) for line in asked] == [{"word": "hold"}] * 4
     assert rests == [HOLD_EVERY_S] * 6
-    assert ["what answers is not powerguard-x" in because for because in heard] == [True]
+    assert ["the answer is not from powerguard-x" in because for because in heard] == [True]
 
 
 @pytest.mark.parametrize("lease_s", [limits.LEASE_S, kept.LEASE_S])

@@ -152,7 +152,7 @@ async def test_somebody_elses_alarm_is_told_and_left_alone(driver: Driver, devic
     await effector(driver, device).carry_out(arm(600))
     driver.at = theirs
     for order in (check(), arm(60)):
-        with pytest.raises(EffectorError, match=r"not ours is set for 2026-11-22 06:00:00 .*rtcwake -m disable"):
+        with pytest.raises(EffectorError, match=r"alarm is set for 2026-11-22 06:00:00 .*rtcwake -m disable"):
             await effector(driver, device).carry_out(order)
     assert told(await effector(driver, device).carry_out(disarm()))["left_alone"] == str(theirs)
     assert (driver.at, driver.enabled) == (theirs, True)
@@ -169,7 +169,7 @@ async def test_killed_between_writing_down_and_setting(driver: Driver, device: P
     """The file names the old alarm, which is still set, and the new one, which never was: both are ours."""
     await effector(driver, device).carry_out(arm(600))
     driver.fails[RTC_WKALM_SET] = errno.EINVAL
-    with pytest.raises(EffectorError, match="none more than a day ahead"):
+    with pytest.raises(EffectorError, match="does not accept an alarm"):
         await effector(driver, device).carry_out(arm(90_000))
     driver.fails.clear()
     assert told(await effector(driver, device).carry_out(disarm()))["alarm"] == str(START + timedelta(seconds=601))
@@ -183,11 +183,11 @@ async def test_a_check_changes_nothing_and_tells_how_far_the_clock_is_off(driver
 
 
 BLOCKED = [
-    ({"stands_still": True}, "stands still"),
+    ({"stands_still": True}, "is stopped at"),
     ({"features": 0}, "no alarm interrupt"),
     ({"fails": {RTC_RD_TIME: errno.EINVAL}}, "does not know the time"),
-    ({"fails": {RTC_WKALM_RD: errno.EINVAL}}, "no alarm that could be read"),
-    ({"exact": datetime(2001, 1, 1, 0, 0, 0)}, r"days off .*battery empty"),  # noqa: DTZ001 - as above
+    ({"fails": {RTC_WKALM_RD: errno.EINVAL}}, "no readable alarm"),
+    ({"exact": datetime(2001, 1, 1, 0, 0, 0)}, r"days off "),  # noqa: DTZ001 - as above
 ]
 
 
@@ -204,7 +204,7 @@ async def test_an_older_kernel_tells_no_features(driver: Driver, device: Path) -
 
 async def test_a_clock_that_acknowledges_and_does_nothing(driver: Driver, device: Path) -> None:
     driver.lies = True
-    with pytest.raises(EffectorError, match="reads no alarm: this clock cannot be relied on"):
+    with pytest.raises(EffectorError, match="reads no alarm: this clock is not reliable"):
         await effector(driver, device).carry_out(arm(60))
 
 
@@ -214,7 +214,7 @@ async def test_a_file_that_is_no_file_of_ours_names_nothing(driver: Driver, devi
     device.with_name("rtc-alarm.json").write_bytes(content)
     driver.at, driver.enabled = START + timedelta(hours=1), True
     assert told(await effector(driver, device).carry_out(disarm())) == {"disarmed": False, "alarm": None}
-    with pytest.raises(EffectorError, match="not ours"):
+    with pytest.raises(EffectorError, match="another program's alarm"):
         await effector(driver, device).carry_out(arm(60))
 
 

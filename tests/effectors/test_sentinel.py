@@ -134,7 +134,7 @@ async def test_a_wrong_key_or_name_says_what_would_be_right(tmp_path: Path) -> N
             options = options_of(tmp_path, "n1", (rig.url,), **{k: v for k, v in more.items() if k == "key"})
             mine = SentinelEffector(options.model_copy(update=more if "name" in more else {}), feeds=("a",))
             why = await failure_of(mine, arm(limit_s=3.0))
-            assert "does not accept us: sentinel.name and sentinel.key must be as it has them" in why
+            assert "refuses this host: sentinel.name and sentinel.key must be the same as in its settings" in why
         assert rig.outages == {}
 
 
@@ -263,7 +263,7 @@ async def test_https_by_authority_and_by_pin(tmp_path: Path) -> None:
         for more, why in (
             ({}, "its certificate does not verify"),
             ({"ca": str(other.cert)}, "its certificate does not verify"),
-            ({"fingerprint": other.sha256}, f"fingerprint says, but sha256 {certificate.sha256}"),
+            ({"fingerprint": other.sha256}, f"fingerprint, but sha256 {certificate.sha256}"),
         ):
             await fails(rig.effector(**more), arming, why)
         assert rig.outages == {}
@@ -278,8 +278,8 @@ async def test_https_by_authority_and_by_pin(tmp_path: Path) -> None:
     ("told", "why"),
     [
         ({"kind": "http"}, "kind http needs urls and key"),
-        ({"kind": "none", "urls": ["https://a:1"]}, "kind none tells nobody"),
-        ({"urls": ["http://10.0.0.2:13494"]}, "http:// hides nothing"),
+        ({"kind": "none", "urls": ["https://a:1"]}, "kind none "),
+        ({"urls": ["http://10.0.0.2:13494"]}, "http:// is not encrypted"),
         ({"urls": ["https://10.0.0.2"]}, "needs an address and a port"),
         ({"urls": ["https://10.0.0.2:99999"]}, "needs an address and a port"),
         ({"urls": ["https://u:p@10.0.0.2:1"]}, "should match pattern"),

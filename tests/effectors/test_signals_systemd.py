@@ -146,4 +146,4 @@ def test_a_unit_is_asked_for_a_checkpoint_where_root_has_said_so() -> None:
         until(lambda: host.container.run("test", "-e", "/tmp/asked").returncode == 0)
         assert host.state("train.service") == "active"
         host.container.check("chmod", "g+w", "/etc/powerguard/signals")
-        assert "others than root can change it" in host.say(word)["error"]
+        assert "other users than root can change it" in host.say(word)["error"]

@@ -34,7 +34,7 @@ class Helper:
         self.heard.set()
         await asyncio.sleep(self._after_s)
         if self._folder is None:
-            msg = f"{unit}: runs no process"
+            msg = f"{unit}: has no process"
             raise EffectorError(msg)
         await asyncio.to_thread(save, self._folder, 88)
         return {"ok": True, "signal": signal}
@@ -68,7 +68,7 @@ async def slow(_: web.Request) -> web.Response:
 @pytest.mark.parametrize(
     ("script", "because"),
     [
-        ({TRIGGER: [{"status": 404}], ALIAS: [{"status": 405}]}, "knows neither"),
+        ({TRIGGER: [{"status": 404}], ALIAS: [{"status": 405}]}, "has neither"),
         ({TRIGGER: [{"status": 401}]}, "refuses a request without token"),
         ({TRIGGER: [{"status": 500}]}, "4 times"),
         ({TRIGGER: [{"status": 302}]}, "refuses the request"),
@@ -98,7 +98,7 @@ async def test_nobody_listens_and_the_process_lives(tmp_path: Path) -> None:
 
 
 async def test_both_ways_that_failed_are_told(tmp_path: Path) -> None:
-    with pytest.raises(EffectorError, match=r"nobody listens there .*; instead: train.service: runs no process"):
+    with pytest.raises(EffectorError, match=r"no trainer listens there .*; instead: train.service: has no process"):
         await asked(llm("http://127.0.0.1:9", tmp_path), Helper(None))
 
 

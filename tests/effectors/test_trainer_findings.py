@@ -100,8 +100,8 @@ async def test_in_memory_or_on_the_network(tmp_path: Path, golden: Golden) -> No
     ("ended", "verdict", "text"),
     [
         (Ended(returncode=-9, stdout=b"", stderr=b"", timed_out=True), "FAIL", "does not answer within 5 s"),
-        (Ended(returncode=1, stdout=b"", stderr=b"Permission denied\n"), "WARN", "cannot be looked at: Permission"),
-        (Ended(returncode=0, stdout=b"garbage", stderr=b""), "WARN", "cannot be looked at"),
+        (Ended(returncode=1, stdout=b"", stderr=b"Permission denied\n"), "WARN", "cannot be checked: Permission"),
+        (Ended(returncode=0, stdout=b"garbage", stderr=b""), "WARN", "cannot be checked"),
     ],
 )
 async def test_a_folder_that_cannot_be_looked_at(tmp_path: Path, ended: Ended, verdict: str, text: str) -> None:

@@ -97,7 +97,7 @@ async def test_a_step_that_never_ends_is_cut_off_by_the_bulkhead() -> None:
         ({"status": 200, "body": {"hello": 1}}, "expected 200 and its status"),
         ({"status": 500}, "HTTP 500"),
         ({"status": 401}, "HTTP 401"),
-        (told(step=1) | {"body": {"job": "llm", "conduct": "continue"}}, "not willing to pause"),
+        (told(step=1) | {"body": {"job": "llm", "conduct": "continue"}}, "its conduct is continue"),
     ],
 )
 async def test_whoever_cannot_says_why(answer: dict[str, object], said: str) -> None:
@@ -108,7 +108,7 @@ async def test_whoever_cannot_says_why(answer: dict[str, object], said: str) -> 
 
 async def test_nobody_there_and_somebody_mute() -> None:
     async with effector(llm("http://127.0.0.1:9")) as (made, news):
-        with pytest.raises(EffectorError, match="nobody listens"):
+        with pytest.raises(EffectorError, match="no trainer listens"):
             await made.carry_out(pause())
         assert not news.seen[0].alive
 

@@ -201,8 +201,26 @@ async def test_one_that_ends_at_the_signal(tmp_path: Path, how: str) -> None:
         if how == "exit":
             assert dict(await run.run())["step"] == 77
         else:
-            with pytest.raises(EffectorError, match="ended at SIGTERM, and left no newer checkpoint"):
+            with pytest.raises(EffectorError, match="ended at SIGTERM, without a newer checkpoint"):
                 await run.run()
+
+
+async def test_one_that_has_ended_before_the_first_look(tmp_path: Path) -> None:
+    """No look is begun then, and none is left behind."""
+    helper = Helper()
+    run = SignalRun(
+        common=by_signal(tmp_path),
+        where="unmodified.service",
+        action=order(),
+        clock=boottime_s,
+        publish=lambda _: None,
+        spawn=run_child,
+        options=by_signal(tmp_path, signal="TERM"),
+        helper=helper,
+        alive=lambda: not helper.asked,
+    )
+    with pytest.raises(EffectorError, match="ended at SIGTERM, and left no newer checkpoint"):
+        await run.run()
 
 
 async def test_nobody_there_is_not_waited_for(tmp_path: Path) -> None:
@@ -219,7 +237,7 @@ async def test_nobody_there_is_not_waited_for(tmp_path: Path) -> None:
         helper=helper,
         alive=lambda: False,
     )
-    with pytest.raises(EffectorError, match="runs no process"):
+    with pytest.raises(EffectorError, match="has no process"):
         await run.run()
     assert helper.asked == []
 
@@ -296,7 +314,7 @@ async def test_what_would_end_training_is_not_asked_while_it_is_to_go_on(
     """An operator's `powerguard checkpoint`, or a precaution, must not cost the training."""
     helper = Helper()
     made = TrainerEffector([options], clock=boottime_s, publish=lambda _: None, helper=helper)
-    with pytest.raises(EffectorError, match="saves only when it ends, and training is to go on: not asked"):
+    with pytest.raises(EffectorError, match="saves only when it ends, but training is to continue: not asked"):
         await made.carry_out(order())
     await made.close()
     assert helper.asked == []

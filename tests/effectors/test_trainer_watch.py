@@ -310,7 +310,7 @@ async def test_a_strangers_socket_is_ignored_before_anything_is_sent(folder: Pat
             assert (made.names, list(told)) == ((), [])
         options = llm(f"unix:{folder}/evil.sock", uids=[0])
         async with effector(options) as (made, told):
-            with pytest.raises(EffectorError, match=r"uid 65534, who is not allowed to \(allowed: 0; see uids"):
+            with pytest.raises(EffectorError, match=r"uid 65534, which is not allowed \(allowed: 0; see uids"):
                 await made.carry_out(order())
         await until((folder / "got").exists)
         assert (folder / "got").read_bytes() == b"got:"

@@ -104,7 +104,7 @@ async def test_a_driver_without_timers_is_believed_when_upsd_tells_how_it_ended(
         there = effector(tmp_path, served.port)
         assert (await check(there))["shown"] is False
         assert (await arm(there))["in_s"] == pytest.approx(120, abs=20)
-        with pytest.raises(EffectorError, match=r"was told already .* it is not told twice"):
+        with pytest.raises(EffectorError, match=r"already has the order of this boot"):
             await arm(effector(tmp_path, served.port))
         assert driver.told.count("shutdown.return") == 1
 
@@ -115,11 +115,11 @@ async def test_a_driver_without_timers_is_believed_when_upsd_tells_how_it_ended(
         (
             Driver(commands=("load.off", "test.battery.start")),
             "admin",
-            r"no command shutdown.return \(it has: load.off",
+            r"lacks the command shutdown.return \(it has: load.off",
         ),
         (Driver(most_s=60), "admin", "waits at most 60 s, and the host needs 100 s"),
         (Driver(settable=()), "admin", r"is set to wait 20 s, and the host needs 100 s \(offdelay in ups.conf\)"),
-        (Driver(values={"ups.status": "OB"}, settable=()), "admin", "tells no ups.delay.shutdown"),
+        (Driver(values={"ups.status": "OB"}, settable=()), "admin", "does not report ups.delay.shutdown"),
         (Driver(), "sec", "user sec may not SET: check the password, and write"),
         (Driver(), "nobody", "user nobody may not SET: check the password"),
     ],
@@ -141,8 +141,8 @@ async def test_what_would_keep_it_from_working_is_told_beforehand(
         (Driver(status=FAILED), "admin", "the order is refused: .*the driver refuses shutdown.return .FAILED", "20"),
         (Driver(status=UNKNOWN), "admin", "the driver refuses shutdown.return .UNKNOWN", "20"),
         (Driver(set_status=FAILED), "admin", "the driver refuses ups.delay.start = 150 .FAILED", "20"),
-        (Driver(step_s=50, down=True), "admin", "ups.delay.shutdown was set to 120 s and reads 100 s", "0"),
-        (Driver(ignores=True), "admin", "has taken the order, and no countdown runs", "20"),
+        (Driver(step_s=50, down=True), "admin", "ups.delay.shutdown was set to 120 s but reads 100 s", "0"),
+        (Driver(ignores=True), "admin", "has accepted the order, but no countdown runs", "20"),
     ],
 )
 async def test_a_driver_that_does_not_do_it(tmp_path: Path, driver: Driver, user: str, because: str, left: str) -> None:
@@ -171,7 +171,7 @@ async def test_a_timer_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
         while (await served.talk("GET VAR dsim ups.timer.shutdown"))[0].endswith('"-1"'):  # noqa: ASYNC110 - it tells nobody
             await asyncio.sleep(0.05)
         for order in (check, arm):
-            with pytest.raises(EffectorError, match="a countdown to output off runs already"):
+            with pytest.raises(EffectorError, match="a countdown to output off is"):
                 await order(effector(tmp_path, served.port))
         assert driver.told == []
 
@@ -179,7 +179,7 @@ async def test_a_timer_of_somebody_else_is_left_alone(tmp_path: Path) -> None:
 async def test_dummy_ups_takes_no_command(tmp_path: Path) -> None:
     """NUT's own: it lists none of this name, or refuses it."""
     async with upsd() as served:
-        with pytest.raises(EffectorError, match=r"its driver has no command shutdown.return"):
+        with pytest.raises(EffectorError, match=r"its driver lacks the command shutdown.return"):
             await check(effector(tmp_path, served.port))
 
 
@@ -200,11 +200,11 @@ async def test_an_old_upsd_that_could_not_confirm_it_is_sent_nothing(tmp_path: P
     values = {"ups.status": "OB", "ups.delay.shutdown": "180"}
     async with FakeUpsd(values, old).serving() as peer:
         for order in (check, arm):
-            with pytest.raises(EffectorError, match=r"does not tell how an order ends .*shows no timer"):
+            with pytest.raises(EffectorError, match=r"does not report how an order ends .*shows no timer"):
                 await order(effector(tmp_path, peer.port, tls="off"))
         assert peer.said("INSTCMD") == 0
         peer.values["ups.timer.shutdown"] = "-1"
-        with pytest.raises(EffectorError, match="has taken the order, and no countdown runs"):
+        with pytest.raises(EffectorError, match="has accepted the order, but no countdown runs"):
             await arm(effector(tmp_path, peer.port, tls="off"), limit_s=3.0)
         assert peer.said("INSTCMD") == 1
 

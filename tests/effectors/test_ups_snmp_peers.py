@@ -217,7 +217,7 @@ async def test_a_bare_stop_leaves_an_order_that_the_card_shows_late(tmp_path: Pa
 
 @pytest.mark.parametrize(
     ("conduct", "limit_s", "because"),
-    [("stuck", 5.0, "its countdown stands still at 35 s"), ("halves", 2.0, "too soon for the host")],
+    [("stuck", 5.0, "its countdown stays at 35 s"), ("halves", 2.0, "too soon for the host")],
 )
 async def test_an_order_is_called_off_on_a_contradiction(
     tmp_path: Path, conduct: str, limit_s: float, because: str

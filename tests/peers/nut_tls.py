@@ -48,15 +48,7 @@ class Authority:
         """Make an NSS folder with a certificate for these names and addresses; days < 0: one that has expired."""
         database = self._folder / f"nss-{len(list(self._folder.iterdir()))}"
         database.mkdir()
-        key = ec.generate_private_key(ec.SECP256R1())
-        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
-        alternatives = [x509.IPAddress(ip_address(n)) if n[0].isdigit() else x509.DNSName(n) for n in names]
-        certificate = (
-            _builder(subject, self._name, key, days=days)
-            .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
-            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
-            .sign(self._key, hashes.SHA256())
-        )
+        key, certificate = self._signed(names, days)
         bundle = database / "upsd.p12"
         bundle.write_bytes(
             pkcs12.serialize_key_and_certificates(
@@ -70,6 +62,31 @@ class Authority:
             told = subprocess.run(argv, capture_output=True, text=True, check=False)
             assert told.returncode == 0, (argv, told.stdout, told.stderr)
         return database, NICKNAME
+
+    def files(self, *names: str, days: int = 7) -> tuple[Path, Path]:
+        """Make a certificate for these names and addresses; returns its file and that of its key."""
+        key, certificate = self._signed(names, days)
+        stem = self._folder / f"{names[0]}-{days}"
+        cert_path, key_path = stem.with_suffix(".crt"), stem.with_suffix(".key")
+        cert_path.write_bytes(certificate.public_bytes(serialization.Encoding.PEM))
+        key_path.write_bytes(
+            key.private_bytes(
+                serialization.Encoding.PEM, serialization.PrivateFormat.PKCS8, serialization.NoEncryption()
+            )
+        )
+        return cert_path, key_path
+
+    def _signed(self, names: tuple[str, ...], days: int) -> tuple[ec.EllipticCurvePrivateKey, x509.Certificate]:
+        key = ec.generate_private_key(ec.SECP256R1())
+        subject = x509.Name([x509.NameAttribute(NameOID.COMMON_NAME, names[0])])
+        alternatives = [x509.IPAddress(ip_address(n)) if n[0].isdigit() else x509.DNSName(n) for n in names]
+        certificate = (
+            _builder(subject, self._name, key, days=days)
+            .add_extension(x509.SubjectAlternativeName(alternatives), critical=False)
+            .add_extension(x509.AuthorityKeyIdentifier.from_issuer_public_key(self._key.public_key()), critical=False)
+            .sign(self._key, hashes.SHA256())
+        )
+        return key, certificate
 
 
 def _builder(

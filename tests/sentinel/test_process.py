@@ -99,7 +99,7 @@ async def test_a_second_one_with_the_same_folder_is_refused(tmp_path: Path) -> N
         argv = (sys.executable, "-m", "powerguard", "sentinel", "--config", str(tmp_path / "sentinel.yaml"))
         second = await asyncio.create_subprocess_exec(*argv, stderr=asyncio.subprocess.PIPE)
         _, said = await second.communicate()
-        assert (second.returncode, b"another sentinel keeps its intents in" in said) == (69, True)
+        assert (second.returncode, b"another sentinel uses" in said) == (69, True)
 
 
 async def test_settings_are_read_anew_and_what_stands_stays(tmp_path: Path) -> None:
@@ -117,8 +117,8 @@ async def test_settings_are_read_anew_and_what_stands_stays(tmp_path: Path) -> N
                 while says not in program.log:  # noqa: ASYNC110 - a log file tells nobody
                     await asyncio.sleep(0.02)
 
-        await reads(good.replace("feeds: [a]", "feeds: [b]"), "no UPS of this name under ups (known: a)")
-        await reads(good.replace(f"{tmp_path}/state", str(tmp_path)), "read at the start only")
+        await reads(good.replace("feeds: [a]", "feeds: [b]"), "unknown UPS (known: a)")
+        await reads(good.replace(f"{tmp_path}/state", str(tmp_path)), "only read at the start")
         await reads(good.replace(f"{tmp_path}/key-n1", "/nowhere"), "hosts.n1.key: /nowhere: No such file")
         assert (await told(program.host, arm(in_s=500.0)))["in_s"] == 500.0
         await reads(good.replace("mode: armed", "mode: dry-run"), "settings_reloaded mode=dry-run hosts=1")

@@ -286,7 +286,7 @@ async def test_metrics_and_health_are_everybodys(tmp_path: Path) -> None:
         assert "o1" not in text, "no outage in any label"
         named = set(re.findall(r"^# TYPE (\w+)", text, re.MULTILINE))
         page = (REFERENCE / "sentinel.md").read_text(encoding="utf-8")
-        assert named == set(re.findall(r"^\| `(powerguard_sentinel_\w+)`", page, re.MULTILINE))
+        assert named == set(re.findall(r"^- `(powerguard_sentinel_\w+)`", page, re.MULTILINE))
         async with session.get(f"{rig.url}/healthz") as answer:
             told_alive = await answer.json()
             assert (answer.status, told_alive["alive"]) == (200, True)

@@ -128,7 +128,7 @@ class TestForcedShutdownOfTwoSources:
 
     def test_it_stands_until_its_own_source_takes_it_back(self) -> None:
         rises = (*steady(0, 20), *steady(21, 23, forced_shutdown=True))
-        fsd = "a forced shutdown stands (NUT: FSD)"
+        fsd = "a forced shutdown is set (NUT: FSD)"
         assert self._told(*rises, card_until_s=23) == fsd
         assert self._told(*rises, self.LOST, card_until_s=60) == fsd
         assert self._told(*rises, *steady(24, 24), card_until_s=24) == fsd, "one reading may be wrong"

@@ -9,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.settings.cautions import missing
-from powerguard.settings.load import load
+from powerguard.settings.load import SettingsError, load
 from tests.golden import Golden
 
 
@@ -87,3 +87,56 @@ def test_a_secret_that_is_not_there_or_open_to_others(tmp_path: Path, golden: Go
     assert [one.path for one in mistakes] == [("trainers", at, "token", "file") for at in (1, 2, 3)]
     golden("exists", "\n".join(one.what for one in mistakes))
     assert (doubts, kept.stat().st_atime_ns) == ([], before_ns)
+
+
+TEMPLATES = [
+    ('{"text": "$title ${text}, $$5"}', ""),
+    ("", "gives no JSON"),
+    ('{"text": "$titel"}', ":1: unknown placeholder $titel"),
+    ('{\n"text": "$5"}', ":2: a lone $"),
+    ('{"text": $title}', "gives no JSON"),
+    ("x" * 20_000, "is longer than 16384 bytes"),
+]
+
+
+@pytest.mark.parametrize(("text", "wrong"), TEMPLATES, ids=[wrong or "good" for _, wrong in TEMPLATES])
+def test_a_template_of_a_webhook(text: str, wrong: str, tmp_path: Path) -> None:
+    """A body that would not be JSON, or names what there is not, is told before the first outage."""
+    url, template, path = tmp_path / "url", tmp_path / "slack.json", tmp_path / "powerguard.yaml"
+    url.touch(mode=0o600)
+    template.write_text(text, encoding="utf-8")
+    path.write_text(
+        "mode: dry-run\nups: {a: {sources: [{kind: apcupsd, host: h}]}}\n"
+        f"notify: {{targets: {{chat: {{kind: webhook, url: {{file: {url}}}, template: {template}}}}}}}\n",
+        encoding="utf-8",
+    )
+    mistakes, doubts = missing(load(path), tmp_path / "no-profiles")
+    assert doubts == []
+    assert [one.path for one in mistakes] == ([("notify", "targets", "chat", "template")] if wrong else [])
+    assert wrong in "".join(one.what for one in mistakes)
+    template.unlink()
+    (gone,) = missing(load(path), tmp_path / "no-profiles")[0]
+    assert gone.what == f"{template}: No such file or directory (put the body of the message there)"
+
+
+WRONG = [
+    ("{kind: webhook, url: 'https://hooks.example/x'}", "url"),
+    ("{kind: alertmanager, url: 'http://user:pw@host:9093'}", "url"),
+    ("{kind: alertmanager, url: 'http://host:9093/?token=x'}", "url"),
+    ("{kind: mail, host: h, sender: a@b, to: [not-an-address]}", "to"),
+    ("{kind: mail, host: h, sender: a@b, to: [a@b], user: u}", ""),
+    ("{kind: mail, host: h, sender: a@b, to: [a@b], user: u, password: {file: /x}, tls: none}", ""),
+    ("{kind: command, command: []}", "command"),
+    ("{kind: pigeon}", ""),
+]
+
+
+@pytest.mark.parametrize(("target", "key"), WRONG)
+def test_targets_that_are_refused(target: str, key: str, tmp_path: Path) -> None:
+    """An URL of a webhook in the settings themselves is one of them: it is a secret."""
+    path = tmp_path / "powerguard.yaml"
+    head = "mode: dry-run\nups: {a: {sources: [{kind: apcupsd, host: h}]}}\n"
+    path.write_text(f"{head}notify: {{targets: {{ops: {target}}}}}\n", encoding="utf-8")
+    with pytest.raises(SettingsError) as refused:
+        load(path)
+    assert f"notify.targets.ops{'.' + key if key else ''}" in str(refused.value)

@@ -124,11 +124,11 @@ def test_a_runtime_table_that_cannot_be(tmp_path: Path, table: str, problem: str
 @pytest.mark.parametrize(
     ("more", "problem"),
     [
-        ("feeds: {supplies: [rack-b]}", "6:20: feeds.supplies[0]: no UPS of this name under ups (known: rack-a)"),
+        ("feeds: {supplies: [rack-b]}", "6:20: feeds.supplies[0]: unknown UPS (known: rack-a)"),
         ("feeds: {supplies: [rack-a], minimum_supplies: 2}", "6:8: feeds: minimum_supplies is 2, but there are only 1"),
         (
             "  b: {sources: [{kind: snmp, host: b}]}",
-            "3:3: ups: several UPSes, so feeds must say which one feeds this host",
+            "3:3: ups: several UPSes: set feeds",
         ),
         (
             "      - {kind: snmp, host: 10.0.0.5}",

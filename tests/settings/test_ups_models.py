@@ -43,7 +43,7 @@ def test_each_model_is_documented(name: str) -> None:
 
 def test_the_guide_lists_all_models_with_their_ratings() -> None:
     guide = (Path(__file__).parents[2] / "docs" / "reference" / "ups-models.md").read_text(encoding="utf-8")
-    rows = re.findall(r"^\| ([^|]+) \| ([0-9]+) W \|", guide, re.MULTILINE)
+    rows = re.findall(r"^- ([^(\n]+) \(([0-9]+) W\)", guide, re.MULTILINE)
     assert sorted((name, float(rating_w)) for name, rating_w in rows) == sorted(
         (name, model.rating_w) for name, model in MODELS.items()
     )
@@ -86,7 +86,7 @@ def test_with_the_makers_name_or_without(wanted: str, name: str) -> None:
 def test_a_name_that_is_none_brings_the_closest(wanted: str, close: str) -> None:
     """A model of the same name and another maker is not meant, but proposed."""
     assert closest(MODELS, wanted)[0] == close
-    with pytest.raises(LookupError, match=f"is not known: did you mean {close}"):
+    with pytest.raises(LookupError, match=f"is not a known model: did you mean {close}"):
         find_model(MODELS, wanted)
 
 
@@ -94,7 +94,7 @@ def test_a_name_that_is_none_brings_the_closest(wanted: str, close: str) -> None
 def test_what_is_like_nothing_brings_no_proposal(wanted: str) -> None:
     """Another series of the maker is no proposal: its battery is another."""
     assert closest(MODELS, wanted) == []
-    with pytest.raises(LookupError, match="is not known; known are APC Back-UPS BE650G2-UK, "):
+    with pytest.raises(LookupError, match="is not a known model; known are APC Back-UPS BE650G2-UK, "):
         find_model(MODELS, wanted)
 
 
@@ -110,7 +110,7 @@ def test_several_of_one_name_are_all_named(site: Path) -> None:
     assert models_named(models, "twin") == ["APC Twin 230V", "APC Twin 120V", "Eaton Twin"]
     assert models_named(models, "APC Twin") == ["APC Twin 230V", "APC Twin 120V"]
     assert find_model(models, "eaton twin")[0] == "Eaton Twin"
-    with pytest.raises(LookupError, match="'APC Twin' may be APC Twin 120V or APC Twin 230V: give the whole name"):
+    with pytest.raises(LookupError, match="'APC Twin' may be APC Twin 120V or APC Twin 230V: give the full name"):
         find_model(models, "APC Twin")
 
 

@@ -18,7 +18,7 @@ from powerguard.sim.replay.recording import COLUMNS, MAX_LINE_BYTES, MAX_SPAN_S,
 DEFAULT = Policy(boot_id="replay", ups="", trainers=(TrainerPolicy(name="trainer"),))
 WANTED = Wanted(policy=None, default=DEFAULT)
 HEAD = "t_s,ups,source,output_source,runtime_s,charge_pct,load_pct\n"
-NOT_TOLD, MORE = "so it counts as not told", "more of this column"
+NOT_TOLD, MORE = "so it counts as unknown", "more of this column"
 EXPORT = Path(__file__).parent.parent / "replays" / "killed-and-powered-off.jsonl"
 
 
@@ -275,7 +275,7 @@ WRONG_TABLES = [
     (HEAD + "1,a,s,utility,0x10,,\n", ":2:5: runtime_s: expected a finite"),
     (HEAD + "1,a,s,utility,,100 %,\n", ":2:6: charge_pct: expected a finite"),
     (HEAD + '1,a,s,utility,,"99,5",\n', ":2:6: charge_pct: expected a finite"),
-    (HEAD + "1e12,a,s,utility,,,\n", ":2:1: t_s: 1e[+]12 is no time in seconds"),
+    (HEAD + "1e12,a,s,utility,,,\n", ":2:1: t_s: 1e[+]12 is not a time in seconds"),
     (HEAD + "5,a,s,utility,,,\n4,a,s,utility,,,\n", ":3:1: t_s runs backwards: 4 after 5; sort the rows"),
     (HEAD + "5,a,s,utility,,,\n5,a,s,battery,,,\n", ":3:1: two readings of a by s at 5"),
     (HEAD + f"5,a,s,utility,,,\n{6 + MAX_SPAN_S},a,s,battery,,,\n", ":3:1: t_s: more than 7 days"),

@@ -153,7 +153,7 @@ def test_after_hours(facts: ReturnFacts, waker: Waker) -> None:
 
 
 def test_a_clock_that_wakes_the_host_on_battery_ends_in_no_loop() -> None:
-    """The gate holds, the host goes down again, and each time it is told to stay away for longer."""
+    """The gate holds, the host goes down again, and each time it will stay off for longer."""
     told = replace(scene(), cuts=(Cut(begin_s=0.0, end_s=3 * 86400.0),), returns=ReturnFacts(rtc=True))
     large = SITE.model_copy(update={"host": SITE.host.model_copy(update={"load": 0.1})})
     result = play(told, large, Guarded)

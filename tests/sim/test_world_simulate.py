@@ -12,7 +12,7 @@ import pytest
 
 from powerguard.cli.main import main
 from powerguard.sim.world.many import play_many
-from powerguard.sim.world.report import Layers, Return, Sample, SimulationOptions, page, report
+from powerguard.sim.world.report import Layers, Return, Sample, SimulationOptions, page, report, site_file
 from powerguard.sim.world.run import Result
 from powerguard.sim.world.site import Site, load
 
@@ -63,6 +63,13 @@ def test_the_reference_is_made_from_the_code() -> None:
     written = (ROOT / "docs/reference/simulate.md").read_text(encoding="utf-8")
     assert written == page()
     assert all(f"{key}" in written for key in KEYS)
+
+
+def test_the_site_of_the_examples_has_every_number_with_its_default() -> None:
+    """python -m powerguard.sim.world.report site > examples/site.yaml"""
+    file = ROOT / "examples" / "site.yaml"
+    assert file.read_text(encoding="utf-8") == site_file()
+    assert load(file) == Site()
 
 
 def test_people_get_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:

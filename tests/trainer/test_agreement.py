@@ -509,7 +509,7 @@ def test_news_that_cannot_be_heard_ends_no_watcher(caplog: pytest.LogCaptureFixt
     assert ended is not None
     assert ended.ok
     assert agreement.trouble == "news is not heard: ZeroDivisionError: a bug"
-    assert "telling the endpoint what the ranks have agreed on failed: ZeroDivisionError: a bug" in caplog.text
+    assert "passing the agreement of the ranks to the endpoint failed: ZeroDivisionError: a bug" in caplog.text
     broken.clear()
     agreement.resume()
     assert agreement.wait(8) is None

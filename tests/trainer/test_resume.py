@@ -228,7 +228,7 @@ def test_a_local_disk_that_cannot_be_mended_still_resumes(root: Path, nas: Path)
     flip(shard, 5)
     rotten = shard.read_bytes()
     shard.unlink()
-    shard.symlink_to(root / "elsewhere")  # what is no plain file is neither read nor written
+    shard.symlink_to(root / "elsewhere")  # what is not a regular file is neither read nor written
     (root / "elsewhere").write_bytes(rotten)
     chosen = resumed(root, nas_tier(nas))
     assert chosen is not None

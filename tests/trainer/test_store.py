@@ -83,7 +83,7 @@ def test_a_name_is_never_used_twice(store: Store) -> None:
         layout = snapshot.take(items(5))
         with pytest.raises(StoreError, match="committed already, and a name is never used twice"):
             store.write_shard(Path(saved.path).name, 0, snapshot, layout)
-        with pytest.raises(StoreError, match="is no name for a checkpoint"):
+        with pytest.raises(StoreError, match="is not a valid name for a checkpoint"):
             store.write_shard("../etc", 0, snapshot, layout)
 
 
@@ -606,7 +606,7 @@ class Taking(Disk):
 
 def test_a_disk_that_takes_nothing_is_an_error(root: Path) -> None:
     with Store(root, job="test", disk=Taking()) as store:
-        with pytest.raises(OSError, match="the disk takes nothing"):
+        with pytest.raises(OSError, match="the disk accepts no data"):
             save(store, 1, items(1))
         assert store.found() == []
 

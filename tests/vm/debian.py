@@ -75,7 +75,7 @@ def _bare() -> Path:
 
 
 def _download(to: Path, needed: list[str]) -> None:
-    """Get what Debian 12's Python can use, which need not be the one that runs the tests."""
+    """Get what Debian 12's Python can use, which need not be the present one the tests."""
     platforms = [f"--platform=manylinux{kind}_x86_64" for kind in ("2014", "_2_17", "_2_28")]
     kind = ["--python-version=3.11", "--implementation=cp", "--only-binary=:all:"]
     _run(sys.executable, "-m", "pip", "download", "--quiet", *kind, *platforms, f"--dest={to}", *needed)

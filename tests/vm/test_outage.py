@@ -72,7 +72,7 @@ class World:
         self.stood_at = 0
         """That step when the host was about to go off."""
         self.waited_s = 0.0
-        """For a processor of this machine, from power-on until training went on."""
+        """For a processor of this machine, from power-on until training continued."""
         self.fails_when_asked = False
         """Utility fails when the card is asked next: the first that a daemon hears, however long its boot takes."""
 

@@ -1,7 +1,7 @@
-"""What checkpoints there are below a folder or in an object store, and whether they are whole.
+"""Finds the checkpoints below a folder or in an object store, and checks whether they are complete.
 
 A folder may be a checkpoint itself, a job's root, or hold several of these (a NAS with a folder for each job). Native
-checkpoints and sealed folders of any framework are told apart by what lies in them, never by a name alone.
+checkpoints and sealed folders of any framework are recognised by their content, never by a name alone.
 """
 
 import argparse
@@ -27,15 +27,15 @@ from powerguard.trainer.tiers.transfer import Gate
 
 BAD: Final = "bad-"
 NEWER: Final = "newer-"
-"""In front of a checkpoint's name: set aside because it did not verify, or by a roll-back to an older one."""
+"""Prefixes of a checkpoint's name: set aside because it did not verify, or by a roll-back to an older one."""
 _DEPTH: Final = 2
 _READERS: Final = 4
 _PATIENCE_S: Final = 30.0
-"""With an object store that is throttling, or a network that hiccups: a checkpoint that was not read is not corrupt."""
+"""Retries for an object store that is throttling, or a network that fails for a moment."""
 
 
 def access_of(args: argparse.Namespace) -> dict[str, str | None]:
-    """Return what an object store needs beside its address."""
+    """Return the options of an object store other than its address."""
     return {
         "endpoint": args.endpoint,
         "region": args.region,
@@ -45,15 +45,15 @@ def access_of(args: argparse.Namespace) -> dict[str, str | None]:
 
 
 class PlaceError(Exception):
-    """A place that cannot be looked at: which, why, what would be right."""
+    """A place that cannot be read: which, why, and the fix."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Entry:
-    """One checkpoint, or what looks like one.
+    """One checkpoint, or an object that looks like one.
 
     kind: native, sealed, other (of a framework, without a seal). state: complete (names and sizes hold, not read),
-    verified (read to the last byte just now), corrupt, unreadable, unfinished, set_aside, not_sealed; because: why.
+    verified (every byte read just now), corrupt, unreadable, unfinished, set_aside, not_sealed; because: why.
     created_s: wall time of the commit; None when not known. tier: where it lies.
     """
 
@@ -98,7 +98,7 @@ def tier_at(url: str, **access: str | None) -> ObjectTier:
     """Open a job's part of an object store: scheme://bucket/prefix/JOB. Raises PlaceError."""
     base, _, job = url.rstrip("/").rpartition("/")
     if not job or base.endswith("/") or "://" not in base:
-        msg = f"{url}: write it with the job's folder, as s3://bucket/prefix/JOB"
+        msg = f"{url}: add the job's folder (example: s3://bucket/prefix/JOB)"
         raise PlaceError(msg)
     try:
         given = {key: value for key, value in access.items() if value is not None}
@@ -115,7 +115,7 @@ def entries_at(place: str, **access: str | None) -> list[Entry]:
     root = Path(place).absolute()
     try:
         if not root.is_dir():
-            msg = f"{root}: {'is no folder' if root.exists() else 'no such folder'}"
+            msg = f"{root}: {'is not a folder' if root.exists() else 'no such folder'}"
             raise PlaceError(msg)
         tier = tier_of_folder(str(root))
         alone = _checkpoint(root, tier)
@@ -154,7 +154,7 @@ def _stored(tier: ObjectTier, place: str) -> list[Entry]:
 
 
 def tier_of_folder(path: str) -> str:
-    """Tell a network mount from a local disk, without touching it: "nas" or "local"."""
+    """Return "nas" for a network mount, else "local", without touching it."""
     mountinfo = ""
     with contextlib.suppress(OSError):
         mountinfo = Path("/proc/self/mountinfo").read_text(encoding="utf-8", errors="surrogateescape")
@@ -162,7 +162,7 @@ def tier_of_folder(path: str) -> str:
 
 
 def _below(root: Path, tier: str, depth: int) -> Iterator[Entry]:
-    """Yield what lies below a folder; a folder that is no checkpoint may hold some."""
+    """Yield the checkpoints below a folder; a folder that is not one may hold some."""
     paths = sorted(root.iterdir())
     natives: dict[str, Found | Refused] = {each.name: each for each in look(root)}
     for path in paths:
@@ -177,11 +177,11 @@ def _below(root: Path, tier: str, depth: int) -> Iterator[Entry]:
 
 
 def _checkpoint(path: Path, tier: str, natives: dict[str, Found | Refused] | None = None) -> Entry | None:
-    """Return what a folder is as a checkpoint; None: none."""
+    """Return a folder as a checkpoint; None if it is not one."""
     name = path.name
     for mark, because in (
-        (BAD, "it did not verify, or its restoring was undone"),
-        (NEWER, "newer than what was rolled back to"),
+        (BAD, "it did not verify, or its restore was undone"),
+        (NEWER, "newer than the checkpoint of a roll-back"),
     ):
         if name.startswith(mark) and step_of(name.removeprefix(mark)) is not None:
             step = step_of(name.removeprefix(mark))
@@ -195,7 +195,7 @@ def _checkpoint(path: Path, tier: str, natives: dict[str, Found | Refused] | Non
     if (path / SEAL).exists():
         return _sealed(path, tier)
     if step_in(name) is not None and any(path.iterdir()):
-        because = f"`powerguard seal {path}` makes it safe against a power cut"
+        because = f"run `powerguard seal {path}` to make it safe against a power cut"
         return Entry(
             kind="other",
             state="not_sealed",
@@ -221,7 +221,7 @@ def _native_at(path: Path, tier: str, seen: Found | Refused | None) -> Entry:
         case Refused():
             return replace(blank, state="corrupt" if seen.rotten else "unreadable", because=seen.reason)
         case None:
-            because = f"no {MANIFEST}: it was never committed, or is being written now"
+            because = f"no {MANIFEST}: it was never committed, or is still being written"
             return replace(blank, because=because, created_s=path.stat().st_mtime)
 
 
@@ -271,7 +271,7 @@ def _told(findings: Sequence[object]) -> str:
 
 
 def verified(entry: Entry, bar: Bar, **access: str | None) -> Entry:
-    """Read a checkpoint to the last byte; return it as it then is. What is no checkpoint stays as it is."""
+    """Read every byte of a checkpoint; return its new state. Other entries are returned unchanged."""
     if entry.kind == "sealed" and entry.state in ("complete", "corrupt"):
         try:
             verdict = verify(entry.path, progress=bar.renamed(entry.name))
@@ -286,8 +286,8 @@ def verified(entry: Entry, bar: Bar, **access: str | None) -> Entry:
     try:
         here = _read_native(entry.found, bar.renamed(entry.name), **access)
     except FileNotFoundError:
-        return replace(entry, state="unreadable", because="it has been removed meanwhile")
-    except TierError as error:  # a store that does not answer, or refuses, says nothing of what it holds
+        return replace(entry, state="unreadable", because="it was removed meanwhile")
+    except TierError as error:  # a store that does not answer, or refuses, does not show what it holds
         return replace(entry, state="corrupt" if error.kind is Kind.CORRUPT else "unreadable", because=str(error))
     except StoreError as error:
         return replace(entry, state="corrupt", because=str(error))
@@ -322,7 +322,7 @@ def _read_native(found: Found, bar: Bar, **access: str | None) -> int:
 
 
 class _Patient:
-    """A shard in an object store, asked for again where that helps. Raises TierError."""
+    """A shard in an object store; transient errors are retried. Raises TierError."""
 
     def __init__(self, tier: ObjectTier, found: Found, shard: Shard, gate: Gate) -> None:
         self._gate = gate
@@ -356,4 +356,4 @@ def each_chunk(source: Source, shard: Shard, tell: Callable[[int], None]) -> int
 
 def now_s() -> float:
     """Wall time: the age of a checkpoint counts over boots."""
-    return time.time()  # noqa: TID251 - for people
+    return time.time()  # noqa: TID251 - for display

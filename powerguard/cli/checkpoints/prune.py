@@ -1,7 +1,7 @@
 """`powerguard checkpoints prune`: remove old checkpoints, and never the last one that verifies.
 
-Nothing goes before as many newer ones as are to stay have been read to the last byte, just now. Newest means committed
-last: a training that was rolled back has smaller steps than what it left behind.
+No checkpoint is removed before every byte of the ones to keep has been read. Newest means committed last: training that
+was rolled back has smaller steps than the checkpoints that it left behind.
 """
 
 import argparse
@@ -24,16 +24,16 @@ from powerguard.trainer.tiers.base import TierError
 
 _VERB: Final = "checkpoints prune"
 _STALE_S: Final = 86400.0
-"""What was never finished goes when it is a day older than a newer one that is whole: until then it may be at work."""
+"""An unfinished checkpoint is removed when it is a day older than a newer complete one; it may still be in use."""
 
 
 class RefusedError(Exception):
-    """Nothing may be removed: why, what would be right."""
+    """The removal is refused: why, and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
 class Choice:
-    """What stays because it was verified, and what goes."""
+    """The checkpoints to keep, which were verified, and those to remove."""
 
     kept: list[Entry]
     going: list[Entry]
@@ -42,7 +42,7 @@ class Choice:
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     if args.keep < 1:
-        return fail(args, _VERB, "--keep: at least 1 (the last one that verifies always stays)", 64)
+        return fail(args, _VERB, "--keep must be at least 1: the last checkpoint that verifies is always kept", 64)
     try:
         with Bar("", quiet=args.json) as bar:
             choices = [each for place in args.place for each in _choices(place, args, bar)]
@@ -50,7 +50,7 @@ def run(args: argparse.Namespace) -> int:
         if not args.json:
             _tell(choices)
         if going and not args.yes and (args.json or not _asked(len(going))):
-            return fail(args, _VERB, "nothing was removed (--yes removes it)", 1)
+            return fail(args, _VERB, "no checkpoint was removed (add --yes to remove them)", 1)
         gone, left = _remove(going, args)
     except (PlaceError, RefusedError, TierError, StoreError, OSError) as error:
         return fail(args, _VERB, _words(error), 1)
@@ -84,7 +84,7 @@ def _choices(place: str, args: argparse.Namespace, bar: Bar) -> Iterator[Choice]
 def chosen(
     root: str, entries: list[Entry], keep: int, bar: Bar, *, set_aside: bool = False, **access: str | None
 ) -> Choice:
-    """Say what stays and what goes of one root. Raises RefusedError when none verifies."""
+    """Choose the checkpoints of one root to keep and to remove. Raises RefusedError when none verifies."""
     whole = sorted((e for e in entries if e.is_whole), key=lambda e: (e.created_s or 0.0, e.step or 0), reverse=True)
     kept: list[Entry] = []
     old: list[Entry] = []
@@ -95,10 +95,10 @@ def chosen(
             kept.append(read)
     rest = [e for e in entries if e.state == "unfinished" or (set_aside and e.state == "set_aside")]
     if not kept and (old or rest):
-        msg = f"{root}: no checkpoint there verifies, so nothing may go (`powerguard checkpoints verify {root}`)"
+        msg = f"{root}: no checkpoint there verifies, so none is removed (`powerguard checkpoints verify {root}`)"
         raise RefusedError(msg)
     if "://" in root and (old or rest) and {each.name for each in kept} != {each.name for each in whole[:keep]}:
-        msg = f"{root}: one of the newest {keep} there does not verify, and an object store keeps the newest"
+        msg = f"{root}: one of the newest {keep} there does not verify, and an object store always keeps the newest"
         raise RefusedError(msg)
     newest_s = max((e.created_s or 0.0 for e in kept), default=0.0)
     stale_s = newest_s - _STALE_S
@@ -109,7 +109,7 @@ def chosen(
 def _tell(choices: list[Choice]) -> None:
     now = now_s()
     for word, entries in (
-        ("stays, verified just now", [entry for choice in choices for entry in choice.kept]),
+        ("keep, verified just now", [entry for choice in choices for entry in choice.kept]),
         ("goes", [entry for choice in choices for entry in choice.going]),
     ):
         if entries:
@@ -126,11 +126,11 @@ def _tell(choices: list[Choice]) -> None:
             ]
             print("\n".join(table(rows)))
     if not any(choice.going for choice in choices):
-        print("nothing to remove")
+        print("no checkpoint to remove")
 
 
 def _asked(count: int) -> bool:
-    """Ask, where somebody can be asked."""
+    """Ask, if stdin is a terminal."""
     return sys.stdin.isatty() and agreed(f"remove {count} for good?")
 
 
@@ -138,7 +138,7 @@ def _asked(count: int) -> bool:
 
 
 def _remove(going: list[Entry], args: argparse.Namespace) -> tuple[list[Entry], list[tuple[Entry, str]]]:
-    """Remove what was chosen; return what is gone, and what is left with the reason."""
+    """Remove the chosen checkpoints; return the removed ones, and those left with the reason."""
     gone: list[Entry] = []
     left: list[tuple[Entry, str]] = []
     roots: dict[str, list[Entry]] = {}
@@ -162,13 +162,13 @@ def _remove(going: list[Entry], args: argparse.Namespace) -> tuple[list[Entry], 
 
 @contextlib.contextmanager
 def _alone(root: Path) -> Iterator[None]:
-    """Hold the root's lock: a training that writes there prunes by itself. Raises RefusedError."""
+    """Hold the root's lock: training that writes there prunes by itself. Raises RefusedError."""
     lock: FolderLock | None = None
     if (root / ".lock").exists():
         try:
             lock = FolderLock(root / ".lock", create=True)
         except BlockingIOError as error:
-            msg = f"{root}: a training writes checkpoints there, and prunes by itself (keep=)"
+            msg = f"{root}: training writes checkpoints there and prunes them itself (keep=)"
             raise RefusedError(msg) from error
     try:
         yield
@@ -178,15 +178,15 @@ def _alone(root: Path) -> Iterator[None]:
 
 
 def remove_one(path: Path, disk: Disk | None = None) -> str:
-    """Remove a checkpoint; "" when it is gone, else why not.
+    """Remove a checkpoint; return "" if it is removed, else why not.
 
-    What makes it a checkpoint goes first, alone and durably: half removed it must not look whole.
+    Its manifest or seal is removed first, durably: a half-removed checkpoint must not look complete.
     """
     disk = disk or Disk()
     try:
         lock = FolderLock(path)
     except BlockingIOError:
-        return "somebody reads it just now (an upload?): try again later"
+        return "another process is reading it (an upload?): try again later"
     with lock:
         for name in (MANIFEST, SEAL):
             with contextlib.suppress(FileNotFoundError):

@@ -1,8 +1,8 @@
 """`powerguard checkpoints restore`: roll selected items or files back, verified while they are read.
 
-Native: a new checkpoint is written that has the selected items of the old one and all others of the newest; nothing is
-written over, so a training that resumes finds it, or, undone, what was there before. Files of a sealed folder go into a
-new folder.
+Native: it writes a new checkpoint with the selected items of the old one and all others of the newest. No file is
+overwritten, so training that resumes finds the new one or, after an undo, the earlier one. Files of a sealed folder go
+into a new folder.
 """
 
 import argparse
@@ -37,7 +37,7 @@ from powerguard.trainer.tiers.base import read_shard as read_stored
 
 
 class FilesError(Exception):
-    """Nothing was restored: why, what would be right."""
+    """The restore failed: why, and the fix."""
 
 
 def restore(
@@ -133,7 +133,7 @@ _TOLD: Final = 4
 
 
 class RestoreError(Exception):
-    """Nothing was restored, and nothing changed: why, what would be right."""
+    """The restore failed without a change: why, and the fix."""
 
 
 def run(args: argparse.Namespace) -> int:
@@ -157,7 +157,7 @@ def run(args: argparse.Namespace) -> int:
 
 @contextmanager
 def _unheard(name: str) -> Iterator[None]:
-    """Keep what a logger says off stderr, where nobody else listens: what was done is told below, once."""
+    """Keep the library's log off stderr: the verb reports the result itself."""
     handler = logging.NullHandler()
     logging.getLogger(name).addHandler(handler)
     try:
@@ -175,7 +175,7 @@ def _restore(args: argparse.Namespace) -> dict[str, object]:
         return _mark_newer(entry, args)
     target = Path(str(args.to or args.into)).absolute()
     if args.to is not None and target.exists() and (not target.is_dir() or any(target.iterdir())):
-        msg = f"{target}: is there already (name a new folder, or --into it)"
+        msg = f"{target}: already exists (name a new folder, or use --into)"
         raise RestoreError(msg)
     if args.into is not None:
         if entry.kind == "sealed":
@@ -196,7 +196,7 @@ def _restore(args: argparse.Namespace) -> dict[str, object]:
 
 
 def source_of(place: str, step: int | None, **access: str | None) -> Entry:
-    """Return the checkpoint that is meant: the place itself, or of a place the one of this step, or the newest."""
+    """Return the selected checkpoint: the place itself, or of a place the one of this step, or the newest."""
     url, _, name = place.rstrip("/").rpartition("/")
     is_stored = "://" in place and step_of(name) is not None
     entries = [each for each in entries_at(url if is_stored else place, **access) if each.is_whole]
@@ -212,29 +212,29 @@ def source_of(place: str, step: int | None, **access: str | None) -> Entry:
 
 
 def _ask(entry: Entry, target: str, args: argparse.Namespace) -> None:
-    """Ask, where somebody can be asked. Raises RestoreError unless the answer is yes."""
+    """Ask, if stdin is a terminal. Raises RestoreError unless the answer is yes."""
     if args.yes:
         return
     if sys.stdin.isatty() and not args.json:
         what = ", ".join(args.only) or "everything"
         if agreed(f"restore {what} from {entry.path} into {target}?"):
             return
-    msg = "nothing was changed (--yes does it)"
+    msg = "cancelled: no change was made (add --yes to do it)"
     raise RestoreError(msg)
 
 
 def _mark_newer(entry: Entry, args: argparse.Namespace) -> dict[str, object]:
-    """Roll an object store back to a checkpoint that it has: mark what is newer there, so that no resume takes it."""
+    """Roll an object store back to a checkpoint that it has: mark newer ones, so that no resume uses them."""
     tier = tier_at(args.into, **access_of(args))
     there = tier.found()
     if args.only or entry.found is None or entry.found.digest not in {each.digest for each in there}:
-        msg = f"{args.into}: an object store is only rolled back as a whole, to a checkpoint that it has"
+        msg = f"{args.into}: an object store can only be rolled back as a whole, to a checkpoint that it has"
         raise RestoreError(msg)
     _ask(entry, args.into, args)
     newer = [each for each in there if each.step >= entry.found.step and each.digest != entry.found.digest]
     for each in newer:
         tier.set_aside(each, f"rolled back to {entry.name}")
-    note = f"; {len(newer)} newer checkpoints are marked there (undone by removing their {SET_ASIDE})"
+    note = f"; {len(newer)} newer checkpoints are marked there (to undo, remove their {SET_ASIDE})"
     return {"from": entry.path, "path": args.into, "restored": [], "note": note}
 
 
@@ -242,7 +242,7 @@ def _mark_newer(entry: Entry, args: argparse.Namespace) -> dict[str, object]:
 
 
 class Native:
-    """Restores items of one native checkpoint, into a new root or beside the checkpoints of one that is there.
+    """Restores items of one native checkpoint, into a new root or into an existing one.
 
     Needs memory for a shard three times over: the old one, the newest one, and what they make together.
     """
@@ -266,12 +266,12 @@ class Native:
                 saved, names = self._write(store, base, base, bar)
                 return self._told(saved.path, names, f" into a new checkpoint of step {base.step}")
             if self._only:
-                msg = f"{self._target}: its newest checkpoint is the one to restore from (name an older one: --step N)"
+                msg = f"{self._target}: its newest checkpoint is the selected one (select an older one with --step N)"
                 raise RestoreError(msg)
             return self._roll_back(store, bar)
 
     def _made(self, store: Store, found: Found, bar: Bar) -> dict[str, object]:
-        """Fill a folder that was not there; where that fails it is not there again."""
+        """Fill a new folder; a failure removes it again."""
         try:
             saved, names = self._write(store, found, None, bar)
         except BaseException:
@@ -280,7 +280,7 @@ class Native:
         return self._told(saved.path, names, "")
 
     def _roll_back(self, store: Store, bar: Bar) -> dict[str, object]:
-        """Make this checkpoint the newest of the root: what is newer is set aside, and can be brought back."""
+        """Make this checkpoint the newest of the root: newer ones are set aside, and can be brought back."""
         found, path = self._found, self._found.path
         names: list[str] = []
         same = next((each for each in store.found() if each.digest == found.digest), None)
@@ -293,7 +293,7 @@ class Native:
         for each in newer:
             Path(each.path).rename(store.root / f"{NEWER}{each.name}")
         Disk().sync_folder(store.root)
-        note = f"; {len(newer)} newer ones are set aside there (do the same with --into where else there are copies)"
+        note = f"; {len(newer)} newer ones are set aside there (use --into on other copies, too)"
         return self._told(path, names or list(self._names()), note)
 
     def _told(self, path: str, names: list[str], note: str) -> dict[str, object]:
@@ -373,15 +373,13 @@ class Native:
         return sorted({item.name for rank in ranks for item in self._found.shard(rank).items})
 
     def _check_memory(self, base: Found | None) -> None:
-        """A host that swaps itself to death restores nothing."""
+        """Check that the memory is enough: a host that swaps heavily cannot restore."""
         largest = max(shard.size_bytes for shard in self._found.manifest.shards)
         if base is not None:
             largest = max(largest, *(shard.size_bytes for shard in base.manifest.shards))
         free = _available_bytes()
         if free is not None and 3 * largest > free:
-            msg = (
-                f"needs {amount(3 * largest)} of memory, {amount(free)} are available (on another host, --to a folder)"
-            )
+            msg = f"needs {amount(3 * largest)} of memory, but {amount(free)} are available (use --to on another host)"
             raise RestoreError(msg)
 
     def _read(self, found: Found, rank: int) -> Mapping[str, Loaded]:
@@ -391,7 +389,7 @@ class Native:
 
 
 def _available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Memory that may still be used, as proc(5) estimates it; None where that is not told."""
+    """Memory that may still be used, as proc(5) estimates it; None if unknown."""
     try:
         lines = meminfo.read_text(encoding="ascii").splitlines()
     except (OSError, ValueError):
@@ -407,7 +405,7 @@ def _undo(target: Path) -> dict[str, object]:
     target = target.absolute()
     told: dict[str, object] = {"from": "", "path": str(target), "restored": [], "note": ""}
     if not target.is_dir() or (target / SEAL).exists():
-        msg = f"{target}: nothing was restored into it, or it was undone"
+        msg = f"{target}: has no restore to undo"
         raise RestoreError(msg)
     with Store(target, job="", slots=0) as store:
         newer = sorted(path for path in target.iterdir() if path.name.startswith(NEWER))
@@ -418,7 +416,7 @@ def _undo(target: Path) -> dict[str, object]:
             return {**told, "note": f": {len(newer)} checkpoints are back"}
         made = next((found for found in store.found() if found.manifest.reason.startswith(_REASON)), None)
         if made is None:
-            msg = f"{target}: nothing was restored into it, or it was undone"
+            msg = f"{target}: has no restore to undo"
             raise RestoreError(msg)
-        store.set_aside(made, "its restoring was undone")
+        store.set_aside(made, "its restore was undone")
         return {**told, "note": f": {made.name} is set aside as {BAD}{made.name}"}

@@ -17,20 +17,23 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "seal",
         help="make a checkpoint folder of any framework safe against a power cut",
-        description="Flush a folder that a framework wrote, all of it, and write SEAL.json into it: names, sizes and "
-        "digests of everything there. After a power cut a sealed folder is whole, or `powerguard checkpoints verify` "
-        "says what is not. Sealing again what is unchanged changes nothing. Exit 0: sealed and durable; 1: not.",
+        description="Flush a checkpoint folder of any framework and write SEAL.json into it: names, sizes and "
+        "digests of all files. After a power cut, `powerguard checkpoints verify` shows whether a sealed folder is "
+        "complete, or what is not. To seal an unchanged folder again has no effect. Exit 0: sealed and durable; 1: "
+        "not.",
     )
     parser.add_argument("folder", metavar="DIR", nargs="+", help="one checkpoint's folder; may be several")
-    parser.add_argument("--again", action="store_true", help="it was changed on purpose: seal it as it is now")
-    parser.add_argument("--step", type=_step, default=None, metavar="N", help="its training step (else of its name)")
+    parser.add_argument("--again", action="store_true", help="seal a changed folder as it is now")
+    parser.add_argument(
+        "--step", type=_step, default=None, metavar="N", help="its training step (default: from its name)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
 
 
 def _step(text: str) -> int:
     if not text.isdecimal() or not text.isascii() or len(text) > 18:
-        msg = f"{text!r} is no step (write it as 1200)"
+        msg = f"{text!r} is not a step (example: 1200)"
         raise argparse.ArgumentTypeError(msg)
     return int(text)
 
@@ -68,7 +71,7 @@ def _tell(done: "list[Sealed]") -> None:
         step = "" if each.seal.step is None else f"step {each.seal.step}, "
         count = len(each.seal.files)
         what = f"{step}{count} file{'' if count == 1 else 's'}, {amount(each.seal.size_bytes)}"
-        word = paint("sealed", "green") if each.is_new else "sealed already, and unchanged"
+        word = paint("sealed", "green") if each.is_new else "already sealed, and unchanged"
         print(f"{clean(each.path)}: {word}: {what}")
 
 

@@ -39,18 +39,18 @@ def places_of(config: str) -> tuple[list[str], str]:
     places = [trainer.checkpoint_dir for trainer in settings.trainers if trainer.checkpoint_dir is not None]
     places += asyncio.run(_told(trainers))
     unique = list(dict.fromkeys(os.path.normpath(place) for place in places))
-    return unique, "" if unique else "name a folder: no trainer says where its checkpoints lie (checkpoint_dir)"
+    return unique, "" if unique else "name a folder: no trainer reports where its checkpoints are (checkpoint_dir)"
 
 
 async def _told(trainers: Iterable[TrainerOptions]) -> list[str]:
-    """Ask all trainers at once; whoever does not answer in 3 s tells nothing."""
+    """Ask all trainers at once; one that does not answer in 3 s is skipped."""
     async with asyncio.TaskGroup() as group:
         tasks = [group.create_task(_ask(trainer)) for trainer in trainers]
     return [place for task in tasks if (place := task.result())]
 
 
 async def _ask(trainer: TrainerOptions) -> str:
-    """Return the root that a trainer's last checkpoint lies in; "" where it does not tell."""
+    """Return the root that a trainer's last checkpoint lies in; "" if it does not report it."""
     peer = TrainerPeer(trainer, uids=None if trainer.uids is None else frozenset(trainer.uids))
     try:
         answer = await peer.call("GET", STATUS_PATH)
@@ -72,7 +72,7 @@ _COLOURS: Final = {
     "not_sealed": "yellow",
     "set_aside": "yellow",
 }
-_PLACES: Final = "a folder, a checkpoint, or scheme://bucket/prefix/JOB (default: where the trainers say)"
+_PLACES: Final = "a folder, a checkpoint, or scheme://bucket/prefix/JOB (default: the trainers' folders)"
 
 
 def register(subparsers: Subparsers) -> None:
@@ -80,40 +80,42 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "checkpoints",
         help="list, verify, restore and prune checkpoints",
-        description="The checkpoints that there are, native ones and sealed folders of any framework, on local disks, "
-        "a NAS and in object stores.",
+        description="List, verify, restore and prune native checkpoints and sealed folders of any framework, on "
+        "local disks, a NAS and in object stores.",
     )
     verbs = parser.add_subparsers(dest="checkpoints_verb", metavar="list|verify|restore|prune", required=True)
     listed = verbs.add_parser(
         "list",
-        help="step, age, size, tier, and whether they are whole",
-        description="List them, the highest step first. Exit 0: told; 1: nothing was found, a place cannot be looked "
-        "at, or with --verify: one is not whole.",
+        help="show step, age, size, tier and state",
+        description="List them, the highest step first. Exit 0: listed; 1: none was found, a place cannot be read, "
+        "or with --verify: one is not complete.",
     )
     listed.add_argument("place", metavar="PLACE", nargs="*", help=_PLACES)
-    listed.add_argument("--verify", action="store_true", help="read each to the last byte")
+    listed.add_argument("--verify", action="store_true", help="read every byte of each")
     checked = verbs.add_parser(
         "verify",
-        help="read them to the last byte, past the page cache",
-        description="Read every checkpoint to the last byte, past the page cache, and say what is missing, extra, "
-        "changed or cut short. Exit 0: all are whole; 1: one is not, or nothing was found.",
+        help="read every byte, past the page cache",
+        description="Read every byte of each checkpoint, past the page cache, and report what is missing, extra, "
+        "changed or cut short. Exit 0: all are complete; 1: one is not, or none was found.",
     )
     checked.add_argument("place", metavar="PLACE", nargs="*", help=_PLACES)
     _add_restore(verbs)
     prune = verbs.add_parser(
         "prune",
         help="remove old ones, never the last one that verifies",
-        description="Remove all but the newest ones, after those have been read to the last byte; also what was never "
-        "finished. Shows what would go, and asks. Exit 0: removed, or nothing to remove; 1: refused, or you said no.",
+        description="Remove all but the newest ones, after every byte of those has been read; also unfinished ones. "
+        "Shows the list and asks first. Exit 0: removed, or none to remove; 1: refused, or you answered no.",
     )
     prune.add_argument("place", metavar="PLACE", nargs="+", help="a folder, or scheme://bucket/prefix/JOB")
-    prune.add_argument("--keep", type=_count, default=2, metavar="N", help="how many of the newest stay (2)")
-    prune.add_argument("--set-aside", action="store_true", help="also those that were set aside")
+    prune.add_argument("--keep", type=_count, default=2, metavar="N", help="number of newest ones to keep (2)")
+    prune.add_argument("--set-aside", action="store_true", help="also remove those that were set aside")
     prune.add_argument("--yes", action="store_true", help="do not ask")
     for each in verbs.choices.values():
         each.add_argument("--json", action="store_true", help="one JSON object on stdout")
         group = each.add_argument_group("object stores")
-        group.add_argument("--endpoint", metavar="URL", default=None, help="of an S3 server that is not Amazon's")
+        group.add_argument(
+            "--endpoint", metavar="URL", default=None, help="address of an S3 server other than Amazon's"
+        )
         group.add_argument("--region", metavar="NAME", default=None, help="region of the bucket")
         group.add_argument("--credentials-file", metavar="FILE", default=None, help="as ~/.aws/credentials")
         group.add_argument("--profile", metavar="NAME", default=None, help="section of that file")
@@ -124,18 +126,18 @@ def _add_restore(verbs: Subparsers) -> None:
     restore = verbs.add_parser(
         "restore",
         help="roll selected items or files back, into a new folder or in place",
-        description="Take items (of a native checkpoint) or files (of a sealed folder) out of one checkpoint: --to a "
+        description="Restore items (of a native checkpoint) or files (of a sealed folder) from one checkpoint: --to a "
         "new folder, or (items) --into a job's root, without touching the rest. It is verified while it is read. "
-        "--into can be undone. Exit 0: done; 1: not, and nothing was changed.",
+        "--into can be undone. Exit 0: done; 1: not done, and unchanged.",
     )
     restore.add_argument("place", metavar="CHECKPOINT", nargs="?", help="a checkpoint, or a place (see --step)")
     restore.add_argument(
-        "--step", type=_count, default=None, metavar="N", help="which of a place (default: the newest)"
+        "--step", type=_count, default=None, metavar="N", help="the checkpoint of this step (default: the newest)"
     )
     where = restore.add_mutually_exclusive_group(required=True)
     where.add_argument("--to", metavar="DIR", help="a new folder")
     where.add_argument("--into", metavar="DIR", help="a job's root or its part of a store")
-    where.add_argument("--undo", metavar="DIR", help="take back the last --into DIR")
+    where.add_argument("--undo", metavar="DIR", help="undo the last --into DIR")
     restore.add_argument(
         "--only", metavar="GLOB", action="append", default=[], help="names of items or files; may be repeated"
     )
@@ -144,7 +146,7 @@ def _add_restore(verbs: Subparsers) -> None:
 
 def _count(text: str) -> int:
     if not text.isdecimal() or not text.isascii() or len(text) > 18:
-        msg = f"{text!r} is no whole number"
+        msg = f"{text!r} is not a whole number"
         raise argparse.ArgumentTypeError(msg)
     return int(text)
 
@@ -194,7 +196,7 @@ def _list(args: argparse.Namespace) -> int:
 
 
 def _counted(entries: "list[Entry]") -> "list[Entry]":
-    """Leave out what nobody would resume from anyway: set aside, or never finished."""
+    """Leave out checkpoints that cannot be resumed from: set aside, or never finished."""
     return [each for each in entries if each.state not in ("set_aside", "unfinished")]
 
 

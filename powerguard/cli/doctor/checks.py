@@ -1,6 +1,6 @@
-"""`powerguard doctor`: look at everything beforehand, and say what to do about each finding.
+"""`powerguard doctor`: check every part before an outage, and print a remedy for each finding.
 
-Each check is bounded, changes nothing, and ends in findings, never in a traceback.
+Each check is bounded, read-only, and ends in findings, never in a traceback.
 """
 
 import argparse
@@ -34,6 +34,7 @@ from powerguard.core.decide.machine import step
 from powerguard.core.model.events import Event, Reading, TrainerSeen
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
+from powerguard.daemon.notify.messenger import DRILL_DAYS
 from powerguard.daemon.observe.readiness import full_battery, of_battery
 from powerguard.daemon.wiring import outputs_of
 from powerguard.effectors.bmc.effector import BmcEffector
@@ -70,13 +71,12 @@ RESUME_LIMIT_S: Final = 10.0
 _AS_ROOT: Final = "run doctor as root"
 _START: Final = "systemctl start powerguard.service, or run doctor as root while it runs"
 _RELOAD: Final = "systemctl reload powerguard.service"
-_UNREAD: Final = "see what it says: address, secret, the card's access list; `powerguard discover` finds UPSes"
-DRILL_DAYS: Final = 90
-_RISK: Final = "A battery that holds less than it counts as can lose power before the stop has ended; no gauge shows it"
+_UNREAD: Final = "check address, secret and the card's access list; `powerguard discover` finds UPSes"
+_RISK: Final = "If it holds less than this, the power can fail before the stop has ended, without a sign of it"
 """3.7 % of simulated outages of a battery below 56 % with a nameplate gauge, presumed at 75 %."""
 _MEASURE: Final = "let a drill or a self-test discharge at least a quarter of it (docs/guides/battery.md)"
 OLD_MEASUREMENT_S: Final = 9 * 30.44 * 86400.0
-"""Of 12 months for which a measured health counts: the last quarter is the time to measure it anew."""
+"""Age in months from which doctor asks for a new measurement; a measured health expires after 12."""
 SMALL_DISK_BYTES: Final = 500_000_000
 FULL_DISK_BYTES: Final = 20_000_000
 _REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "fuse.sshfs", "9p", "lustre", "beegfs"})
@@ -91,12 +91,12 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "doctor",
         help="check every part in advance and print remedies",
-        description="Check settings, secrets, UPS, trainers, BMC, host, budget, journal and the daemon itself. Changes "
-        "nothing, and takes some seconds. Exit 0: all pass; 1: warnings; 2: failures.",
+        description="Check settings, secrets, UPS, trainers, BMC, host, budget, journal and the daemon itself. It "
+        "changes nothing; takes some seconds. Exit 0: all pass; 1: warnings; 2: failures.",
     )
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.add_argument("--quiet", action="store_true", help="leave out what passes")
+    parser.add_argument("--quiet", action="store_true", help="leave out checks that pass")
     add_options(parser)
     parser.set_defaults(run=run)
 
@@ -104,7 +104,7 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     if sys.stderr.isatty() and not args.json:
-        print("looking at settings, UPS, trainers, BMC and host ...", end="\r", file=sys.stderr, flush=True)
+        print("checking settings, UPS, trainers, BMC and host ...", end="\r", file=sys.stderr, flush=True)
     found = examine(args)
     code = _code(found)
     shown = [finding for finding in found if not (args.quiet and finding.verdict == "PASS")]
@@ -138,7 +138,7 @@ def _summary(found: Sequence[Finding]) -> str:
 
 @dataclass
 class Ward:
-    """What the checks know and find out together."""
+    """State that the checks share."""
 
     args: argparse.Namespace
     loaded: LoadedSettings
@@ -147,7 +147,7 @@ class Ward:
     trainers: list[TrainerSeen] = field(default_factory=list)
     watts: float | None = None
     status: dict[str, Any] | None = None
-    """The daemon's, which can ask what this user has no secret for; None: it does not answer."""
+    """The daemon's status; it has secrets that this user has not. None: it does not answer."""
 
     @property
     def settings(self) -> Settings:
@@ -157,7 +157,7 @@ class Ward:
 
 def examine(args: argparse.Namespace) -> list[Finding]:
     """Run every check and return what was found."""
-    # The libraries tell their troubles to the log; here the findings do.
+    # The libraries log their errors; here the findings report them.
     structlog.configure(wrapper_class=structlog.make_filtering_bound_logger(logging.CRITICAL))
     logging.disable(logging.CRITICAL)
     path = Path(args.config)
@@ -187,12 +187,33 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         *_looked("shared", lambda: _shared(ward)),
         *_looked("journal", lambda: [_journal(Path(ward.settings.journal.path))]),
         *_looked("host", lambda: _here(ward)),
+        *_looked("messages", lambda: message_findings(ward.settings, ward.status)),
         *_looked("daemon", lambda: _daemon(args)),
     ]
 
 
+def message_findings(settings: Settings, status: dict[str, Any] | None) -> list[Finding]:
+    """Say whether people would hear of an outage. status: the daemon's; None: it does not answer."""
+    if not settings.notify.targets:
+        text = "no target is set: outages and alarms cause no message"
+        return [Finding("messages", "WARN", text, "set notify.targets (docs/guides/messages.md)")]
+    told = {} if status is None else status.get("messages") or {}
+    found = []
+    for each in told.get("targets", ()):
+        name = f"messages.{each['name']}"
+        if each["since"] is not None:
+            text = f"the last delivery failed: {each['answer']}; {each['queued']} wait"
+            found.append(Finding(name, "WARN", text, f"powerguard notify test {each['name']}"))
+        elif each["at"] is None:
+            text = "nothing was sent to it yet"
+            found.append(Finding(name, "WARN", text, f"powerguard notify test {each['name']}"))
+        else:
+            found.append(Finding(name, "PASS", f"the last delivery was taken: {each['answer']}"))
+    return found
+
+
 def _looked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
-    """Return what a check finds; one that may not look says so, and the others still count."""
+    """Return the findings of a check; a missing permission is one of them, and the other checks still count."""
     try:
         return check()
     except OSError as error:
@@ -201,7 +222,7 @@ def _looked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
 
 
 def _way_back(ward: Ward) -> list[Finding]:
-    """As the daemon has found it, which holds the secrets; where there is none, as it looks from here."""
+    """The daemon's result, because it holds the secrets; without a daemon, a check from here."""
     if ward.status is not None:
         known = comeback.of_status(ward.status["way_back"])
     else:
@@ -210,7 +231,7 @@ def _way_back(ward: Ward) -> list[Finding]:
 
 
 async def _live(ward: Ward) -> list[Finding]:
-    """Everything that must be asked of somebody, side by side."""
+    """Run all checks that wait for another device, in parallel."""
     sources = [(ups, each) for ups in ward.settings.feeding for each in ward.settings.ups[ups].sources]
     armed = ward.settings.mode == "armed"
     checks: list[tuple[str, Callable[[], Awaitable[list[Finding]]]]] = [
@@ -240,16 +261,16 @@ async def _bounded(name: str, check: Callable[[], Awaitable[list[Finding]]], lim
         async with asyncio.timeout(limit_s):
             return await check()
     except TimeoutError:
-        return [Finding(name, "FAIL", f"not done within {limit_s:g} s", "look at it by hand")]
+        return [Finding(name, "FAIL", f"the check did not end within {limit_s:g} s", "check it by hand")]
     except Exception as error:  # noqa: BLE001 - a check that breaks is a finding; the others still count
-        return [Finding(name, "FAIL", f"the check broke: {type(error).__name__}: {error}", "please report this")]
+        return [Finding(name, "FAIL", f"the check failed: {type(error).__name__}: {error}", "report this as a bug")]
 
 
 # --- Secrets --------------------------------------------------------------------------------------------------------
 
 
 def _secrets(ward: Ward) -> list[Finding]:
-    """Read every secret as the daemon does, and forget it. What only the daemon can read shows in what it reaches."""
+    """Read every secret as the daemon does, and drop it. Secrets of the daemon alone are checked by their use."""
     return [
         _secret(path, secret)
         for path, secret in secrets_in(ward.settings)
@@ -260,7 +281,7 @@ def _secrets(ward: Ward) -> list[Finding]:
 def _secret(path: KeyPath, secret: Secret) -> Finding:
     name, where = "secret", dotted(path)
     if _is_elsewhere(secret):
-        text = f"{where}: credential {secret.credential}: systemd hands it to the daemon alone: not checked"
+        text = f"{where}: credential {secret.credential}: not checked, systemd gives it to the daemon only"
         return Finding(name, "WARN", text, _START)
     try:
         with _as_the_daemon() if secret.file else contextlib.nullcontext():
@@ -269,14 +290,14 @@ def _secret(path: KeyPath, secret: Secret) -> Finding:
         if isinstance(error.__cause__, PermissionError) and os.geteuid() != 0:
             return Finding(name, "WARN", f"{where}: {error}: not checked", _AS_ROOT)
         if secret.credential is not None and is_set(secret.credential):
-            text = f"{where}: credential {secret.credential}: is set, but the running daemon was started without it"
-            return Finding(name, "FAIL", text, "powerguard install, which restarts the daemon while utility is there")
+            text = f"{where}: credential {secret.credential}: is set, but the running daemon started without it"
+            return Finding(name, "FAIL", text, "powerguard install (restarts the daemon while utility is there)")
         return Finding(name, "FAIL", f"{where}: {error}", _right(secret, error.__cause__))
-    return Finding(name, "PASS", f"{where}: {secret.file or secret.credential}: can be read, by its owner only")
+    return Finding(name, "PASS", f"{where}: {secret.file or secret.credential}: readable, by its owner only")
 
 
 def _right(secret: Secret, cause: BaseException | None) -> str:
-    """Return what makes a secret readable; "" where its error says so itself."""
+    """Return the command that makes a secret readable; "" if its error names it."""
     if isinstance(cause, FileNotFoundError) and secret.file:
         return f"install -m 0400 -o {DAEMON_USER} /dev/stdin {secret.file}"
     return f"chown {DAEMON_USER} {secret.file}" if isinstance(cause, PermissionError) and secret.file else ""
@@ -284,7 +305,7 @@ def _right(secret: Secret, cause: BaseException | None) -> str:
 
 @contextlib.contextmanager
 def _as_the_daemon() -> Iterator[None]:
-    """As root: look at a file as the daemon's user, where there is one. No thread runs yet that this could surprise."""
+    """As root: check a file as the daemon's user, if there is one. No other thread runs yet."""
     try:
         user = pwd.getpwnam(DAEMON_USER) if os.geteuid() == 0 else None
     except KeyError:
@@ -305,15 +326,15 @@ def _as_the_daemon() -> Iterator[None]:
 
 
 def _is_elsewhere(secret: Secret | None) -> bool:
-    """A credential that systemd gives to the daemon's unit alone; nobody else can ask with it."""
+    """A credential that systemd gives only to the daemon's unit."""
     return secret is not None and secret.credential is not None and "CREDENTIALS_DIRECTORY" not in os.environ
 
 
-# --- Those who must be asked ----------------------------------------------------------------------------------------
+# --- Devices ---------------------------------------------------------------------------------------------------------
 
 
 def source_name(settings: Settings, ups: str, options: SourceOptions) -> str:
-    """Return what the findings of a source are called: by its host, and by more where that has several."""
+    """Return the name of a source's findings: its host, with more details if that has several."""
     hosts = [each.host for name in settings.feeding for each in settings.ups[name].sources]
     return f"ups.{options.host}" + (f" ({ups}, {options.kind})" if hosts.count(options.host) > 1 else "")
 
@@ -342,9 +363,9 @@ async def _ups(ward: Ward, ups: str, options: SourceOptions) -> list[Finding]:
 
 
 def _ups_of_the_daemon(ward: Ward, ups: str, name: str, options: SourceOptions) -> Finding:
-    """Return how the daemon fares with a source whose secret it alone has."""
+    """Return the daemon's result for a source whose secret only the daemon has."""
     if ward.status is None:
-        return Finding(name, "WARN", "not asked: systemd hands its secret to the daemon alone", _START)
+        return Finding(name, "WARN", "not asked: systemd gives its secret to the daemon only", _START)
     place = ward.settings.ups[ups].sources.index(options)
     told = [each for each in ward.status["sources"] if each["ups"] == ups]
     if place >= len(told):
@@ -361,12 +382,12 @@ async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[F
     try:
         report = await probe(options)
     except SnmpError as error:
-        # Whoever answers too late has taken address and community; the words say what would be right.
+        # A card that answers too late has accepted address and community; the text names the fix.
         fix = "" if error.late else "check address, version, community or user, and the card's access list"
         return [Finding(name, "FAIL", str(error), fix)]
     told = report.decoded
     if told.stale is not None:
-        return [Finding(name, "FAIL", f"{report.where}: {told.stale}", "reseat the card; restart it")]
+        return [Finding(name, "FAIL", f"{report.where}: {told.stale}", "reseat or restart the card")]
     reading = told.reading(
         at_s=boottime_s(),
         ups=ups,
@@ -382,11 +403,13 @@ async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[F
     text = f"{reading.output_source}, {charge}, {load}, {runtime} ({speaks}; {1000 * report.latency_s:.0f} ms)"
     found = [Finding(name, "PASS", text)]
     if reading.load_pct is None and (reading.watts is None or ward.policy.rating_w is None):
-        found.append(Finding(name, "WARN", "tells no load: counted as full", "set rating_w if it tells watts"))
+        found.append(Finding(name, "WARN", "reports no load: counted as full", "set rating_w if it reports watts"))
     found += [Finding(name, "WARN", text, "") for text in told.warnings]
     fix = "set the return battery capacity (minimum return charge) to 25 % on the card's page"
     found += comeback.restart_charge(name, report.restart_pct, fix)
-    found += [Finding(name, "WARN", f"profile: {problem}", "mend or remove it") for problem in report.profile_problems]
+    found += [
+        Finding(name, "WARN", f"profile: {problem}", "correct or remove it") for problem in report.profile_problems
+    ]
     return found
 
 
@@ -432,14 +455,14 @@ async def _trainers(ward: Ward) -> list[Finding]:
 
 
 async def _resume(settings: Settings) -> list[Finding]:
-    """Would training be started after a power-off, and is the host what it was?"""
+    """Would training start after a power-off, and is the host as it was?"""
     folder = Path(settings.journal.path).parent
     checked = await host_look(settings).look(RESUME_LIMIT_S)
     return [*await resume_findings.target(settings.resume), *resume_findings.host(checked, folder)]
 
 
 async def _host(ward: Ward) -> list[Finding]:
-    """Return what was found of the power-off's path; what only root may look at, as the daemon has found it."""
+    """Return the findings on the power-off; parts that only root may check come from the daemon."""
     found = await findings(ward.settings.host)
     if ward.status is None or ward.status["mode"] == "dry-run":
         return found
@@ -450,7 +473,7 @@ async def _host(ward: Ward) -> list[Finding]:
 
 
 def _pausing(ward: Ward) -> list[str]:
-    """Names of the sockets of the settings' trainers that are to stand still in an outage."""
+    """Names of the sockets of the settings' trainers that are to pause in an outage."""
     paths = [each.socket_path for each in ward.settings.trainers if each.after != "continue"]
     return [Path(path).name for path in paths if path is not None]
 
@@ -458,13 +481,13 @@ def _pausing(ward: Ward) -> list[str]:
 def _trainer(event: TrainerSeen, url: str) -> Finding:
     name = f"trainer.{event.trainer}"
     if not event.alive:
-        text = f"{url}: nobody answers there" if url else "not there"
+        text = f"{url}: no answer" if url else "not there"
         return Finding(name, "WARN", text, f"start training, or correct its {'url' if url else 'settings'}")
     at = "" if event.step is None else f" at step {event.step}"
-    takes = "does not say how long" if event.checkpoint_s is None else f"takes {event.checkpoint_s:.0f} s"
+    takes = "time unknown" if event.checkpoint_s is None else f"takes {event.checkpoint_s:.0f} s"
     text = f"answers{at}; after a checkpoint: {event.conduct}; checkpoint {takes}"
     if event.conduct == "continue":
-        fix = "embed powerguard.trainer: pausing makes the battery last about three times longer"
+        fix = "embed powerguard.trainer: with training paused, the battery lasts about three times longer"
         return Finding(name, "WARN", f"{text}; it does not pause", fix)
     return Finding(name, "PASS", text)
 
@@ -472,7 +495,7 @@ def _trainer(event: TrainerSeen, url: str) -> Finding:
 async def _bmc(ward: Ward) -> list[Finding]:
     options = ward.settings.bmc
     if options.kind == "none":
-        return []  # told among the settings
+        return []  # reported with the settings
     if _is_elsewhere(options.password):
         return [_bmc_of_the_daemon(ward.status)]
     ward.watts = await BmcEffector(options).power_watts(BMC_LIMIT_S)
@@ -481,23 +504,23 @@ async def _bmc(ward: Ward) -> list[Finding]:
 
 def _bmc_of_the_daemon(status: dict[str, Any] | None) -> Finding:
     if status is None:
-        return Finding("bmc", "WARN", "not asked: systemd hands its password to the daemon alone", _START)
+        return Finding("bmc", "WARN", "not asked: systemd gives its password to the daemon only", _START)
     if status["bmc"] is None:
         return Finding("bmc", "WARN", "the daemon does not know it yet", _RELOAD)
     bmc = status["bmc"]
     if bmc["verified"]:
         return Finding("bmc", "PASS", f"the daemon has read the power restore policy back: {bmc['policy']}")
     because = bmc["error"] or f"the power restore policy is {bmc['policy'] or 'not read yet'}"
-    return Finding("bmc", "FAIL", f"as the daemon found it: {because}", "run doctor as root: it asks the BMC itself")
+    return Finding("bmc", "FAIL", f"as the daemon found it: {because}", "run doctor as root, to ask the BMC directly")
 
 
 # --- Sums -----------------------------------------------------------------------------------------------------------
 
 
 def _budget(ward: Ward) -> list[Finding]:
-    """The daemon's own sums, with what was just read; where a secret is missing for that, the daemon's result."""
+    """The budget with the newest readings; if a secret is missing for that, the daemon's result."""
     if not ward.readings and ward.status is not None and ward.status["ups"] is not None:
-        return []  # What is wrong with it stands among the daemon's reasons.
+        return []  # The daemon's reasons report it.
     if not ward.readings:
         return [Finding("budget", "WARN", "not computed: no UPS could be read", _UNREAD)]
     state = State()
@@ -531,7 +554,7 @@ def _shared(ward: Ward) -> list[Finding]:
 def _here(ward: Ward) -> list[Finding]:
     found = [_group(ward.settings.control.group)]
     if not Path("/var/log/journal").is_dir():
-        text = "journald keeps nothing over a power-off (no /var/log/journal)"
+        text = "journald loses its log at a power-off (no /var/log/journal)"
         found.append(Finding("log", "WARN", text, "mkdir /var/log/journal; journalctl --flush"))
     return found
 
@@ -549,7 +572,7 @@ def _journal(path: Path) -> Finding:
     free = room.f_bavail * room.f_frsize
     if kind in _REMOTE:
         return Finding(
-            "journal", "FAIL", f"{folder} is on {kind}: a network that is dark is not durable", "use a local disk"
+            "journal", "FAIL", f"{folder} is on {kind}: a network without power is not durable", "use a local disk"
         )
     if kind in _VOLATILE:
         return Finding(
@@ -566,7 +589,7 @@ def _journal(path: Path) -> Finding:
 
 
 def filesystem_of(path: Path, mountinfo: str) -> str:
-    """Return the type of the filesystem that holds a path, by the text of /proc/self/mountinfo; "" when not listed."""
+    """Return the type of the filesystem of a path, by the text of /proc/self/mountinfo; "" if not listed."""
     best, kind = -1, ""
     for line in mountinfo.splitlines():
         left, _, right = line.partition(" - ")
@@ -593,7 +616,7 @@ def _daemon(args: argparse.Namespace) -> list[Finding]:
     except (DownError, RefusedError) as error:
         return [Finding("daemon", "FAIL", str(error))]
     except UntoldError as error:
-        text = f"does not tell {error.args[0]}: it is older than this command"
+        text = f"does not report {error.args[0]}: it is older than this command"
         return [Finding("daemon", "FAIL", text, "systemctl restart powerguard, unless power is out")]
 
 
@@ -605,7 +628,7 @@ def _asked(args: argparse.Namespace) -> list[Finding]:
         verdict: Verdict = "FAIL" if fails else "WARN"
         found.append(Finding(f"daemon.{reason['name']}", verdict, str(reason["text"]), str(reason["fix"])))
     found += trap_findings(told.get("traps"))
-    with contextlib.suppress(DownError, RefusedError):  # told above, or a daemon that knows no drills yet
+    with contextlib.suppress(DownError, RefusedError):  # reported above, or an older daemon without drills
         found.append(drill_finding(get(args, "/api/v1/drill")["last"]))
     with contextlib.suppress(DownError, RefusedError):  # likewise
         found += [health_finding(ups["name"], ups["health"]) for ups in get(args, "/api/v1/battery")["ups"]]
@@ -613,7 +636,7 @@ def _asked(args: argparse.Namespace) -> list[Finding]:
 
 
 def health_finding(name: str, health: dict[str, Any]) -> Finding:
-    """A presumed health costs training time, and a measurement that expires unnoticed becomes one."""
+    """Report a presumed health, which costs training time, and a measurement that is about to expire."""
     name, text = f"battery.{name}", f"health counts as {100 * health['share']:.0f} %: {health['because']}"
     measured = health["measured"]
     if health["origin"] == "settings":
@@ -627,15 +650,15 @@ def health_finding(name: str, health: dict[str, Any]) -> Finding:
 
 
 def drill_finding(last: dict[str, Any] | None) -> Finding:
-    """What was never rehearsed, or not lately, or in vain, is a promise. last: the report of the last drill."""
+    """Report a missing, old or failed drill. last: the report of the last drill."""
     fix = "powerguard drill"
     if last is None:
-        return Finding("drill", "WARN", "there was no drill yet: nothing here has been rehearsed", fix)
+        return Finding("drill", "WARN", "there was no drill yet: this host has never rehearsed an outage", fix)
     days = last["age_s"] / 86400.0
     ago = "today" if days < 1.0 else "1 day ago" if days < 1.5 else f"{days:.0f} days ago"
     told = f"the last drill was {ago}: {last['result']}"
     if last["result"] == "recorded":
-        text = f"{told}: in dry-run no trainer was asked, so nothing was measured"
+        text = f"{told}: in dry-run no trainer was asked, so there is no measurement"
         return Finding("drill", "WARN", text, f"mode: rehearse, then {fix}")
     if last["result"] != "passed":
         return Finding("drill", "WARN", f"{told}: {last['because']}", fix)

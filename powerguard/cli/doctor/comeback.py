@@ -1,6 +1,6 @@
-"""What doctor finds of the ways back: each asked as it would be armed, and whether one of them covers the race.
+"""Doctor's checks of the power-on methods: can each be armed, and does one cover the power race?
 
-What doctor finds of a sentinel that this host is to run: hosts that rely on one that does not run stay off.
+Also of a sentinel on this host: hosts that rely on a sentinel that does not run stay off.
 """
 
 import asyncio
@@ -32,12 +32,12 @@ _FIX: Final = (
 LEAST_RESTART_PCT: Final = 25.0
 """A quarter of a charge, of a battery of three quarters of its health: three minutes of boot and a bare stop."""
 MOST_RESTART_PCT: Final = 80.0
-_NO_LATE: Final = "utility that is back for good when all units have stopped leaves this host off all the same"
+_NO_LATE: Final = "this host powers off even if utility is stable again when all units have stopped"
 
 
 async def ask(settings: Settings, policy: Policy) -> tuple[Layer, ...]:
-    """Ask every way that the settings name, side by side, and change nothing. The BMC's policy has its own check."""
-    made = ways_of(settings, clock=boottime_s, wall=time.time, boot=boot_id(), armed=False)  # noqa: TID251 - people's
+    """Check every power-on method of the settings, in parallel, read-only. The BMC's policy has its own check."""
+    made = ways_of(settings, clock=boottime_s, wall=time.time, boot=boot_id(), armed=False)  # noqa: TID251 - for display
     policy = with_ways(policy, settings, made, checks_host=False)
     effector, abandoned = WaysEffector(made), AbandonedTasks()
 
@@ -52,7 +52,7 @@ async def ask(settings: Settings, policy: Policy) -> tuple[Layer, ...]:
 
 
 def of_status(told: Mapping[str, Any]) -> tuple[Layer, ...]:
-    """Return the layers as the daemon's status tells them: it has the secrets, and the person at doctor has not."""
+    """Return the methods by the daemon's status: it has the secrets, and the user of doctor has not."""
     return tuple(
         Layer(letter=each["layer"], name=each["name"], stands=each["stands"], why=each["why"], ups=each["ups"])
         for each in told["layers"]
@@ -60,7 +60,7 @@ def of_status(told: Mapping[str, Any]) -> tuple[Layer, ...]:
 
 
 def findings(known: Sequence[Layer]) -> list[Finding]:
-    """Return what is to be said of them, by the same grade in every mode: a host is armed when nothing fails."""
+    """Return the findings on them, with the same grade in every mode: one may arm a host without a FAIL."""
     found = [_told(each) for each in known if each.letter in LETTERS.values() and each.stands != "off"]
     late = next((each for each in known if each.letter == "A"), None)
     if late is not None and late.stands == "off":
@@ -79,7 +79,7 @@ def restart_charge(name: str, restart_pct: float | None, fix: str) -> list[Findi
         return []
     text = f"switches its output on again at {restart_pct:g} % charge"
     if restart_pct < LEAST_RESTART_PCT:
-        return [Finding(name, "WARN", f"{text}: a second outage then cuts the power of a host that boots", fix)]
+        return [Finding(name, "WARN", f"{text}: a second outage would then cut the power while the host boots", fix)]
     if restart_pct > MOST_RESTART_PCT:
         return [Finding(name, "WARN", f"{text} only: the host stays off for hours", fix)]
     return [Finding(name, "PASS", text)]
@@ -88,8 +88,8 @@ def restart_charge(name: str, restart_pct: float | None, fix: str) -> list[Findi
 def _told(layer: Layer) -> Finding:
     name = f"way_back.{layer.name}" + (f".{layer.ups}" if layer.ups else "")
     if layer.stands == "armed":
-        return Finding(name, "PASS", f"layer {layer.letter}: asked, and it could be armed")
-    return Finding(name, "WARN", f"layer {layer.letter} is {layer.stands}: {layer.why}")
+        return Finding(name, "PASS", f"method {layer.letter}: checked, and it can be armed")
+    return Finding(name, "WARN", f"method {layer.letter} is {layer.stands}: {layer.why}")
 
 
 SETTINGS: Final = Path("/etc/powerguard/sentinel.yaml")
@@ -98,7 +98,7 @@ _START: Final = f"powerguard sentinel --config {SETTINGS} --check; systemctl ena
 
 
 async def sentinel_findings(*, spawn: Spawn = run_child, settings: Path = SETTINGS) -> list[Finding]:
-    """Return nothing where no sentinel has settings here; else whether they hold, and it runs now and at boot."""
+    """Return the findings on a sentinel with settings here: are they valid, does it run now and at boot?"""
     if not os.access(settings, os.F_OK):
         return []
     from powerguard.sentinel.options import load
@@ -109,19 +109,19 @@ async def sentinel_findings(*, spawn: Spawn = run_child, settings: Path = SETTIN
     try:
         mode = load(settings).mode
     except SettingsError as error:
-        fix = f"`powerguard sentinel --config {settings} --check` tells all"
+        fix = f"run `powerguard sentinel --config {settings} --check`"
         return [Finding("sentinel", "FAIL", error.problems[0], fix)]
     shows = await shown(spawn, "--property=ActiveState,UnitFileState", UNIT)
     if shows is None:
         return [Finding("sentinel", "WARN", "cannot ask systemd whether it runs", "is this a systemd host?")]
     told = shows[0]
     if told.get("ActiveState") not in {"active", "reloading"}:
-        because = f"it has settings ({settings}) and does not run: hosts that rely on it stay off"
+        because = f"it has settings ({settings}) but does not run: hosts that rely on it stay off"
         return [Finding("sentinel", "FAIL", because, _START)]
     if told.get("UnitFileState") != "enabled":
-        because = "it runs, and is not started at boot: an outage that takes this host along ends it"
+        because = "it runs, but does not start at boot: an outage of this host ends it"
         return [Finding("sentinel", "FAIL", because, f"systemctl enable {UNIT}")]
     if mode == "dry-run":
-        because = "it runs in dry-run: it only writes down whom it would power on"
+        because = "it runs in dry-run: it only records which hosts it would power on"
         return [Finding("sentinel", "WARN", because, f"mode: armed in {settings}, and systemctl reload {UNIT}")]
-    return [Finding("sentinel", "PASS", "it runs, and is started at boot")]
+    return [Finding("sentinel", "PASS", "it runs, and starts at boot")]

@@ -1,7 +1,7 @@
-"""Who else on this host shuts it down or cuts its UPS's output: upsmon, apcupsd, and their hooks late in a shutdown.
+"""Other programs that shut this host down or cut its UPS's output: upsmon, apcupsd, and their shutdown hooks.
 
-Two that decide are worse than one: the other one's shutdown has no checkpoint, and its cut comes at its own time.
-Whether another *host* sends to the same UPS cannot be found out from here (docs/guides/return.md).
+Two programs that decide are worse than one: the other one's shutdown has no checkpoint, and its cut comes at its own
+time. Whether another *host* gives orders to the same UPS cannot be checked here (docs/guides/return.md).
 """
 
 import os
@@ -29,7 +29,7 @@ UPSMON_CONF: Final = "etc/nut/upsmon.conf"
 APCUPSD: Final = "etc/apcupsd"
 OWN_HOOK: Final = "powerguard"
 PROGRAM: Final = "etc/powerguard/output-off"
-_UNASKED: Final = "cannot ask systemd whether upsmon or apcupsd run beside powerguard"
+_UNASKED: Final = "cannot ask systemd whether upsmon or apcupsd also run"
 _MOST_BYTES: Final = 65536
 _WRITABLE: Final = stat.S_IWGRP | stat.S_IWOTH | stat.S_ISUID | stat.S_ISGID
 
@@ -38,7 +38,7 @@ Wrong = Literal["FAIL", "WARN"]
 
 
 async def findings(*, armed: bool, cuts: bool, spawn: Spawn = run_child, root: Path = Path("/")) -> list[Finding]:
-    """Look, and say what was found. armed: False: a rival only warns. cuts: `output_off` is set here.
+    """Return the findings. armed: False: a rival is only a warning. cuts: `output_off` is set here.
 
     root: where the host's files begin.
     """
@@ -57,7 +57,7 @@ async def findings(*, armed: bool, cuts: bool, spawn: Spawn = run_child, root: P
 
 
 def _not_yet(found: Finding) -> Finding:
-    """Until powerguard powers the host off, it may well be a rival that does."""
+    """Lower the grade to a warning while powerguard does not power the host off itself."""
     return found._replace(verdict="WARN", text=f"{found.text} (in mode: armed this is a FAIL)")
 
 
@@ -74,12 +74,12 @@ def _upsmon(root: Path, active: set[str]) -> list[Finding]:
         return []
     text = _text(root / UPSMON_CONF)
     if text is None:
-        because = f"upsmon runs, and its /{UPSMON_CONF} cannot be read: not checked whether it shuts this host down"
+        because = f"upsmon runs, but its /{UPSMON_CONF} cannot be read: not checked whether it shuts this host down"
         return [Finding("rivals.upsmon", "WARN", because, "run doctor as root")]
     command = " ".join(_directive(text, "SHUTDOWNCMD"))
     if not command or "powerguard" in command:
         return []
-    because = f"upsmon shuts this host down by itself (SHUTDOWNCMD {command[:80]}): at low battery, with no checkpoint"
+    because = f"upsmon shuts this host down at low battery, without a checkpoint (SHUTDOWNCMD {command[:80]})"
     right = "put /usr/lib/powerguard/nut/powerguard-shutdown before it, or: systemctl disable --now nut-monitor"
     return [Finding("rivals.upsmon", "FAIL", because, right)]
 
@@ -89,13 +89,13 @@ def _apcupsd(root: Path, active: set[str]) -> list[Finding]:
         return []
     found = []
     if "powerguard" not in (_text(root / APCUPSD / "apccontrol") or ""):
-        because = "apcupsd shuts this host down by itself, with no checkpoint"
-        right = "take powerguard's apccontrol (docs/guides/apcupsd.md), or: systemctl disable --now apcupsd"
+        because = "apcupsd shuts this host down itself, without a checkpoint"
+        right = "use powerguard's apccontrol (docs/guides/apcupsd.md), or: systemctl disable --now apcupsd"
         found.append(Finding("rivals.apcupsd", "FAIL", because, right))
     delay = _directive(_text(root / APCUPSD / "apcupsd.conf") or "", "KILLDELAY")
     if delay and delay[0].isdecimal() and int(delay[0]) > 0:
         because = f"apcupsd cuts the UPS's output {delay[0]} s after its own shutdown began (KILLDELAY)"
-        found.append(Finding("rivals.apcupsd", "FAIL", because, "KILLDELAY 0 in apcupsd.conf"))
+        found.append(Finding("rivals.apcupsd", "FAIL", because, "set KILLDELAY 0 in apcupsd.conf"))
     return found
 
 
@@ -113,7 +113,7 @@ def _hooks(root: Path) -> list[Path]:
 
 
 def _hook(root: Path, path: Path, active: set[str], verdict: Wrong) -> list[Finding]:
-    """Say what a hook does at the end of a power-off, where what it waits for can come about, or has been left."""
+    """Return what a hook does at the end of a power-off, if the flag that it waits for exists or can appear."""
     text = _text(path) or ""
     kind: Kind | None = "nut" if "upsdrvctl" in text else "apcupsd" if "killpower" in text else None
     if kind is None:
@@ -124,9 +124,9 @@ def _hook(root: Path, path: Path, active: set[str], verdict: Wrong) -> list[Find
     if not left and (not units & active or flag is None):
         return []
     shown = f"/{path.relative_to(root)}"
-    why = f"{flag} is there since an earlier outage" if left else f"its daemon runs, and leaves {flag} for it"
-    because = f"{shown} cuts the UPS's output at the end of the power-off: {why}; powerguard would not be alone in that"
-    right = f"rm {flag}" if left else f"chmod -x {shown}" + ("" if kind == "apcupsd" else ", or take POWERDOWNFLAG out")
+    why = f"{flag} remains from an earlier outage" if left else f"its daemon runs and writes {flag} for it"
+    because = f"{shown} cuts the UPS's output at the end of the power-off, in addition to powerguard: {why}"
+    right = f"rm {flag}" if left else f"chmod -x {shown}" + ("" if kind == "apcupsd" else ", or remove POWERDOWNFLAG")
     return [Finding("rivals.hook", verdict, because, right)]
 
 
@@ -141,7 +141,7 @@ def _flag(root: Path, kind: Kind) -> Path | None:
 
 
 def _program(path: Path, *, cuts: bool) -> list[Finding]:
-    """Look at the site's program for a UPS on this host's cable as the last step of a power-off will."""
+    """Check the site's program for a UPS on this host's cable, as the last step of a power-off does."""
     name = "way_back.local_output"
     try:
         found, folder = path.lstat(), path.parent.lstat()
@@ -151,12 +151,12 @@ def _program(path: Path, *, cuts: bool) -> list[Finding]:
         return [Finding(name, "WARN", f"{path}: {error.strerror}", "run doctor as root")]
     fits = stat.S_ISREG(found.st_mode) and stat.S_ISDIR(folder.st_mode) and bool(found.st_mode & stat.S_IXUSR)
     if not fits or any(each.st_uid != 0 or each.st_mode & _WRITABLE for each in (found, folder)):
-        because = f"{path} is not run at the end of a power-off: others could have written it, or it cannot be executed"
+        because = f"{path} will not run at the end of a power-off: other users can write it, or it is not executable"
         return [Finding(name, "FAIL", because, f"chown root: {path}; chmod 0755 {path} {path.parent}")]
-    told = [Finding(name, "PASS", f"{path} is run at the very end of a power-off of ours")]
+    told = [Finding(name, "PASS", f"{path} runs at the end of powerguard's power-off")]
     if cuts:
-        because = f"{path} and output_off both tell a UPS to cut its output: right for two UPSes, wrong for one"
-        told.append(Finding(name, "WARN", because, "leave one of them for each UPS"))
+        because = f"{path} and output_off both order a UPS to cut its output: correct for two UPSes, wrong for one"
+        told.append(Finding(name, "WARN", because, "keep one of them for each UPS"))
     return told
 
 
@@ -175,7 +175,7 @@ def _text(path: Path) -> str | None:
 
 
 def _directive(text: str, name: str) -> list[str]:
-    """Return the words behind the last line that begins with a name; [] where there is none."""
+    """Return the words after the name on its last line; [] if there is none."""
     found: list[str] = []
     for line in text.splitlines():
         try:
@@ -195,7 +195,7 @@ async def apcupsd_findings(name: str, options: ApcupsdOptions, *, ups: str) -> t
     try:
         report = await probe(options, ups=ups)
     except NisError as error:
-        fix = "apcupsd.conf there: NETSERVER on, NISIP of that network, NISPORT; `apcaccess -h HOST:PORT` asks too"
+        fix = "set NETSERVER on, NISIP and NISPORT in apcupsd.conf there; test with `apcaccess -h HOST:PORT`"
         return None, [Finding(name, "FAIL", str(error), fix)]
     reading = report.reading
     if reading is None:
@@ -203,21 +203,21 @@ async def apcupsd_findings(name: str, options: ApcupsdOptions, *, ups: str) -> t
     runtime = "no runtime" if reading.runtime_s is None else f"runtime {reading.runtime_s:.0f} s"
     charge = "no charge" if reading.charge_pct is None else f"charge {reading.charge_pct:.0f} %"
     load = "no load" if reading.load_pct is None else f"load {reading.load_pct:.0f} %"
-    age = "age not told" if report.age_s is None else f"{max(0.0, report.age_s):.0f} s old"
+    age = "age unknown" if report.age_s is None else f"{max(0.0, report.age_s):.0f} s old"
     text = f"{reading.output_source}, {charge}, {load}, {runtime} (apcupsd {report.name or 'without a name'}; {age})"
     found = [Finding(name, "PASS", text)]
     if report.age_s is not None and report.age_s > _OLD_S:
-        text = f"apcupsd looked at its UPS {report.age_s:.0f} s ago: an outage is seen as late as its POLLTIME allows"
-        found.append(Finding(name, "WARN", text, "POLLTIME 1 in its apcupsd.conf"))
+        text = f"apcupsd polled its UPS {report.age_s:.0f} s ago, so an outage is noticed up to its POLLTIME later"
+        found.append(Finding(name, "WARN", text, "set POLLTIME 1 in its apcupsd.conf"))
     if report.slave:
-        text = "a net slave does not tell how old its news is"
+        text = "a net slave does not report the age of its data"
         found.append(Finding(name, "WARN", text, "name its master in the settings (DEVICE in its apcupsd.conf)"))
     if report.shutting_down:
-        text = "SHUTTING DOWN since an earlier outage: that apcupsd orders no shutdown any more"
+        text = "SHUTTING DOWN since an earlier outage: that apcupsd no longer orders a shutdown"
         found.append(Finding(name, "WARN", text, "systemctl restart apcupsd there"))
     if reading.load_pct is None:
-        found.append(Finding(name, "WARN", "tells no load: counted as full", ""))
-    fix = "set it to 25 % in the UPS: apctest, with apcupsd stopped, edits its EEPROM; or the menu of its panel"
+        found.append(Finding(name, "WARN", "reports no load: counted as full", ""))
+    fix = "set it to 25 % in the UPS, with apctest while apcupsd is stopped (its EEPROM), or at its panel"
     return reading, [*found, *restart_charge(name, report.restart_pct, fix)]
 
 
@@ -240,10 +240,10 @@ async def nut_findings(
     if report.forgeable:
         found.append(Finding(name, "WARN", f"its answers could be forged: {report.forgeable}", "tls: required"))
     if options.user is None:
-        text = "no login: a NUT primary does not wait for this host before it cuts the output"
+        text = "no login, so a NUT primary does not wait for this host before it cuts the output"
         found.append(Finding(name, "WARN", text, "set user and password, with an upsmon line in upsd.users"))
     if reading.load_pct is None and reading.watts is None:
-        found.append(Finding(name, "WARN", "tells no load: counted as full", ""))
+        found.append(Finding(name, "WARN", "reports no load: counted as full", ""))
     others = len(report.clients) - report.is_logged_in
     if others > 0:
         found += clients_findings(name, others, is_shared=is_shared, cuts=cuts)
@@ -255,25 +255,25 @@ async def nut_findings(
 _GUIDE: Final = "docs/guides/ups.md"
 _ODD: Final = {
     "unknown_sender": (
-        "came from addresses of no UPS here",
-        "name them in traps.addresses, or the card's host as it is",
+        "came from unknown addresses",
+        "name them in traps.addresses, or correct the card's host",
     ),
     "wrong_community": ("had another community", "set the card's trap community as traps.community"),
     "unknown_engine": ("came from engine ids that are not in the settings", f"traps.users.engines: {_GUIDE}"),
     "unknown_user": ("came from users that are not in the settings", "name the card's trap user in traps.users"),
     "not_authentic": ("were not authentic", "give traps.users the card's passphrase and protocol"),
-    "out_of_time": ("were out of their time window", "restart the card: its informs count our time otherwise"),
+    "out_of_time": ("were out of their time window", "restart the card: its informs use another engine time"),
     "undecipherable": ("could not be deciphered", "give traps.users the card's privacy passphrase and protocol"),
 }
 
 
 def trap_findings(traps: dict[str, Any] | None) -> list[Finding]:
-    """Return what to say of the port; nothing where the settings have none. traps: of the status object."""
+    """Return the findings on the trap port, if the settings have one. traps: of the status object."""
     if traps is None:
         return []
     where = traps["listen"]
     if not traps["listening"]:
-        text = f"not listening at {where}: {traps['because']}; polls go on, a trap does not hasten one"
+        text = f"not listening at {where}: {traps['because']}; polls continue, but traps do not trigger one"
         return [Finding("traps", "WARN", text, f"see traps.listen and traps.port ({_GUIDE})")]
     results = traps["results"]
     found = [
@@ -284,6 +284,6 @@ def trap_findings(traps: dict[str, Any] | None) -> list[Finding]:
     if found:
         return found
     if not results["hint"]:
-        text = f"listening at {where}; no trap of a UPS has come yet"
+        text = f"listening at {where}; no trap of a UPS has arrived yet"
         return [Finding("traps", "PASS", text, f"send a test trap from the card ({_GUIDE})")]
-    return [Finding("traps", "PASS", f"listening at {where}; {results['hint']} traps made us poll")]
+    return [Finding("traps", "PASS", f"listening at {where}; {results['hint']} traps triggered a poll")]

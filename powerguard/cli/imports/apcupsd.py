@@ -1,4 +1,4 @@
-"""Makes our settings of apcupsd's, of apcupsd.conf and the event scripts beside apccontrol.
+"""Makes powerguard's settings from apcupsd's: apcupsd.conf and the event scripts next to apccontrol.
 
 Facts about apcupsd are those of 3.14.14. Defaults are those of its source (apcconfig.c), which Debian's apcupsd.conf
 changes: MINUTES 5 becomes 3.
@@ -42,16 +42,16 @@ class Conf:
         return self.values[key].words[1] if key in self.values else default
 
     def word(self, key: str, default: str = "") -> str:
-        """Return the first word of a value in small letters: where apcupsd wants one of several, it reads no more."""
+        """Return the first word of a value in lower case: for a choice, apcupsd reads only that."""
         return next(iter(re.split(r"[ \t\v\f\r]", self.text(key))), "").lower() or default
 
     def number(self, key: str) -> float:
-        """Return the number of a key, apcupsd's own default where it is not set or is none."""
+        """Return the number of a key, apcupsd's own default if it is not set or not a number."""
         found = re.match(r"\+?([0-9]{1,9})", self.text(key))
         return DEFAULTS[key] if found is None else float(found[1])
 
     def place(self, key: str) -> str:
-        """Say where a key stands; the file where it is not set."""
+        """Return the place of a key; the file if it is not set."""
         return self.values[key].where if key in self.values else self.file
 
 
@@ -77,7 +77,7 @@ def gather(paths: list[Path]) -> list[Path]:
 
 
 def load(path: Path, draft: Draft) -> Conf:
-    """Read one apcupsd.conf and look for the scripts beside its apccontrol. Raises ReadError."""
+    """Read one apcupsd.conf and look for the scripts next to its apccontrol. Raises ReadError."""
     conf = Conf(str(path))
     for line in apcupsd_words(read(path), conf.file):
         conf.values[ALIASES.get(line.words[0], line.words[0])] = line
@@ -89,7 +89,7 @@ def load(path: Path, draft: Draft) -> Conf:
         draft.note(
             "scripts_elsewhere",
             conf.place("SCRIPTDIR"),
-            f"no event script lies beside this file, nor in SCRIPTDIR ({named}) of this host: none was looked at",
+            f"there is no event script next to this file, nor in SCRIPTDIR ({named}) of this host: none was checked",
         )
     return conf
 
@@ -120,14 +120,14 @@ def _scripts(folder: Path) -> dict[str, Path]:
 
 
 def make(conf: Conf, draft: Draft) -> None:
-    """Put the UPS of one apcupsd into the draft, with what is to be looked at."""
+    """Put the UPS of one apcupsd into the draft, with its warnings."""
     kind = conf.word("UPSTYPE")
     before = len(draft.upses)
     if kind not in TYPES:
         draft.warn(
             "no_upstype",
             conf.place("UPSTYPE"),
-            "no UPSTYPE that apcupsd knows: it does not start",
+            "apcupsd does not know this UPSTYPE and does not start",
             f"one of {', '.join(TYPES)}",
         )
     elif kind == "snmp":
@@ -160,7 +160,10 @@ def _snmp(conf: Conf, draft: Draft) -> None:
     port = number(port_text) if port_text else 161.0
     if not _HOST.fullmatch(host) or port is None or not 0 < port < 65536:
         draft.warn(
-            "odd_device", conf.place("DEVICE"), "DEVICE is no address of a card", "DEVICE host:port:vendor:community"
+            "odd_device",
+            conf.place("DEVICE"),
+            "DEVICE is not the address of a card",
+            "DEVICE host:port:vendor:community",
         )
         return
     source: dict[str, Any] = {"kind": "snmp", "host": host}
@@ -174,13 +177,13 @@ def _snmp(conf: Conf, draft: Draft) -> None:
     draft.warn(
         "snmp_forgeable",
         conf.place("DEVICE"),
-        "SNMP version 1: anybody on that network can forge its answers",
+        "SNMP version 1: every host on that network can forge its answers",
         "version 3 with auth, which powerguard can use and apcupsd cannot",
     )
     draft.warn(
         "killpower_snmp",
         conf.place("UPSTYPE"),
-        "killpower over SNMP does not work: the SET lacks its instance and is refused, which apcupsd ends with 0 "
+        "killpower over SNMP does not work: the SET lacks its instance and is refused, but apcupsd exits with 0 "
         "(measured), and Debian sends it when the network is already down",
         "let the BMC power the host on (bmc: policy: ensure), not the UPS",
     )
@@ -192,7 +195,7 @@ def _net(conf: Conf, draft: Draft) -> None:
     )
     port = number(port_text) if port_text else float(NIS_PORT)
     if not _HOST.fullmatch(host) or port is None or not 0 < port < 65536:
-        draft.warn("odd_device", conf.place("DEVICE"), "DEVICE is no address of an apcupsd", "DEVICE host:3551")
+        draft.warn("odd_device", conf.place("DEVICE"), "DEVICE is not the address of an apcupsd", "DEVICE host:3551")
         return
     source: dict[str, Any] = {"kind": "apcupsd", "host": host}
     if port != NIS_PORT:
@@ -207,20 +210,20 @@ def _local(conf: Conf, kind: str, draft: Draft) -> None:
     source: dict[str, Any] = {"kind": "apcupsd", "host": host}
     if port != NIS_PORT and 0 < port < 65536:
         source["port"] = int(port)
-    _add(conf, source, f"UPSTYPE {kind}; apcupsd goes on reading the UPS, and powerguard asks it", draft)
+    _add(conf, source, f"UPSTYPE {kind}; apcupsd keeps reading the UPS, and powerguard asks apcupsd", draft)
     if conf.word("NETSERVER", "on") == "off":
         where = conf.place("NETSERVER")
         draft.warn(
             "netserver_off",
             where,
-            "apcupsd's information server is off: powerguard has nobody to ask",
+            "apcupsd's information server is off, so powerguard cannot ask it",
             "NETSERVER on, NISIP 127.0.0.1",
         )
     if kind == "dumb":
         draft.warn(
             "dumb",
             conf.place("UPSTYPE"),
-            "a UPS that tells neither charge nor runtime: powerguard would be blind",
+            "a UPS that reports neither charge nor runtime: powerguard could not compute the runtime",
             "runtime_table and rating_w from the data sheet",
         )
     poll_s = conf.number("POLLTIME")
@@ -237,12 +240,12 @@ def _local(conf: Conf, kind: str, draft: Draft) -> None:
         draft.warn(
             "shareups",
             conf.place("UPSCLASS"),
-            "a Share-UPS: its other hosts are told by a wire that powerguard does not know",
+            "a Share-UPS: it signals its other hosts over a wire that powerguard does not support",
             "powerguard on each host, with the card or this apcupsd as its source",
         )
 
 
-# --- Looking ----------------------------------------------------------------------------------------------------------
+# --- Polling ----------------------------------------------------------------------------------------------------------
 
 
 def _budget(conf: Conf, draft: Draft) -> None:
@@ -256,11 +259,11 @@ def _budget(conf: Conf, draft: Draft) -> None:
     timeout_s = conf.number("TIMEOUT")
     if 20 <= timeout_s <= 3600:
         draft.budget["blind_s"] = timeout_s
-        draft.about_budget["blind_s"] = f"counts only where no runtime is known; TIMEOUT, {conf.place('TIMEOUT')}"
+        draft.about_budget["blind_s"] = f"counts only if no runtime is known; TIMEOUT, {conf.place('TIMEOUT')}"
 
 
 def _script(event: str, script: Path, draft: Draft) -> bool:
-    """Look at an event script; return whether it is one that asks us."""
+    """Check an event script; return whether it calls powerguard."""
     where = str(script)
     try:
         text = read(script)
@@ -276,16 +279,16 @@ def _script(event: str, script: Path, draft: Draft) -> bool:
         draft.warn(
             "script_suppresses",
             where,
-            "exits with 99: apcupsd's own shutdown never runs, whoever is alive",
+            "always exits with 99, so apcupsd's own shutdown never runs",
             "config/apcupsd/powerguard-event exits with 99 only while powerguard owns the shutdown",
         )
     elif event not in ("doshutdown", "doreboot", "killpower") and _STOPS.search(text):
         draft.warn(
             "script_shuts_down",
             where,
-            f"shuts the host down at {event}, whatever is in the battery",
+            f"shuts the host down at {event}, whatever the charge",
             "leave that to powerguard",
         )
     else:
-        draft.note("script", where, "a script of your own: keep it, or put config/apcupsd in its place")
+        draft.note("script", where, "a script of your own: keep it, or replace it by that in config/apcupsd")
     return False

@@ -1,6 +1,6 @@
 """What `powerguard import` reads files with, and what it makes: settings, what to look at, and which secrets to keep.
 
-Nothing that is read is ever part of a message: any word may be a password in the wrong place.
+No content is ever part of a message: any word may be a password in the wrong place.
 """
 
 import json
@@ -13,10 +13,10 @@ from pathlib import Path
 from typing import Any, Final
 
 FORCE_AFTER_S: Final = 110.0
-"""`host.force_after_s` unless set: how long this host may take to stop."""
+"""Default of `host.force_after_s`: how long this host may take to stop."""
 RESERVE_S: Final = 60.0
 CHECKPOINT_S: Final = 60.0
-"""What a checkpoint is presumed to take until somebody says or measures it."""
+"""Presumed seconds of a checkpoint, until they are set or measured."""
 MAX_BYTES: Final = 1 << 20
 SECRETS: Final = "/etc/powerguard/secrets"
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*|[0-9]{1,3}(\.[0-9]{1,3}){3}")
@@ -28,7 +28,7 @@ Source = dict[str, Any]
 
 
 class ReadError(Exception):
-    """A file that cannot be read: which, why, and what would be right."""
+    """A file that cannot be read: which, why, and the fix."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -48,7 +48,7 @@ class Line:
 def read(path: Path) -> str:
     """Return a file's text, one character a byte. Raises ReadError."""
     try:
-        # NONBLOCK: a pipe or a device that was named by mistake never holds us up.
+        # NONBLOCK: a pipe or a device that was named by mistake does not block.
         descriptor = os.open(path, os.O_RDONLY | os.O_NONBLOCK | os.O_CLOEXEC)
         try:
             if not stat.S_ISREG(os.fstat(descriptor).st_mode):
@@ -65,16 +65,16 @@ def read(path: Path) -> str:
         msg = f"{path}: cannot be read: {reason}{hint}"
         raise ReadError(msg) from error
     if len(raw) > MAX_BYTES:
-        msg = f"{path}: is larger than {MAX_BYTES} bytes: no such file of NUT or apcupsd is"
+        msg = f"{path}: is larger than {MAX_BYTES} bytes, so it is not a file of NUT or apcupsd"
         raise ReadError(msg)
     return raw.decode("latin-1")
 
 
 @dataclass(frozen=True, slots=True)
 class Finding:
-    """One thing to look at. name: a word for programs; where: file:line, or the file where it is not set.
+    """One warning or note. name: a word for programs; where: file:line, or the file if it is not set.
 
-    is_note: nothing is wrong, but it has no equivalent here, and why.
+    is_note: it is not an error, but has no equivalent here, and why.
     """
 
     name: str
@@ -86,7 +86,7 @@ class Finding:
 
 @dataclass(frozen=True, slots=True)
 class Kept:
-    """A secret that must be kept in a file. what: whose it is; found: where it stands now."""
+    """A secret that must be kept in a file. what: its use; found: its present place."""
 
     name: str
     what: str
@@ -127,19 +127,19 @@ class Draft:
         self._known: dict[tuple[str, str], str] = {}
 
     def warn(self, name: str, where: str, what: str, right: str) -> None:
-        """Note something that is wrong or will hurt."""
+        """Add a warning."""
         finding = Finding(name, where, what, right)
         if finding not in self.findings:
             self.findings.append(finding)
 
     def note(self, name: str, where: str, what: str) -> None:
-        """Note something that has no equivalent."""
+        """Add a note on a directive without an equivalent."""
         finding = Finding(name, where, what, is_note=True)
         if finding not in self.findings:
             self.findings.append(finding)
 
     def secret(self, kind: str, value: str, ups: str, what: str, found: str) -> dict[str, str]:
-        """Return how the settings name a secret. The same one is kept once. The value goes nowhere."""
+        """Return the settings' reference to a secret. The same one is kept once. Its value is never stored."""
         name = self._known.get((kind, value))
         if name is None:
             taken = set(self._known.values())
@@ -155,7 +155,7 @@ class Draft:
         return SECRETS if self._secrets_in is None else self._secrets_in
 
     def name_for(self, wanted: str) -> str:
-        """Return a name that our settings take, and that no other UPS of the draft has."""
+        """Return a valid name that no other UPS of the draft has."""
         name = _NAME.sub("-", wanted.lower()).lstrip("_.-")[:28] or "ups"
         taken = {ups.name for ups in self.upses}
         again, number = name, 2
@@ -195,13 +195,13 @@ def scalar(value: object) -> str:
 
 
 def as_yaml(draft: Draft, program: str) -> str:
-    """Return the settings as a file with comments: what it was made of, and what is still missing."""
+    """Return the settings as a file with comments: its origin, and the settings that are still missing."""
     made = draft.settings()
     lines = [
         f"# Made by `powerguard import {program}` from:",
         *(f"#   {_safe(file)}" for file in draft.files),
-        "# Neither NUT nor apcupsd knows of training, of the BMC, or of how long the battery really lasts. What is",
-        f"# missing is named below; docs/guides/{program}.md says how to go on.",
+        "# NUT and apcupsd have no settings for training, the BMC or the real battery runtime. The missing settings",
+        f"# are named below; docs/guides/{program}.md describes the next steps.",
         "",
         "mode: dry-run                     # then rehearse, then armed",
         "",
@@ -240,5 +240,5 @@ def _safe(text: str) -> str:
 
 
 def number(text: str) -> float | None:
-    """Return a plain number of seconds, minutes or percent; None where the text is none."""
+    """Return a plain number of seconds, minutes or percent; None if the text is not one."""
     return float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) else None

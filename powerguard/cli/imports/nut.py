@@ -34,6 +34,8 @@ _AUTH: Final = {"MD5", "SHA", "SHA-224", "SHA-256", "SHA-384", "SHA-512"}
 _PRIV: Final = {"DES", "AES", "AES-192", "AES-256"}
 _FULL_WALK: Final = frozenset(("snmp-ups", "usbhid-ups"))
 _SLOW_S: Final = 5.0
+_HINTS: Final = ("ONBATT", "ONLINE", "LOWBATT", "FSD", "COMMBAD")
+"""Events of upsmon that are worth an earlier poll."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,7 +70,7 @@ class Section:
         return self.values.get(key, (default, ""))[0]
 
     def place(self, key: str) -> str:
-        """Say where the last line with this key stands, or the section itself."""
+        """Return the place of the last line with this key, or of the section."""
         return self.values.get(key, ("", self.where))[1]
 
 
@@ -86,7 +88,7 @@ class Nut:
     mode: str = ""
 
     def place(self, name: str, directive: str = "") -> str:
-        """Say where a directive stands; the file where it is not set."""
+        """Return the place of a directive; the file if it is not set."""
         lines = self.directives.get(directive, [])
         return lines[-1].where if lines else self.files.get(name, name)
 
@@ -96,7 +98,7 @@ class Nut:
         return lines[-1].words[1] if lines and len(lines[-1].words) > 1 else default
 
     def seconds(self, directive: str, default: float) -> float:
-        """Return a directive's number; NUT's own default where it is not set or is none."""
+        """Return a directive's number; NUT's own default if it is not set or not a number."""
         found = number(self.value(directive))
         return default if found is None else found
 
@@ -111,7 +113,7 @@ def gather(paths: list[Path]) -> dict[str, Path]:
         try:
             if not path.is_dir() and path.name not in FILES:
                 path.stat()
-                msg = f"{path}: is none of {', '.join(FILES)}: by its name it is known which one it is"
+                msg = f"{path}: is not named as one of {', '.join(FILES)}: name the original file"
                 raise ReadError(msg)
             here = {name: path / name for name in FILES if (path / name).exists()} if path.is_dir() else {}
         except (OSError, ValueError) as error:
@@ -119,14 +121,14 @@ def gather(paths: list[Path]) -> dict[str, Path]:
             msg = f"{path}: cannot be read: {reason}"
             raise ReadError(msg) from error
         if not here and path.name not in FILES:
-            msg = f"{path}: holds none of {', '.join(FILES)} (name the folder that does)"
+            msg = f"{path}: has none of {', '.join(FILES)}: name the folder that has them"
             raise ReadError(msg)
         found |= here or {path.name: path}
     return found
 
 
 def load(found: dict[str, Path], draft: Draft) -> Nut:
-    """Read the files. One that cannot be read is told in the draft; raises ReadError where none can."""
+    """Read the files. An unreadable one is a warning; raises ReadError if none can be read."""
     nut = Nut()
     failed: list[str] = []
     take = {
@@ -190,7 +192,7 @@ def nut_sections(lines: list[Line]) -> tuple[Section, dict[str, Section]]:
 
 
 def shell_words(text: str, file: str) -> list[Line]:
-    """Return the assignments (name, value) of nut.conf, which a shell and systemd read. Quotes are taken off."""
+    """Return the assignments (name, value) of nut.conf, which a shell and systemd read. Quotes are removed."""
     lines: list[Line] = []
     for row, raw in enumerate(text.split("\n"), start=1):
         name, equals, rest = raw.strip().removeprefix("export ").partition("=")
@@ -236,7 +238,7 @@ def _take_upsmon(nut: Nut, lines: list[Line], draft: Draft) -> None:
             draft.warn(
                 "odd_monitor",
                 line.where,
-                f"MONITOR: {monitor}; upsmon passes over the line or stops at it",
+                f"MONITOR: {monitor}; upsmon skips the line or stops at it",
                 "MONITOR ups@host 1 user password secondary",
             )
         elif not any(
@@ -246,7 +248,7 @@ def _take_upsmon(nut: Nut, lines: list[Line], draft: Draft) -> None:
 
 
 def _monitor(line: Line) -> Monitor | str:
-    """Read a MONITOR line; text says what is wrong with it, and never what stands in it."""
+    """Read a MONITOR line; a text names the error, without the line's content."""
     if len(line.words) < 6:
         return "five words must follow"
     system, supplies, user, secret, role = line.words[1:6]
@@ -260,9 +262,9 @@ def _monitor(line: Line) -> Monitor | str:
         return "the second word must be a power value, such as 1"
     name, host, port = found[1], (found[2] or "localhost").strip("[]"), int(found[3] or PORT)
     if not _NUT_NAME.fullmatch(name) or not _HOST.fullmatch(host) or not 0 < port < 65536:
-        return "the name of the UPS, its host or its port has characters that powerguard does not take"
+        return "the name of the UPS, its host or its port has characters that powerguard does not accept"
     if not _USER.fullmatch(user):
-        return "the user's name has characters that powerguard does not take"
+        return "the user's name has characters that powerguard does not accept"
     return Monitor(line.where, name, host, port, int(power), user, secret, ROLES[role.lower()])
 
 
@@ -270,7 +272,7 @@ def _monitor(line: Line) -> Monitor | str:
 
 
 def make(nut: Nut, draft: Draft) -> None:
-    """Put the UPSes into the draft: what is monitored, or else what is served."""
+    """Put the UPSes into the draft: the monitored ones, else the served ones."""
     if nut.monitors:
         for monitor in nut.monitors:
             _add_monitored(nut, monitor, draft)
@@ -302,7 +304,7 @@ def _add_monitored(nut: Nut, monitor: Monitor, draft: Draft) -> None:
             "primary",
             monitor.where,
             f"upsmon here is the primary of {monitor.name}: it orders the other hosts to stop, which powerguard never "
-            "does; keep it beside powerguard as long as others depend on it",
+            "does; keep it running while other hosts depend on it",
         )
     else:
         draft.note(
@@ -318,7 +320,7 @@ def _add_monitored(nut: Nut, monitor: Monitor, draft: Draft) -> None:
 def _add_served(nut: Nut, section: Section, draft: Draft) -> None:
     if not _NUT_NAME.fullmatch(section.name):
         draft.warn(
-            "odd_name", section.where, "a name that powerguard does not take", "letters, digits, dots and dashes"
+            "odd_name", section.where, "a name that powerguard does not accept", "letters, digits, dots and dashes"
         )
         return
     host, port = _listening(nut)
@@ -332,7 +334,7 @@ def _add_served(nut: Nut, section: Section, draft: Draft) -> None:
 
 
 def _data_sheet(section: Section | None, ups: Ups) -> None:
-    """Take what is known of the model, where ups.conf names it: as nut-scanner writes it, or in the description."""
+    """Add the data of the model, if ups.conf names it: as nut-scanner writes it, or in the description."""
     if section is not None:
         product = section.text("product")
         named = (section.text("desc"), product, f"{section.text('vendor')} {product}" if product else "")
@@ -365,7 +367,7 @@ def _output_delay_s(nut: Nut, section: Section | None) -> float:
 
 
 def _snmp_first(section: Section, ups: Ups, draft: Draft) -> None:
-    """Read the card directly; upsd stays in the list, since it alone tells a forced shutdown."""
+    """Read the card directly; upsd stays in the list, because only upsd reports a forced shutdown."""
     host, _, port_text = section.text("port").partition(":")
     port = number(port_text) if port_text else 161
     if not _HOST.fullmatch(host) or port is None or not 0 < port < 65536:
@@ -386,12 +388,12 @@ def _snmp_first(section: Section, ups: Ups, draft: Draft) -> None:
         draft.warn(
             "snmp_forgeable",
             section.place("snmp_version"),
-            f"SNMP version {source['version']}: anybody on that network can forge its answers",
-            "version 3 with auth, where the card has it; or a network of its own",
+            f"SNMP version {source['version']}: every host on that network can forge its answers",
+            "version 3 with auth, if the card has it; or a separate network",
         )
     ups.sources.insert(0, source)
     ups.about.append(f"{section.where}: driver snmp-ups; the card is asked directly, every second instead of every 30")
-    ups.about.append("upsd stays beside it: it alone tells a forced shutdown")
+    ups.about.append("upsd stays as a second source: only it reports a forced shutdown")
 
 
 def _snmp_v3(section: Section, source: dict[str, Any], ups: Ups, draft: Draft) -> None:
@@ -403,7 +405,7 @@ def _snmp_v3(section: Section, source: dict[str, Any], ups: Ups, draft: Draft) -
         draft.warn(
             "odd_driver",
             section.place("secName"),
-            "version 3 without a user that powerguard takes",
+            "version 3 without a user name that powerguard accepts",
             "secName = the user of the card",
         )
     if level not in ("authnopriv", "authpriv"):
@@ -426,7 +428,7 @@ def _snmp_v3(section: Section, source: dict[str, Any], ups: Ups, draft: Draft) -
             draft.warn(
                 "odd_driver",
                 section.place(protocol),
-                f"{protocol} is none that powerguard knows",
+                f"powerguard does not support {protocol}",
                 f"one of {', '.join(sorted(known))}",
             )
             told = default
@@ -436,18 +438,20 @@ def _snmp_v3(section: Section, source: dict[str, Any], ups: Ups, draft: Draft) -
 
 
 def _supplies(nut: Nut, draft: Draft) -> None:
-    """Take power values and MINSUPPLIES over: what hangs where, and how much must live."""
+    """Convert power values and MINSUPPLIES: the supplies on each UPS, and how many must have power."""
     where = nut.place("upsmon.conf", "MINSUPPLIES")
     wanted = int(nut.seconds("MINSUPPLIES", 1))
     total = sum(ups.supplies for ups in draft.upses)
     for ups in draft.upses:
         if ups.supplies == 0:
-            draft.note("power_value_0", ups.where, f"{ups.name} has power value 0: it is read, and feeds nothing here")
+            draft.note(
+                "power_value_0", ups.where, f"{ups.name} has power value 0: it is read, but does not feed this host"
+            )
     if total == 0:
         draft.warn(
             "nothing_feeds",
             where,
-            "every power value is 0: nothing that NUT watches here feeds this host",
+            "every power value is 0: none of the UPSes that NUT monitors here feeds this host",
             "run powerguard on the hosts that the UPS feeds, or set the power values",
         )
         for ups in draft.upses[:1]:
@@ -458,13 +462,13 @@ def _supplies(nut: Nut, draft: Draft) -> None:
             "minsupplies_0",
             where,
             "MINSUPPLIES 0: upsmon never shuts this host down; powerguard would",
-            "keep mode: dry-run if that is meant",
+            "keep mode: dry-run if you intend this",
         )
     draft.minimum_supplies = max(1, min(wanted, total, 16))
 
 
 def _budget(nut: Nut, draft: Draft) -> None:
-    """Take over when the UPS says low, where ups.conf says it."""
+    """Convert the low-battery limits of ups.conf."""
     for section in nut.drivers.values():
         for key in ("override.battery.runtime.low", "default.battery.runtime.low"):
             told = number(section.text(key))
@@ -491,7 +495,7 @@ def _check(nut: Nut, draft: Draft) -> None:
     age_s = nut.seconds("MAXAGE", 15)
     if age_s > 15:
         where = nut.place("upsd.conf", "MAXAGE")
-        draft.warn("maxage", where, f"MAXAGE {age_s:g}: upsd passes data of that age on as new", "15 or less")
+        draft.warn("maxage", where, f"MAXAGE {age_s:g}: upsd reports data of that age as new", "15 or less")
     if "upsmon.conf" in nut.files:
         _check_upsmon(nut, draft)
     for line in nut.timers:
@@ -514,15 +518,15 @@ def _check_driver(nut: Nut, section: Section, draft: Draft) -> None:
             "killpower_snmp",
             section.place("driver"),
             "upsdrvctl shutdown runs at the very end of a shutdown, when the network is down: over SNMP it "
-            "never reaches the card, and the UPS never cuts its output",
+            "never reaches the card, so the UPS never cuts its output",
             "let the BMC power the host on (bmc: policy: ensure), not the UPS",
         )
     if "override.battery.charge.low" in section.values:
         draft.note(
             "low_by_charge",
             section.place("override.battery.charge.low"),
-            "low battery by charge: powerguard counts energy, and takes what the "
-            "UPS calls low as budget.low_battery_s more",
+            "low battery by charge: powerguard counts energy, and reads the UPS's "
+            "low-battery flag as budget.low_battery_s left",
         )
 
 
@@ -537,6 +541,8 @@ def _check_upsmon(nut: Nut, draft: Draft) -> None:
             f"{draft.checkpoint_s:g} s" + ("" if is_primary else "; what counts is the primary's"),
             f"HOSTSYNC {-int(-draft.checkpoint_s // 1)} or more, on the primary, as long as the battery has it",
         )
+    _check_times(nut, draft)
+    _check_end(nut, draft)
     if nut.value("CERTVERIFY") == "1" or nut.value("FORCESSL") == "1":
         draft.note(
             "certificates",
@@ -544,13 +550,77 @@ def _check_upsmon(nut: Nut, draft: Draft) -> None:
             "tls: required always verifies upsd's certificate: name its authority (a PEM file) as ca, unless the host "
             "knows it; CERTPATH of NUT is a folder or a database of NSS (certutil -L -d FOLDER -n NAME -a prints one)",
         )
-    if "powerguard" not in " ".join(nut.directives["SHUTDOWNCMD"][-1].words if "SHUTDOWNCMD" in nut.directives else ()):
+    if "SHUTDOWNCMD" not in nut.directives:
+        draft.warn(
+            "no_shutdowncmd",
+            nut.place("upsmon.conf"),
+            "no SHUTDOWNCMD: upsmon does not shut the host down",
+            'SHUTDOWNCMD "/usr/lib/powerguard/nut/powerguard-shutdown /sbin/shutdown -h +0"',
+        )
+    elif "powerguard" not in " ".join(nut.directives["SHUTDOWNCMD"][-1].words):
         draft.note(
             "shutdowncmd",
             nut.place("upsmon.conf", "SHUTDOWNCMD"),
             "SHUTDOWNCMD: put /usr/lib/powerguard/nut/"
-            "powerguard-shutdown before it while both run, so that two do not shut one host down",
+            "powerguard-shutdown before it while both run, so that only one of them shuts the host down",
         )
+
+
+def _check_times(nut: Nut, draft: Draft) -> None:
+    """Warn of upsmon's own times: until powerguard is armed, upsmon is what shuts this host down."""
+    poll_s, dead_s, final_s = nut.seconds("POLLFREQ", 5), nut.seconds("DEADTIME", 15), nut.seconds("FINALDELAY", 5)
+    slowest_s = max(poll_s, nut.seconds("POLLFREQALERT", 5))
+    if final_s > 10:
+        draft.warn(
+            "finaldelay",
+            nut.place("upsmon.conf", "FINALDELAY"),
+            f"FINALDELAY {final_s:g}: seconds of an almost empty battery in which no work is saved",
+            "0 to 5; powerguard waits for the checkpoint itself",
+        )
+    if dead_s < 3 * slowest_s:
+        draft.warn(
+            "deadtime",
+            nut.place("upsmon.conf", "DEADTIME"),
+            f"DEADTIME {dead_s:g} is less than 3 polls of {slowest_s:g} s: one lost answer on battery shuts the host "
+            "down",
+            f"DEADTIME {3 * slowest_s:g}",
+        )
+    elif dead_s > 15:
+        draft.warn(
+            "deadtime",
+            nut.place("upsmon.conf", "DEADTIME"),
+            f"DEADTIME {dead_s:g}: upsmon needs that long to notice on battery that upsd is silent (measured with 15: "
+            "20 to 40 s, because upsd's MAXAGE is added)",
+            "DEADTIME 15; powerguard notices after 3 s",
+        )
+    if poll_s > _SLOW_S:
+        where = nut.place("upsmon.conf", "POLLFREQ")
+        draft.warn("upsmon_pollfreq", where, f"POLLFREQ {poll_s:g}: upsmon misses shorter outages", "1 to 5")
+
+
+def _check_end(nut: Nut, draft: Draft) -> None:
+    """Warn of a UPS that never cuts its output, and of hooks that are never called."""
+    if any(monitor.role == "primary" for monitor in nut.monitors) and not nut.value("POWERDOWNFLAG"):
+        draft.warn(
+            "powerdownflag",
+            nut.place("upsmon.conf"),
+            "no POWERDOWNFLAG: the UPS is not ordered to cut its output, so a host that went down while utility came "
+            "back stays off",
+            "POWERDOWNFLAG /etc/killpower; and bmc: policy: ensure",
+        )
+    lines = [line for line in nut.directives.get("NOTIFYFLAG", []) if len(line.words) > 2]
+    executed = {line.words[1] for line in lines if "EXEC" in line.words[2].split("+")}
+    missing = [event for event in _HINTS if event not in executed]
+    if nut.value("NOTIFYCMD") and missing:
+        draft.warn(
+            "no_exec",
+            nut.place("upsmon.conf", "NOTIFYCMD"),
+            f"NOTIFYCMD is not called for {', '.join(missing)}: their NOTIFYFLAG has no EXEC",
+            f"NOTIFYFLAG {missing[0]} SYSLOG+WALL+EXEC, and so on",
+        )
+    elif executed and not nut.value("NOTIFYCMD"):
+        where = next(line.where for line in lines if line.words[1] in executed)
+        draft.warn("no_notifycmd", where, "EXEC without a NOTIFYCMD: no program is called", "NOTIFYCMD ...")
 
 
 def _check_timer(line: Line, draft: Draft) -> None:
@@ -560,10 +630,10 @@ def _check_timer(line: Line, draft: Draft) -> None:
     draft.warn(
         "timer",
         line.where,
-        f"a timer of {seconds:g} s on battery: where CMDSCRIPT shuts down when it fires, it does so on a fixed "
-        "time, whatever is in the battery and whether or not the work is saved",
+        f"a timer of {seconds:g} s on battery: if CMDSCRIPT shuts down when it fires, it does so after a fixed "
+        "time, whatever the charge and whether or not the work is saved",
         "no timer: powerguard counts the energy, and acts at the last safe moment",
     )
     if 20 <= seconds <= 3600 and "blind_s" not in draft.budget:
         draft.budget["blind_s"] = seconds
-        draft.about_budget["blind_s"] = f"counts only where no runtime is known; the timer of {line.where}"
+        draft.about_budget["blind_s"] = f"counts only if no runtime is known; the timer of {line.where}"

@@ -1,4 +1,4 @@
-"""`powerguard import nut|apcupsd`: existing configuration, read, and told as settings of ours. Changes nothing."""
+"""`powerguard import nut|apcupsd`: convert an existing configuration to settings. Read-only."""
 
 import argparse
 import json
@@ -20,24 +20,24 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "import",
         help="convert a NUT or apcupsd configuration to settings",
-        description="Read an existing configuration and print settings that mean the same, in mode dry-run, with "
-        "everything that deserves a look on stderr. Changes nothing, and never prints a secret: it says which file to "
-        "keep each in. Exit 1: the settings are told, but do not hold as they are; 65: nothing can be made of the "
+        description="Read an existing configuration and print equivalent settings, in mode dry-run, with "
+        "warnings and notes on stderr. It changes nothing and never prints a secret: it names the file to "
+        "keep each in. Exit 1: the settings are printed, but are not valid yet; 65: no settings can be made from the "
         "files; 66: they cannot be read.",
     )
     parser.add_argument("program", choices=("nut", "apcupsd"), help="whose configuration")
     parser.add_argument(
         "paths",
         nargs="*",
-        default=[],  # else argparse calls it required
+        default=[],  # else argparse treats it as required
         metavar="FOLDER or FILE",
         help="default: /etc/nut or /etc/ups; /etc/apcupsd",
     )
     parser.add_argument(
-        "--checkpoint", metavar="SECONDS", default=None, help="what a checkpoint takes (60s); times are held against it"
+        "--checkpoint", metavar="SECONDS", default=None, help="duration of a checkpoint (60s), to compare times with"
     )
     parser.add_argument(
-        "--secrets-in", metavar="FOLDER", default=None, help="name secrets as {file: FOLDER/...}, not as credentials"
+        "--secrets-in", metavar="FOLDER", default=None, help="write secrets as {file: FOLDER/...}, not as credentials"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
@@ -85,7 +85,7 @@ def _import_apcupsd(paths: list[Path], draft: Any) -> None:  # noqa: ANN401 - li
 
 
 def _problems(text: str) -> list[str]:
-    """Return what our own loader says of the settings; nothing where they hold."""
+    """Return the errors of our own loader for the settings; none if they are valid."""
     from powerguard.settings.load import SettingsError, load
 
     with tempfile.TemporaryDirectory(prefix="powerguard-import-") as folder:
@@ -153,4 +153,4 @@ def _talk(args: argparse.Namespace, draft: Any, problems: list[str]) -> None:  #
             how = f"systemd-ask-password | install -m 0400 -o powerguard /dev/stdin {path}"
         say("secret", "magenta", f"{one.name}: the {one.what}, now in {one.found}: {how}")
     for problem in problems:
-        say("error", "red", f"these settings do not hold yet: {problem}")
+        say("error", "red", f"these settings are not valid yet: {problem}")

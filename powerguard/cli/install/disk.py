@@ -1,4 +1,4 @@
-"""Puts pieces in place below a root and takes them away again: whole or not at all, and never over what is not ours."""
+"""Puts pieces in place below a root and removes them again: completely or not at all, never over foreign files."""
 
 import contextlib
 import errno
@@ -15,18 +15,18 @@ from typing import Any, Final, Literal, NamedTuple
 from powerguard.cli.install.pieces import LIBRARY, Piece
 
 MANIFEST: Final = f"{LIBRARY}/installed.json"
-"""In a folder of root's: whoever could write it could have root remove any file."""
+"""In a folder of root's: a user who could write it could make root remove any file."""
 
 Found = Literal["same", "absent", "ours", "mode", "foreign", "disabled"]
 
 
 class PlaceError(Exception):
-    """A place that is not what it must be: what, where, and what would be right."""
+    """An unsuitable place: what, where, and the fix."""
 
 
 @dataclass
 class Manifest:
-    """What was put in place. files: path and every mark that it may have there (two while it is being replaced).
+    """The installed files. files: path and every mark that it may have there (two while it is being replaced).
 
     is_whole: the newest run has ended. folders: those that were made for it, the outer ones first.
     """
@@ -40,7 +40,7 @@ class Manifest:
 
 
 class Look(NamedTuple):
-    """What lies where a piece belongs. foreign: not ours, or changed since; disabled: a link that was removed."""
+    """The present state of a piece's place. foreign: not ours, or changed since; disabled: a link that was removed."""
 
     piece: Piece
     found: Found
@@ -48,7 +48,7 @@ class Look(NamedTuple):
 
 
 class Disk:
-    """A system: the running one (root /) or an image. Raises PlaceError, and OSError where the disk fails."""
+    """A system: the running one (root /) or an image. Raises PlaceError, and OSError if the disk fails."""
 
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
@@ -57,7 +57,7 @@ class Disk:
         """Folders whose entries are not durable yet."""
 
     def place(self, path: str) -> Path:
-        """Return where an absolute path of that system lies, with no link in it that leads out of the root."""
+        """Return the place of an absolute path of that system; no link in it may lead out of the root."""
         where = self.root / path.lstrip("/")
         folder = Path(os.path.realpath(where.parent))
         if not folder.is_relative_to(self.root):
@@ -68,7 +68,7 @@ class Disk:
     # --- The manifest ------------------------------------------------------------------------------------------
 
     def load(self) -> bool:
-        """Read the manifest; False where there is none."""
+        """Read the manifest; False if there is none."""
         path = self.place(MANIFEST)
         try:
             told = json.loads(path.read_bytes())
@@ -83,7 +83,7 @@ class Disk:
         except FileNotFoundError:
             return False
         except (ValueError, KeyError, TypeError, AttributeError) as error:
-            msg = f"{path}: is not what powerguard install has written: move it away and install again (--force)"
+            msg = f"{path}: powerguard install did not write this content: move it away and install again (--force)"
             raise PlaceError(msg) from error
         return True
 
@@ -97,14 +97,14 @@ class Disk:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Keep a second install or uninstall of the same system out."""
+        """Exclude a second install or uninstall of the same system."""
         self._folders(MANIFEST)
         descriptor = os.open(self.place(MANIFEST).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
             yield
         except BlockingIOError:
-            msg = "another powerguard install or uninstall is at work: let it end"
+            msg = "another powerguard install or uninstall is running: wait for its end"
             raise PlaceError(msg) from None
         finally:
             os.close(descriptor)
@@ -112,13 +112,13 @@ class Disk:
     # --- Looking -----------------------------------------------------------------------------------------------
 
     def look(self, piece: Piece) -> Look:
-        """See what lies where a piece belongs."""
+        """Check the place of a piece."""
         path, known = self.place(piece.path), self.manifest.files.get(piece.path, [])
         try:
             mark = mark_of(path)
         except FileNotFoundError:
             if piece.link and known and self.manifest.is_whole:
-                return Look(piece, "disabled", "was removed since: left so (--force puts it back)")
+                return Look(piece, "disabled", "was removed since, and stays so (--force puts it back)")
             return Look(piece, "absent")
         if mark == wanted(piece):
             is_right = piece.link or stat.S_IMODE(path.lstat().st_mode) == piece.mode
@@ -126,9 +126,9 @@ class Disk:
         if mark in known:
             return Look(piece, "ours")
         if mark == "folder":
-            msg = f"{path}: is a folder, and a file belongs there"
+            msg = f"{path}: is a folder, but must be a file"
             raise PlaceError(msg)
-        because = "was changed since it was put there" if known else "was there before, and is not ours"
+        because = "was changed since it was installed" if known else "was not installed by powerguard"
         if mark == "link:/dev/null":
             because = "is masked"
         return Look(piece, "foreign", because)
@@ -136,7 +136,7 @@ class Disk:
     # --- Putting in place --------------------------------------------------------------------------------------
 
     def begin(self, pieces: Iterable[Piece]) -> None:
-        """Write down what is going to be put in place, beside what still lies there: a run that is killed can go on."""
+        """Record the new pieces in addition to the present ones, so that a run that is killed can continue."""
         for piece in pieces:
             self._note_folders(piece.path)
             _half(self.place(piece.path)).unlink(missing_ok=True)
@@ -149,9 +149,9 @@ class Disk:
         self.save()
 
     def others(self, pieces: Iterable[Piece], *, dry_run: bool) -> list[tuple[str, str]]:
-        """Go through what lies there of earlier runs and is not among pieces: (path, what became of it).
+        """Handle files of earlier runs that are not among pieces: (path, what became of it).
 
-        What was asked for by name stays. The rest was part of an older powerguard, and goes.
+        Optional parts stay. The rest belonged to an older powerguard, and is removed.
         """
         told: list[tuple[str, str]] = []
         now = {piece.path for piece in pieces}
@@ -164,14 +164,14 @@ class Disk:
             if found == "same":
                 told.append((path, "would be removed" if dry_run else "removed"))
             elif found == "changed":
-                told.append((path, "left, and not ours any more: was changed since"))
+                told.append((path, "left, because it was changed since"))
             if not dry_run:
                 self.take_away(path)
                 self.forget(path)
         return told
 
     def end(self, pieces: Iterable[Piece]) -> None:
-        """Write down that all of it lies there."""
+        """Record that all of it is in place."""
         for piece in pieces:
             if piece.path in self.manifest.files:
                 self.manifest.files[piece.path] = [wanted(piece)]
@@ -180,14 +180,14 @@ class Disk:
         self.save()
 
     def settle(self) -> None:
-        """Make durable what was put in place or taken away; before the manifest says so."""
+        """Make the changes durable, before the manifest records them."""
         for folder in self._changed:
             if folder.is_dir():
                 _sync(folder)
         self._changed.clear()
 
     def put(self, piece: Piece) -> None:
-        """Put one piece in place, whole, over whatever lies there."""
+        """Put one piece in place, completely, over the present file."""
         self._folders(piece.path)
         path = self.place(piece.path)
         self._changed.add(path.parent)
@@ -200,7 +200,7 @@ class Disk:
         made.replace(path)
 
     def state_of(self, path: str) -> Literal["same", "gone", "changed"]:
-        """Say what became of a path of the manifest."""
+        """Return the state of a path of the manifest."""
         try:
             mark = mark_of(self.place(path))
         except (FileNotFoundError, NotADirectoryError):
@@ -208,7 +208,7 @@ class Disk:
         return "same" if mark in self.manifest.files[path] else "changed"
 
     def take_away(self, path: str) -> None:
-        """Remove a path of the manifest, if it is as it was put there, and what a killed run has left beside it."""
+        """Remove a path of the manifest, if it is unchanged, and temporary files of a killed run."""
         _half(self.place(path)).unlink(missing_ok=True)
         if self.state_of(path) == "same":
             where = self.place(path)
@@ -216,7 +216,7 @@ class Disk:
             self._changed.add(where.parent)
 
     def forget(self, path: str) -> None:
-        """Take a path out of the manifest; it is not written yet."""
+        """Remove a path from the manifest, which is not written yet."""
         del self.manifest.files[path]
         if path in self.manifest.choices:
             self.manifest.choices.remove(path)
@@ -240,7 +240,7 @@ class Disk:
             where = self.place(each)
             with contextlib.suppress(FileExistsError):
                 where.mkdir(mode=0o755)
-                where.chmod(0o755)  # whatever the umask is
+                where.chmod(0o755)  # regardless of the umask
                 self._changed.add(where.parent)
 
     def _note_folders(self, path: str) -> None:
@@ -256,7 +256,7 @@ def wanted(piece: Piece) -> str:
 
 
 def mark_of(path: Path) -> str:
-    """Return by what something on disk is known: a file's digest, a link's target. Raises FileNotFoundError."""
+    """Return the mark of a path on disk: a file's digest, a link's target. Raises FileNotFoundError."""
     mode = path.lstat().st_mode
     if stat.S_ISLNK(mode):
         return f"link:{path.readlink()}"
@@ -271,7 +271,7 @@ def _parents(path: str) -> list[str]:
 
 
 def _half(path: Path) -> Path:
-    """Where a piece is made before it is moved to its place: hidden, so that nobody takes it for a unit or a hook."""
+    """Temporary name of a piece before it is moved to its place: hidden, so that it is not used as a unit or a hook."""
     return path.with_name(f".{path.name}.powerguard-new")
 
 
@@ -302,7 +302,7 @@ def _strings(value: Any) -> list[str]:  # noqa: ANN401 - read from a file
 
 
 def _path(value: str) -> str:
-    """Return a path of the manifest: absolute, with nothing in it that leads elsewhere. Raises ValueError."""
+    """Return a path of the manifest: absolute, without `..`. Raises ValueError."""
     if not value.startswith(("/etc/", "/usr/")) and value not in {"/etc", "/usr"}:
         raise ValueError
     if os.path.normpath(value) != value:

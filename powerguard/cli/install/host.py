@@ -1,4 +1,4 @@
-"""What `powerguard install` asks and tells the running system: systemd, udev, kernel modules. Each of it is bounded."""
+"""The steps of `powerguard install` on the running system: systemd, udev, kernel modules. Each is bounded."""
 
 import os
 import re
@@ -36,7 +36,7 @@ LEAST_STOP_S: Final = 10
 _BMC_SIGNS: Final = ("dev/ipmi0", "sys/firmware/dmi/entries/38-0", "sys/bus/acpi/devices/IPI0001:00")
 _POLKIT: Final = ("usr/lib/polkit-1/polkitd", "usr/libexec/polkitd", "usr/libexec/polkit-1/polkitd")
 _SAFE: Final = re.compile(r"/[A-Za-z0-9_./+-]+")
-_HIDDEN: Final = ("/home", "/root", "/run", "/tmp")  # noqa: S108 - where our units cannot look
+_HIDDEN: Final = ("/home", "/root", "/run", "/tmp")  # noqa: S108 - folders that our units cannot see
 
 
 RUN_FOLDERS: Final = (
@@ -48,16 +48,16 @@ RUN_FOLDERS: Final = (
     "/run/powerguard-slurm",
     TRAINERS,
 )
-"""What the daemon, the helpers and systemd-tmpfiles have made in memory."""
+"""Folders that the daemon, the helpers and systemd-tmpfiles have made in memory."""
 _SYSTEMDS: Final = re.compile(
     r"(systemd-.*|initrd-.*|user@.*|user-runtime-dir@.*|dbus(-broker|-org\..*)?|(console-|container-|serial-)?getty@?.*"
     r"|autovt@.*|debug-shell|emergency|rescue)\.service"
 )
-"""Services of systemd and of the bus, whose limits are not the site's to lower."""
+"""Services of systemd and of the bus, whose limits the site must not lower."""
 
 
 class Step(NamedTuple):
-    """One program that is run. need: the file without which it is left out; "" for none. may_fail: go on without it."""
+    """One program to run. need: it is skipped without this file; "" for none. may_fail: continue if it fails."""
 
     argv: tuple[str, ...]
     what: str
@@ -66,7 +66,7 @@ class Step(NamedTuple):
 
 
 class Offer(NamedTuple):
-    """A drop-in for somebody else's unit: written only where it was asked for."""
+    """A drop-in for a unit of another package: written only on request."""
 
     piece: Piece
     why: str
@@ -78,12 +78,12 @@ def has_bmc(root: Path) -> bool:
 
 
 def has_polkit(root: Path) -> bool:
-    """Say whether there is a polkit, without which the daemon may start nothing."""
+    """Say whether polkit is installed, which the daemon needs to start units."""
     return any((root / place).exists() for place in _POLKIT)
 
 
 def wrong_prefix(prefix: str, *, live: bool) -> str:
-    """Say why units must not run what lies there as root; "" where they may."""
+    """Return why units must not run programs from there as root; "" if they may."""
     if not _SAFE.fullmatch(prefix) or os.path.normpath(prefix) != prefix:
         return (
             f"{prefix!r}: units cannot name it: only plain letters, digits, dots and dashes may be in such a path; "
@@ -91,7 +91,7 @@ def wrong_prefix(prefix: str, *, live: bool) -> str:
         )
     hidden = tuple(f"{place}/" for place in _HIDDEN)
     if f"{prefix}/".startswith(hidden):
-        return f"{prefix}: units do not see what lies there (ProtectHome=): install it into /opt/powerguard"
+        return f"{prefix}: units cannot see this folder (ProtectHome=): install it into /opt/powerguard"
     if not live:
         return ""
     program = Path(prefix) / "bin" / "powerguard"
@@ -99,34 +99,38 @@ def wrong_prefix(prefix: str, *, live: bool) -> str:
         return f"{program}: is not there: name the virtual environment with --prefix"
     package = Path(powerguard.__file__).resolve().parent
     if f"{package}/".startswith(hidden):
-        return f"{package}: units do not see it there (ProtectHome=): install powerguard without --editable"
+        return f"{package}: units cannot see this folder (ProtectHome=): install powerguard without --editable"
     return next(filter(None, map(not_roots, (program, Path(os.path.realpath(f"{prefix}/bin/python")), package))), "")
 
 
 def not_roots(path: Path) -> str:
-    """Say who else may change what units would run as root: the path, or a folder above it; "" for nobody."""
+    """Return why other users could change the programs that units run as root; "" if they cannot."""
     for each in (path, *path.parents):
         try:
             told = each.stat()
         except OSError as error:
             return f"{each}: {error.strerror}"
         if told.st_uid != 0 or (told.st_mode & 0o022 and not told.st_mode & stat.S_ISVTX):
-            return f"{each}: others than root can write it, and units would run it as root (chown, chmod go-w)"
+            return f"{each}: other users than root can write it, but units would run it as root (chown, chmod go-w)"
     return ""
 
 
 def steps(parts: Collection[str], *, with_daemon: bool) -> list[Step]:
-    """Return what makes the files count, in order. Each is as good twice as once."""
+    """Return the steps that put the files into effect, in order. Each can be repeated."""
     made = [
         Step(("systemd-sysusers", "powerguard.conf"), "make the user and groups"),
         Step(("systemctl", "daemon-reload"), "read the units"),
         Step(("systemctl", "start", TRAINERS_MOUNT), "mount the folder of trainers' sockets", may_fail=True),
         Step(("systemd-tmpfiles", "--create", "powerguard.conf"), "make the folders"),
         Step(("udevadm", "control", "--reload"), "read the rules of devices", "/run/udev/control"),
-        Step(("udevadm", "trigger", "--action=change", "--subsystem-match=rtc"), "give the clock away", "/dev/rtc0"),
+        Step(
+            ("udevadm", "trigger", "--action=change", "--subsystem-match=rtc"),
+            "give the daemon access to the clock",
+            "/dev/rtc0",
+        ),
     ]
     if "ipmi" in parts:
-        made.append(Step(("modprobe", "--all", "ipmi_si", "ipmi_devintf"), "load the way to the BMC"))
+        made.append(Step(("modprobe", "--all", "ipmi_si", "ipmi_devintf"), "load the BMC's kernel modules"))
     started = [*ALWAYS, *(unit for part in PARTS if part in parts for unit in PARTS[part])]
     listening = [unit for unit in started if unit.endswith((".socket", ".path"))]
     made.append(Step(("systemctl", "start", *listening), "listen"))
@@ -141,18 +145,18 @@ def _has_sockets() -> bool:
 
 
 def shares_run() -> str:
-    """Say why trainers' sockets lie in the memory of /run, "" when they lie in their own."""
+    """Return why trainers' sockets are in the memory of /run, "" if they have their own file system."""
     if os.path.ismount(TRAINERS):
         return ""
     if _has_sockets():
-        because = "trainers have sockets there, so it is mounted at the next boot"
+        because = "trainers have sockets there, so it will be mounted at the next boot"
     else:
         because = f"see systemctl status '{TRAINERS_MOUNT}'"
-    return f"{TRAINERS} is no file system of its own, and every user can fill /run: {because}"
+    return f"{TRAINERS} is not a separate file system, so every user can fill /run: {because}"
 
 
 class Undo(NamedTuple):
-    """What a root helper has to put back as long as the file is there, and the word for it."""
+    """A change that a root helper must put back while the file exists, and the word for it."""
 
     helper: RootHelper
     word: str
@@ -171,18 +175,18 @@ _UNDO: Final = (
         RootHelper(name="powerguard-signal", socket=SIGNAL_SOCKET, real=SIGNAL_SOCKET),
         "continue",
         STOPPED_FILE,
-        "let stopped trainers go on",
+        "continue stopped trainers",
     ),
 )
 
 
 def undone() -> list[Undo]:
-    """Return what is to be put back at this moment."""
+    """Return the changes that are still to be put back."""
     return [each for each in _UNDO if Path(each.helper.socket).with_name(each.file).exists()]
 
 
 async def put_back(wanted: Iterable[Undo], told: Told) -> None:
-    """Have the helpers put everything back, and tell of each."""
+    """Have the helpers put everything back, and report each result."""
     for each in wanted:
         why = ""
         try:
@@ -197,10 +201,10 @@ async def put_back(wanted: Iterable[Undo], told: Told) -> None:
 
 
 def steps_to_end(paths: Iterable[str]) -> list[Step]:
-    """Return what ends all that listens. paths: those that were put in place."""
+    """Return the steps that stop all sockets. paths: the installed ones."""
     units = [Path(path).name for path in paths if str(Path(path).parent) == UNITS]
     listening = sorted(unit for unit in units if unit.endswith((".socket", ".path")))
-    made = [Step(("systemctl", "stop", *listening), "listen no more")]
+    made = [Step(("systemctl", "stop", *listening), "stop the sockets")]
     if TRAINERS_MOUNT in units and os.path.ismount(TRAINERS) and not _has_sockets():
         unmount = ("systemctl", "stop", TRAINERS_MOUNT)
         made.append(Step(unmount, "unmount the folder of trainers' sockets", may_fail=True))
@@ -209,7 +213,10 @@ def steps_to_end(paths: Iterable[str]) -> list[Step]:
 
 
 def remove_folders(told: Told) -> None:
-    """Remove our folders in /run and the files in them, and report each. What a helper has still to put back stays."""
+    """Remove our folders in /run and the files in them, and report each.
+
+    A change that a helper must still put back stays.
+    """
     kept = {str(Path(each.helper.socket).parent): f"kept: {each.file} is still to be put back" for each in undone()}
     if _has_sockets():
         kept[TRAINERS] = "kept: trainers have sockets there; gone at the next boot"
@@ -226,15 +233,15 @@ def remove_folders(told: Told) -> None:
         told.files.append((folder, "until the next boot", did))
 
 
-RESTART_DAEMON: Final = Step(("systemctl", "restart", DAEMON), "let the daemon take in what is new")
+RESTART_DAEMON: Final = Step(("systemctl", "restart", DAEMON), "restart the daemon, to use the new files")
 STOP_DAEMON: Final = Step(("systemctl", "stop", DAEMON), "stop the daemon")
 
 
 def steps_afterwards() -> list[Step]:
-    """Return what makes the system forget what has lain there."""
+    """Return the steps that make the system forget the removed files."""
     made = [
         Step(("systemctl", "daemon-reload"), "forget the units"),
-        Step(("udevadm", "control", "--reload"), "forget the rule of the clock", "/run/udev/control"),
+        Step(("udevadm", "control", "--reload"), "drop the rule of the clock", "/run/udev/control"),
     ]
     return _there(made)
 
@@ -244,7 +251,7 @@ def _there(steps: Iterable[Step]) -> list[Step]:
 
 
 async def is_powering_off(spawn: Spawn, order: Path = Path("/run/powerguard-off/off")) -> bool:
-    """Return whether powerguard-off was ordered to power off: nothing may take it away then.
+    """Return whether powerguard-off was ordered to power off: then it must not be removed.
 
     It also runs for 30 s after each question of the daemon or doctor. At an order it writes the id of this boot into
     `order`. A file that cannot be read counts as an order.
@@ -267,7 +274,7 @@ async def is_up(spawn: Spawn) -> bool:
 
 
 async def carry_out(spawn: Spawn, steps: Iterable[Step], told: Told) -> None:
-    """Run steps in order, each whatever became of the others, and tell of each."""
+    """Run steps in order, even if some fail, and report each result."""
     for step in steps:
         why = "" if told.dry_run else await _run(spawn, step)
         told.failed = told.failed or (bool(why) and not step.may_fail)
@@ -275,17 +282,17 @@ async def carry_out(spawn: Spawn, steps: Iterable[Step], told: Told) -> None:
 
 
 async def _run(spawn: Spawn, step: Step) -> str:
-    """Run one step; "" where it went well, else why not."""
+    """Run one step; return "" on success, else why not."""
     try:
         ended = await spawn(step.argv, limit_s=STEP_LIMIT_S)
     except OSError as error:
         return f"{step.argv[0]}: {error.strerror or error}"
     if ended.timed_out:
-        return f"not done after {STEP_LIMIT_S:g} s"
+        return f"did not end within {STEP_LIMIT_S:g} s"
     if ended.returncode == 0:
         return ""
     said = (ended.stderr or ended.stdout).decode("utf-8", "replace").strip().splitlines()
-    return f"exit status {ended.returncode}: {said[-1] if said else 'it says nothing'}"
+    return f"exit status {ended.returncode}: {said[-1] if said else 'no output'}"
 
 
 async def offers(spawn: Spawn, force_after_s: float) -> list[Offer]:
@@ -294,7 +301,7 @@ async def offers(spawn: Spawn, force_after_s: float) -> list[Offer]:
     made: list[Offer] = []
     stop_s = max(int(force_after_s / 2), LEAST_STOP_S)
     slow = [unit["Id"] for unit in active if seconds(unit.get("TimeoutStopUSec", "")) > force_after_s]
-    # Of user@1000.service and its like the template: the next one to log in is as slow.
+    # For user@1000.service and the like the template: other users' instances are as slow.
     for name in dict.fromkeys(re.sub(r"@.*(?=\.service$)", "@", each) for each in slow):
         if not _is_left_alone(name):
             text = f"# By powerguard install --with drop-ins.\n[Service]\nTimeoutStopSec={stop_s}\n"
@@ -307,7 +314,7 @@ async def offers(spawn: Spawn, force_after_s: float) -> list[Offer]:
     if new := [name for name in loose if name not in named and not _is_left_alone(name)]:
         kill = " ".join([*named, *new])
         text = f'# By powerguard install --with drop-ins.\n[Service]\nEnvironment="POWERGUARD_OFF_KILL={kill}"\n'
-        why = f"kill at the deadline what these leave behind (KillMode=process): {', '.join(new)}"
+        why = f"kill at the deadline processes that these leave behind (KillMode=process): {', '.join(new)}"
         path = f"{UNITS}/{HELPER}.d/50-powerguard-kill.conf"
         made.append(Offer(Piece(path=path, what=why, content=text.encode(), is_choice=True), why))
     return made
@@ -318,7 +325,7 @@ def _is_left_alone(name: str) -> bool:
 
 
 async def doubts(spawn: Spawn, resume: Sequence[str]) -> list[str]:
-    """Return what is not as it should be about what trains, and any circle that our ordering has closed."""
+    """Return the errors of the training units, and any ordering cycle that our units have closed."""
     found: list[str] = []
     for unit in resume:
         told = await _show(spawn, unit, "LoadState", "WantedBy", "RequiredBy")
@@ -328,12 +335,12 @@ async def doubts(spawn: Spawn, resume: Sequence[str]) -> list[str]:
         others = {*told.get("WantedBy", "").split(), *told.get("RequiredBy", "").split()} - {RESUME}
         if others:
             at_boot = " ".join(sorted(others))
-            found.append(f"{unit} is started by {at_boot} too, whatever the power does: systemctl disable {unit}")
+            found.append(f"{at_boot} starts {unit} too, at every boot: systemctl disable {unit}")
     return [*found, *await _circles(spawn)]
 
 
 async def _circles(spawn: Spawn) -> list[str]:
-    """Ask systemd whether the units that it starts at boot close a circle with ours: it would leave one of them out."""
+    """Ask systemd whether its boot units form an ordering cycle with ours: it would then skip one of them."""
     try:
         ended = await spawn(("systemd-analyze", "verify", "--man=no", "default.target"), limit_s=LOOK_LIMIT_S)
     except OSError:

@@ -1,4 +1,4 @@
-"""What `powerguard install` puts where: files as a checkout or a wheel brings them, and the links that enable units."""
+"""The files that `powerguard install` puts in place, from a checkout or a wheel, and the links that enable units."""
 
 import os
 import re
@@ -22,23 +22,27 @@ RESUME: Final = "powerguard-resume.target"
 PROGRAMS: Final[Mapping[str, tuple[str, str]]] = {
     "powerguard-off": (f"{LIBRARY}/powerguard-off", "powers this host off by a deadline"),
     "powerguard-shutdown": ("/usr/lib/systemd/system-shutdown/powerguard", "the last step of a shutdown"),
-    "powerguard-helper": (f"{LIBRARY}/powerguard-helper", "runs root helpers, and no other package's code"),
+    "powerguard-helper": (f"{LIBRARY}/powerguard-helper", "runs root helpers without other packages' code"),
     "powerguard-disarm": (f"{LIBRARY}/powerguard-disarm", "stops a watchdog that was left armed"),
 }
 CONFIGURATION: Final[Mapping[str, tuple[str, str]]] = {
     "powerguard.sysusers.conf": ("/usr/lib/sysusers.d/powerguard.conf", "the user and group of the daemon"),
     "powerguard.tmpfiles.conf": ("/usr/lib/tmpfiles.d/powerguard.conf", "folders in /run, /var/lib and /etc"),
-    "powerguard.rules": ("/etc/polkit-1/rules.d/50-powerguard.rules", f"lets the daemon start {RESUME}, nothing else"),
+    "powerguard.rules": ("/etc/polkit-1/rules.d/50-powerguard.rules", f"lets the daemon start {RESUME} only"),
     "powerguard.rtc.rules": ("/etc/udev/rules.d/60-powerguard-rtc.rules", "lets the daemon set the wake alarm"),
 }
 HOOKS: Final = ("apcupsd/powerguard-event", "nut/powerguard-notify", "nut/powerguard-shutdown")
-MODULES: Final = ("powerguard-ipmi.modules.conf", "/etc/modules-load.d/powerguard-ipmi.conf", "the way to the BMC")
+MODULES: Final = (
+    "powerguard-ipmi.modules.conf",
+    "/etc/modules-load.d/powerguard-ipmi.conf",
+    "kernel modules of the BMC",
+)
 SAMPLE: Final = "/usr/share/powerguard/powerguard.yaml"
 SENTINEL: Final = "powerguard-sentinel.service"
 SENTINEL_SETTINGS: Final = "/etc/powerguard/sentinel.yaml"
 SENTINEL_SAMPLE: Final = "/usr/share/powerguard/sentinel.yaml"
 SENTINEL_AT_BOOT: Final = f"{UNITS}/multi-user.target.wants/{SENTINEL}"
-"""Never made here: which host is the sentinel of others, a person says."""
+"""Never made here: a person decides which host is a sentinel."""
 
 TRAINERS: Final = "/run/powerguard-trainers"
 TRAINERS_MOUNT: Final = r"run-powerguard\x2dtrainers.mount"
@@ -53,7 +57,7 @@ PARTS: Final[Mapping[str, tuple[str, ...]]] = {
     "signals": ("powerguard-signal.socket", "powerguard-signal-watch.path"),
     "slurm": ("powerguard-slurm.socket",),
 }
-"""What is enabled only where it is asked for; ipmi also where there is a BMC."""
+"""Parts that are enabled only on request; ipmi also if there is a BMC."""
 DAEMON: Final = "powerguard.service"
 CREDENTIALS: Final = f"{UNITS}/{DAEMON}.d/50-credentials.conf"
 AT_BOOT: Final = f"{UNITS}/multi-user.target.wants/{DAEMON}"
@@ -82,16 +86,16 @@ class Piece:
 
 
 class SourceError(Exception):
-    """What is to be installed did not come along."""
+    """A file to install is missing in this package."""
 
 
 def source(folder: str) -> Path:
-    """Return `systemd` or `config`, as a wheel (inside the package) or a checkout (beside it) brings it."""
+    """Return `systemd` or `config`, of a wheel (inside the package) or a checkout (next to it)."""
     package = Path(powerguard.__file__).parent
     for place in (package, package.parent):
         if (place / folder / {"systemd": DAEMON, "config": "powerguard.yaml"}[folder]).is_file():
             return place / folder
-    msg = f"{package}: came without its folder {folder}: install it with pip, or from a whole checkout"
+    msg = f"{package}: its folder {folder} is missing: install it with pip, or from a complete checkout"
     raise SourceError(msg)
 
 
@@ -124,9 +128,9 @@ def pieces(root: Path, prefix: str, parts: Collection[str], *, with_daemon: bool
     for hook in HOOKS:
         content, what = (config / hook).read_bytes(), "hook script, unused until you configure it"
         made.append(Piece(path=f"{LIBRARY}/{hook}", what=what, content=content, mode=0o755))
-    made.append(Piece(path=SAMPLE, what="settings to begin with", content=(config / "powerguard.yaml").read_bytes()))
+    made.append(Piece(path=SAMPLE, what="sample settings", content=(config / "powerguard.yaml").read_bytes()))
     sample = (config / "sentinel.yaml").read_bytes()
-    made.append(Piece(path=SENTINEL_SAMPLE, what="settings of a sentinel to begin with", content=sample))
+    made.append(Piece(path=SENTINEL_SAMPLE, what="sample settings of a sentinel", content=sample))
     enabled = [*ALWAYS, *(unit for part in PARTS if part in parts for unit in PARTS[part])]
     if with_daemon:
         enabled.append(DAEMON)
@@ -138,14 +142,14 @@ def pieces(root: Path, prefix: str, parts: Collection[str], *, with_daemon: bool
 
 
 def _unusual(prefix: str) -> tuple[str, ...]:
-    """Return where powerguard lies, unless powerguard-helper looks there by itself."""
+    """Return powerguard's folder, unless powerguard-helper searches it already."""
     place = Path(powerguard.__file__).resolve().parents[1]
     usual = Path(prefix, "lib", f"python{sys.version_info.major}.{sys.version_info.minor}", "site-packages")
     return () if place == usual.resolve() else (str(place),)
 
 
 def resume_pieces(units: tuple[str, ...]) -> list[Piece]:
-    """Return what lets the daemon start these units, and stop after them. Nothing for none."""
+    """Return the files that let the daemon start these units, and stop after them."""
     if not units:
         return []
     head, named = "# By powerguard install --resume-unit\n[Unit]\n", ", ".join(units)
@@ -168,13 +172,13 @@ def resume_pieces(units: tuple[str, ...]) -> list[Piece]:
 
 
 def credential_pieces(names: Collection[str]) -> list[Piece]:
-    """Return what hands the daemon these secrets. Nothing for none."""
+    """Return the file that gives the daemon these secrets; none without secrets."""
     if not names:
         return []
     lines = ["# By powerguard install. The daemon starts without a secret that is missing.", "[Service]"]
     for name in names:
         lines += [f"LoadCredential={name}:{SECRETS}/{name}", f"SetCredential={name}:\\n"]
-    what = f"hands the daemon its secrets: {', '.join(names)}"
+    what = f"gives the daemon its secrets: {', '.join(names)}"
     return [Piece(path=CREDENTIALS, what=what, content=("\n".join(lines) + "\n").encode())]
 
 

@@ -1,4 +1,4 @@
-"""What `powerguard install` and `uninstall` say they did: a line for each thing, or one object."""
+"""The report of `powerguard install` and `uninstall`: one line for each step, or one object."""
 
 import json
 import os
@@ -13,12 +13,12 @@ EX_NOT_DONE: Final = 1
 SYSTEM: Final = "/run/systemd/system"
 """There where systemd runs as PID 1 (sd_booted(3))."""
 Row = tuple[str, str, str]
-"""What is touched, what it is, what became of it."""
+"""The object, its purpose, and its result."""
 
 
 @dataclass
 class Told:
-    """What was done, or would be, in order. offers: (path, why, content); doubts: what a person must look at."""
+    """The steps done, or planned, in order. offers: (path, why, content); doubts: warnings."""
 
     verb: str
     root: Path
@@ -37,17 +37,17 @@ class Told:
 
     @property
     def refused(self) -> str:
-        """Why this system may not be touched; "" where it may."""
+        """Why this system may not be changed; "" if it may."""
         if not self.root.is_dir():
-            return f"{self.root}: is no folder"
+            return f"{self.root}: is not a folder"
         if self.root == Path("/") and os.environ.get("POWERGUARD_UNDER_TEST"):
             return "refused under test: it would change this machine; give --root DIR"
         if self.root == Path("/") and not self.dry_run and os.geteuid() != 0:
-            return "must be run as root, whose files and units these are (--dry-run only tells)"
+            return "must be run as root (--dry-run only shows the steps)"
         return ""
 
     def did(self, word: str) -> str:
-        """Return a word for what is done, in dry-run for what would be."""
+        """Return the word for a result, in dry-run with "would be"."""
         return f"would be {word}" if self.dry_run else word
 
     def tell(self, *, as_json: bool, verbose: bool = True) -> int:
@@ -66,12 +66,12 @@ class Told:
             if len(shown) < len(rows):
                 print(f"{len(rows) - len(shown)} {words} (--verbose names them)")
         for path, why, content in self.offers:
-            print(f"{paint('offered', 'yellow')}, and written only with --with drop-ins: {clean(why)}\n  {clean(path)}")
+            print(f"{paint('optional', 'yellow')}, written only with --with drop-ins: {clean(why)}\n  {clean(path)}")
             print("\n".join(f"    {clean(line)}" for line in content.splitlines() if line[:1] != "#"))
         for doubt in self.doubts:
             print(f"{paint('warning', 'yellow')}: {clean(doubt)}")
         if self.failed:
-            print(paint("not all of it was done, see above; it can be run again", "red"))
+            print(paint("some steps failed, see above; correct the cause and run it again", "red"))
         for line in self.then:
             print(f"next: {clean(line)}")
         return status

@@ -1,4 +1,4 @@
-"""`powerguard uninstall`: take away exactly what `powerguard install` has put in place."""
+"""`powerguard uninstall`: remove exactly what `powerguard install` has put in place."""
 
 import argparse
 from pathlib import Path
@@ -12,7 +12,7 @@ if TYPE_CHECKING:
 
 KEPT: Final = (
     ("/etc/powerguard", "settings and secrets"),
-    ("/var/lib/powerguard", "what was remembered: journal, outages, what was learned"),
+    ("/var/lib/powerguard", "journal, outages and measurements"),
     ("/var/lib/powerguard-off", "how long the last stop took"),
 )
 
@@ -24,13 +24,13 @@ def register(subparsers: Subparsers) -> None:
         help="remove what install has installed",
         description="Stop the daemon, put back what it may have left changed (GPU power limits, stopped trainers), and "
         "remove exactly what `powerguard install` has put in place. Settings, secrets, journal, the user and the "
-        "virtual environment stay. Exit 0: done; 1: not, or not all of it.",
+        "virtual environment stay. Exit 0: done; 1: not done, or not completely.",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument(
-        "--force", action="store_true", help="go on in an outage, and where something cannot be put back or stopped"
+        "--force", action="store_true", help="continue in an outage, and if a step cannot be undone or stopped"
     )
-    parser.add_argument("--root", metavar="DIR", default="/", help="an image in place of this system")
+    parser.add_argument("--root", metavar="DIR", default="/", help="root of an image, instead of this system")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
 
@@ -45,7 +45,7 @@ def run(args: argparse.Namespace) -> int:
     disk = Disk(told.root)
     try:
         if not disk.load():
-            msg = "powerguard install has put nothing in place here (or an uninstall has ended)"
+            msg = "powerguard is not installed here (or an uninstall has ended)"
             return fail(args, "uninstall", msg, EX_NOT_DONE)
         if wrong := _uninstall(args, disk, told):
             return fail(args, "uninstall", wrong, EX_NOT_DONE)
@@ -58,7 +58,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def outage_under_way(args: argparse.Namespace) -> str:
-    """Return what an outage that is not over would lose, by the daemon's phase or what it last wrote in this boot."""
+    """Return what an active outage would lose, by the daemon's phase or its last state in this boot."""
     from powerguard.cli.client import DownError, RefusedError, get
     from powerguard.cli.status import last_known
     from powerguard.clock import boot_id
@@ -71,13 +71,13 @@ def outage_under_way(args: argparse.Namespace) -> str:
     if phase.partition(",")[0] in {"", "online"}:
         return ""
     return (
-        f"an outage is not over (phase {phase}): without powerguard this host is not powered off before its battery is "
-        "empty, and training is not started again"
+        f"an outage is active (phase {phase}): without powerguard, this host loses power when the battery is "
+        "empty, and training does not start again"
     )
 
 
 def _uninstall(args: argparse.Namespace, disk: "Disk", told: Told) -> str:
-    """Stop what runs, then remove; return why not, "" where it was done."""
+    """Stop the services, then remove; return why not, "" if done."""
     import asyncio
 
     from powerguard.cli.install import host
@@ -85,15 +85,15 @@ def _uninstall(args: argparse.Namespace, disk: "Disk", told: Told) -> str:
 
     if told.live:
         if asyncio.run(host.is_powering_off(run_child)):
-            return "a power-off is under way, and what ends it at its deadline is not taken away"
+            return "a power-off is under way, and its helper must not be removed: wait for the next boot"
         if outage := outage_under_way(args):
             if not args.force:
-                return f"{outage}: wait for its end, or go on with --force"
+                return f"{outage}: wait for its end, or use --force"
             told.doubts.append(outage)
         asyncio.run(host.carry_out(run_child, [host.STOP_DAEMON], told))
         asyncio.run(host.put_back(host.undone(), told))
         if told.failed and not args.force:
-            told.then.append("nothing was removed: mend what has failed, or go on with --force")
+            told.then.append("no file was removed: repair the failed steps, or use --force")
             return ""
         asyncio.run(host.carry_out(run_child, host.steps_to_end(disk.manifest.files), told))
         host.remove_folders(told)
@@ -104,12 +104,12 @@ def _uninstall(args: argparse.Namespace, disk: "Disk", told: Told) -> str:
         if disk.place(path).exists():
             told.files.append((path, what, "kept"))
     prefix = disk.manifest.prefix
-    told.then.append(f"rm -r {prefix} and userdel powerguard, if it is not to come back")
+    told.then.append(f"rm -r {prefix} and userdel powerguard, to remove the rest")
     return ""
 
 
 def _take_away(disk: "Disk", told: Told) -> None:
-    """Remove every path of the manifest that is as it was put there, the manifest last."""
+    """Remove every unchanged path of the manifest, the manifest last."""
     from powerguard.cli.install.disk import MANIFEST
 
     for path in sorted(disk.manifest.files):

@@ -1,4 +1,4 @@
-"""`powerguard install`: put units, helpers and rules in place, and say what was done."""
+"""`powerguard install`: put units, helpers and rules in place, and report each step."""
 
 import argparse
 import os
@@ -34,11 +34,11 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "install",
         help="install units, helpers and rules",
-        description="Put powerguard's units, root helpers, user, folders and rules in place and enable them, and say "
-        "of each what was done. Run it again after an update, or where a run was interrupted: what is as it should be "
-        "is left alone, and so is what somebody else has put there. Exit 0: done; 1: not, or not all of it.",
+        description="Put powerguard's units, root helpers, user, folders and rules in place and enable them, and "
+        "report each step. Run it again after an update or an interruption: correct files are left unchanged, "
+        "and so are foreign files. Exit 0: done; 1: not done, or not completely.",
     )
-    parser.add_argument("--dry-run", action="store_true", help="only say what would be done")
+    parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument(
         "--with",
         dest="parts",
@@ -55,24 +55,24 @@ def register(subparsers: Subparsers) -> None:
         type=_unit,
         default=[],
         metavar="UNIT",
-        help="what trains: the daemon may start it after a power-off, and stops after it (may be repeated)",
+        help="training unit: the daemon may start it after a power-off, and stops after it (may be repeated)",
     )
     parser.add_argument("--force", action="store_true", help="overwrite files that are not ours, or changed since")
-    parser.add_argument("--root", metavar="DIR", default="/", help="an image in place of this system")
+    parser.add_argument("--root", metavar="DIR", default="/", help="root of an image, instead of this system")
     parser.add_argument(
         "--prefix",
         metavar="DIR",
         default=None,
-        help="the virtual environment for units (this; in an image /opt/powerguard)",
+        help="virtual environment that the units use (default: this one; in an image /opt/powerguard)",
     )
-    parser.add_argument("--verbose", action="store_true", help="name what is unchanged, too")
+    parser.add_argument("--verbose", action="store_true", help="also list unchanged files")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
 
 
 def _unit(text: str) -> str:
     if not UNIT.fullmatch(text):
-        msg = f"{text!r} is no unit (write it as train.service)"
+        msg = f"{text!r} is not a systemd unit name (example: train.service)"
         raise argparse.ArgumentTypeError(msg)
     return text
 
@@ -115,7 +115,7 @@ def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
         asked.add("ipmi")
     parts = sorted(asked | set(disk.manifest.parts))
     has_settings = disk.place(parts_of.SETTINGS).exists()
-    # Settings that are moved away for a moment are no reason to leave the daemon out of the next boot.
+    # Settings that are missing for a moment must not keep the daemon from starting at the next boot.
     with_daemon = has_settings or parts_of.AT_BOOT in disk.manifest.files
     wanted = parts_of.pieces(told.root, prefix, parts, with_daemon=with_daemon)
     wanted += parts_of.resume_pieces(tuple(args.resume))
@@ -140,35 +140,33 @@ def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
         todo = host.steps(parts, with_daemon=has_settings) + ([host.RESTART_DAEMON] if calm else [])
         asyncio.run(host.carry_out(run_child, todo, told))
         if stale and not calm:
-            told.then.append(f"systemctl restart {parts_of.DAEMON}, once it is online: the old one still runs")
+            told.then.append(f"systemctl restart {parts_of.DAEMON}, when it is online: the old version still runs")
         told.doubts += asyncio.run(host.doubts(run_child, args.resume))
-        if not told.dry_run:  # Before the mount it would be a warning of what this very command mends.
+        if not told.dry_run:  # Before the mount it would be a warning about what this command repairs.
             told.doubts += filter(None, [host.shares_run()])
         if not host.has_polkit(told.root):
             told.doubts.append("no polkit: the daemon cannot start training after a power-off (apt install polkitd)")
     elif told.root == Path("/"):
-        told.doubts.append("systemd does not run here: nothing was started")
+        told.doubts.append("systemd does not run here: no unit was started")
     if not has_settings:
-        told.then.append(
-            f"write {parts_of.SETTINGS} (powerguard discover; a sample: {parts_of.SAMPLE}); run this again"
-        )
+        told.then.append(f"write {parts_of.SETTINGS} (powerguard discover; sample: {parts_of.SAMPLE}); run this again")
     if disk.place(parts_of.SENTINEL_SETTINGS).exists():
         _then_sentinel(disk, told)
 
 
 def _then_sentinel(disk: "Disk", told: Told) -> None:
-    """Say how the sentinel that has settings here is started: a person decides that, and no install."""
+    """Name the command that starts a sentinel with settings here: a person decides about it."""
     from powerguard.cli.install.pieces import SENTINEL, SENTINEL_AT_BOOT, SENTINEL_SETTINGS
 
     if not os.path.lexists(disk.place(SENTINEL_AT_BOOT)):
         check = f"powerguard sentinel --config {SENTINEL_SETTINGS} --check"
         told.then.append(f"{check}; systemctl enable --now {SENTINEL}: it is not started at boot")
     elif any(path.endswith(f"/{SENTINEL}") and did == "updated" for path, _, did in told.files):
-        told.then.append(f"systemctl restart {SENTINEL}: the old one still runs")
+        told.then.append(f"systemctl restart {SENTINEL}: the old version still runs")
 
 
 def _put(disk: "Disk", wanted: "list[Piece]", told: Told, *, force: bool) -> bool:
-    """Put all pieces in place, or none where one of them must not be. Return whether they were."""
+    """Put all pieces in place, or none if one of them is refused. Return whether they were."""
     looks = [disk.look(piece) for piece in wanted]
     todo: list[Piece] = []
     for look in looks:
@@ -182,7 +180,7 @@ def _put(disk: "Disk", wanted: "list[Piece]", told: Told, *, force: bool) -> boo
             todo.append(look.piece)
         told.files.append((look.piece.path, look.piece.what, did))
     if told.failed:
-        told.then.append("nothing was changed: move away what was refused, or overwrite it with --force")
+        told.then.append("no file was changed: move the refused files away, or overwrite them with --force")
         return False
     if told.dry_run:
         told.files += [(path, "of an earlier run", did) for path, did in disk.others(wanted, dry_run=True)]
@@ -197,14 +195,14 @@ def _put(disk: "Disk", wanted: "list[Piece]", told: Told, *, force: bool) -> boo
 
 
 def _is_renewed(told: Told) -> bool:
-    """Say whether something was changed that a daemon which runs already does not see."""
+    """Say whether a change was made that a running daemon does not see."""
     from powerguard.cli.install.pieces import CREDENTIALS
 
     return any(did == "updated" or (path == CREDENTIALS and did != "unchanged") for path, _, did in told.files)
 
 
 def _status(args: argparse.Namespace) -> dict[str, Any] | None:
-    """Return what the running daemon says of itself; None if there is none."""
+    """Return the status of the running daemon; None if there is none."""
     from powerguard.cli.client import DownError, RefusedError, get
 
     try:
@@ -226,7 +224,7 @@ def _is_calm(status: Mapping[str, Any] | None) -> bool:
 
 
 def _settings(disk: "Disk", told: Told) -> "Settings | None":
-    """Return the settings of that system; None where there are none, or wrong ones."""
+    """Return the settings of that system; None if there are none, or invalid ones."""
     from powerguard.cli.install.pieces import SETTINGS
     from powerguard.settings.load import SettingsError, load
 
@@ -241,21 +239,21 @@ def _settings(disk: "Disk", told: Told) -> "Settings | None":
 
 
 def _credentials(disk: "Disk", settings: "Settings | None") -> "list[Piece]":
-    """Return what hands the daemon the secrets that its settings name, less those that another unit file passes."""
+    """Return the file that gives the daemon the secrets of its settings, except those of another unit file."""
     from powerguard.cli.install.pieces import CREDENTIALS, Piece, credential_pieces
     from powerguard.cli.secret import named
 
     if settings is not None:
         return credential_pieces([each.name for each in named(disk.root, settings) if not each.passed_by])
     if CREDENTIALS in disk.manifest.files and disk.state_of(CREDENTIALS) == "same":
-        # Settings that are wrong for a moment are no reason to take the secrets away.
+        # Settings that are invalid for a moment must not remove the secrets.
         content = disk.place(CREDENTIALS).read_bytes()
-        return [Piece(path=CREDENTIALS, what="hands the daemon its secrets", content=content)]
+        return [Piece(path=CREDENTIALS, what="gives the daemon its secrets", content=content)]
     return []
 
 
 def _secrets(args: argparse.Namespace, disk: "Disk", told: Told, settings: "Settings") -> bool:
-    """Ask for each secret that is missing, where a person is there; else name it. Returns whether one was put there."""
+    """Ask for each missing secret on a terminal; else name it. Returns whether one was written."""
     from powerguard.cli.secret import asked_for, named, put
 
     missing = [each.name for each in named(disk.root, settings) if each.stands == "missing"]
@@ -265,7 +263,7 @@ def _secrets(args: argparse.Namespace, disk: "Disk", told: Told, settings: "Sett
             told.then.append(f"powerguard secret set {name}: it is missing")
             continue
         try:
-            told.files.append((str(put(disk.root, name, asked_for(name))), "secret, for root alone", "written"))
+            told.files.append((str(put(disk.root, name, asked_for(name))), "secret, readable by root only", "written"))
             put_there = True
         except ValueError as error:
             print(f"{name}: {error}", file=sys.stderr)

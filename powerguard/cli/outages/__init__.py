@@ -1,1 +1,1 @@
-"""The verbs over outages that are past: history, explain, report, replay."""
+"""The verbs on past outages: history, explain, report, replay."""

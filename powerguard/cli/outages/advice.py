@@ -1,4 +1,4 @@
-"""What was predicted and what came, and what would make the next outage better: rules over what `report` gathered."""
+"""Prediction and fact, and advice for the next outage: rules on the facts that `report` gathered."""
 
 from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
@@ -14,12 +14,12 @@ from powerguard.core.model.actions import Grade
 from powerguard.core.model.policy import Mode
 
 LATE_S: Final = 5.0
-"""Longer than this from the loss of power to two witnesses: a second or two is what is possible."""
+"""Longest good time from the loss of power to two witnesses; a second or two is possible."""
 OURS_S: Final = 90.0
 """From the start of the operating system to training."""
 _LONGER: Final = 1.1
 _NAMED: Final = 5
-"""So many trainers are named in one sentence."""
+"""Most trainers that one sentence names."""
 
 Advice = dict[str, str | None]
 
@@ -28,7 +28,7 @@ Advice = dict[str, str | None]
 
 
 def predictions(told: Told, budget: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
-    """Hold what the sums of then said against what was measured. Only what has both is there."""
+    """Compare the budget's predictions with the measurements, if both exist."""
     found: list[dict[str, Any]] = []
 
     def add(what: str, predicted: float | None, fact: float | None, unit: str = "s") -> None:
@@ -39,7 +39,7 @@ def predictions(told: Told, budget: Sequence[Mapping[str, Any]]) -> list[dict[st
             )
 
     at = {moment["phase"]: moment for moment in reversed(budget)}
-    acts = told.policy is None or told.policy.mode is not Mode.DRY_RUN  # else no trainer was asked for anything
+    acts = told.policy is None or told.policy.mode is not Mode.DRY_RUN  # else no trainer was asked
     began, paused, held, latched = (at.get(n) for n in ("on_battery", "emergency_checkpoint", "holding", "shutdown"))
     if began and paused:
         add(
@@ -68,7 +68,7 @@ def predictions(told: Told, budget: Sequence[Mapping[str, Any]]) -> list[dict[st
 
 
 def _fallen(then: Mapping[str, Any], now: Mapping[str, Any], name: str) -> float | None:
-    """Return what would be left of a runtime had it fallen by a second a second."""
+    """Return the rest of a runtime that falls by one second per second."""
     left_s = then[name]
     return None if left_s is None else max(0.0, left_s - (now["at_s"] - then["at_s"]))
 
@@ -111,7 +111,7 @@ def _add_return(told: Told, latched: Mapping[str, Any] | None, add: Any) -> None
 
 
 class _Case(NamedTuple):
-    """What a rule looks at: the outage as it was gathered, and the report so far."""
+    """The input of a rule: the gathered outage, and the report so far."""
 
     told: Told
     report: Mapping[str, Any]
@@ -119,9 +119,10 @@ class _Case(NamedTuple):
 
 
 def advice(told: Told, report: Mapping[str, Any], *, measured: bool = False) -> list[Advice]:
-    """Return what would make the next outage better, the gravest first; empty where nothing stands out.
+    """Return the advice for the next outage, the most important first; empty if there is none.
 
-    measured: the battery's health has been measured by now. In dry-run nothing is advised of what was only recorded.
+    measured: the battery's health has been measured by now. In dry-run there is no advice on actions that were only
+    recorded.
     """
     case = _Case(told, report, measured)
     rules = _RULES_OF_DRY_RUN if report["mode"] == "dry-run" else _RULES
@@ -149,14 +150,14 @@ def _dirty(case: _Case) -> Iterator[Advice]:
         yield _say(
             "dirty",
             "error",
-            "The host went down before it was powered off in order: the battery gave less than every term said, or the "
-            "host crashed. Replay it (`powerguard history export`, `powerguard replay --diff`), rehearse with "
+            "The host went down before its orderly power-off: the battery gave less than every term predicted, or the "
+            "host crashed. Replay the outage (`powerguard history export`, `powerguard replay --diff`), rehearse with "
             "`powerguard drill`, and until then raise budget.margin or lower budget.health.",
             "budget.margin",
         )
     elif case.report["outcome"] == "lost":
         yield _say(
-            "lost", "warning", "The end of this outage was never journalled: look for `journal_not_durable` and "
+            "lost", "warning", "The journal has no end of this outage: look for `journal_not_durable` and "
             "crashes in the system's log.",
         )  # fmt: skip
 
@@ -191,8 +192,9 @@ def _never_answered(case: _Case) -> Iterator[Advice]:
         yield _say(
             "checkpoint_missing",
             "error",
-            f"No checkpoint came of {_names(mute)}, asked {_times(first['tries'])}{why}. Is it running, and does it "
-            "answer `powerguard checkpoint`? A `fallback` (a signal or a program) is tried where HTTP brings none.",
+            f"{_names(mute)} wrote no checkpoint, asked {_times(first['tries'])}{why}. Check that it runs, and that it "
+            "answers `powerguard checkpoint`. Configure a `fallback` (a signal or a program) for the case that HTTP "
+            "fails.",
             "trainers[].fallback",
         )
     again = [t for t in case.report["trainers"] if t["durable_s"] is not None and t["failed"]]
@@ -215,8 +217,8 @@ def _older(case: _Case) -> Iterator[Advice]:
         yield _say(
             "older_checkpoint",
             "warning",
-            f"An older checkpoint had to stand{lost}: {clean(stood[-1].line.because)}. A quicker disk or an earlier "
-            "pause (a larger budget.reserve_s) would leave time for one at the step where training stands.",
+            f"An older checkpoint had to do{lost}: {clean(stood[-1].line.because)}. A faster disk or an earlier "
+            "pause (a larger budget.reserve_s) would leave time for one at the paused step.",
             "budget.reserve_s",
         )
 
@@ -253,8 +255,8 @@ def _load(case: _Case) -> Iterator[Advice]:
         yield _say(
             "load_not_fallen",
             "warning",
-            f"The load did not fall as a pause promises: {clean(raised[-1].line.because)}. Measure it with `powerguard "
-            "drill`; gpu.kind: nvml caps GPUs, signals.kind: helper stops a trainer that draws on.",
+            f"The load did not fall as expected of a pause: {clean(raised[-1].line.because)}. Measure it with "
+            "`powerguard drill`; gpu.kind: nvml caps GPUs, signals.kind: helper stops a trainer that does not pause.",
             "gpu.kind",
         )
         return
@@ -277,12 +279,12 @@ def _sources(case: _Case) -> Iterator[Advice]:
         longest = max((s for s in back if s is not None), default=None)
         how_long = f", at the longest for {duration(longest)}" if longest is not None else ""
         one = case.told.policy is not None and case.told.policy.sources < 2
-        second = "Give the UPS a second source, by another way" if one else "All ways to the UPS went"
+        second = "Give the UPS a second source, over another path" if one else "All paths to the UPS failed"
         yield _say(
             "source_lost",
             "warning",
             f"The UPS did not answer in the outage ({_times(len(lost))}{how_long}): from then on the budget was "
-            f"reckoned, not read. {second}, and put the switch between on the UPS too.",
+            f"estimated, not read. {second}; power the switch in between from the UPS, too.",
             "ups.NAME.sources",
         )
 
@@ -296,8 +298,8 @@ def _bmc(case: _Case) -> Iterator[Advice]:
     yield _say(
         "bmc_not_verified",
         "error",
-        f"The BMC never confirmed that it powers the host on when power returns{why}. `powerguard doctor` says what is "
-        "missing; until it passes, a person must switch the host on after a long outage.",
+        f"The BMC never confirmed that it powers the host on when power returns{why}. `powerguard doctor` shows what "
+        "is missing; until it passes, a person must switch the host on after a long outage.",
         "bmc.kind",
     )
 
@@ -310,7 +312,7 @@ def _health(case: _Case) -> Iterator[Advice]:
         yield _say(
             "no_runtime_table",
             "warning",
-            "No runtime table: how long the battery lasts was the UPS's own word. Take one from the data sheet "
+            "No runtime table: the UPS's own runtime was used. Set runtime_table from the data sheet "
             "(`powerguard plan --size` prints one for known models).",
             "ups.NAME.runtime_table",
         )
@@ -341,8 +343,9 @@ def _late(case: _Case) -> Iterator[Advice]:
     yield _say(
         "late_detection",
         "warning",
-        f"The outage was known {duration(confirmed_s - lost_s)} after the power went. Poll more often (poll_s of the "
-        "source; POLLTIME 1 in apcupsd.conf, pollinterval 1 in ups.conf), and let the card send traps (`traps`).",
+        f"The outage was confirmed {duration(confirmed_s - lost_s)} after the power failed. Poll more often (poll_s "
+        "of the source; POLLTIME 1 in apcupsd.conf, pollinterval 1 in ups.conf), and let the card send traps "
+        "(`traps`).",
         "ups.NAME.sources[].poll_s",
     )
 
@@ -357,8 +360,8 @@ def _grade(case: _Case) -> Iterator[Advice]:
         yield _say(
             "stop_cut_short",
             "warning",
-            f"Only a {grade} stop fitted the battery: it is too small for this load, or counted too small. "
-            "`powerguard plan --size` says what would make a full one fit, in numbers.",
+            f"Only a {grade} stop fitted the battery: it is too small for this load, or its health counts as too low. "
+            "`powerguard plan --size` shows which changes make a full one fit.",
         )
     slack_s = number(case.told.outage.record.figures.get("slack_at_commit_s"))
     if slack_s is None or slack_s >= -LATE_S:
@@ -394,7 +397,7 @@ def _stop(case: _Case) -> Iterator[Advice]:
 def _return(case: _Case) -> Iterator[Advice]:
     if case.told.notes("resume_failed"):
         yield _say(
-            "resume_failed", "error", "Training could not be started by itself: a person had to. Look at the unit that "
+            "resume_failed", "error", "powerguard could not start training, and a person had to. Check the unit that "
             "resume.target names.", "resume.target",
         )  # fmt: skip
     yield from _powered_on(case)
@@ -403,7 +406,8 @@ def _return(case: _Case) -> Iterator[Advice]:
         yield _say(
             "host_incomplete",
             "warning",
-            f"Training waited for what the host lacked: {clean(missed[-1].line.because)}. docs/guides/return.md.",
+            f"Training waited because the host was not complete: {clean(missed[-1].line.because)}. See "
+            "docs/guides/return.md.",
         )
     ours_s, gate_s = case.report["recovery"]["ours_s"], case.report["recovery"]["gate_s"]
     if ours_s is not None and ours_s > OURS_S:
@@ -418,32 +422,32 @@ def _return(case: _Case) -> Iterator[Advice]:
 
 
 def _powered_on(case: _Case) -> Iterator[Advice]:
-    """What brought the host back is the proof of a way back, or of its absence."""
+    """The cause of the return shows whether a power-on method worked."""
     back = case.report["recovery"]
     if back["powered_on_by"] in BY_HAND:
         yield _say(
             "switched_on_by_hand",
             "warning",
-            f"The host was switched on by hand ({back['powered_on_by'].replace('-', ' ')}): no way back has worked. "
-            "`powerguard doctor` says which of them are armed, and why others are not.",
+            f"The host was switched on by hand ({back['powered_on_by'].replace('-', ' ')}): no power-on method worked. "
+            "`powerguard doctor` shows which of them can be armed, and why others cannot.",
             "bmc.policy",
         )
     elif case.report["outcome"] != "clean_shutdown" or back["powered_on_by"] == LATE_REBOOT:
         return
     elif back["ac_gone"] is False:
         by = back["powered_on_by"]
-        what = f"It was powered on by: {by.replace('-', ' ')}." if by else "The BMC does not say what powered it on."
+        what = f"It was powered on by: {by.replace('-', ' ')}." if by else "The BMC does not report what powered it on."
         yield _say(
             "ac_never_gone",
             "info",
-            "AC never went at this host: power returned before the UPS cut its output, and the BMC's policy alone "
+            "AC never failed at this host: power returned before the UPS cut its output, and the BMC's policy alone "
             f"would have left it off. {what}",
         )
     elif back["ac_gone"] is None and back["powered_on_by"] is None:
         yield _say(
             "return_unknown",
             "info",
-            "The BMC does not say what powered the host on, and neither it nor the UPS shows whether AC was gone. "
+            "The BMC does not report what powered the host on, and neither it nor the UPS shows whether AC was gone. "
             "Read the BMC's event log (`ipmitool sel list`) at the time of the return.",
         )
 
@@ -453,15 +457,16 @@ def _journal(case: _Case) -> Iterator[Advice]:
         yield _say(
             "journal_gap",
             "warning",
-            "Steps of this outage are missing: the journal could not be written. Give it a local disk with room.",
+            "Steps of this outage are missing: the journal could not be written. Put it on a local disk with free "
+            "space.",
             "journal.path",
         )
     if case.told.elapsed.doubted or case.told.elapsed.set_s:
         yield _say(
             "clock_set",
             "info",
-            "The wall clock was set while the outage ran: a real-time clock that is right (chrony, NTP, its battery) "
-            "lets the time in the dark be told.",
+            "The wall clock was set during the outage, so the time off is unknown. Keep the real-time clock right "
+            "(chrony, NTP, its battery).",
         )
 
 
@@ -470,4 +475,4 @@ _RULES: Final = (
     _grade, _stop, _journal, _health,
 )  # fmt: skip
 _RULES_OF_DRY_RUN: Final = (_dirty, _sources, _late, _journal, _health)
-"""Of a battery that was really drawn on, by a load that nothing has changed."""
+"""Return the battery's discharge at an unchanged load, if it was deep enough."""

@@ -1,4 +1,4 @@
-"""`powerguard explain [ID]`: why each step of an outage was taken when it was, from the journal."""
+"""`powerguard explain [ID]`: why each step of an outage happened when it did, from the journal."""
 
 import argparse
 import json
@@ -26,11 +26,11 @@ if TYPE_CHECKING:
 
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
 _SHORT_S: Final = 45.0
-"""With no more runtime than this at the load of now, training is paused whatever it needs (`core.plan`)."""
+"""At this runtime at the present load, training is paused in any case (`core.decide.conditions`)."""
 _SILENT: Final = frozenset(
     {"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "EnsurePolicy", "StopTrainer", "TerminateTrainer"}
 )
-"""Orders of which a note tells, at once or when they are done."""
+"""Orders that have a note of their own."""
 
 
 def register(subparsers: Subparsers) -> None:
@@ -38,11 +38,13 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "explain",
         help="explain each step of an outage",
-        description="Tell an outage from the journal: each step with the numbers that decided, what would have changed "
-        "the outcome, and how it ended. With the daemon down, too, and while the outage runs. Exit 0: told; 64: no "
-        "such outage; 66: the journal cannot be read.",
+        description="Explain an outage from the journal: each step with the numbers that decided, what would have "
+        "changed the outcome, and how it ended. Works without the daemon and during the outage. Exit 0: explained; "
+        "64: no such outage; 66: the journal cannot be read.",
     )
-    parser.add_argument("outage", metavar="ID", nargs="?", default="last", help="its id, how it begins, or last (last)")
+    parser.add_argument(
+        "outage", metavar="ID", nargs="?", default="last", help="its id, the beginning of it, or last (default)"
+    )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_journal(parser)
     parser.set_defaults(run=run)
@@ -70,7 +72,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def explained(told: Told) -> dict[str, Any]:
-    """Return the outage as one object: what is printed, and what --json shows."""
+    """Return the outage as one object, for the text and for --json."""
     record, story, elapsed, policy = told.outage.record, told.outage.lines, told.elapsed, told.policy
     mode = None if policy is None else policy.mode.value
     steps = [
@@ -99,7 +101,7 @@ def explained(told: Told) -> dict[str, Any]:
 
 
 def _trains_on(story: "Sequence[Line]", until: "Line") -> str:
-    """Name the trainers that were asked last for a checkpoint after which they train on."""
+    """Name the trainers whose last checkpoint request let them train on."""
     after = {
         str(line.payload.get("trainer")): line.payload.get("after")
         for line in story
@@ -109,7 +111,7 @@ def _trains_on(story: "Sequence[Line]", until: "Line") -> str:
 
 
 def _add_wait(steps: Sequence[dict[str, Any]], policy: "Policy | None") -> None:
-    """Say at the commit why it did not come as soon as the stop fitted no more."""
+    """Explain at the commit why it did not come as soon as the stop no longer fitted."""
     latched = next((step for step in steps if step["numbers"].get("new") == "shutdown"), None)
     if latched is None or policy is None or latched["because"] != "budget":
         return
@@ -134,7 +136,7 @@ def _step(elapsed: "Elapsed", line: "Line", story: "Sequence[Line]", mode: str |
         context["late_reboot"] = is_late_reboot(story, line, numbers)
     gap = line.kind == "gap"
     text = f"{line.payload.get('steps')} steps are missing: {line.because}" if gap else ""
-    if not gap and "kind" not in line.payload:  # A damaged row: its name and its reason are all that is left of it.
+    if not gap and "kind" not in line.payload:  # A damaged row: only its name and its reason are left.
         text = f"{line.event.replace('_', ' ')}: {line.because}"
     return {
         "at": line.wall,
@@ -180,7 +182,7 @@ def _moment_of(steps: Sequence[Mapping[str, Any]], new: str) -> Mapping[str, Any
 
 
 def _returned_s(readings: Sequence[tuple[float, str]], since_s: float) -> float | None:
-    """When utility came back for good after `since_s`, by the readings: the first of those that end it."""
+    """When utility became stable after `since_s`, by the readings: the first of those that end it."""
     came_s: float | None = None
     for after_s, source in readings:
         if after_s < since_s:
@@ -198,9 +200,9 @@ def what_if(
     readings: Sequence[tuple[float, str]],
     policy: "Policy | None",
 ) -> list[str]:
-    """Say what would have changed the outcome: only what readings and sums of then give.
+    """Return what would have changed the outcome, by the readings and budgets of that time.
 
-    Reckoned by each boot's own clock: what was done to the wall clock meanwhile changes nothing.
+    Computed with each boot's own clock, so a change of the wall clock has no effect.
     """
     paused, held, latched = (_moment_of(steps, name) for name in ("emergency_checkpoint", "holding", "shutdown"))
     told: list[str] = []
@@ -231,12 +233,12 @@ def what_if(
         ordered = next((step for step in reversed(steps) if step["event"] == "power_off_ordered"), latched)
         told += _grades(latched, ordered["numbers"].get("grade"), policy)
     if paused is not None and paused["because"] == "blind":
-        told.append("With a runtime table in the settings (runtime_table), training could have gone on for longer.")
+        told.append("With a runtime table in the settings (runtime_table), training could have continued for longer.")
     return told
 
 
 def _spare(ended: Mapping[str, Any] | None) -> list[str]:
-    """Say for how long training could have gone on: what is left shrinks by at most a second a second."""
+    """Say how long training could have continued: the runtime falls by at most one second per second."""
     numbers = {} if ended is None else ended["numbers"]
     names = ("reff_now_s", "reff_paused_s", "checkpoint_s", "stop_s")
     reff_now_s, reff_paused_s, checkpoint_s, stop_s = (number(numbers.get(name)) for name in names)
@@ -246,11 +248,13 @@ def _spare(ended: Mapping[str, Any] | None) -> list[str]:
     spare_s = min(spare_s, reff_now_s - _SHORT_S)
     if spare_s <= 0.0:
         return []
-    return [f"By the sums of its end, training could have gone on for at least {duration(spare_s)} more on battery."]
+    return [
+        f"By the budget at its end, training could have continued for at least {duration(spare_s)} more on battery."
+    ]
 
 
 def _grades(latched: Mapping[str, Any], grade: object, policy: "Policy | None") -> list[str]:
-    """Say what a more orderly stop would have needed. grade: of the stop that was ordered."""
+    """Say what a more orderly stop would have needed. grade: of the ordered stop."""
     from powerguard.core.energy.budget import stop_s
     from powerguard.core.model.actions import Grade
 
@@ -286,7 +290,7 @@ def _durations(
     readings: Sequence[tuple[float, str]],
     elapsed: "Elapsed",
 ) -> dict[str, float | None]:
-    """Return how long each part took, in seconds; None where it did not happen, or was not told."""
+    """Return how long each part took, in seconds; None if it did not happen or is unknown."""
     at = {name: None if (s := _moment_of(steps, name)) is None else float(s["after_s"]) for name in PHASES}
     away = [number(s["numbers"].get("away_s")) for s in steps if s["event"] == "host_returned"]
     known = [s for s in away if s is not None]
@@ -303,7 +307,7 @@ def _durations(
     }
 
 
-# --- Telling ----------------------------------------------------------------------------------------------------------
+# --- Output -----------------------------------------------------------------------------------------------------------
 
 
 def _after(seconds: float) -> str:
@@ -332,7 +336,7 @@ def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
     if told["what_if"]:
         lines += ["", "What would have changed it"]
         lines += [f"  {clean(text)}" for text in told["what_if"]]
-    names = durations_in(told["mode"]) | ({"on_battery_s": "on battery, as far as it is written"} if running else {})
+    names = durations_in(told["mode"]) | ({"on_battery_s": "on battery so far, as written"} if running else {})
     known = [(text, duration(told["durations"][name])) for name, text in names.items()]
     known = [row for row in known if row[1] != "?"]
     if known:

@@ -1,7 +1,7 @@
-"""What the journal tells of one outage, gathered for `report`: feeds, phases, trainers, budget, recovery.
+"""The facts of one outage in the journal, gathered for `report`: feeds, phases, trainers, budget, recovery.
 
-Every moment is seconds since the outage began; None means that it did not happen, or was not told. Nothing is guessed:
-what nobody has written down stays None.
+Every moment is seconds since the outage began; None means that it did not happen, or is unknown. There are no guesses:
+a fact that was not written stays None.
 """
 
 from collections.abc import Mapping, Sequence
@@ -20,9 +20,9 @@ from powerguard.daemon.journal.records import ReplayStart
 from powerguard.effectors.bmc.ipmi import RestartCause
 
 LATE_REBOOT: Final = "late-reboot"
-"""What brought a host back whose power-off powerguard itself made a reboot."""
+"""The cause of the return if powerguard itself turned the power-off into a reboot."""
 POINTS: Final = 400
-"""So many points of the runtime are kept: more than a picture shows."""
+"""Most points of the runtime that are kept: more than a picture shows."""
 
 
 class Step(NamedTuple):
@@ -43,11 +43,11 @@ class Told(NamedTuple):
     heard: tuple[tuple[float, Any], ...]
     start: ReplayStart | None
     last_s: float
-    """The last moment of which anything is known."""
+    """The last known moment."""
 
     @property
     def policy(self) -> Policy | None:
-        """The settings of then, with what had been measured in place; None where the journal did not keep them."""
+        """The settings of that time, with the measurements; None if the journal did not keep them."""
         return None if self.start is None else needs.fold(self.start.policy, self.start.state.learned)
 
     def notes(self, *events: str) -> tuple[Step, ...]:
@@ -66,7 +66,7 @@ class Told(NamedTuple):
 
 
 def gather(outage: Outage) -> Told:
-    """Read an outage once, for all that is told of it."""
+    """Read an outage once, for all facts."""
     elapsed = Elapsed(outage.record, outage.lines, outage.rows)
     steps = tuple(Step(elapsed.of(line), line, _numbers(line)) for line in outage.lines)
     heard = [
@@ -110,13 +110,13 @@ def _numbers(line: Line) -> dict[str, Any]:
 
 
 def pairs(value: object) -> dict[str, Any]:
-    """Return what the journal keeps as pairs; nothing where there are none."""
+    """Return the pairs of the journal; empty if there are none."""
     found = value if isinstance(value, list) else []
     return {str(pair[0]): pair[1] for pair in found if isinstance(pair, list) and len(pair) == 2}
 
 
 def number(value: object) -> float | None:
-    """Return a number, or None for what is none: true is not 1."""
+    """Return a number, else None: true is not 1."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -145,7 +145,7 @@ def feeds(told: Told) -> list[dict[str, Any]]:
 
 
 _SILENT_S: Final = 15.0
-"""Nothing heard for longer than this: what the UPS did meanwhile is not known. Old journals keep one in 5 s."""
+"""A longer gap of the readings ends a stretch: the UPS's state is unknown. Old journals keep one in 5 s."""
 
 
 def _r(seconds: float) -> float:
@@ -153,7 +153,7 @@ def _r(seconds: float) -> float:
 
 
 def runtime(told: Told) -> list[dict[str, Any]]:
-    """Return the reported runtime over time: of the feed that tells least where there are several. At most POINTS."""
+    """Return the reported runtime over time: of several feeds the lowest. At most POINTS."""
     least: dict[int, tuple[float, float]] = {}
     for at_s, reading in told.readings:
         if reading.runtime_s is not None and at_s >= 0.0:
@@ -208,7 +208,7 @@ def phases(told: Told) -> list[dict[str, Any]]:
 
 
 def _away(told: Told, returned: Step, since_s: float) -> list[tuple[str, float]]:
-    """Return what lay between the last word of the boot that went and the daemon's return."""
+    """Return the parts between the last entry of the old boot and the daemon's return."""
     gone = [s.after_s for s in told.steps if s.line.seq < returned.line.seq and s.line.boot_id != returned.line.boot_id]
     last_s = max(gone, default=since_s)
     stop_s = measured(told, "stop", returned.line.boot_id)
@@ -221,12 +221,12 @@ def _away(told: Told, returned: Step, since_s: float) -> list[tuple[str, float]]
 
 
 def _powered_on(told: Told, boot_id: str) -> Mapping[str, Any]:
-    """Return what is told of how a boot began; nothing where nobody has asked."""
+    """Return the journal's facts on the start of a boot; empty if there are none."""
     return next((step.numbers for step in told.notes("host_powered_on") if step.line.boot_id == boot_id), {})
 
 
 def _ac_gone(told: Told, back: Step, powered_on: Mapping[str, Any], *, rebooted: bool) -> bool | None:
-    """Return whether AC was gone at this host, by all evidence; None where that does not settle it.
+    """Return whether AC was gone at this host, by all evidence; None if that is inconclusive.
 
     The BMC's bit alone proves only a loss: boards that were off in order may leave it clear when AC goes.
     """
@@ -253,10 +253,10 @@ _DRAINED: Final = 5.0
 
 
 def _brought_by(cause: object, later: Sequence[Step], *, rebooted: bool) -> str | None:
-    """Return what powered the host on: as its BMC names it, and whose order over the BMC that was, where it was ours.
+    """Return what powered the host on: as its BMC names it, and the origin of an order over the BMC, if it was ours.
 
-    later: what followed the return. A sentinel tells of its orders when the host takes its word back. rebooted: our own
-    late reboot, of which a BMC knows nothing: it names what powered the host on before.
+    later: the lines after the return. A sentinel reports its orders when the host withdraws the intent. rebooted: by
+    our own late reboot, which a BMC does not see: it names the cause of the earlier power-on.
     """
     if rebooted:
         return LATE_REBOOT
@@ -266,7 +266,7 @@ def _brought_by(cause: object, later: Sequence[Step], *, rebooted: bool) -> str 
 
 
 def measured(told: Told, need: str, boot_id: str) -> float | None:
-    """Return what a boot has measured of the stop before it, or of itself; None where nothing was measured."""
+    """Return a boot's measurement of the stop before it, or of itself; None if there is none."""
     return next(
         (
             event.seconds
@@ -296,7 +296,7 @@ _RECOVERY: Final = (
 
 
 def recovery(told: Told) -> dict[str, Any]:
-    """Return the way back, of the last return: whose part took how long. None: not told, or there was none."""
+    """Return the last return, with the time of each part. None: unknown, or there was none."""
     returns = told.notes("host_returned")
     if not returns:
         return dict.fromkeys(_RECOVERY)
@@ -335,9 +335,9 @@ def recovery(told: Told) -> dict[str, Any]:
 
 
 def _check_s(later: list[Step], begun_s: float | None) -> float | None:
-    """Return how long it took until the host was found whole, the gate waiting beside; None: nobody looked.
+    """Return how long it took until the host was found complete, while the gate waited; None: no check.
 
-    Where the gate waits for long, what was found is asked for anew.
+    If the gate waits for long, the check is repeated.
     """
     took_s, since_s = None, None
     for step in later:
@@ -354,9 +354,9 @@ def _check_s(later: list[Step], begun_s: float | None) -> float | None:
 
 
 def _answers(told: Told) -> list[float]:
-    """Return when a trainer was seen to train: it told a step, or one that nobody knew was there.
+    """Return when a trainer was seen to train: it reported a step, or appeared.
 
-    The outage is over when training was started; what comes of it stands in the lines after it.
+    The outage ends when training is started; its first step is in the lines after it.
     """
     found = [at_s for at_s, event in told.heard if isinstance(event, TrainerSeen) and _trains(event)]
     for line in (*told.outage.lines, *told.outage.after):
@@ -374,7 +374,7 @@ def _trains(seen: TrainerSeen) -> bool:
 
 
 def trainers(told: Told) -> list[dict[str, Any]]:
-    """Return what was asked of each trainer from the pause on, and what came of it."""
+    """Return the requests to each trainer from the pause on, and their results."""
     paused_s = told.phase("emergency_checkpoint")
     if paused_s is None:
         return []
@@ -392,7 +392,7 @@ def trainers(told: Told) -> list[dict[str, Any]]:
 
 
 def _add_end(told: Told, trainer: dict[str, Any], paused_s: float) -> None:
-    """Enter the signals, and what training after the checkpoint is at risk: until the trainer's end, or the commit."""
+    """Enter the signals, and the work at risk after the checkpoint: until the trainer's end, or the commit."""
     mine = [s for s in told.steps if s.after_s >= paused_s and s.numbers.get("trainer") == trainer["trainer"]]
     trainer["signals"] = [
         {"signal": _SIGNALS[s.line.event], "at_s": s.after_s, **_effect(told, s.after_s)}
@@ -419,7 +419,7 @@ def _add_end(told: Told, trainer: dict[str, Any], paused_s: float) -> None:
 
 
 def _behind(told: Told, trainer: Mapping[str, Any], until_s: float) -> int | None:
-    """Return by how many steps a trainer was ahead of its newest checkpoint when it was last seen; None: not told."""
+    """Return by how many steps a trainer was ahead of its newest checkpoint when last seen; None: unknown."""
     seen = [e for at_s, e in told.heard if isinstance(e, TrainerSeen) and at_s < until_s and e.alive]
     mine = [e for e in seen if e.trainer == trainer["trainer"]]
     steps = [e.step for e in mine if e.step is not None]
@@ -465,7 +465,7 @@ def _trainer(
     bad = [step for step in answers if step.line.event == "Failed"]
     last = good[-1] if good else None
     found = {} if last is None else last.numbers
-    # Who trains on is not at the step of its checkpoint any more.
+    # A trainer that continues is no longer at the step of its checkpoint.
     at_step = found.get("at_paused_step") is True and asked[-1].numbers.get("after") != "continue"
     return {
         "trainer": name,
@@ -501,7 +501,7 @@ def _expected(told: Told, paused_s: float) -> dict[str, float]:
 
 
 def _steps_lost(told: Told) -> dict[str, int | None]:
-    """Return by how many steps an older checkpoint that stands is behind, by trainer; None where it was not told."""
+    """Return by how many steps an older checkpoint that counts is behind, by trainer; None if unknown."""
     found: dict[str, int | None] = {}
     whose = ""
     orders = {s.line.action: str(s.numbers.get("trainer")) for s in told.steps if s.line.kind == "action"}
@@ -515,10 +515,10 @@ def _steps_lost(told: Told) -> dict[str, int | None]:
 
 
 def steps_lost(told: Told, asked: Sequence[Mapping[str, Any]]) -> int | None:
-    """Return the most steps that a trainer has lost; None where it is not told of one of them.
+    """Return the most steps that a trainer has lost; None if that is unknown for one of them.
 
-    Nothing is lost where the host and its trainers never went down. Where the host did, and no checkpoint was asked for
-    in time, what counts is how far training was ahead of its newest one.
+    No step is lost if the host and its trainers never went down. If the host did, without a checkpoint in time, the
+    distance of training to its newest checkpoint counts.
     """
     returned = told.first("host_returned")
     if returned is None and told.phase("shutdown") is None and told.outage.record.outcome != "lost":
@@ -546,7 +546,7 @@ def _rolled_back(told: Told, returned: Step) -> int | None:
 
 
 def budget(told: Told) -> list[dict[str, Any]]:
-    """Return the sums at each decision: what was left, what was still needed. grade: of the power-off, as ordered."""
+    """Return the budget at each decision. grade: of the power-off, as ordered."""
     found = []
     ordered = ordered_grade(told)
     for step in told.notes("phase_changed"):

@@ -36,14 +36,14 @@ _DOUBT_S: Final = 2.0
 
 
 class UnknownOutageError(Exception):
-    """No outage of that name, or several: which ones there are."""
+    """No outage of that name, or several: the message lists them."""
 
 
 class Outage(NamedTuple):
     """One outage as the journal has it.
 
-    rows: what was heard; empty in a journal that did not keep every reading.
-    after: what followed in the boot in which it ended, at most 500 lines: whether training came back is seen there.
+    rows: the events; empty in a journal that did not keep every reading. after: the following lines of the boot in
+    which it ended, at most 500: they show whether training came back.
     """
 
     record: OutageRecord
@@ -53,14 +53,14 @@ class Outage(NamedTuple):
 
 
 class Elapsed:
-    """Seconds since an outage began, by each boot's own clock, whatever was done to the wall clock.
+    """Seconds since an outage began, by each boot's own clock, independent of the wall clock.
 
-    Between two boots only the wall clock knows: there it counts as it stood at last in each of them, for a clock that
-    was wrong when the host came up is set right soon. Where it says less than nothing, or more than a month, the time
-    between is not known, and what follows is counted from the end of the boot that went.
+    Between two boots only the wall clock counts: with its last value in each of them, because a clock that was wrong at
+    boot is soon corrected. If the result is negative or more than a month, the time between is unknown, and later
+    moments are counted from the end of the old boot.
 
-    doubted: the boots of which it is not known how long after the one before they began.
-    ended_s: when the outage ended; None while it runs, or where it ended in a boot that is doubted.
+    doubted: the boots whose start after the one before is unknown.
+    ended_s: when the outage ended; None while it runs, or if it ended in a doubted boot.
     set_s: boot, and by how many seconds its wall clock was set.
     """
 
@@ -96,7 +96,7 @@ class Elapsed:
         return round(max(0.0, record.ended_wall - record.started_wall), 3)
 
     def _after(self, last: tuple[float, float] | None, both: Sequence[tuple[float, float]], boot_id: str) -> float:
-        """Seconds since the outage began at the first word of a later boot."""
+        """Seconds since the outage began at the first entry of a later boot."""
         if last is None:
             self.doubted.append(boot_id)
             return 0.0
@@ -107,7 +107,7 @@ class Elapsed:
         return last[0]
 
     def at(self, boot_id: str, at_s: float) -> float | None:
-        """Return the seconds since the outage began at a moment of a boot; None for a boot nobody has heard of."""
+        """Return the seconds since the outage began at a moment of a boot; None for an unknown boot."""
         zero_s = self._zero_s.get(boot_id)
         return None if zero_s is None else round(zero_s + at_s, 3)
 
@@ -117,39 +117,39 @@ class Elapsed:
 
 
 def between(first: float | None, then: float | None) -> float | None:
-    """Return the seconds from one moment of an outage to another; None where one of them is not known."""
+    """Return the seconds from one moment of an outage to another; None if one of them is unknown."""
     return None if first is None or then is None or then < first else round(then - first, 3)
 
 
 def add_journal(parser: argparse.ArgumentParser) -> None:
-    """Add what says where the journal lies."""
+    """Add the option of the journal's path."""
     parser.add_argument(
-        "--journal", metavar="FILE", default=None, help=f"journal to read (default: of the settings, else {JOURNAL})"
+        "--journal", metavar="FILE", default=None, help=f"journal to read (default: from the settings, else {JOURNAL})"
     )
 
 
 def journal_of(args: argparse.Namespace) -> Path:
-    """Return the journal's path: as asked for, else of the settings, else where it lies by default."""
+    """Return the journal's path: of the option, else of the settings, else the default."""
     if args.journal is not None:
         return Path(args.journal)
     try:
         if not Path(args.config).exists():
             return Path(JOURNAL)
-    except OSError:  # closed to who asks: as with settings that are wrong
+    except OSError:  # not readable: as with invalid settings
         return Path(JOURNAL)
     from powerguard.settings.load import SettingsError, load
 
     try:
         return Path(load(Path(args.config)).journal.path)
     except SettingsError:
-        return Path(JOURNAL)  # What an outage was like can be told with settings that are wrong today.
+        return Path(JOURNAL)  # An old outage can be reported even if today's settings are invalid.
 
 
 def find(db: sqlite3.Connection, name: str) -> OutageRecord:
     """Return the outage of that id, or the only one that begins so; `last`: the newest. Raises UnknownOutageError."""
     known = history(db, _ALL)
     if not known:
-        message = "the journal knows no outage"
+        message = "the journal has no outage"
         raise UnknownOutageError(message)
     if name == "last":
         return known[0]
@@ -158,11 +158,13 @@ def find(db: sqlite3.Connection, name: str) -> OutageRecord:
         return found[0]
     newest = "; the last ones: " + ", ".join(_shown_record(each) for each in known[:SHOWN])
     if found:
-        message = f"{name!r} begins {len(found)} outages: {', '.join(each.id for each in found[:SHOWN])}"
+        message = (
+            f"{name!r} is the beginning of {len(found)} outage ids: {', '.join(each.id for each in found[:SHOWN])}"
+        )
         raise UnknownOutageError(message)
     near = get_close_matches(name, [*(each.id for each in known), "last"], n=1)
     hint = f" (did you mean {near[0]}?)" if near else ""
-    message = f"no outage {name!r}{hint}{newest}"
+    message = f"unknown outage {name!r}{hint}{newest}"
     raise UnknownOutageError(message)
 
 
@@ -182,7 +184,7 @@ def _shown_record(record: OutageRecord) -> str:
 
 
 def is_late_reboot(story: Sequence[Line], back: Line, numbers: Mapping[str, object]) -> bool:
-    """Say whether our own power-off was made a reboot: the last order of the boot that went, and it did not fail.
+    """Say whether our power-off became a reboot: it was the last order of the old boot, and did not fail.
 
     back: the first line of the next boot that counts. numbers: of its `host_powered_on`, as far as there is one; a loss
     of AC, or a button, is another reason to come back.
@@ -200,7 +202,7 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "history",
         help="list the outages in the journal; export one",
-        description="List the outages that the journal knows, the newest first; with the daemon down, too. "
+        description="List the outages in the journal, the newest first. Works without the daemon. "
         "Exit 64: no such outage; 66: the journal cannot be read.",
     )
     parser.add_argument("--limit", type=int, metavar="N", default=20, help="how many (20)")
@@ -215,10 +217,10 @@ def register(subparsers: Subparsers) -> None:
     export = verbs.add_parser(
         "export",
         help="an outage as JSON lines, for `powerguard replay`",
-        description="Print an outage as JSON lines, everything in it that a replay needs. No secret is in it and no "
-        "address of the web; --anonymize replaces names, network addresses and paths as well.",
+        description="Print an outage as JSON lines, with all data for a replay. It contains no secret and no "
+        "URL; --anonymize also replaces names, network addresses and paths.",
     )
-    export.add_argument("outage", metavar="OUTAGE", help="its id or how it begins, last, or all")
+    export.add_argument("outage", metavar="OUTAGE", help="its id or the beginning of it, last, or all")
     export.add_argument("--anonymize", action="store_true", help="replace names, addresses and paths, consistently")
     export.add_argument("--journal", metavar="FILE", default=argparse.SUPPRESS, help="journal to read")
 
@@ -238,7 +240,7 @@ def run(args: argparse.Namespace) -> int:
         return fail(args, "history", str(error), EX_NOINPUT)
 
 
-def _export(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - sqlite3 is imported by who needs it
+def _export(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - sqlite3 is imported only if needed
     from powerguard.daemon.journal import history
     from powerguard.daemon.journal.export import lines
     from powerguard.daemon.observe.status import VERSION
@@ -332,7 +334,7 @@ def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above
         print(json.dumps({"schema_version": 1, "object": "history", "outages": told}, indent=2))
         return 0
     if not told:
-        print("the journal knows no outage")
+        print("the journal has no outage")
         return 0
     rows = [
         (
@@ -353,7 +355,7 @@ _HEAD: Final = ("began", "lasted", "on battery", "checkpoint", "commit after", "
 
 
 def _lasted_s(record: "OutageRecord") -> float | None:
-    """Seconds that it lasted, by the boot's clock where that is known; None while it runs, or where no clock says."""
+    """Seconds that it lasted, by the boot's clock if known; None while it runs, or if unknown."""
     if record.ended_wall is None:
         return None
     told = record.figures.get("lasted_s")

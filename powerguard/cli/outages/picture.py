@@ -13,7 +13,7 @@ _LANE: Final = 22
 _GAP: Final = 8
 _CURVE: Final = 150
 _FEEDS: Final = 16
-"""So many feeds and trainers get a lane of their own; the rest is one line that says how many."""
+"""Most feeds and trainers with their own lane; one line counts the rest."""
 _TRAINERS: Final = 8
 _LETTER: Final = 6.4
 _MARK_ROWS: Final = 6
@@ -44,7 +44,7 @@ _COLOURS: Final = {
 
 
 class Mark(NamedTuple):
-    """One thing that was done or happened, at a moment."""
+    """One event at a moment."""
 
     at_s: float
     text: str
@@ -68,7 +68,7 @@ class _Scale:
 
     @property
     def cut(self) -> tuple[float, float] | None:
-        """What is drawn short: from and to; None where nothing is."""
+        """The stretch that is drawn short: from and to; None if there is none."""
         return None if self._cut is None else self._cut[:2]
 
     def _shown(self, at_s: float) -> float:
@@ -84,7 +84,7 @@ class _Scale:
         return _LEFT + (_WIDE - _LEFT - _RIGHT) * self._shown(at_s) / max(self._shown_s, 1e-9)
 
     def ticks(self) -> list[float]:
-        """Return round moments, eight or so; none in what is drawn short."""
+        """Return about eight round moments; none in the stretch that is drawn short."""
         shown_s = self._shown_s
         step = next((s for s in _STEPS if shown_s / s <= 9), _STEPS[-1] * (1 + int(shown_s / _STEPS[-1] / 9)))
         found: list[float] = []
@@ -101,7 +101,7 @@ _STEPS: Final = (1, 2, 5, 10, 15, 30, 60, 120, 300, 600, 900, 1800, 3600, 7200, 
 
 
 def timeline(report: Mapping[str, Any], marks: Sequence[Mark]) -> str:
-    """Draw an outage. Nothing in it comes from elsewhere, and every word is escaped."""
+    """Draw an outage. It loads no other file, and every word is escaped."""
     off = next((p for p in report["phases"] if p["name"] == "off" and p["s"]), None)
     x = _Scale(report["last_s"], None if off is None else (off["from_s"], off["to_s"]))
     parts: list[str] = []
@@ -121,7 +121,7 @@ def timeline(report: Mapping[str, Any], marks: Sequence[Mark]) -> str:
     drawn, bottom = _marks(marks, x, y)
     parts += drawn
     parts = [*_axis(x, bottom), *parts]
-    title = "Timeline of the outage: feeds, phases, checkpoints, runtime and needs, and what was done"
+    title = "Timeline of the outage: feeds, phases, checkpoints, runtime, needs and actions"
     return (
         f'<svg class="timeline" viewBox="0 0 {_WIDE} {bottom + 40:.0f}" role="img" aria-label="{title}">'
         f"<title>{title}</title>\n" + "\n".join(parts) + "\n</svg>"
@@ -199,7 +199,7 @@ def _checkpoints(trainers: Sequence[Mapping[str, Any]], x: _Scale, y: float) -> 
 
 
 def _curves(report: Mapping[str, Any], x: _Scale, y: float) -> tuple[list[str], float]:
-    """Draw runtime as reported, effective at each decision, and the needs that it was held against."""
+    """Draw the reported runtime, the effective one at each decision, and the needs."""
     budget = [b for b in report["budget"] if b["phase"] != "online"]
     # An idle UPS on utility reports hours: that would flatten the minutes that decided.
     spans = [
@@ -214,7 +214,7 @@ def _curves(report: Mapping[str, Any], x: _Scale, y: float) -> tuple[list[str], 
         if v is not None and not is_endless(v)
     ]
     if not values:
-        return [_label(y, "runtime"), _soft(_LEFT, y + 15, "not told")], y + _LANE + _GAP
+        return [_label(y, "runtime"), _soft(_LEFT, y + 15, "unknown")], y + _LANE + _GAP
     top: float = max(*values, 1.0)
     base = y + _CURVE
 
@@ -248,7 +248,7 @@ def _curves(report: Mapping[str, Any], x: _Scale, y: float) -> tuple[list[str], 
 
 
 def _broken(name: str, points: Sequence[tuple[float, float]], x: _Scale, at: Any, silent_s: float = 30.0) -> list[str]:  # noqa: ANN401 - a scale
-    """Draw a line that stops where nothing was heard for long."""
+    """Draw a line that stops at a long gap of the readings."""
     runs: list[list[tuple[float, float]]] = []
     for point in points:
         if runs and point[0] - runs[-1][-1][0] <= silent_s:
@@ -261,7 +261,7 @@ def _broken(name: str, points: Sequence[tuple[float, float]], x: _Scale, at: Any
 
 
 def _stairs(name: str, points: Sequence[tuple[float, float]], end_s: float, x: _Scale, at: Any) -> list[str]:  # noqa: ANN401 - a scale
-    """Draw what holds until it is said anew."""
+    """Draw values that hold until the next one."""
     if not points:
         return []
     drawn = []
@@ -272,8 +272,8 @@ def _stairs(name: str, points: Sequence[tuple[float, float]], end_s: float, x: _
 
 
 def _marks(marks: Sequence[Mark], x: _Scale, y: float) -> tuple[list[str], float]:
-    """Write what was done under its moment, in as many rows as it takes; what finds no room is in the table below."""
-    parts, rows, left_out = [_label(y, "what was done")], [float(_LEFT)] * _MARK_ROWS, 0
+    """Write the actions under their moments, in as many rows as needed; the rest is in the table below."""
+    parts, rows, left_out = [_label(y, "actions")], [float(_LEFT)] * _MARK_ROWS, 0
     used = 0
     for mark in marks:
         place, wide = x(mark.at_s), _LETTER * len(mark.text) + 10

@@ -22,7 +22,7 @@ if TYPE_CHECKING:
 SEED_S: Final = 60.0
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
 _NOT_KNOWN: Final = "not known"
-"""Of what today's decisions do after the recording's end: nobody knows whether it was done."""
+"""Result for decisions after the recording's end: unknown whether it was done."""
 _ROUNDING_S: Final = 0.01
 _TOLD_BY_NOTES: Final = frozenset(
     {"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "StopTrainer", "TerminateTrainer"}
@@ -34,13 +34,13 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "replay",
         help="replay a recorded outage with today's decisions",
-        description="Feed a recorded outage to today's decisions, and tell when each phase would have begun and why. "
+        description="Feed a recorded outage to today's decisions, and show when each phase would have begun and why. "
         "FILE is what `powerguard history export` printed, or CSV with the columns t_s,ups,source,output_source,"
-        "runtime_s,charge_pct,load_pct and any further field of a reading (empty: not told). Exit 0: told, and with "
-        "--diff the same as was done, as far as it says; 1: --diff, and not the same; 65: the file cannot be replayed.",
+        "runtime_s,charge_pct,load_pct and any further field of a reading (empty: unknown). Exit 0: shown, and with "
+        "--diff the same as recorded; 1: with --diff, not the same; 65: the file cannot be replayed.",
     )
     parser.add_argument("file", metavar="FILE", help="export of the journal, or CSV")
-    parser.add_argument("--config", dest="settings_file", metavar="FILE", default=None, help="decide by these settings")
+    parser.add_argument("--config", dest="settings_file", metavar="FILE", default=None, help="use these settings")
     parser.add_argument("--table", metavar="LOAD:S,...", help="runtime table, such as 50:540,75:360,100:240")
     parser.add_argument(
         "--trainer",
@@ -52,10 +52,14 @@ def register(subparsers: Subparsers) -> None:
         "--ups", metavar="NAME", default="", help="one of several UPSes; else all feeds of the settings"
     )
     parser.add_argument("--outage", metavar="ID", default=None, help="only this one of the file's outages")
-    parser.add_argument("--obedient", action="store_true", help="every order succeeds, whatever the recording says")
-    parser.add_argument("--diff", action="store_true", help="set it against what was done")
+    parser.add_argument("--obedient", action="store_true", help="let every order succeed, regardless of the recording")
+    parser.add_argument("--diff", action="store_true", help="compare with what the daemon did")
     parser.add_argument(
-        "--tolerance", metavar="S", type=float, default=1.5, help="taken for the same time (1.5: a poll)"
+        "--tolerance",
+        metavar="S",
+        type=float,
+        default=1.5,
+        help="treat events this many seconds apart as simultaneous (1.5: one poll)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.set_defaults(run=run)
@@ -101,12 +105,12 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _wanted(args: argparse.Namespace) -> "tuple[Wanted, list[str], str]":
-    """Return what to decide by, what is assumed, and where the settings come from ("": see the file)."""
+    """Return the settings, the assumptions, and the origin of the settings ("": see the file)."""
     from powerguard.core.model.policy import Policy, TrainerPolicy
     from powerguard.sim.replay.recording import Wanted
 
     if not 0.0 <= args.tolerance < math.inf:
-        message = f"--tolerance: {args.tolerance:g} is no time in seconds (1.5 is one poll)"
+        message = f"--tolerance: {args.tolerance:g} is not a time in seconds (example: 1.5, one poll)"
         raise ValueError(message)
     table_ = None if args.table is None else amounts.table("--table", args.table)
     trainers = None if args.trainer is None else _trainers(args.trainer)
@@ -118,19 +122,19 @@ def _wanted(args: argparse.Namespace) -> "tuple[Wanted, list[str], str]":
 
 
 def _chosen(args: argparse.Namespace, recordings: "tuple[Recording, ...]") -> "tuple[Recording, ...]":
-    """Return those that are asked for. Raises ValueError where an option asks for what is not in the file."""
+    """Return the selected ones. Raises ValueError if the file does not have the selection."""
     events = (event for each in recordings for leg in each.legs for event in leg.events)
     names = dict.fromkeys(str(event.ups) for event in events if hasattr(event, "ups"))
     if args.ups and args.ups not in names:
-        message = f"--ups: no reading of {args.ups!r:.40} in {args.file}, only of {', '.join(names)}"
+        message = f"--ups: {args.file} has no reading of {args.ups!r:.40}, only of {', '.join(names)}"
         raise ValueError(message)
     if args.outage is not None:
         recordings = tuple(each for each in recordings if each.name.startswith(args.outage))
         if not recordings:
-            message = f"{args.file}: no outage {args.outage!r:.40} in it"
+            message = f"{args.file}: has no outage {args.outage!r:.40}"
             raise ValueError(message)
     if args.diff and not all(each.marks for each in recordings):
-        message = f"{args.file}: it does not say what was done; --diff needs an export of the journal"
+        message = f"{args.file}: has no record of actions; --diff needs an export of the journal"
         raise ValueError(message)
     return recordings
 
@@ -157,7 +161,7 @@ def _assumed(policy: "Policy") -> list[str]:
     )
     battery = f"health {policy.health:g}, margin {policy.margin:g}"
     return [
-        f"runtime table: {points or 'none: what the UPS reports on utility counts'}",
+        f"runtime table: {points or 'none: the reports of the UPS on utility count'}",
         f"battery: {battery}; stop {policy.stop_q95_s:g} s, reserve {policy.reserve_s:g} s",
         f"trainers: {clean(trainers) or 'none'}",
     ]
@@ -168,7 +172,7 @@ def _trainers(texts: Sequence[str]) -> "tuple[TrainerPolicy, ...]":
     names = [each.name for each in trainers]
     twice = next((name for name in names if names.count(name) > 1), None)
     if twice is not None:
-        message = f"--trainer: {clean(twice)} twice; each trainer has a name of its own"
+        message = f"--trainer: {clean(twice)} occurs twice; give each trainer its own name"
         raise ValueError(message)
     return trainers
 
@@ -184,7 +188,7 @@ def _trainer(text: str) -> "TrainerPolicy":
     except ValueError:
         checkpoint_s = 0.0
     if not name or conduct not in tuple(Conduct) or not 0.0 < checkpoint_s <= 1e5:
-        message = f"--trainer: {text!r} is no NAME:CONDUCT:SECONDS (such as llm:pause:20; or exit, continue)"
+        message = f"--trainer: {text!r} is not NAME:CONDUCT:SECONDS (example: llm:pause:20; or exit, continue)"
         raise ValueError(message)
     most_s = max(600.0, checkpoint_s)
     return TrainerPolicy(name=name, conduct=Conduct(conduct), checkpoint_s=checkpoint_s, max_checkpoint_s=most_s)
@@ -194,7 +198,7 @@ def _trainer(text: str) -> "TrainerPolicy":
 
 
 def _compared(told: "Replayed", tolerance_s: float) -> "tuple[Difference, ...]":
-    """Set what would be done against what was done, as far as the recording goes: it may end with its commit."""
+    """Compare today's decisions with the recorded ones, as far as the recording goes: it may end with its commit."""
     from powerguard.sim.replay.play import compare
 
     until_s = _known_until_s(told.recording, tolerance_s)
@@ -207,10 +211,10 @@ def _is_new_after(difference: "Difference", until_s: float) -> bool:
 
 
 def _known_until_s(recording: "Recording", tolerance_s: float) -> float:
-    """Return until when the recording says what was done, in its clock.
+    """Return the end of the recorded actions, in the recording's clock.
 
-    An export tells first what was heard and then what was done, so of a file that was cut off the last thing done
-    counts, and of that moment something may be missing.
+    An export lists first the events and then the actions, so of a truncated file the last action counts, and that
+    moment may be incomplete.
     """
     done_s = [leg.end_s + leg.shift_s for leg in recording.legs if leg.end_s is not None]
     if recording.cut_off:
@@ -224,11 +228,11 @@ def _differs(difference: "Difference") -> bool:
     return difference.verdict not in ("same", _NOT_KNOWN)
 
 
-# --- Telling ----------------------------------------------------------------------------------------------------------
+# --- Output -----------------------------------------------------------------------------------------------------------
 
 
 def after(seconds: float) -> str:
-    """Return a time from the outage's start as people say it."""
+    """Return a time from the outage's start, for display."""
     text = duration(seconds)
     return text if text.startswith("-") else f"+{text}"
 
@@ -255,19 +259,21 @@ def _story(told: "Replayed", paint: Paint) -> list[str]:
             rows.append((when, f"order: {clean(order(type(each.action).__name__, whom))}"))
     lines += table(rows)
     if _is_unproven(told):
-        lines.append(f"{paint('!', 'yellow')} battery was read, but nothing bore it out: two witnesses make an outage")
+        lines.append(
+            f"{paint('!', 'yellow')} battery was read, but no second witness confirmed it, so there was no outage"
+        )
     end = f"It ends at {after(told.ended_s - told.began_s)}: {PHASES[told.phase]}"
     if told.before_deadline_s is not None:
-        end += f"; {duration(told.before_deadline_s)} before its deadline the recording ends: the rest is not known"
+        end += f"; the recording ends {duration(told.before_deadline_s)} before its deadline: the rest is unknown"
     lines.append(end + ".")
     for step in told.forecast:
-        when = "at a time not known" if step.at_s is None else f"at {after(step.at_s - told.began_s)}"
-        lines.append(f"  next, had nothing changed: {PHASES.get(step.action, step.action)} {when} ({step.because})")
+        when = "at an unknown time" if step.at_s is None else f"at {after(step.at_s - told.began_s)}"
+        lines.append(f"  next, without further changes: {PHASES.get(step.action, step.action)} {when} ({step.because})")
     return lines
 
 
 def _is_unproven(told: "Replayed") -> bool:
-    """Whether there was a word of battery, and yet no outage."""
+    """Whether there was a reading of battery, but no outage."""
     events = (event for leg in told.recording.legs for event in leg.events)
     is_said = any(getattr(event, "output_source", "") == "battery" for event in events)
     return is_said and all(mark_.kind != "phase" for mark_ in told.marks)
@@ -293,9 +299,9 @@ def _side_by_side(told: "Replayed", diff: "tuple[Difference, ...]", paint: Paint
         is_whole = all(each.verdict != _NOT_KNOWN for each in diff)
         return [*lines, f"Today's decisions are the same{'' if is_whole else ', as far as the recording goes'}."]
     lines.append(
-        f"{changed} of {len(diff)} are not the same. The readings are as recorded: what another decision would"
+        f"{changed} of {len(diff)} are not the same. The readings are as recorded: they do not show what another"
     )
-    lines.append("have done to the battery is not in them.")
+    lines.append("decision would have done to the battery.")
     return lines
 
 

@@ -1,6 +1,6 @@
-"""`powerguard report [ID]`: the record of an outage: durations, prediction against fact, steps lost, advice.
+"""`powerguard report [ID]`: the record of an outage: durations, prediction and fact, steps lost, advice.
 
-How `report` looks: as text, as Markdown, as a page with the timeline. What is not told is said so, never 0.
+The output is text, Markdown, or a page with the timeline. An unknown value is shown as unknown, never as 0.
 """
 
 import argparse
@@ -33,26 +33,26 @@ class Section(NamedTuple):
     numbers: Sequence[int] = ()
 
 
-NOT_TOLD: Final = "not told"
+NOT_TOLD: Final = "unknown"
 _ROWS: Final = 12
-"""So many trainers are listed in text; the page has them all."""
+"""Most trainers that the text lists; the page has them all."""
 _GOOD: Final = frozenset(("ridden_through", "resumed_in_place", "clean_shutdown", "rehearsed"))
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
 _RECOVERY: Final = (
-    ("stop_s", "commit to the host's last word", "the host's"),
+    ("stop_s", "commit to the host's last entry", "the host's"),
     ("firmware_s", "power-on to OS: firmware and loader", "the site's"),
     ("boot_s", "power-on to OS: kernel start to the daemon", "the site's"),
     ("gate_s", "OS to training's start: utility and charge", "ours"),
     ("check_s", "OS to training's start: GPUs, storage, checkpoint", "ours"),
     ("start_s", "the start itself", "ours"),
-    ("resumed_s", "started to resumed: a trainer tells a step", "the trainer's"),
+    ("resumed_s", "started to resumed: a trainer reports a step", "the trainer's"),
 )
 _MARKED: Final = {
     "checkpoint_durable": "checkpoint durable",
     "gate_forced": "training may start, forced",
     "gate_opened": "training may start",
-    "host_checked": "host is whole",
-    "host_incomplete_raised": "host is not what it was",
+    "host_checked": "host is complete",
+    "host_incomplete_raised": "host is not complete",
     "host_returned": "host is back",
     "outage_ended": "outage over",
     "policy_verified": "BMC read back",
@@ -64,12 +64,12 @@ _MARKED: Final = {
     "grade_lowered": "a shorter stop",
     "grade_raised": "a longer stop again",
     "gpu_power_capped": "GPU power lowered",
-    "older_checkpoint_stands": "an older checkpoint stands",
+    "older_checkpoint_stands": "an older checkpoint counts",
     "load_not_fallen_raised": "load did not fall",
     "resume_failed": "training did not start",
     "outage_continued": "daemon restarted",
     "action_failed": "an order failed",
-    "shutdown_aborted": "called off by a person",
+    "shutdown_aborted": "aborted by a person",
 }
 
 
@@ -86,12 +86,12 @@ def headline(told: Mapping[str, Any]) -> tuple[str, str]:
     if told["ended_at"] is None:
         return f"it still runs; phase: {PHASES.get(told['phase'], clean(told['phase']))}", "warn"
     outcome = told["outcome"] or ""
-    words = clean(outcome_of(outcome, told["mode"])) if outcome else "how it ended is not told"
+    words = clean(outcome_of(outcome, told["mode"])) if outcome else "its end is unknown"
     grades = [row["grade"] for row in told["budget"] if row["phase"] == "shutdown"]
     if outcome == "clean_shutdown" and grades[-1:] == ["bare"]:
-        words = "powered off, as only a bare stop fitted, and back"
+        words = "powered off with a bare stop, because no other fitted, and back"
     lost = told["steps_lost"]
-    steps = "steps lost: not told" if lost is None else f"{lost} steps lost"
+    steps = "steps lost: unknown" if lost is None else f"{lost} steps lost"
     sent = ", ".join(dict.fromkeys(each["signal"] for t in told["trainers"] for each in t["signals"]))
     steps += f"; signals were sent: {sent}" if sent else ""
     return f"{words}; {steps}", "good" if outcome in _GOOD and not lost else "bad" if outcome == "dirty" else "warn"
@@ -111,9 +111,7 @@ def _section_durations(told: Mapping[str, Any]) -> Section:
         "recovery_s": told["boots"] > 1 and told["ended_at"] is not None,
         "lasted_s": told["ended_at"] is not None,
     }
-    names = durations_in(told["mode"]) | (
-        {"on_battery_s": "on battery, as far as it was counted"} if told["boots"] > 1 else {}
-    )
+    names = durations_in(told["mode"]) | ({"on_battery_s": "on battery, as counted"} if told["boots"] > 1 else {})
     rows += [(words, _s(told["durations"][name])) for name, words in names.items() if happened.get(name, True)]
     return Section("How long it took", ("part", "time"), rows, numbers=(1,))
 
@@ -148,7 +146,7 @@ def _section_recovery(told: Mapping[str, Any]) -> Section:
         rows = [("powered on by", "the site's", _powered_on(back))]
         rows += [(words, whose, _s(back[name])) for name, words, whose in _RECOVERY if happened.get(name, True)]
         rows.append(("from the daemon's start to training, in all", "ours", _s(back["ours_s"])))
-    return Section("The way back", ("part", "whose", "time"), rows, numbers=(2,))
+    return Section("The return", ("part", "whose", "time"), rows, numbers=(2,))
 
 
 def _section_predictions(told: Mapping[str, Any]) -> Section:
@@ -165,7 +163,7 @@ def _section_predictions(told: Mapping[str, Any]) -> Section:
         (p["what"], value(p["predicted"], p["unit"]), value(p["measured"], p["unit"]), off(p))
         for p in told["predictions"]
     ]
-    return Section("Prediction against fact", ("what", "predicted", "measured", "off by"), rows, numbers=(1, 2, 3))
+    return Section("Prediction and fact", ("what", "predicted", "measured", "off by"), rows, numbers=(1, 2, 3))
 
 
 def _section_budget(told: Mapping[str, Any]) -> Section:
@@ -184,7 +182,7 @@ def _section_budget(told: Mapping[str, Any]) -> Section:
         for b in told["budget"]
     ]
     head = ("decision", "at", "lasts at this load", "lasts when paused", "still needed", "load", "stop")
-    return Section("The sums at each decision", head, rows, numbers=(1, 2, 3, 4, 5))
+    return Section("The budget at each decision", head, rows, numbers=(1, 2, 3, 4, 5))
 
 
 def _section_trainers(told: Mapping[str, Any], limit: int | None) -> Section:
@@ -235,7 +233,7 @@ def _section_feeds(told: Mapping[str, Any]) -> Section:
         for s in feed["stretches"]
         if s["to_s"] >= 0.0
     ]
-    return Section("Feeds, as they were heard", ("UPS", "output from", "from", "for"), rows, numbers=(2, 3))
+    return Section("Feeds, by their readings", ("UPS", "output from", "from", "for"), rows, numbers=(2, 3))
 
 
 def _advice(told: Mapping[str, Any]) -> list[str]:
@@ -272,7 +270,7 @@ def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
     lines += [
         "  " + paint(f"- {clean(words)}", _COLOURS.get(str(each["level"]), ""))
         for each, words in zip(told["advice"], _advice(told), strict=True)
-    ] or ["  nothing stands out"]
+    ] or ["  no advice"]
     if told["what_if"]:
         lines += ["", paint("What would have changed it", "bold"), *(f"  - {clean(text)}" for text in told["what_if"])]
     return [*lines, "", f"Step by step: powerguard explain {clean(told['outage'])}"]
@@ -284,7 +282,7 @@ _MARKUP: Final = re.compile(r"([\\`*_{}\[\]<>|#~!&])")
 
 
 def _md(text: object) -> str:
-    """Return text that Markdown shows as it is: a name is no link, no tag and no new column."""
+    """Return text that Markdown shows literally: a name must not become a link, a tag or a column."""
     return _MARKUP.sub(r"\\\1", clean(text))
 
 
@@ -292,7 +290,7 @@ def markdown(told: Mapping[str, Any]) -> list[str]:
     """Return the report as Markdown, for a ticket."""
     lines = [f"# {_md(_title(told))}", "", f"**{_md(headline(told)[0])}**"]
     lines += ["", *(f"> {_md(doubt)}" for doubt in told["doubts"])] if told["doubts"] else []
-    lines += ["", "## What to improve", "", *([f"- {_md(words)}" for words in _advice(told)] or ["nothing stands out"])]
+    lines += ["", "## What to improve", "", *([f"- {_md(words)}" for words in _advice(told)] or ["no advice"])]
     for section in _sections(told, _ROWS):
         if section.rows:
             bars = " | ".join("---:" if at in section.numbers else "---" for at in range(len(section.head)))
@@ -307,7 +305,7 @@ def markdown(told: Mapping[str, Any]) -> list[str]:
 
 
 def marks(told: Mapping[str, Any]) -> list[Mark]:
-    """Return what is written under the timeline: what counts, and of several at once only how many."""
+    """Return the labels under the timeline: the important events, and of several at once only the number."""
     found: list[Mark] = []
     counted: dict[tuple[str, float], int] = {}
     for each in told["marks"]:
@@ -339,14 +337,14 @@ def render(**values: object) -> str:
 
 
 def write(where: str, text: str) -> str:
-    """Write a page, whole or not at all: an older one is not left half of each. "-": stdout. Return why not, or ""."""
+    """Write a page, completely or not at all. "-": stdout. Return why not, or ""."""
     if where == "-":
         sys.stdout.write(text)
         return ""
     path = beside = Path(where)
     try:
         if path.exists() and not path.is_file():
-            path.write_text(text, encoding="utf-8")  # A device or a pipe has no whole to replace.
+            path.write_text(text, encoding="utf-8")  # A device or a pipe cannot be replaced as a whole.
             return ""
         beside = path.with_name(f".{path.name}.{os.getpid()}")
         beside.write_text(text, encoding="utf-8")
@@ -369,7 +367,7 @@ def html_page(told: Mapping[str, Any]) -> str:
         numbers=(0,),
     )
     more = len(told["marks"]) - _STORY
-    made = moment(time.time())  # noqa: TID251 - for people
+    made = moment(time.time())  # noqa: TID251 - for display
     return render(
         title=_title(told),
         verdict=sentence,
@@ -383,7 +381,7 @@ def html_page(told: Mapping[str, Any]) -> str:
             *_sections(told, None),
             story,
         ),
-        footer=f"Made {made} from the journal alone, by powerguard report."
+        footer=f"Made {made} from the journal, by powerguard report."
         + (f" {more} more steps: powerguard explain {clean(told['outage'])}." if more > 0 else ""),
     )
 
@@ -394,7 +392,7 @@ _STORY: Final = 1000
 def _advice_rows(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     # A page shows a backtick as it is.
     found = [(clean(each["text"]).replace("`", ""), clean(each["setting"] or "")) for each in told["advice"]]
-    return found or [("nothing stands out", "")]
+    return found or [("no advice", "")]
 
 
 def register(subparsers: Subparsers) -> None:
@@ -402,15 +400,17 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "report",
         help="report an outage: durations, forecast and fact, advice; as text or page",
-        description="Report an outage from the journal: how long each part took, prediction against fact, steps lost, "
-        "the way back, and what to improve. With the daemon down, too, and while the outage runs. Exit 0: told; 64: no "
+        description="Report an outage from the journal: how long each part took, prediction and fact, steps lost, "
+        "the return, and advice. Works without the daemon and during the outage. Exit 0: reported; 64: no "
         "such outage; 66: the journal cannot be read; 73: the page cannot be written.",
     )
-    parser.add_argument("outage", metavar="ID", nargs="?", default="last", help="its id, how it begins, or last (last)")
+    parser.add_argument(
+        "outage", metavar="ID", nargs="?", default="last", help="its id, the beginning of it, or last (default)"
+    )
     shape = parser.add_mutually_exclusive_group()
     shape.add_argument("--json", action="store_true", help="one JSON object on stdout")
     shape.add_argument("--markdown", action="store_true", help="Markdown on stdout, for a ticket")
-    shape.add_argument("--html", metavar="FILE", help="write a page of its own, with the timeline; - for stdout")
+    shape.add_argument("--html", metavar="FILE", help="write a web page with the timeline; - for stdout")
     add_journal(parser)
     parser.set_defaults(run=run)
 
@@ -444,14 +444,14 @@ def run(args: argparse.Namespace) -> int:
 def _write(args: argparse.Namespace, page: str) -> int:
     trouble = write(args.html, page)
     if trouble:
-        return fail(args, "report", f"{trouble} (say --html FILE in a folder of yours)", EX_CANTCREAT)
+        return fail(args, "report", f"{trouble} (choose a --html FILE in a folder that you can write)", EX_CANTCREAT)
     if args.html != "-":
         print(f"written: {args.html}", file=sys.stderr)
     return 0
 
 
-def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa: ANN401 - `history.Outage`, which imports what a verb's help needs not
-    """Return the outage as one object: what is printed and drawn, and what --json shows.
+def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa: ANN401 - `history.Outage`, whose imports a verb's help does not need
+    """Return the outage as one object, for text, page and --json.
 
     measured: the battery's health has been measured by now.
     """
@@ -498,25 +498,25 @@ def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa:
 
 
 def doubts(told: Any) -> list[str]:  # noqa: ANN401 - `facts.Told`, as above
-    """Say what of this report the journal cannot vouch for."""
+    """Return the parts of this report that the journal does not prove."""
     found = []
     dropped = sum(row.heard.dropped for row in told.outage.rows)
     if not told.outage.rows:
-        found.append("this journal did not keep every reading: moments are known to 5 s, and settings are not told")
+        found.append("this journal did not keep every reading: times are exact to 5 s, and the settings are unknown")
     elif dropped:
         found.append(f"{dropped} readings are missing")
     missing = sum(int(step.line.payload.get("steps") or 0) for step in told.steps if step.line.kind == "gap")
     if missing:
         found.append(f"{missing} steps are missing")
     if not told.steps:
-        found.append("not a single step of it is left in the journal")
+        found.append("the journal has no step of it left")
     found += [
-        f"the wall clock was set by {by_s:+.0f} s while the outage ran: times of day before it are of another clock"
+        f"the wall clock was set by {by_s:+.0f} s during the outage: earlier times of day are of the old clock"
         for _, by_s in told.elapsed.set_s
     ]
     if told.elapsed.doubted:
         found.append(
-            "the wall clock cannot be believed over the reboot: how long the host was off is not told, and the rest "
-            "is counted from the end of the boot that went"
+            "the wall clock is not reliable over the reboot: the time off is unknown, and the rest "
+            "is counted from the end of the old boot"
         )
     return found

@@ -40,7 +40,7 @@ _LOOKS: Final = {
 
 
 def from_plan(told: dict[str, Any]) -> tuple[Stretch, ...]:
-    """Lay out what /api/v1/plan tells: from now until the battery would be empty. Empty where nothing is known."""
+    """Lay out the data of /api/v1/plan: from now until the battery would be empty. Empty if unknown."""
     terms = {term["name"]: term["value"] for term in told["terms"]}
     left, tau_now_s, tau_paused_s = (terms.get(name) for name in ("left", "tau_now_s", "tau_paused_s"))
     if left is None or not tau_now_s or not tau_paused_s:
@@ -84,7 +84,7 @@ def lay_out(left: float, parts: Sequence[tuple[str, float, float, float]]) -> tu
 
 
 def text(stretches: Sequence[Stretch], paint: Paint, *, utf8: bool, width: int = WIDTH) -> list[str]:
-    """Draw the bar with its times, and what each part of it is: of the figures as many as fit into `width` columns."""
+    """Draw the bar with its times and a legend, with as many figures as fit into `width` columns."""
     if not stretches:
         return []
     end_s = stretches[-1].begins_s + stretches[-1].lasts_s
@@ -118,7 +118,7 @@ _KEPT: Final = ((0, 2, 3, 4, 5), (1, 2, 3, 4, 5), (1, 2, 3, 5), (1, 2, 5), (1, 2
 
 
 def room() -> int:
-    """Return how many columns to draw: those of the terminal, or WIDTH where stdout is none."""
+    """Return how many columns to draw: those of the terminal, or WIDTH if stdout is not one."""
     return max(columns() or WIDTH, _NARROWEST)
 
 

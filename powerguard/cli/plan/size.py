@@ -1,4 +1,4 @@
-"""`powerguard plan --size`: is the battery large enough, by how much, and what would make it so? Needs no daemon."""
+"""`powerguard plan --size`: is the battery large enough, by how much, and which changes help? Needs no daemon."""
 
 import argparse
 import json
@@ -22,7 +22,7 @@ SCHEMA_VERSION: Final = 1
 
 _GRADES: Final = {
     Grade.FULL: "full: services stop in order, with the whole reserve",
-    Grade.SHORT: "short: as long as a stop usually takes, at most 20 s of reserve",
+    Grade.SHORT: "short: the usual duration of a stop, with at most 20 s of reserve",
     Grade.BARE: "bare: disks synced, power off by force",
 }
 
@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
 
 
 def view(question: Asked, answer: Size) -> dict[str, Any]:
-    """Return the answer as one JSON object. What is short is rounded up, what is spare is rounded down."""
+    """Return the answer as one JSON object. Deficits are rounded up, spare amounts down."""
     course = answer.course
     return {
         "schema_version": SCHEMA_VERSION,
@@ -156,7 +156,7 @@ def _beyond(load: float, points: Sequence[float]) -> str:
 
 
 def _fix(question: Asked, fix: Fix) -> dict[str, Any]:
-    """Return one fix with its words, and further figures where they can be told."""
+    """Return one fix with its text, and further figures if they are known."""
     told: dict[str, Any] = {"lever": fix.lever.value, "value": fix.value, "now": _round(fix.now)}
     policy, site = question.site.policy, question.site
     rating_w, size_bytes = policy.rating_w, question.size_bytes
@@ -180,7 +180,7 @@ def _fix(question: Asked, fix: Fix) -> dict[str, Any]:
             if rating_w is not None:
                 told["text"] += f": {told['less_w']} W less"
         case Lever.PAUSED_LOAD:
-            told["text"] = f"a load of at most {_load(fix.value, rating_w)} while paused (a drill measures what it is)"
+            told["text"] = f"a load of at most {_load(fix.value, rating_w)} while paused (measure it with a drill)"
             told["less_w"] = None if rating_w is None else math.ceil((fix.now - fix.value) * rating_w)
         case Lever.BATTERY:
             told |= _battery(question, fix)
@@ -197,7 +197,7 @@ def _fix(question: Asked, fix: Fix) -> dict[str, Any]:
 
 
 def _battery(question: Asked, fix: Fix) -> dict[str, Any]:
-    """Tell a larger battery in watt-hours: of the nameplate where that is known, else as delivered at this load."""
+    """Express a larger battery in watt-hours: of the nameplate if known, else as delivered at this load."""
     policy, site = question.site.policy, question.site
     text = f"a battery {fix.value:.2f} times as large"
     if question.battery_wh is not None:
@@ -236,7 +236,7 @@ def _bytes(value: float, *, up: bool = False) -> str:
     return f"{value:.0f} B"
 
 
-# --- For people -------------------------------------------------------------------------------------------------------
+# --- Text -------------------------------------------------------------------------------------------------------------
 
 
 def headline(told: dict[str, Any]) -> tuple[str, str]:
@@ -251,7 +251,7 @@ def headline(told: dict[str, Any]) -> tuple[str, str]:
         case "bare":
             return f"Only a bare stop fits, with {_safe(spare['bare'])} to spare: {short}.", "warn"
         case "overload":
-            return "The load is more than the UPS can carry: nothing else matters.", "bad"
+            return "The load is more than the UPS can carry.", "bad"
         case _:
             return f"It does not fit: {_safe(spare['bare'])} short of even a bare stop, {short}.", "bad"
 
@@ -269,16 +269,18 @@ def _course(told: dict[str, Any]) -> list[str]:
         return []
     commit = duration(told["commit_s"])
     if told["training_s"] > 0:
-        first = f"Training goes on for {duration(told['training_s'])} on battery"
+        first = f"Training continues for {duration(told['training_s'])} on battery"
     else:
         first = "Training pauses at once"
     if told["durable_s"] is None:
-        return [f"{first}; the power-off comes after {commit}, before the checkpoint is durable: the older one stands."]
+        return [
+            f"{first}; the power-off comes after {commit}, before the checkpoint is durable, so the older one counts."
+        ]
     held_s = told["commit_s"] - told["durable_s"]
-    held = "" if held_s < 1 else f", then it is held for {duration(held_s)}"
+    held = "" if held_s < 1 else f", then training is held for {duration(held_s)}"
     return [
         f"{first}; its checkpoint is durable after {duration(told['durable_s'])}{held}.",
-        f"Utility back before {commit}: training goes on in place. After that the host powers off.",
+        f"If utility returns before {commit}, training continues in place. After that the host powers off.",
     ]
 
 
@@ -320,7 +322,7 @@ def describe(told: dict[str, Any], paint: Paint, *, utf8: bool, width: int = pic
     stretches = _stretches(told)
     if told["verdict"] != "overload":
         lines += ["", *picture.text(stretches, paint, utf8=utf8, width=width)]
-    lines += ["", "The stops that could be chosen, each with the checkpoint before it:"]
+    lines += ["", "The kinds of stop, each with the checkpoint before it:"]
     lines += table(
         [(f"{each['need_s']:.0f} s", _spare(each), _GRADES[Grade(each["grade"])]) for each in told["grades"]]
     )
@@ -329,7 +331,7 @@ def describe(told: dict[str, Any], paint: Paint, *, utf8: bool, width: int = pic
         for fix in told["fixes"]:
             lines += _wrapped(fix["text"], width, "  - ", "    ")
     elif not told["fits"]:
-        lines += ["", "No single change makes a full stop fit; change several, and ask again."]
+        lines += ["", "No single change makes a full stop fit: change several, and run this again."]
     lines += ["", f"The terms, for {clean(told['ups'])}:"]
     lines += table(
         [(term["name"], _value(term["value"], term["unit"]), clean(term["source"])) for term in told["terms"]]

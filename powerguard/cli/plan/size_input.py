@@ -1,4 +1,4 @@
-"""What `plan --size` is asked about: the options, over the settings where there are some, over defaults; each told."""
+"""The input of `plan --size`: the options, else the settings, else defaults; each with its origin."""
 
 import argparse
 import os
@@ -28,10 +28,10 @@ _DEFAULT_CHECKPOINT_S: Final = 60.0
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Asked:
-    """What is to be checked, and where each term comes from.
+    """The site to check, and the origin of each term.
 
-    title: the UPS in words. size_bytes: what each host writes. promised_s: size over what the disk is said to reach.
-    battery_wh: nameplate. None: not told. sources: origin of a term by its name, for people.
+    title: the UPS in words. size_bytes: what each host writes. promised_s: size over the stated speed of the disk.
+    battery_wh: nameplate. None: unknown. sources: origin of a term by its name, in words.
     """
 
     site: Site
@@ -54,7 +54,7 @@ class _Base:
 
 
 def asked(args: argparse.Namespace) -> Asked:
-    """Put the question together. Raises AmountError for options, SettingsError for settings that do not hold."""
+    """Put the question together. Raises AmountError for options, SettingsError for invalid settings."""
     base = _base(args)
     sources: dict[str, str] = {}
     policy, title, battery_wh = _battery(args, base, sources)
@@ -99,7 +99,7 @@ def _battery(args: argparse.Namespace, base: _Base, sources: dict[str, str]) -> 
     """Return the policy with its table and rating, the UPS in words, and the nameplate energy."""
     _one_of(args, "ups", "table", "battery_wh")
     if args.models is not None and args.ups is None:
-        msg = f"--models {args.models[:64]} says nothing without --ups: give the model that is meant by --ups NAME"
+        msg = f"--models {args.models[:64]} needs --ups NAME: name the model"
         raise AmountError(msg)
     policy, title, battery_wh = base.policy, base.title, base.battery_wh
     rating_w = None if args.rating_w is None else amounts.watts("--rating-w", args.rating_w)
@@ -123,7 +123,7 @@ def _battery(args: argparse.Namespace, base: _Base, sources: dict[str, str]) -> 
         battery_wh = amounts.watt_hours("--battery-wh", args.battery_wh)
         rating_w = rating_w or policy.rating_w
         if rating_w is None:
-            msg = "--battery-wh says nothing without --rating-w (the rated watts of the UPS)"
+            msg = "--battery-wh needs --rating-w (the rated watts of the UPS)"
             raise AmountError(msg)
         policy = replace(policy, runtime_table=nameplate_table(battery_wh, rating_w), table_origin="nameplate")
         title = f"UPS of {rating_w:g} W with {battery_wh:g} Wh"
@@ -136,7 +136,7 @@ def _battery(args: argparse.Namespace, base: _Base, sources: dict[str, str]) -> 
     else:
         where = "the settings have no runtime_table" if base.origin == "settings" else "there are no settings"
         msg = (
-            f"which battery? {where}: give --ups MODEL (known: {', '.join(sorted(known_models()))}), --table "
+            f"the battery is unknown, {where}: give --ups MODEL (known: {', '.join(sorted(known_models()))}), --table "
             "50:540,75:360,100:240 of the data sheet, or --battery-wh and --rating-w"
         )
         raise AmountError(msg)
@@ -144,7 +144,7 @@ def _battery(args: argparse.Namespace, base: _Base, sources: dict[str, str]) -> 
 
 
 def _care(args: argparse.Namespace, policy: Policy, base: _Base, sources: dict[str, str]) -> Policy:
-    """Return the policy with health, margin, reserve and stop as they were asked for."""
+    """Return the policy with health, margin, reserve and stop of the options."""
     sources["health"] = PRESUMED[policy.health_from]
     sources["margin"] = sources["reserve_s"] = sources["stop"] = base.origin
     if args.health is not None:
@@ -169,7 +169,7 @@ def _care(args: argparse.Namespace, policy: Policy, base: _Base, sources: dict[s
 
 
 def _power(args: argparse.Namespace, policy: Policy, name: str, least: float, sources: dict[str, str]) -> float | None:
-    """Return a load in watts or percent of the rating as a share; None where it was not told."""
+    """Return a load in watts or percent of the rating as a share; None if it was not given."""
     in_watts, in_percent = getattr(args, f"{name}_w"), getattr(args, f"{name}_pct")
     _one_of(args, f"{name}_w", f"{name}_pct")
     if in_percent is not None:
@@ -179,7 +179,7 @@ def _power(args: argparse.Namespace, policy: Policy, name: str, least: float, so
         return None
     value = amounts.watts(f"--{name}-w", in_watts)
     if policy.rating_w is None:
-        msg = f"--{name}-w: watts of what? give --rating-w (the rated watts of the UPS), or --{name}-pct"
+        msg = f"--{name}-w needs --rating-w (the rated watts of the UPS); or give --{name}-pct"
         raise AmountError(msg)
     sources[name] = f"--{name}-w {value:g} W of {policy.rating_w:g} W"
     return value / policy.rating_w
@@ -189,7 +189,7 @@ def _load(args: argparse.Namespace, policy: Policy, sources: dict[str, str]) -> 
     load = _power(args, policy, "load", 1.0, sources)
     if load is not None:
         return load
-    sources["load"] = "not told: counted as full (--load-w, --load-pct)"
+    sources["load"] = "not given: counted as full (--load-w, --load-pct)"
     return 1.0
 
 
@@ -197,7 +197,10 @@ def _load_paused(args: argparse.Namespace, policy: Policy, base: _Base, load: fl
     told = _power(args, policy, "paused", 0.5, sources)
     if told is not None:
         if told > load * (1 + 1e-9):
-            msg = f"the paused load ({100 * told:g} %) is more than the load ({100 * load:g} %): swapped?"
+            msg = (
+                f"the paused load ({100 * told:g} %) is more than the load ({100 * load:g} %): check whether "
+                "they are swapped"
+            )
             raise AmountError(msg)
         return min(told, load)
     trainers = base.trainers or (Trainer(name="training", conduct=Conduct.PAUSE),)
@@ -224,10 +227,10 @@ def _checkpoint(args: argparse.Namespace, base: _Base, sources: dict[str, str]) 
             " (Adam, mixed precision, all states)" if args.bytes_per_param is None else ""
         )
     elif args.bytes_per_param is not None:
-        msg = "--bytes-per-param goes with --params"
+        msg = "--bytes-per-param needs --params"
         raise AmountError(msg)
     if size is None and hosts != 1.0:
-        msg = "--hosts goes with --params or --bytes: it says over how many hosts they are written"
+        msg = "--hosts needs --params or --bytes: it is the number of hosts that write them"
         raise AmountError(msg)
     if size is not None:
         size /= hosts
@@ -240,18 +243,18 @@ def _checkpoint(args: argparse.Namespace, base: _Base, sources: dict[str, str]) 
         return amounts.seconds("--checkpoint-s", args.checkpoint_s, 0.1, 86400.0), size
     if args.disk is not None:
         if size is None:
-            msg = "--disk says nothing without --params or --bytes"
+            msg = "--disk needs --params or --bytes"
             raise AmountError(msg)
         took_s = _FIRST_RUN * size / amounts.rate_bytes("--disk", args.disk)
         sources["checkpoint_s"] = f"size / --disk {args.disk} x {_FIRST_RUN:g} (not measured yet)"
         return amounts._within("checkpoint", took_s, 0.0, 1e7, "s"), size  # noqa: SLF001
     if size is not None:
-        msg = f"how fast is it written? {written.split()[0]} needs --disk 0.4GB/s, or --checkpoint-s as measured"
+        msg = f"{written.split()[0]} needs --disk (example: 0.4GB/s), or --checkpoint-s as measured"
         raise AmountError(msg)
     if base.trainers:
         sources["checkpoint_s"] = "trainers of the settings (summed over a shared disk)"
         return sums.checkpoint_s(base.trainers, 0.0), None
-    sources["checkpoint_s"] = "default, not told (--checkpoint-s, or --bytes and --disk)"
+    sources["checkpoint_s"] = "default, not given (--checkpoint-s, or --bytes and --disk)"
     return _DEFAULT_CHECKPOINT_S, None
 
 

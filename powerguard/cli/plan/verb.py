@@ -1,4 +1,4 @@
-"""`powerguard plan`: does it fit, what happens next and when, with a picture; and every term of the sums."""
+"""`powerguard plan`: does it fit, what happens next and when, with a picture; and every term of the budget."""
 
 import argparse
 import json
@@ -14,16 +14,16 @@ _SIZE_OPTIONS: Final = (
     ("--bytes-per-param", "N", "bytes of each parameter in the checkpoint (16: Adam, mixed precision, all states)"),
     ("--hosts", "N", "hosts over which --params or --bytes are written (1)"),
     ("--bytes", "SIZE", "size of the checkpoint: 8.5GB"),
-    ("--disk", "RATE", "how fast it is written: 0.4GB/s (counted twice as long until it was measured)"),
+    ("--disk", "RATE", "write speed: 0.4GB/s (counted as half until it is measured)"),
     ("--checkpoint-s", "S", "seconds that a checkpoint was measured to take"),
-    ("--load-w", "W", "what the UPS carries while training: 4500W, 4.5kW"),
+    ("--load-w", "W", "load of the UPS while training runs: 4500W, 4.5kW"),
     ("--load-pct", "PCT", "the same, in percent of its rating (100)"),
-    ("--paused-w", "W", "what it carries while training is paused"),
+    ("--paused-w", "W", "load of the UPS while training is paused"),
     ("--paused-pct", "PCT", "the same, in percent of its rating (0.6 of the load)"),
-    ("--ups", "MODEL", "a model that is known, such as 'APC SRT 6000VA'"),
+    ("--ups", "MODEL", "a known model, such as 'APC SRT 6000VA'"),
     ("--models", "FILE", "your own models (/etc/powerguard/ups-models.yaml)"),
     ("--table", "PCT:S,...", "runtime of a new battery by load, of the data sheet: 50:540,75:360,100:240"),
-    ("--battery-wh", "WH", "instead, cautiously: energy of the battery as printed on it"),
+    ("--battery-wh", "WH", "instead of a table: energy printed on the battery (cautious)"),
     ("--rating-w", "W", "rated watts of the UPS (not VA)"),
     ("--health", "SHARE", "share of a new battery that this one holds (0.75)"),
     ("--margin", "SHARE", "share of the energy that is not planned with (0.2)"),
@@ -37,13 +37,13 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "plan",
         help="show the budget and what would happen next",
-        description="Show whether checkpoint and stop fit the battery, until when training goes on, when it pauses and "
-        "when the host powers off, with a picture: by the very sums that decide. --terms shows every term of them. "
+        description="Show whether checkpoint and stop fit the battery, how long training continues, when it pauses and "
+        "when the host powers off, with a picture, from the same calculation that decides. --terms shows every term. "
         "Exit 0: a full stop fits; 1: it does not; 4: the daemon is down.",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every term")
-    parser.add_argument("--picture", action="store_true", help="the picture alone: the budget as a bar over time")
-    parser.add_argument("--terms", action="store_true", help="show every term of the sums, and where it comes from")
+    parser.add_argument("--picture", action="store_true", help="only the picture: the budget as a bar over time")
+    parser.add_argument("--terms", action="store_true", help="show every term of the budget, with its origin")
     add_options(parser, reads=True)
     _add_size(parser)
     parser.set_defaults(run=run)
@@ -52,11 +52,11 @@ def register(subparsers: Subparsers) -> None:
 def _add_size(parser: argparse.ArgumentParser) -> None:
     size = parser.add_argument_group(
         "is the battery large enough?",
-        "--size answers without a daemon, from the settings where there are some and from these options over them. "
+        "--size works without a daemon, from these options, else from the settings. "
         "Exit 0: a full stop fits; 1: it does not.",
     )
-    size.add_argument("--size", action="store_true", help="check the capacity of a site and show what would fix it")
-    size.add_argument("--no-settings", action="store_true", help="pass the settings over: another site than this host")
+    size.add_argument("--size", action="store_true", help="check the capacity of a site and show fixes")
+    size.add_argument("--no-settings", action="store_true", help="ignore the settings, for another site than this host")
     size.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
     for option, metavar, text in _SIZE_OPTIONS:
         size.add_argument(option, metavar=metavar, default=None, help=text)
@@ -70,7 +70,7 @@ def run(args: argparse.Namespace) -> int:
         return run_size(args)
     alone = [option for option, _, _ in _SIZE_OPTIONS if getattr(args, option[2:].replace("-", "_")) is not None]
     if alone:
-        return fail(args, "plan", f"{', '.join(alone)} only with --size", EX_USAGE)
+        return fail(args, "plan", f"{', '.join(alone)} needs --size", EX_USAGE)
     try:
         told = get(args, "/api/v1/plan")
     except (DownError, RefusedError) as error:
@@ -87,7 +87,7 @@ def run(args: argparse.Namespace) -> int:
 def _picture(told: dict[str, Any]) -> list[str]:
     lines = _drawn(told, Paint())
     if not lines:
-        return ["Nothing to draw: the runtime is unknown, or the host is shutting down."]
+        return ["No picture: the runtime is unknown, or the host is shutting down."]
     return [f"{_when(told)}:", *lines]
 
 
@@ -98,11 +98,11 @@ def _drawn(told: dict[str, Any], paint: Paint) -> list[str]:
 
 
 def _when(told: dict[str, Any]) -> str:
-    return "If utility failed now" if told["assumes_utility_fails_now"] else "From now, if nothing changes"
+    return "If utility failed now" if told["assumes_utility_fails_now"] else "From now, without further changes"
 
 
 def _host(told: dict[str, Any]) -> str:
-    """Return the host's name; of a daemon that does not tell it, "this host"."""
+    """Return the host's name; "this host" if the daemon does not report it."""
     return clean((told.get("host") or {}).get("name") or "this host")
 
 
@@ -110,9 +110,9 @@ def _verdict(told: dict[str, Any]) -> tuple[str, str]:
     """Return the verdict as a sentence, and its colour."""
     slack_s = told["slack_s"]
     if told["phase"] == "shutdown":
-        return "The power-off is decided; nothing in this boot undoes it.", "red"
+        return "The power-off is decided and cannot be undone in this boot.", "red"
     if slack_s is None:
-        return "It is not known how long the battery lasts.", "red"
+        return "The battery's runtime is unknown.", "red"
     if is_endless(slack_s):
         return "It fits: with training paused, a feed that has utility carries the host.", "green"
     terms = {term["name"]: term["value"] for term in told["terms"]}
@@ -121,7 +121,7 @@ def _verdict(told: dict[str, Any]) -> tuple[str, str]:
     gives = f"the battery gives {duration(terms.get('reff_paused_s'))} with training paused"
     sums = f"{needs} {duration(terms.get('need_s'))}, {gives}"
     if slack_s < 0.0:
-        return f"It does not fit: {sums}. {duration(-slack_s)} less is left than is needed.", "red"
+        return f"It does not fit: {sums}. {duration(-slack_s)} are missing.", "red"
     slack = f"{sums}. Slack {duration(slack_s)}."
     if told["fits"] and told["grade"] != "full":
         return f"Only a {clean(told['grade'])} stop fits: {slack}", "yellow"
@@ -133,7 +133,7 @@ def _verdict(told: dict[str, Any]) -> tuple[str, str]:
 
 
 def describe(told: dict[str, Any], paint: Paint, *, has_terms: bool = False) -> list[str]:
-    """Return the plan as lines: the answer, what happens when, the picture; the terms only where they are asked for."""
+    """Return the plan as lines: the answer, the forecast, the picture; the terms only on request."""
     phase = clean(told["phase"]).replace("_", " ")
     lines = [f"{_host(told)}: {phase}, {clean(told['mode'])}", paint(*_verdict(told)), "", f"{_when(told)}:"]
     lines += [f"  {step}" for step in _steps(told)]
@@ -144,7 +144,7 @@ def describe(told: dict[str, Any], paint: Paint, *, has_terms: bool = False) -> 
         lines += ["", *(f"{paint('!', 'yellow')} {clean(reason['text'])}" for reason in told["reasons"])]
     if has_terms:
         return [*lines, "", *table(_terms(told), indent="")]
-    return [*lines, "", "Every term of these sums: powerguard plan --terms"]
+    return [*lines, "", "Every term of this budget: powerguard plan --terms"]
 
 
 def _steps(told: dict[str, Any]) -> list[str]:
@@ -155,7 +155,7 @@ def _steps(told: dict[str, Any]) -> list[str]:
     steps = [describe_step(step, is_suspended=is_suspended) for step in told["next"]]
     pause = next((step for step in told["next"] if step["action"] == "emergency_checkpoint" and step["at"]), None)
     if pause is not None and pause["in_s"] > 0.0:
-        steps.insert(0, f"training goes on for {duration(pause['in_s'])}, until {clock_of(pause['at'])}")
+        steps.insert(0, f"training continues for {duration(pause['in_s'])}, until {clock_of(pause['at'])}")
     return steps
 
 
@@ -166,7 +166,7 @@ _WORDS: Final = {
     "health": "battery health",
     "recharge_s": "recharge",
     "used": "energy used",
-    "left_by_account": "energy left, by our account",
+    "left_by_account": "energy left, by the energy account",
     "left_by_charge": "energy left, by the charge",
     "left_by_runtime": "energy left, by the runtime",
     "left": "energy left",
@@ -192,7 +192,7 @@ _WORDS: Final = {
 def _terms(told: dict[str, Any]) -> list[tuple[str, str, str, str]]:
     """Return the terms as rows: in words, symbol, value, source.
 
-    Once training was paused, three quarters are no verdict on what fits the whole.
+    Once training is paused, the whole runtime counts and not three quarters of it.
     """
     misleads = told["phase"] in BEGUN and not told["fits"] and (told["slack_s"] is not None and told["slack_s"] >= 0.0)
     rows = []

@@ -1,6 +1,6 @@
-"""`powerguard snmp probe HOST`: ask a card once; show what it says, what is believed, and what not and why.
+"""`powerguard snmp probe HOST`: ask a card once; show its answers, and which of them are believed.
 
-A walk of a device that its site can give away: every number, and no name, address or serial number.
+It can also save a walk without names, addresses and serial numbers, to share with others.
 """
 
 import argparse
@@ -44,12 +44,12 @@ _KEYS: Final = {"input_voltage": "input_v"}
 
 
 def plain(value: float | None) -> float | int | None:
-    """Return a number without a needless fraction."""
+    """Return a number without an unnecessary fraction."""
     return int(value) if value is not None and value == int(value) else value
 
 
 def raw_of(raw: Answer | str) -> int | str:
-    """Return what a device answered, as JSON can hold it: a number, text, hexadecimal digits, or why there is none."""
+    """Return a device's answer for JSON: a number, text, hexadecimal digits, or why there is none."""
     match raw:
         case Missing():
             return raw.value
@@ -116,7 +116,7 @@ def _key_of(field: str) -> str:
 
 
 def describe(told: Mapping[str, Any]) -> list[str]:
-    """Return the object as lines for people."""
+    """Return the object as lines of text."""
     paint = Paint(sys.stdout)
     where = told.get("host") or told.get("file") or ""
     lines = [f"{clean(where)}: {told['kind']}, {', '.join(told['profiles'])}"]
@@ -189,8 +189,8 @@ _READING: Final = re.compile(rb"\s*[+-]?[0-9]{1,6}(\.[0-9]{1,3})?\s*|[01]{8,128}
 
 HEADER: Final = """\
 # A walk of a power supply, written by `powerguard snmp probe --save`; OID|tag|value.
-# Text that no profile reads ({removed} objects) is replaced by {mark}: names, places, serial numbers and addresses are
-# most of it. Numbers stand as they were answered. Look through it before you give it away.
+# Text that no profile reads ({removed} objects) is replaced by {mark}: most of it is names, places, serial numbers and
+# addresses. Numbers are unchanged. Read it before you share it.
 """
 
 
@@ -201,9 +201,9 @@ def enterprise(oid: str) -> str | None:
 
 
 def roots(profiles: Iterable[Profile], sys_object_id: str) -> list[str]:
-    """Return the subtrees worth walking: who it is, RFC 1628, and the makers' that profiles and the device name.
+    """Return the subtrees to walk: identification, RFC 1628, and those of the makers that profiles and device name.
 
-    Where neither names one, all makers'.
+    If neither names one, those of all makers.
     """
     named = [profile.base for profile in profiles if profile.base is not None]
     makers = [maker for oid in (*named, sys_object_id) if (maker := enterprise(oid)) is not None]
@@ -213,7 +213,7 @@ def roots(profiles: Iterable[Profile], sys_object_id: str) -> list[str]:
 
 
 def anonymous(answers: Mapping[str, Answer], profiles: Iterable[Profile]) -> tuple[dict[str, Answer], int]:
-    """Return the answers without what could name a site, and how many were taken out."""
+    """Return the answers without texts that could identify a site, and the number of removed ones."""
     read: set[str] = set()
     columns: list[str] = []
     for profile in profiles:
@@ -251,7 +251,7 @@ MOST_OBJECTS: Final = 5000
 _WITH_PORT: Final = re.compile(r"([^\[\]:]+|\[[^\[\]]*\]):([0-9]{1,5})")
 """host:port; a bare IPv6 address has more colons."""
 WALK_S: Final = 180.0
-"""A slow card answers 5 objects a second; whoever waits wants to know when it ends."""
+"""Show a progress line: a slow card answers 5 objects per second."""
 
 
 def run_probe(args: argparse.Namespace) -> int:
@@ -265,7 +265,7 @@ def run_probe(args: argparse.Namespace) -> int:
         why = "; ".join(_told(problem) for problem in error.errors())
         return fail(args, verb, why, EX_USAGE)
     if args.save is not None and Path(args.save).exists():
-        return fail(args, verb, f"{args.save}: is there already; name a file that is not", EX_USAGE)
+        return fail(args, verb, f"{args.save}: already exists; name a new file", EX_USAGE)
     try:
         look = asyncio.run(_look(options, args))
     except (SnmpError, SecretError) as error:
@@ -277,7 +277,7 @@ def run_probe(args: argparse.Namespace) -> int:
         except OSError as error:
             return fail(args, verb, f"{args.save}: {error.strerror}", EX_NOTHING)
     if look.report is None:
-        return fail(args, verb, f"{look.because}; what it says is saved as {args.save}", EX_NOTHING)
+        return fail(args, verb, f"{look.because}; its answers are saved as {args.save}", EX_NOTHING)
     told = _shape(look.report, [look.profiles.by_name[name] for name in look.report.profiles], args.host)
     told["saved"] = args.save
     print(json.dumps(told, indent=2) if args.json else "\n".join(_lines(told)))
@@ -285,7 +285,7 @@ def run_probe(args: argparse.Namespace) -> int:
 
 
 def options_of(args: argparse.Namespace) -> SnmpOptions:
-    """Return what was asked for as the settings of a source. Raises ValidationError."""
+    """Return the options as the settings of a source. Raises ValidationError."""
     version = args.snmp_version or ("2c" if args.user is None else "3")
     given: dict[str, Any] = {
         "kind": "snmp",
@@ -312,7 +312,7 @@ def _told(problem: Any) -> str:  # noqa: ANN401 - pydantic's own
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class _Look:
-    """What was found. report None: no family fits, because; then there is only the walk."""
+    """The result. report None: no family fits, because; then there is only the walk."""
 
     report: ProbeReport | None
     because: str
@@ -329,7 +329,7 @@ async def _look(options: SnmpOptions, args: argparse.Namespace) -> _Look:
     except SnmpError as error:
         if error.unanswered or args.save is None:
             raise
-        because = str(error)  # A card of no family that is known is the one whose walk is wanted most.
+        because = str(error)  # The walk of a card of an unknown family is the most valuable one.
     if args.save is not None:
         chosen = [] if report is None else [profiles.by_name[name] for name in report.profiles]
         walked = await _walk(options, chosen, quiet=args.json)
@@ -338,7 +338,7 @@ async def _look(options: SnmpOptions, args: argparse.Namespace) -> _Look:
 
 
 async def _walk(options: SnmpOptions, profiles: list[Profile], *, quiet: bool) -> dict[str, Answer]:
-    """Walk all that is the power supply's, as far as MOST_OBJECTS and WALK_S reach."""
+    """Walk all subtrees of the power supply, within MOST_OBJECTS and WALK_S."""
     port = CardPort(options)
     found: dict[str, Answer] = {}
     try:
@@ -355,7 +355,7 @@ async def _walk(options: SnmpOptions, profiles: list[Profile], *, quiet: bool) -
     except (TimeoutError, SnmpError) as error:
         if not quiet:
             why = str(error) or f"more than {WALK_S:g} s"
-            print(f"powerguard snmp probe: the walk is not whole: {clean(why)}", file=sys.stderr)
+            print(f"powerguard snmp probe: the walk is incomplete: {clean(why)}", file=sys.stderr)
     finally:
         await port.close()
     return found
@@ -378,7 +378,9 @@ def _lines(told: dict[str, Any]) -> list[str]:
     lines.append(f"raw ({len(told['raw'])} objects, one poll takes {told['latency_s'] * 1000:.0f} ms)")
     lines += table([(oid, clean(value)) for oid, value in told["raw"].items()])
     if not told["authenticated"]:
-        lines.append(paint("not authenticated: anyone on the network between could have said this", "yellow"))
+        lines.append(paint("not authenticated: any host on the network in between could have forged this", "yellow"))
     if told["saved"] is not None:
-        lines.append(f"saved as {clean(told['saved'])}, without names, addresses and serial numbers; look through it")
+        lines.append(
+            f"saved as {clean(told['saved'])}, without names, addresses and serial numbers; read it before you share it"
+        )
     return lines

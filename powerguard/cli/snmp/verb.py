@@ -1,4 +1,4 @@
-"""`powerguard snmp decode|probe|test-profile`: what a UPS or rack PDU says over SNMP, decoded as the daemon does it."""
+"""`powerguard snmp decode|probe|test-profile`: read a UPS or rack PDU over SNMP and decode it as the daemon does."""
 
 import argparse
 import json
@@ -25,7 +25,7 @@ def register(subparsers: Subparsers) -> None:
     parser = subparsers.add_parser(
         "snmp",
         help="read a UPS or rack PDU over SNMP and decode it",
-        description="Look at a card, or at a recorded walk of one, with the eyes of the daemon.",
+        description="Read a card, or a recorded walk of one, and decode it as the daemon does.",
     )
     verbs = parser.add_subparsers(dest="snmp_verb", metavar="decode|probe|test-profile", required=True)
     _register_decode(verbs)
@@ -38,11 +38,11 @@ def _register_decode(verbs: Subparsers) -> None:
     decode = verbs.add_parser(
         "decode",
         help="decode a recorded walk",
-        description="Decode a recorded walk (OID|tag|value a line) as the daemon would decode the device. Exit 0: "
-        "told; 1: no family of UPSes or PDUs is in it; 65: the file is no walk.",
+        description="Decode a recorded walk (one OID|tag|value per line) as the daemon would decode the device. Exit "
+        "0: decoded; 1: no known family of UPSes or PDUs; 65: the file is not a walk.",
     )
     decode.add_argument("file", metavar="FILE", help="the walk")
-    decode.add_argument("--profile", metavar="NAME", default=None, help="this family, not the one found by probing")
+    decode.add_argument("--profile", metavar="NAME", default=None, help="use this family, not the one found by probing")
     _common(decode)
 
 
@@ -50,8 +50,8 @@ def _register_probe(verbs: Subparsers) -> None:
     probe = verbs.add_parser(
         "probe",
         help="ask a card, and show raw and decoded values",
-        description="Ask a card once and show what it is, what it says, what is believed and what not, and why. "
-        "Secrets are read from files that only you can read. Exit 0: told; 1: no answer, or no family fits.",
+        description="Ask a card once and show its identity, its answers, and which of them are believed, and why. "
+        "Secrets are read from files that only you can read. Exit 0: shown; 1: no answer, or no family fits.",
     )
     probe.add_argument("host", metavar="HOST", help="address or name of the card")
     probe.add_argument("--port", type=int, default=161, help="UDP port (161)")
@@ -65,9 +65,9 @@ def _register_probe(verbs: Subparsers) -> None:
     probe.add_argument("--priv-file", metavar="FILE", default=None, help="privacy passphrase of v3")
     probe.add_argument("--priv-protocol", default=None, help="DES, AES (default), AES-192, AES-256")
     probe.add_argument("--timeout", metavar="S", type=float, default=2.0, help="seconds for an answer, asked twice (2)")
-    probe.add_argument("--profile", metavar="NAME", default=None, help="this family, not the one found by probing")
+    probe.add_argument("--profile", metavar="NAME", default=None, help="use this family, not the one found by probing")
     probe.add_argument(
-        "--save", metavar="FILE", default=None, help="also walk the whole power supply, and write it without names"
+        "--save", metavar="FILE", default=None, help="also walk the whole device, and write the walk without names"
     )
     _common(probe)
 
@@ -75,10 +75,10 @@ def _register_probe(verbs: Subparsers) -> None:
 def _register_test(verbs: Subparsers) -> None:
     test = verbs.add_parser(
         "test-profile",
-        help="check a profile file against a recorded walk",
-        description="Check a profile file, whether it fits a walk, and what it makes of it; with EXPECTED, whether "
-        "that is right: a JSON object with keys as `decode --json` has them, and `accept` for other right answers. "
-        "Exit 0: good; 1: it does not fit, or something is not as expected; 65: a file that cannot be read.",
+        help="check a profile file with a recorded walk",
+        description="Check a profile file, whether it fits a walk, and the decoded values; with EXPECTED, whether "
+        "they are right: a JSON object with the keys of `decode --json`, and `accept` for other right answers. "
+        "Exit 0: good; 1: it does not fit, or a value is not as expected; 65: a file that cannot be read.",
     )
     test.add_argument("profile_file", metavar="PROFILE.yaml")
     test.add_argument("walk", metavar="WALK")
@@ -117,16 +117,16 @@ def _decode(args: argparse.Namespace) -> int:
 
 
 def choose_for(profiles: Profiles, answers: dict[str, Any], wanted: str | None) -> tuple[tuple[Any, ...], list[str]]:
-    """Return the families of a walk, and what to say of the choice. Raises LookupError when there is none.
+    """Return the families of a walk, and notes on the choice. Raises LookupError when there is none.
 
-    A walk that lacks the output source, for somebody cut it short, is decoded as far as it goes.
+    A walk without the output source, such as a truncated one, is decoded as far as it goes.
     """
     sys_object_id, sys_descr = identity(answers)
     if wanted is not None:
         if wanted not in profiles.by_name:
             near = get_close_matches(wanted, profiles.by_name, n=1)
             hint = f"did you mean {near[0]}?" if near else f"known: {', '.join(sorted(profiles.by_name))}"
-            msg = f"there is no profile {wanted!r} ({hint})"
+            msg = f"unknown profile {wanted!r} ({hint})"
             raise LookupError(msg)
         named = profiles.by_name[wanted]
         standard = [profiles.by_name["rfc1628"]] if named.kind == "ups" and wanted != "rfc1628" else []
@@ -138,7 +138,9 @@ def choose_for(profiles: Profiles, answers: dict[str, Any], wanted: str | None) 
         return chosen, []
     chosen = partly(profiles.every(), answers, sys_object_id=sys_object_id, sys_descr=sys_descr)
     if chosen:
-        return chosen, ["no family fits as a whole: this is what single objects say, and the daemon would not use it"]
+        return chosen, [
+            "no family fits as a whole: these are the values of single objects, and the daemon would not use them"
+        ]
     msg = (
         f"no family of UPSes or PDUs is in these {len(answers)} objects ({sys_descr or 'no sysDescr'},"
         f" {sys_object_id or 'no sysObjectID'}); it may need a profile in {SITE}"
@@ -180,16 +182,16 @@ def run_test(args: argparse.Namespace) -> int:
 def _expected(path: Path) -> dict[str, Any]:
     if not path.is_file():
         path.stat()
-        msg = f"{path}: is not a file; name one of JSON"
+        msg = f"{path}: is not a file; name a JSON file"
         raise ValueError(msg)
     try:
         with path.open("rb") as file:
             told = json.loads(file.read(_MOST_BYTES))
     except (ValueError, RecursionError) as error:
-        msg = f"{path}: is no JSON: {error}"
+        msg = f"{path}: is not JSON: {error}"
         raise ValueError(msg) from error
     if not isinstance(told, dict):
-        msg = f'{path}: is no JSON object, as in {{"profile": "acme", "runtime_s": 1740}}'
+        msg = f'{path}: is not a JSON object (example: {{"profile": "acme", "runtime_s": 1740}})'
         raise ValueError(msg)  # noqa: TRY004 - the file is wrong, not our code
     return told
 
@@ -206,10 +208,10 @@ def _told(args: argparse.Namespace, profile: Profile, answers: Mapping[str, Answ
 
 
 def compare(told: Mapping[str, Any], expected: Mapping[str, Any]) -> list[dict[str, Any]]:
-    """Return what is not as expected: key, what was told, what would be right.
+    """Return the differences: key, decoded value, expected value.
 
     `profile` may hold several names with a bar between them; `accept` holds, for some keys, a list of other right
-    answers. Numbers are equal within 0.05: devices differ in how they round. Keys that no decoder tells are left out.
+    answers. Numbers are equal within 0.05: devices differ in how they round. Keys that no decoder returns are left out.
     """
     accept = expected.get("accept", {})
     wrong = []
@@ -235,11 +237,11 @@ def _same(told: object, want: object) -> bool:
 def _verdict(wrong: list[dict[str, Any]], expected: str | None) -> list[str]:
     paint = Paint()
     if expected is None:
-        return ["the profile fits; nothing was said of what is right"]
+        return ["the profile fits; there is no EXPECTED to compare with"]
     if not wrong:
-        return [paint(f"as {clean(expected)} says", "green")]
+        return [paint(f"as in {clean(expected)}", "green")]
     return [
-        paint(f"{clean(one['key'])}: told {clean(one['told'])}, expected {_or(one['expected'])}", "red")
+        paint(f"{clean(one['key'])}: decoded {clean(one['told'])}, expected {_or(one['expected'])}", "red")
         for one in wrong
     ]
 

@@ -1,7 +1,8 @@
 """The gate at boot: no training on battery, before a cut, or with too little charge to survive a second outage.
 
 Then the host is checked (GPUs, checkpoint storage, newest checkpoint), training is started, and the outage is over when
-training tells a step again. Nothing here waits for ever but the check of the host, which is told and can be overruled.
+training reports a step again. Only the check of the host has no time limit; an alarm reports it, and the operator can
+overrule it.
 """
 
 from dataclasses import replace
@@ -19,16 +20,16 @@ from powerguard.core.trainers import lifecycle
 CHECK_LIMIT_S: Final = 30.0
 CHECK_AGAIN_S: Final = 5.0
 CHECK_LATER_S: Final = 30.0
-"""So often once it has failed for LONG_S: a storage that is away for a night is told by one line, not by thousands."""
+"""Interval of the checks after LONG_S of failures, so that a storage outage of a night does not fill the log."""
 LONG_S: Final = 180.0
 """A NAS boots slower than its hosts; after this long a person must look."""
 CHECK_HOLDS_S: Final = 60.0
-"""So long counts what the check has found; the gate may wait for hours."""
+"""How long a result of the check stays valid; the gate may wait for hours."""
 START_LIMIT_S: Final = 30.0
 SILENT_S: Final = 60.0
-"""Whoever is there for so long after the start and has told no step tells none."""
+"""A trainer that is alive this long after the start without a step is taken for one that reports no steps."""
 UNCONFIRMED_S: Final = 300.0
-"""Nobody waits longer for a first step: a person must look, and the outage is over."""
+"""Longest wait for a first step. After it the outage is over, and an error asks a person to look."""
 INCOMPLETE: Final = "host_incomplete"
 LATE: Final = "host_incomplete_long"
 
@@ -51,7 +52,7 @@ def tend(turn: Turn, phase: Recovery) -> None:
 
 
 def _asks_for_check(turn: Turn, phase: Recovery, because: str) -> bool:
-    """Say whether the host is to be checked now: while utility has to hold, and anew where that is old news."""
+    """Say whether the host is to be checked now: while utility has to hold, and again if the last result is old."""
     if not turn.policy.checks_host or phase.forced_by:
         return False
     feed, at_s = turn.state.feed, phase.checked_at_s
@@ -61,7 +62,7 @@ def _asks_for_check(turn: Turn, phase: Recovery, because: str) -> bool:
 
 
 def clear(turn: Turn, because: str) -> None:
-    """End what is told of a host that is not whole."""
+    """End the alarms about a host that is not complete."""
     for alarm in (INCOMPLETE, LATE):
         turn.tell_once(alarm, because, holds=False)
 
@@ -78,7 +79,7 @@ def _because(turn: Turn, phase: Recovery) -> str:
             return because
         if turn.now_s - max(phase.began_s, state.feed.since_s) < policy.charge_hold_s:
             return ""
-        because = "utility for long; waiting on for charge would cost more than a second outage"
+        because = "utility has been back for long; to wait for more charge would cost more than a second outage"
         turn.note("gate_forced", because, Level.WARNING)
         return because
     fresh = fusion.is_fresh(policy, state.feed, turn.now_s)
@@ -86,8 +87,8 @@ def _because(turn: Turn, phase: Recovery) -> str:
         return ""
     if turn.now_s - max(phase.began_s, state.feed.lost_since_s or phase.began_s) < policy.unknown_hold_s:
         return ""
-    what = "has not said for long whether utility is there" if fresh else "has not answered for long"
-    because = f"the UPS {what}; a blind gate must not stop training for ever"
+    what = "has not reported for long whether utility is there" if fresh else "has not answered for long"
+    because = f"the UPS {what}; training starts without its answer"
     turn.note("gate_forced", because, Level.ERROR)
     return because
 
@@ -105,41 +106,44 @@ def take_in(turn: Turn, phase: Recovery, outcome: Done | Failed) -> None:
 def _take_in_check(turn: Turn, phase: Recovery, outcome: Done | Failed) -> None:
     if isinstance(outcome, Done):
         turn.set_phase(replace(phase, asked=None, checked_at_s=turn.now_s))
-        clear(turn, "everything is there again")
+        clear(turn, "the host is complete again")
         turn.note("host_checked", "GPUs, checkpoint storage and the newest checkpoint", **dict(outcome.detail))
     elif phase.forced_by:
-        turn.set_phase(replace(phase, asked=None))  # Overruled while it was being asked: training waits for nothing.
+        turn.set_phase(replace(phase, asked=None))  # Overruled while the check ran: training does not wait.
     else:
         is_long = turn.now_s - phase.began_s >= LONG_S
         again_s = CHECK_LATER_S if is_long else CHECK_AGAIN_S
         turn.set_phase(replace(phase, asked=None, retry_at_s=turn.now_s + again_s))
         if turn.now_s - phase.began_s < turn.policy.utility_stable_s:
-            return  # Training waits for nothing yet but for utility, and a host that boots is whole any moment now.
-        turn.tell_once(INCOMPLETE, f"{outcome.reason}; training waits for it", holds=True)
+            return  # Training still waits for utility, and a host that boots may be complete at any moment.
+        turn.tell_once(INCOMPLETE, f"{outcome.reason}; training waits until the host is complete", holds=True)
         if is_long:
-            because = f"{outcome.reason}; training has waited for {turn.now_s - phase.began_s:.0f} s: see to it"
+            waited_s = turn.now_s - phase.began_s
+            because = (
+                f"{outcome.reason}; training has waited for {waited_s:.0f} s: repair the host, or overrule the check"
+            )
             turn.tell_once(LATE, because, holds=True, level=Level.ERROR)
 
 
 def resumed_because(turn: Turn, phase: Recovery) -> str:
-    """Say why the outage is over: training runs, or nobody can say more about it; "" while it is not."""
+    """Say why the outage is over: training runs, or no further report is to be expected; "" while it is not."""
     if phase.started_at_s is None:
         if phase.asked is not None or phase.tries < lifecycle.START_TRIES or turn.now_s < phase.retry_at_s:
             return ""
         turn.note("resume_failed", "training could not be started", Level.ERROR, tries=phase.tries)
-        return "gave up; a person must start training"
+        return "powerguard gave up: start training by hand"
     feed, waited_s = turn.state.feed, turn.now_s - phase.started_at_s
     if feed.supply is Supply.BATTERY or sums.power_off_at_s(feed) is not None:
-        return "the power fails again, before training has told a step"
+        return "the power failed again before training reported a step"
     configured = {each.name for each in turn.policy.trainers}
     mine = [each for each in turn.state.trainers if each.name in configured or not configured]
     late = [each.name for each in mine if not each.alive or each.step is None or each.paused]
     if mine and not late:
         return f"training runs, at step {min(each.step or 0 for each in mine)}"
     if waited_s >= SILENT_S and all(each.alive for each in mine):
-        return "training was started; nobody tells a step"
+        return "training was started; no trainer reports a step"
     if waited_s < UNCONFIRMED_S:
         return ""
-    because = f"training was started; {', '.join(late)}: no step told for {UNCONFIRMED_S:.0f} s"
-    turn.note("resume_unconfirmed", f"{because}; look at its log", Level.ERROR)
+    because = f"training was started; {', '.join(late)} reported no step for {UNCONFIRMED_S:.0f} s"
+    turn.note("resume_unconfirmed", f"{because}; read its log", Level.ERROR)
     return because

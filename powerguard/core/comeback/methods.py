@@ -1,8 +1,8 @@
 """Power-on methods: checked, armed at the commit, disarmed when the host is back; and the late decision to reboot.
 
 Utility may return after the commit and before the UPS cuts its output: AC never drops, and the BMC's always-on policy
-never acts. Each method here covers that power race for itself (docs/guides/return.md). The power-off waits for none of
-them longer than for its other preparations, and a method that fails does not affect the others.
+never acts. Each method here covers that power race for itself (docs/guides/return.md). The power-off waits for them no
+longer than for its other preparations, and a method that fails does not affect the others.
 """
 
 import math
@@ -45,17 +45,17 @@ from powerguard.core.supply import fusion
 LIMIT_S = 5.0
 AGAIN_S = 60.0
 MOST_AGAIN_S = 3600.0
-"""What could not be taken back is tried again so often; once it ought to have acted, ever less often, down to this."""
+"""Shortest and longest interval of retries to disarm; they grow once the method should have acted."""
 GIVE_UP_S = 86400.0
-"""For so long what the settings name no more is kept: they may name it again."""
+"""How long a method that the settings no longer name is kept: they may name it again."""
 RESTORE_AGAIN_S = 3600.0
 SENTINEL_AFTER_S = 30.0
-"""After the host is off at the latest, and the UPS has cut: no sentinel powers on what still stops, or is about to."""
+"""Delay after the latest power-off and the UPS's cut, so that no sentinel powers on a host that still stops."""
 RTC_AFTER_S = 60.0
 WATCHDOG_AFTER_S = 120.0
 """Both after the latest moment at which the UPS may have cut its output (docs/decisions/0149)."""
 UNKNOWN_S = 3600.0
-"""For how long a battery of which nobody knows anything may go on."""
+"""Longest assumed runtime of a battery without any figures."""
 MOST_WATCHDOG_S = 6553.0
 """IPMI 2.0 section 27.6: 16 bits of tenths of a second."""
 BOOTS = 3
@@ -64,13 +64,13 @@ BACK_OFF_S = 3600.0
 MOST_BACK_OFF_S = 4 * 3600.0
 STUCK = "way_stuck"
 DOUBTFUL = "way_doubtful"
-"""Alarms: what is armed cannot be taken back; what may be armed cannot, as nobody knows of it or nobody is there."""
+"""Alarms: a method that is armed cannot be disarmed; a method that may be armed cannot be."""
 _KEEPS_AWAY = (Way.RTC, Way.SENTINEL)
-"""Who can be told when to act, and so bring a host that came back too early back later."""
+"""Methods that take a time, so that a host that came back too early can be powered on later."""
 
 
 def named(policy: Policy) -> list[tuple[Way, str]]:
-    """Return each way that the settings name, in its order; an output once for each UPS that this host switches off."""
+    """Return each method that the settings name, in its order; OUTPUT once for each UPS that this host switches off."""
     found: list[tuple[Way, str]] = []
     for way in policy.ways:
         found += [(way, ups) for ups in policy.outputs] if way is Way.OUTPUT else [(way, "")]
@@ -78,18 +78,18 @@ def named(policy: Policy) -> list[tuple[Way, str]]:
 
 
 def check(turn: Turn) -> None:
-    """Ask each way whether it could be armed, while the network still lives."""
+    """Check whether each method could be armed, while the network is still up."""
     for way, ups in named(turn.policy):
         turn.order(CheckWay, limit_s=LIMIT_S, way=way, ups=ups)
 
 
 def arm(turn: Turn, outage: Outage, ways: Collection[Way], *, off_in_s: float, limit_s: float) -> tuple[str, ...]:
-    """Order each of these ways armed; return the ids. off_in_s: when the host is off at the latest.
+    """Order each of these methods armed; return the ids. off_in_s: when the host is off at the latest.
 
-    A way that is armed already is ordered anew, with the time that counts now; an output's never twice. What acts after
-    the cut counts from that only once it is certain (`_retime`): an order to a UPS may fail. But the clock, where AC
-    drops whatever utility does: that brings the host back, unless its BMC has lied, and then nobody but the clock will,
-    whose alarm is for once and of no use while the output is off.
+    A method that is armed already is ordered again, with the time that counts now; OUTPUT is never ordered twice. What
+    acts after the cut counts from that only once it is certain (`_retime`): an order to a UPS may fail. The clock is
+    the exception if AC drops whatever utility does: AC brings the host back, unless the BMC's answer was wrong. Then
+    only the clock does, whose single alarm must not pass while the output is off.
     """
     standing_s = sums.power_off_at_s(turn.state.feed)
     wanted = [each for each in named(turn.policy) if each[0] in ways]
@@ -129,9 +129,9 @@ def _may_cut(turn: Turn, standing_s: float | None) -> bool:
     because = ""
     others = [each.policy.ups for each in turn.policy.feeds if each.policy.ups not in turn.policy.outputs]
     if standing_s is not None:
-        because = "a countdown stands that somebody else has ordered: it is not touched"
+        because = "another program has started a countdown at the UPS: powerguard leaves it alone"
     elif others:
-        because = f"{', '.join(others)} would not go off with it, so AC would never drop at this host"
+        because = f"{', '.join(others)} would stay on, so AC would never drop at this host"
     elif not all(each.feed.supply is Supply.BATTERY or each.presumed for each in turn.state.upses):
         because = "another feed is on utility, so AC would not drop at this host for long enough"
     if because:
@@ -140,9 +140,9 @@ def _may_cut(turn: Turn, standing_s: float | None) -> bool:
 
 
 def _empty_in_s(turn: Turn) -> float:
-    """Seconds until the battery is empty at the latest: whoever is woken sooner may wake on battery.
+    """Seconds until the battery is empty at the latest; a host that is woken sooner may wake on battery.
 
-    A host that is off draws next to nothing, and then only what a UPS takes for itself empties it: `budget.tau_s` at 0.
+    A host that is off draws almost no power, so only the UPS's own draw empties the battery: `budget.tau_s` at 0.
     """
     battery = turn.state.battery
     points = account.table(turn.policy, battery)
@@ -185,7 +185,7 @@ def _take_in_armed(turn: Turn, action: ArmWay, outcome: Done | Failed) -> None:
     if isinstance(outcome, Failed):
         turn.note("way_blocked", outcome.reason, Level.WARNING, way=action.way, took_s=outcome.took_s)
         if mine is not None:
-            # It may be armed for all that, unless it is certain that it is not: it is taken back with the others.
+            # It may be armed unless the opposite is certain, so it is disarmed with the others.
             if outcome.harmless:
                 turn.settle(mine)
             else:
@@ -208,7 +208,7 @@ def _take_in_armed(turn: Turn, action: ArmWay, outcome: Done | Failed) -> None:
 
 
 def _retime(turn: Turn) -> None:
-    """Every output that is to go off has been told: whoever acts after the cut need not wait for the battery's end."""
+    """Every output has its order to go off: a method that acts after the cut need not wait for the battery's end."""
     told = [each for each in turn.state.armed if each.way is Way.OUTPUT and each.confirmed]
     phase = turn.state.phase
     if len(told) < len(turn.policy.outputs) or not isinstance(phase, Shutdown):
@@ -224,7 +224,7 @@ def _take_in_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> 
         return
     because = outcome.reason if isinstance(outcome, Failed) else ""
     if mine.confirmed and outcomes.is_recorded(outcome):
-        because = "armed before this became a dry-run, which takes nothing back (better: mode: armed until it has)"
+        because = "armed before mode became dry-run, which disarms no method: set mode: armed until it is disarmed"
     if because:
         turn.owe(replace(mine, order=None))
         if action.outage:
@@ -235,13 +235,13 @@ def _take_in_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> 
     turn.settle(mine)
     found = outcomes.way_disarmed(outcome)
     if found.disarmed:
-        turn.note("way_disarmed", found.because or "told by who held it", way=action.way)
+        turn.note("way_disarmed", found.because or "confirmed by the device", way=action.way)
     elif action.outage:
-        turn.note("way_found_disarmed", found.because or "told by who would hold it", way=action.way)
+        turn.note("way_found_disarmed", found.because or "the device had it disarmed already", way=action.way)
 
 
 def tend(turn: Turn) -> None:
-    """Take back what is armed for nothing any more; arm anew where the host may go dark before it can say so."""
+    """Disarm each method that is no longer needed; arm again if the host may lose power before it can report."""
     phase = turn.state.phase
     if isinstance(phase, Shutdown):
         return
@@ -249,7 +249,7 @@ def tend(turn: Turn) -> None:
     if dark and isinstance(phase, Recovery):
         there = {each.way for each in turn.state.armed if not each.leaving}
         missing = [way for way in turn.policy.ways if way in _KEEPS_AWAY and way not in there]
-        if missing and turn.policy.powers_off:  # What is only recorded is never armed, and would be missing for ever.
+        if missing and turn.policy.powers_off:  # A recorded order arms no method, which would stay missing.
             arm(turn, phase.outage, missing, off_in_s=_off_in_s(turn), limit_s=LIMIT_S)
     for each in turn.state.armed:
         if each.order is None and not (each.kept or (dark and each.way in _KEEPS_AWAY)):
@@ -262,19 +262,19 @@ def tend(turn: Turn) -> None:
 
 
 def _clear(turn: Turn) -> None:
-    """End each alarm of which nothing is left."""
+    """End each alarm whose last method is disarmed."""
     known = named(turn.policy)
     left = [bool(each.outage) and (each.way, each.ups) in known for each in turn.state.armed if each.leaving]
     for alarm, holds in ((STUCK, any(left)), (DOUBTFUL, not all(left))):
         if not holds:
-            turn.tell_once(alarm, "nothing is left that could not be taken back", holds=False)
+            turn.tell_once(alarm, "every method is disarmed", holds=False)
 
 
 def _take_back(turn: Turn, each: Armed) -> None:
-    """Order it away, and again until that is confirmed."""
+    """Order it disarmed, and again until that is confirmed."""
     feed = turn.state.feed
     if feed.suspect:
-        return  # One unconfirmed reading causes a poll and nothing else.
+        return  # One unconfirmed reading only causes a poll.
     if each.way is Way.OUTPUT and not each.outage and feed.supply is not Supply.UTILITY:
         return  # It may be an outage's, whose power-off is under way: without the cut AC would never drop.
     if each.leaving and turn.now_s - each.at_s < min(max(AGAIN_S, each.at_s - each.acts_at_s), MOST_AGAIN_S):
@@ -284,10 +284,10 @@ def _take_back(turn: Turn, each: Armed) -> None:
 
 
 def _give_up(turn: Turn, each: Armed) -> None:
-    """Nobody is there any more who could take it back. It is kept for a while: the settings may name it again."""
+    """The settings no longer name this method. It is kept for a while: they may name it again."""
     what = f"{each.way} of {each.ups}" if each.ups else each.way.value
-    because = f"{what} may be armed, and the settings name it no more, so nobody can take it back"
-    turn.tell_once(DOUBTFUL, f"{because} (better: put it back into them until it is)", holds=True)
+    because = f"{what} may be armed, and the settings no longer name it, so powerguard cannot disarm it"
+    turn.tell_once(DOUBTFUL, f"{because}: put it back into the settings until it is disarmed", holds=True)
     if not each.leaving:
         turn.owe(replace(each, leaving=True, at_s=turn.now_s))
     elif turn.now_s - each.at_s >= GIVE_UP_S:
@@ -303,9 +303,9 @@ def _off_in_s(turn: Turn) -> float:
 def after_restart(turn: Turn, lost: tuple[Obligation, ...]) -> None:
     """Arm again what was being armed for our own power-off; what another program's shutdown needed is disarmed.
 
-    An output is ordered again too: its effector keeps a note of what the UPS was told. lost: orders of which no outcome
-    will come. The daemon was killed at the commit, nobody knows what has come of them, and the host may be up for a
-    minute yet.
+    An output is ordered again too: its effector keeps a note of the order to the UPS. lost: orders whose outcome will
+    not come. The daemon was killed at the commit, what became of them is unknown, and the host may be up for another
+    minute.
     """
     for each in turn.state.armed:
         if each.kept:
@@ -321,15 +321,15 @@ def after_restart(turn: Turn, lost: tuple[Obligation, ...]) -> None:
 
 
 def unknown(policy: Policy, now_s: float) -> tuple[Armed, ...]:
-    """Return each way as one that may be armed, for an outage of which nobody knows: the daemon has no history.
+    """Return each method as one that may be armed, for an unknown outage: the daemon has no history.
 
-    It was lost, or this is the first start ever. To take back what is not armed does nothing.
+    It was lost, or this is the first start. To disarm a method that is not armed has no effect.
     """
     return tuple(Armed(way=way, ups=ups, outage="", at_s=now_s, acts_at_s=now_s) for way, ups in named(policy))
 
 
 def after_boot(policy: Policy, old: State, now_s: float, *, whole: bool = True) -> tuple[Armed, ...]:
-    """Return what is still to be taken back in another boot: a UPS that has cut its output has nothing left to take.
+    """Return what is still to be disarmed in another boot: a UPS that has cut its output is no longer armed.
 
     A host that went down in an outage, before its commit as far as the journal knows, may have gone on in memory alone.
     whole: as in `Stored`; what is lost may have armed any of them.
@@ -360,7 +360,7 @@ def take_in_policy(turn: Turn, outcome: Outcome) -> None:
     if isinstance(outcome.action, RestorePolicy):
         _take_in_restored(turn, outcome)
     elif isinstance(outcome.action, EnsurePolicy):
-        # From one that failed, too: what was set and could not be read back stands all the same.
+        # From one that failed, too: a policy that was set is in force even if it could not be read back.
         restore = outcomes.policy_ensured(outcome).restore
         if outcome.action.outage and restore is not None and turn.state.temporary_policy is None:
             turn.owe(TemporaryPolicy(policy=restore))
@@ -374,7 +374,7 @@ def _take_in_restored(turn: Turn, outcome: Outcome) -> None:
         turn.settle(changed)
         turn.note("policy_restored", "as the outage found it", **dict(outcome.detail))
     elif isinstance(outcome, Failed) and outcome.harmless:
-        turn.settle(changed)  # Told by the failure itself: it will never be put back.
+        turn.settle(changed)  # The failure says so: it will never be put back.
     else:
         turn.owe(replace(changed, order=None, retry_at_s=turn.now_s + RESTORE_AGAIN_S))
     if turn.outage_id:
@@ -391,7 +391,7 @@ def policy_after_boot(_policy: Policy, old: State, now_s: float, *, whole: bool)
 
 
 def foreign_stop(turn: Turn) -> None:
-    """Somebody else stops the host on battery: it must come back all the same. The UPS's output is theirs."""
+    """Another program stops the host on battery. The host must come back; the UPS's output is not powerguard's."""
     phase = turn.state.phase
     if not isinstance(phase, OnBattery | EmergencyCheckpoint | Holding | Recovery):
         return
@@ -402,9 +402,9 @@ def foreign_stop(turn: Turn) -> None:
 
 
 def decide_late(turn: Turn, phase: Shutdown, *, stable: bool) -> None:
-    """Units have stopped and the network is still up: once, and never again, say whether this becomes a reboot.
+    """Units have stopped and the network is still up: decide once whether this becomes a reboot.
 
-    stable: utility has been back for long enough, as far as fresh readings tell.
+    stable: utility has been back for long enough, by fresh readings.
     """
     if not turn.policy.late_reboot or phase.boot_id != turn.policy.boot_id or not phase.ordered:
         return
@@ -414,19 +414,19 @@ def decide_late(turn: Turn, phase: Shutdown, *, stable: bool) -> None:
         return
     left_s = max(0.0, phase.force_at_s - turn.now_s)
     turn.order(Reboot, limit_s=2.0, outage=phase.outage.id, force_after_s=left_s)
-    turn.note("reboot_ordered", "utility is back for good, and no countdown stands: AC would never drop", Level.WARNING)
+    turn.note("reboot_ordered", "utility is stable and no countdown runs, so AC would never drop", Level.WARNING)
 
 
 def _against_reboot(turn: Turn, *, stable: bool) -> str:
-    """Say why the power-off must stay one, or "". What nobody has read may be about to cut the power."""
+    """Say why the host must power off and not reboot, or "". A UPS without a reading may be about to cut the power."""
     state = turn.state
     if not stable:
-        return "utility is not back for good, or the UPS cannot be read"
+        return "utility is not stable, or the UPS cannot be read"
     for each in state.upses:
         if each.presumed or not fusion.is_stable(turn.policy, each.feed, turn.now_s, stable_s=0.0):
             return f"{each.ups} is not on utility, or cannot be read"
     if any(sums.power_off_at_s(feed) is not None for feed in (state.feed, *(each.feed for each in state.upses))):
-        return "a countdown stands: the UPS cuts its output"
+        return "a countdown runs: the UPS cuts its output"
     if any(each.way is Way.OUTPUT and each.returns != "aborts" for each in state.armed):
-        return "the UPS was told to cut its output and to give it back"
+        return "the UPS has the order to switch its output off and on"
     return ""

@@ -1,4 +1,4 @@
-"""What to do when the daemon starts: go on with an outage, take the host back from one, or nothing.
+"""What to do when the daemon starts: continue an outage, handle the return from one, or stay online.
 
 A latch holds in the boot that made it and in no other: a stored "shutdown" of another boot is a *return*, never a
 reason to power off.
@@ -21,7 +21,7 @@ from powerguard.core.supply import several_upses
 from powerguard.core.trainers import lifecycle
 
 LONGEST_GAP_S = 30 * 86400.0
-"""A wall clock that says more than this between two boots, or less than nothing, is not believed."""
+"""Longest believable gap between two boots by the wall clock; a negative one is not believed either."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -49,18 +49,18 @@ def restore(policy: Policy, stored: Stored | None, now_s: float) -> Step:
     step = _same_boot(policy, stored, now_s) if same else _next_boot(policy, stored, now_s)
     if not dropped:
         return step
-    because = f"the journal said what cannot be true: {', '.join(dropped)}"
+    because = f"the journal held impossible values, which are dropped: {', '.join(dropped)}"
     note = Note(event="history_dropped", because=because, level=Level.ERROR)
     return Step(step.state, step.actions, (note, *step.notes))
 
 
 def _no_history(policy: Policy, now_s: float) -> Step:
-    """Begin anew: for the first time, or what was known is lost. What an earlier life has armed may still act."""
+    """Begin without history: the first start, or the journal is lost. A method that is still armed may act."""
     armed = methods.unknown(policy, now_s)
     state = State(
         trainers=lifecycle.at_start(policy, Learned()), battery=Battery(at_s=now_s, health=policy.health), owed=armed
     )
-    because = "no history: whatever an earlier life of this daemon may have armed is taken back"
+    because = "no history: every power-on method that the daemon may have armed before is disarmed"
     return Step(state, (), (Note(event="ways_unknown", because=because),) if armed else ())
 
 
@@ -75,13 +75,13 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     """Go on in the same phase with the same deadline; repeat what may not have happened (twice is as good as once)."""
     state = several_upses.adopt(policy, stored.state, now_s)
     turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)
-    # Signals are not repeated blindly: whether the load still asks for them, the next reading says.
+    # Signals are not repeated blindly: the next reading shows whether the load still requires them.
     again = [
         action
         for action in rehearsal.after_restart(turn, stored.in_flight)
         if action.by_s > now_s and not isinstance(action, StopTrainer | TerminateTrainer)
     ]
-    # No other order than these is answered any more, and the journal may not even know it; a drill has given some anew.
+    # Only these orders are answered from now on; a drill has repeated some. The journal may not know the others.
     given = {action.id for action in (*again, *turn.actions)}
     turn.update(
         trainers=tuple(t if t.order in given else replace(t, in_flight=None) for t in turn.state.trainers),
@@ -89,13 +89,13 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         upses=tuple(replace(each, feed=replace(each.feed, suspect=False)) for each in turn.state.upses),
     )
     obligations.after_restart(turn, given)
-    # Set or not: the BMC's answer tells what it found. A drill's order belongs to no outage.
+    # Set or not: the BMC's answer says what it found. A drill's order does not belong to an outage.
     asked = {each.outage for each in stored.in_flight if isinstance(each, EnsurePolicy) and each.id not in given}
     for outage in sorted(asked - {""}):
         turn.order(EnsurePolicy, limit_s=policy.bmc_limit_s, outage=outage)
     phase = turn.state.phase
     if isinstance(phase, Shutdown):
-        # The word may or may not have been written: it is ordered anew, with what is left of its deadline.
+        # The order may or may not have been written: it is given again, with what is left of its deadline.
         again = [action for action in again if not isinstance(action, PowerOff)]
         ids = {action.id for action in again}
         waiting = tuple(id_ for id_ in phase.waiting if id_ in ids)
@@ -106,7 +106,7 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     if not isinstance(phase, Online):
         turn.note(
             "outage_continued",
-            "the daemon was restarted within the same boot",
+            "the daemon restarted within the same boot",
             Level.WARNING,
             phase=phase_name(phase),
             outage=phase.outage.id,
@@ -134,7 +134,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
 
     def carried(policy: Policy, feed: Feed, battery: Battery) -> Battery:
         charge, seen_at_s = None, None if feed.reading is None else feed.reading.at_s
-        if battery.charged is not None and battery.health > 0.0:  # A battery that is worn out holds nothing to compare.
+        if battery.charged is not None and battery.health > 0.0:  # A worn-out battery has no charge to compare.
             charge = min(1.0, battery.charged / battery.health)
         return Battery(
             away_s=gap_s,
@@ -151,7 +151,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
 
     state = State(
         phase=Online(),
-        # Whoever has said utility is not stuck at battery: what it says now counts as in any boot.
+        # A source that has reported utility is not stuck at battery: its reports count as in any boot.
         feed=Feed(since_s=now_s, utility_seen=old.feed.utility_seen),
         battery=carried(policy, old.feed, old.battery),
         trainers=lifecycle.at_start(policy, old.learned),

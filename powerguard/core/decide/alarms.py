@@ -1,4 +1,4 @@
-"""Standing alarms: what reduces protection, said beforehand and once, and its end when it ends."""
+"""Alarms: conditions that reduce protection. Each is logged once when it begins and once when it ends."""
 
 from collections.abc import Iterator
 
@@ -12,24 +12,24 @@ from powerguard.core.supply import several_upses
 from powerguard.core.supply.several_sources import CONTRADICTED, LAG_S
 
 _OVER = {
-    "unproven_battery": "the UPS says something else, or something speaks for it",
-    "unprotected": "the UPS does not say bypass or eco any more",
-    "output_unknown": "the UPS says again where its output comes from",
-    "battery_contradicted": "the input is gone, the charge falls, or the UPS does not say battery any more",
-    "low_on_utility": "the UPS does not call its battery low any more, or there is an outage",
-    "battery_worn": "the UPS does not want its battery replaced any more",
-    "runtime_steep": "the reported runtime falls no faster than time goes by, or the discharge is over",
-    CONTRADICTED: "what the UPS says of its output, input and seconds on battery fits together again",
-    "overload": "the UPS is not overloaded any more",
-    "fsd_at_first": "FSD does not stand any more",
+    "unproven_battery": "the UPS reports another output source, or a second witness confirms battery",
+    "unprotected": "the UPS no longer reports bypass or eco",
+    "output_unknown": "the UPS reports again where its output comes from",
+    "battery_contradicted": "the input is gone, the charge falls, or the UPS no longer reports battery",
+    "low_on_utility": "the UPS no longer reports a low battery, or an outage has begun",
+    "battery_worn": "the UPS no longer asks for a new battery",
+    "runtime_steep": "the reported runtime falls no faster than time passes, or the discharge is over",
+    CONTRADICTED: "the UPS's output source, input and seconds on battery agree again",
+    "overload": "the UPS is no longer overloaded",
+    "fsd_at_first": "the UPS no longer reports FSD",
 }
-"""Every alarm of a single UPS, in the order in which they are told, with what is said at its end."""
+"""Every alarm of a single UPS, in the order in which they are logged, with the text for its end."""
 _UNPROTECTED = frozenset((OutputSource.BYPASS, OutputSource.ECO))
 _UNTOLD = frozenset((OutputSource.UNKNOWN, OutputSource.OFF))
 
 
 def tell(turn: Turn, reading: Reading) -> None:
-    """Tell each alarm that begins or ends with this reading. reading: what all sources say together."""
+    """Log each alarm that begins or ends with this reading. reading: the merged reading of all sources."""
     state = turn.state
     if state.feed.heard or state.upses or state.told:
         _tell_of_several(turn)
@@ -70,37 +70,45 @@ def _standing(state: State, reading: Reading) -> Iterator[tuple[str, str, Level]
     """Yield the alarms of a single UPS that hold now, and why."""
     feed, source = state.feed, reading.output_source
     if feed.unproven_battery and feed.previous is not None:  # A clock needs two readings to be seen moving.
-        because = "the UPS has said battery since first contact and nothing else supports it: not believed; look at it"
+        because = (
+            "the UPS has reported battery since first contact and no second witness confirms it: ignored; check the UPS"
+        )
         yield "unproven_battery", because, Level.ERROR
     if source in _UNPROTECTED:
         yield "unprotected", f"output_source={source}", Level.WARNING
     elif source in _UNTOLD:
-        because = f"output_source={source}: the UPS does not say where its output comes from"
+        because = f"output_source={source}: the UPS does not report where its output comes from"
         yield "output_unknown", because, Level.ERROR
     if state.battery.contradicted or any(each.battery.contradicted for each in state.upses):
-        because = "the UPS says battery, but its input is there and its charge is full after a third should be gone"
-        yield "battery_contradicted", f"{because}: not powered off by our own account; look at the UPS", Level.ERROR
+        because = (
+            "the UPS reports battery, but its input is there and its charge is full although a third should be used"
+        )
+        yield (
+            "battery_contradicted",
+            f"{because}: the energy account alone does not power the host off; check the UPS",
+            Level.ERROR,
+        )
     if _is_low_on_utility(state):
-        because = "the UPS calls its battery low with utility there: charge it, or look for a loose or worn battery"
+        because = "the UPS reports a low battery with utility there: charge it, or check for a loose or worn battery"
         yield "low_on_utility", because, Level.WARNING
     if reading.replace_battery:
-        yield "battery_worn", "the UPS wants its battery replaced", Level.WARNING
+        yield "battery_worn", "the UPS asks for a new battery: replace it", Level.WARNING
     discharge = state.battery.model.discharge
     if discharge is not None and discharge.slope is not None and discharge.slope >= STEEP:
         falls = f"the reported runtime falls by {discharge.slope:.1f} s a second"
-        yield "runtime_steep", f"{falls}: it holds less than the UPS believes", Level.WARNING
+        yield "runtime_steep", f"{falls}: the battery holds less than the UPS reports", Level.WARNING
     if CONTRADICTED in reading.alarms:
-        because = "the UPS does not call its output battery, with its input gone and its seconds on battery running"
-        yield CONTRADICTED, f"{because}: it is", Level.ERROR
+        because = "the UPS does not report battery, but its input is gone and its seconds on battery are counting"
+        yield CONTRADICTED, f"{because}: treated as on battery", Level.ERROR
     if reading.overload:
         yield "overload", "the UPS is overloaded", Level.ERROR
     if feed.fsd_at_first:
-        because = "FSD stood when we first looked: history on utility; clear it at the UPS's primary"
+        because = "FSD was set at first contact and is ignored on utility: clear it at the UPS's primary"
         yield "fsd_at_first", because, Level.WARNING
 
 
 def _is_low_on_utility(state: State) -> bool:
-    """Say whether two readings of one UPS in a row do. After an outage and in a calibration the guard says it."""
+    """Say whether two readings of one UPS in a row do. After an outage and in a calibration the guard reports it."""
     if state.guarded_since_s is not None or not isinstance(state.phase, Online):
         return False
     for feed in [each.feed for each in state.upses] or [state.feed]:
@@ -111,7 +119,7 @@ def _is_low_on_utility(state: State) -> bool:
 
 
 def _tell_of_several(turn: Turn) -> None:
-    """Say what several sources or feeds have against each other."""
+    """Log where several sources or feeds disagree."""
     state = turn.state
     known = [each.feed for each in state.upses] or [state.feed]
     doubted = ", ".join([each.source for feed in known for each in feed.heard if each.doubted])
@@ -121,19 +129,19 @@ def _tell_of_several(turn: Turn) -> None:
         return
     turn.tell_once(
         "source_doubted",
-        f"{doubted} says battery, nothing empties, and another source sees the input there: not believed any more"
+        f"{doubted} reports battery, but the charge does not fall and another source sees the input: ignored"
         if doubted
-        else "it says something else again, or something speaks for it",
+        else "it reports another output source, or a second witness confirms battery",
         holds=bool(doubted),
         level=Level.ERROR,
     )
     turn.tell_once(
         "sources_disagree",
-        "; ".join(_words(feed) for feed in told) or "they say the same again",
+        "; ".join(_words(feed) for feed in told) or "the sources agree again",
         holds=bool(told),
     )
     back = state.feed.supply is Supply.UTILITY
-    ended = "every feed is on utility again" if back else "too few power supplies are left: that is an outage"
+    ended = "every feed is on utility again" if back else "too few power supplies are left, so this is an outage"
     turn.tell_once(
         "redundancy_lost",
         f"not on utility: {gone}; the host still has the power supplies that it needs" if gone else ended,
@@ -146,7 +154,7 @@ def _disagrees(feed: Feed, now_s: float) -> bool:
 
 
 def _words(feed: Feed) -> str:
-    """What each source of one UPS says, and what counts of it."""
-    words = ", ".join(f"{each.source} says {each.reading.output_source}" for each in feed.heard if each.reading)
+    """What each source of one UPS reports, and which report counts."""
+    words = ", ".join(f"{each.source} reports {each.reading.output_source}" for each in feed.heard if each.reading)
     cautious = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
-    return f"{words}: " + ("the cautious word counts" if cautious else "those count that cannot be forged")
+    return f"{words}: " + ("the more cautious report counts" if cautious else "the authenticated sources count")

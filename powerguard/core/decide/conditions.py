@@ -1,10 +1,9 @@
 """When does which rule come true? One function for each condition of a phase (docs/ARCHITECTURE.md), and a forecast.
 
-Each condition returns *why* it holds, or "": the answer is logged as `because=`. The machine asks them; it adds
-nothing of its own. `forecast` runs the same sums forward, so `powerguard plan` cannot say anything else than what the
-machine will do.
+Each condition returns *why* it holds, or "": the answer is logged as `because=`. The machine calls them and adds no
+rule of its own. `forecast` runs the same sums forward, so `powerguard plan` shows what the machine will do.
 
-How long does an outage last that has lasted for so long? The odds that a pause of training is weighed with.
+How long does an outage last that has already lasted for some time? These odds help to weigh a pause of training.
 
 The lengths are those of the EPRI survey as it is quoted for data centres (ASPLOS'14, "Underprovisioning backup power
 infrastructure"), log-uniform inside each bin. A site's own outages differ, so these odds never decide alone: they are
@@ -37,7 +36,7 @@ _PARTS = 16
 
 
 def _lasts(at_least_s: float) -> float:
-    """Share of all outages that last at least so long."""
+    """Share of all outages that last at least this long."""
     share = 0.0
     for from_s, to_s, part in _BINS:
         if at_least_s <= from_s:
@@ -70,7 +69,7 @@ _FRESH_S = 2.0
 _BLIND_CHARGE_PCT = 40.0
 _CHARGED_PCT = 90.0
 COMEBACK_S = 180.0
-"""From the power's return to training that goes on, where the host was powered off: three minutes."""
+"""From the return of power to running training, if the host was powered off: three minutes."""
 FLAPPING_S = 300.0
 FLAPPING_TRANSFERS = 3
 _BATTERY = Supply.BATTERY  # By a name of its own, as in `budget`.
@@ -78,18 +77,18 @@ _NO_HOLD = "power_off_at permits no hold"
 _FORECAST_PARTS = 48
 """How finely the moment is looked for at which a pause begins to pay."""
 _ALONE_S = 5.0
-"""So long a commit waits after a fall of the reported runtime alone: gauges were wrong for three readings."""
+"""Delay of a commit after a fall of the reported runtime alone: gauges were wrong for three readings."""
 _CLEARLY = 2.0
 _LATE = 1.5
-"""A checkpoint that takes longer than this many times what it should has no say in the stop any more."""
-_NoCommit = Online | Shutdown  # Written into isinstance, a union is made anew each time.
+"""A checkpoint that takes longer than this many times its estimate no longer delays the stop."""
+_NoCommit = Online | Shutdown  # Written into isinstance, a union is built each time.
 
 
 def foretold(policy: Policy, state: State, now_s: float) -> Budget:
     """Return the sums of this moment; on utility, with the grade that an outage which began now would have.
 
-    An outage is graded by what is left. `outage_budget` on utility has the grade of a full battery, for whoever wants a
-    full stop to fit.
+    An outage is graded by what is left. `outage_budget` on utility has the grade of a full battery, for callers that
+    ask whether a full stop fits.
     """
     now = outage_budget(policy, state, now_s)
     if not isinstance(state.phase, Online):
@@ -157,7 +156,7 @@ def _on_battery_s(state: State, now_s: float) -> float:
         if not isinstance(phase, Online) and is_flapping(state, now_s):
             since_s = min(since_s, phase.outage.since_s)
         return now_s - since_s
-    # A calibration is no outage, but it empties the battery just the same.
+    # A calibration is not an outage, but it empties the battery in the same way.
     return 0.0 if feed.test_since_s is None else now_s - feed.test_since_s
 
 
@@ -201,7 +200,7 @@ def calibration_low(policy: Policy, state: State, now_s: float) -> str:
 
 
 def pays_to_pause(policy: Policy, state: State, plan: Budget, now_s: float, *, in_s: float = 0.0) -> bool:
-    """Say whether to go on training would lose more than a pause, both to the end of the battery, on the mean.
+    """Say whether continued training would lose more than a pause, both to the end of the battery, on average.
 
     A pause costs the time until utility is back. To go on costs the work since the last checkpoint, and what is trained
     from now on, where the outage outlasts the battery. So a checkpoint that takes minutes does not stop training for an
@@ -232,7 +231,7 @@ def _reff_after(policy: Policy, plan: Budget, wait_s: float, tau_s: float | None
 
 
 def may_commit(state: State) -> bool:
-    """Say whether a commit can be due at all: before that is so, nobody needs the sums for it."""
+    """Say whether a commit can be due at all; until then its sums are not computed."""
     return state.feed.supply is _BATTERY or sums.power_off_at_s(state.feed) is not None
 
 
@@ -320,12 +319,12 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
     if reading.output_source is not OutputSource.BATTERY:
         # Off or unknown on battery is no proof of either; it may not hold up a commit that our own account demands.
         return reading.output_source in (OutputSource.OFF, OutputSource.UNKNOWN) and _own_account_agrees(policy, plan)
-    # Utility that comes and goes has told battery often enough; two readings in a row may never come.
+    # A flapping utility has reported battery often enough; two readings in a row may never come.
     return told_again(policy, state, now_s) or is_flapping(state, now_s) or _own_account_agrees(policy, plan)
 
 
 def _may_take_back(policy: Policy, state: State, due_at_s: float, now_s: float, stop_s: float) -> bool:
-    """Say whether one UPS on battery says more now than wrong readings before, or has not had time to say so.
+    """Say whether one UPS on battery reports more now than wrong readings before, or had no time to report it.
 
     That is 2 s to answer, and 5 s where its reported runtime alone has fallen faster than any load explains.
     """
@@ -369,7 +368,7 @@ def gate_open(policy: Policy, state: State, now_s: float, *, least_load: float =
     known = _after_return(policy, state, now_s, least_load)
     if known is None:
         if charge_pct is None:
-            return "charge not told"
+            return "charge not reported"
         return "charge_pct" if charge_pct >= 100.0 * policy.resume_charge_share else ""
     left, tau_paused_s, need_s = known
     grade = sums.choose_grade(policy, left=state.battery.health, tau_paused_s=tau_paused_s, checkpoint=need_s)
@@ -407,7 +406,7 @@ def _after_return(policy: Policy, state: State, now_s: float, least_load: float)
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Forecast:
-    """What happens next if nothing changes. at_s is None where no time can be told."""
+    """What happens next if conditions stay as they are. at_s is None if no time is known."""
 
     action: str
     at_s: float | None
@@ -417,8 +416,8 @@ class Forecast:
 def forecast(policy: Policy, state: State, plan: Budget) -> tuple[Forecast, ...]:
     """Return the next actions with their times, at the load of now, as if utility failed now where it is present.
 
-    A checkpoint on its way may put the power-off off beyond what is told, by the reserve or to a less orderly stop. But
-    it may be durable at any moment, and then nothing is waited for: what is told is when that begins, and never late.
+    A checkpoint in flight may delay the power-off beyond this forecast, by the reserve or to a less orderly stop. But
+    it may be durable at any moment, and then the wait is over: the forecast is the earliest time, never a late one.
     """
     phase = state.phase
     if isinstance(phase, Shutdown):
@@ -431,7 +430,7 @@ def forecast(policy: Policy, state: State, plan: Budget) -> tuple[Forecast, ...]
 
 
 def _by_energy(policy: Policy, state: State, plan: Budget) -> list[Forecast]:
-    """Return what the battery alone would bring, the commit last."""
+    """Return the next actions by the battery alone, the commit last."""
     phase, now_s = state.phase, plan.now_s
     out: list[Forecast] = []
     if plan.left is None or plan.tau_now_s is None or plan.tau_paused_s is None:
@@ -510,7 +509,7 @@ def _pause_at_left(policy: Policy, state: State, plan: Budget, floor: float) -> 
 def _before_cut(state: State, plan: Budget) -> tuple[float, str]:
     """Return when the commit is and why, where the UPS is going to cut its output; infinity where it is not.
 
-    It permits no hold: once every checkpoint is durable, nothing is waited for.
+    It permits no hold: once every checkpoint is durable, the wait is over.
     """
     if plan.cut_in_s is None:
         return math.inf, ""
@@ -523,5 +522,5 @@ def _before_cut(state: State, plan: Budget) -> tuple[float, str]:
 
 
 def pauses(state: State) -> bool:
-    """Say whether any living trainer stops drawing power when told to."""
+    """Say whether any living trainer stops drawing power when asked to."""
     return any(t.alive and t.conduct is not Conduct.CONTINUE for t in state.trainers)

@@ -6,7 +6,7 @@ phase any more. Then the phase does its standing duties (`transitions.duties`). 
 where that cause leads; `transitions.move` gives the orders. No other code changes the phase. The picture in
 docs/ARCHITECTURE.md is drawn from `TABLE`.
 
-- Before the commit everything can be undone by utility; after it, nothing can, in this boot.
+- Before the commit, the return of utility undoes everything; after it, the power-off is final in this boot.
 - Every phase of an outage carries the same `Outage`; every action of an outage carries its id.
 - Total: every event has an answer in every phase, and `step` never raises.
 """
@@ -78,23 +78,23 @@ from powerguard.core.supply import fusion, several_upses, silence
 from powerguard.core.trainers import lifecycle
 
 FLAPPING_FACTOR = 3.0
-"""Utility that comes and goes must be stable so many times as long."""
+"""A flapping utility must be stable this many times as long."""
 WRONG = 0.05
 """What is left rises by more than this on battery only where readings before were wrong (share of a new battery)."""
 LATEST_S = 1e10
-"""No clock of ours says more: three hundred years after the boot."""
+"""Upper bound of the monotonic clock: three hundred years after the boot."""
 LONGEST_MAINTENANCE_S = 30 * 86400.0
 _BeforeCommit = EmergencyCheckpoint | Holding | Recovery
 _TELL_THEMSELVES = PollNow | CheckWay | ArmWay | DisarmWay | CheckHost | DrainNode | LeaveNode | ReturnNode
 """Actions whose failure is reported by another line: of the source, of the power-on method, of the gate ..."""
 _MOVES = 6
-_LAST_WORD = "utility was the last word of a UPS that is silent"
+_LAST_WORD = "the last report of the silent UPS was utility"
 
 
 def step(policy: Policy, state: State, event: Event) -> Step:
     """Answer one event. Same state and event, same answer. Never raises."""
     if not -LATEST_S <= event.at_s <= LATEST_S:
-        return Step(state)  # Not a time (NaN compares false): whatever it says, nobody knows of when.
+        return Step(state)  # Not a time (NaN compares false), so the event cannot be placed.
     if isinstance(event, Reading):
         event = fusion.plausible(event)
     turn = Turn(policy, state, event.at_s)
@@ -105,7 +105,7 @@ def step(policy: Policy, state: State, event: Event) -> Step:
             break
         move(turn, cause, because)
         if cause is Cause.RESUMED:
-            break  # The next outage, should it be here already, begins in a step of its own: each has its own story.
+            break  # If the next outage is here already, it begins in a step of its own: each has its own story.
     duties(turn)
     return turn.step()
 
@@ -145,7 +145,7 @@ def _take_in(turn: Turn, event: Event) -> None:
 
 
 def _take_in_word(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | BatteryReplaced | RecoverNow) -> None:
-    """Enter the word of an operator."""
+    """Enter a command of the operator."""
     match event:
         case Abort():
             _take_in_abort(turn, event)
@@ -186,7 +186,7 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
     if before.battery.contradicted and not entered.battery.contradicted and feed.supply is Supply.BATTERY:
         _end_abort(turn)
     if feed.suspect:
-        # The only thing that one unconfirmed reading may cause.
+        # One unconfirmed reading may only cause a poll.
         turn.order(PollNow, limit_s=2.0, ups=reading.ups)
     if feed.low_battery_at_s is not None and old.low_battery_at_s is None:
         turn.note("battery_low", "two readings", Level.WARNING, runtime_s=told.runtime_s)
@@ -200,15 +200,17 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
 
 
 def _end_abort(turn: Turn) -> None:
-    """What was called off while everything denied the battery is a real outage now."""
+    """An outage that was aborted while all evidence contradicted battery is real now."""
     if turn.outage is not None and turn.outage.aborted_by:
         turn.set_outage(aborted_by="")
         lifecycle.forget_outage(turn)
-        turn.note("abort_ended", "the UPS does not contradict its battery any more: the outage counts", Level.WARNING)
+        turn.note(
+            "abort_ended", "the UPS no longer contradicts its report of battery, so the outage counts", Level.WARNING
+        )
 
 
 def _take_in_battery(turn: Turn, event: BatteryReplaced) -> None:
-    """A new battery: what the old one has taught is not true of it, nor what was taken out of the old one.
+    """A new battery: measurements of the old one do not apply to it, nor does the energy taken from the old one.
 
     The account begins again with the next charge that is reported.
     """
@@ -230,7 +232,7 @@ def _take_in_battery(turn: Turn, event: BatteryReplaced) -> None:
 
     turn.state = several_upses.with_battery(turn.policy, turn.state, event.ups, renewed, turn.now_s)
     which = {"ups": event.ups} if event.ups else {}
-    turn.note("battery_replaced", "told by the operator", who=event.who, **which)
+    turn.note("battery_replaced", "entered by the operator", who=event.who, **which)
 
 
 def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
@@ -242,7 +244,7 @@ def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
     feed = turn.state.feed
     conduct = "alarm; no action on utility"
     if feed.lost_since_s is None:
-        conduct = "alarm; the other sources go on"
+        conduct = "alarm; the other sources continue"
     elif feed.supply is Supply.BATTERY:
         conduct = "dead reckoning from the last reading"
     which = _which(turn, failure.ups)
@@ -268,7 +270,7 @@ def _take_in_network(turn: Turn, event: NetworkSeen) -> None:
     if event.up:
         turn.note("network_back", f"{event.part} is back")
     else:
-        turn.note("network_lost", f"{event.part} went, and nobody on this host took it down", Level.WARNING)
+        turn.note("network_lost", f"{event.part} went down, and no program on this host took it down", Level.WARNING)
     _tell_presumed(turn, was)
 
 
@@ -281,7 +283,7 @@ def _tell_presumed(turn: Turn, was: Supply) -> None:
     if feed.proven_by == silence.NETWORK:
         turn.note(
             "battery_presumed",
-            f"the UPS fell silent with {silence.parts(turn.state.gone)} of this host: power may have gone with both",
+            f"the UPS fell silent with {silence.parts(turn.state.gone)} of this host: power may be lost at both",
             Level.ERROR,
             silent_s=round(turn.now_s - feed.since_s, 3),
         )
@@ -322,7 +324,7 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
 
 
 def _take_in_abort(turn: Turn, event: Abort) -> None:
-    """Where nothing has to be undone, the outage only remembers it; else the move to on_battery does."""
+    """Enter an abort in the outage; if an order has to be undone, the move to on_battery does it."""
     if isinstance(turn.state.phase, OnBattery | Recovery):
         turn.set_outage(aborted_by=_told_by(event))
         turn.note("shutdown_aborted", _told_by(event), Level.WARNING, who=event.who)
@@ -345,9 +347,9 @@ def _take_in_foreign_stop(turn: Turn, event: ForeignStop) -> None:
         methods.decide_late(turn, phase, stable=_is_stable(turn))
     if isinstance(phase, Online | Shutdown):
         return
-    what = "the host is being shut down by somebody else" if event.host_stopping else "the daemon is being stopped"
+    what = "another program shuts the host down" if event.host_stopping else "the daemon is being stopped"
     turn.note("foreign_stop_seen", what, Level.WARNING, phase=phase_name(turn.state.phase))
-    # Whoever ordered it, the host must come back: the return is armed while there still is time.
+    # The host must come back in either case: the power-on methods are armed while there is time.
     turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=turn.outage_id)
     if event.host_stopping:
         methods.foreign_stop(turn)
@@ -370,7 +372,7 @@ def _cause(turn: Turn, event: Event) -> tuple[Cause | None, str]:
             return (Cause.RESUMED, because) if because else _cause_commit(turn)
         case Shutdown():
             if not turn.policy.powers_off and turn.state.phase.ordered and _may_return(turn):
-                return Cause.REHEARSED, f"{turn.policy.mode}: nothing was powered off"
+                return Cause.REHEARSED, f"{turn.policy.mode}: the host was not powered off"
             return None, ""
 
 
@@ -380,7 +382,7 @@ def _cause_on_battery(turn: Turn) -> tuple[Cause | None, str]:
     # A calibration drains the battery with utility there: what the operator has called off in it is not over yet.
     back = feed.supply is Supply.UTILITY and not fusion.is_draining(feed) and sums.power_off_at_s(feed) is None
     if back and fusion.is_fresh(policy, feed, now_s) and (not conditions.is_flapping(state, now_s) or _is_stable(turn)):
-        return Cause.UTILITY_BACK, "utility back before anything had to be done"
+        return Cause.UTILITY_BACK, "utility returned before any action was needed"
     if back and _is_blind_for_long(turn):
         return Cause.UTILITY_BACK, _LAST_WORD
     if turn.outage is not None and turn.outage.aborted_by:
@@ -418,18 +420,18 @@ def _cause_online(turn: Turn) -> tuple[Cause | None, str]:
 
 
 def _is_blind_for_long(turn: Turn) -> bool:
-    """Utility was the last word and the UPS has been silent since: a blind gate must not stop training for ever."""
+    """Open the gate if the last report was utility and the UPS has been silent for long since."""
     feed = turn.state.feed
     if feed.supply is not Supply.UTILITY or feed.lost_since_s is None:
         return False
     if turn.now_s - feed.lost_since_s < turn.policy.unknown_hold_s:
         return False
-    turn.note("gate_forced", "utility was the last word, and the UPS has not answered for long", Level.ERROR)
+    turn.note("gate_forced", "the last report was utility, and the UPS has not answered for long", Level.ERROR)
     return True
 
 
 def _is_stable(turn: Turn) -> bool:
-    """Utility is there to stay; where it comes and goes, that takes longer to say."""
+    """Utility is stable; if it flaps, it must last longer."""
     factor = FLAPPING_FACTOR if conditions.is_flapping(turn.state, turn.now_s) else 1.0
     stable_s = factor * turn.policy.utility_stable_s
     return fusion.is_stable(turn.policy, turn.state.feed, turn.now_s, stable_s=stable_s)

@@ -19,7 +19,7 @@ class Cause(StrEnum):
     ABORTED = "operator aborts"
     NEXT_BOOT = "next boot"
     RESUMED = "training resumed"
-    REHEARSED = "utility back after a power-off that was only recorded"
+    REHEARSED = "utility back after a recorded power-off"
 
 
 TABLE: dict[tuple[type[Phase], Cause], type[Phase]] = {
@@ -56,5 +56,5 @@ _NAMES: dict[type[Phase], str] = {
 
 
 def phase_name(phase: Phase | type[Phase]) -> str:
-    """Return the phase's word in status, metric and log."""
+    """Return the phase's name in status, metric and log."""
     return _NAMES[phase if isinstance(phase, type) else type(phase)]

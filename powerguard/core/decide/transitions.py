@@ -31,19 +31,19 @@ from powerguard.core.supply import fusion
 from powerguard.core.trainers import lifecycle
 
 OVERDUE_S = 5.0
-"""powerguard-off promises 2 s: a host that lives so long after its deadline is not being powered off."""
+"""powerguard-off promises 2 s: a host that lives this long after its deadline is not being powered off."""
 AGAIN_S = 30.0
 """Interval of the orders to a host that is overdue, each to take effect at once."""
 RETRY_S = 5.0
 GUARD_CHECKPOINT_S = 60.0
-"""While a trainer trains on through a hold: a checkpoint this often."""
+"""Interval of checkpoints for a trainer that continues through a hold."""
 GUARD_LEAST_S = 60.0
 CALIBRATION_CHECKPOINT_S = 600.0
-"""Seconds that a checkpoint beside training may take in a calibration, as one that the operator asks for."""
+"""Seconds that a checkpoint during training may take in a calibration, as one that the operator asks for."""
 DEADTIME_S = 15.0
-"""A UPS that said utility and is silent for so long may be on battery for all that is known (upsmon's DEADTIME)."""
+"""A UPS that reported utility and is silent for this long might be on battery (upsmon's DEADTIME)."""
 SILENCE_S = 3600.0
-"""Silent for longer, it is not on battery: no UPS of a GPU host lasts so long."""
+"""A UPS that is silent for longer is not on battery: no battery of a GPU host lasts this long."""
 PAUSED_LOAD_GUARD = 1.25
 """With the source lost, a measured paused load counts as this much of it (docs/decisions/0034)."""
 _WORTH_TELLING_S = 1.0
@@ -59,7 +59,7 @@ def move(turn: Turn, cause: Cause, because: str) -> None:
     decided_on = turn.numbers()
     _leave(turn, cause, because)
     turn.set_phase(_enter(turn, old, target, because))
-    # The story is told in its own order: the move first, then what it brought about.
+    # The notes keep their order: the move first, then what followed from it.
     consequences, turn.notes[told:] = turn.notes[told:], []
     numbers = decided_on
     if isinstance(old, Online):
@@ -85,7 +85,7 @@ def move(turn: Turn, cause: Cause, because: str) -> None:
 def _leave(turn: Turn, cause: Cause, because: str) -> None:
     """What is undone on the way out."""
     if cause is Cause.COMMIT:
-        gate.clear(turn, "the host is powered off again, and looked at anew when it is back")
+        gate.clear(turn, "the host powers off again and is checked again when it is back")
     if cause in (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED):
         lifecycle.resume_all(turn)
     if cause is Cause.ABORTED:
@@ -157,7 +157,7 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
     sums_now = conditions.outage_budget(policy, turn.state, turn.now_s)
     reff_s, low_at_s = sums_now.reff_s, turn.state.feed.low_battery_at_s
     if reff_s is not None and any(t.alive and t.told_pause and not t.paused for t in turn.state.trainers):
-        # A pause that nobody has confirmed may never come: the stop is chosen for the load that is there.
+        # A pause that is not confirmed may never come: the stop is chosen for the present load.
         reff_s = min(reff_s, sums_now.reff_now_s or 0.0)
     if reff_s is None and low_at_s is not None:
         reff_s = max(0.0, policy.low_battery_s - (turn.now_s - low_at_s))  # Blind, but this much is known.
@@ -226,7 +226,7 @@ def duties(turn: Turn) -> None:
 
 
 def _reckon_lost(turn: Turn, phase: OnBattery | Emergency) -> None:
-    """Nobody tells the load any more: what counts is what is known to draw power, not what happened to be told last."""
+    """The source is lost: the load to count with is the known power draw, not the last reading."""
     feed, battery = turn.state.feed, turn.state.battery
     if feed.lost_since_s is None or feed.supply is not Supply.BATTERY or battery.load is None:
         return
@@ -236,10 +236,10 @@ def _reckon_lost(turn: Turn, phase: OnBattery | Emergency) -> None:
 
 
 def _load_unheard(turn: Turn, phase: OnBattery | Emergency, told: float) -> float:
-    """Load to count with while the source is lost, as a share of the rating; told: the last one that was heard.
+    """Load to count with while the source is lost, as a share of the rating; told: the last reported one.
 
-    While training goes on, at least what it drew when the outage began. Once everybody has paused, a drop that was
-    measured counts, with a quarter on top.
+    While training continues, at least its load when the outage began. Once every trainer has paused, the measured
+    drop counts, with a quarter on top.
     """
     alive = [t for t in turn.state.trainers if t.alive]
     if alive and not any(t.paused or t.told_pause for t in alive):
@@ -253,7 +253,7 @@ def _load_unheard(turn: Turn, phase: OnBattery | Emergency, told: float) -> floa
 
 
 def _silent_since_s(turn: Turn) -> float | None:
-    """Since when nobody answers, where that is an alarm: utility was the last word, and nothing else speaks."""
+    """Since when no source answers, if that is an alarm: the last report was utility and there is no other evidence."""
     feed = turn.state.feed
     lost_s = feed.lost_since_s
     if lost_s is None or feed.supply is not Supply.UTILITY:
@@ -266,11 +266,15 @@ def _tell_silence(turn: Turn) -> None:
     silent = _silent_since_s(turn) is not None
     if not silent and "ups_silent" not in turn.state.told:
         return
-    over = "a source answers again" if turn.state.feed.lost_since_s is None else "an outage has begun in the silence"
+    over = (
+        "a source answers again"
+        if turn.state.feed.lost_since_s is None
+        else "an outage has begun while no source answered"
+    )
     turn.tell_once(
         "ups_silent",
-        f"no source has answered for {DEADTIME_S:.0f} s: nobody sees an outage that begins now; checkpoints beside "
-        f"training for an hour, where they cost little"
+        f"no source has answered for {DEADTIME_S:.0f} s: an outage that begins now would not be seen; "
+        "for an hour trainers save during training, if it costs little"
         if silent
         else over,
         holds=silent and (isinstance(turn.state.phase, Online) or "ups_silent" in turn.state.told),
@@ -279,7 +283,7 @@ def _tell_silence(turn: Turn) -> None:
 
 
 def _save_in_silence(turn: Turn) -> None:
-    """Nobody answers: a checkpoint whenever it is cheap."""
+    """No source answers: order a checkpoint whenever it costs little."""
     since_s = _silent_since_s(turn)
     busy = turn.state.drill is not None or turn.state.guarded_since_s is not None
     if since_s is not None and turn.now_s - since_s <= SILENCE_S and not busy:
@@ -305,7 +309,7 @@ def _guard(turn: Turn) -> None:
     since_s = turn.state.guarded_since_s
     if since_s is None:
         return
-    # Only when training draws its power again does the load of now tell what a second outage would be like.
+    # Only when training draws its power again does the load show what a second outage would be like.
     is_over = turn.now_s - since_s >= GUARD_LEAST_S and not fusion.is_draining(turn.state.feed)
     if is_over and conditions.gate_open(turn.policy, turn.state, turn.now_s):
         turn.update(guarded_since_s=None)
@@ -315,7 +319,7 @@ def _guard(turn: Turn) -> None:
 
 
 def _finish(turn: Turn, phase: Shutdown) -> None:
-    """Order the power-off once everything before it is done or out of time, and again should the host survive it."""
+    """Order the power-off once its preparations are done or out of time, and again if the host survives it."""
     policy, grade = turn.policy, phase.outage.grade
     first = not phase.force_at_s and (not phase.waiting or turn.now_s >= phase.prepare_by_s)
     is_rehearsed = phase.ordered and not policy.powers_off
@@ -337,7 +341,11 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
         level = Level.ERROR if turn.now_s > deadline_s else Level.WARNING
         turn.note("power_off_repeated", "the host is still alive", level, force_after_s=force_s)
     else:
-        because = "everything before it is done" if not phase.waiting else "what is not done by now is left"
+        because = (
+            "all preparations are done"
+            if not phase.waiting
+            else "continuing without the preparations that did not finish"
+        )
         turn.note("power_off_ordered", because, Level.WARNING, force_after_s=force_s, grade=grade)
     turn.order(PowerOff, limit_s=RETRY_S, outage=phase.outage.id, grade=grade, force_after_s=force_s)
     turn.set_phase(
@@ -351,7 +359,7 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
 
 
 def _tell_overdue(turn: Turn) -> None:
-    """The host still runs after its forced power-off was due: what should have powered it off does not."""
+    """Raise an alarm if the host still runs after its forced power-off was due."""
     phase = turn.state.phase
     if not isinstance(phase, Shutdown) or not phase.force_at_s or (phase.ordered and not turn.policy.powers_off):
         return
@@ -359,14 +367,14 @@ def _tell_overdue(turn: Turn) -> None:
     who = "the power-off was accepted" if phase.ordered else "no power-off was accepted"
     turn.tell_once(
         "power_off_overdue",
-        f"{who}, and the host still runs {late_s:.0f} s after it was to be forced off; ordered again",
+        f"{who}, and the host still runs {late_s:.0f} s after its forced power-off was due; ordered again",
         holds=late_s >= OVERDUE_S,
         level=Level.ERROR,
     )
 
 
 def _latest_off(turn: Turn, grade: Grade, force_at_s: float) -> tuple[float, str]:
-    """When the host must be off at the latest, and why; infinity where nothing new is known. force_at_s: as ordered.
+    """When the host must be off at the latest, and why; infinity without new information. force_at_s: as ordered.
 
     After the latch, too, a countdown may begin, or a gauge fall off its cliff: an orderly stop that the power does not
     outlive is worth less than a hard one in time. A bare stop has what the power left when it began, and keeps what it

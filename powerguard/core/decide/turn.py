@@ -95,7 +95,7 @@ class Turn:
         self.notes.append(Note(event=event, because=because, level=level, numbers=tuple(numbers.items())))
 
     def tell_once(self, name: str, because: str, *, holds: bool, level: Level = Level.WARNING) -> None:
-        """Tell a standing alarm when it begins, and its end when it ends."""
+        """Log an alarm when it begins and when it ends."""
         told = name in self.state.told
         if holds and not told:
             self.update(told=(*self.state.told, name))
@@ -115,7 +115,9 @@ class Turn:
         grade = sums.grade_before_cut(self.policy, self.state.feed, now, at_most=sums.grade_left(self.policy, now))
         if grade is not outage.grade:
             self.set_outage(grade=grade, lowered=True)
-            self.note("grade_lowered", "so that the checkpoint fits", Level.WARNING, old=outage.grade, new=grade)
+            self.note(
+                "grade_lowered", "the checkpoint would not fit otherwise", Level.WARNING, old=outage.grade, new=grade
+            )
 
     def raise_grade(self) -> None:
         """Choose the grade again, upward: more is left than wrong readings had it when it was lowered."""
@@ -127,12 +129,14 @@ class Turn:
         grades = tuple(Grade)
         if grades.index(grade) < grades.index(outage.grade):
             self.set_outage(grade=grade, lowered=False)
-            self.note("grade_raised", "more is left than was reported before", old=outage.grade, new=grade)
+            self.note(
+                "grade_raised", "the battery has more left than earlier readings reported", old=outage.grade, new=grade
+            )
 
     def restore_grade(self) -> None:
         """Take back in the hold that a checkpoint has made the stop a bare one, once none is owed.
 
-        A hold for a bare stop lasts until no orderly one fits any more, and the host is forced off for nothing.
+        A hold for a bare stop lasts until no orderly one fits any more, and the host is forced off needlessly.
         """
         outage = self.outage
         if outage is None or not outage.lowered or outage.grade is not Grade.BARE:
@@ -140,10 +144,10 @@ class Turn:
         owed_s = conditions.outage_budget(self.policy, self.state, self.now_s).checkpoint_s
         if owed_s <= 0.0 and sums.power_off_at_s(self.state.feed) is None:
             self.set_outage(grade=Grade.SHORT, lowered=False)
-            self.note("grade_raised", "no checkpoint is owed any more", old=Grade.BARE, new=Grade.SHORT)
+            self.note("grade_raised", "every checkpoint is done", old=Grade.BARE, new=Grade.SHORT)
 
     def numbers(self) -> dict[str, Scalar]:
-        """Return the sums of this moment, rounded for people."""
+        """Return the sums of this moment, rounded for display."""
         now = conditions.outage_budget(self.policy, self.state, self.now_s)
 
         def rounded(value: float | None) -> float | None:
@@ -165,7 +169,7 @@ class Turn:
         }
 
     def watch_load(self, phase: Emergency) -> None:
-        """A pause that does not show in the load: what was promised to the battery does not happen."""
+        """Raise an alarm if a pause does not show in the load, so that the battery drains faster than planned."""
         if phase.paused_load is None:
             return
         if self.policy.shared is not None:
@@ -197,7 +201,7 @@ class Turn:
         self.tell_once("own_load_unmeasured", because if unmeasured else "it is measured", holds=unmeasured)
 
     def load_stays_high(self, phase: Emergency) -> bool:
-        """Say whether the load is clearly above what the pause promised; nobody knows while the source is lost.
+        """Say whether the load is clearly above what the pause promised; unknown while the source is lost.
 
         On a UPS that is shared, the load of this host alone: where nothing measures it, it does not stay high.
         """

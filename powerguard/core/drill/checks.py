@@ -18,7 +18,7 @@ from powerguard.core.supply import fusion
 SCOPES: Final = ("checkpoint", "pause", "cap", "policy", "full")
 WITNESSES: Final = ("simulated", "self_test", "plug")
 RECENT_S: Final = 1800.0
-"""A pause or a cap may go wrong: no more than this much training may hang on it."""
+"""Most training time that a failed pause or cap may cost."""
 PLUG_S: Final = 120.0
 SELF_TEST_S: Final = 300.0
 """A self-test takes 10 to 60 s; one that lasts longer than that is an outage anyway (see `fusion`)."""
@@ -28,7 +28,7 @@ _SPEED_STEPS: Final = 8.0
 
 
 def pausing(state: State) -> tuple[Trainer, ...]:
-    """Return the living trainers that pause (or exit) in an outage."""
+    """Return the trainers that are alive and pause (or exit) in an outage."""
     return tuple(t for t in state.trainers if t.alive and t.conduct is not Conduct.CONTINUE)
 
 
@@ -45,14 +45,14 @@ def refusal(policy: Policy, state: State, now_s: float, scopes: tuple[str, ...],
 
 def _wrong_words(scopes: tuple[str, ...], witness: str) -> str:
     if witness not in WITNESSES:
-        return f"no witness {witness!r} (one of {', '.join(WITNESSES)})"
+        return f"unknown witness {witness!r} (one of {', '.join(WITNESSES)})"
     unknown = [scope for scope in scopes if scope not in SCOPES]
     if unknown:
-        return f"no scope {unknown[0]!r} (of {', '.join(SCOPES)})"
+        return f"unknown scope {unknown[0]!r} (of {', '.join(SCOPES)})"
     if witness == "simulated" and not scopes:
         return f"a simulated drill needs a scope (of {', '.join(SCOPES)})"
     if witness != "simulated" and scopes:
-        return f"the witness {witness} takes no scope: the drill orders nothing itself and only measures"
+        return f"the witness {witness} takes no scope: the drill gives no orders and only measures"
     return ""
 
 
@@ -60,11 +60,11 @@ def _not_now(policy: Policy, state: State) -> str:
     if not isinstance(state.phase, Online):
         return f"the phase is {phase_name(state.phase)}, not online: wait until training runs again"
     if state.drill is not None:
-        return f"the drill {state.drill.id} runs already (stage {state.drill.stage}): wait for its end, or stop it"
+        return f"drill {state.drill.id} is running (stage {state.drill.stage}): wait for its end, or stop it"
     if state.cap is not None:
         return "GPU power is capped: wait until the limits are restored"
     if state.maintenance is not None:
-        return "maintenance suspends the power-off: a real outage in the drill would not be handled; end it first"
+        return "maintenance suspends the power-off, and the drill would not handle a real outage: end maintenance first"
     return "" if policy.boot_id else "this boot has no id"
 
 
@@ -75,22 +75,22 @@ def _supply_unsafe(policy: Policy, state: State, now_s: float) -> str:
         return "the UPS has not been read yet: wait for the first reading"
     if not fusion.is_fresh(policy, feed, now_s):
         age_s = now_s - reading.at_s
-        return f"the newest reading is {age_s:.0f} s old (at most {policy.stale_s:g} s): mend the UPS's source first"
+        return f"the newest reading is {age_s:.0f} s old (at most {policy.stale_s:g} s): repair the UPS's source first"
     if feed.supply is not Supply.UTILITY:
         return f"the supply is {feed.supply}, not utility: wait until utility is there"
     if feed.suspect:
-        return "the newest reading says battery: wait until it is clear whether utility is there"
+        return "the newest reading reports battery: wait until it is clear whether utility is there"
     if sums.power_off_at_s(feed) is not None:
-        return "a countdown of the UPS to cut its output runs: cancel it first"
+        return "a countdown of the UPS to output off is running: cancel it first"
     if feed.test_since_s is not None or fusion.is_draining(feed):
-        return "the UPS tests its battery: wait until it has ended"
+        return "the UPS tests its battery: wait until the test has ended"
     if not fusion.is_stable(policy, feed, now_s, stable_s=policy.utility_stable_s):
         return (
             f"utility has been there for {math.floor(now_s - feed.since_s)} s only: it must be stable for "
             f"{policy.utility_stable_s:.0f} s"
         )
     if not conditions.gate_open(policy, state, now_s):
-        charge = "not told" if reading.charge_pct is None else f"{reading.charge_pct:.0f} %"
+        charge = "not reported" if reading.charge_pct is None else f"{reading.charge_pct:.0f} %"
         now = conditions.outage_budget(policy, state, now_s)
         needs = "" if now.reff_paused_s is None else (
             f"; checkpoint and stop need {now.need_s:.0f} s of {0.75 * now.reff_paused_s:.0f} s"
@@ -105,27 +105,27 @@ def _scope_unfit(policy: Policy, state: State, scopes: tuple[str, ...]) -> str:
         return "no trainer is alive (see trainers in `powerguard status`): start training, or drill the policy alone"
     if "pause" in scopes and not pausing(state):
         names = ", ".join(trainer.name for trainer in alive)
-        return f"{names}: goes on in an outage and cannot be paused: embed powerguard.trainer, or leave pause out"
+        return f"{names}: continues in an outage and cannot be paused: embed powerguard.trainer, or leave pause out"
     if "cap" in scopes and policy.cap_share is None:
         return "the settings cap no GPU power: set gpu.kind: nvml (and gpu.cap_share), or leave cap out"
     return ""
 
 
 def unsaved(state: State, now_s: float) -> str:
-    """Say whose training would be lost where it ended now, or "": a living trainer without a recent checkpoint."""
+    """Name the trainer whose work would be lost if it ended now, or "": one without a recent checkpoint."""
     for trainer in state.trainers:
         if not trainer.alive:
             continue
         if trainer.paused or trainer.told_pause:
-            return f"{trainer.name} stands still already, by somebody else's word: let it go on first"
+            return f"{trainer.name} is already paused by another request: resume it first"
         if trainer.order is not None:
-            return f"{trainer.name} writes a checkpoint just now: wait until it is durable"
+            return f"{trainer.name} is writing a checkpoint: wait until it is durable"
         age_s = None if trainer.durable_at_s is None else now_s - trainer.durable_at_s
         if age_s is None or age_s > RECENT_S:
             told = "no known checkpoint" if age_s is None else f"its checkpoint is {age_s / 60:.0f} minutes old"
             return (
                 f"{trainer.name}: {told} (at most {RECENT_S / 60:.0f} minutes): "
-                "run `powerguard drill --scope checkpoint` first, which makes one"
+                "run `powerguard drill --scope checkpoint` first"
             )
     return ""
 
@@ -142,7 +142,7 @@ def stages(
     if full and not any(trainer.alive for trainer in state.trainers):
         skipped += [("checkpoint", "no trainer is alive"), ("pause", "no trainer is alive")]
     elif full and not pausing(state):
-        skipped.append(("pause", "every trainer goes on in an outage"))
+        skipped.append(("pause", "every trainer continues in an outage"))
     if full and policy.cap_share is None:
         skipped.append(("cap", "the settings cap no GPU power"))
     wanted -= {name for name, _ in skipped}
@@ -163,12 +163,12 @@ def stages(
 
 
 def checkpoint_limit_s(trainer: Trainer) -> float:
-    """Seconds that a trainer has for the drill's checkpoint: patient, but not for ever."""
+    """Seconds that a trainer has for the drill's checkpoint: long, but limited."""
     return min(max(4 * trainer.checkpoint_s, 60.0), _LONGEST_CHECKPOINT_S)
 
 
 def stage_s(policy: Policy, state: State, stage: str, coming: Iterable[str] = ()) -> float:
-    """Seconds after which a stage ends at the latest, whoever does not answer. coming: this stage and what follows."""
+    """Seconds after which a stage ends at the latest, answered or not. coming: this stage and what follows."""
     step_s = max((t.step_s for t in state.trainers if t.alive), default=0.0)
     speed_s = min(max(_SPEED_STEPS * step_s + 10.0, 30.0), 150.0)
     match stage:
@@ -196,20 +196,21 @@ def outline(policy: Policy, state: State, scopes: tuple[str, ...], witness: str)
     """Return what exactly would happen: (stage, in words, seconds at most)."""
     found, skipped = stages(policy, state, scopes, witness)
     alive = [trainer for trainer in state.trainers if trainer.alive]
-    everybody = ", ".join(trainer.name for trainer in alive) or "nobody"
-    pausers = ", ".join(trainer.name for trainer in pausing(state)) or "nobody"
+    everybody = ", ".join(trainer.name for trainer in alive) or "no trainer"
+    pausers = ", ".join(trainer.name for trainer in pausing(state)) or "no trainer"
     stand = "pause" in found
     words = {
-        "baseline": "watch load and training speed; nothing is changed",
-        "checkpoint": f"ask {everybody} for a checkpoint" + (" and to pause there" if stand else "; training goes on"),
+        "baseline": "measure load and training speed; no order is given",
+        "checkpoint": f"ask {everybody} for a checkpoint"
+        + (" and to pause there" if stand else "; training continues"),
         "pause": f"keep {pausers} paused until the load has settled",
-        "resume": f"let {pausers} go on, and see that training runs",
+        "resume": f"resume {pausers}, and check that training runs",
         "cap": f"lower every GPU's power limit to {100 * (policy.cap_share or 1.0):.0f} %, measure load and speed",
         "restore": "restore every GPU's power limit",
-        "policy": "make sure, by reading back, that the BMC powers the host on when power returns",
+        "policy": "read back that the BMC powers the host on when power returns",
         "sync": "sync the checkpoint filesystems",
-        "record": "write down the power-off that an outage would order; nothing is powered off",
-        "plug": "wait for you to pull the UPS's plug: from then on the real rules run, with the real power-off",
+        "record": "record the power-off that an outage would order; the host stays on",
+        "plug": "wait until you pull the UPS's plug: from then on the real rules apply, with the real power-off",
         "self_test": "wait for the UPS to begin a self-test (start it at the UPS), measure load and runtime",
     }
     told = [(stage, words[stage], stage_s(policy, state, stage, found)) for stage in found]

@@ -1,7 +1,7 @@
-"""How a drill ends: everything is put back, by its outcome and not by its order; then it is told.
+"""How a drill ends: everything is put back, until its outcome confirms it; then the drill is reported.
 
-An order that may still be on its way to a trainer keeps the drill in `undo` until it has ended, and then the trainer is
-told once more that it may go on: a pause cannot overtake its own end.
+An order that may still be on its way to a trainer keeps the drill in `undo` until it has ended. Then the trainer gets
+its resume once more, so that a late pause cannot follow the resume.
 """
 
 from dataclasses import replace
@@ -15,9 +15,9 @@ from powerguard.core.trainers import escalation, lifecycle
 from powerguard.core.trainers.gpu_cap import LIMIT_S
 
 UNDO_S = 60.0
-"""So long the drill waits, beyond the last order that may still be on its way, until everybody has heard."""
+"""How long the drill waits for confirmed resumes after the last order that may still be on its way."""
 GRACE_S = 5.0
-"""An order that has had no outcome so long after its deadline will have none."""
+"""An order without an outcome this long after its deadline is taken for lost."""
 PAUSING = ("pause", "checkpoint")
 _RESUME_S = 10.0
 
@@ -39,7 +39,7 @@ def _begin_to_undo(turn: Turn, drill: Drill, result: str, because: str) -> None:
 
 
 def resume(turn: Turn, name: str) -> None:
-    """Tell a trainer that it may go on. One that is gone stands still for nobody."""
+    """Resume a trainer. One that is gone is not paused."""
     drill, trainer = turn.state.drill, find(turn, name)
     if drill is None:
         return
@@ -50,7 +50,7 @@ def resume(turn: Turn, name: str) -> None:
 
 
 def heard(turn: Turn, name: str, order_id: str, *, resumed: bool) -> None:
-    """A trainer has been told that it may go on. It counts when nothing is on its way any more that says else."""
+    """Enter that a trainer was resumed. It counts once no opposite order is on its way."""
     drill = turn.state.drill
     if drill is None or name not in drill.paused or not lets_go_on(turn, drill):
         return
@@ -62,13 +62,13 @@ def heard(turn: Turn, name: str, order_id: str, *, resumed: bool) -> None:
 
 
 def owe_resume(turn: Turn, name: str, after_s: float = 0.0) -> None:
-    """The standing duty tells it that it may go on, for as long as it is there, from after_s on."""
+    """Owe it a resume from after_s on, for as long as it is alive."""
     if find(turn, name) is not None:
         lifecycle.owe_resume(turn, name, turn.now_s + after_s)
 
 
 def _forget(turn: Turn, name: str) -> None:
-    """Nobody has to let this trainer go on any more."""
+    """Enter that this trainer is no longer owed a resume."""
     if turn.state.drill is not None:
         change(turn, paused=tuple(other for other in turn.state.drill.paused if other != name))
     mark(turn, name, told_pause=False)
@@ -83,7 +83,7 @@ def restore(turn: Turn) -> None:
 
 
 def finish(turn: Turn, drill: Drill, undoing: Undoing) -> None:
-    """End the drill once nobody stands still because of it and nothing of it is on its way."""
+    """End the drill once no trainer is paused by it and none of its orders is on its way."""
     for name in drill.paused:
         trainer = find(turn, name)
         if trainer is None or not trainer.alive:
@@ -99,7 +99,7 @@ def finish(turn: Turn, drill: Drill, undoing: Undoing) -> None:
         restore(turn)  # One that failed is tried again by `cap.tend`.
     for name in drill.paused:
         trainer = find(turn, name)
-        # One whose resume failed has its moment to be told again: `trainers.resume_again`.
+        # A failed resume is repeated: `trainers.resume_again`.
         owed = lifecycle.resume_owed(turn.state, name)
         if trainer is not None and owed is None and not _is_on_its_way(drill, name):
             resume(turn, name)
@@ -108,11 +108,13 @@ def finish(turn: Turn, drill: Drill, undoing: Undoing) -> None:
         return
     left = [*drill.paused, *(("GPU power limits",) if capped else ())]
     for name in drill.paused:
-        # From here the standing duty goes on telling it, for as long as it is there.
+        # From here on the obligation repeats the resume, for as long as the trainer is alive.
         owe_resume(turn, name)
         mark(turn, name, told_pause=False)
-    turn.note("drill_left_behind", "not put back yet; it is tried on", Level.ERROR, what=", ".join(left))
-    report(turn, drill, "failed", f"{', '.join(left)} could not be put back; it is tried on ({undoing.because})")
+    turn.note("drill_left_behind", "not put back yet; powerguard keeps trying", Level.ERROR, what=", ".join(left))
+    report(
+        turn, drill, "failed", f"{', '.join(left)} could not be put back; powerguard keeps trying ({undoing.because})"
+    )
     turn.update(drill=None)
 
 
@@ -130,7 +132,7 @@ def forget_lost_orders(turn: Turn, drill: Drill) -> None:
 
 
 def report(turn: Turn, drill: Drill, result: str, because: str) -> None:
-    """Tell how the drill went, and keep it; once."""
+    """Report how the drill went, and keep the report; once."""
     known = turn.state.learned.drill
     if known is not None and known.id == drill.id:
         return
@@ -156,12 +158,12 @@ def report(turn: Turn, drill: Drill, result: str, because: str) -> None:
 
 
 def lets_go_on(turn: Turn, drill: Drill) -> bool:
-    """Say whether whom the drill has paused is to go on: not while an outage wants training to stand."""
+    """Say whether the trainers that the drill has paused are to continue: not while an outage pauses training."""
     return not isinstance(drill.part, HandedOver) or isinstance(turn.state.phase, OnBattery)
 
 
 def interrupt(turn: Turn, because: str) -> None:
-    """A real outage begins: it comes first, by its own rule. Until that says pause, training goes on."""
+    """A real outage begins and comes first, by its own rule. Until that rule pauses training, it continues."""
     drill = turn.state.drill
     if drill is None or isinstance(drill.part, PlugPulled | HandedOver):
         return
@@ -173,9 +175,9 @@ def interrupt(turn: Turn, because: str) -> None:
         turn.note("drill_stage", "outage", drill=drill.id, pulled_by=drill.who)
         return
     for name in drill.paused:
-        mark(turn, name, told_pause=True)  # Until he has heard that he may go on, the load is that of a pause.
+        mark(turn, name, told_pause=True)  # Until the resume is confirmed, the load is that of a pause.
     report(turn, drill, "interrupted", f"a real outage: {because}")
-    # An order that may still reach a trainer after the outage's end is waited for, in the end.
+    # The drill waits at its end for an order that may still reach a trainer after the outage.
     waiting = tuple(each for each in drill.waiting if each.what in PAUSING)
     owed = replace(drill, part=HandedOver(at_s=turn.now_s), waiting=waiting)
     capped = turn.state.cap is not None and turn.state.cap.outage == drill.id
@@ -183,9 +185,9 @@ def interrupt(turn: Turn, because: str) -> None:
 
 
 def tend_in_outage(turn: Turn) -> None:
-    """Training goes on until the rule of the outage says pause: whom the drill has paused is told so until he hears it.
+    """Repeat the resume of each trainer that the drill has paused, until the outage's own rule pauses training.
 
-    An order of the drill may still reach him after that, so he is told once more when it has ended.
+    An order of the drill may still reach it later, so the resume is sent once more when that order has ended.
     """
     drill = turn.state.drill
     if drill is None or not isinstance(drill.part, HandedOver):
@@ -216,17 +218,17 @@ def load_at_start(turn: Turn) -> float | None:
 
 
 def end_of_outage(turn: Turn, because: str) -> None:
-    """The outage is over: whom the drill had paused goes on, whichever way it ended; a pulled plug is back."""
+    """The outage is over: trainers that the drill had paused continue, however it ended; a pulled plug is back."""
     drill = turn.state.drill
     if drill is None or not isinstance(drill.part, PlugPulled | HandedOver):
         return
     told = {action.trainer for action in turn.actions if isinstance(action, ResumeTrainer)}
     for name in drill.paused:
         trainer = find(turn, name)
-        stopped = escalation.is_stopped(turn.state, name)  # it hears nothing yet, and is owed the word: `resume_again`
+        stopped = escalation.is_stopped(turn.state, name)  # it cannot answer yet, and is owed a resume: `resume_again`
         if trainer is not None and trainer.alive and name not in told and not stopped:
             order(turn, ResumeTrainer, "resume", limit_s=_RESUME_S, trainer=name)
-            owe_resume(turn, name, _RESUME_S + GRACE_S)  # The drill may end before it is heard.
+            owe_resume(turn, name, _RESUME_S + GRACE_S)  # The drill may end before that.
     if isinstance(drill.part, PlugPulled):
         reading = turn.state.feed.reading
         figure(turn, outage_s=round(turn.now_s - drill.part.at_s, 3))
@@ -234,7 +236,7 @@ def end_of_outage(turn: Turn, because: str) -> None:
         tell_health(turn, drill.began_s)
         drill = turn.state.drill or drill
         if dict(drill.figures).get("powered_off_clean") is False:
-            report(turn, drill, "failed", "the plug was pulled, and the host lost its power before it was off")
+            report(turn, drill, "failed", "the plug was pulled, and the host lost power before it was off")
         else:
             report(turn, drill, "passed", f"the plug was pulled, and the outage ended: {because}")
     if drill.waiting and isinstance(drill.part, HandedOver):
@@ -246,7 +248,7 @@ def end_of_outage(turn: Turn, because: str) -> None:
 def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ...]:
     """The daemon was restarted in this boot: return what is to be repeated of in_flight, and put everything back.
 
-    What may have paused somebody or capped anything is not repeated, and counts as if it had.
+    An order that may have paused a trainer or capped GPUs is not repeated, and counts as carried out.
     """
     drill = turn.state.drill
     if drill is None:
@@ -260,7 +262,7 @@ def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ..
     cap = turn.state.cap
     if cap is not None and cap.order in own:
         turn.owe(replace(cap, order=None))
-    # One that was gone meanwhile, and was given up, is back, and the word to pause may have reached it all the same.
+    # A trainer that was given up as gone is back, and the order to pause may have reached it.
     reached = [each.trainer for each in drill.waiting if each.what in PAUSING and each.trainer in drill.told]
     standing = [name for name in reached if (found := find(turn, name)) is not None and found.alive]
     change(turn, waiting=(), paused=tuple(dict.fromkeys((*drill.paused, *standing))))
@@ -272,7 +274,7 @@ def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ..
 
 
 def after_reboot(turn: Turn, old: State, shift_s: float) -> None:
-    """Another boot: no training of the old one stands still and no limit of it holds; it is only told.
+    """Another boot ended every pause and limit of the old one, so the drill is only reported.
 
     With a pulled plug the power-off was a part of it, and so is the return: it ends when training runs again.
     """

@@ -55,11 +55,11 @@ def mark(turn: Turn, name: str, **changes: object) -> None:
 
 
 def order(turn: Turn, kind: type[Action], what: str, *, limit_s: float, trainer: str = "", **fields: object) -> str:
-    """Order something in the drill's name and wait for its outcome. what: of `drill.ORDERS`."""
+    """Give an order for the drill and wait for its outcome. what: of `drill.ORDERS`."""
     drill = turn.state.drill
     if trainer:
         fields["trainer"] = trainer
-    # Where always-on is set for an outage alone, a drill must not set it: nothing would ever put it back.
+    # If always-on is set for an outage only, a drill must not set it: it would never be put back.
     outage = "" if drill is None or kind is EnsurePolicy else drill.id
     id_ = turn.order(kind, limit_s=limit_s, outage=outage, **fields)
     if drill is not None:
@@ -74,9 +74,9 @@ def rounded(value: float | None) -> float | None:
 
 
 SETTLE_S = 10.0
-"""The load has settled when it was read for so long and its two halves agree."""
+"""Length of readings whose two halves must agree for a settled load."""
 AGREE = 0.015
-"""As a share of the rating: whole percents of a gauge are no step."""
+"""As a share of the rating; a change of one whole percent is not a step."""
 _KEPT_S = 16.0
 _MOST_SAMPLES = 64
 _LEAST_SAMPLES = 4
@@ -96,7 +96,7 @@ def watch_reading(policy: Policy, state: State, stage: DrillStage, reading: Read
 
 
 def watch_trainer(stage: DrillStage, seen: TrainerSeen) -> DrillStage:
-    """Keep the step that a trainer tells, for its speed."""
+    """Keep the step that a trainer reports, for its speed."""
     known = next((entry for entry in stage.seen if entry[0] == seen.trainer), None)
     others = tuple(entry for entry in stage.seen if entry[0] != seen.trainer)
     if not seen.alive or seen.step is None:
@@ -127,7 +127,7 @@ def stage_load(stage: DrillStage, now_s: float, *, late: bool) -> tuple[float | 
 
 
 def speed_of(stage: DrillStage, name: str) -> float | None:
-    """Return steps a second of a trainer in this stage; None while it has told too few."""
+    """Return steps per second of a trainer in this stage; None while it has reported too few."""
     entry = next((entry for entry in stage.seen if entry[0] == name), None)
     if entry is None:
         return None
@@ -136,7 +136,7 @@ def speed_of(stage: DrillStage, name: str) -> float | None:
 
 
 def _speeds_known(turn: Turn, stage: DrillStage) -> bool:
-    """Every living trainer that tells steps has told enough of them."""
+    """Say whether every living trainer that reports steps has reported enough of them."""
     return all(speed_of(stage, t.name) is not None for t in turn.state.trainers if t.alive and t.step is not None)
 
 
@@ -177,7 +177,7 @@ def look_at_load(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
         return ""
     figures: dict[str, Scalar] = _drop(turn.policy, stage.name, drill.load, load)
     if not settled:
-        # Training may draw now more, now less; what did not come to rest is told, and taught to nobody.
+        # The load of training may vary. A load that did not settle is reported, and not learned.
         figures[f"load_{_WORDS[stage.name]}_settled"] = False
     figure(turn, **figures)
     if stage.name == "pause" and settled:
@@ -205,7 +205,7 @@ def _drop(policy: Policy, stage: str, before: float, after: float) -> dict[str, 
 
 
 def _learn_pause(turn: Turn, drill: Drill, load: float) -> None:
-    """Learn what a pause brings. Of several trainers that paused together each gets the same part of the drop."""
+    """Learn the load drop of a pause. Trainers that paused together get equal parts of it."""
     before = drill.load
     if before is None or not drill.told:
         return
@@ -241,7 +241,7 @@ def _learn_cap(turn: Turn, drill: Drill, stage: DrillStage, load: float, *, sett
 
 
 def look_at_self_test(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
-    """Wait for a self-test of the UPS, and measure while it lasts. "": it is over; a text: why there is nothing."""
+    """Wait for a self-test of the UPS, and measure while it lasts. "": it is over; a text: why it failed."""
     reading, begun = turn.state.feed.reading, dict(drill.figures).get("test_began_s")
     testing = turn.state.feed.test_since_s is not None
     late = turn.now_s >= stage.by_s
@@ -255,7 +255,7 @@ def look_at_self_test(turn: Turn, drill: Drill, stage: DrillStage) -> str | None
             figure(turn, health_before=rounded(turn.state.battery.health))
             change_stage(turn, by_s=turn.now_s + checks.SELF_TEST_S)
             return None
-        return "the UPS began no self-test (start it at its front panel or on its card)" if late else None
+        return "the UPS did not begin a self-test: start it at its front panel or on its card" if late else None
     if testing:
         figure(turn, load_test=rounded(load), runtime_test_s=reading.runtime_s, charge_test_pct=reading.charge_pct)
         return "the self-test of the UPS did not end" if late else None
@@ -265,7 +265,7 @@ def look_at_self_test(turn: Turn, drill: Drill, stage: DrillStage) -> str | None
 
 
 def tell_health(turn: Turn, since_s: float) -> None:
-    """Tell what a discharge since then has taught of the battery's health; it is learned where it was deep enough."""
+    """Report the health that a discharge since then has measured, if it was deep enough."""
     battery = turn.state.battery
     learned = battery.model.health
     if learned is None or learned.at_s < since_s:
@@ -278,7 +278,7 @@ def tell_health(turn: Turn, since_s: float) -> None:
 
 
 def look_at_resume(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
-    """See that training goes on: whoever was paused has heard it, and does not say any more that it stands."""
+    """Check that training continues: each paused trainer has confirmed its resume and no longer reports a pause."""
     known: dict[str, Trainer] = {t.name: t for t in turn.state.trainers if t.alive}
     owed = [name for name in drill.paused if name in known]
     standing = [name for name in drill.told if name in known and known[name].paused]
@@ -286,5 +286,5 @@ def look_at_resume(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
         figure(turn, resume_s=round(turn.now_s - stage.at_s, 3))
         return ""
     if turn.now_s >= stage.by_s:
-        return f"{', '.join(owed or standing) or 'a trainer'} did not go on after the pause"
+        return f"{', '.join(owed or standing) or 'a trainer'} did not continue after the pause"
     return None

@@ -3,13 +3,13 @@ r"""A drill rehearses an outage on the real host, measures it, and always ends w
     baseline -> checkpoint -> pause -> resume -> cap -> restore -> policy -> sync -> record      (what is in scope)
          \__________\__________\________\________\_______\_________\________\_______\____ undo -> report
 
-It runs on utility, in the phase online, as part of the core's state: it is journalled with it, so whoever finds it
-after a kill -9 or a restart puts everything back (`drill_end`). A real outage ends it at once and comes first, by its
-own rule: trainers that the drill has paused go on until that says pause. A daemon that dies and stays dead leaves
-nobody paused: what the drill asks for is a lease, which ends where the daemon is not heard any more.
+It runs on utility, in the phase online, as part of the core's state: it is journalled with it, so a daemon that starts
+after a kill -9 or a restart puts everything back (`end`). A real outage ends it at once and comes first, by its own
+rule: trainers that the drill has paused continue until that rule pauses them. A daemon that dies and does not come back
+leaves no trainer paused: the drill asks for a lease, which ends when the trainer no longer hears the daemon.
 
-With a pulled plug (`plug`) or a test of the UPS itself (`self_test`) as witness the drill orders nothing: it waits, and
-measures what happens.
+With a pulled plug (`plug`) or a test of the UPS itself (`self_test`) as witness the drill gives no orders: it waits,
+and measures what happens.
 """
 
 from collections.abc import Callable
@@ -126,9 +126,9 @@ STAGES: Final = (
 )
 """outage: the plug has been pulled and the real rules run. handed_over: a real outage owes trainers a resume."""
 LEASE_S: Final = 60.0
-"""A drill's pause ends so long after the trainer last heard of the daemon, which asks it for its status every 5 s."""
+"""Lease of a drill's pause, counted from the daemon's last request; the daemon polls each trainer every 5 s."""
 RESULTS: Final = ("passed", "failed", "interrupted", "recorded")
-"""recorded: in dry-run no trainer is asked, so nothing is measured."""
+"""recorded: in dry-run no trainer is asked, so there is no measurement."""
 ORDERS: Final = ("checkpoint", "pause", "resume", "cap", "restore", "policy", "sync")
 _PLAIN: Final[dict[str, type[Action]]] = {"policy": EnsurePolicy, "sync": SyncFilesystems}
 
@@ -194,17 +194,17 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
     change(turn, waiting=tuple(each for each in drill.waiting if each is not waited))
     if isinstance(outcome, Done):
         _take_in_done(turn, waited, outcome)
-    elif waited.what not in ("resume", "restore"):  # those are told again
+    elif waited.what not in ("resume", "restore"):  # those are repeated
         _fail(turn, f"{waited.what}: {f'{waited.trainer}: ' if waited.trainer else ''}{outcome.reason}")
     going_on = isinstance(drill.part, Undoing) or (isinstance(drill.part, HandedOver) and lets_go_on(turn, drill))
     if going_on and waited.what in PAUSING and waited.trainer in drill.told:
-        # Whatever came of it, it may have reached the trainer after the word that it may go on.
+        # It may have reached the trainer after its resume, whatever the outcome.
         change(turn, paused=tuple(dict.fromkeys((*drill.paused, waited.trainer))))
         resume(turn, waited.trainer)
 
 
 def _take_in_stranger(turn: Turn, action: Action) -> None:
-    """An outcome that nobody waits for any more, on utility: no trainer may stand still because of it."""
+    """Enter a late outcome, on utility: no trainer may stay paused because of it."""
     drill = turn.state.drill
     if not isinstance(turn.state.phase, Online) or (drill is not None and not isinstance(drill.part, Undoing)):
         return
@@ -234,7 +234,7 @@ def _take_in_done(turn: Turn, waited: DrillOrder, done: Done) -> None:
             pass
     drill = turn.state.drill
     if drill is not None and drill.stage == waited.what:
-        change_stage(turn, samples=(), seen=())  # What was read before it took effect is no measurement.
+        change_stage(turn, samples=(), seen=())  # Readings from before it took effect do not count.
 
 
 def _fail(turn: Turn, why: str) -> None:
@@ -249,7 +249,7 @@ def tend(turn: Turn) -> None:
     """Go on with the drill, on utility: asked at every event."""
     drill = turn.state.drill
     if drill is None or turn.state.feed.suspect:
-        return  # One reading that says battery is no outage yet, and no time to order anything either.
+        return  # A single reading of battery is not an outage yet, but orders wait.
     forget_lost_orders(turn, drill)
     if because := _unsafe(turn, drill):
         undo(turn, "interrupted", because)
@@ -273,16 +273,16 @@ def _unsafe(turn: Turn, drill: Drill) -> str:
     """Say why the drill must not go on, or ""."""
     feed = turn.state.feed
     if feed.supply is not Supply.UTILITY:
-        return "nobody knows any more whether utility is there"
+        return "it is unknown whether utility is there"
     if feed.lost_since_s is not None:
-        return "the UPS does not answer any more"
+        return "the UPS no longer answers"
     if fusion.is_draining(feed) and drill.witness != "self_test":
         return "the UPS began to test its battery"
     return ""
 
 
 def _look(turn: Turn, drill: Drill) -> str | None:
-    """Say how the stage stands: None = it goes on; "" = it is over; else why the drill has failed."""
+    """Return the state of the stage: None = it continues; "" = it is over; else why the drill has failed."""
     if drill.failures and drill.stage not in ("policy", "sync", "record"):
         return "; ".join(drill.failures)
     gone = [name for name in drill.told if (trainer := find(turn, name)) is None or not trainer.alive]
@@ -306,7 +306,7 @@ def _look(turn: Turn, drill: Drill) -> str | None:
         case "restore" if turn.state.cap is not None:
             return "the GPU power limits could not be restored" if late else None
         case "plug":
-            return "nobody pulled the plug" if late else None
+            return "the plug was not pulled in time" if late else None
         case "self_test":
             return look_at_self_test(turn, drill, stage)
         case _:
@@ -327,7 +327,7 @@ def _next_stage(turn: Turn) -> None:
         _begin(turn, part, limit_s)
     elif is_recorded(drill):
         seen = f"; seen: {'; '.join(drill.failures)}" if drill.failures else ""
-        undo(turn, "recorded", f"dry-run: no trainer was asked, so nothing was measured{seen}")
+        undo(turn, "recorded", f"dry-run: no trainer was asked, so there is no measurement{seen}")
     elif drill.failures:
         undo(turn, "failed", "; ".join(drill.failures))
     else:
@@ -344,7 +344,7 @@ def _begin(turn: Turn, begun: DrillStage, limit_s: float) -> None:
         for trainer in alive:
             _order_checkpoint(turn, trainer, pausing="pause" in begun.coming)
         if not alive:
-            _fail(turn, "no trainer is there any more: nobody took part")
+            _fail(turn, "every trainer is gone, so the drill measured none")
     elif stage == "pause":
         pausing = checks.pausing(turn.state)
         for trainer in pausing:
@@ -352,7 +352,7 @@ def _begin(turn: Turn, begun: DrillStage, limit_s: float) -> None:
                 _will_pause(turn, trainer)
                 order(turn, PauseTrainer, "pause", limit_s=limit_s, trainer=trainer.name, lease_s=LEASE_S)
         if not pausing and not drill.told:
-            _fail(turn, "no trainer that pauses is there any more: nobody took part")
+            _fail(turn, "every trainer that pauses is gone, so the drill measured none")
     elif stage == "resume":
         for name in drill.paused:
             resume(turn, name)
@@ -363,7 +363,7 @@ def _begin(turn: Turn, begun: DrillStage, limit_s: float) -> None:
 
 
 def _only_look(_: Turn) -> None:
-    """Nothing is ordered: baseline, plug, self_test."""
+    """A stage without orders: baseline, plug, self_test."""
 
 
 def _cap(turn: Turn) -> None:
@@ -395,10 +395,10 @@ def _will_pause(turn: Turn, trainer: Trainer) -> None:
 
 
 def _record_power_off(turn: Turn) -> None:
-    """The one thing that a drill never does: what would have been ordered is written down."""
+    """Record the power-off that an outage would order; a drill never orders it."""
     state, drill = turn.state, turn.state.drill
     if drill is not None and drill.load is not None:
-        # Training goes on again, and the load that was read last may still be a paused one.
+        # Training continues, but the newest load reading may still be a paused one.
         state = replace(state, battery=replace(state.battery, load=drill.load))
     now = conditions.outage_budget(turn.policy, state, turn.now_s)
     figures: dict[str, Scalar] = {
@@ -408,7 +408,7 @@ def _record_power_off(turn: Turn) -> None:
         "runtime_paused_s": rounded(now.reff_paused_s),
         "fits": now.fits,
     }
-    turn.note("power_off_rehearsed", "a drill orders no power-off", Level.INFO, **figures)
+    turn.note("power_off_rehearsed", "a drill does not order a power-off", Level.INFO, **figures)
     figure(turn, **figures)
 
 

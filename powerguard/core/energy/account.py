@@ -1,4 +1,4 @@
-"""What is left in the battery: an account of energy, by our own reckoning and by what the UPS says.
+"""What is left in the battery: powerguard's energy account, and the figures that the UPS reports.
 
 The runtime of a battery depends on the load (Peukert, K about 1.16 to 1.46), so seconds are the wrong currency:
 pausing the GPUs makes the same battery last about three times as long. All energy here is a *share of a full, new
@@ -26,28 +26,28 @@ OWN_LOAD = 0.04
 SMOOTHING_S = 20.0
 """Seconds that UPSes take to follow a load step in their reported runtime (measured: 10 to 20 s)."""
 GAP_S = 5.0
-"""Longer between two accounts, and we were away: the gap is filled at the larger load."""
+"""Longest time between two updates; a longer gap is filled at the larger load."""
 PEUKERT = 1.46
 """Steepest exponent seen in makers' tables; used above a table of one point, where steep is the cautious side."""
 UTILITY_ACCOUNT_S = 10.0
-"""On utility nothing moves fast: the account is brought up to date this often."""
+"""Interval of updates on utility, where figures change slowly."""
 _NOTHING_SEEN = frozenset((OutputSource.OFF, OutputSource.UNKNOWN))
 _PHYSICS, _GRAIN = 3.0, 0.005
 AGREED_S = 20.0
-"""For this long all three terms must say more than is held to be left on battery, before a fall counts as a glitch."""
+"""How long all three terms must be higher than the held value, on battery, before a fall counts as a glitch."""
 _AGREED = 0.05
 _ALMOST_FULL = 0.9
 _STILL_FULL = 0.99
 _FALLS = 0.25
 """Seconds by which a reported runtime falls in a second where the battery carries the load: about one, more or less."""
 _DENIED_SHARE = 1.0 / 3.0
-"""Share of a full charge that our account must have seen go before a charge that is still full denies it."""
+"""Share of a full charge that the account must have counted before a reported full charge contradicts battery."""
 _PRESUMED = 0.5
 """Share of a full charge that counts as used while no charge has been reported."""
 
 
 def table(policy: Policy, battery: Battery) -> tuple[tuple[float, float], ...]:
-    """Return the runtime table: the settings' one, else as learned from the UPS's word on utility, else nothing."""
+    """Return the runtime table: of the settings, else as learned from the UPS on utility, else empty."""
     return battery.composed or learning.table(policy, battery.model, battery.tau_point)
 
 
@@ -71,12 +71,12 @@ def tau_s(points: tuple[tuple[float, float], ...], load: float) -> float:
 
 
 def load_of(battery: Battery) -> float:
-    """Return the load to count with: the last one told, else full."""
+    """Return the load to count with: the last reported one, else full load."""
     return 1.0 if battery.load is None else battery.load
 
 
 def told_load(policy: Policy, reading: Reading) -> float | None:
-    """Load of a reading as a share of the rating; None where not told, or zero (a silent gauge, not a dark host)."""
+    """Load of a reading as a share of the rating; None if not reported, or zero (a silent gauge, not a dark host)."""
     if reading.load_pct is not None and 0.0 < reading.load_pct <= 200.0:
         return reading.load_pct / 100.0
     if reading.watts is not None and policy.rating_w and 0.0 < reading.watts <= 2 * policy.rating_w:
@@ -92,7 +92,7 @@ def advance(policy: Policy, battery: Battery, now_s: float, *, draining: bool, l
 
 
 def _reckoned(policy: Policy, battery: Battery, now_s: float, *, draining: bool, load: float | None) -> Battery:
-    """Return the battery at `now_s`, its terms by dead reckoning. load: what drains it; None: the load told last."""
+    """Return the battery at `now_s`, its terms by dead reckoning. load: what drains it; None: the last reported."""
     gone_s = now_s - battery.at_s
     if gone_s <= 0.0:
         return battery
@@ -144,22 +144,22 @@ def enter(
     battery = _caught_up(policy, battery, feed, reading, drained=drained)
     used = battery.used
     if not draining and reading.output_source in _NOTHING_SEEN and before.used is not None:
-        # Nobody says that there is anything to recharge from.
+        # No source reports a supply to recharge from.
         used = max(before.used, used or 0.0)
     averaged, step_at_s = _averaged(before, load, reading.at_s)
     charge = learning.charge_of(reading)
     health = learning.health(policy, battery.model, reading.at_s, replace_battery=reading.replace_battery)
     presumed, left, model = battery.presumed, _bound(battery), battery.model
     if charge is not None and (used is None or presumed):
-        # A gauge that counts against the nameplate tells more than there is; only what we saw ourselves is sure.
+        # A gauge that counts against the nameplate reports too much; only energy that was observed is certain.
         used = _begun(battery, health, charge, used, draining=draining)
-        # What was left by the presumption bounds nothing, and a discharge that began with it measures no health.
+        # A presumed charge gives no bound, and a discharge that began with it cannot measure the health.
         presumed, left, model = False, None, replace(model, discharge=None)
     elif used is None:
         used, presumed = _PRESUMED * health, True
     elif charge is not None and not draining:
-        # Nobody was there while the host was off; the charge told now bounds what that time can have put back.
-        # One odd charge is a glitch: what it says of the past counts when a second reading says it too.
+        # While the host was off there were no readings; the charge now bounds what that time can have put back.
+        # One odd charge is a glitch: it counts for the past once a second reading repeats it.
         twice = max(charge, learning.charge_of(feed.previous) or 0.0)
         back = health * battery.away_s / learning.recharge_s(policy, battery.model)
         used = max(used - back, health * (1.0 - twice), 0.0)
@@ -205,7 +205,7 @@ def _averaged(battery: Battery, load: float | None, at_s: float) -> tuple[float 
 def _reported_tau(
     policy: Policy, battery: Battery, feed: Feed, reading: Reading, charge: float | None, *, draining: bool
 ) -> Battery:
-    """Learn what a full battery lasts from a reported runtime, where the settings have no table.
+    """Learn the runtime of a full battery from a reported runtime, if the settings have no table.
 
     A figure on utility that the first readings on battery contradict many times over was never true (a counter at its
     ceiling). Taken for one, it would make the first true runtime look like an empty battery.
@@ -226,7 +226,7 @@ def _reported_tau(
     model = replace(
         battery.model, points=(), denied=TauPoint(load=told[0], tau_s=told[1], at_s=reading.at_s), discharge=None
     )
-    # What was counted in shares of the wrong battery is not known; it has been on battery for some seconds only.
+    # The energy counted in shares of the wrong battery is unknown; it has been on battery for some seconds only.
     return replace(battery, tau_point=told, model=model, used=min(battery.used or 0.0, 1.0 - charge), unflagged=None)
 
 
@@ -240,7 +240,7 @@ def _has_just_begun(battery: Battery, reading: Reading, charge: float) -> bool:
 
 
 def _begun(battery: Battery, health: float, charge: float, used: float | None, *, draining: bool) -> float:
-    """Return the energy used, at the first charge that is reported: an upsd whose driver starts reports none at first.
+    """Return the energy used, at the first charge that is reported: an upsd whose driver has just started reports none.
 
     used: as presumed until now, with what was drained since. On battery that part counts on, whatever the charge says.
     """
@@ -249,11 +249,12 @@ def _begun(battery: Battery, health: float, charge: float, used: float | None, *
 
 
 def _is_contradicted(battery: Battery, reading: Reading, charge: float | None, used: float) -> bool:
-    """Say whether the UPS says battery and all that could show it denies it: a third should be gone, and none is.
+    """Say whether the UPS reports battery and every other figure contradicts it: a third should be used, and none is.
 
-    Its input is there, its charge is full, its runtime does not fall, it calls nothing low. An inverter that says
-    battery for ever must not power the host off by our account, which counts on that word alone. It lasts until one of
-    them says something else; the account goes on counting meanwhile, so that training is saved and paused in time.
+    Its input is there, its charge is full, its runtime does not fall, and it reports no low battery. An inverter that
+    reports battery permanently must not power the host off by the account, which rests on that report alone. It lasts
+    until one of them says something else; the account goes on counting meanwhile, so that training is saved and paused
+    in time.
     """
     if reading.input_present is not True or reading.low_battery or charge is None or charge < _STILL_FULL:
         return False
@@ -334,7 +335,7 @@ def _left(
         if higher_since_s is None or reading.at_s - higher_since_s < AGREED_S:
             left = min(left, battery.unflagged)
     unflagged = left
-    # Low battery has been told by two readings already: what it permits needs no third.
+    # Two readings have reported low battery already: the runtime that it permits needs no third.
     if low_left is not None and not _low_battery_is_doubted(battery, reading, low_left, tau_now_s):
         left = min(left, low_left)
     if suspect is None:
@@ -355,7 +356,7 @@ def _left(
 
 
 def _bound(battery: Battery) -> float | None:
-    """Return what is left without a low-battery flag; a state without that figure has it in `left`."""
+    """Return the energy left without a low-battery flag; a state without that figure has it in `left`."""
     return battery.left if battery.unflagged is None else battery.unflagged
 
 

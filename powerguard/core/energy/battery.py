@@ -1,12 +1,12 @@
-"""What a battery is worth, learned from what it has given. Health is measured, not believed.
+"""A battery's health, measured by its discharges and not taken from the UPS.
 
-A discharge tells the health in two ways. A charge that falls by D while the account gives out E says E / D: honest
+A discharge shows the health in two ways. A charge that falls by D while the account gives out E says E / D: honest
 where the gauge counts against what the battery holds, always about 1 where it counts against the nameplate. So a high
 figure is believed only as far as the discharge has really gone, or when a low-battery flag came where the gauge said
 that it would; a low one always. A flag that came while the gauge still promised much is the battery's own word for
 its end: what it has given by then is what it holds.
 
-What the UPS *reports* (runtime) is an upper bound only, and never raises anything here.
+What the UPS *reports* (runtime) is an upper bound only, and never raises a figure here.
 """
 
 from dataclasses import replace
@@ -16,24 +16,24 @@ from powerguard.core.model.policy import BatteryModel, Discharge, Health, Policy
 
 YEAR_S = 365.25 * 86400.0
 EXPIRES_S = YEAR_S
-"""A measured health older than this is no longer one: the default holds again (docs/decisions/0049)."""
+"""A measured health expires after this time: the default holds again (docs/decisions/0049)."""
 AGING = 0.10
 """Points of health that are lost in a year."""
 DEPTH = 0.25
 """Least energy of a discharge that says anything about health, as a share of a full new battery."""
 MANY_TIMES = 5.0
-"""A runtime on utility that is so many times what the first readings on battery say was never true."""
+"""A runtime on utility this many times that of the first readings on battery was false."""
 STEEP = 1.5
 """Seconds of reported runtime that go by in one second, above which the runtime was a fiction."""
 SLOPE_WINDOW_S = 120.0
-"""Some UPSes tell whole minutes, so a slope of theirs is taken over two of them."""
+"""Some UPSes report whole minutes, so their slope is taken over two of them."""
 _SHORT_WINDOW_S = 30.0
 """The others show it sooner: a battery of six minutes would be half empty by then."""
 _TABLE_ERROR = 0.02
 _KNEE_ERROR = 0.05
 _GAUGE_GRAIN = 0.015
 _LEAST_FALL = 0.2
-"""A gauge that tells whole percents is then off by less than ten points."""
+"""From here on, a gauge of whole percents is off by less than ten points."""
 _FULL_CHARGE = 0.9
 _LONGEST_GAP_S = 30.0
 """Longer than this without a reading, and the account of a discharge is a guess."""
@@ -45,7 +45,7 @@ _SHORTEST_RECHARGE_S, _LONGEST_RECHARGE_S = 3600.0, 72 * 3600.0
 def health(policy: Policy, model: BatteryModel, now_s: float, *, replace_battery: bool) -> float:
     """Return the share to count with: measured and aged, else the default; the lower one if the UPS wants a new one.
 
-    A lower bound counts where it is above the default: below it, it says nothing against the default.
+    A lower bound counts if it is above the default; below, it does not contradict the default.
     """
     presumed = min(policy.health, policy.health_replace) if replace_battery else policy.health
     measured = aged(model, now_s)
@@ -67,7 +67,7 @@ def table(
 ) -> tuple[tuple[float, float], ...]:
     """Return (load, seconds) of a full battery: of the settings, else as learned, else the one point of now.
 
-    Where only the UPS's word is known, more load never lasts longer, whatever it has said at different times.
+    If only reports of the UPS are known, a larger load never lasts longer, although the reports may say so.
     """
     if policy.runtime_table:
         return policy.runtime_table
@@ -127,7 +127,7 @@ def learn_on_utility(
 
 
 def is_denied(policy: Policy, model: BatteryModel, load: float, told_s: float) -> bool:
-    """Say whether an earlier outage has shown that a full battery lasts nowhere near `told_s` at this load."""
+    """Say whether an earlier outage has shown that a full battery lasts far less than `told_s` at this load."""
     if policy.runtime_table or model.denied is None:
         return False
     most_s = MANY_TIMES * model.denied.tau_s
@@ -139,7 +139,7 @@ def learn_on_battery(
 ) -> BatteryModel:
     """Enter a reading of a discharge. used: our account; gap_s: time since the last reading.
 
-    steady: the load has made no step lately, so that the fall of the reported runtime means something. low: the UPS
+    steady: the load has made no step lately, so that the fall of the reported runtime is meaningful. low: the UPS
     has called its battery low, twice.
     """
     charge, old = charge_of(reading), model.discharge
@@ -197,7 +197,7 @@ def ended_by_power_off(
     """Judge the discharge in which the host was powered off, by its last account. at_s: when that was.
 
     The deepest discharges end so. What the battery gave after the last account is not known, so it has given at least
-    this much. seen_at_s: the last reading; an account that had none to go by is a guess and teaches nothing.
+    this much. seen_at_s: the last reading; an account without readings is a guess and measures no health.
     """
     if model.discharge is None or used is None:
         return model
@@ -207,7 +207,7 @@ def ended_by_power_off(
 
 
 def _ended(policy: Policy, model: BatteryModel, used: float, at_s: float) -> Health | None:
-    """Return the health after a discharge: measured, or what it was where this one says too little."""
+    """Return the health after a discharge: measured, or unchanged if this one was too shallow."""
     discharge = model.discharge
     if discharge is None or not discharge.whole:
         return model.health
@@ -233,7 +233,7 @@ _Found = tuple[float, float, str, bool]  # share, error, how, least
 
 
 def _by_knee(discharge: Discharge, depth: float) -> _Found | None:
-    """The battery was near its end while its gauge said otherwise: what it really gave is what it holds."""
+    """The battery was near its end while its gauge reported more: it holds what it gave."""
     if not discharge.knee or not discharge.charge:
         return None
     return depth / discharge.charge, _KNEE_ERROR, "discharge to low battery", False

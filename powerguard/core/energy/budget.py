@@ -1,4 +1,4 @@
-"""How long do we have, and what do we need? What is left in the battery (`account`) against what is still to be done.
+"""The budget: the energy left in the battery (`account`) against the seconds that are still needed.
 
     m       = min((1 - margin) e, e - floor)
     Reff(x) = m tau(x)
@@ -38,10 +38,11 @@ def energy_for(policy: Policy, needed: float) -> float:
 
 
 def outlasts(policy: Policy, battery: Battery, denial: Reading, on_battery_s: float, stop_s: float) -> bool:
-    """Say whether the battery still lasts for stop_s by what a source that says battery cannot forge.
+    """Say whether the battery still lasts for stop_s, by figures that the source that reports battery cannot forge.
 
     That is the charge that another source reports (denial), or our own account, less what this time on battery can have
-    taken: by our account, and at the most at a full load. Without a table nothing is known, and nothing is held back.
+    taken: by our account, and at the most at a full load. Without a table there is no figure, and the commit is not
+        held back.
     """
     points = table(policy, battery)
     if not points:
@@ -163,7 +164,7 @@ def _own_drop(policy: Policy, pausing: list[Trainer], own: Own, learned: Learned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Budget:
-    """The sums of one moment. Seconds, and shares of a full new battery; None where nothing is known (blind).
+    """The sums of one moment. Seconds, and shares of a full new battery; None if unknown (blind).
 
     load: what counts in the commit test (the predicted load until it has settled); load_now: as measured. shed_s: by
     how much earlier this host pauses and powers off than its own needs ask for. own: its part of load_now, if shared.
@@ -248,7 +249,7 @@ def grade_left(policy: Policy, now: Budget) -> Grade:
 
 
 def grade_within(policy: Policy, reff_s: float | None, *, at_most: Grade) -> Grade:
-    """Return the most orderly stop that ends within `reff_s`, without a reserve; None: nothing is known, at_most."""
+    """Return the most orderly stop that ends within `reff_s`, without a reserve; None: unknown, so at_most."""
     if reff_s is None:
         return at_most
     return _most_orderly(at_most, lambda grade: stop_s(policy, grade, reserve_s=0.0) <= reff_s)

@@ -1,6 +1,6 @@
-"""What do we need, as measured? The q95 of each need's own history; before there is one, what we were told.
+"""The needs, as measured: the q95 of each need's own history; before there is one, the settings' figure.
 
-A few samples are no distribution: with n of them (n < 20) their largest counts, times 1 + 0.5 / n.
+A few samples are not a distribution: with n of them (n < 20) their largest counts, times 1 + 0.5 / n.
 """
 
 import math
@@ -36,7 +36,7 @@ def samples(learned: Learned, of: str, name: str = "") -> tuple[float, ...]:
 
 
 def add(learned: Learned, of: str, seconds: float, name: str = "") -> Learned:
-    """Enter one measurement; what cannot be a duration, or a need that nobody knows, is passed over."""
+    """Enter one measurement; an impossible duration and an unknown need are ignored."""
     if of not in NEEDS or not 0.0 < seconds <= LONGEST_S:
         return learned
     kept = (*samples(learned, of, name), seconds)[-KEPT:]
@@ -52,13 +52,13 @@ def fold(policy: Policy, learned: Learned) -> Policy:
     stops = samples(learned, "stop")
     if policy.stop_is_set or len(stops) < _ENOUGH:
         return policy
-    # No host stops quicker than one that is forced off: what says so was not a stop.
+    # No host stops faster than one that is forced off: a shorter time was not a stop.
     q95_s = min(max(q95(stops), policy.bare_stop_s), policy.force_after_s)
     return replace(policy, stop_q95_s=q95_s, stop_median_s=min(median(stops), q95_s))
 
 
 def checkpoint_s(learned: Learned, trainer: str, told_s: float) -> float:
-    """Seconds from order to durable to count with. told_s: what the trainer or the settings say.
+    """Seconds from order to durable to count with. told_s: the estimate of the trainer or the settings.
 
     Once measured three times, that history counts; unless the trainer says more than twice as much: another model is
     in training than the one that was measured.

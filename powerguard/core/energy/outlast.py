@@ -28,7 +28,7 @@ class Leg:
 
 
 def stepped(lasts: list[float]) -> list[float]:
-    """Lower the last endless one to the first that ends: between the two nobody knows where the rest is overloaded."""
+    """Lower the last endless one to the first that ends: between the two it is unknown if the rest is overloaded."""
     out = list(lasts)
     for place in range(len(out) - 1):
         if lasts[place] >= ENDLESS_S > lasts[place + 1]:
@@ -46,7 +46,7 @@ def play(legs: list[Leg], minimum: int, now_s: float) -> float:
         ends_s = min(ends)
         if math.isinf(ends_s):
             return at_s + ENDLESS_S
-        if len(legs) > 1:  # Nobody asks what is left in the last one.
+        if len(legs) > 1:  # The energy of the last one is not needed.
             for leg, tau_s in zip(legs, taus_s, strict=True):
                 leg.left = max(0.0, leg.left - (ends_s - at_s) / tau_s)
         at_s = max(at_s, ends_s)

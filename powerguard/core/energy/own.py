@@ -24,7 +24,7 @@ LEAST_W, MOST_W = 10.0, 1e6
 JUMP, JUMPED_S = 0.3, 30.0
 """Two changes of 30 % in opposite directions within three readings are no load. So long none of its readings counts."""
 FROZEN_S = 15.0
-"""A reading that is the same to the watt so long after training was told to pause is frozen."""
+"""A reading that is the same to the watt so long after training was asked to pause is frozen."""
 FROZEN_AT_A_STEP_S = 60.0
 """And one that was the same to the watt before the UPS's load made a step and still is so long after it."""
 ABOVE_S = 10.0
@@ -57,7 +57,7 @@ class Own:
 
     @property
     def measured(self) -> bool:
-        """Whether a source that measures tells it."""
+        """Whether a source that measures reports it."""
         return self.at_s is not None
 
 
@@ -106,7 +106,7 @@ def _is_jump(first_w: float, second_w: float, third_w: float) -> bool:
 
 
 def rating_w(policy: Policy, state: State) -> float | None:
-    """Return the rated watts of all UPSes that feed this host, as far as settings or readings tell."""
+    """Return the rated watts of all UPSes that feed this host, as far as settings or readings have them."""
     if policy.feeds:
         ratings = [each.policy.rating_w for each in policy.feeds]
         return None if None in ratings else sum(each for each in ratings if each is not None)
@@ -131,9 +131,9 @@ def doubt(policy: Policy, state: State, heard: OwnHeard, now_s: float) -> str:
         return f"implausible: {watts:g} W"
     limit_w = None if policy.shared is None or policy.shared.own_w is None else TIMES_OWN_W * policy.shared.own_w
     if limit_w is not None and watts > limit_w and heard.source is not OwnSource.GPU:
-        return f"{watts:g} W is over twice own_w of the settings: of the whole chassis?"
+        return f"{watts:g} W is over twice own_w of the settings, perhaps that of the whole chassis"
     if heard.above_since_s is not None and _stays_above(state, heard):
-        return f"{watts:g} W is more than the whole UPS carries: of the whole chassis?"
+        return f"{watts:g} W is more than the whole UPS carries, perhaps that of the whole chassis"
     if heard.jumped_at_s is not None and now_s - heard.jumped_at_s <= JUMPED_S:
         return "it jumps up and down"
     return _frozen(state, heard)
@@ -151,7 +151,7 @@ def _frozen(state: State, heard: OwnHeard) -> str:
     if isinstance(phase, Emergency) and phase.own and any(t.alive and t.told_pause for t in state.trainers):
         paused_at_s = phase.paused_at_s
         if heard.since_s < paused_at_s and heard.at_s - paused_at_s >= FROZEN_S:
-            return f"frozen: {heard.watts:g} W since before training was told to pause"
+            return f"frozen: {heard.watts:g} W since before training was asked to pause"
     if step_at_s is not None and heard.since_s < step_at_s and heard.at_s - step_at_s >= FROZEN_AT_A_STEP_S:
         return f"frozen: {heard.watts:g} W for {heard.at_s - heard.since_s:.0f} s, and the UPS's load made a step"
     return ""
@@ -239,7 +239,7 @@ def looks_shared(policy: Policy, state: State) -> str:
 
 
 def before_pause(policy: Policy, state: State, now_s: float, drop_share: float) -> tuple[OwnBefore, ...]:
-    """Return what each source that counts tells before training is told to pause. drop_share: of it that is to go."""
+    """Return what each valid source reports before training is asked to pause. drop_share: share that is to fall."""
     return tuple(
         OwnBefore(source=each.source, watts=each.watts, drop_w=drop_share * each.watts)
         for each in state.own
@@ -269,9 +269,9 @@ class Fall:
 
 
 def fall(policy: Policy, state: State, now_s: float) -> Fall | None:
-    """Return how far the own draw has fallen since the pause was ordered; None where nothing measures it.
+    """Return how far the own draw has fallen since the pause was ordered; None if no source measures it.
 
-    A reading that is still the same to the watt may be frozen: it accuses nobody.
+    A reading that is still the same to the watt may be frozen: it is not held against a trainer.
     """
     phase = state.phase
     if not isinstance(phase, Emergency):

@@ -1,8 +1,8 @@
-"""Is this battery large enough? The capacity check of a site, by the very sums that decide in an outage.
+"""Is this battery large enough? The capacity check of a site, by the same sums that decide in an outage.
 
-A `Site` is put into the state that an outage would begin in (full battery, nothing used), and `budget` and
+A `Site` is put into the state that an outage would begin in (full battery, no energy used), and `budget` and
 `plan.forecast` answer when the emergency checkpoint begins, when holding begins, and when the commit is. What would
-make a site fit is found by trying: a fix is only told when the same sums say that with it a full stop fits.
+make a site fit is found by trying: a fix is only proposed when the same sums say that with it a full stop fits.
 """
 
 import math
@@ -28,9 +28,9 @@ _NAMEPLATE_LOADS = (0.25, 0.5, 0.75, 1.0)
 _LONGEST_S = 172800.0
 
 LEAST_RESERVE_S = 20.0
-"""A smaller reserve is no fix: it is a bet."""
+"""Smallest reserve that is proposed; a smaller one would be a gamble."""
 MOST_BATTERY = 20.0
-"""More than so many times the battery is no fix but another building."""
+"""Largest battery that is proposed, in multiples of today's."""
 _LEAST_LOAD = 0.05
 _LEAST_CHECKPOINT_S = 1.0
 _LEAST_STOP_S = 5.0
@@ -74,7 +74,7 @@ class Site:
 class Verdict(StrEnum):
     """full, short, bare: the most orderly stop that fits. none: not even a checkpoint and a bare stop do.
 
-    overload: the load is more than the UPS can carry, so nothing else matters.
+    overload: the load is more than the UPS can carry, so the other results do not apply.
     """
 
     FULL = "full"
@@ -152,7 +152,7 @@ class Fix:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Size:
-    """The whole answer. course: None without a runtime table. fixes: empty where it fits or nothing alone helps."""
+    """The whole answer. course: None without a runtime table. fixes: empty if it fits or no single change helps."""
 
     site: Site
     budget: Budget
@@ -178,7 +178,7 @@ def size(site: Site) -> Size:
 
 
 def state_at(site: Site, at_s: float) -> State:
-    """Return the state that an outage of this site is in at `at_s`, if nothing was done until then."""
+    """Return the state that an outage of this site is in at `at_s`, if no action was taken until then."""
     policy, battery, feed, trainers = _outage(site)
     return State(battery=account.advance(policy, battery, at_s, draining=True), feed=feed, trainers=trainers)
 
@@ -338,7 +338,7 @@ def _fix(site: Site, lever: Lever, now: float, limit: float, grain: float) -> Fi
     if not enough(limit):
         return None
     value = _nearest(enough, now, limit)
-    # Rounded away from where it is now, and tried again: what is told is what was tried, to the last bit.
+    # Rounded away from the present value and tried again, so that the proposed value is exactly the tried one.
     whole = math.ceil(value / grain) if limit > now else math.floor(value / grain)
     rounded = round(whole * grain, 6)
     if not enough(rounded):

@@ -1,4 +1,4 @@
 """What is known: readings, events, actions, policy and state, as frozen plain data, and how it is stored.
 
-Nothing here decides anything or does any sum.
+No decision and no calculation is made here.
 """

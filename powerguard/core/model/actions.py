@@ -16,7 +16,7 @@ class Conduct(StrEnum):
 
 
 class Way(StrEnum):
-    """A way back that is armed for one outage; the BMC's policy is none: it stands always (`EnsurePolicy`).
+    """A power-on method that is armed for one outage. The BMC's policy is permanent, so it is not one (`EnsurePolicy`).
 
     OUTPUT (layer B): the UPS `ups` cuts its output and gives it back. RTC (E): the host's clock powers it on.
     SENTINEL (C): another host does. WATCHDOG (D): the BMC's watchdog power-cycles it.
@@ -37,7 +37,7 @@ class Grade(StrEnum):
 
 
 class Level(StrEnum):
-    """Who must know: error = a person must act; warning = protection is reduced; info = the story."""
+    """Severity: error = a person must act; warning = protection is reduced; info = the story."""
 
     DEBUG = "debug"
     INFO = "info"
@@ -73,12 +73,12 @@ class TriggerCheckpoint(Action):
     after: Conduct
     outage: str
     lease_s: float | None = None
-    """Seconds after which a pause ends by itself, whoever asked for it; None: it stands until it is told to end."""
+    """Seconds after which a pause ends by itself; None: it lasts until a resume."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ResumeTrainer(Action):
-    """Tell a paused trainer to go on."""
+    """Resume a paused trainer."""
 
     trainer: str
     outage: str
@@ -86,7 +86,7 @@ class ResumeTrainer(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseTrainer(Action):
-    """Tell a trainer to stop at the next step boundary, without a checkpoint. lease_s: as in `TriggerCheckpoint`."""
+    """Pause a trainer at the next step boundary, without a checkpoint. lease_s: as in `TriggerCheckpoint`."""
 
     trainer: str
     outage: str
@@ -95,7 +95,7 @@ class PauseTrainer(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopTrainer(Action):
-    """Stop a trainer's processes (SIGSTOP): it was told to pause, and the load has not fallen."""
+    """Stop a trainer's processes (SIGSTOP): it was asked to pause, and the load has not fallen."""
 
     trainer: str
     outage: str
@@ -111,7 +111,7 @@ class TerminateTrainer(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinueTrainer(Action):
-    """Let a trainer's processes go on (SIGCONT), where we have stopped them; nothing where we have not."""
+    """Continue a trainer's processes (SIGCONT) if powerguard has stopped them; else no effect."""
 
     trainer: str
     outage: str
@@ -127,7 +127,7 @@ class CapPower(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePower(Action):
-    """Put every GPU's power limit back to what `CapPower` found; nothing where nothing was changed."""
+    """Put every GPU's power limit back to what `CapPower` found; no effect if none was changed."""
 
     outage: str
 
@@ -170,7 +170,7 @@ class EnsurePolicy(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePolicy(Action):
-    """Put the BMC's policy back to what an outage found (bmc.policy: bracket). policy: as `EnsurePolicy` told it."""
+    """Put the BMC's policy back to what an outage found (bmc.policy: bracket). policy: from `EnsurePolicy`."""
 
     outage: str
     policy: str
@@ -178,7 +178,7 @@ class RestorePolicy(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckWay(Action):
-    """See whether a way back could be armed, and change nothing. ups: of way OUTPUT, else ""."""
+    """Check whether a power-on method could be armed; change nothing. ups: of method OUTPUT, else ""."""
 
     way: Way
     ups: str = ""
@@ -186,7 +186,10 @@ class CheckWay(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ArmWay(Action):
-    """Arm a way back and read it back. in_s: from the order until it acts, not sooner. OUTPUT is never sent twice."""
+    """Arm a power-on method and read it back. in_s: from the order until it acts, not sooner.
+
+    OUTPUT is never sent twice.
+    """
 
     way: Way
     outage: str
@@ -196,7 +199,7 @@ class ArmWay(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DisarmWay(Action):
-    """Take back what `ArmWay` has armed, for this outage, or "": for any; nothing where nothing is."""
+    """Disarm what `ArmWay` has armed, for this outage, or "": for any; no effect if none is armed."""
 
     way: Way
     outage: str

@@ -1,7 +1,8 @@
-"""What comes in: a reading, an outcome, time that passed, a word of an operator.
+"""What comes in: a reading, an outcome, a tick, a command of an operator.
 
 Frozen, free of behaviour, and made only of numbers, strings, enums and tuples, so that it can be journalled, replayed
-and compared. Time: every `at_s` is seconds of CLOCK_BOOTTIME, which runs on over suspend and starts anew at each boot.
+and compared. Time: every `at_s` is seconds of CLOCK_BOOTTIME, which continues over suspend and starts at 0 at each
+boot.
 """
 
 from dataclasses import dataclass
@@ -14,7 +15,7 @@ class OutputSource(StrEnum):
     """Where the UPS takes its output from. RFC 1628 upsOutputSource, plus eco and unknown.
 
     Bypass: raw utility power, present but unprotected. Eco: filtered utility power, unprotected for some milliseconds.
-    Unknown: not told, or told in a way that we do not know; never "fine".
+    Unknown: not reported, or an unknown value; never "fine".
     """
 
     UTILITY = "utility"
@@ -39,17 +40,17 @@ class Reading:
     source: name of the source that made it, such as "snmp" or "snmp:10.0.0.5".
     feed: the feed that it belongs to; one UPS is one feed.
     runtime_s: RFC 1628 upsEstimatedMinutesRemaining x 60; PowerNet upsAdvBatteryRunTimeRemaining / 100;
-        NUT battery.runtime; apcupsd TIMELEFT x 60. None when not told or implausible; never 0 for "unknown".
+        NUT battery.runtime; apcupsd TIMELEFT x 60. None when not reported or implausible; never 0 for "unknown".
     charge_pct: 0 to 100. RFC 1628 upsEstimatedChargeRemaining.
     load_pct: percent of the rating; on a three-phase UPS the worst live line.
     on_battery_s: seconds on battery as the UPS counts them. RFC 1628 upsSecondsOnBattery.
-    input_present: utility at the input; None when not told. Derived by the decoder from input volts or alarms.
+    input_present: utility at the input; None when not reported. Derived by the decoder from input volts or alarms.
     low_battery: RFC 1628 upsBatteryStatus low or depleted; NUT LB.
-    forced_shutdown: NUT FSD: the primary has ordered everybody down.
-    output_off_in_s: a countdown of the UPS, whoever ordered it: seconds until it cuts its output.
+    forced_shutdown: NUT FSD: the primary has ordered every host down.
+    output_off_in_s: a countdown of the UPS, of any origin: seconds until it cuts its output.
     authenticated: the answer could not have been forged (SNMP v3 with authentication, TLS).
     alarms: names in lower_snake_case, such as "on_battery", "overload", "battery_missing".
-    provenance: (field, object) pairs: which object of the protocol told each field.
+    provenance: (field, object) pairs: the object of the protocol that each field came from.
     """
 
     at_s: float
@@ -95,7 +96,7 @@ class SourceFailed:
 class NetworkSeen:
     """A part of this host's own network by which its sources answer went, or is there.
 
-    part: such as "link enp1s0" or "gateway 10.0.0.1". up: False when it went without anybody on this host wanting it.
+    part: such as "link enp1s0" or "gateway 10.0.0.1". up: False when it went down without an order on this host.
     heard_s: when it was last known to be there, where its end is noticed late; None: it went at at_s.
     """
 
@@ -138,14 +139,14 @@ class Tick:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerSeen:
-    """What a trainer says of itself (its `/api/v1/status`), or that it cannot be reached.
+    """A trainer's status (its `/api/v1/status`), or that it cannot be reached.
 
     alive: False when its socket is gone or refuses; a trainer that only hangs stays alive.
     conduct: as declared, already clamped by the settings.
     checkpoint_s: its own estimate of a checkpoint to durable; None when it has none.
     disk: trainers with the same word share a disk, so their checkpoints add up.
-    step_s: q95 of a training step, 0 when not told.
-    stall_s: for how long a checkpoint beside training holds training up; None when not told.
+    step_s: q95 of a training step, 0 when not reported.
+    stall_s: how long a checkpoint during training delays training; None when not reported.
     """
 
     at_s: float
@@ -164,7 +165,7 @@ class TrainerSeen:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointProgress:
-    """How a checkpoint in flight goes on. eta_s: seconds until durable; None when not told."""
+    """Progress of a checkpoint in flight. eta_s: seconds until durable; None when not reported."""
 
     at_s: float
     trainer: str
@@ -192,7 +193,7 @@ class Done:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Failed:
-    """An action failed, or ran into its limit. reason: what, where, what would be right. harmless: nothing was done.
+    """An action failed, or ran into its limit. reason: what, where, and the fix. harmless: it had no effect.
 
     detail: what is worth knowing all the same, as in `Done`.
     """
@@ -235,7 +236,7 @@ class CheckpointNow:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ForeignStop:
-    """The daemon was told to stop (SIGTERM): by a shutdown that is not ours, or by a person."""
+    """The daemon has to stop (SIGTERM): by another program's shutdown, or by a person."""
 
     at_s: float
     host_stopping: bool
@@ -269,9 +270,10 @@ class Measured:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PoweredOn:
-    """What brought this host back, asked for once. because: who tells it, or why nobody does; None: not told.
+    """What brought this host back, asked for once.
 
-    cause: such as "policy-always-on" (IPMI 2.0 section 28.11), or "". firmware_s: from power-on to the kernel.
+    because: the source of the answer, or why there is none. cause: such as "policy-always-on" (IPMI 2.0 section 28.11),
+    or "". firmware_s: from power-on to the kernel.
     """
 
     at_s: float

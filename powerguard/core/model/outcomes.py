@@ -12,10 +12,11 @@ from powerguard.core.model.events import Done, Outcome
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointDone:
-    """Of `TriggerCheckpoint`. step: that was saved; None: not reported. tier: where to; "" or "local": this host.
+    """Of `TriggerCheckpoint`.
 
-    recorded: in dry-run, nothing was asked. confirmed: False if the trainer has begun and its time is over without a
-    sign of the end. older: an older checkpoint, not of the step at which the trainer stands. paused: training stands.
+    step: that was saved; None: not reported. tier: where to; "" or "local": this host. recorded: in dry-run, the
+    trainer was not asked. confirmed: False if the trainer has begun and its time is over without a sign of the end.
+    older: an older checkpoint, not of the step at which the trainer stands. paused: training stands.
     """
 
     step: int | None
@@ -32,7 +33,7 @@ class PolicyEnsured:
     """Of `EnsurePolicy`. policy: as read back; None: not reported. restore: what to put back after the outage.
 
     power_watts: what the host draws, as its BMC says; None: not reported.
-    A failure tells `restore`, too: the policy may have been set although it could not be read back.
+    A failure reports `restore`, too: the policy may have been set although it could not be read back.
     """
 
     policy: str | None
@@ -51,7 +52,7 @@ class WayArmed:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayDisarmed:
-    """Of `DisarmWay`. disarmed: False if nothing of ours was armed. because: in the effector's words; "": none."""
+    """Of `DisarmWay`. disarmed: False if powerguard had not armed it. because: in the effector's words; "": none."""
 
     disarmed: bool
     because: str
@@ -69,7 +70,7 @@ class NodeTold:
 
 
 def is_recorded(outcome: Outcome) -> bool:
-    """Say whether nothing was done, because this is a dry-run."""
+    """Say whether the action was only recorded, because this is a dry-run."""
     return isinstance(outcome, Done) and dict(outcome.detail).get("dry_run") is True
 
 
@@ -121,7 +122,7 @@ def node_marked(done: Done) -> NodeTold:
 
 
 def is_resumed(done: Done) -> bool:
-    """Say whether a trainer that was told so goes on."""
+    """Say whether a resumed trainer continues."""
     return dict(done.detail).get("resumed") is True
 
 

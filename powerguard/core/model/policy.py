@@ -1,4 +1,4 @@
-"""What the settings say, as the core needs it: frozen plain data, made anew by a reload and by what was measured.
+"""What the settings say, as the core needs it: frozen plain data, rebuilt by a reload and after measurements.
 
 What powerguard has measured on this host and this UPS, and how far each figure may be believed.
 
@@ -42,7 +42,8 @@ class TauPoint:
 class Discharge:
     """The discharge that is going on, as far as it has been seen.
 
-    used: our account when it began; charge: the charge told then (share), charge_now the newest; None: not told.
+    used: our account when it began; charge: the charge reported then (share), charge_now the newest; None: not
+    reported.
     low: the UPS has called its battery low; knee: while it still promised much. whole: no part of it went unwatched.
     mark_at_s, mark_runtime_s: where the slope of the reported runtime is taken from. slope: its fall, seconds a second.
     """
@@ -69,11 +70,11 @@ class Recharge:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class BatteryModel:
-    """What has been learned of one UPS's battery. None and empty: nothing yet, the settings or defaults hold.
+    """What has been learned of one UPS's battery. None and empty: not learned yet, the settings or defaults hold.
 
     points: runtime by load, ascending, one for each 5 % of load. recharge_s: from empty to full.
-    replaced_at_s: since when this battery is in place, by the operator's word. denied: what a full battery really lasts
-    at a load where the UPS's figure on utility was many times as much; such figures are not learned again.
+    replaced_at_s: since when this battery is in place, as the operator entered it. denied: what a full battery really
+    lasts at a load where the UPS's figure on utility was many times as much; such figures are not learned again.
     """
 
     health: Health | None = None
@@ -149,9 +150,9 @@ class Mode(StrEnum):
 
     ARMED = "armed"
     REHEARSE = "rehearse"
-    """Everything except what would take this host's power away: the power-off, and the ways back that go with it."""
+    """Everything except what would cut this host's power: the power-off, and the power-on methods that go with it."""
     DRY_RUN = "dry-run"
-    """Nothing: each action is only recorded."""
+    """No action is carried out; each is only recorded."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -172,9 +173,9 @@ class TrainerPolicy:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Shared:
-    """Other hosts hang on the same UPS. hosts: how many there are, this one included; own_w: what this one draws.
+    """The same UPS feeds other hosts, too. hosts: how many there are, this one included; own_w: what this one draws.
 
-    None: not told. longest_stop_s: longest forced power-off of all hosts on it.
+    None: not set. longest_stop_s: longest forced power-off of all hosts on it.
     """
 
     hosts: int | None = None
@@ -199,7 +200,7 @@ class Shed:
 class Policy:
     """Everything that the settings decide, with their defaults (docs/reference/settings.md).
 
-    sources: how many sources tell about the UPS.
+    sources: number of sources of the UPS.
     runtime_table: (load share of the rating, seconds) of a full, healthy battery, ascending; empty when unknown.
     table_origin: who says so: "settings" (or ""), or "nameplate" (made from battery energy and rating, cautious).
     health: share of a new battery's energy that is left, until a discharge has measured it. health_from: who says
@@ -211,14 +212,15 @@ class Policy:
     paused_load_share: load when training is paused, as a share of the load now, until a drill has measured it.
     charge_hold_s: utility this long after a return, and training starts whatever the charge.
     cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
-    signals: a trainer that draws on after it was told to pause may be stopped, and at last ended, by signals.
+    signals: a trainer that still draws power after it was asked to pause may be stopped, and finally ended, by signals.
     scheduler: a scheduler starts jobs on this host, and hears of an outage. node_return_s: seconds of stable utility
         before its node is given back, in an outage without a power-off.
     boot_id: of this boot; an outage's latch holds in its own boot only.
     mode: where it is not armed, the power-off is only recorded, the host lives, and a latch ends when utility is back.
-    ways: ways back that are armed at the commit. outputs: the UPSes whose output this host, and no other, switches off.
+    ways: power-on methods that are armed at the commit. outputs: the UPSes whose output this host, and no other,
+        switches off.
     late_reboot: utility that came back after the commit may turn the power-off into a reboot. checks_host: after a
-        return nothing is started before the host was found whole.
+        return training is not started before the check has found the host complete.
     shared: other hosts hang on the same UPS; None: this host has it to itself. shed: how early it makes room for them.
     feeds: where several UPSes feed the host, each of them; empty for one. minimum_supplies: power supplies that must
         have power for the host to run.

@@ -1,7 +1,7 @@
 """The model as JSON-able data and back: what the journal keeps, and what a replay reads.
 
-Every dataclass becomes an object with its class name under `kind`, so that a union tells its members apart; enums
-become their values, tuples become lists. A journal outlives the daemon that wrote it: keys that are not known are
+Every dataclass becomes an object with its class name under `kind`, so that the members of a union can be told apart;
+enums become their values, tuples become lists. A journal outlives the daemon that wrote it: keys that are not known are
 ignored, and keys that are missing take the field's default. Codecs are built once for each class.
 
 What a stored state may say. A journal is a file: it can be old, of another hand, or wrong in one number.
@@ -261,7 +261,7 @@ def _tuple_decoder(args: tuple[object, ...]) -> _Decode:
 
 
 def _union_decoder(args: tuple[object, ...]) -> _Decode:
-    """Return a decoder for a union: scalars by their JSON type, classes by their kind, at most one of anything else."""
+    """Return a decoder for a union: scalars by JSON type, classes by kind, at most one member of another type."""
     scalars = {arg: _decoder(arg) for arg in args if arg in _SCALARS}
     if float in scalars:  # A whole number may stand where a float is meant, unless the union tells the two apart.
         scalars.setdefault(int, scalars[float])
@@ -269,7 +269,7 @@ def _union_decoder(args: tuple[object, ...]) -> _Decode:
     tagged = _tagged_decoder(tuple(member for cls in classes for member in _family(cls))) if classes else None
     rest = [_decoder(arg) for arg in args if arg not in _SCALARS and arg not in classes and arg is not type(None)]
     if len(rest) > 1:
-        message = f"cannot tell the members of {args} apart (scalars and dataclasses, and one of anything else)"
+        message = f"the members of {args} cannot be distinguished (scalars and dataclasses, and one of anything else)"
         raise PlainError(message)
     names = ", ".join("null" if arg is type(None) else getattr(arg, "__name__", str(arg)) for arg in args)
 
@@ -356,12 +356,12 @@ _SHORTEST_RECHARGE_S, _LONGEST_RECHARGE_S = 600.0, 30 * 86400.0
 _MOST_LOAD = 2.0
 _MOST_SPEED = 2.0
 _AHEAD_S = 60.0
-"""So far ahead of the newest entry a stored time may lie: clocks of one boot do not jump, entries are a little late."""
+"""How far a stored time may lie after the newest entry: clocks of one boot do not jump, entries are a little late."""
 
 _LONGEST_AHEAD_S = 30 * 86400.0
 BOOTS_KEPT = 16
 _MOST_ARMED = 32
-"""Three ways, and an output of each UPS that feeds one host."""
+"""Three methods, and an output of each UPS that feeds one host."""
 
 Drops = list[str]
 

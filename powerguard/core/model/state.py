@@ -1,6 +1,6 @@
 """What the core remembers between events, as frozen plain data, and what a step answers.
 
-What is kept of those who tell: each source of a UPS, and the host's own network. Part of the state (`model`).
+Part of it is kept for each source of a UPS, and for the host's own network.
 """
 
 from dataclasses import dataclass, field
@@ -14,9 +14,10 @@ from powerguard.core.model.policy import BatteryModel, Learned
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Measures:
-    """What a source has shown that it measures; before that, it is no witness against utility.
+    """What a source has shown that it measures; before that, it is not a witness against utility.
 
-    volts: it has told an input that is there. clock_s: the first seconds on battery that it told; None: none yet.
+    volts: it has reported an input that is there. clock_s: the first seconds on battery that it reported; None: none
+    yet.
     clock: those seconds have moved.
     """
 
@@ -29,16 +30,16 @@ class Measures:
 class Heard:
     """One of several sources of a UPS, as last heard. Kept only where there is more than one.
 
-    reading, previous: its newest two; None until it has told anything.
+    reading, previous: its newest two; None until the first one.
     lost_since_s: since when it counts as lost; None while it answers.
-    utility_seen: it has said utility since first contact, so a battery that it tells is news.
-    battery_at_s: when the readings in a row that say battery began; None while it says anything else.
-    gauges: charge (percent) and runtime (seconds) that it told then.
+    utility_seen: it has reported utility since first contact, so a report of battery is news.
+    battery_at_s: start of the unbroken readings of battery; None while it reports another source.
+    gauges: charge (percent) and runtime (seconds) that it reported then.
     measures: what it has shown that it measures.
-    back_at_s: when it said utility after a battery that two of its readings told; its return is news.
-    doubted: it says battery, and everything else says that this is not so.
-    countdown_at_s, fsd_since_s, fsd_at_s, fsd_at_first: what it announces by itself, as in `Feed`; it stands until the
-        same source takes it back.
+    back_at_s: when it reported utility after two readings of battery; its return is news.
+    doubted: it reports battery, and all other evidence contradicts it.
+    countdown_at_s, fsd_since_s, fsd_at_s, fsd_at_first: what it announces by itself, as in `Feed`; it holds until the
+        same source withdraws it.
     """
 
     source: str
@@ -59,12 +60,13 @@ class Heard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Witness:
-    """Another UPS beside one that may be silent: it takes over when that one ends.
+    """Another UPS that takes over when one that may be silent ends.
 
     share: load of the silent one for each of this one, as last seen while neither made a step. least: the least load
-    that this one has told since the other was last heard, as a share of the rating. risen: it has told more than that
-    since, or may have done so while nobody heard it. took: its load has risen by just what the other one carried, when
-    the other one fell silent or when its battery was used up: that load has moved here, and must not be counted twice.
+    that this one has reported since the other's last report, as a share of the rating. risen: it has reported more than
+    that since, or may have had more while it was not heard. took: its load has risen by just what the other one
+    carried, when the other one fell silent or when its battery was used up: that load has moved here, and must not be
+    counted twice.
     """
 
     ups: str
@@ -101,11 +103,11 @@ class Gone:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnHeard:
-    """What one source last told of this host's own load. watts: its newest reading; before_w: the one before that.
+    """The last report of one source on this host's own load. watts: its newest reading; before_w: the one before that.
 
-    since_s: since when it has told the same number of watts. jumped_at_s: when it last went up and down at once.
-    above_since_s: since when it has told more than the whole UPS carries; None while it does not.
-    ups_w, before_ups_w: what the whole UPS carried when watts and before_w were told; None: not known.
+    since_s: since when it has reported the same number of watts. jumped_at_s: when it last went up and down at once.
+    above_since_s: since when it has reported more than the whole UPS carries; None while it does not.
+    ups_w, before_ups_w: what the whole UPS carried when watts and before_w were reported; None: unknown.
     """
 
     source: OwnSource
@@ -121,7 +123,7 @@ class OwnHeard:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnBefore:
-    """What a source told of this host's own load when training was told to pause. drop_w: how much of it is to go."""
+    """A source's report on this host's own load when training was asked to pause. drop_w: how much of it is to fall."""
 
     source: OwnSource
     watts: float
@@ -129,7 +131,7 @@ class OwnBefore:
 
 
 class Supply(StrEnum):
-    """What we hold to be true of the feed, after both witnesses."""
+    """The state of the feed after both witnesses."""
 
     UNKNOWN = "unknown"
     UTILITY = "utility"
@@ -143,14 +145,14 @@ class Feed:
     since_s: since when `supply` holds, by the best clock there is (the UPS's own seconds on battery count).
     proven_by: the second witness of the last time that it went to battery.
     suspect: the newest reading says battery and waits for its second witness.
-    unproven_battery: the source has said battery ever since first contact and nothing else supports it.
-    utility_seen: the source has said utility since first contact, so a battery that repeats itself is news.
+    unproven_battery: the source has reported battery since first contact without any second witness.
+    utility_seen: the source has reported utility since first contact, so a repeated report of battery is news.
     measures: what the source has shown that it measures.
-    first_charge_pct: charge at first contact; its fall is a witness where nothing else speaks.
+    first_charge_pct: charge at first contact; its fall is a witness if there is no other.
     test_since_s: since when a self-test runs; one of more than 60 s is an outage.
     lost_since_s: since when no source has answered; None while one does.
-    low_battery_at_s: since when low battery has been told by two readings on battery.
-    countdown_at_s: when the UPS cuts its output by a countdown of its own, told by two readings.
+    low_battery_at_s: since when two readings on battery have reported low battery.
+    countdown_at_s: when the UPS cuts its output by a countdown of its own, reported by two readings.
     fsd_at_s: when it does so after a forced shutdown that we saw rise, by fsd_since_s: when that began at the earliest.
     fsd_at_first: FSD stood at first contact: history on utility, an order on battery.
     heard: what each source says, where there are several; `reading` is then what they say together.
@@ -184,11 +186,11 @@ class Battery:
 
     used: taken out and not yet put back; survives restarts and boots.
     presumed: no charge has been reported yet, so `used` began at half a charge; the first charge begins it again.
-    gauge, charged: what reported runtime and charge say is left; None until told. Dead-reckoned when silent.
+    gauge, charged: energy left by the reported runtime and charge; None until reported. Dead-reckoned when silent.
     left: the smallest of the three, and of what a low-battery flag permits. None: neither runtime nor a table is known.
     unflagged: the same without the flag; on battery it rises only when all three have said more for 20 s.
     higher_since_s: since when they do.
-    load: share of the rating, averaged over steps of the load; None until told.
+    load: share of the rating, averaged over steps of the load; None until reported.
     step_at_s: when the load last made a step of more than 5 %: the UPS's own runtime lags for 20 s after.
     suspect: a fall faster than physics that waits for a second reading. fell_at_s: when one was last confirmed so.
     health: share of a new battery's energy that a full charge holds.
@@ -197,7 +199,7 @@ class Battery:
     low_left: energy that a low-battery flag permits: its seconds at the load at which it rose, less what was drained
         since; None while no flag is up.
     away_s: wall seconds for which the host was off; they may have recharged it, if the charge says so too.
-    away_charge: the charge before that; what it has fallen by meanwhile was used. None once two readings have told.
+    away_charge: the charge before that; its fall meanwhile was used. None once two readings have shown it.
     contradicted: the UPS says battery, and after a third of it its input is there and its charge is still full.
     model: what has been learned of it.
     """
@@ -232,7 +234,7 @@ class Supplied:
         until it answers.
     overloaded: it would be, once those on battery end; a pause that cures it must not bring training back, so it stays
         so until none is on battery.
-    watch: what the others have shown of it since it was last heard; None where they tell no load.
+    watch: what the others have shown of it since it was last heard; None if they report no load.
     """
 
     ups: str
@@ -259,15 +261,16 @@ class CheckpointInFlight:
 class Trainer:
     """One trainer as last seen.
 
-    checkpoint_s: seconds from order to durable, the best estimate there is; told_s: what it or the settings say.
+    checkpoint_s: seconds from order to durable, the best estimate there is; told_s: the estimate of the trainer or the
+    settings.
     in_flight: its checkpoint that has no outcome yet. ordered_at_s: when the last one was ordered.
-    told_pause: it has been told to pause or exit in this outage and has not been resumed.
+    told_pause: it was asked to pause or exit in this outage and has not been resumed.
     durable: this outage's checkpoint is durable (for a trainer that pauses: at the step where it stands).
     durable_at_s: when the newest known checkpoint became durable.
     tries: checkpoints ordered in this outage.
     failed: why the checkpoint of this outage failed for good; "" when it did not. cut_short: it had less time than it
         needs, so it is asked again in a hold that leaves enough.
-    stall_s: for how long a checkpoint beside training holds it up, as it says; None: not told.
+    stall_s: how long a checkpoint during training delays it, as it reports; None: not reported.
     priority: as in `TrainerPolicy`.
     """
 
@@ -300,7 +303,7 @@ class Trainer:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Obligation:
-    """What is owed until it is confirmed, in `State.owed`. Who keeps which kind, and how: `core/obligations.py`.
+    """What is owed until it is confirmed, in `State.owed`. How each kind is kept: `core/obligations.py`.
 
     outage: for which; "" if none is known. order: id of the order in flight, None: no outcome is waited for.
     at_s: when it was last ordered, or since when it is owed. retry_at_s: it is not ordered again before.
@@ -326,7 +329,7 @@ class GpuCap(Obligation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Signalled(Obligation):
-    """A trainer's processes were stopped or ended because it drew on: owed until it is confirmed that they go on.
+    """A trainer's processes were stopped or ended because it still drew power: owed until they are confirmed to run.
 
     word: of `escalation`, the last that was ordered. at_s: when; once it was carried out: then.
     carried_out: the highest rung that was carried out, "" for none. failed: the last word was not carried out.
@@ -345,7 +348,7 @@ class Signalled(Obligation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Resume(Obligation):
-    """A trainer is to be told that it may go on: owed until it has heard it. Its order is not named by its id."""
+    """A trainer is owed a resume until it has confirmed one. Its order is not named by its id."""
 
     trainer: str
 
@@ -469,7 +472,7 @@ class Drill:
     """A rehearsal that runs (see `drill`).
 
     part: what it does now. waiting: orders without outcome.
-    told: trainers that it has told to pause; paused: those who may still stand still.
+    told: trainers that it has asked to pause; paused: those that may still be paused.
     load: share of the rating before anything was done. speeds: steps a second before. failures: what went wrong.
     """
 
@@ -510,7 +513,7 @@ class Maintenance:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Online:
-    """Utility, or nothing known that would say otherwise."""
+    """Utility is there, or no source contradicts it."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -518,8 +521,8 @@ class Outage:
     """What is true in every phase of an outage. One id, from the first reading on battery until training runs.
 
     lowered: the grade was lowered so that a checkpoint fits.
-    boots: when the host came back in it, newest last. back_off_s: for how long it was told to stay away the last time,
-    because it came back too often; 0: it was not.
+    boots: when the host came back in it, newest last. back_off_s: how long it had to stay off the last time, because it
+        came back too often; 0: no such wait.
     """
 
     id: str
@@ -537,16 +540,16 @@ class Outage:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OnBattery:
-    """Training goes on; the budget is watched."""
+    """Training continues; the budget is watched."""
 
     outage: Outage
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class EmergencyCheckpoint:
-    """Trainers were told to pause and to checkpoint.
+    """Trainers were asked to pause and to write a checkpoint.
 
-    paused_load: predicted load once paused; None where nobody pauses. settle_by_s: until then it counts.
+    paused_load: predicted load once paused; None if no trainer pauses. settle_by_s: until then it counts.
     due_at_s: the commit test came true then and waits for one more poll.
     own_drop: on a UPS that is shared, by how much our pause is to lower its load; None on one that is not.
     own: what measured this host's own load before the pause.
@@ -563,7 +566,7 @@ class EmergencyCheckpoint:
 
     @property
     def paused_at_s(self) -> float:
-        """When everybody was told to pause: it is what this phase begins with."""
+        """When every trainer was asked to pause: this phase begins with it."""
         return self.began_s
 
 
@@ -608,7 +611,8 @@ class Recovery:
 
     clean: the power-off was ours and was ordered. asked: id of the order in flight (to check the host, to start
     training); tries: how often training was to be started. retry_at_s: not before. checked_at_s: the host was whole.
-    started_at_s: training was started, and its first step is waited for. forced_by: who said that it is to start now.
+    started_at_s: training was started, and its first step is waited for. forced_by: the person who ordered it to start
+        now.
     due_at_s: as in `EmergencyCheckpoint`, should the power fail again.
     """
 
@@ -627,7 +631,7 @@ class Recovery:
 Owed = TypeVar("Owed", bound=Obligation)
 
 Emergency = EmergencyCheckpoint | Holding
-"""Training stands, or has been told to."""
+"""Training is paused, or has been asked to."""
 Phase = Online | OnBattery | EmergencyCheckpoint | Holding | Shutdown | Recovery
 
 
@@ -637,7 +641,7 @@ class State:
 
     serial: numbers the actions, so that ids stay unique over restarts.
     guarded_since_s: training runs again below the charge gate since then, with checkpoints where they cost little.
-    told: names of standing alarms that have been told, so that each is told once.
+    told: names of the alarms that hold, so that each is logged once.
     learned: what has been measured here, the battery apart. drill: the one that runs.
     upses: where several UPSes feed the host, each by itself; feed and battery are then what they are together.
     gone: parts of this host's own network that went, newest last.

@@ -1,4 +1,4 @@
 """Is there utility? What several sources of one UPS say together, and several UPSes of one host.
 
-Nothing here knows how long a battery lasts, nor what a trainer is.
+This package does not know how long a battery lasts, nor what a trainer is.
 """

@@ -1,9 +1,9 @@
-"""Is the host on battery? Two witnesses, or we do not know.
+"""Is the host on battery? Two witnesses decide.
 
-A real inverter says "battery" for ever, real gauges glitch, SNMP v1 and v2c answers can be forged. So a reading that
-says battery must be supported: by another object of the same answer (seconds on battery, input voltage gone, an
-alarm) or by a second reading. A "battery" that was there at first contact, and that nothing else supports, is not
-believed at all: its repetition proves nothing.
+Some inverters report "battery" permanently, gauges glitch, SNMP v1 and v2c answers can be forged. So a reading that
+reports battery must be supported: by another object of the same answer (seconds on battery, input voltage gone, an
+alarm) or by a second reading. A "battery" that was there at first contact and has no other support is not believed: its
+repetition is not evidence.
 
 Where a UPS has several sources, `agreement` makes one stream of readings of theirs first.
 """
@@ -25,7 +25,7 @@ from powerguard.core.supply.several_sources import (
 )
 
 SELF_TEST_S = 60.0
-"""A self-test that runs longer than this is an outage, whatever it calls itself."""
+"""A self-test that runs longer than this counts as an outage."""
 _BATTERY, _UTILITY = Supply.BATTERY, Supply.UTILITY
 _SAYS_BATTERY, _SAYS_UTILITY = OutputSource.BATTERY, OutputSource.UTILITY
 """By names of their own: Python 3.11 takes twenty times as long to find a member of an enum."""
@@ -33,12 +33,12 @@ _CHARGE_FALL_PCT = 2.0
 _LONG_S = 1e7
 """Four months: no runtime, no outage and no countdown is longer."""
 SPENT_S = 300.0
-"""So long after its moment stands what a source has announced that is lost now: the output should have gone since."""
+"""How long an announcement of a lost source outlives its moment: by then the output should be off."""
 _Teller = TypeVar("_Teller", Feed, Heard)
 
 
 def _within(value: float | None, least: float, most: float) -> float | None:
-    """Return the value, or None where it is no number between the two (NaN is none)."""
+    """Return the value, or None if it is not a number between the two (NaN is not)."""
     return value if value is not None and least <= value <= most else None
 
 
@@ -73,7 +73,7 @@ def plausible(reading: Reading) -> Reading:
 
 
 def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
-    """Enter one reading. One of another UPS, or older than the newest, changes nothing."""
+    """Enter one reading. One of another UPS, or older than the newest, is ignored."""
     last = feed.reading
     if policy.sources > 1:
         return _observe_together(policy, feed, reading)
@@ -96,11 +96,11 @@ def _observe_together(policy: Policy, feed: Feed, reading: Reading) -> Feed:
 
 
 def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
-    """What the reading says, before any witness is asked."""
+    """The supply by this reading alone, before any witness counts."""
     if reading.output_source in ON_UTILITY:
         return _UTILITY
     if reading.output_source is not _SAYS_BATTERY:
-        # Off or unknown while we compute: the load is fed by something we cannot see. On battery it changes nothing.
+        # Off or unknown while the host runs: the load has an unseen supply. On battery this has no effect.
         return _BATTERY if feed.supply is _BATTERY else Supply.UNKNOWN
     is_test = (reading.testing or reading.calibrating) and reading.input_present is not False
     if feed.supply is _BATTERY and reading.input_present is None:
@@ -178,7 +178,7 @@ def _repeats(feed: Feed, reading: Reading) -> str:
 
 
 def _battery_since_s(feed: Feed, reading: Reading, seen_s: float | None) -> float:
-    """Since when we are on battery: the UPS counts the seconds, also those in which we were not there."""
+    """Since when the host is on battery: the UPS counts the seconds, also while the daemon did not run."""
     first_s = reading.at_s if seen_s is None else min(seen_s, reading.at_s)
     if feed.suspect and feed.reading is not None:
         first_s = feed.reading.at_s
@@ -190,12 +190,12 @@ def _battery_since_s(feed: Feed, reading: Reading, seen_s: float | None) -> floa
 
 
 def _is_low(reading: Reading) -> bool:
-    """Low battery as told, or a reported runtime that has run out (the decoder passes 0 only where it is real)."""
+    """Low battery as reported, or a reported runtime of 0 (the decoder passes 0 only if it is real)."""
     return reading.low_battery or (reading.runtime_s is not None and reading.runtime_s <= 0.0)
 
 
 def _orders(policy: Policy, feed: Feed, reading: Reading) -> Feed:
-    """Enter what the UPS announces. Where there are several sources, each takes back only what it has told itself."""
+    """Enter what the UPS announces. With several sources, each withdraws only its own announcement."""
     if policy.sources <= 1:
         return _announced(policy, feed, feed.previous, reading, feed.supply)
     heard = tuple(
@@ -215,7 +215,7 @@ def _orders(policy: Policy, feed: Feed, reading: Reading) -> Feed:
 
 
 def _is_spent(each: Heard, now_s: float) -> bool:
-    """Say whether what it announced did not come, and it is not there to say so: no host may stay off for that."""
+    """Say whether an announced cut did not come and the source is lost: the host must not stay off for it."""
     ends_s = [at_s for at_s in (each.countdown_at_s, each.fsd_at_s) if at_s is not None]
     return each.lost_since_s is not None and bool(ends_s) and now_s - max(ends_s) > SPENT_S
 
@@ -240,7 +240,7 @@ def _announced(policy: Policy, told: _Teller, last: Reading | None, reading: Rea
         at_first = True
     else:
         if since_s is None and not at_first:
-            # After a silence nobody knows when it rose: for all that was told, right after the last reading before.
+            # After a silence the start is unknown: assume it came right after the last reading before.
             since_s = last.at_s if reading.at_s - last.at_s > policy.stale_s else reading.at_s
         if last.forced_shutdown and fsd_at_s is None and (since_s is not None or supply is _BATTERY):
             # One that stood before us has no known beginning.
@@ -274,7 +274,7 @@ def is_fresh(policy: Policy, feed: Feed, now_s: float) -> bool:
 
 
 def is_stable(policy: Policy, feed: Feed, now_s: float, *, stable_s: float) -> bool:
-    """Say whether utility has been back for `stable_s`, as far as fresh readings tell."""
+    """Say whether utility has been back for `stable_s`, by fresh readings."""
     if feed.supply is not _UTILITY or feed.suspect:
         return False
     return now_s - feed.since_s >= stable_s and is_fresh(policy, feed, now_s)

@@ -1,12 +1,12 @@
 """Several sources of one UPS: what they say together.
 
 Each has its own age, its own lag (NUT's snmp-ups follows its card by up to 30 s, measured) and its own ways to be
-wrong. They become one stream of readings in which the cautious word counts, field by field: battery before utility,
-the shorter runtime, the larger load. A word of caution must be repeated by its own source before it counts beside the
-others: the arrival of another source repeats nothing.
+wrong. They become one stream of readings in which the more cautious value counts, field by field: battery before
+utility, the shorter runtime, the larger load. A cautious value must be repeated by its own source before it counts with
+the others: a reading of another source is not a repetition.
 
-Who is silent keeps his last word only where it is "battery", and not for ever. Who says battery for minutes while
-nothing empties, and another one sees the input there, is found out.
+A silent source keeps its last value only if it was "battery", for a limited time. A source that reports battery for
+minutes while the charge does not fall, and another source sees the input, is marked doubtful.
 """
 
 from collections.abc import Callable
@@ -17,18 +17,18 @@ from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Feed, Heard, Measures
 
 LAG_S = 30.0
-"""Two that disagree for less may both be right: one of them lags (NUT snmp-ups 12 to 30 s, apcupsd 32 to 48 s)."""
+"""How long two sources may disagree and both be right: one lags (NUT snmp-ups 12 to 30 s, apcupsd 32 to 48 s)."""
 COMMIT_LAG_S = 60.0
-"""So long nothing is latched after the first one has seen utility again: the slowest of them needs 48 s to follow."""
+"""Delay of a commit after the first source has seen utility again: the slowest needs 48 s to follow."""
 LAST_WORD_S = 60.0
-"""So long the battery of a source that has fallen silent counts against others that say utility."""
+"""How long a silent source's "on battery" outweighs others that report utility."""
 DOUBT_S = 180.0
-"""So long a battery that nothing empties and that another source contradicts is believed all the same."""
+"""How long a source's "on battery" is believed while the charge does not fall and another source contradicts it."""
 SECOND_READING_S = 0.2
 """Two readings closer together than this are one observation."""
 _APART_S = 0.5
 CONTRADICTED = "supply_contradicted"
-"""Alarm: the UPS says utility, and two objects of the same answer say battery."""
+"""Alarm: the UPS reports utility, and two objects of the same answer show battery."""
 _LEAST_FALL_PCT = 1.0
 _LEAST_FALL_S = 60.0
 _NEXT_S = 0.001
@@ -49,9 +49,9 @@ _Vote = tuple[Heard, Reading, OutputSource]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Together:
-    """What all sources say at one moment.
+    """The merged answer of all sources at one moment.
 
-    feed: with the new reading entered in `heard`. reading: what they say together, at the new reading's time.
+    feed: with the new reading entered in `heard`. reading: the merged one, at the new reading's time.
     witness: the second witness for a battery that they themselves are; "" where there is none.
     battery_since_s: the earliest reading in a row that says battery; None where none counts.
     """
@@ -63,7 +63,7 @@ class Together:
 
 
 def supports_battery(reading: Reading) -> str:
-    """Return the second witness that this answer carries itself, or "": which other object says battery."""
+    """Return the second witness in this same answer, or "": the other object that shows battery."""
     if reading.on_battery_s is not None and reading.on_battery_s > 0.0:
         return "on_battery_s"
     if reading.input_present is False:
@@ -77,12 +77,13 @@ def measured(reading: Reading, measures: Measures, *, utility_seen: bool) -> Rea
     """Return the reading without an input and without seconds on battery that its source does not measure.
 
     Some cards answer 0 V whatever is there. Believed, a self-test of theirs would be an outage: "battery", with the
-    input gone. So volts that are gone count only of a source that has told an input before, or has never told utility.
-    A clock that has stood still since first contact counts nothing: it must move, from what it told on utility as well.
+    input gone. So volts that are gone count only of a source that has reported an input before, or has never reported
+    utility. A clock that has not moved since first contact does not count: it must move, also from its value on
+    utility.
     """
     clock_s = reading.on_battery_s
     if clock_s is not None and clock_s > 0.0 and not (measures.clock or shown(measures, reading).clock):
-        first_told = measures.clock_s is None and utility_seen  # There was nothing to count before.
+        first_told = measures.clock_s is None and utility_seen  # There was no battery time to count before.
         reading = reading if first_told else replace(reading, on_battery_s=None)
     if reading.input_present is not False or measures.volts or not utility_seen:
         return reading
@@ -92,10 +93,10 @@ def measured(reading: Reading, measures: Measures, *, utility_seen: bool) -> Rea
 
 
 def shown(measures: Measures, reading: Reading) -> Measures:
-    """Return what a source has shown that it measures, with this reading of it; the same object where nothing new."""
+    """Return what a source has shown that it measures, with this reading of it; the same object if there is no news."""
     told_s = reading.on_battery_s
     first_s = told_s if measures.clock_s is None else measures.clock_s
-    clock = measures.clock or told_s != first_s  # To fall silent is to move: some tell it on battery only.
+    clock = measures.clock or told_s != first_s  # A missing value counts as a move: some report it on battery only.
     volts = measures.volts or reading.input_present is True
     if (volts, clock, first_s) == (measures.volts, measures.clock, measures.clock_s):
         return measures
@@ -120,7 +121,7 @@ def corrected(before: Reading | None, reading: Reading) -> Reading:
 
 
 def enter(policy: Policy, feed: Feed, reading: Reading) -> Together | None:
-    """Enter the reading of one of several sources; None where it is older than what its source has told already."""
+    """Enter the reading of one of several sources; None if it is older than the newest of its source."""
     old = _of(feed, reading.source)
     if old.reading is not None and reading.at_s <= old.reading.at_s:
         return None
@@ -162,9 +163,10 @@ def lost_since_s(feed: Feed, source: str) -> float | None:
 
 
 def contradicts_commit(policy: Policy, feed: Feed, now_s: float) -> bool:
-    """Say whether a source has news of utility, or one that cannot be forged says utility: no moment to latch.
+    """Say whether a source has news of utility, or an authenticated one reports utility: a commit must wait.
 
-    One that told the battery and tells utility now is ahead of the others, not wrong: they have COMMIT_LAG_S to follow.
+    One that reported battery and now reports utility is ahead of the others, not wrong: they have COMMIT_LAG_S to
+    follow.
     """
     for each in feed.heard:
         if each.reading is None or not _is_fresh(policy, each, now_s) or each.reading.output_source not in ON_UTILITY:
@@ -175,7 +177,7 @@ def contradicts_commit(policy: Policy, feed: Feed, now_s: float) -> bool:
 
 
 def denied_by(policy: Policy, feed: Feed, now_s: float) -> Reading | None:
-    """Return a reading that says utility against one lone source that says battery and can be forged; else None.
+    """Return a reading of utility that contradicts a single, forgeable source that reports battery; else None.
 
     Both witnesses of such a battery may be its own: the commit then needs one that it cannot make. Of several that say
     utility, the one with the least charge.
@@ -249,7 +251,7 @@ def _listened(old: Heard, reading: Reading, measures: Measures) -> Heard:
 
 
 def _is_supported(reading: Reading, gauges: tuple[float | None, float | None]) -> bool:
-    """Say whether anything but its word says that the battery carries the load: another object, or what empties."""
+    """Say whether there is other evidence that the battery carries the load: another object, or a falling charge."""
     charge_pct, runtime_s = gauges
     return (
         bool(supports_battery(reading))
@@ -275,7 +277,7 @@ def _is_fresh(policy: Policy, each: Heard, now_s: float) -> bool:
 
 
 def _votes(policy: Policy, heard: tuple[Heard, ...], new: Heard, now_s: float) -> list[_Vote]:
-    """Return whose word counts now, and what it is."""
+    """Return the sources that count now, with their readings."""
     votes = []
     for each in heard:
         if each.reading is None or each.doubted:
@@ -284,7 +286,7 @@ def _votes(policy: Policy, heard: tuple[Heard, ...], new: Heard, now_s: float) -
         fresh = _is_fresh(policy, each, now_s)
         if word is _BATTERY:
             if not each.utility_seen and not supports_battery(each.reading):
-                continue  # It has never said anything else: that proves nothing.
+                continue  # It has never reported anything else, so this is not evidence.
             if each is not new and not _has_told_battery(each):
                 word = OutputSource.UNKNOWN if each.previous is None else each.previous.output_source
             elif not fresh and not _last_word_counts(heard, each, now_s):
@@ -296,7 +298,7 @@ def _votes(policy: Policy, heard: tuple[Heard, ...], new: Heard, now_s: float) -
 
 
 def _last_word_counts(heard: tuple[Heard, ...], silent: Heard, now_s: float) -> bool:
-    """It fell silent on battery: that counts until another one that knew of the battery has seen its end."""
+    """It fell silent on battery: its value counts until another source that saw the battery has seen its end."""
     told_s = -1.0 if silent.reading is None else silent.reading.at_s
     if now_s - told_s > LAST_WORD_S:
         return False
@@ -311,7 +313,7 @@ def _disagree_since_s(feed: Feed, votes: list[_Vote], now_s: float) -> float | N
 
 
 def _judged(each: Heard, votes: list[_Vote], now_s: float, disagree_since_s: float) -> Heard:
-    """Find out the one that says battery for ever: nothing empties, and another one sees the input there."""
+    """Find a source that reports battery permanently: the charge does not fall, and another source sees the input."""
     reading = each.reading
     if reading is None or each.battery_at_s is None or each.doubted:
         return each
@@ -329,7 +331,7 @@ def _has_fallen(then: float | None, now: float | None, by: float) -> bool:
 
 
 def _output_source(votes: list[_Vote], reading: Reading, disagree_since_s: float | None) -> OutputSource:
-    """Return the cautious word. After LAG_S of disagreement those decide whose answers cannot be forged.
+    """Return the more cautious output source. After LAG_S of disagreement the authenticated sources decide.
 
     But a battery that carries its own witness counts on, for they may be frozen: it pauses training, and `commit` asks
     them (`contradicts_commit`).
@@ -365,7 +367,7 @@ def _merged(votes: list[_Vote], new: Heard, reading: Reading, source: OutputSour
     """Return one reading: the arriving one as it is, of the others the milder of their newest two."""
     others = [each for each, _, _ in votes if each.source != new.source]
     if others and not any(each.source == new.source for each, _, _ in votes):
-        reading = _silenced(reading)  # Who is not believed says nothing in any other field either.
+        reading = _silenced(reading)  # A source that is not believed does not count in any other field either.
     if not others:
         return replace(reading, at_s=at_s, output_source=source)
     merged = reading
@@ -391,12 +393,12 @@ def _silenced(reading: Reading) -> Reading:
 
 
 def _beside(reading: Reading, other: Heard) -> Reading:
-    """Return the reading with what another source has told as well: of its newest two the milder word."""
+    """Return the reading merged with another source: with the milder of that source's newest two."""
     now, before = other.reading, other.previous
     if now is None:
         return reading
     then = before or now
-    twice = before is not None  # A flag counts when it is told again.
+    twice = before is not None  # A flag counts when it is repeated.
     return replace(
         reading,
         runtime_s=_least(reading.runtime_s, _milder(now.runtime_s, then.runtime_s, max)),
@@ -421,14 +423,14 @@ def _milder(newest: float | None, before: float | None, choose: Callable[[float,
 
 
 def _least(one: float | None, other: float | None) -> float | None:
-    """Return the smaller of those that are told."""
+    """Return the smaller of the reported values."""
     if one is None or other is None:
         return other if one is None else one
     return min(one, other)
 
 
 def _most(one: float | None, other: float | None) -> float | None:
-    """Return the larger of those that are told."""
+    """Return the larger of the reported values."""
     if one is None or other is None:
         return other if one is None else one
     return max(one, other)

@@ -25,7 +25,7 @@ from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply
 from powerguard.core.supply import fusion, several_sources, silence
 from powerguard.core.supply.silence import policy_of
 
-_Words = Mapping[str, Supply]  # What counts of each feed beside the others, by its UPS: see `word_of`.
+_Words = Mapping[str, Supply]  # The supply to assume for each feed, by its UPS: see `word_of`.
 _LEAST_S = 0.1
 _ALARMING_FIRST = (
     OutputSource.UNKNOWN,
@@ -50,11 +50,11 @@ def compose(policy: Policy, state: State, upses: tuple[Supplied, ...], now_s: fl
     return replace(state, upses=upses, feed=feed, battery=battery)
 
 
-# --- One feed beside the others --------------------------------------------------------------------------------------
+# --- One feed among several -------------------------------------------------------------------------------------------
 
 
 def word_of(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
-    """What counts of one feed beside the others: utility that cannot be seen or relied on is none, in an outage."""
+    """Supply to assume for this feed; in an outage, unverified utility counts as absent."""
     feed = each.feed
     if silence.lives(each):
         return Supply.UTILITY
@@ -77,7 +77,7 @@ def _words(upses: tuple[Supplied, ...]) -> _Words:
 
 
 def _is_off(each: Supplied) -> bool:
-    """Say whether its output is off, told twice: it carries nothing, whatever is in its battery."""
+    """Say whether its output is off, reported twice: it carries no load, whatever its charge."""
     reading, before = each.feed.reading, each.feed.previous
     if reading is None or before is None or reading.output_source is not OutputSource.OFF:
         return False
@@ -89,14 +89,14 @@ def _carries_nothing(upses: tuple[Supplied, ...], each: Supplied) -> bool:
 
 
 def _tests_blindly(feed: Feed) -> bool:
-    """Say whether it tests its battery, and nobody knows whether it could stop doing so."""
+    """Say whether it tests its battery, and it is unknown whether it could stop."""
     reading = feed.reading
     is_test = reading is not None and (reading.testing or reading.calibrating) and reading.input_present is not True
     return is_test and fusion.is_draining(feed)
 
 
 def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, words: _Words) -> Supplied:
-    """Find out whether it takes over more than it can carry when those on battery end; unknown loads say nothing.
+    """Find out whether it takes over more than it can carry when those on battery end; unknown loads are ignored.
 
     What has moved to it already is in its own load, and counts once.
     """
@@ -178,7 +178,7 @@ def _feed(
 
 
 def _standing(each: Supplied) -> Feed:
-    """Return its feed with the words that still stand: who has outlived his battery has outlived what he told of it."""
+    """Return its feed without outdated reports: a UPS that outlived its battery has outlived its reports about it."""
     return Feed() if silence.lives(each) else each.feed
 
 
@@ -238,7 +238,7 @@ def _reading(
 
 
 def _input(on_battery: list[Reading], tested: Iterable[Reading], base: Reading) -> bool | None:
-    """Say whether the input is there: of a UPS in a test its own word counts, whoever has just answered."""
+    """Say whether the input is there: for a UPS in a test its own report counts, whichever source answered last."""
     if any(each.input_present is False for each in on_battery):
         return False
     words = {each.input_present for each in tested if each.testing or each.calibrating}
@@ -256,7 +256,7 @@ def _battery(
     counted = going if feed.supply is Supply.BATTERY else going + staying
     left = _mean(policy, counted, lambda battery: battery.left)
     if left is not None and sums.usable(policy, left) <= 0.0:
-        # Those that go have ended: how long those last that stay could not be told of an energy that is none.
+        # Those that end are left out: with no energy left, the runtime of the others could not be computed.
         counted = going + staying
         left = _mean(policy, counted, lambda battery: battery.left)
     # A UPS whose output is off is not there; what it carried is on the others.
@@ -264,10 +264,10 @@ def _battery(
     composed: tuple[tuple[float, float], ...] = ()
     if left is not None:
         usable = sums.usable(policy, left)
-        full = usable <= 0.0  # There is nothing to play, but the table is asked for all the same: that of full ones.
+        full = usable <= 0.0  # No energy is left to play, but the table is still needed: that of full batteries.
         lasts = stepped(_lasts_s(policy, upses, feed, now_s, words=words, full=full))
         share = sums.usable(policy, 1.0) if full else usable
-        carried = load or 1.0  # As for a lone one: a load that nobody tells is a full one.
+        carried = load or 1.0  # As for a single UPS: an unreported load counts as full.
         composed = tuple((factor * carried, lasts_s / share) for factor, lasts_s in zip(FACTORS, lasts, strict=True))
     steps = [each.battery.step_at_s for each in upses if each.battery.step_at_s is not None]
     return Battery(
@@ -283,7 +283,7 @@ def _battery(
 
 
 def _mean(policy: Policy, upses: Iterable[Supplied], of: Callable[[Battery], float | None]) -> float | None:
-    """Mean of what is known of their batteries, by power supplies; None where nothing is."""
+    """Mean of what is known of their batteries, by power supplies; None if none is known."""
     known = [(_supplies(policy, each), value) for each in upses if (value := of(each.battery)) is not None]
     weight = sum([supplies for supplies, _ in known])
     return sum(supplies * value for supplies, value in known) / weight if weight else None
@@ -306,7 +306,7 @@ def _lasts_s(
         endless = word is Supply.UTILITY and feed.supply is Supply.BATTERY
         blind = not endless and (not points or each.battery.left is None)
         if word is Supply.UNKNOWN or blind:
-            # Nobody knows how long, so it counts for nothing, but what it carries is there.
+            # Its runtime is unknown and counts as zero, but its load is there.
             orphaned += each.battery.load or 0.0
             continue
         energy = 1.0 if full else each.battery.left or 0.0
@@ -333,11 +333,11 @@ def _reader(points: tuple[tuple[float, float], ...]) -> Callable[[float], float]
 
 
 def take(policy: Policy, feed: Feed, battery: Battery, reading: Reading) -> tuple[Feed, Battery]:
-    """Enter a reading of one UPS into its feed and its account; the same feed where it changes nothing."""
+    """Enter a reading of one UPS into its feed and its account; the same feed if it makes no change."""
     new = fusion.observe(policy, feed, reading)
     if new is feed:
         return feed, battery
-    told = new.reading or reading  # What all its sources say together, where there are several.
+    told = new.reading or reading  # Merged, if the UPS has several sources.
     draining, drained = fusion.is_draining(new), fusion.is_draining(feed)
     if not drained:
         # The short way leaves the account behind by some seconds; those were seconds on utility.
@@ -347,7 +347,7 @@ def take(policy: Policy, feed: Feed, battery: Battery, reading: Reading) -> tupl
 
 
 def enter(policy: Policy, state: State, reading: Reading) -> State | None:
-    """Enter a reading of the UPS, or of one of several; None where it changes nothing."""
+    """Enter a reading of the UPS, or of one of several; None if it makes no change."""
     if not policy.feeds:
         feed, battery = take(policy, state.feed, state.battery, reading)
         return None if feed is state.feed else replace(state, feed=feed, battery=battery)
@@ -363,7 +363,7 @@ def enter(policy: Policy, state: State, reading: Reading) -> State | None:
 
 
 def lose(policy: Policy, state: State, failure: SourceFailed) -> State | None:
-    """Enter that a source is lost; None where this is no news."""
+    """Enter that a source is lost; None if this is not new."""
     if not policy.feeds:
         feed = fusion.lose(policy, state.feed, failure)
         return None if feed is state.feed else replace(state, feed=feed)
@@ -379,7 +379,7 @@ def lose(policy: Policy, state: State, failure: SourceFailed) -> State | None:
 
 
 def presume(policy: Policy, state: State, now_s: float) -> State:
-    """Presume battery of what fell silent with this host's own network; the same state where nothing did."""
+    """Presume battery of what fell silent with this host's own network; the same state if none did."""
     if policy.feeds:
         return compose(policy, state, state.upses, now_s, None) if state.upses else state
     feed = silence.on_battery(state.gone, state.feed)
@@ -469,7 +469,7 @@ def each_alone(policy: Policy, state: State) -> list[tuple[Policy, State]]:
 
 
 def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float) -> bool:
-    """Say whether the host would have the power supplies that it needs, by news of utility or a word beyond forgery.
+    """Say whether the host would have the power supplies that it needs, by news of utility or authenticated reports.
 
     A lone source that can be forged is denied by any other one that says utility, for as long as the battery lasts by
     what it cannot forge: it alone must not power the host off. stop_s: what the stop needs.
@@ -523,7 +523,7 @@ def redundancy_lost(state: State) -> str:
 
 
 def _is_known(each: Supplied) -> bool:
-    """Say whether it has told anything, or is known not to answer: before that, nothing is missing."""
+    """Say whether it has reported, or is known not to answer: before that, it is not missing."""
     return each.feed.reading is not None or each.feed.lost_since_s is not None
 
 
@@ -540,8 +540,8 @@ def _with(upses: tuple[Supplied, ...], new: Supplied) -> tuple[Supplied, ...]:
 
 def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
     if silence.lives(each):
-        return "silent; it carries its part for longer than a battery lasts"
+        return "silent; it has carried its part for longer than a battery lasts"
     if word_of(upses, each) is Supply.BATTERY:
-        return "silent since the power or the network went" if each.presumed else "on battery"
+        return "silent since the power or the network failed" if each.presumed else "on battery"
     reading = each.feed.reading
     return "silent" if reading is None or each.feed.lost_since_s is not None else str(reading.output_source)

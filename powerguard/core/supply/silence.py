@@ -1,19 +1,18 @@
 """A UPS that fell silent: lost with the power, or only lost?
 
-Its card hangs on a switch, and a switch without a UPS of its own goes dark with utility. So a UPS that said utility and
-fell silent is presumed to be on battery, since then, where something else went within the same 30 s: another feed, or
-this host's own link or gateway. That presumption ends when it answers again, with whatever it says; that the network
-is back proves nothing of utility.
-
-One that has told nothing since the daemon began is not presumed to be anything: links come up late at boot.
+Its card hangs on a switch, and a switch without a UPS of its own goes dark with utility. So a UPS that reported utility
+and fell silent is presumed to be on battery, since then, if another part went down within the same 30 s: another feed,
+or this host's own link or gateway. That presumption ends when it answers again, with any answer; a network that is back
+does not show that utility is. A UPS that has not answered since the daemon started is not presumed to be in any state:
+links come up late at boot.
 
 A UPS that fell silent on battery, watched through the loads of the others: does it live?
 
 Where one UPS is enough, another one with utility carries the host, and training may not go on as long as it would be
-overloaded when the silent one ends (`Supplied.overloaded`). If the silent one never answers again, that would be for
-ever. But the others tell: what it carries moves to them when it ends. So it lives while their loads have not risen
-since it was last heard; and one that lives for longer than a new, full battery lasts at its load has utility. Neither
-is enough alone: a battery may end at any time, and a load says nothing of where it comes from (docs/decisions/0055).
+overloaded when the silent one ends (`Supplied.overloaded`). If the silent one never answers again, that would never
+end. But the others show it: its load moves to them when it ends. So it lives while their loads have not risen since it
+was last heard; and one that lives for longer than a new, full battery lasts at its load has utility. Neither is enough
+alone: a battery may end at any time, and a load does not show its source (docs/decisions/0055).
 """
 
 from dataclasses import replace
@@ -26,14 +25,14 @@ from powerguard.core.model.policy import FeedPolicy, Policy
 from powerguard.core.model.state import Feed, Gone, State, Supplied, Supply, Watch, Witness
 
 PRESUMED_S = 30.0
-"""What falls silent this close to something else that goes, went with it."""
+"""A UPS that falls silent within this time of another failure failed with it."""
 NETWORK = "network"
 """The second witness of a battery that is presumed because this host's own network went."""
 _MOST_GONE = 16
 
 
 def seen(state: State, event: NetworkSeen) -> State | None:
-    """Enter what is seen of this host's own network; None where it is no news."""
+    """Enter a report on this host's own network; None if it is not new."""
     rest = tuple(each for each in state.gone if each.part != event.part)
     if event.up:
         return None if rest == state.gone else replace(state, gone=rest)
@@ -91,7 +90,7 @@ _MOVED = (0.75, 1.35)
 _MOVED_S = 15.0
 """A rise that comes later than this after the last word of the silent one needs a battery that is used up."""
 _STEP_S = 5.0
-"""So long after a step of one load what another one told may be of before it: shares are taken before and after."""
+"""How long after a step of one load another report may be older than it: shares are taken before and after."""
 _GAP_S = 30.0
 """A load that falls between two readings further apart may have risen in between."""
 
@@ -99,7 +98,7 @@ _GAP_S = 30.0
 def watched(
     policy: Policy, upses: tuple[Supplied, ...], each: Supplied, now_s: float, arrived: Feed | None
 ) -> Supplied:
-    """Enter what the others tell into what is known of one of several feeds. arrived: the feed that has just told."""
+    """Enter the others' reports into what is known of one of several feeds. arrived: the feed with the new report."""
     old = each.watch
     if each.feed is arrived:
         return replace(each, watch=_begun(policy, upses, each))
@@ -118,9 +117,9 @@ def lives(each: Supplied) -> bool:
 
 
 def has_ended(upses: tuple[Supplied, ...], each: Supplied) -> bool:
-    """Say whether it is silent and others have taken over what it carried: it carries nothing any more.
+    """Say whether it is silent and others have taken over its load: it no longer carries any.
 
-    While a UPS beside it could not carry the training load alone, it counts as before: a pause that cures the overload
+    While another UPS could not carry the training load alone, it counts as before: a pause that cures the overload
     must not bring training back.
     """
     if each.watch is None or _is_heard(each) or lives(each) or any(other.overloaded for other in upses):
@@ -148,19 +147,19 @@ def _begun(policy: Policy, upses: tuple[Supplied, ...], each: Supplied) -> Watch
         if newest > 0.0 and (share is None or not (_steps(each, other) or _steps(other, each))):
             share = load / newest
         if share is not None:
-            # Who is not heard as this one speaks carries what goes with it.
+            # A UPS that is silent at this moment carries its proportional part.
             others.append(Witness(ups=other.ups, share=share, least=newest if newest > 0.0 else load / share))
     return Watch(load=load, others=tuple(others)) if others else None
 
 
 def _steps(each: Supplied, other: Supplied) -> bool:
-    """Say whether its load has made a step so lately that the other one may not have told of it."""
+    """Say whether its load has made a step so lately that the other one may not have reported it."""
     step_at_s, reading = each.battery.step_at_s, other.feed.reading
     return step_at_s is not None and reading is not None and reading.at_s - step_at_s < _STEP_S
 
 
 def _gone_on(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch: Watch, now_s: float) -> Watch:
-    """Go on while it says nothing: have the others' loads risen, and what would it have spent on battery by now?"""
+    """Continue while it is silent: have the others' loads risen, and what would it have spent on battery by now?"""
     known = {other.ups: other for other in upses if _is_heard(other)}
     takers = {one.ups: _taken(policy, upses, each, one) for one in watch.others if one.ups in known}
     others = tuple(
@@ -181,13 +180,13 @@ def _gone_on(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch:
     again = any(other.feed.supply is Supply.BATTERY for other in known.values())
     if again or not (watch.lives or (seen and spent >= OUTLIVED)):
         return replace(watch, spent=spent, counted_s=now_s, lives=False)
-    # Until another one goes to battery again, what the others carry is what they carry beside one that lives.
+    # Until another one goes to battery again, the others' loads are those next to a UPS that lives.
     others = tuple(replace(one, least=_newest(policy, known, one), risen=False) for one in others)
     return Watch(load=watch.load, others=others, counted_s=now_s, lives=True)
 
 
 def _load(policy: Policy, upses: tuple[Supplied, ...], watch: Watch) -> float:
-    """Return what it carries if it lives: its part of the same host, more with the others, never less than it told."""
+    """Return its load if it lives: its part of the same host, more with the others, never less than reported."""
     known = {other.ups: other for other in upses if _is_heard(other)}
     loads = (one.share * _newest(policy, known, one) for one in watch.others if one.ups in known)
     return max(watch.load, min(OVERLOADED, max(loads, default=0.0)))
@@ -234,7 +233,7 @@ def _newest(policy: Policy, known: dict[str, Supplied], one: Witness) -> float:
 
 
 def _told(policy: Policy, other: Supplied) -> float:
-    """Return the newest load of a UPS; 0 where its newest reading tells none."""
+    """Return the newest load of a UPS; 0 if its newest reading has none."""
     mine, reading = policy_of(policy, other.ups), other.feed.reading
     newest = None if mine is None or reading is None else account.told_load(mine.policy, reading)
     return 0.0 if newest is None else newest

@@ -1,10 +1,10 @@
-"""The ladder: what is done about a trainer that was told to pause while the load does not fall (docs/decisions/0090).
+"""Escalation: what is done about a trainer that was asked to pause while the load does not fall (docs/decisions/0090).
 
-    GPU cap (`cap`)  ->  SIGSTOP  ->  SIGTERM, all before the commit; SIGCONT before a trainer is told to go on
+    GPU cap (`cap`)  ->  SIGSTOP  ->  SIGTERM, all before the commit; SIGCONT before a trainer is resumed
 
-Only a trainer whose checkpoint is durable or out of time is signalled, one that does not even say that it stands before
-one that does, and each rung has time to show in the load. What is stopped stands in the state until its going on has
-been confirmed; nobody in any other phase stays stopped.
+Only a trainer whose checkpoint is durable or out of time is signalled. Trainers that have not confirmed the pause are
+signalled first, and each rung has time to show in the load. A stopped trainer is in the state until it is confirmed to
+run again; in other phases no trainer stays stopped.
 """
 
 from dataclasses import replace
@@ -45,21 +45,21 @@ _DONE: Final = {STOP: "trainer_stopped", TERMINATE: "trainer_terminated", CONTIN
 
 
 def of(state: State, name: str) -> Signalled | None:
-    """Return what was done to this trainer; None where nothing was, or all of it is undone."""
+    """Return what was done to this trainer; None if it was never signalled, or all of it is undone."""
     return next((each for each in state.signalled if each.trainer == name), None)
 
 
 def is_stopped(state: State, name: str) -> bool:
     """Say whether a trainer cannot hear us: stopped, or about to be, and not let go on yet.
 
-    Once that has failed it counts no more: somebody else (the watch, a person) may have let it go on.
+    Once SIGCONT has failed this no longer counts: the watch or a person may have continued it.
     """
     each = of(state, name)
     return each is not None and each.carried_out != TERMINATE and not (each.word == CONTINUE and each.failed)
 
 
 def is_terminated(state: State, name: str) -> bool:
-    """Say whether we have ended it: its being gone is no news, and its training has to be started again."""
+    """Say whether powerguard has ended it: its end is expected, and its training has to be started again."""
     each = of(state, name)
     return each is not None and TERMINATE in (each.word, each.carried_out)
 
@@ -73,7 +73,7 @@ def is_to_be_stopped(turn: Turn) -> bool:
 
 
 def tend(turn: Turn) -> None:
-    """Let go on whoever may; climb where a pause does not show."""
+    """Continue trainers that may run; escalate if a pause does not show."""
     phase = turn.state.phase
     for each in turn.state.signalled:
         if each.order is not None or not _may_go_on(turn, each):
@@ -85,7 +85,7 @@ def tend(turn: Turn) -> None:
     if isinstance(phase, Emergency):
         _climb(turn, phase)
     elif isinstance(phase, Online):
-        turn.tell_once(_FAILED, "another outage may try again", holds=False)
+        turn.tell_once(_FAILED, "the next outage tries again", holds=False)
 
 
 def _may_go_on(turn: Turn, each: Signalled) -> bool:
@@ -108,7 +108,11 @@ def _climb(turn: Turn, phase: Emergency) -> None:
             blank = Signalled(trainer=trainer.name, outage=turn.outage_id, word=rung, at_s=turn.now_s)
             _send(turn, known or blank, rung)
             load = round(100 * account.load_of(turn.state.battery))
-            because = "told to pause, and the load has not fallen" if rung == STOP else "stopped, and still it draws"
+            because = (
+                "it was asked to pause, and the load has not fallen"
+                if rung == STOP
+                else "it was stopped, and the load has not fallen"
+            )
             fall = own.fall(turn.policy, turn.state, turn.now_s)
             watts = {} if fall is None else {"own_w": round(fall.now_w), "expected_w": round(fall.expected_w)}
             turn.note(
@@ -121,7 +125,7 @@ def _is_time(turn: Turn, phase: Emergency) -> bool:
     if not policy.signals or state.maintenance is not None or not turn.load_stays_high(phase):
         return False
     if not fusion.is_fresh(policy, feed, turn.now_s):
-        return False  # The daemon stood still: what it knows may be long over, and a signal is not taken back.
+        return False  # The daemon did not run for a while: its state may be old, and a signal cannot be undone.
     # A cut of the output comes when it comes, whatever is drawn until then.
     on_battery = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
     if feed.supply is not Supply.BATTERY or not on_battery or sums.power_off_at_s(feed) is not None:
@@ -140,7 +144,7 @@ def _is_capped_in_vain(turn: Turn) -> bool:
 
 
 def _next_rung(turn: Turn, trainer: Trainer) -> str:
-    """Return the next rung for a trainer, or "": its checkpoint is on its way, or there is nothing left to do."""
+    """Return the next rung for a trainer, or "": its checkpoint is in flight, or no rung is left."""
     if not trainer.alive or not trainer.told_pause or trainer.conduct is Conduct.CONTINUE:
         return ""
     if trainer.order is not None or not (trainer.durable or trainer.failed):
@@ -167,14 +171,14 @@ def _put(turn: Turn, each: Signalled) -> None:
 
 
 def forget(turn: Turn, name: str) -> None:
-    """Whoever bears this name now is another process: nothing was done to it."""
+    """Forget the signals: a new process has this name, and it was not signalled."""
     known = of(turn.state, name)
     if known is not None:
         turn.settle(known)
 
 
 def take_in(turn: Turn, outcome: Done | Failed) -> None:
-    """Enter how a signal went; one of which nobody knows any more is passed over."""
+    """Enter how a signal went; one that is no longer known is ignored."""
     each = next((each for each in turn.state.signalled if each.order == outcome.action.id), None)
     if each is None:
         return
@@ -186,10 +190,10 @@ def take_in(turn: Turn, outcome: Done | Failed) -> None:
             turn.tell_once(_FAILED, f"{each.trainer}: {outcome.reason}", holds=True)
         return
     recorded = outcomes.is_recorded(outcome)
-    because = "dry-run: nobody was signalled, it is only recorded" if recorded else "told by the helper"
+    because = "dry-run: no signal was sent, it is only recorded" if recorded else "confirmed by the helper"
     turn.note(_DONE[each.word], because, Level.INFO, **{"trainer": each.trainer, **dict(outcome.detail)})
     if each.word == CONTINUE:
         forget(turn, each.trainer)
-        turn.tell_once(_STUCK, "it goes on", holds=any(left.failed for left in turn.state.signalled))
+        turn.tell_once(_STUCK, "it runs again", holds=any(left.failed for left in turn.state.signalled))
     else:
         _put(turn, replace(each, order=None, carried_out=each.word, at_s=turn.now_s))

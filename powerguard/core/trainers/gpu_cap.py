@@ -1,7 +1,7 @@
 """GPU power as what stretches the battery: capped on battery where a drill has measured that it pays, always restored.
 
 What pays is work done with one charge: how much longer the battery lasts at the capped load, times the speed that is
-left. Where GPUs are a small part of the load it does not (measured: a weak drop makes it worse than nothing).
+left. If GPUs are a small part of the load it does not pay (measured: a weak drop is worse than no cap).
 """
 
 from dataclasses import replace
@@ -41,7 +41,7 @@ def gain(policy: Policy, state: State) -> float | None:
 
 
 def tend(turn: Turn) -> None:
-    """Cap when it is time, lift when it is over; a restore that fails is tried for ever, and told."""
+    """Cap when it is time, restore when it is over; a failed restore is repeated without limit, and logged."""
     cap = turn.state.cap
     if cap is None:
         _begin(turn)
@@ -54,7 +54,7 @@ def _begin(turn: Turn) -> None:
     if policy.cap_share is None:
         return
     if isinstance(state.phase, Online):
-        turn.tell_once(FAILED, "another outage may try again", holds=False)
+        turn.tell_once(FAILED, "the next outage tries again", holds=False)
         return
     if FAILED in state.told or state.feed.supply is not Supply.BATTERY:
         return
@@ -63,12 +63,12 @@ def _begin(turn: Turn) -> None:
         waited_s = turn.now_s - state.feed.since_s
         worth = gain(policy, state)
         if waited_s >= policy.cap_dwell_s and worth is not None and worth >= LEAST_GAIN:
-            because = f"{worth:.2f} times the work with what is left"
+            because = f"{worth:.2f} times the work with the energy that is left"
     elif isinstance(state.phase, Emergency):
         paused_s = turn.now_s - state.phase.paused_at_s
         if paused_s >= policy.cap_dwell_s and turn.load_stays_high(state.phase):
-            # Costs nothing any more: whoever was told to pause has nothing left to slow down.
-            because = "the load has not fallen, though training was told to pause"
+            # It no longer costs anything: paused trainers cannot be slowed down.
+            because = "the load has not fallen although training was asked to pause"
     if because and sums.power_off_at_s(state.feed) is None:
         order = turn.order(CapPower, limit_s=LIMIT_S, outage=turn.outage_id, share=policy.cap_share)
         turn.owe(GpuCap(outage=turn.outage_id, at_s=turn.now_s, order=order))
@@ -76,7 +76,7 @@ def _begin(turn: Turn) -> None:
 
 
 def _is_over(turn: Turn) -> bool:
-    """Utility is there to stay; or the cap was lost half-way; or nobody has known for long whether there is any."""
+    """Utility is stable; or the cap was lost half-way; or it has long been unknown whether there is utility."""
     cap, feed, drill = turn.state.cap, turn.state.feed, turn.state.drill
     if cap is not None and drill is not None and drill.stage == "cap" and cap.outage == drill.id:
         return False  # It measures what the cap brings, and ends in time.
@@ -105,13 +105,13 @@ def take_in(turn: Turn, outcome: Done | Failed) -> None:
         if isinstance(outcome, Done):
             turn.settle(cap)
             turn.tell_once(_STUCK, "restored", holds=False)
-            turn.note("gpu_power_restored", "told by the helper", **dict(outcome.detail))
+            turn.note("gpu_power_restored", "confirmed by the helper", **dict(outcome.detail))
         else:
             turn.owe(cap)
             turn.tell_once(_STUCK, f"{outcome.reason}: training runs at lower power", holds=True, level=Level.ERROR)
     elif isinstance(outcome, Done):
         turn.owe(cap)
-        turn.note("gpu_power_capped", "told by the helper", **dict(outcome.detail))
+        turn.note("gpu_power_capped", "confirmed by the helper", **dict(outcome.detail))
     else:
         # An error of the helper may have left some of them capped: what was found is put back, then it is over.
         turn.tell_once(FAILED, outcome.reason, holds=True)

@@ -37,7 +37,7 @@ RESUME_AGAIN_S = 5.0
 START_TRIES = 3
 START_AGAIN_S = 30.0
 CHEAP_STALL = 0.05
-"""A checkpoint beside training is taken when it holds training up for less than this share of the work at risk."""
+"""A checkpoint during training is taken if it delays training for less than this share of the work at risk."""
 _PAUSE_LIMIT_S = 10.0
 _RESUME_LIMIT_S = 10.0
 _START_LIMIT_S = 30.0
@@ -85,12 +85,12 @@ def _put(turn: Turn, trainer: Trainer) -> None:
 
 
 def resume_owed(state: State, name: str) -> Resume | None:
-    """Return what is owed to a trainer that is to go on; None if it has heard it, or is not to."""
+    """Return the resume that is owed to a trainer; None if it has confirmed one, or is not to be resumed."""
     return next((each for each in state.owing(Resume) if each.trainer == name), None)
 
 
 def owe_resume(turn: Turn, name: str, retry_at_s: float) -> None:
-    """Enter that a trainer is to be told (again) that it may go on, unless it has heard it by then."""
+    """Enter that a trainer is owed a resume (again), unless it has confirmed one by then."""
     turn.owe(Resume(trainer=name, at_s=turn.now_s, retry_at_s=retry_at_s))
 
 
@@ -100,7 +100,7 @@ def _settle_resume(turn: Turn, name: str) -> None:
 
 
 def without_strangers(owed: tuple[Obligation, ...], known: tuple[Trainer, ...]) -> tuple[Obligation, ...]:
-    """Return what is still owed: nothing of a resume to one that is not known any more."""
+    """Return what is still owed, without the resumes of trainers that are no longer known."""
     names = {trainer.name for trainer in known}
     return tuple(each for each in owed if not isinstance(each, Resume) or each.trainer in names)
 
@@ -110,14 +110,14 @@ def _keep(turn: Turn, known: tuple[Trainer, ...]) -> None:
 
 
 def take_in(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed) -> None:
-    """Enter what a trainer says, or how an order to it ended."""
+    """Enter a trainer's status, or how an order to it ended."""
     match event:
         case TrainerSeen():
             _take_in_seen(turn, event)
         case CheckpointProgress():
             trainer = _find(turn, event.trainer)
             if trainer is not None and trainer.order == event.action_id:
-                # A claim of for ever, or no number at all, must not hold up a return or hurry a commit.
+                # An infinite or missing number must not delay a return or hurry a commit.
                 most_s = _policy_of(turn.policy, event.trainer).max_checkpoint_s
                 told = event.eta_s is not None and event.eta_s >= 0
                 eta_at_s = turn.now_s + min(event.eta_s or 0.0, most_s) if told else None
@@ -147,13 +147,15 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
         turn.note("trainer_appeared", "first contact", trainer=seen.trainer, conduct=seen.conduct)
     if known.alive and not seen.alive:
         ended = escalation.is_terminated(turn.state, seen.trainer)
-        because, level = ("ended by our signal", Level.INFO) if ended else ("no longer reachable", Level.WARNING)
+        because, level = (
+            ("ended by powerguard's signal", Level.INFO) if ended else ("no longer reachable", Level.WARNING)
+        )
         turn.note("trainer_gone", because, level, trainer=seen.trainer)
         if isinstance(turn.state.phase, Online) and all(t.name != seen.trainer for t in turn.policy.trainers):
             _keep(turn, tuple(t for t in turn.state.trainers if t.name != seen.trainer))
             return
     if seen.alive and not known.alive:
-        # Another process: it trains on, and what the one before it has saved or was told is not true of it.
+        # Another process: it trains, and checkpoints and orders of the one before do not apply to it.
         known = replace(known, in_flight=None, told_pause=False, durable=False, failed="", tries=0)
         escalation.forget(turn, seen.trainer)
     told_s = known.told_s
@@ -207,15 +209,15 @@ def _take_in_done(turn: Turn, done: Done) -> None:
             fresh = replace(fresh, durable=not again)
             if older and fresh.durable:
                 lost = None if trainer.step is None or found.step is None else trainer.step - found.step
-                because = "it does not pause: it is stopped" if stopped else "a second one does not fit"
+                because = "it does not pause, so it is stopped" if stopped else "a second one does not fit"
                 turn.note("older_checkpoint_stands", because, Level.WARNING, steps_lost=lost)
     _put(turn, fresh)
     told = {name: value for name, value in done.detail if name in ("bytes", "verified", "confirmed", "paused", "path")}
-    because = "told by the trainer" if found.verified else "told by the trainer, unverified"
+    because = "reported by the trainer" if found.verified else "reported by the trainer, unverified"
     if not found.confirmed:
-        because = "begun, not confirmed"
+        because = "started, not confirmed"
     if found.recorded:
-        because = "dry-run: nobody was asked, it is only recorded"
+        because = "dry-run: no trainer was asked, it is only recorded"
     turn.note(
         "checkpoint_durable",
         because,
@@ -281,17 +283,17 @@ def _stop_s(turn: Turn, now: Budget) -> float:
 
 
 def order_all(turn: Turn, *, reason: str, by_s: float) -> None:
-    """Order a checkpoint of every living trainer that has none in flight; training goes on beside it."""
+    """Order a checkpoint of every living trainer that has none in flight; training continues meanwhile."""
     for trainer in turn.state.trainers:
         if trainer.alive and trainer.order is None and not escalation.is_stopped(turn.state, trainer.name):
             _order(turn, trainer, reason=reason, after=Conduct.CONTINUE, by_s=by_s)
 
 
 def order_emergency(turn: Turn, *, by_s: float) -> None:
-    """Order what is owed of everybody, each by its own conduct: at once where there is time for all of them.
+    """Order the checkpoints that are owed, each by its trainer's own conduct: at once if there is time for all.
 
-    Where those that share a disk do not all fit, one after the other, the highest priority first; who must wait is
-    told to pause meanwhile, since all of them together are what empties the battery.
+    Where those that share a disk do not all fit, one after the other, the highest priority first; trainers that must
+    wait are paused meanwhile, since together they empty the battery.
     """
     now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
     for trainer in turn.state.trainers:
@@ -326,16 +328,21 @@ def _wait(turn: Turn, trainer: Trainer) -> None:
         return
     turn.order(PauseTrainer, limit_s=_PAUSE_LIMIT_S, trainer=trainer.name, outage=turn.outage_id)
     _put(turn, replace(trainer, told_pause=True))
-    turn.note("checkpoint_deferred", "no time for all at once: others come first", Level.WARNING, trainer=trainer.name)
+    turn.note(
+        "checkpoint_deferred",
+        "there is no time for all at once, and others come first",
+        Level.WARNING,
+        trainer=trainer.name,
+    )
 
 
 def take_precautions(turn: Turn, *, since_s: float, stood_until_s: float = 0.0) -> None:
-    """While power is at risk: a checkpoint beside training, of whoever it costs little; again as work at risk grows.
+    """While power is at risk: order checkpoints during training if they cost little; repeat as work at risk grows.
 
-    since_s: since when work is at risk at the latest, where a trainer does not tell when it last saved. stood_until_s:
+    since_s: since when work is at risk at the latest, if a trainer does not report when it last saved. stood_until_s:
     until then training stood still, at a step that was saved.
 
-    It seldom pays on the mean (3 s an outage); it is what saves the day when a battery dies at once.
+    On average it saves little (3 s an outage); it matters when a battery dies at once.
     """
     every_s = turn.policy.precaution_every_s
     for trainer in turn.state.trainers:
@@ -345,7 +352,7 @@ def take_precautions(turn: Turn, *, since_s: float, stood_until_s: float = 0.0) 
             continue
         saved_s = since_s if trainer.durable_at_s is None else trainer.durable_at_s
         at_risk_s = turn.now_s - max(saved_s, stood_until_s)
-        # Who does not say how long a checkpoint holds it up may stand still for all of it.
+        # A trainer that does not report the delay may be paused for the whole checkpoint.
         stall_s = trainer.checkpoint_s if trainer.stall_s is None else trainer.stall_s
         if at_risk_s > every_s and stall_s < CHEAP_STALL * at_risk_s:
             by_s = turn.now_s + max(2.0 * trainer.checkpoint_s, every_s)
@@ -353,7 +360,7 @@ def take_precautions(turn: Turn, *, since_s: float, stood_until_s: float = 0.0) 
 
 
 def learn_drop(turn: Turn, phase: Holding) -> None:
-    """A hold shows what a pause brings: learned where one trainer alone paused, and nothing else lowers the load."""
+    """A hold shows what a pause brings: learned if only one trainer paused, without another cause of a lower load."""
     before = phase.outage.load_at_start
     if turn.policy.shared is not None:
         _learn_own_drop(turn, phase)
@@ -363,7 +370,7 @@ def learn_drop(turn: Turn, phase: Holding) -> None:
     if not told or before is None or len(pausing) != 1 or turn.state.cap is not None or turn.now_s < phase.settle_by_s:
         return
     if turn.state.signalled or (turn.policy.signals and turn.load_stays_high(phase)):
-        return  # A pause that did not come has shown nothing; what a signal brought is no pause.
+        return  # A pause that did not come has no load drop, and that of a signal is not of a pause.
     after = account.load_of(turn.state.battery)
     known = needs.drop_of(turn.state.learned, pausing[0].name)
     if 0.0 < after < before and pausing[0].paused and (known is None or known.at_s < phase.outage.since_s):
@@ -410,12 +417,12 @@ def _order(turn: Turn, trainer: Trainer, *, reason: str, after: Conduct, by_s: f
 
 
 def tend(turn: Turn, *, hold: bool, repeat_s: float) -> None:
-    """In the emergency and in a hold: order what is still owed, tell newcomers to pause, repeat for those who go on."""
+    """In the emergency and in a hold: order what is owed, pause newcomers, repeat for trainers that continue."""
     for each in turn.state.trainers:
         trainer = _given_another_chance(turn, each) if hold and each.cut_short else each
         if not trainer.alive or trainer.order is not None or trainer.failed:
             continue
-        # Three tries within a moment would be one: whatever refused the last one has a second or two to mend.
+        # Three tries within a moment would count as one: the cause of a refusal gets a second or two to clear.
         owes = not trainer.durable and turn.now_s - trainer.ordered_at_s >= trainer.tries * TRY_AGAIN_S
         at_risk = (
             hold
@@ -433,7 +440,7 @@ def tend(turn: Turn, *, hold: bool, repeat_s: float) -> None:
 
 
 def _given_another_chance(turn: Turn, trainer: Trainer) -> Trainer:
-    """Ask again in a hold if the time was too short and is there after all: what a gauge said may have been wrong."""
+    """Ask again in a hold if the time was too short and now suffices: a gauge may have been wrong."""
     waited = turn.now_s - trainer.ordered_at_s >= AGAIN_IN_HOLD_S
     if trainer.alive and waited and trainer.tries < MAX_TRIES and _fits_again(turn, trainer):
         trainer = replace(trainer, failed="", cut_short=False)
@@ -447,7 +454,7 @@ def all_settled(known: tuple[Trainer, ...]) -> bool:
 
 
 def settled_because(known: tuple[Trainer, ...]) -> str:
-    """Say it in words: who is durable and who is not."""
+    """Return a sentence: which checkpoints are durable and which are not."""
     failed = [t.name for t in known if t.failed]
     if failed:
         return f"no checkpoint from {', '.join(failed)} is confirmed"
@@ -457,7 +464,7 @@ def settled_because(known: tuple[Trainer, ...]) -> str:
 def holds_return(known: tuple[Trainer, ...], now_s: float) -> bool:
     """Say whether training must wait for a checkpoint although utility is back: it would tear the state being saved.
 
-    A state that has been copied is written beside training, as a periodic save is. One that has not is waited for as
+    A state that has been copied is written during training, as a periodic save is. One that has not is waited for as
     long as it may still end, unless the rest of it takes longer than all the work that it saves.
     """
     return any(_holds_return(t, now_s) for t in known)
@@ -474,7 +481,7 @@ def _holds_return(t: Trainer, now_s: float) -> bool:
 
 
 def resume_all(turn: Turn) -> None:
-    """Utility is back, or the operator said so: everybody goes on, and who exited or died is started again."""
+    """Utility is back, or the operator ordered it: resume every trainer; start one that exited or died."""
     restart = False
     for trainer in turn.state.trainers:
         if trainer.alive and (trainer.paused or trainer.told_pause):
@@ -486,14 +493,14 @@ def resume_all(turn: Turn) -> None:
             not trainer.alive or trainer.conduct is Conduct.EXIT or escalation.is_terminated(turn.state, trainer.name)
         )
         if trainer.told_pause and ended:
-            # One that exits may be gone before anybody has seen it go; starting what runs changes nothing.
+            # One that exits may be gone unnoticed; starting a running trainer has no effect.
             restart = True
     if restart:
         _start(turn, Start(outage=turn.outage_id, tries=0))
 
 
 def _resume(turn: Turn, trainer: Trainer) -> None:
-    """Tell it to go on; it is owed until it was heard, even if order and outcome are lost with a kill."""
+    """Resume it; the resume is owed until confirmed, even if order and outcome are lost with a kill."""
     turn.order(ResumeTrainer, limit_s=_RESUME_LIMIT_S, trainer=trainer.name, outage=turn.outage_id)
     owe_resume(turn, trainer.name, turn.now_s + _RESUME_LIMIT_S + TRY_AGAIN_S)
 
@@ -536,7 +543,7 @@ def start_again(turn: Turn) -> None:
 
 
 def take_in_resumed(turn: Turn, outcome: Done | Failed) -> None:
-    """A trainer that did not hear that it may go on would stand still for ever, with nobody in an outage to notice."""
+    """Enter a resume's outcome: without a retry, a trainer whose resume failed would stay paused, unnoticed."""
     if not isinstance(outcome.action, ResumeTrainer):
         return
     name, heard = outcome.action.trainer, isinstance(outcome, Done)
@@ -547,14 +554,14 @@ def take_in_resumed(turn: Turn, outcome: Done | Failed) -> None:
         else:
             owe_resume(turn, name, turn.now_s + RESUME_AGAIN_S)
         if heard and _in_emergency(turn) and trainer.alive and trainer.told_pause:
-            # The word was on its way when the rule said pause, and has come after that.
+            # The resume was in flight when the rule paused training, and arrived after that.
             turn.order(PauseTrainer, limit_s=_PAUSE_LIMIT_S, trainer=name, outage=turn.outage_id)
 
 
 def resume_again(turn: Turn) -> None:
-    """Tell those to go on who did not hear it, for as long as they are there and training is not to stand."""
+    """Repeat the resumes that were not confirmed, while the trainers are alive and training is not to pause."""
     if turn.state.feed.suspect or not isinstance(turn.state.phase, Online | OnBattery):
-        return  # One unconfirmed reading causes a poll and nothing else. An abort, too, lets training go on.
+        return  # One unconfirmed reading only causes a poll. An abort, too, lets training continue.
     for trainer in turn.state.trainers:
         owed = resume_owed(turn.state, trainer.name)
         due = owed is not None and turn.now_s >= owed.retry_at_s
@@ -565,7 +572,7 @@ def resume_again(turn: Turn) -> None:
 
 
 def forget_outage(turn: Turn) -> None:
-    """A new outage begins, or one ends: what was true in it is over, and who was found and is gone is forgotten."""
+    """A new outage begins, or one ends: reset its facts, and forget found trainers that are gone."""
     configured = {t.name for t in turn.policy.trainers}
     known = tuple(
         replace(t, durable=False, failed="", tries=0, told_pause=False, paused=False)

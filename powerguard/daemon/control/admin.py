@@ -1,14 +1,14 @@
-"""The admin socket: everything that changes something, for root, for our own user, and for group powerguard-admin.
+"""The admin socket: all requests that make a change, for root, for our own user, and for group powerguard-admin.
 
-The kernel says who asks (SO_PEERCRED, SO_PEERGROUPS): nothing to forge and no password to keep. `event` changes
-nothing: it is a hint, and causes an earlier poll.
+The kernel reports the caller (SO_PEERCRED, SO_PEERGROUPS), which cannot be forged and needs no password. `event` makes
+no change: it is a hint, and causes an earlier poll.
 
 One daemon for each admin socket: two of them would write over each other's outage, and both would act on it.
 
-A POSIX record lock on a file beside the socket: the kernel gives it back however its holder ends, names the holder, and
-children do not inherit it. Not beside the journal: opening a file on a hung disk takes for ever. And nothing here may
-keep a host unprotected: where no lock can be had, or where the holder was killed and one thread of it hangs in the
-disk, the daemon runs all the same.
+A POSIX record lock on a file next to the socket: the kernel releases it however its holder ends, names the holder, and
+children do not inherit it. Not next to the journal: opening a file on a hung disk may never return. A lock problem must
+not leave the host unprotected: if there is no lock, or if the holder was killed and one of its threads hangs in the
+disk, the daemon runs anyway.
 """
 
 import asyncio
@@ -70,7 +70,7 @@ _FLOCK: Final = struct.Struct("hhqqi4x")
 
 
 class TakenError(Exception):
-    """Another daemon is at work: who, and what would be right."""
+    """Another daemon is running: its pid, and the fix."""
 
 
 @contextlib.contextmanager
@@ -99,11 +99,11 @@ def _lock(descriptor: int, path: Path) -> None:
             return
         holder = _holder(descriptor)
         if _is_ending(holder):
-            log.warning("lock_held_by_the_dead", because="it was killed, and a disk holds it fast", pid=holder)
+            log.warning("lock_held_by_the_dead", because="it was killed, but hangs in a disk", pid=holder)
             return
         msg = (
-            f"another powerguard runs with these settings (pid {holder} holds {path}); two of them would get into each "
-            "other's way (stop that one, or give this one a control.socket and a journal.path of its own)"
+            f"another powerguard runs with these settings (pid {holder} holds {path}): stop that one, or give this "
+            "one its own control.socket and journal.path"
         )
         raise TakenError(msg) from error
 
@@ -127,13 +127,17 @@ SOCKET: Final = "/run/powerguard/powerguard.sock"
 GROUP: Final = "powerguard-admin"
 MODE: Final = 0o660
 MAX_MAINTENANCE_S: Final = 7 * 86400.0
-"""Maintenance that nobody ends must end by itself: a host that is never protected again is worse than an alarm."""
+"""Longest maintenance: a forgotten one must end by itself, because it leaves the host unprotected."""
 
 NUT_SHUTDOWN: Final = "nut-shutdown"
 """Name of the event by which upsmon's SHUTDOWNCMD asks."""
 SLAVE: Final = "-slave"
 """How the events of an apcupsd end that is ordered down by its master (config/apcupsd/powerguard-event)."""
 
+TEST_LIMIT_S: Final = 8.0
+"""For all targets of a test, which are asked at the same time: a connection here ends after 10 s."""
+Tester = Callable[[list[str], float], Awaitable[Mapping[str, tuple[bool, str]]]]
+"""Sends a test message to targets within a limit; returns for each whether it arrived, and what it answered."""
 _MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 _SO_PEERGROUPS: Final = 59
 """socket(7), Linux 4.13; Python has no name for it. The same number on every architecture but PA-RISC and SPARC."""
@@ -184,10 +188,10 @@ def may_change(peer: Caller, *, own_uid: int, admin_gid: int | None) -> bool:
 
 
 def owns_shutdown(daemon: Daemon) -> bool:
-    """Say whether another UPS daemon may leave the host's shutdown to us: armed, awake, and at it.
+    """Say whether another UPS daemon may leave the host's shutdown to powerguard: armed, awake, and active.
 
-    At it: we hold it to be true that the host is on battery, or are past that. Where we do not (the other one watches
-    another UPS, our source was lost on utility, a forced shutdown that only upsd tells), it knows more than we do.
+    Active: powerguard holds the host to be on battery, or is past that. If it does not (the other daemon watches
+    another UPS, our source was lost on utility, only upsd reports a forced shutdown), the other daemon knows more.
     """
     awake = daemon.clock() - daemon.progressed_at_s <= HUNG_AFTER_S
     state = daemon.state
@@ -196,12 +200,12 @@ def owns_shutdown(daemon: Daemon) -> bool:
 
 
 def hears_upsd(daemon: Daemon) -> bool:
-    """Say whether upsd is one of our sources: nobody else tells a forced shutdown, which ends in output off."""
+    """Say whether upsd is one of our sources: only upsd reports a forced shutdown, which ends in output off."""
     return any(view.source.startswith("nut:") for view in daemon.sources)
 
 
 def hears_master(daemon: Daemon) -> bool:
-    """Say whether the apcupsd of another host is a source: nobody else tells that it goes down, and the power too."""
+    """Say whether the apcupsd of another host is a source: only it reports that it goes down, and the power too."""
     own = ("apcupsd:127.", "apcupsd:localhost", "apcupsd:::1")
     return any(view.source.startswith("apcupsd:") and not view.source.startswith(own) for view in daemon.sources)
 
@@ -211,16 +215,19 @@ class _BadRequestError(Exception):
 
 
 class Admin:
-    """The verbs that change something."""
+    """The verbs that make a change."""
 
-    def __init__(self, daemon: Daemon, *, group: str, watchdog: WatchdogDrill | None = None) -> None:
-        """Speak for this daemon. group: who may change things beside root and us; a name that need not exist."""
+    def __init__(
+        self, daemon: Daemon, *, group: str, watchdog: WatchdogDrill | None = None, tester: Tester | None = None
+    ) -> None:
+        """Serve this daemon. group: may make changes, like root and our own user; it need not exist."""
         self._daemon = daemon
+        self._tester = tester
         self._watchdog = watchdog
         self._group = group
 
     def abort(self, who: Caller, body: Mapping[str, object]) -> Answer:
-        """Call this outage's shutdown off; refused, with the reason, when there is nothing to call off."""
+        """Abort this outage's shutdown; refused, with the reason, if there is none to abort."""
         why_not = can_abort(self._daemon)
         if why_not:
             return error_json(why_not, 409)
@@ -239,14 +246,14 @@ class Admin:
             raise _BadRequestError(msg)
         reason = _text(body, "reason")
         if for_s and not reason:
-            msg = "reason: must say why the host may lose its protection"
+            msg = "reason: must not be empty: give the reason for the maintenance"
             raise _BadRequestError(msg)
         now_s = self._daemon.clock()
         self._daemon.submit(SetMaintenance(at_s=now_s, until_s=now_s + for_s, reason=reason, who=who.name))
         return self._accepted("maintenance", who, for_s=float(for_s), reason=reason)
 
     def checkpoint(self, who: Caller, _: Mapping[str, object]) -> Answer:
-        """Ask every trainer for a checkpoint now, training going on."""
+        """Ask every trainer for a checkpoint now, while training continues."""
         trainers = [trainer.name for trainer in self._daemon.state.trainers if trainer.alive]
         if not trainers:
             return error_json("no trainer is alive (see trainers in `powerguard status`)", 409)
@@ -258,16 +265,16 @@ class Admin:
         policy, state = self._daemon.policy, self._daemon.state
         ups, installed = _text(body, "ups"), _text(body, "installed")
         if installed and not _MONTH.fullmatch(installed):
-            msg = f"installed: {installed!r} is no year and month (write it as 2026-11)"
+            msg = f"installed: {installed!r} is not a year and month (example: 2026-11)"
             raise _BadRequestError(msg)
         known = [mine.policy.ups for mine in policy.feeds] or [policy.ups]
         if ups not in ("", *known):
             feed = "feeds" if len(known) == 1 else "feed"
-            return error_json(f"ups: {ups} is not known here: {' and '.join(known)} {feed} this host", 409)
+            return error_json(f"ups: {ups} is unknown: {' and '.join(known)} {feed} this host", 409)
         if not isinstance(state.phase, Online) or state.feed.supply is Supply.BATTERY:
-            return error_json(f"phase {phase_name(state.phase)}, on battery: ask again when that is over", 409)
+            return error_json(f"phase {phase_name(state.phase)}, on battery: try again when that is over", 409)
         if state.drill is not None:
-            return error_json("a drill runs, and measures the battery that is in: ask again when it is over", 409)
+            return error_json("a drill is running and measures the present battery: try again when it is over", 409)
         one = ups if policy.feeds else ""
         self._daemon.submit(BatteryReplaced(at_s=self._daemon.clock(), who=who.name, ups=one))
         presumed: Json = {"health": policy.health, "origin": policy.health_from}
@@ -289,20 +296,20 @@ class Admin:
         """End the drill that runs; everything is put back."""
         running = self._daemon.state.drill
         if running is None:
-            return error_json("no drill runs", 409)
+            return error_json("no drill is running", 409)
         if not isinstance(self._daemon.state.phase, Online):
-            return error_json("a real outage runs, and comes first: it puts everything back when it ends", 409)
+            return error_json("a real outage comes first: the drill is put back when the outage ends", 409)
         reason = _text(body, "reason")
         self._daemon.submit(StopDrill(at_s=self._daemon.clock(), who=who.name, reason=reason))
         return self._accepted("drill-stop", who, drill=running.id, reason=reason)
 
     def drill_plan(self, _: Caller, body: Mapping[str, object]) -> Answer:
-        """Say what a drill would do, and whether it may begin now; changes nothing."""
+        """Return what a drill would do, and whether it may begin now. Read-only."""
         scopes, witness = _drill_words(body)
         return as_json(drill_plan(self._daemon, scopes, witness))
 
     def recover(self, who: Caller, body: Mapping[str, object]) -> Answer:
-        """Start training now, though the gate waits; refused on battery, and where the host is not what it was."""
+        """Start training now, although the gate waits; refused on battery, and if the host is not complete."""
         unchecked = body.get("unchecked", False)
         if not isinstance(unchecked, bool):
             msg = "unchecked: must be true or false"
@@ -325,15 +332,27 @@ class Admin:
         return self._accepted("watchdog-drill", who, host=host, in_s=in_s)
 
     async def watchdog_drill_plan(self, _: Caller, __: Mapping[str, object]) -> Answer:
-        """Say what that would do, and whether it may begin now; changes nothing."""
+        """Return what that would do, and whether it may begin now. Read-only."""
         return (
             error_json("this daemon has no BMC", 409)
             if self._watchdog is None
             else as_json(await self._watchdog.plan())
         )
 
+    async def notify_test(self, who: Caller, body: Mapping[str, object]) -> Answer:
+        """Send a test message to one target of messages, or to all; return what each has answered."""
+        known = [target.name for target in self._daemon.message_targets]
+        name = _text(body, "target")
+        if self._tester is None or not known:
+            return error_json("the settings name no target of messages (notify.targets)", 409)
+        if name and name not in known:
+            return error_json(f"{name}: not a target of messages; known are {', '.join(known)}", 409)
+        found = await self._tester([name] if name else known, TEST_LIMIT_S)
+        results = [{"target": each, "delivered": ok, "answer": answer} for each, (ok, answer) in sorted(found.items())]
+        return self._accepted("notify-test", who, results=results)
+
     def event(self, who: Caller, body: Mapping[str, object]) -> Answer:
-        """Take a hint from a hook: poll at once. `owned`: this daemon will see to the shutdown itself."""
+        """Take a hint from a hook: poll at once. `owned`: this daemon will handle the shutdown itself."""
         name, ups = _text(body, "name"), _text(body, "ups")
         log.info("hint_received", hint=name, ups=ups, who=who.name)
         self._daemon.poll_now()
@@ -345,7 +364,7 @@ class Admin:
         return self._accepted("event", who, name=name, ups=ups, owned=owned)
 
     def _accepted(self, verb: str, who: Caller, **more: object) -> Answer:
-        if verb != "event":
+        if verb not in ("event", "notify-test"):
             log.warning("operator_asked", verb=verb, who=who.name, pid=who.pid, **more)
         body: Json = {
             "schema_version": SCHEMA_VERSION,
@@ -371,6 +390,7 @@ class Admin:
             "watchdog-drill-plan": (self.watchdog_drill_plan, True),
             "battery-replaced": (self.battery_replaced, True),
             "recover": (self.recover, True),
+            "notify-test": (self.notify_test, True),
             "event": (self.event, False),
         }
         for name, (verb, changes) in verbs.items():
@@ -384,7 +404,7 @@ class Admin:
             try:
                 peer = peer_of(sock)
             except OSError as error:
-                return respond(error_json(f"the kernel does not say who asks: {error.strerror}", 403))
+                return respond(error_json(f"the kernel does not report the caller: {error.strerror}", 403))
             if changes and not may_change(peer, own_uid=os.getuid(), admin_gid=group_id(self._group)):
                 log.warning("operator_refused", who=peer.name, pid=peer.pid, path=request.path)
                 return respond(error_json(f"{peer.name} is neither root nor in group {self._group}", 403))
@@ -434,11 +454,11 @@ def _drill_words(body: Mapping[str, object]) -> tuple[tuple[str, ...], str]:
 def bind_unix(path: Path, mode: int, gid: int | None, kind: socket.SocketKind = socket.SOCK_STREAM) -> socket.socket:
     """Bind the socket with its mode from the very first moment; a dead one of an earlier life makes way.
 
-    Raises OSError when somebody listens there already, or when the path is something else than a socket.
+    Raises OSError if another process listens there already, or if the path is not a socket.
     """
     with contextlib.suppress(FileNotFoundError):
         if not stat.S_ISSOCK(path.lstat().st_mode):
-            raise FileExistsError(17, "is in the way and is not a socket (remove it)", str(path))
+            raise FileExistsError(17, "exists, but is not a socket (remove it)", str(path))
         with socket.socket(socket.AF_UNIX, kind) as probe:
             probe.settimeout(1.0)
             try:
@@ -457,7 +477,7 @@ def bind_unix(path: Path, mode: int, gid: int | None, kind: socket.SocketKind = 
     finally:
         os.umask(old)
     if gid is not None:
-        with contextlib.suppress(PermissionError):  # not in that group ourselves: root alone can reach us then
+        with contextlib.suppress(PermissionError):  # not in that group ourselves: then only root can connect
             os.chown(path, -1, gid)
     return sock
 
@@ -475,11 +495,12 @@ async def admin_server(
     mode: int = MODE,
     group: str = GROUP,
     watchdog: WatchdogDrill | None = None,
+    tester: Tester | None = None,
 ) -> AsyncIterator[str]:
     """Serve the admin socket; yields its path. Raises OSError when it cannot be made."""
     app = application()
     add_reads(app, daemon)
-    Admin(daemon, group=group, watchdog=watchdog).add(app)
+    Admin(daemon, group=group, watchdog=watchdog, tester=tester).add(app)
     async with guarded(app) as make:
         sock = bind_unix(Path(path), mode, group_id(group))
         server = await asyncio.get_running_loop().create_unix_server(make, sock=sock, backlog=BACKLOG)
@@ -497,8 +518,9 @@ async def serve_admin(
     mode: int = MODE,
     group: str = GROUP,
     watchdog: WatchdogDrill | None = None,
+    tester: Tester | None = None,
 ) -> None:
     """Serve until cancelled."""
-    async with admin_server(daemon, path=path, mode=mode, group=group, watchdog=watchdog):
+    async with admin_server(daemon, path=path, mode=mode, group=group, watchdog=watchdog, tester=tester):
         log.info("admin_listening", path=path)
         await asyncio.Event().wait()

@@ -1,7 +1,7 @@
-"""The hint socket: hooks of other UPS daemons say that something happened, whoever they run as.
+"""The hint socket: hooks of other UPS daemons report events, as any user.
 
-One datagram is one hint, and nobody is asked who sent it: all that it can do is to bring the next poll forward, at most
-once a second. What changes anything, and what asks who owns the shutdown, goes to the admin socket.
+One datagram is one hint, and its sender is not checked: it can only bring the next poll forward, at most once a second.
+Requests that make a change, and the question which daemon owns the shutdown, go to the admin socket.
 """
 
 import asyncio

@@ -1,4 +1,4 @@
-"""The outage's black box: what was decided, durable before it is done (docs/reference/journal.md)."""
+"""The journal of decisions, durable before they are carried out (docs/reference/journal.md)."""
 
 from powerguard.daemon.journal.journal import Executor, Inline, Journal, JournalHealth, JournalLimits, WorkerThread
 from powerguard.daemon.journal.queries import counters, following, history, outage, read_all, recent, recording

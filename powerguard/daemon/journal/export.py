@@ -1,7 +1,7 @@
-"""An outage as JSON lines: what a replay needs and what was done, to be kept, compared, or sent to somebody.
+"""An outage as JSON lines: the input of a replay and the actions, to keep, compare, or send.
 
-Addresses of the web never leave: of a trainer or a BMC only its name. With `anonymize`, names, network addresses, paths
-and boot ids are replaced too, each always by the same word, so that the story still holds together.
+URLs are never exported: of a trainer or a BMC only its name. With `anonymize`, names, network addresses, paths
+and boot ids are replaced too, each always by the same word, so that the story stays consistent.
 """
 
 import re
@@ -46,7 +46,7 @@ _DIGITS: Final = 6
 
 
 def lines(db: sqlite3.Connection, name: str, *, version: str, anonymize: bool = False) -> Iterator[dict[str, object]]:
-    """Return one outage line by line, `meta` first and `end` last; nothing where there is none of this name."""
+    """Return one outage line by line, `meta` first and `end` last; empty if there is none of this name."""
     found = query_outage(db, name)
     if found is None:
         return
@@ -133,7 +133,7 @@ def _old_event(line: Line, boot: int) -> Iterator[dict[str, object]]:
 
 
 class Scrub:
-    """Takes out of any JSON value what others need not know. Each name becomes a word of its own, always the same."""
+    """Removes names and addresses from any JSON value. Each name becomes a word of its own, always the same."""
 
     def __init__(self, told: object) -> None:
         """Gather the names of everything that is going to be shown; of an empty value: addresses only."""

@@ -1,6 +1,6 @@
 """The journal as the loop sees it: durable within half a second, or in memory with an alarm; never in the way.
 
-Where the journal's blocking calls run: a thread that may hang in a dead disk without holding up anybody.
+Its blocking calls run in a thread that may hang in a dead disk without delaying other tasks.
 """
 
 import asyncio
@@ -24,14 +24,14 @@ from powerguard.daemon.log import describe
 
 
 class Executor(Protocol):
-    """Runs calls one after the other, in order. The calls raise nothing."""
+    """Runs calls one after the other, in order. The calls do not raise."""
 
     def submit(self, call: Callable[[], None]) -> None:
         """Have call run; returns at once."""
         ...
 
     def close(self, limit_s: float) -> None:
-        """Wait for what was submitted, for at most limit_s; nothing may be submitted afterwards."""
+        """Wait for the submitted calls, for at most limit_s; no call may be submitted afterwards."""
         ...
 
 
@@ -56,7 +56,7 @@ class WorkerThread:
 
     def _run(self) -> None:
         while (call := self._calls.get()) is not None:
-            # Only a loop that was closed meanwhile ends up here: nobody is left to be told.
+            # Only a loop that was closed meanwhile ends up here: no caller is left.
             with contextlib.suppress(RuntimeError):
                 call()
 
@@ -68,12 +68,39 @@ class Inline:
         call()
 
     def close(self, limit_s: float) -> None:
-        del limit_s  # nothing is ever left to wait for
+        del limit_s  # there is never a call to wait for
 
 
 log = structlog.get_logger()
 
 T = TypeVar("T")
+
+
+def in_thread(executor: Executor, work: Callable[[], T]) -> asyncio.Future[T]:
+    """Run work in the executor's thread; its result or failure comes back as a future of this loop."""
+    loop = asyncio.get_running_loop()
+    future: asyncio.Future[T] = loop.create_future()
+
+    def finish(result: T | None, error: Exception | None) -> None:
+        if future.done():
+            return
+        if error is None:
+            future.set_result(result)  # type: ignore[arg-type]  # None only where T is None
+        else:
+            future.set_exception(error)
+
+    def call() -> None:
+        try:
+            result = work()
+        except Exception as error:  # noqa: BLE001 - carried over to the loop, where it is answered
+            loop.call_soon_threadsafe(finish, None, error)
+        else:
+            loop.call_soon_threadsafe(finish, result, None)
+
+    executor.submit(call)
+    return future
+
+
 OUTAGES_IN_MEMORY = 50
 
 
@@ -81,7 +108,7 @@ OUTAGES_IN_MEMORY = 50
 class JournalHealth:
     """Whether what the journal was given is on disk.
 
-    reason: why not, and what would be right; "" when durable. waiting: steps that are in memory only.
+    reason: why not, and the fix; "" when durable. waiting: steps that are in memory only.
     dropped: steps that memory could not hold either, since start. set_aside: files that could not be used, since start.
     """
 
@@ -164,9 +191,9 @@ class Journal:
     # --- What the loop asks ------------------------------------------------------------------------------------------
 
     async def load(self) -> Loaded:
-        """Open the journal and return what it knew. After load_s without an answer: nothing, and memory."""
+        """Open the journal and return its content. After load_s without an answer: empty, and memory."""
         self._busy = True
-        future = self._start(self._writer, self._store.load)
+        future = in_thread(self._writer, self._store.load)
         future.add_done_callback(self._load_ended)
         try:
             async with asyncio.timeout(self._limits.load_s):
@@ -182,7 +209,7 @@ class Journal:
         self._lost = loaded.lost
         if loaded.lost:
             log.error("history_lost", path=str(self.path), lost=loaded.lost, because=loaded.trouble)
-        elif loaded.trouble and loaded.durable:  # else its health has told it
+        elif loaded.trouble and loaded.durable:  # else its health has reported it
             log.error("journal_unreadable", path=str(self.path), because=loaded.trouble)
         return loaded
 
@@ -244,7 +271,7 @@ class Journal:
 
     @property
     def open_outage(self) -> OutageRecord | None:
-        """The outage that runs, as far as it is told."""
+        """The outage that runs, as far as it is known."""
         return self._open
 
     async def history(self, limit: int = 20) -> tuple[OutageRecord, ...]:
@@ -280,7 +307,7 @@ class Journal:
         self._cancel_timer()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s / 2):
-                await self._start(self._writer, self._store.close)
+                await in_thread(self._writer, self._store.close)
         self._writer.close(0.0)
         self._reader.close(0.0)
         return not self._pending and not self._uncounted
@@ -326,7 +353,7 @@ class Journal:
         )
         self._uncounted = {}
         self._busy = True
-        future = self._start(self._writer, lambda: self._store.write(batch))
+        future = in_thread(self._writer, lambda: self._store.write(batch))
         future.add_done_callback(lambda ended: self._write_ended(ended, last, batch))
 
     def _write_ended(self, ended: asyncio.Future[None], last: int, batch: Batch) -> None:
@@ -370,7 +397,7 @@ class Journal:
         name = None if self._open is None else self._open.id
         self._since_prune = 0
         self._busy = True
-        future = self._start(self._writer, lambda: self._store.prune(name))
+        future = in_thread(self._writer, lambda: self._store.prune(name))
         future.add_done_callback(self._prune_ended)
 
     def _prune_ended(self, ended: asyncio.Future[bool]) -> None:
@@ -384,7 +411,7 @@ class Journal:
             self._submit()
 
     def _ended(self, ended: asyncio.Future[T]) -> BaseException | None:
-        """Note that the writer is free, and bring out what it had to tell."""
+        """Note that the writer is free, and log its messages."""
         self._busy = False
         self._turn.set()
         told, self._store.told = self._store.told, []
@@ -441,37 +468,11 @@ class Journal:
             self._timer.cancel()
             self._timer = None
 
-    # --- Crossing threads --------------------------------------------------------------------------------------------
-
-    def _start(self, executor: Executor, work: Callable[[], T]) -> asyncio.Future[T]:
-        """Run work in the executor's thread; its result or failure comes back as a future of this loop."""
-        loop = asyncio.get_running_loop()
-        future: asyncio.Future[T] = loop.create_future()
-
-        def finish(result: T | None, error: Exception | None) -> None:
-            if future.done():
-                return
-            if error is None:
-                future.set_result(result)  # type: ignore[arg-type]  # None only where T is None
-            else:
-                future.set_exception(error)
-
-        def call() -> None:
-            try:
-                result = work()
-            except Exception as error:  # noqa: BLE001 - carried over to the loop, where it is answered
-                loop.call_soon_threadsafe(finish, None, error)
-            else:
-                loop.call_soon_threadsafe(finish, result, None)
-
-        executor.submit(call)
-        return future
-
     async def _read(self, query: Callable[[], T]) -> T | None:
         """Run a query; None when the disk is silent or says no, at once while an earlier query still hangs."""
         if self._reads_stuck:
             return None
-        future = self._start(self._reader, query)
+        future = in_thread(self._reader, query)
         try:
             async with asyncio.timeout(self._limits.read_s):
                 return await asyncio.shield(future)

@@ -42,7 +42,7 @@ def read_all(db: sqlite3.Connection) -> tuple[Loaded, tuple[OutageRecord, ...]]:
         trouble.append("the last state is damaged: its digest does not match")
     elif not _are_numbers(at_s, wall):
         at_s, wall, text, lost = 0.0, 0.0, "", LOST_ALL
-        trouble.append("the last state cannot be read: its moment is no number")
+        trouble.append("the last state cannot be read: its time is not a number")
     if text:
         state, lost, why = state_of(text)
         if lost:
@@ -74,10 +74,10 @@ def read_all(db: sqlite3.Connection) -> tuple[Loaded, tuple[OutageRecord, ...]]:
 
 
 def state_of(text: str) -> tuple[State | None, str, str]:
-    """Return a state as it was written, what of it had to be left out ("" for nothing), and why.
+    """Return a state as it was written, the parts that had to be left out ("" for none), and why.
 
     The phase with its latch and the account of the battery's energy decide about this host tonight; what was measured
-    makes the decision better. So one bad number in the latter costs the latter alone. None: nothing could be read.
+    makes the decision better. So one bad number in the latter costs the latter alone. None: no part could be read.
     """
     try:
         plain = json.loads(text)
@@ -96,7 +96,7 @@ def state_of(text: str) -> tuple[State | None, str, str]:
 
 
 def _without(plain: object, *, learned: bool, model: bool) -> object:
-    """Return a state's JSON without what is learned; what is no object is left to the decoder to refuse."""
+    """Return a state's JSON without the learned part; the decoder refuses a value that is not an object."""
     if not isinstance(plain, dict):
         return plain
     kept = {name: value for name, value in plain.items() if not (learned and name == "learned")}
@@ -137,13 +137,13 @@ def recent(db: sqlite3.Connection, limit: int) -> tuple[Line, ...]:
 
 
 def following(db: sqlite3.Connection, last: Line, limit: int) -> tuple[Line, ...]:
-    """Return what followed a line in its boot outside of any outage, the oldest first."""
+    """Return the lines after a line in its boot outside of any outage, the oldest first."""
     query = f"SELECT {_COLUMNS} FROM entries WHERE seq > ? AND boot_id = ? AND outage IS NULL ORDER BY seq LIMIT ?"  # noqa: S608
     return _lines(db.execute(query, (last.seq, last.boot_id, limit)))
 
 
 def recording(db: sqlite3.Connection, name: str) -> tuple[Recorded, ...]:
-    """Return what was heard in one outage, one for each life of the daemon in it; empty where it was not kept yet."""
+    """Return the events of one outage, one recording for each run of the daemon in it; empty if not kept yet."""
     if pragma(db, "user_version") < _RECORDING_SINCE:
         return ()
     rows = db.execute("SELECT boot_id, at_s, wall, payload FROM recorded WHERE outage = ? ORDER BY seq", (name,))

@@ -23,7 +23,7 @@ from powerguard.core.model.state import Online, State
 from powerguard.core.supply.fusion import plausible
 
 SKIPPED = frozenset({"provenance"})
-"""Nothing is decided by it, it never changes, and it is the longest; readings among the `entries` have it."""
+"""Decisions do not depend on it, it never changes, and it is the longest; readings among the `entries` have it."""
 _WHOSE = ("ups", "source", "trainer", "action_id")
 _DEFAULTS: dict[str, dict[str, object]] = {}
 
@@ -97,15 +97,15 @@ def pack(heard: RecordedEvents) -> str:
 
 
 def plain_of(event: Event) -> dict[str, object]:
-    """Return an event as JSON-able data, without what nothing is decided by. Raises PlainError."""
+    """Return an event as JSON-able data, without fields that decisions do not use. Raises PlainError."""
     if isinstance(event, Reading):
-        event = plausible(event)  # As the machine takes it: a number that is none must not cost the whole reading.
+        event = plausible(event)  # As the machine takes it: one invalid number must not cost the whole reading.
     plain = cast("dict[str, object]", to_plain(event))
     return {name: value for name, value in plain.items() if name not in SKIPPED}
 
 
 def unpack(outage: str, text: str) -> RecordedEvents:
-    """Return what a row says. What cannot be read (a newer version's, a damaged one) counts as dropped."""
+    """Return the events of a row. Unreadable ones (of a newer version, damaged) count as dropped."""
     try:
         row = json.loads(text)
     except (ValueError, RecursionError):
@@ -139,7 +139,7 @@ def unpack(outage: str, text: str) -> RecordedEvents:
 
 
 def _whose(plain: dict[str, object]) -> tuple[str, ...]:
-    """Return by what events follow one another. What is no text there is damage, and is dropped with its event."""
+    """Return the key by which events follow one another. A value that is not text is damaged, and dropped."""
     words = (plain.get(name) for name in (KIND, *_WHOSE))
     return tuple(word if isinstance(word, str) else "" for word in words)
 
@@ -183,7 +183,7 @@ class Recorder:
     """One for each life of the daemon; fed by its loop. The outage's id comes with the phase."""
 
     def __init__(self) -> None:
-        """Begin with nothing heard."""
+        """Begin without events."""
         self._before: deque[tuple[Event, State]] = deque(maxlen=BEFORE_EVENTS)
         self._outage = ""
         self._start: ReplayStart | None = None
@@ -194,7 +194,7 @@ class Recorder:
     def hear(self, event: Event | None, at_s: float, before: State, after: State, policy: Policy) -> None:
         """Take one event, the state before it and the state it led to. None: the state was restored at a start."""
         if not -LATEST_S <= at_s <= LATEST_S:
-            return  # No time at all: the machine has passed it over, too.
+            return  # Not a time: the machine has ignored it, too.
         phase = after.phase
         outage = "" if isinstance(phase, Online) else phase.outage.id
         counts = event is not None and not isinstance(event, Tick | Done | Failed)
@@ -233,7 +233,7 @@ class Recorder:
             self._dropped += 1
 
     def _close(self) -> None:
-        """The outage ends, or another one takes its place: what was heard of it waits under its own name."""
+        """The outage ends, or another one takes its place: its events wait under its own name."""
         if self._outage and (self._events or self._start is not None):
             self._closed.append(self._drain())
 
@@ -269,7 +269,7 @@ class Entry:
 class OutageRecord:
     """One outage. at_s are of the boot in which they were taken; wall is Unix time; ended_* are None while it runs.
 
-    outcome: as told by the step that ended it ("" when it told none); "lost" when the journal never saw the end.
+    outcome: of the step that ended it ("" if it has none); "lost" if the journal does not have the end.
     """
 
     id: str
@@ -308,7 +308,7 @@ class Loaded:
     state: None when there is none or it cannot be read (trouble says why). boot_id, at_s, wall: of that state.
     in_flight: actions that were ordered and have no outcome; the oldest first.
     durable: the journal is on disk and can be written; else it lives in memory until the disk is back.
-    lost: what it held of earlier lives and could not give back, in words; "" when nothing.
+    lost: records of earlier runs that could not be read, in words; "" if none.
     """
 
     state: State | None = None
@@ -357,7 +357,7 @@ def advance(open_outage: OutageRecord | None, entry: Entry, boot_id: str, wall: 
     if running is not None:
         record = open_outage
         if record is None or record.id != running.id:
-            # Of an outage that began in another boot, since_s means nothing here.
+            # For an outage that began in another boot, since_s is meaningless here.
             since_s = running.since_s if 0 <= running.since_s <= entry.at_s else entry.at_s
             began_wall = wall - (entry.at_s - since_s)
             record = OutageRecord(id=running.id, boot_id=boot_id, started_at_s=since_s, started_wall=began_wall)
@@ -376,7 +376,7 @@ def _without_infinities(entry: Entry, problems: list[str]) -> Entry:
 
 
 def prepare(entry: Entry, open_outage: OutageRecord | None, boot_id: str, wall: float) -> Record:
-    """Return one step as rows. Never raises: what cannot be written is left out, and `problem` says what."""
+    """Return one step as rows. Never raises: what cannot be written is left out, and `problem` names it."""
     problems: list[str] = []
     entry = _without_infinities(entry, problems)
     outages = advance(open_outage, entry, boot_id, wall)

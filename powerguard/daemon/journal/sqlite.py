@@ -1,13 +1,12 @@
-"""SQLite's ways: how it is opened beside others, what its errors mean for a person, and when a file is damaged.
+"""SQLite: how it is opened next to other readers, the texts of its errors, and how damage is recognised.
 
-Damage in the write-ahead log, which SQLite does not tell: it ends the log at the first frame that is not sound.
-
-What a crash leaves is no damage. A commit has returned only when its frames are on disk (synchronous=FULL), and only
+SQLite does not report damage in the write-ahead log: it ends the log at the first invalid frame. A crash does not leave
+damage. A commit has returned only when its frames are on disk (synchronous=FULL), and only
 then is the next begun: behind the last sound commit a crash leaves frames of one transaction, so one that was written
 behind a further commit proves damage. Each frame's checksum goes on from the one before, so that those behind a damaged
 one can be proven too. Format: https://sqlite.org/fileformat2.html, section 4.
 
-SQLite locks the database and the index (`-shm`), whose descriptors nobody else may close in its process; not the log.
+SQLite locks the database and the index (`-shm`), whose descriptors no other code may close in its process; not the log.
 """
 
 import contextlib
@@ -32,7 +31,7 @@ CHECK_S = 0.5
 
 
 class JournalError(Exception):
-    """The journal cannot be read or written: what, where, and what would be right."""
+    """The journal cannot be read or written: what, where, and the fix."""
 
 
 class NotOursError(Exception):
@@ -79,7 +78,7 @@ def mend_versions(path: Path) -> bool:
 
 
 def quick_check(db: sqlite3.Connection) -> bool:
-    """Tell whether the file holds together; on a disk too slow to tell in time, assume that it does."""
+    """Say whether the file is consistent; if the disk is too slow to check in time, assume that it is."""
     until_s = time.clock_gettime(time.CLOCK_BOOTTIME) + CHECK_S
     db.set_progress_handler(lambda: int(time.clock_gettime(time.CLOCK_BOOTTIME) > until_s), 10_000)
     try:
@@ -100,7 +99,7 @@ quotes a damaged schema."""
 
 
 def is_corrupt(error: Exception) -> bool:
-    """Tell a damaged file from one that cannot be had just now."""
+    """Say whether the file is damaged, and not only unavailable at the moment."""
     if not isinstance(error, sqlite3.Error):
         return isinstance(error, UNREADABLE)
     code = getattr(error, "sqlite_errorcode", 0) & 0xFF
@@ -111,7 +110,7 @@ def is_corrupt(error: Exception) -> bool:
 
 
 def is_full_or_busy(error: sqlite3.Error) -> bool:
-    """Tell a want of space or of a lock, after which the connection is as good as before."""
+    """Say whether space or a lock is missing, after which the connection is still usable."""
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 
 
@@ -124,12 +123,12 @@ _ADVICE = {
 
 
 _OWN: Final = "the daemon's user must be able to write the file and its folder"
-_ROOTS: Final = "be root: the journal is the daemon's own; `powerguard status --url` needs no root"
+_ROOTS: Final = "run this as root: the journal belongs to the daemon; `powerguard status --url` works without root"
 
 
 @contextlib.contextmanager
 def translated(path: Path, *, reads: bool = False) -> Iterator[None]:
-    """Turn what the file system and SQLite say into a JournalError. reads: by a command, not by the daemon."""
+    """Turn an error of the file system or SQLite into a JournalError. reads: by a command, not by the daemon."""
     closed = _ROOTS if reads and os.geteuid() != 0 else _OWN
     try:
         yield
@@ -139,7 +138,7 @@ def translated(path: Path, *, reads: bool = False) -> Iterator[None]:
         message = f"{path}: {brief(error)}" + (f" ({advice})" if advice else "")
         raise JournalError(message) from error
     except UNREADABLE as error:
-        message = f"{path}: damaged ({brief(error)}); move it away, and a new journal is started"
+        message = f"{path}: damaged ({brief(error)}): move it away, and the daemon starts a new journal"
         raise JournalError(message) from error
     except OSError as error:
         message = f"{path}: {error.strerror or error} ({closed})"
@@ -162,6 +161,24 @@ def inode(path: Path) -> tuple[int, int] | None:
     return found.st_dev, found.st_ino
 
 
+def next_ending(why: str, path: Path) -> str:
+    """Return the ending under which a file is kept: the first one that is free."""
+    number = 1
+    while path.with_name(f"{path.name}.{why}-{number}").exists():
+        number += 1
+    return f"{why}-{number}"
+
+
+def put_aside(path: Path, why: str) -> str:
+    """Give a database that cannot be used another name, with its log; return the name."""
+    other = path.with_name(f"{path.name}.{next_ending(why, path)}")
+    for suffix in ("-wal", "-shm", ""):  # the database last: without it the log would be taken for the new file's
+        with contextlib.suppress(FileNotFoundError):
+            Path(f"{path}{suffix}").rename(f"{other}{suffix}")
+    sync_folder(path.parent)
+    return other.name
+
+
 def sync_folder(folder: Path) -> None:
     fd = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
     try:
@@ -172,10 +189,14 @@ def sync_folder(folder: Path) -> None:
 
 @contextlib.contextmanager
 def read_only(path: Path) -> Iterator[sqlite3.Connection]:
-    """Open the journal beside a daemon that may be writing it, or that is down. Raises JournalError."""
+    """Open the journal while the daemon may be writing it, or is down. Raises JournalError."""
     with translated(path, reads=True):
-        if not path.is_file():  # a pipe would be waited for
-            what = "is not a file" if path.exists() else "no journal here (has the daemon run with this state folder?)"
+        if not path.is_file():  # a pipe would block
+            what = (
+                "is not a file"
+                if path.exists()
+                else "no journal here: check that the daemon has run with this state folder"
+            )
             message = f"{path}: {what}"
             raise JournalError(message)
         uri = path.absolute().as_uri()
@@ -214,8 +235,8 @@ PAGE_BYTES = 4096
 class Damage:
     """Damage of a write-ahead log: the transactions that SQLite does not see.
 
-    commits: transactions behind the last one that SQLite finds. headless: the log's head is lost, so SQLite finds
-    nothing in it at all, and neither do we.
+    commits: transactions behind the last one that SQLite finds. headless: the log's head is lost, so it cannot be read
+    at all.
     """
 
     commits: int = 0
@@ -237,7 +258,7 @@ def has_frames(path: Path) -> bool:
 def look(path: Path, limit_s: float) -> Damage | None:
     """Return the damage of a journal's log, before SQLite opens it; None where none is proven.
 
-    Damage is looked for within limit_s; once proven, to the end. What cannot be read, SQLite will tell.
+    The search for damage takes at most limit_s; once it is proven, it goes to the end. SQLite reports read errors.
     """
     try:
         fd = os.open(log_of(path), os.O_RDONLY | os.O_CLOEXEC | os.O_NONBLOCK | os.O_NOFOLLOW)
@@ -248,7 +269,7 @@ def look(path: Path, limit_s: float) -> Damage | None:
             return None
         head = os.pread(fd, HEADER.size, 0)
         found = _walk(fd, head, limit_s) if len(head) == HEADER.size else None
-        # Another header: somebody is writing, and what was read is of two logs.
+        # Another header: another process is writing, and the data is of two logs.
         return found if os.pread(fd, HEADER.size, 0) == head else None
     except OSError:
         return None

@@ -1,4 +1,4 @@
-"""The journal's file: SQLite, written by one thread, readable by any process beside it.
+"""The journal's file: SQLite, written by one thread, readable by other processes at the same time.
 
 WAL with synchronous=FULL: a commit that returned survives kill -9 and a power cut (https://sqlite.org/pragma.html,
 synchronous). Everything here blocks, and runs in the journal's own threads only.
@@ -27,7 +27,9 @@ from powerguard.daemon.journal.sqlite import (
     inode,
     is_corrupt,
     is_full_or_busy,
+    next_ending,
     pragma,
+    put_aside,
     quick_check,
     read_only,
     sync_folder,
@@ -89,14 +91,14 @@ class Batch:
 
 
 class Store:
-    """The file as its one writer sees it. `told` collects what a person must hear (a file that was set aside)."""
+    """The file as its one writer sees it. `told` collects messages for a person (a file that was set aside)."""
 
     look_s = CHECK_S
 
     def __init__(
         self, path: Path, retention: Retention | None = None, migrations: tuple[Migration, ...] = MIGRATIONS
     ) -> None:
-        """Open nothing yet: the constructor runs on the event loop."""
+        """Do not open it yet: the constructor runs on the event loop."""
         self.path = path
         self.told: list[str] = []
         self._retention = retention or Retention()
@@ -106,7 +108,7 @@ class Store:
         self._behind = 0
         self._headless = False
         self._in_use = Path(f"{path}-in-use")
-        """There from the first write to the end in order: a log that is not there meanwhile has been lost."""
+        """Marker from the first write to an orderly end: a log that is missing meanwhile has been lost."""
         self._is_marked = False
 
     # --- Opening -----------------------------------------------------------------------------------------------
@@ -115,7 +117,7 @@ class Store:
         if self._db is not None:
             if self._inode == inode(self.path):
                 return self._db
-            # Commits would go on into a file that nobody will ever find again.
+            # Commits would continue into a file without a name.
             self.close()
             self.told.append(f"{self.path}: removed or replaced while in use; a journal was started in its place")
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
@@ -139,7 +141,7 @@ class Store:
         return db
 
     def _look_at_log(self) -> None:
-        """Tell what a damaged log hides, and keep the log: SQLite would write over it without a word."""
+        """Report what a damaged log hides, and keep the log: SQLite would silently overwrite it."""
         if not self.path.exists():
             return
         if sqlite.mend_versions(self.path):
@@ -156,13 +158,13 @@ class Store:
         self._behind = found.commits
         hidden = "the newest transactions" if found.headless else f"{found.commits} transactions"
         log = sqlite.log_of(self.path)
-        kept = log.with_name(f"{log.name}.{_next('corrupt', log)}")
+        kept = log.with_name(f"{log.name}.{next_ending('corrupt', log)}")
         if found.headless:
             log.rename(kept)
             with contextlib.suppress(FileNotFoundError):
                 Path(f"{self.path}-shm").unlink()
         else:  # what lies before the damage is SQLite's to read
-            making = log.with_name(f"{log.name}.keeping")  # a kill leaves one that is begun anew
+            making = log.with_name(f"{log.name}.keeping")  # a kill leaves one, which is started again
             shutil.copyfile(log, making)
             making.rename(kept)
         sync_folder(self.path.parent)
@@ -217,12 +219,7 @@ class Store:
         """Give a file that cannot be used another name, with its log, and never delete it."""
         self.close()
         self._unmark()
-        other = self.path.with_name(f"{self.path.name}.{_next(why, self.path)}")
-        for suffix in ("-wal", "-shm", ""):  # the database last: without it the log would be taken for the new file's
-            with contextlib.suppress(FileNotFoundError):
-                Path(f"{self.path}{suffix}").rename(f"{other}{suffix}")
-        sync_folder(self.path.parent)
-        self.told.append(f"{reason}; kept as {other.name}, and {instead}")
+        self.told.append(f"{reason}; kept as {put_aside(self.path, why)}, and {instead}")
 
     # --- Reading at start ------------------------------------------------------------------------------------------
 
@@ -242,7 +239,7 @@ class Store:
         return self._less(loaded), outages
 
     def _less(self, loaded: Loaded) -> Loaded:
-        """Say of what was loaded that it is not the newest, where the log's end is lost."""
+        """Mark the loaded state as not the newest, if the log's end is lost."""
         if not (self._behind or self._headless) or loaded.lost == LOST_ALL:
             return loaded
         newest = "the newest transactions" if self._headless else f"the last {self._behind} transactions"
@@ -288,7 +285,7 @@ class Store:
     # --- Writing ---------------------------------------------------------------------------------------------------
 
     def write(self, batch: Batch) -> None:
-        """Make a batch durable, all or nothing. Raises JournalError; the next write tries everything anew."""
+        """Make a batch durable, all or nothing. Raises JournalError; the next write tries everything again."""
         with translated(self.path):
             try:
                 self._write(batch)
@@ -297,7 +294,7 @@ class Store:
                 self._write(batch)
             except (sqlite3.Error, *UNREADABLE) as error:
                 if isinstance(error, sqlite3.Error) and is_full_or_busy(error):
-                    raise  # rolled back and usable; readers need the log's index, which a full disk could not make anew
+                    raise  # rolled back and usable; readers need the log's index, which a full disk could not hold
                 self.close()
                 if not is_corrupt(error):
                     raise
@@ -322,7 +319,7 @@ class Store:
                 if batch.dropped:
                     _write_line(db, _gap(batch.snapshot, batch.open_outage, batch.dropped))
             if batch.records:
-                # An outage that nobody will end any more: its end was never journalled.
+                # This outage will not end any more: its end was never journalled.
                 _run(db, _LOST, batch.open_outage)
             for name, by in batch.counters.items():
                 _run(db, _COUNT, name, by)
@@ -370,7 +367,7 @@ _COUNT = """INSERT INTO counters (name, value) VALUES (?, ?)
 
 
 def _run(db: sqlite3.Connection, statement: str, *values: object) -> sqlite3.Cursor:
-    """Execute with strings made storable: a lone surrogate in a hostile peer's text is no UTF-8."""
+    """Execute with strings made storable: a lone surrogate in a hostile peer's text is not UTF-8."""
     safe = [each.encode("utf-8", "backslashreplace").decode() if isinstance(each, str) else each for each in values]
     return db.execute(statement, safe)
 
@@ -401,14 +398,6 @@ def _gap(snapshot: Snapshot, outage: str | None, dropped: int) -> Line:
         because="the journal could not be written, and memory holds a limited number of steps",
         payload={"steps": dropped},
     )
-
-
-def _next(why: str, path: Path) -> str:
-    """Return the ending under which a file is kept: the first one that is free."""
-    number = 1
-    while path.with_name(f"{path.name}.{why}-{number}").exists():
-        number += 1
-    return f"{why}-{number}"
 
 
 def _write_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> None:

@@ -53,7 +53,7 @@ class Cost:
 
     gpu_s: GPU seconds lost in all; None if the number of GPUs is not known. usual_s: trainer seconds that the usual
     script would have lost. return_s: durations of each return, by phase. outages: how many; unknown: of how many more
-    the journal does not tell the cost, as they are from before it was kept, or still run.
+    the journal has no cost, as they are from before it was kept, or still run.
     """
 
     lost_s: Mapping[str, float]
@@ -122,7 +122,7 @@ def plain(cost: Cost | None) -> dict[str, Any]:
 
 
 def total(costs: Iterable[Cost | None]) -> Cost:
-    """Return the sum over several outages. gpu_s, usual_s: of those that tell it; None if none does."""
+    """Return the sum over several outages. gpu_s, usual_s: of those that have it; None if none has."""
     every = list(costs)
     known = [each for each in every if each is not None]
     gpu_s = [each.gpu_s for each in known if each.gpu_s is not None]

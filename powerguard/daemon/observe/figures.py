@@ -1,4 +1,4 @@
-"""The outage in numbers: what its record holds in the end, and the counters that outlive the host's power-offs."""
+"""The outage in numbers: the figures of its record, and the counters that outlive the host's power-offs."""
 
 from collections.abc import Mapping, Sequence
 from typing import Protocol
@@ -26,12 +26,12 @@ class _Daemon(Protocol):
 class Figures:
     """Gathers the figures of the outage that runs, from the notes of each step. One writer: the loop.
 
-    What an earlier life of this daemon has gathered of it is in its record; moments of before a restart are not, and
-    what is measured from them is left out then, never made up.
+    The figures of an earlier run of this daemon are in its record; moments from before a restart are not, and
+    measurements from them are left out, never invented.
     """
 
     def __init__(self, journal: Journal, host_name: str) -> None:
-        """host_name: whose outages these are: a report is read on other hosts, too. "": not told."""
+        """host_name: of this host, because a report is read on other hosts, too. "": unknown."""
         self.last: LastOutage | None = None
         self._journal = journal
         self._host: dict[str, Scalar] = {"host": host_name} if host_name else {}
@@ -100,7 +100,7 @@ class Figures:
         if values.get("new") == "emergency_checkpoint":
             self._at.setdefault("emergency", now_s)
         if values.get("new") == "shutdown" and not isinstance(state.phase, Online):
-            # Of the first commit: a second one follows the return from it, and the dark is not time to decide.
+            # Of the first commit: a second one follows the return from it, and the time off is not time to decide.
             self._open.setdefault("commit_after_s", round(now_s - state.phase.outage.since_s, 3))
             self._open.setdefault("slack_at_commit_s", values.get("slack_s"))
             self._journal.count("shutdowns")
@@ -112,7 +112,7 @@ class Figures:
         lasted_s = _number(values.get("lasted_s")) or 0.0
         now_s, now_wall_s = daemon.clock(), daemon.wall()
         if outcome in {"clean_shutdown", "dirty"}:
-            # On battery for as long as somebody was there to count it: the last written step of the boot that went.
+            # On battery as long as the daemon counted it: until the last written step of the old boot.
             if "returned" in self._at:
                 self._open["recovery_s"] = round(now_s - self._at["returned"], 3)
         else:
@@ -146,7 +146,7 @@ class Figures:
             daemon.submit(Measured(at_s=now_s, need="resume", seconds=now_s - began_s))
 
     def outcome(self, answer: Step) -> str:
-        """Return how the outage ended with this step, else "". lost: it was open and the state knows nothing of it."""
+        """Return how the outage ended with this step, else "". lost: it was open and is not in the state."""
         for note in answer.notes:
             if note.event == "outage_ended":
                 return str(dict(note.numbers).get("outcome"))
@@ -161,7 +161,7 @@ class Figures:
 
 
 def _on_battery_s(state: State, since_s: float, now_s: float) -> float:
-    """Seconds from the outage's first reading on battery until utility came back for good, or until now."""
+    """Seconds from the outage's first reading on battery until utility was stable, or until now."""
     feed = state.feed
     until_s = feed.since_s if feed.supply is Supply.UTILITY and since_s <= feed.since_s <= now_s else now_s
     return round(max(0.0, until_s - since_s), 3)

@@ -1,6 +1,6 @@
 """The read-only HTTP port, and what it shares with the admin socket: bounded connections, and small, cached answers.
 
-Nothing here can change anything. A hostile client costs at most `MAX_CONNECTIONS` short-lived connections: each has
+No request here can make a change. A hostile client costs at most `MAX_CONNECTIONS` short-lived connections: each has
 `CONNECTION_LIMIT_S` for everything, one request and no more, and the answers are made at most a few times a second.
 """
 
@@ -27,6 +27,7 @@ from powerguard.daemon.observe.status import (
     Json,
     Times,
     drill_view,
+    messages_view,
     plan_view,
     returning,
     status,
@@ -61,7 +62,10 @@ TEXT_TYPE: Final = "text/plain; charset=utf-8"
 
 
 def _is_ours(record: logging.LogRecord) -> bool:
-    """Keep what is our fault. A client that speaks no HTTP, or leaves, could otherwise fill the log with tracebacks."""
+    """Keep what is our fault.
+
+    A client without HTTP, or one that leaves, could otherwise fill the log with tracebacks.
+    """
     return not (record.exc_info and isinstance(record.exc_info[1], HttpProcessingError | ConnectionError))
 
 
@@ -122,7 +126,7 @@ class Crowd:
     """The connections of one server. most: of all; most_each: of one address.
 
     When there are too many, the oldest makes room for the newest: of the same address first, else of the one that has
-    most. So connections that only stand there keep nobody out.
+    most. So idle connections do not block other clients.
     """
 
     def __init__(self, most: int = MAX_CONNECTIONS, most_each: int | None = None) -> None:
@@ -159,7 +163,7 @@ class Crowd:
             self._empty.set()
 
     async def disperse(self, grace_s: float) -> None:
-        """Let no one in any more, give those who are in a moment for their answer, and end them."""
+        """Accept no more connections, give the open ones a moment for their answer, and end them."""
         self.closed = True
         for _ in range(3):
             await asyncio.sleep(0)  # noqa: TID251 - connections that are just being accepted reach their Guard
@@ -210,7 +214,7 @@ class Views:
         return self.answer(f"metrics {wanted}", make)
 
     def healthz(self) -> Answer:
-        """Alive: the loop makes progress. 503 when it hangs, so that somebody restarts the daemon."""
+        """Alive: the loop makes progress. 503 when it hangs, so that a supervisor restarts the daemon."""
         times = Times(self._daemon)
         age_s = times.ago_s(self._daemon.progressed_at_s) or 0.0
         alive = age_s <= HUNG_AFTER_S
@@ -252,7 +256,7 @@ def as_json(body: Json, code: int = 200) -> Answer:
 
 
 def error_json(reason: str, code: int) -> Answer:
-    """Return a refusal: what, and what would be right."""
+    """Return a refusal: what, and the fix."""
     return as_json({"schema_version": SCHEMA_VERSION, "object": "error", "error": reason}, code)
 
 
@@ -285,21 +289,26 @@ def add_reads(app: web.Application, daemon: Daemon) -> None:
             "200 if the host would be saved if utility failed now; else 503, with the reasons",
             handler(views.readyz),
         ),
-        ("/api/v1/status", "phase, battery, budget, trainers, ways back", handler(views.status)),
+        ("/api/v1/status", "phase, battery, budget, trainers, power-on methods", handler(views.status)),
         ("/api/v1/plan", "what happens if utility fails now, with every term", handler(views.plan)),
         ("/api/v1/drill", "the drill that runs, and the last report", handler(views.drill)),
         ("/api/v1/battery", "what was learned of the battery", handler(views.battery)),
-        ("/api/v1/recovery", "what a host that is back waits for", handler(lambda: as_json(returning(daemon)))),
+        (
+            "/api/v1/notify",
+            "targets of messages, and messages that wait",
+            handler(lambda: as_json(messages_view(daemon))),
+        ),
+        ("/api/v1/recovery", "what training waits for after a return", handler(lambda: as_json(returning(daemon)))),
     ]
     for path, _, handle in reads:
         app.router.add_get(path, handle)
-    lines = [f"powerguard {VERSION}: what can be read here", "", *(f"{path:<18}{what}" for path, what, _ in reads)]
+    lines = [f"powerguard {VERSION}: available paths", "", *(f"{path:<18}{what}" for path, what, _ in reads)]
     index = 200, "\n".join([*lines, ""]).encode(), TEXT_TYPE
     app.router.add_get("/", handler(lambda: index))
 
 
 def application() -> web.Application:
-    """Return an application whose every refusal is JSON, and that has nothing in it yet."""
+    """Return an empty application whose every refusal is JSON."""
 
     @web.middleware
     async def refuse_in_json(request: web.Request, handler: Handler) -> web.StreamResponse:

@@ -1,4 +1,4 @@
-"""Learned figures as one JSON object (`battery_view`): each figure with its origin, age and how far to believe it.
+"""Learned figures as one JSON object (`battery_view`): each figure with its origin, age and reliability.
 
 Pure over `Daemon`, as `status` is, and by the same rules: null means not known; within one version keys are only ever
 added.
@@ -18,7 +18,7 @@ from powerguard.daemon.observe.terms import HealthView, health_view, recharge_fr
 
 
 def battery_view(daemon: Daemon) -> Json:
-    """Return everything that was learned of the batteries, the loads and the needs."""
+    """Return all learned figures of the batteries, the loads and the needs."""
     times = Times(daemon)
     policy, state = daemon.policy, daemon.state
     return {
@@ -102,7 +102,7 @@ def _health(view: HealthView, measured: Health | None, times: Times, now: Budget
 
 
 def _runtime(policy: Policy, state: State, times: Times) -> Json:
-    """Seconds that a full new battery lasts, by load: what counts, and what the UPS has said beside it."""
+    """Runtime of a full new battery, by load: the values that count, and the UPS's own reports."""
     points: list[Json] = []
     counts = account.table(policy, state.battery)
     by_settings = (policy.table_origin or "settings") if policy.runtime_table else ""

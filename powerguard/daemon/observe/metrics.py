@@ -2,7 +2,7 @@
 
 What metric families are made of: one moment of the daemon, and the ways to make series of it.
 
-The metric families of drills. The moment of the last one is told, not its age: Prometheus has its own clock.
+The metric families of drills have the moment of the last one, not its age: Prometheus has its own clock.
 
 The metric families of what was learned: battery, needs, and the GPU cap that rests on them.
 
@@ -39,7 +39,7 @@ from powerguard.core.model.policy import DrillReport, Health, Policy
 from powerguard.core.model.state import Drill, Online, State, Supply, Trainer
 from powerguard.core.supply.several_upses import each_alone
 from powerguard.daemon.observe import cost
-from powerguard.daemon.observe.port import ACTION_WORDS, BOUNDS_S, BmcView, Daemon, LastOutage, SourceView
+from powerguard.daemon.observe.port import ACTION_WORDS, BOUNDS_S, BmcView, Daemon, LastOutage, SourceView, TargetView
 from powerguard.daemon.observe.readiness import ERRORS, WARNINGS, aborted_by, is_ready, readiness
 from powerguard.daemon.observe.status import VERSION, Times, covers, layers, required_steps
 from powerguard.daemon.observe.terms import health_view
@@ -546,7 +546,7 @@ _UPS: Final = (
     ),
     gauge(
         "own_load_age_seconds",
-        "Age of the measurement behind it; absent where it is no measurement.",
+        "Age of the measurement behind it; absent if it is not measured.",
         plain(lambda v: None if (own := v.budget.own) is None or own.at_s is None else v.budget.now_s - own.at_s),
     ),
     gauge(
@@ -578,7 +578,7 @@ _BUDGET: Final = (
     gauge("outage_start_timestamp_seconds", "When the outage began; absent outside an outage.", plain(_outage_start)),
     gauge(
         "deadline_timestamp_seconds",
-        "When the host would be powered off if nothing changes; absent outside an outage, and after an abort.",
+        "When the host would be powered off without further changes; absent outside an outage, and after an abort.",
         plain(_deadline),
     ),
     gauge(
@@ -718,6 +718,40 @@ _PAST: Final = (
 )
 
 
+def _of_target(value: Callable[[TargetView], Number]) -> Samples:
+    def samples(view: View) -> Iterator[Sample]:
+        for target in view.daemon.message_targets:
+            told = value(target)
+            if told is not None:
+                yield (target.name,), float(told)
+
+    return samples
+
+
+_MESSAGES: Final = (
+    counter(
+        "messages_delivered_total",
+        f"Deliveries that the target took. {_KEPT}",
+        _of_target(lambda t: t.delivered),
+        "target",
+    ),
+    counter("messages_failed_total", f"Deliveries that failed. {_KEPT}", _of_target(lambda t: t.failed), "target"),
+    counter(
+        "messages_dropped_total",
+        f"Messages that the target refused for good. {_KEPT}",
+        _of_target(lambda t: t.dropped),
+        "target",
+    ),
+    gauge("messages_queued", "Messages that wait for the target.", _of_target(lambda t: t.queued), "target"),
+    gauge(
+        "messages_oldest_age_seconds",
+        "Age of the oldest message that waits; absent without any.",
+        _of_target(lambda t: t.oldest_age_s),
+        "target",
+    ),
+)
+
+
 def _lost_gpu(view: View) -> Number:
     seen, lost = view.daemon.returning.seen, view.daemon.journal_counters.get("lost_gpu", 0.0)
     return None if not lost and (seen is None or not seen.gpus) else lost
@@ -773,6 +807,7 @@ SECTIONS: Final[Mapping[str, tuple[Family, ...]]] = {
     "Trainers": _TRAINERS,
     "Coming back": _RETURN,
     "Actions": _ACTIONS,
+    "Messages": _MESSAGES,
     "The past": _PAST,
     "What outages cost": _COST,
 }
@@ -791,11 +826,11 @@ class DaemonCollector(Collector):
         self._daemon = daemon
 
     def describe(self) -> Iterator[Metric]:
-        """Name no families beforehand: registering must not already read a daemon that is still starting."""
+        """Name no families beforehand: registration must not read a daemon that is still starting."""
         return iter(())
 
     def collect(self) -> Iterator[Metric]:
-        """Yield every family, those without a series too: a query for them then finds a type, and nothing false."""
+        """Yield every family, also those without a series: a query for them then finds a type."""
         view = View(self._daemon)
         for families in SECTIONS.values():
             for family in families:
@@ -835,7 +870,7 @@ _openmetrics: Callable[[Collector], bytes] = openmetrics.generate_latest
 
 
 def registry(daemon: Daemon) -> CollectorRegistry:
-    """Return a registry with nothing but this daemon."""
+    """Return a registry of this daemon only."""
     own = CollectorRegistry(auto_describe=False)
     own.register(DaemonCollector(daemon))
     return own
@@ -853,16 +888,15 @@ def reference() -> str:
     lines = [
         "# Metrics",
         "",
-        "Generated from the table of families by `python -m powerguard.daemon.observe.metrics`; a test compares them.",
-        "",
-        "All names begin with `powerguard_`. A value that is not known is absent, never 0. All label values of a",
-        "closed set are always present. No label has the host (Prometheus adds `instance`) or an outage id.",
+        "Generated by `python -m powerguard.daemon.observe.metrics`. A value that is not known is absent, never 0. All",
+        "label values of a closed set are always present. No label has the host (Prometheus adds `instance`) or an",
+        "outage id.",
     ]
     for title, families in SECTIONS.items():
-        lines += ["", f"## {title}", "", "| name | type | labels | meaning |", "| --- | --- | --- | --- |"]
+        lines += ["", f"## {title}", ""]
         for family in families:
-            labels = ", ".join(f"`{label}`" for label in family.labels)
-            lines.append(f"| `{PREFIX}{family.name}` | {family.kind} | {labels} | {family.help} |")
+            labels = f"{{{','.join(family.labels)}}}" if family.labels else ""
+            lines.append(f"- `{PREFIX}{family.name}{labels}` ({family.kind}): {family.help}")
     return "\n".join(lines) + "\n"
 
 

@@ -1,4 +1,4 @@
-"""The port through which status, metrics, HTTP and the admin socket see a running daemon; they know nothing else."""
+"""The only interface of status, metrics, HTTP and the admin socket to a running daemon."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
@@ -74,7 +74,7 @@ class ActionFigures:
     """How many actions of each kind went how, and how long they took. One writer: the loop."""
 
     def __init__(self) -> None:
-        """Begin with every kind and result at nought, so that a rate can be taken of the very first failure."""
+        """Begin with every kind and result at 0, so that `rate()` sees the very first failure."""
         self.counts: dict[tuple[str, str], int] = {(word, res): 0 for word in ACTION_WORDS.values() for res in RESULTS}
         self.buckets: dict[str, list[int]] = {word: [0] * (len(BOUNDS_S) + 1) for word in ACTION_WORDS.values()}
         self.seconds: dict[str, float] = dict.fromkeys(ACTION_WORDS.values(), 0.0)
@@ -97,8 +97,8 @@ class SourceView:
 
     up: its newest poll brought a reading. last_reading_at_s: seconds of CLOCK_BOOTTIME; None before the first.
     polls, failures: since the daemon started; failures are part of polls. last_error: "" when there was none.
-    authenticated: its answers cannot be forged. trouble: what a person must put right although it brings readings, such
-    as a login that upsd refuses; "" while nothing.
+    authenticated: its answers cannot be forged. trouble: an error to correct although it delivers readings, such as a
+        login that upsd refuses; "" if none.
     """
 
     ups: str
@@ -143,9 +143,9 @@ class ReturnView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class WayView:
-    """A way back as last asked for. ups: of way OUTPUT, else "". ready: it could be armed; None: not asked yet.
+    """A power-on method as last checked. ups: of OUTPUT, else "". ready: it could be armed; None: not checked yet.
 
-    why: what blocks it, "" for nothing. returns: of way OUTPUT, as in `armed.Armed`. checked_at_s: when it was asked.
+    why: what blocks it, "" if it is ready. returns: of OUTPUT, as in `state.Armed`. checked_at_s: when it was checked.
     """
 
     way: Way
@@ -170,6 +170,27 @@ class LastOutage:
     on_battery_s: float | None = None
     checkpoint_s: float | None = None
     recovery_s: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class TargetView:
+    """One target of messages. Counters over all lives of the daemon; at, since: Unix seconds.
+
+    queued: messages that it is owed; oldest_age_s: of the oldest of them, None without any. at: of the last delivery
+    that was tried; since: of the first of those that failed in a row, None while none does. answer: what the other side
+    said, or why it was not reached. dropped: messages that it refused for good.
+    """
+
+    name: str
+    kind: str
+    queued: int = 0
+    oldest_age_s: float | None = None
+    delivered: int = 0
+    failed: int = 0
+    dropped: int = 0
+    at: float | None = None
+    since: float | None = None
+    answer: str = ""
 
 
 class Daemon(Protocol):
@@ -222,7 +243,7 @@ class Daemon(Protocol):
 
     @property
     def strangers(self) -> Sequence[str]:
-        """Sockets where trainers ought to be and others are, and why."""
+        """Sockets of trainers that other users serve, and why."""
         ...
 
     @property
@@ -252,7 +273,7 @@ class Daemon(Protocol):
 
     @property
     def ways(self) -> Sequence[WayView]:
-        """The ways back that the settings name."""
+        """The power-on methods of the settings."""
         ...
 
     @property
@@ -291,6 +312,20 @@ class Daemon(Protocol):
         ...
 
     @property
+    def message_targets(self) -> Sequence[TargetView]:
+        """Targets of messages, and how their deliveries go."""
+        ...
+
+    def pending_messages(self, most: int) -> Sequence[Mapping[str, object]]:
+        """Return the oldest messages that wait, as plain data: target, at, event, title."""
+        ...
+
+    @property
+    def messages_trouble(self) -> str:
+        """Why messages that were not delivered may be lost; "" while they are on disk."""
+        ...
+
+    @property
     def loop_lag_s(self) -> float:
         """The longest delay of the event loop's own timer in the last minute."""
         ...
@@ -304,5 +339,5 @@ class Daemon(Protocol):
         ...
 
     def wall(self) -> float:
-        """Return Unix seconds, for people and for metrics."""
+        """Return Unix seconds, for display and for metrics."""
         ...

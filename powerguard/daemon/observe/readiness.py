@@ -1,6 +1,6 @@
 """Would this host be saved if utility failed now? If not, or not as well as it could be: why, with the numbers.
 
-Said beforehand, by the same sums that would decide in the outage: an outage is the wrong moment to learn it.
+Reported in advance, by the same calculation that would decide in the outage.
 """
 
 from dataclasses import dataclass, replace
@@ -18,6 +18,9 @@ from powerguard.daemon.observe.port import Daemon
 HUNG_AFTER_S: Final = 5.0
 """The loop gets an event every second; this long without progress, it hangs."""
 
+UNREACHED_S: Final = 300.0
+"""A target of messages that fails for this long is worth a reason; a single failure is retried in seconds."""
+
 _MOST_TOLD: Final = 3
 
 ERRORS: Final = {
@@ -26,7 +29,7 @@ ERRORS: Final = {
     "not_protected": "neither a runtime table nor a reported runtime: the runtime of the battery is unknown",
     "undersized": "checkpoint and full stop do not fit a full battery",
     "too_little_left": "the battery would not last for the checkpoint and a bare stop if utility failed now",
-    "dry_run": "mode is dry-run: nothing would be done",
+    "dry_run": "mode is dry-run: no action is taken",
     "rehearse": "mode is rehearse: the power-off is only recorded",
     "no_power_off": "the daemon cannot power this host off",
     "power_off_overdue": "the host still runs after its forced power-off was due",
@@ -53,21 +56,23 @@ WARNINGS: Final = {
     "policy_unverified": "the BMC's power restore policy is not verified: the host may stay off when power returns",
     "no_bmc": "no BMC is configured: the host may stay off when power returns",
     "journal_in_memory": "the journal cannot be written: a restart of the daemon would forget an outage",
+    "messages_at_risk": "messages that were not delivered are dropped, or would be lost at a power-off",
+    "messages_failing": "a target of messages is not reached",
     "history_lost": "the journal could not give back all that earlier runs had written",
     "settings_rejected": "the newest settings were rejected; the old ones apply",
-    "battery_worn": "the UPS wants its battery replaced",
-    "runtime_steep": "the reported runtime falls faster than time passes: the battery holds less than the UPS believes",
+    "battery_worn": "the UPS asks for a new battery",
+    "runtime_steep": "the reported runtime falls faster than time passes: the battery holds less than the UPS reports",
     "load_not_fallen": "training was paused and the load did not fall as expected",
     "own_load_doubted": "a measurement of this host's own load is not believed",
     "own_load_unmeasured": "nothing measures this host's own load: a pause that does not come would not be seen",
     "looks_shared": "other hosts seem to hang on this UPS, and the settings do not say so",
     "signal_failed": "a trainer that still draws power could not be signalled",
-    "trainer_left_stopped": "a stopped trainer could not be continued; it is tried again",
+    "trainer_left_stopped": "a stopped trainer could not be continued; powerguard keeps trying",
     "fsd_at_first": "a forced shutdown was set at the UPS when it was first read",
     "low_charge": "the battery would not survive a second outage yet",
     "training_paused": "training is paused although there is no outage",
     "trainer_stranger": "another user serves a trainer's socket, or it cannot be read: its training may be unguarded",
-    "other": "another standing alarm",
+    "other": "another alarm",
 }
 """Reasons that reduce protection."""
 
@@ -76,14 +81,14 @@ FIXES: Final = {
     "blind": "check the UPS card's network, address and credentials (`powerguard doctor`)",
     "not_protected": "give the UPS a runtime_table from its data sheet",
     "undersized": "a larger UPS, less load, faster checkpoints, or a shorter host.force_after_s",
-    "too_little_left": "let the battery charge; `powerguard plan` has the sums",
+    "too_little_left": "let the battery charge; `powerguard plan` has the numbers",
     "table_contradicted": "correct runtime_table, or replace the battery; until then the UPS's value counts",
-    "source_down": "correct what its error names; `powerguard doctor` asks it again and shows more",
+    "source_down": "correct the cause in its error; `powerguard doctor` checks it again and shows more",
     "sources_disagree": "see the sources in `powerguard status`: one of them lags, is frozen, or is forged",
     "source_doubted": "restart its driver or card, or remove it from the settings",
-    "supply_contradicted": "look at the UPS; its card or its profile maps the output source wrongly",
-    "battery_contradicted": "look at the UPS: its inverter, or its card; if training is held, powerguard abort",
-    "low_on_utility": "let it charge; if it stays low, look for a loose or worn battery",
+    "supply_contradicted": "check the UPS; its card or its profile maps the output source wrongly",
+    "battery_contradicted": "check the UPS: its inverter, or its card; if training is held, powerguard abort",
+    "low_on_utility": "let it charge; if it stays low, check for a loose or worn battery",
     "redundancy_lost": "see the feeds in `powerguard status`",
     "dry_run": "set mode: rehearse when `powerguard doctor` has no FAIL",
     "rehearse": "set mode: armed when the drill has passed and `powerguard doctor` has no FAIL",
@@ -92,14 +97,16 @@ FIXES: Final = {
     "maintenance": "powerguard maintenance off",
     "aborted": "if utility stays away, `systemctl poweroff` in time; with utility back this ends by itself",
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
-    "no_bmc": "set bmc (kind: auto), or set always-on in the BIOS, which is then not checked",
+    "no_bmc": "set bmc (kind: auto), or set always-on in the BIOS, which powerguard then does not check",
     "journal_in_memory": "free the disk that holds the journal, or mount it writable",
+    "messages_at_risk": "free the disk of messages.sqlite, or repair the target that takes no message",
+    "messages_failing": "powerguard notify test",
     "history_lost": "repeat the drill (`powerguard drill`); this message ends with the daemon's next start",
     "settings_rejected": "powerguard config validate",
     "battery_worn": "replace the battery",
     "runtime_steep": "replace the battery; until then only the energy account counts",
     "fsd_at_first": "clear it at the UPS's primary",
-    "load_not_fallen": "see its trainers in `powerguard status`; with signals.kind: helper they would be stopped",
+    "load_not_fallen": "see the trainers in `powerguard status`; set signals.kind: helper to stop them",
     "own_load_doubted": "see own_load in `powerguard status`; compare with `ipmitool dcmi power reading`",
     "own_load_unmeasured": "give this host its BMC (bmc), or set gpu.kind: nvml",
     "looks_shared": "set ups.NAME.shared (docs/guides/shared-ups.md)",
@@ -112,7 +119,7 @@ FIXES: Final = {
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Reason:
-    """One thing that reduces protection. severity: error = not ready, warning = ready, but with less."""
+    """One condition that reduces protection. severity: error = not ready, warning = ready, but with less."""
 
     name: str
     severity: str
@@ -127,11 +134,12 @@ def is_ready(reasons: tuple[Reason, ...]) -> bool:
 
 
 def readiness(daemon: Daemon) -> tuple[Reason, ...]:
-    """Return everything that reduces protection now, errors first; empty when all is well."""
+    """Return all conditions that reduce protection now, errors first; empty if there are none."""
     found = [
         *_of_supply(daemon),
         *of_battery(daemon.policy, daemon.state, daemon.clock()),
         *_of_daemon(daemon),
+        *_of_messages(daemon),
         *_of_alarms(daemon.state),
         *_of_trainers(daemon.state),
     ]
@@ -142,7 +150,7 @@ def readiness(daemon: Daemon) -> tuple[Reason, ...]:
 
 
 def aborted_by(state: State) -> str:
-    """Say who has called this outage's shutdown off, and why; "" while nobody has."""
+    """Return the person who aborted this outage's shutdown, and why; "" if it was not aborted."""
     return "" if isinstance(state.phase, Online) else state.phase.outage.aborted_by
 
 
@@ -186,18 +194,18 @@ def _unread(daemon: Daemon) -> Reason:
     if not failed:
         return _reason("no_reading", waited_s=waited_s)
     reason = _reason("no_reading", f"{failed} polls failed", waited_s=waited_s)
-    return replace(reason, fix="correct what the source's error names")
+    return replace(reason, fix="correct the cause in the source's error")
 
 
 _CHARGED = 0.9
-"""Above this charge a reported runtime says what the full battery holds."""
+"""Above this charge a reported runtime shows the energy of the full battery."""
 _CONTRADICTED = 0.75
-"""A reported runtime below so much of what the table says of this battery is no tolerance of a gauge any more."""
+"""Share of the table's runtime below which a reported runtime contradicts the table."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class FullBattery:
-    """The sums of a full battery with the load of now, as if no outage had begun. Seconds; load_paused: a share.
+    """The budget of a full battery with the present load, as if no outage had begun. Seconds; load_paused: a share.
 
     available_s: three quarters of the effective runtime when paused. grade: the most orderly stop that fits.
     """
@@ -220,7 +228,7 @@ class FullBattery:
 
 
 def told_share(policy: Policy, state: State) -> float:
-    """Energy of a full battery by the UPS's own word on utility, a share of the table's; 1 where it tells nothing."""
+    """Energy of a full battery by the UPS's reports on utility, a share of the table's; 1 without a report."""
     charge = charge_of(state.feed.reading)
     gauge = state.battery.gauge
     if state.feed.supply is not Supply.UTILITY or not policy.runtime_table or gauge is None or not charge:
@@ -229,7 +237,7 @@ def told_share(policy: Policy, state: State) -> float:
 
 
 def full_battery(policy: Policy, state: State, now_s: float) -> FullBattery | None:
-    """Do the sums of a full battery; None when nobody knows how long it lasts."""
+    """Compute the budget of a full battery; None if its runtime is unknown."""
     points = account.table(policy, state.battery)
     if not points:
         return None
@@ -255,7 +263,7 @@ def full_battery(policy: Policy, state: State, now_s: float) -> FullBattery | No
 
 
 def of_battery(policy: Policy, state: State, now_s: float) -> list[Reason]:
-    """Return what a full battery would not do, by the newest reading; nothing before the first."""
+    """Return what a full battery would not be enough for, by the newest reading; empty before the first."""
     if state.feed.reading is None:
         return []
     full = full_battery(policy, state, now_s)
@@ -264,7 +272,7 @@ def of_battery(policy: Policy, state: State, now_s: float) -> list[Reason]:
     found = []
     share = told_share(policy, state)
     if share < _CONTRADICTED * state.battery.health:
-        detail = f"{100 * share:.0f} % of it at the load of now"
+        detail = f"{100 * share:.0f} % of it at the present load"
         found.append(_reason("table_contradicted", detail, told_share=share, health=state.battery.health))
     found += _of_what_is_left(policy, state, full)
     if full.fits:
@@ -327,6 +335,20 @@ def _of_daemon(daemon: Daemon) -> list[Reason]:
         found.append(_reason("trainer_stranger", "; ".join(strangers[:_MOST_TOLD]) + more, count=len(strangers)))
     if not daemon.settings_ok:
         found.append(_reason("settings_rejected", daemon.config_path))
+    return found
+
+
+def _of_messages(daemon: Daemon) -> list[Reason]:
+    """Messages that do not arrive, or would not survive a power-off."""
+    found: list[Reason] = []
+    if daemon.messages_trouble:
+        found.append(_reason("messages_at_risk", daemon.messages_trouble))
+    for target in daemon.message_targets:
+        if target.since is not None and daemon.wall() - target.since > UNREACHED_S:
+            detail = f"{target.name}: {target.answer}"
+            found.append(
+                _reason("messages_failing", detail, queued=target.queued, since_s=daemon.wall() - target.since)
+            )
     return found
 
 

@@ -1,25 +1,23 @@
-"""The daemon as one JSON object: what is so (`status`), and what will happen, with every term of it (`plan_view`).
+"""The daemon as one JSON object: its state (`status`), and its forecast, with every term (`plan_view`).
 
-Pure over `Daemon`: nothing is asked of the world, nothing changes. Both objects carry `schema_version`; within one
+Pure over `Daemon`: no input or output, no change. Both objects carry `schema_version`; within one
 version keys are only ever added. null means not known, never zero. Durations are relative seconds (`*_s`); moments
-are Unix seconds (`*_at`), so that a reader on another host needs no clock of ours.
+are Unix seconds (`*_at`), so that a reader on another host does not need this host's clock.
 
-What was last heard of each source: whether it answers, why not, and what a person must put right meanwhile.
-
-The ways back as a person sees them: one line for each layer, armed, blocked or off, and whether the race is covered.
-
-The race: utility returns after the commit and before the UPS has cut its output, so AC never drops and the BMC's policy
-never acts (docs/guides/return.md). The policy (P) and the late reboot (A) do not cover it: the first needs AC to drop,
-the second leaves the seconds between the last unit's stop and the power-off open.
+For each source: whether it answers, why not, and errors to correct. For the power-on methods: one line each, armed,
+blocked or off, and whether the power race is covered. The race: utility returns after the commit and before the UPS has
+cut its output, so AC never drops and the BMC's policy never acts (docs/guides/return.md). The policy (P) and the late
+reboot (A) do not cover it: the first needs AC to drop, the second leaves the seconds between the last unit's stop and
+the power-off open.
 
 The drill as JSON: the one that runs and the last report (`drill_view`), and what one would do (`drill_plan`).
 
 Pure over `Daemon`, as in `status`; seconds are relative (`*_s`), moments are Unix seconds (`*_at`), null is not known.
 
-What a host that is back waits for, as one object: each gate with its state and why, and what would be started.
+What training waits for after a return, as one object: each gate with its state and why, and what would be started.
 
-Pure over `Daemon`, as `status`. A gate that is closed keeps training from starting; `powerguard recover` is a person's
-word that it is to start nevertheless (docs/decisions/0053).
+Pure over `Daemon`, as `status`. A gate that is closed keeps training from starting; With `powerguard recover` a person
+starts it anyway (docs/decisions/0053).
 """
 
 import math
@@ -51,14 +49,14 @@ from powerguard.ups.base import Source, Troubled
 log = structlog.get_logger()
 
 _MOST_REASONS: Final = 8
-"""Told of one loss: a peer that fails in a new way each second is not told on for ever."""
+"""Most error texts of one loss that are logged: a peer may fail in a new way each second."""
 
 
 class SourceViews:
     """One view for each source of the settings, by UPS and name."""
 
     def __init__(self, clock: Clock) -> None:
-        """Know of none yet."""
+        """Begin without sources."""
         self._clock = clock
         self._sources: dict[str, Source] = {}
         self._views: dict[str, SourceView] = {}
@@ -66,7 +64,7 @@ class SourceViews:
         self._reasons: dict[str, set[str]] = {}
 
     def begin(self, sources: Sequence[tuple[str, str, Source]]) -> None:
-        """Know of these, (UPS, name, poller), and of no others; what was heard of those that stay is kept."""
+        """Track exactly these, (UPS, name, poller); the states of those that stay are kept."""
         self._sources = {f"{ups}/{name}": source for ups, name, source in sources}
         self._views = {
             f"{ups}/{name}": self._views.get(f"{ups}/{name}") or SourceView(ups=ups, source=name, up=False)
@@ -75,7 +73,7 @@ class SourceViews:
         self._told_at_s = dict.fromkeys(self._views, self._clock())
 
     def take(self, event: Reading | SourceFailed) -> None:
-        """Enter what a source tells."""
+        """Enter a source's report."""
         key = f"{event.ups}/{event.source}"
         view = self._views.get(key) or SourceView(ups=event.ups, source=event.source, up=False)
         self._told_at_s[key] = self._clock()
@@ -97,7 +95,7 @@ class SourceViews:
         )
 
     def _tell_of_another(self, key: str, event: SourceFailed) -> None:
-        """Tell when a lost source fails for another reason: the first one is in the story, and may be put right."""
+        """Log when a lost source fails for another reason: the first one is in the story, and may be corrected."""
         reasons = self._reasons.setdefault(key, set())
         if event.reason in reasons or len(reasons) >= _MOST_REASONS:
             return
@@ -106,7 +104,7 @@ class SourceViews:
         reasons.add(event.reason)
 
     def all(self) -> Sequence[SourceView]:
-        """Return every source, as last heard of."""
+        """Return every source, with its last state."""
         return tuple(replace(view, trouble=self._trouble(key)) for key, view in self._views.items())
 
     def _trouble(self, key: str) -> str:
@@ -114,7 +112,7 @@ class SourceViews:
         return source.trouble if isinstance(source, Troubled) else ""
 
     def silent(self, longer_s: float) -> str:
-        """Return one that has told nothing at all, not even a failure, for so long; "" when there is none."""
+        """Return a source without any report, not even a failure, for this long; "" if there is none."""
         now_s = self._clock()
         return next((key for key, at_s in self._told_at_s.items() if now_s - at_s > longer_s), "")
 
@@ -122,23 +120,23 @@ class SourceViews:
 LETTERS: Final = {Way.OUTPUT: "B", Way.RTC: "E", Way.SENTINEL: "C", Way.WATCHDOG: "D"}
 COVERS: Final = frozenset("BCDE")
 _OFF: Final = {
-    Way.OUTPUT: "the output of no UPS is switched off by this host (ups.NAME.output_off)",
+    Way.OUTPUT: "this host does not switch off the output of a UPS (ups.NAME.output_off)",
     Way.RTC: "rtc.kind is none",
     Way.SENTINEL: "sentinel.kind is none",
     Way.WATCHDOG: "bmc.watchdog is false",
 }
 UNCOVERED: Final = (
-    "if power returns while this host shuts down, AC never drops and the BMC does not switch it on again; nothing is "
+    "if power returns while this host shuts down, AC never drops and the BMC does not switch it on again; no method is "
     "armed for that case"
 )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One way back. letter: A to E, or P; name: policy, late_reboot, or a `Way`; ups: of way output, else "".
+    """One power-on method. letter: A to E, or P; name: policy, late_reboot, or a `Way`; ups: of output, else "".
 
-    stands: armed (asked for, and it could be), blocked (why), off (the settings name none), unknown (not asked yet).
-    checked_at_s: when it was asked for, seconds of CLOCK_BOOTTIME; None: not asked, or there is nobody to ask.
+    stands: armed (checked, and it can be), blocked (why), off (not in the settings), unknown (not checked yet).
+    checked_at_s: when it was checked, seconds of CLOCK_BOOTTIME; None: not checked, or without a device.
     """
 
     letter: str
@@ -150,7 +148,7 @@ class Layer:
 
 
 def layers(policy: Policy, bmc: BmcView | None, ways: Iterable[WayView]) -> tuple[Layer, ...]:
-    """Return every layer, P and A first, then B to E."""
+    """Return every method, P and A first, then B to E."""
     views = list(ways)
     found = [_policy(bmc), _late(policy)]
     for way, letter in sorted(LETTERS.items(), key=lambda pair: pair[1]):
@@ -167,8 +165,8 @@ def _policy(bmc: BmcView | None) -> Layer:
     if bmc.verified:
         return Layer(letter="P", name="policy", stands="armed", checked_at_s=bmc.checked_at_s)
     if not bmc.error and bmc.checked_at_s is None:
-        return Layer(letter="P", name="policy", stands="unknown", why="not asked yet")
-    why = bmc.error or f"the policy is {bmc.policy or 'not told'}"
+        return Layer(letter="P", name="policy", stands="unknown", why="not checked yet")
+    why = bmc.error or f"the policy is {bmc.policy or 'unknown'}"
     return Layer(letter="P", name="policy", stands="blocked", why=why, checked_at_s=bmc.checked_at_s)
 
 
@@ -184,18 +182,20 @@ def _way(policy: Policy, view: WayView, letter: str) -> Layer:
     if view.way is Way.OUTPUT and view.ready:
         others = [each.policy.ups for each in policy.feeds if each.policy.ups not in policy.outputs]
         if others:
-            stands, why = "blocked", f"{', '.join(others)} would not go off with it, so AC would never drop here"
+            stands, why = "blocked", f"{', '.join(others)} would stay on, so AC would never drop here"
         elif view.returns != "cycles":
-            told = {"aborts": "aborts the cut", "stays_off": "stays off"}.get(view.returns, "is not known to cycle")
+            told = {"aborts": "aborts the cut", "stays_off": "stays off"}.get(
+                view.returns, "may not switch its output off and on"
+            )
             stands, why = "blocked", f"when utility returns in its countdown, this UPS {told}"
-    why = "not asked yet" if stands == "unknown" else why
+    why = "not checked yet" if stands == "unknown" else why
     return Layer(
         letter=letter, name=view.way.value, stands=stands, why=why, ups=view.ups, checked_at_s=view.checked_at_s
     )
 
 
 def uncovered(known: Sequence[Layer]) -> str:
-    """Say what is wrong where no layer covers the race, with what blocks each that there is; "" where one does."""
+    """Return the error if no method covers the race, with what blocks each; "" if one does."""
     if covers(known):
         return ""
     blocked = "; ".join(
@@ -207,7 +207,7 @@ def uncovered(known: Sequence[Layer]) -> str:
 
 
 def covers(known: Iterable[Layer]) -> bool:
-    """Say whether a layer that covers the race could be armed. Of several outputs each must be."""
+    """Say whether a method that covers the race could be armed. Of several outputs each must be."""
     stands: dict[str, set[str]] = {}
     for each in known:
         stands.setdefault(each.letter, set()).add(each.stands)
@@ -231,7 +231,7 @@ VERSION: Final = package_version()
 
 
 class Times:
-    """Turns moments of this boot's clock into what people and programs can use."""
+    """Turns moments of this boot's clock into relative and Unix seconds."""
 
     def __init__(self, daemon: Daemon) -> None:
         """Take both clocks once, so that every moment of one object fits every other."""
@@ -257,7 +257,7 @@ def rounded(value: float | None) -> float | None:
 
 
 def status(daemon: Daemon) -> Json:
-    """Return the state of everything that an operator asks about."""
+    """Return the state for operators."""
     times = Times(daemon)
     state = daemon.state
     reasons = readiness(daemon)
@@ -290,6 +290,10 @@ def status(daemon: Daemon) -> Json:
         "traps": _traps(daemon, times),
         "bmc": _bmc(daemon, times),
         "way_back": _way_back(daemon, times),
+        "messages": {
+            "trouble": daemon.messages_trouble,
+            "targets": [asdict(target) for target in daemon.message_targets],
+        },
         "host": _host(daemon),
         "last_outage": None if daemon.last_outage is None else asdict(daemon.last_outage),
         "daemon": {
@@ -389,7 +393,7 @@ def _ups(name: str, reading: Reading | None, times: Times, now: Budget) -> Json 
 
 
 def _traps(daemon: Daemon, times: Times) -> Json | None:
-    """Whether the trap port is open, and what came there; None where the settings have none."""
+    """Whether the trap port is open, and its counts; None if the settings have none."""
     counts = daemon.traps
     if counts is None:
         return None
@@ -405,7 +409,7 @@ def _traps(daemon: Daemon, times: Times) -> Json | None:
 
 
 def _name(policy: Policy) -> str:
-    """Name of the UPS, or of all of several: what they are together."""
+    """Name of the UPS; of several, all names."""
     return " + ".join(mine.policy.ups for mine in policy.feeds) or policy.ups
 
 
@@ -426,7 +430,7 @@ def _feeds(daemon: Daemon, times: Times) -> list[Json]:
 
 
 def _battery(daemon: Daemon, times: Times) -> Json:
-    """How healthy the battery counts as, and who says so; `battery_view` has the rest."""
+    """The battery's health with its origin; `battery_view` has the rest."""
     health = health_view(daemon.policy, daemon.state, times.now_s, times.at)
     measured = daemon.state.battery.model.health
     return {
@@ -473,19 +477,19 @@ def _outage(daemon: Daemon, times: Times) -> Json | None:
 
 
 def can_abort(daemon: Daemon) -> str:
-    """Return "" when there is a shutdown that can still be called off, else why not."""
+    """Return "" if there is a shutdown that can still be aborted, else why not."""
     name = phase_name(daemon.state.phase)
     if name in ("emergency_checkpoint", "holding"):
         return ""
     if name == "shutdown":
-        return "past the commit point: nothing in this boot undoes the power-off"
+        return "past the commit point: the power-off cannot be undone in this boot"
     if aborted_by(daemon.state):
-        return "nothing to abort: this outage's shutdown was called off already"
+        return "this outage's shutdown is already aborted"
     if name == "on_battery":
-        return "nothing to abort yet: training goes on; `powerguard maintenance on` keeps the host from powering off"
+        return "no shutdown to abort yet: training continues; use `powerguard maintenance on` to suspend the power-off"
     if name == "recovery":
-        return "nothing to abort: the host is coming back"
-    return "nothing to abort: there is no outage"
+        return "no shutdown to abort: the host is coming back"
+    return "no shutdown to abort: there is no outage"
 
 
 def _next(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
@@ -556,7 +560,7 @@ def _trainer(trainer: Trainer, state: State, times: Times) -> Json:
 
 
 def _source(source: SourceView, daemon: Daemon, times: Times) -> Json:
-    """State of one source. says: its own word of the output, where several tell about one UPS."""
+    """State of one source. says: its own output source, if the UPS has several sources."""
     feed = next((each.feed for each in daemon.state.upses if each.ups == source.ups), daemon.state.feed)
     heard = next((each for each in feed.heard if each.source == source.source), None)
     return {
@@ -611,7 +615,7 @@ def _way_back(daemon: Daemon, times: Times) -> Json:
 
 
 def required_steps(daemon: Daemon, now: Budget) -> dict[str, float]:
-    """Split what is still needed into the steps that a person thinks in; the sum is `need_s`."""
+    """Split the needs into steps for display; the sum is `need_s`."""
     policy = daemon.policy
     bare_s = sums.stop_s(policy, now.grade, reserve_s=0.0)
     ups_off_s = 0.0 if now.grade.value == "bare" else min(policy.ups_off_s, bare_s)
@@ -690,12 +694,25 @@ def _report(report: DrillReport, times: Times) -> Json:
     }
 
 
+def messages_view(daemon: Daemon) -> Json:
+    """Return the object of `/api/v1/notify`: the targets of messages, and the first of those that wait."""
+    return {
+        "schema_version": SCHEMA_VERSION,
+        "object": "notify",
+        "at": round(daemon.wall(), 3),
+        "trouble": daemon.messages_trouble,
+        "targets": [asdict(target) for target in daemon.message_targets],
+        "pending": list(daemon.pending_messages(MOST_PENDING)),
+    }
+
+
+MOST_PENDING: Final = 200
 FRESH_S: Final = 60.0
-"""A look at the host that is older than this tells how it was."""
+"""A check of the host that is older than this is shown with its age."""
 
 
 class TrainingGate(NamedTuple):
-    """One thing that training waits for. open: None where it is not known. text: how it is, and what would be right."""
+    """One gate of training. open: None if unknown. text: its state, and the condition to open it."""
 
     name: str
     open: bool | None
@@ -747,7 +764,7 @@ def _utility(daemon: Daemon) -> TrainingGate:
         return TrainingGate("utility", open=False, text="on battery")
     if feed.supply is Supply.UNKNOWN or not fusion.is_fresh(policy, feed, now_s):
         hold = f"training starts blind {policy.unknown_hold_s:.0f} s after the return"
-        return TrainingGate("utility", open=False, text=f"not known: no source tells; {hold}")
+        return TrainingGate("utility", open=False, text=f"unknown: no source reports; {hold}")
     for_s = now_s - feed.since_s
     if not fusion.is_stable(policy, feed, now_s, stable_s=policy.utility_stable_s):
         return TrainingGate("utility", open=False, text=f"for {for_s:.0f} s; must hold {policy.utility_stable_s:.0f} s")
@@ -765,13 +782,15 @@ def _countdown(daemon: Daemon) -> TrainingGate:
 def _charge(daemon: Daemon) -> TrainingGate:
     policy, state, now_s = daemon.policy, daemon.state, daemon.clock()
     reading = state.feed.reading
-    told = "not told" if reading is None or reading.charge_pct is None else f"{reading.charge_pct:.0f} %"
+    told = "not reported" if reading is None or reading.charge_pct is None else f"{reading.charge_pct:.0f} %"
     if because := conditions.may_start(policy, state, now_s):
         return TrainingGate("charge", open=True, text=f"{told}: {because}")
     began_s = state.phase.began_s if isinstance(state.phase, Recovery) else state.feed.since_s
     left_s = policy.charge_hold_s - (now_s - max(began_s, state.feed.since_s))
     if state.feed.supply is Supply.UTILITY and left_s <= 0.0:
-        return TrainingGate("charge", open=True, text=f"{told}: utility for long, and waiting on would cost more")
+        return TrainingGate(
+            "charge", open=True, text=f"{told}: utility has been back for long, and waiting would cost more"
+        )
     text = f"{told}: a second outage would cost the checkpoint; waited for at most {max(0.0, left_s):.0f} s of utility"
     return TrainingGate("charge", open=False, text=text)
 
@@ -779,34 +798,34 @@ def _charge(daemon: Daemon) -> TrainingGate:
 def _host_check(daemon: Daemon) -> TrainingGate:
     seen = daemon.returning.seen
     if seen is None:
-        return TrainingGate("host", open=None, text="not looked at yet")
+        return TrainingGate("host", open=None, text="not checked yet")
     age_s = daemon.clock() - seen.at_s
     when = "" if age_s < FRESH_S else f" ({age_s / 60:.0f} min ago)"
     if seen.problems:
         return TrainingGate("host", open=False, text="; ".join(seen.problems) + when)
-    found = [f"{seen.gpus} GPUs" if seen.gpus else "no GPU that could be asked", f"{seen.folders} folders"]
+    found = [f"{seen.gpus} GPUs" if seen.gpus else "no GPU that can be queried", f"{seen.folders} folders"]
     return TrainingGate("host", open=True, text="; ".join((*found, *seen.notes)) + when)
 
 
 def refusal(daemon: Daemon, *, unchecked: bool = False) -> str:
-    """Return why a person's word to start training now is not taken; "" where it is.
+    """Return why an order to start training now is refused; "" if it is accepted.
 
-    unchecked: the person trains without what the check of the host misses. On battery, and before a cut, nobody's word
-    helps: training would be stopped again at once, or cost the battery that the next stop needs.
+    unchecked: the person trains in spite of the failed check of the host. On battery, and before a cut, it is refused:
+    training would be stopped again at once, or use the energy that the next stop needs.
     """
     phase = daemon.state.phase
     if not isinstance(phase, Recovery):
-        return f"nothing to recover from: the phase is {phase_name(phase)}"
+        return f"there was no power-off to recover from: the phase is {phase_name(phase)}"
     if phase.started_at_s is not None:
-        return "training was started already: its first step is waited for"
+        return "training was started already: powerguard waits for its first step"
     countdown = _countdown(daemon)
     if not countdown.open:
-        return f"{countdown.text}: nothing is started before that"
+        return f"{countdown.text}: training does not start before that"
     if daemon.state.feed.supply is Supply.BATTERY:
-        return "on battery: training would only empty it; it starts by itself once utility is back"
+        return "on battery: training starts by itself once utility is back"
     if unchecked:
         return ""
     host = _host_check(daemon)
     if host.open is None:
-        return "the host was not looked at yet: ask again in 15 s, or say --unchecked"
+        return "the host was not checked yet: try again in 15 s, or use --unchecked"
     return host.text if host.open is False else ""

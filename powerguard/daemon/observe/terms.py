@@ -28,9 +28,9 @@ PRESUMED: Final = {
     "settings": "budget.health of the settings",
     "default": "default: no discharge has measured it",
     "battery_old": "default for a battery older than 3 years (battery_installed)",
-    "replace_battery": "the UPS wants its battery replaced",
+    "replace_battery": "the UPS asks for a new battery",
 }
-"""Origins of a health that nobody has measured; a measured one is "measured"."""
+"""Origins of a presumed health; a measured one is "measured"."""
 
 
 def day(unix_s: float | None) -> str:
@@ -50,10 +50,10 @@ def percent(share: float, digits: int = 0) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HealthView:
-    """The health that counts. origin: "measured", or a word of PRESUMED; because: the same for people.
+    """The health that counts. origin: "measured", or a word of PRESUMED; because: the same in words.
 
-    presumed: what would count without a measurement. aged: the measured share less what the time since has taken;
-    None where there is none, or where it has expired.
+    presumed: the value without a measurement. aged: the measured share less its aging since; None if there is none, or
+    if it has expired.
     """
 
     share: float
@@ -64,7 +64,7 @@ class HealthView:
 
 
 def health_view(policy: Policy, state: State, now_s: float, at: Wall) -> HealthView:
-    """Say where the health comes from that counts now: by the rules of `battery.health`."""
+    """Return the origin of the health that counts now: by the rules of `battery.health`."""
     reading = state.feed.reading
     presumed, origin = policy.health, policy.health_from
     if reading is not None and reading.replace_battery and policy.health_replace < policy.health:
@@ -91,7 +91,7 @@ def _measured(health: Health, aged: float, at: Wall) -> str:
 
 
 def tau_from(policy: Policy, state: State) -> str:
-    """Say whose word the runtime by load is."""
+    """Return the origin of the runtime by load."""
     if policy.table_origin == "nameplate":
         return "made from battery_wh and rating_w of the settings, cautiously (no runtime_table)"
     if policy.runtime_table:
@@ -101,7 +101,7 @@ def tau_from(policy: Policy, state: State) -> str:
         return f"learned, {_count(learned, 'point')}: the UPS's runtime / charge on utility (no runtime_table)"
     if state.battery.tau_point is not None:
         return "reported runtime / charge on utility (no runtime_table)"
-    return "not known: no runtime_table, no reported runtime"
+    return "unknown: no runtime_table, no reported runtime"
 
 
 def _count(number: int, what: str) -> str:
@@ -109,7 +109,7 @@ def _count(number: int, what: str) -> str:
 
 
 def recharge_from(state: State) -> str:
-    """Say who knows how long a recharge takes: "learned" or "settings"."""
+    """Return the origin of the recharge time: "learned" or "settings"."""
     return "settings" if state.battery.model.recharge_s is None else "learned"
 
 
@@ -128,7 +128,7 @@ def paused_from(policy: Policy, state: State, now: Budget, at: Wall) -> str:
         left = 1.0 - policy.paused_load_share
         return f"load_now - {left:g} x load_own (settings; {', '.join(drops)} pause); the other hosts as now"
     if unseen:
-        why = "" if len(unseen) == len(drops) else f"; {', '.join(unseen)} never seen to pause"
+        why = "" if len(unseen) == len(drops) else f"; {', '.join(unseen)} with no measured pause"
         return f"load_now x {policy.paused_load_share:g} (settings; {', '.join(drops)} pause{why})"
     told = [
         f"{name} {percent(drop.before)} -> {percent(drop.after)} on {day(at(drop.at_s))}"
@@ -172,10 +172,10 @@ def checkpoint_from(policy: Policy, learned: Learned, trainer: Trainer) -> str:
         return f"q95 of {len(known)} measured"
     few = f", more than {len(known)} measured" if known else ""
     if trainer.told_s is not None:
-        return f"told by the trainer{few}"
+        return f"reported by the trainer{few}"
     if any(t.name == trainer.name for t in policy.trainers):
         return f"settings: checkpoint_s, else twice size over bandwidth{few}"
-    return f"default: neither the trainer nor the settings say{few}"
+    return f"default: neither the trainer nor the settings have it{few}"
 
 
 def stop_from(policy: Policy, learned: Learned, grade: Grade) -> str:
@@ -192,7 +192,7 @@ def stop_from(policy: Policy, learned: Learned, grade: Grade) -> str:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Term:
-    """One number of the budget. value: None when not known. unit: "s", "share", "pct" or "word". source: for people."""
+    """One number of the budget. value: None when not known. unit: "s", "share", "pct" or "word". source: in words."""
 
     name: str
     value: float | str | bool | None
@@ -238,9 +238,9 @@ def _share(name: str, value: float | None, source: str) -> Term:
 
 
 def _told(reading: Reading | None, field: str) -> str:
-    """Name the object of the protocol that told a field, as far as the source says."""
+    """Name the object of the protocol of a field, if the source reports it."""
     if reading is None:
-        return "not told yet"
+        return "not reported yet"
     of = dict(reading.provenance).get(field)
     return f"{reading.source} {of}" if of else reading.source
 
@@ -249,7 +249,7 @@ def _loads(policy: Policy, state: State, now: Budget, at: Wall) -> tuple[Term, .
     reading = state.feed.reading
     by_watts = reading is not None and reading.load_pct is None and reading.watts is not None
     told = _told(reading, "watts" if by_watts else "load_pct") + (" / rating_w" if by_watts else "")
-    source_now = f"{told}, averaged" if state.battery.load is not None else "not told: counted as full"
+    source_now = f"{told}, averaged" if state.battery.load is not None else "not reported: counted as full"
     own = () if now.own is None else (_share("load_own", now.own.load, own_from(now.own, now.now_s)),)
     return (
         _share("load_now", now.load_now, source_now),
@@ -265,7 +265,7 @@ def _energy(policy: Policy, state: State, now: Budget, at: Wall) -> tuple[Term, 
     return (
         _share("health", now.health, f"share of a new battery that a full charge holds; {health}"),
         _seconds("recharge_s", learning.recharge_s(policy, battery.model), f"from empty to full; {recharge}"),
-        _share("used", now.used, "our own energy account"),
+        _share("used", now.used, "powerguard's energy account"),
         _share("left_by_account", max(0.0, now.health - now.used), "health - used"),
         _share("left_by_charge", battery.charged, f"health x charge: {_told(reading, 'charge_pct')}"),
         _share("left_by_runtime", battery.gauge, f"reported runtime / tau: {_told(reading, 'runtime_s')}"),

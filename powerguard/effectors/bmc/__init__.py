@@ -1,1 +1,1 @@
-"""The BMC: makes sure, by reading back, that the host powers on when AC returns. Imports nothing."""
+"""The BMC: makes sure, by reading back, that the host powers on when AC returns."""

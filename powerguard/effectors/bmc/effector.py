@@ -3,7 +3,7 @@
 The power restore policy as last read without an outage: what `bmc.policy: bracket` puts back after one.
 
 In a file, as the daemon that puts it back may be another one than the one that has set always-on: killed in between, it
-could not tell what it had found. A file that is absent, or makes no sense, is nothing that is known.
+could not know what it had found. If the file is absent or damaged, the policy is unknown.
 """
 
 import asyncio
@@ -28,19 +28,19 @@ log = structlog.get_logger(__name__)
 
 FILE: Final = "bmc-policy.json"
 _LIMIT_S: Final = 0.5
-"""A disk that hangs must not take the seconds in which the BMC can still be told."""
+"""Timeout for the file, so that a hung disk leaves time for the BMC."""
 _MAX_BYTES: Final = 4096
 
 
 class FoundPolicy:
-    """Remembers it. folder: the daemon's own; None: only for as long as this object lives."""
+    """Keeps it. folder: the daemon's own; None: only in memory."""
 
     def __init__(self, folder: Path | None = None) -> None:
         self._path = None if folder is None else folder / FILE
         self._known: PowerRestorePolicy | None = None
 
     async def read(self) -> PowerRestorePolicy | None:
-        """Return it; None where nobody knows. Never raises."""
+        """Return it; None if unknown. Never raises."""
         if self._known is None and self._path is not None:
             try:
                 async with asyncio.timeout(_LIMIT_S):
@@ -81,11 +81,11 @@ __all__ = ["BACK_OFF_S", "WORKER", "BmcEffector", "BmcError", "Failure", "Probe"
 
 _T = TypeVar("_T")
 _NONE: Final = (
-    "bmc.kind is none: nobody makes sure that this host powers on when power returns; "
+    "bmc.kind is none, so it is not certain that this host powers on when power returns; "
     "give it its BMC (bmc: {kind: auto}, or {kind: ipmi-lan, host: ..., user: ..., password: ...})"
 )
 _ANSWER_MARGIN_S: Final = 0.1
-"""We end this much before the action's own deadline, so that what was seen is told and not only that time is up."""
+"""Time before the action's deadline at which the effector ends, so that it can report what it saw."""
 
 
 class BmcEffector:
@@ -119,10 +119,10 @@ class BmcEffector:
     async def carry_out(self, action: Action) -> Detail:
         """Ensure or put back a policy, by reading back. Raises BmcError unless what was read is what was asked for.
 
-        Returns policy, verified, before, changed, power_on, ac_failed (None: not told), engine and latency_s; earlier:
-        why engines before it failed, where any did. For an EnsurePolicy also restore: the policy to put back after the
-        outage, where bmc.policy is bracket and it was another (a failure tells it as well: what was set and could not
-        be read back stands); without an outage power_watts, where the BMC tells.
+        Returns policy, verified, before, changed, power_on, ac_failed (None: not reported), engine and latency_s;
+        earlier: why engines before it failed, where any did. For an EnsurePolicy also restore: the policy to put back
+        after the outage, if bmc.policy is bracket and it was another (a failure reports it as well: a policy that was
+        set and could not be read back is in force); without an outage power_watts, if the BMC reports it.
         """
         began_s = self._clock()
         limit_s = min(self._limit_s, action.by_s - began_s - _ANSWER_MARGIN_S)
@@ -152,12 +152,12 @@ class BmcEffector:
         status = told.after
         if self._options.policy == "observe" and status.policy is not PowerRestorePolicy.ALWAYS_ON:
             why = f"{engine.where}: power restore policy is {status.policy}, so this host stays off when power returns"
-            right = "set it to always-on, or let us do it (bmc.policy: ensure; it is observe)"
+            right = "set it to always-on, or set bmc.policy: ensure (it is observe)"
             msg = f"{why}; {'in mode rehearse or armed the daemon sets it to always-on' if self._dry_run else right}"
             raise BmcError(msg).having_read(status.policy)
         detail = self._detail(engine, told, earlier, began_s)
         if bracket and action.outage:
-            # Where it is set already, it may be by us: by a way that failed, or by a daemon that was killed after that.
+            # If it is set already, an engine that failed may have set it, or a daemon that was killed after that.
             detail += _restore(told.before.policy if told.changed else await self._found.read())
         elif bracket:
             await self._found.write(status.policy)
@@ -169,15 +169,15 @@ class BmcEffector:
         """Put back what an outage found, but only over the always-on that we have set in it (bmc.policy: bracket)."""
         if self._options.policy != "bracket":
             msg = (
-                f"bmc.policy is {self._options.policy} by now, so the policy of before the outage ({action.policy}) is "
-                "not put back: set it yourself if it is wanted"
+                f"bmc.policy is now {self._options.policy}, so the policy from before the outage ({action.policy}) is "
+                "not put back: set it by hand if you want it"
             )
             raise BmcError(msg, Failure.SETTINGS, harmless=True)
         wanted = _of_word(action.policy)
         engine, told, earlier = await self._first(lambda engine, by_s: engine.put_back(wanted, by_s), limit_s)
         found = told.after.policy
         if told.changed and found is not wanted:
-            msg = f"{engine.where}: reads {found} where {wanted} was put back"
+            msg = f"{engine.where}: {wanted} was put back, but it reads {found}"
             raise BmcError(msg, Failure.MISMATCH)
         return self._detail(engine, told, earlier, began_s)
 
@@ -197,7 +197,7 @@ class BmcEffector:
         )
 
     async def power_watts(self, limit_s: float) -> float | None:
-        """The host's power draw, as its BMC measures it; None if unknown. Never raises: nothing needs it."""
+        """The host's power draw, as its BMC measures it; None if unknown. Never raises: it is optional."""
         # The engine that told last has all the time: a BMC that takes 4 s to answer is no reason to pass it over.
         asked = self._engines if self._tells is None else (self._tells,)
         self._tells = None
@@ -215,11 +215,11 @@ class BmcEffector:
             return None
 
     async def status(self, limit_s: float) -> ChassisStatus:
-        """Read the chassis status within limit_s; changes nothing. Raises BmcError."""
+        """Read the chassis status within limit_s. Raises BmcError."""
         return (await self._first(lambda engine, by_s: engine.status(by_s), limit_s))[1]
 
     async def probe(self, limit_s: float) -> Probe:
-        """Read status, support and restart cause within limit_s; changes nothing. Raises BmcError.
+        """Read status, support and restart cause within limit_s. Raises BmcError.
 
         With policy: observe the support is not asked for: the question is a form of the set command.
         """
@@ -229,7 +229,7 @@ class BmcEffector:
     async def why_on(self, limit_s: float) -> Probe:
         """Read what powered this host on and whether AC had failed before, for the story of an outage. Raises BmcError.
 
-        Who tells neither (Redfish) is passed over, so it may be another way than the one that verifies the policy.
+        An engine that reports neither (Redfish) is skipped, so it may be another engine than the one of the policy.
         """
         return (await self._first(_why_on, limit_s))[1]
 
@@ -247,7 +247,7 @@ class BmcEffector:
         for number, engine in enumerate(self._engines):
             now_s = boottime_s()
             if now_s >= by_s:
-                failed.append(BmcError(f"{engine.where}: not asked, as no time was left", Failure.TIMEOUT))
+                failed.append(BmcError(f"{engine.where}: not asked, because no time was left", Failure.TIMEOUT))
                 continue
             try:
                 told = await ask(engine, now_s + (by_s - now_s) / (len(self._engines) - number))
@@ -257,7 +257,7 @@ class BmcEffector:
                 return engine, told, self._told(failed)
         if len(failed) == 1:
             raise failed[0]
-        msg = f"no way to the BMC has verified it: {'; '.join(self._told(failed))}"
+        msg = f"no engine could verify it: {'; '.join(self._told(failed))}"
         read = next((error.detail for error in failed if error.detail), ())
         raise BmcError(msg, failed[-1].failure, detail=read)
 
@@ -266,17 +266,17 @@ class BmcEffector:
 
 
 def _restore(found: PowerRestorePolicy | None) -> Detail:
-    """Tell what is to be put back after the outage; nothing where nobody knows, or where it was always-on anyway."""
+    """Report the policy to put back after the outage; none if it is unknown or was always-on."""
     puts_back = found in (PowerRestorePolicy.ALWAYS_OFF, PowerRestorePolicy.LAST_STATE)
     return (("restore", found.value),) if found is not None and puts_back else ()
 
 
 def _of_word(word: str) -> PowerRestorePolicy:
-    """Return the policy of a word that `restore` told. Raises BmcError."""
+    """Return the policy that `restore` names. Raises BmcError."""
     for policy in (PowerRestorePolicy.ALWAYS_OFF, PowerRestorePolicy.LAST_STATE):
         if policy == word:
             return policy
-    msg = f"{word[:40]!r} is no policy that an outage could have found and changed: nothing is put back"
+    msg = f"{word[:40]!r} is not a policy that an outage could have changed: no policy is put back"
     raise BmcError(msg, Failure.SETTINGS, harmless=True)
 
 
@@ -285,32 +285,32 @@ async def _ensure(engine: Engine, by_s: float) -> Ensured:
 
 
 async def _look(engine: Engine, by_s: float) -> Ensured:
-    """Read, and set nothing. Raises BmcError where the BMC tells no policy; another engine may."""
+    """Read only. Raises BmcError if the BMC reports no policy; another engine may."""
     status = await engine.status(by_s)
     if status.policy is PowerRestorePolicy.UNKNOWN:
-        msg = f"{engine.where}: tells no power restore policy, so nobody knows whether this host would power on"
+        msg = f"{engine.where}: reports no power restore policy, so it is unknown whether this host would power on"
         raise BmcError(msg, Failure.UNSUPPORTED)
     return Ensured(before=status, after=status, changed=False)
 
 
 async def _able(engine: Engine, by_s: float) -> Ensured:
-    """Could always-on be set when an outage comes? Raises BmcError where the BMC does not say that it could."""
+    """Could always-on be set when an outage comes? Raises BmcError unless the BMC reports that it could."""
     seen = await engine.probe(by_s, ask_support=True)
     wanted, policy = PowerRestorePolicy.ALWAYS_ON, seen.status.policy
     if policy is not wanted and wanted not in (seen.supported or ()):
         msg = (
-            f"{engine.where}: power restore policy is {policy}, and it does not say that it could be set to always-on, "
-            "so bmc.policy: bracket promises nothing: set always-on in the firmware setup, with bmc.policy: observe"
+            f"{engine.where}: power restore policy is {policy}, and it does not report that always-on can be set, "
+            "so bmc.policy: bracket would not work: set always-on in the firmware setup, and bmc.policy: observe"
         )
         raise BmcError(msg, Failure.UNSUPPORTED).having_read(policy)
     return Ensured(before=seen.status, after=seen.status, changed=False)
 
 
 async def _why_on(engine: Engine, by_s: float) -> Probe:
-    """Raises BmcError where the BMC tells neither the cause of the restart nor of its last power-off."""
+    """Raises BmcError if the BMC reports neither the cause of the restart nor of its last power-off."""
     seen = await engine.probe(by_s, ask_support=False)
     if seen.restart_cause is None and seen.status.ac_failed is None:
-        msg = f"{engine.where}: does not tell what powered this host on"
+        msg = f"{engine.where}: does not report what powered this host on"
         raise BmcError(msg, Failure.UNSUPPORTED)
     return seen
 
@@ -322,7 +322,7 @@ def _engines(options: BmcOptions, spawn: Spawn, clock: Clock) -> tuple[Engine, .
         made.append(InbandEngine(options.socket))
     if options.kind != "none" and options.host and options.user and options.password:
         if options.kind in {"redfish", "auto"}:
-            from powerguard.effectors.bmc.redfish import RedfishEngine  # noqa: PLC0415 - 1 MB for who needs it alone
+            from powerguard.effectors.bmc.redfish import RedfishEngine  # noqa: PLC0415 - 1 MB, loaded only if needed
 
             made.append(RedfishEngine(options, clock=clock))
         if options.kind in {"ipmi-lan", "auto"}:

@@ -1,6 +1,6 @@
-"""The common answers and failures of every way to a BMC, and the pause after a refused login.
+"""The common answers and failures of every BMC engine, and the pause after a refused login.
 
-What a worker or the root helper has answered for IPMI, as values: both say the same, in hex.
+The IPMI answers of a worker and of the root helper as values: both send the same, in hex.
 """
 
 import asyncio
@@ -29,11 +29,11 @@ from powerguard.options import Secret, SecretError
 _T = TypeVar("_T")
 
 BACK_OFF_S: Final = 600.0
-"""After a refused login, so that we never are what locks the account of the BMC."""
+"""Pause after a refused login, so that powerguard never locks the account of the BMC."""
 
 
 class BmcError(EffectorError):
-    """The return of the host could not be verified. failure: which way; None where no BMC was asked.
+    """The return of the host could not be verified. failure: the kind; None if no BMC was asked.
 
     detail: the policy that was read all the same, where one was.
     """
@@ -45,7 +45,7 @@ class BmcError(EffectorError):
         self.failure = failure
 
     def having_read(self, policy: PowerRestorePolicy) -> Self:
-        """Tell also which policy was read, and was not the one that was wanted."""
+        """Report also the policy that was read, which was not the wanted one."""
         if policy is not PowerRestorePolicy.UNKNOWN:
             self.detail = (("policy", policy.value),)
         return self
@@ -65,7 +65,7 @@ class Probe:
     """Facts about a BMC that matter before an outage.
 
     supported: policies that it can be set to; None when it does not say, or was not asked (policy: observe).
-    restart_cause: which layer powered the host on last; None when it does not say (IPMI 2.0 section 28.11 is optional).
+    restart_cause: which layer powered the host on last; None if not reported (IPMI 2.0 section 28.11 is optional).
     """
 
     status: ChassisStatus
@@ -77,7 +77,7 @@ class Probe:
 class WatchdogStatus:
     """The BMC's watchdog timer, and what says whether it could bring this host back.
 
-    device: None where the BMC does not say who it is; restart_cause: as in `Probe`. kernel_driver: ipmi_watchdog is
+    device: None if the BMC does not identify itself; restart_cause: as in `Probe`. kernel_driver: ipmi_watchdog is
     loaded, which stops the timer at every power-off (Linux, ipmi_watchdog.c, wdog_reboot_handler).
     """
 
@@ -88,13 +88,13 @@ class WatchdogStatus:
 
 
 class Engine(Protocol):
-    """One way to the host's own BMC. by_s: a moment of CLOCK_BOOTTIME by which it has answered or raised BmcError."""
+    """One engine for the host's own BMC. by_s: CLOCK_BOOTTIME by which it has answered or raised BmcError."""
 
     kind: str
 
     @property
     def where(self) -> str:
-        """Which BMC, for people."""
+        """The BMC's address, for messages."""
         ...
 
     async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
@@ -102,11 +102,11 @@ class Engine(Protocol):
         ...
 
     async def put_back(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
-        """Ensure, but only over always-on: what is there else is somebody's since, and is left."""
+        """Ensure, but only over always-on: any other policy was set by another program, and is left."""
         ...
 
     async def status(self, by_s: float) -> ChassisStatus:
-        """Read, and change nothing."""
+        """Read only."""
         ...
 
     async def probe(self, by_s: float, *, ask_support: bool) -> Probe:
@@ -124,7 +124,7 @@ class AskedEngine(ABC):
     @property
     @abstractmethod
     def where(self) -> str:
-        """Which BMC, for people."""
+        """The BMC's address, for messages."""
 
     @abstractmethod
     async def _ask(self, word: str, by_s: float, read: Callable[[Mapping[str, Any]], _T], **more: str) -> _T:
@@ -137,7 +137,7 @@ class AskedEngine(ABC):
     async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
         told = await self._ask("ensure", by_s, ensured)
         if told.after.policy is not wanted:
-            error = self._error(Failure.MISMATCH, f"reads {told.after.policy} where {wanted} was asked for")
+            error = self._error(Failure.MISMATCH, f"reads {told.after.policy}, but {wanted} was set")
             raise error.having_read(told.after.policy)
         return told
 
@@ -155,7 +155,7 @@ class AskedEngine(ABC):
 
 
 class Login:
-    """User and password, read anew for each operation, and the rest after they were refused.
+    """User and password, read again for each operation, and the pause after they were refused.
 
     clock: seconds of CLOCK_BOOTTIME for the rest. max_bytes: of the password, None where the protocol has no limit.
     """
@@ -178,7 +178,7 @@ class Login:
             msg = f"bmc.password: {error}"
             raise BmcError(msg) from None
         except TimeoutError:
-            msg = f"bmc.password: not read within {limit_s:.1f} s: its disk hangs (a systemd credential lies in memory)"
+            msg = f"bmc.password: not read within {limit_s:.1f} s: its disk hangs (keep it in a systemd credential)"
             raise BmcError(msg) from None
         if self._max_bytes is not None and len(password) > self._max_bytes:
             msg = f"bmc.password: {len(password)} bytes, and IPMI 2.0 allows at most {self._max_bytes} (section 22.30)"
@@ -186,14 +186,14 @@ class Login:
         return password
 
     def check_back_off(self, where: str, password: bytes, remedy: str) -> None:
-        """Raise BmcError where these were refused a short while ago; others are tried at once."""
+        """Raise BmcError if these were refused a short while ago; changed ones are tried at once."""
         if self._refused != self._digest(password):
             return
         left_s = self._refused_s + BACK_OFF_S - self._clock()
         if left_s > 0:
             msg = (
-                f"{where}: login was refused {BACK_OFF_S - left_s:.0f} s ago, and BMCs lock accounts: not tried "
-                f"for another {math.ceil(left_s)} s, but a new password at once; {remedy}"
+                f"{where}: login was refused {BACK_OFF_S - left_s:.0f} s ago, and BMCs lock accounts: next try in "
+                f"{math.ceil(left_s)} s, or at once with a new password; {remedy}"
             )
             raise BmcError(msg, Failure.AUTH)
 
@@ -237,7 +237,7 @@ def timer(told: Mapping[str, Any]) -> Timer:
 
 
 def watch(told: Mapping[str, Any]) -> WatchdogStatus:
-    """The watchdog timer and what stands beside it. Raises ReplyError where there is no timer."""
+    """The watchdog timer and related facts. Raises ReplyError if there is no timer."""
     device, cause = _data(told.get("device")), _data(told.get("cause"))
     return WatchdogStatus(
         timer=timer(told),
@@ -248,7 +248,7 @@ def watch(told: Mapping[str, Any]) -> WatchdogStatus:
 
 
 def _data(told: object) -> bytes | None:
-    """Bytes of an answer's hex field; None when it is absent or no hex."""
+    """Bytes of an answer's hex field; None when it is absent or not hex."""
     try:
         return bytes.fromhex(told) if isinstance(told, str) else None
     except ValueError:

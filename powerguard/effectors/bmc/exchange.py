@@ -2,7 +2,7 @@
 
 It runs in the worker's process. Time comes in through `Pace`, the session through `Send`.
 
-What is said to a BMC about its watchdog timer: look, arm, disarm; each read back, nobody else's ever touched.
+Also the commands for its watchdog timer: look, arm, disarm; each read back. Another program's timer is never touched.
 """
 
 from collections.abc import Callable
@@ -90,7 +90,7 @@ class Probed(NamedTuple):
 
 
 def refusal(command: Command, code: int) -> BmcFailure | None:
-    """Return what a completion code means for this command; None when it was carried out."""
+    """Return the meaning of a completion code for this command; None when it was carried out."""
     refused = completion(code)
     if refused is None:
         return None
@@ -132,7 +132,7 @@ class Exchange(NamedTuple):
     def ensure(self, wanted: PowerRestorePolicy, only_over: PowerRestorePolicy | None = None) -> EnsuredBytes:
         """Read; set only if it differs; read back until it is so. Raises BmcFailure.
 
-        only_over: set only where this is read; anything else is somebody's since, and is left.
+        only_over: set only if this is read; any other policy was set by another program, and is left.
         """
         before = self.status()
         found = ChassisStatus.decode(before).policy
@@ -154,7 +154,7 @@ class Exchange(NamedTuple):
         raise BmcFailure(Failure.MISMATCH, f"acknowledged {wanted} but still reads {found} {waited_s:g} s later")
 
     def probe(self, *, ask_support: bool) -> Probed:
-        """Read what is worth knowing before an outage. Changes nothing; only the status is not optional.
+        """Read what is worth knowing before an outage. A read; only the status is not optional.
 
         ask_support: also ask which policies there are, which is a form of the set command.
         """
@@ -176,7 +176,7 @@ class Exchange(NamedTuple):
             access, name = self.optional(get_user_access(number)), self.optional(get_user_name(number))
             if access is None or len(access) < 4:
                 return None
-            # A user without a name, mostly the first one, may have none to tell.
+            # A user without a name, mostly the first one, may report none.
             if name is not None and name.rstrip(b"\0") == user:
                 return access[3] & 0x0F
             number, most = number + 1, min(access[0] & 0x3F, MAX_USERS)
@@ -217,17 +217,17 @@ def look(exchange: Exchange) -> Looked:
 def arm(exchange: Exchange, in_s: int) -> bytes:
     """Set it to cycle the power in in_s, start it, see that it runs; what does not read back is taken back.
 
-    Returns what was read back. Raises BmcFailure: HELD where the timer runs for somebody else.
+    Returns what was read back. Raises BmcFailure: HELD if the timer runs for another program.
     """
     found = _timer(exchange.ask(GET_WATCHDOG))
     if found.is_foreign:
-        raise BmcFailure(Failure.HELD, f"the watchdog timer is somebody else's ({found.words})")
+        raise BmcFailure(Failure.HELD, f"another program uses the watchdog timer ({found.words})")
     try:
         exchange.ask(arm_watchdog(in_s))
         exchange.ask(RESET_WATCHDOG)
         return _runs(exchange, in_s)
     except BmcFailure:
-        with suppress(BmcFailure):  # a timer of which nobody knows when it fires is worse than none
+        with suppress(BmcFailure):  # a timer with an unknown end is worse than none
             exchange.ask(DISARM)
         raise
 
@@ -245,13 +245,13 @@ def disarm(exchange: Exchange) -> tuple[bytes, bool]:
 
 
 def _runs(exchange: Exchange, in_s: int) -> bytes:
-    """Read back: ours, its countdown what was set, and running, by its own word or because the countdown falls."""
+    """Read back: ours, with the countdown that was set, and running: it says so, or the countdown falls."""
     read = _timer(data := exchange.ask(GET_WATCHDOG))
     is_set = read.initial_s is not None and abs(read.initial_s - in_s) <= _ROUNDED_S
     counts = read.present_s is None or in_s - _ELAPSED_S <= read.present_s <= in_s + _ROUNDED_S
     if read.is_ours and is_set and counts and (read.running or _falls(exchange, read)):
         return data
-    told = "nothing of the countdown" if read.initial_s is None else f"a countdown of {read.initial_s:g} s"
+    told = "no countdown" if read.initial_s is None else f"a countdown of {read.initial_s:g} s"
     raise BmcFailure(Failure.MISMATCH, f"acknowledged a power cycle in {in_s} s, but reads {read.words}, and {told}")
 
 

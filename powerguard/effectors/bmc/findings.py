@@ -1,9 +1,9 @@
 """Checks of `powerguard doctor` on the BMC: will it bring the host back, and does it admit anonymous users?
 
 Only reads: the policy, what it can be set to, what powered the host on last, what it draws, the watchdog; over IPMI LAN
-also what it answers to who has no login, and how much our own account may do.
+also what it answers without a login, and the privilege of powerguard's account.
 
-What anybody on its network can find out about a BMC without logging in: does it take who has no password?
+It also checks what the BMC permits without a login: does it accept users without a password?
 
 Three packets of IPMI over LAN, none of which is a login attempt, so no account can be locked by them. Each proposal
 that is accepted leaves a half-open session behind, which the BMC gives up by itself.
@@ -86,7 +86,7 @@ def login_status(packet: bytes) -> int | None:
 
 
 async def look(host: str, port: int) -> Openness:
-    """Ask a BMC; 1.6 s at most, and the look-up of a name. Raises a group of OSError where nothing can be sent."""
+    """Ask a BMC; 1.6 s at most, and the look-up of a name. Raises a group of OSError if no packet can be sent."""
     async with asyncio.TaskGroup() as group:
         cipher_0 = group.create_task(_opens(host, port, CIPHER_0))
         cipher_17 = group.create_task(_opens(host, port, CIPHER_17))
@@ -107,7 +107,7 @@ async def _opens(host: str, port: int, suite: tuple[int, int, int]) -> bool | No
 
 
 async def _ask(host: str, port: int, packet: bytes, read: Callable[[bytes], _T | None]) -> _T | None:
-    """Send a packet, once more where nothing comes back; what answers something else is passed over."""
+    """Send a packet, and once more if no answer comes; other packets are ignored."""
     answer: asyncio.Future[_T] = asyncio.get_running_loop().create_future()
     transport, _ = await asyncio.get_running_loop().create_datagram_endpoint(
         lambda: _Listener(read, answer), remote_addr=(host, port)
@@ -168,7 +168,7 @@ async def findings(
         return found
     try:
         openness = await look(options.host, options.port)
-    except* OSError:  # no route, no name: where that matters, the probe has told it
+    except* OSError:  # no route, no name: the probe has reported it if it matters
         openness = Openness(cipher_0=None, cipher_17=None, anonymous=None, null_user=None)
     is_silent = openness.cipher_0 is None and openness.anonymous is None
     level = await _level(options, spawn, limit_s) if answered and not is_silent else None
@@ -211,21 +211,21 @@ def _last(seen: Probe) -> str:
 
 
 async def _level(options: BmcOptions, spawn: Spawn, limit_s: float) -> int | None:
-    """How much our account may do; None where nobody says, or no login over LAN is ours to make."""
+    """Privilege of powerguard's account; None if unknown, or if it does not log in over LAN."""
     if options.kind not in {"ipmi-lan", "auto"} or not (options.host and options.user and options.password):
         return None
     lan = LanEngine(options, spawn=spawn, clock=boottime_s)
     try:
         return await lan.account_level(boottime_s() + limit_s)
-    except BmcError:  # it has answered already, maybe another way: this is a question beside
+    except BmcError:  # another engine has answered already: this is optional
         return None
 
 
 def _security(seen: Openness, level: int | None, options: BmcOptions) -> list[Finding]:
-    """Does it let strangers in?"""
+    """Does it permit access without a login?"""
     found = []
     if seen.cipher_0:
-        text = "cipher suite 0 is accepted over IPMI LAN: whoever knows a user's name needs no password"
+        text = "cipher suite 0 is accepted over IPMI LAN: a user's name is enough to log in, without a password"
         found.append(
             Finding(_NAME, "FAIL", text, f"forbid it: ipmitool lan set 1 cipher_privs Xaaaaaaaaaaaaaa ({_GUIDE})")
         )
@@ -236,15 +236,15 @@ def _security(seen: Openness, level: int | None, options: BmcOptions) -> list[Fi
         text = "a user without a name may log in over IPMI LAN"
         found.append(Finding(_NAME, "WARN", text, "disable user 1: ipmitool user disable 1"))
     if seen.cipher_17 is False:
-        text = "no cipher suite 17 (SHA-256) over IPMI LAN: its older hash is attacked faster"
-        found.append(Finding(_NAME, "WARN", text, "look for a firmware update; a random password of 16 to 20 bytes"))
+        text = "cipher suite 17 (SHA-256) is missing over IPMI LAN: the older hash is easier to attack"
+        found.append(Finding(_NAME, "WARN", text, "update the firmware; use a random password of 16 to 20 bytes"))
     if level is not None and level >= ADMINISTRATOR:
-        text = f"account {options.user} may do more than Operator (level {level}), and need not"
+        text = f"account {options.user} has more privilege than Operator (level {level}), which is not needed"
         found.append(Finding(_NAME, "WARN", text, "ipmitool channel setaccess 1 USER-ID privilege=3"))
     if found:
         return found
     if seen.cipher_0 is None and seen.anonymous is None:
         if options.kind == "ipmi-lan":
             return []
-        return [Finding(_NAME, "PASS", "IPMI over LAN does not answer strangers from here")]
+        return [Finding(_NAME, "PASS", "IPMI over LAN does not answer from here without a login")]
     return [Finding(_NAME, "PASS", "over IPMI LAN: no cipher suite 0, no anonymous login")]

@@ -4,17 +4,17 @@ The device is the whole BMC without a password (it can make users and switch pow
 
     status; probe (also what can be set); look (a probe that only reads); power (watts)
     ensure    always-on, and no other policy
-    restore   the policy that an outage found, but only where always-on is read: what else is there is somebody's
+    restore   the policy that an outage found, but only over always-on: another program set any other policy
     watchdog  read the watchdog timer, who the BMC is, and what powered the host on
-    arm       let the BMC cycle the power in in_s seconds: never over somebody else's timer, never where the kernel
-              would stop it again; read back, and taken back where it does not read back
+    arm       let the BMC cycle the power in in_s seconds: never over another program's timer, never if the kernel
+              would stop it again; read back, and disarmed if it does not read back
     disarm    stop that timer, and no other
 
 Below them is a second lock: `device.ALLOWED`. Only the standard library.
 
 systemd starts it with the first connection to its socket. It answers each connection in a child of its own, so that one
-that hangs in the driver holds nobody else up, and ends when nobody has come for a while: a start costs more than a word
-may take, and root's memory shall not wait for months either.
+that hangs in the driver does not delay others. It ends after a while without connections: a start for each word would
+take too long, and an idle root process should not stay for months.
 
 The kernel's IPMI device, /dev/ipmi0: one command and its answer at a time. Standard library only.
 
@@ -123,7 +123,7 @@ class IpmiDevice:
     def send(self, command: Command) -> tuple[int, bytes]:
         """Send one command and return completion code and data. Raises BmcFailure."""
         if not _may_pass(command):
-            text = f"{command.name} ({command.netfn:02X}h/{command.number:02X}h) is not among what may be asked"
+            text = f"{command.name} ({command.netfn:02X}h/{command.number:02X}h) is not a permitted command"
             raise BmcFailure(Failure.PRIVILEGE, text)
         self._asked += 1
         data = ctypes.create_string_buffer(command.data, max(len(command.data), 1))
@@ -156,7 +156,7 @@ class IpmiDevice:
         except OSError as error:
             if error.errno in {errno.EAGAIN, errno.EINTR}:
                 return None
-            if error.errno != errno.EMSGSIZE:  # what is longer than any answer is cut, and is still an answer
+            if error.errno != errno.EMSGSIZE:  # a message that is too long is cut, and is still an answer
                 raise _cannot(self._path, error) from None
         its = told.msg
         same = (told.msgid, its.netfn, its.cmd) == (self._asked, command.netfn | 1, command.number)
@@ -181,13 +181,13 @@ def _may_pass(command: Command) -> bool:
 
 def _cannot(path: str, error: OSError) -> BmcFailure:
     """A fault of the device, and the fix."""
-    from pathlib import Path  # noqa: PLC0415 - 4 ms of a word's 30, for who needs it alone
+    from pathlib import Path  # noqa: PLC0415 - 4 ms of a word's 30, loaded only if needed
 
     match error.errno:
         case errno.ENOENT | errno.ENXIO | errno.ENODEV:
             has_driver = Path("/sys/module/ipmi_si").exists() or Path("/sys/module/ipmi_ssif").exists()
             right = (
-                "its driver found no BMC (dmesg | grep -i ipmi): none, or the firmware setup has switched it off"
+                "its driver found no BMC (dmesg | grep -i ipmi): there is none, or it is disabled in the firmware setup"
                 if has_driver and Path("/sys/module/ipmi_devintf").exists()
                 else "modprobe ipmi_si ipmi_devintf (cloud kernels have neither: install the usual one)"
             )
@@ -197,7 +197,7 @@ def _cannot(path: str, error: OSError) -> BmcFailure:
         case errno.EBUSY | errno.EAGAIN:
             return BmcFailure(Failure.BUSY, f"{path}: busy: another program holds it (fuser -v {path})")
         case errno.ENOTTY | errno.EINVAL:
-            return BmcFailure(Failure.PROTOCOL, f"{path}: is no IPMI device")
+            return BmcFailure(Failure.PROTOCOL, f"{path}: is not an IPMI device")
         case _:
             return BmcFailure(Failure.PROTOCOL, f"{path}: {error.strerror}")
 
@@ -269,13 +269,15 @@ def _ask(exchange: Exchange, word: IpmiRequest) -> dict[str, Any]:
 
 
 def _ask_timer(exchange: Exchange, word: IpmiRequest, modules: str) -> dict[str, Any]:
-    from powerguard.effectors.bmc import exchange as countdown  # noqa: PLC0415 - ensure, which counts most, needs none of it
+    from powerguard.effectors.bmc import exchange as countdown  # noqa: PLC0415 - not needed by ensure, the most urgent word
 
     kernel_driver = os.path.isdir(f"{modules}/ipmi_watchdog")  # noqa: PTH112 - pathlib takes 4 ms
     match word.name:
         case "arm":
             if kernel_driver:
-                raise BmcFailure(Failure.HELD, "the kernel's ipmi_watchdog is loaded, and stops it at every power-off")
+                raise BmcFailure(
+                    Failure.HELD, "the kernel's ipmi_watchdog is loaded, and stops the timer at every power-off"
+                )
             return {"timer": countdown.arm(exchange, int(word.value or 0)), "changed": True}
         case "disarm":
             timer, changed = countdown.disarm(exchange)
@@ -292,7 +294,7 @@ def checked(told: Mapping[str, object]) -> IpmiRequest:
         raise RefusedError(msg)
     takes = _TAKES.get(word)
     if set(told) - {"word", "within_s", takes}:
-        msg = f"{word} takes {f'{takes}, ' if takes else ''}within_s and nothing else"
+        msg = f"{word} takes {f'{takes}, ' if takes else ''}within_s and no other key"
         raise RefusedError(msg)
     if isinstance(within_s, bool) or not isinstance(within_s, int | float) or not 0 < within_s <= WITHIN_S:
         msg = f"within_s must be a number above 0, at most {WITHIN_S:g}"
@@ -313,7 +315,7 @@ def _refuse_under_test(path: str) -> None:
 
 
 def listen(server: int, answer: Callable[[Mapping[str, object]], Answer], idle_s: float = IDLE_S) -> int:
-    """Answer each connection to a listening socket in a child, until nobody has come for idle_s."""
+    """Answer each connection to a listening socket in a child, until there was none for idle_s."""
     import signal  # noqa: PLC0415 - a word by hand needs neither
     import socket  # noqa: PLC0415 - likewise
 
@@ -330,8 +332,8 @@ def listen(server: int, answer: Callable[[Mapping[str, object]], Answer], idle_s
             with connection:
                 try:
                     child = os.fork()
-                except OSError as error:  # whoever asks hears nothing, and says so
-                    tell(4, f"no process for one more word: {error.strerror}")
+                except OSError as error:  # the caller gets no answer, and reports it
+                    tell(4, f"cannot start a process for another word: {error.strerror}")
                     continue
                 if child == 0:
                     os.dup2(connection.fileno(), 0)
@@ -354,7 +356,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     """Run one word of the command line and return the exit status: 0 done, 1 not done, 64 usage."""
     if arguments == ["serve"]:
         return _serve(lambda told: carry_out(DEVICE, checked(told)))
-    import argparse  # noqa: PLC0415 - 9 ms, and what the socket starts needs it not
+    import argparse  # noqa: PLC0415 - 9 ms, not needed when the socket starts it
 
     parser = argparse.ArgumentParser(prog="powerguard-ipmi", description="This host's own BMC, as root.")
     parser.add_argument("word", choices=[*WORDS, "serve"])

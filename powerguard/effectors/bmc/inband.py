@@ -12,16 +12,16 @@ from powerguard.effectors.options import IPMI_SOCKET
 from powerguard.effectors.root_client import RootHelper
 
 ANSWER_MARGIN_S: Final = 0.2
-"""The helper ends this much before we stop waiting, and says what it waited for."""
+"""Time before our timeout at which the helper ends, and reports what it waited for."""
 
 _LEAST_S: Final = 0.05
 _T = TypeVar("_T")
 
 _REMEDIES: Final = {
-    Failure.UNSUPPORTED: "this board cannot be told over IPMI: set 'restore on AC power loss' to always on in its "
-    "firmware setup, and see whether `powerguard doctor` can read it",
-    Failure.TIMEOUT: "the BMC hangs: reset it (its page, or the rack's power) if this goes on",
-    Failure.MISMATCH: "the BMC did not store it: set it in the firmware setup, and look for a firmware update",
+    Failure.UNSUPPORTED: "this board has no such setting over IPMI: set 'restore on AC power loss' to always on in its "
+    "firmware setup, and check that `powerguard doctor` can read it",
+    Failure.TIMEOUT: "the BMC hangs: reset it (its page, or the rack's power) if this continues",
+    Failure.MISMATCH: "the BMC did not store it: set it in the firmware setup, and update the firmware",
     Failure.BUSY: "it is asked again at the next check",
     Failure.PROTOCOL: "compare with `ipmitool chassis status` on this host",
 }
@@ -40,12 +40,12 @@ class InbandEngine(AskedEngine):
 
     async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
         if wanted is not PowerRestorePolicy.ALWAYS_ON:
-            msg = f"powerguard-ipmi sets always-on and nothing else, not {wanted}"
+            msg = f"powerguard-ipmi sets always-on only, not {wanted}"
             raise BmcError(msg, Failure.SETTINGS)
         return await super().ensure(wanted, by_s)
 
     async def watchdog(self, by_s: float) -> WatchdogStatus:
-        """Read the watchdog timer; changes nothing."""
+        """Read the watchdog timer."""
         return await self._ask("watchdog", by_s, engine.watch)
 
     async def arm(self, in_s: int, by_s: float) -> Timer:
@@ -53,12 +53,12 @@ class InbandEngine(AskedEngine):
         return await self._ask("arm", by_s, engine.timer, in_s=in_s)
 
     async def disarm(self, by_s: float) -> tuple[Timer, bool]:
-        """Take that back; what was read, and whether there was anything to take back."""
+        """Disarm it; return what was read, and whether it was armed."""
         return await self._ask("disarm", by_s, lambda told: (engine.timer(told), told.get("changed") is True))
 
     async def _ask(self, word: str, by_s: float, read: Callable[[Mapping[str, Any]], _T], **more: object) -> _T:
         limit_s = max(by_s - boottime_s(), _LEAST_S)
-        # Past the helper's own limit nobody may ask; a short time is for it to answer, and for us to hear it.
+        # The helper refuses longer limits; a short time remains for its answer to arrive.
         within_s = min(max(limit_s - ANSWER_MARGIN_S, limit_s / 2), 5.0)
         try:
             told = await self._helper.ask({"word": word, "within_s": round(within_s, 3), **more}, limit_s=limit_s)

@@ -8,7 +8,7 @@ Named tuples and no dataclasses: those take 15 ms to import, a quarter of what a
 
 The BMC's watchdog timer, and who the BMC is, as bytes <-> values. No input, no output.
 
-Sections are of IPMI 2.0, revision 1.1. Apart from `ipmi` because the word that counts most, ensure, needs none of it.
+Sections are of IPMI 2.0, revision 1.1. The most urgent word, ensure, does not need them.
 """
 
 from enum import StrEnum
@@ -56,10 +56,10 @@ _CAUSES = tuple(RestartCause)  # the order above is the order of the code points
 
 
 class Failure(StrEnum):
-    """Why a BMC did not do what was asked; each asks something else of the operator."""
+    """Why a BMC did not do what was asked; each has its own fix."""
 
     UNREACHABLE = "unreachable"
-    """No session: nothing answers the login."""
+    """No session: the login got no answer."""
     AUTH = "auth-failed"
     """User or password refused. Never repeated: BMCs lock accounts."""
     PRIVILEGE = "privilege"
@@ -70,11 +70,11 @@ class Failure(StrEnum):
     MISMATCH = "verify-mismatch"
     """Acknowledged, but it reads back as something else."""
     PROTOCOL = "protocol-error"
-    """Anything that a correct BMC, or a correct library, does not do."""
+    """A reaction that is impossible for a correct BMC or library."""
     HELD = "held"
-    """Somebody else uses what was to be used."""
+    """Another program uses the function."""
     SETTINGS = "settings"
-    """The BMC is there, but the settings do not say, or say wrongly, what of it we are."""
+    """The BMC is there, but the settings of its certificate or system are missing or wrong."""
 
 
 class ReplyError(ValueError):
@@ -93,7 +93,7 @@ class Command(NamedTuple):
 GET_CHASSIS_STATUS = Command("Get Chassis Status", 0x00, 0x01)
 GET_RESTART_CAUSE = Command("Get System Restart Cause", 0x00, 0x07)
 GET_POLICY_SUPPORT = Command("Set Power Restore Policy", 0x00, 0x06, b"\x03")
-"""011b: no change, only tell which policies are supported. IPMI 2.0 section 28.8."""
+"""011b: no change, only report which policies are supported. IPMI 2.0 section 28.8."""
 
 POWER_ON = Command("Chassis Control", 0x00, 0x02, b"\x01")
 """Power up, IPMI 2.0 section 28.3; the sentinel's alone (`power.py`), and no other value of it exists here."""
@@ -121,13 +121,13 @@ def get_user_name(user_id: int) -> Command:
 def set_policy(policy: PowerRestorePolicy) -> Command:
     """Set Power Restore Policy, IPMI 2.0 section 28.8. Raises ValueError for UNKNOWN."""
     if policy is PowerRestorePolicy.UNKNOWN:
-        msg = "unknown is not a power restore policy that could be set"
+        msg = "unknown is not a power restore policy that can be set"
         raise ValueError(msg)
     return Command("Set Power Restore Policy", 0x00, 0x06, bytes([_BITS_OF_POLICY[policy]]))
 
 
 class ChassisStatus(NamedTuple):
-    """Get Chassis Status, IPMI 2.0 section 28.2, or what Redfish tells of it. None: not told.
+    """Get Chassis Status, IPMI 2.0 section 28.2, or the same from Redfish. None: not reported.
 
     ac_failed: the last power-down was a loss of AC; None also when the answer ends before it.
     raw: the answer's data, for the journal; empty for Redfish.
@@ -162,7 +162,7 @@ class ChassisStatus(NamedTuple):
 
 
 def decode_support(data: bytes) -> frozenset[PowerRestorePolicy] | None:
-    """Return the policies that the answer to Set Power Restore Policy says are supported; None when it says nothing."""
+    """Return the policies that the answer to Set Power Restore Policy says are supported; None if it does not."""
     if not data:
         return None
     return frozenset(
@@ -179,7 +179,7 @@ def decode_restart_cause(data: bytes) -> RestartCause:
 
 
 def decode_power(data: bytes) -> float | None:
-    """Watts now, of a DCMI power reading (section 6.6.1); None where it is none, or nothing is measured just now."""
+    """Watts now, of a DCMI power reading (section 6.6.1); None if there is none, or no measurement is active."""
     if len(data) < 3 or data[0] != 0xDC or (len(data) > 17 and not data[17] & 0x40):
         return None
     return float(int.from_bytes(data[1:3], "little")) or None
@@ -242,8 +242,10 @@ _DONT_STOP = 0x40
 _SMS_OS_FLAG = 0x10
 
 DISARM = Command("Set Watchdog Timer", 0x06, 0x24, bytes((_SMS_OS, 0x00, 0x00, 0x00, 0x64, 0x00)))
-"""Section 27.6: use SMS/OS, stopped by this very command, action none, 10 s. It clears no expiry flag: that is what
-tells, after the return, that the timer has fired."""
+"""Section 27.6: use SMS/OS, stopped by this very command, action none, 10 s.
+
+It clears no expiry flag: after the return, the flag shows that the timer has fired.
+"""
 
 
 def arm_watchdog(in_s: int) -> Command:
@@ -276,7 +278,7 @@ class Timer(NamedTuple):
 
     @classmethod
     def decode(cls, data: bytes) -> "Timer":
-        """Read the data after the completion code: 8 bytes, but some tell 6, and some more. Raises ReplyError."""
+        """Read the data after the completion code: 8 bytes, but some send 6, and some more. Raises ReplyError."""
         if len(data) < 2:
             msg = f"Get Watchdog Timer was answered with {len(data)} bytes (IPMI 2.0 section 27.7 wants 8)"
             raise ReplyError(msg)
@@ -296,12 +298,12 @@ class Timer(NamedTuple):
 
     @property
     def is_foreign(self) -> bool:
-        """Whether it runs for somebody else."""
+        """Whether it runs for another program."""
         return self.running and not self.is_ours
 
     @property
     def words(self) -> str:
-        """The setting, for people."""
+        """The setting, in words."""
         uses = ("reserved", "BIOS FRB2", "BIOS POST", "OS load", "SMS/OS", "OEM")
         actions = ("none", "hard reset", "power down", "power cycle")
         use = uses[self.use] if self.use < len(uses) else str(self.use)

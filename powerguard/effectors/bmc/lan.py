@@ -13,7 +13,7 @@ from powerguard.effectors.child import Spawn
 from powerguard.effectors.options import BmcOptions
 
 WORKER: Final = (sys.executable, "-P", "-m", "powerguard.effectors.bmc.worker")
-"""-P: whatever lies in the working folder is not imported."""
+"""-P: files in the working folder are not imported."""
 
 KILL_MARGIN_S: Final = 0.3
 """The worker ends itself this much before its limit and says what it waited for; else it is killed."""
@@ -26,13 +26,13 @@ _REMEDIES: Final = {
     "over LAN is enabled; some BMCs also stay silent to a user that they do not know",
     Failure.AUTH: "check bmc.user and bmc.password, and that the account may log in over LAN",
     Failure.PRIVILEGE: "the account needs privilege level Operator on the LAN channel (not Administrator)",
-    Failure.UNSUPPORTED: "this board cannot be told over IPMI: set 'restore on AC power loss' to always on in its "
-    "firmware setup or web page, read it back there, and see whether `powerguard doctor` can read it",
+    Failure.UNSUPPORTED: "this board has no such setting over IPMI: set 'restore on AC power loss' to always on in its "
+    "firmware setup or web page, read it back there, and check that `powerguard doctor` can read it",
     Failure.BUSY: "the BMC is busy (starting, or updating its firmware): it is asked again at the next check",
-    Failure.TIMEOUT: "the BMC hangs or its network went away: reset the BMC if this goes on",
-    Failure.MISMATCH: "the BMC did not store it: set it in the firmware setup, and look for a firmware update",
+    Failure.TIMEOUT: "the BMC hangs or its network failed: reset the BMC if this continues",
+    Failure.MISMATCH: "the BMC did not store it: set it in the firmware setup, and update the firmware",
     Failure.PROTOCOL: "the BMC or the IPMI library misbehaves: compare with `ipmitool -I lanplus chassis status`",
-    Failure.HELD: "see who else uses it",
+    Failure.HELD: "find the other program that uses it",
     Failure.SETTINGS: "correct the settings of bmc",
 }
 
@@ -53,13 +53,13 @@ class LanEngine(AskedEngine):
         self._spawn = spawn
 
     async def account_level(self, by_s: float) -> int | None:
-        """Privilege limit of our own account (`ipmi.ADMINISTRATOR`, ...); None where the BMC does not say."""
+        """Privilege limit of powerguard's account (`ipmi.ADMINISTRATOR`, ...); None if not reported."""
         level = (await self._operate("account", by_s)).get("level")
         return level if isinstance(level, int) else None
 
     @property
     def where(self) -> str:
-        """Which BMC, for people."""
+        """The BMC's address, for messages."""
         return f"BMC {self._host} port {self._port}"
 
     def _error(self, failure: Failure, seen: str) -> BmcError:
@@ -98,10 +98,10 @@ class LanEngine(AskedEngine):
                 return dict(told)
             failure, text = Failure(told["failure"]), str(told["text"])
         except (ValueError, KeyError, TypeError):
-            # stderr is not quoted: nobody can promise that a library's last words hold no secret.
+            # stderr is not quoted: a library's last output might hold a secret.
             seen = f"the IPMI worker ended with status {ended.returncode} and no answer"
             raise self._error(Failure.PROTOCOL, seen) from None
         if failure is Failure.AUTH:
             self._login.refuse(password)
-            text = f"login refused ({text}), not tried again for {BACK_OFF_S / 60:g} minutes"
+            text = f"login refused ({text}); the next try is in {BACK_OFF_S / 60:g} minutes"
         raise self._error(failure, text)

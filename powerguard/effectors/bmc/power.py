@@ -1,7 +1,7 @@
-"""Powers another host on through its BMC: for the sentinel alone, which import-linter holds.
+"""Powers another host on through its BMC: for the sentinel only (import-linter checks this).
 
-Two ways to say one thing: IPMI's Chassis Control with value 1 (power up), and Redfish's ComputerSystem.Reset with On.
-Neither can switch anything off, and neither does anything to a host that is on.
+Two commands do it: IPMI's Chassis Control with value 1 (power up), and Redfish's ComputerSystem.Reset with On. Neither
+can power a host off, and neither affects a host that is on.
 """
 
 from collections.abc import Mapping
@@ -25,15 +25,15 @@ class Power(Protocol):
 
     @property
     def where(self) -> str:
-        """Which BMC, for people."""
+        """The BMC's address, for messages."""
         ...
 
     async def status(self, by_s: float) -> ChassisStatus:
-        """Read, and change nothing."""
+        """Read only."""
         ...
 
     async def power_on(self, by_s: float) -> None:
-        """Order it; whether it came of it, `status` tells."""
+        """Order it; `status` shows whether it worked."""
         ...
 
 
@@ -53,12 +53,12 @@ class RedfishPower(RedfishEngine):
             actions = body.get("Actions")
             action = actions.get(_RESET) if isinstance(actions, Mapping) else None
             if not isinstance(action, Mapping):
-                raise BmcFailure(Failure.UNSUPPORTED, f"has no action {_RESET}")
-            # A list that is not there (or lies in an ActionInfo of its own) forbids nothing: DSP0266 9.6.
+                raise BmcFailure(Failure.UNSUPPORTED, f"does not offer the action {_RESET}")
+            # A missing list (or one in an ActionInfo of its own) permits every value: DSP0266 9.6.
             listed = action.get("ResetType@Redfish.AllowableValues")
             words = [word for word in _WORDS if not isinstance(listed, list) or word in listed]
             if not words:
-                raise BmcFailure(Failure.UNSUPPORTED, f"{_RESET} allows neither of {', '.join(_WORDS)}")
+                raise BmcFailure(Failure.UNSUPPORTED, f"{_RESET} does not allow {' or '.join(_WORDS)}")
             await talk.post(link({"@odata.id": action.get("target")}), {"ResetType": words[0]})
 
 

@@ -3,7 +3,7 @@
 Where neither the property nor a vendor's own is there, a BIOS attribute is read if it says the same: it can be changed
 only by a job that a reboot carries out, so it is never written.
 
-One conversation with a Redfish service over HTTPS: nothing is followed, nothing is waited for too long.
+One conversation with a Redfish service over HTTPS: no redirect is followed, and each wait is limited.
 
 DSP0266 is DMTF's "Redfish Specification". HTTP Basic and not a session (DSP0266 13.3.4): a session would have to be
 closed, and a BMC that hangs would be left with it until none is free.
@@ -33,7 +33,7 @@ from powerguard.effectors.options import BmcOptions
 from powerguard.effectors.tls import Verify, verifying
 
 MAX_BODY_BYTES: Final = 262_144
-"""A ComputerSystem takes 4 to 20 KB; more is read of nobody."""
+"""Largest answer that is read; a ComputerSystem takes 4 to 20 KB."""
 _PATH: Final = re.compile(r"/redfish/[!-~]{0,1000}")
 _MAX_RETRY_AFTER_S: Final = 2.0
 _TRIES_WITH_FRESH_ETAG: Final = 3
@@ -52,7 +52,7 @@ class Resource:
 class Talk:
     """One operation's requests. by_s: of CLOCK_BOOTTIME; the caller holds the operation to it, we only plan by it.
 
-    doing: the request that is open. heard: the service has answered something at all.
+    doing: the request that is open. heard: the service has sent any answer.
     """
 
     session: aiohttp.ClientSession = field(repr=False)
@@ -69,12 +69,12 @@ class Talk:
         if status != 200:
             raise _refusal(self.doing, status, body)
         if body is None:
-            raise BmcFailure(Failure.PROTOCOL, f"GET {path} answered with what is no JSON object")
+            raise BmcFailure(Failure.PROTOCOL, f"GET {path}: the answer is not a JSON object")
         etag = headers.get("ETag") or body.get("@odata.etag")
         return Resource(path=path, body=body, etag=etag if isinstance(etag, str) and etag.isprintable() else None)
 
     async def patch(self, resource: Resource, change: Mapping[str, Any]) -> None:
-        """Change a resource as it was read; where somebody else has changed it since, read it again. Raises BmcFailure.
+        """Change a resource as it was read; if it has changed since, read it again. Raises BmcFailure.
 
         Only what reads back counts, so any 2xx will do (202: a task of its own).
         """
@@ -87,7 +87,7 @@ class Talk:
             resource = await self.get(resource.path)
 
     async def post(self, path: str, told: Mapping[str, Any]) -> None:
-        """Call an action. Raises BmcFailure. Any 2xx will do: what came of it is looked at."""
+        """Call an action. Raises BmcFailure. Any 2xx will do: the result is checked afterwards."""
         status, _, body = await self._patient("POST", path, change=told)
         if not 200 <= status < 300:
             raise _refusal(self.doing, status, body)
@@ -96,7 +96,7 @@ class Talk:
         """Wait, and say whether there was time for it."""
         if boottime_s() + seconds >= self.by_s:
             return False
-        await asyncio.sleep(seconds)  # noqa: TID251 - a BMC tells nobody when it is ready; the caller's limit ends it
+        await asyncio.sleep(seconds)  # noqa: TID251 - a BMC does not report when it is ready; the caller's limit ends it
         return True
 
     async def _patient(
@@ -119,7 +119,7 @@ class Talk:
     ) -> tuple[int, Mapping[str, str], dict[str, Any] | None]:
         self.doing = f"{method} {path}"
         url = URL.build(scheme="https", host=self.host, port=self.port, path=path, encoded=True)
-        # Identity: nothing is unpacked here, so that a small answer cannot become a large one.
+        # Identity: no decompression, so that a small answer cannot become a large one.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "OData-Version": "4.0"}
         if login:
             headers["Authorization"] = self.authorization
@@ -151,12 +151,12 @@ def basic(user: str, password: bytes) -> str:
 
 
 def link(body: Mapping[str, Any], *names: str) -> str:
-    """Path that a resource links to by these names. Raises BmcFailure where it is no path of this service."""
+    """Path that a resource links to by these names. Raises BmcFailure if it is not a path of this service."""
     told: object = body
     for name in (*names, "@odata.id"):
         told = told.get(name) if isinstance(told, Mapping) else None
     if not isinstance(told, str) or not _PATH.fullmatch(told):
-        raise BmcFailure(Failure.PROTOCOL, f"its {'.'.join(names) or 'member'} links to no path under /redfish/")
+        raise BmcFailure(Failure.PROTOCOL, f"its {'.'.join(names) or 'member'} does not link to a path under /redfish/")
     return told
 
 
@@ -178,7 +178,7 @@ def _object(content: bytes) -> dict[str, Any] | None:
 
 
 def _retry_after_s(told: str | None) -> float:
-    """Seconds to wait. A date, or nothing, is as long as IPMI's "busy"."""
+    """Seconds to wait; for a date or a missing value as long as for IPMI's "busy"."""
     if told is not None and told.isascii() and told.isdecimal() and len(told) < 6:
         return min(max(float(told), BUSY_PAUSE_S), _MAX_RETRY_AFTER_S)
     return BUSY_PAUSE_S
@@ -190,17 +190,19 @@ _MEANINGS: Final = {
     403: (Failure.PRIVILEGE, "not permitted to this account"),
     404: (Failure.PROTOCOL, "is not there"),
     405: (Failure.UNSUPPORTED, "cannot be changed"),
-    412: (Failure.BUSY, "was changed by somebody else each time"),
-    428: (Failure.PROTOCOL, "wants an ETag, and has none"),
+    412: (Failure.BUSY, "was changed by another client each time"),
+    428: (Failure.PROTOCOL, "requires an ETag, but sent none"),
     501: (Failure.UNSUPPORTED, "is not implemented"),
     503: (Failure.BUSY, "is not ready"),
 }
 
 
 def _refusal(doing: str, status: int, body: Mapping[str, Any] | None) -> BmcFailure:
-    failure, meaning = _MEANINGS.get(status, (Failure.PROTOCOL, "was answered with what no Redfish service should say"))
+    failure, meaning = _MEANINGS.get(
+        status, (Failure.PROTOCOL, "was answered with a status that Redfish does not define")
+    )
     if 300 <= status < 400:
-        meaning = "redirects, and is not followed"
+        meaning = "redirects, which is not followed"
     words = _words(body)
     return BmcFailure(failure, f"{doing}: {meaning} (HTTP {status}{f': {words}' if words else ''})")
 
@@ -219,21 +221,19 @@ def _words(body: Mapping[str, Any] | None) -> str:
 def _failure(doing: str, error: Exception) -> BmcFailure:
     """Say what went wrong. Texts of errors are not passed on: they may hold headers that we sent."""
     if isinstance(error, aiohttp.ServerFingerprintMismatch):
-        return BmcFailure(
-            Failure.SETTINGS, f"its certificate is not the one that is pinned, but sha256 {error.got.hex()}"
-        )
+        return BmcFailure(Failure.SETTINGS, f"its certificate is not the pinned one, but sha256 {error.got.hex()}")
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         cause = error.certificate_error
         reason = cause.verify_message if isinstance(cause, ssl.SSLCertVerificationError) else type(cause).__name__
         return BmcFailure(Failure.SETTINGS, f"its certificate does not verify ({reason})")
     if isinstance(error, aiohttp.ClientConnectorSSLError):
-        return BmcFailure(Failure.PROTOCOL, "what listens there does not speak TLS, or none that is still safe")
+        return BmcFailure(Failure.PROTOCOL, "the service does not speak TLS, or only an unsafe version")
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return BmcFailure(Failure.UNREACHABLE, "the name does not resolve")
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         return BmcFailure(Failure.UNREACHABLE, f"no connection ({errno.errorcode.get(number or 0, 'unknown reason')})")
-    return BmcFailure(Failure.PROTOCOL, f"{doing} got no whole answer ({type(error).__name__})")
+    return BmcFailure(Failure.PROTOCOL, f"{doing} got an incomplete answer ({type(error).__name__})")
 
 
 ROOT: Final = "/redfish/v1/"
@@ -243,15 +243,15 @@ _REMEDIES: Final = {
     Failure.UNREACHABLE: "check that the BMC is powered and reachable from here, its address and https_port, and that "
     "Redfish is enabled",
     Failure.AUTH: "check bmc.user and bmc.password, and that the account may use Redfish",
-    Failure.PRIVILEGE: "the account may log in but not do this: it needs the role Operator, or of a role of the "
-    "vendor's the right to configure the system",
-    Failure.UNSUPPORTED: "this board cannot be told over Redfish: try kind: auto, or set 'restore on AC power loss' to "
-    "always on in its firmware setup",
+    Failure.PRIVILEGE: "the account may log in but not do this: give it the role Operator, or in a role of the "
+    "vendor the right to configure the system",
+    Failure.UNSUPPORTED: "this board has no such setting over Redfish: try kind: auto, or set 'restore on AC "
+    "power loss' to always on in its firmware setup",
     Failure.BUSY: "the BMC is busy (starting, or updating its firmware): it is asked again at the next check",
-    Failure.TIMEOUT: "the BMC hangs or its network went away: reset the BMC if this goes on",
-    Failure.MISMATCH: "the BMC did not store it, or not yet: set it in the firmware setup, and look for an update",
-    Failure.PROTOCOL: "this is no Redfish service as we know them: look with curl at https://HOST/redfish/v1/",
-    Failure.HELD: "see who else uses it",
+    Failure.TIMEOUT: "the BMC hangs or its network failed: reset the BMC if this continues",
+    Failure.MISMATCH: "the BMC did not store it, or not yet: set it in the firmware setup, and update the firmware",
+    Failure.PROTOCOL: "this is not a known kind of Redfish service: check with curl https://HOST/redfish/v1/",
+    Failure.HELD: "find the other program that uses it",
     Failure.SETTINGS: "see bmc.ca, bmc.fingerprint and bmc.system (docs/guides/bmc.md)",
 }
 
@@ -265,7 +265,7 @@ class Knob:
 
     @property
     def name(self) -> str:
-        """How it is called, for people."""
+        """Its name, for messages."""
         return ".".join(self.path)
 
     def word(self, system: Mapping[str, Any]) -> object:
@@ -304,7 +304,7 @@ KNOBS: Final = (
     Knob(("Oem", "Hpe", "PowerAutoOn"), {_ON: "PowerOn", _OFF: "RemainOff", _LAST: "Restore"}),
 )
 
-# Attributes of a Bios resource, in lower case without what is no letter, and their values likewise. Dell up to iDRAC 9:
+# Attributes of a Bios resource, in lower case and with letters only, and their values likewise. Dell up to iDRAC 9:
 # AcPwrRcvry; Supermicro: "Restore on AC Power Loss", with some generations' suffixes. Not seen on hardware by us.
 _BIOS_NAMES: Final = ("acpwrrcvry", "restoreonacpowerloss")
 _BIOS_WORDS: Final = {
@@ -321,7 +321,7 @@ _BIOS_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A system as read. knob: None where it has none of ours; then `bios` tells the attribute that was read instead."""
+    """A system as read. knob: None if it has none of them; then `bios` names the attribute that was read instead."""
 
     system: Resource
     knob: Knob | None
@@ -334,7 +334,7 @@ class _Seen:
 
     def unsupported(self) -> BmcFailure:
         if self.bios:
-            text = f"{self.bios}, and such a BIOS attribute changes only with a reboot: it is read, never written"
+            text = f"{self.bios}; powerguard only reads BIOS attributes, because they change only with a reboot"
         else:
             text = f"{self.system.path} has none of {', '.join(knob.name for knob in KNOBS)}"
         return BmcFailure(Failure.UNSUPPORTED, text)
@@ -408,7 +408,7 @@ class RedfishEngine:
             return (await self._look(talk)).status()
 
     async def probe(self, by_s: float, *, ask_support: bool) -> Probe:  # noqa: ARG002 - the answer costs no question
-        """Redfish tells what is supported without being asked, and of the cause of a restart nothing."""
+        """Redfish lists the supported policies in the same answer, and does not report the cause of a restart."""
         async with self._talk(by_s) as talk:
             seen = await self._look(talk)
         supported = frozenset() if seen.knob is None else seen.knob.supported(seen.system.body)
@@ -416,14 +416,14 @@ class RedfishEngine:
 
     @property
     def where(self) -> str:
-        """Which BMC, for people."""
+        """The BMC's address, for messages."""
         return f"BMC {self._host} port {self._options.https_port}"
 
     def _error(self, failure: Failure, seen: str) -> BmcError:
         return BmcError(f"{self.where}: {seen}; {_REMEDIES[failure]}", failure)
 
     async def _look(self, talk: Talk) -> _Seen:
-        """Find the one system that is ours, and read it; a BIOS only where nothing else tells."""
+        """Find the one system that is ours, and read it; a BIOS only if there is no other source."""
         root = await talk.get(ROOT, login=False)
         systems = await talk.get(link(root.body, "Systems"))
         seen = _seen(await talk.get(self._chosen(systems)))
@@ -444,19 +444,17 @@ class RedfishEngine:
         wanted = self._options.system
         if wanted is not None:
             if wanted not in names:
-                raise BmcFailure(Failure.SETTINGS, f"bmc.system is {wanted}, and there is: {known}")
+                raise BmcFailure(Failure.SETTINGS, f"bmc.system is {wanted}, but the service has: {known}")
             return names[wanted]
         if len(paths) == 1 and is_all:
             return paths[0]
         if not paths:
-            raise BmcFailure(Failure.UNSUPPORTED, f"{systems.path} lists no system")
-        raise BmcFailure(
-            Failure.SETTINGS, f"has several systems, and none is guessed: set bmc.system to one of {known}"
-        )
+            raise BmcFailure(Failure.UNSUPPORTED, f"{systems.path} does not list a system")
+        raise BmcFailure(Failure.SETTINGS, f"has several systems: set bmc.system to one of {known}")
 
     @asynccontextmanager
     async def _talk(self, by_s: float) -> AsyncIterator[Talk]:
-        """Hold one operation to its deadline, and tell its failures. Raises BmcError and nothing else."""
+        """Hold one operation to its deadline. Every failure becomes a BmcError."""
         password = await self._login.password(by_s)
         self._login.check_back_off(self.where, password, _REMEDIES[Failure.AUTH])
         talk: Talk | None = None
@@ -474,7 +472,7 @@ class RedfishEngine:
             text = str(failed)
             if failed.failure is Failure.AUTH:
                 self._login.refuse(password)
-                text += f", not tried again for {BACK_OFF_S / 60:g} minutes"
+                text += f"; the next try is in {BACK_OFF_S / 60:g} minutes"
             raise self._error(failed.failure, text) from None
 
     async def _verifying(self) -> Verify:

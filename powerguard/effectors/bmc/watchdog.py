@@ -1,12 +1,12 @@
-"""The way back `watchdog` (layer D): the BMC's own timer cycles the power, armed before the host goes off.
+"""The power-on method `watchdog` (D): the BMC's own timer cycles the power, armed before the host goes off.
 
-Whether a timer that fires does anything to a host that is off is left to whoever wrote the firmware. So it counts only
-on a board, and with the firmware, on which a drill has shown it (docs/guides/bmc.md).
+It depends on the firmware whether a timer that fires powers on a host that is off. So the method counts only on a
+board, and with the firmware, on which a drill has shown it (docs/guides/bmc.md).
 
 What is known of the BMC's watchdog on this board: whether a drill has shown that it powers the host on again.
 
-One small file in the daemon's state folder, replaced as a whole. A file that is absent, or makes no sense, is a board
-that was never drilled: nothing is armed then.
+One small file in the daemon's state folder, replaced as a whole. If the file is absent or damaged, the board counts as
+never drilled, and the timer is not armed.
 """
 
 import asyncio
@@ -38,7 +38,7 @@ class Board:
     """The hardware that a drill is valid for: mainboard and BMC, with their firmware.
 
     manufacturer, product, firmware: Get Device ID (IPMI 2.0 section 20.1), auxiliary revision included. name, bios: of
-    /sys/class/dmi/id (SMBIOS types 2 and 0); "" where the firmware does not tell.
+    /sys/class/dmi/id (SMBIOS types 2 and 0); "" if the firmware does not report it.
     """
 
     manufacturer: int
@@ -49,13 +49,13 @@ class Board:
 
     @classmethod
     def read(cls, device: Device, dmi: Path = DMI) -> "Board":
-        """Put together what the BMC has said and what the kernel knows; files of the kernel's, in memory."""
+        """Put together the BMC's answer and the kernel's files, which are in memory."""
         firmware = device.firmware + (f" ({device.auxiliary})" if device.auxiliary else "")
         name, bios = _words(dmi, "board_vendor", "board_name"), _words(dmi, "bios_vendor", "bios_version")
         return cls(manufacturer=device.manufacturer, product=device.product, firmware=firmware, name=name, bios=bios)
 
     def unlike(self, other: "Board") -> str:
-        """Say in what another board differs from this one, for people; "" where it is the same."""
+        """Describe how another board differs from this one; "" if it is the same."""
         pairs = ((each.name, getattr(self, each.name), getattr(other, each.name)) for each in fields(self))
         return ", ".join(f"{name} was {ours}, is {theirs}" for name, ours, theirs in pairs if ours != theirs)
 
@@ -82,7 +82,7 @@ class DrillRecord:
 
 
 class DrillFileError(Exception):
-    """The file cannot be read or written, or makes no sense: what, where, and what would be right."""
+    """The file cannot be read or written, or is damaged: what, where, and the fix."""
 
 
 class DrillFile:
@@ -123,7 +123,7 @@ class DrillFile:
             drill = DrillRecord(board=board, **plain)
             _check(drill, version)
         except (ValueError, KeyError, TypeError, AttributeError, RecursionError):
-            msg = f"{self.path}: is not what powerguard wrote, so no drill counts: remove it, and drill again"
+            msg = f"{self.path}: powerguard did not write this content, so no drill counts: remove it, and drill again"
             raise DrillFileError(msg) from None
         return drill
 
@@ -163,7 +163,7 @@ _T = TypeVar("_T")
 class WatchdogEffector:
     """Carries out `CheckWay`, `ArmWay` and `DisarmWay` of `Way.WATCHDOG`, in-band.
 
-    armed: False where the settings say `mode: dry-run`: then it looks, and arms and disarms nothing. limit_s: of one
+    armed: False if the settings say `mode: dry-run`: then it only looks. limit_s: of one
     operation; a caller that cancels earlier ends it. dmi: where the kernel names the board.
     """
 
@@ -212,25 +212,25 @@ class WatchdogEffector:
         if seen.kernel_driver:
             msg = (
                 "the kernel's ipmi_watchdog is loaded, and stops the BMC's timer at every power-off: rmmod "
-                "ipmi_watchdog, and keep it out (/etc/modprobe.d: blacklist ipmi_watchdog; no RuntimeWatchdogSec=)"
+                "ipmi_watchdog, and block it (/etc/modprobe.d: blacklist ipmi_watchdog; no RuntimeWatchdogSec=)"
             )
             raise EffectorError(msg)
         if seen.timer.is_foreign:
             msg = (
-                f"the BMC's watchdog timer is somebody else's ({seen.timer.words}): stop who resets it "
+                f"another program uses the BMC's watchdog timer ({seen.timer.words}): stop the program that resets it "
                 "(bmc-watchdog, a vendor's agent, the firmware setup's own watchdog)"
             )
             raise EffectorError(msg)
         return seen
 
     async def read(self, by_s: float) -> WatchdogStatus:
-        """Read the timer, who the BMC is, and why the host is on. Raises BmcError."""
+        """Read the timer, the BMC's identity, and why the host is on. Raises BmcError."""
         return await self._bmc.watchdog(by_s)
 
     async def arm(self, in_s: float, by_s: float) -> float:
         """Start the timer, and return what is left of it as read back. Raises EffectorError."""
         if not 0 < in_s <= MAX_S:
-            msg = f"the BMC's watchdog can wait {MAX_S} s at most, and {in_s:.0f} s are asked for: it is of no use here"
+            msg = f"the BMC's watchdog can wait {MAX_S} s at most, and {in_s:.0f} s are needed: it cannot be used here"
             raise EffectorError(msg)
         timer = await self._bmc.arm(math.ceil(in_s), by_s)
         left_s = timer.initial_s if timer.present_s is None else timer.present_s
@@ -244,9 +244,9 @@ class WatchdogEffector:
         return (await self._bmc.disarm(by_s))[1]
 
     def board(self, seen: WatchdogStatus) -> Board:
-        """Return which board this is. Raises EffectorError where the BMC does not say who it is."""
+        """Return which board this is. Raises EffectorError if the BMC does not identify itself."""
         if seen.device is None:
-            msg = "the BMC does not say which one it is (Get Device ID), so no drill could count for it"
+            msg = "the BMC does not identify itself (Get Device ID), so a drill would not count for it"
             raise EffectorError(msg)
         return Board.read(seen.device, self._dmi)
 

@@ -6,7 +6,7 @@ So each operation gets a process that ends itself at its deadline and is killed 
 
 stdin: {"operation", "host", "port", "user", "password", "by_s"}; user and password are base64 of bytes and
 exist nowhere else, by_s is a moment of CLOCK_BOOTTIME. operation: "status"; "ensure";
-"restore" ("policy", over always-on alone); "probe"; "look" (a probe that sends nothing but reads); "power" (watts);
+"restore" ("policy", over always-on alone); "probe"; "look" (a probe that sends only reads); "power" (watts);
 "power-on" (the sentinel's); "account" (how much ours may do).
 stdout: one object, {"ok": true, ...} or {"ok": false, "failure", "text"}.
 """
@@ -29,7 +29,7 @@ from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace, Sessio
 from powerguard.effectors.bmc.ipmi import OPERATOR, POWER_ON, Command, Failure, PowerRestorePolicy
 
 _LOGIN = "login"
-# ASF presence ping (IPMI 2.0 section 13.2.3). Only used to learn at once that nothing listens on the port.
+# ASF presence ping (IPMI 2.0 section 13.2.3). Only used to learn at once that the port is closed.
 _PING = b"\x06\x00\xff\x06\x00\x00\x11\xbe\x80\x00\x00\x00"
 
 
@@ -73,7 +73,7 @@ _TEXTS: Final = (
     ("session no longer connected", Failure.UNREACHABLE),
     ("timeout", Failure.UNREACHABLE),
 )
-"""Texts of pyghmi.ipmi.private (IPMI 2.0 table 13-15) that tell us which way a login failed, in lower case."""
+"""Texts of pyghmi.ipmi.private (IPMI 2.0 table 13-15) that show how a login failed, in lower case."""
 
 
 _SHA1: Final = bytes((0, 0, 0, 8, 1))
@@ -122,7 +122,7 @@ def log_in(host: str, port: int, user: bytes, password: bytes) -> Session:
 
 
 def _failure(text: str) -> BmcFailure:
-    """Classify what pyghmi raises from a login. It gives no text at all when nobody answered."""
+    """Classify what pyghmi raises from a login. It has no text if there was no answer."""
     if text in ("", "None"):
         return BmcFailure(Failure.UNREACHABLE, "no answer to the login")
     for part, failure in _TEXTS:
@@ -186,9 +186,9 @@ class Worker:
                 probe.recv(64)
         except ConnectionRefusedError:
             if not self._in_session:
-                self.fail(Failure.UNREACHABLE, "nothing listens on that UDP port")
+                self.fail(Failure.UNREACHABLE, "that UDP port is closed")
         except (OSError, UnicodeError):
-            return  # no route, no name: the login itself meets that too, and tells it
+            return  # no route, no name: the login meets that too, and reports it
 
     def run(self, request: WorkerRequest) -> NoReturn:
         """Carry the operation out within its deadline."""
@@ -219,7 +219,7 @@ class Worker:
         elif request.operation == "account":
             answer = {"level": exchange.account_level(request.user)}
         else:
-            self.fail(Failure.PROTOCOL, f"no operation is called {request.operation!r}")
+            self.fail(Failure.PROTOCOL, f"unknown operation {request.operation!r}")
         told = {key: value.hex() if isinstance(value, bytes) else value for key, value in answer.items()}
         self.answer({"ok": True} | told)
         session.close()  # frees the BMC's session slot; the answer is out, whatever comes of it

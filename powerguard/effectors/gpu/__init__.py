@@ -1,1 +1,1 @@
-"""GPU power limits: lowered on battery and put back whatever happens, by a root helper. Imports nothing."""
+"""GPU power limits: lowered on battery and put back in any case, by a root helper."""

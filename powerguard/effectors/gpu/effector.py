@@ -1,7 +1,7 @@
 """The effector `gpu`: has the power limits of this host's GPUs lowered on battery, and put back afterwards.
 
-The daemon has no right to set a limit. It says one word to the root helper powerguard-gpu, which can do nothing else
-(docs/guides/gpu-and-signals.md), and does not wait for it longer than LIMIT_S: a driver that is wedged hangs for ever.
+The daemon has no right to set a limit. It sends one word to the root helper powerguard-gpu, which has no other function
+(docs/guides/gpu-and-signals.md), and waits at most LIMIT_S: a wedged driver never answers.
 """
 
 import math
@@ -50,14 +50,14 @@ class GpuEffector:
                 return _detail(await self.ask({"word": "cap", "share": share}), {"capped", "kept"})
             case RestorePower():
                 if self._options.kind == "none" and not self._helper.is_there():
-                    return (("gpus", 0),)  # nothing of ours is here, so nothing was changed
+                    return (("gpus", 0),)  # the helper is not installed, so no limit was changed
                 return _detail(await self.ask({"word": "restore"}), {"restored", "kept"})
             case _:
                 msg = f"gpu: cannot carry out {type(action).__name__}: only CapPower and RestorePower"
                 raise EffectorError(msg)
 
     async def hold(self, wanted: Callable[[], bool], rest: Callable[[float], Any]) -> None:
-        """Keep telling the helper that the cap is wanted, for as long as it is; never returns.
+        """Renew the cap's lease at the helper, for as long as the cap is wanted; never returns.
 
         wanted: what the core remembers. A daemon that is gone, or has forgotten, is silent, and the cap is lifted.
         """
@@ -68,12 +68,12 @@ class GpuEffector:
         await self._helper.hold(wanted, rest, failed, limit_s=self._limit_s)
 
     async def ask(self, word: dict[str, object]) -> dict[str, Any]:
-        """Say one word to the helper and return its answer. Raises EffectorError, also where it says no."""
+        """Send one word to the helper and return its answer. Raises EffectorError, also if it refuses."""
         return await self._helper.ask(word, limit_s=self._limit_s)
 
 
 def _detail(answer: dict[str, Any], good: set[str]) -> Detail:
-    """The details of an answer, for the journal and for people."""
+    """The details of an answer, for the journal and for messages."""
     told = answer.get("gpus", [])
     gpus = [gpu for gpu in told if isinstance(gpu, dict)] if isinstance(told, list) else []
     done = [gpu for gpu in gpus if str(gpu.get("did")) in good]
@@ -100,7 +100,7 @@ _GUIDE: Final = "docs/guides/gpu-and-signals.md"
 
 
 async def findings(options: GpuOptions, *, spawn: Spawn = run_child) -> list[Finding]:
-    """Look, and say what was found; nothing where the settings leave GPUs alone. Takes some seconds at most."""
+    """Return the findings; none if the settings leave GPUs alone. Takes some seconds at most."""
     if options.kind == "none":
         return []
     try:
@@ -114,11 +114,11 @@ async def findings(options: GpuOptions, *, spawn: Spawn = run_child) -> list[Fin
     found = [_reach(gpus, options.cap_share), *_single(gpus, options.cap_share)]
     capped = answer.get("capped")
     if isinstance(capped, int) and capped:
-        text = f"the limits of {capped} GPUs are lowered now: an outage, a drill, or a restore that fails"
+        text = f"the limits of {capped} GPUs are lowered now, by an outage, a drill or a failed restore"
         found.append(
             Finding("gpu.capped", "WARN", text, "`powerguard status`; by hand, as root: powerguard-gpu restore")
         )
-    well = "limits come back by themselves where the daemon does not put them back"
+    well = "limits are restored even if the daemon does not restore them"
     return [*found, await watch(spawn, "gpu.watch", WATCH, well=well, ill="limits would stay lowered")]
 
 
@@ -126,7 +126,7 @@ def _reach(gpus: Sequence[dict[str, Any]], share: float) -> Finding:
     """Could anything be capped at all?"""
     settable = [gpu for gpu in gpus if gpu.get("settable") is True]
     if not gpus:
-        return Finding("gpu", "FAIL", "NVML counts no GPU here", "set gpu.kind: none")
+        return Finding("gpu", "FAIL", "NVML reports no GPU here", "set gpu.kind: none")
     if not settable:
         reasons = "; ".join(sorted({str(gpu.get("because", "")) for gpu in gpus}))
         return Finding("gpu", "FAIL", f"no power limit can be set: {reasons}", f"{_GUIDE}, or gpu.kind: none")
@@ -134,7 +134,7 @@ def _reach(gpus: Sequence[dict[str, Any]], share: float) -> Finding:
     then_w = sum(_capped_w(gpu, share) for gpu in settable)
     text = f"{len(settable)} of {len(gpus)} GPUs can be capped: from {now_w:.0f} W to {then_w:.0f} W in all"
     if then_w >= now_w:
-        return Finding("gpu", "WARN", f"{text}: that is nothing", "set gpu.kind: none, or a lower gpu.cap_share")
+        return Finding("gpu", "WARN", f"{text}, which saves no power", "set gpu.kind: none, or a lower gpu.cap_share")
     if len(settable) < len(gpus):
         reasons = "; ".join(f"GPU {gpu.get('index')}: {gpu.get('because')}" for gpu in gpus if gpu not in settable)
         return Finding("gpu", "WARN", f"{text}; {reasons}", "nvidia-smi; dmesg")
@@ -146,7 +146,7 @@ def _single(gpus: Sequence[dict[str, Any]], share: float) -> list[Finding]:
     found: list[Finding] = []
     forgetful = [gpu for gpu in gpus if gpu.get("persistent") is False]
     if forgetful:
-        text = f"persistence mode is off ({_named(forgetful)}): without a user a GPU forgets its limit, ours or yours"
+        text = f"persistence mode is off ({_named(forgetful)}): a GPU without a user forgets its power limit"
         found.append(Finding("gpu.persistence", "WARN", text, "systemctl enable --now nvidia-persistenced"))
     high = [
         gpu
@@ -158,7 +158,7 @@ def _single(gpus: Sequence[dict[str, Any]], share: float) -> list[Finding]:
         text = (
             f"cannot be lowered to cap_share {share:g} ({_named(high)}): {_watts(high[0], 'min_w'):.0f} W is the least"
         )
-        found.append(Finding("gpu.least", "WARN", text, "raise gpu.cap_share to what can be had, and drill again"))
+        found.append(Finding("gpu.least", "WARN", text, "raise gpu.cap_share to a possible value, and drill again"))
     return found
 
 

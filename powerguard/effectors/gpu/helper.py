@@ -1,22 +1,22 @@
-"""powerguard-gpu: the root helper that lowers GPU power limits and puts them back, and can do nothing else.
+"""powerguard-gpu: the root helper that lowers GPU power limits and puts them back. It has no other function.
 
 systemd starts one process for each connection to powerguard-gpu.socket, which only user powerguard can open. It reads
 one JSON line, answers with one, and ends. The words are a closed list:
 
-    {"word": "list"}                  what there is; changes nothing
-    {"word": "health"}                which GPUs are there, and which want a reset; changes nothing
+    {"word": "list"}                  list the GPUs; no change
+    {"word": "health"}                which GPUs are there, and which need a reset; no change
     {"word": "cap", "share": 0.6}     each limit to this share of the limit found; never above what is set now
     {"word": "restore"}               each limit back to what was found, where it still is what we have set
     {"word": "hold"}                  the daemon is there and wants the cap to stay
 
 People call it as root, with the same words: `powerguard-gpu list`. Only the standard library and nvidia-ml-py are
-imported. What NVML does not answer in time is told, and not waited for: this process ends in spite of its threads.
+imported. A late answer of NVML is reported and not waited for: this process ends in spite of its threads.
 
 What powerguard-gpu found before it changed anything: one small file, written before the first limit is lowered.
 
 It lies in /run and names the boot: power limits do not survive a reboot, and neither does the file. Each entry holds
-the limit found, which is never overwritten, and every limit that we may have set since: with a kill between any two
-lines of ours, one of these is what the GPU reads, unless somebody else has set another.
+the limit found, which is never overwritten, and every limit that we may have set since: even after a kill at any
+    instruction, the GPU reads one of these, unless another program has set another limit.
 """
 
 import argparse
@@ -91,7 +91,7 @@ class KeptLimits:
     gpus: tuple[KeptLimit, ...] = ()
 
     def due_s(self, held_s: float, lease_s: float) -> float:
-        """When the watch is to put the limits back: the daemon is gone, or what it ordered has failed."""
+        """When the watch is to put the limits back: the daemon is gone, or its restore order has failed."""
         if self.ordered_s:
             return max(self.ordered_s, self.tried_s) + RETRY_S[min(self.tries, len(RETRY_S) - 1)]
         return max(self.capped_s, held_s) + lease_s
@@ -118,7 +118,7 @@ class GpuFolder(KeptFolder):
 
 
 def _limits(told: dict[str, Any]) -> KeptLimits:
-    """Read what was written, and believe nothing else. Raises ValueError, KeyError, TypeError or AttributeError."""
+    """Read the file strictly. Raises ValueError, KeyError, TypeError or AttributeError."""
     times = {name: past_s(told[name]) for name in ("capped_s", "ordered_s", "tried_s")}
     gpus = tuple(
         KeptLimit(
@@ -162,7 +162,7 @@ class GpuRequest:
 
 
 def do_list(folder: GpuFolder, word: GpuRequest) -> Answer:
-    """Tell what there is; change nothing."""
+    """List the GPUs; make no change."""
     by_s = boottime_s() + LOOK_SHARE * word.within_s
     kept = folder.read()
     nvml = Nvml.open(by_s)
@@ -177,7 +177,7 @@ def _listed(index: int, gpu: Gpu | NvmlError, *, may_set: bool) -> Answer:
         return {"index": index, "settable": False, "because": str(gpu)}
     because = "" if may_set else "not permitted: powerguard-gpu lacks CAP_SYS_ADMIN (in a container, or not root)"
     if gpu.min_mw >= gpu.max_mw:
-        because = f"its limit cannot be changed: {_watts(gpu.min_mw):g} W is the least and the most"
+        because = f"its limit cannot be changed: {_watts(gpu.min_mw):g} W is both minimum and maximum"
     return {
         "index": index,
         "uuid": gpu.uuid,
@@ -197,7 +197,7 @@ def _listed(index: int, gpu: Gpu | NvmlError, *, may_set: bool) -> Answer:
 
 
 def do_health(_folder: GpuFolder, word: GpuRequest) -> Answer:
-    """Tell which GPUs are there, and what is wrong with them; change nothing."""
+    """List which GPUs are there, and what is wrong with them; make no change."""
     by_s = boottime_s() + word.within_s
     seen = Nvml.open(by_s).health(by_s)
     return {"ok": True, "gpus": [_well(index, gpu) for index, gpu in sorted(seen.items())]}
@@ -252,16 +252,20 @@ def _aim(gpu: Gpu, entry: KeptLimit | None, share: float) -> tuple[KeptLimit | N
     now_mw = gpu.limit_mw
     if entry is not None and not entry.is_ours(now_mw) and not entry.is_found(now_mw):
         if not entry.gone:
-            because = f"somebody else has set {_watts(now_mw):g} W since: left alone"
+            because = f"another program has set {_watts(now_mw):g} W since: left alone"
             return entry, _told(gpu, "left_alone", entry.found_mw, now_mw, because)
         entry = None  # it was away and has come back with a limit of its own: that is what is found now
     found_mw = now_mw if entry is None else entry.found_mw
-    # Whole watts, downwards: a fraction of a watt is what drivers round, and then nothing would read back as set.
+    # Whole watts, rounded down: drivers round fractions, and then no limit would read back as set.
     target_mw = min(now_mw, max(gpu.min_mw, int(found_mw * share) // 1000 * 1000))
     if target_mw == now_mw:
         if entry is not None and entry.is_ours(now_mw) and not entry.is_found(now_mw):
             return entry, _told(gpu, "kept", found_mw, now_mw, "is capped already")
-        because = f"its least limit is {_watts(gpu.min_mw):g} W" if now_mw <= gpu.min_mw else "is not above that share"
+        because = (
+            f"its lowest limit is {_watts(gpu.min_mw):g} W"
+            if now_mw <= gpu.min_mw
+            else "its limit is not above that share"
+        )
         return entry, _told(gpu, "at_minimum", found_mw, now_mw, because)
     before = () if entry is None else entry.set_mw
     ours_mw = (*(limit for limit in before if limit != target_mw), target_mw)[-REMEMBERED:]
@@ -271,18 +275,18 @@ def _aim(gpu: Gpu, entry: KeptLimit | None, share: float) -> tuple[KeptLimit | N
 
 def _why_none(told: Sequence[Answer] | Any) -> str:  # noqa: ANN401 - a view of a dict's values
     reasons = sorted({str(gpu["because"]) for gpu in told})
-    return f"no GPU was capped: {'; '.join(reasons)}" if reasons else "no GPU was capped: NVML counts none"
+    return f"no GPU was capped: {'; '.join(reasons)}" if reasons else "no GPU was capped: NVML reports none"
 
 
 def do_restore(folder: GpuFolder, word: GpuRequest) -> Answer:
-    """Put back what was found, where the limit still is ours. Nothing kept: nothing to do."""
+    """Put back the limits found, if the present one is still ours. No effect without a file."""
     began_s = boottime_s()
     look_by_s = began_s + LOOK_SHARE * word.within_s
     with folder.locked(began_s + TURN_SHARE * word.within_s):
         kept = folder.read()
         if kept is None:
             return _answer({})
-        # From here on no cap is wanted any more, whatever becomes of us: see Limits.due_s.
+        # From here on no cap is wanted, even if this process ends: see Limits.due_s.
         kept = replace(kept, ordered_s=kept.ordered_s or began_s)
         if word.unasked:
             kept = replace(kept, tries=kept.tries + 1, tried_s=began_s)
@@ -302,7 +306,7 @@ def do_restore(folder: GpuFolder, word: GpuRequest) -> Answer:
     failed = [gpu for gpu in answer["gpus"] if gpu["did"] == "failed"]
     if failed:
         text = "; ".join(f"GPU {gpu['index']}: {gpu['because']}" for gpu in failed)
-        answer |= {"ok": False, "error": f"not all limits are back, it is tried again: {text}"}
+        answer |= {"ok": False, "error": f"some limits are not restored, powerguard-gpu tries again: {text}"}
     return answer
 
 
@@ -331,7 +335,7 @@ def _back(gpu: Gpu, entry: KeptLimit) -> Answer:
         return _told(gpu, "kept", now_mw, now_mw, "is back already")
     if not entry.is_ours(now_mw):
         because = (
-            f"somebody else has set {_watts(now_mw):g} W since ({_watts(entry.found_mw):g} W was found): left alone"
+            f"another program has set {_watts(now_mw):g} W since ({_watts(entry.found_mw):g} W was found): left alone"
         )
         return _told(gpu, "left_alone", now_mw, now_mw, because)
     return _told(gpu, "restored", now_mw, entry.found_mw)
@@ -341,12 +345,12 @@ def _missing(entry: KeptLimit, silent: NvmlError | None) -> Answer:
     known = {"index": entry.index, "uuid": entry.uuid, "name": entry.name}
     if silent is not None:  # it may be the one that does not answer
         return {**known, "did": "failed", "because": str(silent)}
-    because = f"is not there any more; {_watts(entry.found_mw):g} W was found, a reset forgets what we have set"
+    because = f"the GPU is gone; {_watts(entry.found_mw):g} W was found; a reset clears the lowered limit"
     return {**known, "did": "gone", "because": because}
 
 
 def do_hold(folder: GpuFolder, _word: GpuRequest) -> Answer:
-    """Let the cap stay for another lease; where nothing is capped, nothing happens."""
+    """Let the cap stay for another lease; no effect without a cap."""
     kept = folder.read()
     if kept is not None:
         folder.hold()
@@ -382,14 +386,14 @@ def _watts(milliwatts: int) -> float:
 
 
 def checked(told: Mapping[str, object]) -> GpuRequest:
-    """Return the word that was told, if it is one. Raises RefusedError."""
+    """Return the word of a request, if it is valid. Raises RefusedError."""
     word = told.get("word")
     if not isinstance(word, str) or word not in WORDS:
         msg = f"unknown word; the words are {', '.join(WORDS)}"
         raise RefusedError(msg)
     expected = {"word", "share"} if word == "cap" else {"word"}
     if set(told) != expected:
-        msg = f"{word} takes {' and '.join(sorted(expected - {'word'})) or 'nothing else'}"
+        msg = f"{word} takes {' and '.join(sorted(expected - {'word'})) or 'no other key'}"
         raise RefusedError(msg)
     return GpuRequest(word=word, share=_share(told["share"])) if word == "cap" else GpuRequest(word=word)
 
@@ -404,7 +408,7 @@ def _share(told: object) -> float:
 def carry_out(folder: GpuFolder, word: GpuRequest) -> Answer:
     """Do what is asked, and answer whatever happens."""
     try:
-        if word.word != "health":  # which neither reads the folder nor changes anything
+        if word.word != "health":  # which neither reads the folder nor makes a change
             refuse_under_test(folder.path, FOLDER, "change the GPUs")
         answer = WORDS[word.word](folder, word)
     except (NvmlError, KeptError, RefusedError) as error:
@@ -422,7 +426,7 @@ def _said(folder: GpuFolder, told: Mapping[str, object]) -> Answer:
 
 
 def watch(folder: GpuFolder, lease_s: float) -> int:
-    """Wait until nothing is capped (0), or until the limits are due: then put them back, once, and end.
+    """Wait until no GPU is capped (0), or until the limits are due: then put them back, once, and end.
 
     systemd starts it again for as long as the file is there (powerguard-gpu-watch.path), so each attempt is a process
     of its own, and one that hangs in the driver is no worse than that.
@@ -431,14 +435,14 @@ def watch(folder: GpuFolder, lease_s: float) -> int:
     if kept is None:
         return 0
     if not kept.ordered_s:
-        tell(4, f"the daemon has not asked for the cap for {lease_s:g} s: putting the limits back")
+        tell(4, f"the daemon has not renewed the cap for {lease_s:g} s: restoring the limits")
     answer = carry_out(folder, GpuRequest(word="restore", within_s=UNASKED_S, unasked=True))
     _log(answer)
     return 0 if answer["ok"] else 1
 
 
 def _log(answer: Answer) -> None:
-    """Tell what was changed and what went wrong, for the journal (severity as in syslog(3))."""
+    """Log what was changed and what went wrong (severity as in syslog(3))."""
     gpus = answer.get("gpus", [])
     for gpu in gpus:
         if gpu.get("did") in {"failed", "gone", "left_alone"}:
@@ -455,8 +459,10 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="powerguard-gpu", description="GPU power limits, as root.")
     parser.add_argument("word", choices=[*WORDS, "serve", "watch"])
     parser.add_argument("share", nargs="?", type=float, help="for cap: share of the limit found, such as 0.6")
-    parser.add_argument("--folder", default=FOLDER, type=Path, help=f"where found limits are kept ({FOLDER})")
-    parser.add_argument("--lease-s", default=LEASE_S, type=seconds, help="for watch: how long a cap holds unasked")
+    parser.add_argument("--folder", default=FOLDER, type=Path, help=f"folder for the limits found ({FOLDER})")
+    parser.add_argument(
+        "--lease-s", default=LEASE_S, type=seconds, help="for watch: how long a cap lasts without renewal"
+    )
     parser.add_argument("--within-s", default=WITHIN_S, type=seconds, help="how long NVML may take (%(default)s)")
     try:
         args = parser.parse_args(arguments)

@@ -1,7 +1,7 @@
-"""NVML, and nothing of ours around it: looks at GPUs, sets their power limits, and is never waited for too long.
+"""NVML: reads GPUs and sets their power limits; each wait is limited.
 
-A driver that is wedged hangs in the kernel, where nothing can interrupt it. So every call is made in a thread of its
-own, one for each GPU, and whoever does not answer by a given time is told as such; the others still count.
+A wedged driver hangs in the kernel and cannot be interrupted. So every call is made in a thread of its
+own, one for each GPU, and a GPU that does not answer in time is reported as such; the others still count.
 """
 
 import queue
@@ -16,10 +16,10 @@ from typing import Any, Final, Self, TypeVar
 from powerguard.clock import boottime_s
 
 MOST_GPUS: Final = 64
-"""More are in no host; a count beyond it is nonsense."""
+"""Largest plausible number of GPUs in one host."""
 
 SAME_MW: Final = 1000
-"""Limits that differ by less are the same one: a driver may round what it is told."""
+"""Limits that differ by less are equal: a driver may round the order."""
 
 Key = TypeVar("Key")
 Value = TypeVar("Value")
@@ -33,9 +33,9 @@ _WORDS: Final[Mapping[int, str]] = {
     15: "the GPU has fallen off the bus: it needs a reset or a reboot",
     16: "the GPU needs a reset: nvidia-smi --gpu-reset, or a reboot",
     18: "library and kernel module of the NVIDIA driver differ, as after an update: reboot",
-    28: "the GPU is not there any more",
+    28: "the GPU is gone",
 }
-"""By nvmlReturn_t of nvml.h; where a number is missing, NVML's own words are told."""
+"""Texts by nvmlReturn_t of nvml.h; for a missing number, NVML's own text is used."""
 
 _LOST: Final = frozenset({15, 16, 28})
 
@@ -50,7 +50,7 @@ _THROTTLED: Final[Mapping[int, str]] = {
 
 
 class NvmlError(Exception):
-    """NVML refuses, fails or hangs: what, and what would be right. lost: the GPU is not there any more."""
+    """NVML refuses, fails or hangs: what, and the fix. lost: the GPU is gone."""
 
     def __init__(self, text: str, *, lost: bool = False, hangs: bool = False) -> None:
         super().__init__(text)
@@ -60,10 +60,10 @@ class NvmlError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpu:
-    """One GPU as NVML tells it. Limits are milliwatts, NVML's own unit.
+    """One GPU as NVML reports it. Limits are milliwatts, NVML's own unit.
 
-    power_w: what it draws; utilization_pct: share of the last second in which it computed; persistent: the driver
-    stays when nobody uses the GPU, and with it the limits. None where it does not tell (MIG has no utilization).
+    power_w: what it draws; utilization_pct: share of the last second in which it computed; persistent: the driver stays
+    loaded without a user of the GPU, and keeps the limits. None if not reported (MIG has no utilization).
     throttled: why it is slower than it could be, right now.
     """
 
@@ -83,11 +83,11 @@ class Gpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class GpuHealth:
-    """One GPU as a return from a power-off looks at it: who it is, and whether it wants to be reset.
+    """One GPU as the check after a power-off sees it: its identity, and whether it needs a reset.
 
     pending: row_remap, page_retirement: memory went bad, and only a reset or a reboot replaces it. worn: a row could
-    not be replaced, so the GPU should be exchanged; None where not told. Xid errors cannot be asked for: NVML tells
-    them only to who was listening.
+    not be replaced, so the GPU should be exchanged; None if not reported. Xid errors cannot be polled: NVML sends them
+    only to listeners.
     """
 
     uuid: str
@@ -155,13 +155,13 @@ class Nvml:
             # Not at the top: a word that is refused, and one that only holds, need no NVML and are quicker without.
             library = import_module("pynvml")
         except ImportError as error:
-            msg = f"nvidia-ml-py is not installed beside powerguard ({error}): pip install '.[gpu]' in a checkout"
+            msg = f"nvidia-ml-py is missing in powerguard's environment ({error}): pip install '.[gpu]' in a checkout"
             raise NvmlError(msg) from None
         made = cls(library, 0)
         made._call("nvmlInit")
         made.count = int(made._call("nvmlDeviceGetCount"))
         if made.count > MOST_GPUS:
-            msg = f"NVML counts {made.count} GPUs: at most {MOST_GPUS} are believed"
+            msg = f"NVML reports {made.count} GPUs, but at most {MOST_GPUS} are plausible"
             raise NvmlError(msg)
         return made
 
@@ -173,7 +173,7 @@ class Nvml:
             raise NvmlError(_WORDS.get(code, f"{name}: {error} ({code})"), lost=code in _LOST) from None
 
     def _ask(self, name: str, handle: object) -> Any:  # noqa: ANN401 - likewise
-        """Ask for what a GPU need not tell; None where it does not."""
+        """Ask for an optional value; None if the GPU does not report it."""
         try:
             return self._call(name, handle)
         except NvmlError as error:
@@ -213,7 +213,7 @@ class Nvml:
         )
 
     def health(self, by_s: float) -> dict[int, GpuHealth | NvmlError]:
-        """Look whether every GPU is there and well, by index; needs no power limits, which not every GPU has."""
+        """Check that every GPU is there and healthy, by index; needs no power limits, which not every GPU has."""
         return bounded({index: partial(self._health, index) for index in range(self.count)}, by_s)
 
     def _health(self, index: int) -> GpuHealth:

@@ -1,7 +1,7 @@
 """The effector for `CheckHost`: after a return, are GPUs, checkpoint storage and newest checkpoint there and good?
 
-What was there before is remembered on good days, in one small file beside the journal. The look itself is a child's
-(`look`): the daemon says what counts, and hears what is missing.
+On good days the daemon remembers the state in one small file next to the journal. A child process does the check
+(`look`): the daemon sends what counts, and receives what is missing.
 """
 
 import asyncio
@@ -24,9 +24,9 @@ from powerguard.fields import clean_text
 log = structlog.get_logger()
 
 MEMORY: Final = "host.json"
-"""Beside the journal."""
+"""Name of the file, in the folder of the journal."""
 LOOK_LIMIT_S: Final = 20.0
-"""For one look of the daemon's own accord: on a good day, and while it waits for the gate."""
+"""Timeout for a periodic check: on a good day, and while the daemon waits for the gate."""
 LOOK_EVERY_S: Final = 600.0
 WAIT_EVERY_S: Final = 15.0
 FIRST_LOOK_S: Final = 20.0
@@ -39,8 +39,8 @@ _MOST_REASON: Final = 2000
 class HostSeen(NamedTuple):
     """One look at this host. at_s: when, CLOCK_BOOTTIME. problems: why training must not start.
 
-    notes: what else a person should know. detail: for the journal. memory: what is to be written down of a good day;
-    None where nothing is new.
+    notes: what else a person should know. detail: for the journal. memory: the state to remember of a good day; None if
+    unchanged.
     """
 
     at_s: float
@@ -55,9 +55,9 @@ class HostSeen(NamedTuple):
 class HostCheckEffector:
     """Carries out `CheckHost`, and remembers what it compares with.
 
-    folder: where `host.json` lies. dirs: folders of checkpoints that the settings name. told: more of them, asked for
-    anew each time: where trainers say that they save. gpu_socket: of powerguard-gpu. wall: for the file, across boots.
-    last: the newest look, for those who ask how things are.
+    folder: where `host.json` lies. dirs: folders of checkpoints that the settings name. told: returns more of them,
+    called each time: the folders that trainers report. gpu_socket: of powerguard-gpu. wall: for the file, across boots.
+    last: the newest check.
     """
 
     def __init__(
@@ -84,7 +84,7 @@ class HostCheckEffector:
         self._looking: asyncio.Task[HostSeen] | None = None
 
     async def carry_out(self, action: Action) -> Detail:
-        """Look and compare. Raises EffectorError: what is missing, where, and what would be right.
+        """Look and compare. Raises EffectorError: what is missing, where, and the fix.
 
         Detail: `gpus` (how many), `storage` (each folder, and on what it lies), `newest` (what training would resume
         from), `notes`: what was passed over, could not be judged, or is else worth a look.
@@ -98,9 +98,9 @@ class HostCheckEffector:
         return seen.detail
 
     async def look(self, limit_s: float = LOOK_LIMIT_S) -> HostSeen:
-        """Have a look, within limit_s and the start of a child; change nothing. What cannot be looked at is a problem.
+        """Check the host within limit_s and the start of a child; make no change. A failed check is a problem.
 
-        One at a time: who asks during a look gets what it finds.
+        One at a time: a call during a check gets its result.
         """
         if self._looking is None:
             self._looking = asyncio.get_running_loop().create_task(self._look(limit_s))
@@ -128,12 +128,16 @@ class HostCheckEffector:
         except OSError as error:
             return self._failed(f"no child can be started ({error.strerror})")
         if ended.timed_out:
-            return self._failed(f"not done within {limit_s + _START_S:.0f} s: the host is busy, or a disk hangs")
+            return self._failed(
+                f"the check did not end within {limit_s + _START_S:.0f} s: the host is busy, or a disk hangs"
+            )
         try:
             return self._seen(json.loads(ended.stdout))
         except (ValueError, TypeError, KeyError, AttributeError, RecursionError):
             said = ended.stderr.decode("utf-8", "replace").strip().splitlines()
-            return self._failed(f"it broke: {clean_text(said[-1], 200) if said else f'status {ended.returncode}'}")
+            return self._failed(
+                f"the check failed: {clean_text(said[-1], 200) if said else f'status {ended.returncode}'}"
+            )
 
     def _seen(self, told: dict[str, Any]) -> HostSeen:
         return HostSeen(
@@ -147,7 +151,7 @@ class HostCheckEffector:
         )
 
     def _failed(self, because: str) -> HostSeen:
-        return HostSeen(at_s=self._clock(), problems=(f"this host cannot be looked at: {because}",))
+        return HostSeen(at_s=self._clock(), problems=(f"this host cannot be checked: {because}",))
 
     async def keep(
         self,

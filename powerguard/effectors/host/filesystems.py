@@ -1,8 +1,8 @@
 """Flushes the checkpoint filesystems before the power goes.
 
 This closes the window in which torch.distributed.checkpoint and others lose acknowledged checkpoints at a power cut
-(15 of 15 survived with it, 0 of 23 without). One child per filesystem, so that a hung one holds up no other, and
-nothing in the daemon ever touches a path on them: even stat() hangs on a dead NFS server.
+(15 of 15 survived with it, 0 of 23 without). One child per filesystem, so that a hung one does not delay the others.
+The daemon itself never touches a path on them: even stat() hangs on a dead NFS server.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ NETWORKED = frozenset(
 class SyncEffector:
     """Carries out SyncFilesystems for these paths, one child per filesystem, all at once.
 
-    told: more paths, asked for anew each time: where trainers say that they save. spawn: starts the child. clock: that
+    told: returns more paths, called each time: the folders that trainers report. spawn: starts the child. clock: that
     of the actions' deadlines. mounts: where the kernel lists the mount points.
     """
 
@@ -66,7 +66,7 @@ class SyncEffector:
     async def carry_out(self, action: Action) -> Detail:
         """Flush all; raises EffectorError that names those that were not flushed (the others were)."""
         if not isinstance(action, SyncFilesystems):
-            msg = f"{type(action).__name__} is no order to flush filesystems"
+            msg = f"{type(action).__name__} is not an order to flush filesystems"
             raise EffectorError(msg)
         chosen = distinct([*self._paths, *self._told()], self._listed())
         limit_s = max(0.0, action.by_s - self._clock() - _LAST_WORDS_S)
@@ -79,7 +79,7 @@ class SyncEffector:
         return (("filesystems", len(chosen)), ("paths", ", ".join(chosen)))
 
     async def _flush(self, path: str, limit_s: float) -> str:
-        """Return what went wrong; "" when nothing did."""
+        """Return the error; "" if there was none."""
         argv = [sys.executable, "-I", "-S", str(syncfs_child.__file__), path]
         try:
             ended = await self._spawn(argv, limit_s=limit_s)
@@ -112,7 +112,7 @@ class Mount(NamedTuple):
 def mount_of(path: str, mountinfo: str) -> Mount | None:
     """Return the mount that a path lies below, without touching it; None where none is listed.
 
-    mountinfo: as for `distinct`; type, source and the filesystem's own options stand behind " - ". Of several mounts
+    mountinfo: as for `distinct`; type, source and the filesystem's own options follow " - ". Of several mounts
     over one another the last counts.
     """
     normal = os.path.normpath(path)

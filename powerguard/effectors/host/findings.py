@@ -1,10 +1,9 @@
-"""Checks of `powerguard doctor` on the host: does the power-off work, and what would delay a shutdown.
+"""Checks of `powerguard doctor` on the host: does the power-off work, and what would delay a shutdown?
 
-Only looks: a few short-lived children, two seconds each, and an open() of the FIFO that writes nothing.
+Read-only: a few short-lived children, two seconds each, and an open() of the FIFO without a write.
 
-What `powerguard doctor` and `powerguard recover` look at before training has to start by itself after a power-off.
-
-Would anything be started, and not too early? Is the host what it was on the last good day? Only looks.
+Also the checks of `powerguard doctor` and `powerguard recover` on the return: would training start after a power-off,
+and not too early? Is the host as it was on the last good day?
 """
 
 import asyncio
@@ -41,7 +40,7 @@ TRUE: Final = frozenset({"true", "1", "yes", "on"})
 """The words that apt takes for true."""
 
 REHEARSALS: Final = ("POWERGUARD_OFF_RECORD=", "POWERGUARD_OFF_TOOLS=", "POWERGUARD_UNDER_TEST=")
-"""With one of these in its environment powerguard-off does not act."""
+"""With one of these in its environment, powerguard-off does not act."""
 
 UNIT_S: Final[Mapping[str, float]] = {
     "us": 1e-6, "ms": 1e-3, "s": 1.0, "min": 60.0, "h": 3600.0, "d": 86400.0, "w": 604800.0,
@@ -51,7 +50,7 @@ SPAN: Final = re.compile(r"(\d+(?:\.\d+)?)(us|ms|s|min|h|d|w|month|y)")
 
 
 class Finding(NamedTuple):
-    """One line of doctor. fix: one line that an operator can act on; empty when there is nothing to do."""
+    """One line of doctor. fix: one line that an operator can act on; empty if no action is needed."""
 
     name: str
     verdict: Literal["PASS", "WARN", "FAIL"]
@@ -60,14 +59,14 @@ class Finding(NamedTuple):
 
 
 class Lock(NamedTuple):
-    """A lock of logind that holds shutdowns up: who holds it, and whether it blocks or only delays."""
+    """A lock of logind that delays shutdowns: its holder, and whether it blocks or only delays."""
 
     who: str
     mode: str
 
 
 async def findings(options: HostOptions, *, spawn: Spawn = run_child, last_step: str = LAST_STEP) -> list[Finding]:
-    """Look, and say what was found. Never raises for what it finds; takes a few seconds at most.
+    """Return the findings. Never raises for what it finds; takes a few seconds at most.
 
     last_step: where the hook lies that ends a power-off in a reboot.
     """
@@ -94,7 +93,7 @@ def _way(options: HostOptions) -> Finding:
     if options.kind == "command":
         program = options.command[0]
         if Path(program).is_absolute() and os.access(program, os.X_OK):
-            return Finding(name, "PASS", f"{program} powers this host off; nothing forces it at a deadline")
+            return Finding(name, "PASS", f"{program} powers this host off, without a forced deadline")
         fix = "name an executable by its absolute path in host.command"
         return Finding(name, "FAIL", f"{program}: is not an executable by absolute path", fix)
     try:
@@ -102,16 +101,16 @@ def _way(options: HostOptions) -> Finding:
     except EffectorError as error:
         if os.geteuid() != 0 and "may not write" in str(error):
             fix = "run doctor as root or as powerguard"
-            return Finding(name, "WARN", f"{options.fifo}: only powerguard may look: not checked", fix)
+            return Finding(name, "WARN", f"{options.fifo}: not checked, only user powerguard may open it", fix)
         return Finding(name, "FAIL", str(error), RESTART_SOCKET)
     forced = f"forced {options.force_after_s:g} s after the order"
     return Finding(name, "PASS", f"powerguard-off listens on {options.fifo}; {forced}")
 
 
 async def _helper(options: HostOptions, told: Mapping[str, str]) -> list[Finding]:
-    """Look behind the FIFO: a listening socket says nothing of a helper that is masked, or left in a rehearsal.
+    """Check the helper itself: its socket listens even if the helper is masked or set to rehearse.
 
-    Where this user may write to the FIFO, the helper is asked for an answer, by a word that does nothing.
+    If this user may write to the FIFO, the helper is asked for an answer, by a harmless word.
     """
     if options.kind != "systemd":
         return []
@@ -124,7 +123,7 @@ async def _helper(options: HostOptions, told: Mapping[str, str]) -> list[Finding
     if any(word in told.get("Environment", "") for word in REHEARSALS):
         text = f"{HELPER} is set to rehearse: it records, and does not power off"
         return [Finding(name, "FAIL", text, f"systemctl revert {HELPER}")]
-    if obstacle(options):  # Another check says what it is, or this user may not write there.
+    if obstacle(options):  # Another check reports it, or this user may not write there.
         return [Finding(name, "PASS", f"{HELPER} is installed; it was not asked")]
     if because := await unanswered(options, boot=boot_id()):
         return [Finding(name, "FAIL", because, f"journalctl -u {HELPER}")]
@@ -137,12 +136,12 @@ def _last_step(options: HostOptions, path: str) -> list[Finding]:
     name = "host.last_step"
     if os.access(path, os.X_OK):
         return [Finding(name, "PASS", "a power-off can end in a reboot when utility returns during it")]
-    text = f"{path}: is not there or not executable: utility that returns during a power-off leaves this host off"
+    text = f"{path}: missing or not executable: if utility returns during a power-off, this host stays off"
     return [Finding(name, "WARN", text, "powerguard install")]
 
 
 async def _look(spawn: Spawn, *argv: str) -> str | None:
-    """Return what a program says, None when it cannot be asked."""
+    """Return a program's output, None if it cannot be run."""
     try:
         ended = await spawn(argv, limit_s=LOOK_LIMIT_S)
     except OSError:
@@ -160,7 +159,7 @@ async def _delay_s(spawn: Spawn) -> float | None:
 
 
 async def _locks(spawn: Spawn) -> list[Lock]:
-    """Ask logind who holds shutdowns up at this moment; nobody where it cannot be asked."""
+    """Return logind's present shutdown locks; empty if it cannot be asked."""
     said = await _look(spawn, "busctl", "--json=short", "call", *LOGIND, "ListInhibitors")
     try:
         ((*held,),) = json.loads(said or "null")["data"]
@@ -175,13 +174,13 @@ async def _locks(spawn: Spawn) -> list[Lock]:
 def _inhibitors(options: HostOptions, delay_s: float | None, locks: Iterable[Lock]) -> Finding:
     name = "host.inhibitors"
     if delay_s is None:
-        text = "cannot ask logind how long delay locks may hold a shutdown up"
+        text = "cannot ask logind how long delay locks may delay a shutdown"
         return Finding(name, "WARN", text, "is logind running?")
     held = _named({lock.who for lock in locks if lock.mode == "delay"})
     by = f" (held now by {held})" if held else ""
     if delay_s <= PATIENT_DELAY_S:
-        return Finding(name, "PASS", f"delay locks may hold a shutdown up for at most {delay_s:g} s{by}")
-    text = f"delay locks may hold a shutdown up for {delay_s:g} s{by}"
+        return Finding(name, "PASS", f"delay locks may delay a shutdown for at most {delay_s:g} s{by}")
+    text = f"delay locks may delay a shutdown for {delay_s:g} s{by}"
     if options.kind == "systemd":
         return Finding(name, "PASS", f"{text}; powerguard-off does not wait for them, other shutdowns do")
     fix = "use host.kind: systemd, or set InhibitDelayMaxSec=5 in /etc/systemd/logind.conf.d/powerguard.conf"
@@ -205,17 +204,17 @@ def _slow_stops(options: HostOptions, units: list[dict[str, str]] | None, enviro
     limit = f"{options.force_after_s:g} s"
     found = [Finding("host.stop", "PASS", f"{len(units)} active services may stop within force_after_s ({limit})")]
     if slow:
-        text = f"may take longer to stop than force_after_s ({limit}) and are then killed: {_named(slow)}"
+        text = f"these may take longer to stop than force_after_s ({limit}) and are then killed: {_named(slow)}"
         found = [Finding("host.stop", "WARN", text, "lower their TimeoutStopSec=, or raise host.force_after_s")]
     if loose - known:
-        text = "leave processes behind when stopped (KillMode=process): up to 90 s more at the end: "
+        text = "these leave processes behind when stopped (KillMode=process), which adds up to 90 s at the end: "
         text += _named(loose - known)
         fix = (
             "set KillMode=mixed where a service allows it, or name it in POWERGUARD_OFF_KILL (docs/guides/power-off.md)"
         )
         found.append(Finding("host.kill_mode", "WARN", text, fix))
     elif known:
-        text = f"what these leave behind when stopped is killed at the deadline at the latest: {_named(known)}"
+        text = f"processes that these leave behind when stopped are killed at the deadline: {_named(known)}"
         found.append(Finding("host.kill_mode", "PASS", text))
     return found
 
@@ -231,26 +230,26 @@ def named_to_kill(environment: str) -> list[str]:
 
 
 def _upgrades(units: Iterable[Mapping[str, str]] | None, said: str | None) -> list[Finding]:
-    """Look at unattended-upgrades where it runs: dpkg that is killed in its work leaves a host that may not boot."""
+    """Check unattended-upgrades: a host on which dpkg was killed at work may not boot."""
     if UPGRADES not in {unit["Id"] for unit in units or ()}:
         return []
     name = "host.upgrades"
     options = dict(re.findall(r'^Unattended-Upgrade::(\w+) "([^"]*)";$', said or "", re.MULTILINE))
     if options.get("InstallOnShutdown", "").lower() in TRUE:
-        text = "unattended-upgrades installs during every shutdown, and is killed at the deadline in the middle of it"
+        text = "unattended-upgrades installs packages during every shutdown, and the deadline kills it at work"
         return [Finding(name, "WARN", text, 'set Unattended-Upgrade::InstallOnShutdown "false" in /etc/apt/apt.conf.d')]
     if options.get("MinimalSteps", "true").lower() not in TRUE:
-        text = "unattended-upgrades does not stop between two packages, and is killed at the deadline"
+        text = "unattended-upgrades does not stop between two packages, and the deadline kills it at work"
         return [Finding(name, "WARN", text, 'set Unattended-Upgrade::MinimalSteps "true" in /etc/apt/apt.conf.d')]
     return [Finding(name, "PASS", "unattended-upgrades stops between two packages when the host does")]
 
 
 def _kubelet(options: HostOptions, locks: Iterable[Lock]) -> list[Finding]:
-    """Tell of kubelet's graceful node shutdown: it is a delay lock, and powerguard-off waits for none."""
+    """Report kubelet's graceful node shutdown: it is a delay lock, which powerguard-off does not wait for."""
     if options.kind != "systemd" or not any(lock.who == "kubelet" and lock.mode == "delay" for lock in locks):
         return []
-    text = "kubelet's graceful node shutdown is not waited for: pods are ended without their grace period"
-    fix = "let training in pods be told by powerguard itself (docs/guides/trainers.md)"
+    text = "powerguard-off does not wait for kubelet's graceful node shutdown: pods end without their grace period"
+    fix = "connect training in pods to powerguard itself (docs/guides/trainers.md)"
     return [Finding("host.kubelet", "WARN", text, fix)]
 
 
@@ -283,7 +282,7 @@ def _named(units: Iterable[str]) -> str:
 
 
 def seconds(span: str) -> float:
-    """Return the seconds of a time span as systemctl prints it ("1min 30s"); inf for infinity, 0 for what is none."""
+    """Return the seconds of a time span as systemctl prints it ("1min 30s"); inf for infinity, 0 for an invalid one."""
     if span.strip() == "infinity":
         return float("inf")
     return sum(float(number) * UNIT_S[unit] for number, unit in SPAN.findall(span))
@@ -299,7 +298,7 @@ _PROPERTIES: Final = "--property=Id,LoadState,WantedBy,RequiredBy,Wants,Requires
 
 
 async def target(options: ResumeOptions, *, spawn: Spawn = run_child) -> list[Finding]:
-    """Look at what starts training: would it start anything, and would that not have started long before the gate?"""
+    """Check what starts training: would it start a unit, and not one that starts before the gate?"""
     name = "resume.target"
     if options.by == "scheduler":
         return [Finding(name, "PASS", "the scheduler starts training")]
@@ -315,30 +314,30 @@ async def target(options: ResumeOptions, *, spawn: Spawn = run_child) -> list[Fi
     mine = told[unit]
     if mine.get("LoadState") != "loaded":
         fix = f"install systemd/{_ALLOWED} ({_GUIDE})" if unit == _ALLOWED else "correct resume.target"
-        return [Finding(name, "FAIL", f"{unit}: {mine.get('LoadState') or 'not known'}: nothing starts training", fix)]
+        return [Finding(name, "FAIL", f"{unit}: {mine.get('LoadState') or 'not known'}: no unit starts training", fix)]
     found = []
     if unit != _ALLOWED:
-        text = f"{unit}: the polkit rule that comes with powerguard does not let the daemon start it"
+        text = f"{unit}: powerguard's polkit rule does not let the daemon start it"
         found.append(Finding(name, "WARN", text, f"name it in /etc/polkit-1/rules.d/50-powerguard.rules ({_GUIDE})"))
     if unit.endswith(".service"):
         return found or [Finding(name, "PASS", f"training is started by {unit}")]
     units = [each for key in ("Wants", "Requires") for each in mine.get(key, "").split() if "." in each][:MOST_UNITS]
     if not units:
-        text = f"{unit} wants nothing: after a power-off no training would be started"
-        fix = f"WantedBy={unit} in the [Install] of what trains, then systemctl enable it"
+        text = f"{unit} wants no unit, so training would not start after a power-off"
+        fix = f"set WantedBy={unit} in [Install] of the training unit, then systemctl enable it"
         return [*found, Finding(name, "FAIL", text, fix)]
     wanted = list(_wanted(units, await _show(spawn, *units) or {}, unit))
     return [*found, *(wanted or [Finding(name, "PASS", f"{unit} starts {', '.join(units[:5])}")])]
 
 
 def _wanted(units: Sequence[str], told: Mapping[str, Mapping[str, str]], by: str) -> list[Finding]:
-    """Say what is wrong with what the target wants."""
+    """Return the faults of the units that the target wants."""
     found = []
     for unit in units:
         its = told.get(unit, {})
         if its.get("LoadState") not in (None, "loaded"):
-            text = f"{by} wants {unit}, which is {its['LoadState']}: it would not be started"
-            fix = "name what trains: powerguard install --resume-unit UNIT"
+            text = f"{by} wants {unit}, which is {its['LoadState']} and would not start"
+            fix = "name the training unit: powerguard install --resume-unit UNIT"
             if its["LoadState"] == "masked":
                 fix = f"systemctl unmask {unit}, or {fix}"
             elif its["LoadState"] == "not-found":
@@ -348,8 +347,10 @@ def _wanted(units: Sequence[str], told: Mapping[str, Mapping[str, str]], by: str
             found.append(Finding("resume.target", "FAIL", text, fix))
         early = _EARLY & {*its.get("WantedBy", "").split(), *its.get("RequiredBy", "").split()}
         if early:
-            text = f"{unit} is wanted by {', '.join(sorted(early))} as well: it starts at boot, before the gate"
-            found.append(Finding("resume.target", "WARN", text, f"WantedBy={by} alone, then systemctl reenable {unit}"))
+            text = f"{', '.join(sorted(early))} also starts {unit}, at boot and before the gate"
+            found.append(
+                Finding("resume.target", "WARN", text, f"set WantedBy={by} only, then systemctl reenable {unit}")
+            )
     return found
 
 
@@ -360,18 +361,18 @@ async def _show(spawn: Spawn, *units: str) -> dict[str, dict[str, str]] | None:
 
 
 def host(checked: CheckedHost, folder: Path) -> list[Finding]:
-    """Say how the host compares with what is remembered. folder: where that is kept."""
+    """Compare the host with its remembered state. folder: of that file."""
     verdict, before = checked.verdict, checked.before
     found = [Finding("resume.host", "FAIL", text, _GUIDE) for text in verdict.problems]
     found += [Finding("resume.host", "WARN", text, _GUIDE) for text in verdict.notes]
     if not folder.exists():
-        text = f"{folder}: no such folder: nothing is remembered of this host yet"
+        text = f"{folder}: no such folder, so there is no earlier state of this host to compare with"
         found.append(Finding("resume.host", "WARN", text, "see the finding `journal`"))
     elif not os.access(folder, os.R_OK | os.X_OK):
-        text = f"{folder}: cannot be read: what is remembered of this host is not compared"
+        text = f"{folder}: cannot be read, so the earlier state of this host is not compared"
         found.append(Finding("resume.host", "WARN", text, "run doctor as root or as powerguard"))
     elif not before.gpus and not before.places:
-        text = f"{folder / MEMORY}: nothing is remembered yet: an unmounted storage or a missing GPU could not be told"
+        text = f"{folder / MEMORY}: not written yet, so missing storage or a missing GPU cannot be detected"
         found.append(Finding("resume.host", "WARN", text, "let the daemon run for a minute on utility"))
     if found:
         return found

@@ -1,15 +1,15 @@
 """Looks at this host and compares it with what it was: the child of the daemon's `CheckHost`, and doctor's own eyes.
 
-    python -m powerguard.effectors.host.look        what to look at is a line of JSON on stdin, and so is the answer
+    python -m powerguard.effectors.host.look        stdin: one line of JSON, what to check; stdout: one line, the answer
 
-Nothing here touches a folder of checkpoints or the NVIDIA driver: both hang when they are ill. Folders are looked at by
-children that are killed at their limit, one for each folder and never two; GPUs by the root helper powerguard-gpu, or,
-where it is not installed, by the same program as a child. It is a process of its own so that the daemon carries neither
-this code nor its faults.
+This process touches neither a folder of checkpoints nor the NVIDIA driver: both hang when they are faulty. One child
+for each folder checks it and is killed at its limit; the root helper powerguard-gpu checks the GPUs, or, if it is not
+installed, the same program as a child. It is a separate process, so that its faults do not affect the daemon.
 
-Is this host what it was before the outage? What was remembered of a good day, what is seen now, and the verdict.
+Is this host as it was before the outage? The remembered state of a good day, the present state, and the verdict.
 
-Pure: nothing here looks at anything. A *problem* is why training must not start; a *note* is what a person should know.
+The comparison is pure: no input or output. A *problem* is why training must not start; a *note* is what a person should
+know.
 """
 
 import asyncio
@@ -49,9 +49,9 @@ class HostGpu:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gpus:
-    """The GPUs as they are now. because: why they cannot be asked, "" where they can. faults: of single ones.
+    """The GPUs as they are now. because: why they cannot be asked, "" if they can. faults: of single ones.
 
-    cards: NVIDIA devices that the kernel lists, whoever may ask them.
+    cards: NVIDIA devices that the kernel lists.
     """
 
     there: tuple[HostGpu, ...] = ()
@@ -109,7 +109,7 @@ class FolderLook:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RememberedFolder:
-    """A folder as it was remembered. told_at: wall time at which it last counted as one where something is saved."""
+    """A folder as it was remembered. told_at: wall time at which a trainer last saved there."""
 
     real: str
     mounted: Mounted | None
@@ -136,7 +136,7 @@ class HostView:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostVerdict:
-    """problems: why training must not start. notes: what else there is to say."""
+    """problems: why training must not start. notes: other remarks."""
 
     problems: tuple[str, ...] = ()
     notes: tuple[str, ...] = ()
@@ -150,7 +150,7 @@ def judge(before: HostMemory, now: HostView, *, any_gpus: bool = False) -> HostV
     for folder, place in now.places.items():
         kept = before.places.get(folder)
         wrong = _storage(folder, kept, place)
-        if wrong and place.errno in _CLOSED and "lies on" not in wrong:
+        if wrong and place.errno in _CLOSED and "it is not mounted" not in wrong:
             notes.append(f"{wrong}: judged by its mount alone")
         elif wrong and place.errno in _ABSENT and kept is None:
             notes.append(f"{wrong} (it was never seen there)")
@@ -165,12 +165,12 @@ def judge(before: HostMemory, now: HostView, *, any_gpus: bool = False) -> HostV
 
 
 def _gpus(before: Sequence[HostGpu], now: Gpus) -> tuple[list[str], list[str]]:
-    notes = [f"{text}: its memory cannot be mended any more; exchange it" for text in now.worn]
+    notes = [f"{text}: its memory cannot be repaired any more; replace it" for text in now.worn]
     if now.because:
         if not before:
-            text = f"{now.cards} NVIDIA devices are here, and cannot be asked: {now.because}; not compared"
+            text = f"{now.cards} NVIDIA devices are here, but cannot be queried and are not compared: {now.because}"
             return [], [text] if now.cards else []
-        return [f"{_count(before)} here, and none can be asked now: {now.because}; {ANYWAY}"], notes
+        return [f"{_count(before)} here, and none can be queried now: {now.because}; {ANYWAY}"], notes
     problems = [f"{text}; {ANYWAY}" for text in now.faults]
     there = {gpu.uuid for gpu in now.there}
     missing = [gpu for gpu in before if gpu.uuid not in there]
@@ -194,18 +194,18 @@ def _count(gpus: Sequence[HostGpu]) -> str:
 
 
 def _storage(folder: str, kept: RememberedFolder | None, now: FolderLook) -> str:
-    """Say what is wrong with a folder, "" where nothing is."""
+    """Return what is wrong with a folder, "" if it is fine."""
     was = None if kept is None else kept.mounted
     if was is not None and now.mounted is not None and not _same(was, now.mounted):
         return (
-            f"{folder}: lies on {_named(now.mounted)}, and was on {_named(was)}: it is not mounted (systemctl status "
+            f"{folder}: is on {_named(now.mounted)}, but was on {_named(was)}: it is not mounted (systemctl status "
             f"'*.mount'; mount {was.point}); {ANYWAY}"
         )
     if now.because:
         what = "it does not answer" if now.late else "it cannot be read"
         return f"{folder}: {what}: {now.because}"
     if was is not None and now.mounted is not None and was.writable and not now.mounted.writable:
-        return f"{folder}: {_named(now.mounted)} is read-only, and was not: no checkpoint can be saved (dmesg; fsck)"
+        return f"{folder}: {_named(now.mounted)} has become read-only, so no checkpoint can be saved (dmesg; fsck)"
     return ""
 
 
@@ -225,19 +225,19 @@ def _named(mounted: Mounted) -> str:
 
 
 def _gone(before: HostMemory, now: HostView) -> list[str]:
-    """Say which jobs have nothing left to resume from, in any folder: their training would begin anew."""
+    """Name the jobs without any checkpoint left, in any folder: their training would restart at step 0."""
     there = {key_of(found) for place in now.places.values() for found in place.jobs if found.path}
     problems = []
     for folder, kept in before.places.items():
         place = now.places.get(folder)
         if place is None or place.because:
-            continue  # nobody asks for it any more, or it is told that it cannot be read
+            continue  # it no longer counts, or is reported as unreadable
         for key, step in kept.steps.items():
             if key not in there and not _storage(folder, kept, place):
                 torn = [found for found in place.jobs if found.passed]
-                why = f"; passed over: {'; '.join(torn[0].passed_over[:2])}" if torn else ""
+                why = f"; skipped: {'; '.join(torn[0].passed_over[:2])}" if torn else ""
                 problems.append(
-                    f"{folder}: nothing is left to resume {key or 'training'} from, and step {step} was there{why}: "
+                    f"{folder}: no checkpoint is left to resume {key or 'training'} from; it had step {step}{why}: "
                     f"bring it back (powerguard checkpoints list {folder}); {ANYWAY}"
                 )
     return problems
@@ -249,16 +249,16 @@ def key_of(found: ResumePoint) -> str:
 
 
 def _said(found: ResumePoint) -> list[str]:
-    """What a person should know of a checkpoint; most often nothing."""
+    """Remarks on a checkpoint; usually none."""
     said = []
     name = f"{found.job or found.root}"
     if found.passed and found.path:
         torn = "; ".join(found.passed_over[:2])
-        said.append(f"{name}: {found.passed} newer passed over ({torn}): resume takes {_step(found)}")
+        said.append(f"{name}: skipped {found.passed} newer ones ({torn}): training resumes at {_step(found)}")
     elif found.passed:
         said.append(f"{name}: {found.because}: {'; '.join(found.passed_over[:2])}")
     if found.path and found.state == "not_judged":
-        said.append(f"{name}: {found.path} has no seal: whether it is whole is not known")
+        said.append(f"{name}: {found.path} has no seal, so it is unknown whether it is complete")
     elif found.path and found.because:
         said.append(f"{name}: {_step(found)}: {found.because}")
     return said
@@ -272,7 +272,7 @@ def _step(found: ResumePoint) -> str:
 
 
 def remembered(before: HostMemory, now: HostView, told: Sequence[str], *, wall_s: float, keep_s: float) -> HostMemory:
-    """Return what is to be remembered after a look on a good day. What looks wrong stays as it was.
+    """Return the state to remember after a check on a good day. Faulty parts stay as remembered.
 
     told: folders that count now; others are forgotten keep_s after they last did.
     """
@@ -283,7 +283,7 @@ def remembered(before: HostMemory, now: HostView, told: Sequence[str], *, wall_s
         told_at = wall_s if folder in told or kept is None else kept.told_at
         if not 0.0 <= wall_s - told_at <= keep_s:
             continue
-        # An empty folder in place of a mount is nothing to remember; one to which the checkpoints have moved is.
+        # An empty folder in place of a mount is not remembered; one to which the checkpoints have moved is.
         if _storage(folder, kept, place) and not _is_used(place) and place.errno not in _CLOSED:
             if kept is not None:
                 places[folder] = kept
@@ -304,7 +304,7 @@ def to_json(memory: HostMemory) -> str:
 
 
 def from_json(text: str) -> HostMemory:
-    """Read it, and believe nothing else. Raises ValueError."""
+    """Read it strictly. Raises ValueError."""
     try:
         told: dict[str, Any] = json.loads(text)
         if told["schema"] != SCHEMA:
@@ -358,10 +358,10 @@ class CheckedHost:
 
 
 class HostLook:
-    """Looks, compares, and says what is worth remembering.
+    """Looks, compares, and returns the state to remember.
 
     memory: the file of what is remembered. dirs: folders of checkpoints that count now; those that are remembered are
-    looked at as well. gpu_socket: of powerguard-gpu; where nobody has put one, a child asks NVML. verify, any_gpus: as
+    looked at as well. gpu_socket: of powerguard-gpu; if it is not there, a child asks NVML. verify, any_gpus: as
     the settings' `resume.verify` and `resume.gpus`.
     """
 
@@ -391,7 +391,7 @@ class HostLook:
         self._pci = pci
 
     async def look(self, limit_s: float) -> CheckedHost:
-        """Look at everything at once, within limit_s, and change nothing."""
+        """Check all parts at once, within limit_s; make no change."""
         before, trouble = await self._remembered()
         async with asyncio.TaskGroup() as group:
             gpus = group.create_task(self._gpus(min(GPU_LIMIT_S, limit_s)))
@@ -407,7 +407,7 @@ class HostLook:
         return CheckedHost(look=now, verdict=verdict, before=before)
 
     def fresh(self, checked: CheckedHost, wall_s: float) -> str | None:
-        """Return what is to be written down of a good day; None where it stands there already."""
+        """Return the state to write on a good day; None if it is already written."""
         fresh = remembered(checked.before, checked.look, self._dirs, wall_s=wall_s, keep_s=FORGOTTEN_S)
         return None if fresh == checked.before else to_json(fresh)
 
@@ -476,7 +476,7 @@ class HostLook:
             if isinstance(told, dict) and "because" in told:
                 return told
         said = ended.stderr.decode("utf-8", "replace").strip().splitlines()
-        return {"because": f"the look at it broke: {said[-1] if said else ended.returncode}", "errno": errno.EIO}
+        return {"because": f"the check of it failed: {said[-1] if said else ended.returncode}", "errno": errno.EIO}
 
     def _mounted(self, path: str, fsid: object) -> Mounted | None:
         try:
@@ -498,7 +498,7 @@ class HostLook:
     # --- Memory -------------------------------------------------------------------------------------------------------
 
     async def _remembered(self) -> tuple[HostMemory, str]:
-        """Return what is remembered, and what is wrong with that."""
+        """Return the remembered state, and the error if it cannot be read."""
         path = self._memory
 
         def read() -> str:
@@ -512,11 +512,11 @@ class HostLook:
             return HostMemory(), ""
         except (OSError, ValueError, TimeoutError) as error:
             why = error.strerror if isinstance(error, OSError) and error.strerror else type(error).__name__
-            return HostMemory(), f"{path}: cannot be read ({why}): what was here before the outage is not known"
+            return HostMemory(), f"{path}: cannot be read ({why}), so the state before the outage is unknown"
 
 
 def answer(looker: HostLook, checked: CheckedHost, wall_s: float) -> dict[str, Any]:
-    """Return what the daemon is told."""
+    """Return the answer for the daemon."""
     return {
         "problems": checked.verdict.problems,
         "notes": checked.verdict.notes,
@@ -528,10 +528,10 @@ def answer(looker: HostLook, checked: CheckedHost, wall_s: float) -> dict[str, A
 
 
 def told(checked: CheckedHost) -> dict[str, str | int]:
-    """The details of a look that found everything, for the journal and for people."""
+    """The details of a successful check, for the journal and for messages."""
     places = checked.look.places
     newest = [
-        f"{key_of(found)}: {'not told' if found.step is None else f'step {found.step}'} ({found.state}) in {folder}"
+        f"{key_of(found)}: {'no step' if found.step is None else f'step {found.step}'} ({found.state}) in {folder}"
         for folder, place in places.items()
         for found in place.jobs
         if found.path

@@ -1,10 +1,10 @@
-"""Child process: look at a folder of checkpoints, and say what training would resume from. Prints one line of JSON.
+"""Child process: check a folder of checkpoints, and print what training would resume from, as one line of JSON.
 
     python -m powerguard.effectors.host.look_child DIR manifest|full LIMIT_S [LOCK]
 
-A process of its own, because the folder may lie on a file system that hangs: then it is killed, or, where not even
-that can be done, left behind. LOCK is a file that it holds meanwhile: while one hangs, a second one waits for a moment,
-asks nothing, and says so. Nothing is changed. Always exits 0 with its line, unless it is killed.
+A separate process, because the folder may lie on a file system that hangs: then it is killed, or, if even that fails,
+left behind. LOCK is a file that it holds meanwhile: while one hangs, a second one waits for a moment and reports that
+without a check. It makes no change. It always exits 0 with its line, unless it is killed.
 """
 
 import contextlib
@@ -29,25 +29,25 @@ from powerguard.trainer.store.shards import ShardReader, Snapshot, over_chunks
 from powerguard.trainer.tiers.base import SET_ASIDE
 
 MOST_ROOTS: Final = 64
-"""So many jobs below one folder are looked at."""
+"""Most jobs below one folder that are checked."""
 MOST_ENTRIES: Final = 20_000
-"""Of a folder, as many are looked at by name."""
+"""Most checkpoints of a folder that are checked by name."""
 MOST_TOLD: Final = 8
-"""So many checkpoints that were passed over are told by name."""
+"""Most skipped checkpoints that are listed by name."""
 _FILES: Final = (".pt", ".pth", ".ckpt", ".bin", ".safetensors")
 _READERS: Final = 4
 
 
 class _TimeUpError(Exception):
-    """Not all could be read within the time."""
+    """The time was not enough to read all."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class JobCheckpoint:
-    """What training would resume from, of one job; step None: nothing, where there was something to look at.
+    """What training would resume from, of one job; step None: no usable checkpoint.
 
     state: read (every byte of it just now), whole (names and sizes hold), partly (as far as it was read within the
-    time), not_judged (its framework vouches for nothing). job: its name, "" where none is told. passed_over: newer ones
+    time), not_judged (its framework writes no digests). job: its name, "" if unknown. passed_over: newer ones
     that are not whole, and why; passed: how many.
     """
 
@@ -62,11 +62,11 @@ class JobCheckpoint:
 
 
 def main(argv: list[str]) -> int:
-    """Look and tell."""
+    """Check and print."""
     folder, how, by_s = Path(argv[0]), argv[1], time.perf_counter() + float(argv[2])
     with contextlib.ExitStack() as stack:
         if len(argv) > 3 and not _alone(argv[3], stack, float(argv[2]) / 4):
-            told: dict[str, Any] = {"hangs": True, "because": "an earlier look at it still hangs"}
+            told: dict[str, Any] = {"hangs": True, "because": "an earlier check of it still hangs"}
         else:
             told = _told(folder, how, by_s)
     sys.stdout.write(json.dumps(told))
@@ -127,7 +127,7 @@ def _has_some(folder: Path) -> bool:
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """Return the folders in this one, by the kernel's word for each entry: nothing is asked of the file server."""
+    """Return the folders in this one, by the kernel's type of each entry, without a request to the file server."""
     with os.scandir(folder) as entries:
         listed = [each for each in itertools.islice(entries, MOST_ENTRIES) if not each.name.startswith(".")]
     return sorted(Path(each.path) for each in listed if each.is_dir(follow_symlinks=False))
@@ -147,7 +147,7 @@ def _newest(root: Path, how: str, by_s: float) -> Iterator[JobCheckpoint]:
 
 
 def _plain(root: Path) -> JobCheckpoint | None:
-    """Return what another framework has left, by names alone: its files may be a million. None: nothing of the kind."""
+    """Return what another framework has left, by names alone: its files may be a million. None: there is none."""
     with os.scandir(root) as entries:
         listed = [Path(each.path) for each in itertools.islice(entries, MOST_ENTRIES)]
     named = [(step_in(path.stem), str(path)) for path in listed]
@@ -162,7 +162,7 @@ def _plain(root: Path) -> JobCheckpoint | None:
 
 
 def _native(root: Path, how: str, by_s: float) -> JobCheckpoint | None:
-    """Return the newest that holds, as `trainer.store.resume` would take it; None: nothing has such a name."""
+    """Return the newest that holds, as `trainer.store.resume` would take it; None: no file has such a name."""
     found = JobCheckpoint(job="", root=str(root), because="no native checkpoint is whole")
     anything = False
     for each in look(root):

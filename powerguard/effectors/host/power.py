@@ -1,7 +1,8 @@
 """The effector `host`: has this host powered off by its deadline, and training started after a return.
 
-The daemon has no right to power anything off. It writes one word to a FIFO that only its user can write to. Behind it
-stands `powerguard-off`, a root program that needs neither this daemon nor D-Bus afterwards (docs/guides/power-off.md).
+The daemon has no right to power the host off. It writes one line to a FIFO that only its user can write to.
+`powerguard-off` reads it, a root program that needs neither this daemon nor D-Bus afterwards
+(docs/guides/power-off.md).
 """
 
 import asyncio
@@ -64,7 +65,7 @@ LOOK_AGAIN_S: Final = 5.0
 
 
 class HostEffector:
-    """Carries out PowerOff, Reboot and ResumeTraining. Twice is as good as once: no later word puts a deadline off."""
+    """Carries out PowerOff, Reboot and ResumeTraining. Repetition is harmless: no later word delays a deadline."""
 
     def __init__(
         self,
@@ -76,7 +77,7 @@ class HostEffector:
         clock: Clock = boottime_s,
         boot: Callable[[], str] = boot_id,
     ) -> None:
-        """Set up, without touching anything. mode: in dry-run nothing is carried out, in rehearse no power-off."""
+        """Set up, without touching anything. mode: in dry-run no order is carried out, in rehearse no power-off."""
         self._options = options
         self._mode = mode
         self._resume = ResumeOptions() if resume is None else resume
@@ -105,10 +106,10 @@ class HostEffector:
             await rest(LOOK_AGAIN_S if found else LOOK_EVERY_S)
 
     async def carry_out(self, action: Action) -> Detail:
-        """Give the order and return at once; nothing here waits for the shutdown.
+        """Give the order and return at once, without waiting for the shutdown.
 
-        Detail: `dry_run` (bool), `via` (fifo, command, systemctl or nothing) and, for PowerOff, `deadline_s`: seconds
-        until the power is cut whatever still runs. Raises EffectorError when the order could not be given.
+        Detail: `dry_run` (bool), `via` (fifo, command, systemctl or none) and, for PowerOff, `deadline_s`: seconds
+        until the power is cut even if units still run. Raises EffectorError when the order could not be given.
         """
         match action:
             case PowerOff(force_after_s=force_after_s):
@@ -133,11 +134,11 @@ class HostEffector:
         return (("dry_run", False), ("via", "fifo"), *told)
 
     async def _reboot(self, force_after_s: float) -> Detail:
-        """Let the power-off that this host is in end in a reboot: utility came back after the commit.
+        """Turn the power-off that is under way into a reboot: utility came back after the commit.
 
         force_after_s: seconds until the reboot is forced; as all words it can only bring the deadline forward. Detail
-        as for PowerOff. powerguard-off refuses it where no power-off of ours is under way. Raises EffectorError when
-        the word could not be said, and for kind command, whose shutdown nobody else can turn round.
+        as for PowerOff. powerguard-off refuses it where no power-off of ours is under way. Raises EffectorError if the
+        word could not be written, and for kind command, whose shutdown cannot become a reboot.
         """
         deadline_s = min(max(force_after_s, 0.0), self._options.force_after_s)
         told: Detail = (("deadline_s", deadline_s),)
@@ -183,12 +184,12 @@ class HostEffector:
             raise EffectorError(msg)
         if ended.returncode != 0:
             said = ended.stderr.decode("utf-8", "replace").strip().splitlines()
-            msg = f"{argv[0]}: exit status {ended.returncode}: {said[-1][:200] if said else 'it said nothing'}; {right}"
+            msg = f"{argv[0]}: exit status {ended.returncode}: {said[-1][:200] if said else 'no output'}; {right}"
             raise EffectorError(msg)
 
 
 def refuse_under_test(fifo: str) -> None:
-    """Raise EffectorError where a test would power off the machine that it runs on."""
+    """Raise EffectorError if a test would power off the machine that it runs on."""
     if os.environ.get("POWERGUARD_UNDER_TEST") and os.path.realpath(fifo) == os.path.realpath(OFF_FIFO):
         msg = f"host: refused under test: {fifo} powers this machine off; set host.fifo to a FIFO of the test's own"
         raise EffectorError(msg)
@@ -219,7 +220,7 @@ def _owners() -> set[int]:
 def open_word(path: str) -> int:
     """Open the FIFO for writing, without ever waiting, and make sure that it is root's or the daemon's.
 
-    Raises EffectorError: nobody listens, no FIFO, somebody else's, or not ours to write to.
+    Raises EffectorError: no reader, not a FIFO, a wrong owner, or no permission to write.
     """
     try:
         fifo = os.open(path, os.O_WRONLY | os.O_NONBLOCK | os.O_NOFOLLOW | os.O_CLOEXEC)
@@ -229,7 +230,7 @@ def open_word(path: str) -> int:
         elif error.errno == errno.EACCES:
             msg = f"{path}: user {os.geteuid()} may not write here: only powerguard may (SocketUser=powerguard)"
         elif error.errno == errno.ELOOP:
-            msg = f"{path}: is a symbolic link, must be the FIFO of powerguard-off.socket itself: {RESTART_SOCKET}"
+            msg = f"{path}: is a symbolic link, but must be the FIFO of powerguard-off.socket itself: {RESTART_SOCKET}"
         else:
             msg = f"{path}: {error.strerror}; {NOT_LISTENING}"
         raise EffectorError(msg) from error
@@ -241,17 +242,17 @@ def open_word(path: str) -> int:
     if found.st_uid not in _owners() or found.st_mode & 0o022:
         os.close(fifo)
         msg = (
-            f"{path}: owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}: others could write here;"
-            f" must be owned by root or {DAEMON_USER}, mode 0200: {RESTART_SOCKET}"
+            f"{path}: owner {found.st_uid} and mode {stat.S_IMODE(found.st_mode):04o}: other users could write here;"
+            f" it must be owned by root or {DAEMON_USER}, mode 0200: {RESTART_SOCKET}"
         )
         raise EffectorError(msg)
     return fifo
 
 
 async def unanswered(options: HostOptions, *, boot: str) -> str:
-    """Return why powerguard-off would not obey a word, "" when it would: it is asked for an answer, and does nothing.
+    """Return why powerguard-off would not obey a word, "" if it would: it is asked for an answer, without an effect.
 
-    boot: this boot's id, as the daemon sees it. Kinds other than systemd have nothing to ask.
+    boot: this boot's id, as the daemon sees it. Only kind systemd has a helper to ask.
     """
     if options.kind != "systemd":
         return ""
@@ -265,13 +266,13 @@ async def unanswered(options: HostOptions, *, boot: str) -> str:
 
 async def say(path: str, word: str, *, limit_s: float = ANSWER_LIMIT_S) -> None:
     """Write a word and wait for its answer. Raises EffectorError: not written, refused, or not answered."""
-    # The first end of line ends whatever else stands in the FIFO without one: it would make our line no word.
+    # The first newline ends an unfinished line in the FIFO, which would corrupt this one.
     await write_word(path, f"\n{word}\n".encode("ascii"))
     said = ""
     with contextlib.suppress(TimeoutError):
         async with asyncio.timeout(limit_s):
-            while not (said := _answer(path, word)):  # noqa: ASYNC110 - nothing here could set an event
-                await asyncio.sleep(ANSWER_EVERY_S)  # noqa: TID251 - a file does not say that it has changed
+            while not (said := _answer(path, word)):  # noqa: ASYNC110 - no code here could set an event
+                await asyncio.sleep(ANSWER_EVERY_S)  # noqa: TID251 - a file does not report changes
     if said == "accepted":
         return
     if said:
@@ -279,13 +280,13 @@ async def say(path: str, word: str, *, limit_s: float = ANSWER_LIMIT_S) -> None:
     else:
         msg = (
             f"powerguard-off has not answered within {limit_s:g} s: journalctl -u powerguard-off.service; "
-            "powerguard install, if it is older than this daemon"
+            "if it is older than this daemon: powerguard install"
         )
     raise EffectorError(msg)
 
 
 def _answer(path: str, word: str) -> str:
-    """Return what powerguard-off has said of the word; "" while it has said nothing, or if the file is another's."""
+    """Return powerguard-off's answer to the word; "" until it answers, or if the file is not its own."""
     try:
         file = os.open(Path(path).parent / ANSWER_FILE, os.O_RDONLY | os.O_NOFOLLOW | os.O_CLOEXEC)
     except OSError:

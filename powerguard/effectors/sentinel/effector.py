@@ -1,4 +1,4 @@
-"""Layer C from the host's side: tells sentinels at the commit that they may power this host on, and takes it back.
+"""Power-on method C, the host's side: sends the intent to the sentinels at the commit, and withdraws it.
 
 One question to one sentinel over HTTP or HTTPS: asked again while that can help; unsigned answers do not count.
 """
@@ -25,7 +25,7 @@ from powerguard.options import SecretError
 
 MAX_ANSWER_BYTES: Final = 65_536
 _AGAIN_S: Final = 0.3
-"""Before the next try, and up to as much again: a room full of hosts asks in the same second."""
+"""Least pause before the next try; up to as much is added at random, because many hosts ask in the same second."""
 
 _TRY_S: Final = 2.0
 """One request that a flooded sentinel has accepted and does not answer: the next may get through."""
@@ -38,7 +38,7 @@ class _AgainError(Exception):
 
 
 def session(verify: Verify) -> aiohttp.ClientSession:
-    """Make a session for one order. No proxy, no cookie, no netrc; nothing is unpacked."""
+    """Make a session for one order. No proxy, no cookie, no netrc; no decompression."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=verify, force_close=True, use_dns_cache=False),
         timeout=aiohttp.ClientTimeout(total=_TRY_S),  # the order has a limit of its own, and several tries fit into it
@@ -60,7 +60,7 @@ class SentinelPeer:
     async def ask(self, kind: str, asked: Mapping[str, Any]) -> Answer:
         """Ask until it answers; the caller's limit ends it. asked: of `wire.Request`, without challenge and nonce.
 
-        Raises EffectorError where asking again would not help.
+        Raises EffectorError if another try would not help.
         """
         refused = 0
         while True:
@@ -71,7 +71,7 @@ class SentinelPeer:
                 refused += self.seen == _NOT_ACCEPTED
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 self.seen = _failure(error)
-            await asyncio.sleep(_AGAIN_S * (1.0 + secrets.randbelow(1000) / 1000.0))  # noqa: TID251 - nothing tells us when
+            await asyncio.sleep(_AGAIN_S * (1.0 + secrets.randbelow(1000) / 1000.0))  # noqa: TID251 - there is no event to wait for
 
     async def _ask(self, kind: str, asked: Mapping[str, Any], *, is_last: bool) -> Answer:
         status, _, body = await self._request("GET", wire.CHALLENGE_PATH)
@@ -106,21 +106,19 @@ class SentinelPeer:
             async for chunk in told.content.iter_chunked(16_384):
                 content += chunk
                 if len(content) > MAX_ANSWER_BYTES:
-                    msg = f"an answer is longer than {MAX_ANSWER_BYTES} bytes: this is no sentinel"
+                    msg = f"an answer is longer than {MAX_ANSWER_BYTES} bytes: this is not a sentinel"
                     raise EffectorError(msg)
             return told.status, told.headers.get(wire.SIGNATURE), content
 
 
 # Short: an outcome holds 600 characters, and several sentinels may fail at once.
-_NOT_ACCEPTED: Final = "does not accept us: sentinel.name and sentinel.key must be as it has them"
+_NOT_ACCEPTED: Final = "refuses this host: sentinel.name and sentinel.key must be the same as in its settings"
 
 
 def _status(status: int) -> str:
     if status == 429:
-        return "is asked too often (HTTP 429)"
-    return (
-        f"its answer is not signed with our key, so it does not count (HTTP {status}): another sentinel, or another key"
-    )
+        return "is queried too often (HTTP 429)"
+    return f"its answer is not signed with our key, so it does not count (HTTP {status}): check urls and key"
 
 
 def _object(body: bytes) -> Mapping[str, Any]:
@@ -133,33 +131,33 @@ def _object(body: bytes) -> Mapping[str, Any]:
 def _words(told: Mapping[str, Any]) -> str:
     """The sentinel's reason for a refusal. It is signed, and yet only text."""
     reason = told.get("reason")
-    text = reason if isinstance(reason, str) else "refuses, and does not say why"
+    text = reason if isinstance(reason, str) else "refuses without a reason"
     return "".join(c if c.isprintable() else " " for c in text[:400])
 
 
 def _failure(error: Exception) -> str:
     """Say what went wrong. Texts of errors are not passed on: they may hold headers that we sent."""
     if isinstance(error, aiohttp.ServerFingerprintMismatch):
-        return f"its certificate is not as sentinel.fingerprint says, but sha256 {error.got.hex()}"
+        return f"its certificate is not that of sentinel.fingerprint, but sha256 {error.got.hex()}"
     if isinstance(error, aiohttp.ClientConnectorCertificateError):
         cause = error.certificate_error
         reason = cause.verify_message if isinstance(cause, ssl.SSLCertVerificationError) else type(cause).__name__
         return f"its certificate does not verify ({reason}): see sentinel.ca and sentinel.fingerprint"
     if isinstance(error, aiohttp.ClientConnectorSSLError):
-        return "what listens there does not speak TLS (write http:// for one without, or give it a certificate)"
+        return "the service there does not speak TLS (write http:// for one without, or give it a certificate)"
     if isinstance(error, aiohttp.ClientConnectorDNSError):
         return "the name does not resolve (write an address)"
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         return f"no connection ({errno.errorcode.get(number or 0, 'unknown reason')})"
-    return f"no whole answer ({type(error).__name__})"
+    return f"an incomplete answer ({type(error).__name__})"
 
 
 _ANSWER_MARGIN_S: Final = 0.1
-"""We end this much before the action's own deadline, so that what was seen is told and not only that time is up."""
+"""Time before the action's deadline at which the effector ends, so that it can report what it saw."""
 
 _MOST_ORDERS: Final = 99
-"""More is no number of orders that anybody gives."""
+"""Largest plausible number of orders."""
 
 _Told = dict[str, Answer | str]
 """By URL: what the sentinel answered, or why there is no answer."""
@@ -169,7 +167,7 @@ class SentinelEffector:
     """Carries out `CheckWay`, `ArmWay` and `DisarmWay` of `Way.SENTINEL`. All sentinels are asked at the same time.
 
     feeds: names of the UPSes that feed this host; the sentinel must call them the same. armed: False in dry-run:
-    sentinels are looked at, nothing is stored.
+    sentinels are checked, but no intent is stored.
     """
 
     def __init__(
@@ -191,10 +189,10 @@ class SentinelEffector:
     async def carry_out(self, action: Action) -> Detail:
         """Check: one that would power this host on; arm: one that has stored it; disarm: all that were reached.
 
-        Returns sentinels (which), failed (what the others say, where there are any); of ArmWay in_s as the sentinel
+        Returns sentinels (which), failed (the errors of the others, if any); of ArmWay in_s as the sentinel
         holds it; of DisarmWay disarmed (bool: one held an intent), and where this host was ordered powered on orders,
-        ordered_by and because. Raises EffectorError where none will do it; of DisarmWay where one of them could not be
-        told.
+        ordered_by and because. Raises EffectorError if none will do it; for DisarmWay if one of them could not be
+        reached.
         """
         match action:
             case CheckWay():
@@ -244,7 +242,7 @@ class SentinelEffector:
                 continue
             held_s = answer.get("in_s")
             if answer.get("outage") != outage or isinstance(held_s, bool) or not isinstance(held_s, int | float):
-                failed.append(f"{url}: says that it has stored something else")
+                failed.append(f"{url}: has stored another intent")
                 continue
             if answer.get("mode") != "armed":
                 failed.append(f"{url}: has stored it, but runs in dry-run (mode: armed powers hosts on)")
@@ -270,7 +268,7 @@ class SentinelEffector:
         return (*_detail(list(told), []), ("disarmed", found), *more)
 
     async def _ask(self, kind: str, asked: Mapping[str, Any], action: Action) -> _Told:
-        """Ask all at once. Raises EffectorError where nobody could be asked."""
+        """Ask all at once. Raises EffectorError if none could be asked."""
         limit_s = max(action.by_s - self._clock() - _ANSWER_MARGIN_S, 0.0)
         by_s = asyncio.get_running_loop().time() + limit_s
         try:
@@ -320,21 +318,21 @@ class SentinelEffector:
 
 
 def _orders(told: Answer | str) -> int:
-    """How often it has ordered this host powered on in this outage; an older sentinel does not say."""
+    """How often it has ordered this host powered on in this outage; older sentinels do not report it."""
     count = 0 if isinstance(told, str) else told.get("orders")
     return count if isinstance(count, int) and not isinstance(count, bool) and 0 <= count <= _MOST_ORDERS else 0
 
 
 def _held(told: _Told) -> list[str]:
-    """Return the outages of the intents that stand, for a host that knows of none any more."""
+    """Return the outages of its stored intents, for a host that has no record of any."""
     intents = [answer.get("intent") for answer in told.values() if not isinstance(answer, str)]
     return sorted({str(intent.get("outage")) for intent in intents if isinstance(intent, Mapping)})
 
 
 def _texts(told: object) -> list[str]:
-    """The reason that blocks it; an answer without one promises nothing."""
+    """The reasons that block it; an answer without the field counts as blocked."""
     if not isinstance(told, list):
-        return ["does not say whether it would"]
+        return ["does not report whether it would"]
     return ["".join(c if c.isprintable() else " " for c in str(each)[:300]) for each in told[:8]]
 
 

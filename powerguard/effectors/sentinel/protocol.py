@@ -1,6 +1,6 @@
 """The protocol between a host and a sentinel, as bytes: signed JSON over HTTP (docs/reference/sentinel.md).
 
-No clock of one side means anything to the other: all times are seconds from now, and freshness is a challenge of the
+The two sides share no clock: all times are seconds from now, and freshness is a challenge of the
 sentinel's own, good for one request and for CHALLENGE_S by its own clock.
 """
 
@@ -21,7 +21,7 @@ PATHS: Final = {"hello": "/v1/hello", "store": "/v1/store", "withdraw": "/v1/wit
 PORT: Final = 13494
 
 MIN_KEY_BYTES: Final = 32
-"""`openssl rand -hex 32` makes 64; a word that somebody made up is found offline by whoever has heard one request."""
+"""`openssl rand -hex 32` makes 64; an invented word can be guessed offline from one recorded request."""
 MAX_BODY_BYTES: Final = 4096
 CHALLENGE_S: Final = 30.0
 MAX_FEEDS: Final = 16
@@ -41,7 +41,7 @@ _MAC_BYTES: Final = 16
 
 
 class SentinelWireError(ValueError):
-    """Bytes that are no request or no answer; the text says what is wrong with them, without quoting them."""
+    """Bytes that are not a request or an answer; the text says what is wrong with them, without quoting them."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +78,7 @@ def encode(kind: str, asked: Request) -> bytes:
 
 
 def decode(kind: str, body: bytes) -> Request:
-    """Read the body of a request; everything of it is looked at before anything is used. Raises WireError."""
+    """Read the body of a request; the whole body is checked before any of it is used. Raises WireError."""
     told = _object(body)
     if told.pop("schema_version", None) != SCHEMA_VERSION:
         msg = f"schema_version must be {SCHEMA_VERSION}"
@@ -122,8 +122,8 @@ def is_signed(expected: str, told: str | None) -> bool:
 class Challenges:
     """Makes challenges and knows its own again without keeping them: a flood of questions costs no memory.
 
-    secret: of this process alone, so that a restart forgets all challenges. Those that were used are kept while they
-    would still be good; only who holds a key can use one.
+    secret: of this process alone, so that a restart forgets all challenges. Used ones are kept while they would still
+    be valid; only the owner of a key can use one.
     """
 
     def __init__(self, secret: bytes) -> None:

@@ -1,7 +1,7 @@
-"""The effector `signals`: has the processes of a trainer stopped, ended or let go on, and units asked by a signal.
+"""The effector `signals`: has the processes of a trainer stopped, ended or continued, and signals units to save.
 
-The daemon has no right to signal anybody. It says one word to the root helper powerguard-signal, which can do nothing
-else (docs/guides/gpu-and-signals.md). For whoever needs it:
+The daemon has no right to signal other users' processes. It sends one word to the root helper powerguard-signal, which
+has no other function (docs/guides/gpu-and-signals.md). Its use:
 
     SignalHelper(socket).ask({"word": "list"})                     one word and its answer; raises EffectorError
     SignalHelper(socket).checkpoint("train.service", "USR1")       USR1, USR2 or TERM to a unit that root has listed
@@ -41,7 +41,7 @@ class SignalHelper:
         self._limit_s = limit_s
 
     async def ask(self, word: dict[str, object]) -> dict[str, Any]:
-        """Say one word and return its answer. Raises EffectorError, also where the helper says no."""
+        """Send one word and return the answer. Raises EffectorError, also if the helper refuses."""
         return await self._helper.ask(word, limit_s=self._limit_s)
 
     async def checkpoint(self, unit: str, signal: CheckpointSignal) -> dict[str, Any]:
@@ -80,7 +80,7 @@ class SignalEffector:
         self._limit_s = limit_s
 
     async def carry_out(self, action: Action) -> Detail:
-        """Stop, end or let go on. Raises EffectorError.
+        """Stop, end or continue. Raises EffectorError.
 
         Detail: `processes` (how many it reached), `scope` (whose they are: a unit, or the listener's own tree),
         `pending` (how many did not follow yet).
@@ -92,7 +92,7 @@ class SignalEffector:
                 word = {"word": "terminate", "socket": self._socket_of(name)}
             case ContinueTrainer(trainer=name):
                 if self._options.kind == "none" and not self._helper.is_there():
-                    return (("processes", 0),)  # nothing of ours is here, so nothing was stopped
+                    return (("processes", 0),)  # the helper is not installed, so no process was stopped
                 word = {"word": "continue", "socket": self._name_of(name)}
             case _:
                 msg = f"signals: cannot carry out {type(action).__name__}: only stop, terminate and continue"
@@ -109,7 +109,7 @@ class SignalEffector:
             raise EffectorError(msg)
         path = self._sockets.get(name, f"{self._folder}/{name}.sock")
         if path is None or str(Path(path).parent) != self._folder:
-            msg = f"{name}: has no socket in {self._folder}, so nobody can tell which process it is"
+            msg = f"{name}: has no socket in {self._folder}, so its process cannot be identified"
             raise EffectorError(msg)
         return Path(path).name
 
@@ -117,9 +117,9 @@ class SignalEffector:
         return Path(self._sockets.get(name) or f"{name}.sock").name
 
     async def hold(self, wanted: Callable[[], bool], rest: Callable[[float], Any]) -> None:
-        """Keep telling the helper that trainers are to stay stopped, for as long as they are; never returns.
+        """Renew the lease of the stopped trainers at the helper, for as long as they are; never returns.
 
-        wanted: what the core remembers. A daemon that is gone, or has forgotten, is silent, and they go on.
+        wanted: what the core remembers. A daemon that is gone, or has forgotten, is silent, and they continue.
         """
 
         def failed(because: str) -> None:
@@ -129,7 +129,7 @@ class SignalEffector:
 
 
 def _detail(answer: dict[str, Any]) -> Detail:
-    """The details of an answer, for the journal and for people."""
+    """The details of an answer, for the journal and for messages."""
     told = answer.get("processes", [])
     processes = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
     # Of many only the first are named.
@@ -151,13 +151,13 @@ _GUIDE: Final = "docs/guides/gpu-and-signals.md"
 async def findings(
     options: SignalsOptions, *, pausing: Collection[str] = (), spawn: Spawn = run_child, limit_s: float = LIMIT_S
 ) -> list[Finding]:
-    """Look, and say what was found. Takes some seconds at most.
+    """Return the findings. Takes some seconds at most.
 
     pausing: names of the sockets of the settings' trainers that are to pause or to exit; only they are ever signalled.
     limit_s: for the helper's answer.
     """
     if options.kind == "none":
-        text = f"off: a trainer that draws on after it was told to pause is left to it (signals.kind: helper; {_GUIDE})"
+        text = f"off: a trainer that does not pause is not stopped (set signals.kind: helper to change that; {_GUIDE})"
         return [Finding("signals", "PASS", text)]
     try:
         answer = await SignalHelper(options.socket, limit_s=limit_s).ask({"word": "list"})
@@ -167,7 +167,7 @@ async def findings(
         return [Finding("signals", "FAIL", str(error), f"{_GUIDE}, or signals.kind: none")]
     trainers = {str(each.get("socket")): each for each in _objects(answer, "trainers")}
     left_out = answer.get("left_out")
-    absent = f"not told ({left_out} sockets are left out: remove old ones)" if left_out else "no such socket now"
+    absent = f"not listed ({left_out} sockets are left out: remove old ones)" if left_out else "no such socket now"
     wrong = [
         f"{name}: {trainers[name].get('because') if name in trainers else absent}"
         for name in sorted({*pausing, *trainers})
@@ -185,13 +185,13 @@ async def findings(
     stopped = _objects(answer, "stopped")
     if stopped:
         names = ", ".join(str(each.get("socket")) for each in stopped[:8])
-        text = f"stopped now: {names}: an outage, or a word to go on that fails"
+        text = f"stopped now: {names}, by an outage or because SIGCONT fails"
         found.append(
             Finding(
                 "signals.stopped", "WARN", text, "`powerguard status`; by hand, as root: powerguard-signal continue"
             )
         )
-    well = "stopped trainers go on by themselves where the daemon does not let them"
+    well = "stopped trainers continue even if the daemon does not continue them"
     return [*found, await watch(spawn, "signals.watch", WATCH, well=well, ill="training would stand")]
 
 

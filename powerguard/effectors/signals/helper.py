@@ -1,25 +1,25 @@
-"""powerguard-signal: the root helper that stops training that draws on, lets it go on, or ends it, and nothing else.
+"""powerguard-signal: the root helper that stops, continues or ends training that still draws power.
 
 systemd starts one process for each connection to powerguard-signal.socket, which only user powerguard can open. It
 reads one JSON line, answers with one, and ends. The words are a closed list:
 
-    {"word": "list"}                              who could be signalled, and who is stopped; changes nothing
+    {"word": "list"}                              what could be signalled, and what is stopped; no change
     {"word": "stop", "socket": "llm.sock"}        SIGSTOP to the job that listens on this socket
     {"word": "terminate", "socket": "llm.sock"}   SIGTERM, and SIGCONT, without which it would never be delivered
-    {"word": "continue", "socket": "llm.sock"}    SIGCONT to what was stopped by us; without a socket: to all of it
+    {"word": "continue", "socket": "llm.sock"}    SIGCONT to what it has stopped; without a socket: to all of it
     {"word": "hold"}                              the daemon is there and wants stopped jobs to stay so
     {"word": "checkpoint", "unit": "train.service", "signal": "USR1"}    only what /etc/powerguard/signals lists
 
-Nobody can name a process: a job is found by the name of its socket in /run/powerguard-trainers, and the kernel says
-whose that is. Root's processes are never stopped or ended. People call it as root: `powerguard-signal list`,
+No caller can name a process: a job is found by the name of its socket in /run/powerguard-trainers, and the kernel
+reports its process. Root's processes are never stopped or ended. People call it as root: `powerguard-signal list`,
 `powerguard-signal continue`. Only the standard library is imported.
 
 Which units may be sent which signal for a checkpoint: root's file, one `UNIT SIGNAL` a line.
 
 What powerguard-signal has stopped: one small file, written before the first process is signalled.
 
-It lies in /run and names the boot, for no process outlives one. Each entry holds the processes of a job, with the
-moments at which they were started, so that nobody else is ever taken for one of them.
+It lies in /run and names the boot, for no process outlives one. Each entry holds the processes of a job, with their
+start times, so that no other process is ever taken for one of them.
 """
 
 import argparse
@@ -75,14 +75,14 @@ _MOST_BYTES: Final = 65536
 def allowed(path: Path, owner: int) -> frozenset[tuple[str, str]]:
     """Read which units may be sent which signal. Raises RefusedError for a file that others can change.
 
-    owner: whose it may be beside root's, in a test.
+    owner: another permitted owner, in a test.
     """
     try:
         descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
             for what, found in ((path, os.fstat(descriptor)), (path.parent, path.parent.stat())):
                 if found.st_uid not in (0, owner) or found.st_mode & (stat.S_IWGRP | stat.S_IWOTH):
-                    msg = f"{what}: others than root can change it, so it is not believed (chown root, chmod go-w)"
+                    msg = f"{what}: other users than root can change it, so it is not trusted (chown root, chmod go-w)"
                     raise RefusedError(msg)
             text = os.read(descriptor, _MOST_BYTES).decode("utf-8", "replace")
         finally:
@@ -90,7 +90,7 @@ def allowed(path: Path, owner: int) -> frozenset[tuple[str, str]]:
     except FileNotFoundError:
         return frozenset()
     except OSError as error:
-        msg = f"{path}: cannot be read: {error.strerror or error} (it must be a file, no link)"
+        msg = f"{path}: cannot be read: {error.strerror or error} (it must be a regular file)"
         raise RefusedError(msg) from None
     pairs: set[tuple[str, str]] = set()
     for number, line in enumerate(text.splitlines(), 1):
@@ -159,7 +159,7 @@ WITHIN_S: Final = 3.0
 """Timeout for an answer."""
 
 _ROUNDS: Final = 5
-"""A process that is not stopped yet may start others: so often it is looked again."""
+"""Number of further scans: a process that is not stopped yet may start others."""
 
 _SETTLE_S: Final = 1.0
 _MOST_LISTED: Final = 64
@@ -200,8 +200,8 @@ def do_stop(places: Places, word: SignalRequest) -> Answer:
         sent: set[tuple[int, int]] = set()
         refused: list[Process] = []
         for turn in range(_ROUNDS + 1):
-            # One that stands already was stopped by us, and is in the file, or by somebody else, who lets it go on. One
-            # that a debugger holds (t) goes on as soon as that lets it.
+            # A stopped one was stopped by this helper (it is in the file) or by another program. A debugger's (t)
+            # continues later.
             fresh = [each for each in job.processes if each.key not in sent and each.state != "T"]
             if not fresh or turn == _ROUNDS or (turn and boottime_s() > by_s):
                 break
@@ -215,7 +215,7 @@ def do_stop(places: Places, word: SignalRequest) -> Answer:
         told += [(process, "pending") for process in fresh]  # it starts others faster than we stop them
         answer = _answer(word, job, told, "stopped") | _not_permitted(refused)
         if not known.processes and not any(each.state in STOPPED for each in job.processes):
-            answer |= {"ok": False, "error": f"{word.socket}: nothing was left to stop"}
+            answer |= {"ok": False, "error": f"{word.socket}: no process was left to stop"}
         return answer
 
 
@@ -230,27 +230,27 @@ def do_terminate(places: Places, word: SignalRequest) -> Answer:
         _let_go(places, kept, word.socket)
         answer = _answer(word, job, [(process, "terminated") for process in ended], "terminated")
         if not ended:
-            answer |= {"ok": False, "error": f"{word.socket}: nothing was left to end"}
+            answer |= {"ok": False, "error": f"{word.socket}: no process was left to end"}
         return answer | _not_permitted(refused)
 
 
 def do_continue(places: Places, word: SignalRequest) -> Answer:
-    """Let go on what we have stopped, and forget it. Nothing kept: nothing to do."""
+    """Continue the stopped processes, and forget them. No effect without a file."""
     with places.folder.locked(boottime_s() + WITHIN_S):
         told, refused = _let_go(places, places.folder.read(), word.socket)
     answer: Answer = {"ok": True, "socket": word.socket, **_counted(told, "continued")}
     standing = [process.pid for process, did in told if did == "pending"]
     if standing:
-        # SIGCONT is never lost: one that stands all the same was stopped again, or is held by a debugger.
+        # SIGCONT is never lost: one that is still stopped was stopped again, or is held by a debugger.
         named = ", ".join(map(str, standing[:_MOST_LISTED]))
-        answer["because"] = f"stands all the same, by somebody else's doing: {named}"
+        answer["because"] = f"still stopped, by another program: {named}"
     return answer | _not_permitted(refused)
 
 
 def _let_go(places: Places, kept: tuple[Stopped, ...], name: str) -> tuple[list[tuple[Process, str]], list[Process]]:
     """Send SIGCONT to what is kept under this name, or to all of it. Twice is as good as once.
 
-    Returns what became of each, and to whom it was not permitted: they stay in the file.
+    Returns the result for each, and the users for whom it was not permitted: those stay in the file.
     """
     going = [entry for entry in kept if name in ("", entry.socket)]
     refused = [each for entry in going for each in _signal(_processes(entry), signal.SIGCONT)[1]]
@@ -265,13 +265,13 @@ def _let_go(places: Places, kept: tuple[Stopped, ...], name: str) -> tuple[list[
         others = (entry for entry in kept if entry not in going)
         try:
             places.folder.write((*others, *(entry for entry in left if entry.processes)))
-        except KeptError as error:  # they go on all the same, and the watch will say so to them once more
+        except KeptError as error:  # they continue anyway, and the watch will send SIGCONT once more
             tell(4, str(error))
     return told, refused
 
 
 def _signal(processes: Sequence[Process], word: signal.Signals) -> tuple[list[Process], list[Process]]:
-    """Send a signal to each, whatever becomes of the others. Returns whom it reached, and whom we may not signal."""
+    """Send a signal to each. Returns those that got it, and the users that may not be signalled."""
     reached, refused = [], []
     for process in processes:
         try:
@@ -286,14 +286,14 @@ def _not_permitted(refused: Sequence[Process]) -> Answer:
     if not refused:
         return {}
     who = ", ".join(f"{_printable(process.name)} ({process.pid})" for process in refused[:8])
-    text = f"not permitted for {who}: powerguard-signal lacks CAP_KILL, or a security module says no (dmesg)"
+    text = f"not permitted for {who}: powerguard-signal lacks CAP_KILL, or a security module forbids it (dmesg)"
     return {"ok": False, "error": text}
 
 
 def _parted(kept: tuple[Stopped, ...], name: str, uid: int) -> tuple[Stopped, tuple[Stopped, ...]]:
-    """Part what is kept of this user under this name, as far as it lives, from all else.
+    """Split the kept processes: the living ones of this user under this name, and all others.
 
-    The same name may be another user's by now: whom we have stopped before him is not forgotten for it.
+    The same name may be another user's by now: processes that were stopped before stay in the file.
     """
     mine = [entry for entry in kept if (entry.socket, entry.uid) == (name, uid)]
     alive = tuple(process.key for entry in mine for process in _processes(entry))
@@ -302,7 +302,7 @@ def _parted(kept: tuple[Stopped, ...], name: str, uid: int) -> tuple[Stopped, tu
 
 
 def _job(places: Places, name: str, kept: tuple[Stopped, ...]) -> Job:
-    """Find the job by its socket. One that we have stopped cannot accept us any more: then it is what we stopped."""
+    """Find the job by its socket. A stopped job no longer accepts connections: then use the file."""
     try:
         return job_of(listener(places.sockets, name), everybody())
     except NotFoundError as error:
@@ -345,7 +345,7 @@ def _answer(word: SignalRequest, job: Job, told: Sequence[tuple[Process, str]], 
 
 
 def _counted(told: Sequence[tuple[Process, str]], did: str) -> Answer:
-    """How many it was done to, and the first of them by name; those first to whom it was not done."""
+    """The number of processes, and the first of them by name; failures come first."""
     ordered = sorted(told, key=lambda each: each[1] == did)
     return {did: sum(one == did for _, one in told), "processes": [_told(*each) for each in ordered[:_MOST_LISTED]]}
 
@@ -362,7 +362,7 @@ def _printable(text: str) -> str:
 
 
 def do_list(places: Places, word: SignalRequest) -> Answer:
-    """Tell who could be signalled, and who is stopped; change nothing."""
+    """List what could be signalled, and what is stopped; make no change."""
     del word
     try:
         names = sorted(name for name in os.listdir(places.sockets) if SOCKET_NAME.fullmatch(name))  # noqa: PTH208
@@ -371,7 +371,7 @@ def do_list(places: Places, word: SignalRequest) -> Answer:
     kept = places.folder.read()
     by_s, among = boottime_s() + WITHIN_S, everybody()
     looked = [_listed(places, name, among) for name in names if boottime_s() < by_s]
-    # Whoever can put many sockets there shall not hide those that somebody listens on.
+    # A user who creates many sockets there must not hide those with a listener.
     trainers = sorted(looked, key=lambda each: (not each["reachable"], each["socket"]))[:_MOST_LISTED]
     stopped = [
         {
@@ -410,7 +410,7 @@ def _listed(places: Places, name: str, among: Mapping[int, Process]) -> Answer:
 
 
 def do_hold(places: Places, word: SignalRequest) -> Answer:
-    """Let what is stopped stay so for another lease; where nothing is, nothing happens."""
+    """Let what is stopped stay so for another lease; else no effect."""
     del word
     kept = places.folder.read()
     if kept:
@@ -429,11 +429,11 @@ def do_checkpoint(places: Places, word: SignalRequest) -> Answer:
     number = SIGNALS[word.signal]
     there = unit_processes(word.unit)
     if not there:
-        msg = f"{word.unit}: runs no process of the system's own manager (systemctl status {word.unit})"
+        msg = f"{word.unit}: has no process under the system's own manager (systemctl status {word.unit})"
         raise RefusedError(msg)
     asked = [each for each in topmost(there, lambda each: catches(each.pid, number)) if send(each, number)]
     if not asked:
-        msg = f"{word.unit}: none of its processes has a handler for SIG{word.signal}: it would only end them"
+        msg = f"{word.unit}: none of its processes handles SIG{word.signal}, which would only end them"
         raise RefusedError(msg)
     processes = [_told(process, "signalled") for process in asked]
     return {"ok": True, "unit": word.unit, "signal": word.signal, "signalled": len(asked), "processes": processes}
@@ -459,7 +459,7 @@ _TAKES: Final[Mapping[str, tuple[str, ...]]] = {
 
 
 def checked(told: Mapping[str, object]) -> SignalRequest:
-    """Return the word that was told, if it is one. Raises RefusedError."""
+    """Return the word of a request, if it is valid. Raises RefusedError."""
     name = told.get("word")
     if not isinstance(name, str) or name not in WORDS:
         msg = f"unknown word; the words are {', '.join(WORDS)}"
@@ -468,11 +468,11 @@ def checked(told: Mapping[str, object]) -> SignalRequest:
     needed = set() if name == "continue" else set(takes)
     given = set(told) - {"word"}
     if not needed <= given <= set(takes) or not all(isinstance(told[key], str) for key in given):
-        msg = f"{name} takes {' and '.join(takes) or 'nothing else'}, as text"
+        msg = f"{name} takes {' and '.join(takes) or 'no other key'}, as text"
         raise RefusedError(msg)
     word = SignalRequest(**{"word": name, **{key: str(told[key]) for key in given}})
     if "socket" in given and not SOCKET_NAME.fullmatch(word.socket):
-        msg = f"{word.socket[:80]!r} is no name of a socket in {SOCKETS} (such as llm.sock; no slashes)"
+        msg = f"{word.socket[:80]!r} is not the name of a socket in {SOCKETS} (example: llm.sock)"
         raise RefusedError(msg)
     if name == "checkpoint" and (not UNIT.fullmatch(word.unit) or word.signal not in SIGNALS):
         msg = f"checkpoint takes a unit (such as train.service) and one of {', '.join(SIGNALS)}"
@@ -488,14 +488,14 @@ def carry_out(places: Places, word: SignalRequest) -> Answer:
     except (KeptError, RefusedError) as error:
         answer = {"ok": False, "error": str(error)}
     except OSError as error:
-        # The kernel says no (a sandbox, a security module): what was begun is in the file, and is let go on from there.
-        answer = {"ok": False, "error": f"not permitted, or broken: {error.strerror or error}"}
+        # The kernel refuses (a sandbox, a security module): what was begun is in the file, and is continued from there.
+        answer = {"ok": False, "error": f"not permitted, or failed: {error.strerror or error}"}
     _log(word, answer)
     return {"schema_version": 1, "word": word.word, **answer}
 
 
 def _log(word: SignalRequest, answer: Answer) -> None:
-    """Tell whom a word has reached and what went wrong, for the journal."""
+    """Log which processes a word has reached and what went wrong."""
     who = word.socket or word.unit
     for process in answer.get("processes", []):
         tell(5, f"{who or 'all'}: {process['name']} ({process['pid']}): {process['did']}")
@@ -507,7 +507,7 @@ def _log(word: SignalRequest, answer: Answer) -> None:
 
 
 def watch(places: Places, lease_s: float) -> int:
-    """Wait until nothing is stopped any more (0), or until the daemon has been silent for too long: then let all go on.
+    """Wait until no job is stopped (0), or until the daemon has been silent for too long: then continue all.
 
     systemd starts it again for as long as the file is there (powerguard-signal-watch.path).
     """
@@ -515,7 +515,7 @@ def watch(places: Places, lease_s: float) -> int:
     held = wait_until_due(folder.read, lambda kept: max(folder.held_s(), *(each.at_s for each in kept)) + lease_s)
     if not held:
         return 0
-    tell(4, f"the daemon has not asked for {lease_s:g} s that they stay stopped: letting them go on")
+    tell(4, f"the daemon has not renewed the stop for {lease_s:g} s: continuing the stopped jobs")
     return 0 if carry_out(places, SignalRequest(word="continue"))["ok"] else 1
 
 
@@ -524,10 +524,12 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser = argparse.ArgumentParser(prog="powerguard-signal", description="Signals to training jobs, as root.")
     parser.add_argument("word", choices=[*WORDS, "serve", "watch"])
     parser.add_argument("names", nargs="*", help="a socket's name, such as llm.sock; or a unit and a signal")
-    parser.add_argument("--folder", default=FOLDER, type=Path, help=f"where stopped jobs are kept ({FOLDER})")
+    parser.add_argument("--folder", default=FOLDER, type=Path, help=f"folder for the list of stopped jobs ({FOLDER})")
     parser.add_argument("--sockets", default=SOCKETS, type=Path, help=f"where trainers listen ({SOCKETS})")
     parser.add_argument("--allowed", default=ALLOWED, type=Path, help=f"units and signals for checkpoints ({ALLOWED})")
-    parser.add_argument("--lease-s", default=LEASE_S, type=seconds, help="for watch: how long a stop holds unasked")
+    parser.add_argument(
+        "--lease-s", default=LEASE_S, type=seconds, help="for watch: how long a stop lasts without renewal"
+    )
     try:
         args = parser.parse_args(arguments)
     except SystemExit as end:

@@ -1,8 +1,8 @@
-"""Processes as the kernel tells of them: who listens on a socket, what is of the same job, and a signal to just that.
+"""Processes as the kernel reports them: the listener of a socket, the rest of its job, and a signal to exactly those.
 
-Nobody outside names a process here. One is found by the socket that it listens on, and from then on it is a number
-with a start time, held by a pidfd while it is signalled: a number that was given to another process since fits no more.
-Only the standard library; /proc is read as anybody may read it.
+No caller names a process. One is found by the socket that it listens on, and from then on it is a number with a start
+time, held by a pidfd while it is signalled: a number that was given to another process since does not match. Only the
+standard library; /proc is read without privileges.
 """
 
 import contextlib
@@ -23,7 +23,7 @@ CONNECT_S: Final = 1.0
 SOCKET_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}\.sock")
 
 _SO_PEERPIDFD: Final = 77
-"""asm-generic/socket.h, Linux 6.5: a pidfd of who called listen(), which cannot be another process's number by now."""
+"""asm-generic/socket.h, Linux 6.5: a pidfd of the process that called listen(), which cannot be a reused number."""
 
 _ENDED: Final = frozenset("ZX")
 STOPPED: Final = frozenset("Tt")
@@ -93,7 +93,7 @@ class NotFoundError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Process:
-    """One process. started: ticks since boot, which with pid tells it from every other one. state: of proc(5)."""
+    """One process. started: ticks since boot, which with pid identifies it. state: of proc(5)."""
 
     pid: int
     started: int
@@ -165,7 +165,7 @@ def everybody() -> dict[int, Process]:
 
 
 def send(process: Process, word: signal.Signals) -> bool:
-    """Send a signal to this very process. False when it is gone. Raises OSError where we may not."""
+    """Send a signal to exactly this process. False if it is gone. Raises OSError if that is not permitted."""
     try:
         descriptor = os.pidfd_open(process.pid)
     except ProcessLookupError:
@@ -197,13 +197,13 @@ def catches(pid: int, word: signal.Signals) -> bool:
 
 
 def listener(folder: Path, name: str) -> Process:
-    """Return who called listen() on a socket of this name in folder. Raises NotFoundError.
+    """Return the process that called listen() on a socket of this name in folder. Raises NotFoundError.
 
-    The kernel says who it is (SO_PEERCRED, unix(7)). The socket's file must be that user's own, and have no other name:
-    of one that somebody else has put there, nobody can tell what it is for.
+    The kernel reports it (SO_PEERCRED, unix(7)). The socket's file must be that user's own, and have no other name: the
+    purpose of another user's file is unknown.
     """
     if not SOCKET_NAME.fullmatch(name):
-        msg = f"{name[:80]!r} is no name of a socket (such as llm.sock; no slashes)"
+        msg = f"{name[:80]!r} is not the name of a socket (example: llm.sock)"
         raise NotFoundError(msg)
     where = f"{folder}/{name}"
     with contextlib.ExitStack() as stack:
@@ -219,13 +219,11 @@ def listener(folder: Path, name: str) -> Process:
         process = None if pid in (1, os.getpid()) else look(pid)
         # Asked after the look: who still lives has had this number all the time.
         if not _is_the_same(client):
-            msg = f"{where}: whoever began to listen there has ended; who has its socket now, nobody can tell"
+            msg = f"{where}: the process that began to listen there has ended, and the present owner is unknown"
             raise NotFoundError(msg)
     if process is None or process.uid != uid:
-        msg = (
-            f"{where}: whoever began to listen there (pid {pid}, uid {uid}) is not there any more, has another user, or"
-        )
-        msg += " is hidden from us (where /proc is mounted with hidepid=, mount it with gid=powerguard)"
+        msg = f"{where}: the process that began to listen there (pid {pid}, uid {uid}) is gone, has another user, or"
+        msg += " is hidden (if /proc is mounted with hidepid=, mount it with gid=powerguard)"
         raise NotFoundError(msg)
     return process
 
@@ -240,26 +238,26 @@ def _connected(folder: Path, name: str, stack: contextlib.ExitStack) -> tuple[in
         stack.callback(os.close, file)
         found = os.fstat(file)
         if not stat.S_ISSOCK(found.st_mode):
-            msg = f"{where}: is no socket"
+            msg = f"{where}: is not a socket"
             raise NotFoundError(msg)
-        if found.st_nlink > 1:  # where fs.protected_hardlinks is 0, anybody can link anybody's socket to here
+        if found.st_nlink > 1:  # if fs.protected_hardlinks is 0, any user can link another user's socket to here
             msg = f"{where}: is a hard link to a socket that has another name, too: left alone (remove it)"
             raise NotFoundError(msg)
         client = stack.enter_context(socket.socket(socket.AF_UNIX, socket.SOCK_STREAM))
         client.settimeout(CONNECT_S)
-        client.connect(f"{PROC}/self/fd/{file}")  # this very file, whatever lies there by now under its name
+        client.connect(f"{PROC}/self/fd/{file}")  # this file, even if another has its name by now
     except BlockingIOError:
-        msg = f"{where}: does not accept connections (its queue is full), so nobody can tell whose it is"
+        msg = f"{where}: does not accept connections (its queue is full), so its owner is unknown"
         raise NotFoundError(msg) from None
     except OSError as error:
         right = " (it must let group powerguard write)" if error.errno == errno.EACCES else ""
-        msg = f"{where}: nobody can be asked there: {error.strerror or error}{right}"
+        msg = f"{where}: cannot connect: {error.strerror or error}{right}"
         raise NotFoundError(msg) from None
     return found.st_uid, client
 
 
 def _is_the_same(client: socket.socket) -> bool:
-    """Say whether who called listen() still lives; on kernels before 6.5 nobody can, and its user is all we go by."""
+    """Say whether the process that called listen() lives; kernels before 6.5 cannot say, so only its user counts."""
     try:
         descriptor = client.getsockopt(socket.SOL_SOCKET, _SO_PEERPIDFD)
     except OSError as error:
@@ -283,7 +281,7 @@ def job_of(process: Process, among: Mapping[int, Process]) -> Job:
 
     In a unit, a container or a Slurm job of its own: all that run there. Where the place is shared (a login, a daemon
     that starts jobs for many, a tmux or a notebook server in a unit of its own): the tree below its topmost ancestor
-    that is no shell and no other starter of things.
+    that is not a shell or another program that starts jobs.
     """
     place = place_of(process.cgroup)
     there = {pid: other for pid, other in among.items() if not place or _is_in(other.cgroup, place)}
@@ -294,13 +292,13 @@ def job_of(process: Process, among: Mapping[int, Process]) -> Job:
     else:
         found = _tree(process, {pid: other for pid, other in mine.items() if other.cgroup == process.cgroup})
         scope = "process tree"
-    # Those that start others first: nobody shall see his children stopped, or gone, while he still runs.
+    # Parents first: no running process must see its children stopped or gone.
     ordered = sorted(found.values(), key=lambda other: (_depth(other, found), other.pid))
     return Job(listener=process, scope=scope, processes=tuple(ordered))
 
 
 def place_of(cgroup: str) -> str:
-    """Return the unit, container or job that a control group belongs to; "" where it is nobody's own (a login)."""
+    """Return the unit, container or job that a control group belongs to; "" if it is shared (a login)."""
     parts = cgroup.split("/")
     if ".." in parts:  # outside our own view of the hierarchy
         return ""
@@ -353,8 +351,8 @@ def _depth(process: Process, among: Mapping[int, Process]) -> int:
 def unit_processes(unit: str) -> dict[int, Process]:
     """Return all processes of a unit of the system's own manager.
 
-    What lies within another unit or a container is none: whoever has that to himself (a user's manager, Delegate=) can
-    give a control group any name.
+    Processes within another unit or a container do not count: the owner of such a group (a user's manager, Delegate=)
+    can give a control group any name.
     """
 
     def is_its(process: Process) -> bool:

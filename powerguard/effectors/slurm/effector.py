@@ -63,12 +63,12 @@ class SlurmEffector:
         return _detail(await self.ask(word))
 
     async def ask(self, word: dict[str, object]) -> dict[str, Any]:
-        """Say one word to the helper and return its answer. Raises EffectorError, also where it says no."""
+        """Send one word to the helper and return its answer. Raises EffectorError, also if it refuses."""
         return await self._helper.ask({**word, "node": self._node}, limit_s=LIMIT_S)
 
 
 def _detail(answer: dict[str, Any]) -> Detail:
-    """The details of an answer, for the journal and for people."""
+    """The details of an answer, for the journal and for messages."""
     jobs = answer.get("jobs", [])
     refused = answer.get("refused", 0)
     return (

@@ -3,7 +3,7 @@
 `Run` is what every way to a checkpoint has in common: its time, its progress, the folder where it appears. Whatever the
 trainer answers, lies about or leaves unsaid, it ends before the action's deadline. The same id is sent at every try, so
 a native trainer makes one checkpoint of them all. `instead` is a second way, where the first brings no checkpoint:
-after it has failed, or beside it while the trainer does not answer.
+after it has failed, or at the same time while the trainer does not answer.
 """
 
 import asyncio
@@ -60,19 +60,19 @@ QUIET_S: Final = 6.0
 SETTLED_S: Final = 1.0
 """The same, once the trainer's processes have ended: only the file system may still lag."""
 _GROWING: Final = 3
-"""The exit code of newest_child that says so; its imports are none of the daemon's."""
+"""newest_child's exit code for "still growing"; the daemon does not import that module."""
 _TICK_NS: Final = 20_000_000  # the file system's stamps lag by up to a tick of the kernel
 _NEWEST: Final = (sys.executable, "-m", "powerguard.effectors.trainer.newest_child")
 LAST_WORDS_S = 0.25
-"""We end so long before the deadline, to say why ourselves; the bulkhead would only say "timed out"."""
+"""Time before the deadline at which a run ends, to report why; the bulkhead would only report "timed out"."""
 
 
 @dataclass(kw_only=True, slots=True)
 class Run:
     """Carries out one TriggerCheckpoint. publish: takes CheckpointProgress. where: what failures name, an address.
 
-    ends_training: to save this way is to end training, so it is not done where training is to go on.
-    since_ns: newest stamp in the folder before the request. unseen: why the folder could not be looked at.
+    ends_training: this way of saving ends training, so it is not used if training is to continue.
+    since_ns: newest stamp in the folder before the request. unseen: why the folder could not be read.
     growing: new files in it were still changing when the last look ended.
     """
 
@@ -92,7 +92,7 @@ class Run:
     async def run(self) -> Detail:
         """Return what `Done.detail` promises; raises EffectorError."""
         if self.ends_training and self.action.after is Conduct.CONTINUE:
-            self.fail("saves only when it ends, and training is to go on: not asked")
+            self.fail("saves only when it ends, but training is to continue: not asked")
         self.began_s = self.clock()
         try:
             async with asyncio.timeout(self.left_s()):
@@ -102,7 +102,7 @@ class Run:
             self.fail(self._late())
 
     async def checkpoint(self) -> Detail:
-        """See it through. Cancelled at the deadline."""
+        """Carry it out. Cancelled at the deadline."""
         raise EffectorError(self.where)  # pragma: no cover - each way has its own
 
     # --- What appears ----------------------------------------------------------------------------------------------
@@ -110,7 +110,7 @@ class Run:
     async def stamp(self) -> int:
         """Return the newest stamp in the configured folder, before we ask: its clock need not be ours.
 
-        A folder that does not answer soon must not hold up the request: then our clock counts.
+        A folder that does not answer soon must not delay the request: then the daemon's clock counts.
         """
         folder = self.common.checkpoint_dir
         if folder is not None:
@@ -139,13 +139,13 @@ class Run:
         try:
             ended = await self.spawn(argv, limit_s=min(look_s + 5.0, left_s))
         except OSError as error:
-            self.unseen = f" (no child can be started to look: {error.strerror or error})"
+            self.unseen = f" (no child can be started to read the folder: {error.strerror or error})"
             return None
         self.unseen = ""
         self.growing = ended.returncode == _GROWING
         if ended.timed_out or ended.returncode not in (0, 1, _GROWING):
             why = "does not answer" if ended.timed_out else clean_text(ended.stderr.decode("utf-8", "replace"), 200)
-            self.unseen = f" (the folder cannot be looked at: {why})"
+            self.unseen = f" (the folder cannot be read: {why})"
         try:
             found = json.loads(ended.stdout) if ended.returncode == 0 else None
         except ValueError:
@@ -157,9 +157,9 @@ class Run:
         )
 
     async def flushed(self, detail: Detail) -> Detail:
-        """Flush the file system of a checkpoint that nobody vouches for: most frameworks leave it to the page cache.
+        """Flush the file system of an unsealed checkpoint: most frameworks leave it to the page cache.
 
-        Says how it went (`flushed`); a checkpoint that could not be flushed stands all the same.
+        Returns how it went (`flushed`); a checkpoint that could not be flushed still counts.
         """
         told = dict(detail)
         path = str(told.get("path") or self.common.checkpoint_dir or "")
@@ -188,7 +188,7 @@ class Run:
     ) -> Detail:
         """Return the result of a peer that cannot say at which step training stands.
 
-        confirmed: the trainer, or its folder, has shown that the checkpoint ended; else it has only begun.
+        confirmed: the trainer, or its folder, has shown that the checkpoint ended; else it has only started.
         """
         return (
             ("native", False),
@@ -205,14 +205,14 @@ class Run:
     # --- Time ------------------------------------------------------------------------------------------------------
 
     def left_s(self) -> float:
-        """Seconds that we may still spend; raises EffectorError when there are none."""
+        """Seconds that are left; raises EffectorError if there are none."""
         left_s = self.action.by_s - LAST_WORDS_S - self.clock()
         if left_s <= 0:
             self.fail(self._late())
         return left_s
 
     def took_s(self) -> float:
-        """Seconds since we began."""
+        """Seconds since the start."""
         return self.clock() - self.began_s
 
     def _late(self) -> str:
@@ -222,11 +222,11 @@ class Run:
         """Wait before the next question, but not beyond the deadline."""
         left_s = self.left_s()
         if seconds > 0:
-            # The peer's only news is its answer to our next question: there is nothing to await here.
+            # The next answer is the peer's only news: there is no event to await here.
             await asyncio.sleep(min(seconds, left_s))  # noqa: TID251
 
     def progress(self, stage: str) -> None:
-        """Tell how far it is."""
+        """Report its progress."""
         self.stage = stage
         self.publish(
             CheckpointProgress(at_s=self.clock(), trainer=self.action.trainer, action_id=self.action.id, stage=stage)
@@ -245,13 +245,13 @@ _log = structlog.get_logger("powerguard.trainer")
 async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asyncio.Event, trainer: str) -> Detail:
     """Return what the first brings, else what the second does; of both at once, whichever is done earlier.
 
-    hung: set when nobody answers; then the second begins beside the first, which is never given up for it. Raises
+    hung: set when no answer comes; then the second starts in parallel with the first, which continues. Raises
     EffectorError that says why each has failed.
     """
     brought: Detail | None = None
     faults: list[str] = []
     async with asyncio.TaskGroup() as group:
-        asked = group.create_task(tried(first()))
+        asked = group.create_task(tried(first))
         waiting = group.create_task(hung.wait())
         await asyncio.wait({asked, waiting}, return_when=asyncio.FIRST_COMPLETED)
         waiting.cancel()
@@ -261,7 +261,7 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
             if not is_second and (not asked.done() or isinstance(asked.result(), EffectorError)):
                 because = str(asked.result()) if asked.done() else "does not answer"
                 _log.warning("trainer_fallback", trainer=trainer, by=second.where, because=because)
-                pending.add(group.create_task(tried(second.run())))
+                pending.add(group.create_task(tried(second.run)))
                 is_second = True
             done, pending = await asyncio.wait(pending, return_when=asyncio.FIRST_COMPLETED)
             for task in sorted(done, key=lambda each: each is not asked):
@@ -279,28 +279,28 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
     return brought
 
 
-async def tried(work: Awaitable[_Result]) -> _Result | EffectorError:
-    """A failure as a value, so that one way's does not end the other."""
+async def tried(work: Callable[[], Awaitable[_Result]]) -> _Result | EffectorError:
+    """A failure as a value, so that one way's does not end the other. Cancelled before its start, it does not start."""
     try:
-        return await work
+        return await work()
     except EffectorError as error:
         return error
 
 
 _POLL_S = 1.0
-_PACE_S = 0.2  # between two questions to a peer that answers at once with no news
-_NEWS_S = 0.02  # and with news: the end of a short checkpoint is heard at once, and a liar cannot keep us busy
+_PACE_S = 0.2  # between two requests to a peer that answers at once without news
+_NEWS_S = 0.02  # and with news: a short checkpoint is noticed at once, and a faulty peer cannot keep us busy
 _MAX_NONSENSE = 5
 _MAX_FORGOTTEN = 3
 
 
 class _AskAgain(Exception):  # noqa: N818 - not an error, but the way back to the first question
-    """The checkpoint that we followed is unknown by now: the trainer was restarted, or it had just ended."""
+    """The followed checkpoint is unknown by now: the trainer was restarted, or it had just ended."""
 
 
 @dataclass(kw_only=True, slots=True)
 class CheckpointRun(Run):
-    """A checkpoint over HTTP. gone: told when nobody listens. fallback: what is tried where this brings none."""
+    """A checkpoint over HTTP. gone: called if the trainer does not listen. fallback: is tried if this brings none."""
 
     peer: TrainerPeer
     gone: Callable[[], None]
@@ -311,7 +311,7 @@ class CheckpointRun(Run):
     hung: asyncio.Event = field(default_factory=asyncio.Event)
 
     async def checkpoint(self) -> Detail:
-        """See it through over HTTP; and by the fallback, where that fails, or beside it, while nobody answers."""
+        """Carry it out over HTTP; and by the fallback, if that fails, or in parallel while no answer comes."""
         if self.fallback is None:
             return await self._until_ended()
         return await instead(self._until_ended, self.fallback, self.hung, self.action.trainer)
@@ -324,7 +324,7 @@ class CheckpointRun(Run):
             except _AskAgain:
                 self.forgotten += 1
                 if self.forgotten > _MAX_FORGOTTEN:
-                    self.fail("forgets its checkpoints (restarted again and again?)")
+                    self.fail("loses its checkpoints: check whether it restarts repeatedly")
                 await self.rest(BACKOFF_S[0])
                 continue
             if detail is not None:
@@ -411,7 +411,7 @@ class CheckpointRun(Run):
                 await self._count_failure(f"{self.peer.options.url}: POST {self.path} answered {answer.status}")
             case Meaning.NO_ROUTE:
                 routes = f"POST {TRIGGER_PATH} nor {CHECKPOINTS_PATH}"
-                self.fail(f"knows neither {routes} (it answered {answer.status}; is this the trainer?)")
+                self.fail(f"has neither {routes} (it answered {answer.status}; check that this is the trainer)")
             case Meaning.BAD_TOKEN:
                 self.peer.forget_token()
                 token = "the token" if self.peer.options.token is not None else "a request without token"
@@ -426,7 +426,7 @@ class CheckpointRun(Run):
 
     async def _count_failure(self, what: str) -> None:
         if self.failures >= len(BACKOFF_S):
-            msg = f"{what}, {self.failures + 1} times; its last checkpoint before this one stands"
+            msg = f"{what}, {self.failures + 1} times; its earlier checkpoint remains"
             raise EffectorError(msg)
         self.progress("retrying")
         await self.rest(BACKOFF_S[self.failures])
@@ -456,11 +456,11 @@ class CheckpointRun(Run):
                 if status.phase is Phase.COMMITTED:
                     return self._native(status)
                 if status.phase in (Phase.FAILED, Phase.ABORTED):
-                    self.fail(f"checkpoint {status.phase.value}: {status.error or 'it does not say why'}")
+                    self.fail(f"checkpoint {status.phase.value}: {status.error or 'without a reason'}")
             elif isinstance(status, WireError):
                 nonsense += 1
                 if nonsense >= _MAX_NONSENSE:
-                    self.fail(f"answers GET {path} with nonsense: {status.reason}")
+                    self.fail(f"sends an invalid answer to GET {path}: {status.reason}")
             await self.rest(pace_s - (self.clock() - asked_s))
 
     def _understood(self, answer: HttpAnswer | PeerError) -> CheckpointStatus | WireError | None:
@@ -514,7 +514,7 @@ class CheckpointRun(Run):
             ("took_s", round(self.took_s(), 3)),
         )
 
-    # --- Peers that tell less ------------------------------------------------------------------------------------
+    # --- Peers that report less ----------------------------------------------------------------------------------
 
     async def _adopt(self, answer: HttpAnswer, verdict: TriggerAnswer) -> Detail:
         """Find the checkpoint that runs, by what the trainer's status says, else by what appears in its folder."""
@@ -563,7 +563,7 @@ class CheckpointRun(Run):
             found = await self.appeared(until_s)
         if found is None:
             told = f"answered {answer.status}, but no newer checkpoint appeared in {folder} within {most_s:.0f} s"
-            self.fail(f"{told}{self.unseen}: begun, not confirmed (check `checkpoint_dir` of {self.action.trainer})")
+            self.fail(f"{told}{self.unseen}: started, not confirmed (check `checkpoint_dir` of {self.action.trainer})")
         return await self.flushed(found)
 
     async def _status(self) -> TrainerStatus | WireError | PeerError | None:

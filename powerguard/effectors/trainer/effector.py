@@ -1,9 +1,8 @@
-"""Asks trainers for checkpoints, lets them go on, and keeps an eye on them in between.
+"""Asks trainers for checkpoints, pauses and resumes them, and polls them in between.
 
-Trainers copy nothing to slower storage while the battery lasts: its bandwidth and processors are the local write's.
-
-Held under a lease that is renewed, so that a daemon that dies stops nobody's copies for ever; let go by a lease of no
-length, which changes nothing else (`resume` would also let training go on that somebody else has paused).
+On battery, trainers do not copy checkpoints to slower storage: bandwidth and processors belong to the local write. The
+hold is a lease that the daemon renews, so it ends if the daemon dies. A lease of length 0 releases it and has no other
+effect (`resume` would also continue training that another request has paused).
 """
 
 import asyncio
@@ -66,22 +65,22 @@ _NO_ROUTE: Final = frozenset((404, 405, 501))
 
 
 class UploadHold:
-    """Holds the uploads of all native trainers while that is wanted. peers: those that are known now, by name."""
+    """Holds the uploads of all native trainers while that is wanted. peers: the known ones, by name."""
 
     def __init__(self, peers: Callable[[], Mapping[str, TrainerPeer]], clock: Clock) -> None:
         self._peers = peers
         self._clock = clock
         self._told: dict[str, float] = {}
-        """When each was told last; those without such a call at the end of time."""
+        """When each was asked last; infinity for trainers without such a call."""
 
     async def keep(self, wanted: Callable[[], bool], rest: Callable[[float], Awaitable[object]]) -> None:
-        """Hold and let go as is wanted; never returns. wanted: whether the dwell has ended, as the core has it."""
+        """Hold and release as wanted; never returns. wanted: whether the dwell has ended, by the core."""
         while True:
             await self.turn(wanted=wanted())
             await rest(LOOK_S)
 
     async def turn(self, *, wanted: bool) -> None:
-        """Tell those who do not know it yet. Ends within the 5 s that one call may take."""
+        """Send it to trainers that do not have it yet. Ends within the 5 s that one call may take."""
         peers = self._peers()
         self._told = {name: at_s for name, at_s in self._told.items() if name in peers}
         now_s = self._clock()
@@ -97,7 +96,7 @@ class UploadHold:
         body = LeaseRequest(lease_s=LEASE_S if hold else 0.0).to_json()
         answer = await peer.call("POST", HOLD_UPLOADS_PATH, body=body)
         if busy_for_s(answer) is not None:
-            return  # asked again at the next look
+            return  # asked again at the next poll
         if not hold:
             if isinstance(answer, HttpAnswer | GoneError):
                 self._told.pop(name, None)
@@ -113,7 +112,7 @@ MAX_DISCOVERED = 64
 CROWDED = 1000
 """Names in the folder for sockets: more than this host's trainers have ever left there."""
 PAUSE_LOOK_S = 0.25
-"""How often a trainer that is to stand still is asked whether it does."""
+"""Interval of the polls of a trainer that is to pause."""
 _SOCKET_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})\.sock")
 _ORDER = (After.CONTINUE, After.PAUSE, After.EXIT)
 _log = structlog.get_logger("powerguard.trainer")
@@ -121,10 +120,10 @@ _log = structlog.get_logger("powerguard.trainer")
 
 @dataclass(slots=True)
 class _Watched:
-    """One trainer and what was last told of it. fault, trouble: told once, when they change.
+    """One trainer and its last status. fault, trouble: logged once, when they change.
 
-    stranger: the fault is that its socket is served by a user who is not allowed, or that we may not open it.
-    folder: where it says it saves.
+    stranger: the fault is that its socket is served by a user that is not allowed, or that it may not be opened.
+    folder: where it saves, as it reports.
     """
 
     peer: TrainerPeer
@@ -141,8 +140,8 @@ class TrainerEffector:
 
     publish: takes TrainerSeen and CheckpointProgress; never blocks. discover_dir: where trainers put their sockets;
     None: only configured ones count. discover_uids: whose sockets there are believed; root's and our own always are.
-    not_trainers: sockets that are none wherever they lie: the daemon's own.
-    helper: who may signal; needed where a trainer, or a fallback, is of kind signal. alive: whether a unit
+    not_trainers: sockets that never are trainers: the daemon's own.
+    helper: sends signals; needed if a trainer, or a fallback, is of kind signal. alive: whether a unit
     has processes. remembered: names of the trainers that the core takes for alive, some of an earlier daemon: one that
     the settings no longer have, and that has no socket, is reported as gone.
     """
@@ -190,24 +189,24 @@ class TrainerEffector:
 
     @property
     def strangers(self) -> tuple[str, ...]:
-        """Sockets behind which a training may be unguarded, and why: a user who is not allowed, or a crowded folder."""
+        """Sockets of training that may be unguarded, and why: a user that is not allowed, or a crowded folder."""
         known = (each.fault if each.stranger else each.peer.refused for each in self._watched.values())
         return (*filter(None, known), *self._strangers.values(), *filter(None, (self._crowded,)))
 
     @property
     def folders(self) -> tuple[str, ...]:
-        """Where trainers on this host say that they save: to be flushed before the power goes."""
+        """Folders where trainers on this host save, as they report: flushed before the power-off."""
         return tuple(dict.fromkeys(watched.folder for watched in self._watched.values() if watched.folder))
 
     @property
     def saves_in(self) -> dict[str, str]:
-        """Where each trainer saves, by its name, as it says or else as the settings do."""
+        """Where each trainer saves, by its name, as it reports or else as the settings say."""
         told = {name: plain.checkpoint_dir or "" for name, plain in self._unmodified.items()}
         told |= {name: each.folder or each.peer.options.checkpoint_dir or "" for name, each in self._watched.items()}
         return {name: folder for name, folder in told.items() if folder}
 
     async def carry_out(self, action: Action) -> Detail:
-        """Ask for a checkpoint and see it through, let training stand still, or go on. Raises EffectorError.
+        """Carry out a checkpoint, a pause or a resume. Raises EffectorError.
 
         The caller cancels it at `action.by_s`; it ends by itself a little before that.
         """
@@ -225,11 +224,11 @@ class TrainerEffector:
                 return await self._pause(self._find(name), action.lease_s)
             case _:
                 pass
-        msg = f"{type(action).__name__} is nothing that a trainer can do"
+        msg = f"a trainer cannot carry out {type(action).__name__}"
         raise EffectorError(msg)
 
     def _run(self, action: TriggerCheckpoint) -> Run:
-        """Make the way to one checkpoint."""
+        """Make the run of one checkpoint."""
         plain = self._unmodified.get(action.trainer)
         if plain is not None:
             return self._by(plain, plain, action)
@@ -263,11 +262,11 @@ class TrainerEffector:
         """Look at all trainers every so often, until cancelled."""
         while True:
             await self.look()
-            # Trainers cannot call us: looking again is the only way to hear of one.
+            # Trainers cannot call the daemon, so it polls.
             await asyncio.sleep(every_s)  # noqa: TID251
 
     async def look(self) -> None:
-        """Look once: find sockets, ask every trainer for its status, publish what it says. Ends within 6 s."""
+        """Poll once: find sockets, ask every trainer for its status, publish the answers. Ends within 6 s."""
         there = {*self.names, *await self._discover(), *self._watched}
         for name in self._remembered():
             if name not in there:
@@ -279,7 +278,7 @@ class TrainerEffector:
                 group.create_task(self._look_at(watched))
 
     async def close(self) -> None:
-        """Let go of all connections."""
+        """Close all connections."""
         for watched in self._watched.values():
             await watched.peer.close()
 
@@ -290,10 +289,10 @@ class TrainerEffector:
             raise EffectorError(msg)
         return watched
 
-    # --- Going on -------------------------------------------------------------------------------------------------
+    # --- Resuming -------------------------------------------------------------------------------------------------
 
     async def _resume(self, watched: _Watched) -> Detail:
-        """Tell a trainer to go on; one that knows no such thing never stood still for us."""
+        """Resume a trainer; one without this call was never paused by the daemon."""
         peer = watched.peer
         what = ""
         for pause_s in (0.0, *BACKOFF_S):
@@ -316,22 +315,22 @@ class TrainerEffector:
             what = f"{peer.options.url}: POST {RESUME_PATH} answered {answer.status}"
             if answer.status < 500 and answer.status != 429:
                 break
-        msg = f"{what} (expected 200; training may still stand: POST {RESUME_PATH} by hand)"
+        msg = f"{what} (expected 200; training may still be paused: POST {RESUME_PATH} by hand)"
         raise EffectorError(msg)
 
-    # --- Standing still -------------------------------------------------------------------------------------------
+    # --- Pausing --------------------------------------------------------------------------------------------------
 
     async def _pause(self, watched: _Watched, lease_s: float | None) -> Detail:
-        """Tell a trainer to stand still, and wait until it does: it finishes its step first.
+        """Pause a trainer, and wait until it is paused: it finishes its step first.
 
-        Only a native trainer can. Whatever comes of it, it may still pause later: who asked has to let it go on.
+        Only a native trainer can. Even after a failure it may still pause later, so the caller must resume it.
         """
         peer = watched.peer
         body = LeaseRequest(lease_s=lease_s).to_json()
         answer = await peer.call("POST", PAUSE_PATH, body=body)
         while True:
             if (busy_s := busy_for_s(answer)) is not None:
-                # A busy trainer says when to ask again. The same wish twice is one wish.
+                # A busy trainer says when to ask again. The same request twice is one request.
                 await asyncio.sleep(max(PAUSE_LOOK_S, min(busy_s, 1.0)))  # noqa: TID251
                 answer = await peer.call("POST", PAUSE_PATH, body=body)
                 continue
@@ -351,13 +350,13 @@ class TrainerEffector:
             if status.paused:
                 return (("native", True), ("paused", True), ("step", status.step))
             if status.conduct is After.CONTINUE:
-                msg = f"{peer.options.url}: is not willing to pause (its conduct is continue)"
+                msg = f"{peer.options.url}: refuses to pause (its conduct is continue)"
                 raise EffectorError(msg)
-            # A step boundary comes when it comes, and the trainer cannot call us.
+            # The time of a step boundary is unknown, and the trainer cannot call the daemon.
             await asyncio.sleep(PAUSE_LOOK_S)  # noqa: TID251
             answer = await peer.call("GET", STATUS_PATH)
 
-    # --- Looking --------------------------------------------------------------------------------------------------
+    # --- Polling --------------------------------------------------------------------------------------------------
 
     async def _look_at(self, watched: _Watched) -> None:
         peer = watched.peer
@@ -366,7 +365,7 @@ class TrainerEffector:
             watched.stranger = isinstance(answer, StrangerError)
             self._fault(watched, str(answer))
             if isinstance(answer, GoneError | StrangerError):
-                self._tell(watched, self._absent(watched))  # nobody there, or nobody whom we could ask
+                self._tell(watched, self._absent(watched))  # no listener, or none that can be asked
             else:
                 self._tell(watched, self._silent(watched))
             return
@@ -410,7 +409,7 @@ class TrainerEffector:
         )
 
     def _silent(self, watched: _Watched) -> TrainerSeen:
-        """Somebody is there who says nothing (new) of himself: what he last said stands; a dumb one continues."""
+        """It is alive but reports no news: its last status holds; a trainer without status continues."""
         if watched.seen is not None and watched.seen.alive:
             return replace(watched.seen, at_s=self._clock())
         options = watched.peer.options
@@ -477,7 +476,7 @@ class TrainerEffector:
         return frozenset(sockets)
 
     async def _admit(self, watched: _Watched) -> None:
-        """Take a found socket in once it has answered: until then, nobody has proved whose it is."""
+        """Add a found socket once it has answered: until then, its owner is not proved."""
         answer = await watched.peer.call("GET", STATUS_PATH)
         path = str(watched.peer.options.socket_path)
         if isinstance(answer, HttpAnswer):
@@ -489,7 +488,7 @@ class TrainerEffector:
         if isinstance(answer, StrangerError):
             self._strangers[path] = str(answer)
             self._ignore(path, str(answer), level=logging.ERROR)
-        elif not isinstance(answer, GoneError):  # what a dead trainer left behind is no news
+        elif not isinstance(answer, GoneError):  # the socket of a dead trainer is not news
             self._ignore(path, str(answer))
         await watched.peer.close()
 
@@ -499,7 +498,7 @@ class TrainerEffector:
             _log.log(level, "trainer_ignored", socket=path, because=reason)
 
     def _crowd(self, names: int) -> None:
-        """Log once that the folder is crowded, and keep the alarm until it is not any more."""
+        """Log once that the folder is crowded, and keep the alarm until it is not."""
         before, self._crowded = self._crowded, ""
         if names > CROWDED:
             self._crowded = (
@@ -510,10 +509,9 @@ class TrainerEffector:
 
 
 def seen(options: TrainerOptions, status: TrainerStatus, at_s: float) -> TrainerSeen:
-    """Translate a trainer's word into an event, clamped: no claim of a trainer can bring a shutdown nearer.
+    """Translate a trainer's status into an event, clamped: no claim of a trainer can bring a shutdown nearer.
 
-    It does what the settings ask, but no more than it is willing to; it needs what it says, but never more than
-    `max_checkpoint_s`.
+    Its conduct is that of the settings, as far as it agrees; its need is its estimate, but at most `max_checkpoint_s`.
     """
     after = min(After(options.after), status.conduct, key=_ORDER.index)
     needs_s: float | None = None
@@ -543,7 +541,7 @@ def seen(options: TrainerOptions, status: TrainerStatus, at_s: float) -> Trainer
 
 
 def _folder(options: TrainerOptions, status: TrainerStatus) -> str:
-    """Return the folder of a trainer's last checkpoint, if it lies on this host; "" where that is not told."""
+    """Return the folder of a trainer's last checkpoint, if it lies on this host; "" if it does not report it."""
     last = status.last_committed
     if last is None or last.tier != "local" or not options.is_local or not last.path.startswith("/"):
         return ""
@@ -551,7 +549,7 @@ def _folder(options: TrainerOptions, status: TrainerStatus) -> str:
 
 
 class _NoHelper:
-    """Stands in where nobody has given a helper."""
+    """Stands in if there is no helper."""
 
     async def checkpoint(self, unit: str, signal: str) -> dict[str, Any]:
         msg = f"{unit}: SIG{signal} cannot be sent: no signal helper here (docs/guides/gpu-and-signals.md)"
@@ -580,7 +578,7 @@ def sockets_in(folder: Path, uids: Collection[int], known: Collection[str]) -> t
             for entry in entries:
                 names += 1
                 match = _SOCKET_NAME.fullmatch(entry.name)
-                # What is listed as a file costs no look at it.
+                # An entry that is listed as a file needs no further check.
                 if match and match[1] not in ranked and not entry.is_file(follow_symlinks=False):
                     with contextlib.suppress(FileNotFoundError):  # gone since it was listed
                         take(match[1], entry.path)

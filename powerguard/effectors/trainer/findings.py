@@ -27,7 +27,7 @@ _MOUNTS: Final = Path("/proc/self/mountinfo")
 async def findings(
     folders: Mapping[str, str], *, alive: Collection[str], spawn: Spawn = run_child, mounts: Path = _MOUNTS
 ) -> list[Finding]:
-    """Look, and say what was found. folders: where each trainer saves, by its name. alive: those that run now."""
+    """Return the findings. folders: where each trainer saves, by its name. alive: those that run now."""
     if not folders:
         return []
     mountinfo = _listed(mounts)
@@ -40,7 +40,7 @@ async def findings(
 
 
 async def ways(options: Sequence[AnyTrainerOptions], ask: Ask) -> list[Finding]:
-    """Look whether signals may be sent and programs started, before an outage needs it. ask: of powerguard-signal."""
+    """Check before an outage that signals may be sent and programs started. ask: of powerguard-signal."""
     found: list[Finding] = []
     signals: list[tuple[str, SignalOptions]] = []
     for trainer in options:
@@ -49,7 +49,7 @@ async def ways(options: Sequence[AnyTrainerOptions], ask: Ask) -> list[Finding]:
             signals.append((trainer.name, way))
         elif way is not None and shutil.which(way.command[0]) is None:
             text = f"{way.command[0]}: no such program, or not executable"
-            found.append(Finding(f"trainer.{trainer.name}", "FAIL", text, "name it by its whole path"))
+            found.append(Finding(f"trainer.{trainer.name}", "FAIL", text, "name it by its absolute path"))
     if not signals:
         return found
     try:
@@ -65,7 +65,7 @@ async def ways(options: Sequence[AnyTrainerOptions], ask: Ask) -> list[Finding]:
             text = f"SIG{way.signal} may be sent to {way.unit}"
             found.append(Finding(f"trainer.{name}", "PASS", text))
         else:
-            broken = told.get("units_because")  # then another line would mend nothing
+            broken = told.get("units_because")  # then another line would not help
             because = broken or "/etc/powerguard/signals does not list it"
             text = f"SIG{way.signal} may not be sent to {way.unit}: {because}"
             fix = _SIGNALS if broken else f"echo '{way.unit} {way.signal}' >> /etc/powerguard/signals"
@@ -74,7 +74,7 @@ async def ways(options: Sequence[AnyTrainerOptions], ask: Ask) -> list[Finding]:
 
 
 def crowding(folder: str | None, run: str = "/run") -> list[Finding]:
-    """Find the folder of trainers' sockets in the memory of /run, where all users can write to it and so fill /run."""
+    """Check that the trainers' folder is not part of /run itself, where any user could fill all of /run."""
     try:
         found = None if folder is None else Path(folder).stat()
         if found is None or not found.st_mode & stat.S_IWOTH or found.st_dev != Path(run).stat().st_dev:
@@ -89,18 +89,18 @@ def _listed(mounts: Path) -> str:
     try:
         return mounts.read_text(encoding="utf-8", errors="surrogateescape")
     except OSError:
-        return ""  # then no folder's kind is known
+        return ""  # then the kind of each folder is unknown
 
 
 async def _folder(name: str, folder: str, kind: str, *, is_alive: bool, spawn: Spawn) -> list[Finding]:
     """Look at one folder, in a child: even stat() hangs on a dead file server."""
     title = f"checkpoints.{name}"
     if kind in VOLATILE:
-        text = f"{folder} lies in memory ({kind}): the power takes it along"
+        text = f"{folder} is in memory ({kind}): a power-off erases it"
         return [Finding(title, "FAIL", text, "save to a disk of this host")]
     found = []
     if kind in NETWORKED:
-        text = f"{folder} is on the network ({kind}), and has to be written while switches and server may be dark"
+        text = f"{folder} is on the network ({kind}): in an outage, switches and the server may be without power"
         found.append(Finding(title, "WARN", text, f"save to a local disk, and copy from there ({_GUIDE})"))
     argv = [sys.executable, "-m", "powerguard.effectors.trainer.folder_child", folder]
     try:
@@ -108,38 +108,50 @@ async def _folder(name: str, folder: str, kind: str, *, is_alive: bool, spawn: S
     except OSError as error:
         return [*found, Finding(title, "WARN", f"{folder}: no child can be started ({error.strerror})")]
     if ended.timed_out:
-        text = f"{folder} does not answer within {LOOK_LIMIT_S:g} s: a checkpoint there would hang, too"
-        return [*found, Finding(title, "FAIL", text, "look at its disk or server")]
+        text = f"{folder} does not answer within {LOOK_LIMIT_S:g} s, so a checkpoint there would hang"
+        return [*found, Finding(title, "FAIL", text, "check its disk or server")]
     try:
         told: dict[str, Any] = json.loads(ended.stdout) if ended.returncode == 0 else {}
     except ValueError:
         told = {}
     if not told:
         reason = ended.stderr.decode("utf-8", "replace").strip()[-200:] or f"status {ended.returncode}"
-        return [*found, Finding(title, "WARN", f"{folder}: cannot be looked at: {reason}", "run doctor as root")]
+        return [*found, Finding(title, "WARN", f"{folder}: cannot be checked: {reason}", "run doctor as root")]
     judged = judge(title, folder, told, is_alive=is_alive)
     return [*found, *judged]
 
 
 def judge(title: str, folder: str, told: Mapping[str, Any], *, is_alive: bool) -> list[Finding]:
-    """Say what is wrong with what the child saw, or that nothing is."""
+    """Return the findings on the child's answer."""
     newest, free = told["newest"], int(told["free_bytes"])
     if newest is None:
-        return [Finding(title, "WARN", f"{folder}: no checkpoint there yet", "wait for the first one, or see its log")]
+        return [
+            Finding(
+                title, "WARN", f"{folder}: no checkpoint there yet", "wait for the first one, or read the trainer's log"
+            )
+        ]
     size, age_s = int(newest["size_bytes"]), float(newest["age_s"])
     found = []
     room = free + int(told["slot_bytes"])
     if room < 2 * size:
-        text = f"{folder}: {_gb(room)} free, a checkpoint takes {_gb(size)}: the next but one does not fit"
+        text = f"{folder}: {_gb(room)} free, a checkpoint takes {_gb(size)}: one more fits, but not two"
         verdict: Any = "FAIL" if room < size else "WARN"
-        text = f"{folder}: {_gb(room)} free, a checkpoint takes {_gb(size)}: it does not fit" if room < size else text
-        found.append(Finding(title, verdict, text, f"free some, or keep fewer (powerguard checkpoints prune {folder})"))
+        text = (
+            f"{folder}: {_gb(room)} free, a checkpoint takes {_gb(size)}: the next one does not fit"
+            if room < size
+            else text
+        )
+        found.append(
+            Finding(
+                title, verdict, text, f"free space, or keep fewer checkpoints (powerguard checkpoints prune {folder})"
+            )
+        )
     if newest["state"] == "not_sealed":
-        text = f"{newest['path']} is not sealed: after a power cut it may be torn, and look whole"
+        text = f"{newest['path']} is not sealed: after a power cut it may be incomplete without a sign of it"
         found.append(Finding(title, "WARN", text, f"powerguard seal, after each save ({_GUIDE})"))
     if is_alive and age_s > OLD_S:
         text = f"{folder}: the newest checkpoint is {age_s / 3600:.1f} h old"
-        found.append(Finding(title, "WARN", text, "save more often: that is what an outage can cost"))
+        found.append(Finding(title, "WARN", text, "save more often: an outage can cost this much training"))
     step = "" if newest["step"] is None else f"step {newest['step']}, "
     text = f"{folder}: {step}{_gb(size)}, {age_s / 60:.0f} min old; {_gb(free)} free"
     return found or [Finding(title, "PASS", text)]

@@ -2,7 +2,7 @@
 
     python -m powerguard.effectors.trainer.folder_child DIR
 
-A process of its own, because the folder may lie on a file system that hangs. Exit codes: 0 told, 1 cannot be looked at.
+A separate process, because the folder may lie on a file system that hangs. Exit codes: 0 printed, 1 cannot be read.
 """
 
 import contextlib

@@ -3,8 +3,8 @@
     python -m powerguard.effectors.trainer.newest_child DIR                              # prints the newest stamp there
     python -m powerguard.effectors.trainer.newest_child DIR SINCE_NS LIMIT_S QUIET_S     # waits for what is newer
 
-A process of its own, because the folder may lie on a file system that hangs. Exit codes: 0 found, 1 none in time,
-2 the folder cannot be looked at, 3 none in time, but new files are still changing.
+A separate process, because the folder may lie on a file system that hangs. Exit codes: 0 found, 1 none in time,
+2 the folder cannot be read, 3 none in time, but new files are still changing.
 SINCE_NS is a stamp of the same folder, taken before the request: the clock of a file server may differ from ours.
 
 What counts: a manifest or a seal whose names and sizes hold (verified: true). In a folder that has neither, a file or
@@ -54,12 +54,12 @@ _LOG: Final = re.compile(
 )
 _UNBORN: Final = re.compile(r"(?:^|[^a-z])(?:tmp|incomplete)(?:[^a-z]|$)|\.(?:temp|part|partial|dirty)$|~$")
 _OVERWRITTEN: Final = re.compile(r"(?:^|[^a-z])(?:last|latest|emergency|interrupt(?:ed)?)(?:[^a-z]|$)")
-"""Names that trainings write again and again, beside those of their steps."""
+"""Names that trainings overwrite, in addition to those of their steps."""
 _PART: Final = re.compile(r"^(?P<before>.*)-(?P<part>\d{5})-of-(?P<parts>\d{5})(?P<after>\..*)$")
 """One file of a model in parts, as Transformers names them: `model-00001-of-00002.safetensors`."""
 _MOST_PARTS: Final = 10_000
 _DCP_INDEX: Final = ".metadata"
-"""The file that torch.distributed.checkpoint writes last, beside its `.distcp` files."""
+"""The file that torch.distributed.checkpoint writes last, after its `.distcp` files."""
 _USUAL: Final = re.compile(r"(?:^|[^a-z])(?:checkpoint|ckpt|model|last|latest|emergency|interrupt(?:ed)?)(?:[^a-z]|$)")
 
 
@@ -140,7 +140,7 @@ class _Watch:
         self._quiet_since_s = 0.0
 
     def look(self, now_s: float) -> AppearedCheckpoint | None:
-        """Return the checkpoint; None while there is none. What goes while we look is looked at again."""
+        """Return the checkpoint; None while there is none. A file that vanishes meanwhile is checked again."""
         try:
             if not self._folder.is_dir():
                 return None
@@ -161,7 +161,7 @@ class _Watch:
         marks = frozenset(_marks(self._folder))
         if self._first is None:
             self._first, self._quiet_since_s = marks, now_s
-        # What changes while we watch is new, whatever its stamp says: clocks are set back, too.
+        # A file that changes during the watch is new, whatever its stamp: clocks may be set back.
         changed = (mark for mark in marks if mark.changed_ns > self._since_ns or mark not in self._first)
         fresh = frozenset(mark for mark in changed if not _is_log(mark))
         if fresh != self._fresh:
@@ -206,7 +206,7 @@ def _sealed(folder: Path, since_ns: int) -> Iterator[AppearedCheckpoint]:
 def _likeliest(folder: Path, marks: frozenset[_Mark], fresh: frozenset[_Mark]) -> AppearedCheckpoint | None:
     """Return the newest of the files and folders here that changed since and hold data; None: there is none.
 
-    In a folder in which anything is named by a step, only such names and overwritten ones (`last.ckpt`) count.
+    In a folder in which any file is named by a step, only such names and overwritten ones (`last.ckpt`) count.
     In any other folder the usual names count, if there are any.
     """
     tops = {mark.top for mark in marks if step_of(mark.top) is None and not _is_log(mark)}
@@ -249,7 +249,7 @@ def _is_text(path: Path) -> bool:
 
 
 def _lacks_a_part(files: list[Path], written: list[Path]) -> bool:
-    """Whether what was written just now is one part of a checkpoint, of which another is not there yet.
+    """Whether the newest files are a part of a checkpoint, of which another part is not there yet.
 
     files: all of the checkpoint; written: those that changed since. An index of the save before does not count.
     """
@@ -260,7 +260,7 @@ def _lacks_a_part(files: list[Path], written: list[Path]) -> bool:
 
 
 def _parts(path: Path) -> Iterator[Path]:
-    """Yield all files of the model that this file is a part of; none where its name does not say so."""
+    """Yield all files of the model that this file is a part of; none if its name does not show it."""
     found = _PART.match(path.name)
     if found is not None and int(found["parts"]) <= _MOST_PARTS:
         for part in range(1, int(found["parts"]) + 1):
@@ -268,7 +268,7 @@ def _parts(path: Path) -> Iterator[Path]:
 
 
 def _is_unfinished(mark: _Mark) -> bool:
-    """Whether a quiet file is not whole all the same: a temporary name, or an end that was never written.
+    """Whether a quiet file is incomplete: a temporary name, or a missing end.
 
     torch.save and numpy write zips, whose directory comes last; a `.safetensors` begins with where its tensors end; a
     file of preset size ends in a hole until then.
@@ -290,9 +290,9 @@ def _is_unfinished(mark: _Mark) -> bool:
 
 
 def _safetensors_bytes(file: BinaryIO) -> int:
-    """Return how long the file will be, by its header; 0 where that is none.
+    """Return how long the file will be, by its header; 0 if it has none.
 
-    Eight bytes (little-endian) tell the size of a JSON header, which has begin and end of each tensor, counted from the
+    Eight bytes (little-endian) are the size of a JSON header, which has begin and end of each tensor, counted from the
     end of the header. Source: the format's description in the safetensors README.
     """
     first = file.read(8)

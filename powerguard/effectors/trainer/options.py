@@ -98,7 +98,7 @@ class Common(Options):
 
     @property
     def seed_s(self) -> float:
-        """Seconds a checkpoint needs before anything has been measured: as told, else twice size over bandwidth."""
+        """Seconds that a checkpoint needs before a measurement: of the settings, else twice size over bandwidth."""
         if self.checkpoint_s is not None:
             return self.checkpoint_s
         if self.size_bytes is not None and self.write_bytes_per_s is not None:
@@ -107,12 +107,12 @@ class Common(Options):
 
     @property
     def socket_path(self) -> str | None:
-        """Path of the unix socket; None where it has none."""
+        """Path of the unix socket; None if it has none."""
         return None
 
 
 class SignalTrainerOptions(SignalOptions, Common):
-    """One trainer that knows nothing of powerguard and saves at a signal."""
+    """One trainer that is independent of powerguard and saves at a signal."""
 
     after: Literal["exit", "continue"] = Field(
         default="continue", description="What the trainer does by itself after it has saved."
@@ -120,7 +120,7 @@ class SignalTrainerOptions(SignalOptions, Common):
 
 
 class CommandTrainerOptions(CommandOptions, Common):
-    """One trainer that knows nothing of powerguard and is made to save by a program."""
+    """One trainer that is independent of powerguard and is made to save by a program."""
 
     after: Literal["exit", "continue"] = Field(
         default="continue", description="What the trainer does by itself after it has saved."
@@ -197,7 +197,7 @@ class TrainerOptions(Common):
             return host == "localhost"
 
 
-def _with_kind(told: Any) -> Any:  # noqa: ANN401 - whatever stands in a file
+def _with_kind(told: Any) -> Any:  # noqa: ANN401 - any content of a file
     return {**told, "kind": "http"} if isinstance(told, dict) and "kind" not in told else told
 
 
@@ -205,4 +205,4 @@ AnyTrainerOptions = Annotated[
     Annotated[TrainerOptions | SignalTrainerOptions | CommandTrainerOptions, Field(discriminator="kind")],
     BeforeValidator(_with_kind),
 ]
-"""One trainer of the settings, told apart by `kind`; http where none stands."""
+"""One trainer of the settings, distinguished by `kind`; http if there is none."""

@@ -1,22 +1,22 @@
 """One trainer's HTTP endpoint, as the daemon may safely talk to it: every wait and every size has an end.
 
 Connecting takes at most 1 s, the headers 2 s, the body 2 s and 64 KiB. No redirect is followed, no cookie kept, no
-proxy of the environment used, nothing decompressed. On a unix socket the other end's user is checked before the
-first byte (and so the token) is sent.
+proxy of the environment used, no decompression. On a unix socket the other end's user is checked before the first byte
+(and so the token) is sent.
 
 What a trainer's first answer means: the whole table in one pure function.
 
 | answer | meaning |
 | --- | --- |
 | 2xx with our Location | native: follow the checkpoint there |
-| 202 without | dumb and asynchronous: begun, no more is told |
-| other 2xx | dumb and synchronous: done, says a peer that cannot prove it |
+| 202 without | dumb and asynchronous: started, no further report |
+| other 2xx | dumb and synchronous: done, without proof |
 | 409, 423 | one is running: adopt it |
 | 404, 405, 501 | no such route: try the alias, once |
-| 401, 403 | our token is refused: no use in repeating it |
-| 429; 503 with Retry-After | busy: come back when it says, but soon |
+| 401, 403 | the token is refused: not repeated |
+| 429; 503 with Retry-After | busy: retried when it says, but soon |
 | other 5xx | failed: three more tries with the same id |
-| anything else | it understands us and says no, or redirects: no use in repeating it |
+| other answers | it refuses or redirects: not repeated |
 """
 
 import asyncio
@@ -62,7 +62,7 @@ class Meaning(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerAnswer:
-    """location: path of the checkpoint to follow, never another host. retry_after_s: as told, 1 s if unreadable."""
+    """location: path of the checkpoint to follow, never another host. retry_after_s: as sent, 1 s if unreadable."""
 
     meaning: Meaning
     location: str | None = None
@@ -124,7 +124,7 @@ class GoneError(PeerError):
 
 
 class HungError(PeerError):
-    """Somebody listens, and says nothing in time."""
+    """The listener does not answer in time."""
 
 
 class BrokenError(PeerError):
@@ -132,7 +132,7 @@ class BrokenError(PeerError):
 
 
 class StrangerError(PeerError):
-    """The socket is served by a user whom the settings do not allow, or our own token cannot be had."""
+    """The socket is served by a user that the settings do not allow, or the token cannot be read."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -147,7 +147,7 @@ class HttpAnswer:
 
 
 def busy_for_s(answer: HttpAnswer | PeerError) -> float | None:
-    """Return for how long a trainer calls itself busy (429, 503), 1 s where it does not say; None: it is not."""
+    """Return how long a trainer is busy (429, 503), 1 s if it does not say; None: it is not."""
     if not isinstance(answer, HttpAnswer) or answer.status not in (429, 503):
         return None
     return classify(429, location=None, retry_after=answer.retry_after).retry_after_s
@@ -194,7 +194,7 @@ class TrainerPeer:
         except TimeoutError:
             return HungError(f"{self.options.url}: no answer to {method} {path} within {CONNECT_S + headers_s:.1f} s")
         except SecretError as error:
-            return StrangerError(f"{self.options.url}: our token cannot be read: {error}")
+            return StrangerError(f"{self.options.url}: `token` cannot be read: {error}")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return self._translated(error, method, path)
         finally:
@@ -212,7 +212,7 @@ class TrainerPeer:
         return connector.refused if isinstance(connector, _CheckedUnixConnector) else ""
 
     async def close(self) -> None:
-        """Let go of the session."""
+        """Close the session."""
         if self._session is not None:
             await self._session.close()
             self._session = None
@@ -251,16 +251,18 @@ class TrainerPeer:
         cause = error.os_error if isinstance(error, aiohttp.ClientConnectorError) else error
         number = cause.errno if isinstance(cause, OSError) else None
         if number in _GONE:
-            return GoneError(f"{self.options.url}: nobody listens there ({errno.errorcode[number or 0]})")
+            return GoneError(f"{self.options.url}: no trainer listens there ({errno.errorcode[number or 0]})")
         if number in (errno.EACCES, errno.EPERM):
-            return StrangerError(f"{self.options.url}: we may not connect (let our group write to the socket)")
-        # Only the kind of the error is told: its text may hold what the peer sent, and headers that we sent.
+            return StrangerError(
+                f"{self.options.url}: not permitted to connect (let group powerguard write to the socket)"
+            )
+        # Only the kind of the error is reported: its text may hold the peer's data, and headers that we sent.
         kind = f"{type(error).__name__}" + (f" {errno.errorcode.get(number, number)}" if number else "")
-        return BrokenError(f"{self.options.url}: {method} {path} got no whole answer ({clean_text(kind, 80)})")
+        return BrokenError(f"{self.options.url}: {method} {path} got an incomplete answer ({clean_text(kind, 80)})")
 
 
 def places_of(path: str, uids: Collection[int] | None) -> Iterator[str]:
-    """Yield where a trainer may listen: at its socket, and under its user's own names where that is another user's.
+    """Yield where a trainer may listen: at its socket, and under its user's own names if another user has that one.
 
     `JOB.UID.sock` and `JOB.UID.8 hex digits.sock` count only if that user has made them; the newest comes first.
     """
@@ -279,7 +281,7 @@ def places_of(path: str, uids: Collection[int] | None) -> Iterator[str]:
 
 
 class _CheckedUnixConnector(aiohttp.UnixConnector):
-    """Looks at who listens before anything is sent. aiohttp offers no public place between connecting and sending."""
+    """Checks the listener before any data is sent. aiohttp has no public hook between connecting and sending."""
 
     def __init__(self, path: str, uids: frozenset[int] | None, places: Callable[[], Iterator[str]]) -> None:
         super().__init__(path, force_close=True, limit=8)
@@ -316,19 +318,19 @@ class _CheckedUnixConnector(aiohttp.UnixConnector):
         uid = _peer_uid(connection.transport)
         if uid is None:
             connection.close()
-            msg = f"unix:{path}: does not accept connections (its queue is full: a stopped trainer?)"
+            msg = f"unix:{path}: does not accept connections (its queue is full: check whether the trainer is stopped)"
             raise HungError(msg)
         if self._uids is not None and uid not in self._uids:
             connection.close()
             allowed = ", ".join(map(str, sorted(self._uids)))
             right = f"allowed: {allowed}; see uids and trainer_uids in the settings"
-            msg = f"unix:{path}: served by uid {uid}, who is not allowed to ({right})"
+            msg = f"unix:{path}: served by uid {uid}, which is not allowed ({right})"
             raise StrangerError(msg)
         return connection
 
 
 def _peer_uid(transport: asyncio.Transport | None) -> int | None:
-    """Return the user id of who called listen(); None where there is no connection.
+    """Return the user id of the process that called listen(); None without a connection.
 
     unix(7), SO_PEERCRED: pid, uid, gid; uid -1 on a socket that is not connected. asyncio takes such a one for
     connected when the listen queue is full: connect(2) then says EAGAIN, which it mistakes for "in progress".

@@ -1,7 +1,7 @@
-"""Trainers that know nothing of us: they save at a signal, or a program makes them save.
+"""Trainers without powerguard's library: they save at a signal, or a program makes them save.
 
-Nobody answers, so what counts is what appears in `checkpoint_dir`: a manifest, a seal, or a file that was written since
-and is left alone. What no seal vouches for is unverified, and its file system is flushed before it is told as done.
+There is no answer, so the files in `checkpoint_dir` count: a manifest, a seal, or a file that was written since and no
+longer changes. A checkpoint without a seal is unverified, and its file system is flushed before it is reported as done.
 """
 
 import asyncio
@@ -43,18 +43,18 @@ class Helper(Protocol):
 
 
 Alive = Callable[[str], bool | None]
-"""Whether a unit has processes; None: not to be known."""
+"""Whether a unit has processes; None: unknown."""
 
 
 def is_there(unit: str, roots: tuple[Path, ...] = CGROUPS) -> bool | None:
-    """Say whether a unit of the system's manager has processes, by its control group; None: not to be known here."""
+    """Say whether a unit of the system's manager has processes, by its control group; None: unknown here."""
     known = False
     for root in roots:
         pending = [(root, 0)]
         while pending:
             folder, depth = pending.pop()
             known = known or depth > 0
-            with suppress(OSError):  # slices come and go, and one that has just gone hides no other
+            with suppress(OSError):  # slices come and go, and one that has just gone does not hide others
                 if (folder / unit).is_dir():
                     return _is_populated(folder / unit)
                 if depth < _DEPTH:
@@ -67,30 +67,30 @@ def is_there(unit: str, roots: tuple[Path, ...] = CGROUPS) -> bool | None:
 
 
 def _is_populated(group: Path) -> bool:
-    """Version 2 tells it of the group and all below; version 1 only names the processes of each."""
+    """Version 2 reports it for the group and all below; version 1 only lists the processes of each."""
     with suppress(OSError):
         return "populated 1" in (group / "cgroup.events").read_text(encoding="ascii")
     return any(_has_processes(Path(folder)) for folder, _, _ in os.walk(group))
 
 
 def _has_processes(group: Path) -> bool:
-    with suppress(OSError):  # it may go while it is looked at
+    with suppress(OSError):  # it may vanish meanwhile
         return bool((group / "cgroup.procs").read_text(encoding="ascii").strip())
     return False
 
 
 @dataclass(kw_only=True, slots=True)
 class SignalRun(Run):
-    """A checkpoint by a signal. alive: whether the unit has processes; None: not to be known."""
+    """A checkpoint by a signal. alive: whether the unit has processes; None: unknown."""
 
     options: SignalOptions
     helper: Helper
     alive: Callable[[], bool | None]
 
     async def checkpoint(self) -> Detail:
-        """Send the signal, and wait for what it brings about."""
+        """Send the signal, and wait for its checkpoint."""
         if self.alive() is False:
-            self.fail("runs no process: nothing to save")
+            self.fail("has no process, so there is no training to save")
         self.progress("signalling")
         await self.helper.checkpoint(self.options.unit, self.options.signal)
         most_s = self.common.max_checkpoint_s
@@ -103,10 +103,10 @@ class SignalRun(Run):
         return await self.flushed(self.dumb(confirmed=False))
 
     async def _appears(self, folder: str) -> Detail:
-        """Wait for what is left alone in the folder, or for what lies there when the processes have ended."""
+        """Wait for a file in the folder that no longer changes, or for the end of the processes."""
         most_s = self.common.max_checkpoint_s
         async with asyncio.TaskGroup() as group:
-            looking = group.create_task(tried(self.appeared(most_s)))
+            looking = group.create_task(tried(lambda: self.appeared(most_s)))
             while not looking.done() and self.alive() is not False:
                 await asyncio.wait({looking}, timeout=_PACE_S)
             ended = not looking.done()
@@ -117,7 +117,7 @@ class SignalRun(Run):
         if found is None:
             signal = f"SIG{self.options.signal}"
             what = f"no newer checkpoint in {folder} within {most_s:.0f} s of {signal}"
-            what = f"ended at {signal}, and left no newer checkpoint in {folder}" if ended else what
+            what = f"ended at {signal}, without a newer checkpoint in {folder}" if ended else what
             self.fail(f"{what}{self.unseen}")
         return await self.flushed(found)
 
@@ -174,7 +174,7 @@ def unmodified_run(
     helper: Helper,
     alive: Alive,
 ) -> SignalRun | CommandRun:
-    """Make the run of a trainer, or of a fallback, that knows nothing of us. A fallback that sends TERM ends it."""
+    """Make the run of a trainer, or of a fallback, without our library. A fallback that sends TERM ends training."""
     where = address(options)
     if isinstance(options, SignalTrainerOptions | CommandTrainerOptions):
         ends = options.after == "exit"

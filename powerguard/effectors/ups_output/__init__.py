@@ -1,1 +1,1 @@
-"""The output of a UPS, switched off after a delay and on again when utility returns. Imports nothing."""
+"""The output of a UPS, switched off after a delay and on again when utility returns."""

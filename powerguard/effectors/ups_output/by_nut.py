@@ -1,7 +1,7 @@
-"""A UPS that is told by NUT's upsd: ups.delay.* first, where they can be set, then the command shutdown.return.
+"""A UPS that gets its orders through NUT's upsd: ups.delay.* first, if they can be set, then shutdown.return.
 
-What a driver makes of it differs, and NUT's names say little of it. So nothing is sent that could not be confirmed:
-upsd must tell how the order ended, or the driver must show a timer.
+Drivers differ in what they do then, and NUT's names do not show it. So an order is sent only if it can be confirmed:
+upsd must report how the order ended, or the driver must show a timer.
 """
 
 import asyncio
@@ -22,11 +22,11 @@ ON_DELAY: Final = "ups.delay.start"
 TIMERS: Final = ("ups.timer.shutdown", "ups.timer.reboot")
 _HEED_S: Final = 0.25
 _TRIES: Final = 8
-"""So often a variable is read back before it counts as not taken: drivers renew it with their next poll (2 s)."""
+"""Number of reads before a variable counts as not accepted: drivers renew it with their next poll (2 s)."""
 
 
 class Upsd(Protocol):
-    """upsd, of one UPS. Raises DeviceError. tracks: it tells how an order ended."""
+    """upsd, of one UPS. Raises DeviceError. tracks: it reports how an order ended."""
 
     where: str
     tracks: bool
@@ -44,15 +44,15 @@ class Upsd(Protocol):
         ...
 
     async def longest(self, name: str) -> float | None:
-        """Return the largest value that a variable takes; None where its driver says nothing of it."""
+        """Return the largest value that a variable takes; None if its driver does not report it."""
         ...
 
     async def get(self, name: str) -> str | None:
-        """Return one variable; None where the UPS has it not."""
+        """Return one variable; None if the UPS does not have it."""
         ...
 
     async def why_not_set(self) -> str:
-        """Say why this user may set nothing, "" where he may."""
+        """Return why this user may not set variables, "" if it may."""
         ...
 
     async def set(self, name: str, value: str) -> None:
@@ -68,7 +68,7 @@ UpsdOpening = Callable[[], AbstractAsyncContextManager[Upsd]]
 
 
 class NutOutput:
-    """One UPS behind upsd. commands, settable, variables: what upsd says there is."""
+    """One UPS behind upsd. commands, settable, variables: as upsd lists them."""
 
     def __init__(
         self,
@@ -79,7 +79,7 @@ class NutOutput:
         settable: frozenset[str],
         variables: dict[str, str],
     ) -> None:
-        """Order nothing yet."""
+        """No order yet."""
         self.where = upsd.where
         self.returns: str = options.returns or "unknown"
         self.shows = any(name in variables for name in TIMERS)
@@ -92,7 +92,10 @@ class NutOutput:
         self._changed: list[tuple[str, str]] = []
 
     async def check(self, least_s: float) -> Detail:
-        """See what there is, and whether the user may set. Raises EffectorError for what would keep it from working."""
+        """Check the variables, and whether the user may set them.
+
+        Raises EffectorError for what would prevent the order.
+        """
         problems = self._problems()
         longest_s = await self._upsd.longest(OFF_DELAY) if OFF_DELAY in self._settable else _seconds(self._delay)
         if OFF_DELAY in self._settable:
@@ -105,7 +108,7 @@ class NutOutput:
             raise EffectorError(msg)
         return (
             ("control", COMMAND),
-            ("returns_by", "settings" if self._options.returns else "nobody: drivers differ"),
+            ("returns_by", "settings" if self._options.returns else "unknown: drivers differ"),
             ("longest_s", longest_s),
             ("shown", self.shows),
             ("can_cancel", self.can_cancel),
@@ -119,13 +122,13 @@ class NutOutput:
         problems = []
         if COMMAND not in self._commands:
             known = ", ".join(sorted(self._commands)[:10]) or "none"
-            problems.append(f"its driver has no command {COMMAND} (it has: {known})")
+            problems.append(f"its driver lacks the command {COMMAND} (it has: {known})")
         if _seconds(self._delay) is None:
-            problems.append(f"its driver tells no {OFF_DELAY}: nobody knows when the output would be off")
+            problems.append(f"its driver does not report {OFF_DELAY}, so the time of output off is unknown")
         if not self._upsd.tracks and not self.shows:
-            problems.append("upsd does not tell how an order ends (NUT 2.8 does), and the driver shows no timer")
+            problems.append("upsd does not report how an order ends (NUT 2.8 does), and the driver shows no timer")
         if self._variables.get("ups.start.auto", "yes").lower() in {"no", "off", "disabled"}:
-            problems.append("ups.start.auto is no: the output would never come back (set it to yes)")
+            problems.append("ups.start.auto is no, so the output would never come back: set it to yes")
         return problems
 
     async def standing_s(self) -> float | None:
@@ -157,8 +160,8 @@ class NutOutput:
             if told is not None and told >= seconds:
                 return told
             if attempt < _TRIES - 1:
-                await asyncio.sleep(_HEED_S)  # noqa: TID251 - a driver tells nobody when it has looked at its UPS
-        msg = f"{self.where}: {name} was set to {seconds} s and reads {'nothing' if told is None else f'{told:g} s'}"
+                await asyncio.sleep(_HEED_S)  # noqa: TID251 - a driver does not report when it has polled its UPS
+        msg = f"{self.where}: {name} was set to {seconds} s but reads {'no value' if told is None else f'{told:g} s'}"
         raise EffectorError(msg)
 
     async def send(self) -> None:
@@ -166,7 +169,7 @@ class NutOutput:
         await self._upsd.do(COMMAND)
 
     async def undone(self) -> str:
-        """Say nothing: a driver's delays stand until they are set anew."""
+        """Return "": a driver's delays stay until they are set again."""
         return ""
 
     async def take_back(self) -> None:
@@ -177,9 +180,9 @@ class NutOutput:
                 await self._upsd.set(name, before)
 
     async def cancel(self) -> None:
-        """Give the command that calls it off, and wait until no timer runs."""
+        """Give the command that cancels it, and wait until no timer runs."""
         if not self.can_cancel:
-            msg = f"{self.where}: its driver has no command {CANCEL}"
+            msg = f"{self.where}: its driver lacks the command {CANCEL}"
             raise EffectorError(msg)
         await self._upsd.do(CANCEL)
         for _ in range(_TRIES):
@@ -202,7 +205,7 @@ def opening(upsd: UpsdOpening, options: OutputOffOptions) -> Callable[[], Abstra
 
 
 def _seconds(text: str) -> float | None:
-    """Return a delay as drivers write it ("20", "20.0", "-1"); None for what is none."""
+    """Return a delay as drivers write it ("20", "20.0", "-1"); None if it is not a delay."""
     plain = text.strip().removeprefix("-")
     if not plain.replace(".", "", 1).isdecimal() or not plain.isascii() or len(plain) > 9:
         return None

@@ -1,4 +1,4 @@
-"""A UPS that is told by its network card: the SETs of its family's command, each read back before the next."""
+"""A UPS that gets its orders through its network card: the SETs of its family's command, each read back."""
 
 import asyncio
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
@@ -16,13 +16,13 @@ from powerguard.ups.profiles.vocabulary import Answer, DeviceError, Missing
 
 _HEED_S: Final = 0.4
 _KNOWN_S: Final = 7200.0
-"""For so long a card is taken for the one that it was; who arms has no time to ask. What it then lacks is told."""
+"""How long a card's identity is kept, because arming has no time to ask. Objects that are missing then are reported."""
 _TRIES: Final = 4
-"""So often a value is read back before it counts as not taken: cards answer a SET before their UPS has."""
+"""Number of reads before a value counts as not accepted: cards answer a SET before their UPS does."""
 
 
 class Card(Protocol):
-    """A card of which something can be read and set. Raises DeviceError."""
+    """A card with objects to read and set. Raises DeviceError."""
 
     where: str
 
@@ -46,7 +46,7 @@ class SnmpOutput:
     """One card and the command that it is to be given."""
 
     def __init__(self, card: Card, switch: Switch, options: OutputOffOptions, clock: Clock) -> None:
-        """Read and set nothing yet."""
+        """No access yet."""
         self.where = card.where
         self.returns: str = options.returns or switch.returns
         self.shows = switch.shows
@@ -59,7 +59,7 @@ class SnmpOutput:
         self._changed: list[tuple[SetOrder, Answer, float]] = []
 
     async def check(self, least_s: float) -> Detail:
-        """Read what the command needs, and what it takes. Raises EffectorError for what would keep it from working."""
+        """Read what the command needs and accepts. Raises EffectorError for what would prevent it."""
         switch = self._switch
         answers = await self._card.get(switch.reads())
         problems = self._against(answers, today=True)
@@ -131,14 +131,14 @@ class SnmpOutput:
     async def _set(self, order: SetOrder) -> None:
         """Set one object that does not act, and read it back, some times where it has not changed yet.
 
-        A SET that nobody answered is made again, unless it is seen to have come: what does not act may come twice.
+        A SET without an answer is repeated, unless its effect is seen: a SET that does not act may come twice.
         """
         began_s = self._clock()
         lost: DeviceError | None = None
         unheeded = ""
         for attempt in range(_TRIES):
             if attempt:
-                await asyncio.sleep(_HEED_S)  # noqa: TID251 - a card tells nobody when it has changed
+                await asyncio.sleep(_HEED_S)  # noqa: TID251 - a card does not report its changes
             if attempt == 0 or lost is not None:
                 lost = await self._sent(order)
             if lost is not None and order.read_back == "none":
@@ -151,7 +151,7 @@ class SnmpOutput:
         raise EffectorError(msg)
 
     async def _sent(self, order: SetOrder) -> DeviceError | None:
-        """Make one SET; return the failure where nobody answered it. Raises DeviceError where it is refused."""
+        """Make one SET; return the failure if no answer came. Raises DeviceError if it is refused."""
         try:
             await self._card.set(order.oid, order.kind, order.raw)
         except DeviceError as error:
@@ -165,12 +165,12 @@ class SnmpOutput:
         """Make the SET that acts."""
         order = self._acts
         if order is None:
-            msg = f"{self.where}: nothing was prepared"
+            msg = f"{self.where}: the order was not prepared"
             raise EffectorError(msg)
         await self._card.set(order.oid, order.kind, order.raw)
 
     async def undone(self) -> str:
-        """Say what was prepared and does not stand any more: on some cards one countdown ends the other."""
+        """Return the prepared values that no longer hold: on some cards one countdown ends the other."""
         answers = await self._card.get([order.oid for order, _, _ in self._changed]) if self._changed else {}
         told = (
             order.unheeded(answers.get(order.oid, Missing.NO_ANSWER), since_s=self._clock() - at_s)
@@ -179,7 +179,7 @@ class SnmpOutput:
         return next(filter(None, told), "")
 
     async def take_back(self) -> None:
-        """Set back what was changed, the last first. What ought to stand, such as auto restart, stays as it is now."""
+        """Set the changed values back, the last first. Values that should stay, such as auto restart, are kept."""
         steps = {self._switch.place(step): step for step in self._switch.control.sets}
         while self._changed:
             order, before, _at_s = self._changed.pop()
@@ -190,10 +190,10 @@ class SnmpOutput:
                 await self._card.set(order.oid, order.kind, raw)
 
     async def cancel(self) -> None:
-        """Give the command that calls it off, each SET read back."""
+        """Give the command that cancels it, each SET read back."""
         undo = self._switch.undo
         if undo is None:
-            msg = f"{self.where}: {self._switch.name} cannot be called off"
+            msg = f"{self.where}: {self._switch.name} cannot be cancelled"
             raise EffectorError(msg)
         for order in undo.orders():
             await self._set(order)

@@ -1,17 +1,17 @@
-"""Way B: tells a UPS to cut its output after a time and to give it back, and reads back that it will.
+"""Power-on method B: orders a UPS to switch its output off after a time and on again, and reads back that it will.
 
-The rules are the same for every UPS; how one is told is its `Output` (`by_snmp`, `by_nut`):
+The rules are the same for every UPS; its `Output` gives the orders (`by_snmp`, `by_nut`):
 
-- A countdown that stands already is never touched, whoever ordered it. One of ours, of this outage, is armed already.
+- A countdown that already runs is never touched. One that powerguard ordered in this outage counts as armed.
 - What prepares an order is set first, each value read back; the one SET or command that acts comes last, and once.
 - Armed is what was read back: a countdown that runs, or, where a bare stop leaves no time to see it run, one that shows
-  what was set. Only a UPS that contradicts the order has it called off.
+  what was set. The order is cancelled only if the UPS contradicts it.
 - Sooner than asked is a failure, later is not: the host stops by its own deadline.
 
-What was ordered of a UPS, kept in a file beside the journal: an order to cut power is given once for each outage.
+Orders to a UPS are kept in a file next to the journal: an order to cut power is given once for each outage.
 
 The core orders the same again after a restart of the daemon if it never heard how it went. Most UPSes show the
-countdown, and so whether it stands; the note tells whose it is, and stands alone for those that show none.
+countdown, and so whether it runs; the note says who ordered it, and is the only evidence for UPSes that show none.
 """
 
 import asyncio
@@ -35,7 +35,7 @@ from powerguard.ups.profiles.vocabulary import DeviceError
 log = structlog.get_logger(__name__)
 
 _LIMIT_S: Final = 0.5
-"""A disk that hangs must not take the seconds in which the UPS can still be told."""
+"""Timeout for the file, so that a hung disk leaves time for the UPS."""
 _MAX_BYTES: Final = 4096
 
 
@@ -57,12 +57,12 @@ class Notes:
     """One note for each UPS, in memory and in a file each. A file that cannot be had costs a line in the log."""
 
     def __init__(self, folder: Path, *, run: Callable[..., Awaitable[Any]] = asyncio.to_thread) -> None:
-        """Read nothing yet. run: calls what may hang on a disk, so that nobody else waits for it."""
+        """No access yet. run: calls functions that may hang on a disk, so that other tasks do not wait."""
         self._folder, self._run = folder, run
         self._known: dict[str, Sent | None] = {}
 
     async def read(self, ups: str) -> Sent | None:
-        """Return what was ordered of this UPS last and not taken back; None: nothing that is known."""
+        """Return the last order to this UPS that was not cancelled; None: none is known."""
         if ups not in self._known:
             try:
                 async with asyncio.timeout(_LIMIT_S):
@@ -73,7 +73,7 @@ class Notes:
         return self._known[ups]
 
     async def write(self, ups: str, sent: Sent | None) -> None:
-        """Keep the note, or (None) drop it. Durable when this returns, or told that it is not."""
+        """Keep the note, or (None) drop it. Durable when this returns, else a warning is logged."""
         self._known[ups] = sent
         try:
             async with asyncio.timeout(_LIMIT_S):
@@ -113,22 +113,22 @@ def _write(path: Path, sent: Sent | None) -> None:
 
 
 _MARGIN_S: Final = 0.3
-"""We leave this long before the action's deadline: whoever is cut off in the middle cannot say what it has done."""
+"""Time before the action's deadline at which this ends: a cancelled order could not report what it did."""
 _LOOK_S: Final = 0.4
-"""From one look at a countdown to the next; a card tells nobody when it has changed."""
+"""Interval of the reads of a countdown; a card does not report its changes."""
 _STILL_S: Final = 2.0
 """After this time, a countdown in whole seconds must have moved. A bare stop leaves less than that for looking."""
 _EARLY_S: Final = 5.0
-"""A countdown that is shorter by more than this is another one than was ordered: the card has cut the delay down."""
+"""A countdown that is shorter by more than this is not the ordered one: the card has shortened the delay."""
 _LAG_S: Final = 10.0
-"""By so much a countdown may differ from the note of it, and still be ours."""
+"""Largest difference between a countdown and its note for it to count as ours."""
 
 
 class Output(Protocol):
-    """One UPS while it is told something. Raises DeviceError or EffectorError, and nothing else.
+    """One UPS while it gets an order. Raises DeviceError or EffectorError only.
 
-    where: the UPS as the operator knows it. returns: as in `Done`. shows: it tells the countdown of our order.
-    can_cancel: the order can be called off.
+    where: the UPS as the operator knows it. returns: as in `Done`. shows: it reports the countdown of our order.
+    can_cancel: the order can be cancelled.
     """
 
     where: str
@@ -137,11 +137,11 @@ class Output(Protocol):
     can_cancel: bool
 
     async def check(self, least_s: float) -> Detail:
-        """See whether it could be told, and change nothing. least_s: the shortest time that would be asked for."""
+        """Check whether it could get the order; make no change. least_s: the shortest time that would be asked for."""
         ...
 
     async def standing_s(self) -> float | None:
-        """Return the seconds of the countdown to off that runs; None: none, or none that it tells."""
+        """Return the seconds of the running countdown to off; None: none, or none that it reports."""
         ...
 
     async def prepare(self, in_s: float) -> float:
@@ -153,7 +153,7 @@ class Output(Protocol):
         ...
 
     async def undone(self) -> str:
-        """Say what was prepared and does not stand any more since the order was given; "" where all does."""
+        """Return the prepared values that no longer hold since the order was given; "" if all do."""
         ...
 
     async def take_back(self) -> None:
@@ -161,7 +161,7 @@ class Output(Protocol):
         ...
 
     async def cancel(self) -> None:
-        """Call the order off."""
+        """Cancel the order."""
         ...
 
 
@@ -170,7 +170,7 @@ Opening = Callable[[], AbstractAsyncContextManager[Output]]
 
 @contextlib.contextmanager
 def _harmless(ups: str, *, certain: bool = True) -> Iterator[None]:
-    """Say of a failure in here that nothing was ordered. certain: False where an earlier try may have ordered it."""
+    """Mark a failure in here as without an order. certain: False if an earlier try may have ordered it."""
     try:
         yield
     except (DeviceError, EffectorError) as error:
@@ -181,7 +181,7 @@ def _harmless(ups: str, *, certain: bool = True) -> Iterator[None]:
 class OutputEffector:
     """Carries out `CheckWay`, `ArmWay` and `DisarmWay` of way OUTPUT. outputs: how each UPS is reached.
 
-    least_s: from the order to the host being off at the latest. armed: False: look, and order nothing.
+    least_s: from the order to the host being off at the latest. armed: False: only check.
     """
 
     def __init__(
@@ -194,7 +194,7 @@ class OutputEffector:
         least_s: float,
         armed: bool = True,
     ) -> None:
-        """Reach nobody yet."""
+        """No connection yet."""
         self._outputs = outputs
         self._notes = notes
         self._clock = clock
@@ -225,7 +225,7 @@ class OutputEffector:
                     case DisarmWay():
                         return await self._disarm(output, action)
         except TimeoutError as error:
-            msg = f"{action.ups}: the UPS answers too slowly: not done in {limit_s:.1f} s"
+            msg = f"{action.ups}: the UPS answers too slowly: the order did not end within {limit_s:.1f} s"
             raise EffectorError(msg) from error
         except DeviceError as error:
             msg = f"{action.ups}: {error}"
@@ -234,7 +234,7 @@ class OutputEffector:
     async def _check(self, output: Output) -> Detail:
         standing_s = await output.standing_s()
         if standing_s is not None:
-            msg = f"{output.where}: a countdown to output off runs already: {standing_s:.0f} s left"
+            msg = f"{output.where}: a countdown to output off is already running: {standing_s:.0f} s left"
             raise EffectorError(msg)
         return (("returns", output.returns), *await output.check(self._least_s))
 
@@ -243,7 +243,7 @@ class OutputEffector:
     async def _arm(self, output: Output, action: ArmWay) -> Detail:
         came_s = self._clock()
         if output.returns == "stays_off":
-            msg = f"{output.where} would stay off when utility returns in its countdown: it is not told to cut"
+            msg = f"{output.where} would stay off if utility returned in its countdown: it gets no order"
             raise EffectorError(msg, harmless=True)
         sent = await self._notes.read(action.ups)
         if sent is not None and sent.boot != self._boot:
@@ -254,8 +254,8 @@ class OutputEffector:
             return self._standing(output, standing_s, sent if sent and sent.outage == action.outage else None)
         if sent is not None and not output.shows and sent.left_s(came_s) > 0:
             msg = (
-                f"{output.where}: was told already in this boot, and does not show its countdown: it may be off in "
-                f"{sent.left_s(came_s):.0f} s; it is not told twice"
+                f"{output.where}: already has the order of this boot, and shows no countdown: it may be off in "
+                f"{sent.left_s(came_s):.0f} s; the order is not repeated"
             )
             raise EffectorError(msg)
         with _harmless(action.ups):
@@ -269,12 +269,12 @@ class OutputEffector:
         return self._told(output, in_s, again=False)
 
     def _standing(self, output: Output, standing_s: float, sent: Sent | None) -> Detail:
-        """Say that it is armed, where the countdown that stands is our own; else refuse."""
+        """Report it as armed if the running countdown is our own; else refuse."""
         if sent is not None and abs(sent.left_s(self._clock()) - standing_s) <= _LAG_S:
             return self._told(output, standing_s, again=True)
         msg = (
-            f"{output.where}: a countdown to output off runs already, {standing_s:.0f} s left, that this host has not "
-            "ordered in this outage: it is left alone (one host may be the sender of a UPS: ups.NAME.output_off)"
+            f"{output.where}: a countdown to output off is running, {standing_s:.0f} s left, that this host has not "
+            "ordered in this outage: it is left alone (only one host may have ups.NAME.output_off)"
         )
         raise EffectorError(msg, harmless=True)
 
@@ -295,7 +295,7 @@ class OutputEffector:
         return prepared_s
 
     async def _send(self, output: Output, action: ArmWay, prepared_s: float) -> float:
-        """Give the order and return the seconds that are left of it, as read back where the UPS tells them."""
+        """Give the order and return the seconds that are left of it, as read back if the UPS reports them."""
         unanswered = ""
         began_s = self._clock()
         try:
@@ -310,14 +310,14 @@ class OutputEffector:
         if output.shows:
             left_s = await self._seen(output, action, prepared_s, unanswered)
         elif unanswered:
-            msg = f"{unanswered}; it may count down all the same, and does not tell"
+            msg = f"{unanswered}; it may count down without showing it"
             raise EffectorError(msg)
         else:
             left_s = prepared_s - (self._clock() - began_s)
         undone = await output.undone()
         if undone:
             await self._give_up(output, action.ups)
-            msg = f"{output.where} has taken the order, and {undone}"
+            msg = f"{output.where} has accepted the order, but {undone}"
             raise EffectorError(msg)
         return left_s
 
@@ -335,17 +335,19 @@ class OutputEffector:
             left_s = await output.standing_s()
             looked_s = self._clock() - sent_s
             if left_s is not None and left_s < prepared_s - looked_s - _EARLY_S:
-                what = f"{output.where} has taken the order, and would be off in {left_s:.0f} s: too soon for the host"
+                what = (
+                    f"{output.where} has accepted the order, but would be off in {left_s:.0f} s: too soon for the host"
+                )
             elif left_s is not None and (left_s < prepared_s or (first_s is not None and left_s < first_s)):
                 return left_s
             elif self._clock() + _LOOK_S <= end_s:
                 first_s = left_s if first_s is None else first_s
-                await asyncio.sleep(_LOOK_S)  # noqa: TID251 - a card tells nobody when it has changed
+                await asyncio.sleep(_LOOK_S)  # noqa: TID251 - a card does not report its changes
             elif left_s is not None and looked_s < _STILL_S:
                 return left_s
             else:
-                stands = "no countdown runs" if left_s is None else f"its countdown stands still at {left_s:.0f} s"
-                what = f"{unanswered or f'{output.where} has taken the order'}, and {stands}"
+                stands = "no countdown runs" if left_s is None else f"its countdown stays at {left_s:.0f} s"
+                what = f"{unanswered or f'{output.where} has accepted the order'}, but {stands}"
                 if looked_s < _STILL_S:  # The card may show it later: then it brings the host back.
                     msg = f"{what} yet"
                     raise EffectorError(msg)
@@ -353,7 +355,7 @@ class OutputEffector:
         raise EffectorError(what)
 
     async def _give_up(self, output: Output, ups: str) -> None:
-        """Call off what may count down after all, and put back what was prepared."""
+        """Cancel an order that may still count down, and put the prepared values back."""
         try:
             if output.can_cancel:
                 await output.cancel()
@@ -372,29 +374,29 @@ class OutputEffector:
     # --- Disarming ----------------------------------------------------------------------------------------------
 
     async def _disarm(self, output: Output, action: DisarmWay) -> Detail:
-        """Detail: `disarmed`, and `because`. Raises EffectorError while an order of ours stands."""
+        """Detail: `disarmed`, and `because`. Raises EffectorError while an order of ours is active."""
         sent = await self._notes.read(action.ups)
         if sent is None or action.outage not in ("", sent.outage):
-            return (("disarmed", False), ("because", "nothing was ordered in this outage"))
+            return (("disarmed", False), ("because", "no order was given in this outage"))
         standing_s = await output.standing_s()
         is_over = output.shows or sent.boot != self._boot or sent.left_s(self._clock()) < -_LAG_S
         if standing_s is None and is_over:
             await self._notes.write(action.ups, None)
             return (("disarmed", True), ("because", "no countdown runs"))
-        # A note of another boot tells no time of this one: whose countdown it is, nobody can say.
+        # A note of another boot has no time of this one, so the origin of the countdown is unknown.
         is_strange = standing_s is not None and (
             sent.boot != self._boot or abs(sent.left_s(self._clock()) - standing_s) > _LAG_S
         )
         if is_strange:
-            return (("disarmed", False), ("because", f"a countdown of another runs, {standing_s:.0f} s left"))
+            return (("disarmed", False), ("because", f"another program's countdown runs, {standing_s:.0f} s left"))
         if not output.can_cancel:
             left_s = sent.left_s(self._clock()) if standing_s is None else standing_s
-            msg = f"{output.where}: its command cannot be called off: its output goes off in {left_s:.0f} s"
+            msg = f"{output.where}: its command cannot be cancelled: its output goes off in {left_s:.0f} s"
             raise EffectorError(msg)
         await output.cancel()
         after_s = await output.standing_s()
         if after_s is not None:
-            msg = f"{output.where} was told to call it off, and its countdown goes on: {after_s:.0f} s left"
+            msg = f"{output.where} got the order to cancel, but its countdown continues: {after_s:.0f} s left"
             raise EffectorError(msg)
         await self._notes.write(action.ups, None)
-        return (("disarmed", True), ("because", "called off and read back" if output.shows else "called off"))
+        return (("disarmed", True), ("because", "cancelled and read back" if output.shows else "cancelled"))

@@ -277,7 +277,7 @@ def _last_words(folder: Path) -> str:
     for log in sorted(folder.glob("*.log")):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
         words.append(f"{log.name} ends with {lines[-1][:200]!r}" if lines else f"{log.name} is empty")
-    return ", ".join(words) or "nothing was started"
+    return ", ".join(words) or "training was not started"
 
 
 async def watches(path: Path) -> bool:

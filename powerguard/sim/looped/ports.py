@@ -470,7 +470,7 @@ class SimPolicy(SimPeer):
 
     def _restored(self, action: RestorePolicy) -> Detail:
         if self._options.policy != "bracket":
-            msg = "bmc: nothing is put back (simulated)"
+            msg = "bmc: the policy is not put back (simulated)"
             raise EffectorError(msg, harmless=True)
         if self.life.hardware.policy == ALWAYS_ON:
             self._set(action.policy)

@@ -78,7 +78,7 @@ _HAIR_S = 1.0
 _ORDER_S = 5.5
 """An order to cut goes out at the commit; should utility come back sooner, a UPS may refuse it."""
 _FLAPS = 3.0
-"""Utility that comes and goes must be stable so many times as long."""
+"""A flapping utility must be stable this many times as long."""
 
 
 class WayWitness:
@@ -415,9 +415,9 @@ class OutageWitness:
     def _owed(self, old: State, new: State) -> None:
         """What was lowered or stopped has to be put back, whoever does it."""
         if old.cap is not None and new.cap is None:
-            self.broke("cap_forgotten", "GPU power was capped, and after the restart nobody knows it")
+            self.broke("cap_forgotten", "GPU power was capped, and the state after the restart lost it")
         if old.signalled and not new.signalled:
-            self.broke("stop_forgotten", "a trainer was stopped, and after the restart nobody knows it")
+            self.broke("stop_forgotten", "a trainer was stopped, and the state after the restart lost it")
 
     def heard(self, action: Action, state: State, *, journalled: bool) -> None:
         """An effector was given an order."""

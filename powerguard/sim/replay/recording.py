@@ -75,7 +75,7 @@ def _decoders() -> dict[str, Callable[[str], object]]:
 
 def _number(text: str) -> float:
     if not _NUMBER.fullmatch(text) or not math.isfinite(float(text)):
-        message = f"expected a finite decimal number, found {text!r:.40} (empty: not told)"
+        message = f"expected a finite decimal number, found {text!r:.40} (empty: not reported)"
         raise ValueError(message)
     return float(text)
 
@@ -83,7 +83,7 @@ def _number(text: str) -> float:
 def _bool(text: str) -> bool:
     known = _BOOLS.get(text.lower())
     if known is None:
-        message = f"expected true or false, found {text!r:.40} (empty: not told)"
+        message = f"expected true or false, found {text!r:.40} (empty: not reported)"
         raise ValueError(message)
     return known
 
@@ -125,7 +125,7 @@ class Table:
     def told(self) -> tuple[str, ...]:
         """What was not believed, one remark for each column."""
         return tuple(
-            f"{each[0]}, so it counts as not told" + (f"; {len(each) - 1} more of this column" if each[1:] else "")
+            f"{each[0]}, so it counts as unknown" + (f"; {len(each) - 1} more of this column" if each[1:] else "")
             for each in self._refused.values()
         )
 
@@ -193,7 +193,7 @@ class Table:
     def _check_time(self, number: int, t_s: float, whose: tuple[str, str]) -> None:
         column = self._names.index("t_s") + 1
         if abs(t_s) > MAX_T_S:
-            raise ReplayFileError(self._path, f"t_s: {t_s:g} is no time in seconds", number, column)
+            raise ReplayFileError(self._path, f"t_s: {t_s:g} is not a time in seconds", number, column)
         if self._last_s is None:
             self._first_s = t_s
             self.shift_s = max(0.0, -t_s)
@@ -269,11 +269,11 @@ def _lines(path: str, file: BinaryIO) -> Iterator[tuple[int, str]]:
         if number > MAX_LINES:
             raise ReplayFileError(path, f"more than {MAX_LINES} lines; cut it to the outage", number)
         if (at := raw.find(b"\0")) >= 0:
-            raise ReplayFileError(path, "a NUL byte: this is no text file", number, at + 1)
+            raise ReplayFileError(path, "a NUL byte: this is not a text file", number, at + 1)
         try:
             line = raw.decode("utf-8-sig" if number == 1 else "utf-8")
         except UnicodeDecodeError as error:
-            raise ReplayFileError(path, "not UTF-8: this is no text file", number, error.start + 1) from error
+            raise ReplayFileError(path, "not UTF-8: this is not a text file", number, error.start + 1) from error
         line = line.rstrip("\r\n")
         if line.strip() and not line.startswith("#"):
             yield number, line
@@ -558,7 +558,7 @@ def _seconds(line: dict[str, object], name: str) -> float:
 
 
 def _refuse(text: str) -> object:
-    message = f"{text} is no number"
+    message = f"{text} is not a number"
     raise ValueError(message)
 
 

@@ -212,7 +212,7 @@ class Guarded:
     def end(self) -> None:
         """Utility is there and training runs: nothing may be left behind."""
         hold(not self.world.host.capped, "GPU power is restored when the outage is over")
-        hold(not self.world.host.stopped, "nobody is left stopped when the outage is over")
+        hold(not self.world.host.stopped, "no trainer is left stopped when the outage is over")
         hold(self.world.back.idle, "no way back is left armed when the outage is over")
 
     def look(self) -> None:
@@ -426,7 +426,7 @@ class Guarded:
         world = self.world
         if isinstance(action, ContinueTrainer):
             return world.host.signal(world.now_s, "continue")
-        hold(self._newest not in self._open, "nobody is signalled with his checkpoint on its way")
+        hold(self._newest not in self._open, "no trainer is signalled while its checkpoint is in flight")
         began_s = -math.inf
         for cut in world.scene.cuts:
             if cut.end_s <= world.now_s:
@@ -436,7 +436,7 @@ class Guarded:
         silences = (*world.scene.silences, *((beside.silent,) if beside.twin else ()), beside.network or (0.0, 0.0))
         unheard = any(begin_s < world.now_s and end_s > began_s for begin_s, end_s in silences)
         known = world.utility and world.now_s - began_s > _NEWS_S and not unheard and self._second is None
-        hold(not known, "nobody is signalled with utility there")
+        hold(not known, "no trainer is signalled on utility")
         return world.host.signal(world.now_s, "stop" if isinstance(action, StopTrainer) else "terminate")
 
     def _progress(self, action: TriggerCheckpoint, answer: HostAnswer, limit_s: float) -> None:

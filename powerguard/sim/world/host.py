@@ -315,7 +315,7 @@ class Host:
             self._later(at_s + 0.2, self._went_on)
             return HostAnswer(after_s=0.3)
         if not self._reachable:
-            return HostAnswer(after_s=0.1, failure="nobody can be asked there")
+            return HostAnswer(after_s=0.1, failure="the device does not answer")
         change = self._stand if word == "stop" else self._end
         self._later(at_s + (0.2 if word == "stop" else _TERMINATED_S), change)
         return HostAnswer(after_s=0.3, detail=(("processes", 1),))

@@ -74,13 +74,13 @@ def check_feeds(policy: Policy, before: State, answer: Step) -> None:
             _check_outlived(policy, state, each, known.get(each.ups))
     _check_word(policy, before, state)
     lost = [each.feed.lost_since_s is not None for each in state.upses]
-    hold(state.feed.lost_since_s is None or all(lost), "the host hears nothing only when no feed answers")
+    hold(state.feed.lost_since_s is None or all(lost), "the source counts as lost only when no feed answers")
     if state.battery is not before.battery:
         _check_accounts(state)
     if state.feed.reading is not None and state.feed.reading is not before.feed.reading:
         told = [each.feed.reading.charge_pct for each in state.upses if each.feed.reading is not None]
         least = min((charge for charge in told if charge is not None), default=None)
-        hold(state.feed.reading.charge_pct == least, "the charge that is told is that of the least full")
+        hold(state.feed.reading.charge_pct == least, "the reported charge is the lowest one")
 
 
 def check_restored(stored: State, state: State) -> None:
@@ -89,7 +89,10 @@ def check_restored(stored: State, state: State) -> None:
         each = next((each for each in state.upses if each.ups == was.ups), None)
         hold(each is not None, "no feed is forgotten")
         if each is not None:
-            hold(was.battery.used is None or each.battery.used is not None, "nobody forgets what was used of a battery")
+            hold(
+                was.battery.used is None or each.battery.used is not None,
+                "the used energy of a battery is not forgotten",
+            )
 
 
 def _check_word(policy: Policy, before: State, state: State) -> None:
@@ -100,7 +103,7 @@ def _check_word(policy: Policy, before: State, state: State) -> None:
     if on_battery and state.feed.supply is Supply.UTILITY:
         hold(carrying >= policy.minimum_supplies, "in an outage of one feed only those that are seen to carry count")
     if state.feed.supply is Supply.BATTERY and not any(each.overloaded for each in state.upses):
-        hold(carrying < policy.minimum_supplies, "enough feeds on utility are no outage")
+        hold(carrying < policy.minimum_supplies, "enough feeds on utility are not an outage")
     if state.feed.supply is Supply.BATTERY and before.feed.supply is not Supply.BATTERY and on_battery:
         last_s = max(each.feed.since_s for each in on_battery)
         hold(state.feed.since_s >= last_s, "an outage begins with the last transfer that it took")
@@ -119,7 +122,7 @@ def _carries(each: Supplied) -> bool:
 def _check_silent(state: State, each: Supplied, was: Supplied | None) -> None:
     lost_s = each.feed.lost_since_s
     if lost_s is None:
-        hold(not each.presumed, "who answers is believed, and nothing is presumed of him")
+        hold(not each.presumed, "a feed that answers is believed, and not presumed on battery")
         return
     stays = was is not None and was.presumed and was.feed.lost_since_s is not None
     others = [other for other in state.upses if other.ups != each.ups and other.feed.supply is Supply.BATTERY]
@@ -137,14 +140,14 @@ def _outlived(each: Supplied) -> bool:
 
 def _check_outlived(policy: Policy, state: State, each: Supplied, was: Supplied | None) -> None:
     """A silent one has utility only where its battery must have ended, and nothing else says that utility is gone."""
-    hold(each.feed.lost_since_s is not None, "who answers is believed, and nothing is presumed of him")
+    hold(each.feed.lost_since_s is not None, "a feed that answers is believed, and not presumed on battery")
     others = [other for other in state.upses if other.ups != each.ups and other.feed.lost_since_s is None]
     hold(all(other.feed.supply is not Supply.BATTERY for other in others), "who is silent goes with who is heard to go")
     if was is not None and _outlived(was):
         return
     hold(
         any(other.feed.supply is Supply.UTILITY for other in others),
-        "somebody must be seen to carry no more than before",
+        "another feed must be seen to carry no more than before",
     )
     shortest_s = min((seconds for mine in policy.feeds for _, seconds in mine.policy.runtime_table), default=0.0)
     told_s = math.inf if each.feed.reading is None else each.feed.reading.at_s
@@ -209,7 +212,7 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
         allowed = (PollNow, TriggerCheckpoint) if guarded else (PollNow,)
         hold(
             all(isinstance(action, allowed) for action in answer.actions) and isinstance(new, Online),
-            "one unconfirmed reading causes a poll and nothing else",
+            "one unconfirmed reading only causes a poll",
         )
     for action in answer.actions:
         hold(action.by_s >= event.at_s, "no order is late when it is given")
@@ -222,7 +225,7 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
         elif isinstance(action, StopTrainer | TerminateTrainer):
             _check_signal(policy, before, answer.state, action)
         elif isinstance(action, ResumeTrainer):
-            hold(not escalation.is_stopped(state, action.trainer), "nobody is told to go on who cannot hear it")
+            hold(not escalation.is_stopped(state, action.trainer), "no trainer is resumed that cannot receive it")
 
 
 def _check_checkpoint(before: State, event: Done | Failed, action: TriggerCheckpoint, answer: Step) -> None:
@@ -231,7 +234,7 @@ def _check_checkpoint(before: State, event: Done | Failed, action: TriggerCheckp
     now = next((each for each in answer.state.trainers if each.name == action.trainer), None)
     if was is None or now is None:
         return
-    hold(now.tries <= lifecycle.MAX_TRIES, "nobody is asked without end for the checkpoint of one pause")
+    hold(now.tries <= lifecycle.MAX_TRIES, "no trainer is asked without end for the checkpoint of one pause")
     if was.durable or not now.durable:
         return
     hold(isinstance(event, Done), "a checkpoint that failed is not durable")
@@ -244,33 +247,36 @@ def _check_signal(policy: Policy, before: State, state: State, action: StopTrain
     """Nobody is signalled but one that was told to pause, whose checkpoint is not on its way, on battery."""
     reading = state.feed.reading
     on_battery = reading is not None and reading.output_source is OutputSource.BATTERY
-    hold(policy.signals, "nobody is signalled where the settings do not say so")
+    hold(policy.signals, "no trainer is signalled unless the settings permit it")
     hold(isinstance(state.phase, EmergencyCheckpoint | Holding), "signals come after the pause and before the commit")
-    hold(state.feed.supply is Supply.BATTERY and on_battery, "nobody is signalled but on battery")
-    hold(state.maintenance is None, "nobody is signalled in maintenance")
-    hold(sums.power_off_at_s(state.feed) is None, "nobody is signalled for a cut that comes anyway")
+    hold(state.feed.supply is Supply.BATTERY and on_battery, "no trainer is signalled except on battery")
+    hold(state.maintenance is None, "no trainer is signalled in maintenance")
+    hold(sums.power_off_at_s(state.feed) is None, "no trainer is signalled for a cut that comes anyway")
     trainer = next((each for each in state.trainers if each.name == action.trainer), None)
-    hold(trainer is not None and trainer.alive and trainer.told_pause, "nobody is signalled who was not told to pause")
+    hold(
+        trainer is not None and trainer.alive and trainer.told_pause,
+        "no trainer is signalled unless it was asked to pause",
+    )
     if trainer is not None:
-        hold(trainer.conduct is not Conduct.CONTINUE, "nobody is signalled who goes on by his settings")
+        hold(trainer.conduct is not Conduct.CONTINUE, "no trainer is signalled whose settings let it continue")
         settled = trainer.order is None and (trainer.durable or trainer.failed)
-        hold(settled, "nobody is signalled with his checkpoint on its way")
+        hold(settled, "no trainer is signalled while its checkpoint is in flight")
     known = escalation.of(before, action.trainer)
     stopped = known is not None and known.carried_out == escalation.STOP
-    hold(stopped or isinstance(action, StopTrainer), "nobody is ended who was not stopped before")
+    hold(stopped or isinstance(action, StopTrainer), "no trainer is ended unless it was stopped before")
 
 
 def _check_phases(policy: Policy, before: State, answer: Step) -> None:
     old, new = before.phase, answer.state.phase
     if isinstance(old, Shutdown):
-        hold(isinstance(new, Shutdown) or not policy.powers_off, "nothing undoes a latch in its boot")
+        hold(isinstance(new, Shutdown) or not policy.powers_off, "a latch is not undone in its boot")
         if isinstance(new, Shutdown) and old.force_at_s:
             hold(new.force_at_s <= old.force_at_s + _HAIR, "a deadline is never moved back")
     elif isinstance(new, Shutdown):
         _check_latch(policy, before, answer.state, new)
     if isinstance(new, Online | OnBattery) and not answer.state.feed.suspect:
         standing = [each for each in answer.state.signalled if each.word != escalation.CONTINUE and each.order is None]
-        hold(not standing, "nobody stays stopped while training may go on")
+        hold(not standing, "no trainer stays stopped while training may continue")
     if isinstance(new, Online) and isinstance(old, EmergencyCheckpoint | Holding):
         hold(answer.state.feed.supply is Supply.UTILITY, "training resumes on utility only")
         hold(not answer.state.feed.suspect, "training resumes on proven utility only")
@@ -302,7 +308,7 @@ def is_orderly_again(before: Outage, state: State) -> bool:
 def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -> None:
     """Every commit has its reasons: battery or a countdown, and a budget that is really used up."""
     old, reading = before.phase, state.feed.reading
-    hold(isinstance(old, Recovery | EmergencyCheckpoint | Holding), "training is told to pause before a commit")
+    hold(isinstance(old, Recovery | EmergencyCheckpoint | Holding), "training is asked to pause before a commit")
     looked = isinstance(old, Recovery | EmergencyCheckpoint | Holding) and old.due_at_s is not None
     hold(looked, "a commit is looked at twice")
     hold(state.maintenance is None, "maintenance suspends commits")

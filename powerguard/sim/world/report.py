@@ -6,9 +6,11 @@ Which ways back there were in an outage, and which of them brought the host back
 
 The letters are those of docs/guides/return.md.
 
-Writes docs/reference/simulate.md: python -m powerguard.sim.world.report > docs/reference/simulate.md.
+Writes docs/reference/simulate.md: python -m powerguard.sim.world.report > docs/reference/simulate.md, and the site file
+with the defaults: python -m powerguard.sim.world.report site > examples/site.yaml.
 """
 
+import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -231,9 +233,9 @@ _KEYS: Final = (
     ("policy, level, seed, faults, site, outages", "what was asked for"),
     (
         "excess_s_mean, excess_s_p95",
-        "seconds of training lost beyond the oracle (who minimises them alone), per outage",
+        "seconds of training lost beyond the oracle, per outage",
     ),
-    ("beyond_bound_s_mean", "the same beyond what nobody can beat"),
+    ("beyond_bound_s_mean", "the same beyond the bound"),
     ("loss_s_mean", "seconds of training lost in all, per outage"),
     ("rollback_s_mean", "of these, work that had to be done again"),
     ("planning_dirty, physics_dirty", "outages in which power was lost under the host, and why"),
@@ -241,36 +243,29 @@ _KEYS: Final = (
         "shutdowns, needless, stranded",
         "outages with a power-off, with a needless one, with a host that did not come back",
     ),
-    ("stranded_by_ways", "for each set of ways back that there was: who came back by what, and who did not (below)"),
+    ("stranded_by_ways", "for each set of power-on methods: which hosts came back, and by what (below)"),
     ("planning_dirty_outages", "the first hundred of those: {seed, reproduce}"),
     ("invariant_violations", "every one: {seed, violation, reproduce}"),
     ("warnings", "what in the site file makes the comparison doubtful, in words"),
 )
-_HEAD: Final = """# powerguard simulate
+_HEAD: Final = """# The simulator: powerguard simulate
 
 Made from the code: `python -m powerguard.sim.world.report > docs/reference/simulate.md`.
 
 `powerguard simulate` plays outages by the thousand in a simulated world: worn batteries, wrong gauges, trainers that
 hang, BMCs that refuse, other programs that switch the UPS off, a daemon that is killed. It shows whether powerguard
-keeps its promises, and what it costs compared with simple rules. It needs neither settings nor root, and touches
-nothing outside its process.
+keeps its promises, and what it costs compared with simple rules. It needs neither settings nor root.
 
     powerguard simulate                                  # 1,000 outages with faults
     powerguard simulate --outages 100000 --json          # also finds rare cases; up to an hour on two cores
     powerguard simulate --policy nut --no-faults         # what upsmon's default rule would have done
     powerguard simulate --seed 4711 --outages 1          # one outage again, with the same result
 
-Outage *i* of a run with `--seed s` has the seed *s + i*. A problem is printed with the command that plays it again.
-Exit 0: no invariant was violated; 1: one was. Power lost by planning is a figure, not a violation: `powerguard
-simulate --json | jq -e '.planning_dirty == 0'`.
+A problem is printed with the command that plays it again. Exit 0: no invariant was violated; 1: one was. Power lost by
+planning is a figure, not a violation: `powerguard simulate --json | jq -e '.planning_dirty == 0'`.
 
-| `--level` | real | replaced |
-| --- | --- | --- |
-| `core` (default) | every decision, the journal's content | the loop, time, sources, effectors |
-| `loop` | also the daemon's loop, bulkhead, journal on disk, turns of the power-on methods | time, sources, effectors |
-
-`powerguard demo` and the end-to-end tests use real network connections. At level `core`, the core gets readings once
-a second. At level `loop`, the daemon is killed between any two turns, and peers hang, lie and answer late.
+`--level loop` also runs the daemon's loop, the journal on disk and the power-on methods, and kills the daemon between
+any two turns. Time, sources and effectors are simulated; `powerguard demo` uses real network connections.
 
 ## Words
 
@@ -297,8 +292,8 @@ a second. At level `loop`, the daemon is killed between any two turns, and peers
 
 ## Your site
 
-`--site FILE` replaces numbers of the world; mistakes are reported with line and column. If a checkpoint takes as long
-as the interval between the trainer's own saves, a warning says that this favours `nut` and `apcupsd`.
+`--site FILE` replaces these numbers. [examples/site.yaml](../../examples/site.yaml) has every number with its meaning
+and default; a file needs only those that differ. A share is 0 to 1; a pair is [least, most].
 
 ```yaml
 # A 10 kVA unit at half load, batteries of unknown age, a big model on a slow disk.
@@ -317,33 +312,26 @@ outage:
     - {from_s: 60, to_s: 3600, share: 0.3}
 ```
 
-`returns` adds power-on methods besides the BMC's policy, and how often they fail. The table of the output then has a
-row for each set of methods:
+`returns` adds power-on methods besides the BMC's policy, and how often they fail:
 
 ```yaml
 returns: {output_share: 0.5, hidden_share: 0.5, sentinel_share: 1.0, late_share: 1.0,
           bracket_share: 0.3, fails_share: 0.1}
 ```
 
-`python -m bench simulated` and `python -m bench ways` print the tables of the [benchmarks](../benchmarks.md).
-
 ## The object
 
 [An example](simulate.json). Counts are of outages; seconds are rounded to a thousandth.
-
-| key | meaning |
-| --- | --- |"""
+"""
 _WAYS: Final = (
-    ("set", "the set in short, by the letters of [the guide](../guides/return.md)"),
-    ("ways", "those of `reboot` (A), `output` (B), `sentinel` (C), `watchdog` (D), `rtc` (E) that this host names"),
+    ("set, ways", "the set, by the letters and by the names of [the guide](../guides/return.md)"),
     (
         "output",
         "what its UPS is said to do when utility returns in the countdown: cycles, aborts, stays_off, unknown; or null",
     ),
     ("policy", "of the BMC (P), in the outage: `always-on`; `lies`: said to be, and is not; `off`"),
-    ("outages, went_off", "outages with this set, and those in which the host was off or dark"),
-    ("stranded, stranded_broken", "those in which it stayed off; of them with a way that does not do what it promises"),
-    ("stranded_seeds", "the first five of those"),
+    ("outages, went_off, stranded", "outages with this set; in which the host was off or dark; in which it stayed off"),
+    ("stranded_broken, stranded_seeds", "of these, those with a method that breaks its promise; the first five seeds"),
     (
         "back_by",
         "outages in which that switched it on; output: AC's return, after a cut that it had ordered; policy: any other",
@@ -355,36 +343,30 @@ _WAYS: Final = (
     ("excess_s_mean", "as above, of this set alone"),
 )
 _SETS: Final = """
-### stranded_by_ways
-
-One row for each set that occurred. Whoever is played with another
-`--policy`, or in dry-run, has but P.
-
-| key | meaning |
-| --- | --- |"""
-_SITE: Final = """
-## The site file
-
-A share is 0 to 1; a pair is [least, most]. What is not named keeps its default."""
+`stranded_by_ways` has a row for each set of power-on methods that occurred:
+"""
 
 
 def page() -> str:
     """Return the page."""
-    lines = [_HEAD, *(f"| {keys} | {meaning} |" for keys, meaning in _KEYS)]
-    lines += [_SETS, *(f"| {keys} | {meaning} |" for keys, meaning in _WAYS), _SITE]
+    keys, ways = (
+        [f"- {', '.join(f'`{name}`' for name in names.split(', '))}: {meaning}" for names, meaning in table]
+        for table in (_KEYS, _WAYS)
+    )
+    return "\n".join([_HEAD, *keys, _SETS, *ways]) + "\n"
+
+
+def site_file() -> str:
+    """Return a site file with every number, its meaning and its default."""
+    lines = [
+        "# Every number of the simulated world, with its default: powerguard simulate --site FILE. A file needs only",
+        "# those that differ. A share is 0 to 1; a pair is [least, most].",
+    ]
     for name, section in Site.model_fields.items():
         default: Any = section.default
-        lines += [
-            "",
-            f"### {name}",
-            "",
-            f"{section.description}",
-            "",
-            "| key | default | meaning |",
-            "| --- | --- | --- |",
-        ]
+        lines += ["", f"{name}:  # {section.description}"]
         for key, field in type(default).model_fields.items():
-            lines.append(f"| {key} | {_shown(getattr(default, key))} | {field.description} |")
+            lines += [f"  # {field.description}", f"  {key}: {_shown(getattr(default, key))}"]
     return "\n".join(lines) + "\n"
 
 
@@ -401,4 +383,4 @@ def _shown(value: object) -> str:
 
 
 if __name__ == "__main__":
-    print(page(), end="")
+    print(site_file() if sys.argv[1:] == ["site"] else page(), end="")

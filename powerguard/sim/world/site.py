@@ -100,7 +100,7 @@ class UpsSite(Options):
         default=0.5, description="Gauges that count against the nameplate and fall off a cliff; the others over-report."
     )
     gauge_error: Share = Field(default=0.05, description="Error of the runtime that it computes, either way.")
-    minutes_share: Share = Field(default=0.25, description="UPSes that tell whole minutes.")
+    minutes_share: Share = Field(default=0.25, description="UPSes that report whole minutes.")
     smoothing_s: Span = Field(default=(10.0, 20.0), description="Until the runtime follows a step of the load.")
     knee: Shares = Field(default=(0.08, 0.25), description="Share of the battery that is left when its voltage falls.")
     knee_flag_share: Share = Field(default=0.5, description="UPSes that call low battery by voltage, not by runtime.")
@@ -147,12 +147,12 @@ class TrainerSite(Options):
         default=1800.0, gt=0.0, le=1e6, description="It copies to a second tier this often; not in an outage."
     )
     step_s: float = Field(default=0.5, gt=0.0, le=1e4, description="Length of a training step.")
-    stall_s: Seconds = Field(default=0.5, description="For how long a checkpoint beside training holds it up.")
+    stall_s: Seconds = Field(default=0.5, description="How long a checkpoint during training delays it.")
     restart_s: Seconds = Field(default=60.0, description="Until it trains again after it has died, by its supervisor.")
     pause_late_s: Seconds = Field(default=0.0, description="It pauses this much later than it should.")
     never_pauses_share: Share = Field(default=0.0, description="Trainers that promise to pause and do not.")
     draws_on_share: Share = Field(default=0.0, description="Trainers that pause, and whose GPUs draw on.")
-    mute_share: Share = Field(default=0.0, description="Trainers that answer nobody, and train on.")
+    mute_share: Share = Field(default=0.0, description="Trainers that do not answer, and train on.")
     spins_share: Share = Field(
         default=0.3, description="Of all those that draw on: their GPUs do so even when they are stopped by a signal."
     )
@@ -172,15 +172,15 @@ class FaultSite(Options):
 
     glitch_rate: Share = Field(default=0.003, description="Single readings with nonsense in them.")
     glitches_always: bool = Field(default=False, description="Glitches without --faults as well.")
-    silent_field_share: Share = Field(default=0.15, description="UPSes that do not tell one of their figures.")
+    silent_field_share: Share = Field(default=0.15, description="UPSes that do not report one of their figures.")
     source_lost_share: Share = Field(default=0.06, description="The source falls silent.")
     source_lost_s: Span = Field(default=(3.0, 120.0), description="For how long.")
-    source_gone_share: Share = Field(default=0.3, description="Of those: for ever.")
-    second_share: Share = Field(default=0.2, description="UPSes that a second source tells about as well.")
+    source_gone_share: Share = Field(default=0.3, description="Of those: without end.")
+    second_share: Share = Field(default=0.2, description="UPSes with a second source.")
     second_lag_s: Span = Field(default=(0.0, 30.0), description="By how much that one is late.")
     second_ill_share: Share = Field(default=0.6, description="Of those: frozen, stuck, silent or forged for a while.")
     second_ill_s: Span = Field(default=(20.0, 1200.0), description="For how long.")
-    second_reordered_share: Share = Field(default=0.1, description="Of those: it tells older readings after newer.")
+    second_reordered_share: Share = Field(default=0.1, description="Of those: it reports older readings after newer.")
     network_lost_share: Share = Field(
         default=0.03, description="This host's network, and every source, go with utility."
     )
@@ -192,9 +192,9 @@ class FaultSite(Options):
     daemon_killed_share: Share = Field(default=0.08, description="The daemon is killed, and started again.")
     daemon_away_s: Span = Field(default=(1.0, 15.0), description="Until it runs again.")
     bmc_refuses_share: Share = Field(default=0.05, description="The BMC refuses every order.")
-    countdown_share: Share = Field(default=0.02, description="Somebody else orders the UPS's output off.")
+    countdown_share: Share = Field(default=0.02, description="Another program orders the UPS's output off.")
     countdown_s: Span = Field(default=(60.0, 300.0), description="Length of such a countdown.")
-    fsd_share: Share = Field(default=0.02, description="Somebody else forces everybody down (FSD).")
+    fsd_share: Share = Field(default=0.02, description="Another host forces all hosts down (FSD).")
     fsd_delay_s: Span = Field(default=(45.0, 90.0), description="From FSD to output off.")
     clock_step_share: Share = Field(default=0.05, description="The wall clock is wrong after a boot.")
     trainer_dies_share: Share = Field(default=0.02, description="The trainer dies when it is asked for a checkpoint.")
@@ -202,15 +202,15 @@ class FaultSite(Options):
     late_pause_s: Span = Field(default=(5.0, 60.0), description="By how much.")
     never_pauses_share: Share = Field(default=0.02, description="It never pauses.")
     draws_on_share: Share = Field(default=0.02, description="It pauses, and its GPUs draw on.")
-    mute_share: Share = Field(default=0.02, description="It answers nobody, and trains on.")
+    mute_share: Share = Field(default=0.02, description="It does not answer, and trains on.")
     joins_share: Share = Field(
         default=0.05, description="It answers with an older checkpoint that is on its way when it is asked."
     )
-    disk_full_share: Share = Field(default=0.02, description="Its disk is full: nothing new becomes durable.")
+    disk_full_share: Share = Field(default=0.02, description="Its disk is full: no new checkpoint becomes durable.")
     rank_lost_share: Share = Field(
         default=0.03, description="One of its ranks falls silent in every checkpoint, and the others give it up."
     )
-    rank_lost_s: Span = Field(default=(5.0, 60.0), description="After so long.")
+    rank_lost_s: Span = Field(default=(5.0, 60.0), description="After this time.")
     torn_share: Share = Field(default=0.04, description="The newest checkpoints turn out torn when it resumes.")
     low_charge_share: Share = Field(default=0.10, description="The battery is not full.")
     low_charge: Shares = Field(default=(0.3, 1.0), description="How full it is then.")
@@ -232,9 +232,9 @@ class ReturnSite(Options):
     bracket_share: Share = Field(
         default=0.0, description="Hosts with bmc.policy: bracket, which is set for the outage only. Level loop."
     )
-    dry_run_share: Share = Field(default=0.0, description="Hosts in dry-run: nothing may be armed. Level loop.")
+    dry_run_share: Share = Field(default=0.0, description="Hosts in dry-run: no method may be armed. Level loop.")
     fails_share: Share = Field(default=0.05, description="With faults: each way that does not do what it promises.")
-    foreign_share: Share = Field(default=0.05, description="With faults: somebody else stops the host on battery.")
+    foreign_share: Share = Field(default=0.05, description="With faults: another program stops the host on battery.")
     foreign_s: Span = Field(default=(5.0, 300.0), description="When, from the first cut.")
     called_off_share: Share = Field(default=0.0, description="Of those: the shutdown is called off. Level loop.")
 

@@ -191,7 +191,10 @@ class FunctionCheckpointer:
         """Save here and now. Raises what the function raises, and TypeError when it does not say what it saved."""
         saved: object = self._save(step)
         if not isinstance(saved, SavedCheckpoint):
-            msg = f"the function that saves returned {saved!r:.80}, not a SavedCheckpoint: nobody knows what is durable"
+            msg = (
+                f"the function that saves returned {saved!r:.80}, not a SavedCheckpoint, so it is unknown what "
+                "is durable"
+            )
             raise TypeError(msg)
         return saved
 

@@ -94,7 +94,7 @@ def _figures(requests: RequestQueue) -> Iterator[tuple[str, str, str, str, float
         ("write_seconds_total", "Time that was spent writing them.", totals.write_s),
         ("stalls_total", "Times that training stood still to be copied or saved.", totals.stalls),
         ("stall_seconds_total", "Time that training stood still to be copied or saved.", totals.stall_s),
-        ("periodic_failed_total", "Periodic checkpoints that came to nothing.", totals.failed),
+        ("periodic_failed_total", "Periodic checkpoints that failed.", totals.failed),
         ("periodic_late_total", "Periodic checkpoints that had to wait for an older one's write.", totals.late),
         ("corrupt_total", "Checkpoints that did not verify, at restore or in idle time.", totals.corrupt),
     ]

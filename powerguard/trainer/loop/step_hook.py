@@ -349,7 +349,7 @@ class StepHook:
                 if requests.ending is not None:
                     self._end(requests.ending)
                 if requests.held and requests.waiting and requests.phase_step is None and not self._writer.flush():
-                    requests.fail_waiting("training stands in the middle of a step, and nothing newer is in memory")
+                    requests.fail_waiting("training is in the middle of a step, and there is no newer state in memory")
                 if not self._stands():
                     break
             requests.boundary = None

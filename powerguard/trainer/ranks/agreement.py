@@ -164,7 +164,7 @@ class Agreement:
                 last = state.generation(joined[0].number) if joined else None
                 known = answered(state) or (last if last is not None and last.ended and last.ended.ok else None)
             if known is None and state.leaving is not None:
-                msg = "nothing more is saved: every rank exits after the checkpoint that was just made"
+                msg = "no further checkpoint: every rank exits after the one that was just made"
                 raise RanksError(msg)
         with self._replica.lock:
             self._joined = {**dict(list(self._joined.items())[-_IDS:]), request.id: known.number}
@@ -279,7 +279,9 @@ class Agreement:
             if action is Move.BEGIN:
                 self._append_surely(number, {"kind": "begin"}, lambda now: now.begun)
             else:
-                error = f"this rank is at step {step}, past the agreed step {known.step} (was the step set anew?)"
+                error = (
+                    f"this rank is at step {step}, past the agreed step {known.step} (check whether the step was reset)"
+                )
                 self.conclude(number, ok=False, error=error)
                 with self._replica.lock:
                     self._stance = replace(self._stance, taken=max(self._stance.taken, number))
@@ -406,7 +408,7 @@ class Agreement:
 
     def _tell(self) -> None:
         """Say that there is news. The watcher outlives whoever hears it: without it all ranks would lose this one."""
-        ended = attempted(self._changed, "telling the endpoint what the ranks have agreed on")
+        ended = attempted(self._changed, "passing the agreement of the ranks to the endpoint")
         self._untold = f"news is not heard: {type(ended).__name__}: {ended}" if isinstance(ended, Exception) else ""
 
     def _patience_s(self) -> float:

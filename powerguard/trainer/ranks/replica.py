@@ -114,7 +114,7 @@ class Neighbour:
             self._heard, self._heard_at_s = heard, now_s  # one that has slept itself has no right to complain
         self._looked_at_s = now_s
         silent_s = now_s - self._heard_at_s
-        return f"nothing heard of rank {self._rank} for {silent_s:.1f} s" if silent_s >= self._dead_s else ""
+        return f"no message from rank {self._rank} for {silent_s:.1f} s" if silent_s >= self._dead_s else ""
 
     def _killed(self, ranks: Ranks) -> bool:
         if self._process is None and ranks.check(f"process/{self._rank}"):

@@ -128,7 +128,7 @@ def check_still(root: Path, tree: Tree) -> None:
     if now != tree:
         names = {*tree.files, *tree.links, *tree.folders} ^ {*now.files, *now.links, *now.folders}
         names |= {name for name in tree.files if tree.files[name] != now.files.get(name)}
-        msg = f"{root}: {named(sorted(names))} changed while it was sealed: seal it once nobody writes there any more"
+        msg = f"{root}: {named(sorted(names))} changed while it was sealed: seal it when no process writes there"
         raise SealError(msg)
 
 
@@ -296,7 +296,7 @@ def seal(
     before = _read_old(root, again=again)
     tree = walk(root)
     if not tree.files:
-        msg = f"{root}: no file in it, so nothing to seal"
+        msg = f"{root}: has no file to seal"
         raise SealError(msg)
     if before is not None and not again:
         _refuse_changes(root, _listed(before, tree) + _sized(before, tree))
@@ -351,7 +351,7 @@ def verify(folder: Path | str, *, progress: Progress | None = None, direct: bool
 def _check_foreign(root: Path) -> None:
     """Refuse what is no folder, and what needs no seal: a store of ours (it goes on being written) or a part of it."""
     if not root.is_dir():
-        msg = f"{root}: {'is no folder (seal the folder that it lies in)' if root.exists() else 'no such folder'}"
+        msg = f"{root}: {'is not a folder (seal its parent folder)' if root.exists() else 'no such folder'}"
         raise SealError(msg)
     ours = root if _is_ours(root) else None
     with os.scandir(root) as entries:
@@ -459,7 +459,7 @@ def _differing(before: Seal, made: Seal) -> list[Finding]:
             offset = first * made.chunk_bytes
             found.append(Finding(kind="changed", path=file.path, chunk=first, offset_bytes=offset, chunks=len(chunks)))
     if before.step != made.step:
-        found.append(Finding(kind="changed", path="step", because=f"sealed with {before.step}, told {made.step}"))
+        found.append(Finding(kind="changed", path="step", because=f"sealed with {before.step}, now {made.step}"))
     return found
 
 

@@ -240,7 +240,7 @@ class DiskFile:
                 self.direct = False
                 continue
             if count == 0:
-                raise OSError(errno.EIO, "the disk takes nothing", str(self._path))
+                raise OSError(errno.EIO, "the disk accepts no data", str(self._path))
             done += count
 
     def sync(self) -> None:

@@ -366,7 +366,7 @@ def _packed(value: object) -> Packed:
         rank=rank,
         size_bytes=_whole(document.get("size_bytes"), "size_bytes", MAX_SHARD_BYTES),
         chunk_bytes=_whole(document.get("chunk_bytes"), "chunk_bytes", MAX_CHUNK_BYTES),
-        content=content if isinstance(content, str) else _refuse(f"{shard_file(rank)}: packed is no text"),
+        content=content if isinstance(content, str) else _refuse(f"{shard_file(rank)}: packed is not text"),
     )
     if packed.size_bytes % PAGE or packed.chunk_bytes % PAGE or not packed.chunk_bytes:
         _refuse(f"{packed.file} is not in pieces of {PAGE} bytes")
@@ -422,11 +422,11 @@ def _digest(value: object) -> str:
 
 
 def _object(value: object, what: str) -> dict[str, object]:
-    return value if isinstance(value, dict) else _refuse(f"{what} is no object")
+    return value if isinstance(value, dict) else _refuse(f"{what} is not an object")
 
 
 def _list(value: object, what: str) -> list[object]:
-    return value if isinstance(value, list) else _refuse(f"{what} is no list")
+    return value if isinstance(value, list) else _refuse(f"{what} is not a list")
 
 
 def _text(value: object, what: str) -> str:

@@ -350,13 +350,13 @@ class _Choice:
         _log.warning("tier_unreadable %s", text)
 
     def _nothing_left(self, what: str) -> str:
-        return f"{what}: {'; '.join(self._refused[-4:])}. To start anew, move the checkpoints away"
+        return f"{what}: {'; '.join(self._refused[-4:])}. To start from step 0, move the checkpoints away"
 
     def _awaited(self, name: str, limit_s: float, rank: int) -> bytes:
         try:
             return self._ranks.get(f"{self._key}/{name}", limit_s)
         except TimeoutError:
-            msg = f"rank {rank} has not told within {limit_s:g} s what it can read (is it alive?)"
+            msg = f"rank {rank} did not report within {limit_s:g} s what it can read (is it alive?)"
             raise ResumeError(msg) from None
 
 
@@ -443,7 +443,7 @@ def _is_corrupt(error: Exception) -> bool:
 
 def _why_none(sets: Sequence[set[tuple[int, int, str]]], views: Sequence[Mapping[str, Any]]) -> str:
     """Why no checkpoint is seen by all ranks, where that is not because there is none; "" then."""
-    hint = "To start anew, move the checkpoints away"
+    hint = "To start from step 0, move the checkpoints away"
     some = [rank for rank, each in enumerate(sets) if each]
     if some:
         none = [rank for rank, each in enumerate(sets) if not each] or list(range(len(sets)))
@@ -452,7 +452,7 @@ def _why_none(sets: Sequence[set[tuple[int, int, str]]], views: Sequence[Mapping
         text += f" rank {ranks_told(none)} cannot read that one"
     elif any(view["troubles"] for view in views):
         text = "no checkpoint was found, but there may be some"
-        hint = "Mend that; to start anew, move what lies there away, or leave out the tier that cannot be read"
+        hint = "Repair it; to start from step 0, move its content away, or leave out the tier that cannot be read"
     elif any(view["aside"] for view in views):
         text = "no checkpoint is left; the others were set aside as corrupt"
     else:

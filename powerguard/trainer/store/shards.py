@@ -143,7 +143,10 @@ def _wholes(item: Item) -> list[int]:
         found = [int(operator.index(number)) for number in (item.size_bytes, *item.shape)]
         if found[0] >= 0:
             return found
-    msg = f"{item.name}: {item.size_bytes!r} bytes in the shape {item.shape!r} is no buffer (whole numbers from 0)"
+    msg = (
+        f"{item.name}: {item.size_bytes!r} bytes in the shape {item.shape!r} is not a buffer number "
+        "(whole numbers from 0)"
+    )
     raise StoreError(msg)
 
 

@@ -166,7 +166,7 @@ class Store:
                     self._left.append(path.name)
                     # A ready-made folder has room for a manifest until there is one: a kill cut the save off.
                     level = logging.INFO if (path / UNBORN).exists() else logging.WARNING
-                    text = "%s: has no manifest, so it is no checkpoint: a save that was cut off, or a deleted manifest"
+                    text = "%s: has no manifest, so it is not a checkpoint: an interrupted save, or a deleted manifest"
                     _log.log(level, text, path)
                     if not self._slots.give_back(path, unborn=True):
                         self._dead.add(path.name)
@@ -344,7 +344,7 @@ class Store:
         with the next pruning, or when this save is given up. Where nothing could be pruned it is for emergencies alone.
         """
         if step_of(name) is None:
-            msg = f"{name!r} is no name for a checkpoint"
+            msg = f"{name!r} is not a valid name for a checkpoint"
             raise StoreError(msg)
         folder = self.root / name
         if (folder / MANIFEST).exists():
@@ -356,7 +356,7 @@ class Store:
         comes_back = any((path / MANIFEST).exists() for path in folders(self.root))
         if not self._slots.take(folder, leave=0 if urgent or (is_tight and comes_back) else 1):
             if is_tight and not urgent and self._slots.free() and not is_folder(folder):
-                msg = "No space left on device beside the slot that is kept for an emergency"
+                msg = "No space left on device outside of the emergency slot"
                 raise OSError(errno.ENOSPC, msg, str(self.root))
             with contextlib.suppress(FileExistsError):
                 self._disk.make_folder(folder)
@@ -551,7 +551,7 @@ def make_root(root: Path) -> None:
     except OSError as error:
         if isinstance(error, FileExistsError) and root.is_dir():
             return
-        why = "is no folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        why = "is not a folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
         msg = f"{root}: cannot be made, for checkpoints: {why} (name a folder on a disk, or one to be made)"
         raise StoreError(msg) from error
     else:

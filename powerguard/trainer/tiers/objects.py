@@ -126,7 +126,7 @@ def credentials(path: Path, profile: str) -> dict[str, str]:
                 raise TierError(Kind.DENIED, msg)
             text = file.read(MAX_CREDENTIALS_BYTES).decode()
     except (OSError, UnicodeDecodeError) as error:
-        reason = error.strerror if isinstance(error, OSError) else "is no text"
+        reason = error.strerror if isinstance(error, OSError) else "is not text"
         msg = f"{path}: credentials cannot be read ({reason})"
         raise TierError(Kind.DENIED, msg) from None
     parser = configparser.RawConfigParser()

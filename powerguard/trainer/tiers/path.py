@@ -54,7 +54,7 @@ _BY_NUMBER: Final = {
     errno.EACCES: (Kind.DENIED, "must be writable for the training's user"),
     errno.EPERM: (Kind.DENIED, "must be writable for the training's user"),
     errno.ENOENT: (Kind.ABSENT, "is not there (is it mounted?)"),
-    errno.ENOTDIR: (Kind.ABSENT, "is no folder (is it mounted?)"),
+    errno.ENOTDIR: (Kind.ABSENT, "is not a folder (check that it is mounted)"),
     errno.ESTALE: (Kind.NETWORK, "the server has forgotten us (ESTALE)"),
     errno.EIO: (Kind.NETWORK, "the server or its disk failed (EIO)"),
     errno.ETIMEDOUT: (Kind.NETWORK, "no answer from the server"),

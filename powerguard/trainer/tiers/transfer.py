@@ -215,7 +215,7 @@ class Transfer:
             with (self._folder / MANIFEST).open("rb") as file:
                 manifest = Manifest.parse(file.read(MAX_MANIFEST_BYTES + 1))
         except (OSError, ManifestError) as error:
-            raise TierError(Kind.LOST, f"{self._folder}: is no checkpoint any more ({error})") from None
+            raise TierError(Kind.LOST, f"{self._folder}: is no longer a checkpoint ({error})") from None
         if manifest.digest != self._order.digest:
             raise TierError(Kind.LOST, f"{self._folder}: is not the checkpoint that was offered")
         return manifest

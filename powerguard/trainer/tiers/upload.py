@@ -247,9 +247,7 @@ class Uploader:
             if moved != (seen := told.get("moved")) or told.get("resting"):
                 moved, moved_at_s = seen, now_s
             if now_s - moved_at_s >= self._stall_s:
-                told.update(
-                    ended=Kind.STALLED.value, error=f"{self._remote.url}: nothing moved for {self._stall_s:g} s"
-                )
+                told.update(ended=Kind.STALLED.value, error=f"{self._remote.url}: no progress for {self._stall_s:g} s")
                 return
 
     def _hear(self, line: bytes, told: dict[str, Any]) -> None:

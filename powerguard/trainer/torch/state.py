@@ -35,7 +35,7 @@ class Division:
 
     def __init__(self) -> None:
         if not (dist.is_available() and dist.is_initialized()):
-            msg = "divide=True: torch.distributed is not initialised, so there is nobody to divide with"
+            msg = "divide=True: torch.distributed is not initialised: call init_process_group first"
             raise StateError(msg)
         self._rank = dist.get_rank()
         self._ranks = dist.get_world_size()
@@ -371,7 +371,7 @@ def local(tensor: Tensor) -> Tensor:
 
 def _misfit(name: str, here: Tensor, node: Json, source: Unpacker) -> list[str]:
     if not isinstance(node, dict) or "item" not in node:
-        return [f"{name} is no tensor in the checkpoint"]
+        return [f"{name} is not a tensor in the checkpoint"]
     loaded = source.loaded(node)
     mine = (str(here.dtype).removeprefix("torch."), tuple(local(here).shape), layout_of(here))
     kept = (loaded.dtype, tuple(loaded.shape), node.get("sharded"))

@@ -4,7 +4,7 @@ A request is a 16-bit length, the high byte first, and a word; the reply is one 
 frame. A status line is `KEY      : value\n`; the first is `APC      : revision,records,bytes`, the last `END APC  :
 now`. Measured with apcupsd 3.14.14; the older 3.14s write their dates and flags in another style, which is read too.
 
-Nothing here is authenticated: whoever can answer on that port can say anything.
+The protocol has no authentication: a program that answers on that port can report anything.
 """
 
 import re
@@ -36,7 +36,7 @@ _UNASKED: Final = "says more than it was asked for"
 
 
 class NisError(Exception):
-    """What was answered is no status of apcupsd: in what way, for the operator."""
+    """The answer is not a status of apcupsd: the reason, for the operator."""
 
 
 class Flag(IntEnum):
@@ -56,7 +56,7 @@ class Flag(IntEnum):
     COMMLOST = 0x100
     """apcupsd has lost its UPS; everything else is as it was then."""
     SHUTDOWN = 0x200
-    """apcupsd has ordered its host's shutdown. Set until apcupsd is started anew, whatever the power does."""
+    """apcupsd has ordered its host's shutdown. Set until apcupsd is restarted, even if power returns."""
     SLAVE = 0x400
     FASTPOLL = 0x40000
     """apcupsd reads its UPS every second, not every POLLTIME."""
@@ -125,8 +125,8 @@ class Status:
 
     flags: STATFLAG. date: when apcupsd last read its UPS, as it wrote it; a new text is a new observation.
     date_s, now_s: DATE and END APC in seconds of that host's wall clock, of which only the difference means anything;
-        None when not told.
-    values: every other record; what the UPS does not tell has none.
+        None when not reported.
+    values: every other record; values that the UPS does not report are missing.
     """
 
     flags: int
@@ -147,9 +147,9 @@ class Status:
 
 
 def parse_status(frames: Sequence[bytes]) -> Status:
-    """Read the frames of a reply to `status`. Raises NisError, and nothing else, on any bytes."""
+    """Read the frames of a reply to `status`. Raises NisError only, on any bytes."""
     if not frames:
-        msg = "answers nothing to `status`"
+        msg = "sends an empty answer to `status`"
         raise NisError(msg)
     values: dict[str, str] = {}
     for frame in frames:
@@ -161,12 +161,12 @@ def parse_status(frames: Sequence[bytes]) -> Status:
             raise NisError(msg)
         if values.setdefault(key, rest.strip()) != rest.strip():
             # A UPS may name itself "x\nSTATFLAG : 0x08": apcupsd cuts its records at newlines, whoever made them.
-            msg = f"tells {key} twice, and not the same"
+            msg = f"the reply has {key} twice, with different values"
             raise NisError(msg)
     _check_whole(frames, values)
     flags = _FLAGS.match(values.get("STATFLAG", ""))
     if flags is None:
-        msg = f"tells no STATFLAG ({_short(values.get('STATUS', ''))})"
+        msg = f"the reply has no STATFLAG ({_short(values.get('STATUS', ''))})"
         raise NisError(msg)
     date = values.pop("DATE", "")
     return Status(
@@ -191,7 +191,7 @@ def _check_whole(frames: Sequence[bytes], values: dict[str, str]) -> None:
 
 
 def stamp_s(text: str) -> float | None:
-    """Return a date of apcupsd in seconds since 1970; None for `N/A` and whatever else is no date.
+    """Return a date of apcupsd in seconds since 1970; None for `N/A` and for other text that is not a date.
 
     Of the older style the zone is a name, which is passed over: only differences of two such dates mean anything.
     """

@@ -30,8 +30,8 @@ _NUMBERS: Final = (
     ("LINEV", "input_v", 1.0),
     ("ITEMP", "battery_temp_c", 1.0),
 )
-"""TONBATT is left out: it is apcupsd's own clock since it saw ONBATT, so it is no second witness, and it starts again
-at 0 with apcupsd. NOMPOWER times LOADPCT would be nobody's measurement."""
+"""TONBATT is left out: it is apcupsd's own clock since it saw ONBATT, so it is not a second witness, and it
+restarts at 0 with apcupsd. NOMPOWER times LOADPCT is not a measurement."""
 _STATES: Final = (
     (Flag.BATTLOW, State.LOW_BATTERY),
     (Flag.REPLACEBATT, State.REPLACE_BATTERY),
@@ -78,7 +78,7 @@ def _output_source(flags: int) -> OutputSource:
 
 
 def _self_test(status: Status) -> str:
-    """Say which record tells of a self-test that runs now, or "".
+    """Return the record that shows a running self-test, or "".
 
     LASTXFER stays after the test until the next transfer, so on utility it is history.
     """
@@ -92,12 +92,12 @@ log = structlog.get_logger(__name__)
 
 _LOST_AFTER = 3
 _LOST_AFTER_S = 3.0
-"""Without news on battery, without an answer on utility (apcupsd starts anew in 2 s), the source is lost."""
+"""Without news on battery, without an answer on utility (apcupsd restarts in 2 s), the source is lost."""
 _BATTERY_TIMEOUT_S = 0.8
 _BATTERY_POLL_S = 0.5
 _LONGEST_BACKOFF_S = 3.0
 _CLOSEST_S = 0.1
-"""Between two questions, however often somebody asks for one: hints can be forged."""
+"""Shortest time between two requests, regardless of hints, which can be forged."""
 _EVERY_S = 60.0
 """POLLTIME, until two dates have shown it. It is in no answer."""
 _SLOW_S = 6.0
@@ -106,7 +106,7 @@ _LEAST_PATIENCE_S = 5.0
 _SET_BACK_S = -5.0
 """END APC is taken before apcupsd waits for its own lock, DATE after it: a little below 0 is an age of 0."""
 _ORDER_SPENT_S = 300.0
-"""A host that is still up so long after utility came back does not go down any more."""
+"""A host that is still up this long after utility came back will not go down."""
 _LEFT_OVER = (
     "SHUTTING DOWN is left over from an earlier outage: that apcupsd protects its host no more, and leaves its "
     "powerfail file behind (systemctl restart apcupsd there)"
@@ -126,15 +126,15 @@ def source_name(options: ApcupsdOptions) -> str:
 
 
 class NisClient:
-    """Asks one apcupsd, over a connection that is kept. Everything raises NisError, and nothing else."""
+    """Asks one apcupsd, over a connection that is kept. Raises NisError only."""
 
     def __init__(self, options: ApcupsdOptions) -> None:
-        """Connect to nothing yet."""
+        """Do not connect yet."""
         self._options = options
         self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
 
     async def status(self, limit_s: float) -> Status:
-        """Ask for a status. A kept connection that proves dead is made anew at once: apcupsd was started anew."""
+        """Ask for a status. A kept connection that proves dead is replaced at once: apcupsd was restarted."""
         where = _where(self._options)
         try:
             async with asyncio.timeout(limit_s):
@@ -177,7 +177,7 @@ class NisClient:
                 return parse_status(frames)
 
     def close(self) -> None:
-        """Hang up; the next question connects anew."""
+        """Close it; the next request connects again."""
         streams, self._streams = self._streams, None
         if streams is not None:
             streams[1].transport.abort()
@@ -193,7 +193,9 @@ _REFUSED = f"[Errno {errno.ECONNREFUSED}]"
 def _why(error: OSError | EOFError | UnicodeError) -> str:
     """Say what an operator would do about it."""
     if isinstance(error, ConnectionRefusedError) or _REFUSED in str(error):
-        return "nobody listens: is apcupsd running, with NETSERVER on, and NISIP and NISPORT as in these settings?"
+        return (
+            "connection refused: check that apcupsd runs with NETSERVER on, and NISIP and NISPORT as in these settings"
+        )
     if isinstance(error, ConnectionResetError):
         return _HUNG_UP
     if isinstance(error, UnicodeError):
@@ -203,7 +205,7 @@ def _why(error: OSError | EOFError | UnicodeError) -> str:
 
 @dataclass(slots=True)
 class News:
-    """Dates what apcupsd tells on our own clock, and knows when it is no news.
+    """Dates apcupsd's data on our own clock, and recognises old data.
 
     DATE is when apcupsd last read its UPS, by a wall clock that may be set at any time. So the difference to END APC
     counts at first contact only; after that a DATE is as new as the pause between two of our questions lets it be.
@@ -262,7 +264,7 @@ class ApcupsdSource:
     def __init__(
         self, options: ApcupsdOptions, *, ups: str, clock: Clock, jitter: Callable[[], float] = random.random
     ) -> None:
-        """Ask nothing yet."""
+        """Do not ask yet."""
         self.name = source_name(options)
         self._options = options
         self._ups = ups
@@ -307,7 +309,7 @@ class ApcupsdSource:
         return self._reading is not None and self._reading.output_source is OutputSource.BATTERY
 
     def _lost_at_s(self) -> float:
-        """When the source counts as lost; a time that is past plays no part once it is told."""
+        """When the source counts as lost; a past time is ignored once it is reported."""
         if self._on_battery and self._news.at_s is not None:
             lost_s = self._news.at_s + _LOST_AFTER_S
         else:
@@ -341,7 +343,7 @@ class ApcupsdSource:
         at_s = self._news.at_s
         if at_s is None:
             self._miss(
-                publish, f"{_where(self._options)}: its DATE tells no age (is its clock set?): waiting for the next"
+                publish, f"{_where(self._options)}: its DATE gives no age (check its clock): waiting for the next"
             )
         elif now_s - at_s > self._news.patience_s():
             self._miss(publish, f"{_where(self._options)}: apcupsd does not read its UPS any more")
@@ -375,9 +377,9 @@ class ApcupsdSource:
         self._warn(status)
 
     def _is_ordered(self, status: Status, at_s: float) -> bool:
-        """Say whether SHUTTING DOWN is an order that still stands.
+        """Say whether SHUTTING DOWN is an order that still applies.
 
-        The bit stays until apcupsd is started anew, long after the outage: once apcupsd goes on answering on utility,
+        The bit stays until apcupsd is restarted, long after the outage: once apcupsd goes on answering on utility,
         its host has not gone down, and no later outage may take the old order for its own.
         """
         if not status.flags & Flag.SHUTDOWN:
@@ -405,7 +407,8 @@ class ApcupsdSource:
             master = status.values.get("MASTER", "its master")
             self._notices.once(
                 "source_doubtful",
-                f"that apcupsd is a net slave, which does not tell how old its news is (name {master} in the settings)",
+                f"that apcupsd is a net slave, which does not report the age of its data (name {master} in the "
+                "settings)",
             )
 
     # --- What is told -------------------------------------------------------------------------------------------
@@ -426,7 +429,8 @@ class ProbeReport:
     """What doctor and discover show of an apcupsd. reading: None, with why_not, where it would be none.
 
     age_s: of its newest look at the UPS, by its own two dates. slave: it asks another apcupsd.
-    rating_w: NOMPOWER. restart_pct: RETPCT, the charge at which the UPS switches its output on again; None: not told.
+    rating_w: NOMPOWER. restart_pct: RETPCT, the charge at which the UPS switches its output on again; None: not
+        reported.
     """
 
     where: str

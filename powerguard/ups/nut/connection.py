@@ -1,12 +1,12 @@
-"""One connection to upsd: requests go out, answers come back in order, and nothing that was not asked for.
+"""One connection to upsd: requests go out, answers come back in order; unexpected data ends it.
 
 Every wait has a limit. An answer that comes too late is passed over when it comes, so that a hiccup costs a poll and
 not the connection, and with it the login.
 
 One connection to upsd on which something is ordered: variables set, a command given, and heard how it went.
 
-upsd's OK means "handed to the driver" only. With `SET TRACKING ON` (NUT 2.8) it names each order, and tells what the
-driver made of it; without that, only what can be read back afterwards counts.
+upsd's OK means "handed to the driver" only. With `SET TRACKING ON` (NUT 2.8) it names each order, and reports the
+driver's result; without that, only what can be read back afterwards counts.
 """
 
 import asyncio
@@ -44,7 +44,7 @@ class LateError(Exception):
 
 
 class _Wire(asyncio.Protocol):
-    """The protocol's end of the connection. Answers that nobody asked for end it: they belong to no question."""
+    """The protocol's end of the connection. Unexpected answers end it: they belong to no request."""
 
     def __init__(self, on_lost: Callable[[], None]) -> None:
         self.answers: deque[Answer] = deque()
@@ -70,7 +70,7 @@ class _Wire(asyncio.Protocol):
             return
         self.owed -= len(got)
         if self.owed < 0 or (self.owed == 0 and not self._decoder.is_between):
-            self.fail("upsd sent what nobody had asked for")
+            self.fail("upsd sent an unexpected answer")
             return
         self.answers.extend(got)
         if self.owed:
@@ -116,7 +116,7 @@ class Resolver:
     """
 
     def __init__(self, host: str, port: int) -> None:
-        """Look nothing up yet."""
+        """Do not look it up yet."""
         self._host, self._port = host, port
         self._known: list[str] = []
         self._running: asyncio.Future[list[str]] | None = None
@@ -125,7 +125,7 @@ class Resolver:
         self._is_address = bool(self._known)
 
     async def addresses(self) -> Sequence[str]:
-        """Return what to connect to, IPv4 first. Raises LinkError when nothing is known."""
+        """Return what to connect to, IPv4 first. Raises LinkError when no address is known."""
         if self._is_address:
             return self._known
         if self._running is None:
@@ -233,8 +233,8 @@ class Link:
     async def start_tls(self, context: ssl.SSLContext, host: str, *, limit_s: float) -> Err | None:
         """Go on under TLS, verified for host. Return upsd's answer when it has none to offer. Raises LinkError.
 
-        Bytes that came after the answer in clear text have ended the connection already: they would count as sent
-        under TLS, whoever put them there.
+        Bytes that came after the answer in clear text have ended the connection already: they would count as sent under
+        TLS, from any sender.
         """
         wire = self._wire
         answer = (await self.ask(encode("STARTTLS"), limit_s=limit_s))[0]
@@ -266,7 +266,7 @@ class Link:
         return None
 
     async def close(self) -> None:
-        """Say goodbye and leave; whoever does not let go is left standing."""
+        """Log out and close; do not wait for a peer that does not close."""
         wire = self._wire
         transport = wire.transport
         if transport is None:
@@ -283,16 +283,16 @@ class Link:
 
 
 _LOOK_S: Final = 0.1
-"""From one question after an order's end to the next; upsd tells nobody by itself."""
+"""From one question after an order's end to the next; upsd does not report it by itself."""
 _NO_SUCH: Final = "powerguard.may.set"
 """A variable that no driver has: upsd looks at user, password and `actions = SET` before it says so (2.8.0, wire)."""
 _DENIED: Final = "ACCESS-DENIED"
 
 
 class NutControl:
-    """upsd while somebody orders something (`opened`). Everything raises DeviceError.
+    """upsd while it gets an order (`opened`). Every method raises DeviceError.
 
-    tracks: upsd tells how an order ended.
+    tracks: upsd reports how an order ended.
     """
 
     def __init__(self, options: NutOptions, link: Link) -> None:
@@ -317,7 +317,7 @@ class NutControl:
             raise DeviceError(msg) from error
 
     async def begin(self, password: bytes) -> None:
-        """Say who we are, and ask to be told how orders end. upsd checks neither until something is ordered."""
+        """Log in, and request tracking of orders. upsd checks neither until the first order."""
         for words in (("USERNAME", self._user), ("PASSWORD", password.decode("utf-8", "surrogateescape"))):
             if not isinstance(await self._ask(*words), Ok):
                 msg = f"{self.where}: user and password are not taken"
@@ -337,7 +337,7 @@ class NutControl:
         return frozenset(row[0] for row in await self._list("CMD") if row)
 
     async def longest(self, name: str) -> float | None:
-        """Return the largest value that a variable takes; None where its driver says nothing of it."""
+        """Return the largest value that a variable takes; None if its driver does not report it."""
         rows = await self._list("RANGE", name)
         found = [float(row[1]) for row in rows if len(row) > 1 and row[1].isdecimal() and len(row[1]) < 10]
         return max(found, default=None)
@@ -365,7 +365,7 @@ class NutControl:
                 raise DeviceError(msg)
 
     async def why_not_set(self) -> str:
-        """Say why this user may set nothing, "" where he may: asked of a variable that there is not."""
+        """Return why this user may not set variables, "" if it may: checked with an unknown variable."""
         answer = await self._ask("SET", "VAR", self._ups, _NO_SUCH, "0")
         if isinstance(answer, Err) and answer.code == _DENIED:
             return (
@@ -375,11 +375,11 @@ class NutControl:
         return ""
 
     async def set(self, name: str, value: str) -> None:
-        """Set one variable and wait for what the driver makes of it, where upsd tells that."""
+        """Set one variable and wait for the driver's result, if upsd reports it."""
         await self._order(f"{name} = {value}", "SET", "VAR", self._ups, name, value)
 
     async def do(self, command: str) -> None:
-        """Give one instant command, once, and wait for what the driver makes of it, where upsd tells that."""
+        """Give one instant command, once, and wait for the driver's result, if upsd reports it."""
         await self._order(command, "INSTCMD", self._ups, command)
 
     async def _order(self, what: str, *words: str) -> None:
@@ -408,7 +408,7 @@ class NutControl:
                     msg = f"{self.where}: the driver refuses {what} ({' '.join((code, *words))})"
                     raise DeviceError(msg)
                 case _:
-                    msg = f"{self.where}: what became of {what} is not told"
+                    msg = f"{self.where}: the result of {what} is unknown"
                     raise DeviceError(msg, unanswered=True)
 
 

@@ -62,6 +62,6 @@ class NutOptions(Options):
             msg = "role primary needs user and password"
             raise ValueError(msg)
         if self.ca is not None and self.tls == "off":
-            msg = "ca says nothing with tls: off (write tls: required)"
+            msg = "ca has no effect with tls: off (write tls: required)"
             raise ValueError(msg)
         return self

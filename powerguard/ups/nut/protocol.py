@@ -2,7 +2,7 @@
 
 One line is one answer, but for a list, whose lines are gathered into one. Words are separated by spaces; a word in
 double quotes may hold spaces, and a backslash in it takes the next character as it is. What upsd 2.8.0 sends was
-looked at on the wire. Whoever asks must know what for: the protocol numbers nothing, answers come in order.
+looked at on the wire. The caller must match them: the protocol has no request numbers, answers come in order.
 """
 
 from dataclasses import dataclass
@@ -14,14 +14,14 @@ MAX_ROWS: Final = 4096
 """Lines of one list. The largest known is a daisy chain of rack PDUs, some 1500 variables."""
 MAX_LIST_BYTES: Final = 512 * 1024
 MAX_ANSWERS: Final = 256
-"""Answers that one piece of the stream may hold: nobody asks for more at once, and a flood must not become objects."""
+"""Most answers in one piece of the stream: no client asks for more at once, and a flood must not become objects."""
 _MAX_CODE: Final = 64
 _SPACES: Final = " \t"
 _FORBIDDEN: Final = ("\n", "\r", "\0")
 
 
 class NutError(Exception):
-    """What is no answer of upsd: a line or list too long, broken quotes, a list in a list. The stream is lost."""
+    """An invalid answer of upsd: a line or list too long, broken quotes, a list in a list. The stream is lost."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -106,7 +106,7 @@ def split(line: str) -> tuple[str, ...]:
 
 
 class Decoder:
-    """Takes bytes as they come and hands out whole answers. After a NutError it takes nothing more."""
+    """Takes bytes as they come and hands out whole answers. After a NutError it takes no more."""
 
     def __init__(self) -> None:
         """Begin at the beginning of a stream."""
@@ -169,7 +169,7 @@ class Decoder:
         if len(raw) > MAX_LINE_BYTES:
             _too_long()
         if len(answers) >= MAX_ANSWERS:
-            msg = "upsd floods: it sent more answers than anybody asks for"
+            msg = "upsd sent more answers than any client asks for"
             raise NutError(msg)
         if self._list is not None:
             self._list_bytes += len(raw)

@@ -1,4 +1,4 @@
-"""The `nut` source: a client of NUT's upsd, beside or in place of upsmon. It polls, and holds the login.
+"""The `nut` source: a client of NUT's upsd, with or without upsmon. It polls, and holds the login.
 
 The login at upsd: what a primary counts on, and what must never cost a reading.
 """
@@ -29,7 +29,7 @@ TRY_AGAIN_S: Final = 300.0
 _NOT_NOW_S: Final = 1.0
 _MOST_BREAKS: Final = 2
 _AFTER_BREAKS_S: Final = 60.0
-"""upsd asks the name service who logs in, where it was built with tcp wrappers, and answers nobody meanwhile: in an
+"""upsd asks the name service who logs in, where it was built with tcp wrappers, and does not answer meanwhile: in an
 outage that can take longer than a source may be silent."""
 _NOT_NOW: Final = frozenset(("DATA-STALE", "DRIVER-NOT-CONNECTED"))
 
@@ -42,7 +42,7 @@ class Login:
     """
 
     def __init__(self, options: NutOptions, clock: Clock) -> None:
-        """Say nothing yet."""
+        """Begin without a message."""
         self.problem = ""
         self.delayed = ""
         self.is_held = False
@@ -53,7 +53,7 @@ class Login:
         self._breaks = 0
 
     def begin(self) -> None:
-        """Start anew with a new connection; later, where logging in has cost the last ones: readings come first."""
+        """Start again with a new connection; later, where logging in has cost the last ones: readings come first."""
         self.problem, self.is_held, self._is_sent = "", False, False
         self._at_s = 0.0 if self._breaks < _MOST_BREAKS else self._clock() + _AFTER_BREAKS_S
 
@@ -137,7 +137,7 @@ _MISS_APART_ON_UTILITY_S: Final = 1.5
 _RETRY_S: Final = (0.25, 2.0)
 """From one try to connect to the next, and after the source counts as lost: a returned upsd is used in some seconds."""
 _CLOSEST_S: Final = 0.2
-"""Between two polls, however often somebody asks; a second reading counts as one from here on (`core.fusion`)."""
+"""Shortest time between two polls, regardless of hints; a second reading counts from here on (`core.supply.fusion`)."""
 _WHOLE_S: Final = 1.0
 _WHOLE_ON_BATTERY_S: Final = 0.5
 _LIST_S: Final = (1.0, 5.0, 60.0)
@@ -147,9 +147,9 @@ _TRUST_S: Final = 10.0
 """To read the authorities: all those of the system take a busy machine longer than a step of a connection may."""
 _DICE: Final = random.SystemRandom()
 _MEANINGS: Final = {
-    "DATA-STALE": "its driver hears nothing from the UPS (check the cable or the card, and the driver's log)",
+    "DATA-STALE": "its driver gets no data from the UPS (check the cable or the card, and the driver's log)",
     "DRIVER-NOT-CONNECTED": "the driver of this UPS is not running (upsdrvctl start, or the nut-driver unit)",
-    "ACCESS-DENIED": "upsd lets this host see nothing (check its tcp wrappers, and LISTEN)",
+    "ACCESS-DENIED": "upsd denies access to this host (check its tcp wrappers, and LISTEN)",
 }
 
 
@@ -201,7 +201,7 @@ class NutSource:
         clock: Clock,
         jitter: Callable[[], float] = _DICE.random,
     ) -> None:
-        """Connect to nothing yet."""
+        """Do not connect yet."""
         self.name = source_name(options)
         self._options = options
         self._ups = ups
@@ -235,7 +235,7 @@ class NutSource:
 
     @property
     def trouble(self) -> str:
-        """What stands between us and a login, or trust; "" while nothing."""
+        """The obstacle to a login, or to trust; "" if none."""
         return self._notices.trouble
 
     def poll_now(self) -> None:
@@ -260,7 +260,7 @@ class NutSource:
             await self._drop()
 
     def _next_s(self, now_s: float, grid_s: float) -> float:
-        """When to poll next, if nobody asks: on the grid; sooner to repeat a change; while it fails as it fits."""
+        """When to poll next without a hint: on the grid; sooner to repeat a change; adapted while it fails."""
         if self._link is None:
             longest_s = _RETRY_S[1] if self._is_lost else _RETRY_S[0]
             return now_s + longest_s * (0.5 + 0.5 * self._jitter())
@@ -269,7 +269,7 @@ class NutSource:
         return min(grid_s, self._published_at_s + _CLOSEST_S) if self._again else grid_s
 
     async def _rest(self, until_s: float) -> None:
-        """Wait for the next poll, for somebody who asks, or for the end of the connection."""
+        """Wait for the next poll, for a hint, or for the end of the connection."""
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(max(0.0, until_s - self._clock())):
                 await self._woken.wait()
@@ -284,9 +284,9 @@ class NutSource:
             began_s = self._clock()
             await self._list(link)
             took_s = self._clock() - began_s
-            await self._log_in(link)
-            unanswered = "" if self._options.user is None or self._login.is_held else "the login is not answered"
             (clients,) = await link.ask(encode("LIST", "CLIENT", self._options.name), limit_s=self._limit_s)
+            await self._log_in(link)  # last: one that is not answered holds up whatever is asked after it
+            unanswered = "" if self._options.user is None or self._login.is_held else "the login is not answered"
             warnings = [text for text in (self._slow, self._login.problem or unanswered) if text]
             return NutReport(
                 where=self._where,
@@ -335,7 +335,7 @@ class NutSource:
 
     @property
     def _limit_s(self) -> float:
-        """For an answer. Lost on battery it has its whole time again: it may be slow, and tell of utility."""
+        """For an answer. Lost on battery it has its whole time again: it may be slow, and report utility."""
         timeout_s = self._options.timeout_s
         return min(timeout_s, _ON_BATTERY_LIMIT_S) if self._on_battery and not self._is_lost else timeout_s
 
@@ -420,8 +420,8 @@ class NutSource:
             self._notices.is_right("tls_gone")
         elif self._had_tls:
             because = (
-                f"{self._where} offers TLS no more ({refusal.code}): readings and login go on in clear text "
-                "(right: its certificate again; tls: required makes do with nothing less)"
+                f"{self._where} no longer offers TLS ({refusal.code}): readings and login continue in clear text "
+                "(restore its certificate; tls: required refuses clear text)"
             )
             self._notices.stands("tls_gone", because)
 
@@ -436,7 +436,7 @@ class NutSource:
             self._notices.stands("tls_broken", f"{reason}: readings go on without TLS and without login")
 
     def _disbelieved(self, reason: str) -> LinkError:
-        """Return what it means that nothing proves who is there: where it need not be proven, readings go on."""
+        """Return the effect of an unproven peer: if no proof is required, readings continue."""
         if self._options.tls != "required":
             self._plain_until_s = self._clock() + TRY_AGAIN_S
             self._notices.stands("tls_not_believed", f"{reason}: readings go on without TLS and without login")
@@ -487,9 +487,7 @@ class NutSource:
         if told.alarm:
             self._notices.once("ups_alarm", f"{self._where}, {self._options.name}: {told.alarm}")
         for token in told.unknown:
-            self._notices.once(
-                "status_token_unknown", f"{self._where}: ups.status has {token!r}, which nobody here knows"
-            )
+            self._notices.once("status_token_unknown", f"{self._where}: ups.status has the unknown word {token!r}")
         return told
 
     async def _get(self, link: Link, names: tuple[str, ...]) -> dict[str, str]:
@@ -531,7 +529,7 @@ class NutSource:
     def _has_status(self, values: dict[str, str]) -> None:
         """Take no values for a reading that lack the one that counts: a upsd that has just started lacks it."""
         if STATUS not in values:
-            msg = f"{self._where}, {self._options.name}: {STATUS} is not there; its driver has told nothing yet"
+            msg = f"{self._where}, {self._options.name}: {STATUS} is not there: its driver has not reported yet"
             raise RefusedError(msg)
 
     async def _refuse(self, link: Link, answer: Answer) -> None:
@@ -543,7 +541,7 @@ class NutSource:
                 msg = f"{self._where} has no UPS {ups!r} ({await self._known_upses(link)})"
                 raise RefusedError(msg)
             case Err(code):
-                msg = f"{self._where}, {ups}: {code}: {_MEANINGS.get(code, 'it tells nothing')}"
+                msg = f"{self._where}, {ups}: {code}: {_MEANINGS.get(code, 'unknown error')}"
                 raise RefusedError(msg)
             case _:
                 msg = f"{self._where} answered something else than it was asked"
@@ -557,7 +555,7 @@ class NutSource:
     # --- The login ----------------------------------------------------------------------------------------------
 
     def _is_worth_a_new_try(self) -> bool:
-        """Whether to connect anew, for a login or a certificate that may be right by now. Never on battery."""
+        """Whether to connect again, for a login or a certificate that may be right by now. Never on battery."""
         now_s = self._clock()
         link = self._link
         if link is None or self._on_battery:
@@ -595,7 +593,7 @@ class NutSource:
         return told.reading(at_s=self._clock(), ups=self._ups, source=self.name, authenticated=authenticated)
 
     def _miss(self, publish: Publish, reason: str) -> None:
-        """Count and tell a miss, unless the last one was only just told."""
+        """Count and report a miss, unless the last report was just now."""
         now_s = self._clock()
         apart_s = _MISS_APART_S if self._on_battery else _MISS_APART_ON_UTILITY_S
         if self._misses and now_s - self._miss_at_s < apart_s - 0.05:

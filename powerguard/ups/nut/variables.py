@@ -158,14 +158,14 @@ def _output_source(tokens: frozenset[str], draft: Draft, *, input_gone: bool, od
         oddities.append("ups.status says DISCHRG and not OB, and the input has no voltage: that is battery")
         return OutputSource.BATTERY
     if "!OL" in tokens:
-        oddities.append("ups.status says !OL: not on line, and not told on what instead")
+        oddities.append("ups.status is !OL: not on line, without another source")
         return OutputSource.BATTERY if discharges else OutputSource.UNKNOWN
     if discharges and "OL" in tokens:
         oddities.append("ups.status says OL DISCHRG: many drivers do at a full battery; the voltage and OB decide")
     if "OFF" in tokens:
         if "OL" not in tokens or not draft.numbers.get("load_pct"):
             return OutputSource.OFF
-        oddities.append("ups.status says OL OFF and tells a load: it carries one, so OFF does not count")
+        oddities.append("ups.status is OL OFF, but with a load, so OFF does not count")
     for token, source in (
         ("BYPASS", OutputSource.BYPASS),
         ("ECO", OutputSource.ECO),
@@ -194,8 +194,8 @@ def _states(tokens: frozenset[str], variables: Mapping[str, str], draft: Draft) 
 def _input(volts: list[float], draft: Draft, oddities: list[str]) -> None:
     """Say whether utility is at the input.
 
-    Drivers renew the status every 2 s and the voltage every 30 (pollfreq), so on battery volts prove nothing, and off
-    battery a voltage that is gone is the last outage's.
+    Drivers renew the status every 2 s and the voltage every 30 (pollfreq), so on battery volts are not evidence, and
+    off battery a missing voltage is from the last outage.
     """
     there = is_input_there(volts)
     if draft.output_source is OutputSource.BATTERY:

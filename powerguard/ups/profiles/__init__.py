@@ -1,4 +1,4 @@
 """Families of UPSes and rack PDUs: one YAML file each, and the pure decoder that makes readings of a device's answers.
 
-Nothing here opens a socket or sends anything: `powerguard.ups.snmp` does.
+This package does not open a socket: `powerguard.ups.snmp` does.
 """

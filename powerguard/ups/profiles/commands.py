@@ -15,7 +15,7 @@ from powerguard.ups.profiles.vocabulary import UNITS, Answer, Missing, Oid
 _SLACK_S: Final = 5.0
 """By so much a countdown that is read back may lag: cards look at their UPS every few seconds."""
 _NO_COUNTDOWN: Final = 2**31 - 1
-"""Raw values from here on are no countdown: -1 of cards that know no sign, and full objects."""
+"""Raw values from here on are not a countdown: -1 of cards without signs, and full objects."""
 
 
 class DelayError(Exception):
@@ -35,7 +35,7 @@ class SetOrder:
     seconds: float | None = None
 
     def unheeded(self, answer: Answer, *, since_s: float) -> str:
-        """Say how a GET after it differs from what it should tell, "" when it does not. since_s: since the SET."""
+        """Return how a GET after it differs from the expected value, "" if it does not. since_s: since the SET."""
         if self.read_back == "none":
             return ""
         if isinstance(answer, Missing):
@@ -80,13 +80,13 @@ class Switch:
 
     @property
     def undo(self) -> "Switch | None":
-        """Return the command that calls it off; None: nothing can."""
+        """Return the command that cancels it; None: there is none."""
         undo = self.control.undo
         return None if undo is None else Switch(self.profile, undo, self.outlet)
 
     @property
     def shows(self) -> bool:
-        """Whether the device tells the countdown of it."""
+        """Whether the device reports its countdown."""
         return self._acts.delay == "off_s" and self._acts.read_back == "countdown"
 
     @property
@@ -147,9 +147,9 @@ class Switch:
         return tuple(orders)
 
     def countdowns(self) -> dict[Oid, float]:
-        """Return the objects of the family that tell a countdown to off, with the seconds of their unit.
+        """Return the objects of the family that report a countdown to off, with the seconds of their unit.
 
-        Those of every command of it, whoever gives it: of the whole output, and of the outlet that is meant.
+        Those of every command, of any origin: of the whole output, and of the outlet that is meant.
         """
         found: dict[Oid, float] = {}
         for verb, control in self.profile.controls.items():
@@ -160,7 +160,7 @@ class Switch:
         return found
 
     def standing_s(self, answers: Mapping[str, Answer]) -> float | None:
-        """Return the seconds of the countdown that runs out first; None: none runs, or the device tells none."""
+        """Return the seconds of the countdown that runs out first; None: none runs, or the device reports none."""
         told = [(answers.get(oid), unit_s) for oid, unit_s in self.countdowns().items()]
         running = [raw * unit_s for raw, unit_s in told if isinstance(raw, int) and 0 < raw < _NO_COUNTDOWN]
         return min(running, default=None)
@@ -195,5 +195,5 @@ def _fitted(step: SetStep, wanted_s: float, unit_s: float) -> float:
 
 def _shown(told: Answer | None) -> str:
     if told is None or isinstance(told, Missing):
-        return "not told"
+        return "not reported"
     return told.decode("utf-8", "replace")[:40] if isinstance(told, bytes) else str(told)

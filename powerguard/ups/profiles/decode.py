@@ -105,7 +105,7 @@ class Draft:
 
 
 _FED_BY_INPUT = frozenset((OutputSource.UTILITY, OutputSource.BOOST, OutputSource.TRIM, OutputSource.ECO))
-"""Not bypass: its line may be another one than the rectifier's, whose volts are told."""
+"""Not bypass: its line may be another one than the rectifier's, whose volts are reported."""
 _SHORTEST_ON_UTILITY_S = 30.0
 _RUNTIME_ZERO_CHARGE_PCT = 20.0
 _APART_SHARE = 0.25
@@ -118,7 +118,7 @@ _REAL_LOAD_PCT = 5.0
 _SOME_LOAD_PCT = 2.0
 """Less than this on one line may be 0 W of a card that counts in tenths of kilowatts."""
 _LEAST_ALONE_W = 50.0
-"""Where no load is told there is nothing to hold watts against: 0 (not measured) and 1 (kilowatts) must be refused."""
+"""Without a load, watts cannot be compared: 0 (not measured) and 1 (kilowatts) must be refused."""
 
 
 def cross_check(draft: Draft) -> None:
@@ -131,7 +131,7 @@ def cross_check(draft: Draft) -> None:
 
 
 def _check_input(draft: Draft) -> None:
-    """No volts at the input of a UPS that runs on it are no volts measured, unless something else says "battery".
+    """Zero volts at the input of a UPS that runs on it are not a measurement, unless another object shows battery.
 
     Cards answer 0 for an input that they do not measure (upsAdvInputLineVoltage of a three-phase APC). Believed, a
     self-test would be an outage: "battery" with the input gone.
@@ -144,7 +144,7 @@ def _check_input(draft: Draft) -> None:
     draft.provenance.pop("input_present", None)
     if "input_v" in draft.numbers:
         volts = draft.numbers["input_v"]
-        tenths = f" (or {10 * volts:g} V, told whole by an object of tenths)" if volts else ""
+        tenths = f" (or {10 * volts:g} V, sent as a whole number by an object of tenths)" if volts else ""
         draft.drop("input_v", f"{volts:g} V at an input that feeds the output: not measured{tenths}")
 
 
@@ -176,8 +176,8 @@ def _check_runtime(draft: Draft) -> None:
 def _why_no_runtime(draft: Draft, runtime_s: float) -> str:
     """Say why a runtime is not one, "" when it is. On battery a small value, and 0 at the end, are real.
 
-    Marathon cards say 0 min at 100 % on utility, others at any charge: 0 counts only beside a low battery, or a
-    charge of 20 % and less.
+    Marathon cards say 0 min at 100 % on utility, others at any charge: 0 counts only with a low battery, or a charge of
+    20 % and less.
     """
     if not draft.on_battery:
         return "" if runtime_s >= _SHORTEST_ON_UTILITY_S else "too short for a UPS that is not on battery"
@@ -189,16 +189,16 @@ def _why_no_runtime(draft: Draft, runtime_s: float) -> str:
 
 
 def _check_charge(draft: Draft) -> None:
-    """A charge of 0 beside a good runtime, off battery and with no low battery, is a gauge that is not there."""
+    """A charge of 0 with a good runtime, off battery and without a low battery, means that there is no gauge."""
     if draft.on_battery or draft.low_battery:
         return
     lasts = any(value >= _SHORTEST_ON_UTILITY_S for value, _ in draft.candidates.get("runtime_s", ()))
     while draft.numbers.get("charge_pct") == 0 and lasts:
-        draft.next("charge_pct", "0 beside a runtime and no low battery: not measured")
+        draft.next("charge_pct", "0 with a runtime and without a low battery: not measured")
 
 
 def _check_lines(draft: Draft) -> None:
-    """A line that carries nothing in percent, and watts that the others would call a load: their worst is not known."""
+    """A line with 0 percent, but with watts that are a load on the other lines: the worst line is unknown."""
     loads, watts = draft.lines.get("load_pct", ()), draft.lines.get("watts", ())
     if len(loads) != len(watts) or "load_pct" not in draft.numbers:
         return
@@ -215,7 +215,7 @@ def _check_watts(draft: Draft) -> None:
     load_pct = draft.numbers.get("load_pct")
     alone = load_pct is None and draft.output_source is not None  # A rack PDU's 0 W may be true.
     while alone and draft.numbers.get("watts", math.inf) < _LEAST_ALONE_W:
-        draft.next("watts", "too few to be believed where no load is told")
+        draft.next("watts", "too few to be believed without a load")
     while load_pct is not None and "watts" in draft.numbers:
         why = _why_no_watts(draft, draft.numbers["watts"], load_pct)
         if not why:
@@ -260,11 +260,12 @@ _ALIVE = {"input_v": INPUT_THERE_V, "load_pct": 0.1}
 class Decoded:
     """The reading in one set of answers, with the origin of each field and the rejected values.
 
-    Fields as in `core.model.Reading`. output_source is None when no profile's object was answered at all: then there
+    Fields as in `core.model.Reading`. output_source is None when no profile's object was answered: then there
     is no reading. stale: why the values are frozen (the card has lost its UPS); None when they are live.
     witnesses: which parts of the same answer support "on battery" by themselves.
-    battery_status: None when no object tells. replace_told: whether the device has anything to say of replacing at all.
-    load_lines: the live lines behind load_pct, () for a single number. amps, outlets: of PDUs; () and None: not told.
+    battery_status: None when no object reports it. replace_told: whether the device reports replacement at all.
+    load_lines: the live lines behind load_pct, () for a single number. amps, outlets: of PDUs; () and None: not
+        reported.
     """
 
     kind: Kind = "ups"
@@ -297,12 +298,12 @@ class Decoded:
 
     @property
     def numbers(self) -> dict[str, float | None]:
-        """Every number by its field; None: not told."""
+        """Every number by its field; None: not reported."""
         return {name: getattr(self, name) for name in NUMBERS}
 
     @property
     def on_battery(self) -> bool | None:
-        """Whether this answer alone shows it: "battery" with a witness. None: it does not tell."""
+        """Whether this answer alone shows it: "battery" with a witness. None: unknown."""
         if self.output_source in (None, OutputSource.UNKNOWN, OutputSource.OFF):
             return None
         if self.output_source is not OutputSource.BATTERY:
@@ -355,7 +356,7 @@ def decode(profiles: Sequence[Profile], answers: Answers) -> Decoded:
 
 
 def redundant(profiles: Sequence[Profile], answers: Answers) -> frozenset[str]:
-    """Return the OIDs of numbers that a more trusted object of this device tells already.
+    """Return the OIDs of numbers that a more trusted object of this device already reports.
 
     On utility they need not be asked every second: a card's CPU is slow, and so is taking answers apart.
     """
@@ -405,7 +406,7 @@ def _words(
 
 
 def _decode_output_source(profiles: Sequence[Profile], answers: Answers, tables: Tables, draft: Draft) -> None:
-    """The most trusted profile speaks; another one that says "battery" overrules a calm one, and that is told."""
+    """The most trusted profile speaks; another one that reports battery overrules a calm one, and that is logged."""
     for told_by, word in _words("output_source", profiles, answers, tables, draft):
         known = draft.output_source
         if known is None or known is OutputSource.UNKNOWN:
@@ -463,7 +464,7 @@ def _first_told(
                 return value, source.object
             doubtful = source
         elif max(draft.lines.get(source.field, (value,))) >= _ALIVE[source.field]:
-            why = f"0 beside what {source.object} says: not measured"
+            why = f"0, but {source.object} has a value: not measured"
             draft.reject(source.field, doubtful.place, answers[doubtful.place], why)
             return value, source.object
         else:
@@ -518,7 +519,7 @@ def _scalar(source: NumberSource, answers: Answers, draft: Draft) -> float | Non
 
 
 def _tells_line_1(source: NumberSource, answers: Answers, rows: Sequence[str]) -> bool:
-    """Whether line 1 is believed. Every UPS has one: zeros of the others say nothing of it."""
+    """Whether line 1 is believed. Every UPS has one: zeros of the others do not concern it."""
     place = line_1(source, rows)
     return place is not None and source.convert(answers.get(place, Missing.NO_ANSWER))[0] is not None
 
@@ -581,7 +582,7 @@ def _decode_outlets(profiles: Sequence[Profile], answers: Answers, tables: Table
 
 
 def _decode_input(draft: Draft) -> None:
-    """Whether utility is at the input: every live line there, or every line gone; else not told.
+    """Whether utility is at the input: every live line there, or every line gone; else unknown.
 
     A card may answer rows of zeros for lines that the UPS does not have, so on utility one live line is enough.
     """
@@ -668,7 +669,7 @@ def _finish(draft: Draft, kind: Kind) -> Decoded:
 # --- Lines ----------------------------------------------------------------------------------------------------------
 #
 # A line is named by the end of its row's index. What comes before (the unit in a chain, the input of a PDU) names the
-# group that the line belongs to, and a 0 at the end nothing: .1, .1.0, .0.1 and .7.1 are all line 1.
+# group that the line belongs to, and a 0 at the end has no meaning: .1, .1.0, .0.1 and .7.1 are all line 1.
 
 _LEFT_OUT = frozenset(Missing) - {Missing.NULL}
 """A card that knows the object and has no value for it says something of that line; one that leaves it out does not."""
@@ -705,7 +706,7 @@ def lacks(source: NumberSource, answers: Answers, tables: Tables, told: Sequence
         rows = source.rows
         ends = [oid[len(rows.column) :] for oid in tables.get(rows.column, ())]
         gone = [end for end in ends if answers[rows.column + end] in rows.is_ and f"{source.column}{end}" not in told]
-        return f"row {gone[0][1:]} is not told" if gone else ""
+        return f"row {gone[0][1:]} is not reported" if gone else ""
     lines = _Lines(source, told)
     own = {lines.of(oid) for oid in source.places(tables) if _is_told(answers.get(oid))}
     quiet: set[Line] = set()
@@ -719,19 +720,21 @@ def lacks(source: NumberSource, answers: Answers, tables: Tables, told: Sequence
 
 
 def _lacking(told: set[Line], count: int | None, *, dead: set[Line], live: set[Line]) -> str:
-    """Say which line is not told though it is there; "" where none is known to be.
+    """Return the line that is there but not reported; "" if none is known.
 
-    There is line 1, every line before one that is told, as many as the device counts, and each that another object
-    shows alive. One that is counted, and of which all that is answered says nothing, is none: cards of one-phase UPSes
+    There is line 1, every line before a reported one, as many as the device counts, and each that another object
+    shows alive. One that is counted, but without any value, does not exist: cards of one-phase UPSes
     fill three rows with zeros and NULL.
     """
     for group in sorted({group for group, _ in told}):
         numbers = {number for each, number in told if each == group}
         for number in range(1, max(*numbers, count or 1) + 1):
             if number not in numbers and not ((group, number) in dead and number > max(numbers)):
-                return f"line {number} is not told" if count is None else f"line {number} of {count} is not told"
+                return (
+                    f"line {number} is not reported" if count is None else f"line {number} of {count} is not reported"
+                )
     alive = sorted(line for line in live - told if count is None or line[1] <= count)
-    return f"line {alive[0][1]} is told by another object only" if alive else ""
+    return f"line {alive[0][1]} is reported by another object only" if alive else ""
 
 
 @dataclass(frozen=True, slots=True)

@@ -57,7 +57,7 @@ class Profiles:
 def load_profiles(site_folder: Path | None = SITE_FOLDER) -> Profiles:
     """Return the packaged profiles and the site's own (*.yaml); a site's file replaces a packaged one of its name.
 
-    A bad site file is left out and told in `problems`: a typing error must not take the working families away.
+    A bad site file is left out and listed in `problems`: a typing error must not take the working families away.
     Raises ProfileError only for a packaged file, which would be a broken installation.
     """
     by_name = {profile.name: profile for profile in _packaged()}
@@ -95,7 +95,10 @@ def _packaged() -> Iterator[Profile]:
 
 
 def read_profile(path: Path) -> Profile:
-    """Return the profile of a file, as `parse_profile` does. What is no file (a pipe) or too large is a mistake too."""
+    """Return the profile of a file, as `parse_profile` does.
+
+    An object that is not a file (a pipe) or too large is a mistake too.
+    """
     try:
         document = yamlfile.load_file(path)
     except yamlfile.YamlFileError as error:

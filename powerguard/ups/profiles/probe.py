@@ -11,7 +11,7 @@ from powerguard.ups.profiles.vocabulary import NUMBERS, Answer, Missing, Oid, be
 
 _LONGEST_DESCR = 200
 _MOST_STATES = 255
-"""Makers count their states from 0 or 1; a 0, and what is larger, is as often a mark of "nothing there"."""
+"""Makers count their states from 0 or 1; a 0, and what is larger, often means "not there"."""
 
 
 def fits(profile: Profile, answers: Answers) -> bool:
@@ -47,7 +47,7 @@ def fits_but_for_its_state(profile: Profile, answers: Answers, sys_object_id: st
 
 
 def _is_a_ups(profile: Profile, answers: Answers) -> bool:
-    """Whether a battery is told of, or where the output comes from: no rack PDU answers either."""
+    """Whether a battery or the output source is reported: no rack PDU answers either."""
     tables = profile.tables(answers)
     words = {
         source.values.get(raw)
@@ -66,7 +66,7 @@ def _is_measured(name: str, profile: Profile, answers: Answers, tables: Tables) 
 
 
 def unmet(profile: Profile, answers: Answers) -> list[str]:
-    """Say what of the profile's `probe` the answers lack; nothing when it fits."""
+    """Say what of the profile's `probe` the answers lack; empty if it fits."""
     tables = profile.tables(answers)
     missing = [
         f"{scalar.object} is not answered"
@@ -74,13 +74,13 @@ def unmet(profile: Profile, answers: Answers) -> list[str]:
         if not _has_value(answers.get(scalar.oid))
     ]
     missing += [
-        f"{name} is not told by {_objects(profile, name)}"
+        f"{_objects(profile, name)} do not report {name}"
         for name in profile.probe.all_of
         if not _told(name, profile, answers, tables)
     ]
     any_of = profile.probe.any_of
     if any_of and not any(_told(name, profile, answers, tables) for name in any_of):
-        missing.append(f"none of {', '.join(any_of)} is told")
+        missing.append(f"none of {', '.join(any_of)} is reported")
     return missing
 
 
@@ -162,7 +162,7 @@ def choose(profiles: Sequence[Profile], answers: Answers, *, sys_object_id: str,
 def partly(profiles: Sequence[Profile], answers: Answers, *, sys_object_id: str, sys_descr: str) -> tuple[Profile, ...]:
     """Return the families of which at least one field is in the answers, where none fits as a whole.
 
-    For a walk that somebody cut short; nothing that a daemon may act on.
+    For a truncated walk; a daemon must not act on it.
     """
     found = []
     for profile in profiles:

@@ -3,8 +3,8 @@
 A profile is checked and resolved when it is read: OIDs are whole, and each number knows its field, the object that
 counts its lines and the objects that show which lines are there. Decoder, probe and commands work on the same objects.
 
-A command that ends in darkness must be told from one that comes back, so the verbs are a closed list, and each says
-what happens when utility returns while its countdown runs: only `cycles` brings a host back by itself.
+A command that leaves the output off must differ from one that switches it on again, so the verbs are a closed list, and
+each says what happens when utility returns while its countdown runs: only `cycles` brings a host back by itself.
 """
 
 import re
@@ -107,7 +107,7 @@ def within(number: Number, span: Span) -> bool:
 
 
 def is_one_of(raw: object, wanted: Sequence[Number | Oid | Span]) -> bool:
-    """Whether an answer is one of some numbers, [low, high] ranges or OIDs. Nothing else ever is."""
+    """Whether an answer is one of some numbers, [low, high] ranges or OIDs. Other answers never are."""
     if isinstance(raw, Oid):
         return raw in wanted
     return isinstance(raw, int | float) and any(
@@ -161,7 +161,7 @@ class Verb(StrEnum):
     OFF_WITH_RETURN = "off_with_return"
     """Output off after a delay; on again with utility."""
     OFF_STAYS = "off_stays"
-    """Output off after a delay, until somebody switches it on."""
+    """Output off after a delay, until it is switched on by hand."""
     REBOOT = "reboot"
     """Output off and on again, on utility as well."""
     CANCEL = "cancel"
@@ -189,7 +189,10 @@ _LARGEST = {"integer": 2**31 - 1, "gauge": 2**32 - 1, "timeticks": 2**32 - 1}
 
 def _is_time(unit: str) -> str:
     if UNITS.get(unit, ("",))[0] != "time":
-        msg = f"unit {unit!r} is no time (one of: {', '.join(name for name, one in UNITS.items() if one[0] == 'time')})"
+        msg = (
+            f"unit {unit!r} is not a time (one of: "
+            f"{', '.join(name for name, one in UNITS.items() if one[0] == 'time')})"
+        )
         raise ValueError(msg)
     return unit
 
@@ -202,8 +205,9 @@ class SetStep(Part):
         `off_and_on_s` both: a countdown to the return that begins with the order.
     unit: of the object, for a delay. range, allowed: which delays the device takes, in seconds; others it refuses.
     read_back: what a GET of the same object answers afterwards: `exact` the value; `countdown` it runs down from the
-        value; `rounded` the device took the next larger one it knows; `none` the object does not tell.
-    standing: the device ought to have this value on any day; that it has not is told before an outage, and not in one.
+        value; `rounded` the device took the next larger one it knows; `none` the object does not report it.
+    standing: the device ought to have this value on any day; a wrong value is reported before an outage, and not in
+        one.
     """
 
     object: str
@@ -274,10 +278,10 @@ class Control(Part):
 
     needs: objects that are read first; any other value and the command is refused without a SET.
     sets: in this order, one request each, and each read back before the next.
-    undo: the command that calls it off while it counts down; None: nothing can.
+    undo: the command that cancels it while it counts down; None: there is none.
     utility_returns_during_countdown: what the device then does. `cycles`: the output goes off and comes back all the
-        same, so hosts boot. `aborts`: the output stays on. `stays_off`: off, and nothing switches it on. `unknown`:
-        not told by the MIB and not tried.
+        same, so hosts boot. `aborts`: the output stays on. `stays_off`: off, and it stays so. `unknown`: not in the MIB
+        and not tried.
     """
 
     needs: list[Condition] = Field(default_factory=list)
@@ -389,7 +393,10 @@ class NumberSource(_Place):
         return self.oids or super().scalars
 
     def resolve(self, field: str, lines: "Lines", beside: Sequence[Beside]) -> None:
-        """Take in what the rest of the profile adds. Of what lies beside, that of the same table or in like scalars."""
+        """Take in what the rest of the profile adds.
+
+        Of other objects, those of the same table or in similar scalars.
+        """
         self._field = field
         counter: Scalar | None = None if self.lines is None else getattr(lines, self.lines)
         self._counter = None if counter is None else counter.oid
@@ -403,7 +410,7 @@ class NumberSource(_Place):
 
     @property
     def field(self) -> str:
-        """The number of a reading that it tells."""
+        """The number of a reading that it provides."""
         return self._field
 
     @property
@@ -417,12 +424,12 @@ class NumberSource(_Place):
         return self.combine or NUMBERS[self._field].combine
 
     def count(self, answers: Answers) -> int | None:
-        """Return how many lines the device says it has; None where it does not, or nothing believable."""
+        """Return how many lines the device says it has; None if it does not, or if the number is implausible."""
         count = None if self._counter is None else answers.get(self._counter)
         return count if isinstance(count, int) and 1 <= count <= MOST_LINES else None
 
     def convert(self, raw: Answer) -> tuple[float | None, str]:
-        """Return the value in our unit, or None and why; "" when there is simply nothing."""
+        """Return the value in our unit, or None and why; "" when there is no value."""
         if isinstance(raw, Missing):
             return None, raw.value if raw is Missing.NULL else ""
         if isinstance(raw, int):
@@ -430,7 +437,7 @@ class NumberSource(_Place):
         elif self.text and isinstance(raw, bytes):
             text = raw.strip(PADDING)
             if _THOUSANDS.fullmatch(text):
-                return None, "thousands, or a decimal comma: it cannot be told which"
+                return None, "ambiguous: thousands, or a decimal comma"
             text = text.replace(b",", b".")
             if not _DECIMAL.fullmatch(text):
                 return None, "no decimal number"
@@ -460,7 +467,7 @@ class NumberSource(_Place):
 
 
 class _Enumeration(_Place):
-    """An enumeration. null: this value says nothing, and the next source is asked. texts: strings in small letters."""
+    """An enumeration. null: this value has no meaning, and the next source is asked. texts: in small letters."""
 
     values: Mapping[int, Any]
     texts: Mapping[str, Any]
@@ -477,7 +484,7 @@ class _Enumeration(_Place):
         return self
 
     def word(self, raw: Answer) -> Any:  # noqa: ANN401 - the word of the enumeration, as its fields have it
-        """Return what a value means, None when it says nothing. Raises KeyError for one that is not listed."""
+        """Return what a value means, None when it has no meaning. Raises KeyError for one that is not listed."""
         if isinstance(raw, bytes):
             return self.texts[raw.strip(PADDING).decode("utf-8", "replace").lower()]
         return self.values[raw]  # type: ignore[index]  # an OID is no key of it, and is told as any unlisted value
@@ -500,7 +507,7 @@ class BatteryStatusSource(_Enumeration):
 class StateSource(_Place):
     """An object that says yes when its value is in `is`: numbers, [low, high] ranges or OIDs. Of a table: any row.
 
-    of: every value that the MIB defines. Another one is rejected and answers nothing, neither yes nor no.
+    of: every value that the MIB defines. Another one is rejected and counts neither as yes nor as no.
     """
 
     is_: list[int | OidText | Span] = Field(alias="is", min_length=1)
@@ -553,7 +560,7 @@ class LineVolts(Part):
 class Lines(Part):
     """Objects that say how many lines the UPS really has; cards answer three rows for one-phase units.
 
-    output_volts: a line that has some at the output is there; most cards tell them, and few the number of lines.
+    output_volts: a line that has some at the output is there; most cards report them, and few the number of lines.
     """
 
     input: Scalar | None = None
@@ -597,7 +604,7 @@ class Profile(Options):
 
     rank: several profiles may fit one device; the higher rank is believed first, field by field.
     restart_charge: the setting that says at which charge (%) the UPS switches its output on again; doctor asks it.
-    traps: trap OIDs and what they tell; version 1 is ENTERPRISE.0.SPECIFIC (RFC 3584 section 3.1).
+    traps: trap OIDs and their meaning; version 1 is ENTERPRISE.0.SPECIFIC (RFC 3584 section 3.1).
     """
 
     name: str = Field(pattern=r"^[a-z0-9][a-z0-9-]{0,63}$")
@@ -717,7 +724,7 @@ Mistake = tuple[tuple[str | int, ...], str]
 
 
 def _beside(profile: Profile) -> list[Beside]:
-    """Return what tells of lines: columns of numbers, scalars in a row, and the volts at the output."""
+    """Return the objects of lines: columns of numbers, scalars in a row, and the volts at the output."""
     found = [
         Beside(source.column, tuple(source.oids), 1)
         for field, sources in profile.numbers.items()
@@ -755,7 +762,7 @@ def _wrong_probe(profile: Profile) -> Iterator[Mistake]:
     for word, names in (("all_of", profile.probe.all_of), ("any_of", profile.probe.any_of)):
         for index, name in enumerate(names):
             if not profile.sources_of(name):
-                yield ("probe", word, index), f"{name!r} is no field of this profile"
+                yield ("probe", word, index), f"{name!r} is not a field of this profile"
 
 
 def _wrong_kind(profile: Profile) -> Iterator[Mistake]:
@@ -769,7 +776,7 @@ def _wrong_kind(profile: Profile) -> Iterator[Mistake]:
         if profile.sources_of(name):
             yield (name,), f"a PDU has no {name} (kind: pdu)"
     if not profile.outlets and not {"watts", "amps"} & profile.numbers.keys():
-        yield (), "a PDU tells outlets, watts or amps, and none of them is here"
+        yield (), "a PDU needs outlets, watts or amps, but the profile has none of them"
 
 
 def _wrong_controls(profile: Profile) -> Iterator[Mistake]:
@@ -784,4 +791,4 @@ def _wrong_controls(profile: Profile) -> Iterator[Mistake]:
             wanted = "is missing" if verb in COUNT_DOWN else "belongs to commands that count down"
             yield path, f"utility_returns_during_countdown {wanted}"
         if control.undo is not None and (control.undo not in profile.controls or control.undo not in CANCELS):
-            yield (*path, "undo"), f"{control.undo.value} is no cancel command of this profile"
+            yield (*path, "undo"), f"{control.undo.value} is not a cancel command of this profile"

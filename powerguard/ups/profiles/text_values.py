@@ -48,7 +48,7 @@ def rating(text: str) -> float | None:
 
 
 def take(draft: Draft, field: str, value: float, told_by: str, *, raw: bytes = b"") -> float | None:
-    """Take one number in our unit; raw: as it was told. None, with the reason in the draft, when it is not believed."""
+    """Take one number in our unit; raw: as it was sent. None, with the reason in the draft, when it is not believed."""
     window = NUMBERS[field]
     if not window.lowest <= value <= window.highest:
         why = f"{value:g} is outside of what is believable ({window.lowest:g} to {window.highest:g})"
@@ -64,7 +64,7 @@ def take(draft: Draft, field: str, value: float, told_by: str, *, raw: bytes = b
 
 
 def is_input_there(volts: Sequence[float]) -> bool | None:
-    """Whether utility is at the input by its volts, all lines alike; None where they tell neither."""
+    """Whether utility is at the input by its volts, all lines alike; None if they show neither."""
     if not volts:
         return None
     if all(volt >= INPUT_THERE_V for volt in volts):
@@ -82,7 +82,7 @@ def reading(
     authenticated: bool = False,
     further_alarms: tuple[str, ...] = (),
 ) -> Reading:
-    """Check the fields against each other and return the reading. An output source that was not told is `unknown`."""
+    """Check the fields against each other and return the reading. A missing output source is `unknown`."""
     cross_check(draft)
     for state, told_by in draft.states.items():
         draft.provenance.setdefault(f"alarm:{state.value}", told_by)

@@ -13,7 +13,7 @@ INPUT_GONE_V = 25.0
 
 
 class State(StrEnum):
-    """A yes-or-no thing that a device may tell. Any object that says yes is enough."""
+    """A yes-or-no value that a device may report. Any object that says yes is enough."""
 
     ON_BATTERY = "on_battery"
     LOW_BATTERY = "low_battery"
@@ -116,7 +116,7 @@ class Combine(StrEnum):
 
 @dataclass(frozen=True, slots=True)
 class Field:
-    """One number of a reading. lowest, highest: outside of them no device tells the truth; combine: over lines."""
+    """One number of a reading. lowest, highest: values outside of them are wrong; combine: over lines."""
 
     dimension: str
     lowest: float
@@ -202,9 +202,9 @@ Answer = Value | Missing
 
 
 class DeviceError(Exception):
-    """A device that cannot be asked or told: one line for the operator.
+    """A device that cannot be read or ordered: one line for the operator.
 
-    unanswered: nobody answered at all, in time. late: but after it, so address and credentials are right.
+    unanswered: no answer came in time. late: but after it, so address and credentials are right.
     """
 
     def __init__(self, reason: str, *, unanswered: bool = False, late: bool = False) -> None:

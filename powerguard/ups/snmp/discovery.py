@@ -57,7 +57,7 @@ async def discover(
     if with_pdus and wanted is None:
         candidates = profiles.every()
     elif not with_pdus and any(profile.kind == "pdu" for profile in candidates[:1]):
-        msg = f"{where}: profile {wanted} is of rack PDUs, which cannot tell whether utility is there; name a UPS's"
+        msg = f"{where}: profile {wanted} is for rack PDUs, which do not report whether utility is there: name a UPS's"
         raise SnmpError(msg)
     identity = _identity(await port.get([SYS_DESCR, SYS_OBJECT_ID, SYS_NAME]))
     answers = await _look_for_families(port, candidates)

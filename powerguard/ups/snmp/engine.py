@@ -130,7 +130,7 @@ class Access:
     def has(self, engine_id: bytes) -> None:
         """Keep the engine id; tell when it is another one than before."""
         if self.engine_id not in (b"", engine_id):
-            because = "another card answers there, or this one was set up anew; traps.users may name the old engine id"
+            because = "another card answers there, or this one was reset: check the engine id in traps.users"
             was, now = self.engine_id.hex(), engine_id.hex()
             log.warning("engine_changed", where=self.where, because=because, was=was, now=now)
         self.engine_id = engine_id
@@ -607,7 +607,7 @@ def typed(kind: str, value: int | bytes | str) -> Any:  # noqa: ANN401
     if isinstance(value, {"octets": bytes, "oid": str}.get(kind, int)):
         with contextlib.suppress(Exception):  # pyasn1's own errors
             return _TYPES[kind](value)
-    msg = f"{value!r:.60} is no value of type {kind}"
+    msg = f"{value!r:.60} is not a value of type {kind}"
     raise ValueError(msg)
 
 

@@ -59,7 +59,7 @@ class Place:
     """The address of one card. again: it is to be looked up anew, for nobody answered there."""
 
     def __init__(self, options: SnmpOptions) -> None:
-        """Look nothing up yet."""
+        """Do not look it up yet."""
         self.where = f"{options.host}:{options.port}"
         self.again = False
         self._options = options

@@ -419,7 +419,7 @@ def _read(secret: Secret, where: str) -> bytes | None:
     try:
         return secret.read()
     except SecretError as error:
-        log.error("trap_setting_refused", because=f"{where}: {error}")  # noqa: TRY400 - told in full
+        log.error("trap_setting_refused", because=f"{where}: {error}")  # noqa: TRY400 - reported in full
         return None
 
 
@@ -429,10 +429,10 @@ _WHY: Final = {
     "unknown_engine": "not in traps.users: write it under engines, or let the card send informs",
     "unknown_user": "traps.users has no such user for this engine id",
     "not_authentic": "its digest or security level is not that of the user in traps.users",
-    "out_of_time": "the inform was sent long ago, or the card counts our time otherwise; it is told our time",
+    "out_of_time": "the inform was sent long ago, or the card counts our time otherwise; powerguard sends it our time",
     "undecipherable": "the privacy passphrase or protocol is not that of the user in traps.users",
     "not_a_trap": "it is SNMP, but neither trap nor inform",
-    "garbled": "it is no SNMP message",
+    "garbled": "it is not an SNMP message",
 }
 
 

@@ -272,7 +272,7 @@ async def test_a_net_slave_is_told_to_be_one() -> None:
     [
         (b"HTTP/1.0 400 Bad Request\r\n\r\n", "is that the port of its NIS"),
         (b"\0\x10Invalid command\n\0\0", "answers `Invalid command"),
-        (b"\0\0", "answers nothing to `status`"),
+        (b"\0\0", "sends an empty answer to `status`"),
         (b"\xff" * 70_000, "is that the port of its NIS"),
         (b"\0\x05x: y\n" * 5000, "is that the port of its NIS"),
     ],

@@ -120,7 +120,7 @@ def test_a_reply_that_goes_on_after_its_end() -> None:
 @pytest.mark.parametrize(
     ("parts", "what"),
     [
-        ([], "answers nothing to `status`"),
+        ([], "sends an empty answer to `status`"),
         ([b"Invalid command\n\0"], "answers `Invalid command` to `status`"),
         ([b"Not available\n\0"], "answers `Not available` to `status`"),
         ([b"Apcupsd not running\n\0"], "answers `Apcupsd not running` to `status`"),
@@ -143,9 +143,9 @@ def test_a_status_that_is_none(parts: list[bytes], what: str) -> None:
 
 def test_a_ups_cannot_name_itself_on_utility() -> None:
     """apcupsd cuts its records at newlines, also at those that a UPS has in its name or serial number."""
-    with pytest.raises(NisError, match="tells STATFLAG twice, and not the same"):
+    with pytest.raises(NisError, match="tells STATFLAG twice, with different values"):
         status("UPSNAME  : x", "STATFLAG : 0x05000008", *changed(UPSNAME=""))
-    with pytest.raises(NisError, match="tells STATFLAG twice, and not the same"):
+    with pytest.raises(NisError, match="tells STATFLAG twice, with different values"):
         status(*RECORDS[:-1], "SERIALNO : x", "STATFLAG : 0x05000008", RECORDS[-1])
     assert status("STATFLAG : 0x05060010", *RECORDS).flags == 0x05060010  # some models have it twice by nature
 

@@ -102,6 +102,8 @@ class FakeUpsd:
             case ("LIST", "VAR", ups):
                 rows = "".join(f'VAR {ups} {name} "{value}"\n' for name, value in self.values.items())
                 return f"BEGIN LIST VAR {ups}\n{rows}END LIST VAR {ups}\n".encode()
+            case ("LIST", "CLIENT", ups):
+                return f"BEGIN LIST CLIENT {ups}\nEND LIST CLIENT {ups}\n".encode()
             case ("STARTTLS",):
                 return b"ERR FEATURE-NOT-CONFIGURED\n"
             case ("LOGOUT",):

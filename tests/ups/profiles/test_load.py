@@ -88,7 +88,7 @@ def test_a_broken_site_file_is_left_out_and_told(tmp_path: Path) -> None:
         ("base: 1.3.6.1.4.1.99999.1\n", "", 1, "an OID with a leading dot needs a base"),
         ("oid: .2.0", "oid: .2.0, column: .2", 10, "must name exactly one of oid and column"),
         ("[9999, null]", "[9999, 3]", 10, "range [9999, 3] runs backwards"),
-        ("any_of: [runtime_s]", "any_of: [watts]", 5, "probe.any_of.0: 'watts' is no field of this profile"),
+        ("any_of: [runtime_s]", "any_of: [watts]", 5, "probe.any_of.0: 'watts' is not a field of this profile"),
         ("numbers:", "controls: {off: null}\nnumbers:", 8, "controls"),
         ("name: mini", "name: mini\nname: maxi", 2, "stands twice"),
     ],

@@ -1,0 +1,353 @@
+"""What is worth a message: the core's notes and the daemon's standing reasons, each trouble at most once an hour."""
+
+import math
+import time
+from collections import Counter
+from collections.abc import Callable, Iterable, Mapping
+from dataclasses import asdict, dataclass, field, fields, replace
+from types import MappingProxyType
+from typing import Any, Final
+
+from powerguard.core.model.actions import Conduct, Level, Note
+from powerguard.core.model.state import Online, Shutdown, State
+from powerguard.daemon.notify.words import named, word
+from powerguard.daemon.observe.readiness import ERRORS, FIXES
+from powerguard.fields import clean_text
+
+AGAIN_S: Final = 3600.0
+BURST: Final = 60
+"""Messages that may follow each other at once; then one a minute. The rest is summed up in one message."""
+REFILL_S: Final = 60.0
+STALE_S: Final = 7 * 86400.0
+MAX_TEXT: Final = 1500
+LEVELS: Final = ("info", "warning", "error")
+
+_PAIRS: Final = {"source_recovered": "source_lost", "network_back": "network_lost", "guard_ended": "guard_started"}
+_TOLD_ELSEWHERE: Final = frozenset(
+    {"outage_began", "outage_continued", "grade_lowered", "power_off_ordered", "power_off_accepted", "battery_low"}
+    | {"trainer_signalled", "reboot_ordered"}
+)
+"""Warnings that are steps of an outage, which its own messages cover."""
+_WHOSE: Final = ("ups", "source", "trainer", "way", "action", "drill")
+WATCHED: Final = frozenset(
+    {"journal_in_memory", "history_lost", "no_power_off", "policy_unverified", "settings_rejected"}
+    | {"trainer_stranger", "source_troubled", "messages_at_risk", "table_contradicted", "undersized"}
+)
+"""Reasons of `readiness` for which the core has no note."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Message:
+    """One message. key: the trouble or the outage that it belongs to; status: begin or end of that, or event.
+
+    at: Unix seconds. story: part of an outage, so every target gets it.
+    """
+
+    id: str
+    at: float
+    key: str
+    status: str
+    event: str
+    level: str
+    host: str
+    title: str
+    text: str
+    outage: str = ""
+    because: str = ""
+    mode: str = ""
+    story: bool = False
+    numbers: Mapping[str, Any] = field(default_factory=dict)
+
+    def plain(self) -> dict[str, Any]:
+        """Return it as JSON has it, for the queue and for programs."""
+        return {"schema_version": 1, "object": "message", **asdict(self)}
+
+
+def message_of(plain: Mapping[str, Any]) -> Message:
+    """Return the message that `plain` made. Raises ValueError, TypeError."""
+    known = {each.name: plain[each.name] for each in fields(Message) if each.name in plain}
+    made = Message(**known)
+    if not isinstance(made.at, int | float) or not all(isinstance(each, str) for each in (made.key, made.text)):
+        msg = "no message"
+        raise ValueError(msg)
+    return made
+
+
+@dataclass(frozen=True, slots=True)
+class Heard:
+    """The notes of one step, as the loop hands them over. before: the state that they were answered in."""
+
+    notes: tuple[Note, ...]
+    before: State
+    outage: str
+    mode: str
+    wall: float
+
+
+class _Bucket:
+    """Lets BURST pass at once, and then one each REFILL_S."""
+
+    def __init__(self) -> None:
+        self._tokens, self._at = float(BURST), 0.0
+
+    def take(self, wall: float) -> bool:
+        self._tokens = min(float(BURST), self._tokens + max(0.0, wall - self._at) / REFILL_S)
+        self._at = wall
+        if self._tokens < 1.0:
+            return False
+        self._tokens -= 1.0
+        return True
+
+
+class Hearing:
+    """Turns what happens into messages. `standing`: what has begun and not ended; `said`: when each was last sent."""
+
+    def __init__(self, host: str, language: str = "en", wall: Callable[[], float] = time.time) -> None:  # noqa: TID251 - messages are for people
+        self.host = host
+        self.language = language
+        self.standing: dict[str, Message] = {}
+        self.said: dict[str, float] = {}
+        self._wall = wall
+        self._muted: dict[str, Message] = {}
+        self._buckets = {True: _Bucket(), False: _Bucket()}
+        self.left_out: Counter[str] = Counter()
+        self._number = 0
+
+    # --- From the core ------------------------------------------------------------------------------------------------
+
+    def of_step(self, heard: Heard) -> list[Message]:
+        """Return the messages of one step."""
+        told: list[Message] = []
+        # The sums of a move are in its own note.
+        sums = next((dict(note.numbers) for note in heard.notes if note.event == "phase_changed"), {})
+        for note in heard.notes:
+            told += self._of_note(note, heard, sums)
+        return told
+
+    def _of_note(self, note: Note, heard: Heard, sums: Mapping[str, Any]) -> list[Message]:
+        numbers = dict(note.numbers)
+        match note.event:
+            case "outage_began":
+                return self._story("outage_began", "begin", note, heard, {**sums, **numbers})
+            case "phase_changed" if numbers.get("new") == "emergency_checkpoint":
+                return self._story("emergency_checkpoint", "event", note, heard, numbers)
+            case "phase_changed" if numbers.get("new") == "shutdown":
+                return self._story("shutdown", "begin", note, heard, numbers)
+            case "host_returned":
+                return self._story("host_returned", "end", note, heard, numbers)
+            case "outage_ended":
+                off = self.end(f"power_off:{heard.outage}", "it was only recorded", heard.wall)
+                return [*off, *self._story(str(numbers.get("outcome")), "end", note, heard, numbers)]
+            case "phase_changed":
+                return []
+            case "trainer_gone" if _was_asked(heard.before, str(numbers.get("trainer"))):
+                return []
+        if note.event.endswith("_cleared"):
+            return self.end(f"alarm:{note.event.removesuffix('_cleared')}", note.because, heard.wall)
+        if note.event in _PAIRS:
+            return self.end(_pair_key(_PAIRS[note.event], numbers), note.because, heard.wall)
+        if note.level not in (Level.WARNING, Level.ERROR) or note.event in _TOLD_ELSEWHERE:
+            return []
+        key, status = self._key(note.event, numbers)
+        made = self._make(
+            note.event, key, status, level=str(note.level), because=note.because, at=heard, numbers=numbers
+        )
+        return self._once(made)
+
+    def _key(self, event: str, numbers: Mapping[str, Any]) -> tuple[str, str]:
+        if event.endswith("_raised"):
+            return f"alarm:{event.removesuffix('_raised')}", "begin"
+        if event in _PAIRS.values():
+            return _pair_key(event, numbers), "begin"
+        whose = (str(numbers[each]) for each in _WHOSE if numbers.get(each))
+        return ":".join(["event", event, *whose])[:200], "event"
+
+    def _story(self, name: str, status: str, note: Note, heard: Heard, numbers: Mapping[str, Any]) -> list[Message]:
+        """Return a message of an outage, which every target gets. A power-off is a trouble of its own within it."""
+        what = "power_off" if name in ("shutdown", "host_returned") else "outage"
+        outage = str(numbers.get("outage") or heard.outage)
+        bad = name in ("shutdown", "dirty") or note.level is Level.ERROR
+        level = "error" if bad else "info" if status == "end" else "warning"
+        key = f"{what}:{outage}"
+        made = self._make(name, key, status, level=level, because=note.because, at=heard, numbers=numbers)
+        made = replace(made, story=True, outage=outage)
+        if status == "begin":
+            self.standing[key] = made
+        elif status == "end":
+            self.standing.pop(key, None)
+        weighty = what == "power_off" or name in ("clean_shutdown", "dirty")
+        return [made] if weighty or self._passes(made) else []
+
+    # --- From the daemon ----------------------------------------------------------------------------------------------
+
+    def watch(self, reasons: Mapping[str, tuple[str, str]], state: State, mode: str) -> list[Message]:
+        """Compare with what stands now. reasons: level and text by name. Called once a minute."""
+        now = Heard((), state, "", mode, self._wall())
+        wall = now.wall
+        told: list[Message] = []
+        for name, (level, because) in reasons.items():
+            if f"reason:{name}" not in self.standing and f"reason:{name}" not in self._muted:
+                told += self._once(self._make(name, f"reason:{name}", "begin", level=level, because=because, at=now))
+        open_outage = "" if isinstance(state.phase, Online) else state.phase.outage.id
+        still = {f"alarm:{name}" for name in state.told} | {f"reason:{name}" for name in reasons}
+        still |= {f"outage:{open_outage}"} | (
+            {f"power_off:{open_outage}"} if isinstance(state.phase, Shutdown) else set()
+        )
+        for key, began in [*self.standing.items(), *self._muted.items()]:
+            if key.startswith("pair:"):
+                if wall - began.at > STALE_S:
+                    self.standing.pop(key, None)
+            elif key not in still:
+                told += self.end(key, "", wall)
+        for key, began in list(self._muted.items()):
+            if not self._was_said(key, wall):
+                del self._muted[key]
+                told += self._once(replace(began, at=wall))
+        return [*told, *self._sum_up(now)]
+
+    def end(self, key: str, because: str, wall: float) -> list[Message]:
+        """Return the message that a trouble is over, if its beginning was sent."""
+        self._muted.pop(key, None)
+        began = self.standing.pop(key, None)
+        if began is None:
+            return []
+        kind, _, rest = key.partition(":")
+        name = named(self.language, kind if began.story else rest.partition(":")[0])
+        values = {"host": self.host, "name": name, "because": because or "it does not stand any more"}
+        title, text = word(self.language, "outage_over" if kind == "outage" else "over", values)
+        made = replace(began, id=self._id(wall), at=wall, status="end", title=title, text=text, because=because)
+        return [made] if self._passes(made) else []
+
+    def test(self, mode: str) -> Message:
+        """Return a message that says nothing but that it arrives."""
+        now = Heard((), State(), "", mode, self._wall())
+        return self._make("test", "event:test", "event", level="info", because="", at=now)
+
+    # --- What all of them share ---------------------------------------------------------------------------------------
+
+    def _make(
+        self,
+        name: str,
+        key: str,
+        status: str,
+        *,
+        level: str,
+        because: str,
+        at: Heard,
+        numbers: Mapping[str, Any] = MappingProxyType({}),
+    ) -> Message:
+        because = clean_text(because, 600)
+        own = {
+            each: clean_text(value, 200) if isinstance(value, str) else value
+            for each, value in numbers.items()
+            if value is not None and not (isinstance(value, float) and not math.isfinite(value))
+        }
+        needs = [own.get(each) for each in ("checkpoint_s", "stop_s")]
+        values = {**own, "host": self.host, "because": because.rstrip("."), "name": named(self.language, name)}
+        values["need_s"] = sum(float(each) for each in needs if isinstance(each, int | float)) if any(needs) else None
+        values["fix"] = FIXES.get(name.removesuffix("_raised"), "")
+        kind = name if name in _WORDED else "alarm"
+        title, text = word(self.language, kind, values)
+        if at.mode in ("dry-run", "rehearse") and name in ("outage_began", "emergency_checkpoint", "shutdown"):
+            text = f"{text} {word(self.language, at.mode, {})[1]}"
+        return Message(
+            id=self._id(at.wall),
+            at=round(at.wall, 3),
+            key=key,
+            status=status,
+            event=name,
+            level=level,
+            host=self.host,
+            title=title[:200],
+            text=text[:MAX_TEXT],
+            outage=at.outage,
+            because=because,
+            mode=at.mode,
+            numbers=own,
+        )
+
+    def _id(self, wall: float) -> str:
+        self._number += 1
+        return f"{int(wall * 1000):x}-{self._number}"
+
+    def _once(self, made: Message) -> list[Message]:
+        """Return it, unless the same trouble was sent in the last hour; one that stands is then sent later."""
+        if self._was_said(made.key, made.at):
+            if made.status == "begin":
+                self._muted[made.key] = made
+            return []
+        if not self._passes(made):
+            return []
+        self.said = {key: at for key, at in self.said.items() if self._was_said(key, made.at)}
+        self.said[made.key] = made.at
+        if made.status == "begin":
+            self.standing[made.key] = made
+        return [made]
+
+    def _was_said(self, key: str, wall: float) -> bool:
+        """Return whether it was sent in the last hour; a clock that was set back counts as another day."""
+        return key in self.said and 0.0 <= wall - self.said[key] < AGAIN_S
+
+    def _passes(self, made: Message) -> bool:
+        if self._buckets[made.story].take(made.at):
+            return True
+        self.left_out[made.event] += 1
+        return False
+
+    def _sum_up(self, now: Heard) -> list[Message]:
+        if not self.left_out:
+            return []
+        most = ", ".join(f"{named(self.language, name)} ({count})" for name, count in self.left_out.most_common(5))
+        count = {"count": self.left_out.total()}
+        self.left_out.clear()
+        return [self._make("left_out", "event:left_out", "event", level="error", because=most, at=now, numbers=count)]
+
+
+_WORDED: Final = frozenset(
+    {"outage_began", "emergency_checkpoint", "shutdown", "host_returned", "ridden_through", "resumed_in_place"}
+    | {"clean_shutdown", "dirty", "rehearsed", "trainer_gone", "source_lost", "drill_overdue", "left_out", "test"}
+)
+
+
+def _pair_key(event: str, numbers: Mapping[str, Any]) -> str:
+    return f"pair:{event}:{numbers.get('ups') or ''}"
+
+
+def _was_asked(state: State, name: str) -> bool:
+    """Return whether a trainer that is gone was asked to exit: by its own conduct, or with the whole host."""
+    told = any(each.name == name and each.told_pause and each.conduct is Conduct.EXIT for each in state.trainers)
+    return told or isinstance(state.phase, Shutdown)
+
+
+def is_wanted(message: Message, alarms: str) -> bool:
+    """Say whether a target gets it. alarms: of its settings."""
+    return message.story or (alarms != "none" and LEVELS.index(message.level) >= LEVELS.index(alarms))
+
+
+def composed(messages: Iterable[Message], language: str, wall: float, late_s: float) -> Message:
+    """Return what is delivered for one message, or for all of an outage that come late."""
+    every = list(messages)
+    last = every[-1]
+    if len(every) > 1:
+        lines = "\n".join(f"{_clock(each.at)} {each.title}: {each.text}" for each in every)
+        span = {"first": _clock(every[0].at), "last": _clock(last.at)}
+        title, text = word(language, "together", {"title": last.title, "text": lines, **span})
+        level = max((each.level for each in every), key=LEVELS.index)
+        return replace(last, title=title, text=text[: 4 * MAX_TEXT], level=level)
+    if wall - last.at >= late_s:
+        title, text = word(language, "late", {"title": last.title, "text": last.text, "at": _clock(last.at)})
+        return replace(last, title=title, text=text)
+    return last
+
+
+def _clock(wall: float) -> str:
+    return time.strftime("%Y-%m-%d %H:%M:%S %z", time.localtime(wall))
+
+
+def reason_levels(found: Iterable[Any]) -> dict[str, tuple[str, str]]:
+    """Return level and text of the reasons that are worth a message."""
+    return {
+        each.name: ("error" if each.name in ERRORS else "warning", f"{each.text}")
+        for each in found
+        if each.name in WATCHED
+    }

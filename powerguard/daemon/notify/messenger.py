@@ -1,0 +1,302 @@
+"""Messages from the loop to their targets: heard, queued, delivered in order, retried until they arrive.
+
+    loop ── hear(notes) ──▶ hearing ──▶ queue (memory, then disk) ──▶ a task for each target ──▶ the other side
+
+`hear` only hands over; all else is done in tasks of its own, so that no mistake here and no target that hangs can
+reach the loop. A target that fails is retried after 1 s, then 2 s, up to 10 min, each with up to half as much again.
+"""
+
+import asyncio
+import contextlib
+import secrets
+from collections import deque
+from collections.abc import Callable, Iterable, Mapping, Sequence
+from dataclasses import asdict, replace
+from functools import partial
+from itertools import islice
+from pathlib import Path
+from typing import Any, Final
+
+import structlog
+
+from powerguard.core.model.actions import Note
+from powerguard.core.model.state import State
+from powerguard.daemon.attempt import keep_running, rest
+from powerguard.daemon.journal.journal import Executor
+from powerguard.daemon.notify.hearing import (
+    Heard,
+    Hearing,
+    Message,
+    composed,
+    is_wanted,
+    message_of,
+    reason_levels,
+)
+from powerguard.daemon.notify.queue import Queue
+from powerguard.daemon.notify.targets import RESEND_S, DeliveryError, Target, bounded, make
+from powerguard.daemon.observe.port import Daemon, TargetView
+from powerguard.daemon.observe.readiness import readiness
+from powerguard.effectors.child import Spawn
+from powerguard.settings.notify import NotifyOptions
+
+log = structlog.get_logger()
+
+FIRST_S: Final = 1.0
+LONGEST_S: Final = 600.0
+LATE_S: Final = 60.0
+"""From this age on a message says when it happened, and begin and end become one."""
+GIVE_UP_S: Final = 3600.0
+"""A message that a target has refused for this long is dropped, so that it does not hold up the others for ever."""
+WATCH_S: Final = 60.0
+DRILL_DAYS: Final = 90
+MOST_HEARD: Final = 2000
+CLOSE_S: Final = 1.0
+
+
+class Messenger:
+    """One per daemon. It outlives a reload, which only changes its targets."""
+
+    def __init__(
+        self,
+        options: NotifyOptions,
+        path: Path,
+        *,
+        host: str,
+        spawn: Spawn,
+        wall: Callable[[], float],
+        writer: Executor | None = None,
+    ) -> None:
+        """Start the targets' threads; the disk is first touched by `run`."""
+        self.hearing = Hearing(host.partition(".")[0] or "host", options.language, wall)
+        self.queue = Queue(path, writer, wall)
+        self._spawn = spawn
+        self._wall = wall
+        self._heard: deque[Heard] = deque(maxlen=MOST_HEARD)
+        self._overheard = 0
+        self._wake = asyncio.Event()
+        self._arrived: dict[str, asyncio.Event] = {}
+        self._records: dict[str, TargetView] = {}
+        self._refused: dict[str, tuple[int, float]] = {}
+        self._changed = asyncio.Event()
+        self._loaded = False
+        self._mode = ""
+        self._before: set[str] = set()
+        self._targets: dict[str, Target] = {}
+        self.use(options)
+
+    def hear(self, notes: tuple[Note, ...], before: State, outage: str, mode: str) -> None:
+        """Take the notes of one step. Returns at once."""
+        if not self._targets:
+            return
+        self._overheard += len(self._heard) == MOST_HEARD
+        self._heard.append(Heard(notes, before, outage, mode, self._wall()))
+        self._wake.set()
+
+    def use(self, options: NotifyOptions) -> None:
+        """Take the targets of new settings."""
+        for target in self._targets.values():
+            target.close()
+        self._targets = {
+            name: make(name, each, spawn=self._spawn, wall=self._wall, standing=self.hearing.standing)
+            for name, each in options.targets.items()
+        }
+        self._options = options
+        self.hearing.language = options.language
+        self._changed.set()
+
+    # --- What watchers see --------------------------------------------------------------------------------------------
+
+    @property
+    def trouble(self) -> str:
+        """Why messages may be lost; "" while they are on disk, and there is room for more."""
+        return self.queue.trouble or self.queue.full
+
+    def views(self) -> tuple[TargetView, ...]:
+        """Return how each target is."""
+        return tuple(self._view(name) for name in self._targets)
+
+    def _view(self, name: str) -> TargetView:
+        kind, oldest = self._options.targets[name].kind, self.queue.oldest(name)
+        age_s = None if oldest is None else max(0.0, self._wall() - oldest)
+        known = self._records.get(name) or TargetView(name=name, kind=kind)
+        return replace(known, kind=kind, queued=self.queue.count(name), oldest_age_s=age_s)
+
+    def pending(self, most: int) -> list[dict[str, Any]]:
+        """Return the oldest messages that wait, for each target in turn."""
+        shown = ("at", "event", "level", "title")
+        waiting = ((name, message) for name in self._targets for _, message in self.queue.waiting(name))
+        return [{"target": name, **{key: getattr(each, key) for key in shown}} for name, each in islice(waiting, most)]
+
+    async def test(self, names: Iterable[str], limit_s: float) -> dict[str, tuple[bool, str]]:
+        """Send a test message past the queue; return for each target whether it arrived, and the answer."""
+        found: dict[str, tuple[bool, str]] = {}
+        message = self.hearing.test(self._mode)
+
+        async def one(name: str) -> None:
+            try:
+                limit = min(limit_s, self._options.targets[name].limit_s)
+                found[name] = True, await bounded(self._targets[name].deliver(message), limit)
+            except DeliveryError as error:
+                found[name] = False, str(error)
+            self._enter(name, ok=found[name][0], answer=found[name][1])
+
+        async with asyncio.TaskGroup() as tasks:
+            for name in names:
+                tasks.create_task(one(name))
+        return found
+
+    # --- Running ------------------------------------------------------------------------------------------------------
+
+    async def run(self, daemon: Daemon) -> None:
+        """Deliver until cancelled."""
+        while True:
+            self._changed.clear()
+            if self._targets and not self._loaded:
+                self._take_kept(await self.queue.load())
+                self._loaded = True
+            self.queue.retain(self._targets)
+            self._arrived = {name: asyncio.Event() for name in self._targets}
+            async with asyncio.TaskGroup() as tasks:
+                running = [
+                    tasks.create_task(keep_running(f"messages to {name}", partial(self._serve, name)))
+                    for name in self._targets
+                ]
+                running.append(tasks.create_task(keep_running("messages", self._listen)))
+                running.append(tasks.create_task(keep_running("message watch", partial(self._watch, daemon))))
+                await self._changed.wait()
+                for task in running:
+                    task.cancel()
+
+    async def close(self) -> None:
+        """Write what was heard last, for at most CLOSE_S. Nothing is delivered any more: the next start does it."""
+        if self._loaded:
+            self._take_heard()
+        await self.queue.close(CLOSE_S)
+        for target in self._targets.values():
+            target.close()
+
+    def _take_kept(self, kept: Mapping[str, Any]) -> None:
+        for key, plain in dict(kept.get("standing") or {}).items():
+            with contextlib.suppress(ValueError, TypeError, KeyError):
+                self.hearing.standing[key] = message_of(plain)
+        self.hearing.said.update({str(key): float(at) for key, at in dict(kept.get("said") or {}).items()})
+        for name, plain in dict(kept.get("records") or {}).items():
+            with contextlib.suppress(TypeError):
+                self._records[name] = TargetView(**plain)
+
+    async def _listen(self) -> None:
+        while True:
+            self._take_heard()
+            await self._wake.wait()
+            self._wake.clear()
+
+    def _take_heard(self) -> None:
+        while self._heard:
+            heard = self._heard.popleft()
+            self._mode = heard.mode
+            self._add(self.hearing.of_step(heard))
+        if self._overheard:
+            self.hearing.left_out["alarms"] += self._overheard
+            self._overheard = 0
+
+    def _add(self, messages: Iterable[Message]) -> None:
+        for message in messages:
+            wanted = [n for n, each in self._options.targets.items() if is_wanted(message, each.alarms)]
+            self.queue.add(message, wanted)
+            for name in wanted:
+                if name in self._arrived:
+                    self._arrived[name].set()
+        self.queue.keep("standing", {key: each.plain() for key, each in self.hearing.standing.items()})
+        self.queue.keep("said", self.hearing.said)
+
+    async def _watch(self, daemon: Daemon) -> None:
+        while True:
+            await rest(WATCH_S)
+            self._mode = daemon.policy.mode.value
+            found = reason_levels(readiness(daemon)) | _drill(daemon)
+            # Twice in a row: at the start nothing has been looked at yet, and what passes in a minute is no trouble.
+            reasons = {name: each for name, each in found.items() if name in self._before}
+            self._before = set(found)
+            self._add(self.hearing.watch(reasons, daemon.state, self._mode))
+            self.queue.prune()
+
+    # --- Delivering ---------------------------------------------------------------------------------------------------
+
+    async def _serve(self, name: str) -> None:
+        target, limit_s = self._targets[name], self._options.targets[name].limit_s
+        rest_s = least_s = refreshed = 0.0
+        while True:
+            await self._rest(name, rest_s, least_s)
+            batch = self._batch(target)
+            try:
+                if batch:
+                    message = composed((each for _, each in batch), self._options.language, self._wall(), LATE_S)
+                    self._enter(name, ok=True, answer=await bounded(target.deliver(message), limit_s))
+                    self.queue.done(name, [seq for seq, _ in batch])
+                elif self._wall() - refreshed >= RESEND_S:
+                    answer = await bounded(target.refresh(), limit_s)
+                    refreshed = self._wall()
+                    if answer and (record := self._records.get(name)) is not None and record.since is not None:
+                        self._enter(name, ok=True, answer=answer)
+                rest_s = least_s = 0.0
+            except DeliveryError as error:
+                rest_s, least_s = min(LONGEST_S, max(FIRST_S, 2 * rest_s)), error.again_s or FIRST_S
+                self._enter(name, ok=False, answer=str(error))
+                if batch and error.refused:
+                    self._give_up(name, batch, str(error))
+
+    def _give_up(self, name: str, batch: Sequence[tuple[int, Message]], because: str) -> None:
+        """Drop what a target has refused for long."""
+        seq, since = self._refused.get(name, (0, 0.0))
+        if seq != batch[0][0]:
+            self._refused[name] = batch[0][0], self._wall()
+        elif self._wall() - since > GIVE_UP_S:
+            record = self._records[name]
+            self._records[name] = replace(record, dropped=record.dropped + len(batch))
+            log.error("message_dropped", target=name, because=because, title=batch[-1][1].title)
+            self.queue.done(name, [seq for seq, _ in batch])
+
+    async def _rest(self, name: str, rest_s: float, least_s: float) -> None:
+        """Wait for the next try; a new message is a reason to try sooner, but not before least_s."""
+        arrived = self._arrived[name]
+        await rest(min(LONGEST_S, least_s))
+        most_s = min(LONGEST_S, rest_s * (1.0 + secrets.randbelow(500) / 1000.0)) - least_s
+        if not rest_s:
+            most_s = 0.0 if self.queue.count(name) else RESEND_S
+        with contextlib.suppress(TimeoutError):
+            async with asyncio.timeout(max(0.0, most_s)):
+                await arrived.wait()
+        arrived.clear()
+
+    def _batch(self, target: Target) -> list[tuple[int, Message]]:
+        """Return what goes next: a message, or all of a trouble or an outage whose begin and end are both late."""
+        waiting = self.queue.waiting(target.name)
+        if not waiting:
+            return []
+        first = waiting[0][1]
+        if not target.folds or first.status != "begin" or self._wall() - first.at < LATE_S:
+            return waiting[:1]
+        mine = [each for each in waiting if (each[1].outage or each[1].key) == (first.outage or first.key)]
+        ended = any(each.key == first.key and each.status == "end" for _, each in mine)
+        return mine if ended else waiting[:1]
+
+    def _enter(self, name: str, *, ok: bool, answer: str) -> None:
+        old, now = self._records.get(name) or TargetView(name=name, kind=""), round(self._wall(), 3)
+        since = None if ok else (old.since or now)
+        delivered_, failed = old.delivered + ok, old.failed + (not ok)
+        self._records[name] = replace(old, at=now, since=since, answer=answer, delivered=delivered_, failed=failed)
+        self.queue.keep("records", {each: asdict(record) for each, record in self._records.items()})
+        if ok and old.since is not None:
+            log.info("target_reached", target=name, answer=answer)
+        elif not ok and old.since is None:
+            log.warning("target_failed", target=name, because=answer)
+
+
+def _drill(daemon: Daemon) -> dict[str, tuple[str, str]]:
+    """Return the alarm of a drill that is overdue. Before the first weeks are over (mode: rehearse) none is."""
+    last = daemon.state.learned.drill
+    if last is None:
+        because = "none has been run yet"
+        return {"drill_overdue": ("warning", because)} if daemon.policy.powers_off else {}
+    days = (daemon.clock() - last.at_s) / 86400.0
+    return {"drill_overdue": ("warning", f"the last one was {days:.0f} days ago")} if days > DRILL_DAYS else {}

@@ -1,0 +1,75 @@
+"""Alerts in Debian's own Alertmanager: they begin, stand, and end."""
+
+import json
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import aiohttp
+import pytest
+
+from powerguard.core.model.actions import Level
+from powerguard.core.model.state import State
+from tests.daemon.notify.post import began, ended, note, options, post
+from tests.peers.ports import free_port
+from tests.prometheus.served import alertmanager
+
+pytestmark = pytest.mark.peer("prometheus-alertmanager", "unshare")
+ROUTES = "route: {receiver: none}\nreceivers: [{name: none}]\n"
+
+
+@pytest.fixture
+def url(tmp_path: Path) -> Iterator[str]:
+    config = tmp_path / "alertmanager.yml"
+    config.write_text(ROUTES, encoding="utf-8")
+    with alertmanager(config, tmp_path / "alertmanager", free_port()) as running:
+        yield running
+
+
+async def alerts(url: str) -> dict[str, Any]:
+    async with aiohttp.ClientSession() as session, session.get(f"{url}/api/v2/alerts") as answer:
+        return {each["labels"]["alertname"]: each for each in json.loads(await answer.text())}
+
+
+async def test_alerts_begin_stand_and_end(url: str, tmp_path: Path) -> None:
+    """An outage and an alarm stand until they end; a power-off stands for a day, because the host cannot say more."""
+    target = {"kind": "alertmanager", "url": url, "labels": {"site": "berlin"}}
+    async with post(options(alerts=target), tmp_path) as made:
+        made.hear(*began())
+        made.hear(note("overload_raised", Level.ERROR, "the UPS is overloaded"))
+        await made.until(lambda: made.view("alerts").delivered == 2)
+        found = await alerts(url)
+        assert set(found) == {"PowerguardOutage", "PowerguardOverload"}
+        labels = found["PowerguardOverload"]["labels"]
+        assert (labels["severity"], labels["host"], labels["site"]) == ("critical", "gpu-01", "berlin")
+        assert "97 %" in found["PowerguardOutage"]["annotations"]["description"]
+        before = found["PowerguardOverload"]["endsAt"]
+
+        await made.messenger._targets["alerts"].refresh()
+        assert (await alerts(url))["PowerguardOverload"]["endsAt"] > before
+
+        made.hear(note("phase_changed", old="holding", new="shutdown", stop_s=100.0, grade="full"))
+        await made.until(lambda: made.view("alerts").delivered == 3)
+        off = await alerts(url)
+        assert set(off) == {"PowerguardOutage", "PowerguardOverload", "PowerguardPowerOff"}
+        assert all(each["endsAt"][:10] > before[:10] for each in off.values())
+
+        made.hear(note("host_returned", Level.INFO, "powered off by us", outage="o1", away_s=900.0))
+        made.hear(note("overload_cleared", Level.INFO))
+        made.hear(*ended(outcome="clean_shutdown"))
+        await made.until(lambda: made.view("alerts").delivered == 6)
+        assert await alerts(url) == {}
+        assert made.view("alerts").failed == 0
+
+
+async def test_what_stands_is_ended_after_a_restart(url: str, tmp_path: Path) -> None:
+    """The alarm went while no daemon ran: the state says so, and nobody noted its end."""
+    target = {"kind": "alertmanager", "url": url}
+    async with post(options(alerts=target), tmp_path) as made:
+        made.hear(note("overload_raised", Level.ERROR, "the UPS is overloaded"))
+        await made.until(lambda: made.view("alerts").delivered == 1)
+    async with post(options(alerts=target), tmp_path) as made:
+        assert "alarm:overload" in made.messenger.hearing.standing
+        made.messenger._add(made.messenger.hearing.watch({}, State(), "armed"))
+        await made.until(lambda: made.view("alerts").delivered == 2)
+        assert await alerts(url) == {}

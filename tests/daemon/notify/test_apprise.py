@@ -1,0 +1,128 @@
+"""Apprise in its child, against servers that answer as the services do."""
+
+import json
+from collections.abc import AsyncIterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from tests.daemon.notify.post import began, options, post, secret
+from tests.peers.chat import Services
+
+URLS = {
+    "dingtalk": ("dingtalk://abc123token/", "oapi.dingtalk.com"),
+    "dingtalk-signed": ("dingtalk://SECabc123@abc123token/", "oapi.dingtalk.com"),
+    "feishu": ("feishu://abc-token-1", "open.feishu.cn"),
+    "wecom": ("wecombot://good-key-1", "qyapi.weixin.qq.com"),
+    "slack": ("slack://T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ/#ops", "hooks.slack.com"),
+    "ntfy": ("ntfy://powerguard-ops", "ntfy.sh"),
+    "pagerduty": ("pagerduty://0123456789abcdef0123456789abcdef@key/gpu-01", "events.pagerduty.com"),
+}
+
+
+@pytest.fixture
+async def services(tmp_path: Path) -> AsyncIterator[Services]:
+    async with Services(tmp_path).running() as running:
+        yield running
+
+
+def target(services: Services, tmp_path: Path, name: str, **more: object) -> dict[str, Any]:
+    url = secret(tmp_path, f"url-{name}", URLS[name][0])
+    ca = str(services.authority.pem)
+    return {"kind": "apprise", "url": url, "proxy": services.proxy, "ca_file": ca, "limit_s": 30, **more}
+
+
+async def test_each_service_takes_the_message(services: Services, tmp_path: Path) -> None:
+    """The start of an outage reaches all of them, with its text."""
+    targets = {name: target(services, tmp_path, name) for name in URLS}
+    async with post(options(**targets), tmp_path) as made:
+        made.hear(*began())
+        await made.until(lambda: all(view.delivered for view in made.messenger.views()), "all deliveries")
+        assert {host for host, _ in services.taken} == {host for _, host in URLS.values()}
+        assert all("Utility power failed" in json.dumps(body) for _, body in services.taken)
+        assert made.view("slack").answer == "200 ok"
+        assert made.view("pagerduty").answer.startswith('202 {"status": "success"')
+
+
+REFUSED = [
+    ("dingtalk", {"errcode": 310000, "errmsg": "keywords not in content"}),
+    ("dingtalk", {"errcode": 130101, "errmsg": "send too fast, exceed 20 times per minute"}),
+    ("feishu", {"code": 19024, "msg": "Key Words Not Found", "data": {}}),
+    ("wecom", {"errcode": 45009, "errmsg": "api freq out of limit"}),
+]
+
+
+@pytest.mark.parametrize(("name", "told"), REFUSED, ids=lambda value: value if isinstance(value, str) else "")
+async def test_an_error_with_status_200_is_no_delivery(
+    services: Services, tmp_path: Path, name: str, told: object
+) -> None:
+    """The bots answer 200 for a message that nobody sees; it is sent again until it is taken."""
+    services.refusals.append((200, told))
+    async with post(options(**{name: target(services, tmp_path, name)}), tmp_path) as made:
+        made.hear(*began())
+        await made.until(lambda: made.view(name).failed, "the refusal")
+        assert made.view(name).answer.startswith("200 {")
+        assert made.view(name).since is not None
+        await made.until(lambda: made.view(name).delivered, "the second try")
+        assert (made.view(name).since, made.view(name).queued, len(services.taken)) == (None, 0, 1)
+
+
+async def test_a_wrong_signature_is_told(services: Services, tmp_path: Path) -> None:
+    services.secret = "SECother"
+    async with post(options(bot=target(services, tmp_path, "dingtalk-signed")), tmp_path) as made:
+        told = await made.messenger.test(["bot"], 30.0)
+        assert told["bot"] == (False, '200 {"errcode": 310000, "errmsg": "sign not match"}')
+
+
+async def test_a_redirect_is_not_followed(services: Services, tmp_path: Path) -> None:
+    services.refusals.append((307, ""))
+    async with post(options(bot=target(services, tmp_path, "slack")), tmp_path) as made:
+        told = await made.messenger.test(["bot"], 30.0)
+        assert told["bot"] == (False, "redirects elsewhere: not followed (store the new address)")
+
+
+async def test_a_certificate_of_nobody_is_not_believed(services: Services, tmp_path: Path) -> None:
+    """Without ca_file the system's authorities count, and they know nothing of the test's."""
+    async with post(options(bot=target(services, tmp_path, "slack", ca_file=None)), tmp_path) as made:
+        told = await made.messenger.test(["bot"], 30.0)
+        assert told["bot"] == (False, "no answer: no connection, or its certificate")
+    assert services.taken == []
+
+
+async def test_a_service_that_hangs_is_left_at_the_limit(services: Services, tmp_path: Path) -> None:
+    services.delay_s = 60.0
+    async with post(options(bot=target(services, tmp_path, "slack", limit_s=3)), tmp_path) as made:
+        assert (await made.messenger.test(["bot"], 30.0))["bot"] == (False, "no answer within 3 s")
+
+
+@pytest.mark.parametrize("url", ["nonsense", "dingtalk://", "unknownservice://token"])
+async def test_an_url_that_apprise_does_not_know_is_told_without_it(tmp_path: Path, url: str) -> None:
+    made_options = options(bot={"kind": "apprise", "url": secret(tmp_path, "url", url), "limit_s": 30})
+    async with post(made_options, tmp_path) as made:
+        assert (await made.messenger.test(["bot"], 30.0))["bot"] == (
+            False,
+            "its URL is not one that Apprise understands",
+        )
+
+
+async def test_a_webhook_goes_through_the_proxy_too(services: Services, tmp_path: Path) -> None:
+    """Many GPU hosts reach the Internet only so; the certificate is still the service's own."""
+    template = tmp_path / "slack.json"
+    template.write_text('{"text": "*$title*\\n$text"}', encoding="utf-8")
+    hook = {
+        "kind": "webhook",
+        "url": secret(
+            tmp_path, "hook", "https://hooks.slack.com/services/T1JJ3T3L2/A1BRTD4JD/TIiajkdnlazkcOXrIdevi7FQ"
+        ),
+        "template": str(template),
+        "proxy": services.proxy,
+        "ca_file": str(services.authority.pem),
+    }
+    async with post(options(chat=hook), tmp_path) as made:
+        made.hear(*began())
+        await made.until(lambda: made.view("chat").delivered)
+    ((host, body),) = services.taken
+    assert host == "hooks.slack.com"
+    assert isinstance(body, dict)
+    assert body["text"].startswith("*gpu-01: on battery*\nUtility power failed")

@@ -1,0 +1,213 @@
+"""What is worth a message, how often, and in which words."""
+
+import re
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from powerguard.cli.words import _SENTENCES
+from powerguard.core.model.actions import Conduct, Level, Note
+from powerguard.core.model.policy import Mode
+from powerguard.core.model.state import State
+from powerguard.daemon.notify.hearing import Heard, Hearing, Message, composed, is_wanted
+from powerguard.daemon.notify.messenger import _drill
+from powerguard.daemon.notify.words import texts
+from tests.daemon.notify.post import began, ended, note
+from tests.daemon.watched import NOW_S, TRAINER, drilled, scene
+
+HOUR_S = 3600.0
+
+
+class Listener(Hearing):
+    """Hears one note after the other, at a time of the test's own."""
+
+    def __init__(self, language: str = "en", *, mode: str = "armed") -> None:
+        self.now = 1_800_000_000.0
+        self.mode = mode
+        super().__init__("gpu-01", language, lambda: self.now)
+
+    def tell(self, *notes: Note, state: State | None = None, outage: str = "o1") -> list[Message]:
+        return self.of_step(Heard(notes, State() if state is None else state, outage, self.mode, self.now))
+
+
+def test_an_outage_is_told_step_by_step() -> None:
+    """Begin, emergency, power-off, return, end: each once, for every target, with what comes next."""
+    hears = Listener()
+    told = hears.tell(*began())
+    told += hears.tell(
+        note("phase_changed", because="budget", old="on_battery", new="emergency_checkpoint", stop_s=90.0)
+    )
+    told += hears.tell(note("phase_changed", because="durable", old="emergency_checkpoint", new="holding"))
+    told += hears.tell(
+        note("phase_changed", because="budget", old="holding", new="shutdown", stop_s=90.0, grade="full")
+    )
+    told += hears.tell(note("power_off_ordered"), note("way_armed", Level.INFO))
+    told += hears.tell(note("host_returned", Level.INFO, "powered off by us", outage="o1", away_s=600.0))
+    told += hears.tell(
+        note("phase_changed", Level.INFO, old="recovery", new="online"), *ended(outcome="clean_shutdown")
+    )
+    assert [(each.event, each.key, each.status, each.level) for each in told] == [
+        ("outage_began", "outage:o1", "begin", "warning"),
+        ("emergency_checkpoint", "outage:o1", "event", "warning"),
+        ("shutdown", "power_off:o1", "begin", "error"),
+        ("host_returned", "power_off:o1", "end", "info"),
+        ("clean_shutdown", "outage:o1", "end", "info"),
+    ]
+    assert all(is_wanted(each, "none") for each in told)
+    assert hears.standing == {}
+    assert "the battery is only just enough" in told[1].text
+    assert told[4].title == "gpu-01: training resumed"
+
+
+def test_a_rehearsed_power_off_ends_with_its_outage() -> None:
+    hears = Listener(mode="rehearse")
+    told = hears.tell(*began())
+    told += hears.tell(note("phase_changed", because="budget", old="holding", new="shutdown"))
+    assert all(each.text.endswith("Mode rehearse: the power-off is only recorded.") for each in told)
+    told = hears.tell(*ended(outcome="rehearsed"))
+    assert [(each.key, each.status) for each in told] == [("power_off:o1", "end"), ("outage:o1", "end")]
+    assert (told[0].title, told[0].text) == ("gpu-01: over: power off", "it was only recorded.")
+
+
+def test_the_same_trouble_is_told_once_an_hour() -> None:
+    """Its end is told, too. What stands again within the hour is told when that is over."""
+    hears = Listener()
+    raised, cleared = note("overload_raised", Level.ERROR), note("overload_cleared", Level.INFO)
+    assert [each.status for each in hears.tell(raised)] == ["begin"]
+    assert [each.status for each in hears.tell(cleared)] == ["end"]
+    for _ in range(5):
+        hears.now += 60.0
+        assert hears.tell(raised) == []
+        assert hears.tell(cleared) == []
+    assert hears.tell(raised) == []
+    standing = replace(State(), told=("overload",))
+    assert hears.watch({}, standing, "armed") == []
+    hears.now += HOUR_S
+    (again,) = hears.watch({}, standing, "armed")
+    assert (again.status, again.key) == ("begin", "alarm:overload")
+    assert [each.status for each in hears.tell(cleared)] == ["end"]
+
+
+def test_a_clock_that_is_set_back_mutes_nothing() -> None:
+    """After a power-off the host's clock may be wrong, and be set only once the network is there."""
+    hears = Listener()
+    hears.tell(note("way_blocked", way="rtc"))
+    hears.now -= 365 * 86400.0
+    assert len(hears.tell(note("way_blocked", way="rtc"))) == 1
+
+
+def test_troubles_of_different_things_are_different() -> None:
+    hears = Listener()
+    told = [hears.tell(note("way_blocked", way=way)) for way in ("rtc", "sentinel", "rtc")]
+    assert [len(each) for each in told] == [1, 1, 0]
+
+
+def test_what_was_not_told_does_not_end() -> None:
+    hears = Listener()
+    assert hears.tell(note("overload_cleared", Level.INFO)) == []
+    assert hears.tell(note("source_recovered", Level.INFO)) == []
+    assert hears.tell(note("trainer_appeared", Level.INFO)) == []
+
+
+def test_a_source_that_comes_back_ends_its_alarm() -> None:
+    hears = Listener()
+    (lost,) = hears.tell(note("source_lost", Level.ERROR, "no answer", source="snmp:10.0.0.5", conduct="count on"))
+    assert lost.title == "gpu-01: UPS source snmp:10.0.0.5 does not answer"
+    (back,) = hears.tell(note("source_recovered", Level.INFO, "snmp:10.0.0.5 answers"))
+    assert (back.status, back.key) == ("end", lost.key)
+
+
+@pytest.mark.parametrize(
+    ("state", "told"),
+    [
+        (State(), 1),
+        (replace(State(), trainers=(replace(TRAINER, conduct=Conduct.EXIT, told_pause=True),)), 0),
+        (replace(State(), trainers=(replace(TRAINER, conduct=Conduct.EXIT),)), 1),
+        (replace(State(), trainers=(replace(TRAINER, conduct=Conduct.PAUSE, told_pause=True),)), 1),
+        (scene("shutdown").state, 0),
+    ],
+    ids=["unknown", "told to exit", "not told", "told to pause", "the host stops"],
+)
+def test_a_trainer_is_missed_unless_it_was_told_to_go(state: State, told: int) -> None:
+    assert len(Listener().tell(note("trainer_gone", because="no longer reachable", trainer="llm"), state=state)) == told
+
+
+def test_levels() -> None:
+    hears = Listener()
+    (warning,) = hears.tell(note("redundancy_lost_raised"))
+    (error,) = hears.tell(note("overload_raised", Level.ERROR))
+    assert [is_wanted(warning, each) for each in ("warning", "error", "none")] == [True, False, False]
+    assert [is_wanted(error, each) for each in ("warning", "error", "none")] == [True, True, False]
+
+
+def test_reasons_begin_and_end() -> None:
+    """What no note tells: a journal in memory, a power-off that would fail."""
+    hears = Listener()
+    reasons = {"no_power_off": ("error", "the daemon cannot power this host off (no helper)")}
+    (begun,) = hears.watch(reasons, State(), "armed")
+    assert begun.text.endswith("(no helper). see host.power_off and host.helper in `powerguard doctor`")
+    assert hears.watch(reasons, State(), "armed") == []
+    assert [each.status for each in hears.watch({}, State(), "armed")] == ["end"]
+
+
+def test_too_many_become_one_and_an_outage_gets_through() -> None:
+    hears = Listener()
+    told = [hears.tell(note("way_blocked", way=f"w{number}")) for number in range(1000)]
+    assert sum(map(len, told)) == 60
+    assert len(hears.tell(*began(), *ended())) == 2
+    (summary,) = hears.watch({}, State(), "armed")
+    assert (summary.title, summary.level) == ("gpu-01: 940 more alarms", "error")
+    assert "way blocked (940)" in summary.text
+
+
+def test_an_outage_that_ended_unseen_is_ended() -> None:
+    hears = Listener()
+    hears.tell(*began())
+    (over,) = hears.watch({}, State(), "armed")
+    assert (over.key, over.status, over.title) == ("outage:o1", "end", "gpu-01: the outage is over")
+
+
+def test_a_drill_is_overdue_after_90_days() -> None:
+    """Never in the first weeks: a host in rehearse or dry-run has not been drilled yet, and need not be."""
+    fresh = drilled()
+    assert _drill(fresh) == {}
+    assert fresh.state.learned.drill is not None
+    old = replace(fresh.state.learned.drill, at_s=NOW_S - 91 * 86400.0)
+    fresh.state = replace(fresh.state, learned=replace(fresh.state.learned, drill=old))
+    assert _drill(fresh) == {"drill_overdue": ("warning", "the last one was 91 days ago")}
+    never = scene()
+    assert _drill(never) == {"drill_overdue": ("warning", "none has been run yet")}
+    never.policy = replace(never.policy, mode=Mode.REHEARSE)
+    assert _drill(never) == {}
+
+
+@pytest.mark.parametrize("language", ["en", "zh"])
+@pytest.mark.parametrize("event", sorted({*_SENTENCES, "overload_raised", "never_heard_of"}))
+def test_every_note_has_words(language: str, event: str) -> None:
+    """With no number at all, and with hostile ones: braces, newlines, controls."""
+    bad: dict[str, Any] = {"source": "{host}\n\x1b[31m", "trainer": "%s{0}", "away_s": float("nan"), "lasted_s": -1e300}
+    for numbers in ({}, bad):
+        for told in Listener(language).tell(note(event, Level.ERROR, "{because}\u202e", **numbers)):
+            assert told.title.startswith("gpu-01")
+            assert told.text
+            assert (told.title + told.text).isprintable()
+
+
+def test_the_languages_say_the_same() -> None:
+    """The same messages with the same values, so that a translation cannot leave a number out."""
+    english, chinese = texts("en"), texts("zh")
+    assert list(english["messages"]) == list(chinese["messages"])
+    for name, message in english["messages"].items():
+        other = chinese["messages"][name]
+        for part in ("title", "text"):
+            assert re.findall(r"{\w+}", message[part]) == re.findall(r"{\w+}", other[part]), name
+    assert set(english["reasons"]) <= set(chinese["reasons"])
+    assert set(english["units"]) == set(chinese["units"])
+
+
+def test_late_messages_say_when_it_was() -> None:
+    hears = Listener("zh")
+    (one,) = hears.tell(*began())
+    assert composed([one], "zh", hears.now + 1.0, 60.0) == one
+    assert "此前无法送达" in composed([one], "zh", hears.now + 100.0, 60.0).text

@@ -1,0 +1,200 @@
+"""Mail to a real SMTP server (aiosmtpd) with STARTTLS, and the program of one's own."""
+
+import asyncio
+import contextlib
+import email
+import json
+import ssl
+import time
+from collections.abc import Iterator
+from email.policy import default
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiosmtpd.controller import Controller
+from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
+
+from tests.daemon.notify.post import began, options, post, secret
+from tests.peers.nut_tls import Authority
+from tests.peers.ports import free_port
+
+
+class Mailbox:
+    """Takes mail, unless told to answer something else."""
+
+    def __init__(self) -> None:
+        self.mails: list[Any] = []
+        self.answer = "250 taken"
+        self.encrypted: list[bool] = []
+
+    async def handle_DATA(self, _: SMTP, session: Session, envelope: Envelope) -> str:  # noqa: N802 - aiosmtpd's
+        if self.answer.startswith("250"):
+            assert isinstance(envelope.content, bytes)
+            self.mails.append(email.message_from_bytes(envelope.content, policy=default))
+            self.encrypted.append(session.ssl is not None)
+        return self.answer
+
+
+class Server(Controller):
+    """STARTTLS and a login are required, as a good server requires them."""
+
+    def __init__(self, box: Mailbox, authority: Authority, name: str) -> None:
+        self._tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        self._tls.load_cert_chain(*authority.files(name))
+        super().__init__(box, hostname="127.0.0.1", port=free_port())
+
+    def factory(self) -> SMTP:
+        return SMTP(
+            self.handler,
+            tls_context=self._tls,
+            require_starttls=True,
+            auth_required=True,
+            authenticator=lambda _s, _m, _e, _k, told: AuthResult(
+                success=told.password == b"hunter2-secret", handled=False
+            ),
+        )
+
+
+@pytest.fixture
+def box() -> Mailbox:
+    return Mailbox()
+
+
+@pytest.fixture
+def authority(tmp_path: Path) -> Authority:
+    return Authority(tmp_path)
+
+
+@pytest.fixture
+def server(box: Mailbox, authority: Authority) -> Iterator[Server]:
+    running = Server(box, authority, "127.0.0.1")
+    running.start()
+    yield running
+    running.stop()
+
+
+def mail(
+    port: int, tmp_path: Path, authority: Authority, password: str = "hunter2-secret", **more: object
+) -> dict[str, Any]:
+    return {
+        "kind": "mail",
+        "host": "127.0.0.1",
+        "port": port,
+        "user": "powerguard",
+        "password": secret(tmp_path, "mail-password", password),
+        "sender": "powerguard@example.org",
+        "to": ["ops@example.org", "night@example.org"],
+        "ca_file": str(authority.pem),
+        "limit_s": 20,
+        **more,
+    }
+
+
+async def test_an_outage_arrives_as_mail(server: Server, box: Mailbox, authority: Authority, tmp_path: Path) -> None:
+    async with post(options("zh", ops=mail(server.port, tmp_path, authority)), tmp_path) as made:
+        made.hear(*began())
+        await made.until(lambda: box.mails)
+        got = box.mails[0]
+        assert got["Subject"] == "gpu-01\uff1a已切换到电池供电"
+        assert "市电中断" in got.get_content()
+        assert (got["To"], got["Auto-Submitted"]) == ("ops@example.org, night@example.org", "auto-generated")
+        await made.until(lambda: made.view("ops").delivered == 1)
+        assert made.view("ops").answer == "accepted"
+    assert box.encrypted == [True]
+
+
+async def test_refusals_are_told(server: Server, box: Mailbox, authority: Authority, tmp_path: Path) -> None:
+    wrong = mail(server.port, tmp_path, authority)
+    async with post(options(ops=wrong), tmp_path) as made:
+        box.answer = "552 the mailbox is full"
+        assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, "552 the mailbox is full")}
+    wrong = mail(server.port, tmp_path, authority, "wrong-secret-x")
+    async with post(options(ops=wrong), tmp_path) as made:
+        told = (await made.messenger.test(["ops"], 30.0))["ops"]
+        assert told[0] is False
+        assert told[1].startswith("535 ")
+
+
+async def test_a_wrong_certificate_ends_it_before_the_login(box: Mailbox, authority: Authority, tmp_path: Path) -> None:
+    server = Server(box, authority, "other.example")
+    server.start()
+    try:
+        async with post(options(ops=mail(server.port, tmp_path, authority)), tmp_path) as made:
+            told = (await made.messenger.test(["ops"], 30.0))["ops"]
+            assert told[0] is False
+            assert told[1].startswith("its certificate does not verify (IP address mismatch")
+    finally:
+        server.stop()
+    assert box.mails == []
+
+
+async def test_a_server_without_starttls_gets_no_password(box: Mailbox, authority: Authority, tmp_path: Path) -> None:
+    server = Controller(box, hostname="127.0.0.1", port=free_port())
+    server.start()
+    try:
+        async with post(options(ops=mail(server.port, tmp_path, authority)), tmp_path) as made:
+            told = "it does not offer STARTTLS or a login that we know: see tls and port"
+            assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, told)}
+        plain = {**mail(server.port, tmp_path, authority), "tls": "none", "user": None, "password": None}
+        async with post(options(ops=plain), tmp_path) as made:
+            assert await made.messenger.test(["ops"], 30.0) == {"ops": (True, "accepted")}
+    finally:
+        server.stop()
+    assert len(box.mails) == 1
+
+
+async def test_nobody_there(authority: Authority, tmp_path: Path) -> None:
+    async with post(options(ops=mail(free_port(), tmp_path, authority)), tmp_path) as made:
+        told = "no mail server answers (Connection refused)"
+        assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, told)}
+
+
+async def test_a_server_that_drips_is_left_at_the_limit(authority: Authority, tmp_path: Path) -> None:
+    """A byte a second: each read succeeds, and the whole never ends. The child is killed, and none is left."""
+
+    gone = asyncio.Event()
+
+    async def drip(_: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        with contextlib.suppress(OSError):
+            for byte in b"220 a very slow server indeed\r\n":
+                writer.write(bytes([byte]))
+                await writer.drain()
+                await asyncio.sleep(1)
+        writer.close()
+        gone.set()
+
+    server = await asyncio.start_server(drip, "127.0.0.1", 0)
+    async with server:
+        port = server.sockets[0].getsockname()[1]
+        async with post(options(ops=mail(port, tmp_path, authority, limit_s=3)), tmp_path) as made:
+            assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, "no answer within 3 s")}
+        await gone.wait()
+
+
+def command(*words: str, **more: object) -> dict[str, Any]:
+    return {"kind": "command", "command": list(words), "limit_s": 30, **more}
+
+
+async def test_a_program_of_ones_own_gets_the_message(tmp_path: Path) -> None:
+    target = command("/bin/sh", "-c", 'cat > "$0"; echo paged', str(tmp_path / "got"))
+    async with post(options(own=target), tmp_path) as made:
+        made.hear(*began())
+        await made.until(lambda: made.view("own").delivered == 1)
+        assert made.view("own").answer == "exit status 0: paged"
+        assert json.loads((tmp_path / "got").read_text(encoding="utf-8"))["event"] == "outage_began"
+
+
+COMMANDS = [
+    (("/bin/sh", "-c", "echo no credit >&2; exit 3"), "exit status 3: no credit"),
+    (("/bin/sh", "-c", "sleep 30"), "no answer within 2 s"),
+    (("/no/such-program",), "such-program: No such file or directory"),
+]
+
+
+@pytest.mark.parametrize(("words", "told"), COMMANDS, ids=[told for _, told in COMMANDS])
+async def test_a_program_that_fails_is_told(tmp_path: Path, words: tuple[str, ...], told: str) -> None:
+    async with post(options(own=command(*words, limit_s=2 if "no answer" in told else 30)), tmp_path) as made:
+        began_s = time.monotonic()
+        assert await made.messenger.test(["own"], 30.0) == {"own": (False, told)}
+        assert time.monotonic() - began_s < 20

@@ -1,0 +1,303 @@
+"""Webhooks, a local aiohttp receiver as the other side, and what it may do to us."""
+
+import asyncio
+import json
+import logging
+import ssl
+import time
+from collections.abc import AsyncIterator, Awaitable, Callable
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import pytest
+from aiohttp import web
+
+from powerguard.core.model.actions import Level
+from tests.daemon.notify.post import Clock, began, ended, note, options, post, secret
+from tests.peers.nut_tls import Authority
+
+Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
+PATH = "/services/T0SECRET/B0SECRET"
+
+
+@dataclass
+class Receiver:
+    """Takes every POST; answers what it is told to."""
+
+    bodies: list[str] = field(default_factory=list)
+    headers: list[Any] = field(default_factory=list)
+    answer: Callable[[], web.Response] = field(default=lambda: web.Response(text="ok"))
+    url: str = ""
+    hangs: bool = False
+    elsewhere: str = ""
+
+    async def take(self, request: web.Request) -> web.StreamResponse:
+        if self.hangs:
+            await asyncio.sleep(60)
+        if self.elsewhere:
+            raise web.HTTPTemporaryRedirect(self.elsewhere)
+        self.bodies.append(await request.text())
+        self.headers.append(request.headers)
+        return self.answer()
+
+    async def drip(self, request: web.Request) -> web.StreamResponse:
+        answer = web.StreamResponse()
+        await answer.prepare(request)
+        for _ in range(60):
+            await answer.write(b".")
+            await asyncio.sleep(1)
+        return answer
+
+    @property
+    def messages(self) -> list[dict[str, Any]]:
+        return [json.loads(body) for body in self.bodies]
+
+
+async def serve(receiver: Receiver, tls: ssl.SSLContext | None = None) -> web.AppRunner:
+    app = web.Application()
+    app.router.add_post(PATH, receiver.take)
+    app.router.add_post("/drip", receiver.drip)
+    runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
+    await runner.setup()
+    site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
+    await site.start()
+    port = runner.addresses[0][1]
+    receiver.url = f"{'http' if tls is None else 'https'}://127.0.0.1:{port}"
+    return runner
+
+
+@pytest.fixture
+async def receiver() -> AsyncIterator[Receiver]:
+    made = Receiver()
+    runner = await serve(made)
+    yield made
+    await runner.cleanup()
+
+
+def hook(receiver: Receiver, folder: Path, path: str = PATH, **more: object) -> dict[str, Any]:
+    return {"kind": "webhook", "url": secret(folder, "hook-url", receiver.url + path), "limit_s": 30, **more}
+
+
+async def test_an_outage_arrives_as_json(receiver: Receiver, tmp_path: Path) -> None:
+    """All fields, in the order of events, and the queue is empty afterwards."""
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
+        made.hear(*began())
+        made.hear(*ended())
+        await made.until(lambda: len(receiver.bodies) == 2)
+        first, last = receiver.messages
+        assert (first["object"], first["event"], first["status"], first["host"]) == (
+            "message",
+            "outage_began",
+            "begin",
+            "gpu-01",
+        )
+        assert first["numbers"]["charge_pct"] == 97.0
+        assert (last["event"], last["status"], last["key"]) == ("ridden_through", "end", first["key"])
+        await made.until(lambda: made.view("hook").queued == 0)
+        assert (made.view("hook").delivered, made.view("hook").failed) == (2, 0)
+
+
+async def test_a_template_makes_the_body(receiver: Receiver, tmp_path: Path) -> None:
+    """What comes from outside cannot break out of the JSON string that it is put in."""
+    template = tmp_path / "slack.json"
+    template.write_text('{"text": "$title\\n${text} for $$5", "because": "$because"}', encoding="utf-8")
+    bearer = secret(tmp_path, "bearer", "Bearer abc")
+    target = hook(receiver, tmp_path, template=str(template), authorization=bearer)
+    async with post(options(hook=target), tmp_path) as made:
+        made.hear(note("overload_raised", Level.ERROR, 'a "quoted" \\ text'))
+        await made.until(lambda: receiver.bodies)
+        assert receiver.messages[0]["because"] == 'a "quoted" \\ text'
+        assert receiver.messages[0]["text"].endswith("for $5")
+        assert receiver.headers[0]["Authorization"] == "Bearer abc"
+
+
+async def test_a_template_that_went_missing_is_told_and_retried(receiver: Receiver, tmp_path: Path) -> None:
+    template = tmp_path / "gone.json"
+    async with post(options(hook=hook(receiver, tmp_path, template=str(template))), tmp_path) as made:
+        made.hear(*began())
+        await made.until(lambda: made.view("hook").failed)
+        assert made.view("hook").answer == f"{template}: No such file or directory"
+        template.write_text('{"text": "$title"}', encoding="utf-8")
+        await made.until(lambda: receiver.bodies)
+        assert receiver.messages == [{"text": "gpu-01: on battery"}]
+
+
+ANSWERS = [
+    (web.Response, {"status": 404, "text": "no_service"}, "404 no_service"),
+    (web.Response, {"status": 500, "text": "oops\nmore"}, "500 oops"),
+    (web.json_response, {"data": {"errcode": 310000, "errmsg": "sign"}}, '200 {"errcode": 310000, "errmsg": "sign"}'),
+    (web.json_response, {"data": {"ok": False, "error": "x"}}, '200 {"ok": false, "error": "x"}'),
+    (web.json_response, {"data": {"code": 19001, "msg": "x"}}, '200 {"code": 19001, "msg": "x"}'),
+]
+
+
+@pytest.mark.parametrize(("make", "how", "told"), ANSWERS, ids=lambda value: value if isinstance(value, str) else "")
+async def test_a_refusal_is_shown_as_it_was_said(
+    receiver: Receiver, tmp_path: Path, make: Callable[..., web.Response], how: dict[str, Any], told: str
+) -> None:
+    receiver.answer = lambda: make(**how)
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
+        assert await made.messenger.test(["hook"], 30.0) == {"hook": (False, told)}
+
+
+async def test_a_hanging_and_a_dripping_target_end_at_the_limit(receiver: Receiver, tmp_path: Path) -> None:
+    async with post(options(hook=hook(receiver, tmp_path, "/drip", limit_s=2)), tmp_path) as made:
+        assert await made.messenger.test(["hook"], 30.0) == {"hook": (False, "no answer within 2 s")}
+    receiver.hangs = True
+    async with post(options(hook=hook(receiver, tmp_path, limit_s=2)), tmp_path) as made:
+        assert await made.messenger.test(["hook"], 30.0) == {"hook": (False, "no answer within 2 s")}
+
+
+async def test_redirects_are_not_followed(receiver: Receiver, tmp_path: Path) -> None:
+    """To no other host, which would get what is meant for this one; nor to another path."""
+    other = Receiver()
+    runner = await serve(other)
+    for there in (other.url + PATH, PATH):
+        receiver.elsewhere = there
+        async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
+            expected = {"hook": (False, "redirects elsewhere: not followed (store the new address)")}
+            assert await made.messenger.test(["hook"], 30.0) == expected
+    await runner.cleanup()
+    assert other.bodies == []
+
+
+async def test_nobody_there(tmp_path: Path) -> None:
+    refused = Receiver(url="http://127.0.0.1:9")
+    async with post(options(hook=hook(refused, tmp_path)), tmp_path) as made:
+        assert await made.messenger.test(["hook"], 30.0) == {"hook": (False, "no connection (ECONNREFUSED)")}
+    nowhere = Receiver(url="http://no-such-name.invalid")
+    async with post(options(hook=hook(nowhere, tmp_path)), tmp_path) as made:
+        assert await made.messenger.test(["hook"], 30.0) == {"hook": (False, "its name does not resolve")}
+
+
+async def test_a_certificate_is_verified(tmp_path: Path) -> None:
+    """Verification is on; an expired one, and one of an authority that is not named, are not believed."""
+    authority = Authority(tmp_path)
+    for days, names, told in (
+        (7, ("127.0.0.1",), (True, "200 ok")),
+        (-7, ("127.0.0.1",), (False, "its certificate does not verify (certificate has expired): see ca_file")),
+        (7, ("other.example",), None),
+    ):
+        tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+        tls.load_cert_chain(*authority.files(*names, days=days))
+        receiver = Receiver()
+        runner = await serve(receiver, tls)
+        async with post(options(hook=hook(receiver, tmp_path, ca_file=str(authority.pem))), tmp_path) as made:
+            found = (await made.messenger.test(["hook"], 30.0))["hook"]
+            assert found == told if told else (found[0] is False and "does not verify" in found[1])
+        async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
+            assert (await made.messenger.test(["hook"], 30.0))["hook"][0] is False
+        await runner.cleanup()
+    async with post(options(hook=hook(receiver, tmp_path, ca_file=str(tmp_path / "none.pem"))), tmp_path) as made:
+        none = f"{tmp_path / 'none.pem'}: No such file or directory"
+        assert await made.messenger.test(["hook"], 30.0) == {"hook": (False, none)}
+
+
+async def test_no_secret_gets_out(receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Not by an error, an answer that echoes it, the queue, the views or the log."""
+    caplog.set_level(logging.DEBUG)
+    receiver.answer = lambda: web.Response(status=403, text=f"forbidden: {receiver.url}{PATH}")
+    wrong = secret(tmp_path, "wrong-url", "https://T0SECRET B0SECRET/")
+    bad = {"kind": "webhook", "url": wrong}
+    secret(tmp_path, "open-url", "http://x/T0SECRET")
+    (tmp_path / "open-url").chmod(0o644)
+    readable = {"kind": "webhook", "url": {"file": str(tmp_path / "open-url")}}
+    targets = {"echo": hook(receiver, tmp_path), "wrong": bad, "open": readable}
+    async with post(options(**targets), tmp_path) as made:
+        made.hear(*began())
+        await made.until(lambda: all(view.failed for view in made.messenger.views()))
+        told = json.dumps([str(view) for view in made.messenger.views()]) + str(made.messenger.pending(100))
+        told += str(await made.messenger.test(list(targets), 30.0))
+        assert "forbidden: [redacted]" in made.view("echo").answer
+        assert "other users can read this secret" in made.view("open").answer
+    assert "SECRET" not in told
+    assert "SECRET" not in caplog.text
+    assert not any(b"SECRET" in path.read_bytes() for path in Path.glob(tmp_path, "messages.sqlite*"))
+
+
+async def test_order_is_kept_and_a_failure_is_retried(receiver: Receiver, tmp_path: Path) -> None:
+    """The first one fails twice: the others wait for it, and nothing arrives twice."""
+    answers = iter([web.Response(status=503), web.Response(status=429, headers={"Retry-After": "1"})])
+    receiver.answer = lambda: next(answers, web.Response())
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
+        for number in range(5):
+            made.hear(note("way_blocked", because=f"{number}", way=f"w{number}"))
+        await made.until(lambda: made.view("hook").delivered == 5)
+        assert [message["because"] for message in receiver.messages] == ["0", "0", "0", "1", "2", "3", "4"]
+        assert (made.view("hook").failed, made.view("hook").since) == (2, None)
+
+
+async def test_a_new_message_is_a_reason_to_try_sooner(receiver: Receiver, tmp_path: Path) -> None:
+    """A target that was away for hours is asked every ten minutes; a new outage does not wait for that."""
+    receiver.answer = lambda: web.Response(status=503)
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
+        made.hear(note("overload_raised", Level.ERROR))
+        await made.until(lambda: made.view("hook").failed == 4)  # 1 + 2 + 4 s are over; the next rest is 8 s or more
+        receiver.answer = web.Response
+        began_s = time.monotonic()
+        made.hear(*began())
+        await made.until(lambda: made.view("hook").queued == 0)
+        assert time.monotonic() - began_s < 7
+
+
+async def test_begin_and_end_that_are_late_become_one(receiver: Receiver, tmp_path: Path) -> None:
+    """Of an outage all its messages, with their times; another one that stands is told as late."""
+    clock = Clock()
+    receiver.answer = lambda: web.Response(status=503)
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path, clock) as made:
+        made.hear(*began())
+        made.hear(note("host_returned", Level.INFO, "powered off by us", outage="o1", away_s=900.0))
+        made.hear(*ended(outcome="clean_shutdown"))
+        made.hear(note("overload_raised", Level.ERROR), outage="")
+        await made.until(lambda: made.view("hook").queued == 4)
+        await made.until(lambda: made.view("hook").failed)
+        receiver.bodies.clear()
+        receiver.answer = web.Response
+        clock.ahead_s += 700.0
+        await made.until(lambda: made.view("hook").queued == 0)
+        together, late = receiver.messages
+        assert together["event"] == "clean_shutdown"
+        assert [each in together["text"] for each in ("on battery", "is back", "training resumed")] == [True] * 3
+        assert together["level"] == "warning"
+        assert "could not be delivered before" in late["text"]
+
+
+async def test_what_a_target_refuses_for_an_hour_is_dropped(receiver: Receiver, tmp_path: Path) -> None:
+    """A message that is poison must not hold up the others for ever."""
+    clock = Clock()
+    receiver.answer = lambda: web.Response(status=400 if "poison" in receiver.bodies[-1] else 200)
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path, clock) as made:
+        made.hear(note("overload_raised", Level.ERROR, "poison"))
+        await made.until(lambda: made.view("hook").failed >= 1)
+        clock.ahead_s += 3700.0
+        made.hear(note("way_blocked", because="next"))
+        await made.until(lambda: made.view("hook").delivered == 1)
+        assert (made.view("hook").dropped, receiver.messages[-1]["because"]) == (1, "next")
+
+
+async def test_a_reload_takes_new_targets(receiver: Receiver, tmp_path: Path) -> None:
+    """Messages for a target that is gone are forgotten; those of one that stays are not."""
+    receiver.answer = lambda: web.Response(status=503)
+    targets = {"old": hook(receiver, tmp_path), "kept": hook(receiver, tmp_path)}
+    async with post(options(**targets), tmp_path) as made:
+        made.hear(*began())
+        await made.until(lambda: all(view.failed for view in made.messenger.views()))
+        receiver.answer = web.Response
+        made.messenger.use(options("zh", kept=targets["kept"], new=targets["old"]))
+        made.hear(*ended())
+        await made.until(lambda: made.view("kept").delivered == 2 and made.view("new").delivered == 1)
+        assert [view.name for view in made.messenger.views()] == ["kept", "new"]
+        assert receiver.messages[-1]["title"] == "gpu-01\uff1a市电已恢复"
+
+
+async def test_a_flood_is_summed_up(receiver: Receiver, tmp_path: Path) -> None:
+    """A thousand different alarms at once: sixty are told, the rest is one message; the outage gets through."""
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
+        for number in range(1000):
+            made.hear(note("way_blocked", because=f"{number}", way=f"w{number}"))
+        made.hear(*began())
+        await made.until(lambda: any(message["event"] == "outage_began" for message in receiver.messages))
+        await made.until(lambda: made.view("hook").queued == 0)
+        assert len(receiver.bodies) == 61
+        assert made.messenger.hearing.left_out == {"way_blocked": 940}
