@@ -194,7 +194,8 @@ def _drops(drops: dict[str, Any]) -> list[tuple[str, str]]:
 
 
 def _fall(drop: dict[str, Any]) -> str:
-    return f"{number(drop['before_pct'], '%')} -> {number(drop['after_pct'], '%')}"
+    watts = "" if drop.get("watts") is None else f" ({drop['watts']:.0f} W of this host)"
+    return f"{number(drop['before_pct'], '%')} -> {number(drop['after_pct'], '%')}{watts}"
 
 
 def _needs(needs: list[dict[str, Any]]) -> list[tuple[str, str]]:

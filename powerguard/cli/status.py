@@ -452,6 +452,9 @@ def _supply(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
         for label, key, colour in (("charge", "charge_pct", "green"), ("load", "load_pct", "cyan")) if has_bars else ():
             share = None if ups[key] is None else min(1.0, ups[key] / 100.0)
             rows.append(Row(0, label, number(ups[key], "%"), share, colour=colour))
+        own = told.get("own_load")
+        if own is not None:
+            rows.append(Row(2, "own load", clean(own["because"])))
         battery = told.get("battery")
         if battery is not None:
             text = f"health {number(100 * battery['health'], '%')}: {clean(battery['because'])}"

@@ -183,16 +183,18 @@ def _phase_changed(because: str, numbers: Numbers) -> str:
     new, old = numbers.get("new"), numbers.get("old")
     match new:
         case "on_battery" if old == "online":
-            return f"the UPS runs on battery: {WITNESSES.get(because, because)}. {_left(numbers)}"
+            left = _left(numbers) + _own_load(numbers)
+            return f"the UPS runs on battery: {WITNESSES.get(because, because)}. {left}"
         case "on_battery":
             return f"the shutdown was aborted ({because}): training continues on battery"
         case "emergency_checkpoint":
-            return f"training was asked for a checkpoint, because {_why_checkpoint(because, numbers)}"
+            why = _why_checkpoint(because, numbers) + _own_load(numbers)
+            return f"training was asked for a checkpoint, because {why}"
         case "holding":
             return (
                 f"{because}. The host waits for utility; at the expected load the battery lasts "
                 f"{_for(numbers, 'reff_paused_s')} more, of which the stop needs {_for(numbers, 'stop_s')}"
-                f"{_at_risk(numbers)}"
+                f"{_own_load(numbers)}{_at_risk(numbers)}"
             )
         case "shutdown":
             return f"the commit point: the host is powered off, because {_why_commit(because, numbers)}"
@@ -200,6 +202,16 @@ def _phase_changed(because: str, numbers: Numbers) -> str:
             return _why_online(because, numbers)
         case _:
             return f"{PHASES.get(str(new), str(new))}: {because}"
+
+
+def _own_load(numbers: Numbers) -> str:
+    """Say what this host draws of a shared UPS's load, and by what; nothing where the UPS is not shared."""
+    own_w, load, shed_s = (_seconds(numbers, name) for name in ("own_w", "load", "shed_s"))
+    if own_w is None or load is None:
+        return ""
+    room = f"; it makes room for higher tiers {duration(shed_s)} earlier" if shed_s else ""
+    shared = f". The UPS is shared: its load is {100 * load:.0f} %, of which this host draws {own_w:.0f} W"
+    return f"{shared} (by {numbers.get('own_from')}){room}"
 
 
 def _at_risk(numbers: Numbers) -> str:
@@ -371,7 +383,14 @@ def _node(numbers: Numbers) -> str:
 
 
 def _node_left(_because: str, numbers: Numbers) -> str:
-    return f"{_jobs(numbers)} requeued, {_node(numbers)} is down{_refused(numbers)}"
+    left = "is down" if numbers.get("did") == "down" else "was left as it is"
+    return f"{_jobs(numbers)} requeued, {_node(numbers)} {left}{_refused(numbers)}"
+
+
+def _node_kept(because: str, numbers: Numbers) -> str:
+    if "reason" not in numbers:
+        return because
+    return f"{_node(numbers)} was left as it is: others have marked it: {numbers.get('reason') or 'no reason is given'}"
 
 
 def _node_returned(_because: str, numbers: Numbers) -> str:
@@ -475,7 +494,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "grade_lowered": _grade_lowered,
     "grade_raised": _grade_raised,
     "node_drained": lambda _, n: f"the scheduler starts no further job on {_node(n)}",
-    "node_kept": lambda _, n: f"{_node(n)} was left as it is: others have marked it: {n.get('reason')}",
+    "node_kept": _node_kept,
     "node_left": _node_left,
     "node_returned": _node_returned,
     "guard_ended": lambda b, _: f"training is no longer guarded: {b}",

@@ -20,36 +20,49 @@ LIMIT_S: Final = 10.0
 AGAIN_S: Final = 5.0
 """Between two orders, while the scheduler does not do what it was asked."""
 _FAILED: Final = "scheduler_failed"
+_STAYS: Final = (
+    "dry-run changes nothing, so powerguard's mark stays on the node. "
+    "When it may run jobs: scontrol update NodeName=NAME State=RESUME"
+)
 
 
 def tend(turn: Turn) -> None:
     """Order what is due: mark the node, leave it, or give it back."""
     node, phase = turn.state.node, turn.state.phase
     if isinstance(phase, Shutdown):
-        _leave(turn, node or NodeMarked(outage=phase.outage.id))
-        return
-    if isinstance(phase, OnBattery | Emergency):
+        _leave(turn, _of_this(turn, node))
+    elif isinstance(phase, OnBattery | Emergency) or (
+        isinstance(phase, Recovery) and turn.state.feed.supply is Supply.BATTERY
+    ):
         node = _drain(turn, node)
         if node is not None and isinstance(phase, Emergency) and not node.signalled:
             turn.order(SignalJobs, limit_s=LIMIT_S, outage=node.outage)
             turn.owe(replace(node, signalled=True))
     elif node is not None and node.order is None and turn.now_s >= node.retry_at_s and _is_over(turn):
         order = turn.order(ReturnNode, limit_s=LIMIT_S, outage=node.outage, jobs=node.jobs)
-        turn.owe(replace(node, order=order, returning=True, at_s=turn.now_s))
+        # From here on the node may be in service, whatever the answer: a further outage marks and leaves it again.
+        turn.owe(replace(node, order=order, returning=True, drained=False, left=False, at_s=turn.now_s))
+
+
+def _of_this(turn: Turn, node: NodeMarked | None) -> NodeMarked:
+    """Return what is owed for the open outage; the jobs of an older one are still to be started."""
+    if node is not None and node.outage == turn.outage_id:
+        return node
+    return NodeMarked(outage=turn.outage_id, jobs=() if node is None else node.jobs)
 
 
 def _drain(turn: Turn, node: NodeMarked | None) -> NodeMarked | None:
     """Mark the node once the outage has lasted, also where the mark is still that of an older outage."""
-    if node is not None and node.outage == turn.outage_id and (node.drained or node.order is not None):
+    is_new = node is None or node.outage != turn.outage_id
+    if not turn.policy.scheduler or (is_new and not _has_lasted(turn)):
         return node
-    if node is None or node.outage != turn.outage_id:
-        if not turn.policy.scheduler or not _has_lasted(turn):
-            return node
-        node = NodeMarked(outage=turn.outage_id, jobs=() if node is None else node.jobs)
-    if turn.now_s < node.retry_at_s:
+    if node is not None and node.order is not None and not (is_new and isinstance(turn.state.phase, Emergency)):
+        return node  # A return that is in flight could lift the new mark.
+    node = _of_this(turn, node)
+    if node.drained or node.left or turn.now_s < node.retry_at_s:
         return node
     order = turn.order(DrainNode, limit_s=LIMIT_S, outage=node.outage)
-    node = replace(node, order=order, at_s=turn.now_s)
+    node = replace(node, order=order, returning=False, at_s=turn.now_s)
     turn.owe(node)
     return node
 
@@ -64,12 +77,12 @@ def _has_lasted(turn: Turn) -> bool:
 
 def _leave(turn: Turn, node: NodeMarked) -> None:
     """Requeue the jobs at the commit, whatever became of the drain. No order is waited for, nor holds anything up."""
-    if not turn.policy.scheduler or node.left or turn.now_s < node.retry_at_s:
+    if not turn.policy.scheduler or node.left:
         return
-    if node.order is not None and node.leaving:
+    if node.leaving and (node.order is not None or turn.now_s < node.retry_at_s):
         return
     order = turn.order(LeaveNode, limit_s=LIMIT_S, outage=node.outage)
-    turn.owe(replace(node, order=order, leaving=True, at_s=turn.now_s))
+    turn.owe(replace(node, order=order, leaving=True, returning=False, at_s=turn.now_s))
 
 
 def _is_over(turn: Turn) -> bool:
@@ -89,20 +102,23 @@ def take_in(turn: Turn, outcome: Outcome) -> None:
         return
     node = replace(node, order=None)
     if not isinstance(outcome, Done):
-        turn.owe(replace(node, leaving=False, returning=False, retry_at_s=turn.now_s + AGAIN_S))
+        turn.owe(replace(node, returning=False, retry_at_s=turn.now_s + AGAIN_S))
         turn.tell_once(_FAILED, f"{outcome.reason}; tried again every {AGAIN_S:.0f} s", holds=True, level=Level.ERROR)
         return
     turn.tell_once(_FAILED, "the scheduler answers again", holds=False)
-    told = outcomes.node_marked(outcome)
+    told, recorded = outcomes.node_marked(outcome), outcomes.is_recorded(outcome)
     if isinstance(action, DrainNode):
-        turn.owe(replace(node, drained=True))
+        turn.owe(replace(node, drained=True, recorded=recorded))
         _note(turn, "node_drained", outcome, told)
     elif isinstance(action, LeaveNode):
         jobs = tuple(dict.fromkeys((*node.jobs, *told.jobs)))
-        turn.owe(replace(node, left=True, leaving=False, jobs=jobs))
+        recorded = recorded and (node.recorded or not node.drained)  # a rehearsal drains the node, and then leaves it
+        turn.owe(replace(node, left=True, leaving=False, jobs=jobs, recorded=recorded))
         _note(turn, "node_left", outcome, told)
     elif isinstance(action, ReturnNode):
         turn.settle(node)
+        if recorded and not node.recorded:
+            turn.note("node_kept", _STAYS, Level.ERROR)
         _note(turn, "node_returned", outcome, told)
 
 

@@ -45,7 +45,8 @@ class OwnLoadWatch:
                 tasks.create_task(self._keep(source, read))
 
     async def _keep(self, source: OwnSource, read: Read) -> None:
-        read_at_s = -math.inf
+        # On a UPS of our own there is no hurry: the first minute's BMC is for its power-on policy.
+        read_at_s = self.clock() if self.policy.shared is None else -math.inf
         while True:
             every_s = self._every_s()
             if every_s is not None and self.clock() - read_at_s >= every_s:

@@ -247,6 +247,14 @@ def test_uninstall_leaves_nothing_and_keeps_what_is_the_operators(image: Path, r
     golden("uninstall", told["error"], varies={image: "IMAGE"})
 
 
+@pytest.mark.parametrize("parts", [(), ("--with", "slurm")])
+def test_uninstall_says_how_to_give_a_slurm_node_back(run: Run, parts: tuple[str, ...]) -> None:
+    """The daemon owes it, and is gone."""
+    run(*parts)
+    _, told = run(verb="uninstall")
+    assert any("scontrol update NodeName=NAME State=RESUME" in line for line in told["next"]) == bool(parts)
+
+
 def test_uninstall_leaves_what_was_changed_and_what_lies_beside(image: Path, run: Run, golden: Golden) -> None:
     run()
     unit, beside = image / UNITS / "powerguard.service", image / UNITS / "powerguard.service.d/override.conf"

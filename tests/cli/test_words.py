@@ -152,6 +152,32 @@ def test_a_phase_is_told_with_the_numbers_that_decided(because: str, numbers: di
     assert expected in sentence("phase_changed", because, NUMBERS | numbers)
 
 
+NODE = {"node": "gpu1", "state": "DRAIN+IDLE", "jobs": "12", "refused": 0, "because": ""}
+
+
+@pytest.mark.parametrize(
+    ("event", "numbers", "expected"),
+    [
+        ("node_left", {"did": "down", "state": "DOWN"}, "job 12 requeued, node gpu1 (DOWN) is down"),
+        (
+            "node_left",
+            {"did": "not_ours", "reason": "bad disk"},
+            "job 12 requeued, node gpu1 (DRAIN+IDLE) was left as it is",
+        ),
+        (
+            "node_kept",
+            {"reason": "bad disk"},
+            "node gpu1 (DRAIN+IDLE) was left as it is: others have marked it: bad disk",
+        ),
+        ("node_kept", {}, "powerguard's mark stays on the node"),
+    ],
+)
+def test_a_node_that_others_have_marked_is_not_told_as_down(
+    event: str, numbers: dict[str, object], expected: str
+) -> None:
+    assert sentence(event, "powerguard's mark stays on the node", NODE | numbers) == expected
+
+
 @pytest.mark.parametrize(
     ("event", "numbers", "rehearse", "dry_run"),
     [

@@ -173,7 +173,7 @@ def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -
     if state.battery.left is not None:
         now = conditions.outage_budget(policy, state, phase.latched_s)
         assert now.reff_s is not None
-        full_s = sums.stop_s(policy, Grade.FULL)
+        full_s = sums.stop_s(policy, Grade.FULL) + sums.shed_s(policy)
         assert now.reff_s <= full_s + 1e-6, "a host whose battery still lasts is not powered off"
 
 

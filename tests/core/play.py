@@ -281,6 +281,8 @@ class Player:
         if isinstance(action, DrainNode | LeaveNode | ReturnNode):
             name = next(name for name, kind in KINDS.items() if isinstance(action, kind))
             detail = {"node": "gpu1", **self.details.get(name, {}), **detail}
+            if self.policy.mode is Mode.DRY_RUN:
+                detail = {"dry_run": True}
         if isinstance(action, TriggerCheckpoint):
             paused = action.after is not Conduct.CONTINUE
             detail = {"step": 1000, "verified": True, "at_paused_step": paused, "paused": paused, **detail}

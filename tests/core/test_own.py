@@ -7,12 +7,13 @@ from pathlib import Path
 import pytest
 
 from powerguard.core.decide import conditions
+from powerguard.core.energy import account, own
 from powerguard.core.energy import budget as sums
-from powerguard.core.energy import own
-from powerguard.core.model.actions import Conduct, StopTrainer, TerminateTrainer
+from powerguard.core.model.actions import Conduct, Grade, StopTrainer, TerminateTrainer
 from powerguard.core.model.events import OutputSource, OwnLoad, OwnSource, Reading
 from powerguard.core.model.policy import Drop, FeedPolicy, Learned, Policy, Shared, Shed
-from powerguard.core.model.state import Battery, Feed, OwnHeard, State, Trainer
+from powerguard.core.model.state import Battery, EmergencyCheckpoint, Feed, Outage, OwnBefore, OwnHeard, State, Trainer
+from powerguard.core.trainers import gpu_cap
 from tests.core.play import Player, Told, play
 
 POLICY = Policy(boot_id="boot-one", ups="ups", rating_w=5000.0, shared=Shared(hosts=4))
@@ -42,7 +43,7 @@ def test_a_host_that_has_the_ups_to_itself_has_no_own_load() -> None:
 
 
 def test_the_best_source_that_counts_is_used() -> None:
-    """BMC, then the outlet, then the GPUs with the rest of the host, then the settings, then the load by hosts."""
+    """The BMC, then the GPUs with the rest of the host, then the settings, then the load by hosts."""
     state = replace(STATE, learned=Learned(rest_w=400.0))
     policy = replace(POLICY, shared=Shared(hosts=4, own_w=1400.0))
     told = _own(policy, state)
@@ -52,8 +53,6 @@ def test_the_best_source_that_counts_is_used() -> None:
     assert _own(POLICY, state).source is OwnSource.HOSTS
     state = _heard(state, (1.0, 850.0), source="gpu")
     assert (_own(policy, state, 1.0).source, _own(policy, state, 1.0).watts) == (OwnSource.GPU, 1250.0)
-    state = _heard(state, (1.0, 1300.0), source="outlet")
-    assert _own(policy, state, 1.0).source is OwnSource.OUTLET
     state = _heard(state, (1.0, 1320.0))
     told = _own(policy, state, 1.0)
     assert (told.source, told.watts, told.load, told.measured) == (OwnSource.BMC, 1320.0, 0.264, True)
@@ -248,3 +247,50 @@ def test_a_drill_learns_watts(loads: tuple[str, str], watts: float, of: str) -> 
     report = told.state.learned.drill
     assert report is not None
     assert dict(report.figures)["load_of"] == of
+
+
+def test_a_gpu_cap_pays_less_where_others_draw_on() -> None:
+    """10 points off 80 % of the UPS, and not off this host's 30 %: the battery lasts longer by that much only."""
+    points = ((0.5, 540.0), (0.75, 360.0), (1.0, 240.0))
+    cap = Drop(before=0.3, after=0.2, at_s=0.0, speed=0.9)
+    state = replace(STATE, learned=Learned(cap=cap))
+    policy = replace(POLICY, runtime_table=points)
+    alone = gpu_cap.gain(replace(policy, shared=None), state)
+    among_others = gpu_cap.gain(policy, state)
+    assert alone == pytest.approx(0.9 * account.tau_s(points, 0.2) / account.tau_s(points, 0.3))
+    assert among_others == pytest.approx(0.9 * account.tau_s(points, 0.7) / account.tau_s(points, 0.8))
+
+
+def test_while_a_pause_settles_what_others_add_is_counted() -> None:
+    """A neighbour that appears just then: the load less our own drop, and not the forecast of before."""
+    phase = EmergencyCheckpoint(
+        outage=Outage(id="one", since_s=0.0, grade=Grade.FULL),
+        began_s=100.0,
+        because="budget",
+        paused_load=0.6,
+        settle_by_s=145.0,
+        own_drop=0.2,
+    )
+    policy = replace(POLICY, runtime_table=((0.5, 540.0), (1.0, 240.0)))
+
+    def counted(load: float) -> float:
+        state = State(phase=phase, battery=Battery(load=load, left=0.5, at_s=110.0), trainers=PAUSING)
+        return conditions.outage_budget(policy, state, 110.0).load
+
+    assert counted(0.8) == pytest.approx(0.6)
+    assert counted(1.1) == pytest.approx(0.9)
+    assert counted(0.62) == pytest.approx(0.62), "it has arrived: what is measured counts"
+
+
+def test_a_reading_from_just_after_the_order_accuses_nobody() -> None:
+    """The trainer had not heard it yet; on a BMC that answers late, that reading is still the newest one at 15 s."""
+    before = (OwnBefore(source=OwnSource.BMC, watts=1500.0, drop_w=600.0),)
+    outage = Outage(id="one", since_s=0.0, grade=Grade.FULL)
+    phase = EmergencyCheckpoint(outage=outage, began_s=100.0, because="budget", own_drop=0.1, own=before)
+    state = _heard(replace(STATE, phase=phase, trainers=PAUSING), (101.0, 1490.0))
+    early = own.fall(POLICY, state, 115.0)
+    assert early is not None
+    assert not early.stays_high
+    late = own.fall(POLICY, _heard(state, (112.0, 1493.0)), 115.0)
+    assert late is not None
+    assert late.stays_high

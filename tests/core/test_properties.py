@@ -4,6 +4,7 @@ The world is honest about physics (a battery that really empties) and dishonest 
 sources go silent, trainers hang, fail or join old checkpoints, the daemon is killed, operators interfere.
 """
 
+import math
 from dataclasses import replace
 from typing import Any
 
@@ -14,7 +15,16 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 from powerguard.core.comeback.recovery import Stored, restore
 from powerguard.core.decide.machine import step
 from powerguard.core.decide.table import TABLE, Cause
-from powerguard.core.model.actions import Action, Conduct, PollNow, PowerOff, TriggerCheckpoint
+from powerguard.core.energy import own
+from powerguard.core.model.actions import (
+    Action,
+    Conduct,
+    PollNow,
+    PowerOff,
+    StopTrainer,
+    TerminateTrainer,
+    TriggerCheckpoint,
+)
 from powerguard.core.model.events import (
     Abort,
     CheckpointProgress,
@@ -23,6 +33,8 @@ from powerguard.core.model.events import (
     Failed,
     ForeignStop,
     OutputSource,
+    OwnLoad,
+    OwnSource,
     Reading,
     SetMaintenance,
     SourceFailed,
@@ -40,6 +52,8 @@ POLICIES = (
     "table=50:540,75:360,100:240 trainer=llm:pause:20",
     "table=50:540,75:360,100:240 trainer=a:pause:30:d trainer=b:continue:10:d trainer=c:exit:5",
     "table=50:540,75:360,100:240 trainer=llm:pause:20 trainer=b:exit:5 signals=1",
+    "table=50:540,75:360,100:240 trainer=llm:pause:8 trainer=a:pause:5 signals=1 rating_w=5400 shared=hosts:3 shed=0:2",
+    "table=50:900,75:700,100:500 trainer=llm:pause:8 signals=1 cap_share=0.5 rating_w=5400 shared=own_w:1500",
     "trainer=llm:pause:20",
     "table=50:90,75:60,100:40 trainer=llm:pause:8",
     "table=75:3600",
@@ -193,6 +207,19 @@ class Outages(RuleBasedStateMachine):
         seen = TrainerSeen(at_s=self.now_s, trainer=name, alive=alive, checkpoint_s=estimate)
         self._send(replace(seen, conduct=Conduct.CONTINUE if estimate == 1e9 else Conduct.PAUSE, durable_age_s=60.0))
 
+    @rule(name=st.sampled_from(["llm", "a"]), paused=st.booleans())
+    def see_pause(self, name: str, paused: bool) -> None:
+        self._send(TrainerSeen(at_s=self.now_s, trainer=name, alive=True, conduct=Conduct.PAUSE, paused=paused))
+
+    @rule(
+        source=st.sampled_from([OwnSource.BMC, OwnSource.GPU]),
+        watts=st.sampled_from([1500.0, 1510.0, 1490.0, 500.0, 505.0, -1.0, 9000.0, math.nan, math.inf]),
+        seconds=st.sampled_from([0.0, 1.0, 5.0]),
+    )
+    def measure(self, source: OwnSource, watts: float, seconds: float) -> None:
+        self._pass(seconds)
+        self._send(OwnLoad(at_s=self.now_s, source=source, watts=watts))
+
     @rule(what=st.sampled_from(["abort", "maintenance", "maintenance_off", "stop", "drill", "drill_stop"]))
     def operate(self, what: str) -> None:
         event: Event = Abort(at_s=self.now_s, who="x")
@@ -252,7 +279,18 @@ class Outages(RuleBasedStateMachine):
         check_step(self.policy, before, event, answer)
         self._take(answer)
 
+    def _spares_who_obeyed(self, answer: Step) -> None:
+        """On a shared UPS nobody is signalled but by this host's own draw, and not against what it shows of a pause."""
+        for action in answer.actions:
+            if self.policy.shared is not None and isinstance(action, StopTrainer | TerminateTrainer):
+                fall = own.fall(self.policy, replace(answer.state, owed=()), self.now_s)  # without this signal itself
+                assert fall is not None
+                assert fall.stays_high
+                trainer = next(t for t in answer.state.trainers if t.name == action.trainer)
+                assert fall.contradicts_pause or not trainer.paused
+
     def _take(self, answer: Step) -> None:
+        self._spares_who_obeyed(answer)
         self.state = kept(answer.state)
         for action in answer.actions:
             assert action.id not in self.ids, "an action's id is never used twice"

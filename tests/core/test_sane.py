@@ -15,6 +15,7 @@ from powerguard.core.model.state import (
     Armed,
     Battery,
     Feed,
+    NodeMarked,
     OnBattery,
     Outage,
     State,
@@ -225,14 +226,16 @@ def test_a_way_back_with_impossible_times_is_taken_back_all_the_same() -> None:
     good = Armed(way=Way.RTC, outage="o", at_s=900.0, acts_at_s=4000.0)
     odd = Armed(way=Way.WATCHDOG, outage="o", at_s=math.nan, acts_at_s=1e300, leaving=True)
     late = TemporaryPolicy(policy="last-state", retry_at_s=math.inf)
+    node = NodeMarked(outage="o", drained=True, retry_at_s=math.inf)
     outage = Outage(id="o", since_s=800.0, grade=Grade.FULL, boots=(math.nan, 900.0, 1e9), back_off_s=1e300)
-    state = replace(STATE, phase=OnBattery(outage=outage), owed=(odd, good, odd, late))
+    state = replace(STATE, phase=OnBattery(outage=outage), owed=(odd, good, odd, late, node))
     kept, dropped = sane(state, AT_S)
     assert kept.armed == (replace(odd, at_s=AT_S, acts_at_s=AT_S), good)
     assert kept.temporary_policy == replace(late, retry_at_s=0.0)
+    assert kept.node == replace(node, retry_at_s=0.0)
     assert kept.phase == OnBattery(outage=replace(outage, boots=(900.0,), back_off_s=0.0))
     names = ("outage.boots", "outage.back_off_s", "armed.watchdog", "armed.watchdog", "temporary_policy.retry_at_s")
-    assert dropped == names
+    assert dropped == (*names, "node_marked.retry_at_s")
     assert sane(kept, AT_S) == (kept, ())
 
 

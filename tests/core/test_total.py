@@ -19,6 +19,8 @@ from powerguard.core.model.events import (
     Failed,
     ForeignStop,
     OutputSource,
+    OwnLoad,
+    OwnSource,
     Reading,
     SetMaintenance,
     SourceFailed,
@@ -140,6 +142,7 @@ def test_no_other_event_raises_or_poisons(
                     at_s=at_s, trainer="new", alive=True, checkpoint_s=value, step_s=number, durable_age_s=other
                 ),
                 CheckpointProgress(at_s=at_s, trainer="llm", action_id=order.id, stage="writing", eta_s=value),
+                OwnLoad(at_s=at_s, source=OwnSource.BMC, watts=number),
                 SetMaintenance(at_s=at_s, until_s=number, reason="r", who="w"),
                 SourceFailed(at_s=at_s, ups="ups", source="snmp", reason="r", lost=True),
                 Done(at_s=at_s, action=order, took_s=number, detail=(("step", "x"), ("at_paused_step", None))),

@@ -84,20 +84,21 @@ class World:
 
 
 @pytest.mark.parametrize(
-    ("phase", "policy", "reads"),
+    ("phase", "policy", "until_s", "reads"),
     [
-        (State(), POLICY, 2),
-        (State(phase=OnBattery(outage=OUTAGE)), POLICY, 13),
-        (State(), Policy(boot_id="b", ups="u"), 1),
-        (State(phase=OnBattery(outage=OUTAGE)), Policy(boot_id="b", ups="u"), 0),
-        (State(phase=Shutdown(outage=OUTAGE, boot_id="b", latched_s=0.0, because="")), POLICY, 0),
+        (State(), POLICY, 62.0, 2),
+        (State(phase=OnBattery(outage=OUTAGE)), POLICY, 62.0, 13),
+        (State(), Policy(boot_id="b", ups="u"), 590.0, 0),
+        (State(), Policy(boot_id="b", ups="u"), 610.0, 1),
+        (State(phase=OnBattery(outage=OUTAGE)), Policy(boot_id="b", ups="u"), 610.0, 0),
+        (State(phase=Shutdown(outage=OUTAGE, boot_id="b", latched_s=0.0, because="")), POLICY, 62.0, 0),
     ],
 )
-async def test_how_often_it_is_read(phase: State, policy: Policy, reads: int) -> None:
+async def test_how_often_it_is_read(phase: State, policy: Policy, until_s: float, reads: int) -> None:
     """Every minute on utility, every 5 s on battery; where the UPS is ours alone, seldom and never on battery."""
     world = World()
     world.state = phase
-    await world.play(world.watch(policy), 62.0)
+    await world.play(world.watch(policy), until_s)
     assert world.reads == reads
     assert [each.watts for each in world.heard] == [1001.0 + n for n in range(reads)]
 

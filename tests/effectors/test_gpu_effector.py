@@ -8,6 +8,7 @@ from typing import Any
 import pytest
 
 from powerguard.core.model.actions import Action, CapPower, PollNow, RestorePower
+from powerguard.daemon.own_load import gpu_watts
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.options import GPU_SOCKET, GpuOptions
@@ -42,6 +43,15 @@ async def test_cap_and_restore_through_the_socket(gpus: Gpus) -> None:
         restored = dict(await effector(path).carry_out(RESTORE))
         assert (restored["gpus"], restored["watts_after"], gpus.watts()) == (2, 1400.0, [700, 700])
         assert dict(await effector(path).carry_out(RESTORE))["gpus"] == 0, "nothing was changed: nothing to do"
+
+
+@pytest.mark.peer("cc", "systemd-socket-activate")
+async def test_what_the_gpus_draw_is_their_sum_or_not_known(gpus: Gpus) -> None:
+    """This host's own load on a shared UPS: one GPU that does not tell makes the sum worthless."""
+    with gpus.listening() as path:
+        assert await gpu_watts(effector(path), 60.0) == pytest.approx(2 * 650.123)
+        gpus.forget(1, "power_mw")
+        assert await gpu_watts(effector(path), 60.0) is None
 
 
 @pytest.mark.peer("cc", "systemd-socket-activate")

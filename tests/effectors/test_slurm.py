@@ -2,6 +2,7 @@
 
 import asyncio
 import os
+import shutil
 import signal
 import socket
 import subprocess
@@ -110,6 +111,25 @@ def test_a_reason_that_only_begins_like_ours_is_not_of_this_outage(rig: Cluster,
     assert do(path, give_back("o-1"))["did"] == "not_ours"
 
 
+@pytest.mark.parametrize("more", [" and Alice: bad disk", " [bad disk]", "\nbad disk"])
+def test_our_mark_with_words_of_a_person_is_theirs(rig: Cluster, path: Path, more: str) -> None:
+    do(path, drain())
+    by_hand(rig, "DRAIN", rig.node("gpu1")["Reason"] + more)
+    told = do(path, give_back())
+    assert told["did"] == "not_ours"
+    assert "bad disk" in told["reason"]
+    assert "DRAIN" in rig.state("gpu1")
+
+
+def test_a_comment_of_several_lines_adds_no_job(rig: Cluster, path: Path) -> None:
+    """Anybody may submit it; root would requeue or signal the job of another user that the second line names."""
+    line = f"{'999999':<32}{'R':<4}{'gpu1':<72}{'1':<8}powerguard:signal=TERM"
+    table = f"{'999999':<32}{'gpu1':<72}{'1':<8}{'0':<12}"
+    mine = rig.submit(STANDS, "--nodelist=gpu1", "--requeue", f"--comment=x\n{line}\n{table}")
+    told = do(path, leave())
+    assert (told["jobs"], told["refused"]) == (mine, 0)
+
+
 def test_jobs_are_requeued_once_by_the_host_of_their_script_and_start_again(rig: Cluster, path: Path) -> None:
     mine = rig.submit(STANDS, "--nodelist=gpu1", "--requeue")
     keeps = rig.submit(STANDS, "--nodelist=gpu2", "--requeue")
@@ -162,6 +182,57 @@ def test_only_a_job_that_asked_for_it_gets_its_signal(rig: Cluster, path: Path) 
     rig.until(told.exists, "the signal arrived")
     assert rig.job(other)["JobState"] == "RUNNING"
     assert told.read_text() == "asked\n"
+
+
+def program(folder: Path, name: str, script: str) -> None:
+    """A command of Slurm's, as it would misbehave; the next one of that name in PATH is the real one."""
+    path = folder / name
+    path.write_text(f"#!/bin/bash\n{script}\n")
+    path.chmod(0o755)
+
+
+@pytest.mark.parametrize("script", ["sleep 60", "exit 1"])
+@pytest.mark.parametrize("hangs", ["requeue", "squeue"])
+def test_the_node_is_set_down_whatever_becomes_of_its_jobs(
+    rig: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, hangs: str, script: str
+) -> None:
+    job = rig.submit(STANDS, "--nodelist=gpu1", "--requeue")
+    monkeypatch.setenv("SLURM_CONF", str(rig.conf))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{rig.env['PATH']}")
+    monkeypatch.setattr(helper, "WITHIN_S", 5.0)
+    real = shutil.which("scontrol", path=rig.env["PATH"])
+    if hangs == "squeue":
+        program(tmp_path, "squeue", script)
+    else:
+        program(tmp_path, "scontrol", f'if [ "$1" = requeue ]; then {script}; fi; exec {real} "$@"')
+    told = helper.carry_out({"word": "leave", "node": "gpu1", "outage": "o-1", "ups": "a", "hold": False})
+    assert (told["ok"], told["did"], told["refused"]) == (True, "down", 1)
+    assert rig.state("gpu1").startswith("DOWN")
+    rig.until(lambda: rig.job(job)["JobState"] == "PENDING", "slurmctld itself has requeued the job")
+
+
+def test_more_jobs_than_one_line_holds_do_not_keep_the_node(rig: Cluster, path: Path) -> None:
+    do(path, leave())
+    told = do(path, give_back("o-1", *(str(9_000_000 + each) for each in range(700))))
+    assert (told["did"], told["refused"]) == ("resumed", 700)
+
+
+def test_jobs_that_slurm_had_no_time_to_start_are_started_by_the_next_order(
+    rig: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A job that was requeued in hold and is not released would wait for ever."""
+    monkeypatch.setenv("SLURM_CONF", str(rig.conf))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{rig.env['PATH']}")
+    job = rig.submit(STANDS, "--nodelist=gpu1", "--requeue")
+    word: dict[str, object] = {"node": "gpu1", "outage": "o-1", "hold": True}
+    helper.carry_out({**word, "word": "leave", "ups": "a"})
+    rig.until(lambda: rig.job(job)["JobState"] == "PENDING", "the job is pending")
+    real = shutil.which("scontrol", path=rig.env["PATH"])
+    program(tmp_path, "scontrol", f'if [ "$1" = release ]; then exit 1; fi; exec {real} "$@"')
+    assert helper.carry_out({**word, "word": "return", "jobs": [job]})["ok"] is False
+    (tmp_path / "scontrol").unlink()
+    assert helper.carry_out({**word, "word": "return", "jobs": [job]})["jobs"] == [job]
+    assert rig.job(job)["Priority"] != "0"
 
 
 def test_a_controller_that_hangs_costs_no_more_than_the_limit(rig: Cluster, path: Path) -> None:
@@ -269,4 +340,4 @@ def test_commands_that_misbehave(tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 def test_without_slurms_commands(monkeypatch: pytest.MonkeyPatch, tmp_path: Path) -> None:
     monkeypatch.setenv("PATH", str(tmp_path))
     answer = helper.carry_out({"word": "show", "node": "gpu1"})
-    assert "scontrol is not installed" in answer["error"]
+    assert "scontrol is not in PATH: install Slurm's client commands" in answer["error"]

@@ -3,9 +3,10 @@
 from datetime import date
 
 import pytest
+from pydantic import ValidationError
 
 from powerguard.core.model.actions import Conduct
-from powerguard.core.model.policy import Policy, TrainerPolicy
+from powerguard.core.model.policy import Policy, Shared, Shed, TrainerPolicy
 from powerguard.settings.cautions import warnings
 from powerguard.settings.policy import battery_age_months, policy
 from powerguard.settings.schema import Settings
@@ -187,3 +188,28 @@ def test_who_says_so_is_told(options: dict[str, float], wanted: str) -> None:
 )
 def test_a_stop_that_is_set_is_not_learned(options: dict[str, float], is_set: bool) -> None:
     assert policy_of(made(budget=options)).stop_is_set is is_set
+
+
+def test_a_shared_ups_and_the_tier_reach_the_core() -> None:
+    """As they stand; of several feeds, what is true of the whole host."""
+    told = policy_of(with_ups(rating_w=5000, shared={"hosts": 3, "own_w": 900, "longest_stop_s": 90}))
+    assert told.shared == Shared(hosts=3, own_w=900.0, longest_stop_s=90.0)
+    assert policy_of(made(shed={"tier": 1, "extra_reserve_s": 40})).shed == Shed(tier=1, highest=2, extra_s=40.0)
+    one = {"sources": [{"kind": "snmp", "host": "h"}], "rating_w": 5000, "shared": {"hosts": 2, "own_w": 900}}
+    two = {"sources": [{"kind": "snmp", "host": "i"}], "shared": {"hosts": 4}}
+    both = made(ups={"a": one, "b": two}, feeds={"supplies": ["a", "b"]})
+    assert policy_of(both).shared == Shared(hosts=4, own_w=900.0)
+
+
+@pytest.mark.parametrize(
+    ("ups", "more", "said"),
+    [
+        ({"shared": {}}, {}, "shared needs hosts, own_w or both"),
+        ({"shared": {"own_w": 900}}, {}, "shared.own_w says nothing without rating_w"),
+        ({"shared": {"hosts": 0}}, {}, "greater than or equal to 1"),
+        ({}, {"shed": {"tier": 3}}, "tier 3 is above highest, 2"),
+    ],
+)
+def test_what_a_shared_ups_must_say(ups: dict[str, object], more: dict[str, object], said: str) -> None:
+    with pytest.raises(ValidationError, match=said):
+        made(ups={"a": {"sources": [{"kind": "snmp", "host": "h"}], **ups}}, **more)

@@ -16,6 +16,12 @@ KEPT: Final = (
     ("/var/lib/powerguard-off", "how long the last stop took"),
 )
 
+SLURM_SOCKET: Final = "powerguard-slurm.socket"
+LEFT_MARKED: Final = (
+    "if `scontrol show node` shows a Reason that begins with `powerguard:`, "
+    "give the node back: scontrol update NodeName=NAME State=RESUME"
+)
+
 
 def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
@@ -97,6 +103,8 @@ def _uninstall(args: argparse.Namespace, disk: "Disk", told: Told) -> str:
             return ""
         asyncio.run(host.carry_out(run_child, host.steps_to_end(disk.manifest.files), told))
         host.remove_folders(told)
+    if any(path.endswith(f".wants/{SLURM_SOCKET}") for path in disk.manifest.files):
+        told.then.append(LEFT_MARKED)
     _take_away(disk, told)
     if told.live:
         asyncio.run(host.carry_out(run_child, host.steps_afterwards(), told))

@@ -58,7 +58,6 @@ def tell_own_load(turn: Turn) -> None:
 
 _OWN_FROM = {
     OwnSource.BMC: "the BMC's reading",
-    OwnSource.OUTLET: "the PDU's outlet",
     OwnSource.GPU: "the GPUs' power",
     OwnSource.SETTINGS: "own_w of the settings",
     OwnSource.HOSTS: "the UPS's load divided by its hosts",

@@ -3,8 +3,8 @@
 The load of the UPS empties the battery. On a UPS that other hosts hang on, a pause, a cap or a signal of ours changes
 this host's part of it and nothing else. What the others do is measured with the UPS's load and never predicted.
 
-Sources, best first: the BMC's power reading, the outlet of a PDU, the GPUs' power plus the rest of the host as it was
-once measured, `own_w` of the settings, the load of the UPS divided by the number of hosts. The first three measure. A
+Sources, best first: the BMC's power reading, the GPUs' power plus the rest of the host as it was
+once measured, `own_w` of the settings, the load of the UPS divided by the number of hosts. The first two measure. A
 measurement that is old, frozen, jumping, implausible, or larger than all that the UPS carries is passed over.
 """
 
@@ -32,11 +32,13 @@ ABOVE_S = 10.0
 TIMES_OWN_W = 2.0
 """A reading of more than this many times `own_w` of the settings is not of this host alone."""
 _HIGH, _HIGH_SHARE, _FALLING = 1.15, 0.05, 0.95
+_FOLLOWS_S = 8.0
+"""A BMC averages: it is the readings after so long that show whether the draw has followed."""
 _CONTRADICTS = 0.25
 """A trainer that reports a pause is contradicted by a draw that has fallen by less than this part of what was due."""
 _SHARED, _SHARED_SHARE = 1.3, 0.05
 """Losses of power supplies and rounding of a UPS's load explain no more than this."""
-_MEASURING = (OwnSource.BMC, OwnSource.OUTLET, OwnSource.GPU)
+_MEASURING = (OwnSource.BMC, OwnSource.GPU)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -205,8 +207,7 @@ def _share(watts: float, rated: float | None, load: float) -> float | None:
 def rest_w(state: State, now_s: float) -> float | None:
     """Return what this host draws besides its GPUs, by two readings of the same moment; None where one is missing."""
     known = {each.source: each for each in state.own}
-    whole = known.get(OwnSource.BMC) or known.get(OwnSource.OUTLET)
-    gpus = known.get(OwnSource.GPU)
+    whole, gpus = known.get(OwnSource.BMC), known.get(OwnSource.GPU)
     if whole is None or gpus is None or now_s - min(whole.at_s, gpus.at_s) > STALE_S:
         return None
     return whole.watts - gpus.watts if whole.watts > gpus.watts > 0.0 else None
@@ -256,16 +257,25 @@ class Fall:
     now_w: float
     expected_w: float
     is_falling: bool = False
+    is_early: bool = False
 
     @property
     def stays_high(self) -> bool:
         """Whether the draw is clearly above what the pause promised, and does not fall any more."""
-        return not self.is_falling and self.now_w > _HIGH * self.expected_w + _HIGH_SHARE * self.before_w
+        if self.is_falling or self.is_early:
+            return False
+        return self.now_w > _HIGH * self.expected_w + _HIGH_SHARE * self.before_w
 
     @property
     def contradicts_pause(self) -> bool:
         """Whether hardly anything of what was promised has come: what a trainer says of its pause cannot be so."""
         return self.now_w > self.before_w - _CONTRADICTS * (self.before_w - self.expected_w)
+
+
+def _shows_from_s(state: State, paused_at_s: float) -> float:
+    """Return from when on a reading shows what the pause and the signals did: an older one accuses nobody."""
+    slowest_s = max((trainer.step_s for trainer in state.trainers if trainer.alive), default=0.0)
+    return max((paused_at_s + 2 * slowest_s + _FOLLOWS_S, *(each.at_s + _FOLLOWS_S for each in state.signalled)))
 
 
 def fall(policy: Policy, state: State, now_s: float) -> Fall | None:
@@ -286,5 +296,6 @@ def fall(policy: Policy, state: State, now_s: float) -> Fall | None:
             now_w=heard.watts,
             expected_w=before.watts - before.drop_w,
             is_falling=heard.before_w is not None and heard.watts < _FALLING * heard.before_w,
+            is_early=heard.at_s < _shows_from_s(state, phase.paused_at_s),
         )
     return None

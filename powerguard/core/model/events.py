@@ -107,10 +107,9 @@ class NetworkSeen:
 
 
 class OwnSource(StrEnum):
-    """What this host's own load rests on, best first. The first three measure it."""
+    """What this host's own load rests on, best first. The first two measure it."""
 
     BMC = "bmc"
-    OUTLET = "outlet"
     GPU = "gpu"
     SETTINGS = "settings"
     HOSTS = "hosts"
@@ -119,7 +118,7 @@ class OwnSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoad:
-    """What this host alone draws, as one source measures it. source: bmc, outlet or gpu.
+    """What this host alone draws, as one source measures it. source: bmc or gpu.
 
     bmc: IPMI DCMI Get Power Reading (current watts) or Redfish PowerConsumedWatts. gpu: the sum over all GPUs, without
     the rest of the host.

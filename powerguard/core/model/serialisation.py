@@ -25,6 +25,7 @@ from powerguard.core.model.policy import BatteryModel, Drop, Learned, Need
 from powerguard.core.model.state import (
     Armed,
     Battery,
+    NodeMarked,
     Obligation,
     Online,
     Phase,
@@ -418,9 +419,9 @@ def _owed(owed: tuple[Obligation, ...], at_s: float, latest_s: float, dropped: D
             sound = each if is_time else replace(each, at_s=at_s, acts_at_s=at_s)
             if place in kept or not is_time:
                 dropped.append(f"armed.{each.way}")
-        elif isinstance(each, TemporaryPolicy) and each.retry_at_s > latest_s + methods.RESTORE_AGAIN_S:
+        elif isinstance(each, TemporaryPolicy | NodeMarked) and each.retry_at_s > latest_s + methods.RESTORE_AGAIN_S:
             sound = replace(each, retry_at_s=0.0)
-            dropped.append("temporary_policy.retry_at_s")
+            dropped.append(f"{'node_marked' if isinstance(each, NodeMarked) else 'temporary_policy'}.retry_at_s")
         kept[place] = sound
     return tuple(kept.values())
 

@@ -371,8 +371,10 @@ class NodeMarked(Obligation):
 
     drained: the order to drain has been answered. left: so has the order at the commit, which `leaving` says is given.
     jobs: ids that were requeued. returning: it was ordered to be given back. signalled: jobs got their signal.
+    recorded: in dry-run; the node itself has no mark.
     """
 
+    recorded: bool = False
     drained: bool = False
     leaving: bool = False
     left: bool = False

@@ -164,5 +164,6 @@ def _drop(drop: Drop, times: Times) -> Json:
         "before_pct": rounded(100.0 * drop.before),
         "after_pct": rounded(100.0 * drop.after),
         "speed": rounded(drop.speed),
+        "watts": rounded(drop.watts),
         "at": times.at(drop.at_s),
     }

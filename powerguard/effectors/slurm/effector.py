@@ -16,6 +16,8 @@ from powerguard.effectors.root_client import RootHelper
 
 LIMIT_S: Final = 9.0
 """Timeout for one word. The helper itself answers within 8 s, whatever Slurm does."""
+JOBS_IN_A_WORD: Final = 100
+"""A helper reads a line of at most 4096 bytes, and an id such as 1234567890_1234567890 has 21."""
 
 
 class SlurmEffector:
@@ -56,11 +58,24 @@ class SlurmEffector:
             case LeaveNode(outage=outage):
                 word = {"word": "leave", "outage": outage, "ups": self._ups, "hold": self._options.hold}
             case ReturnNode(outage=outage, jobs=jobs):
-                word = {"word": "return", "outage": outage, "jobs": list(jobs), "hold": self._options.hold}
+                return await self._give_back(outage, jobs)
             case _:
                 msg = f"slurm: cannot carry out {type(action).__name__}"
                 raise EffectorError(msg)
         return _detail(await self.ask(word))
+
+    async def _give_back(self, outage: str, jobs: Sequence[str]) -> Detail:
+        """Give the node back with the first word, and let the jobs start with as many as are needed for them."""
+        answers = []
+        for at in range(0, max(len(jobs), 1), JOBS_IN_A_WORD):
+            some = list(jobs[at : at + JOBS_IN_A_WORD])
+            answers.append(
+                await self.ask({"word": "return", "outage": outage, "jobs": some, "hold": self._options.hold})
+            )
+        started = [job for answer in answers for job in answer.get("jobs", [])]
+        because = "; ".join(filter(None, (str(answer.get("because", "")) for answer in answers)))
+        refused = sum(int(answer.get("refused", 0)) for answer in answers)
+        return _detail({**answers[0], "jobs": started, "refused": refused, "because": because})
 
     async def ask(self, word: dict[str, object]) -> dict[str, Any]:
         """Send one word to the helper and return its answer. Raises EffectorError, also if it refuses."""

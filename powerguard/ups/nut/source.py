@@ -284,9 +284,10 @@ class NutSource:
             began_s = self._clock()
             await self._list(link)
             took_s = self._clock() - began_s
-            (clients,) = await link.ask(encode("LIST", "CLIENT", self._options.name), limit_s=self._limit_s)
-            await self._log_in(link)  # last: one that is not answered holds up whatever is asked after it
+            await self._log_in(link)
             unanswered = "" if self._options.user is None or self._login.is_held else "the login is not answered"
+            # A login that is not answered holds up whatever is asked after it.
+            clients = frozenset() if unanswered else await self._clients(link)
             warnings = [text for text in (self._slow, self._login.problem or unanswered) if text]
             return NutReport(
                 where=self._where,
@@ -297,7 +298,7 @@ class NutSource:
                 warnings=tuple(warnings),
                 latency_s=took_s,
                 restart_pct=self._restart_pct,
-                clients=frozenset(row[0] for row in clients.rows if row) if isinstance(clients, Table) else frozenset(),
+                clients=clients,
             )
         except LateError as error:
             msg = f"{self._where} is too slow: no whole answer in {self._limit_s:g} s"
@@ -307,6 +308,14 @@ class NutSource:
         finally:
             self._resolver.close()
             await self._drop()
+
+    async def _clients(self, link: Link) -> frozenset[str]:
+        """Return the addresses that are logged in for this UPS; empty where upsd does not say."""
+        try:
+            (told,) = await link.ask(encode("LIST", "CLIENT", self._options.name), limit_s=self._limit_s)
+        except LateError:
+            return frozenset()
+        return frozenset(row[0] for row in told.rows if row) if isinstance(told, Table) else frozenset()
 
     # --- One poll -----------------------------------------------------------------------------------------------
 

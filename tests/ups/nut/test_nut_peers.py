@@ -101,6 +101,7 @@ async def test_a_primary_only_where_upsd_lets_it(tmp_path: Path) -> None:
             more = {"user": user, "password": password(tmp_path, user), "role": "primary"}
             report = await NutSource(options(peer.port, **more), ups="a", clock=boottime_s).look()
             assert report.is_logged_in
+            assert report.clients == {"127.0.0.1"}, "upsd lists who is logged in by address"
             assert ("may not be primary (ACCESS-DENIED)" in " ".join(report.warnings)) is refused
 
 
