@@ -22,6 +22,7 @@ from bench import (
     processes,
     ranks,
     react,
+    shared,
     simulated,
     tiers,
     trainer,
@@ -39,6 +40,7 @@ BENCHES: dict[str, Callable[..., list[Figure]]] = {
     "outages": outages.run,
     "history": history.run,
     "simulated": simulated.run,
+    "shared": shared.run,
     "ways": ways.run,
     "apcupsd": apcupsd.run,
     "nut": nut.run,
@@ -69,13 +71,15 @@ def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
     parser.add_argument("names", nargs="*", help="which (default: all)")
     parser.add_argument("--quick", action="store_true", help="fewer runs: to see that it works")
+    parser.add_argument("--outages", type=int, help="simulated outages of each row of shared (default: 2,000)")
     parser.add_argument("--json", type=Path, help="also write the figures into this file")
     args = parser.parse_args()
     print(machine(), flush=True)
     figures: list[Figure] = []
     for name in args.names or BENCHES:
         print(f"\n{name}", flush=True)
-        for figure in BENCHES[name](quick=args.quick):
+        sized = name == "shared" and args.outages
+        for figure in shared.table(args.outages) if sized else BENCHES[name](quick=args.quick):
             print(f"  {figure}", flush=True)
             figures.append(figure)
     if args.json is not None:

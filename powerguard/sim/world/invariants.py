@@ -323,7 +323,8 @@ def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -
     hold(state.feed.supply is Supply.BATTERY, "only a battery that is confirmed is a reason to power off")
     if state.battery.left is not None:
         now = conditions.outage_budget(policy, state, phase.latched_s)
-        lasts = now.reff_s is not None and now.reff_s > sums.stop_s(policy, Grade.FULL) + _HAIR
+        full_s = sums.stop_s(policy, Grade.FULL) + sums.shed_s(policy)
+        lasts = now.reff_s is not None and now.reff_s > full_s + _HAIR
         hold(not lasts, "a host whose battery still lasts is not powered off")
 
 

@@ -37,7 +37,7 @@ def spread(
     play: can be pickled. jobs: processes; None: one for each core; one that would not fill a chunk is not started.
     """
     seeds = range(options.seed, options.seed + options.outages)
-    jobs = min(jobs or len(os.sched_getaffinity(0)), max(1, len(seeds) // chunk))
+    jobs = min(jobs or cores(), max(1, len(seeds) // chunk))
     played = partial(play, site, options)
     if jobs == 1:
         return _counted(map(played, seeds), tell)
@@ -51,6 +51,11 @@ def _counted(samples: Iterable[Sample], tell: Tell) -> list[Sample]:
         found.append(each)
         tell(len(found))
     return found
+
+
+def cores() -> int:
+    """Return how many cores this process may use."""
+    return len(os.sched_getaffinity(0))
 
 
 def _processes(count: int) -> Pool:

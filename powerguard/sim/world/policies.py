@@ -52,17 +52,21 @@ class Plain:
         self.world = world
         self.next_s = world.now_s
         self._since_s: float | None = None
-        self._halting = False
+        self._halt_at_s = math.inf
 
     def boot(self, *, was_off_s: float | None) -> None:
         """Start afresh: they keep nothing over a boot."""
         del was_off_s
-        self._since_s, self._halting = None, False
+        self._since_s, self._halt_at_s = None, math.inf
         self.next_s = self.world.now_s
 
     def look(self) -> None:
         """Read the UPS, and apply the rule."""
         world = self.world
+        if world.now_s >= self._halt_at_s:
+            self.next_s = math.inf
+            world.power_off(_NO_FORCE_S)
+            return
         self.next_s = world.now_s + self.every_s
         if world.utility:
             self._since_s = None
@@ -70,16 +74,14 @@ class Plain:
             looks = max(0, math.floor(min(world.next_edge_s - world.now_s, 300.0) / self.every_s))
             self.next_s += looks * self.every_s
             return
-        if self._halting or not world.answers():
+        if not world.answers():
             return
         told = world.told()
         if self._since_s is None:
             self._since_s = world.now_s
         wait_s = self.rule(told)
         if wait_s is not None:
-            self._halting = True
-            if world.live(world.now_s + wait_s):
-                world.power_off(_NO_FORCE_S)
+            self.next_s = self._halt_at_s = world.now_s + wait_s
 
     def rule(self, told: GaugeReading) -> float | None:
         """Return after how many seconds the host is to be stopped, or None. This one never stops it.
@@ -269,7 +271,7 @@ class Bound:
 
 
 @dataclass(frozen=True, slots=True)
-class _Way:
+class Spending:
     """A way to spend a second on battery: the energy it takes and the training it yields."""
 
     energy: float
@@ -280,11 +282,11 @@ def bound(scene: Scene, site: Site) -> Bound:
     """Return the bound of one scene."""
     host, curve = site.host, scene.curve
     per_s = 1.0 / curve.tau_s(host.load)
-    train = _Way(per_s, 1.0)
-    cap = _Way(1.0 / curve.tau_s(host.load * host.capped_load), host.capped_speed)
+    train = Spending(per_s, 1.0)
+    cap = Spending(1.0 / curve.tau_s(host.load * host.capped_load), host.capped_speed)
     idle_energy = 1.0 / curve.tau_s(host.load * host.paused_load)
-    pause = train if scene.trainer.never_pauses else _Way(idle_energy, 0.0)
-    off = _Way(0.0, 0.0)
+    pause = train if scene.trainer.never_pauses else Spending(idle_energy, 0.0)
+    off = Spending(0.0, 0.0)
     energy = max(0.0, scene.health * scene.charge - scene.dies_at)
     checkpoint_s, stop_s = _durations(scene, site)
     plans: list[Bound] = []
@@ -302,14 +304,14 @@ def bound(scene: Scene, site: Site) -> Bound:
         missed_s = scene.end_s - cut.begin_s - length_s
         stopping = (checkpoint_s + stop_s) * idle_energy
         if (spare := energy + gained - stopping) >= 0.0:
-            trained_s = _most(whole_s, spare, (train, cap, off))
+            trained_s = most_training(whole_s, spare, (train, cap, off))
             plans.append(Bound(missed_s + whole_s - trained_s + host.resumed_s, "shutdown"))
-        trained_s = _most(whole_s, energy + gained, (train, cap, off))
+        trained_s = most_training(whole_s, energy + gained, (train, cap, off))
         plans.append(Bound(missed_s + whole_s - trained_s + host.dirty_s, "dark"))
         if cut_off:
             return min(plans, key=lambda plan: plan.loss_s)
         lasted_s = whole_s
-    held_s = _most(lasted_s, energy + gained, (train, cap, pause))
+    held_s = most_training(lasted_s, energy + gained, (train, cap, pause))
     if held_s >= 0.0:
         plans.append(Bound(lasted_s - held_s, "ride" if held_s >= lasted_s else "hold"))
     return min(plans, key=lambda plan: plan.loss_s)
@@ -326,7 +328,7 @@ def _durations(scene: Scene, site: Site) -> tuple[float, float]:
     return checkpoint_s, stop_s
 
 
-def _most(seconds: float, energy: float, ways: tuple[_Way, ...]) -> float:
+def most_training(seconds: float, energy: float, ways: tuple[Spending, ...]) -> float:
     """Return the most training that so many seconds can yield with so much energy; -1 where nothing lasts so long."""
     found = -1.0
     for way in ways:

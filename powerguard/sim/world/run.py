@@ -94,7 +94,7 @@ class Result:
 def play(scene: Scene, site: Site, make: Callable[[World], Decider], *, at_most_s: float = math.inf) -> Result:
     """Play one outage. make: the policy, given the world. at_most_s: who loses that much is not played to the end."""
     world = World(scene, site, began_s=-WARM_S)
-    stage = _Stage(world, make(world), at_most_s)
+    stage = Stage(world, make(world), at_most_s)
     try:
         stage.run()
     except InvariantBroken as violation:
@@ -102,8 +102,8 @@ def play(scene: Scene, site: Site, make: Callable[[World], Decider], *, at_most_
     return stage.finish()
 
 
-class _Stage:
-    """The state of one play."""
+class Stage:
+    """The state of one play: one host, its policy, and the account."""
 
     def __init__(self, world: World, decider: Decider, at_most_s: float) -> None:
         self.world = world

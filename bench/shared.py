@@ -1,0 +1,104 @@
+"""Sixteen hosts of three tiers on one UPS: what tiers are worth, and that nobody is lost by planning.
+
+The same simulated outages are played with powerguard on every host, with and without tiers, with the nut model's
+defaults, and with powerguard on half of the hosts. A tier weighs three times as much as the one below it. Excess is the
+weighted training lost beyond what nobody can save, who knows everything beforehand.
+"""
+
+import multiprocessing
+import statistics
+from functools import partial
+from typing import Final, NamedTuple
+
+from bench.figure import Figure, quantile
+from powerguard.sim.world.many import cores
+from powerguard.sim.world.rack import Kind, Rack, RackPlan, Tenant, least_loss_s
+from powerguard.sim.world.site import DrillSite, Site
+
+SEED: Final = 7
+OUTAGES: Final = 2000
+QUICK: Final = 50
+SITE: Final = Site(drill=DrillSite(done=True))
+FLEETS: Final = {
+    "tiers": RackPlan(),
+    "no tiers": RackPlan(ordered=False),
+    "nut": RackPlan(kind=Kind.NUT),
+    "half without powerguard": RackPlan(others_share=0.5),
+}
+GOALS: Final = {"no tiers": 2.0, "nut": 4.0}
+TIERS: Final = (0, 1, 2)
+
+
+class Played(NamedTuple):
+    """One outage of one fleet. Seconds of one host's training, as the weighted mean over the hosts."""
+
+    loss_s: float
+    excess_s: float
+    tiers_s: tuple[float, ...]
+    planning: int
+    guarded: int
+    violations: tuple[str, ...]
+
+
+def weight(tenant: Tenant) -> float:
+    """Return what a second of this host's training is worth."""
+    return float(3**tenant.tier)
+
+
+def play(seed: int, fleet: str) -> Played:
+    """Play one outage."""
+    rack = Rack(seed, SITE, FLEETS[fleet])
+    least_s = least_loss_s(rack, weight)
+    result = rack.play()
+    busy = [(tenant, told.loss_s) for tenant, told in result.hosts if not tenant.idle]
+    whole = sum(weight(tenant) for tenant, _ in busy)
+    loss_s = sum(weight(tenant) * lost_s for tenant, lost_s in busy)
+    of_tier = [[lost_s for tenant, lost_s in busy if tenant.tier == tier] for tier in TIERS]
+    return Played(
+        loss_s=loss_s / whole,
+        excess_s=(loss_s - least_s) / whole,
+        tiers_s=tuple(statistics.fmean(each) if each else 0.0 for each in of_tier),
+        planning=sum(told.dirty_by("planning") for told in result.judged),
+        guarded=len(result.judged),
+        violations=tuple(f"{violation} (seed {seed}, {fleet})" for violation in result.violations),
+    )
+
+
+def run(*, quick: bool) -> list[Figure]:
+    """Play every fleet."""
+    return table(QUICK if quick else OUTAGES)
+
+
+def table(outages: int) -> list[Figure]:
+    """Play so many outages with every fleet, print the table, return the figures."""
+    head = ("fleet", "excess s mean", "median", "worst", "loss s mean", *(f"tier {tier} s" for tier in TIERS))
+    head = (*head, "lost by planning %", "violations")
+    print(f"| {' | '.join(head)} |\n|{' --- |' * len(head)}")
+    figures: list[Figure] = []
+    means: dict[str, float] = {}
+    with multiprocessing.get_context("spawn").Pool(cores()) as pool:
+        for fleet in FLEETS:
+            seeds = range(SEED, SEED + outages)
+            played = pool.map(partial(play, fleet=fleet), seeds, chunksize=5)
+            excess = [each.excess_s for each in played]
+            means[fleet] = statistics.fmean(excess)
+            lost = 100.0 * sum(each.planning for each in played) / sum(each.guarded for each in played)
+            tiers = (statistics.fmean(each.tiers_s[tier] for each in played) for tier in TIERS)
+            numbers = [
+                means[fleet],
+                quantile(excess, 0.5),
+                max(excess),
+                statistics.fmean(each.loss_s for each in played),
+            ]
+            violations = [violation for each in played for violation in each.violations]
+            told = [f"{number:.1f}" for number in (*numbers, *tiers)]
+            print(f"| {fleet} | {' | '.join(told)} | {lost:.2f} | {len(violations)} |", flush=True)
+            for violation in violations[:5]:
+                print(violation)
+            figures.append(Figure(name=f"weighted excess, {fleet}", unit="s/outage", values=tuple(excess)))
+            bar = "0.0" if FLEETS[fleet].kind is Kind.POWERGUARD else ""
+            figures.append(Figure(name=f"lost by planning, {fleet}", unit="% of hosts", values=(lost,), bar=bar))
+    for fleet, goal in GOALS.items():
+        times = means[fleet] / max(means["tiers"], 1e-9)
+        figures.append(Figure(name=f"{fleet} / tiers", unit="times", values=(times,), bar=f">= {goal:g}"))
+    return figures
