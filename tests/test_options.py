@@ -64,13 +64,13 @@ def test_a_credential_is_read_from_the_folder_of_systemd(tmp_path: Path, monkeyp
 
 def test_without_systemd_a_credential_says_what_is_wanted(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.delenv("CREDENTIALS_DIRECTORY", raising=False)
-    with pytest.raises(SecretError, match=r"systemd has handed none .* powerguard secret set snmp-auth"):
+    with pytest.raises(SecretError, match=r"systemd has not given it .* powerguard secret set snmp-auth"):
         Secret(credential="snmp-auth").read()
 
 
 @pytest.mark.parametrize("mode", [0o440, 0o404, 0o444, 0o620])
 def test_a_file_that_others_can_read_is_refused(tmp_path: Path, mode: int) -> None:
-    with pytest.raises(SecretError, match=r"s: others can read this secret \(chmod 0400 "):
+    with pytest.raises(SecretError, match=r"s: other users can read this secret \(chmod 0400 "):
         kept(tmp_path / "s", mode=mode).read()
 
 

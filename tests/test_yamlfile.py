@@ -139,10 +139,10 @@ def test_what_an_editor_does_not_show_and_a_computer_does_not_hold(text: str, pr
 @pytest.mark.parametrize(
     ("text", "place", "hint"),
     [
-        ("a: b: c", "f.yaml:1:5:", "wants quotes; or the indentation is off"),
-        ("a: @x", "f.yaml:1:4:", "wants quotes"),
+        ("a: b: c", "f.yaml:1:5:", "quote a text with a colon and a space, or correct the indentation"),
+        ("a: @x", "f.yaml:1:4:", "quote a text that begins with @"),
         ("a: 1\nbudget\nc: 2", "f.yaml:3:1:", "write a colon and a space after a key"),
-        ("\n\na: [1,\n 2\nb: 3", "f.yaml:5:2:", "begun in line 3"),
+        ("\n\na: [1,\n 2\nb: 3", "f.yaml:5:2:", "started in line 3"),
     ],
 )
 def test_bad_syntax_is_explained(text: str, place: str, hint: str) -> None:

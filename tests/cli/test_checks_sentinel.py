@@ -29,7 +29,7 @@ def systemctl(active: str, at_boot: str, *, status: int = 0) -> object:
         (None, systemctl("inactive", ""), None, ""),
         (SAMPLE, systemctl("inactive", "disabled"), "FAIL", "does not run: hosts that rely on it stay off"),
         (SAMPLE, systemctl("failed", "enabled"), "FAIL", "does not run"),
-        (SAMPLE, systemctl("active", "disabled"), "FAIL", "is not started at boot"),
+        (SAMPLE, systemctl("active", "disabled"), "FAIL", "does not start at boot"),
         (SAMPLE, systemctl("active", "enabled"), "WARN", "runs in dry-run"),
         (SAMPLE.replace("mode: dry-run", "mode: armed"), systemctl("active", "enabled"), "PASS", "it runs"),
         (SAMPLE, systemctl("", "", status=1), "WARN", "cannot ask systemd"),

@@ -632,7 +632,7 @@ async def test_settings_that_do_not_tell_where_the_daemon_is(folder: Path) -> No
     ended = await powerguard("status", "--config", str(config))
     assert (ended.code, ended.out) == (78, "")
     assert f"{config}:1:7" in ended.err
-    assert "say --socket PATH" in ended.err
+    assert "give --socket PATH" in ended.err
     assert (await powerguard("drill", "--json", "--config", str(folder / "none.yaml"))).object["object"] == "error"
     assert (await powerguard("doctor", "--config", str(config), "--json")).object["object"] == "doctor"
     async with served(scene(), folder) as path:
@@ -726,7 +726,7 @@ async def test_wrong_settings_exit_78(folder: Path) -> None:
         (
             "discover --only nut --nut-port 1 --deadline 1 --nut /none --apcupsd /none",
             1,
-            "is passed over: File name too",
+            "is skipped: File name too",
         ),
     ],
 )

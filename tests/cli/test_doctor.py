@@ -279,7 +279,7 @@ async def test_open_secret_is_a_failure(folder: Path) -> None:
     """A secret that others can read is none."""
     (folder / "community").chmod(0o444)
     _, checks, _ = await doctor(settings(folder, snmp=9, bmc=9), "--socket", f"{folder}/none.sock")
-    assert "others can read" in text_of(checks, "secret", "FAIL")
+    assert "other users can read" in text_of(checks, "secret", "FAIL")
 
 
 async def test_for_people(folder: Path) -> None:

@@ -598,7 +598,7 @@ def typed(*words: str, lines: Sequence[str]) -> str:
     with contextlib.suppress(OSError):  # EIO: it has ended
         while part := os.read(ours, 4096):
             shown += part.decode()
-            if left and shown.endswith(("not shown): ", "once more: ")):
+            if left and shown.endswith(("not shown): ", "again: ")):
                 os.write(ours, f"{left.pop(0)}\n".encode())
     os.close(ours)
     assert (process.wait(timeout=60), left) == (0, [])

@@ -50,7 +50,7 @@ def test_it_may_begin_when_all_is_well() -> None:
     [
         ("0 tick", "policy", WORDS, "the UPS has not been read yet"),
         (f"{READY}\n20 tick", "policy", WORDS, "is 6 s old (at most 3 s)"),
-        (f"{READY}\n15 battery", "policy", WORDS, "the newest reading says battery"),
+        (f"{READY}\n15 battery", "policy", WORDS, "the newest reading reports battery"),
         (f"{READY}\n15..17 battery", "policy", WORDS, "the phase is on_battery"),
         ("0..5 utility load=75 charge=100", "policy", WORDS, "for 5 s only"),
         (f"{READY}\n15 battery testing input_present=true", "policy", WORDS, "tests its battery"),

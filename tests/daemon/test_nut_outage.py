@@ -116,7 +116,7 @@ async def test_doctor_says_what_a_upsd_is_good_for(tmp_path: Path) -> None:
     """Readings that could be forged, no login, a driver that polls too slowly, nobody there: each a finding."""
     values = {"driver.name": "snmp-ups", "ups.status": "OL", "battery.charge": "100", "battery.runtime": "1800"}
     async with FakeUpsd(values).serving() as peer:
-        reading, found = await nut_findings("ups.a", options(peer.port), ups="a")
+        reading, found = await nut_findings("ups.a", options(peer.port), ups="a", is_shared=False, cuts=False)
         assert reading is not None
         told = [(finding.verdict, finding.text) for finding in found]
         assert told[0] == ("PASS", told[0][1])
@@ -126,14 +126,14 @@ async def test_doctor_says_what_a_upsd_is_good_for(tmp_path: Path) -> None:
         for part in ("could be forged: snmp-ups reads", "no login, so a NUT primary", "no load", "every 30 s only"):
             assert part in texts
         more = {"user": "pg", "password": secret(tmp_path, "password", "word of the tests")}
-        _, found = await nut_findings("ups.a", options(peer.port, **more), ups="a")
+        _, found = await nut_findings("ups.a", options(peer.port, **more), ups="a", is_shared=False, cuts=False)
         assert "no TLS; logs in as pg" in found[0].text
     for told, verdict in (("10", "WARN"), ("30", "PASS")):
         async with FakeUpsd({**values, "battery.charge.restart": told}).serving() as other:
-            _, found = await nut_findings("ups.a", options(other.port), ups="a")
+            _, found = await nut_findings("ups.a", options(other.port), ups="a", is_shared=False, cuts=False)
             about = [finding for finding in found if "switches its output on again" in finding.text]
             assert [finding.verdict for finding in about] == [verdict]
             assert ("upsrw -s battery.charge.restart=25" in about[0].fix) is (verdict == "WARN")
-    reading, found = await nut_findings("ups.a", options(peer.port), ups="a")
+    reading, found = await nut_findings("ups.a", options(peer.port), ups="a", is_shared=False, cuts=False)
     assert (reading, [finding.verdict for finding in found]) == (None, ["FAIL"])
     assert "cannot connect to upsd" in found[0].text

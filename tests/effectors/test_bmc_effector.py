@@ -368,7 +368,7 @@ async def test_a_worker_that_cannot_be_started_is_told(tmp_path: Path) -> None:
 @pytest.mark.parametrize(
     ("mode", "password", "told"),
     [
-        (0o644, "x", "others can read"),
+        (0o644, "x", "other users can read"),
         (0o600, "", "is empty"),
         (0o600, "x" * 21, "21 bytes"),
         (None, "x", "No such file"),

@@ -81,7 +81,7 @@ def test_a_bmc_that_is_no_help_is_told_and_given_up(device: IpmiDevice, faults: 
 
 
 @pytest.mark.parametrize(
-    ("trick", "why"), [({"is_firm": True}, "still tells that it is armed"), ({"code": 0xD4}, "completion code 0xd4")]
+    ("trick", "why"), [({"is_firm": True}, "still reports it as armed"), ({"code": 0xD4}, "completion code 0xd4")]
 )
 def test_a_bmc_that_only_says_so_or_refuses(device: IpmiDevice, trick: dict[str, int], why: str) -> None:
     device.trick(**trick)  # type: ignore[arg-type]

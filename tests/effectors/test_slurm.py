@@ -199,7 +199,6 @@ def test_the_node_is_set_down_whatever_becomes_of_its_jobs(
     job = rig.submit(STANDS, "--nodelist=gpu1", "--requeue")
     monkeypatch.setenv("SLURM_CONF", str(rig.conf))
     monkeypatch.setenv("PATH", f"{tmp_path}:{rig.env['PATH']}")
-    monkeypatch.setattr(helper, "WITHIN_S", 5.0)
     real = shutil.which("scontrol", path=rig.env["PATH"])
     if hangs == "squeue":
         program(tmp_path, "squeue", script)

@@ -27,6 +27,7 @@ from powerguard.core.model.events import CheckpointProgress
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import run_child
 from powerguard.effectors.signals.effector import SignalHelper
+from powerguard.effectors.trainer.checkpoint import QUIET_S
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.newest_child import _EVERY_S, _GROWING, _Watch
 from powerguard.effectors.trainer.newest_child import main as newest_child
@@ -36,7 +37,6 @@ from powerguard.effectors.trainer.options import (
     SignalTrainerOptions,
     TrainerOptions,
 )
-from powerguard.effectors.trainer.run import QUIET_S
 from powerguard.effectors.trainer.unmodified import SignalRun
 from powerguard.settings.schema import Settings
 from powerguard.trainer.seal.folder import seal

@@ -75,9 +75,9 @@ def test_since_when_there_is_utility() -> None:
             24.0,
             "a countd",
         ),
-        (steady(0, 20, forced_shutdown=True), 20.0, "a forced shutdown stands"),
+        (steady(0, 20, forced_shutdown=True), 20.0, "a forced shutdown is set"),
         (steady(0, 20, charge_pct=9.0), 20.0, "charge 9 of 10 %"),
-        (steady(0, 20, charge_pct=None), 20.0, "does not tell its charge"),
+        (steady(0, 20, charge_pct=None), 20.0, "does not report its charge"),
         (
             [*steady(0, 20), SourceFailed(at_s=21, ups="a", source="nut", reason="x", lost=True)],
             25.0,
