@@ -273,7 +273,7 @@ class Fall:
 
 
 def _shows_from_s(state: State, paused_at_s: float) -> float:
-    """Return from when on a reading shows what the pause and the signals did: an older one is no evidence against a trainer."""
+    """Return from when on a reading shows what the pause and the signals did: an older one proves nothing."""
     slowest_s = max((trainer.step_s for trainer in state.trainers if trainer.alive), default=0.0)
     return max((paused_at_s + 2 * slowest_s + _FOLLOWS_S, *(each.at_s + _FOLLOWS_S for each in state.signalled)))
 
