@@ -219,7 +219,7 @@ async def test_one_that_has_ended_before_the_first_look(tmp_path: Path) -> None:
         helper=helper,
         alive=lambda: not helper.asked,
     )
-    with pytest.raises(EffectorError, match="ended at SIGTERM, and left no newer checkpoint"):
+    with pytest.raises(EffectorError, match="ended at SIGTERM, without a newer checkpoint"):
         await run.run()
 
 

@@ -395,7 +395,7 @@ async def test_hostile_names_are_cleaned_and_bounded() -> None:
     async with listening(_upsd(rows, variables)) as port:
         search = await found_by(Wanted(addresses=["127.0.0.1"], kinds=("nut",), nut_port=port))
     assert len(search.found) == MAX_UPSES
-    assert [one.why for one in search.others] == [f"upsd with 104 UPSes: the first {MAX_UPSES} are told"]
+    assert [one.why for one in search.others] == [f"upsd with 104 UPSes: the first {MAX_UPSES} are listed"]
     by_name = {one.name: one for one in search.found}
     assert by_name["not a name;rm"].source is None
     assert "none that the settings take" in by_name["not a name;rm"].remark

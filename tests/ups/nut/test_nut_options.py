@@ -44,7 +44,7 @@ def test_what_fits(more: dict[str, Any]) -> None:
         ({"user": "pg"}, "user and password belong together"),
         ({"password": SECRET}, "user and password belong together"),
         ({"role": "primary"}, "role primary needs user and password"),
-        ({"ca": "/etc/upsd.pem", "tls": "off"}, "ca says nothing with tls: off"),
+        ({"ca": "/etc/upsd.pem", "tls": "off"}, "ca has no effect with tls: off"),
         ({"ca": "upsd.pem"}, "String should match pattern"),
         ({"name": "rack a"}, "String should match pattern"),
         ({"name": "a\nFSD a"}, "String should match pattern"),

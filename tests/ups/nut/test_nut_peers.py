@@ -152,7 +152,7 @@ async def test_story_9_a_driver_that_dies_or_hangs_is_never_an_old_value() -> No
         await until(heard, Reading, on_battery)
         await peer.kill_driver(signal.SIGSTOP)
         lost = await until_lost(heard)
-        assert "DATA-STALE: its driver hears nothing" in lost.reason
+        assert "DATA-STALE: its driver gets no data" in lost.reason
         forget(heard)
         await peer.kill_driver(signal.SIGCONT)
         await until(heard, Reading, on_battery)

@@ -90,7 +90,7 @@ def test_a_broken_site_file_is_left_out_and_told(tmp_path: Path) -> None:
         ("[9999, null]", "[9999, 3]", 10, "range [9999, 3] runs backwards"),
         ("any_of: [runtime_s]", "any_of: [watts]", 5, "probe.any_of.0: 'watts' is not a field of this profile"),
         ("numbers:", "controls: {off: null}\nnumbers:", 8, "controls"),
-        ("name: mini", "name: mini\nname: maxi", 2, "stands twice"),
+        ("name: mini", "name: mini\nname: maxi", 2, "occurs twice"),
     ],
 )
 def test_mistakes_are_told_at_their_line(old: str, new: str, line: int, what: str) -> None:

@@ -254,7 +254,7 @@ def test_what_must_be_present_and_what_is_missing() -> None:
     answers: dict[str, Answer] = {Oid(f"{B}.1.0"): 0}
     assert unmet(profile, answers) == []
     assert unmet(present, answers) == ["model is not answered"]
-    assert unmet(present, {}) == ["model is not answered", "output_source do not report mode or bypassed"]
+    assert unmet(present, {}) == ["model is not answered", "mode or bypassed do not report output_source"]
     assert unmet(present, {**answers, Oid(f"{B}.99.0"): b"Acme"}) == []
     assert f"{B}.99.0" in present.mandatory()
     assert present.first_asked() == (f"{B}.1.0", f"{B}.9.1", f"{B}.9.1.0", f"{B}.9.0.1")

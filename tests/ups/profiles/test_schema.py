@@ -125,7 +125,7 @@ def test_a_ups_says_where_its_output_comes_from_and_a_pdu_something() -> None:
     text = "name: mini\ntitle: t\nprobe: {any_of: [load_pct]}\n"
     text += 'numbers: {load_pct: [{object: a, oid: 1.3.6, unit: "%"}]}\n'
     assert "output_source is missing" in told(text)[0]
-    assert "a PDU tells outlets, watts or amps" in told(text + "kind: pdu\n")[0]
+    assert "a PDU needs outlets, watts or amps" in told(text + "kind: pdu\n")[0]
 
 
 PACKAGED = load_profiles(None).every()

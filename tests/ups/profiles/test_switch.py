@@ -65,8 +65,8 @@ def test_allowed_values_are_the_next_larger_one() -> None:
         (1, ""),
         (6, ""),
         (4, "miniMode is 4 and must be 1 or"),
-        (Missing.NULL, "miniMode is not told"),
-        (None, "not told"),
+        (Missing.NULL, "miniMode is not reported"),
+        (None, "not reported"),
     ],
 )
 def test_what_a_command_needs(mode: Answer | None, problem: str) -> None:

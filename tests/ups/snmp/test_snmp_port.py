@@ -264,7 +264,7 @@ async def test_cards_that_share_a_community() -> None:
     ("host", "says"),
     [
         ("no-such-host.invalid", r"^cannot look up no-such-host\.invalid: "),
-        ("no..host", r"^cannot look up no\.\.host: that is no name: "),
+        ("no..host", r"^cannot look up no\.\.host: not a valid name: "),
         ("fe80::5%lo", r"^fe80::5%lo:161: fe80::5%lo is good on one link only: "),
     ],
 )

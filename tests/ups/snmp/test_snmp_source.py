@@ -336,8 +336,8 @@ async def test_a_probe_tells_what_a_card_is() -> None:
 @pytest.mark.parametrize(
     ("name", "more", "hint"),
     [
-        ("apc", {"profile": "apc-powernett"}, "unknown profile 'apc-powernett' (did you mean apc-powernet?)"),
-        ("apc", {"profile": "x"}, "unknown profile 'x' (known: apc-powernet, "),
+        ("apc", {"profile": "apc-powernett"}, "there is no profile 'apc-powernett' (did you mean apc-powernet?)"),
+        ("apc", {"profile": "x"}, "there is no profile 'x' (known: apc-powernet, "),
         ("rfc1628", {"profile": "apc-powernet"}, "does not fit profile apc-powernet"),
         (None, {}, "fits no profile (tried: apc-powernet, "),
     ],
