@@ -83,7 +83,7 @@ async def test_poll_now_does_not_hammer_a_upsd_that_is_away() -> None:
 
 
 RUBBISH = (
-    (b"ERR DATA-STALE\n", "hears nothing from the UPS"),
+    (b"ERR DATA-STALE\n", "gets no data from the UPS"),
     (b"ERR DRIVER-NOT-CONNECTED\n", "the driver of this UPS is not running"),
     (b"ERR ACCESS-DENIED\n", "ACCESS-DENIED"),
     (b"ERR " + b"X" * 3000 + b"\n", "XXXX"),
@@ -95,9 +95,9 @@ RUBBISH = (
     (b'VAR dsim ups.status "OL" "OB"\n', "something else than it was asked"),
     (b'VAR dsim ups.status "OL\n', "quotes that do not close"),
     (b"BEGIN LIST VAR dsim\nEND LIST VAR dsim\n", "something else than it was asked"),
-    (b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n\r\n", "nobody had asked for"),
-    (b'VAR dsim ups.status "OL"\nVAR dsim ups.status "OL"\n', "nobody had asked for"),
-    (b'VAR dsim ups.status "OL"\nVAR dsim', "nobody had asked for"),
+    (b"HTTP/1.1 400 Bad Request\r\nServer: x\r\n\r\n", "sent an unexpected answer"),
+    (b'VAR dsim ups.status "OL"\nVAR dsim ups.status "OL"\n', "sent an unexpected answer"),
+    (b'VAR dsim ups.status "OL"\nVAR dsim', "sent an unexpected answer"),
     (b"x" * 10_000, "a line of more than"),
     (b"BEGIN LIST VAR dsim\n" + b'VAR dsim x "y"\n' * 5000, "a list of more than"),
 )
