@@ -116,7 +116,9 @@ def test_another_column_that_tells_of_a_line_is_enough(line: int) -> None:
     """Where the card does not say how many lines it has."""
     decoded = told(_4_3_0=None, **{f"_4_4_1_4_{line}": None})
     assert (decoded.load_pct, decoded.watts) == (30, None)
-    assert why(decoded, "watts") == ("line 2 is not reported" if line == 2 else "line 3 is reported by another object only")
+    assert why(decoded, "watts") == (
+        "line 2 is not reported" if line == 2 else "line 3 is reported by another object only"
+    )
 
 
 def test_lines_that_are_not_there_lack_nothing() -> None:
