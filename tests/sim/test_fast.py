@@ -121,7 +121,7 @@ def test_it_is_the_same_every_time_and_leaves_nothing(first: dict[str, Any], hom
         assert outage["name"] in ended.stdout
     for check in first["checks"]:
         assert f"  yes  {check['name']}: {check['told']}" in ended.stdout
-    assert "nothing was lost" in ended.stdout
+    assert "no training was lost" in ended.stdout
     kept = Path(home) / "kept"
     assert list(Path(home).iterdir()) == [kept]
     with read_only(kept / "journal.sqlite") as db:

@@ -364,7 +364,7 @@ WRONG_EXPORTS = [
     ([META | {"started_at_s": "x"}], ":1: started_at_s: expected a time in seconds, found 'x'"),
     ([{"kind": "meta"}], ":1: no schema_version: this powerguard reads 1; is this `powerguard history export`"),
     ([META, "{"], ":2:2: no JSON"),
-    ([META, '{"at_s":NaN}'], ":2: no JSON: NaN is no number"),
+    ([META, '{"at_s":NaN}'], ":2: no JSON: NaN is not a number"),
     ([META, '{"kind":"reading","boot":0,"at_s":1e999}'], ":2: at_s: expected a time in seconds, found inf"),
     ([META, '{"a":' * 90_000], ":2: nested far too deeply for an export"),
     ([META, '{"at_s":' + "9" * 5000 + "}"], ":2: no JSON"),

@@ -120,7 +120,7 @@ def test_a_world_in_which_all_is_well(capsys: pytest.CaptureFixture[str]) -> Non
     assert played(lambda _: None) == 0
     out = capsys.readouterr().out
     assert denials(out) == []
-    assert "nothing was lost" in out
+    assert "no training was lost" in out
 
 
 def fact(which: int, **changes: object) -> Callable[[Told], None]:

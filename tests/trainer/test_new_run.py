@@ -156,7 +156,7 @@ def test_what_an_earlier_run_has_left_is_told(tmp_path: Path, caplog: pytest.Log
     (tmp_path / names[1] / "MANIFEST.json").unlink()
     assert resumed_at(tmp_path) == 1
     (text,) = warned(caplog)
-    assert f"{names[1]}: has no manifest, so it is no checkpoint" in text
+    assert f"{names[1]}: has no manifest, so it is not a checkpoint" in text
     (tmp_path / names[0] / "MANIFEST.json").unlink()
     assert resumed_at(tmp_path) == 0
     first, second = warned(caplog)

@@ -255,7 +255,7 @@ def test_all_rotten_is_an_error_now_and_at_the_next_start(root: Path) -> None:
     """A service manager starts a failed training again: that must not begin at step 0 either."""
     saved = save(root, 7)
     flip(Path(saved.path, "shard-00000"), 5)
-    with pytest.raises(ResumeError, match=r"chunk 0.*To start anew"):
+    with pytest.raises(ResumeError, match=r"chunk 0.*To start from step 0"):
         resumed(root)
     with pytest.raises(ResumeError, match="set aside as corrupt"):
         resumed(root)
@@ -347,7 +347,7 @@ def test_nothing_in_common_is_an_error_on_every_rank(tmp_path: Path) -> None:
 
 def test_a_rank_that_never_comes_is_named(root: Path) -> None:
     save(root, 7, ranks=2, mib=9)
-    with Store(root, job="llm", ranks=2, slots=0) as store, pytest.raises(ResumeError, match="rank 1 has not told"):
+    with Store(root, job="llm", ranks=2, slots=0) as store, pytest.raises(ResumeError, match="rank 1 did not report"):
         choose([LocalTier(store)], MemoryRanks(Memory(), 0, 2), job="llm", look_s=0.2)
 
 

@@ -82,7 +82,7 @@ def test_a_changed_folder_is_sealed_only_on_demand(folder: Path) -> None:
 def test_a_step_told_once_stays(folder: Path) -> None:
     assert seal(folder, step=7).seal.step == 7
     assert not seal(folder).is_new
-    with pytest.raises(SealError, match="sealed with 7, told 8"):
+    with pytest.raises(SealError, match="sealed with 7, now 8"):
         seal(folder, step=8)
 
 
@@ -216,7 +216,7 @@ def test_what_a_seal_cannot_cover_is_refused(tmp_path: Path) -> None:
         seal(tmp_path / "gone")
     folder = tmp_path / "checkpoint"
     folder.mkdir()
-    with pytest.raises(SealError, match="no file in it"):
+    with pytest.raises(SealError, match="has no file to seal"):
         seal(folder)
     with pytest.raises(SealError, match="not sealed"):
         verify(folder)
@@ -257,7 +257,7 @@ def test_what_needs_no_seal_is_refused(tmp_path: Path) -> None:
     with pytest.raises(SealError, match=rf"^{sealed}: {above} is sealed as a whole"):
         seal(sealed)
     assert verify(above).is_whole
-    with pytest.raises(SealError, match=r"^/dev/null: is no folder"):
+    with pytest.raises(SealError, match=r"^/dev/null: is not a folder"):
         seal("/dev/null")
 
 

@@ -61,7 +61,7 @@ def test_what_cannot_be_kept_is_named() -> None:
         ({"conduct": "stop"}, r"^conduct='stop': must be one of continue, pause, exit$"),
         ({"state": {"w": b"1"}}, r"^state {'w': b'1'}: must have items\(\) and load\(\), as Parts"),
         ({"root": ""}, r"needs a root"),
-        ({"root": "/dev/null"}, r"^/dev/null: cannot be made, for checkpoints: is no folder"),
+        ({"root": "/dev/null"}, r"^/dev/null: cannot be made, for checkpoints: is not a folder"),
         ({"root": "/proc/none"}, r"^/proc/none: cannot be made, for checkpoints: No such file"),
     ],
 )
@@ -127,7 +127,7 @@ def test_a_state_of_odd_sizes_is_told_at_its_first_step_and_costs_nothing(
     state = Parts(dict, lambda _: None)
     state.items = lambda: items  # type: ignore[assignment,method-assign,return-value]
     for odd, told in (
-        ({"size_bytes": float("nan")}, "w: nan bytes in the shape (10,) is no buffer"),
+        ({"size_bytes": float("nan")}, "w: nan bytes in the shape (10,) do not describe a buffer"),
         ({"size_bytes": -4}, "w: -4 bytes in the shape"),
         ({"shape": (float("nan"),)}, "w: 10 bytes in the shape (nan,)"),
         ({"dtype": "float32"}, "item 'w' of 10 bytes is no 'float32' of that shape"),
@@ -166,7 +166,7 @@ def test_where_no_daemon_was_installed_that_is_said(tmp_path: Path, caplog: pyte
         with Guard(parts, tmp_path, job="a", **options) as guard:  # type: ignore[arg-type]
             guard.step(1)
     assert caplog.messages[0].startswith(
-        f"nobody can ask this training for a checkpoint: no folder {SOCKETS} (`systemd-"
+        f"this training cannot receive checkpoint requests: no folder {SOCKETS} (`systemd-"
     )
 
 

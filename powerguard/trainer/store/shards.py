@@ -144,7 +144,7 @@ def _wholes(item: Item) -> list[int]:
         if found[0] >= 0:
             return found
     msg = (
-        f"{item.name}: {item.size_bytes!r} bytes in the shape {item.shape!r} is not a buffer number "
+        f"{item.name}: {item.size_bytes!r} bytes in the shape {item.shape!r} do not describe a buffer "
         "(whole numbers from 0)"
     )
     raise StoreError(msg)

@@ -83,9 +83,9 @@ def test_a_store_is_rolled_back_by_marks(place: list[str], capsys: pytest.Captur
     """Nothing is removed there, and no resume takes what is marked."""
     words = ["checkpoints", "restore", *place, "--step", "2", "--into", place[0]]
     assert main(words) == 1
-    assert "--yes does it" in capsys.readouterr().err
+    assert "add --yes to do it" in capsys.readouterr().err
     assert main([*words, "--only", "state", "--yes"]) == 1
-    assert "only rolled back as a whole" in capsys.readouterr().err
+    assert "can only be rolled back as a whole" in capsys.readouterr().err
     assert main([*words, "--yes"]) == 0
     assert "2 newer checkpoints are marked there" in capsys.readouterr().out
     assert main(["checkpoints", "list", *place, "--json"]) == 0
@@ -95,7 +95,7 @@ def test_a_store_is_rolled_back_by_marks(place: list[str], capsys: pytest.Captur
 
 def test_pruned_when_what_stays_was_read(place: list[str], capsys: pytest.CaptureFixture[str]) -> None:
     assert main(["checkpoints", "prune", *place]) == 1
-    assert "nothing was removed" in capsys.readouterr().err
+    assert "no checkpoint was removed" in capsys.readouterr().err
     assert main(["checkpoints", "prune", *place, "--keep", "1", "--yes"]) == 0
     capsys.readouterr()
     assert main(["checkpoints", "list", *place, "--json"]) == 0

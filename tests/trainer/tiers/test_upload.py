@@ -435,7 +435,7 @@ def test_a_mount_that_hangs_holds_up_nobody_and_is_used_again(uploads: Uploads, 
     until(lambda: any(nas.rglob("*.part")))
     with hung(nas):
         until(lambda: uploader.status().failures.get("stalled"))
-        assert "nothing moved for 2.5 s" in uploader.status().error
+        assert "no progress for 2.5 s" in uploader.status().error
         until(lambda: uploader._child is not None)  # it tries again, and hangs again
         assert uploader.hold()
         uploader.release()
