@@ -110,7 +110,7 @@ _QUARTERS: Final = 0.75
 """Share of the runtime with training paused that checkpoint and stop fit into (core/decide/conditions.py)."""
 CALLED_OFF: Final = "no power-off, even when the battery runs empty: this outage's shutdown was aborted"
 _BECAUSE: Final = {
-    "budget": "only the time for checkpoint and stop is left",
+    "budget": "only checkpoint and stop still fit",
     "runtime_short": "little runtime is left at this load",
     "low_battery": "the UPS reports a low battery",
     "blind": "runtime unknown",
@@ -501,7 +501,7 @@ def _gives(budget: dict[str, Any]) -> str:
         return "with training paused, a feed that has utility carries the host"
     if now_s is not None and abs(now_s - paused_s) < 1.0:  # training is paused
         return f"the battery gives {duration(paused_s)}"
-    return f"the battery gives {duration(paused_s)} with training paused, {duration(now_s)} at the present load"
+    return f"the battery gives {duration(paused_s)} paused, {duration(now_s)} at this load"
 
 
 def _next(told: dict[str, Any]) -> list[Row]:
@@ -535,7 +535,7 @@ def describe_step(step: dict[str, Any], *, is_suspended: bool = False) -> str:
 def _why(because: str, what: str) -> str:
     """Return why a phase begins, in words. The power-off does not wait for a checkpoint."""
     if because == "budget" and what == "shutdown":
-        return "only the time for the stop is left"
+        return "only the stop still fits"
     return _BECAUSE.get(because, clean(because))
 
 

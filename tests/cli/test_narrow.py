@@ -94,8 +94,8 @@ async def test_watch_fits_its_terminal(tmp_path: Path) -> None:
     daemon = in_mode(daemon, Mode.DRY_RUN)
 
     def look(path: str) -> None:
-        with watching(path, 100, 24) as (terminal, screen):
-            for columns, lines in ((100, 24), (60, 20)):
+        with watching(path, 80, 24) as (terminal, screen):
+            for columns, lines in ((80, 24), (60, 20)):
                 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
                 screen()
                 shown = screen()
