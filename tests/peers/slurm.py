@@ -191,8 +191,9 @@ PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=
 
     def stop(self) -> None:
         """End all that was started, jobs included."""
-        with contextlib.suppress(subprocess.SubprocessError):
-            self.ask("scancel", "--full", "--state=RUNNING")
+        with contextlib.suppress(subprocess.SubprocessError, AssertionError):  # the controller may be gone already
+            self.ask("scancel", "--full", "--quiet", "--user=root")
+            self.until(lambda: self.ask("squeue", "--noheader") == "", "no job is left", 15.0)
         for process in reversed(self._running.values()):
             process.send_signal(signal.SIGCONT)
             process.terminate()
