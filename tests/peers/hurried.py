@@ -13,7 +13,7 @@ from typing import Any, Final
 
 from powerguard.clock import boottime_s
 
-_GLANCE_S: Final = 0.002
+_GLANCE_S: Final = 0.01
 _SHARE: Final = 0.02
 """So much of a wait is waited for, at least _GLANCE_S: a kernel that is very busy may be late with a packet."""
 
