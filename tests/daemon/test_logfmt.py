@@ -11,6 +11,7 @@ from hypothesis import strategies as st
 
 from powerguard.daemon.log import PROCESSORS, STRING_CHARS, clean, printable, safe_key
 
+
 @pytest.fixture(autouse=True)
 def no_scope() -> None:
     """Another test of this process may have opened an outage's scope, which every line names."""

@@ -15,7 +15,6 @@ from tests.cli.checkpoint_sites import save
 from tests.effectors.trainer_peers import ALIAS, DURABLE, FOLLOW, STATUS, TRIGGER, Told, accepted, order, serve
 from tests.peers.hurried import now_s
 
-
 HEADERS_S = 2.0
 
 
