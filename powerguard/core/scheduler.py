@@ -13,12 +13,14 @@ from powerguard.core.model import outcomes
 from powerguard.core.model.actions import DrainNode, LeaveNode, Level, ReturnNode, SignalJobs
 from powerguard.core.model.events import Done, Outcome
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Emergency, NodeMarked, OnBattery, Recovery, Shutdown, State, Supply
+from powerguard.core.model.state import Emergency, NodeMarked, OnBattery, Online, Recovery, Shutdown, State, Supply
 from powerguard.core.supply import fusion
 
 LIMIT_S: Final = 10.0
 AGAIN_S: Final = 5.0
-"""Between two orders, while the scheduler does not do what it was asked."""
+"""Between two orders in an outage, while the scheduler does not do what it was asked."""
+LATER_S: Final = 60.0
+"""The same once the outage is over: a node that cannot be given back may need a person, and each try is two lines."""
 _FAILED: Final = "scheduler_failed"
 _STAYS: Final = (
     "dry-run changes nothing, so powerguard's mark stays on the node. "
@@ -102,8 +104,9 @@ def take_in(turn: Turn, outcome: Outcome) -> None:
         return
     node = replace(node, order=None)
     if not isinstance(outcome, Done):
-        turn.owe(replace(node, returning=False, retry_at_s=turn.now_s + AGAIN_S))
-        turn.tell_once(_FAILED, f"{outcome.reason}; tried again every {AGAIN_S:.0f} s", holds=True, level=Level.ERROR)
+        again_s = LATER_S if isinstance(turn.state.phase, Online) else AGAIN_S
+        turn.owe(replace(node, returning=False, retry_at_s=turn.now_s + again_s))
+        turn.tell_once(_FAILED, f"{outcome.reason}; the order is repeated", holds=True, level=Level.ERROR)
         return
     turn.tell_once(_FAILED, "the scheduler answers again", holds=False)
     told, recorded = outcomes.node_marked(outcome), outcomes.is_recorded(outcome)

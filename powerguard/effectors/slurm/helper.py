@@ -17,14 +17,13 @@ import argparse
 import asyncio
 import re
 import socket
-import sys
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
 from typing import Final
 
 from powerguard.clock import boottime_s
 from powerguard.effectors.child import run_child
-from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, say, serve, tell
+from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, by_hand, serve, tell
 
 MARK: Final = "powerguard:"
 """How a Reason of ours begins."""
@@ -66,13 +65,12 @@ class SlurmError(Exception):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Node:
-    """What slurmctld knows of this host's node. reason: "" for none. features: as in slurm.conf."""
+    """What slurmctld knows of this host's node. reason: "" for none."""
 
     name: str
     states: frozenset[str]
     reason: str
     version: str
-    features: str
 
     def is_ours(self, outage: str = "") -> bool:
         """Say whether the mark on it is ours. outage: of this outage; "": of any. One with more words is another's."""
@@ -177,7 +175,7 @@ def _refused(argv: Sequence[str], output: str) -> str:
 def _node(request: Request) -> Node:
     """Read this host's node. Raises SlurmError, also for a node of another host."""
     text = _slurm(request, "scontrol", "--oneliner", "show", "node", request.node)
-    fields = {name: _field(text, name) for name in ("NodeName", "NodeHostName", "State", "Version", "ActiveFeatures")}
+    fields = {name: _field(text, name) for name in ("NodeName", "NodeHostName", "State", "Version")}
     if fields["NodeName"] != request.node or not fields["State"]:
         msg = f"scontrol show node {request.node}: the answer is not of that node: {text[:80]!r}"
         raise SlurmError(msg)
@@ -191,7 +189,6 @@ def _node(request: Request) -> Node:
         states=frozenset(re.split(r"[+*~#!%$@^-]+", fields["State"])) - {""},
         reason=reason,
         version=fields["Version"],
-        features="" if fields["ActiveFeatures"] == "(null)" else fields["ActiveFeatures"],
     )
 
 
@@ -256,7 +253,6 @@ def do_show(request: Request) -> Answer:
         "ok": True,
         **_told(node),
         "version": node.version,
-        "features": node.features,
         "jobs": [{"id": job.id, "leads": job.leads, "requeues": job.requeues} for job in jobs],
     }
 
@@ -418,13 +414,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
         return EX_USAGE if end.code else 0
     if args.word == "serve":
         return serve(carry_out)
-    try:
-        answer = carry_out({"word": args.word, "node": args.node})
-    except RefusedError as error:
-        sys.stderr.write(f"powerguard-slurm: {error}\n")
-        return EX_USAGE
-    say(answer)
-    return 0 if answer["ok"] else 1
+    return by_hand("powerguard-slurm", lambda: carry_out({"word": args.word, "node": args.node}))
 
 
 if __name__ == "__main__":
