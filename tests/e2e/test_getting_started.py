@@ -1,14 +1,16 @@
 """docs/getting-started.md, command by command: a simulated UPS, a training script, the daemon, an outage, its story."""
 
 import json
+import os
 import re
+import signal
 import subprocess
 import sys
 import tempfile
 import time
 import urllib.request
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, suppress
 from pathlib import Path
 from typing import Any, Final
 
@@ -47,12 +49,17 @@ class Desk:
         """Start what a terminal of its own is for."""
         out = self._stack.enter_context((self.folder / log).open("w", encoding="utf-8"))
         process = subprocess.Popen(
-            self.commands(words), cwd=ROOT, stdin=subprocess.PIPE, stdout=out, stderr=out, text=True
+            self.commands(words),
+            cwd=ROOT,
+            stdin=subprocess.PIPE,
+            stdout=out,
+            stderr=out,
+            text=True,
+            start_new_session=True,
         )
         if process.stdin is not None:
             self._stack.callback(process.stdin.close)
-        self._stack.callback(process.wait)
-        self._stack.callback(process.kill)
+        self._stack.callback(end_session, process)
         return process
 
     def run(self, words: str, *more: str, may: tuple[int, ...] = (0,)) -> str:
@@ -83,6 +90,17 @@ class Desk:
 
     def close(self) -> None:
         self._stack.close()
+
+
+def end_session(process: "subprocess.Popen[str]") -> None:
+    """End it and its children, and return when none of them can write into the folder any more."""
+    end_s = time.monotonic() + LIMIT_S
+    with suppress(ProcessLookupError):
+        while time.monotonic() < end_s:
+            os.killpg(process.pid, signal.SIGKILL)
+            process.poll()
+            time.sleep(0.05)
+    process.wait()
 
 
 @pytest.fixture

@@ -51,7 +51,7 @@ def llm(url: str, folder: Path, **more: object) -> TrainerOptions:
 
 async def asked(options: TrainerOptions, helper: Helper, limit_s: float = 40.0) -> tuple[dict[str, Any], Told]:
     told = Told()
-    made = TrainerEffector([options], clock=now_s, publish=told.append, helper=helper)
+    made = TrainerEffector([options], clock=now_s, publish=told.append, helper=helper, alive=lambda _: None)
     try:
         return dict(await made.carry_out(order(limit_s))), told
     finally:
