@@ -545,6 +545,8 @@ def _trainer(trainer: dict[str, Any]) -> str:
         return f"{name}: not there"
     doing = "paused" if trainer["paused"] else "training"
     doing = {"stop": "stopped by a signal", "terminate": "ended by a signal"}.get(trainer.get("signalled", ""), doing)
+    if trainer.get("held_by") and trainer["paused"]:
+        doing = f"held by {clean(trainer['held_by'])}"
     at = f" at step {trainer['step']}" if trainer["step"] is not None else ""
     parts = [f"{name}: {doing}{at}"]
     if trainer["checkpoint_in_flight"]:

@@ -608,6 +608,12 @@ _BUDGET: Final = (
 _TRAINERS: Final = (
     gauge("trainer_up", "1 when the trainer can be reached.", of_trainer(lambda _, t: t.alive), "trainer"),
     gauge("trainer_paused", "1 while its training is paused.", of_trainer(lambda _, t: t.paused), "trainer"),
+    gauge(
+        "trainer_held",
+        "1 while another host of its job holds its training.",
+        of_trainer(lambda _, t: bool(t.held_by)),
+        "trainer",
+    ),
     gauge("trainer_step", "Its step as last reported.", of_trainer(lambda _, t: t.step), "trainer"),
     gauge(
         "checkpoint_expected_seconds",

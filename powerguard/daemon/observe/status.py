@@ -555,6 +555,8 @@ def _trainer(trainer: Trainer, state: State, times: Times) -> Json:
         "durable_step": trainer.durable_step,
         "durable_age_s": times.ago_s(trainer.durable_at_s),
         "failed": trainer.failed,
+        "hosts": trainer.hosts,
+        "held_by": trainer.held_by,
         "signalled": "" if signalled is None else signalled.word,
     }
 
