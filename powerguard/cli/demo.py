@@ -4,6 +4,8 @@ import argparse
 import asyncio
 import json
 import sys
+import tempfile
+from collections.abc import Sequence
 from pathlib import Path
 from selectors import SelectSelector
 
@@ -27,7 +29,7 @@ def register(subparsers: Subparsers) -> None:
         "--keep",
         metavar="DIR",
         type=Path,
-        help="keep the journal there; without --fast also settings, logs and checkpoints",
+        help="keep journal and reports there; without --fast also settings, logs and checkpoints",
     )
     parser.add_argument(
         "--ups",
@@ -104,7 +106,27 @@ async def _play(stage: Stage, args: argparse.Namespace) -> int:
         print(json.dumps(report.as_json(stage), indent=2))
     else:
         _print_report(report)
+    if args.keep is not None or not args.json:
+        pages = _reports(stage.journal, args.keep)
+        tell("\nReports with pictures, for a browser\n" + "\n".join(f"  {page}" for page in pages))
     return 0 if report.safe else 1
+
+
+def _reports(journal: Path, keep: Path | None) -> Sequence[Path]:
+    """Write the report of each outage as a page, and leave them in `keep`, else in a new folder."""
+    from powerguard.cli.outages.history import read
+    from powerguard.cli.outages.report import html_page, reported, write
+    from powerguard.daemon.journal import history, read_only
+
+    folder = Path(tempfile.mkdtemp(prefix="powerguard-demo-")) if keep is None else keep
+    pages = []
+    with read_only(journal) as db:
+        for at, record in enumerate(reversed(history(db, 3)), 1):
+            pages.append(folder / f"outage-{at}.html")
+            trouble = write(str(pages[-1]), html_page(reported(read(db, record.id))))
+            if trouble:
+                raise StoryError(trouble)
+    return pages
 
 
 def _show(text: str) -> None:

@@ -65,6 +65,7 @@ from powerguard.daemon.log import configure, open_scope
 from powerguard.daemon.loop import Components, Loop, Runnable
 from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.observe import http
+from powerguard.daemon.observe.page.reports import Reports
 from powerguard.daemon.own_load import OwnLoadWatch, Read, gpu_watts
 from powerguard.daemon.systemd import Notifier, is_host_stopping
 from powerguard.daemon.watchdog_drill import WatchdogDrill
@@ -618,10 +619,11 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
     where = f"http {web.listen} port {web.port}"
     watchdog = WatchdogDrill(loop, lambda: loop.parts.effectors, spawn=spawn)
     tester = None if loop.messenger is None else loop.messenger.test
+    reports = Reports(loop, Path(settings.journal.path), spawn)
     return {
         "http": lambda: _served(
             where,
-            lambda: http.serve_http(loop, listen=web.listen, port=web.port),
+            lambda: http.serve_http(loop, listen=web.listen, port=web.port, reports=reports),
             right="another program listens there, or this host has no such address: see http.listen and http.port",
         ),
         "admin socket": lambda: _served(

@@ -497,10 +497,65 @@ def test_the_curve_is_drawn_at_the_scale_of_the_outage(journals: dict[str, Path]
     told = report(journals["held"])
     top = max(point["reported_s"] for point in told["runtime"])
     after = [stretch for feed in told["feeds"] for stretch in feed["stretches"] if stretch["source"] == "utility"][-1]
-    told["runtime"].append({"at_s": after["to_s"], "reported_s": 100_000.0})
+    told["runtime"].append(told["runtime"][-1] | {"at_s": after["to_s"], "reported_s": 100_000.0})
     drawn = timeline(told, [])
     assert duration(100_000.0) not in drawn
     assert duration(top) in drawn
+
+
+def drawn_lines(drawing: ET.Element, name: str) -> list[list[tuple[float, float]]]:
+    """The points of each line of this class."""
+    found = (each.get("points", "") for each in drawing.iter("polyline") if each.get("class") == name)
+    return [[(float(x), float(y)) for x, y in (point.split(",") for point in points.split())] for points in found]
+
+
+def test_predictions_are_drawn_beside_what_came(journals: dict[str, Path], report: Report) -> None:
+    """Runtime, charge and load: the dashed line ends where the forecast said, the whole line where it was."""
+    told = report(journals["powered-off"])
+    drawing = ET.fromstring(timeline(told, []))
+    level = {text.text: float(text.get("y", "")) - 4.0 for text in drawing.iter("text") if text.get("class") == "soft"}
+
+    def percent(y: float) -> float:
+        return 100.0 - 50.0 * (y - level["100 %"]) / (level["50 %"] - level["100 %"])
+
+    (load,) = drawn_lines(drawing, "load predicted")
+    predicted = next(each for each in told["predictions"] if each["unit"] == "share")
+    assert [percent(y) for _, y in load] == pytest.approx([100.0 * predicted["predicted"]] * 2, abs=0.2)
+    measured = [percent(y) for x, y in drawn_lines(drawing, "load")[0] if load[0][0] + 10.0 < x < load[1][0]]
+    assert measured[-1] == pytest.approx(100.0 * predicted["measured"], abs=0.2)
+
+    began, paused, held = drawn_lines(drawing, "effective predicted")[:3]
+    was = drawn_lines(drawing, "effective")
+    assert [line[0] for line in was] == [line[0] for line in (began, paused, held)], "both begin at the decision"
+    (at_pause, at_commit) = (each for each in told["predictions"] if each["what"].startswith("effective runtime"))
+    assert began[1][1] - was[0][1][1] > 1.0, f"it lasted longer than predicted: {at_pause}"
+    assert held[1][1] == pytest.approx(was[2][1][1], abs=1.0), f"as predicted: {at_commit}"
+
+    charges = [percent(y) for line in drawn_lines(drawing, "charge") for _, y in line]
+    known = [point["charge_pct"] for point in told["runtime"]]
+    assert charges == pytest.approx(known, abs=0.6)
+    assert len(drawn_lines(drawing, "charge predicted")) == 4
+
+
+def test_few_readings_of_a_long_outage_are_one_line(journals: dict[str, Path], report: Report) -> None:
+    """A silent UPS still makes a gap in it."""
+    told = report(journals["held"])
+    point = told["runtime"][0]
+    told["runtime"] = [point | {"at_s": 5.0 * number} for number in (*range(10), *range(30, 40))]
+    drawing = ET.fromstring(timeline(told, []))
+    assert [len(line) for line in drawn_lines(drawing, "charge")] == [10, 10]
+    told["runtime"] = [point | {"at_s": 90.0 * number} for number in range(10)]
+    assert [len(line) for line in drawn_lines(ET.fromstring(timeline(told, [])), "charge")] == [10]
+
+
+def test_what_the_ups_does_not_report_is_not_drawn(journals: dict[str, Path], report: Report) -> None:
+    told = report(journals["held"])
+    told["runtime"] = [point | {"reported_s": None, "load_pct": None} for point in told["runtime"]]
+    drawing = ET.fromstring(timeline(told, []))
+    assert (drawn_lines(drawing, "reported"), drawn_lines(drawing, "load")) == ([], [])
+    assert drawn_lines(drawing, "charge") != []
+    told["runtime"] = []
+    assert ">unknown<" in timeline(told, [])
 
 
 def test_a_bare_stop_is_not_told_as_an_orderly_one(journals: dict[str, Path], report: Report, golden: Golden) -> None:

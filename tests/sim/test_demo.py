@@ -78,7 +78,7 @@ def test_the_whole_story_and_what_it_keeps(folder: Path) -> None:
     assert "SNMP v2c over UDP" in told["real"]
 
     names = {path.name for path in kept.iterdir()}
-    assert {"powerguard.yaml", "journal.sqlite", "checkpoints", "daemon.log", "trainer.log"} <= names
+    assert {"powerguard.yaml", "journal.sqlite", "checkpoints", "daemon.log", "trainer.log", "outage-3.html"} <= names
     assert not [path.name for path in kept.rglob("*") if path.is_socket()]
     (long,) = [check for check in told["checks"] if check["name"] == "the last checkpoint is durable and verified"]
     assert f"stored {verified_step(kept / 'checkpoints')}," in long["told"]

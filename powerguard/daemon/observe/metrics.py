@@ -657,7 +657,7 @@ _RETURN: Final = (
         of_bmc(lambda _, b: b.power_watts),
     ),
     gauge(
-        "way_back_armed",
+        "power_on_armed",
         "1 when this power-on method could be armed at the last check; 0 when it is blocked, off or not checked yet.",
         lambda v: (
             ((each.letter, each.name, each.ups), float(each.stands == "armed"))

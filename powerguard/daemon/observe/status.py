@@ -289,7 +289,7 @@ def status(daemon: Daemon) -> Json:
         "sources": [_source(source, daemon, times) for source in daemon.sources],
         "traps": _traps(daemon, times),
         "bmc": _bmc(daemon, times),
-        "way_back": _way_back(daemon, times),
+        "power_on": _power_on(daemon, times),
         "messages": {
             "trouble": daemon.messages_trouble,
             "targets": [asdict(target) for target in daemon.message_targets],
@@ -594,7 +594,7 @@ def _bmc(daemon: Daemon, times: Times) -> Json | None:
     }
 
 
-def _way_back(daemon: Daemon, times: Times) -> Json:
+def _power_on(daemon: Daemon, times: Times) -> Json:
     known = layers(daemon.policy, daemon.bmc, daemon.ways)
     return {
         "covers_race": covers(known),

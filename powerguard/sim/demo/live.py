@@ -69,6 +69,7 @@ class LiveStage:
     def __init__(self, folder: Path, ups: SimUps, bmc: SimBmc) -> None:
         """Take over the parts. folder: where everything of this demo lies."""
         self.folder = folder
+        self.journal = folder / "journal.sqlite"
         self.paused = False
         self.step: int | None = None
         self._ups = ups
@@ -86,9 +87,8 @@ class LiveStage:
 
     def lines(self) -> Sequence[Line]:
         """Read the daemon's journal, as anybody may while it runs."""
-        path = self.folder / "journal.sqlite"
         try:
-            with read_only(path) as db:
+            with read_only(self.journal) as db:
                 lines = recent(db, 100)
         except JournalError:
             return ()
