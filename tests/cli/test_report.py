@@ -1,6 +1,7 @@
 """`report` and `history` as their users meet them: on journals that the real loop wrote, whole and damaged."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -695,6 +696,20 @@ def test_an_older_journal(journals: dict[str, Path], report: Report, run: Run, t
     assert told["trainers"][0]["expected_s"] is None
     assert len(told["doubts"]) == 1
     golden("report", run("report", "--journal", path)[1], varies=FIGURES)
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "NaN", '"<b>"', "null", "true", "[1]", "-5", "1e300"])
+def test_figures_that_are_none_are_unknown(value: str, journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """Every verb still answers, and what is for programs is JSON."""
+    with contextlib.closing(sqlite3.connect(journals["held"])) as db:
+        ((text,),) = db.execute("SELECT figures FROM outages").fetchall()
+    figures = "{" + ", ".join(f'"{name}": {value}' for name in json.loads(text)) + "}"
+    path = changed(journals["held"], tmp_path / "j.sqlite", f"UPDATE outages SET figures = '{figures}'")
+    for words in ("history", "history --sum", "report", "report --markdown", "report --html -", "explain"):
+        assert run(*words.split(), "--journal", path)[0] == 0
+    for words in ("history", "history --sum", "report", "explain"):
+        _, out, _ = run(*words.split(), "--json", "--journal", path)
+        json.loads(out, parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize(
