@@ -336,9 +336,9 @@ def _once_said(told: dict[str, Any], text: str, then: str = "see above") -> str:
     return then if text and any(clean(text) in clean(reason["text"]) for reason in told["reasons"]) else clean(text)
 
 
-def _way_back(told: dict[str, Any]) -> list[Row]:
+def _power_on(told: dict[str, Any]) -> list[Row]:
     """The power-on methods in words, the armed ones first."""
-    ways = told.get("way_back")
+    ways = told.get("power_on")
     if ways is None:  # a daemon of before
         return []
     names: dict[str, list[str]] = {}
@@ -355,7 +355,7 @@ def _way_back(told: dict[str, Any]) -> list[Row]:
     texts += blocked
     if not ways["covers_race"]:
         texts.append(
-            "none if utility returns while the host shuts down: it would stay off -> `powerguard doctor`, way_back"
+            "none if utility returns while the host shuts down: it would stay off -> `powerguard doctor`, power_on"
         )
     return [Row(7, "" if at else "way back", text) for at, text in enumerate(texts)]
 
@@ -383,7 +383,7 @@ def _rows(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
         rows.append(Row(6, "bmc", "none in the settings, so the host may stay off after a power-off"))
     else:
         rows.append(Row(6, "bmc", f"{clean(bmc['kind'])}: {_policy(told, bmc)}"))
-    rows += _way_back(told)
+    rows += _power_on(told)
     for target in (told.get("messages") or {}).get("targets", ()):
         if target["since"] is not None:
             failing = f"{clean(target['name'])} fails for {duration(told['at'] - target['since'])}"
@@ -548,6 +548,8 @@ def _trainer(trainer: dict[str, Any]) -> str:
         return f"{name}: not there"
     doing = "paused" if trainer["paused"] else "training"
     doing = {"stop": "stopped by a signal", "terminate": "ended by a signal"}.get(trainer.get("signalled", ""), doing)
+    if trainer.get("held_by") and trainer["paused"]:
+        doing = f"held by {clean(trainer['held_by'])}"
     at = f" at step {trainer['step']}" if trainer["step"] is not None else ""
     parts = [f"{name}: {doing}{at}"]
     if trainer["checkpoint_in_flight"]:

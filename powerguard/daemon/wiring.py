@@ -35,6 +35,7 @@ from powerguard.core.model.actions import (
     DisarmWay,
     DrainNode,
     EnsurePolicy,
+    LeaveJob,
     LeaveNode,
     PauseTrainer,
     PowerOff,
@@ -358,7 +359,7 @@ def build(
     hold: Effector = trainers if acts else DryRunEffector()
     disks = SyncEffector(checkpoint_dirs(settings), told=lambda: trainers.folders, spawn=ports.spawn, clock=ports.clock)
     check = _host_check(settings, ports, told=lambda: trainers.folders)
-    relief, watchers = _relief(settings, ports, acts=acts, state=state)
+    relief, watchers = _relief(settings, ports, trainers, acts=acts, state=state)
     effectors: dict[type[Action], Effector] = {
         **dict.fromkeys((TriggerCheckpoint, PauseTrainer, ResumeTrainer), hold),
         EnsurePolicy: keeper,
@@ -489,11 +490,15 @@ def _bmc(settings: Settings, ports: Ports, *, acts: bool, limit_s: float) -> tup
 def _relief(
     settings: Settings,
     ports: Ports,
+    trainers: TrainerEffector,
     *,
     acts: bool,
     state: Callable[[], State],
 ) -> tuple[dict[type[Action], Effector], dict[str, Runnable]]:
-    """Return what relieves the battery of load (GPU limits, signals, scheduler), and what renews the leases of that."""
+    """Return what relieves the battery of load (GPU limits, signals, scheduler), and what renews the leases of that.
+
+    Also what ends jobs at the commit, which a rehearsal does not.
+    """
     gpu = GpuEffector(settings.gpu)
     scheduler = SlurmEffector(settings.scheduler, host=ports.host(), feeds=tuple(settings.feeding))
     sockets = {each.name: each.socket_path for each in settings.trainers}
@@ -508,8 +513,9 @@ def _relief(
     caps = dict.fromkeys((CapPower, RestorePower), power)
     stops = dict.fromkeys((StopTrainer, TerminateTrainer, ContinueTrainer), ladder)
     marks = dict.fromkeys((DrainNode, SignalJobs, ReturnNode), scheduler if acts else DryRunEffector())
-    leaves: Effector = scheduler if settings.mode == "armed" else DryRunEffector()  # a rehearsal ends no job
-    return {**caps, **stops, **marks, LeaveNode: leaves}, watchers
+    ends: dict[type[Action], Effector] = {LeaveNode: scheduler, LeaveJob: trainers}
+    ends = ends if settings.mode == "armed" else dict.fromkeys(ends, DryRunEffector())
+    return {**caps, **stops, **marks, **ends}, watchers
 
 
 def _unpassed(before: Settings, fresh: Settings) -> list[str]:

@@ -56,6 +56,8 @@ class ResumeOptions(Options):
         starts with the GPUs that are there.
     verify: how the newest checkpoint is checked before training starts. manifest: names and sizes; training verifies
         every byte when it loads it. full: every byte, for at most 20 seconds.
+    whole_within_s: a job on several hosts that ended because another host left it must train again within this time;
+        later powerguard raises an alarm.
     """
 
     by: Literal["host", "scheduler"] = Field(default="host", examples=["scheduler"])
@@ -69,6 +71,7 @@ class ResumeOptions(Options):
     )
     gpus: Literal["as-before", "any"] = Field(default="as-before", examples=["as-before"])
     verify: Literal["manifest", "full"] = Field(default="manifest", examples=["manifest"])
+    whole_within_s: float = Field(default=900.0, ge=30.0, le=86400.0, examples=[900])
 
 
 IPMI_SOCKET: Final = "/run/powerguard-ipmi/ipmi.sock"

@@ -62,8 +62,8 @@ def test_one_fault_is_told_once(golden: Golden) -> None:
         reason("source_down", "a source does not answer (snmp:10.0.0.5: no answer)", "ask it"),
     )
     told["bmc"] |= {"policy": "last-state", "verified": False, "error": WRONG}
-    told["way_back"]["layers"][0] |= {"stands": "blocked", "why": WRONG}
-    told["way_back"]["covers_race"] = False
+    told["power_on"]["layers"][0] |= {"stands": "blocked", "why": WRONG}
+    told["power_on"]["covers_race"] = False
     told["sources"][0] |= {"up": False, "last_error": "no answer"}
     text = "\n".join(describe(told, Paint()))
     assert (text.count(WRONG), text.count("no answer")) == (1, 1)

@@ -182,7 +182,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         *told,
         *_looked("secret", lambda: _secrets(ward)),
         *asyncio.run(_live(ward)),
-        *_looked("way_back", lambda: _way_back(ward)),
+        *_looked("power_on", lambda: _power_on(ward)),
         *_looked("budget", lambda: _budget(ward)),
         *_looked("shared", lambda: _shared(ward)),
         *_looked("journal", lambda: [_journal(Path(ward.settings.journal.path))]),
@@ -221,10 +221,10 @@ def _looked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
         return [Finding(name, "WARN", f"not checked: {what}{error.strerror or error}", _AS_ROOT)]
 
 
-def _way_back(ward: Ward) -> list[Finding]:
+def _power_on(ward: Ward) -> list[Finding]:
     """The daemon's result, because it holds the secrets; without a daemon, a check from here."""
     if ward.status is not None:
-        known = comeback.of_status(ward.status["way_back"])
+        known = comeback.of_status(ward.status["power_on"])
     else:
         known = asyncio.run(comeback.ask(ward.settings, ward.policy))
     return comeback.findings(known)

@@ -289,7 +289,7 @@ def status(daemon: Daemon) -> Json:
         "sources": [_source(source, daemon, times) for source in daemon.sources],
         "traps": _traps(daemon, times),
         "bmc": _bmc(daemon, times),
-        "way_back": _way_back(daemon, times),
+        "power_on": _power_on(daemon, times),
         "messages": {
             "trouble": daemon.messages_trouble,
             "targets": [asdict(target) for target in daemon.message_targets],
@@ -555,6 +555,8 @@ def _trainer(trainer: Trainer, state: State, times: Times) -> Json:
         "durable_step": trainer.durable_step,
         "durable_age_s": times.ago_s(trainer.durable_at_s),
         "failed": trainer.failed,
+        "hosts": trainer.hosts,
+        "held_by": trainer.held_by,
         "signalled": "" if signalled is None else signalled.word,
     }
 
@@ -592,7 +594,7 @@ def _bmc(daemon: Daemon, times: Times) -> Json | None:
     }
 
 
-def _way_back(daemon: Daemon, times: Times) -> Json:
+def _power_on(daemon: Daemon, times: Times) -> Json:
     known = layers(daemon.policy, daemon.bmc, daemon.ways)
     return {
         "covers_race": covers(known),

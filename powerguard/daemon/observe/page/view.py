@@ -265,7 +265,7 @@ _MOODS: Final = {"armed": "good", "blocked": "bad", "off": "plain", "unknown": "
 
 def way_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
     """Return one row for each power-on method, the armed first."""
-    layers = sorted(told["way_back"]["layers"], key=lambda each: _ORDER.get(each["stands"], len(_ORDER)))
+    layers = sorted(told["power_on"]["layers"], key=lambda each: _ORDER.get(each["stands"], len(_ORDER)))
     return [
         Row(
             word(words, "way", each["name"]) + (f" ({each['ups']})" if each["ups"] else ""),
