@@ -188,7 +188,7 @@ def _lines(rows: Iterable[tuple[object, ...]]) -> tuple[Line, ...]:
 
 
 def _outage(row: tuple[object, ...]) -> OutageRecord:
-    """Return one outage. A figure that is no finite number is damaged, and left out: unknown."""
+    """Return one outage. A figure that is not a finite number is damaged, and left out."""
     figures = {
         name: value for name, value in _object(row[7]).items() if not isinstance(value, float) or math.isfinite(value)
     }
