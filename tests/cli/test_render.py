@@ -118,6 +118,6 @@ def test_what_takes_seconds_says_so_on_a_terminal_alone(capsys: pytest.CaptureFi
         with waiting("asking", quiet=True):
             pass
         with pytest.raises(ValueError, match="broken"), waiting("asking"):
-            raise ValueError("broken")
+            int("broken")
         assert os.read(ours, 100) == b"asking ...\r\x1b[K"
     os.close(ours)
