@@ -208,9 +208,12 @@ def _show(lines: Sequence[str], *, clear: bool) -> None:
 
 
 def _draw(lines: Sequence[str]) -> None:
-    """Draw in place: home, and each line wiped before it is written: one that is full would lose its last letter."""
+    """Draw in place: home, and each line wiped before it is written: one that is full would lose its last letter.
+
+    A terminal that knows synchronized output (mode 2026) shows the screen only when it is whole.
+    """
     above = "".join(f"\x1b[2K{line}\n" for line in lines[:-1])
-    print(f"\x1b[H{above}\x1b[J{lines[-1]}", end="")
+    print(f"\x1b[?2026h\x1b[H{above}\x1b[J{lines[-1]}\x1b[?2026l", end="")
 
 
 def fitted(ranked: Sequence[tuple[int, str]], columns: int, lines: int) -> list[str]:

@@ -48,6 +48,8 @@ async def test_names_are_for_those_with_the_key(tmp_path: Path) -> None:
         assert len(set(refused)) == 1
         assert refused[0][0] == 401
         assert "ups-a" not in refused[0][1]
+        for garbage in ("Basic", "Basic !", "Basic \xff\xfe", f"Bearer {KEY.decode()}", "Basic " + "A" * 1500):
+            assert (await get(rig, "/names", Authorization=garbage))[:2] == refused[0]
         status, named, _ = await get(rig, "/names", KEY)
         assert status == 200
         for name in (*HOSTS, "ups-a", "ups-b", "on battery"):
