@@ -166,7 +166,7 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     if not args.watch:
         return _once(args, clear=False)
-    clear = sys.stdout.isatty() and not args.json
+    clear = sys.stdout.isatty() and not args.json and os.environ.get("TERM") != "dumb"
     code, curves = 0, Curves()
     try:
         if clear:  # an empty screen, and no cursor
