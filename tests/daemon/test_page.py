@@ -277,11 +277,14 @@ async def test_no_report_is_made_in_an_outage(journal: Path) -> None:
 async def test_a_report_that_cannot_be_made_names_the_command(journal: Path, ended: Ended | OSError) -> None:
     daemon = scene()
     daemon.outages = (recorded(),)
-    async with http_server(daemon, port=0, reports=Reports(daemon, journal, Counted(ended))) as port:
-        code, text, _ = await ask(port, recorded().id)
-    assert code == 503
-    assert f"powerguard report {recorded().id} --html FILE" in text
-    assert "secret" not in text
+    spawn = Counted(ended)
+    async with http_server(daemon, port=0, reports=Reports(daemon, journal, spawn)) as port:
+        for _ in range(3):
+            code, text, _ = await ask(port, recorded().id)
+            assert code == 503
+            assert f"powerguard report {recorded().id} --html FILE" in text
+            assert "secret" not in text
+    assert len(spawn.argv) == 1, "readers cause no flood of children"
 
 
 @pytest.mark.parametrize(("checkpoint_s", "stop_s"), [(20.0, 120.0), (0.0, 600.0), (100.0, 1100.0)])

@@ -12,7 +12,6 @@ import logging
 import os
 import pwd
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.doctor import comeback, rivals, shared
 from powerguard.cli.doctor.rivals import apcupsd_findings, nut_findings, trap_findings
 from powerguard.cli.recover import host_look
-from powerguard.cli.render import NOT_ARMED, Paint, clean, fold
+from powerguard.cli.render import NOT_ARMED, Paint, clean, fold, waiting
 from powerguard.cli.secret import HANDED, is_set
 from powerguard.cli.shared import Subparsers, UntoldError
 from powerguard.cli.status import last_known
@@ -103,17 +102,14 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    if sys.stderr.isatty() and not args.json:
-        print("checking settings, UPS, trainers, BMC and host ...", end="\r", file=sys.stderr, flush=True)
-    found = examine(args)
+    with waiting("checking settings, UPS, trainers, BMC and host", quiet=args.json):
+        found = examine(args)
     code = _code(found)
     shown = [finding for finding in found if not (args.quiet and finding.verdict == "PASS")]
     if args.json:
         checks = [finding._asdict() for finding in shown]
         print(json.dumps({"schema_version": 1, "object": "doctor", "exit": code, "checks": checks}, indent=2))
         return code
-    if sys.stderr.isatty():
-        print("\x1b[K", end="", file=sys.stderr, flush=True)
     paint = Paint()
     width = max((len(finding.name) for finding in shown), default=0)
     lines: list[str] = []

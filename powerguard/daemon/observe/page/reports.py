@@ -15,6 +15,16 @@ KEPT_S: Final = 600.0
 """How long a report is given again: readers cause at most eight children in that time."""
 
 
+_PROGRAM: Final = """import os, sys
+os.nice(39)
+with open("/proc/self/oom_score_adj", "w") as file:
+    file.write("500")
+from powerguard.cli.main import main
+sys.exit(main())
+"""
+"""The verb as a program that gives way: a child begins with the daemon's own priority."""
+
+
 class ReportError(Exception):
     """There is no report, and why. status: of HTTP."""
 
@@ -47,18 +57,21 @@ class Reports:
         async with self._one:
             self._made = {name: it for name, it in self._made.items() if self._is_fresh(it[0]) and name in known}
             if outage not in self._made:
-                self._made[outage] = self._daemon.clock(), await self._make(outage, command)
-            return self._made[outage][1]
+                self._made[outage] = self._daemon.clock(), await self._make(outage)
+        html = self._made[outage][1]
+        if not html:
+            raise ReportError(503, f"the report could not be made here; {command}")
+        return html
 
     def _is_fresh(self, at_s: float) -> bool:
         return 0.0 <= self._daemon.clock() - at_s < KEPT_S
 
-    async def _make(self, outage: str, command: str) -> str:
-        argv = (sys.executable, "-P", "-m", "powerguard", "report", "--html", "-", "--journal", str(self._journal))
+    async def _make(self, outage: str) -> str:
+        """Return the page; "" if it cannot be made, which is not tried again for a while either."""
+        argv = (sys.executable, "-P", "-c", _PROGRAM, "report", "--html", "-", "--journal", str(self._journal))
         try:
             ended = await self._spawn([*argv, "--", outage], limit_s=LIMIT_S)
-        except OSError as error:
-            raise ReportError(503, f"{error.strerror}; {command}") from None
-        if ended.timed_out or ended.returncode != 0 or len(ended.stdout) >= MAX_OUTPUT_BYTES:
-            raise ReportError(503, f"the report could not be made here; {command}")
-        return ended.stdout.decode("utf-8", "replace")
+        except OSError:
+            return ""
+        failed = ended.timed_out or ended.returncode != 0 or len(ended.stdout) >= MAX_OUTPUT_BYTES
+        return "" if failed else ended.stdout.decode("utf-8", "replace")
