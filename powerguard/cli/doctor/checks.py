@@ -58,7 +58,7 @@ from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.snmp.options import SnmpOptions
 from powerguard.ups.snmp.port import SnmpError
-from powerguard.ups.snmp.source import probe
+from powerguard.ups.snmp.source import SLOW, probe
 from powerguard.yamlfile import KeyPath
 
 LIMIT_S: Final = 20.0
@@ -398,6 +398,9 @@ async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[F
     speaks = ", ".join(report.profiles)
     text = f"{reading.output_source}, {charge}, {load}, {runtime} ({speaks}; {1000 * report.latency_s:.0f} ms)"
     found = [Finding(name, "PASS", text)]
+    if report.latency_s > SLOW * options.poll_s:
+        text = f"one poll takes {report.latency_s:.1f} s: the card is polled less often than every {options.poll_s:g} s"
+        found.append(Finding(name, "WARN", text, "let one upsd read it for all hosts, or set poll_s higher"))
     if reading.load_pct is None and (reading.watts is None or ward.policy.rating_w is None):
         found.append(Finding(name, "WARN", "reports no load: counted as full", "set rating_w if it reports watts"))
     found += [Finding(name, "WARN", text, "") for text in told.warnings]
