@@ -299,22 +299,26 @@ def _sources(settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
     made: list[tuple[str, str, Source]] = []
     for ups in settings.feeding:
         for options in settings.ups[ups].sources:
-            source = source_of(options, ups, clock)
+            shared = settings.ups[ups].shared
+            source = source_of(options, ups, clock, hosts=1 if shared is None else shared.hosts or 1)
             made.append((ups, source.name, source))
     return made
 
 
-def source_of(options: SourceOptions, ups: str, clock: Clock) -> NamedSource:
-    """Make one poller. A kind's modules are loaded here, so that a host without it saves memory (ciphers: 6 MB)."""
+def source_of(options: SourceOptions, ups: str, clock: Clock, *, hosts: int = 1) -> NamedSource:
+    """Make one poller. A kind's modules are loaded here, so that a host without it saves memory (ciphers: 6 MB).
+
+    hosts: on this UPS, as far as it is known.
+    """
     match options:
         case SnmpOptions():
             from powerguard.ups.snmp.source import SnmpSource  # noqa: PLC0415 - see above
 
             return SnmpSource(options, ups=ups, clock=clock)
         case NutOptions():
-            from powerguard.ups.nut.source import NutSource  # noqa: PLC0415 - see above
+            from powerguard.ups.nut.source import SPREAD_S, NutSource  # noqa: PLC0415 - see above
 
-            return NutSource(options, ups=ups, clock=clock)
+            return NutSource(options, ups=ups, clock=clock, spread_s=SPREAD_S if hosts > 1 else 0.0)
         case ApcupsdOptions():
             from powerguard.ups.apcupsd.source import ApcupsdSource  # noqa: PLC0415 - see above
 

@@ -123,7 +123,7 @@ def _host(sentinel: Sentinel, name: str, number: int, words: Mapping[str, str], 
         details = [words["asked"], f"{words['expires']} {duration(max(0.0, intent.expires_s - now_s), words)}"]
         details += [f"{words['tries']}: {intent.tries}"] if intent.tries else []
     if seen is not None:
-        details.append(f"{words['looked']}: {duration(now_s - seen.at_s, words)} {words['ago']}")
+        details.append(f"{words['looked']}: {words['ago'].format(duration(now_s - seen.at_s, words))}")
     if has_names:
         details += [text for text in (sentinel.waits.get(name, ""), "" if seen is None else seen.why) if text]
     return Row(name if has_names else f"{words['host']} {number}", words[state], mood, details)

@@ -1,6 +1,7 @@
 """`report` and `history` as their users meet them: on journals that the real loop wrote, whole and damaged."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -385,9 +386,10 @@ def test_the_page_stands_alone(story: str, journals: dict[str, Path], run: Run) 
     assert coordinates
     assert min(coordinates) >= 0.0
     assert max(coordinates) <= 960.0
-    # On a phone what is wider scrolls in a box of its own, and the box shows where there is more.
-    wide = re.findall(r"(.{20})<(?:table|svg)", page.partition("<body>")[2])
-    assert [before for before in wide if not before.endswith('<div class="scroll">')] == []
+    # On a phone what is wider scrolls in a box of its own, by keyboard too, and the box shows where there is more.
+    boxes = re.findall(r'<div class="scroll" tabindex="0" role="region" aria-label="[^"]+">\s*<(?:table|svg)', page)
+    assert len(boxes) == len(re.findall(r"<(?:table|svg)\b", page))
+    assert page.count("<main>") == 1
     (box,) = re.findall(r"\.scroll { overflow-x: auto; background:([^}]*)}", page)
     assert (box.count("no-repeat local"), box.count("no-repeat scroll")) == (2, 2)
 
@@ -694,6 +696,20 @@ def test_an_older_journal(journals: dict[str, Path], report: Report, run: Run, t
     assert told["trainers"][0]["expected_s"] is None
     assert len(told["doubts"]) == 1
     golden("report", run("report", "--journal", path)[1], varies=FIGURES)
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "NaN", '"<b>"', "null", "true", "[1]", "-5", "1e300"])
+def test_figures_that_are_none_are_unknown(value: str, journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """Every verb still answers, and what is for programs is JSON."""
+    with contextlib.closing(sqlite3.connect(journals["held"])) as db:
+        ((text,),) = db.execute("SELECT figures FROM outages").fetchall()
+    figures = "{" + ", ".join(f'"{name}": {value}' for name in json.loads(text)) + "}"
+    path = changed(journals["held"], tmp_path / "j.sqlite", f"UPDATE outages SET figures = '{figures}'")
+    for words in ("history", "history --sum", "report", "report --markdown", "report --html -", "explain"):
+        assert run(*words.split(), "--journal", path)[0] == 0
+    for words in ("history", "history --sum", "report", "explain"):
+        _, out, _ = run(*words.split(), "--json", "--journal", path)
+        json.loads(out, parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize(

@@ -20,7 +20,7 @@ from powerguard.core.model.state import Recovery, Supplied, Supply
 from powerguard.daemon.journal import history, read_only
 from powerguard.daemon.journal.records import OutageRecord
 from powerguard.daemon.observe.http import http_server
-from powerguard.daemon.observe.page.reports import Reports
+from powerguard.daemon.observe.page.reports import FAILED_S, Reports
 from powerguard.daemon.observe.page.updates import READERS, Page
 from powerguard.daemon.observe.page.view import MOST_POINTS, Curves, bars, duration
 from powerguard.daemon.observe.page.words import WORDS, language_of
@@ -277,11 +277,17 @@ async def test_no_report_is_made_in_an_outage(journal: Path) -> None:
 async def test_a_report_that_cannot_be_made_names_the_command(journal: Path, ended: Ended | OSError) -> None:
     daemon = scene()
     daemon.outages = (recorded(),)
-    async with http_server(daemon, port=0, reports=Reports(daemon, journal, Counted(ended))) as port:
-        code, text, _ = await ask(port, recorded().id)
-    assert code == 503
-    assert f"powerguard report {recorded().id} --html FILE" in text
-    assert "secret" not in text
+    spawn = Counted(ended)
+    async with http_server(daemon, port=0, reports=Reports(daemon, journal, spawn)) as port:
+        for _ in range(3):
+            code, text, _ = await ask(port, recorded().id)
+            assert code == 503
+            assert f"powerguard report {recorded().id} --html FILE" in text
+            assert "secret" not in text
+        assert len(spawn.argv) == 1, "readers cause no flood of children"
+        daemon.now_s += FAILED_S
+        assert (await ask(port, recorded().id))[0] == 503
+    assert len(spawn.argv) == 2
 
 
 @pytest.mark.parametrize(("checkpoint_s", "stop_s"), [(20.0, 120.0), (0.0, 600.0), (100.0, 1100.0)])

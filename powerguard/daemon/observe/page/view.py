@@ -256,7 +256,7 @@ def source_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
 
 
 def _ago(seconds: float, words: Mapping[str, str]) -> str:
-    return f"{duration(seconds, words)} {words['ago']}"
+    return words["ago"].format(duration(seconds, words))
 
 
 _ORDER: Final = {"armed": 0, "blocked": 1, "unknown": 2, "off": 3}
