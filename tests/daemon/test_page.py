@@ -20,7 +20,7 @@ from powerguard.core.model.state import Recovery, Supplied, Supply
 from powerguard.daemon.journal import history, read_only
 from powerguard.daemon.journal.records import OutageRecord
 from powerguard.daemon.observe.http import http_server
-from powerguard.daemon.observe.page.reports import Reports
+from powerguard.daemon.observe.page.reports import FAILED_S, Reports
 from powerguard.daemon.observe.page.updates import READERS, Page
 from powerguard.daemon.observe.page.view import MOST_POINTS, Curves, bars, duration
 from powerguard.daemon.observe.page.words import WORDS, language_of
@@ -284,7 +284,10 @@ async def test_a_report_that_cannot_be_made_names_the_command(journal: Path, end
             assert code == 503
             assert f"powerguard report {recorded().id} --html FILE" in text
             assert "secret" not in text
-    assert len(spawn.argv) == 1, "readers cause no flood of children"
+        assert len(spawn.argv) == 1, "readers cause no flood of children"
+        daemon.now_s += FAILED_S
+        assert (await ask(port, recorded().id))[0] == 503
+    assert len(spawn.argv) == 2
 
 
 @pytest.mark.parametrize(("checkpoint_s", "stop_s"), [(20.0, 120.0), (0.0, 600.0), (100.0, 1100.0)])

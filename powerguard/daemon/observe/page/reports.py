@@ -13,16 +13,18 @@ from powerguard.effectors.child import MAX_OUTPUT_BYTES, Spawn
 LIMIT_S: Final = 8.0
 KEPT_S: Final = 600.0
 """How long a report is given again: readers cause at most eight children in that time."""
+FAILED_S: Final = 30.0
+"""The same of one that could not be made."""
 
 
 _PROGRAM: Final = """import os, sys
-os.nice(39)
+os.nice(max(0, -os.nice(0)))
 with open("/proc/self/oom_score_adj", "w") as file:
     file.write("500")
 from powerguard.cli.main import main
 sys.exit(main())
 """
-"""The verb as a program that gives way: a child begins with the daemon's own priority."""
+"""The verb as a program of ordinary priority: a child begins with the daemon's own."""
 
 
 class ReportError(Exception):
@@ -55,7 +57,7 @@ class Reports:
         if self._one.locked():
             raise ReportError(503, "another report is being made: ask again in some seconds")
         async with self._one:
-            self._made = {name: it for name, it in self._made.items() if self._is_fresh(it[0]) and name in known}
+            self._made = {name: it for name, it in self._made.items() if self._is_fresh(*it) and name in known}
             if outage not in self._made:
                 self._made[outage] = self._daemon.clock(), await self._make(outage)
         html = self._made[outage][1]
@@ -63,11 +65,11 @@ class Reports:
             raise ReportError(503, f"the report could not be made here; {command}")
         return html
 
-    def _is_fresh(self, at_s: float) -> bool:
-        return 0.0 <= self._daemon.clock() - at_s < KEPT_S
+    def _is_fresh(self, at_s: float, html: str) -> bool:
+        return 0.0 <= self._daemon.clock() - at_s < (KEPT_S if html else FAILED_S)
 
     async def _make(self, outage: str) -> str:
-        """Return the page; "" if it cannot be made, which is not tried again for a while either."""
+        """Return the page; "" if it cannot be made."""
         argv = (sys.executable, "-P", "-c", _PROGRAM, "report", "--html", "-", "--journal", str(self._journal))
         try:
             ended = await self._spawn([*argv, "--", outage], limit_s=LIMIT_S)
