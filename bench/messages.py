@@ -1,12 +1,18 @@
-"""What messages cost: the loop's part, a durable write of the queue's thread, and the daemon's memory with targets."""
+"""What messages cost: the loop's part, a durable write of the queue's thread, memory, and a queue that waited."""
 
 import asyncio
+import contextlib
+import json
 import os
+import subprocess
+import sys
 import time
+from dataclasses import replace
 from pathlib import Path
 from tempfile import TemporaryDirectory
 
 import structlog
+from aiohttp import web
 
 from bench import daemon
 from bench.figure import Figure
@@ -18,6 +24,7 @@ from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.notify.queue import Queue
 from powerguard.effectors.child import run_child
 from powerguard.settings.notify import NotifyOptions
+from tests.daemon.watched import scene
 
 _OUTAGE = Note(
     event="outage_began",
@@ -38,10 +45,11 @@ def run(*, quick: bool) -> list[Figure]:
     # Not in /tmp, which is often memory: the fsync is what is measured.
     with TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as folder:
         figures = asyncio.run(_writes(Path(folder), 50 if quick else 1000))
+        figures.append(asyncio.run(_waited(Path(folder), 1 if quick else 5)))
     memory = asyncio.run(
         daemon.cost(", four targets of messages", None, 5.0 if quick else 60.0, notify={"targets": _TARGETS})
     )
-    return [*figures, memory[0]]
+    return [*figures, memory[0], _apprise()]
 
 
 async def _writes(folder: Path, times: int) -> list[Figure]:
@@ -79,6 +87,84 @@ async def _writes(folder: Path, times: int) -> list[Figure]:
             name="durable write of a message for four targets", unit="ms", values=tuple(written_ms), bar="median <= 5"
         ),
     ]
+
+
+WAITING = 200
+
+
+async def _waited(folder: Path, times: int) -> Figure:
+    """Queue 200 messages as an earlier life did, and deliver them to a webhook and to a program of one's own."""
+    taken: list[str] = []
+
+    async def take(request: web.Request) -> web.Response:
+        taken.append((await request.json())["title"])
+        return web.Response(text="ok")
+
+    app = web.Application()
+    app.router.add_post("/", take)
+    runner = web.AppRunner(app)
+    await runner.setup()
+    await web.TCPSite(runner, "127.0.0.1", 0).start()
+    url = folder / "url"
+    url.touch(mode=0o600)
+    url.write_text(f"http://127.0.0.1:{runner.addresses[0][1]}/", encoding="ascii")
+    targets = {
+        "hook": {"kind": "webhook", "url": {"file": str(url)}},
+        "own": {"kind": "command", "command": ["/bin/cat"]},
+    }
+    options = NotifyOptions.model_validate({"targets": targets})
+    taken_s: list[float] = []
+    for number in range(times):
+        path = folder / f"waited-{number}.sqlite"
+        queue = Queue(path, WorkerThread("earlier life"), time.time)
+        await queue.load()
+        (message,) = Hearing("gpu-01").of_step(Heard((_OUTAGE,), State(), "o", "armed", time.time()))
+        for at in range(WAITING):
+            queue.add(replace(message, id=f"{at}", key=f"event:{at}", title=f"message {at}"), targets)
+        await queue.close(30.0)
+        taken.clear()
+        messenger = Messenger(options, path, host="gpu-01", spawn=run_child, wall=time.time)
+        began = time.perf_counter()
+        task = asyncio.create_task(messenger.run(scene()))
+        while any(view.queued for view in messenger.views()) or not messenger.views()[0].delivered:  # noqa: ASYNC110
+            await asyncio.sleep(0.02)
+        taken_s.append(time.perf_counter() - began)
+        task.cancel()
+        with contextlib.suppress(asyncio.CancelledError):
+            await task
+        await messenger.close()
+        if taken != [f"message {at}" for at in range(WAITING)]:
+            error = "messages are missing, or came in another order"
+            raise RuntimeError(error)
+    await runner.cleanup()
+    return Figure(
+        name=f"{WAITING} messages that waited, delivered in order to a webhook and a program",
+        unit="s",
+        values=tuple(taken_s),
+        bar="<= 60",
+    )
+
+
+def _apprise() -> Figure:
+    """Run Apprise's child with a target that refuses the connection; it ends with the message."""
+    program = (
+        "import resource, subprocess, sys\n"
+        "subprocess.run([sys.executable, '-P', '-m', 'powerguard.daemon.notify.child'], input=sys.argv[1].encode(), "
+        "check=True, capture_output=True)\n"
+        "print(resource.getrusage(resource.RUSAGE_CHILDREN).ru_maxrss / 1024)"
+    )
+    (message,) = Hearing("gpu-01").of_step(Heard((_OUTAGE,), State(), "o", "armed", time.time()))
+    target = {"kind": "apprise", "url": {"file": "/nowhere"}}
+    (options,) = NotifyOptions.model_validate({"targets": {"chat": target}}).targets.values()
+    request = {
+        "kind": "apprise",
+        "message": message.plain(),
+        "limit_s": 10.0,
+        "options": options.model_dump(mode="json"),
+        "secret": "json://127.0.0.1:9/",
+    }
+    ended = subprocess.run([sys.executable, "-c", program, json.dumps(request)], check=True, capture_output=True)
+    return Figure(name="memory of Apprise's child, at most", unit="MB", values=(float(ended.stdout),), bar="<= 60")
 
 
 def _bare_ms(path: Path, number: int) -> float:

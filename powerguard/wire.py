@@ -24,8 +24,12 @@ STATUS_PATH = "/api/v1/status"
 PAUSE_PATH = "/api/v1/pause"
 RESUME_PATH = "/api/v1/resume"
 HOLD_UPLOADS_PATH = "/api/v1/hold_uploads"
+LEAVE_PATH = "/api/v1/leave"
 HEALTH_PATH = "/api/v1/healthz"
 METRICS_PATH = "/metrics"
+
+HOST_LEFT = 75
+"""Exit status of every rank of a job that another host has left: EX_TEMPFAIL of sysexits.h, "try again later"."""
 
 MAX_BODY_BYTES = 64 * 1024
 MAX_STEP = 2**62
@@ -157,6 +161,25 @@ class LeaseRequest:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveRequest:
+    """The body of `leave`: this host powers off, so every rank of the job stops at one step and ends.
+
+    because: why, for the people at the other hosts.
+    """
+
+    because: str = ""
+
+    def to_json(self) -> bytes:
+        """Return the message as it goes over the wire."""
+        return _dump(self)
+
+    @classmethod
+    def parse(cls, body: bytes) -> "LeaveRequest | WireError":
+        """Read a request; an empty body is one without a reason."""
+        return _parsed(body.strip() or b"{}", lambda obj: cls(because=obj.text("because", MAX_TEXT)))
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class CheckpointStatus:
     """How one checkpoint goes on.
 
@@ -264,7 +287,9 @@ class TrainerStatus:
     lease_s: seconds until training that stands still goes on by itself; None: it waits for a resume, or is not paused.
     uploads_held: copies to slower storage wait until the outage is over. uploads_step: the newest that is whole there.
     uploads_error, uploads_failing_s: what went wrong there last, and for how long; "" and None since the last success.
-    hosts_holding: of several hosts, how many want training to stand. trouble: what is wrong between ranks, in words.
+    hosts_holding: of several hosts, how many want training to stand. held_by: the names of those among them that are
+        not the trainer's own. ended_by: which host of the job has left and why, so that training ends; "" for none.
+    trouble: what is wrong between ranks, in words.
     """
 
     job: str
@@ -287,6 +312,8 @@ class TrainerStatus:
     uploads_error: str = ""
     uploads_failing_s: float | None = None
     hosts_holding: int | None = None
+    held_by: str = ""
+    ended_by: str = ""
     trouble: str = ""
 
     def to_json(self) -> bytes:
@@ -321,6 +348,8 @@ class TrainerStatus:
             uploads_error=obj.text("uploads_error", MAX_TEXT),
             uploads_failing_s=obj.number("uploads_failing_s", MAX_SECONDS),
             hosts_holding=obj.whole("hosts_holding", MAX_RANKS),
+            held_by=obj.text("held_by", MAX_TEXT),
+            ended_by=obj.text("ended_by", MAX_TEXT),
             trouble=obj.text("trouble", MAX_TEXT),
         )
 
@@ -374,5 +403,5 @@ def _pruned(value: object) -> object:
     return value
 
 
-def _dump(message: TriggerRequest | LeaseRequest | CheckpointStatus | TrainerStatus) -> bytes:
+def _dump(message: TriggerRequest | LeaseRequest | LeaveRequest | CheckpointStatus | TrainerStatus) -> bytes:
     return json.dumps(_pruned({"schema": SCHEMA, **asdict(message)}), allow_nan=False).encode()

@@ -4,11 +4,14 @@ import argparse
 import asyncio
 import json
 import sys
+import tempfile
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from functools import partial
 from pathlib import Path
 from selectors import SelectSelector
 
 from powerguard.cli.render import fold, say
-from powerguard.cli.shared import Subparsers
+from powerguard.cli.shared import EX_USAGE, Subparsers, fail
 from powerguard.sim.demo import story
 from powerguard.sim.demo.story import Report, Stage, StoryError
 
@@ -21,13 +24,21 @@ def register(subparsers: Subparsers) -> None:
         description="Play three outages on simulated hardware with the real daemon, in about a minute: no settings, no "
         "root, no real power-off. Exit 0: the host was saved each time; 1: it would have been lost.",
     )
+    parser.add_argument(
+        "--hosts",
+        metavar="N",
+        type=int,
+        choices=(1, 3),
+        default=1,
+        help="3: three hosts on one UPS, in two tiers, each with its own daemon and trainer; two outages",
+    )
     parser.add_argument("--fast", action="store_true", help="in virtual time, without sockets: in a few seconds")
     parser.add_argument("--json", action="store_true", help="one JSON object in place of the story")
     parser.add_argument(
         "--keep",
         metavar="DIR",
         type=Path,
-        help="keep the journal there; without --fast also settings, logs and checkpoints",
+        help="keep journal and reports there; without --fast also settings, logs and checkpoints",
     )
     parser.add_argument(
         "--ups",
@@ -43,6 +54,9 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Play the story. Returns 0 when every claim of it is true, else 1."""
+    if args.hosts != 1 and (args.fast or args.ups is not None):
+        other = "--fast" if args.fast else "--ups"
+        return fail(args, "demo", f"--hosts and {other} contradict each other; keep one", EX_USAGE)
     try:
         if args.ups is not None:
             with asyncio.Runner(loop_factory=lambda: asyncio.SelectorEventLoop(SelectSelector())) as runner:
@@ -70,10 +84,19 @@ async def _serve_ups(port: int) -> int:
 
 
 async def _live(args: argparse.Namespace) -> int:
-    from powerguard.sim.demo.live import live
+    if args.hosts == 1:
+        from powerguard.sim.demo.live import live
 
-    async with live(args.keep) as stage:
-        return await _play(stage, args)
+        async with live(args.keep) as stage:
+            status = await _play(stage, args)
+            _leave_reports({"": stage.journal}, args)
+            return status
+    from powerguard.sim.demo import rack
+
+    async with rack.rack(args.keep) as stages:
+        status = await _told(rack.REAL, rack.REPLACED, partial(rack.play, stages), args)
+        _leave_reports({host: stage.journal for host, stage in stages.items()}, args)
+        return status
 
 
 def _fast(args: argparse.Namespace) -> int:
@@ -85,26 +108,60 @@ def _fast(args: argparse.Namespace) -> int:
 
     async def virtual() -> int:
         async with fast(args.keep) as stage:
-            return await _play(stage, args)
+            status = await _play(stage, args)
+            _leave_reports({"": stage.journal}, args)
+            return status
 
     with asyncio.Runner(loop_factory=VirtualLoop) as runner:
         return runner.run(virtual())
 
 
 async def _play(stage: Stage, args: argparse.Namespace) -> int:
+    return await _told(stage.real, stage.replaced, partial(story.play, stage), args)
+
+
+async def _told(
+    real: Sequence[str],
+    replaced: Sequence[str],
+    play: Callable[[Callable[[str], None]], Awaitable[Report]],
+    args: argparse.Namespace,
+) -> int:
+    """Play a story and print it. Returns the exit status."""
+
     def tell(text: str) -> None:
         if not args.json:
             _show(text)
 
     tell("powerguard demo")
-    tell(f"  real:     {'; '.join(stage.real)}")
-    tell(f"  replaced: {'; '.join(stage.replaced)}")
-    report = await story.play(stage, tell)
+    tell(f"  real:     {'; '.join(real)}")
+    tell(f"  replaced: {'; '.join(replaced)}")
+    report = await play(tell)
     if args.json:
-        print(json.dumps(report.as_json(stage), indent=2))
+        print(json.dumps(report.as_json(), indent=2))
     else:
         _print_report(report)
     return 0 if report.safe else 1
+
+
+def _leave_reports(journals: Mapping[str, Path], args: argparse.Namespace) -> None:
+    """Write the report of each outage of each host as a page, in `--keep`, else in a new folder, and name the pages."""
+    from powerguard.cli.outages.history import read
+    from powerguard.cli.outages.report import html_page, reported, write
+    from powerguard.daemon.journal import history, read_only
+
+    if args.keep is None and args.json:
+        return
+    folder = Path(tempfile.mkdtemp(prefix="powerguard-demo-")) if args.keep is None else args.keep
+    pages = []
+    for host, journal in journals.items():
+        with read_only(journal) as db:
+            for at, record in enumerate(reversed(history(db, 3)), 1):
+                pages.append(folder / f"{host and host + '-'}outage-{at}.html")
+                trouble = write(str(pages[-1]), html_page(reported(read(db, record.id))))
+                if trouble:
+                    raise StoryError(trouble)
+    if not args.json:
+        _show("\nReports with pictures, for a browser\n" + "\n".join(f"  {page}" for page in pages))
 
 
 def _show(text: str) -> None:
@@ -113,12 +170,13 @@ def _show(text: str) -> None:
 
 def _print_report(report: Report) -> None:
     print("\nHow the seconds on battery were used (from the journal)")
-    for act in report.acts:
-        print(f"\n  {act.name}")
-        for line in story.timeline(act):
+    for name in dict.fromkeys(act.name for act in report.acts):
+        print(f"\n  {name}")
+        acts = [act for act in report.acts if act.name == name]
+        for line in story.together(acts) if acts[0].host else story.timeline(acts[0]):
             _show(line)
     print("\nChecks")
     for check in report.checks:
         _show(f"  {'yes' if check.holds else 'NO '}  {check.name}: {check.told}")
-    verdict = "no training was lost" if report.safe else "THE HOST OR ITS TRAINING WOULD HAVE BEEN LOST"
+    verdict = "no training was lost" if report.safe else "A HOST OR ITS TRAINING WOULD HAVE BEEN LOST"
     print(f"\n{verdict}, {report.seconds:.0f} s of story")

@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
-from powerguard.cli.render import Paint, agreed, clean, duration, mode_note, moment, table
+from powerguard.cli.render import Paint, agreed, clean, columns, duration, mode_note, moment, table
 from powerguard.cli.shared import EX_DOWN, EX_REFUSED, EX_USAGE, Subparsers, fail
 from powerguard.cli.words import because_of
 
@@ -409,7 +409,9 @@ class _Progress:
         text = f"  {stage}: {duration(running['stage_lasted_s'])}{most}; load {told}" + (
             f"; waiting for {waits}" if waits else ""
         )
-        print(f"\r{text[:160]}\x1b[K", end="", file=sys.stderr, flush=True)
+        later = ", ".join(clean(each) for each in running.get("coming", []))
+        text += f"; then {later}" if later else ""
+        print(f"\r{text[: (columns(sys.stderr) or 80) - 1]}\x1b[K", end="", file=sys.stderr, flush=True)
 
     def _passed(self, stages: Sequence[str]) -> None:
         """Show the stages that ended between two polls."""

@@ -5,7 +5,7 @@ import json
 from typing import Any
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
-from powerguard.cli.render import Paint, clean, duration, fold, moment, table
+from powerguard.cli.render import Paint, clean, duration, fold, moment, table, waiting
 from powerguard.cli.shared import EX_DOWN, EX_REFUSED, Subparsers, fail
 
 _TEST_S = 12.0
@@ -41,7 +41,9 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     try:
         if args.notify_verb == "test":
-            return _test(args, post(args, "notify-test", {"target": args.target}, _TEST_S))
+            with waiting(f"the targets have {_TEST_S:.0f} s to answer", quiet=args.json):
+                told = post(args, "notify-test", {"target": args.target}, _TEST_S)
+            return _test(args, told)
         told = get(args, "/api/v1/notify")
     except DownError as error:
         return fail(args, "notify", str(error), EX_DOWN)

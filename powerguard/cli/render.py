@@ -6,7 +6,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from typing import Any, Final, Self, TextIO
 
 _CODES: Final = {
@@ -211,6 +211,19 @@ def agreed(question: str) -> bool:
     """Ask on the terminal; only y and yes agree."""
     print(f"{question} [y/N] ", end="", file=sys.stderr, flush=True)
     return sys.stdin.readline().strip().lower() in ("y", "yes")
+
+
+@contextlib.contextmanager
+def waiting(text: str, *, quiet: bool = False) -> Iterator[None]:
+    """Show on a terminal's stderr what takes some seconds, until it is over."""
+    live = not quiet and sys.stderr.isatty()
+    if live:
+        print(f"{text} ...", end="\r", file=sys.stderr, flush=True)
+    try:
+        yield
+    finally:
+        if live:
+            print("\x1b[K", end="", file=sys.stderr, flush=True)
 
 
 _EVERY_S: Final = 0.1

@@ -166,13 +166,13 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     if not args.watch:
         return _once(args, clear=False)
-    clear = sys.stdout.isatty() and not args.json
-    code = 0
+    clear = sys.stdout.isatty() and not args.json and os.environ.get("TERM") != "dumb"
+    code, curves = 0, Curves()
     try:
         if clear:  # an empty screen, and no cursor
             print("\x1b[2J\x1b[?25l", end="")
         while True:
-            code = _once(args, clear=clear)
+            code = _once(args, clear=clear, curves=curves)
             sys.stdout.flush()
             time.sleep(1.0)
     except KeyboardInterrupt:
@@ -182,7 +182,7 @@ def run(args: argparse.Namespace) -> int:
             print("\x1b[?25h", flush=True)
 
 
-def _once(args: argparse.Namespace, *, clear: bool) -> int:
+def _once(args: argparse.Namespace, *, clear: bool, curves: "Curves | None" = None) -> int:
     try:
         told = get(args, "/api/v1/status")
     except (DownError, RefusedError) as error:
@@ -193,7 +193,9 @@ def _once(args: argparse.Namespace, *, clear: bool) -> int:
         _show([short(told)], clear=clear)
     elif clear:
         size = os.get_terminal_size(sys.stdout.fileno())
-        _draw(watched(told, Paint(), size.columns, size.lines))
+        if curves is not None:
+            curves.take(told)
+        _draw(watched(told, Paint(), size.columns, size.lines, curves))
     else:
         print("\n".join(fold(describe(told, Paint()))))
     return exit_code(told)
@@ -208,9 +210,12 @@ def _show(lines: Sequence[str], *, clear: bool) -> None:
 
 
 def _draw(lines: Sequence[str]) -> None:
-    """Draw in place: home, and each line wiped before it is written: one that is full would lose its last letter."""
+    """Draw in place: home, and each line wiped before it is written: one that is full would lose its last letter.
+
+    A terminal that knows synchronized output (mode 2026) shows the screen only when it is whole.
+    """
     above = "".join(f"\x1b[2K{line}\n" for line in lines[:-1])
-    print(f"\x1b[H{above}\x1b[J{lines[-1]}", end="")
+    print(f"\x1b[?2026h\x1b[H{above}\x1b[J{lines[-1]}\x1b[?2026l", end="")
 
 
 def fitted(ranked: Sequence[tuple[int, str]], columns: int, lines: int) -> list[str]:
@@ -268,9 +273,9 @@ def describe(told: dict[str, Any], paint: Paint) -> list[str]:
     return [*lines, *table([(row.label, row.text) for row in _rows(told, has_bars=False)])]
 
 
-def watched(told: dict[str, Any], paint: Paint, columns: int, lines: int) -> list[str]:
-    """Return the status as a screen of that size, with bars."""
-    rows = _rows(told, has_bars=True)
+def watched(told: dict[str, Any], paint: Paint, columns: int, lines: int, curves: "Curves | None" = None) -> list[str]:
+    """Return the status as a screen of that size, with bars, and the curves of the outage so far."""
+    rows = [*_rows(told, has_bars=True), *([] if curves is None else curves.rows(columns))]
     longest = max((len(row.text) for row in rows if row.share is not None), default=0)
     cells = min(_MOST_CELLS, columns - 6 - max(len(row.label) for row in rows) - longest)
     drawn = table([(row.label, _bar(row, cells, paint)) for row in rows])
@@ -295,6 +300,60 @@ def _cells() -> tuple[str, str, str]:
 
 
 _LEAST_CELLS, _MOST_CELLS = 8, 60
+_LEVELS: Final = "▁▂▃▄▅▆▇█"
+_MOST_POINTS: Final = 600
+
+
+class Curves:
+    """Charge, load and effective runtime of an outage, for as long as it is watched."""
+
+    def __init__(self) -> None:
+        self._points: list[tuple[float | None, float | None, float | None]] = []
+        self._outage = ""
+        self._every = self._skipped = 1
+
+    def take(self, told: dict[str, Any]) -> None:
+        """Take the values of a status. When there are too many, every other one goes, and half as many are taken."""
+        outage = (told.get("outage") or {}).get("id", "")
+        if outage != self._outage:
+            self._points, self._outage, self._every, self._skipped = [], outage, 1, 1
+        ups, lasts_s = told.get("ups") or {}, told["budget"]["runtime_effective_paused_s"]
+        self._skipped += 1
+        if outage and self._skipped >= self._every:
+            known = None if is_endless(lasts_s) else lasts_s
+            self._points.append((ups.get("charge_pct"), ups.get("load_pct"), known))
+            self._skipped = 0
+        if len(self._points) >= _MOST_POINTS:
+            del self._points[1::2]
+            self._every *= 2
+
+    def rows(self, columns: int) -> list[Row]:
+        """Return a row for each curve; none where there is no room, no outage or no UTF-8."""
+        cells = min(_MOST_CELLS, columns - _BESIDE_CURVES)
+        if cells < _LEAST_CELLS or len(self._points) < _LEAST_CELLS or not is_utf8():
+            return []
+        found: list[Row] = []
+        tops = (100.0, 100.0, None)
+        for name, values, top in zip(("charge", "load", "lasts"), zip(*self._points, strict=True), tops, strict=True):
+            known = [value for value in values if value is not None]
+            if known:
+                drawn = _curve(values, max(top or 0.0, *known), cells)
+                told = [duration(each) if top is None else number(each, "%") for each in (known[0], known[-1])]
+                found.append(Row(7, "" if found else "so far", f"{name:<7} {drawn}  {told[0]} to {told[1]}"))
+        return found
+
+
+_BESIDE_CURVES: Final = 52
+"""Columns for the labels before a curve, and its first and last value after it."""
+
+
+def _curve(values: Sequence[float | None], top: float, cells: int) -> str:
+    """Return values as letters of different height; of many the last of each stretch. An unknown one is a gap."""
+    cells = min(cells, len(values))
+    ends = [(at + 1) * len(values) // cells - 1 for at in range(cells)]
+    shown = [values[end] for end in ends]
+    levels = [None if value is None else round((len(_LEVELS) - 1) * value / max(top, 1e-9)) for value in shown]
+    return "".join(" " if level is None else _LEVELS[max(0, level)] for level in levels)
 
 
 def _host(told: dict[str, Any]) -> str:
@@ -333,9 +392,9 @@ def _once_said(told: dict[str, Any], text: str, then: str = "see above") -> str:
     return then if text and any(clean(text) in clean(reason["text"]) for reason in told["reasons"]) else clean(text)
 
 
-def _way_back(told: dict[str, Any]) -> list[Row]:
+def _power_on(told: dict[str, Any]) -> list[Row]:
     """The power-on methods in words, the armed ones first."""
-    ways = told.get("way_back")
+    ways = told.get("power_on")
     if ways is None:  # a daemon of before
         return []
     names: dict[str, list[str]] = {}
@@ -352,7 +411,7 @@ def _way_back(told: dict[str, Any]) -> list[Row]:
     texts += blocked
     if not ways["covers_race"]:
         texts.append(
-            "none if utility returns while the host shuts down: it would stay off -> `powerguard doctor`, way_back"
+            "none if utility returns while the host shuts down: it would stay off -> `powerguard doctor`, power_on"
         )
     return [Row(7, "" if at else "way back", text) for at, text in enumerate(texts)]
 
@@ -380,7 +439,7 @@ def _rows(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
         rows.append(Row(6, "bmc", "none in the settings, so the host may stay off after a power-off"))
     else:
         rows.append(Row(6, "bmc", f"{clean(bmc['kind'])}: {_policy(told, bmc)}"))
-    rows += _way_back(told)
+    rows += _power_on(told)
     for target in (told.get("messages") or {}).get("targets", ()):
         if target["since"] is not None:
             failing = f"{clean(target['name'])} fails for {duration(told['at'] - target['since'])}"
@@ -545,6 +604,8 @@ def _trainer(trainer: dict[str, Any]) -> str:
         return f"{name}: not there"
     doing = "paused" if trainer["paused"] else "training"
     doing = {"stop": "stopped by a signal", "terminate": "ended by a signal"}.get(trainer.get("signalled", ""), doing)
+    if trainer.get("held_by") and trainer["paused"]:
+        doing = f"held by {clean(trainer['held_by'])}"
     at = f" at step {trainer['step']}" if trainer["step"] is not None else ""
     parts = [f"{name}: {doing}{at}"]
     if trainer["checkpoint_in_flight"]:

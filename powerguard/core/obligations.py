@@ -27,6 +27,7 @@ from powerguard.core.model.actions import (
     DisarmWay,
     DrainNode,
     EnsurePolicy,
+    LeaveJob,
     LeaveNode,
     RestorePolicy,
     RestorePower,
@@ -41,6 +42,7 @@ from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import (
     Armed,
     GpuCap,
+    JobEnded,
     NodeMarked,
     Obligation,
     Resume,
@@ -49,7 +51,7 @@ from powerguard.core.model.state import (
     State,
     TemporaryPolicy,
 )
-from powerguard.core.trainers import escalation, gpu_cap, lifecycle
+from powerguard.core.trainers import escalation, gpu_cap, job, lifecycle
 
 
 class _AfterBoot(Protocol):
@@ -114,6 +116,7 @@ DUTIES: Final = (
         tend=scheduler.tend,
         after_boot=scheduler.after_boot,
     ),
+    Duty(kind=JobEnded, answers=(LeaveJob,), take_in=job.take_in, tend=job.tend),
     Duty(
         kind=Resume,
         answers=(ResumeTrainer,),

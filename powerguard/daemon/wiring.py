@@ -35,6 +35,7 @@ from powerguard.core.model.actions import (
     DisarmWay,
     DrainNode,
     EnsurePolicy,
+    LeaveJob,
     LeaveNode,
     PauseTrainer,
     PowerOff,
@@ -64,6 +65,7 @@ from powerguard.daemon.log import configure, open_scope
 from powerguard.daemon.loop import Components, Loop, Runnable
 from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.observe import http
+from powerguard.daemon.observe.page.reports import Reports
 from powerguard.daemon.own_load import OwnLoadWatch, Read, gpu_watts
 from powerguard.daemon.systemd import Notifier, is_host_stopping
 from powerguard.daemon.watchdog_drill import WatchdogDrill
@@ -297,22 +299,26 @@ def _sources(settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
     made: list[tuple[str, str, Source]] = []
     for ups in settings.feeding:
         for options in settings.ups[ups].sources:
-            source = source_of(options, ups, clock)
+            shared = settings.ups[ups].shared
+            source = source_of(options, ups, clock, hosts=1 if shared is None else shared.hosts or 1)
             made.append((ups, source.name, source))
     return made
 
 
-def source_of(options: SourceOptions, ups: str, clock: Clock) -> NamedSource:
-    """Make one poller. A kind's modules are loaded here, so that a host without it saves memory (ciphers: 6 MB)."""
+def source_of(options: SourceOptions, ups: str, clock: Clock, *, hosts: int = 1) -> NamedSource:
+    """Make one poller. A kind's modules are loaded here, so that a host without it saves memory (ciphers: 6 MB).
+
+    hosts: on this UPS, as far as it is known.
+    """
     match options:
         case SnmpOptions():
             from powerguard.ups.snmp.source import SnmpSource  # noqa: PLC0415 - see above
 
             return SnmpSource(options, ups=ups, clock=clock)
         case NutOptions():
-            from powerguard.ups.nut.source import NutSource  # noqa: PLC0415 - see above
+            from powerguard.ups.nut.source import SPREAD_S, NutSource  # noqa: PLC0415 - see above
 
-            return NutSource(options, ups=ups, clock=clock)
+            return NutSource(options, ups=ups, clock=clock, spread_s=SPREAD_S if hosts > 1 else 0.0)
         case ApcupsdOptions():
             from powerguard.ups.apcupsd.source import ApcupsdSource  # noqa: PLC0415 - see above
 
@@ -357,7 +363,7 @@ def build(
     hold: Effector = trainers if acts else DryRunEffector()
     disks = SyncEffector(checkpoint_dirs(settings), told=lambda: trainers.folders, spawn=ports.spawn, clock=ports.clock)
     check = _host_check(settings, ports, told=lambda: trainers.folders)
-    relief, watchers = _relief(settings, ports, acts=acts, state=state)
+    relief, watchers = _relief(settings, ports, trainers, acts=acts, state=state)
     effectors: dict[type[Action], Effector] = {
         **dict.fromkeys((TriggerCheckpoint, PauseTrainer, ResumeTrainer), hold),
         EnsurePolicy: keeper,
@@ -488,11 +494,15 @@ def _bmc(settings: Settings, ports: Ports, *, acts: bool, limit_s: float) -> tup
 def _relief(
     settings: Settings,
     ports: Ports,
+    trainers: TrainerEffector,
     *,
     acts: bool,
     state: Callable[[], State],
 ) -> tuple[dict[type[Action], Effector], dict[str, Runnable]]:
-    """Return what relieves the battery of load (GPU limits, signals, scheduler), and what renews the leases of that."""
+    """Return what relieves the battery of load (GPU limits, signals, scheduler), and what renews the leases of that.
+
+    Also what ends jobs at the commit, which a rehearsal does not.
+    """
     gpu = GpuEffector(settings.gpu)
     scheduler = SlurmEffector(settings.scheduler, host=ports.host(), feeds=tuple(settings.feeding))
     sockets = {each.name: each.socket_path for each in settings.trainers}
@@ -507,8 +517,9 @@ def _relief(
     caps = dict.fromkeys((CapPower, RestorePower), power)
     stops = dict.fromkeys((StopTrainer, TerminateTrainer, ContinueTrainer), ladder)
     marks = dict.fromkeys((DrainNode, SignalJobs, ReturnNode), scheduler if acts else DryRunEffector())
-    leaves: Effector = scheduler if settings.mode == "armed" else DryRunEffector()  # a rehearsal ends no job
-    return {**caps, **stops, **marks, LeaveNode: leaves}, watchers
+    ends: dict[type[Action], Effector] = {LeaveNode: scheduler, LeaveJob: trainers}
+    ends = ends if settings.mode == "armed" else dict.fromkeys(ends, DryRunEffector())
+    return {**caps, **stops, **marks, **ends}, watchers
 
 
 def _unpassed(before: Settings, fresh: Settings) -> list[str]:
@@ -612,10 +623,11 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
     where = f"http {web.listen} port {web.port}"
     watchdog = WatchdogDrill(loop, lambda: loop.parts.effectors, spawn=spawn)
     tester = None if loop.messenger is None else loop.messenger.test
+    reports = Reports(loop, Path(settings.journal.path), spawn)
     return {
         "http": lambda: _served(
             where,
-            lambda: http.serve_http(loop, listen=web.listen, port=web.port),
+            lambda: http.serve_http(loop, listen=web.listen, port=web.port, reports=reports),
             right="another program listens there, or this host has no such address: see http.listen and http.port",
         ),
         "admin socket": lambda: _served(

@@ -56,6 +56,8 @@ class ResumeOptions(Options):
         starts with the GPUs that are there.
     verify: how the newest checkpoint is checked before training starts. manifest: names and sizes; training verifies
         every byte when it loads it. full: every byte, for at most 20 seconds.
+    whole_within_s: a job on several hosts that ended because another host left it must train again within this time;
+        later powerguard raises an alarm.
     """
 
     by: Literal["host", "scheduler"] = Field(default="host", examples=["scheduler"])
@@ -69,6 +71,7 @@ class ResumeOptions(Options):
     )
     gpus: Literal["as-before", "any"] = Field(default="as-before", examples=["as-before"])
     verify: Literal["manifest", "full"] = Field(default="manifest", examples=["manifest"])
+    whole_within_s: float = Field(default=900.0, ge=30.0, le=86400.0, examples=[900])
 
 
 IPMI_SOCKET: Final = "/run/powerguard-ipmi/ipmi.sock"
@@ -349,8 +352,8 @@ SIGNAL_SOCKET: Final = "/run/powerguard-signal/signal.sock"
 class SignalsOptions(Options):
     """Whether trainers are signalled that still draw power although they were asked to pause.
 
-    kind: none: no trainer is signalled. helper: the root helper powerguard-signal stops, and finally ends, such
-    trainers. It finds a process by its socket in /run/powerguard-trainers.
+    kind: none: no trainer is signalled. helper: the root helper powerguard-signal stops, and finally ends, trainers
+        that still draw power. It finds a process by its socket in /run/powerguard-trainers.
     socket: where the helper listens; differs from the default in tests and in unusual layouts.
     """
 

@@ -27,6 +27,7 @@ from powerguard.effectors.sentinel.protocol import SCHEMA_VERSION
 from powerguard.options import SecretError
 from powerguard.sentinel.decide import Ending
 from powerguard.sentinel.options import SentinelSettings, load, read_keys
+from powerguard.sentinel.page import pages
 from powerguard.sentinel.run import Sentinel, SentinelPorts, moment_of
 from powerguard.sentinel.server import ANSWERS, Door, server
 from powerguard.sentinel.store import IntentFile, IntentStore
@@ -71,21 +72,22 @@ def _no_password() -> str:
 
 
 class SentinelInputs(NamedTuple):
-    """The inputs of a run: valid settings, the key of each host, and what proves who it is; None: plain HTTP."""
+    """The inputs of a run: valid settings, the keys of hosts and page, and what proves who it is; None: plain HTTP."""
 
     settings: SentinelSettings
     keys: dict[str, bytes]
+    page_key: bytes
     tls: ssl.SSLContext | None
 
 
 def take(path: Path, *, dry_run: bool = False) -> SentinelInputs:
     """Read everything that is to be read. Raises SettingsError with what is wrong."""
     settings = load(path)
-    keys, tls = read_keys(settings), tls_context(settings)
+    (keys, page_key), tls = read_keys(settings), tls_context(settings)
     _check_state(settings.state)
     if dry_run:
         settings = settings.model_copy(update={"mode": "dry-run"})
-    return SentinelInputs(settings, keys, tls)
+    return SentinelInputs(settings, keys, page_key, tls)
 
 
 async def run(
@@ -115,7 +117,9 @@ async def run(
             log.info(event, mode=taken.settings.mode, hosts=len(taken.settings.hosts), intents=standing)
             running = [
                 tasks.create_task(sentinel.run()),
-                tasks.create_task(_serve(taken.settings, door, reads(sentinel, door), taken.tls, listening)),
+                tasks.create_task(
+                    _serve(taken.settings, door, reads(sentinel, door, taken.page_key), taken.tls, listening)
+                ),
                 tasks.create_task(_notify(notifier, sentinel)),
             ]
             another = await _another(taken, signals, reread, notifier)
@@ -170,8 +174,8 @@ def _is_local(request: web.Request) -> bool:
         return False
 
 
-def reads(sentinel: Sentinel, door: Door) -> dict[str, Handler]:
-    """Return what is readable without a key: health for all, metrics only from this machine."""
+def reads(sentinel: Sentinel, door: Door, page_key: bytes = b"") -> dict[str, Handler]:
+    """Return what hosts' keys are not needed for: health and the page for all, metrics only from this machine."""
     own = registry(sentinel, door)
 
     async def metrics(request: web.Request) -> web.Response:
@@ -191,7 +195,7 @@ def reads(sentinel: Sentinel, door: Door) -> dict[str, Handler]:
         }
         return respond(as_json(told, 200 if alive else 503))
 
-    return {"/metrics": metrics, "/healthz": healthz}
+    return {"/metrics": metrics, "/healthz": healthz, **pages(sentinel, door, page_key)}
 
 
 async def _serve(

@@ -116,6 +116,11 @@ class SentinelSettings(Options):
         description="Permit plain HTTP: requests cannot be forged, but a listener can read hosts and outages.",
         examples=[True],
     )
+    page_key: Secret | None = Field(
+        default=None,
+        description="The secret, of 32 bytes or more, that shows names and reasons on the page. Not set: never shown.",
+        examples=[{"credential": "sentinel-page"}],
+    )
     state: AbsolutePath = Field(
         default="/var/lib/powerguard-sentinel",
         description="Folder in which intents are kept. It must lie on a local disk.",
@@ -156,6 +161,9 @@ class SentinelSettings(Options):
                 "(give it a certificate, or write plain_http: true)"
             )
             raise ValueError(msg)
+        if self.page_key is not None and self.tls is None and not ipaddress.ip_address(self.listen).is_loopback:
+            msg = "without tls a listener can read page_key (give it a certificate, or leave page_key out)"
+            raise ValueError(msg)
         return self
 
 
@@ -182,26 +190,30 @@ def load(path: Path) -> SentinelSettings:
     return settings
 
 
-def read_keys(settings: SentinelSettings) -> dict[str, bytes]:
-    """Return the key of each host. Raises SettingsError: one that is missing, short, or that two hosts share."""
+def read_keys(settings: SentinelSettings) -> tuple[dict[str, bytes], bytes]:
+    """Return the key of each host, and that of the page ("": none).
+
+    Raises SettingsError: one that is missing, short, or that two share.
+    """
     problems: list[str] = []
     keys: dict[str, bytes] = {}
     owners: dict[bytes, str] = {}
-    for name, host in settings.hosts.items():
+    secrets = {f"hosts.{name}.key": host.key for name, host in settings.hosts.items()}
+    for where, secret in (secrets | {"page_key": settings.page_key}).items():
         try:
-            key = host.key.read()
+            key = b"" if secret is None else secret.read()
         except SecretError as error:
-            problems.append(f"hosts.{name}.key: {error}")
+            problems.append(f"{where}: {error}")
             continue
-        if len(key) < MIN_KEY_BYTES:
-            problems.append(f"hosts.{name}.key: {len(key)} bytes, at least {MIN_KEY_BYTES} (openssl rand -hex 32)")
+        if secret is not None and len(key) < MIN_KEY_BYTES:
+            problems.append(f"{where}: {len(key)} bytes, at least {MIN_KEY_BYTES} (openssl rand -hex 32)")
         if key in owners:
-            problems.append(f"hosts.{name}.key: is also that of {owners[key]}; give each host its own")
-        owners[key] = name
-        keys[name] = key
+            problems.append(f"{where}: is also {owners[key]}; give each its own")
+        owners[key] = where
+        keys[where] = key
     if problems:
         raise SettingsError(problems)
-    return keys
+    return {name: keys[f"hosts.{name}.key"] for name in settings.hosts}, keys["page_key"]
 
 
 def _schema() -> dict[str, Any]:

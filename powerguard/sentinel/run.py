@@ -148,6 +148,7 @@ class Sentinel:
         self.settings = settings
         self.keeper = keeper
         self.clock = ports.clock
+        self.wall = ports.wall
         self.hosts: dict[str, HostRules] = {name: host.rules for name, host in settings.hosts.items()}
         self.seen: dict[str, Seen] = {}
         self.waits: Mapping[str, str] = {}

@@ -97,8 +97,8 @@ class Door:
         """Add what hosts may ask."""
 
         async def challenge(request: web.Request) -> web.Response:
-            if not self._addresses.take(request.remote or "", self._clock()):
-                return self._refuse("limited", 429, "too many requests from this address")
+            if not self.admits(request):
+                return self.turn_away()
             told = self._challenges.make(self._clock(), secrets.token_bytes(8))
             body = {"schema_version": wire.SCHEMA_VERSION, "object": "challenge", "challenge": told}
             return respond(as_json({**body, "valid_s": wire.CHALLENGE_S}))
@@ -115,8 +115,8 @@ class Door:
 
     async def _answer(self, kind: str, path: str, request: web.Request) -> web.Response:
         now_s = self._clock()
-        if not self._addresses.take(request.remote or "", now_s):
-            return self._refuse("limited", 429, "too many requests from this address")
+        if not self.admits(request):
+            return self.turn_away()
         body = await request.read()
         try:
             asked = wire.decode(kind, body)
@@ -136,6 +136,14 @@ class Door:
             status, told = 429, refusal("too many requests of this host")
         self.counts[kind if status == 200 else "limited" if status == 429 else "failed"] += 1
         return _signed(key, signature, status, told)
+
+    def admits(self, request: web.Request) -> bool:
+        """Say whether this address may ask now."""
+        return self._addresses.take(request.remote or "", self._clock())
+
+    def turn_away(self) -> web.Response:
+        """Answer an address that may not."""
+        return self._refuse("limited", 429, "too many requests from this address")
 
     def _refuse(self, word: str, status: int, reason: str) -> web.Response:
         self.counts[word] += 1

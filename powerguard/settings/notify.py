@@ -181,6 +181,9 @@ class TemplateError(Exception):
 def read_template(options: WebhookOptions) -> Template:
     """Read and check a webhook's template. Raises TemplateError; OSError where the file cannot be read."""
     path = Path(str(options.template))
+    if path.exists() and not path.is_file():  # a pipe would block
+        msg = f"{path}: is not a file (name the file with the body)"
+        raise TemplateError(msg)
     with path.open("rb") as file:
         data = file.read(MAX_TEMPLATE_BYTES + 1)
     if len(data) > MAX_TEMPLATE_BYTES:
@@ -203,7 +206,7 @@ def read_template(options: WebhookOptions) -> Template:
     if options.content_type.startswith(JSON):
         try:
             json.loads(fill(made, dict.fromkeys(PLACEHOLDERS, 'a "b"\n'), options.content_type))
-        except ValueError as error:
+        except (ValueError, RecursionError) as error:
             msg = f"{path}: gives no JSON: {error} (put each placeholder inside quotes)"
             raise TemplateError(msg) from None
     return made

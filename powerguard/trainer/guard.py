@@ -428,7 +428,8 @@ class Guard:
     def step(self, step: int) -> None:
         """Say that this step has ended and its state is whole. Saves, pauses or ends here when that was asked.
 
-        step: how many have been done. Raises StopTraining, a SystemExit, when asked to end; GivenUp once closed.
+        step: how many have been done. Raises StopTraining, a SystemExit, when asked to end, or when another host of the
+        job has left (code 75); GivenUp once closed.
         """
         if type(step) is not int or not 0 <= step <= MAX_STEP:
             step = whole(step)
@@ -511,6 +512,7 @@ class Guard:
         if self._hook.closed:
             return
         self._hook.closed, self._pace.due_s = True, -NEVER_S  # a step from now on is attended to, and refused
+        finish = finish and not self.requests.departed  # a host has left: what is not durable yet will not be
         if self._together is not None and not finish:
             self._together.close()  # nobody need wait for this rank any more
         self._writer.close(finish=finish)

@@ -150,4 +150,4 @@ async def test_the_sites_own_program(
     program = put(tmp_path, "etc/powerguard/output-off", "#!/bin/sh\n", mode)
     program.parent.chmod(folder)
     found = await findings(armed=True, cuts=cuts, spawn=units(), root=tmp_path)  # type: ignore[arg-type]
-    assert [each.verdict for each in found if each.name == "way_back.local_output"] == verdicts
+    assert [each.verdict for each in found if each.name == "power_on.local_output"] == verdicts

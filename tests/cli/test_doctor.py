@@ -126,7 +126,7 @@ async def test_everything_answers(folder: Path) -> None:
     assert verdicts(checks, "journal") == ["PASS"]
     assert verdicts(checks, "daemon") == ["PASS"]
     assert verdicts(checks, "host.power_off") == ["PASS"]
-    assert verdicts(checks, "way_back.rtc") == ["PASS"], "as the daemon has found it"
+    assert verdicts(checks, "power_on.rtc") == ["PASS"], "as the daemon has found it"
     assert "FAIL" not in {check["verdict"] for check in checks}
     assert code == 1  # SNMP v2c can be forged: a warning on every host that uses it
 
@@ -147,8 +147,8 @@ async def test_what_would_not_hold_is_a_failure(folder: Path, golden: Golden) ->
     assert verdicts(checks, "bmc") == ["WARN"]
     golden("doctor", text_of(checks, "trainer.llm", "WARN"), "trainer")
     assert verdicts(checks, "daemon") == ["FAIL"]
-    assert verdicts(checks, "way_back") == ["FAIL"], "as it looks without a daemon: nothing covers the race"
-    golden("doctor", text_of(checks, "way_back"), "way back")
+    assert verdicts(checks, "power_on") == ["FAIL"], "as it looks without a daemon: nothing covers the race"
+    golden("doctor", text_of(checks, "power_on"), "way back")
 
 
 async def test_nobody_answers(folder: Path, golden: Golden) -> None:

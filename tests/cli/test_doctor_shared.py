@@ -54,6 +54,15 @@ def test_what_measures_this_host(watts: float | None, more: dict[str, Any], verd
     assert [(each, text in words) for each, words in told] == [(verdict, True)]
 
 
+def test_more_hosts_than_a_card_answers() -> None:
+    """Ten readers are as many as a network card answers; upsd has no such limit."""
+    told = [text for _, text in _found({"shared": {"hosts": 11}}, watts=900.0)]
+    assert told[1] == "ups.rack-a: this host reads the card itself, and so may all 11 hosts"
+    assert len(_found({"shared": {"hosts": 10}}, watts=900.0)) == 1
+    upsd = {"kind": "nut", "host": "10.0.0.9", "name": "rack-a"}
+    assert len(_found({"shared": {"hosts": 11}, "sources": [upsd]}, watts=900.0)) == 1
+
+
 def test_only_one_host_orders_the_output_off_and_not_too_early() -> None:
     """A warning always; a FAIL if nothing says how long the others take, or if a lower tier would cut higher ones."""
     cuts = {"output_off": {"by": "snmp"}, "shared": {"hosts": 3}}

@@ -6,6 +6,7 @@ The daemon beside it is the real core behind the real socket, in a world that go
 import asyncio
 import contextlib
 import dataclasses
+import fcntl
 import getpass
 import json
 import os
@@ -13,8 +14,10 @@ import pty
 import re
 import shutil
 import signal
+import struct
 import sys
 import tempfile
+import termios
 from collections.abc import AsyncIterator, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -43,6 +46,8 @@ from tests.cli.test_commands import Ended, powerguard
 from tests.daemon.looped import until
 from tests.daemon.watched import DAY_S, NOW_S, Watched, drilled, reading, running_drill, scene
 from tests.golden import FIGURES, Golden
+
+COLUMNS = 64
 
 FAST = 20.0
 ROOT = Path(__file__).parents[2]
@@ -252,9 +257,10 @@ async def test_a_drill_that_fails(folder: Path, golden: Golden) -> None:
 
 
 async def test_progress_on_a_terminal(folder: Path) -> None:
-    """One line that changes: stage, time, load; gone when the drill is over."""
+    """One line that changes, and fits the terminal: stage, time, load, what follows; gone when the drill is over."""
     async with living(folder):
         ours, theirs = pty.openpty()
+        fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
         process = await asyncio.create_subprocess_exec(
             sys.executable, "-m", "powerguard", "drill", "--scope", "pause", "--yes", "--socket", f"{folder}/s.sock",
             stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=theirs, cwd=ROOT,
@@ -268,7 +274,8 @@ async def test_progress_on_a_terminal(folder: Path) -> None:
                 shown += more.decode()
         os.close(ours)
     assert process.returncode == 0
-    assert re.search(r"\r  baseline: [\d.]+ s, .+ 62 %", shown)
+    assert re.search(r"\r  baseline: [\d.]+ s, .+ 62 %; then", shown)
+    assert max(len(line) for line in re.split(r"\r|\x1b\[K", shown)) == COLUMNS - 1, "a longer one would be two lines"
     assert "\n" not in shown
     assert shown.endswith("\r\x1b[K")
 

@@ -147,7 +147,7 @@ async def _journal(path: Path) -> None:
         ("plan --socket {folder}/none.sock", "systemctl start powerguard"),
         (SIZE, "It fits in full"),
         ("simulate --outages 1 --jobs 1", "1 outage from seed 1"),
-        ("demo --fast", "no training was lost"),
+        ("demo --fast --keep {folder}/kept", "no training was lost"),
         ("history --journal {folder}/journal.sqlite", "6f1d2c3b-49400"),
         ("checkpoints list {folder}/store", "state"),
         ("checkpoints list {folder}/none", "no such folder"),

@@ -18,7 +18,7 @@ GIVEN = {
     "verdict": "a & b",
     "mood": '"good"',
     "drawing": "<svg></svg>",
-    "colours": {"stop": ("#fff", "#000")},
+    "style": "svg { display: block; }",
     "notes": ["<note>"],
     "sections": [Section("<name>", ("<th>",), [("<td>",)], numbers=(0,)), Section("empty", ("a",), [])],
     "footer": "<foot>",

@@ -2,10 +2,12 @@
 
 import contextlib
 import io
+import os
+import pty
 
 import pytest
 
-from powerguard.cli.render import Paint, clean, clock_of, duration, fold, moment, number, table, told_seconds
+from powerguard.cli.render import Paint, clean, clock_of, duration, fold, moment, number, table, told_seconds, waiting
 
 
 @pytest.mark.parametrize(
@@ -104,3 +106,18 @@ def test_only_a_terminal_folds() -> None:
     with contextlib.redirect_stdout(io.StringIO()):
         assert fold(["x " * 200]) == ["x " * 200]
     assert fold(["x " * 200], 20) == ["x " * 200]
+
+
+def test_what_takes_seconds_says_so_on_a_terminal_alone(capsys: pytest.CaptureFixture[str]) -> None:
+    """It is gone when it is over, also by an error."""
+    with waiting("asking"):
+        pass
+    assert capsys.readouterr().err == ""
+    ours, theirs = pty.openpty()
+    with os.fdopen(theirs, "w") as terminal, contextlib.redirect_stderr(terminal):
+        with waiting("asking", quiet=True):
+            pass
+        with pytest.raises(ValueError, match="broken"), waiting("asking"):
+            int("broken")
+        assert os.read(ours, 100) == b"asking ...\r\x1b[K"
+    os.close(ours)

@@ -1,6 +1,7 @@
 """`report` and `history` as their users meet them: on journals that the real loop wrote, whole and damaged."""
 
 import asyncio
+import contextlib
 import errno
 import json
 import os
@@ -385,9 +386,10 @@ def test_the_page_stands_alone(story: str, journals: dict[str, Path], run: Run) 
     assert coordinates
     assert min(coordinates) >= 0.0
     assert max(coordinates) <= 960.0
-    # On a phone what is wider scrolls in a box of its own, and the box shows where there is more.
-    wide = re.findall(r"(.{20})<(?:table|svg)", page.partition("<body>")[2])
-    assert [before for before in wide if not before.endswith('<div class="scroll">')] == []
+    # On a phone what is wider scrolls in a box of its own, by keyboard too, and the box shows where there is more.
+    boxes = re.findall(r'<div class="scroll" tabindex="0" role="region" aria-label="[^"]+">\s*<(?:table|svg)', page)
+    assert len(boxes) == len(re.findall(r"<(?:table|svg)\b", page))
+    assert page.count("<main>") == 1
     (box,) = re.findall(r"\.scroll { overflow-x: auto; background:([^}]*)}", page)
     assert (box.count("no-repeat local"), box.count("no-repeat scroll")) == (2, 2)
 
@@ -497,10 +499,65 @@ def test_the_curve_is_drawn_at_the_scale_of_the_outage(journals: dict[str, Path]
     told = report(journals["held"])
     top = max(point["reported_s"] for point in told["runtime"])
     after = [stretch for feed in told["feeds"] for stretch in feed["stretches"] if stretch["source"] == "utility"][-1]
-    told["runtime"].append({"at_s": after["to_s"], "reported_s": 100_000.0})
+    told["runtime"].append(told["runtime"][-1] | {"at_s": after["to_s"], "reported_s": 100_000.0})
     drawn = timeline(told, [])
     assert duration(100_000.0) not in drawn
     assert duration(top) in drawn
+
+
+def drawn_lines(drawing: ET.Element, name: str) -> list[list[tuple[float, float]]]:
+    """The points of each line of this class."""
+    found = (each.get("points", "") for each in drawing.iter("polyline") if each.get("class") == name)
+    return [[(float(x), float(y)) for x, y in (point.split(",") for point in points.split())] for points in found]
+
+
+def test_predictions_are_drawn_beside_what_came(journals: dict[str, Path], report: Report) -> None:
+    """Runtime, charge and load: the dashed line ends where the forecast said, the whole line where it was."""
+    told = report(journals["powered-off"])
+    drawing = ET.fromstring(timeline(told, []))
+    level = {text.text: float(text.get("y", "")) - 4.0 for text in drawing.iter("text") if text.get("class") == "soft"}
+
+    def percent(y: float) -> float:
+        return 100.0 - 50.0 * (y - level["100 %"]) / (level["50 %"] - level["100 %"])
+
+    (load,) = drawn_lines(drawing, "load predicted")
+    predicted = next(each for each in told["predictions"] if each["unit"] == "share")
+    assert [percent(y) for _, y in load] == pytest.approx([100.0 * predicted["predicted"]] * 2, abs=0.2)
+    measured = [percent(y) for x, y in drawn_lines(drawing, "load")[0] if load[0][0] + 10.0 < x < load[1][0]]
+    assert measured[-1] == pytest.approx(100.0 * predicted["measured"], abs=0.2)
+
+    began, paused, held = drawn_lines(drawing, "effective predicted")[:3]
+    was = drawn_lines(drawing, "effective")
+    assert [line[0] for line in was] == [line[0] for line in (began, paused, held)], "both begin at the decision"
+    (at_pause, at_commit) = (each for each in told["predictions"] if each["what"].startswith("effective runtime"))
+    assert began[1][1] - was[0][1][1] > 1.0, f"it lasted longer than predicted: {at_pause}"
+    assert held[1][1] == pytest.approx(was[2][1][1], abs=1.0), f"as predicted: {at_commit}"
+
+    charges = [percent(y) for line in drawn_lines(drawing, "charge") for _, y in line]
+    known = [point["charge_pct"] for point in told["runtime"]]
+    assert charges == pytest.approx(known, abs=0.6)
+    assert len(drawn_lines(drawing, "charge predicted")) == 4
+
+
+def test_few_readings_of_a_long_outage_are_one_line(journals: dict[str, Path], report: Report) -> None:
+    """A silent UPS still makes a gap in it."""
+    told = report(journals["held"])
+    point = told["runtime"][0]
+    told["runtime"] = [point | {"at_s": 5.0 * number} for number in (*range(10), *range(30, 40))]
+    drawing = ET.fromstring(timeline(told, []))
+    assert [len(line) for line in drawn_lines(drawing, "charge")] == [10, 10]
+    told["runtime"] = [point | {"at_s": 90.0 * number} for number in range(10)]
+    assert [len(line) for line in drawn_lines(ET.fromstring(timeline(told, [])), "charge")] == [10]
+
+
+def test_what_the_ups_does_not_report_is_not_drawn(journals: dict[str, Path], report: Report) -> None:
+    told = report(journals["held"])
+    told["runtime"] = [point | {"reported_s": None, "load_pct": None} for point in told["runtime"]]
+    drawing = ET.fromstring(timeline(told, []))
+    assert (drawn_lines(drawing, "reported"), drawn_lines(drawing, "load")) == ([], [])
+    assert drawn_lines(drawing, "charge") != []
+    told["runtime"] = []
+    assert ">unknown<" in timeline(told, [])
 
 
 def test_a_bare_stop_is_not_told_as_an_orderly_one(journals: dict[str, Path], report: Report, golden: Golden) -> None:
@@ -639,6 +696,20 @@ def test_an_older_journal(journals: dict[str, Path], report: Report, run: Run, t
     assert told["trainers"][0]["expected_s"] is None
     assert len(told["doubts"]) == 1
     golden("report", run("report", "--journal", path)[1], varies=FIGURES)
+
+
+@pytest.mark.parametrize("value", ["1e999", "-1e999", "NaN", '"<b>"', "null", "true", "[1]", "-5", "1e300"])
+def test_figures_that_are_none_are_unknown(value: str, journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
+    """Every verb still answers, and what is for programs is JSON."""
+    with contextlib.closing(sqlite3.connect(journals["held"])) as db:
+        ((text,),) = db.execute("SELECT figures FROM outages").fetchall()
+    figures = "{" + ", ".join(f'"{name}": {value}' for name in json.loads(text)) + "}"
+    path = changed(journals["held"], tmp_path / "j.sqlite", f"UPDATE outages SET figures = '{figures}'")
+    for words in ("history", "history --sum", "report", "report --markdown", "report --html -", "explain"):
+        assert run(*words.split(), "--journal", path)[0] == 0
+    for words in ("history", "history --sum", "report", "explain"):
+        _, out, _ = run(*words.split(), "--json", "--journal", path)
+        json.loads(out, parse_constant=pytest.fail)
 
 
 @pytest.mark.parametrize(

@@ -89,15 +89,16 @@ def test_the_example(say: Say, golden: Golden) -> None:
     assert "APC SRT 6000VA" in terms["tau_now_s"]
 
 
-def test_the_guide_shows_what_is_printed(say: Say) -> None:
-    """docs/guides/battery.md: each of its outputs is how its command begins today."""
-    guide = (DOCS / "guides" / "battery.md").read_text(encoding="utf-8")
+@pytest.mark.parametrize("name", ["battery", "several-ups"])
+def test_the_guide_shows_what_is_printed(name: str, say: Say) -> None:
+    """Each output in it is how its command begins today."""
+    guide = (DOCS / "guides" / f"{name}.md").read_text(encoding="utf-8")
     examples = re.findall(r"```console\n\$ powerguard plan (.*?)\n(.*?)```", guide, flags=re.DOTALL)
     assert examples
     for command, output in examples:
         words = shlex.split(command.replace("\\\n", " "))
         _, out, err = say("--no-settings", *words)
-        assert (err, out.startswith(output.removesuffix("...\n"))) == ("", True)
+        assert (err, out.startswith(output.removesuffix("...\n").rstrip("\n"))) == ("", True)
 
 
 def test_the_object_is_the_documented_one(say: Say) -> None:
@@ -360,6 +361,63 @@ def test_a_figure_that_a_gauge_reported_is_named_so(say: Say, golden: Golden) ->
     golden("size", out)
     _, out, _ = say("--size", *load, "APC SMC1000IC")
     assert "reported" not in out
+
+
+HOSTS = [
+    "--host",
+    "tier=2,w=3000,checkpoint=20s,n=2",
+    "--host",
+    "tier=1,w=3kW,n=2",
+    "--host",
+    "tier=0,w=2500,checkpoint=1m",
+]
+
+
+@pytest.mark.parametrize(
+    ("table", "code", "first"),
+    [
+        ("50:25m,100:10m", 0, "The battery carries every tier, each with a checkpoint and a full stop."),
+        ("50:540,100:240", 1, "The battery carries every tier, but tiers 0, 1, 2 without a full stop."),
+        ("50:100,100:40", 1, "The battery does not carry tiers 0, 1."),
+    ],
+)
+def test_the_hosts_of_a_shared_ups(table: str, code: int, first: str, say: Say, golden: Golden) -> None:
+    """Each tier's pause and stop on one time axis, and which tier the battery cannot carry."""
+    told, out, err = say("--size", "--no-settings", "--rating-w", "20000", "--table", table, *HOSTS)
+    assert (told, err) == (code, "")
+    assert out.splitlines()[0] == first
+    golden("size", out, table)
+    _, out, _ = say("--size", "--no-settings", "--json", "--rating-w", "20000", "--table", table, *HOSTS)
+    answer = json.loads(out)
+    assert (answer["object"], answer["fits"]) == ("size_hosts", code == 0)
+    assert [each["tier"] for each in answer["hosts"]] == [2, 1, 0]
+
+
+@pytest.mark.parametrize(
+    ("options", "wrong"),
+    [
+        (["--host", "tier=1"], "has no w"),
+        (["--host", "w=1kW"], "has no tier"),
+        (["--host", "tier=10,w=1kW"], "--host tier: must be 0 to 9"),
+        (["--host", "tier=1,w=0"], "--host w: must be"),
+        (["--host", "tier=1,w=1kW,n=0"], "--host n: must be"),
+        (["--host", "tier=1,w=1kW,watts=2"], "'watts=2' is not one of"),
+        (["--host", "tier=1,w=1kW,w=2kW"], "w occurs twice"),
+        (["--host", "tier=1,w=1kW,paused=2kW"], "check whether they are swapped"),
+        (["--host", "tier=1,w=1kW", "--load-w", "3kW"], "--load-w and --host contradict each other"),
+        (["--host", "tier=1,w=1kW"] * 33, "33 are more than 32"),
+        (["--host", ""], "'' is not one of"),
+    ],
+)
+def test_hosts_that_make_no_sense(options: list[str], wrong: str, say: Say) -> None:
+    code, out, err = say("--size", "--no-settings", "--rating-w", "20000", "--table", "50:25m,100:10m", *options)
+    assert (code, out) == (64, "")
+    assert wrong in err
+
+
+def test_hosts_need_the_rating_of_their_ups(say: Say) -> None:
+    code, _, err = say("--size", "--no-settings", "--table", "50:25m,100:10m", "--host", "tier=1,w=1kW")
+    assert (code, "--rating-w" in err) == (64, True)
 
 
 def test_options_of_size_need_it(say: Say, golden: Golden) -> None:

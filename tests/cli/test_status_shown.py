@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from powerguard.cli.render import Paint
-from powerguard.cli.status import _bar, _rows, describe, watched
+from powerguard.cli.status import Curves, _bar, _rows, describe, watched
 from tests.golden import Golden
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -62,8 +62,8 @@ def test_one_fault_is_told_once(golden: Golden) -> None:
         reason("source_down", "a source does not answer (snmp:10.0.0.5: no answer)", "ask it"),
     )
     told["bmc"] |= {"policy": "last-state", "verified": False, "error": WRONG}
-    told["way_back"]["layers"][0] |= {"stands": "blocked", "why": WRONG}
-    told["way_back"]["covers_race"] = False
+    told["power_on"]["layers"][0] |= {"stands": "blocked", "why": WRONG}
+    told["power_on"]["covers_race"] = False
     told["sources"][0] |= {"up": False, "last_error": "no answer"}
     text = "\n".join(describe(told, Paint()))
     assert (text.count(WRONG), text.count("no answer")) == (1, 1)
@@ -111,6 +111,29 @@ def test_a_screen_holds_what_it_shows(columns: int, lines: int, faults: int) -> 
         assert missing.count("!") <= 8, "an error goes after the warnings"
     if missing:
         assert "last" in missing, "the last outage matters least"
+
+
+def test_the_curves_of_an_outage(golden: Golden) -> None:
+    """Drawn from its first seconds on, over its whole length; they begin anew with the next outage."""
+    curves = Curves()
+    told = status_with()
+    told |= {"phase": "on_battery", "outage": {"id": "o1"}}
+    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "utf-8")):
+        for second in range(5_000):
+            told["ups"] |= {"charge_pct": 100.0 - second / 100.0, "load_pct": 75.0 if second < 2_500 else None}
+            told["budget"]["runtime_effective_paused_s"] = 5_000.0 - second
+            curves.take(told)
+        rows = curves.rows(120)
+        assert [row.label for row in rows] == ["so far", "", ""]
+        assert curves.rows(59) == []
+        golden("status", "\n".join(row.text for row in rows))
+        told["outage"]["id"] = "o2"
+        curves.take(told)
+        assert curves.rows(120) == []
+    with contextlib.redirect_stdout(io.TextIOWrapper(io.BytesIO(), "ascii")):
+        for _ in range(20):
+            curves.take(told)
+        assert curves.rows(120) == [], "letters that the terminal has not"
 
 
 @pytest.mark.parametrize(("need_s", "bar"), [(10.0, "#####..........|...."), (50.0, "###############|####")])

@@ -36,6 +36,7 @@ from powerguard.core.model.actions import (
     DisarmWay,
     DrainNode,
     EnsurePolicy,
+    LeaveJob,
     LeaveNode,
     Level,
     Note,
@@ -106,6 +107,7 @@ KINDS: dict[str, type[Action]] = {
     "drain": DrainNode,
     "signal": SignalJobs,
     "leave": LeaveNode,
+    "leave_job": LeaveJob,
     "give_back": ReturnNode,
 }
 _NOTED = (
@@ -136,6 +138,8 @@ _NOTED = (
     "expected_w",
     "did",
     "jobs",
+    "hosts",
+    "waited_s",
 )
 
 
@@ -437,6 +441,9 @@ class Player:
             step=int(given["step"]) if "step" in given else None,
             stall_s=float(given["stall_s"]) if "stall_s" in given else None,
             durable_age_s=float(given["durable_age_s"]) if "durable_age_s" in given else None,
+            hosts=int(given.get("hosts", "1")),
+            held_by=given.get("held_by", "").replace("_", " "),
+            ended_by=given.get("ended_by", "").replace("_", " "),
         )
 
     def _restart(self, at_s: float, verb: str, given: dict[str, str]) -> None:

@@ -11,6 +11,7 @@ from powerguard.core.model.serialisation import from_plain, sane, to_plain
 from powerguard.core.model.state import (
     Armed,
     GpuCap,
+    JobEnded,
     NodeMarked,
     Obligation,
     Online,
@@ -29,6 +30,7 @@ ONE_OF_EACH = (
     Armed(outage="o", order="a-1", at_s=90.0, acts_at_s=300.0, way=Way.RTC, kept=True),
     TemporaryPolicy(order="p-1", at_s=90.0, retry_at_s=95.0, policy="always-off"),
     NodeMarked(outage="o", order="n-1", at_s=90.0, drained=True, leaving=True, jobs=("12", "13_2")),
+    JobEnded(trainer="a", at_s=90.0, because="gpu2 has left the job", started=True),
     Resume(trainer="a", at_s=90.0, retry_at_s=101.0),
     Start(outage="o", at_s=90.0, retry_at_s=121.0, tries=1),
 )

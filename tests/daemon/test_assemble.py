@@ -23,6 +23,7 @@ from powerguard.core.model.actions import (
     DisarmWay,
     DrainNode,
     EnsurePolicy,
+    LeaveJob,
     LeaveNode,
     PauseTrainer,
     PowerOff,
@@ -157,6 +158,7 @@ def test_armed_is_armed(folder: Path) -> None:
         DisarmWay,
         DrainNode,
         SignalJobs,
+        LeaveJob,
         LeaveNode,
         ReturnNode,
         Reboot,
@@ -169,7 +171,7 @@ def test_a_rehearsal_does_everything_but_the_power_off(folder: Path) -> None:
     parts = build(load(write(folder, mode="rehearse")), Ports(), lambda _: None)
     assert (parts.policy.mode, parts.policy.powers_off) == (Mode.REHEARSE, False)
     recorded = {kind for kind, effector in parts.effectors.items() if isinstance(effector, DryRunEffector)}
-    assert recorded == {LeaveNode}, "a rehearsal ends no job"
+    assert recorded == {LeaveJob, LeaveNode}, "a rehearsal ends no job"
     bmc, host = parts.effectors[EnsurePolicy], parts.effectors[PowerOff]
     assert isinstance(bmc, BmcEffector)
     assert (bmc._options.policy, bmc._dry_run) == ("ensure", False)

@@ -5,23 +5,29 @@ import contextlib
 import json
 import re
 import socket
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping, Sequence
 from dataclasses import replace
 from html.parser import HTMLParser
 from pathlib import Path
 from typing import Any
+from urllib.parse import quote
 
 import aiohttp
 import pytest
 
 from powerguard.core.model.policy import FeedPolicy, Mode
 from powerguard.core.model.state import Recovery, Supplied, Supply
+from powerguard.daemon.journal import history, read_only
 from powerguard.daemon.journal.records import OutageRecord
 from powerguard.daemon.observe.http import http_server
+from powerguard.daemon.observe.page.reports import FAILED_S, Reports
 from powerguard.daemon.observe.page.updates import READERS, Page
 from powerguard.daemon.observe.page.view import MOST_POINTS, Curves, bars, duration
 from powerguard.daemon.observe.page.words import WORDS, language_of
 from powerguard.daemon.observe.status import returning, status
+from powerguard.effectors.child import MAX_OUTPUT_BYTES, Ended, run_child
+from powerguard.sim.virtual import VirtualLoop
+from tests.cli.test_explain import STORIES, told_in
 from tests.daemon.watched import BOOT, PHASES, POLICY, WALL_S, Watched, in_mode, scene
 
 PATIENCE_S = 60.0
@@ -190,6 +196,98 @@ def test_last_outages_come_from_the_journal() -> None:
     assert text.index("still running") < text.index("ridden through: training never stopped")
     assert "powerguard report 6f1d2c3b-7 --html FILE" in text
     assert "5 min 0 s" in text
+
+
+@pytest.fixture(scope="module")
+def journal(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A journal that the real loop wrote, with one outage that has ended."""
+    path = tmp_path_factory.mktemp("pg ") / "journal.sqlite"
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(told_in(path, STORIES["held"]))
+    return path
+
+
+class Counted:
+    """Starts real children, and counts them. ended: what they answer in the place of a child of ours."""
+
+    def __init__(self, ended: Ended | OSError | None = None) -> None:
+        self.argv: list[Sequence[str]] = []
+        self._ended = ended
+
+    async def __call__(
+        self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        self.argv.append(argv)
+        if isinstance(self._ended, OSError):
+            raise self._ended
+        return await run_child(argv, limit_s=PATIENCE_S) if self._ended is None else self._ended
+
+
+async def ask(port: int, outage: str) -> tuple[int, str, str]:
+    async with (
+        aiohttp.ClientSession() as session,
+        session.get(f"http://127.0.0.1:{port}/outages/{quote(outage, safe='')}") as answer,
+    ):
+        return answer.status, await answer.text(), answer.headers["Content-Security-Policy"]
+
+
+async def test_the_last_outages_link_to_their_reports(journal: Path) -> None:
+    """Made once by a child, under the policy that its own style needs; the running one and others have none."""
+    with read_only(journal) as db:
+        (record,) = history(db, 1)
+    daemon, spawn = scene(), Counted()
+    daemon.outages = (recorded(id="runs", ended_wall=None), record)
+    reports = Reports(daemon, journal, spawn)
+    linked = re.findall(r'href="/outages/([^"]*)"', Page(daemon, status, returning, reports).html("en"))
+    assert linked == [quote(record.id)]
+    async with http_server(daemon, port=0, reports=reports) as port:
+        code, html, policy = await ask(port, record.id)
+        assert (code, html.count("<svg")) == (200, 1)
+        assert record.id in html
+        assert policy.startswith("default-src 'none'; style-src 'sha256-")
+        assert (await ask(port, record.id))[1] == html
+        for name in ("runs", "none", "--help", "a/b", "../x", MARKUP):
+            code, text, _ = await ask(port, name)
+            assert (code, "<" in text) == (404, False)
+    assert len(spawn.argv) == 1
+
+
+async def test_no_report_is_made_in_an_outage(journal: Path) -> None:
+    """Nor is one linked: the daemon then has other work."""
+    daemon, spawn = scene("holding"), Counted()
+    daemon.outages = (recorded(),)
+    reports = Reports(daemon, journal, spawn)
+    assert "/outages/" not in Page(daemon, status, returning, reports).html("en")
+    async with http_server(daemon, port=0, reports=reports) as port:
+        code, text, _ = await ask(port, recorded().id)
+        assert (code, text.partition("; ")[2]) == (503, f"on the host: powerguard report {recorded().id} --html FILE\n")
+    assert spawn.argv == []
+
+
+@pytest.mark.parametrize(
+    "ended",
+    [
+        Ended(returncode=-9, stdout=b"<p>", stderr=b"", timed_out=True),
+        Ended(returncode=66, stdout=b"", stderr=b"secret"),
+        Ended(returncode=0, stdout=b"x" * MAX_OUTPUT_BYTES, stderr=b""),
+        OSError(12, "Cannot allocate memory"),
+    ],
+    ids=["slow", "failed", "cut off", "no memory"],
+)
+async def test_a_report_that_cannot_be_made_names_the_command(journal: Path, ended: Ended | OSError) -> None:
+    daemon = scene()
+    daemon.outages = (recorded(),)
+    spawn = Counted(ended)
+    async with http_server(daemon, port=0, reports=Reports(daemon, journal, spawn)) as port:
+        for _ in range(3):
+            code, text, _ = await ask(port, recorded().id)
+            assert code == 503
+            assert f"powerguard report {recorded().id} --html FILE" in text
+            assert "secret" not in text
+        assert len(spawn.argv) == 1, "readers cause no flood of children"
+        daemon.now_s += FAILED_S
+        assert (await ask(port, recorded().id))[0] == 503
+    assert len(spawn.argv) == 2
 
 
 @pytest.mark.parametrize(("checkpoint_s", "stop_s"), [(20.0, 120.0), (0.0, 600.0), (100.0, 1100.0)])

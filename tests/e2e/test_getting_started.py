@@ -137,7 +137,7 @@ def test_the_page_from_the_first_command_to_the_last(desk: Desk) -> None:
     assert desk.status()["supply"] == "utility"
     assert json.loads(desk.run("plan --config", "--json"))["next"]
     checks = {each["name"]: each["verdict"] for each in json.loads(desk.run("doctor", "--json", may=(2,)))["checks"]}
-    assert (checks["trainer.line"], checks["ups.127.0.0.1"], checks["way_back"]) == ("PASS", "PASS", "FAIL")
+    assert (checks["trainer.line"], checks["ups.127.0.0.1"], checks["power_on"]) == ("PASS", "PASS", "FAIL")
 
     press_enter(ups)
     desk.until(lambda: desk.phase() == "holding", "no hold on battery")

@@ -106,7 +106,7 @@ def test_the_power_off_ends_in_a_reboot_where_utility_is_back_and_only_there(*, 
             assert container.rebooted == returns, f"{story.end()}\n{container.console[-1000:]}"
         if not returns:
             (left,) = story.notes("reboot_left")
-            assert "utility is not back for good" in left.because
+            assert "utility is not stable" in left.because
             assert story.notes("reboot_ordered") == []
             return
         assert len(story.notes("reboot_ordered")) == 1

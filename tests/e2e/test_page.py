@@ -61,6 +61,27 @@ async def test_the_page_tells_an_outage_in_order() -> None:
         world.no_traceback()
 
 
+async def test_the_daemon_serves_the_report_of_an_outage_that_is_over() -> None:
+    """Made from the journal that it writes itself; while the outage ran there was none."""
+    async with rig(runtime=LONG) as world:
+        await world.start()
+        world.ups.utility = False
+        await world.phase("on_battery")
+        outage = world.one_outage()
+        assert (await world.get(f"/outages/{outage}"))[0] == 404
+        world.ups.utility = True
+        await world.note("outage_ended", outage=outage)
+
+        async def made() -> str:
+            code, text = await world.get(f"/outages/{outage}")
+            return text if code == 200 else ""
+
+        page: str = await world.until(made, "the report")
+        assert "ridden through" in page
+        assert page.count("<svg") == 1
+        world.no_traceback()
+
+
 class Tab:
     """A page in Chromium, asked by its DevTools."""
 

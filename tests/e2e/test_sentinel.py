@@ -316,7 +316,7 @@ async def boot(world: Rig) -> None:
 
 def layer(told: Mapping[str, Any]) -> Mapping[str, Any]:
     """Layer C, as the status tells it."""
-    return next(each for each in told["way_back"]["layers"] if each["layer"] == "C")
+    return next(each for each in told["power_on"]["layers"] if each["layer"] == "C")
 
 
 @contextlib.asynccontextmanager
@@ -375,8 +375,8 @@ async def test_sentinels_of_no_use_are_told_and_hold_nothing_up(tmp_path: Path) 
         world.write_settings()
         code, said = await powerguard("doctor", "--json", "--config", str(world.config))
         checks = {each["name"]: each for each in json.loads(said)["checks"]}
-        assert (code, checks["way_back"]["verdict"], checks["way_back.sentinel"]["verdict"]) == (2, "FAIL", "WARN")
-        assert all(each in checks["way_back"]["text"] for each in words)
+        assert (code, checks["power_on"]["verdict"], checks["power_on.sentinel"]["verdict"]) == (2, "FAIL", "WARN")
+        assert all(each in checks["power_on"]["text"] for each in words)
 
         world.settings["ups"]["rack-a"]["output_off"] = {
             "by": "snmp",

@@ -146,7 +146,7 @@ def gives_secrets(operator: Operator) -> None:
         typed = 'unset POWERGUARD_UNDER_TEST; printf "%s" "$1" | "$2" secret set "$3"'
         operator.container.check("bash", "-c", typed, "bash", secret, POWERGUARD, name)
     assert operator.types("secret", "list")[0] == 0
-    started_without = [text for _, text in operator.doctor()["FAIL"] if "was started without it" in text]
+    started_without = [text for _, text in operator.doctor()["FAIL"] if "the running daemon started without it" in text]
     assert len(started_without) == len(SECRETS)
     code, said = operator.types("install", "--prefix", "/opt/powerguard", "--verbose")
     assert (code, "systemctl restart powerguard.service" in said) == (0, True), said

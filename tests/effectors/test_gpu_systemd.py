@@ -114,7 +114,7 @@ def test_a_watch_that_is_killed_comes_back_and_restores_at_the_end_of_the_lease(
         until(lambda: host.watts() == [700, 700], limit_s=4 * LEASE_S)
         assert host.container.run("test", "-e", LIMITS).returncode != 0
         until(lambda: host.state(WATCH) == "inactive")
-        assert "the daemon has not renewed the stop for the cap" in host.log()
+        assert "the daemon has not renewed the cap" in host.log()
 
 
 def test_a_cap_that_is_held_outlasts_its_lease_and_a_failed_restore_does_not() -> None:

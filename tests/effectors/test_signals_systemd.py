@@ -133,7 +133,7 @@ def test_a_watch_that_is_killed_comes_back_and_lets_go_on_at_the_end_of_the_leas
         host.container.check("systemctl", "kill", "--signal=KILL", WATCH)
         until(lambda: "T" not in host.states(), limit_s=4 * LEASE_S)
         until(lambda: host.state(WATCH) == "inactive")
-        assert "the daemon has not asked" in host.log()
+        assert "the daemon has not renewed the stop" in host.log()
 
 
 def test_a_unit_is_asked_for_a_checkpoint_where_root_has_said_so() -> None:

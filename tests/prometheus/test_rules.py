@@ -32,6 +32,7 @@ RECORDED = {rule["record"] for rule in ENTRIES if "record" in rule}
 NOT_WORTH_AN_ALERT = {
     "maintenance": "a person set it, and it ends by itself",
     "aborted": "a person did it, in an outage that has an alert",
+    "training_held": "the host that holds it is on battery, and has an alert",
 }
 """Reasons of /readyz without a rule, and why."""
 OF_TRAINERS = {"powerguard_trainer_upload_durable_age_seconds"}

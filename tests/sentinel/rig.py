@@ -149,7 +149,7 @@ class Rig:
 
 
 def options_of(folder: Path, host: str, urls: tuple[str, ...], **more: Any) -> SentinelOptions:  # noqa: ANN401
-    key = more.pop("key", KEYS[host])
+    key = more.pop("key", KEYS.get(host, KEYS["n1"]))
     secret = Secret(file=str(keep_secret(folder / f"key-{host}", key.decode())))
     return SentinelOptions(kind="http", urls=list(urls), key=secret, name=host, **more)
 
@@ -189,6 +189,7 @@ async def running(
     chassis: dict[str, Chassis] | None = None,
     supplies: dict[str, Supply] | None = None,
     store: IntentFile | None = None,
+    page_key: bytes = b"",
 ) -> AsyncIterator[Rig]:
     """Run a sentinel until the block ends; it ends as if killed: nothing is written at the end."""
     told = settings or settings_of(folder / "state")
@@ -213,9 +214,10 @@ async def running(
         keeper = IntentStore(store or IntentFile(Path(told.state)), moment_of(ports), tasks)
         await keeper.load()
         sentinel = Sentinel(told, keeper, ports)
-        door = Door({name: KEYS[name] for name in told.hosts if name in KEYS}, sentinel, boottime_s)
+        keys = {name: KEYS.get(name, KEYS["n1"]) for name in told.hosts}
+        door = Door(keys, sentinel, boottime_s)
         task = tasks.create_task(sentinel.run())
-        async with server(door, reads(sentinel, door), listen="127.0.0.1", port=0, tls=tls) as port:
+        async with server(door, reads(sentinel, door, page_key), listen="127.0.0.1", port=0, tls=tls) as port:
             scheme = "http" if tls is None else "https"
             yield Rig(told, sentinel, door, port, folder, chassis, supplies, scheme)
         task.cancel()

@@ -73,6 +73,11 @@ def test_the_reference_names_every_setting() -> None:
         ("kind: ipmi-lan", "kind: in-band", "kind in-band does not use host"),
         ("{kind: ipmi-lan, host: 10.0.8.22, user: u, password: {credential: b}}", "{kind: none}", "not none"),
         ("mode: dry-run", "mode: dry-run\nlisten: 10.0.0.2", "without tls a listener can read hosts and outages"),
+        (
+            "mode: dry-run",
+            "mode: dry-run\nlisten: 10.0.0.2\nplain_http: true\npage_key: {credential: p}",
+            "without tls a listener can read page_key",
+        ),
         ("mode: dry-run", "mode: dry-run\nlisten: manager", "listen: must be an IP address of this host"),
         ("mode: dry-run", "mode: dry-run\nutility_stabel_s: 5", "did you mean 'utility_stable_s'?"),
         ("mode: dry-run", "mode: dry-run\ncharge_pct: 100", "charge_pct: must be 0 to 95, got 100"),
@@ -105,8 +110,11 @@ def test_each_host_has_a_key_of_its_own_that_is_long_enough(tmp_path: Path) -> N
     with pytest.raises(SettingsError, match=r"hosts\.node-1\.key: .*No such file"):
         read_keys(settings)
     keep_secret(tmp_path / "key", "k" * 64)
-    with pytest.raises(SettingsError, match=r"hosts\.node-2\.key: is also that of node-1"):
+    with pytest.raises(SettingsError, match=r"hosts\.node-2\.key: is also hosts\.node-1\.key"):
         read_keys(settings)
+    assert read_keys(load(write(tmp_path, LEAST))) == ({"node-1": b"k" * 64}, b"")
+    with pytest.raises(SettingsError, match=r"page_key: is also hosts\.node-1\.key"):
+        read_keys(load(write(tmp_path, LEAST + "page_key: {file: KEY}\n")))
     keep_secret(tmp_path / "key", "k" * 31)
     with pytest.raises(SettingsError, match=r"31 bytes, at least 32 \(openssl rand -hex 32\)"):
         read_keys(load(write(tmp_path, LEAST)))

@@ -22,6 +22,7 @@ port: {port}
 state: {folder}/state
 utility_stable_s: 5
 log: {{format: logfmt}}
+page_key: {{file: {folder}/page-key}}
 ups:
   a: {{sources: [{{kind: nut, host: 127.0.0.1, port: {nut}, name: dsim}}]}}
 hosts:
@@ -32,6 +33,9 @@ hosts:
 """
 
 
+PAGE_KEY = "p" * 64
+
+
 class Program:
     """`powerguard sentinel` in a process of its own. log: all that it has said."""
 
@@ -40,6 +44,7 @@ class Program:
         self.port = free_port()
         (folder / "state").mkdir()
         keep_secret(folder / "bmc-password", password)
+        keep_secret(folder / "page-key", PAGE_KEY)
         self.host = SentinelEffector(options_of(folder, "n1", (f"http://127.0.0.1:{self.port}",)), feeds=("a",))
         told = SETTINGS.format(port=self.port, folder=folder, nut=nut, bmc=bmc)
         (folder / "sentinel.yaml").write_text(told, encoding="utf-8")
@@ -81,13 +86,20 @@ async def test_it_starts_says_what_blocks_it_and_stops(tmp_path: Path) -> None:
         with pytest.raises(EffectorError, match="UPS a: not read"):
             await told(program.host, check())
         assert (await told(program.host, arm(in_s=600.0)))["in_s"] == 600.0
+        for path, names_it in (("/", False), ("/names", True)):
+            headers = {"Authorization": aiohttp.encode_basic_auth("me", PAGE_KEY)}
+            async with (
+                aiohttp.ClientSession(headers=headers) as session,
+                session.get(f"http://127.0.0.1:{program.port}{path}") as answer,
+            ):
+                assert (answer.status, "n1" in await answer.text()) == (200, names_it)
         proc = Path(f"/proc/{process.pid}")
         seen = (proc / "cmdline").read_bytes() + (proc / "environ").read_bytes() + program.log.encode()
         process.send_signal(signal.SIGTERM)
         async with asyncio.timeout(10):
             assert await process.wait() == 0
     seen += program.log.encode() + (tmp_path / "state" / "intents.json").read_bytes()
-    assert not [secret for secret in (KEYS["n1"], b"the-password-of-the-bmc") if secret in seen]
+    assert not [secret for secret in (KEYS["n1"], b"the-password-of-the-bmc", PAGE_KEY.encode()) if secret in seen]
     for event in ("sentinel_started", "http_listening", "intent_stored", "supply_changed", "sentinel_stopped"):
         assert event in program.log
     assert "Traceback" not in program.log

@@ -96,6 +96,8 @@ TEMPLATES = [
     ('{\n"text": "$5"}', ":2: a lone $"),
     ('{"text": $title}', "gives no JSON"),
     ("x" * 20_000, "is longer than 16384 bytes"),
+    ("[" * 16_000, "gives no JSON"),
+    ('{"text": "\udcff"}', "is not UTF-8"),
 ]
 
 
@@ -104,7 +106,7 @@ def test_a_template_of_a_webhook(text: str, wrong: str, tmp_path: Path) -> None:
     """A body that would not be JSON, or names what there is not, is told before the first outage."""
     url, template, path = tmp_path / "url", tmp_path / "slack.json", tmp_path / "powerguard.yaml"
     url.touch(mode=0o600)
-    template.write_text(text, encoding="utf-8")
+    template.write_text(text, encoding="utf-8", errors="surrogateescape")
     path.write_text(
         "mode: dry-run\nups: {a: {sources: [{kind: apcupsd, host: h}]}}\n"
         f"notify: {{targets: {{chat: {{kind: webhook, url: {{file: {url}}}, template: {template}}}}}}}\n",
@@ -117,6 +119,11 @@ def test_a_template_of_a_webhook(text: str, wrong: str, tmp_path: Path) -> None:
     template.unlink()
     (gone,) = missing(load(path), tmp_path / "no-profiles")[0]
     assert gone.what == f"{template}: No such file or directory (put the body of the message there)"
+    for make in (os.mkfifo, os.mkdir):
+        make(template)
+        (none,) = missing(load(path), tmp_path / "no-profiles")[0]
+        assert none.what == f"{template}: is not a file (name the file with the body)"
+        template.rmdir() if template.is_dir() else template.unlink()
 
 
 WRONG = [

@@ -78,7 +78,7 @@ def test_the_whole_story_and_what_it_keeps(folder: Path) -> None:
     assert "SNMP v2c over UDP" in told["real"]
 
     names = {path.name for path in kept.iterdir()}
-    assert {"powerguard.yaml", "journal.sqlite", "checkpoints", "daemon.log", "trainer.log"} <= names
+    assert {"powerguard.yaml", "journal.sqlite", "checkpoints", "daemon.log", "trainer.log", "outage-3.html"} <= names
     assert not [path.name for path in kept.rglob("*") if path.is_socket()]
     (long,) = [check for check in told["checks"] if check["name"] == "the last checkpoint is durable and verified"]
     assert f"stored {verified_step(kept / 'checkpoints')}," in long["told"]
@@ -103,6 +103,24 @@ def test_the_whole_story_and_what_it_keeps(folder: Path) -> None:
     assert again.returncode == 1
     assert again.stderr == f"powerguard demo: {kept} is not empty: give --keep a new folder\n"
     assert {path.name for path in kept.iterdir()} == names
+
+
+def test_three_hosts_on_one_ups(folder: Path) -> None:
+    """The lower tier makes room for the upper one, by the three journals, and each host leaves its own proof."""
+    kept = folder / "rack"
+    with demo("--hosts", "3", "--json", "--keep", str(kept)) as process:
+        out, err = process.communicate(timeout=280)
+        assert process.returncode == 0, err + out
+        wait_for(lambda: of_group(process.pid) == [], 60.0)
+    told = json.loads(out)
+    assert [check["told"] for check in told["checks"] if not check["holds"]] == []
+    assert len(told["checks"]) == 9
+    assert {each["host"] for each in told["outages"]} == {"llm-1", "llm-2", "batch"}
+    for host, outcome in (("llm-1", "resumed_in_place"), ("llm-2", "resumed_in_place"), ("batch", "rehearsed")):
+        assert (kept / f"{host}-outage-2.html").exists()
+        assert "Traceback" not in (kept / host / "daemon.log").read_text()
+        with read_only(kept / host / "journal.sqlite") as db:
+            assert history(db, 10)[-1].outcome == outcome
 
 
 @pytest.mark.parametrize(

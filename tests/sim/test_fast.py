@@ -1,6 +1,8 @@
 """`powerguard demo --fast`: the same story in virtual time, quickly, the same every time, and told as what it is."""
 
 import json
+import os
+import re
 import resource
 import subprocess
 import sys
@@ -112,7 +114,7 @@ def test_the_policy_is_read_back_before_the_power_goes(first: dict[str, Any]) ->
 
 
 def test_it_is_the_same_every_time_and_leaves_nothing(first: dict[str, Any], home: str) -> None:
-    """Told in words this time, from the same numbers; the folder of its journal is gone, but for who has kept it."""
+    """Told in words this time, from the same numbers; its journal is gone, and the reports that it names are there."""
     began_s = cpu_s()
     ended = fast(home=home)
     assert cpu_s() - began_s < 60.0, "it is the one that takes no minute"
@@ -123,10 +125,24 @@ def test_it_is_the_same_every_time_and_leaves_nothing(first: dict[str, Any], hom
         assert f"  yes  {check['name']}: {check['told']}" in ended.stdout
     assert "no training was lost" in ended.stdout
     kept = Path(home) / "kept"
-    assert list(Path(home).iterdir()) == [kept]
+    reports = [Path(home) / line.strip() for line in ended.stdout.splitlines() if line.endswith(".html")]
+    assert [report.name for report in reports] == ["outage-1.html", "outage-2.html", "outage-3.html"]
+    assert {report.parent for report in reports} | {kept} == set(Path(home).iterdir())
+    shown = [re.sub(r"<footer>.*", "", page.read_text(encoding="utf-8")) for page in reports]
+    assert shown == [re.sub(r"<footer>.*", "", (kept / page.name).read_text(encoding="utf-8")) for page in reports]
+    assert ["ridden through" in shown[0], "resumed in place" in shown[1], "power-off" in shown[2]] == [True] * 3
     with read_only(kept / "journal.sqlite") as db:
         assert [outage.outcome for outage in reversed(history(db, 3))] == ["ridden_through", "resumed_in_place", ""]
     assert (
         fast("--keep", str(kept), home=home).stderr
         == f"powerguard demo: {kept} is not empty: give --keep a new folder\n"
     )
+
+
+def test_the_picture_of_the_first_page_is_drawn_by_one_command(tmp_path: Path) -> None:
+    """It is the picture of the demo's second report; after a change of either: scripts/outage-picture."""
+    root = Path(__file__).parents[2]
+    drawn = tmp_path / "outage.svg"
+    command = [sys.executable, str(root / "scripts" / "outage-picture"), str(drawn)]
+    subprocess.run(command, check=True, cwd=root, timeout=250, env={**os.environ, "PYTHONPATH": str(root)})
+    assert drawn.read_text(encoding="utf-8") == (root / "docs" / "outage.svg").read_text(encoding="utf-8")

@@ -78,7 +78,7 @@ RACE: dict[str, tuple[ReturnFacts, bool, int, int]] = {
 
 
 QUICK = {"P alone", "B", "B that would stay off, and C", "all", "all, in dry-run"}
-"""What the core makes of each set of ways is in test_way_back; here these show that the loop carries it out."""
+"""What the core makes of each set of ways is in test_power_on; here these show that the loop carries it out."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in RACE])

@@ -44,6 +44,8 @@ CANCEL, RESUME, LEAVE = (
 )
 OTHER = {"kind": "resume", "host": 1}
 ALL = {"kind": "resume", "host": None}
+ROLL = {"kind": "resume", "host": 0, "roll": True}
+DEPART = {"kind": "depart", "host": 1, "because": "b has left"}
 
 
 def after(*entries: dict[str, Any]) -> State:
@@ -142,6 +144,60 @@ def test_what_comes_after(entries: tuple[dict[str, Any], ...], held_at: int | No
     assert move(state, stance, 5)[0] is expected
 
 
+HELD = (ask("a", "pause"), step(1, 5), begin(1), end(1))
+
+
+@pytest.mark.parametrize(
+    ("entries", "held_at", "departed"),
+    [
+        ((DEPART, step(1, 5)), 5, "b has left"),
+        ((*HELD, DEPART, step(2, 5)), 5, "b has left"),
+        ((*HELD, DEPART, RESUME, ALL, step(2, 5)), 5, "b has left"),
+        ((*HELD, DEPART, end(2, ok=False)), 0, "b has left"),
+        ((*HELD, DEPART, LEAVE), 0, "b has left"),
+        ((ask("a", "exit"), step(1, 5), begin(1), end(1), DEPART), 5, "b has left"),
+        ((ask("a", "pause"), step(1, 5), DEPART, step(2, 6)), 6, "b has left"),
+        ((ask("a", "pause"), step(1, 5), begin(1), DEPART, RESUME, CANCEL, end(1)), 5, "b has left"),
+        ((ask("a", "pause"), step(1, 5), begin(1), DEPART, end(1, ok=False)), 5, "b has left"),
+        ((ask("a"), step(1, 5), begin(1), DEPART, end(1), step(2, 7)), 7, "b has left"),
+        ((*HELD, ROLL, end(2, ok=False)), 5, "disk full"),
+        ((*HELD, ROLL, DEPART, step(3, 5)), 5, "b has left"),
+    ],
+)
+def test_a_host_that_leaves_ends_every_rank(entries: tuple[dict[str, Any], ...], held_at: int, departed: str) -> None:
+    """Whatever is under way: what is being written is finished, all stop at one step, and no host lets them go on."""
+    state = after(*entries)
+    assert (state.front, state.held_at, state.departed) == (None, held_at, departed)
+    assert state.leaving is not None
+    assert move(state, Stance(taken=9), held_at)[0] is Move.LEAVE
+    assert apply(state, RESUME) == apply(state, ask("late")) == apply(state, DEPART) == state
+
+
+@pytest.mark.parametrize(
+    ("entries", "held_at"),
+    [
+        ((*HELD, ROLL, step(2, 5)), None),
+        ((*HELD, ROLL, ROLL, step(2, 5)), None),
+        ((*HELD, ROLL, ask("b", "pause", save=False), step(2, 5)), 5),
+        ((*HELD, ROLL, ask("b", "pause"), step(2, 5), begin(2), end(2)), 5),
+        ((*HELD, ROLL, ask("b", "pause", save=False), ROLL, step(2, 5)), None),
+        ((*HELD, LEAVE, ROLL), None),
+        ((ask("a", "pause"), ROLL, step(1, 5), begin(1), end(1)), None),
+    ],
+)
+def test_all_ranks_are_there_before_training_goes_on(entries: tuple[dict[str, Any], ...], held_at: int | None) -> None:
+    """All bid once more; a host that wants training to stand meanwhile is heard."""
+    state = after(*entries)
+    assert (state.front, state.held_at, state.departed) == (None, held_at, "")
+
+
+def test_a_checkpoint_that_was_not_begun_is_called_off_by_a_departure() -> None:
+    """It could not become whole; its asker is told why."""
+    (off,) = after(ask("a", "pause"), step(1, 5), DEPART).past
+    assert off.ended is not None
+    assert (off.ended.ok, off.ended.aborted, off.ended.error) == (False, True, "b has left")
+
+
 def test_the_first_end_counts() -> None:
     """Whoever gives up after the commit, or commits after another gave up, changes nothing."""
     won = after(ask("a"), step(1, 5), begin(1), end(1), end(1, ok=False))
@@ -177,7 +233,9 @@ def test_after_somebody_left_nothing_is_opened() -> None:
     assert (state.front, state.back) == (None, None)
 
 
-_words = st.sampled_from(["ask", "step", "begin", "gathered", "end", "cancel", "resume", "leave", "x", None, 5])
+_words = st.sampled_from(
+    ["ask", "step", "begin", "gathered", "end", "cancel", "resume", "depart", "leave", "x", None, 5]
+)
 _values = st.one_of(
     st.none(),
     st.booleans(),
@@ -204,6 +262,8 @@ _entries = st.dictionaries(
             "ok",
             "digest",
             "error",
+            "roll",
+            "because",
         ]
     ),
     _values,
@@ -224,6 +284,8 @@ _sensible = st.sampled_from(
         *({"kind": "gathered", "g": number, "key": "shard"} for number in (1, 2)),
         CANCEL,
         RESUME,
+        ROLL,
+        DEPART,
         LEAVE,
     ]
 )
@@ -241,7 +303,10 @@ def test_any_log_gives_a_state_that_makes_sense(entries: list[dict[str, Any]]) -
         assert State.parse(state.to_json()) == state
         assert before.number <= state.number <= before.number + 1
         stands = state.held_at is not None or (state.front is not None and state.front.after is not After.CONTINUE)
-        assert stands == bool(state.holds), "whoever stands, somebody holds; and nobody holds what goes on"
+        if not (state.departed or (state.front is not None and state.front.rolls)):
+            assert stands == bool(state.holds), "whoever stands, somebody holds; and nobody holds what goes on"
+        if state.departed and state.front is None:
+            assert state.leaving is not None, "no rank stands for ever for a host that has left"
         for one in state.past:
             assert one.ended is not None
             assert not (one.ended.ok and one.ended.error)

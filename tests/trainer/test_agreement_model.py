@@ -165,7 +165,7 @@ def check(world: World, last_step: int, told: str) -> None:
     for entry in world.log:
         state_at = applied(state_at, entry)
     state: State = _KEPT[state_at]
-    if not has_failed(world.log):
+    if not (has_failed(world.log) or state.departed or (state.front is not None and state.front.rolls)):
         stands = state.held_at is not None or (state.front is not None and state.front.after is not After.CONTINUE)
         assert stands == bool(holding(world.log)), f"a host's word was not kept: {told}"
     for known in (*state.past, state.front, state.back):
@@ -176,7 +176,8 @@ def check(world: World, last_step: int, told: str) -> None:
     for rank in world.ranks:
         if rank.at != DEAD:
             held = rank.state.held_at
-            assert held is None or rank.stopped or rank.step <= held or rank.state.front is not None, told
+            bound = held is None or rank.stopped or rank.state.departed or rank.state.front is not None
+            assert bound or rank.step <= (held or 0), told
 
 
 @cache
@@ -204,6 +205,8 @@ def settled(world: World, last_step: int) -> bool:
         return True  # training has ended, maybe before the agreed step
     states = {rank.state_at for rank in world.ranks}
     state = world.ranks[0].state if len(states) == 1 else None
+    if state is not None and state.departed and any(rank.stopped for rank in world.ranks):
+        return True  # a rank that waits for it in a collective is ended by force
     if state is None or state.front is not None or state.back is not None:
         return False
     if all(rank.step == last_step for rank in world.ranks):
@@ -241,12 +244,13 @@ def ask(name: str, after: After = After.CONTINUE, *, save: bool = True, host: in
     )
 
 
-def resume(host: int | None = 0) -> Said:
-    return (("kind", "resume"), ("host", host))
+def resume(host: int | None = 0, *, roll: bool = False) -> Said:
+    return (("kind", "resume"), ("host", host), ("roll", roll))
 
 
 CANCEL = (("kind", "cancel"), ("g", 1), ("host", 0))
 RESUME = resume()
+DEPART = (("kind", "depart"), ("host", 1), ("because", "b has left"))
 PAUSES = (ask("a", After.PAUSE), ask("b", After.PAUSE, host=1))
 STORIES = {
     "one checkpoint beside training": (2, 3, (ask("a"),), 0, False),
@@ -268,6 +272,12 @@ STORIES = {
     "two hosts pause, and utility is back at both": (2, 2, (*PAUSES, resume(0), resume(1)), 0, False),
     "back at one before the other asks": (2, 2, (PAUSES[0], resume(1), PAUSES[1], resume(0)), 0, False),
     "calls its own off, not the other's": (2, 2, (*PAUSES, CANCEL), 0, False),
+    "all are there before they go on": (2, 2, (*PAUSES, resume(1, roll=True), resume(0, roll=True)), 0, False),
+    "one dies before they go on": (2, 2, (ask("a", After.PAUSE, save=False), resume(roll=True)), 1, True),
+    "a host leaves while training runs": (2, 3, (DEPART,), 0, False),
+    "a host leaves at any moment of a checkpoint": (2, 2, (ask("a", After.PAUSE), DEPART), 0, False),
+    "a host leaves, and the other wants to go on": (2, 2, (PAUSES[0], DEPART, resume(roll=True)), 0, False),
+    "a host leaves, and dies": (2, 2, (ask("a", After.PAUSE, save=False), DEPART), 1, True),
 }
 
 
@@ -284,7 +294,8 @@ def test_every_interleaving_agrees(story: str) -> None:
 def test_long_random_walks_agree() -> None:
     """Four ranks and six wishes one after the other: too many worlds to visit all, so a thousand ways through them."""
     dice = random.Random(5)
-    wishes = [ask("a"), ask("b", After.PAUSE), RESUME, ask("c"), CANCEL, ask("d", After.PAUSE, save=False), RESUME]
+    wishes = [ask("a"), ask("b", After.PAUSE), RESUME, ask("c"), CANCEL, ask("d", After.PAUSE, save=False)]
+    wishes += [resume(roll=True), DEPART]
     for _ in range(300):
         left = tuple(dice.sample(wishes, k=5))
         world = World(ranks=(Rank(),) * 4, left=left, deaths=dice.randrange(2), giving_up=dice.random() < 0.5)

@@ -338,6 +338,7 @@ class Late:
         self.paused, self.resumed, self.cancelled = together.paused, together.resumed, together.cancelled
         self.tick, self.news = together.tick, together.news
         self.holds, self.hosts_holding, self.trouble = False, None, ""
+        self.held_by, self.calls_the_roll, self.departs = (), False, together.departs
 
     def opened(self, request: TriggerRequest) -> int:
         first = self._together.opened(TriggerRequest(id="first"))
@@ -366,12 +367,14 @@ class Lost:
 
     holds = False
     hosts_holding = 0
+    held_by = ()
+    calls_the_roll = False
     trouble = "this rank has lost the others: no answer"
 
     def _gone(self, *_: object, all_hosts: bool = False) -> Never:
         raise RanksError(self.trouble)
 
-    opened = cancelled = paused = resumed = tick = news = _gone
+    opened = cancelled = paused = resumed = departs = tick = news = _gone
 
 
 def test_a_rank_that_has_lost_the_others_says_so_at_its_endpoint() -> None:

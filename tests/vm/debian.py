@@ -57,7 +57,7 @@ def host(settings: str) -> Iterator[Path]:
 def _bare() -> Path:
     """Return the root of a Debian with all that powerguard needs, and without it: made once (two minutes, 330 MB)."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
-    needed = [*project["dependencies"], *project["optional-dependencies"]["trainer"]]
+    needed = project["dependencies"]
     recipe = hashlib.sha256("\n".join([PACKAGES, *needed]).encode()).hexdigest()[:8]
     place = IMAGE.with_name(f"host-{recipe}")
     if not place.exists():

@@ -32,7 +32,7 @@ _SYSTEM: Final = (
     "usr/lib/x86_64-linux-gnu/libffi.so*",
     "usr/bin/python3*",
 )
-_UNUSED: Final = {"asyncio", "distutils", "email", "idlelib", "lib2to3", "pydoc_data", "sqlite3", "unittest", "xml"}
+_UNUSED: Final = {"distutils", "email", "idlelib", "lib2to3", "pydoc_data", "sqlite3", "unittest", "xml"}
 _IN_MEMORY: Final = ("ipmi_msghandler", "ipmi_si", "ipmi_devintf", "ipmi_watchdog")
 _FOR_DISK: Final = ("virtio_pci", "virtio_blk", "virtio_net", "crc32c_generic", "ext4")
 _Entry = tuple[str, Path]

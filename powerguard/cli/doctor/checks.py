@@ -12,7 +12,6 @@ import logging
 import os
 import pwd
 import socket
-import sys
 from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -25,7 +24,7 @@ from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.doctor import comeback, rivals, shared
 from powerguard.cli.doctor.rivals import apcupsd_findings, nut_findings, trap_findings
 from powerguard.cli.recover import host_look
-from powerguard.cli.render import NOT_ARMED, Paint, clean, fold
+from powerguard.cli.render import NOT_ARMED, Paint, clean, fold, waiting
 from powerguard.cli.secret import HANDED, is_set
 from powerguard.cli.shared import Subparsers, UntoldError
 from powerguard.cli.status import last_known
@@ -59,7 +58,7 @@ from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.snmp.options import SnmpOptions
 from powerguard.ups.snmp.port import SnmpError
-from powerguard.ups.snmp.source import probe
+from powerguard.ups.snmp.source import SLOW, probe
 from powerguard.yamlfile import KeyPath
 
 LIMIT_S: Final = 20.0
@@ -103,17 +102,14 @@ def register(subparsers: Subparsers) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    if sys.stderr.isatty() and not args.json:
-        print("checking settings, UPS, trainers, BMC and host ...", end="\r", file=sys.stderr, flush=True)
-    found = examine(args)
+    with waiting("checking settings, UPS, trainers, BMC and host", quiet=args.json):
+        found = examine(args)
     code = _code(found)
     shown = [finding for finding in found if not (args.quiet and finding.verdict == "PASS")]
     if args.json:
         checks = [finding._asdict() for finding in shown]
         print(json.dumps({"schema_version": 1, "object": "doctor", "exit": code, "checks": checks}, indent=2))
         return code
-    if sys.stderr.isatty():
-        print("\x1b[K", end="", file=sys.stderr, flush=True)
     paint = Paint()
     width = max((len(finding.name) for finding in shown), default=0)
     lines: list[str] = []
@@ -182,7 +178,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         *told,
         *_looked("secret", lambda: _secrets(ward)),
         *asyncio.run(_live(ward)),
-        *_looked("way_back", lambda: _way_back(ward)),
+        *_looked("power_on", lambda: _power_on(ward)),
         *_looked("budget", lambda: _budget(ward)),
         *_looked("shared", lambda: _shared(ward)),
         *_looked("journal", lambda: [_journal(Path(ward.settings.journal.path))]),
@@ -221,10 +217,10 @@ def _looked(name: str, check: Callable[[], list[Finding]]) -> list[Finding]:
         return [Finding(name, "WARN", f"not checked: {what}{error.strerror or error}", _AS_ROOT)]
 
 
-def _way_back(ward: Ward) -> list[Finding]:
+def _power_on(ward: Ward) -> list[Finding]:
     """The daemon's result, because it holds the secrets; without a daemon, a check from here."""
     if ward.status is not None:
-        known = comeback.of_status(ward.status["way_back"])
+        known = comeback.of_status(ward.status["power_on"])
     else:
         known = asyncio.run(comeback.ask(ward.settings, ward.policy))
     return comeback.findings(known)
@@ -402,6 +398,9 @@ async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[F
     speaks = ", ".join(report.profiles)
     text = f"{reading.output_source}, {charge}, {load}, {runtime} ({speaks}; {1000 * report.latency_s:.0f} ms)"
     found = [Finding(name, "PASS", text)]
+    if report.latency_s > SLOW * options.poll_s:
+        text = f"one poll takes {report.latency_s:.1f} s: the card is polled less often than every {options.poll_s:g} s"
+        found.append(Finding(name, "WARN", text, "let one upsd read it for all hosts, or set poll_s higher"))
     if reading.load_pct is None and (reading.watts is None or ward.policy.rating_w is None):
         found.append(Finding(name, "WARN", "reports no load: counted as full", "set rating_w if it reports watts"))
     found += [Finding(name, "WARN", text, "") for text in told.warnings]

@@ -64,9 +64,9 @@ def findings(known: Sequence[Layer]) -> list[Finding]:
     found = [_told(each) for each in known if each.letter in LETTERS.values() and each.stands != "off"]
     late = next((each for each in known if each.letter == "A"), None)
     if late is not None and late.stands == "off":
-        found.append(Finding("way_back.late_reboot", "WARN", _NO_LATE, "host.late_reboot: true, host.kind: systemd"))
+        found.append(Finding("power_on.late_reboot", "WARN", _NO_LATE, "host.late_reboot: true, host.kind: systemd"))
     if because := uncovered(known):
-        found.append(Finding("way_back", "FAIL", because, _FIX))
+        found.append(Finding("power_on", "FAIL", because, _FIX))
     return found
 
 
@@ -86,7 +86,7 @@ def restart_charge(name: str, restart_pct: float | None, fix: str) -> list[Findi
 
 
 def _told(layer: Layer) -> Finding:
-    name = f"way_back.{layer.name}" + (f".{layer.ups}" if layer.ups else "")
+    name = f"power_on.{layer.name}" + (f".{layer.ups}" if layer.ups else "")
     if layer.stands == "armed":
         return Finding(name, "PASS", f"method {layer.letter}: checked, and it can be armed")
     return Finding(name, "WARN", f"method {layer.letter} is {layer.stands}: {layer.why}")

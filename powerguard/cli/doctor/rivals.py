@@ -142,7 +142,7 @@ def _flag(root: Path, kind: Kind) -> Path | None:
 
 def _program(path: Path, *, cuts: bool) -> list[Finding]:
     """Check the site's program for a UPS on this host's cable, as the last step of a power-off does."""
-    name = "way_back.local_output"
+    name = "power_on.local_output"
     try:
         found, folder = path.lstat(), path.parent.lstat()
     except FileNotFoundError:

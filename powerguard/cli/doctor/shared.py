@@ -14,6 +14,8 @@ from powerguard.effectors.host.findings import Finding
 from powerguard.settings.schema import Settings
 
 _GUIDE: Final = "docs/guides/several-ups.md"
+_READERS: Final = 10
+"""A network card answers this many readers; upsd answers a thousand."""
 
 
 def clients_findings(name: str, others: int, *, is_shared: bool, cuts: bool) -> list[Finding]:
@@ -39,7 +41,25 @@ def findings(settings: Settings, policy: Policy, state: State, watts: float | No
             text = "shed makes this host give up battery time for others, and no UPS is declared as shared"
             found.append(Finding("shared", "WARN", text, f"set ups.NAME.shared, or remove shed ({_GUIDE})"))
         return found
-    return [_own_load(settings, policy, state, now_s), *_output_off(settings, policy), *_tier(policy)]
+    return [
+        _own_load(settings, policy, state, now_s),
+        *_readers(settings),
+        *_output_off(settings, policy),
+        *_tier(policy),
+    ]
+
+
+def _readers(settings: Settings) -> list[Finding]:
+    """Do more hosts read the card than it answers in time?"""
+    found: list[Finding] = []
+    for name in settings.feeding:
+        ups = settings.ups[name]
+        hosts = None if ups.shared is None else ups.shared.hosts
+        if hosts is not None and hosts > _READERS and any(source.kind == "snmp" for source in ups.sources):
+            text = f"ups.{name}: this host reads the card itself, and so may all {hosts} hosts"
+            fix = f"let one upsd read the card, and set a source of kind nut on every host ({_GUIDE})"
+            found.append(Finding("shared", "WARN", text, fix))
+    return found
 
 
 def _own_load(settings: Settings, policy: Policy, state: State, now_s: float) -> Finding:

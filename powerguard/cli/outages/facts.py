@@ -4,6 +4,7 @@ Every moment is seconds since the outage began; None means that it did not happe
 a fact that was not written stays None.
 """
 
+import math
 from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final, NamedTuple
@@ -153,17 +154,22 @@ def _r(seconds: float) -> float:
 
 
 def runtime(told: Told) -> list[dict[str, Any]]:
-    """Return the reported runtime over time: of several feeds the lowest. At most POINTS."""
-    least: dict[int, tuple[float, float]] = {}
+    """Return the reported runtime, charge and load over time: of several feeds that with the least. At most POINTS."""
+    least: dict[int, tuple[tuple[float, float], float, Reading]] = {}
     for at_s, reading in told.readings:
-        if reading.runtime_s is not None and at_s >= 0.0:
+        lasts_s, charge, load = reading.runtime_s, reading.charge_pct, reading.load_pct
+        rank = (math.inf if lasts_s is None else lasts_s, math.inf if charge is None else charge)
+        if at_s >= 0.0 and (lasts_s, charge, load) != (None, None, None):
             known = least.get(int(at_s))
-            if known is None or reading.runtime_s < known[1]:
-                least[int(at_s)] = (at_s, reading.runtime_s)
-    points = sorted(least.values())
+            if known is None or rank < known[0]:
+                least[int(at_s)] = (rank, at_s, reading)
+    points = [least[second] for second in sorted(least)]
     every = max(1, -(-len(points) // POINTS))
     kept = points[::every] + (points[-1:] if points and (len(points) - 1) % every else [])
-    return [{"at_s": _r(at_s), "reported_s": _r(runtime_s)} for at_s, runtime_s in kept]
+    return [
+        {"at_s": _r(at_s), "reported_s": r.runtime_s, "charge_pct": r.charge_pct, "load_pct": r.load_pct}
+        for _, at_s, r in kept
+    ]
 
 
 def detection(told: Told) -> dict[str, float | None]:

@@ -1,7 +1,9 @@
-"""The timeline of an outage as SVG: one time axis over feeds, phases, runtime and needs. Stdlib only."""
+"""The timeline of an outage as SVG: one time axis over feeds, phases, runtime, needs, charge and load. Stdlib only."""
 
 import html
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
+from itertools import pairwise
+from statistics import median
 from typing import Any, Final, NamedTuple
 
 from powerguard.cli.render import clean, duration, is_endless
@@ -12,6 +14,8 @@ _RIGHT: Final = 16
 _LANE: Final = 22
 _GAP: Final = 8
 _CURVE: Final = 150
+_SHARES: Final = 110
+"""Heights of the two charts."""
 _FEEDS: Final = 16
 """Most feeds and trainers with their own lane; one line counts the rest."""
 _TRAINERS: Final = 8
@@ -40,7 +44,27 @@ _COLOURS: Final = {
     "battery": ("#eab676", "#8a5a1a"),
     "other": ("#c9c9cf", "#4c4c54"),
     "bad": ("#c0605a", "#d98079"),
+    "charge": ("#2563b8", "#7db2ff"),
+    "load": ("#a2560a", "#f0a35a"),
 }
+_PAGE: Final = {
+    "ink": ("#1d1d1f", "#ececf0"),
+    "soft": ("#6b6b70", "#a0a0a8"),
+    "line": ("#d0d0d4", "#3c3c42"),
+    "page": ("#ffffff", "#17171a"),
+    "good": ("#1c7a43", "#5fd38d"),
+    "warn": ("#9a6200", "#f0b75a"),
+    "bad": ("#b3261e", "#ff8a80"),
+}
+_RULES: Final = """\
+svg text { font: 12px system-ui, sans-serif; fill: var(--ink); } svg .soft { fill: var(--soft); }
+svg .grid { stroke: var(--line); } svg .mark { stroke: var(--ink); stroke-width: 1; opacity: .6; }
+svg .halo { stroke: var(--page); stroke-width: 4px; paint-order: stroke; stroke-linejoin: round; }
+svg polyline, svg .key { fill: none; stroke-width: 2; } svg .dot { fill: var(--ink); }
+svg .reported { stroke: var(--soft); stroke-width: 1.5; } svg .effective { stroke: var(--ink); }
+svg .needs { stroke: var(--bad); stroke-dasharray: 6 3; } svg .charge { stroke: var(--t-charge); }
+svg .load { stroke: var(--t-load); } svg .predicted { stroke-width: 1.5; stroke-dasharray: 2 3; }
+"""
 
 
 class Mark(NamedTuple):
@@ -50,9 +74,21 @@ class Mark(NamedTuple):
     text: str
 
 
-def colours() -> dict[str, tuple[str, str]]:
-    """Return the picture's colours in light and dark, by the names that its shapes use."""
-    return {f"t-{name}": look for name, look in _COLOURS.items()}
+def style() -> str:
+    """Return the colours, in light and dark, and the rules of the drawing; the page around it uses the colours, too."""
+    named = _PAGE | {f"t-{name}": look for name, look in _COLOURS.items()}
+    light, dark = (" ".join(f"--{name}: {look[at]};" for name, look in named.items()) for at in (0, 1))
+    return (
+        f":root {{ color-scheme: light dark; {light} }}\n"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{_RULES}"
+    )
+
+
+def standalone(drawing: str) -> str:
+    """Return a drawing as a file of its own. An image has no page around it that gives it a background."""
+    head, _, body = drawing.partition(">")
+    own = f"<style>{style()}svg {{ background: var(--page); }}</style>"
+    return f'{head} xmlns="http://www.w3.org/2000/svg">\n{own}{body}\n'
 
 
 class _Scale:
@@ -116,12 +152,13 @@ def timeline(report: Mapping[str, Any], marks: Sequence[Mark]) -> str:
     y += _LANE + _GAP
     drawn, y = _checkpoints(report["trainers"], x, y)
     parts += drawn
-    curve, y = _curves(report, x, y + 14)
-    parts += curve
+    for chart in (_runtime, _shares):
+        drawn, y = chart(report, x, y + 18)
+        parts += drawn
     drawn, bottom = _marks(marks, x, y)
     parts += drawn
     parts = [*_axis(x, bottom), *parts]
-    title = "Timeline of the outage: feeds, phases, checkpoints, runtime, needs and actions"
+    title = "Timeline of the outage: feeds, phases, checkpoints, runtime, needs, charge, load and actions"
     return (
         f'<svg class="timeline" viewBox="0 0 {_WIDE} {bottom + 40:.0f}" role="img" aria-label="{title}">'
         f"<title>{title}</title>\n" + "\n".join(parts) + "\n</svg>"
@@ -198,77 +235,156 @@ def _checkpoints(trainers: Sequence[Mapping[str, Any]], x: _Scale, y: float) -> 
     return parts, y
 
 
-def _curves(report: Mapping[str, Any], x: _Scale, y: float) -> tuple[list[str], float]:
-    """Draw the reported runtime, the effective one at each decision, and the needs."""
-    budget = [b for b in report["budget"] if b["phase"] != "online"]
+class _Stretch(NamedTuple):
+    """From one decision to the next one: the effective runtime at its load, and what it was at the end of it."""
+
+    from_s: float
+    to_s: float
+    runtime_s: float
+    then_s: float | None
+
+
+def _stops_s(report: Mapping[str, Any]) -> float:
+    """Return when the host went off, else the last moment."""
+    return float(next((p["from_s"] for p in report["phases"] if p["name"] == "off"), report["last_s"]))
+
+
+def _decisions(report: Mapping[str, Any]) -> list[Mapping[str, Any]]:
+    """Return the budget of each decision until the host went off."""
+    return [b for b in report["budget"] if b["phase"] != "online" and b["at_s"] <= _stops_s(report)]
+
+
+def _stretches(report: Mapping[str, Any]) -> list[_Stretch]:
+    """Return the stretches between the decisions. Until the pause its load counts, then the paused one."""
+    stops_s, decided, found = _stops_s(report), _decisions(report), []
+    for at, each in enumerate(decided):
+        later = decided[at + 1] if at + 1 < len(decided) else None
+        lasts_s = each["effective_now_s" if each["phase"] == "on_battery" else "effective_paused_s"]
+        then_s = None if later is None else later["effective_now_s"]
+        if lasts_s is not None and not is_endless(lasts_s):
+            to_s = stops_s if later is None else later["at_s"]
+            found.append(_Stretch(each["at_s"], to_s, lasts_s, None if is_endless(then_s) else then_s))
+    return found
+
+
+class _Chart:
+    """The axis of a chart and its legend. keys: classes of its lines, with their words; top: the highest value."""
+
+    def __init__(self, label: str, keys: Mapping[str, str], y: float, height: float, x: _Scale) -> None:
+        self.parts = [_label(y - 23, label)]
+        self._y, self._height, self._x, self._top = y, height, x, 1.0
+        left = float(_LEFT)
+        for name, words in keys.items():
+            at = f'x1="{left:.1f}" x2="{left + 24:.1f}" y1="{y - 12:.1f}" y2="{y - 12:.1f}"'
+            self.parts += [f'<line class="key {name}" {at}/>', _soft(left + 30, y - 8, words)]
+            left += 48 + _LETTER * len(words)
+
+    def scale(self, top: float, told: Callable[[float], str]) -> None:
+        """Draw the levels. told: a value in words."""
+        self._top = top
+        for share in (0.0, 0.5, 1.0):
+            level = self._at(share * top)
+            self.parts.append(
+                f'<line class="grid" x1="{_LEFT}" x2="{_WIDE - _RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>'
+            )
+            if share:
+                self.parts.append(_soft(_LEFT - 8, level + 4, told(share * top), "end"))
+
+    def _at(self, value: float) -> float:
+        return self._y + self._height - (self._height - 6) * min(max(value, 0.0), self._top) / self._top
+
+    def line(self, name: str, points: Sequence[tuple[float, float]]) -> None:
+        """Draw a line."""
+        places = " ".join(f"{self._x(at_s):.1f},{self._at(value):.1f}" for at_s, value in points)
+        self.parts.append(f'<polyline class="{name}" points="{places}"/>')
+
+    def dot(self, at_s: float, value: float) -> None:
+        """Draw a runtime at one moment."""
+        place = f'cx="{self._x(at_s):.1f}" cy="{self._at(value):.1f}"'
+        self.parts.append(f'<circle class="dot" {place} r="3"><title>{html.escape(duration(value))}</title></circle>')
+
+    def readings(self, name: str, points: Sequence[tuple[float, float]]) -> None:
+        """Draw a line that stops at a long gap. A report of a long outage has few of its readings."""
+        gaps = [later[0] - point[0] for point, later in pairwise(points)]
+        silent_s = max(30.0, 3.0 * median(gaps)) if gaps else 0.0
+        runs: list[list[tuple[float, float]]] = []
+        for point in points:
+            if runs and point[0] - runs[-1][-1][0] <= silent_s:
+                runs[-1].append(point)
+            else:
+                runs.append([point])
+        for run in runs:
+            self.line(name, run)
+
+    def stairs(self, name: str, points: Sequence[tuple[float, float]], end_s: float) -> None:
+        """Draw values that hold until the next one."""
+        if points:
+            ends = [*(at_s for at_s, _ in points[1:]), max(end_s, points[-1][0])]
+            steps = [
+                (at_s, value) for (from_s, value), to_s in zip(points, ends, strict=True) for at_s in (from_s, to_s)
+            ]
+            self.line(name, steps)
+
+
+def _runtime(report: Mapping[str, Any], x: _Scale, y: float) -> tuple[list[str], float]:
+    """Draw the reported runtime, the effective one from decision to decision, predicted and measured, and the needs."""
     # An idle UPS on utility reports hours: that would flatten the minutes that decided.
     spans = [
         (s["from_s"], s["to_s"]) for feed in report["feeds"] for s in feed["stretches"] if s["source"] == "battery"
     ]
-    points = [p for p in report["runtime"] if any(since_s <= p["at_s"] <= to_s for since_s, to_s in spans)]
-    values = [p["reported_s"] for p in points or report["runtime"]]
-    values += [
-        v
-        for b in budget
-        for v in (b["effective_paused_s"], b["effective_now_s"], b["needs_s"])
-        if v is not None and not is_endless(v)
-    ]
+    known = [(p["at_s"], p["reported_s"]) for p in report["runtime"] if p["reported_s"] is not None]
+    on_battery = [point for point in known if any(since_s <= point[0] <= to_s for since_s, to_s in spans)]
+    stretches = _stretches(report)
+    stops_s = _stops_s(report)
+    needs = [(b["at_s"], b["needs_s"]) for b in _decisions(report) if b["needs_s"] is not None]
+    values = [value for _, value in (*(on_battery or known), *needs)]
+    values += [value for s in stretches for value in (s.runtime_s, s.then_s) if value is not None]
     if not values:
         return [_label(y, "runtime"), _soft(_LEFT, y + 15, "unknown")], y + _LANE + _GAP
-    top: float = max(*values, 1.0)
-    base = y + _CURVE
-
-    def at(seconds: float) -> float:
-        return base - (_CURVE - 6) * min(seconds, top) / top
-
-    parts = [_label(y - 19, "runtime, needs")]
-    for share in (0.0, 0.5, 1.0):
-        level = at(share * top)
-        parts.append(f'<line class="grid" x1="{_LEFT}" x2="{_WIDE - _RIGHT}" y1="{level:.1f}" y2="{level:.1f}"/>')
-        if share:
-            parts.append(_soft(_LEFT - 8, at(share * top) + 4, duration(share * top), "end"))
-    parts += _broken("reported", [(p["at_s"], p["reported_s"]) for p in report["runtime"]], x, at)
-    stops_s = next((p["from_s"] for p in report["phases"] if p["name"] == "off"), report["last_s"])
-    needed = [b for b in budget if b["needs_s"] is not None and b["at_s"] <= stops_s]
-    parts += _stairs("needs", [(b["at_s"], b["needs_s"]) for b in needed], min(stops_s, report["last_s"]), x, at)
-    told = [(b["at_s"], b["effective_paused_s"]) for b in needed if b["effective_paused_s"] is not None]
-    parts += _broken("effective", told, x, at, silent_s=float("inf"))
-    parts += [
-        f'<circle class="dot" cx="{x(s):.1f}" cy="{at(v):.1f}" r="3"><title>{html.escape(duration(v))}</title></circle>'
-        for s, v in told
-    ]
-    legend = y - 4
-    for place, (name, words) in enumerate(
-        (("reported", "reported by the UPS"), ("effective", "effective, training paused"), ("needs", "still needed"))
-    ):
-        left = _LEFT + place * 220
-        parts.append(f'<line class="{name}" x1="{left}" x2="{left + 24}" y1="{legend}" y2="{legend}"/>')
-        parts.append(_soft(left + 30, legend + 4, words))
-    return parts, base + _GAP
+    keys = {
+        "reported": "reported by the UPS",
+        "effective": "effective, at the load",
+        "effective predicted": "as predicted",
+        "needs": "still needed",
+    }
+    chart = _Chart("runtime, needs", keys, y, _CURVE, x)
+    chart.scale(max(*values, 1.0), duration)
+    chart.readings("reported", known)
+    chart.stairs("needs", needs, stops_s)
+    for s in stretches:
+        fallen_s = max(0.0, s.runtime_s - (s.to_s - s.from_s))
+        chart.line("effective predicted", [(s.from_s, s.runtime_s), (s.to_s, fallen_s)])
+        chart.dot(s.from_s, s.runtime_s)
+        if s.then_s is not None:
+            chart.line("effective", [(s.from_s, s.runtime_s), (s.to_s, s.then_s)])
+            chart.dot(s.to_s, s.then_s)
+    return chart.parts, y + _CURVE + _GAP
 
 
-def _broken(name: str, points: Sequence[tuple[float, float]], x: _Scale, at: Any, silent_s: float = 30.0) -> list[str]:  # noqa: ANN401 - a scale
-    """Draw a line that stops at a long gap of the readings."""
-    runs: list[list[tuple[float, float]]] = []
-    for point in points:
-        if runs and point[0] - runs[-1][-1][0] <= silent_s:
-            runs[-1].append(point)
-        else:
-            runs.append([point])
-    return [
-        f'<polyline class="{name}" points="{" ".join(f"{x(s):.1f},{at(v):.1f}" for s, v in run)}"/>' for run in runs
-    ]
-
-
-def _stairs(name: str, points: Sequence[tuple[float, float]], end_s: float, x: _Scale, at: Any) -> list[str]:  # noqa: ANN401 - a scale
-    """Draw values that hold until the next one."""
-    if not points:
-        return []
-    drawn = []
-    for place, (s, value) in enumerate(points):
-        to_s = points[place + 1][0] if place + 1 < len(points) else max(end_s, s)
-        drawn += [f"{x(s):.1f},{at(value):.1f}", f"{x(to_s):.1f},{at(value):.1f}"]
-    return [f'<polyline class="{name}" points="{" ".join(drawn)}"/>']
+def _shares(report: Mapping[str, Any], x: _Scale, y: float) -> tuple[list[str], float]:
+    """Draw charge and load as the UPS reported them, and as they were predicted at the decisions."""
+    charges, loads = (
+        [(p["at_s"], p[name]) for p in report["runtime"] if p[name] is not None] for name in ("charge_pct", "load_pct")
+    )
+    if not charges and not loads:
+        return [_label(y, "charge, load"), _soft(_LEFT, y + 15, "unknown")], y + _LANE + _GAP
+    keys = {"charge": "charge", "charge predicted": "as predicted", "load": "load", "load predicted": "as predicted"}
+    chart = _Chart("charge, load", keys, y, _SHARES, x)
+    chart.scale(max([100.0, *(value for _, value in loads)]), lambda value: f"{value:.0f} %")
+    chart.readings("charge", charges)
+    chart.readings("load", loads)
+    stretches = _stretches(report)
+    for s in stretches:
+        before = [value for at_s, value in charges if at_s <= s.from_s]
+        if before and s.runtime_s > 0.0:
+            left = before[-1] * (1.0 - (s.to_s - s.from_s) / s.runtime_s)
+            chart.line("charge predicted", [(s.from_s, before[-1]), (s.to_s, left)])
+    paused_s = next((b["at_s"] for b in report["budget"] if b["phase"] == "emergency_checkpoint"), None)
+    for each in report["predictions"]:
+        if each["unit"] == "share" and paused_s is not None and stretches:
+            value = 100.0 * each["predicted"]
+            chart.line("load predicted", [(paused_s, value), (max(paused_s, stretches[-1].to_s), value)])
+    return chart.parts, y + _SHARES + _GAP
 
 
 def _marks(marks: Sequence[Mark], x: _Scale, y: float) -> tuple[list[str], float]:

@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from powerguard.cli.outages.facts import LATE_REBOOT
 from powerguard.cli.outages.history import UnknownOutageError, add_journal, cost_rows, journal_of
-from powerguard.cli.outages.picture import PHASE_WORDS, Mark, colours, timeline
+from powerguard.cli.outages.picture import PHASE_WORDS, Mark, style, timeline
 from powerguard.cli.render import Paint, clean, duration, fold, is_endless, mode_note, moment, table
 from powerguard.cli.shared import EX_CANTCREAT, EX_NOINPUT, EX_USAGE, Subparsers, fail
 from powerguard.cli.status import last_battery
@@ -373,7 +373,7 @@ def html_page(told: Mapping[str, Any]) -> str:
         verdict=sentence,
         mood=mood,
         drawing=timeline(told, marks(told)),
-        colours=colours(),
+        style=style(),
         notes=[*(f"Doubt: {clean(doubt)}" for doubt in told["doubts"])],
         sections=(
             Section("What to improve", ("advice", "setting"), _advice_rows(told)),

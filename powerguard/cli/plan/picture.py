@@ -113,6 +113,60 @@ def text(stretches: Sequence[Stretch], paint: Paint, *, utf8: bool, width: int =
     return lines
 
 
+def of_a_host(
+    pause_s: float | None,
+    durable_s: float | None,
+    commit_s: float | None,
+    off_s: float | None,
+    *,
+    end_s: float | None,
+) -> tuple[Stretch, ...]:
+    """Return what one host does end to end, until it is off or, if it never is, until end_s. None: never reached."""
+    names = {"training": 0.0, "checkpoint": pause_s, "holding": durable_s, "stop": commit_s}
+    begins = [(name, at_s) for name, at_s in names.items() if at_s is not None]
+    last_s = end_s if off_s is None else off_s
+    if last_s is None:
+        return ()
+    ends = [*(at_s for _, at_s in begins[1:]), last_s]
+    return tuple(
+        Stretch(name, at_s, until_s - at_s, 0.0, 0.0, 0.0)
+        for (name, at_s), until_s in zip(begins, ends, strict=True)
+        if until_s > at_s
+    )
+
+
+def together(
+    rows: Sequence[tuple[str, Sequence[Stretch]]], paint: Paint, *, utf8: bool, width: int = WIDTH
+) -> list[str]:
+    """Draw several bars, each with its label, on one time axis; and a legend."""
+    end_s = max((each.begins_s + each.lasts_s for _, parts in rows for each in parts), default=0.0)
+    if end_s <= 0.0:
+        return []
+    wide = max(len(label) for label, _ in rows)
+    cells = max(width - wide - 3, 10)
+
+    def at(at_s: float) -> int:
+        return round(cells * at_s / end_s)
+
+    lines = []
+    for label, parts in rows:
+        bar = "".join(
+            _painted(each.name, at(each.begins_s + each.lasts_s) - at(each.begins_s), paint, utf8=utf8)
+            for each in parts
+        )
+        lines.append(f" {label:<{wide}}  {bar}")
+    marks = {at(share * end_s): duration(share * end_s) for share in (0.25, 0.5, 0.75)}
+    last = duration(end_s)
+    axis = "0"
+    for cell, told in marks.items():
+        if cell > len(axis) and cell + len(told) + 2 <= cells - len(last):
+            axis = f"{axis:<{cell}}{told}"
+    lines.append(f" {'':<{wide}}  {axis}{last:>{max(cells - len(axis), len(last) + 1)}}")
+    names = [name for name in _LOOKS if any(each.name == name for _, parts in rows for each in parts)]
+    legend = "  ".join(f"{_painted(name, 1, paint, utf8=utf8)} {_LOOKS[name].short}" for name in names)
+    return [*lines, f" {'':<{wide}}  {legend}"]
+
+
 _KEPT: Final = ((0, 2, 3, 4, 5), (1, 2, 3, 4, 5), (1, 2, 3, 5), (1, 2, 5), (1, 2))
 """Columns of the table below the bar, for narrower and narrower terminals: the axis has the times, too."""
 

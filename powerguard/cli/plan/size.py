@@ -29,6 +29,10 @@ _GRADES: Final = {
 
 def run(args: argparse.Namespace) -> int:
     """Carry out `plan --size`."""
+    if args.host is not None:
+        from powerguard.cli.plan.size_hosts import run as run_hosts
+
+        return run_hosts(args)
     try:
         question = asked(args)
     except AmountError as error:

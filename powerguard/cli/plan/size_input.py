@@ -11,6 +11,7 @@ from powerguard.cli.plan import amounts
 from powerguard.cli.plan.amounts import AmountError
 from powerguard.cli.shared import CONFIG
 from powerguard.core.energy import budget as sums
+from powerguard.core.energy.rack import Group
 from powerguard.core.energy.size import Site, nameplate_table
 from powerguard.core.model.actions import Conduct
 from powerguard.core.model.policy import Policy
@@ -69,6 +70,89 @@ def asked(args: argparse.Namespace) -> Asked:
         promised_s=None if args.disk is None else checkpoint_s / _FIRST_RUN,
         battery_wh=battery_wh,
         sources=sources,
+    )
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AskedHosts:
+    """The hosts of a shared UPS to check, what holds for all of them, and the origin of each term."""
+
+    policy: Policy
+    groups: tuple[Group, ...]
+    title: str
+    sources: dict[str, str]
+
+
+_OF_ONE_HOST: Final = (
+    "params",
+    "bytes_per_param",
+    "hosts",
+    "bytes",
+    "disk",
+    "checkpoint_s",
+    "load_w",
+    "load_pct",
+    "paused_w",
+    "paused_pct",
+)
+_KEYS: Final = ("tier", "w", "paused", "checkpoint", "stop", "n")
+_MOST_GROUPS: Final = 32
+
+
+def asked_hosts(args: argparse.Namespace) -> AskedHosts:
+    """Put the question for several hosts together. Raises as `asked` does."""
+    for name in _OF_ONE_HOST:
+        if getattr(args, name) is not None:
+            msg = f"--{name.replace('_', '-')} and --host contradict each other; write it in --host"
+            raise AmountError(msg)
+    if len(args.host) > _MOST_GROUPS:
+        msg = f"--host: {len(args.host)} are more than {_MOST_GROUPS}; put hosts that are alike together (n=6)"
+        raise AmountError(msg)
+    base = _base(args)
+    sources: dict[str, str] = {}
+    policy, title, _ = _battery(args, base, sources)
+    policy = _care(args, policy, base, sources)
+    if policy.rating_w is None:
+        msg = "--host needs --rating-w (the rated watts of the UPS)"
+        raise AmountError(msg)
+    groups = tuple(_group(text, policy, policy.rating_w) for text in args.host)
+    return AskedHosts(policy=policy, groups=groups, title=title, sources=sources)
+
+
+def _group(text: str, policy: Policy, rating_w: float) -> Group:
+    """Read one --host: tier=2,w=3000,checkpoint=20s,n=6."""
+    told: dict[str, str] = {}
+    for part in text.split(","):
+        key, equals, value = part.partition("=")
+        key = key.strip()
+        if not equals or key not in _KEYS:
+            msg = f"--host: {part[:40]!r} is not one of {', '.join(f'{key}=' for key in _KEYS)}"
+            raise AmountError(msg)
+        if key in told:
+            msg = f"--host: {key} occurs twice"
+            raise AmountError(msg)
+        told[key] = value
+    missing = [key for key in ("tier", "w") if key not in told]
+    if missing:
+        msg = f"--host: {text[:60]!r} has no {missing[0]} (example: tier=2,w=3000,checkpoint=20s,n=6)"
+        raise AmountError(msg)
+    watts = amounts.watts("--host w", told["w"])
+    paused_w = watts * policy.paused_load_share
+    if "paused" in told:
+        paused_w = amounts.watts("--host paused", told["paused"])
+    if paused_w > watts:
+        msg = f"--host: paused={paused_w:g} is more than w={watts:g}: check whether they are swapped"
+        raise AmountError(msg)
+    checkpoint_s = _DEFAULT_CHECKPOINT_S
+    if "checkpoint" in told:
+        checkpoint_s = amounts.seconds("--host checkpoint", told["checkpoint"], 0.1, 86400.0)
+    return Group(
+        tier=int(amounts.whole("--host tier", told["tier"], 0, 9)),
+        count=int(amounts.whole("--host n", told.get("n", "1"), 1, 1000)),
+        load=watts / rating_w,
+        load_paused=paused_w / rating_w,
+        checkpoint_s=checkpoint_s,
+        stop_s=amounts.seconds("--host stop", told["stop"], 1.0, 3600.0) if "stop" in told else None,
     )
 
 
@@ -258,4 +342,4 @@ def _checkpoint(args: argparse.Namespace, base: _Base, sources: dict[str, str]) 
     return _DEFAULT_CHECKPOINT_S, None
 
 
-__all__ = ["AmountError", "Asked", "SettingsError", "asked"]
+__all__ = ["AmountError", "Asked", "AskedHosts", "SettingsError", "asked", "asked_hosts"]

@@ -60,6 +60,13 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
     for option, metavar, text in _SIZE_OPTIONS:
         size.add_argument(option, metavar=metavar, default=None, help=text)
+    size.add_argument(
+        "--host",
+        metavar="tier=T,w=W,...",
+        action="append",
+        help="a host of a shared UPS, several times: its shed tier, its watts in training; also paused=W, "
+        "checkpoint=20s, stop=S, and n=6 for six that are alike",
+    )
 
 
 def run(args: argparse.Namespace) -> int:
@@ -68,7 +75,8 @@ def run(args: argparse.Namespace) -> int:
         from powerguard.cli.plan.size import run as run_size
 
         return run_size(args)
-    alone = [option for option, _, _ in _SIZE_OPTIONS if getattr(args, option[2:].replace("-", "_")) is not None]
+    options = [*(option for option, _, _ in _SIZE_OPTIONS), "--host"]
+    alone = [option for option in options if getattr(args, option[2:].replace("-", "_")) is not None]
     if alone:
         return fail(args, "plan", f"{', '.join(alone)} needs --size", EX_USAGE)
     try:
@@ -95,6 +103,19 @@ def _drawn(told: dict[str, Any], paint: Paint) -> list[str]:
     from powerguard.cli.plan import picture
 
     return picture.text(picture.from_plan(told), paint, utf8=is_utf8(), width=picture.room())
+
+
+def _drawn_tiers(tiers: list[dict[str, Any]], paint: Paint) -> list[str]:
+    from powerguard.cli.plan import picture
+
+    rows = [
+        (
+            f"tier {each['tier']}{' (this host)' if each['own'] else ''}",
+            picture.of_a_host(*(each[name] for name in ("pause_s", "durable_s", "commit_s", "off_s")), end_s=None),
+        )
+        for each in reversed(tiers)
+    ]
+    return picture.together(rows, paint, utf8=is_utf8(), width=picture.room())
 
 
 def _when(told: dict[str, Any]) -> str:
@@ -140,6 +161,9 @@ def describe(told: dict[str, Any], paint: Paint, *, has_terms: bool = False) -> 
     drawn = _drawn(told, paint)
     if drawn:
         lines += ["", *drawn]
+    if told.get("tiers"):
+        lines += ["", "The tiers of this UPS, if each host were like this one and no load changed:"]
+        lines += _drawn_tiers(told["tiers"], Paint())
     if told["reasons"]:
         lines += ["", *(f"{paint('!', 'yellow')} {clean(reason['text'])}" for reason in told["reasons"])]
     if has_terms:

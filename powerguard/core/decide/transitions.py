@@ -28,7 +28,7 @@ from powerguard.core.model.state import (
     Supply,
 )
 from powerguard.core.supply import fusion
-from powerguard.core.trainers import lifecycle
+from powerguard.core.trainers import job, lifecycle
 
 OVERDUE_S = 5.0
 """powerguard-off promises 2 s: a host that lives this long after its deadline is not being powered off."""
@@ -170,6 +170,7 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
     ids = (
         turn.order(EnsurePolicy, limit_s=prepare_s, outage=outage.id),
         turn.order(SyncFilesystems, limit_s=prepare_s, outage=outage.id),
+        *job.leave(turn, outage.id, limit_s=prepare_s),
         *methods.arm(turn, outage, policy.ways, off_in_s=prepare_s + stops_s, limit_s=prepare_s),
     )
     return Shutdown(

@@ -94,6 +94,14 @@ class PauseTrainer(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LeaveJob(Action):
+    """Let the other hosts of a trainer's job know that this host powers off: every rank stops at one step and ends."""
+
+    trainer: str
+    outage: str
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class StopTrainer(Action):
     """Stop a trainer's processes (SIGSTOP): it was asked to pause, and the load has not fallen."""
 

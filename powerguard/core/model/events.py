@@ -146,6 +146,8 @@ class TrainerSeen:
     disk: trainers with the same word share a disk, so their checkpoints add up.
     step_s: q95 of a training step, 0 when not reported.
     stall_s: how long a checkpoint during training delays training; None when not reported.
+    hosts: of its job. held_by: names of the other ones that want training to stand; "" for none.
+    ended_by: which of them has left the job and why, so that training ends here; "" for none.
     """
 
     at_s: float
@@ -160,6 +162,9 @@ class TrainerSeen:
     durable_step: int | None = None
     durable_age_s: float | None = None
     stall_s: float | None = None
+    hosts: int = 1
+    held_by: str = ""
+    ended_by: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -211,6 +211,7 @@ class Policy:
     fsd_delay_s: from FSD (after a silence: from its start) to output off: HOSTSYNC + FINALDELAY + the UPS's own delay.
     paused_load_share: load when training is paused, as a share of the load now, until a drill has measured it.
     charge_hold_s: utility this long after a return, and training starts whatever the charge.
+    job_wait_s: a job that ended because another host left it must train again within this time, else an alarm.
     cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
     signals: a trainer that still draws power after it was asked to pause may be stopped, and finally ended, by signals.
     scheduler: a scheduler starts jobs on this host, and hears of an outage. node_return_s: seconds of stable utility
@@ -264,6 +265,7 @@ class Policy:
     resume_charge_share: float = 0.40
     unknown_hold_s: float = 600.0
     charge_hold_s: float = 60.0
+    job_wait_s: float = 900.0
     mode: Mode = Mode.ARMED
     ways: tuple[Way, ...] = ()
     outputs: tuple[str, ...] = ()

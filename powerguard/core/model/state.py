@@ -272,6 +272,7 @@ class Trainer:
         needs, so it is asked again in a hold that leaves enough.
     stall_s: how long a checkpoint during training delays it, as it reports; None: not reported.
     priority: as in `TrainerPolicy`.
+    hosts: of its job. held_by: names of the other ones that want training to stand; "" for none.
     """
 
     name: str
@@ -294,6 +295,8 @@ class Trainer:
     cut_short: bool = False
     stall_s: float | None = None
     priority: int = 0
+    hosts: int = 1
+    held_by: str = ""
 
     @property
     def order(self) -> str | None:
@@ -363,6 +366,23 @@ class Start(Obligation):
     """Training is to be started again after a return in place. tries: starts that failed."""
 
     tries: int
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class JobEnded(Obligation):
+    """A trainer's job has ended because another host left it: training is owed until it runs again.
+
+    because: which host, and why, as the trainer reports. started: it was ordered to be started again.
+    """
+
+    trainer: str
+    because: str
+    started: bool = False
+
+    @property
+    def key(self) -> tuple[str, ...]:
+        """The trainer."""
+        return (self.trainer,)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

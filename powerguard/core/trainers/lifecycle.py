@@ -26,7 +26,7 @@ from powerguard.core.model.state import (
     State,
     Trainer,
 )
-from powerguard.core.trainers import escalation
+from powerguard.core.trainers import escalation, job
 
 MAX_TRIES = 3
 COPIED = ("writing", "committing")
@@ -146,10 +146,11 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
         )
         turn.note("trainer_appeared", "first contact", trainer=seen.trainer, conduct=seen.conduct)
     if known.alive and not seen.alive:
-        ended = escalation.is_terminated(turn.state, seen.trainer)
-        because, level = (
-            ("ended by powerguard's signal", Level.INFO) if ended else ("no longer reachable", Level.WARNING)
-        )
+        because, level = "no longer reachable", Level.WARNING
+        if escalation.is_terminated(turn.state, seen.trainer):
+            because, level = "ended by powerguard's signal", Level.INFO
+        elif (left := job.ended(turn.state, seen.trainer)) is not None:
+            because = left.because
         turn.note("trainer_gone", because, level, trainer=seen.trainer)
         if isinstance(turn.state.phase, Online) and all(t.name != seen.trainer for t in turn.policy.trainers):
             _keep(turn, tuple(t for t in turn.state.trainers if t.name != seen.trainer))
@@ -158,6 +159,7 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
         # Another process: it trains, and checkpoints and orders of the one before do not apply to it.
         known = replace(known, in_flight=None, told_pause=False, durable=False, failed="", tries=0)
         escalation.forget(turn, seen.trainer)
+    job.take_in_seen(turn, known, seen)
     told_s = known.told_s
     if seen.checkpoint_s is not None and seen.checkpoint_s > 0:
         told_s = min(seen.checkpoint_s, limits.max_checkpoint_s)
@@ -183,6 +185,8 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
             paused=seen.paused and seen.alive,
             durable_at_s=durable_at_s,
             durable_step=known.durable_step if seen.durable_step is None else seen.durable_step,
+            hosts=max(1, seen.hosts) if seen.alive else known.hosts,
+            held_by=seen.held_by if seen.alive else "",
         ),
     )
 

@@ -188,6 +188,10 @@ def _lines(rows: Iterable[tuple[object, ...]]) -> tuple[Line, ...]:
 
 
 def _outage(row: tuple[object, ...]) -> OutageRecord:
+    """Return one outage. A figure that is not a finite number is damaged, and left out."""
+    figures = {
+        name: value for name, value in _object(row[7]).items() if not isinstance(value, float) or math.isfinite(value)
+    }
     return OutageRecord(
         id=str(row[0]),
         boot_id=str(row[1]),
@@ -196,7 +200,7 @@ def _outage(row: tuple[object, ...]) -> OutageRecord:
         ended_at_s=cast("float | None", row[4]),
         ended_wall=cast("float | None", row[5]),
         outcome=str(row[6]),
-        figures=cast("Mapping[str, Scalar]", _object(row[7])),
+        figures=cast("Mapping[str, Scalar]", figures),
     )
 
 

@@ -21,6 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from powerguard.daemon.attempt import keep_running
 from powerguard.daemon.observe.learned import battery_view
 from powerguard.daemon.observe.metrics import registry, scrape
+from powerguard.daemon.observe.page.reports import ReportError, Reports
 from powerguard.daemon.observe.page.updates import EVENTS_TYPE, READERS, Page
 from powerguard.daemon.observe.page.view import policy
 from powerguard.daemon.observe.page.words import language_of
@@ -327,6 +328,21 @@ def add_reads(app: web.Application, daemon: Daemon, page: Page | None = None) ->
     app.router.add_get("/", root)
     if page is not None:
         add_events(app, page)
+    if page is not None and page.reports is not None:
+        add_reports(app, page.reports)
+
+
+def add_reports(app: web.Application, reports: Reports) -> None:
+    """Add the reports of the last outages, by the outage's id."""
+
+    async def report(request: web.Request) -> web.Response:
+        try:
+            html = await reports.html(request.match_info["outage"])
+        except ReportError as error:
+            return respond((error.status, f"{error}\n".encode(), TEXT_TYPE))
+        return respond((200, html.encode(), HTML_TYPE), **{"Content-Security-Policy": policy(html)})
+
+    app.router.add_get("/outages/{outage}", report, allow_head=False)
 
 
 def add_events(app: web.Application, page: Page) -> None:
@@ -391,11 +407,16 @@ async def guarded(
 
 @contextlib.asynccontextmanager
 async def http_server(
-    daemon: Daemon, *, listen: str = LISTEN, port: int = PORT, connection_limit_s: float = CONNECTION_LIMIT_S
+    daemon: Daemon,
+    *,
+    listen: str = LISTEN,
+    port: int = PORT,
+    connection_limit_s: float = CONNECTION_LIMIT_S,
+    reports: Reports | None = None,
 ) -> AsyncIterator[int]:
     """Serve the read-only port; yields the port in use (0 asks for a free one). Raises OSError when it is taken."""
     app = application()
-    page = Page(daemon, status, returning)
+    page = Page(daemon, status, returning, reports)
     add_reads(app, daemon, page)
     async with guarded(app, connection_limit_s) as make:
         loop = asyncio.get_running_loop()
@@ -410,8 +431,8 @@ async def http_server(
             page.end()
 
 
-async def serve_http(daemon: Daemon, *, listen: str = LISTEN, port: int = PORT) -> None:
+async def serve_http(daemon: Daemon, *, listen: str = LISTEN, port: int = PORT, reports: Reports | None = None) -> None:
     """Serve until cancelled."""
-    async with http_server(daemon, listen=listen, port=port) as used:
+    async with http_server(daemon, listen=listen, port=port, reports=reports) as used:
         log.info("http_listening", listen=listen, port=used)
         await asyncio.Event().wait()

@@ -608,6 +608,12 @@ _BUDGET: Final = (
 _TRAINERS: Final = (
     gauge("trainer_up", "1 when the trainer can be reached.", of_trainer(lambda _, t: t.alive), "trainer"),
     gauge("trainer_paused", "1 while its training is paused.", of_trainer(lambda _, t: t.paused), "trainer"),
+    gauge(
+        "trainer_held",
+        "1 while another host of its job holds its training.",
+        of_trainer(lambda _, t: bool(t.held_by)),
+        "trainer",
+    ),
     gauge("trainer_step", "Its step as last reported.", of_trainer(lambda _, t: t.step), "trainer"),
     gauge(
         "checkpoint_expected_seconds",
@@ -651,7 +657,7 @@ _RETURN: Final = (
         of_bmc(lambda _, b: b.power_watts),
     ),
     gauge(
-        "way_back_armed",
+        "power_on_armed",
         "1 when this power-on method could be armed at the last check; 0 when it is blocked, off or not checked yet.",
         lambda v: (
             ((each.letter, each.name, each.ups), float(each.stands == "armed"))

@@ -71,6 +71,8 @@ WARNINGS: Final = {
     "fsd_at_first": "a forced shutdown was set at the UPS when it was first read",
     "low_charge": "the battery would not survive a second outage yet",
     "training_paused": "training is paused although there is no outage",
+    "training_held": "another host of the job is on battery and holds training: the GPUs here are idle",
+    "job_incomplete": "a job ended because another host left it, and does not train again",
     "trainer_stranger": "another user serves a trainer's socket, or it cannot be read: its training may be unguarded",
     "other": "another alarm",
 }
@@ -114,6 +116,8 @@ FIXES: Final = {
     "trainer_left_stopped": "as root: powerguard-signal continue",
     "trainer_stranger": "allow its user (trainer_uids, uids), or remove the socket",
     "training_paused": "POST /api/v1/resume to its socket, unless a person paused it",
+    "training_held": "see that host; if it has gone, POST /api/v1/resume?all_hosts=1 to the trainer's socket",
+    "job_incomplete": "bring its hosts back; fewer hosts need a sealed DCP checkpoint (docs/guides/many-hosts.md)",
 }
 
 
@@ -376,4 +380,10 @@ def _of_trainers(state: State) -> list[Reason]:
     """Trainers that stay paused because no order resumes them: a resume failed, or an outage was forgotten."""
     if not isinstance(state.phase, Online) or state.drill is not None:
         return []
-    return [_reason("training_paused", trainer.name) for trainer in state.trainers if trainer.alive and trainer.paused]
+    paused = [trainer for trainer in state.trainers if trainer.alive and trainer.paused]
+    return [
+        _reason("training_held", f"{trainer.name}, by {trainer.held_by}")
+        if trainer.held_by
+        else _reason("training_paused", trainer.name)
+        for trainer in paused
+    ]

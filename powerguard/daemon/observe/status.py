@@ -37,7 +37,18 @@ from powerguard.core.energy.budget import Budget
 from powerguard.core.model.actions import Way
 from powerguard.core.model.events import Reading, SourceFailed
 from powerguard.core.model.policy import DrillReport, Policy
-from powerguard.core.model.state import Drill, DrillStage, Online, Recovery, Shutdown, State, Supply, Trainer, Undoing
+from powerguard.core.model.state import (
+    Drill,
+    DrillStage,
+    OnBattery,
+    Online,
+    Recovery,
+    Shutdown,
+    State,
+    Supply,
+    Trainer,
+    Undoing,
+)
 from powerguard.core.supply import fusion
 from powerguard.core.supply.several_upses import each_alone
 from powerguard.core.trainers import escalation
@@ -289,7 +300,7 @@ def status(daemon: Daemon) -> Json:
         "sources": [_source(source, daemon, times) for source in daemon.sources],
         "traps": _traps(daemon, times),
         "bmc": _bmc(daemon, times),
-        "way_back": _way_back(daemon, times),
+        "power_on": _power_on(daemon, times),
         "messages": {
             "trouble": daemon.messages_trouble,
             "targets": [asdict(target) for target in daemon.message_targets],
@@ -347,7 +358,37 @@ def plan_view(daemon: Daemon) -> Json:
         "slack_s": rounded(now.slack_s),
         "terms": [asdict(term) for term in terms(daemon, now)],
         "next": _next(daemon, now, times),
+        "tiers": _tiers(daemon, now, times),
     }
+
+
+def _tiers(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
+    """Return when a host like this one would pause and power off in each tier of its UPS, if no load changed.
+
+    Empty without tiers, where an extra reserve is set by hand, and once training is paused: the other hosts' phases are
+    not known.
+    """
+    policy, shed = daemon.policy, daemon.policy.shed
+    calm = isinstance(daemon.state.phase, Online | OnBattery)
+    if shed is None or shed.extra_s is not None or not calm or aborted_by(daemon.state):
+        return []
+    found: list[Json] = []
+    for tier in range(shed.highest + 1):
+        there = replace(policy, shed=replace(shed, tier=tier))
+        told = conditions.forecast(there, daemon.state, replace(now, shed_s=sums.shed_s(there)))
+        in_s = {step.action: times.in_s(step.at_s) for step in told}
+        commit_s = in_s.get("shutdown")
+        found.append(
+            {
+                "tier": tier,
+                "own": tier == shed.tier,
+                "pause_s": in_s.get("emergency_checkpoint"),
+                "durable_s": in_s.get("holding"),
+                "commit_s": commit_s,
+                "off_s": None if commit_s is None else rounded(commit_s + sums.force_after_s(there, now.grade)),
+            }
+        )
+    return found
 
 
 def _host(daemon: Daemon) -> Json:
@@ -555,6 +596,8 @@ def _trainer(trainer: Trainer, state: State, times: Times) -> Json:
         "durable_step": trainer.durable_step,
         "durable_age_s": times.ago_s(trainer.durable_at_s),
         "failed": trainer.failed,
+        "hosts": trainer.hosts,
+        "held_by": trainer.held_by,
         "signalled": "" if signalled is None else signalled.word,
     }
 
@@ -592,7 +635,7 @@ def _bmc(daemon: Daemon, times: Times) -> Json | None:
     }
 
 
-def _way_back(daemon: Daemon, times: Times) -> Json:
+def _power_on(daemon: Daemon, times: Times) -> Json:
     known = layers(daemon.policy, daemon.bmc, daemon.ways)
     return {
         "covers_race": covers(known),

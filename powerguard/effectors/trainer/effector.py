@@ -19,7 +19,15 @@ from typing import Any, Final
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.model.actions import Action, Conduct, Detail, PauseTrainer, ResumeTrainer, TriggerCheckpoint
+from powerguard.core.model.actions import (
+    Action,
+    Conduct,
+    Detail,
+    LeaveJob,
+    PauseTrainer,
+    ResumeTrainer,
+    TriggerCheckpoint,
+)
 from powerguard.core.model.events import CheckpointProgress, TrainerSeen
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
@@ -36,6 +44,7 @@ from powerguard.effectors.trainer.options import (
 )
 from powerguard.effectors.trainer.peer import (
     BACKOFF_S,
+    HEADERS_S,
     GoneError,
     HttpAnswer,
     PeerError,
@@ -47,11 +56,13 @@ from powerguard.effectors.trainer.unmodified import Alive, Helper, is_there, unm
 from powerguard.fields import clean_text
 from powerguard.wire import (
     HOLD_UPLOADS_PATH,
+    LEAVE_PATH,
     PAUSE_PATH,
     RESUME_PATH,
     STATUS_PATH,
     After,
     LeaseRequest,
+    LeaveRequest,
     Loop,
     TrainerStatus,
     WireError,
@@ -136,7 +147,7 @@ class _Watched:
 
 
 class TrainerEffector:
-    """Carries out TriggerCheckpoint, PauseTrainer and ResumeTrainer, for trainers of the settings and those found.
+    """Carries out TriggerCheckpoint, PauseTrainer, ResumeTrainer and LeaveJob, for trainers known or found.
 
     publish: takes TrainerSeen and CheckpointProgress; never blocks. discover_dir: where trainers put their sockets;
     None: only configured ones count. discover_uids: whose sockets there are believed; root's and our own always are.
@@ -217,6 +228,8 @@ class TrainerEffector:
                 return (("native", False), ("resumed", False))
             case ResumeTrainer(trainer=name):
                 return await self._resume(self._find(name))
+            case LeaveJob(trainer=name):
+                return await self._leave(self._find(name), action.outage)
             case PauseTrainer(trainer=name) if name in self._unmodified:
                 msg = f"{name}: cannot be paused (embed powerguard.trainer)"
                 raise EffectorError(msg)
@@ -262,8 +275,16 @@ class TrainerEffector:
         """Look at all trainers every so often, until cancelled."""
         while True:
             await self.look()
+            await self._listen(every_s)
+
+    async def _listen(self, for_s: float) -> None:
+        """Rest between two polls. A job on several hosts may end in that time, so its trainer answers when it does."""
+        async with asyncio.TaskGroup() as group:
+            for watched in self._watched.values():
+                if watched.seen is not None and watched.seen.alive and watched.seen.hosts > 1:
+                    group.create_task(self._look_at(watched, wait_s=for_s))
             # Trainers cannot call the daemon, so it polls.
-            await asyncio.sleep(every_s)  # noqa: TID251
+            await asyncio.sleep(for_s)  # noqa: TID251
 
     async def look(self) -> None:
         """Poll once: find sockets, ask every trainer for its status, publish the answers. Ends within 6 s."""
@@ -356,11 +377,28 @@ class TrainerEffector:
             await asyncio.sleep(PAUSE_LOOK_S)  # noqa: TID251
             answer = await peer.call("GET", STATUS_PATH)
 
+    # --- Leaving a job on several hosts ---------------------------------------------------------------------------
+
+    async def _leave(self, watched: _Watched, outage: str) -> Detail:
+        """Let the job's ranks on all hosts know that this one powers off. Nothing is repeated: there is no time."""
+        peer = watched.peer
+        body = LeaveRequest(because=f"its power fails (outage {outage})").to_json()
+        answer = await peer.call("POST", LEAVE_PATH, body=body)
+        if isinstance(answer, PeerError):
+            raise EffectorError(str(answer))
+        status = TrainerStatus.parse(answer.body) if 200 <= answer.status < 300 else None
+        if not isinstance(status, TrainerStatus):
+            msg = f"{peer.options.url}: POST {LEAVE_PATH} answered {answer.status} (update powerguard.trainer)"
+            raise EffectorError(msg)
+        return (("native", True), ("step", status.step), ("hosts", status.hosts))
+
     # --- Polling --------------------------------------------------------------------------------------------------
 
-    async def _look_at(self, watched: _Watched) -> None:
+    async def _look_at(self, watched: _Watched, wait_s: float = 0.0) -> None:
+        """Ask for the status. wait_s: the trainer may wait so long for news of its job before it answers."""
         peer = watched.peer
-        answer = await peer.call("GET", STATUS_PATH)
+        path = f"{STATUS_PATH}?wait={wait_s:g}" if wait_s else STATUS_PATH
+        answer = await peer.call("GET", path, headers_s=wait_s + HEADERS_S)
         if isinstance(answer, PeerError):
             watched.stranger = isinstance(answer, StrangerError)
             self._fault(watched, str(answer))
@@ -537,6 +575,9 @@ def seen(options: TrainerOptions, status: TrainerStatus, at_s: float) -> Trainer
         durable_step=None if last is None else last.step,
         durable_age_s=None if last is None else last.age_s,
         stall_s=None if status.estimate is None else status.estimate.stall_s,
+        hosts=status.hosts,
+        held_by=status.held_by,
+        ended_by=status.ended_by,
     )
 
 

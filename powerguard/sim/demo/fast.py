@@ -144,7 +144,7 @@ class FastStage:
     look_s = 1.0
 
     def __init__(self, path: Path, ups: SimUps, trainer: FastTrainer, bmc: FastBmc) -> None:
-        self._path = path
+        self.journal = path
         self._ups = ups
         self._trainer = trainer
         self._bmc = bmc
@@ -162,7 +162,7 @@ class FastStage:
     def lines(self) -> Sequence[Line]:
         """Read the journal."""
         try:
-            with read_only(self._path) as db:
+            with read_only(self.journal) as db:
                 newest = recent(db, 1)
                 if newest == self._lines[-1:]:
                     return self._lines

@@ -14,7 +14,8 @@ import os
 import secrets
 import socket
 import sys
-from collections.abc import AsyncIterator, Sequence
+from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -32,8 +33,9 @@ from powerguard.trainer.store.folders import Found, look
 from powerguard.trainer.store.shards import read_shard
 from powerguard.trainer.store.store import StoreError
 
-_TRAINING_LOAD, _PAUSED_LOAD = 0.60, 0.36
-_SETTINGS: dict[str, Any] = {
+RATING_W = 5400.0
+_TRAINING_W, _PAUSED_W = 3240.0, 1944.0
+SETTINGS: dict[str, Any] = {
     "mode": "rehearse",
     "host": {"kind": "command", "command": ["true"], "force_after_s": 10},
     "budget": {
@@ -52,7 +54,7 @@ _MAX_SOCKET_PATH = 107
 
 
 class LiveStage:
-    """The world, once it stands. See `live`."""
+    """One host and its UPS, once they stand. See `live`, and `rack` for several hosts."""
 
     title = "live: real sockets, real processes, the real daemon"
     real: Sequence[str] = (
@@ -66,34 +68,53 @@ class LiveStage:
     settle_s, dip_s, hold_s, recharge_s, patience_s = 3.0, 3.0, 3.0, 7.0, 60.0
     look_s = 0.1
 
-    def __init__(self, folder: Path, ups: SimUps, bmc: SimBmc) -> None:
-        """Take over the parts. folder: where everything of this demo lies."""
+    def __init__(self, folder: Path, ups: SimUps, bmc: SimBmc, *, draws_w: tuple[float, float]) -> None:
+        """Take over the parts. folder: where all files of this host are; draws_w: its draw in training and paused."""
         self.folder = folder
+        self.journal = folder / "journal.sqlite"
+        self.draws_w = draws_w
+        self.is_off = False
         self.paused = False
         self.step: int | None = None
         self._ups = ups
         self._bmc = bmc
+        self._cut_at_s = boottime_s()
         self._left_at_off_s: float | None = None
         self._processes: list[tuple[str, asyncio.subprocess.Process]] = []
+
+    @property
+    def config(self) -> Path:
+        """The daemon's settings."""
+        return self.folder / "powerguard.yaml"
 
     def clock(self) -> float:
         """Seconds since boot, as in the daemon's journal."""
         return boottime_s()
 
     def set_utility(self, present: bool) -> None:  # noqa: FBT001 - it is what is set
-        """Pull the plug, or put it back."""
+        """Pull the plug, or put it back: then a host that was off starts again."""
         self._ups.utility = present
+        if present:
+            self.is_off = False
+        else:
+            self._cut_at_s, self._left_at_off_s = boottime_s(), None
+
+    @property
+    def draw_w(self) -> float:
+        """Watts that this host draws now; a host whose power-off was ordered draws none."""
+        return 0.0 if self.is_off else self.draws_w[self.paused]
 
     def lines(self) -> Sequence[Line]:
         """Read the daemon's journal, as anybody may while it runs."""
-        path = self.folder / "journal.sqlite"
         try:
-            with read_only(path) as db:
+            with read_only(self.journal) as db:
                 lines = recent(db, 100)
         except JournalError:
             return ()
-        if self._left_at_off_s is None and any(line.event == "power_off_accepted" for line in lines):
+        off = any(line.event == "power_off_accepted" and line.at_s > self._cut_at_s for line in lines)
+        if off and self._left_at_off_s is None and not self._ups.utility:
             self._left_at_off_s = self._ups.left_s
+            self.is_off = True
         return lines
 
     async def facts(self) -> Facts:
@@ -135,6 +156,12 @@ class LiveStage:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(12.0 if gentle else _KILLED_S):
                         await process.wait()
+
+    async def measure(self) -> None:
+        """Let the BMC measure what this host draws, which is never twice the same to the watt."""
+        for number in count():
+            await self._bmc.set_watts(round(self.draw_w) + number % 7)
+            await rest(1.0)
 
     async def follow_trainer(self) -> None:
         """Watch the trainer, for its load: this is how the UPS feels that training has paused."""
@@ -179,15 +206,15 @@ def write_secret(path: Path, secret: str) -> None:
         file.write(secret)
 
 
-def _write_settings(folder: Path, agent: SnmpAgent, bmc: SimBmc, battery: UpsBattery) -> Path:
+def _write_settings(stage: LiveStage, port: int, bmc: SimBmc, battery: UpsBattery, more: dict[str, Any]) -> None:
     """Write the settings file that an operator would write. JSON is YAML."""
+    folder = stage.folder
     community = {"file": str(folder / "community")}
-    source = {"kind": "snmp", "host": "127.0.0.1", "port": agent.port, "version": "2c", "community": community}
+    source = {"kind": "snmp", "host": "127.0.0.1", "port": port, "version": "2c", "community": community}
     table = {round(100 * load): seconds for load, seconds in battery.runtime}
     password = {"file": str(folder / "bmc-password")}
     settings = {
-        **_SETTINGS,
-        "ups": {"demo": {"sources": [source], "runtime_table": table}},
+        **SETTINGS,
         "trainers": [{"kind": "http", "name": "toy", "url": f"unix:{folder / 'toy.sock'}", "checkpoint_s": 4}],
         "trainer_sockets": None,
         "checkpoint_dirs": [str(folder / "checkpoints")],
@@ -195,65 +222,99 @@ def _write_settings(folder: Path, agent: SnmpAgent, bmc: SimBmc, battery: UpsBat
         "http": {"port": free_port()},
         "control": {"socket": str(folder / "powerguard.sock")},
         "journal": {"path": str(folder / "journal.sqlite")},
+        **more,
+        "ups": {"demo": {"sources": [source], "runtime_table": table, **more.get("ups", {})}},
     }
     lines = [f"{key}: {json.dumps(value)}" for key, value in settings.items()]
     # JSON keys are strings; loads are numbers.
     text = "\n".join(lines)
     for load in table:
         text = text.replace(f'"{load}": ', f"{load}: ")
-    path = folder / "powerguard.yaml"
-    path.write_text(text + "\n", encoding="utf-8")
-    return path
+    stage.config.write_text(text + "\n", encoding="utf-8")
 
 
 @contextlib.asynccontextmanager
 async def live(keep: Path | None = None) -> AsyncIterator[LiveStage]:
     """Build the world, wait until the daemon watches it, and take it down again. keep: folder to leave behind."""
-    _check_length(keep)
-    with folder_of(keep, within="/tmp") as folder:  # noqa: S108 - a folder of its own below it, closed to others
-        async with _world(folder) as stage:
+    with home(keep) as folder:
+        # Health 0.6: this battery is worn, and its gauge does not know it.
+        battery = UpsBattery(runtime=((0.36, 150.0), (0.60, 60.0)), health=0.6, recharge_s=36.0)
+        async with hosts({folder: (_TRAINING_W, _PAUSED_W)}, battery) as (stage,):
             yield stage
 
 
-def _check_length(keep: Path | None) -> None:
-    """Raise StoryError where a unix socket's path would have no room. /tmp is short; TMPDIR may not be."""
-    if keep is not None and len(os.fsencode(keep.absolute() / "powerguard.sock")) > _MAX_SOCKET_PATH:
+@contextlib.contextmanager
+def home(keep: Path | None, longest: str = "") -> Iterator[Path]:
+    """Make the folder of a demo with short paths. Raises StoryError. longest: name of a folder in it, for its sockets.
+
+    /tmp is short; TMPDIR may not be, and a unix socket's path would have no room.
+    """
+    if keep is not None and len(os.fsencode(keep.absolute() / longest / "powerguard.sock")) > _MAX_SOCKET_PATH:
         room = f"too long a name for sockets ({_MAX_SOCKET_PATH} bytes with theirs)"
         msg = f"{keep.absolute()}: {room}: give --keep a shorter one"
         raise StoryError(msg)
+    with folder_of(keep, within="/tmp") as folder:  # noqa: S108 - a folder of its own below it, closed to others
+        yield folder
 
 
 @contextlib.asynccontextmanager
-async def _world(folder: Path) -> AsyncIterator[LiveStage]:
+async def hosts(
+    draws_w: Mapping[Path, tuple[float, float]],
+    battery: UpsBattery,
+    more: Mapping[Path, dict[str, Any]] | None = None,
+) -> AsyncIterator[tuple[LiveStage, ...]]:
+    """Build a UPS and its hosts, wait until each daemon watches the UPS, and take them down again.
+
+    draws_w: draw of each host in training and paused, by its folder. more: settings of each, besides those of the demo.
+    """
     stages: list[LiveStage] = []
 
     def load() -> float:
-        return _PAUSED_LOAD if stages and stages[0].paused else _TRAINING_LOAD
+        return sum(stage.draw_w for stage in stages) / RATING_W
 
-    # Health 0.6: this battery is worn, and its gauge does not know it.
-    battery = UpsBattery(runtime=((0.36, 150.0), (0.60, 60.0)), health=0.6, recharge_s=36.0)
-    ups = SimUps(battery, clock=boottime_s, load=load, low_battery_s=4.0, gauge=1.0 / 0.6)
-    password = secrets.token_hex(8)
-    write_secret(folder / "community", "public")
-    write_secret(folder / "bmc-password", password)
-    (folder / "checkpoints").mkdir(exist_ok=True)
-    async with SnmpAgent(ups.apc_table) as agent, SimBmc("powerguard", password) as bmc:
-        stage = LiveStage(folder, ups, bmc)
-        stages.append(stage)
-        config = _write_settings(folder, agent, bmc, battery)
-        following = asyncio.get_running_loop().create_task(stage.follow_trainer())
-        try:
-            toy = ["--socket", str(folder / "toy.sock"), "--dir", str(folder / "checkpoints")]
-            padding = ["--mb", "24", "--mb-per-s", "8"]
-            await stage.start("trainer", sys.executable, "-P", "-m", "powerguard.sim.toy_trainer", *toy, *padding)
-            await until(stage, lambda: stage.step is not None, "the trainer to train")
-            await stage.start("daemon", sys.executable, "-P", "-m", "powerguard", "run", "--config", str(config))
-            await until(stage, lambda: watches(folder / "powerguard.sock"), "the daemon to watch the UPS")
-            yield stage
-        finally:
-            following.cancel()
-            await asyncio.wait([following])
-            await stage.stop()
+    ups = SimUps(battery, clock=boottime_s, load=load, low_battery_s=4.0, gauge=1.0 / battery.health, rating_w=RATING_W)
+    async with contextlib.AsyncExitStack() as stack:
+        agent = await stack.enter_async_context(SnmpAgent(ups.apc_table))
+        for folder, watts in draws_w.items():
+            password = secrets.token_hex(8)
+            (folder / "checkpoints").mkdir(parents=True, exist_ok=True)
+            write_secret(folder / "community", "public")
+            write_secret(folder / "bmc-password", password)
+            bmc = await stack.enter_async_context(SimBmc("powerguard", password))
+            stage = LiveStage(folder, ups, bmc, draws_w=watts)
+            _write_settings(stage, agent.port, bmc, battery, (more or {}).get(folder, {}))
+            stages.append(stage)
+        async with _running(stages):
+            yield tuple(stages)
+
+
+@contextlib.asynccontextmanager
+async def _running(stages: Sequence[LiveStage]) -> AsyncIterator[None]:
+    """Run trainer and daemon of each host; end them all afterwards."""
+    is_shared = len(stages) > 1
+    loop = asyncio.get_running_loop()
+    tasks = [loop.create_task(stage.follow_trainer()) for stage in stages]
+    tasks += [loop.create_task(stage.measure()) for stage in stages if is_shared]
+    python = (sys.executable, "-P", "-m")
+    try:
+        for stage in stages:
+            toy = ("--socket", str(stage.folder / "toy.sock"), "--dir", str(stage.folder / "checkpoints"))
+            padding = ("--mb", "24", "--mb-per-s", "8")
+            await stage.start("trainer", *python, "powerguard.sim.toy_trainer", *toy, *padding)
+        for stage in stages:
+            await until(stage, lambda stage=stage: stage.step is not None, "the trainer to train")
+            await stage.start("daemon", *python, "powerguard", "run", "--config", str(stage.config))
+        for stage in stages:
+            socket_path = stage.folder / "powerguard.sock"
+            await until(stage, lambda at=socket_path: watches(at), "the daemon to watch the UPS")
+        yield
+    finally:
+        for task in tasks:
+            task.cancel()
+        await asyncio.wait(tasks)
+        async with asyncio.TaskGroup() as group:
+            for stage in stages:
+                group.create_task(stage.stop())
 
 
 async def until(stage: LiveStage, reached: Any, what: str) -> None:  # noqa: ANN401 - a predicate, plain or not
@@ -282,6 +343,12 @@ def _last_words(folder: Path) -> str:
 
 async def watches(path: Path) -> bool:
     """Say whether the daemon has had a reading and knows its trainer, as its admin socket tells it."""
+    sources = (await status(path)).get("sources", [])
+    return bool(sources) and all(source.get("up") for source in sources)
+
+
+async def status(path: Path) -> dict[str, Any]:
+    """Return the daemon's status by its admin socket; empty while it does not answer."""
     connector = aiohttp.UnixConnector(path=str(path))
     with contextlib.suppress(aiohttp.ClientError, TimeoutError, ValueError):
         limit = aiohttp.ClientTimeout(total=2.0)
@@ -289,10 +356,8 @@ async def watches(path: Path) -> bool:
             aiohttp.ClientSession(connector=connector, timeout=limit) as session,
             session.get("http://powerguard/api/v1/status") as answer,
         ):
-            told = await answer.json(content_type=None)
-        sources = told.get("sources", [])
-        return bool(sources) and all(source.get("up") for source in sources)
-    return False
+            return dict(await answer.json(content_type=None))
+    return {}
 
 
 _ALONE_LOAD = 0.60

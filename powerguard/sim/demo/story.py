@@ -8,7 +8,7 @@ the battery really held, what the BMC really stores, what is really on the disk.
 import asyncio
 import contextlib
 import tempfile
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Any, Protocol
@@ -66,6 +66,7 @@ class Stage(Protocol):
     """A world with a daemon in it."""
 
     title: str
+    journal: Path
     real: Sequence[str]
     replaced: Sequence[str]
     settle_s: float
@@ -107,10 +108,14 @@ class Check:
 
 @dataclass(slots=True)
 class Act:
-    """One cut of the story. cut_at_s, back_at_s: when the world flipped; lines: what the journal said meanwhile."""
+    """One cut of the story. cut_at_s, back_at_s: when the world flipped; lines: what the journal said meanwhile.
+
+    host: whose journal; "" if there is one host.
+    """
 
     name: str
     cut_at_s: float
+    host: str = ""
     back_at_s: float | None = None
     lines: list[Line] = field(default_factory=list)
     facts: Facts | None = None
@@ -140,9 +145,11 @@ class Act:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Report:
-    """What came of it."""
+    """What came of it. title, real, replaced: of the world it was played in."""
 
     title: str
+    real: Sequence[str]
+    replaced: Sequence[str]
     acts: Sequence[Act]
     checks: Sequence[Check]
     seconds: float
@@ -152,18 +159,21 @@ class Report:
         """Every claim is true."""
         return all(check.holds for check in self.checks)
 
-    def as_json(self, stage: Stage) -> dict[str, Any]:
+    def as_json(self) -> dict[str, Any]:
         """Return it for programs."""
         return {
             "schema_version": SCHEMA_VERSION,
             "object": "demo",
             "world": self.title,
-            "real": list(stage.real),
-            "replaced": list(stage.replaced),
+            "real": list(self.real),
+            "replaced": list(self.replaced),
             "safe": self.safe,
             "seconds": round(self.seconds, 3),
             "checks": [asdict(check) for check in self.checks],
-            "outages": [{"name": act.name, "events": events(act)} for act in self.acts],
+            "outages": [
+                {"name": act.name, **({"host": act.host} if act.host else {}), "events": events(act)}
+                for act in self.acts
+            ],
         }
 
 
@@ -185,87 +195,104 @@ def events(act: Act) -> list[dict[str, Any]]:
 async def play(stage: Stage, tell: Callable[[str], None]) -> Report:
     """Play the story, telling it live. Raises StoryError when the world stands still."""
     began_s = stage.clock()
-    teller = _Teller(stage, tell, began_s)
+    teller = Teller({"": stage}, tell)
     await teller.until(lambda: stage.clock() - began_s >= stage.settle_s, "start")
-    dip = await teller.cut("A short dip")
+    (dip,) = teller.cut("A short dip")
     await teller.wait(stage.dip_s)
-    await teller.back(dip)
+    teller.back()
     await teller.until(lambda: dip.find("outage_ended") is not None, "the dip to end")
     dip.facts = await stage.facts()
     await teller.wait(stage.settle_s)
 
-    held = await teller.cut("An outage that the battery outlasts")
+    (held,) = teller.cut("An outage that the battery outlasts")
     before = await stage.facts()
     await teller.until(lambda: held.find("phase_changed", new="holding") is not None, "everything to be durable")
     await teller.wait(stage.hold_s)
     paused = await stage.facts()
-    await teller.back(held)
+    teller.back()
     await teller.until(lambda: held.find("outage_ended") is not None, "training to go on in place")
     await teller.wait(stage.recharge_s)
     held.facts = await stage.facts()
 
-    long = await teller.cut("An outage to the end")
+    (long,) = teller.cut("An outage to the end")
     await teller.until(lambda: long.find("power_off_accepted") is not None, "the power-off")
     long.facts = await stage.facts()
     teller.say("the host is off now; all that is left is on the disk and in the BMC")
     checks = [_dip_check(dip), *_held_checks(held, before, paused), *_long_checks(long)]
-    return Report(title=stage.title, acts=(dip, held, long), checks=checks, seconds=stage.clock() - began_s)
+    return Report(
+        title=stage.title,
+        real=stage.real,
+        replaced=stage.replaced,
+        acts=(dip, held, long),
+        checks=checks,
+        seconds=stage.clock() - began_s,
+    )
 
 
-class _Teller:
-    """Follows the journal and says it in words."""
+class Teller:
+    """Follows the journals of all hosts and says in words what they do. stages: each host's world, by its name."""
 
-    def __init__(self, stage: Stage, tell: Callable[[str], None], began_s: float) -> None:
-        self._stage = stage
+    def __init__(self, stages: Mapping[str, Stage], tell: Callable[[str], None]) -> None:
+        self._stages = dict(stages)
         self._tell = tell
-        self._began_s = began_s
-        self._seen = max((line.seq for line in stage.lines()), default=0)
-        self._act: Act | None = None
+        self._first = next(iter(self._stages.values()))
+        self._began_s = self._first.clock()
+        self._seen = {host: max((line.seq for line in stage.lines()), default=0) for host, stage in stages.items()}
+        self._acts: dict[str, Act] = {}
 
-    def say(self, text: str, at_s: float | None = None) -> None:
-        at_s = self._stage.clock() if at_s is None else at_s
-        self._tell(f"{at_s - self._began_s:7.1f} s  {text}")
+    def say(self, text: str, at_s: float | None = None, host: str = "") -> None:
+        """Tell it, with the time since the start."""
+        at_s = self._first.clock() if at_s is None else at_s
+        self._tell(f"{at_s - self._began_s:7.1f} s  {host and host + ': '}{text}")
 
-    async def cut(self, name: str) -> Act:
+    def cut(self, name: str) -> tuple[Act, ...]:
+        """Pull the plug. Returns an act for each host."""
         self._follow()
         self._tell(f"\n{name}")
         self.say("-- the plug is pulled --")
-        self._act = Act(name, self._stage.clock())
-        self._stage.set_utility(False)
-        return self._act
+        self._acts = {host: Act(name, stage.clock(), host) for host, stage in self._stages.items()}
+        for stage in self._stages.values():
+            stage.set_utility(False)
+        return tuple(self._acts.values())
 
-    async def back(self, act: Act) -> None:
-        self._stage.set_utility(True)
-        act.back_at_s = self._stage.clock()
+    def back(self) -> None:
+        """Put the plug back."""
+        for host, stage in self._stages.items():
+            stage.set_utility(True)
+            self._acts[host].back_at_s = stage.clock()
         self.say("-- utility is back --")
 
     async def wait(self, seconds: float) -> None:
-        until_s = self._stage.clock() + seconds
-        await self.until(lambda: self._stage.clock() >= until_s, "time to pass")
+        """Let time pass."""
+        until_s = self._first.clock() + seconds
+        await self.until(lambda: self._first.clock() >= until_s, "time to pass")
 
     async def until(self, reached: Callable[[], bool], what: str) -> None:
+        """Follow until it is so. Raises StoryError if that takes too long or a part of the world has died."""
         try:
-            async with asyncio.timeout(self._stage.patience_s):
+            async with asyncio.timeout(self._first.patience_s):
                 while True:
                     self._follow()
-                    self._stage.check()
+                    for stage in self._stages.values():
+                        stage.check()
                     if reached():
                         return
-                    await rest(self._stage.look_s)
+                    await rest(self._first.look_s)
         except TimeoutError:
-            msg = f"waited {self._stage.patience_s:.0f} s for {what}, in vain"
+            msg = f"waited {self._first.patience_s:.0f} s for {what}, in vain"
             raise StoryError(msg) from None
 
     def _follow(self) -> None:
-        for line in self._stage.lines():
-            if line.seq <= self._seen:
-                continue
-            self._seen = line.seq
-            if self._act is not None:
-                self._act.lines.append(line)
-            text = sentence(line)
-            if text:
-                self.say(text, line.at_s)
+        news: list[tuple[float, str, Line]] = []
+        for host, stage in self._stages.items():
+            lines = [line for line in stage.lines() if line.seq > self._seen[host]]
+            news += [(line.at_s, host, line) for line in lines]
+            self._seen[host] = max((line.seq for line in lines), default=self._seen[host])
+            if host in self._acts:
+                self._acts[host].lines += lines
+        for at_s, host, line in sorted(news, key=lambda each: each[0]):
+            if text := sentence(line):
+                self.say(text, at_s, host)
 
 
 def _seconds(value: object) -> str:
@@ -389,6 +416,33 @@ def _long_checks(long: Act) -> list[Check]:
 
 def timeline(act: Act) -> list[str]:
     """Return the budget of an outage as a picture: what the seconds on battery were spent on."""
+    parts = stretches(act)
+    if not parts:
+        return []
+    scale = _BAR / max(sum(lasts_s for _, _, lasts_s in parts), 1e-6)
+    bar = "".join(sign * max(1, round(lasts_s * scale)) for _, sign, lasts_s in parts)
+    legend = [f"{sign} {name} {lasts_s:.1f} s" for name, sign, lasts_s in parts]
+    return [f"  |{bar}|", "   " + ",  ".join(legend)]
+
+
+def together(acts: Sequence[Act]) -> list[str]:
+    """Return one outage of several hosts as a picture: a bar for each host, all on one time axis."""
+    known = {act.host: [each for each in stretches(act) if each[1] != "_"] for act in acts}
+    span_s = max(sum(lasts_s for _, _, lasts_s in parts) for parts in known.values())
+    wide = max(len(host) for host in known)
+    scale = (_BAR - wide) / max(span_s, 1e-6)
+    lines = []
+    for host, parts in known.items():
+        bar = "".join(sign * max(1, round(lasts_s * scale)) for _, sign, lasts_s in parts)
+        lines.append(f"  {host:<{wide}} |{bar}")
+    end = f"{span_s:.0f} s"
+    lines.append(f"  {'':<{wide}}  0{end:>{_BAR - wide - 1}}")
+    legend = {sign: name for parts in known.values() for name, sign, _ in parts}
+    return [*lines, "  " + ",  ".join(f"{sign} {name}" for sign, name in legend.items())]
+
+
+def stretches(act: Act) -> list[tuple[str, str, float]]:
+    """Return what each stretch of an outage was, its sign, and how long it lasted, from the cut on."""
     marks = [
         ("train on", act.cut_at_s, "="),
         ("checkpoint", act.at("phase_changed", new="emergency_checkpoint"), "c"),
@@ -397,7 +451,6 @@ def timeline(act: Act) -> list[str]:
     ]
     known = [(name, at_s, sign) for name, at_s, sign in marks if at_s is not None]
     end_s = act.back_at_s
-    left_s = None
     stop = act.find("power_off_accepted")
     if stop is not None:
         end_s = stop.at_s + float(numbers(stop).get("deadline_s") or 0.0)
@@ -407,10 +460,5 @@ def timeline(act: Act) -> list[str]:
             end_s = max(end_s, stop.at_s + left_s)
     if end_s is None:
         return []
-    scale = _BAR / max(end_s - act.cut_at_s, 1e-6)
-    bar, legend = "", []
-    for at, (name, at_s, sign) in enumerate(known):
-        until_s = min(end_s, known[at + 1][1]) if at + 1 < len(known) else end_s
-        bar += sign * max(1, round((until_s - at_s) * scale))
-        legend.append(f"{sign} {name} {until_s - at_s:.1f} s")
-    return [f"  |{bar}|", "   " + ",  ".join(legend)]
+    ends = [*(at_s for _, at_s, _ in known[1:]), end_s]
+    return [(name, sign, min(end_s, until_s) - at_s) for (name, at_s, sign), until_s in zip(known, ends, strict=True)]

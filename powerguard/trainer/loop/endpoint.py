@@ -32,6 +32,7 @@ from powerguard.wire import (
     ENDED,
     HEALTH_PATH,
     HOLD_UPLOADS_PATH,
+    LEAVE_PATH,
     MAX_BODY_BYTES,
     METRICS_PATH,
     PAUSE_PATH,
@@ -40,6 +41,7 @@ from powerguard.wire import (
     TRIGGER_PATH,
     CheckpointStatus,
     LeaseRequest,
+    LeaveRequest,
     TriggerRequest,
     WireError,
     error_json,
@@ -422,13 +424,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, metrics(self.server.requests), kind="text/plain; version=0.0.4; charset=utf-8")
         elif parts.path == STATUS_PATH:
             self._heard()
-            self._send(HTTPStatus.OK, self.server.requests.status().to_json())
+            self._send_status(_wait_s(parse_qs(parts.query)))
         elif (name := _checkpoint_name(parts.path)) is not None:
             self._heard()
             query = parse_qs(parts.query)
-            wait = query.get("wait", ["0"])[0]
-            wait_s = min(float(wait), MAX_WAIT_S) if _WAIT.fullmatch(wait) else 0.0
-            status = self.server.requests.checkpoint(name, wait_s=wait_s, seen=query.get("seen", [""])[0])
+            status = self.server.requests.checkpoint(name, wait_s=_wait_s(query), seen=query.get("seen", [""])[0])
             self._send_checkpoint(name, status)
         else:
             self._refuse(HTTPStatus.NOT_FOUND, f"no such route: {parts.path}")
@@ -456,6 +456,12 @@ class _Handler(BaseHTTPRequestHandler):
                 return
             do = requests.pause if path == PAUSE_PATH else requests.hold_uploads
             self._send(HTTPStatus.OK, do(lease_s=wish.lease_s, asker=asker).to_json())
+        elif path == LEAVE_PATH:
+            leave = LeaveRequest.parse(body)
+            if isinstance(leave, WireError):
+                self._refuse(HTTPStatus.BAD_REQUEST, leave.reason)
+                return
+            self._send(HTTPStatus.OK, requests.leave(leave.because).to_json())
         elif path == RESUME_PATH:
             self._send(HTTPStatus.OK, requests.resume(all_hosts="all_hosts" in parse_qs(parts.query)).to_json())
         else:
@@ -523,6 +529,16 @@ class _Handler(BaseHTTPRequestHandler):
         while left > 0 and (piece := self.rfile.read(min(left, MAX_BODY_BYTES))):
             left -= len(piece)
 
+    def _send_status(self, wait_s: float) -> None:
+        """Answer at once, or within wait_s as soon as a host has left the job."""
+        requests = self.server.requests
+        if wait_s:
+            requests.departure(wait_s)
+        status = requests.status()
+        self._send(HTTPStatus.OK, status.to_json())
+        if status.ended_by:
+            requests.tell_departure()
+
     def _send_checkpoint(self, name: str, status: CheckpointStatus | None) -> None:
         if status is None:
             self._refuse(HTTPStatus.NOT_FOUND, "no such checkpoint (a trainer that was restarted knows no old ones)")
@@ -547,6 +563,11 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Location", location)
         self.end_headers()
         self.wfile.write(body)
+
+
+def _wait_s(query: dict[str, list[str]]) -> float:
+    wait = query.get("wait", ["0"])[0]
+    return min(float(wait), MAX_WAIT_S) if _WAIT.fullmatch(wait) else 0.0
 
 
 def _checkpoint_name(path: str) -> str | None:

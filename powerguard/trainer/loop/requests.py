@@ -177,8 +177,22 @@ class Elsewhere(Protocol):
         ...
 
     @property
+    def held_by(self) -> tuple[str, ...]:
+        """The names of the other hosts that want that."""
+        ...
+
+    @property
+    def calls_the_roll(self) -> bool:
+        """No host wants training to stand any more, and all ranks are asked whether they are there."""
+        ...
+
+    @property
     def trouble(self) -> str:
         """What is wrong between the ranks, for a person; "" while nothing is."""
+        ...
+
+    def departs(self, because: str) -> None:
+        """Have all ranks stop at one step and end: this host leaves the job."""
         ...
 
     def news(self) -> None:
@@ -357,6 +371,10 @@ class RequestQueue:
         """With several ranks: this host wants training to stand, for as long as `lease` says."""
         self.lease: Lease | None = None
         self.ending: Operation | None = None
+        self.departed = ""
+        """Which host has left the job, and why, so that training ends; "" while none has."""
+        self.departure_told = False
+        """An asker has read that."""
         self.closed = False
         self.boundary: int | None = None
         """The step after which the training thread is with us just now; None while it trains."""
@@ -545,7 +563,18 @@ class RequestQueue:
                     self.ending = None
             self._release_uploads()
             self.changed.notify_all()
-            self.changed.wait_for(lambda: self.boundary is None or self.saving or self.held, timeout=wait_s)
+            self.changed.wait_for(self._has_resumed, timeout=wait_s)
+        return self.status()
+
+    def _has_resumed(self) -> bool:
+        """Say whether training goes on, or will not because of this resume."""
+        if self.others is not None and self.others.calls_the_roll:
+            return False
+        return self.boundary is None or self.saving or self.held
+
+    def leave(self, because: str) -> TrainerStatus:
+        """Have every rank of the job stop and end: this host powers off. A job of one process has no others to ask."""
+        self._ask(lambda others: others.departs(because))
         return self.status()
 
     def _ask(self, wish: Callable[[Elsewhere], None]) -> None:
@@ -570,6 +599,17 @@ class RequestQueue:
             self.changed.notify_all()
         self._stop_uploads(now=lease_s != 0)
         return self.status()
+
+    def departure(self, wait_s: float) -> None:
+        """Wait until a host has left the job, for wait_s at most."""
+        with self.changed:
+            self.changed.wait_for(lambda: self.departed or self.closed, timeout=wait_s)
+
+    def tell_departure(self) -> None:
+        """Note that an asker has been sent why training ends: it may go now."""
+        with self.changed:
+            self.departure_told = True
+            self.changed.notify_all()
 
     def status(self) -> TrainerStatus:
         """Return what the daemon budgets from."""
@@ -606,6 +646,8 @@ class RequestQueue:
                 uploads_error=uploads.error,
                 uploads_failing_s=uploads.failing_s,
                 hosts_holding=None if self.others is None else self.others.hosts_holding,
+                held_by="" if self.others is None else clean_text(", ".join(self.others.held_by)),
+                ended_by=clean_text(self.departed),
                 trouble="" if self.others is None else self.others.trouble,
             )
 

@@ -16,16 +16,20 @@ from powerguard.trainer.ranks import Ranks
 from powerguard.trainer.ranks.coordinator import Collective, RankCoordinator, StandIn
 from powerguard.trainer.ranks.machine import Generation
 from powerguard.trainer.store.store import SavedCheckpoint
-from powerguard.wire import Phase
+from powerguard.wire import HOST_LEFT, Phase
 
 NEVER_S = float("inf")
 _LAST_WORDS_S = 2.0
+_HEARD_S = 0.5
+"""Time for the daemon, which waits for such news, to read why training ends."""
 _LOOK_S = 0.5
 _FIRST_SAVE_S = 30.0
 
 
 class StopTraining(SystemExit):
-    """Not an error: the checkpoint is durable, and whoever asked for it said "exit".
+    """Not an error: the checkpoint is durable, and whoever asked for it said "exit"; or another host has left the job.
+
+    Then its code is 75 (wire.HOST_LEFT), and no collective may follow: its partner has gone.
 
     Ends the process from within `Guard.step`, unless the loop has something better to do with it.
     """
@@ -149,9 +153,7 @@ class StepHook:
             if known.ended is None:
                 self._take_part(known, step=step)
                 continue
-            with requests.lock:  # durable, and whoever asked for it said exit
-                requests.ending = together.last_of(known)
-                self._end(requests.ending)
+            self._leave(together, known)
         with requests.lock:
             requests.boundary, requests.serving, requests.asked = None, False, False
             if requests.signalled is not None:
@@ -159,6 +161,20 @@ class StepHook:
             requests.changed.notify_all()
             if requests.ending is not None:
                 self._end(requests.ending)
+
+    def _leave(self, together: RankCoordinator, known: Generation) -> None:
+        """End with all other ranks: the checkpoint is durable and an asker said exit, or a host has left the job."""
+        requests = self._requests
+        with requests.lock:
+            if together.agreement.departed:
+                together.ends()
+                requests.departed = together.agreement.departed
+                requests.changed.notify_all()
+                if self._ranks.local_rank == 0:
+                    requests.changed.wait_for(lambda: requests.departure_told, timeout=_HEARD_S)
+                raise StopTraining(HOST_LEFT)
+            requests.ending = together.last_of(known)
+            self._end(requests.ending)
 
     def _take_part(self, known: Generation, *, step: int, from_memory: bool = False) -> None:
         """Take this rank's state for a checkpoint of all ranks, and have it written."""
@@ -371,8 +387,7 @@ class StepHook:
                 requests.changed.notify_all()
                 requests.changed.wait(_LOOK_S)
             if stand_in.leaving is not None:
-                requests.ending = together.last_of(stand_in.leaving)
-                self._end(requests.ending)
+                self._leave(together, stand_in.leaving)
             requests.boundary = None
             requests.changed.notify_all()
 

@@ -44,6 +44,8 @@ _T = TypeVar("_T")
 _FINER_S: Final = 0.05  # a deadline that is tighter by less is no news
 _NAMED: Final = 64  # among so many ranks, those that are missing are looked for and named
 _CLOSE_S: Final = 5.0
+_DEPART_S: Final = 1.0
+"""How long a host that leaves waits until every rank has read that: it has little time, and they will notice anyway."""
 _IDS: Final = 64
 
 
@@ -154,7 +156,7 @@ class Agreement:
 
         def moot(state: State) -> bool:
             joined[:] = filter(None, [answered(state)])
-            return bool(joined) or state.leaving is not None
+            return bool(joined) or state.leaving is not None or bool(state.departed)
 
         known: Generation | None = None
         while known is None:  # else what it had joined came to nothing before it was looked at: asked once more
@@ -163,8 +165,9 @@ class Agreement:
                 state = self._replica.state
                 last = state.generation(joined[0].number) if joined else None
                 known = answered(state) or (last if last is not None and last.ended and last.ended.ok else None)
-            if known is None and state.leaving is not None:
-                msg = "no further checkpoint: every rank exits after the one that was just made"
+            if known is None and (state.leaving is not None or state.departed):
+                why = state.departed or "every rank exits after the one that was just made"
+                msg = f"no further checkpoint: {why}"
                 raise RanksError(msg)
         with self._replica.lock:
             self._joined = {**dict(list(self._joined.items())[-_IDS:]), request.id: known.number}
@@ -188,9 +191,29 @@ class Agreement:
         """
         host = None if all_hosts else self.ranks.host
         self._replica.append(
-            {"kind": "resume", "host": host},
+            {"kind": "resume", "host": host, "roll": self.ranks.hosts > 1},
             lambda state: not state.holds or (host is not None and state.held_by(host) is After.CONTINUE),
         )
+
+    def depart(self, because: str) -> None:
+        """Say that this host leaves the job: every rank stops at one step and ends.
+
+        Returns once every rank has read it, or after 1 s. Raises RanksError.
+        """
+        entry = {"kind": "depart", "host": self.ranks.host, "because": because}
+        self._replica.append(entry, lambda state: bool(state.departed))
+        self._replica.until(lambda: self._replica.state.leaving is not None, _DEPART_S)
+
+    @property
+    def departed(self) -> str:
+        """Which host has left the job, and why, so that every rank ends; "" while none has.
+
+        A rank that stands, and loses the store that another host holds, may never learn whether all hosts go on.
+        """
+        state, lost = self._replica.state, self._replica.lost
+        if state.departed or not lost or self._closing.is_set():
+            return state.departed
+        return lost if state.held_at is not None and self.ranks.hosts > 1 else ""
 
     def generation(self, number: int) -> Generation | None:
         """Return what is known of a generation: in flight, or one of the last 16 that have ended."""
@@ -257,7 +280,7 @@ class Agreement:
         while True:
             with self._replica.lock:
                 self._standing = step
-                action, known = (Move.GO, None) if self._replica.lost else move(self._replica.state, self._stance, step)
+                action, known = self._move(step)
                 if action is Move.WAIT:
                     self._replica.stand()
                     continue
@@ -271,6 +294,15 @@ class Agreement:
             if action in {Move.TAKE, Move.LEAVE}:
                 return known
             self._answer(action, known, step)
+
+    def _move(self, step: int) -> tuple[Move, Generation | None]:
+        state = self._replica.state
+        if not self._replica.lost:
+            return move(state, self._stance, step)
+        if not (because := self.departed):
+            return Move.GO, None
+        ended = Ended(ok=False, lost=True, error=clean_text(because))
+        return Move.LEAVE, Generation(number=state.number, ids=("lost",), ended=ended)
 
     def _answer(self, action: Move, known: Generation, step: int) -> None:
         """Do what a boundary asks for besides standing: with the store, so without the lock."""
@@ -326,7 +358,8 @@ class Agreement:
 
     def close(self) -> None:
         """Say that this rank's training has ended, and with it what is in flight; then let go of the store."""
-        if not self._closing.is_set():
+        is_last = bool(self.departed)  # every rank ends by itself, and the store may have gone already
+        if not self._closing.is_set() and not is_last:
             try:
                 host = self.ranks.host
                 self._replica.append(
@@ -337,7 +370,7 @@ class Agreement:
                 _log.debug("closing: %s", error)
         self._closing.set()
         self._replica.end("closed")
-        self._thread.join(_CLOSE_S)
+        self._thread.join(_DEPART_S if is_last else _CLOSE_S)
         self._replica.call.close()
         self._replica.own.close()
         atexit.unregister(self._at_exit)
@@ -413,7 +446,7 @@ class Agreement:
 
     def _patience_s(self) -> float:
         state = self._replica.state
-        if state.left or self._flight():
+        if state.left or state.departed or self._flight():
             return self._limits.beat_s
         return self._limits.idle_s if state.held_at is None else self._limits.held_s
 
@@ -437,7 +470,10 @@ class Agreement:
 
     def _look(self) -> None:
         """Set what the training loop looks at. Under the lock."""
-        self.due = NEVER if self._replica.lost else due(self._replica.state, self._stance)
+        if self._replica.lost:
+            self.due = 0 if self.departed else NEVER
+        else:
+            self.due = due(self._replica.state, self._stance)
 
     def _duties(self) -> None:
         """Bid; look after the next rank; give up where it has taken too long; tidy up."""

@@ -28,8 +28,6 @@ MAX_KEY: Final = 200
 MAX_VALUE_BYTES: Final = 1 << 20
 """The largest value of a key: torch's store refuses 8 MiB, and our own server keeps them all in memory."""
 
-_FAREWELL_S: Final = 5.0
-
 
 class RanksError(Exception):
     """The store of the ranks cannot be had, or has gone: what, where, what would be right."""
@@ -39,8 +37,11 @@ class Ranks(Protocol):
     """One rank's connection to the store of its job. One thread at a time; another thread takes a `clone`.
 
     rank: 0 to size - 1. local_rank: 0 to the ranks of this host - 1, in the order of `rank`.
-    host: 0 to hosts - 1, in the order of each host's first rank. Every call but `close` may raise RanksError.
+    host: 0 to hosts - 1, in the order of each host's first rank. names: of the hosts, in that order.
+    farewell_s: how long `close` may wait for the other ranks. Every call but `close` may raise RanksError.
     """
+
+    farewell_s: float
 
     @property
     def rank(self) -> int: ...
@@ -52,6 +53,8 @@ class Ranks(Protocol):
     def host(self) -> int: ...
     @property
     def hosts(self) -> int: ...
+    @property
+    def names(self) -> tuple[str, ...]: ...
     @property
     def may_hang(self) -> bool:
         """A call may never return, whatever its timeout: see `calls`."""
@@ -88,9 +91,10 @@ class Place:
     """Where a rank stands among the others; every kind of store has these."""
 
     may_hang = False
+    farewell_s = 5.0
 
     def __init__(self, rank: int, size: int, hosts: Iterable[str] = ()) -> None:
-        """hosts: the name of each rank's host, by rank. None: all on one host."""
+        """hosts: the name of each rank's host, by rank, as `host_name` makes it. None: all on one host."""
         if not 0 <= rank < size:
             msg = f"rank {rank} of {size}: must be 0 to {size - 1}"
             raise RanksError(msg)
@@ -101,6 +105,7 @@ class Place:
         self.local_rank = names[:rank].count(names[rank])
         self.host = distinct.index(names[rank])
         self.hosts = len(distinct)
+        self.names = tuple(name.partition("/")[0] for name in distinct)
 
 
 class Memory:
@@ -222,9 +227,9 @@ def meet(ranks: Ranks, rank: int, size: int, timeout_s: float) -> list[str]:
 def farewell(ranks: Ranks) -> None:
     """Say that this rank asks no more; in rank 0, which may hold the store of all, wait until all others have said so.
 
-    For 5 s at most: a rank that was killed says nothing.
+    For `farewell_s` at most: a rank that was killed says nothing.
     """
-    until_s = boottime_s() + _FAREWELL_S
+    until_s = boottime_s() + ranks.farewell_s
     with contextlib.suppress(RanksError, TimeoutError):
         if ranks.rank:
             ranks.set(f"bye/{ranks.rank}", b"bye")

@@ -6,8 +6,11 @@ the process come from the agreement too, and from nowhere else. Nothing here hol
 asks the store of the ranks.
 """
 
+import contextlib
 import logging
+import os
 import secrets
+import sys
 import threading
 import time
 from collections.abc import Callable
@@ -22,12 +25,18 @@ from powerguard.trainer.ranks.base import Flag, Ranks, RanksError
 from powerguard.trainer.ranks.machine import Generation
 from powerguard.trainer.ranks.replica import SharedParts
 from powerguard.trainer.store.store import SavedCheckpoint
-from powerguard.wire import After, Phase, Reason, TriggerRequest
+from powerguard.wire import HOST_LEFT, After, Phase, Reason, TriggerRequest
 
 _log = logging.getLogger("powerguard.trainer")
 _SAVE_S = 1800.0  # how long a save at the end of training waits for the slowest rank
 _GLANCE_S = 0.02
 _SETTLED_S = 5.0
+_FORCE_S = 1.5
+"""After a host has left: time for a training thread to come to a step boundary."""
+_FAREWELL_S = 0.3
+"""The same for rank 0 to wait for the others, which may read its store; those of the host that left never answer."""
+_LAST_S = 30.0
+"""The same for its process to end by itself after StopTraining."""
 
 
 class NotCommittedError(Exception):
@@ -45,6 +54,9 @@ class RankCoordinator:
         self._saves = 0
         self._save_parts = SharedParts()
         requests.others = self
+        self._end_by_force: threading.Thread | None = None
+        self._is_main = threading.current_thread() is threading.main_thread()
+        self._is_ending = False
         self._begun = threading.Event()
         self.agreement = Agreement(ranks, clock=requests.clock, changed=self._changed)
         self._begun.set()
@@ -61,6 +73,18 @@ class RankCoordinator:
     def hosts_holding(self) -> int | None:
         """How many hosts want that; None where there is one."""
         return len(self.agreement.state.holds) if self._ranks.hosts > 1 else None
+
+    @property
+    def held_by(self) -> tuple[str, ...]:
+        """The names of the other hosts that want that."""
+        hosts = (host for host, _ in self.agreement.state.holds if 0 <= host < self._ranks.hosts)
+        return tuple(self._ranks.names[host] for host in hosts if host != self._ranks.host)
+
+    @property
+    def calls_the_roll(self) -> bool:
+        """No host wants training to stand any more, and all ranks are asked whether they are there."""
+        front = self.agreement.state.front
+        return front is not None and front.rolls
 
     @property
     def trouble(self) -> str:
@@ -84,6 +108,11 @@ class RankCoordinator:
         """Take back what this host wanted, or what all of them did; all ranks go on, if no host holds them any more."""
         self.agreement.resume(all_hosts=all_hosts)
         self.news()
+
+    def departs(self, because: str) -> None:
+        """Have all ranks stop at one step and end: this host leaves the job."""
+        name = self._ranks.names[self._ranks.host] or "its host"
+        self.agreement.depart(f"{name} has left the job: {because or 'it powers off'}")
 
     def due(self) -> None:
         """A periodic checkpoint is due: asked for by the writer's thread, so that training need not wait."""
@@ -133,7 +162,36 @@ class RankCoordinator:
             for known in (*state.past, state.back, front):
                 if known is not None:
                     self._reconcile(known)
+            requests.departed = self.agreement.departed
+            if requests.departed and self._is_main and self._end_by_force is None:
+                self._end_by_force = threading.Thread(target=self._force, name="powerguard-departed", daemon=True)
+                self._end_by_force.start()
             requests.changed.notify_all()
+
+    def _force(self) -> None:
+        """End the process of a training thread that comes to no boundary: it hangs in a collective of a host that left.
+
+        A thread that stands for the checkpoint that is being written is waited for, and so is what training does after
+        StopTraining, for a while: its own last collectives may hang, too.
+        """
+        until_s = self._requests.clock() + _FORCE_S
+        while (now_s := self._requests.clock()) < until_s:
+            time.sleep(_GLANCE_S)
+            front = self.agreement.state.front
+            if front is not None and front.begun and self.agreement.standing is not None and not self.agreement.lost:
+                until_s = max(until_s, now_s + _FORCE_S)
+            if self._is_ending:
+                until_s, self._is_ending = now_s + _LAST_S, False
+        _log.error("training came to no step: %s; this process ends with status %d", self.agreement.departed, HOST_LEFT)
+        for stream in (sys.stdout, sys.stderr):
+            with contextlib.suppress(OSError, ValueError):
+                stream.flush()
+        os._exit(HOST_LEFT)
+
+    def ends(self) -> None:
+        """Note that the training thread has come to a boundary and ends."""
+        self._is_ending = True
+        self._ranks.farewell_s = _FAREWELL_S
 
     def _reconcile(self, known: Generation) -> None:
         """Tell of one generation, whoever asked for it."""

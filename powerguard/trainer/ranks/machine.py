@@ -17,6 +17,10 @@ One generation is in front: training is on its way to its step, or stands there.
 
 Each host has a UPS, and so a word of its own: whoever asks for a pause (or the end) *holds* training for its host, and
 training stands until the last host that holds it has said resume. A host's word never takes back another's.
+
+A host that *departs* ends the job on all hosts: what is being written at the step where all stand is finished, else all
+ranks stop at the highest step that was bid. No host lets training go on after that. Before ranks of several hosts go on
+from a hold, all of them bid once more (a *roll*): where one does not, its host has left without a word.
 """
 
 import json
@@ -74,6 +78,11 @@ class Generation:
     gathered: tuple[str, ...] = ()
     ended: Ended | None = None
 
+    @property
+    def rolls(self) -> bool:
+        """Whether all ranks bid only to show that they are there, before training goes on from a hold."""
+        return not self.save and self.after is After.CONTINUE
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:
@@ -83,6 +92,7 @@ class State:
     held_at: the step at which training stands still; None: it does not. holds: the hosts (their index) that want it to
     stand, there or at the end of the generation in front, and whether each of them wants a pause or the end.
     leaving: number of the generation after whose durable end every rank ends. left: a rank has ended its training.
+    departed: which host has left the job, and why, so that every rank ends; "" while none has.
     committed_step, committed_digest: of the newest durable checkpoint of this run. past: ended ones, newest last.
     """
 
@@ -93,6 +103,7 @@ class State:
     holds: tuple[tuple[int, After], ...] = ()
     leaving: int | None = None
     left: bool = False
+    departed: str = ""
     committed_step: int | None = None
     committed_digest: str = ""
     past: tuple[Generation, ...] = field(default=())
@@ -159,7 +170,7 @@ def apply(state: State, entry: Mapping[str, Any]) -> State:
 
 def _ask(state: State, entry: Mapping[str, Any]) -> State:
     name, after, save, host = str(entry["id"])[:128], After(entry["after"]), bool(entry["save"]), int(entry["host"])
-    if state.asked_as(name) is not None or state.leaving is not None:
+    if state.asked_as(name) is not None or state.leaving is not None or state.departed:
         return state
     if not save and after is After.CONTINUE:
         return state  # nothing is wanted: all would stand, and nobody could let them go
@@ -199,8 +210,8 @@ def _step(state: State, entry: Mapping[str, Any]) -> State:
     agreed = replace(front, step=step, token=str(entry["token"])[:8])
     if step == state.committed_step:
         agreed = replace(agreed, already=state.committed_digest)
-    if not agreed.save:  # a pause: there is nothing to write, and whoever gets there stands
-        return _over(replace(state, held_at=step), agreed, Ended(ok=True))
+    if not agreed.save:  # a pause: there is nothing to write, and whoever gets there stands; or a roll: all go on
+        return _over(replace(state, held_at=None if agreed.rolls else step), agreed, Ended(ok=True))
     # A hold at another step is over: all ranks are on their way to this one, and what comes after is decided there.
     held_at = state.held_at if state.held_at is None else step
     return replace(state, front=agreed, held_at=held_at)
@@ -241,7 +252,7 @@ def _end(state: State, entry: Mapping[str, Any]) -> State:
 
 def _cancel(state: State, entry: Mapping[str, Any]) -> State:
     known = _in_flight(state, entry)
-    if known is None:
+    if known is None or (state.departed and known is state.front):
         return state
     if known is state.front and known.after is not After.CONTINUE and (held := _released(state, entry)).holds:
         return held
@@ -251,10 +262,19 @@ def _cancel(state: State, entry: Mapping[str, Any]) -> State:
 
 
 def _resume(state: State, entry: Mapping[str, Any]) -> State:
+    if state.departed:
+        return state
     state = _released(state, entry)
     if state.holds:
         return state
     front = state.front
+    rolls = entry.get("roll") is True and state.held_at is not None and not state.left
+    if rolls and (front is None or not front.save):
+        if front is not None:
+            return replace(state, front=replace(front, after=After.CONTINUE), leaving=None)
+        number = state.number + 1
+        called = Generation(number=number, ids=(f"roll/{number}",), reason="roll", save=False)
+        return replace(state, number=number, front=called, leaving=None)
     if front is not None and not front.save:
         state = _over(state, front, Ended(ok=False, aborted=True, error="called off before it began"))
     elif front is not None:
@@ -271,6 +291,22 @@ def _released(state: State, entry: Mapping[str, Any]) -> State:
     if front is not None and front.after is After.EXIT and After.EXIT not in wanted and After.PAUSE in wanted:
         front = replace(front, after=After.PAUSE)
     return replace(state, holds=holds, front=front, leaving=leaving if After.EXIT in wanted else None)
+
+
+def _depart(state: State, entry: Mapping[str, Any]) -> State:
+    if state.departed:
+        return state
+    state = replace(state, departed=clean_text(str(entry["because"])) or "a host has left the job")
+    front = state.front
+    if front is not None and front.begun:  # the newest state that there is: it is finished first
+        return replace(state, front=replace(front, after=After.EXIT))
+    if front is not None:
+        state = _over(state, front, Ended(ok=False, aborted=True, error=state.departed))
+    if state.leaving is not None:
+        return state
+    number = state.number + 1
+    opened = Generation(number=number, ids=(f"depart/{number}",), reason="left", after=After.EXIT, save=False)
+    return replace(state, number=number, front=opened)
 
 
 def _leave(state: State, entry: Mapping[str, Any]) -> State:
@@ -304,6 +340,10 @@ def _over(state: State, known: Generation, ended: Ended) -> State:
     state = replace(state, past=(*state.past, replace(known, ended=ended))[-_KEPT:])
     if ended.ok and known.save:
         state = replace(state, committed_step=known.step, committed_digest=ended.digest)
+    if known.rolls and not ended.ok and not ended.aborted:
+        return replace(state, departed=ended.error or "a host has left the job", leaving=known.number)
+    if state.departed and known.after is After.EXIT:
+        return replace(state, leaving=known.number, held_at=known.step or 0)
     if known.after is After.CONTINUE or known.beside or not known.save or ended.aborted or known.step is None:
         return state
     if known.after is After.EXIT and ended.ok:
@@ -319,6 +359,7 @@ _RULES: Final[Mapping[str, Callable[[State, Mapping[str, Any]], State]]] = {
     "end": _end,
     "cancel": _cancel,
     "resume": _resume,
+    "depart": _depart,
     "leave": _leave,
 }
 
@@ -343,7 +384,7 @@ class Move(Enum):
     PASSED = auto()
     """The agreed step lies behind: somebody set the loop to another step. The generation must fail."""
     LEAVE = auto()
-    """The checkpoint is durable, and whoever asked for it said exit."""
+    """The checkpoint is durable, and whoever asked for it said exit; or a host has left the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

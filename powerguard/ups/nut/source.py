@@ -6,6 +6,7 @@ The login at upsd: what a primary counts on, and what must never cost a reading.
 import asyncio
 import contextlib
 import functools
+import math
 import random
 import ssl
 from collections.abc import Callable, Sequence
@@ -136,6 +137,8 @@ _MISS_APART_ON_UTILITY_S: Final = 1.5
 """A restart of upsd or of a driver is over in this time, and no news."""
 _RETRY_S: Final = (0.25, 2.0)
 """From one try to connect to the next, and after the source counts as lost: a returned upsd is used in some seconds."""
+SPREAD_S: Final = 5.0
+"""Hosts that share a UPS come back to upsd within this time: its queue of new connections holds 16 (measured)."""
 _CLOSEST_S: Final = 0.2
 """Shortest time between two polls, regardless of hints; a second reading counts from here on (`core.supply.fusion`)."""
 _WHOLE_S: Final = 1.0
@@ -190,7 +193,8 @@ def _where(options: NutOptions) -> str:
 class NutSource:
     """Polls one UPS of one upsd, on one connection that stays.
 
-    jitter: draws from 0 to 1, so that the hosts of a room do not all come back to upsd in the same moment.
+    jitter: draws from 0 to 1, so that the hosts of a room do not all come back to upsd in the same moment. spread_s: a
+    connection that was lost is tried again at a moment that is drawn from so many seconds.
     """
 
     def __init__(
@@ -200,6 +204,7 @@ class NutSource:
         ups: str,
         clock: Clock,
         jitter: Callable[[], float] = _DICE.random,
+        spread_s: float = 0.0,
     ) -> None:
         """Do not connect yet."""
         self.name = source_name(options)
@@ -207,6 +212,9 @@ class NutSource:
         self._ups = ups
         self._clock = clock
         self._jitter = jitter
+        self._spread_s = spread_s
+        self._connect_at_s = -math.inf
+        self._refusal = ""
         self._where = _where(options)
         self._woken = asyncio.Event()
         self._asked = False
@@ -335,12 +343,19 @@ class NutSource:
             await self._drop()
             if not self._asked:
                 self._woken.clear()  # it has been looked at
+            self._put_off(str(error))
             self._miss(publish, str(error))
         else:
             self._misses, self._is_lost = 0, False
             if told is not None:
                 self._publish(publish, told)
             await self._log_in(link)
+
+    def _put_off(self, refusal: str) -> None:
+        """Draw the moment of the next try to connect. Until then the same failure is counted again."""
+        if self._spread_s and self._clock() >= self._connect_at_s:
+            self._connect_at_s = self._clock() + self._spread_s * self._jitter()
+            self._refusal = refusal
 
     @property
     def _limit_s(self) -> float:
@@ -366,6 +381,8 @@ class NutSource:
             await self._drop()
             link = None
         if link is None:
+            if self._clock() < self._connect_at_s:
+                raise LinkError(self._refusal)
             link = await self._connect()
         return link
 

@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import math
+import random
 from collections import deque
 from collections.abc import Iterator, Mapping, Sequence
 from dataclasses import dataclass
@@ -33,6 +34,14 @@ _LONGEST_BACKOFF_S = 3.0
 """From a failed try (2 s) to the next, so that a lost card is asked every 5 s, on utility too: the outage may begin."""
 _CLOSEST_S = 0.2
 """Between two polls, however often somebody asks for one: hints can be forged, and old cards drown."""
+SLOW = 0.5
+"""A card that answers for more than this share of the time from poll to poll is slow: others may ask it, too."""
+_LONGEST = 2.0
+"""A slow card is polled at most so many times more rarely than poll_s: a reading is stale after three of them."""
+_ON_BATTERY_POLL_S = 2.0
+_POLL_JITTER = 0.1
+"""Share by which the time to the next poll of a slow card varies, so that its readers do not keep step."""
+_DICE = random.SystemRandom()
 _REFRESH_S = 300.0
 _ALARMS_EVERY = 5
 _WHOLE_EVERY = 10
@@ -109,9 +118,16 @@ class SnmpSource:
         self._too_slow = 0
         self._took_s = deque((0.0, 0.0), maxlen=2)
         """A request's time, the last times: the shorter one counts, for a packet that is lost is no slow card."""
+        self._polls_took_s = deque((0.0, 0.0, 0.0), maxlen=3)
+        """A poll's time, the last times: the shortest one counts, as a poll now and then asks for more."""
         self._device = ""
         self._spare: frozenset[str] = frozenset()
         self._fields: frozenset[str] = frozenset()
+
+    @property
+    def trouble(self) -> str:
+        """The card is too slow for its readers; "" if not."""
+        return self._notices.trouble
 
     def poll_now(self) -> None:
         """Poll at once; during a poll: once more after it, for the one in flight may have been asked too early."""
@@ -125,12 +141,31 @@ class SnmpSource:
                 began_s = self._clock()
                 await self._poll_and_publish(publish)
                 now_s = self._clock()
-                behind = max(0.0, now_s - grid_s) // self._options.poll_s
-                grid_s += (behind + 1) * self._options.poll_s
+                every_s = self._every_s()
+                behind = max(0.0, now_s - grid_s) // every_s
+                grid_s += (behind + 1) * every_s
                 next_s = now_s if self._is_missed_on_battery() else max(grid_s, now_s + self._backoff_s())
                 await self._bell.rest(until_s=next_s, earliest_s=began_s + _CLOSEST_S)
         finally:
             await self._port.close()
+
+    def _every_s(self) -> float:
+        """Return the time to the next poll: more than poll_s where the card is slow, and said once."""
+        poll_s, took_s = self._options.poll_s, min(self._polls_took_s)
+        longest_s = _LONGEST * poll_s
+        if self._output_source is OutputSource.BATTERY:
+            longest_s = min(longest_s, max(poll_s, _ON_BATTERY_POLL_S))
+        every_s = min(took_s / SLOW, longest_s)
+        if every_s <= poll_s:
+            if took_s < 0.8 * SLOW * poll_s:
+                self._notices.is_right("card_slow")
+            return poll_s
+        because = (
+            f"{_where(self._options)} answers for more than half of the time from poll to poll: it is polled every "
+            f"{poll_s:g} to {longest_s:g} s. Let one upsd read it for all hosts, or set poll_s higher"
+        )
+        self._notices.stands("card_slow", because)
+        return every_s * (1.0 + _POLL_JITTER * (2.0 * _DICE.random() - 1.0))
 
     def _is_missed_on_battery(self) -> bool:
         return self._output_source is OutputSource.BATTERY and 0 < self._misses < _LOST_AFTER and not self._is_lost
@@ -142,7 +177,7 @@ class SnmpSource:
     # --- One poll -----------------------------------------------------------------------------------------------
 
     async def _poll_and_publish(self, publish: Publish) -> None:
-        limit_s = self._limit_s()
+        limit_s, began_s = self._limit_s(), self._clock()
         try:
             async with asyncio.timeout(limit_s):
                 decoded = await self._poll()
@@ -157,6 +192,7 @@ class SnmpSource:
                 self._miss(publish, f"{_where(self._options)}: {decoded.stale}")
                 return
             at_s = self._read_at_s = self._clock()
+            self._polls_took_s.append(at_s - began_s)
             publish(
                 decoded.reading(
                     at_s=at_s, ups=self._ups, source=self.name, feed=self._feed, authenticated=self._authenticated

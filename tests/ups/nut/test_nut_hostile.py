@@ -14,7 +14,7 @@ from powerguard.options import Secret
 from powerguard.ups.nut.source import NutSource
 from tests.peers.hurried import now_s
 from tests.peers.redfish import make_certificate
-from tests.ups.nut.nut_helpers import FakeUpsd, Later, fails, forget, listening, options, until, until_lost
+from tests.ups.nut.nut_helpers import FakeUpsd, Heard, Later, fails, forget, listening, options, until, until_lost
 from tests.ups.snmp.snmp_helpers import secret
 
 pytestmark = pytest.mark.hurried
@@ -191,6 +191,38 @@ async def test_a_upsd_that_hangs_on_battery_is_lost_before_the_last_reading_is_3
         hangs = False
         assert (await until(heard, Reading)).output_source is OutputSource.BATTERY
         assert upsd.connections == 2
+
+
+@pytest.mark.parametrize(("spread_s", "least_s", "most_s"), [(5.0, 2.5, 4.0), (0.0, 0.0, 1.0)])
+async def test_hosts_that_share_a_ups_come_back_to_upsd_at_drawn_moments(
+    spread_s: float, least_s: float, most_s: float
+) -> None:
+    """A host draws the middle of 5 s. Until then it counts its misses all the same."""
+    breaks = False
+
+    def answers(upsd: FakeUpsd, words: tuple[str, ...], writer: asyncio.StreamWriter) -> bytes | None:
+        nonlocal breaks
+        if not breaks:
+            return upsd.honest(words)
+        breaks = False
+        writer.close()
+        return None
+
+    async with FakeUpsd(answer=answers).serving() as upsd:
+        heard: Heard = asyncio.Queue()
+        source = NutSource(options(upsd.port), ups="a", clock=now_s, jitter=lambda: 0.5, spread_s=spread_s)
+        task = asyncio.get_running_loop().create_task(source.run(heard.put_nowait))
+        await until(heard, Reading)
+        breaks = True
+        lost = await until(heard, SourceFailed)
+        events = [await heard.get()]
+        while not isinstance(events[-1], Reading):
+            events.append(await heard.get())
+        task.cancel()
+        await asyncio.wait([task])
+    assert least_s <= events[-1].at_s - lost.at_s <= most_s
+    assert len(events) - 1 == (1 if spread_s else 0)
+    assert upsd.connections == 2
 
 
 async def test_a_late_answer_is_not_taken_for_the_next_one() -> None:

@@ -3,6 +3,7 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
@@ -115,6 +116,22 @@ async def test_poll_now_polls_at_once_but_never_floods() -> None:
             await asyncio.sleep(0.01)
         polls = (now_s() - began_s) / 0.2 + 1
         assert agent.requests - before <= polls * 2  # a poll is two requests
+
+
+async def test_a_slow_card_is_polled_less_often_and_this_is_reported() -> None:
+    """A poll takes 0.6 s of the 0.5 s to the next one: others may read the card, too. At most twice poll_s."""
+    async with card(table("apc")) as agent, listening(agent, timeout_s=5.0) as (source, heard):
+        await until(heard, Reading)
+        assert source.trouble == ""
+        agent.fault, agent.late_s = Fault.LATE, 0.6
+        times = [(await until(heard, Reading)).at_s for _ in range(9)][4:]
+        assert all(0.85 <= later - earlier <= 1.15 for earlier, later in pairwise(times))
+        assert len({round(later - earlier, 3) for earlier, later in pairwise(times)}) > 1, "readers do not keep step"
+        assert "it is polled every 0.5 to 1 s. Let one upsd read it" in source.trouble
+        agent.fault = Fault.NONE
+        times = [(await until(heard, Reading)).at_s for _ in range(6)][3:]
+        assert all(later - earlier <= 0.6 for earlier, later in pairwise(times))
+        assert source.trouble == ""
 
 
 async def test_lost_after_three_misses_and_back_again() -> None:
@@ -253,7 +270,7 @@ async def test_an_old_card_that_is_slow_is_found_in_the_end() -> None:
     It is told as a failure meanwhile, and the next look-around has twice as long.
     """
     async with card(table("families/apc-powernet")) as agent:
-        agent.fault, agent.late_s = Fault.LATE, 0.35
+        agent.fault, agent.late_s = Fault.LATE, 0.65
         async with listening(agent, version=1, limit_s=60) as (_, heard):
             failed = await until(heard, SourceFailed)
             assert "answers too slowly: no whole reading in 10 s" in failed.reason

@@ -11,6 +11,7 @@ from typing import Any, Final
 from aiohttp import web
 
 from powerguard.daemon.attempt import rest
+from powerguard.daemon.observe.page.reports import Reports
 from powerguard.daemon.observe.page.view import Curves, context, render
 from powerguard.daemon.observe.page.words import language_of
 from powerguard.daemon.observe.port import Daemon
@@ -30,13 +31,21 @@ _FIXED = re.compile(r"<(style|script)>.*?</\1>", re.DOTALL)
 
 
 class Page:
-    """The page of one server. status, recovery: make the objects of `/api/v1/status` and `/api/v1/recovery`."""
+    """The page of one server. status, recovery: make the objects of `/api/v1/status` and `/api/v1/recovery`.
+
+    reports: of the outages that it lists; None: it names the command.
+    """
 
     def __init__(
-        self, daemon: Daemon, status: Callable[[Daemon], dict[str, Any]], recovery: Callable[[Daemon], dict[str, Any]]
+        self,
+        daemon: Daemon,
+        status: Callable[[Daemon], dict[str, Any]],
+        recovery: Callable[[Daemon], dict[str, Any]],
+        reports: Reports | None = None,
     ) -> None:
         """Show this daemon."""
         self.curves = Curves()
+        self.reports = reports
         self._daemon = daemon
         self._status = status
         self._recovery = recovery
@@ -49,7 +58,8 @@ class Page:
         """Return the whole page as it is now."""
         daemon = self._daemon
         told, returning = self._status(daemon), self._recovery(daemon)
-        return render(context(told, returning, daemon.outages, self.curves, language))
+        shown = context(told, returning, daemon.outages, self.curves, language)
+        return render(shown | {"has_reports": self.reports is not None})
 
     def has_room(self) -> bool:
         """Say whether one more stream is admitted."""

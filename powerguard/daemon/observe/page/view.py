@@ -17,6 +17,7 @@ from powerguard.daemon.observe.port import Daemon
 if TYPE_CHECKING:
     from jinja2 import Template
 
+PACKAGE: Final = "powerguard.daemon.observe.page"
 MOST_POINTS: Final = 240
 """Points of the curves that are kept. When they are full, every other is dropped and half as many are taken."""
 MOST_OUTAGES: Final = 8
@@ -255,7 +256,7 @@ def source_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
 
 
 def _ago(seconds: float, words: Mapping[str, str]) -> str:
-    return f"{duration(seconds, words)} {words['ago']}"
+    return words["ago"].format(duration(seconds, words))
 
 
 _ORDER: Final = {"armed": 0, "blocked": 1, "unknown": 2, "off": 3}
@@ -264,7 +265,7 @@ _MOODS: Final = {"armed": "good", "blocked": "bad", "off": "plain", "unknown": "
 
 def way_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
     """Return one row for each power-on method, the armed first."""
-    layers = sorted(told["way_back"]["layers"], key=lambda each: _ORDER.get(each["stands"], len(_ORDER)))
+    layers = sorted(told["power_on"]["layers"], key=lambda each: _ORDER.get(each["stands"], len(_ORDER)))
     return [
         Row(
             word(words, "way", each["name"]) + (f" ({each['ups']})" if each["ups"] else ""),
@@ -382,23 +383,23 @@ def context(
 
 
 @functools.cache
-def template() -> "Template":
-    """Return the template. Jinja is imported for the first reader of a page: a host without one does without it."""
-    from jinja2 import Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - see above
+def template(name: str, package: str) -> "Template":
+    """Return a template. Jinja is imported for the first reader of a page: a host without one does without it."""
+    from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - see above
 
     pages = Environment(
-        loader=PackageLoader("powerguard.daemon.observe.page", ""),
+        loader=ChoiceLoader([PackageLoader(package, ""), PackageLoader(PACKAGE, "")]),
         autoescape=True,
         undefined=StrictUndefined,
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return pages.get_template("page.html")
+    return pages.get_template(name)
 
 
-def render(values: Mapping[str, object]) -> str:
-    """Return the page. Every value is escaped, and what is no Unicode text is shown as a question mark."""
-    return template().render(values).encode("utf-8", "replace").decode()
+def render(values: Mapping[str, object], package: str = PACKAGE) -> str:
+    """Return the page of a package. Every value is escaped, and what is no Unicode text is shown as a question mark."""
+    return template("page.html", package).render(values).encode("utf-8", "replace").decode()
 
 
 def policy(page: str) -> str:

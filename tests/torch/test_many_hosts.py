@@ -1,0 +1,88 @@
+"""A job on four hosts, each a process group with gloo between them: one commits, and no rank hangs in a collective."""
+
+import time
+from collections.abc import Iterator
+from pathlib import Path
+
+import pytest
+
+pytest.importorskip("torch", reason="torch is not installed (scripts/test-torch gets it)")
+
+from powerguard.wire import HOST_LEFT, After, Reason
+from tests.torch.hosts import Hosts
+from tests.trainer.toy import short_folder
+
+
+@pytest.fixture
+def folder() -> Iterator[Path]:
+    with short_folder() as folder:
+        yield folder
+
+
+def committed(hosts: Hosts, leaver: int) -> float:
+    """Have one host commit and go dark; return how long the last other rank took to end, with the status of its own."""
+    others = [host for host in hosts.all if host is not hosts.all[leaver]]
+    began_s = time.monotonic()
+    hosts.all[leaver].leave()
+    assert [(host.name, host.end()) for host in others] == [(host.name, HOST_LEFT) for host in others]
+    return max(host.ended_s for host in others) - began_s
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize("leaver", [2, 0])
+def test_one_host_commits_in_the_hold_and_all_come_back(folder: Path, leaver: int) -> None:
+    """Rank 0's host holds the store of all ranks. The job begins again where it stood, on all four hosts."""
+    with Hosts(folder, 4) as hosts:
+        hosts.start()
+        hosts.until_training()
+        hosts.all[leaver].trigger("e", after=After.PAUSE, reason=Reason.ON_BATTERY, deadline_s=60.0)
+        step = hosts.all[leaver].durable("e").step
+        assert step is not None
+        hosts.until(lambda: all(one is not None and one.paused for one in [host.status() for host in hosts.all]))
+        names = [status.held_by for host in hosts.all if (status := host.status()) is not None]
+        assert names == ["" if number == leaver else f"gpu{leaver}" for number in range(4)]
+        took_s = committed(hosts, leaver)
+        print(f"\nhost {leaver} of 4 commits in the hold: the last other rank ended after {took_s:.2f} s")
+        assert took_s < 10.0
+        assert {max(s for _, s, _ in host.said()) for host in hosts.all} == {step}
+        began_s = time.monotonic()
+        hosts.start()
+        hosts.until_training(step)
+        starts = [[s for word, s, _ in host.said() if word == "start"][-1] for host in hosts.all]
+        assert starts == [step] * 4
+        ready_s = max(at_s for host in hosts.all for word, _, at_s in host.said() if word == "start")
+        first_s = max(min(at_s for w, s, at_s in host.said() if w == "step" and s == step + 1) for host in hosts.all)
+        print(f"all four hosts start: {ready_s - began_s:.2f} s to the ranks' meeting, {first_s - ready_s:.2f} s more")
+
+
+@pytest.mark.timeout(200)
+def test_a_host_leaves_while_training_runs(folder: Path) -> None:
+    """Its checkpoint came to nothing, say: all stop at one step, and none hangs in the next one's collective."""
+    with Hosts(folder, 4) as hosts:
+        hosts.start()
+        hosts.until_training()
+        took_s = committed(hosts, 3)
+        print(f"\nhost 3 of 4 leaves while training runs: the last other rank ended after {took_s:.2f} s")
+        assert took_s < 10.0
+        assert len({max(s for _, s, _ in host.said()) for host in hosts.all[:3]}) == 1
+
+
+@pytest.mark.timeout(200)
+def test_a_rank_that_hangs_in_a_collective_is_ended(folder: Path) -> None:
+    """One rank is stuck in the middle of a step, and the others in the all-reduce with it: no boundary ever comes."""
+    with Hosts(folder, 3) as hosts:
+        hosts.start()
+        hosts.until_training()
+        (hosts.all[1].folder / "hang").touch()
+        reached = [len(hosts.all[0].said())]
+
+        def hangs() -> bool:
+            time.sleep(0.5)
+            reached.append(len(hosts.all[0].said()))
+            return reached[-1] == reached[-2]
+
+        hosts.until(hangs)
+        took_s = committed(hosts, 2)
+        print(f"\na host leaves while a rank hangs: the last other rank ended after {took_s:.2f} s")
+        assert took_s < 10.0
+        assert "training came to no step: gpu2 has left the job" in hosts.all[0].output()
