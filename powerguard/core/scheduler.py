@@ -22,6 +22,8 @@ AGAIN_S: Final = 5.0
 LATER_S: Final = 60.0
 """The same once the outage is over: a node that cannot be given back may need a person, and each try is two lines."""
 _FAILED: Final = "scheduler_failed"
+NOT_DOWN: Final = "requeued"
+"""What a LeaveNode did that requeued jobs, but could not set the node down."""
 _STAYS: Final = (
     "dry-run changes nothing, so powerguard's mark stays on the node. "
     "When it may run jobs: scontrol update NodeName=NAME State=RESUME"
@@ -84,7 +86,12 @@ def _leave(turn: Turn, node: NodeMarked) -> None:
     if node.leaving and (node.order is not None or turn.now_s < node.retry_at_s):
         return
     order = turn.order(LeaveNode, limit_s=LIMIT_S, outage=node.outage)
-    turn.owe(replace(node, order=order, leaving=True, returning=False, at_s=turn.now_s))
+    jobs = _union(node.jobs, node.running)
+    turn.owe(replace(node, order=order, leaving=True, returning=False, running=(), jobs=jobs, at_s=turn.now_s))
+
+
+def _union(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
+    return tuple(dict.fromkeys((*one, *other)))
 
 
 def _is_over(turn: Turn) -> bool:
@@ -104,17 +111,18 @@ def take_in(turn: Turn, outcome: Outcome) -> None:
         return
     node = replace(node, order=None)
     if not isinstance(outcome, Done):
-        again_s = LATER_S if isinstance(turn.state.phase, Online) else AGAIN_S
-        turn.owe(replace(node, returning=False, retry_at_s=turn.now_s + again_s))
-        turn.tell_once(_FAILED, f"{outcome.reason}; the order is repeated", holds=True, level=Level.ERROR)
+        _again(turn, node, outcome.reason)
+        return
+    told, recorded = outcomes.node_marked(outcome), outcomes.is_recorded(outcome)
+    if told.did == NOT_DOWN:
+        _again(turn, replace(node, jobs=_union(node.jobs, told.jobs)), told.because)
         return
     turn.tell_once(_FAILED, "the scheduler answers again", holds=False)
-    told, recorded = outcomes.node_marked(outcome), outcomes.is_recorded(outcome)
     if isinstance(action, DrainNode):
-        turn.owe(replace(node, drained=True, recorded=recorded))
+        turn.owe(replace(node, drained=True, running=told.jobs, recorded=recorded))
         _note(turn, "node_drained", outcome, told)
     elif isinstance(action, LeaveNode):
-        jobs = tuple(dict.fromkeys((*node.jobs, *told.jobs)))
+        jobs = _union(node.jobs, told.jobs)
         recorded = recorded and (node.recorded or not node.drained)  # a rehearsal drains the node, and then leaves it
         turn.owe(replace(node, left=True, leaving=False, jobs=jobs, recorded=recorded))
         _note(turn, "node_left", outcome, told)
@@ -123,6 +131,13 @@ def take_in(turn: Turn, outcome: Outcome) -> None:
         if recorded and not node.recorded:
             turn.note("node_kept", _STAYS, Level.ERROR)
         _note(turn, "node_returned", outcome, told)
+
+
+def _again(turn: Turn, node: NodeMarked, because: str) -> None:
+    """Keep what is known of the node, and repeat the order later."""
+    again_s = LATER_S if isinstance(turn.state.phase, Online) else AGAIN_S
+    turn.owe(replace(node, returning=False, retry_at_s=turn.now_s + again_s))
+    turn.tell_once(_FAILED, f"{because}; the order is repeated", holds=True, level=Level.ERROR)
 
 
 def _note(turn: Turn, event: str, outcome: Done, told: outcomes.NodeTold) -> None:

@@ -498,6 +498,7 @@ class Player:
             self.told.lines.append(f"{at_s:g} {note.event}{mark} because={note.because!r} {numbers}".rstrip())
         for action in answer.actions:
             shown = {k: getattr(action, k, None) for k in ("trainer", "after", "grade", "force_after_s", "way", "in_s")}
+            shown["jobs"] = ",".join(getattr(action, "jobs", ())) or None
             text = " ".join(f"{k}={_short(v)}" for k, v in shown.items() if v is not None)
             limit_s = action.by_s - at_s
             self.told.lines.append(f"{at_s:g} ! {type(action).__name__} within={limit_s:.3g}s {text}".rstrip())

@@ -133,7 +133,7 @@ def test_a_comment_of_several_lines_adds_no_job(rig: Cluster, path: Path) -> Non
 def test_jobs_are_requeued_once_by_the_host_of_their_script_and_start_again(rig: Cluster, path: Path) -> None:
     mine = rig.submit(STANDS, "--nodelist=gpu1", "--requeue")
     keeps = rig.submit(STANDS, "--nodelist=gpu2", "--requeue")
-    do(path, drain())
+    assert do(path, drain())["jobs"] == mine, "so the return knows it, even if the answer to the next word is lost"
     told = do(path, leave())
     assert (told["did"], told["jobs"], told["refused"]) == ("down", mine, 0)
     assert rig.node("gpu1")["State"].startswith("DOWN")
@@ -208,6 +208,25 @@ def test_the_node_is_set_down_whatever_becomes_of_its_jobs(
     assert (told["ok"], told["did"], told["refused"]) == (True, "down", 1)
     assert rig.state("gpu1").startswith("DOWN")
     rig.until(lambda: rig.job(job)["JobState"] == "PENDING", "slurmctld itself has requeued the job")
+
+
+def test_jobs_that_were_requeued_are_named_where_slurm_dies_before_the_node_is_down(
+    rig: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """And the same order again sets the node down, and requeues nothing twice."""
+    job = rig.submit(STANDS, "--nodelist=gpu1", "--requeue")
+    monkeypatch.setenv("SLURM_CONF", str(rig.conf))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{rig.env['PATH']}")
+    real = shutil.which("scontrol", path=rig.env["PATH"])
+    refuses = 'echo "slurm_update error: Unable to contact slurm controller" >&2; exit 1'
+    program(tmp_path, "scontrol", f'if [ "$1" = update ]; then {refuses}; fi; exec {real} "$@"')
+    word = {"word": "leave", "node": "gpu1", "outage": "o-1", "ups": "a", "hold": False}
+    told = helper.carry_out(word)
+    assert (told["ok"], told["did"], told["jobs"]) == (True, "requeued", [job])
+    assert "slurmctld does not answer: scontrol ping" in told["because"]
+    (tmp_path / "scontrol").unlink()
+    assert helper.carry_out(word)["did"] == "down"
+    assert rig.job(job)["Restarts"] == "1"
 
 
 def test_more_jobs_than_one_line_holds_do_not_keep_the_node(rig: Cluster, path: Path) -> None:

@@ -62,11 +62,12 @@ class WayDisarmed:
 class NodeTold:
     """Of `DrainNode`, `LeaveNode` and `ReturnNode`. did: in the effector's word; not_ours: others have marked the node.
 
-    jobs: ids of the jobs that were requeued, or started.
+    jobs: ids of the jobs that were requeued, or started; of a drain: those that a commit would requeue.
     """
 
     did: str
     jobs: tuple[str, ...]
+    because: str
 
 
 def is_recorded(outcome: Outcome) -> bool:
@@ -118,7 +119,11 @@ def node_marked(done: Done) -> NodeTold:
     """Read what became of the scheduler's node."""
     told = dict(done.detail)
     jobs = _text(told.get("jobs")) or ""
-    return NodeTold(did=_text(told.get("did")) or "", jobs=tuple(each for each in jobs.split(",") if each))
+    return NodeTold(
+        did=_text(told.get("did")) or "",
+        jobs=tuple(each for each in jobs.split(",") if each),
+        because=_text(told.get("because")) or "",
+    )
 
 
 def is_resumed(done: Done) -> bool:

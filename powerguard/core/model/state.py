@@ -390,14 +390,16 @@ class NodeMarked(Obligation):
     """The scheduler's node is drained or down for an outage, or may be: owed until it was given back.
 
     drained: the order to drain has been answered. left: so has the order at the commit, which `leaving` says is given.
-    jobs: ids that were requeued. returning: it was ordered to be given back. signalled: jobs got their signal.
-    recorded: in dry-run; the node itself has no mark.
+    running: ids of jobs that ran here at the drain and that this host requeues. jobs: ids that were requeued, or may
+    be: those of `running` from the order on, because its answer may be lost. returning: it was ordered to be given
+    back. signalled: jobs got their signal. recorded: in dry-run; the node itself has no mark.
     """
 
     recorded: bool = False
     drained: bool = False
     leaving: bool = False
     left: bool = False
+    running: tuple[str, ...] = ()
     jobs: tuple[str, ...] = ()
     returning: bool = False
     signalled: bool = False

@@ -52,7 +52,7 @@ WARNINGS: Final = {
     "low_on_utility": "the UPS reports a low battery on utility: an outage now would be short",
     "redundancy_lost": "a feed does not carry the host; the others do",
     "source_down": "a source does not answer",
-    "source_troubled": "a source answers, but a login or its TLS is wrong",
+    "source_troubled": "a source answers, but with a problem",
     "policy_unverified": "the BMC's power restore policy is not verified: the host may stay off when power returns",
     "no_bmc": "no BMC is configured: the host may stay off when power returns",
     "journal_in_memory": "the journal cannot be written: a restart of the daemon would forget an outage",

@@ -46,7 +46,8 @@ class SlurmEffector:
         """Say one word. Raises EffectorError.
 
         Detail: `did` (drained, kept, down, resumed, in_service, signalled; not_ours: the node was drained, or marked,
-        by others, and was not changed), `node`, `state` and `reason` as read back, `jobs` (ids, separated by commas),
+        by others, and was not changed; requeued: jobs were, but the node could not be set down), `node`, `state` and
+        `reason` as read back, `jobs` (ids, separated by commas; of a drain: those that a commit would requeue),
         `refused` (how many jobs Slurm did not requeue or start) and `because`.
         """
         match action:

@@ -15,6 +15,7 @@ library.
 
 import argparse
 import asyncio
+import contextlib
 import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
@@ -258,13 +259,21 @@ def do_show(request: Request) -> Answer:
 
 
 def do_drain(request: Request) -> Answer:
-    """Let no further job start here. A node that was drained by others, or for another reason, is left as it is."""
-    node = _node(request)
+    """Let no further job start here. A node that was drained by others, or for another reason, is left as it is.
+
+    The answer names the jobs that this host would requeue.
+    """
+    node, did = _node(request), "drained"
     if node.is_foreign:
-        return {"ok": True, "did": "not_ours", **_told(node)}
-    if node.is_ours(request.outage) and node.is_out:
-        return {"ok": True, "did": "kept", **_told(node)}
-    return {"ok": True, "did": "drained", **_told(_set_state(request, "DRAIN"))}
+        did = "not_ours"
+    elif node.is_ours(request.outage) and node.is_out:
+        did = "kept"
+    else:
+        node = _set_state(request, "DRAIN")
+    jobs = []
+    with contextlib.suppress(SlurmError):  # the ids serve a return whose requeue was not answered; the drain is done
+        jobs = [job.id for job in _jobs(request) if job.leads and job.requeues]
+    return {"ok": True, "did": did, **_told(node), "jobs": jobs}
 
 
 def do_signal(request: Request) -> Answer:
@@ -288,7 +297,8 @@ def do_leave(request: Request) -> Answer:
     """Requeue each job whose batch script runs here, once, then set the node down: the host powers off.
 
     A job whose script runs on another host is requeued by slurmctld when this node is down, or by that host. One that
-    may not be requeued ends with the host.
+    may not be requeued ends with the host. Where jobs were requeued, but Slurm has failed before the node was down, the
+    answer is `requeued` with their ids.
     """
     done: list[str] = []
     early = replace(request, by_s=request.by_s - DOWN_S)
@@ -297,12 +307,19 @@ def do_leave(request: Request) -> Answer:
         refused = _each(early, jobs, done, "scontrol", "requeuehold" if request.hold else "requeue", "{}")
     except SlurmError as error:  # slurmctld itself requeues the jobs of a node that is down
         refused = [str(error)]
-    node = _node(request)
-    did = "not_ours"
-    if not node.is_foreign:
-        node, did = _set_state(request, "DOWN"), "down"
+    told: Answer
+    try:
+        node, did = _node(request), "not_ours"
+        if not node.is_foreign:
+            node, did = _set_state(request, "DOWN"), "down"
+        told = {"did": did, **_told(node)}
+    except SlurmError as error:
+        if not done:
+            raise
+        told = {"did": "requeued", "node": request.node}
+        refused.append(str(error))
     because = "; ".join(refused)[:1000]
-    return {"ok": True, "did": did, **_told(node), "jobs": done, "refused": len(refused), "because": because}
+    return {"ok": True, **told, "jobs": done, "refused": len(refused), "because": because}
 
 
 def do_return(request: Request) -> Answer:
