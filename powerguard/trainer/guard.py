@@ -401,6 +401,8 @@ class Guard:
                 restored = self._checkpointer.restore(ranks, self._remote)
             if restored is not None:
                 self._begin_from(restored[0])
+                if self._ranks.hosts > 1:  # a later one may be committed on this host alone, and is set aside
+                    self._began_at, self._has_begun = restored[0].step, False
                 self._pace.totals.corrupt += restored[1]
         if self._agreement is not None:
             self._agreement.step = self._pace.step or 0

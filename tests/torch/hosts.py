@@ -94,15 +94,17 @@ class Host:
         """Wait for a checkpoint's end, which must be a good one."""
         until_s = time.monotonic() + LIMIT_S
         while time.monotonic() < until_s:
-            status = CheckpointStatus.parse(ask(self.folder / "s", "GET", f"/api/v1/checkpoints/{name}?wait=5")[2])
-            assert isinstance(status, CheckpointStatus)
+            status = self.ended(name)
             if status.durable:
                 return status
             assert not status.error, status
         pytest.fail(f"{self.name}: {name} is not durable")
 
-    def resume(self) -> None:
-        ask(self.folder / "s", "POST", "/api/v1/resume", b"{}")
+    def ended(self, name: str) -> CheckpointStatus:
+        """Wait for a checkpoint's end, for 5 s at most."""
+        status = CheckpointStatus.parse(ask(self.folder / "s", "GET", f"/api/v1/checkpoints/{name}?wait=5")[2])
+        assert isinstance(status, CheckpointStatus)
+        return status
 
     def leave(self) -> None:
         """Commit: the daemon says that this host leaves; then the host goes dark."""
@@ -120,7 +122,8 @@ class Hosts:
         self.all = [Host(folder, f"gpu{number}") for number in range(count)]
         self._before, self._step_s = own_names(), step_s
 
-    def start(self) -> None:
+    def start(self, **environment: object) -> None:
+        """Start all ranks. environment: for each of them, besides what a launcher sets."""
         port = free_port()
         for rank, host in enumerate(self.all):
             host.run(
@@ -133,6 +136,7 @@ class Hosts:
                 MASTER_ADDR="127.0.0.1",
                 MASTER_PORT=port,
                 GLOO_SOCKET_IFNAME="lo",
+                **environment,
             )
 
     def until(self, true: Callable[[], object]) -> None:

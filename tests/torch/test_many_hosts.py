@@ -8,6 +8,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed (scripts/test-torch gets it)")
 
+from powerguard.trainer.store.store import newest_in
 from powerguard.wire import HOST_LEFT, After, Reason
 from tests.torch.hosts import Hosts
 from tests.trainer.toy import short_folder
@@ -86,3 +87,38 @@ def test_a_rank_that_hangs_in_a_collective_is_ended(folder: Path) -> None:
         print(f"\na host leaves while a rank hangs: the last other rank ended after {took_s:.2f} s")
         assert took_s < 10.0
         assert "training came to no step: gpu2 has left the job" in hosts.all[0].output()
+
+
+@pytest.mark.timeout(200)
+@pytest.mark.parametrize(
+    ("dying", "shared", "moment"), [(0, False, "committing"), (1, False, "committed"), (0, True, "committing")]
+)
+def test_a_host_vanishes_between_durable_and_committed(folder: Path, dying: int, shared: bool, moment: str) -> None:
+    """Every part is durable, the manifest is not everywhere: the checkpoint before is the newest one on all hosts."""
+    roots = {"HOST_ROOT": folder / "ck"} if shared else {}
+    with Hosts(folder, 2) as hosts:
+        hosts.start(**roots)
+        hosts.until_training()
+        dies, stays = hosts.all[dying], hosts.all[1 - dying]
+        stays.trigger("first", deadline_s=60.0)
+        before = stays.durable("first").step
+        assert before is not None
+        hosts.until_training(before)
+        (dies.folder / f"die-{moment}").touch()
+        stays.trigger("second", after=After.PAUSE, deadline_s=60.0)
+        assert dies.end() == -9
+        hosts.until(lambda: "rank" in stays.ended("second").error)
+        for host in hosts.all:
+            host.lose_power()
+        (dies.folder / f"die-{moment}").unlink()
+        hosts.start(**roots)
+        hosts.until(lambda: all(len([w for w, _, _ in host.said() if w == "start"]) == 2 for host in hosts.all))
+        starts = {[s for word, s, _ in host.said() if word == "start"][-1] for host in hosts.all}
+        last = max(s for word, s, _ in stays.said() if word == "step")
+        assert len(starts) == 1, "all hosts begin at one step"
+        assert starts == {before} or (moment == "committed" and starts == {last})
+        hosts.until(lambda: stays.status() is not None)
+        stays.trigger("third", deadline_s=60.0)
+        third = stays.durable("third").step
+        for root in {*(host.folder / "ck" for host in hosts.all)} if not shared else {folder / "ck"}:
+            hosts.until(lambda root=root: (found := newest_in(root)) is not None and found.step == third)

@@ -42,6 +42,11 @@ def test_a_host_that_leaves_ends_every_rank_at_one_step(folder: Path, paused: bo
         step = world.ended(2, "e").step
         world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     world.ranks[2].guard.requests.leave("its power fails")
+    for rank in world.ranks[:2]:
+        rank.join()
+    assert all(rank.ended_by is None for rank in world.ranks[2:]), "the ranks of that host wait for its power-off"
+    for rank in world.ranks[2:]:
+        rank.guard.requests.signals_heard = True  # as SIGTERM does
     assert ended_with(world) == {HOST_LEFT}
     (stood,) = {rank.done for rank in world.ranks}
     said = {rank.guard.requests.status().ended_by for rank in world.ranks}

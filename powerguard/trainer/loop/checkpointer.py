@@ -311,7 +311,6 @@ class StoreCheckpointer:
             shards = others.gather(shard.packed().to_json(), read=self._store.leader, after_ms=after_ms)
             self._see(committed_ms(others.created))
             saved = self._commit(name, taken, shards, order)
-            self._leave_room(taken.size_bytes)
         except CancelledError as error:
             over = GivenUp(str(error))
             self._fail(name, others, over)
@@ -325,6 +324,7 @@ class StoreCheckpointer:
             self._abandon(name)
             raise
         self._store.let_go()
+        self._leave_room(taken.size_bytes)  # not before all hosts have committed: until then the older one counts
         return saved
 
     def _write(self, name: str, taken: Taken, tell: Tell, order: Order) -> Shard:

@@ -375,6 +375,8 @@ class RequestQueue:
         """Which host has left the job, and why, so that training ends; "" while none has."""
         self.departure_told = False
         """An asker has read that."""
+        self.listened_at_s: float | None = None
+        """When an asker last waited for it, as the daemon does."""
         self.closed = False
         self.boundary: int | None = None
         """The step after which the training thread is with us just now; None while it trains."""
@@ -603,7 +605,9 @@ class RequestQueue:
     def departure(self, wait_s: float) -> None:
         """Wait until a host has left the job, for wait_s at most."""
         with self.changed:
+            self.listened_at_s = self.clock()
             self.changed.wait_for(lambda: self.departed or self.closed, timeout=wait_s)
+            self.listened_at_s = self.clock()
 
     def tell_departure(self) -> None:
         """Note that an asker has been sent why training ends: it may go now."""

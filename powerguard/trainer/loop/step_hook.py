@@ -20,6 +20,8 @@ from powerguard.wire import HOST_LEFT, Phase
 
 NEVER_S = float("inf")
 _LAST_WORDS_S = 2.0
+_POWER_OFF_S = 20.0
+"""How long the ranks of a host that leaves wait for its power-off."""
 _HEARD_S = 0.5
 """Time for the daemon, which waits for such news, to read why training ends."""
 _LOOK_S = 0.5
@@ -170,11 +172,22 @@ class StepHook:
                 together.ends()
                 requests.departed = together.agreement.departed
                 requests.changed.notify_all()
-                if self._ranks.local_rank == 0:
+                if self._ranks.local_rank == 0 and requests.listened_at_s is not None:
                     requests.changed.wait_for(lambda: requests.departure_told, timeout=_HEARD_S)
+                if together.agreement.state.departing == self._ranks.host:
+                    self._await_power_off()
                 raise StopTraining(HOST_LEFT)
             requests.ending = together.last_of(known)
             self._end(requests.ending)
+
+    def _await_power_off(self) -> None:
+        """Stand until the power-off of this host ends the process. With the lock held.
+
+        A launcher would start a rank that ends here again, and the others would meet it, and lose it once more.
+        """
+        requests, until_s = self._requests, self._clock() + _POWER_OFF_S
+        while self._clock() < until_s and not requests.signals_heard:
+            requests.changed.wait(_LOOK_S)
 
     def _take_part(self, known: Generation, *, step: int, from_memory: bool = False) -> None:
         """Take this rank's state for a checkpoint of all ranks, and have it written."""

@@ -92,7 +92,7 @@ class State:
     held_at: the step at which training stands still; None: it does not. holds: the hosts (their index) that want it to
     stand, there or at the end of the generation in front, and whether each of them wants a pause or the end.
     leaving: number of the generation after whose durable end every rank ends. left: a rank has ended its training.
-    departed: which host has left the job, and why, so that every rank ends; "" while none has.
+    departed: which host has left the job, and why, so that every rank ends; "" while none has. departing: that host.
     committed_step, committed_digest: of the newest durable checkpoint of this run. past: ended ones, newest last.
     """
 
@@ -104,6 +104,7 @@ class State:
     leaving: int | None = None
     left: bool = False
     departed: str = ""
+    departing: int | None = None
     committed_step: int | None = None
     committed_digest: str = ""
     past: tuple[Generation, ...] = field(default=())
@@ -296,7 +297,8 @@ def _released(state: State, entry: Mapping[str, Any]) -> State:
 def _depart(state: State, entry: Mapping[str, Any]) -> State:
     if state.departed:
         return state
-    state = replace(state, departed=clean_text(str(entry["because"])) or "a host has left the job")
+    because = clean_text(str(entry["because"])) or "a host has left the job"
+    state = replace(state, departed=because, departing=int(entry["host"]))
     front = state.front
     if front is not None and front.begun:  # the newest state that there is: it is finished first
         return replace(state, front=replace(front, after=After.EXIT))
