@@ -1,18 +1,19 @@
-"""Sixteen hosts of three tiers on one UPS: what tiers are worth, and that nobody is lost by planning.
+"""Sixteen hosts of three tiers on one UPS: what tiers are worth, and that no host is lost by planning.
 
 The same simulated outages are played with powerguard on every host, with and without tiers, with the nut model's
 defaults, and with powerguard on half of the hosts. A tier weighs three times as much as the one below it. Excess is the
-weighted training lost beyond what nobody can save, who knows everything beforehand.
+weighted training lost beyond what a plan would lose that knows the outage beforehand.
 """
 
 import multiprocessing
 import statistics
 from functools import partial
-from typing import Final, NamedTuple
+from typing import Final
 
 from bench.figure import Figure, quantile
 from powerguard.sim.world.many import cores
-from powerguard.sim.world.rack import Kind, Rack, RackPlan, Tenant, least_loss_s
+from powerguard.sim.world.rack import Kind, RackPlan
+from powerguard.sim.world.racks import RackSample, sample
 from powerguard.sim.world.site import DrillSite, Site
 
 SEED: Final = 7
@@ -29,39 +30,9 @@ GOALS: Final = {"no tiers": 2.0, "nut": 4.0}
 TIERS: Final = (0, 1, 2)
 
 
-class Played(NamedTuple):
-    """One outage of one fleet. Seconds of one host's training, as the weighted mean over the hosts."""
-
-    loss_s: float
-    excess_s: float
-    tiers_s: tuple[float, ...]
-    planning: int
-    guarded: int
-    violations: tuple[str, ...]
-
-
-def weight(tenant: Tenant) -> float:
-    """Return what a second of this host's training is worth."""
-    return float(3**tenant.tier)
-
-
-def play(seed: int, fleet: str) -> Played:
+def play(seed: int, fleet: str) -> RackSample:
     """Play one outage."""
-    rack = Rack(seed, SITE, FLEETS[fleet])
-    least_s = least_loss_s(rack, weight)
-    result = rack.play()
-    busy = [(tenant, told.loss_s) for tenant, told in result.hosts if not tenant.idle]
-    whole = sum(weight(tenant) for tenant, _ in busy)
-    loss_s = sum(weight(tenant) * lost_s for tenant, lost_s in busy)
-    of_tier = [[lost_s for tenant, lost_s in busy if tenant.tier == tier] for tier in TIERS]
-    return Played(
-        loss_s=loss_s / whole,
-        excess_s=(loss_s - least_s) / whole,
-        tiers_s=tuple(statistics.fmean(each) if each else 0.0 for each in of_tier),
-        planning=sum(told.dirty_by("planning") for told in result.judged),
-        guarded=len(result.judged),
-        violations=tuple(f"{violation} (seed {seed}, {fleet})" for violation in result.violations),
-    )
+    return sample(seed, SITE, FLEETS[fleet])
 
 
 def run(*, quick: bool) -> list[Figure]:
@@ -82,8 +53,8 @@ def table(outages: int) -> list[Figure]:
             played = pool.map(partial(play, fleet=fleet), seeds, chunksize=5)
             excess = [each.excess_s for each in played]
             means[fleet] = statistics.fmean(excess)
-            lost = 100.0 * sum(each.planning for each in played) / sum(each.guarded for each in played)
-            tiers = (statistics.fmean(each.tiers_s[tier] for each in played) for tier in TIERS)
+            lost = 100.0 * sum(each.lost for each in played) / sum(each.hosts for each in played)
+            tiers = (statistics.fmean(each.tiers[tier].loss_s for each in played) for tier in TIERS)
             numbers = [
                 means[fleet],
                 quantile(excess, 0.5),

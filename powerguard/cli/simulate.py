@@ -8,7 +8,7 @@ from importlib import import_module
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
-from powerguard.cli.render import Bar, Paint, fold, say
+from powerguard.cli.render import Bar, Paint, fold, say, table
 from powerguard.cli.shared import EX_CONFIG, EX_USAGE, Subparsers, fail
 
 if TYPE_CHECKING:
@@ -21,7 +21,10 @@ EX_INTERRUPTED: Final = 130
 _POLICIES: Final = ("powerguard", "fixed", "nut", "apcupsd", "oracle")
 _LEVELS: Final = ("core", "loop")
 _OUTAGES: Final = {"core": 1000, "loop": 50}
+_RACK_OUTAGES: Final = 100
+_MOST_HOSTS: Final = 100
 _MOST_SETS: Final = 12
+_CAUSES: Final = ("held", "stopped", "boot", "rolled_back")
 
 
 def register(subparsers: Subparsers) -> None:
@@ -41,7 +44,14 @@ def register(subparsers: Subparsers) -> None:
         type=_at_least(1),
         default=None,
         metavar="N",
-        help="how many (default 1000; level loop 50)",
+        help="how many (default 1000; level loop 50; with several hosts 100)",
+    )
+    parser.add_argument(
+        "--hosts",
+        metavar="N,N,...",
+        type=_hosts,
+        default=None,
+        help="several hosts on one UPS: how many in each shed tier, the lowest tier first; without faults",
     )
     parser.add_argument(
         "--site", metavar="FILE", default=None, help="file with the world's parameters (docs/reference/simulate.md)"
@@ -73,9 +83,23 @@ def _at_least(least: int) -> Any:  # noqa: ANN401 - a type for argparse
     return number
 
 
+def _hosts(text: str) -> tuple[int, ...]:
+    parts = text.split(",")
+    if len(parts) > 10 or not all(part.isascii() and part.isdigit() and len(part) <= 3 for part in parts):
+        msg = f"must be the hosts of each tier, such as 4,6,6, got {text!r:.40}"
+        raise argparse.ArgumentTypeError(msg)
+    hosts = tuple(map(int, parts))
+    if not 1 <= sum(hosts) <= _MOST_HOSTS:
+        msg = f"must be 1 to {_MOST_HOSTS} hosts in all, got {sum(hosts)}"
+        raise argparse.ArgumentTypeError(msg)
+    return hosts
+
+
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    whole, played = args.outages or _OUTAGES[args.level], 0
+    if args.outages is None:
+        args.outages = _OUTAGES[args.level] if args.hosts is None else _RACK_OUTAGES
+    whole, played = args.outages, 0
     bar = Bar("outages", told="{:.0f}".format)
 
     def tell(count: int) -> None:
@@ -90,7 +114,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"powerguard simulate: interrupted; {played} of {whole} outages were played", file=sys.stderr)
         return EX_INTERRUPTED
     if told is not None:
-        print(json.dumps(told, indent=2)) if args.json else _print(told)
+        show = _print if told["object"] == "simulate" else _print_rack
+        print(json.dumps(told, indent=2)) if args.json else show(told)
     return status
 
 
@@ -112,13 +137,33 @@ def _told(args: argparse.Namespace, tell: "Tell") -> tuple[int, dict[str, Any] |
         return fail(args, "simulate", why, EX_USAGE), None
     options = SimulationOptions(
         seed=args.seed,
-        outages=args.outages or _OUTAGES[args.level],
+        outages=args.outages,
         policy=args.policy,
         faults=args.faults,
         site=None if args.site is None else shlex.quote(args.site),
         level=args.level,
     )
+    if args.hosts is not None or site.rack.hosts:
+        return _told_rack(args, site, options, tell)
     told = report(_play(site, options, args.jobs, tell), options) | {"warnings": warnings(site)}
+    return EX_VIOLATED if told["invariant_violations"] else 0, told
+
+
+def _told_rack(
+    args: argparse.Namespace, site: "Site", options: "SimulationOptions", tell: "Tell"
+) -> tuple[int, dict[str, Any] | None]:
+    """Play several hosts on one UPS. Returns as `_told` does."""
+    from powerguard.sim.world import racks
+    from powerguard.sim.world.many import play_racks
+    from powerguard.sim.world.site import warnings
+
+    if args.policy not in racks.KINDS or args.level != "core":
+        kinds = " or ".join(racks.KINDS)
+        return fail(args, "simulate", f"several hosts need --level core and --policy {kinds}", EX_USAGE), None
+    if args.hosts is not None:
+        site = racks.with_hosts(site, args.hosts)
+    told = racks.report(play_racks(site, options, jobs=args.jobs, tell=tell), site, options)
+    told |= {"warnings": warnings(site)}
     return EX_VIOLATED if told["invariant_violations"] else 0, told
 
 
@@ -160,6 +205,35 @@ def _print(told: dict[str, Any]) -> None:
     for warning in told["warnings"]:
         print("\n" + "\n".join(fold([f"{paint('warning', 'yellow')}: {warning}"])))
     _print_ways(told["stranded_by_ways"])
+    for lost in told["planning_dirty_outages"][:5]:
+        print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")
+    for violated in told["invariant_violations"]:
+        print(f"\n{paint('violated', 'red')}: {violated['violation']}\n  {violated['reproduce']}")
+
+
+def _print_rack(told: dict[str, Any]) -> None:
+    """Show how the hosts of each tier fared."""
+    paint = Paint(sys.stdout)
+    hosts, judged = sum(told["hosts"]), told["hosts_judged"]
+    share = 100.0 * told["planning_dirty_hosts"] / max(1, judged)
+    played = "1 outage" if told["outages"] == 1 else f"{told['outages']} outages"
+    excess = f"{told['excess_s_mean']:.1f} s a host, weighted, p95 {told['excess_s_p95']:.0f} s"
+    lines = [
+        f"{played} of {hosts} hosts on one UPS, from seed {told['seed']}, policy {told['policy']}, without faults",
+        "",
+        f"  training lost beyond the oracle   {excess}",
+        f"  power lost under a host           {told['planning_dirty_hosts']} of {judged} ({share:.2f} %) by planning",
+        "",
+    ]
+    print("\n".join(fold(lines)))
+    head = ("", "hosts", "lost s", "held", "stopped", "boot", "done again")
+    rows = [
+        (f"  tier {each['tier']}", str(each["hosts"]), *(f"{each[key]:.0f}" for key in ("loss_s_mean", *_CAUSES)))
+        for each in reversed(told["tiers"])
+    ]
+    print("\n".join(table([head, *rows])))
+    for warning in told["warnings"]:
+        print("\n" + "\n".join(fold([f"{paint('warning', 'yellow')}: {warning}"])))
     for lost in told["planning_dirty_outages"][:5]:
         print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")
     for violated in told["invariant_violations"]:

@@ -352,8 +352,8 @@ SIGNAL_SOCKET: Final = "/run/powerguard-signal/signal.sock"
 class SignalsOptions(Options):
     """Whether trainers are signalled that still draw power although they were asked to pause.
 
-    kind: none: no trainer is signalled. helper: the root helper powerguard-signal stops, and finally ends, such
-    trainers. It finds a process by its socket in /run/powerguard-trainers.
+    kind: none: no trainer is signalled. helper: the root helper powerguard-signal stops, and finally ends, trainers
+        that still draw power. It finds a process by its socket in /run/powerguard-trainers.
     socket: where the helper listens; differs from the default in tests and in unusual layouts.
     """
 

@@ -231,7 +231,7 @@ class UpsOptions(Options):
 
     shared: SharedOptions | None = Field(
         default=None,
-        description="Other hosts hang on this UPS (docs/guides/shared-ups.md). Not set: this host has it to itself.",
+        description="Other hosts hang on this UPS (docs/guides/several-ups.md). Not set: this host has it to itself.",
         examples=[{"hosts": 8}],
     )
 

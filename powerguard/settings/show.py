@@ -165,12 +165,12 @@ def _allowed(explainer: Explainer, field: Node) -> str:
     node = explainer.resolve(field)
     if node.get("title") == "Secret":
         return "secret"
-    if isinstance(node.get("default"), str) and node.get("examples"):
-        return "text"  # the default is the best example
+    if node.get("type") == "boolean" or (isinstance(node.get("default"), str) and "enum" not in node):
+        return ""  # the default is the best example
     if node.get("type") == "object" and "properties" in node:
         return "map, below"
     lengths = r" of (keys and values of )?(at most |\d+ to )\d+ (characters|items|entries)"
-    return _line(re.sub(lengths, "", explainer.wanted(field)).removeprefix("a "))
+    return _line(re.sub(lengths, "", explainer.wanted(field)).removeprefix("a ").removeprefix("whole number, "))
 
 
 def _default(name: str, node: Node, required: list[str]) -> str:

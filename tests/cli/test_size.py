@@ -89,7 +89,7 @@ def test_the_example(say: Say, golden: Golden) -> None:
     assert "APC SRT 6000VA" in terms["tau_now_s"]
 
 
-@pytest.mark.parametrize("name", ["battery", "shared-ups"])
+@pytest.mark.parametrize("name", ["battery", "several-ups"])
 def test_the_guide_shows_what_is_printed(name: str, say: Say) -> None:
     """Each output in it is how its command begins today."""
     guide = (DOCS / "guides" / f"{name}.md").read_text(encoding="utf-8")

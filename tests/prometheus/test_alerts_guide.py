@@ -25,7 +25,7 @@ from tests.peers import require
 from tests.prometheus.served import alertmanager, free_port, prometheus
 
 ROOT = Path(__file__).parents[2]
-GUIDE = (ROOT / "docs" / "guides" / "alerts.md").read_text(encoding="utf-8")
+GUIDE = (ROOT / "docs" / "guides" / "monitoring.md").read_text(encoding="utf-8")
 RULES = ROOT / "config" / "prometheus" / "powerguard.rules.yml"
 FILES = dict(re.findall(r"^```yaml\n# ([a-z]+\.yml)\n(.*?)^```", GUIDE, re.MULTILINE | re.DOTALL))
 COMMANDS = [

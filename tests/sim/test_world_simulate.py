@@ -47,6 +47,54 @@ def told_by(capsys: pytest.CaptureFixture[str], *words: str) -> dict[str, Any]:
     return found
 
 
+# --- Several hosts ----------------------------------------------------------------------------------------------------
+
+RACK = ("--hosts", "1,0,2", "--outages", "3", "--seed", "7")
+
+
+def test_several_hosts_are_reported_by_tier(capsys: pytest.CaptureFixture[str]) -> None:
+    """What the hosts of a tier lose is the sum of its causes; and one outage again is the same outage."""
+    told = told_by(capsys, *RACK)
+    assert (told["object"], told["hosts"], told["outages"], told["hosts_judged"]) == ("simulate_rack", [1, 0, 2], 3, 9)
+    assert [(each["tier"], each["hosts"]) for each in told["tiers"]] == [(0, 1), (2, 2)]
+    assert (told["planning_dirty_hosts"], told["invariant_violations"]) == (0, [])
+    for tier in told["tiers"]:
+        parts = sum(tier[cause] for cause in ("held", "stopped", "boot", "rolled_back"))
+        assert parts == pytest.approx(tier["loss_s_mean"], rel=0.02, abs=2.0)
+    seeds = [told_by(capsys, "--hosts", "1,0,2", "--outages", "1", "--seed", str(seed)) for seed in (7, 8, 9)]
+    assert told["excess_s_mean"] == pytest.approx(sum(each["excess_s_mean"] for each in seeds) / 3, abs=0.01)
+
+
+def test_several_hosts_as_text(capsys: pytest.CaptureFixture[str]) -> None:
+    status, out, _ = simulate(capsys, *RACK, "--jobs", "1")
+    assert status == 0
+    assert out.startswith("3 outages of 3 hosts on one UPS, from seed 7, policy powerguard, without faults")
+    assert re.search(r"tier 2 +2 .*\n +tier 0 +1 ", out)
+
+
+def test_nut_on_every_host_of_a_rack_loses_some(capsys: pytest.CaptureFixture[str]) -> None:
+    """The count of lost hosts is none by itself: a rule that waits for low battery loses hosts."""
+    told = told_by(capsys, "--hosts", "2,2", "--outages", "40", "--seed", "7", "--policy", "nut")
+    assert told["planning_dirty_hosts"] > 0
+    assert "--hosts 2,2" in told["planning_dirty_outages"][0]["reproduce"]
+
+
+@pytest.mark.parametrize(
+    ("words", "wrong"),
+    [
+        (["--hosts", "0,0"], "must be 1 to 100 hosts in all, got 0"),
+        (["--hosts", "99,9"], "must be 1 to 100 hosts in all, got 108"),
+        (["--hosts", "4,-1"], "must be the hosts of each tier"),
+        (["--hosts", "1,2", "--policy", "fixed"], "--policy powerguard or nut"),
+        (["--hosts", "1,2", "--level", "loop"], "need --level core"),
+    ],
+)
+def test_hosts_that_make_no_sense(capsys: pytest.CaptureFixture[str], words: list[str], wrong: str) -> None:
+    status, out, err = simulate(capsys, *words)
+    assert (status, out) == (64, "")
+    assert wrong in err
+
+
 # --- What it prints --------------------------------------------------------------------------------------------------
 
 

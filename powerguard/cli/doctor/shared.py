@@ -13,7 +13,7 @@ from powerguard.core.model.state import State
 from powerguard.effectors.host.findings import Finding
 from powerguard.settings.schema import Settings
 
-_GUIDE: Final = "docs/guides/shared-ups.md"
+_GUIDE: Final = "docs/guides/several-ups.md"
 _READERS: Final = 10
 """A network card answers this many readers; upsd answers a thousand."""
 

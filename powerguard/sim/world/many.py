@@ -7,15 +7,20 @@ from collections.abc import Callable, Iterable
 from functools import partial
 from multiprocessing import resource_tracker
 from multiprocessing.pool import Pool
+from typing import TypeVar
 
+from powerguard.sim.world import racks
 from powerguard.sim.world.policies import one
+from powerguard.sim.world.racks import RackSample
 from powerguard.sim.world.report import Sample, SimulationOptions, sample
 from powerguard.sim.world.site import Site
 
-Play = Callable[[Site, SimulationOptions, int], Sample]
+Played = TypeVar("Played")
+Play = Callable[[Site, SimulationOptions, int], Played]
 Tell = Callable[[int], None]
 """Called with the number of outages that have been played."""
 _CHUNK = 50
+_RACKS = 4
 
 
 def play_many(
@@ -25,13 +30,18 @@ def play_many(
     return spread(_played, site, options, jobs=jobs, chunk=_CHUNK, tell=tell)
 
 
+def play_racks(site: Site, options: SimulationOptions, *, jobs: int | None, tell: Tell) -> list[RackSample]:
+    """Play all outages of a rack."""
+    return spread(racks.played, site, options, jobs=jobs, chunk=_RACKS, tell=tell)
+
+
 def _played(site: Site, options: SimulationOptions, seed: int) -> Sample:
     return sample(*one(seed, site, options.policy, faults=options.faults))
 
 
 def spread(
-    play: Play, site: Site, options: SimulationOptions, *, jobs: int | None, chunk: int, tell: Tell
-) -> list[Sample]:
+    play: Play[Played], site: Site, options: SimulationOptions, *, jobs: int | None, chunk: int, tell: Tell
+) -> list[Played]:
     """Play all outages, `chunk` of them at a time in each process. An interrupt ends all processes at once.
 
     play: can be pickled. jobs: processes; None: one for each core; one that would not fill a chunk is not started.
@@ -45,8 +55,8 @@ def spread(
         return _counted(pool.imap_unordered(played, seeds, chunksize=chunk), tell)
 
 
-def _counted(samples: Iterable[Sample], tell: Tell) -> list[Sample]:
-    found: list[Sample] = []
+def _counted(samples: Iterable[Played], tell: Tell) -> list[Played]:
+    found: list[Played] = []
     for each in samples:
         found.append(each)
         tell(len(found))

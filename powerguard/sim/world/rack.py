@@ -46,6 +46,8 @@ _TOGETHER_S = 10.0
 """Two hosts that commit within this time have committed together: their looks and dwells differ by this much."""
 
 
+CAUSES = ("held", "stopped", "boot", "rolled_back")
+"""What training is lost by: paused; the stop, and off without utility; the way back; work that is done again."""
 OBEYED = "training that obeyed is never stopped or terminated"
 
 
@@ -320,6 +322,8 @@ class Seat(Stage):
         self._daemon_s = self._resumed_s = math.inf
         self._off_s = 0.0
         self._began_progress_s = WARM_S
+        self.lost_s = dict.fromkeys(CAUSES[:-1], 0.0)
+        """Seconds without training, by cause."""
 
     @property
     def next_s(self) -> float:
@@ -328,6 +332,16 @@ class Seat(Stage):
             return math.inf
         decides_s = self.decider.next_s if self._daemon_s == math.inf else math.inf
         return min(decides_s, self._daemon_s, self._resumed_s)
+
+    def count(self, seconds: float) -> None:
+        """Enter that so much time passes as things are now."""
+        host = self.world.host
+        if self.ended or (host.running and host.power is Power.UP):
+            return
+        if host.power is Power.UP:
+            self.lost_s["boot" if self.world.back.starts else "held"] += seconds
+        else:
+            self.lost_s["boot" if self.world.utility and host.power is not Power.STOPPING else "stopped"] += seconds
 
     def boot(self) -> None:
         """Start the daemon before the outage."""
@@ -468,6 +482,7 @@ class Rack:
         to_s = max(to_s, self.now_s + 1e-6) if to_s < math.inf else self.now_s + 1.0
         self.pack.pass_time(to_s - self.now_s, self.load, utility=world.utility)
         for seat in self.seats:
+            seat.count(to_s - self.now_s)
             if to_s >= empty_s:
                 seat.berth.run_out(to_s)
             seat.berth.advance(to_s)

@@ -260,9 +260,14 @@ keeps its promises, and what it costs compared with simple rules. It needs neith
     powerguard simulate --outages 100000 --json          # also finds rare cases; up to an hour on two cores
     powerguard simulate --policy nut --no-faults         # what upsmon's default rule would have done
     powerguard simulate --seed 4711 --outages 1          # one outage again, with the same result
+    powerguard simulate --hosts 4,6,6                    # 16 hosts of three shed tiers on one UPS, 100 outages
 
 A problem is printed with the command that plays it again. Exit 0: no invariant was violated; 1: one was. Power lost by
 planning is a figure, not a violation: `powerguard simulate --json | jq -e '.planning_dirty == 0'`.
+
+`--hosts` plays several hosts on one UPS, without faults; the first number is the lowest tier. Each host decides by what
+it measures. The invariants are those of one host, and: no training that obeyed is stopped, a higher tier powers off no
+earlier than a lower one, and no host waits for another. A tier weighs three times as much as the one below it.
 
 `--level loop` also runs the daemon's loop, the journal on disk and the power-on methods, and kills the daemon between
 any two turns. Time, sources and effectors are simulated; `powerguard demo` uses real network connections.

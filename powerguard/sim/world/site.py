@@ -17,6 +17,10 @@ Share = Annotated[float, Field(ge=0.0, le=1.0)]
 Seconds = Annotated[float, Field(ge=0.0, le=1e7)]
 
 
+MOST_HOSTS = 100
+"""Most hosts of a simulated rack."""
+
+
 def _in_order(pair: tuple[float, float]) -> tuple[float, float]:
     if pair[0] > pair[1]:
         msg = f"must be [least, most], got [{pair[0]:g}, {pair[1]:g}]"
@@ -239,6 +243,26 @@ class ReturnSite(Options):
     called_off_share: Share = Field(default=0.0, description="Of those: the shutdown is called off. Level loop.")
 
 
+class RackSite(Options):
+    """Several hosts on the UPS. Load and standby load are then those of all hosts together. Without faults."""
+
+    hosts: tuple[Annotated[int, Field(ge=0, le=100)], ...] = Field(
+        default=(), max_length=10, description="Hosts of each tier, the lowest first. Empty: one host, no tiers."
+    )
+    others_share: Share = Field(
+        default=0.0, description="Hosts without powerguard: half of them run nut, half draw to the end."
+    )
+    stagger_s: Seconds = Field(default=5.0, description="From one host's power-on to the next one's.")
+
+    @field_validator("hosts")
+    @classmethod
+    def _has_hosts(cls, hosts: tuple[int, ...]) -> tuple[int, ...]:
+        if hosts and not 1 <= sum(hosts) <= MOST_HOSTS:
+            msg = f"must be 1 to {MOST_HOSTS} hosts in all, got {sum(hosts)}"
+            raise ValueError(msg)
+        return hosts
+
+
 class Site(Options):
     """One site: the world's numbers."""
 
@@ -249,6 +273,7 @@ class Site(Options):
     drill: DrillSite = Field(default=DrillSite(), description="What a drill has measured.")
     faults: FaultSite = Field(default=FaultSite(), description="What breaks, with --faults.")
     returns: ReturnSite = Field(default=ReturnSite(), description="What brings a host back.")
+    rack: RackSite = Field(default=RackSite(), description="Other hosts on the UPS.")
 
 
 def warnings(site: Site) -> list[str]:
