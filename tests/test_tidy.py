@@ -68,7 +68,10 @@ NOT_HABITS: Final = re.compile(
     r"\b(?:tells?|told|telling)\b(?=(?: \S+){0,6} apart\b)"  # to tell two things apart
     r"|\btold(?=:)|`[^`\n]*`|\b\w*[._]\w*\b"  # fields, parameters and code
 )
-WORDED: Final = tuple(f"powerguard/{part}/" for part in ("cli", "core", "daemon", "effectors", "settings"))
+WORDED: Final = (
+    *(f"powerguard/{part}/" for part in ("cli", "core", "daemon", "effectors", "settings", "ups")),
+    *(f"powerguard/trainer/{part}/" for part in ("seal", "store", "tiers", "torch")),
+)
 """Docstrings are held to it here; string literals, which operators see, in all of the product."""
 MOCKS: Final = {"mock", "MagicMock", "AsyncMock", "Mock", "mocker", "flexmock", "create_autospec"}
 SUBPROCESS: Final = re.compile(
