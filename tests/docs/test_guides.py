@@ -1,6 +1,8 @@
 """What the documents show is there: commands and their options, settings, links."""
 
 import argparse
+import contextlib
+import io
 import re
 import shlex
 import textwrap
@@ -13,6 +15,9 @@ from pydantic import BaseModel
 
 from powerguard.cli.main import VERBS, Verbs
 from powerguard.daemon.observe.readiness import ERRORS, WARNINGS
+from powerguard.effectors.bmc import helper as bmc
+from powerguard.effectors.gpu import helper as gpu
+from powerguard.effectors.signals import helper as signals
 from powerguard.settings.load import load
 from powerguard.settings.schema import Settings
 
@@ -21,6 +26,13 @@ DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md"), *(DOCS / "guides").glob("*.md")])
 LINKED = sorted([*DOCS.glob("*.md"), *(DOCS / "guides").glob("*.md"), *(DOCS / "reference").glob("*.md")])
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
+HELPERS = {
+    "powerguard-gpu": gpu.WORDS,
+    "powerguard-ipmi": bmc.WORDS,
+    "powerguard-signal": signals.WORDS,
+    "powerguard-slurm": ("show",),
+}
+"""The words that root types to each helper."""
 UPS = "mode: rehearse\nups:\n  rack-a:\n    sources:\n      - {kind: snmp, host: 10.0.0.1}\n"
 
 
@@ -28,12 +40,20 @@ def names(pages: list[Path]) -> list[str]:
     return [str(page.relative_to(ROOT)) for page in pages]
 
 
-def commands(text: str) -> Iterator[str]:
-    """Yield each powerguard command of a page: lines of code, and code within a sentence."""
+def code_lines(text: str) -> list[str]:
+    """Return the lines of a page that are code: its blocks, fenced or indented."""
     blocks = [match[3] for match in FENCED.finditer(text)]
     blocks += [line[4:] for line in text.splitlines() if line.startswith("    ")]
-    lines = [line for block in blocks for line in block.splitlines()]
-    lines += [" ".join(code.split()) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
+    return [line for block in blocks for line in block.splitlines()]
+
+
+def code_within(text: str) -> list[str]:
+    """Return the pieces of code within the sentences of a page."""
+    return [" ".join(code.split()) for code in re.findall(r"(?<!`)`([^`]+)`(?!`)", text)]
+
+
+def commands(lines: list[str]) -> Iterator[str]:
+    """Yield each powerguard command of these lines."""
     for line in lines:
         for part in re.split(r"&&|[|;]", line.split(" #")[0]):
             command = part.strip().removeprefix("$ ").removeprefix("/opt/powerguard/bin/").removeprefix(".venv/bin/")
@@ -68,13 +88,48 @@ def mistakes(command: str) -> list[str]:
 @pytest.mark.parametrize("page", names(PAGES))
 def test_every_command_and_option_is_one(page: str) -> None:
     text = (ROOT / page).read_text(encoding="utf-8")
-    wrong = {command: found for command in commands(text) if (found := mistakes(command))}
+    lines = code_lines(text) + code_within(text)
+    wrong = {command: found for command in commands(lines) if (found := mistakes(command))}
     assert wrong == {}
+
+
+def refusal(command: str) -> str:
+    """Return what the command line says to a command that it refuses; "" if it is taken."""
+    verb, *words = shlex.split(command)[1:]
+    said = io.StringIO()
+    with contextlib.redirect_stderr(said), contextlib.redirect_stdout(said):
+        try:
+            parsers_of(verb).parse_args(words)
+        except SystemExit:
+            return said.getvalue()
+    return ""
+
+
+@pytest.mark.parametrize("page", names(PAGES))
+def test_every_command_that_is_shown_on_a_line_can_be_typed(page: str) -> None:
+    """With its arguments and values, as today's command line takes them."""
+    lines = code_lines((ROOT / page).read_text(encoding="utf-8"))
+    wrong = {command: said for command in commands(lines) if (said := refusal(command))}
+    assert wrong == {}
+
+
+@pytest.mark.parametrize("page", names(PAGES))
+def test_every_word_of_a_helper_and_every_unit_is_one(page: str) -> None:
+    text = (ROOT / page).read_text(encoding="utf-8")
+    code = "\n".join(code_lines(text) + code_within(text))
+    typed = re.findall(r"^(powerguard-(?:gpu|ipmi|signal|slurm)) ([a-z]+)", code, re.MULTILINE)
+    assert [f"{helper} {word}" for helper, word in typed if word not in HELPERS[helper]] == []
+    units = re.findall(r"\bpowerguard[\w-]*@?\.(?:mount|path|service|socket|target)\b", code)
+    units += [f"{unit}.service" for unit in re.findall(r"-u (powerguard[\w-]*)(?![\w.-])", code)]
+    assert [unit for unit in units if not (ROOT / "systemd" / unit).exists()] == []
 
 
 def test_a_wrong_command_is_found() -> None:
     text = "`powerguard stauts` and\n\n    powerguard drill --scpoe pause | tee x   # a comment\n"
-    assert [mistakes(command) for command in commands(text)] == [["--scpoe"], ["stauts"]]
+    found = [mistakes(command) for command in commands(code_lines(text) + code_within(text))]
+    assert found == [["--scpoe"], ["stauts"]]
+    assert "unrecognized arguments" in refusal("powerguard explain last twice")
+    assert refusal("powerguard explain last") == ""
 
 
 def models_in(annotation: object) -> Iterator[type[BaseModel]]:

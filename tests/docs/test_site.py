@@ -59,6 +59,21 @@ def test_the_site_has_a_home_and_a_search(site: Path) -> None:
     assert (site / "search" / "search_index.json").stat().st_size > 100_000
 
 
+def test_the_site_loads_nothing_from_the_network(site: Path) -> None:
+    """Neither a page nor a style names a file of another server; Mermaid's block would make the theme fetch one."""
+    loads = re.compile(
+        r"""<(?:script|img|iframe|source)\b[^>]*\bsrc=["']?(?:https?:)?//|<link\b[^>]*rel=["']?(?:stylesheet|preconnect|icon)"""
+        r"""["']?[^>]*href=["']?(?:https?:)?//|class=["']?mermaid\b"""
+    )
+    pages = [path for path in site.rglob("*.html") if loads.search(path.read_text(encoding="utf-8"))]
+    styles = [
+        path
+        for path in site.rglob("*.css")
+        if re.search(r"url\(['\"]?(?:https?:)?//", path.read_text(encoding="utf-8"))
+    ]
+    assert (pages, styles) == ([], [])
+
+
 def blocks(html: str) -> dict[str, int]:
     """Count the blocks of a page."""
     return {tag: len(re.findall(rf"<{tag}[ >]", html)) for tag in ("li", "ol", "ul", "pre", "table")}
