@@ -66,11 +66,10 @@ HABITS: Final = (
 """Habits that no reader expects in a manual, each with what to write instead. docs/glossary.md has the words."""
 NOT_HABITS: Final = re.compile(
     r"\b(?:tells?|told|telling)\b(?=(?: \S+){0,6} apart\b)"  # to tell two things apart
-    r"|\btold(?=:)|`[^`\n]*`|\b\w*[._]\w*\b"  # fields, parameters and code
+    r"|\b(?:told|beside)(?=:)|`[^`\n]*`|\b\w*[._]\w*\b"  # fields, parameters and code
 )
-WORDED: Final = (
-    *(f"powerguard/{part}/" for part in ("cli", "core", "daemon", "effectors", "settings", "ups")),
-    *(f"powerguard/trainer/{part}/" for part in ("seal", "store", "tiers", "torch")),
+WORDED: Final = tuple(
+    f"powerguard/{part}/" for part in ("cli", "core", "daemon", "effectors", "settings", "trainer", "ups")
 )
 """Docstrings are held to it here; string literals, which operators see, in all of the product."""
 MOCKS: Final = {"mock", "MagicMock", "AsyncMock", "Mock", "mocker", "flexmock", "create_autospec"}
