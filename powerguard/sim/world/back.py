@@ -47,7 +47,7 @@ class ReturnFacts:
     output: what the UPS does when utility returns in a countdown that was ordered: cycles, aborts or stays_off; "":
     no program here can order one. told: what its profile says of that. rtc, sentinel, watchdog: installed; each
     *_works: and does what it promises. late: a power-off may end in a reboot. lies: the BMC takes a policy and does not
-    keep it. foreign_s: when another program stops the host, should it be on battery then; inf: never. shows: the UPS shows
+    keep it. foreign_s: when another program stops the host, should it be on battery then; inf: never. shows: it shows
     the countdown that this host has ordered.
 
     At the loop level alone: bracket: the BMC's policy is another but for the outage. dry_run: so the host is set.
