@@ -13,7 +13,7 @@ def boottime_s() -> float:
 
 
 def boot_id() -> str:
-    """Name of this boot, as the kernel tells it (random(4)); "unknown" where there is no /proc."""
+    """Name of this boot, as the kernel reports it (random(4)); "unknown" where there is no /proc."""
     from pathlib import Path  # noqa: PLC0415 - 4 ms, which a root helper's first word would wait for
 
     try:

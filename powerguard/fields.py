@@ -1,6 +1,6 @@
-"""A JSON object from somebody who may be hostile, broken or newer: read key by key. Stdlib only, no I/O.
+"""A JSON object from a peer that may be hostile, broken or newer: read key by key. Stdlib only, no I/O.
 
-Every number has a range and every text a length; keys that nobody asks for are ignored; what is wrong is told with its
+Every number has a range and every text a length; unknown keys are ignored; a mistake is reported with its
 key, what would be right, and never more than a glimpse of what came.
 """
 

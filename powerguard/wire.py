@@ -267,7 +267,7 @@ class LastCommitted:
 class Estimate:
     """What a checkpoint would take. write_bw_p10: bytes a second in the worst tenth of the writes seen.
 
-    seconds: from the order to durable. stall_s: for how much of that training stands still, where it goes on beside.
+    seconds: from the order to durable. stall_s: how long training is held up by that, if it continues during the write.
     """
 
     bytes: int | None = None

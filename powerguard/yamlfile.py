@@ -51,7 +51,7 @@ FRACTION: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]
 # Control characters, lone surrogates, and the line ends that YAML 1.1 counts and editors do not.
 _UNSEEN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
 _MAX_DIGITS: Final = 15
-"""So many digits survive in the float of whoever reads our JSON."""
+"""Digits that survive in the float of a reader of the JSON."""
 
 
 @dataclass(frozen=True, slots=True, order=True)

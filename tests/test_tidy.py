@@ -66,10 +66,8 @@ HABITS: Final = (
 """Habits that no reader expects in a manual, each with what to write instead. docs/glossary.md has the words."""
 NOT_HABITS: Final = re.compile(
     r"\b(?:tells?|told|telling)\b(?=(?: \S+){0,6} apart\b)"  # to tell two things apart
-    r"|\btold(?=:)|`[^`\n]*`|\b\w*[._]\w*\b"  # fields, parameters and code
+    r"|\b(?:told|beside)(?=:)|`[^`\n]*`|\b\w*[._]\w*\b"  # fields, parameters and code
 )
-WORDED: Final = tuple(f"powerguard/{part}/" for part in ("cli", "core", "daemon", "effectors", "settings"))
-"""Docstrings are held to it here; string literals, which operators see, in all of the product."""
 MOCKS: Final = {"mock", "MagicMock", "AsyncMock", "Mock", "mocker", "flexmock", "create_autospec"}
 SUBPROCESS: Final = re.compile(
     r"^(?:subprocess\.\w+|asyncio\.create_subprocess_\w+|os\.(?:system|popen|fork|forkpty|posix_spawnp?|exec\w+|spawn\w+)"
@@ -216,13 +214,7 @@ def spoken(name: str, source: str) -> Iterator[tuple[int, str]]:
     """Line and text of everything that an operator or a reader of the documents sees."""
     if name.endswith(".py"):
         for node in ast.walk(tree_of(source)):
-            body = getattr(node, "body", None)
-            for each in body if isinstance(body, list) else []:
-                if isinstance(each, ast.Expr) and isinstance(each.value, ast.Constant):
-                    # A docstring where it is not held to the words yet; no literal that is shown either.
-                    each.value.kind = None if name.startswith(WORDED) else "skip"
-        for node in ast.walk(tree_of(source)):
-            if isinstance(node, ast.Constant) and isinstance(node.value, str) and node.kind != "skip":
+            if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.lineno, node.value if " " in node.value else ""
     else:
         comments = name.startswith("systemd/")
@@ -340,6 +332,7 @@ SLIPS: Final = [
     (habits, "powerguard/sim/a.py", 'msg = f"{name!r} is no unit"'),
     (habits, "powerguard/sim/a.py", 'msg = "the UPS tells its charge"'),
     (habits, "powerguard/core/a.py", '"""Whoever asks waits."""'),
+    (habits, "powerguard/sim/a.py", '"""Nobody waits."""'),
     (habits, "docs/a.md", "The last word counts anew."),
     (habits, "systemd/a.service", "# Nobody waits for it."),
     (unfinished, "powerguard/a.py", "# TODO: later"),

@@ -22,13 +22,15 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Final, NamedTuple, TypeVar
+from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from powerguard.clock import Clock, boottime_s
 from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
 from powerguard.durable import replace_file
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.options import RtcOptions
+
+if TYPE_CHECKING:
+    from powerguard.effectors.options import RtcOptions
 
 Ioctl = Callable[[int, int, bytearray], object]
 """ioctl(descriptor, number, what it fills or reads). Injected, so that a test can stand in for the driver."""
@@ -174,7 +176,7 @@ class RtcEffector:
 
     def __init__(
         self,
-        options: RtcOptions,
+        options: "RtcOptions",
         *,
         kept: Path,
         armed: bool = True,

@@ -11,7 +11,7 @@ from typing import Final
 from aiohttp import web
 
 from powerguard.daemon.observe.http import HTML_TYPE, TEXT_TYPE, Handler, respond
-from powerguard.daemon.observe.page.view import Row, duration, moment, policy, render
+from powerguard.daemon.observe.page.view import Row, duration, moment, policy, render, shortened
 from powerguard.daemon.observe.page.words import WORDS, language_of
 from powerguard.sentinel.decide import ALARMS, Intent
 from powerguard.sentinel.run import Sentinel
@@ -97,6 +97,7 @@ def page(sentinel: Sentinel, language: str, *, has_names: bool, has_key: bool = 
         )
         for number, (name, each) in enumerate(world.supplies.items(), 1)
     ]
+    hosts = [_host(sentinel, name, at, words, has_names=has_names) for at, name in enumerate(world.hosts, 1)]
     values = {
         "w": words,
         "at": moment(sentinel.wall()),
@@ -105,8 +106,8 @@ def page(sentinel: Sentinel, language: str, *, has_names: bool, has_key: bool = 
         "mode": sentinel.settings.mode,
         "on": f"{on} / {len(world.hosts)} {words['hosts_on']}",
         "alarms": alarms,
-        "supplies": supplies,
-        "hosts": [_host(sentinel, name, at, words, has_names=has_names) for at, name in enumerate(world.hosts, 1)],
+        "supplies": shortened(supplies, words),
+        "hosts": shortened(hosts, words),
         "names": "" if has_names else NAMES if has_key else None,
     }
     return render(values, "powerguard.sentinel")

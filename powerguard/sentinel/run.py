@@ -111,7 +111,7 @@ LOOK_INTENT_S: Final = 60.0
 LOOK_IDLE_S: Final = 300.0
 LOOK_LIMIT_S: Final = 5.0
 LOOKS_AT_ONCE: Final = 4
-"""Over IPMI each is a process of its own (34 MB). As many again for hosts that are due: dead BMCs hold nobody up."""
+"""Over IPMI each is a process of its own (34 MB). As many again for hosts that are due: a dead BMC delays no other."""
 ORDER_LIMIT_S: Final = 10.0
 DISK_LIMIT_S: Final = 3.0
 GRACE_S: Final = 600.0

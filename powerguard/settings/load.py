@@ -325,7 +325,7 @@ def _validated(model: type[_Options], data: Any) -> tuple[_Options | None, list[
         return model.model_validate_json(json.dumps(data)), []
     except ValidationError as error:
         details = error.errors(include_url=False)
-    # A list is called too short when its items have mistakes, which are told themselves.
+    # A list is called too short when its items have mistakes, which are reported themselves.
     around = {detail["loc"][:depth] for detail in details for depth in range(len(detail["loc"]))}
     return None, [detail for detail in details if detail["type"] != "too_short" or detail["loc"] not in around]
 

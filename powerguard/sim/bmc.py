@@ -252,9 +252,9 @@ class _Chassis:
 
 
 def _report(**news: str | int) -> None:
-    """Tell the parent; a parent that is gone is noticed at stdin."""
+    """Inform the parent; a parent that is gone is noticed at stdin."""
     with suppress(BrokenPipeError):
-        # One write for a line: print() writes text and newline apart, and two threads tell their news.
+        # One write for a line: print() writes text and newline apart, and two threads report.
         os.write(sys.stdout.fileno(), json.dumps(news).encode() + b"\n")
 
 

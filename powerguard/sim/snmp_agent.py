@@ -1,4 +1,4 @@
-"""A UPS network card: an SNMP agent over real UDP, for v1, v2c and v3, that can be told to misbehave.
+"""A UPS network card: an SNMP agent over real UDP, for v1, v2c and v3, that can be made to misbehave.
 
     async with SnmpAgent(values) as agent:      # values() -> {OID: SimValue}
         agent.port, agent.fault = ..., Fault.LATE
@@ -193,7 +193,7 @@ class Fault(StrEnum):
     EMPTY = "empty"
     SWAPPED = "swapped"
     SHIFTED = "shifted"
-    """Right names beside the values of their neighbours' places, in another order: to be told apart by name."""
+    """Right names with the values of their neighbours, in another order: only the names identify them."""
     GEN_ERR = "gen_err"
     TOO_BIG = "too_big"
     """More than four objects at once are too many."""
@@ -271,7 +271,7 @@ def _key(dotted: str) -> tuple[int, ...]:
 
 
 class SnmpAgent:
-    """One card. values: its table, read anew for every request. on_set: takes a SET; None or False: not writable.
+    """One card. values: its table, read again for every request. on_set: takes a SET; None or False: not writable.
 
     An on_set that returns a number refuses with this error status (RFC 3416 section 3); True takes it.
 

@@ -128,7 +128,7 @@ class Padding:
 
 
 class SlowDisk(Disk):
-    """A disk that takes no more than so many bytes a second, whoever writes."""
+    """A disk that takes no more than so many bytes a second, by all writers together."""
 
     def __init__(self, bytes_per_s: float) -> None:
         self._bytes_per_s = bytes_per_s

@@ -33,7 +33,7 @@ WRONG_VALUE: Final = 10
 
 @dataclass(slots=True)
 class SimOutput:
-    """The output by itself; whoever holds it says what time it is and whether utility is there (`look`).
+    """The output by itself; its owner passes the time and whether utility is there (`look`).
 
     off_at_s: when it goes off. start_at_s: a countdown to on by itself. on_after_s: from utility's return to on.
     restart: whether it comes back at all. cuts: how often it went off.
@@ -81,7 +81,7 @@ class SimOutput:
 
 @dataclass(slots=True)
 class SimCard:
-    """The objects by which a card is told to switch the output: UPS-MIB, Eaton's and APC's, with the faults of each.
+    """The objects by which a card is ordered to switch the output: UPS-MIB, Eaton's and APC's, with the faults of each.
 
     refuses: objects whose SET is refused, with the error status. ignores: SETs are taken, and nothing happens. stuck: a
     countdown is shown, and does not run. one: a countdown to off ends the one to on. most_s: a longer delay is cut down
@@ -214,7 +214,7 @@ class UpsBattery:
 
 
 class SimUps:
-    """One UPS, brought up to date whenever somebody looks.
+    """One UPS, brought up to date whenever it is read.
 
     load: the share of the rating that is drawn now. gauge: by how much the reported runtime exaggerates. utility: is
     there power at the input; set it to pull the plug. alive: False once the battery was empty under load. output: what

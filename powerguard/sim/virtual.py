@@ -1,4 +1,4 @@
-"""Time that passes only when nobody has anything left to do: an hour of outage in a blink.
+"""Time that passes only when no task has anything left to do: an hour of outage in a blink.
 
 For worlds without sockets, threads and children: those live in real time, and this loop would run past them.
 """
@@ -47,12 +47,12 @@ class VirtualLoop(asyncio.SelectorEventLoop):
         self._virtual_s = math.nextafter(self._virtual_s + seconds, math.inf)
 
     def call_exception_handler(self, context: Mapping[str, Any]) -> None:
-        """Keep it: an exception that nobody awaits is a fault of this world, and ends it at the next turn."""
+        """Keep it: an exception that no task awaits is a fault of this world, and ends it at the next turn."""
         super().call_exception_handler(dict(context))
         self._fault = self._fault or dict(context)
 
     def check(self) -> None:
-        """Raise RuntimeError when something went wrong where nobody awaits it."""
+        """Raise RuntimeError when something went wrong where no task awaits it."""
         if self._fault is not None:
             fault, self._fault = self._fault, None
             msg = f"virtual time: {fault.get('message')}"

@@ -6,8 +6,8 @@
         guard.step(step)
 
 The training thread calls `step` at every step boundary; all that touches the model happens in it, there and nowhere
-else. It takes no lock while nobody asks: a step then costs a look at the clock and three stores. What a user hands to a
-guard is looked at when he does it: days later, in a step, it would end his training.
+else. Without a request it takes no lock: a step costs a look at the clock and three stores. Arguments are checked when
+the guard is made: an error days later, in a step, would end the training.
 """
 
 import atexit
@@ -83,7 +83,7 @@ def checked(ranks: Ranks) -> Ranks:
 def whole(step: object) -> int:
     """Return a step as a plain number, also of a numpy scalar or a tensor.
 
-    Raises TypeError if it is no number, and ValueError if no checkpoint can have this step.
+    Raises TypeError if it is not a number, and ValueError if no checkpoint can have this step.
     """
     try:
         number = int(operator.index(step))  # type: ignore[arg-type] # that is the question
@@ -269,7 +269,7 @@ class Guarding(Protocol):
         ...
 
     def leave(self) -> None:
-        """The process ends: nobody is asked at a socket where nobody answers."""
+        """Close the endpoint at the end of the process, so that no request waits at a dead socket."""
         ...
 
 
@@ -277,7 +277,7 @@ _guards: "weakref.WeakSet[Guarding]" = weakref.WeakSet()
 
 
 def look_after(guard: Guarding) -> None:
-    """Tell this guard of forks and of the end, for as long as it lives."""
+    """Register this guard for forks and for the end of the process, for as long as it lives."""
     _guards.add(guard)
 
 
@@ -299,7 +299,7 @@ class Guard:
     """Connects one training loop with those who may ask it for checkpoints, and saves by the clock meanwhile.
 
     state: what `items()` and `load()` make of the model (powerguard.trainer.State), or a function that saves by
-    itself, given the step, and returns a SavedCheckpoint; such a function is called only when somebody asks.
+    itself, given the step, and returns a SavedCheckpoint; such a function is called only on request.
     root: the folder for this job's checkpoints, on the fastest disk; None: `state` saves by itself.
     job: its name. conduct: the most that this training is willing to do after an emergency checkpoint.
     every_s: seconds from one periodic checkpoint to the next; None: only when asked. keep: how many stay, at least 2.
@@ -356,7 +356,7 @@ class Guard:
         self._endpoint: Endpoint | None = None
         self._signals: Signals | None = None
         self._began_at: int | None = -1 if new_run else None
-        """The step that training goes on from, -1 for none; None: not told yet."""
+        """The step that training goes on from, -1 for none; None: not known yet."""
         self._is_new_or_rolled_back = new_run or restored is not None
         self._has_begun = not isinstance(self._checkpointer, StoreCheckpointer)
         if restored is not None:
@@ -456,7 +456,7 @@ class Guard:
     def poll(self) -> None:
         """Call it where no step ends for long: training may then stand still, or end, in the middle of things.
 
-        It never saves: only at a step boundary, or in a phase that was told its step, is the state known to be whole.
+        It never saves: only at a step boundary, or in a phase with a step, is the state known to be whole.
         """
         self._hook.poll()
 
@@ -504,7 +504,7 @@ class Guard:
         raise outcome if isinstance(outcome, Exception) else GivenUp("training has ended")
 
     def report(self, phase: Phase, bytes_done: int | None = None, bytes_total: int | None = None) -> None:
-        """Tell, from within a `save` of one's own, how far it is. phase: SNAPSHOT, WRITING or COMMITTING."""
+        """Report progress from within a `save` function. phase: SNAPSHOT, WRITING or COMMITTING."""
         with self.requests.lock:
             if self.requests.saving and self.requests.begun:
                 self.requests.progress(self.requests.begun[-1], phase, bytes_done, bytes_total)
@@ -516,7 +516,7 @@ class Guard:
         self._hook.closed, self._pace.due_s = True, -NEVER_S  # a step from now on is attended to, and refused
         finish = finish and not self.requests.departed  # a host has left: what is not durable yet will not be
         if self._together is not None and not finish:
-            self._together.close()  # nobody need wait for this rank any more
+            self._together.close()  # the other ranks need not wait for this one any more
         self._writer.close(finish=finish)
         if self._together is not None:
             self._together.close()
@@ -570,7 +570,7 @@ class Guard:
         self.close(finish=self._together is None)
 
     def forsake(self) -> None:
-        """In a child of fork (a data loader's worker): be nobody's guard, and hold nothing that is the parent's."""
+        """In a child of fork (a data loader's worker): disable this guard, release the parent's sockets and locks."""
         self._hook.closed, self.requests.asked = True, False
         self._pace.due_s = NEVER_S
         if self._endpoint is not None:

@@ -30,7 +30,7 @@ Control = Any
 
 
 def newest_checkpoint(output_dir: Path | str) -> str | None:
-    """The newest checkpoint that verifies to the last byte, for `resume_from_checkpoint`; None: begin anew.
+    """The newest checkpoint that verifies to the last byte, for `resume_from_checkpoint`; None: begin at step 0.
 
     One that does not verify is renamed to `bad-...`. Call it before ranks start to train, on a file system they share.
     """
@@ -72,7 +72,7 @@ class PowerguardCallback(TrainerCallback):
         if self.guard is not None:
             try:
                 self.guard.step(state.global_step)
-            except SystemExit:  # Transformers tells its callbacks nothing of an end like this
+            except SystemExit:  # Transformers does not inform its callbacks of such an end
                 self._close()
                 raise
             if self._written == state.global_step:

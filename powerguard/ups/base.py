@@ -79,7 +79,7 @@ class Bell:
                 await self._rung.wait()
         too_early_s = earliest_s - self._clock()
         if too_early_s > 0:
-            await asyncio.sleep(too_early_s)  # noqa: TID251 - the gap itself; whoever rings now gets the poll after it
+            await asyncio.sleep(too_early_s)  # noqa: TID251 - the gap itself; a call during it gets the poll after it
         self._rung.clear()
 
 

@@ -1,6 +1,6 @@
 """Finds possible sources: SNMP cards, upsd, apcupsd, only on given addresses.
 
-Whoever answers may be anything: banners without end, strings of a megabyte, control characters. Each conversation has
+Any program may answer: banners without end, strings of a megabyte, control characters. Each conversation has
 a deadline and reads through a bounded codec, each text that is kept is printable and short, and the whole has a
 deadline after which the result so far is returned.
 
@@ -532,7 +532,7 @@ def merged(found: Iterable[Found]) -> list[list[Found]]:
     for place, one in enumerate(upses):
         key = f"snmp:{one.where}" if one.kind == "snmp" else one.behind or f"{place}"
         groups.setdefault(key, []).append(one)
-    # Makers ship placeholders (123456789): a number that two sources of one kind tell, tells UPSes apart no more.
+    # Makers ship placeholders (123456789): a number that two sources of one kind report does not identify a UPS.
     counts = Counter((one.kind, one.serial) for one in upses)
     doubtful = {serial for (_, serial), count in counts.items() if count > 1}
     whole: list[list[Found]] = []

@@ -174,7 +174,7 @@ def _route(body: bytes) -> Route | None:
     family, *_, kind, _flags = _ROUTE.unpack_from(body)
     attributes = _attributes(body, _ROUTE.size)
     if kind != _RTN_UNICAST or _RTA_OIF not in attributes:
-        return None  # This very host, or nobody.
+        return None  # This host itself, or no other.
     gateway = _address(family, attributes.get(_RTA_GATEWAY))
     via = attributes.get(_RTA_VIA, b"")
     if gateway is None and len(via) > 2:  # IPv4 by way of an IPv6 neighbour (struct rtvia).
@@ -263,7 +263,7 @@ class Watched:
             return None
         part = f"link {self._names.setdefault(told.index, told.name)}"
         if told.gone or not told.wanted:
-            self._is_up.pop(part, None)  # Somebody on this host wanted that; it is nothing to go by.
+            self._is_up.pop(part, None)  # A person took it down on this host: no sign of a power failure.
             self._down.discard(told.index)
             return None
         news = self._news(part, now_s, is_up=told.carrier)
@@ -325,7 +325,7 @@ class NetworkWatch:
             except OSError as error:
                 if error.errno != errno.ENOBUFS:
                     raise
-                self._look_soon.set()  # Some words are lost: everything is asked for anew.
+                self._look_soon.set()  # Some messages are lost: everything is asked for again.
                 continue
             for sequence, told in parse(datagram):
                 self._hear(sequence, told)

@@ -390,6 +390,7 @@ def test_the_page_stands_alone(story: str, journals: dict[str, Path], run: Run) 
     boxes = re.findall(r'<div class="scroll" tabindex="0" role="region" aria-label="[^"]+">\s*<(?:table|svg)', page)
     assert len(boxes) == len(re.findall(r"<(?:table|svg)\b", page))
     assert page.count("<main>") == 1
+    assert ' style="' not in page, "the policy of the read-only port admits the style sheet alone"
     (box,) = re.findall(r"\.scroll { overflow-x: auto; background:([^}]*)}", page)
     assert (box.count("no-repeat local"), box.count("no-repeat scroll")) == (2, 2)
 

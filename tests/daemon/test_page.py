@@ -22,7 +22,7 @@ from powerguard.daemon.journal.records import OutageRecord
 from powerguard.daemon.observe.http import http_server
 from powerguard.daemon.observe.page.reports import FAILED_S, Reports
 from powerguard.daemon.observe.page.updates import READERS, Page
-from powerguard.daemon.observe.page.view import MOST_POINTS, Curves, bars, duration
+from powerguard.daemon.observe.page.view import MOST_POINTS, MOST_ROWS, Curves, bars, duration
 from powerguard.daemon.observe.page.words import WORDS, language_of
 from powerguard.daemon.observe.status import returning, status
 from powerguard.effectors.child import MAX_OUTPUT_BYTES, Ended, run_child
@@ -163,6 +163,20 @@ def test_nothing_is_known() -> None:
     text = shown(daemon).text
     for name in ("no_reading", "no_trainers", "no_outages", "ways_uncovered"):
         assert WORDS["en"][name] in text
+
+
+def test_the_page_stays_small_with_many_trainers() -> None:
+    """Of hundreds the urgent ones are shown, in their order, and the others are counted."""
+    daemon = scene("holding")
+    many = [replace(daemon.state.trainers[0], name=f"rank-{at:03}", alive=at not in {7, 431}) for at in range(500)]
+    daemon.state = replace(daemon.state, trainers=tuple(many))
+    html = Page(daemon, status, returning).html("en")
+    assert len(html.encode()) <= 60_000
+    names = re.findall(r"rank-\d+", html)
+    assert {"rank-007", "rank-431"} <= set(names)
+    assert names == sorted(names)
+    assert len(set(names)) == MOST_ROWS - 1
+    assert WORDS["en"]["more"].format(500 - len(set(names))) in html
 
 
 def test_alarms_have_their_remedies() -> None:

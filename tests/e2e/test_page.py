@@ -12,7 +12,12 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
+from powerguard.daemon.journal import history, read_only
 from powerguard.daemon.observe.http import http_server
+from powerguard.daemon.observe.page.reports import Reports
+from powerguard.effectors.child import run_child
+from powerguard.sim.virtual import VirtualLoop
+from tests.cli.test_explain import STORIES, told_in
 from tests.daemon.watched import Watched, scene
 from tests.e2e.rig import LONG, rig
 
@@ -161,6 +166,30 @@ async def test_a_browser_follows_the_daemon(tmp_path: Path) -> None:
     console = (tmp_path / "console").read_text(errors="replace")
     assert "Content Security Policy" not in console
     assert "Uncaught" not in console
+
+
+def played(path: Path) -> Path:
+    """Let the real loop write a journal with an outage that has ended."""
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(told_in(path, STORIES["held"]))
+    return path
+
+
+@pytest.mark.slow
+@pytest.mark.peer("chromium")
+async def test_a_browser_shows_a_report(tmp_path: Path) -> None:
+    """The link leads to it, and its colours are there under the policy of the port."""
+    daemon, journal = scene(), await asyncio.to_thread(played, tmp_path / "journal.sqlite")
+    with read_only(journal) as db:
+        daemon.outages = history(db, 1)
+    reports = Reports(daemon, journal, run_child)
+    async with http_server(daemon, port=0, reports=reports) as port, tab(tmp_path, f"http://127.0.0.1:{port}/") as page:
+        await page.until("!!document.querySelector('#outages a')")
+        await page.eval("document.querySelector('#outages a').click()")
+        await page.until("document.title.includes('outage') && !!document.querySelector('svg.timeline rect')")
+        fill = "getComputedStyle(document.querySelector('svg.timeline .t-battery')).fill"
+        assert await page.eval(fill) == "rgb(234, 182, 118)"
+    assert "Content Security Policy" not in (tmp_path / "console").read_text(errors="replace")
 
 
 @pytest.mark.slow

@@ -7,6 +7,7 @@ import aiohttp
 import pytest
 
 from powerguard.core.model.events import OutputSource
+from powerguard.sentinel.options import MAX_HOSTS
 from powerguard.sentinel.page import TEXTS, page
 from powerguard.sentinel.server import Buckets
 from tests.daemon.test_page import Outline
@@ -106,6 +107,17 @@ async def test_an_intent_is_shown(tmp_path: Path, language: str) -> None:
         failed = (await get(rig, "/", **{"Accept-Language": language}))[1]
         assert words["failed"] in failed
         assert words["not_writable"] in failed
+
+
+async def test_the_page_of_many_hosts_stays_small(tmp_path: Path) -> None:
+    """As many as there may be, each with a BMC that fails at length."""
+    hosts = tuple(f"gpu-rack7-{at:03}" for at in range(MAX_HOSTS))
+    chassis = {name: Chassis(power_on=None, why="x" * 200) for name in hosts}
+    async with running(tmp_path, settings_of(tmp_path / "state", hosts=hosts), chassis=chassis) as rig:
+        await rig.until(lambda: len(rig.sentinel.seen) == MAX_HOSTS)
+        html = page(rig.sentinel, "en", has_names=True)
+    assert len(html.encode()) <= 60_000
+    assert f"0 / {MAX_HOSTS} hosts on" in html
 
 
 def test_both_languages_say_the_same() -> None:

@@ -78,9 +78,10 @@ def style() -> str:
     """Return the colours, in light and dark, and the rules of the drawing; the page around it uses the colours, too."""
     named = _PAGE | {f"t-{name}": look for name, look in _COLOURS.items()}
     light, dark = (" ".join(f"--{name}: {look[at]};" for name, look in named.items()) for at in (0, 1))
+    fills = " ".join(f"svg .t-{name} {{ fill: var(--t-{name}); }}" for name in _COLOURS)
     return (
         f":root {{ color-scheme: light dark; {light} }}\n"
-        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{_RULES}"
+        f"@media screen and (prefers-color-scheme: dark) {{ :root {{ {dark} }} }}\n{_RULES}{fills}\n"
     )
 
 
@@ -188,7 +189,7 @@ def _bar(name: str, words: str, span: tuple[float, float], x: _Scale, y: float) 
     colour = name if name in _COLOURS else "other"
     told = f"{words}: {duration(to_s - begun_s)} from {'' if begun_s < 0.0 else '+'}{duration(begun_s)}"
     drawn = (
-        f'<rect style="fill: var(--t-{colour})" x="{x0:.1f}" y="{y:.1f}" width="{x1 - x0:.1f}" height="{_LANE}" rx="2">'
+        f'<rect class="t-{colour}" x="{x0:.1f}" y="{y:.1f}" width="{x1 - x0:.1f}" height="{_LANE}" rx="2">'
         f"<title>{html.escape(clean(told))}</title></rect>"
     )
     if _is_room(words, x1 - x0):

@@ -413,7 +413,7 @@ def _cause_online(turn: Turn) -> tuple[Cause | None, str]:
         return Cause.POWER_OFF_ORDERED, "countdown" if feed.countdown_at_s is not None else "fsd"
     seen = [each.input_present for each in (feed.reading, feed.previous) if each is not None]
     if conditions.is_calibrating(feed) and True not in seen:
-        # With the input seen, training goes on beside it, and saves (`moves`). Without, twice, this may be an outage.
+        # With the input seen, training continues meanwhile, and saves (`moves`). Without, twice, this may be an outage.
         because = conditions.calibration_low(policy, state, now_s)
         return (Cause.CALIBRATION_LOW, because) if because else (None, "")
     return None, ""

@@ -92,7 +92,7 @@ def checkpoint_s(trainers: tuple[Trainer, ...], now_s: float) -> float:
         rest_s = trainer.checkpoint_s
         if trainer.in_flight is not None:
             if trainer.conduct is not _CONTINUE and not trainer.told_pause:
-                pass  # One beside training is in flight; the one at the paused step is still to come.
+                pass  # One during training is in flight; the one at the paused step is still to come.
             elif trainer.in_flight.eta_at_s is not None:
                 rest_s = max(0.0, trainer.in_flight.eta_at_s - now_s)
             else:

@@ -108,7 +108,7 @@ def apprise(request: dict[str, Any]) -> Result:
     send = requests.Session.send
 
     def watched(session: Any, prepared: Any, **keywords: Any) -> Any:  # noqa: ANN401 - the library's
-        # Apprise looks at the status alone for some services, and tells nothing of the answer.
+        # Apprise looks at the status alone for some services, and does not return the answer.
         keywords["allow_redirects"] = False
         if urlsplit(prepared.url).hostname == "oapi.dingtalk.com":
             # Apprise 2.3 quotes the signature twice, which DingTalk answers with "sign not match".

@@ -402,6 +402,6 @@ async def bounded(work: Awaitable[str], limit_s: float) -> str:
         raise DeliveryError(msg) from None
     except DeliveryError:
         raise
-    except Exception as error:  # noqa: BLE001 - its text may hold a URL, and it is raised anew
+    except Exception as error:  # noqa: BLE001 - its text may hold a URL, and it is raised again without it
         msg = f"a mistake of powerguard's ({type(error).__name__}); please report it"
         raise DeliveryError(msg) from None

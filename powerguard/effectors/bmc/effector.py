@@ -198,7 +198,7 @@ class BmcEffector:
 
     async def power_watts(self, limit_s: float) -> float | None:
         """The host's power draw, as its BMC measures it; None if unknown. Never raises: it is optional."""
-        # The engine that told last has all the time: a BMC that takes 4 s to answer is no reason to pass it over.
+        # The engine that answered last has all the time: a BMC that takes 4 s to answer is no reason to pass it over.
         asked = self._engines if self._tells is None else (self._tells,)
         self._tells = None
         for engine in asked:

@@ -105,7 +105,7 @@ class LiveStage:
         return 0.0 if self.is_off else self.draws_w[self.paused]
 
     def lines(self) -> Sequence[Line]:
-        """Read the daemon's journal, as anybody may while it runs."""
+        """Read the daemon's journal, as any user may while it runs."""
         try:
             with read_only(self.journal) as db:
                 lines = recent(db, 100)
@@ -193,7 +193,7 @@ def verified_step(root: Path) -> int | None:
 
 
 def free_port() -> int:
-    """Return a TCP port of this host that nobody listens on."""
+    """Return a TCP port of this host that is free."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         return int(probe.getsockname()[1])
@@ -333,7 +333,7 @@ async def until(stage: LiveStage, reached: Any, what: str) -> None:  # noqa: ANN
 
 
 def _last_words(folder: Path) -> str:
-    """Return how each log of this world ends: the folder may be gone before anybody can look into it."""
+    """Return how each log of this world ends: the folder may be gone before a person can look into it."""
     words = []
     for log in sorted(folder.glob("*.log")):
         lines = log.read_text(encoding="utf-8", errors="replace").splitlines()
@@ -342,7 +342,7 @@ def _last_words(folder: Path) -> str:
 
 
 async def watches(path: Path) -> bool:
-    """Say whether the daemon has had a reading and knows its trainer, as its admin socket tells it."""
+    """Say whether the daemon has had a reading and knows its trainer, by its admin socket."""
     sources = (await status(path)).get("sources", [])
     return bool(sources) and all(source.get("up") for source in sources)
 

@@ -1,7 +1,7 @@
 """The story that the demo plays: a dip, an outage that is held through, an outage to the end; and whether it is true.
 
 A `Stage` is a world with a daemon in it; the same story is played on a live one (real sockets and processes) and on one
-in virtual time. Everything that is told comes from the daemon's journal, except what only the world itself knows: what
+in virtual time. Every line comes from the daemon's journal, except what only the world itself knows: what
 the battery really held, what the BMC really stores, what is really on the disk.
 """
 
@@ -193,7 +193,7 @@ def events(act: Act) -> list[dict[str, Any]]:
 
 
 async def play(stage: Stage, tell: Callable[[str], None]) -> Report:
-    """Play the story, telling it live. Raises StoryError when the world stands still."""
+    """Play the story, and print it live. Raises StoryError when the world stands still."""
     began_s = stage.clock()
     teller = Teller({"": stage}, tell)
     await teller.until(lambda: stage.clock() - began_s >= stage.settle_s, "start")
@@ -241,7 +241,7 @@ class Teller:
         self._acts: dict[str, Act] = {}
 
     def say(self, text: str, at_s: float | None = None, host: str = "") -> None:
-        """Tell it, with the time since the start."""
+        """Print it, with the time since the start."""
         at_s = self._first.clock() if at_s is None else at_s
         self._tell(f"{at_s - self._began_s:7.1f} s  {host and host + ': '}{text}")
 
@@ -300,7 +300,7 @@ def _seconds(value: object) -> str:
 
 
 def sentence(line: Line) -> str:
-    """Return one line of the journal in words; "" for what is not worth telling."""
+    """Return one line of the journal in words; "" for a line that is left out."""
     if line.kind != "note":
         return ""
     told = numbers(line)

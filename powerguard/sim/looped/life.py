@@ -122,7 +122,7 @@ class Life:
         self._moments: Counter[Moment] = Counter()
         self._initial: State | None = None
         self._looking: sqlite3.Connection | None = None
-        # A disk that does not answer at the start: nothing is known, in memory we go on, and that is told.
+        # A disk that does not answer at the start: nothing is known, the daemon continues in memory, and reports it.
         self._began_blind = any(begin - _LOAD_S <= world.now_s < end for begin, end in mischief.hung)
         self._aborts_late = mischief.late_abort
         witness.blind |= self._began_blind
@@ -204,7 +204,7 @@ class Life:
         daemon = self.daemon
         if daemon is None:
             return
-        # Asked in daylight, by nobody's order: those are not in the journal.
+        # Asked in daylight, without an order: those are not in the journal.
         is_watch = (isinstance(action, EnsurePolicy) and not action.outage) or (
             isinstance(action, CheckWay) and f"-{action.way}{action.ups}-" in action.id
         )
@@ -296,7 +296,7 @@ class Life:
         return how
 
     async def _watch(self) -> None:
-        """Tell the daemon of its trainer, as its watcher does."""
+        """Report its trainer to the daemon, as its watcher does."""
         while True:
             host, trainer = self.world.host, self.world.scene.trainer
             self.submit(
@@ -350,14 +350,14 @@ class Life:
         daemon.stop_for_signal(host_stopping=True)
 
     def _is_stopped_by_others(self, state: State) -> bool:
-        """Say whether somebody else stops the host now: once in an outage, on battery and before us."""
+        """Say whether another program stops the host now: once in an outage, on battery and before us."""
         world = self.world
         is_time = world.now_s >= world.scene.returns.foreign_s and not self.hardware.foreign
         return is_time and not world.utility and not isinstance(state.phase, Online | Recovery | Shutdown)
 
     def _is_busy(self, daemon: Loop) -> bool:
-        """Something is under way that will have an end: who answers nobody is told to go on for ever."""
-        under_way = [action for _, action in daemon._in_flight.values()]  # noqa: SLF001 - nobody else knows
+        """Something is under way that will have an end: a trainer that never answers is asked again without end."""
+        under_way = [action for _, action in daemon._in_flight.values()]  # noqa: SLF001 - no other place has it
         mute = self.world.scene.trainer.mute
         return any(not (mute and isinstance(action, ResumeTrainer)) for action in under_way)
 
@@ -380,7 +380,7 @@ class Life:
         last_s = max([world.scene.end_s, *(when_s for when_s, _ in self._words)])
         while world.now_s < until_s:
             await rest(1.0)
-            if daemon._stopping:  # noqa: SLF001 - told to end, by a signal: nobody else knows
+            if daemon._stopping:  # noqa: SLF001 - ended by a signal: no other place has it
                 return "stopped"
             state = daemon.state
             self._watch_lease(state)

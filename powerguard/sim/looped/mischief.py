@@ -12,7 +12,7 @@ from powerguard.sim.world.chance import stream
 
 
 class Manner(StrEnum):
-    """How somebody answers an order."""
+    """How a peer answers an order."""
 
     WELL = "well"
     LATE = "late"
@@ -20,13 +20,13 @@ class Manner(StrEnum):
     REFUSE = "refuse"
     HANG = "hang"
     BREAK = "break"
-    """It raises what nobody expects."""
+    """It raises an unexpected exception."""
     STRAY = "stray"
     """It hangs, and swallows its cancellation."""
     LIE = "lie"
     """It says that it did what it did not."""
     LOST = "lost"
-    """It does what it is told, and its answer is lost."""
+    """It obeys, and its answer is lost."""
 
 
 class Moment(StrEnum):
@@ -57,7 +57,7 @@ class Mischief:
     lies: moments at which one single reading says battery. wall_steps: (when, by how much). hung: the disk of the
     journal; full: it takes nothing. manners: by word of the peer, its answers in order; WELL after the last.
     words: (when, what) of an operator: "abort", "maintenance", "checkpoint", "stop" (SIGTERM).
-    late_abort: somebody calls the shutdown off when it is too late.
+    late_abort: a person calls the shutdown off when it is too late.
     """
 
     kills: tuple[Kill, ...] = ()
@@ -79,7 +79,7 @@ class Mischief:
 
     @property
     def people(self) -> bool:
-        """Somebody meddles with the decision."""
+        """Another party interferes with the decision."""
         return any(word in ("abort", "maintenance") for _, word in self.words)
 
 
@@ -109,7 +109,7 @@ WAYS: tuple[tuple[str, tuple[Manner, ...]], ...] = (
 
 _MOST = {"start": 2}
 _MOST_OTHERS = 4
-"""How many of its orders a peer may spoil: whoever cannot be started three times is left to a person, by design."""
+"""How many of its orders a peer may spoil: one that fails three times is left to a person, by design."""
 _ANYWHERE = (Moment.TURN, Moment.WRITE_BEGINS, Moment.WRITE_ENDED, Moment.ACTION_BEGINS)
 _LATE_ABORT = 0.10
 _KILLED, _CRASHED, _LIED, _STEPPED, _DISK, _PEERS, _PEOPLE = 0.35, 0.02, 0.10, 0.10, 0.10, 0.30, 0.08
@@ -125,7 +125,7 @@ def draw(seed: int, *, faults: bool, ways: bool = False) -> Mischief:
     crash = stream(seed, "loop crash")
     kills, manners = _kills(stream(seed, "loop kills")), _manners(stream(seed, "loop peers"), PEERS)
     if ways:
-        # Whoever dies at a way back dies there and nowhere else: in another life there is none to arm.
+        # A life that dies at a power-on method dies only there: in another life there is none to arm.
         kills = _way_kills(stream(seed, "loop way kills")) or kills
         manners += _manners(stream(seed, "loop ways"), WAYS)
     return Mischief(

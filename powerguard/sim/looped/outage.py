@@ -306,7 +306,7 @@ class LoopedOutage:
         )
 
     def _was_avoidable(self) -> bool:
-        """Say whether nothing excuses a loss of power under a running host: no bad cell, nobody who meddles."""
+        """Say whether nothing excuses a loss of power under a running host: no bad cell, no interference."""
         scene, mischief = self.scene, self.mischief
         trainer = scene.trainer
         return not (

@@ -105,14 +105,14 @@ async def never() -> None:
 
 
 async def stray() -> None:
-    """Hang, and do not listen when told to stop, as a library may that catches everything."""
+    """Hang, and ignore the cancellation, as a library may that catches everything."""
     with contextlib.suppress(asyncio.CancelledError):
         await never()
     await rest(_STRAY_S)
 
 
 class SimPeer(ABC):
-    """Somebody who carries out orders in some manner."""
+    """A peer that carries out orders in some manner."""
 
     def __init__(self, life: DaemonLife, word: str) -> None:
         """word: by which `Mischief` knows them."""
@@ -217,7 +217,7 @@ class SimSource:
                 told = life.world.reading(life.offset_s)
                 await rest(self._chance.choice((0.002, 0.02, 0.2)))
                 if self._lies and life.world.now_s >= self._lies[0]:
-                    # One answer that says battery and nothing else: a glitch of the card, or somebody who forges.
+                    # One answer that says battery and nothing else: a glitch of the card, or a forged answer.
                     self._lies.pop(0)
                     told = replace(told, output_source=OutputSource.BATTERY, on_battery_s=None, input_present=None)
                 publish(replace(told, at_s=loop.time()))
@@ -320,7 +320,7 @@ class SimCheck(SimPeer):
 
 
 class SimRecorder(SimPeer):
-    """In dry-run nobody does anything."""
+    """In dry-run no peer acts."""
 
     async def do(self, action: Action) -> Detail:
         """Record it."""
@@ -355,7 +355,7 @@ class SimSignals(SimPeer):
 
 
 def effectors(life: DaemonLife, *, acts: bool) -> dict[type[Action], Effector]:
-    """Return who carries out what. acts: False in dry-run, where nobody does but who only looks."""
+    """Return who carries out what. acts: False in dry-run, where only those act that only look."""
     host, gpus, signals = SimHost(life, "host"), SimGpus(life, "gpu"), SimSignals(life, "signals")
     made: dict[type[Action], Effector] = {
         TriggerCheckpoint: SimTrainer(life, "checkpoint"),
@@ -378,7 +378,7 @@ def effectors(life: DaemonLife, *, acts: bool) -> dict[type[Action], Effector]:
 
 
 class SimDisk:
-    """The journal's disk, as an executor of its calls: a little slow, at times hung, and killed beside the process."""
+    """The journal's disk, as an executor of its calls: a little slow, at times hung, and killed with the process."""
 
     def __init__(self, life: DaemonLife) -> None:
         """Everything has been written so far."""
@@ -394,7 +394,7 @@ class SimDisk:
     def _next(self) -> None:
         now_s = self._life.world.now_s
         until_s = max((end for begin, end in self._life.mischief.hung if begin <= now_s < end), default=now_s)
-        # Not at once: whoever does not wait for it must be seen to run ahead of it.
+        # Not at once: a caller that does not wait for it must be seen to run ahead of it.
         asyncio.get_running_loop().call_later(max(_WRITE_S, until_s - now_s), self._work)
 
     def _work(self) -> None:
@@ -433,7 +433,7 @@ _Value = TypeVar("_Value")
 
 
 class SimPolicy(SimPeer):
-    """The BMC's policy: it powers on when AC returns, once it was told to; or it refuses for ever, or forgets."""
+    """The BMC's policy: it powers on when AC returns, once it was ordered to; or it refuses for ever, or forgets."""
 
     def __init__(self, life: DaemonLife, options: BmcOptions) -> None:
         super().__init__(life, "bmc")
@@ -497,18 +497,18 @@ class SimWay(SimPeer):
         self._way, self._armed = way, armed
 
     def word_of(self, action: Action) -> str:
-        """Whoever is only asked does not fail in the place of who is told."""
+        """A peer that is only asked does not fail in place of one that gets an order."""
         return "look" if isinstance(action, CheckWay) else self.word
 
     async def in_its_manner(self, action: Action, manner: Manner) -> Detail:
-        """In dry-run nobody is told, so nobody can fail or lie."""
+        """In dry-run no order is sent, so no peer can fail or lie."""
         told = self._armed or isinstance(action, CheckWay)
         return await super().in_its_manner(action, manner) if told else (("dry_run", True),)
 
     async def do(self, action: Action) -> Detail:
         """Look, arm or disarm."""
         life = self.life
-        await rest(_ASK_S)  # Nobody is told in no time: who is cancelled at once has told nobody.
+        await rest(_ASK_S)  # An order takes time: one that is cancelled at once was not sent.
         if isinstance(action, CheckWay):
             return ()
         await self.lives()
@@ -522,7 +522,7 @@ class SimWay(SimPeer):
 
 
 class LoopedOutput:
-    """The UPS as it is told something: `effectors.ups.effector.Output`. manner: how this one order goes."""
+    """The UPS as it gets an order: `effectors.ups.effector.Output`. manner: how this one order goes."""
 
     where = "the UPS (simulated)"
     can_cancel = False
@@ -534,12 +534,12 @@ class LoopedOutput:
         self._in_s = 0.0
 
     async def check(self, least_s: float) -> Detail:
-        """Whoever can be told 30 s can be told any time."""
+        """A UPS that takes 30 s takes any time."""
         await rest(_ASK_S)
         return (("least_s", max(least_s, _LEAST_S)),)
 
     async def standing_s(self) -> float | None:
-        """A countdown of somebody else shows on every UPS."""
+        """A countdown of another program shows on every UPS."""
         await self._asked()
         world, hardware = self._life.world, self._life.hardware
         if not world.is_counting:

@@ -1,6 +1,6 @@
 """Invariants of the running daemon, over all its lives and boots in one outage; each violation is noted.
 
-`world.invariants` holds for each step of the core. The witnesses look from outside: at what the effectors were told and
+`world.invariants` holds for each step of the core. The witnesses look from outside: at the orders to the effectors and
 when, at the daemon's state between any two turns of its loop, and at the truth of the world, which the daemon does not
 know. `OutageWitness` watches the outage, `WayWitness` the power-on methods: what is armed, when it acts, and which of
 them should have brought the host back (one that failed or broke its word in this outage is not expected to). `Hardware`
@@ -45,9 +45,9 @@ ALWAYS_ON: Final = "always-on"
 class Hardware:
     """Hardware state that outlives every daemon.
 
-    policy: as the BMC tells it; found: before the first outage; seen: by the effector, when it was calm. cut_at_s: when
-    the output goes off by our order, in the world's time; inf: it was not ordered. sent: so often it was. crashed: the
-    host died of itself. foreign: somebody else has stopped it already.
+    policy: as the BMC reports it; found: before the first outage; seen: by the effector, when it was calm. cut_at_s:
+    when the output goes off by our order, in the world's time; inf: it was not ordered. sent: so often it was. crashed:
+    the host died of itself. foreign: another program has stopped it already.
     """
 
     folder: Path
@@ -112,11 +112,11 @@ class WayWitness:
             self._broke("armed_in_dry_run", f"{what} was changed")
 
     def told_to_send(self, action: ArmWay) -> None:
-        """The effector has been told to cut an output in this outage."""
+        """The effector has the order to cut an output in this outage."""
         self._outage = action.outage
 
     def sent(self, in_s: float) -> None:
-        """The order that cuts an output goes out to the UPS: once in an outage of a boot, whoever is killed when."""
+        """The order that cuts an output goes out to the UPS: once in an outage of a boot, whatever is killed."""
         self.changed("the UPS's output")
         self._hardware.sent += 1
         key = (self._boot, self._outage)
@@ -130,7 +130,7 @@ class WayWitness:
         self._sent.discard((self._boot, self._outage))
 
     def powers_off(self, force_after_s: float) -> None:
-        """The host is told to go off."""
+        """The host gets the order to go off."""
         now_s, cut_s = self._world.now_s, self._hardware.cut_at_s
         soonest_s = now_s + force_after_s + _GUARD_S - _HAIR_S
         if cut_s < soonest_s and not self._is_hindered("host", "bmc", "disks"):
@@ -152,7 +152,7 @@ class WayWitness:
             self._latched_s = phase.latched_s - self._offset_s
 
     def died(self, state: State, *, killed: bool) -> None:
-        """The process is dead. Whoever was killed while the host goes down is not started again in this boot."""
+        """The process is dead. A process that was killed while the host goes down is not started again in this boot."""
         unanswered = any(each.order is not None for each in state.armed)
         self._died_armed |= killed and unanswered and self._world.host.power is Power.STOPPING
 
@@ -204,7 +204,7 @@ class WayWitness:
         if self._world.host.power is not Power.OFF or not is_told or self._died_armed:
             return
         if not self._world.output and self._world.scene.returns.told == "unknown":
-            return  # It was told that nobody knows, and it keeps its output off: no way switches on without AC.
+            return  # Its answer was "unknown", and it keeps its output off: no method switches on without AC.
         expected = self._expected()
         if expected:
             self._broke("stranded", f"the host stays off, and there is {', '.join(expected)}")
@@ -233,9 +233,9 @@ class WayWitness:
         return seconds * (load + account.OWN_LOAD) / account.OWN_LOAD + core.WATCHDOG_AFTER_S < core.MOST_WATCHDOG_S
 
     def _was_cut_possible(self) -> bool:
-        """Say whether the UPS could be told: there was a commit of ours, on battery, and nobody else's countdown.
+        """Say whether the UPS could get the order: there was a commit of ours, on battery, and no other countdown.
 
-        Of a UPS that shows none, a daemon that was killed cannot know whether it was told, and does not tell it twice.
+        Of a UPS that shows none, a daemon that was killed cannot know whether it has the order, and does not repeat it.
         """
         scene, latched_s = self._world.scene, self._latched_s
         if not scene.returns.shows and self._mischief.kills:
@@ -266,7 +266,7 @@ class WayWitness:
         return any(name == word and Manner.LIE in manners for name, manners in self._mischief.manners)
 
     def _is_hindered(self, *words: str) -> bool:
-        """Somebody who counts here misbehaves, or the daemon was away."""
+        """A peer that counts here misbehaves, or the daemon was away."""
         return self._spoiled(*words) or bool(self._mischief.kills)
 
     def _utility_s(self) -> float | None:
@@ -308,8 +308,8 @@ class Violation:
 class OutageWitness:
     """Watches one outage over all lives and boots of its daemon.
 
-    ways: who watches the ways back. blind: a life began while the disk of its journal did not answer, so that nobody
-    knew of the outage any more.
+    ways: who watches the ways back. blind: a life began while the disk of its journal did not answer, so that no
+    process knew of the outage any more.
     """
 
     def __init__(self, world: World, mischief: Mischief, hardware: Hardware) -> None:
@@ -413,7 +413,7 @@ class OutageWitness:
         self._owed(stored.state, state)
 
     def _owed(self, old: State, new: State) -> None:
-        """What was lowered or stopped has to be put back, whoever does it."""
+        """What was lowered or stopped has to be put back, by whichever program."""
         if old.cap is not None and new.cap is None:
             self.broke("cap_forgotten", "GPU power was capped, and the state after the restart lost it")
         if old.signalled and not new.signalled:
@@ -513,13 +513,13 @@ class OutageWitness:
         told = gone_s is not None and gone_s > NEWS_S and self._was_told(gone_s + NEWS_S)
         if isinstance(phase, Recovery) and told:
             self.broke("resumed_on_battery", f"{kind} {gone_s:.1f} s after utility had gone again")
-        # Later than this nobody repeats any more what a return before that cut had ordered, but to who answers nobody.
+        # Later than this no daemon repeats what a return before that cut had ordered, except to a silent peer.
         repeated = self._mischief.people or self._world.scene.trainer.mute
         if told and (gone_s or 0.0) > MINUTE_S and isinstance(phase, OnBattery) and not repeated:
             self.broke("resumed_on_battery", f"{kind} after {gone_s:.0f} s on battery")
 
     def _died_of_itself(self) -> bool:
-        """The trainer died at a checkpoint beside training: nobody had told it to stand, and nobody is to start it."""
+        """The trainer died at a checkpoint during training: it had no order to pause, and must not be started."""
         asked = [action for action in self._asked.values() if isinstance(action, TriggerCheckpoint)]
         host = self._world.host
         return not host.trainer_alive and bool(asked) and asked[-1].after is Conduct.CONTINUE

@@ -57,7 +57,7 @@ from powerguard.daemon.loop import TICK_ONLINE_S, TICK_OUTAGE_S
 class Deed:
     """An order of the recording and what came of it. outcome: None where none came before the outage's end.
 
-    progress: what its checkpoint told on the way. at_s: when it was ordered, in the clock of its boot.
+    progress: what its checkpoint reported on the way. at_s: when it was ordered, in the clock of its boot.
     """
 
     action: Action
@@ -87,7 +87,7 @@ class Leg:
 class Mark:
     """A phase that began, or an order. t_s: in the recording's clock. what: of it, and whom it concerns, else "".
 
-    because, numbers: as told by the phase's note.
+    because, numbers: as in the phase's note.
     """
 
     t_s: float
@@ -104,7 +104,7 @@ class Mark:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Recording:
-    """One outage as recorded, or a file of readings. began_s: of the outage, in the recording's clock; None: not told.
+    """One outage as recorded, or a file of readings. began_s: of the outage, in the recording's clock; None: not known.
 
     marks: what was done. complete: every reading was kept. zero_s: the file's own time at the recording's zero.
     cut_off: the file ends before the export did.
@@ -164,7 +164,7 @@ class Difference:
 def compare(replayed: Replayed, *, tolerance_s: float = 1.5) -> tuple[Difference, ...]:
     """Set what would be done against what was done, in the order of time.
 
-    Of the outage alone: an export tells nothing of what was ordered before it, by a drill or after a restart.
+    Of the outage alone: an export has nothing of what was ordered before it, by a drill or after a restart.
     """
     was, began_s = replayed.recording.marks, replayed.recording.began_s
     now = [mark for mark in replayed.marks if began_s is None or mark.t_s >= began_s - tolerance_s]
@@ -203,7 +203,7 @@ def sources_of(events: Sequence[Event], ups: str) -> tuple[str, ...]:
 
 
 def coarseness_s(events: Sequence[Event], ups: str) -> float:
-    """Median time between the readings of one source, of several the slowest; 1 where there are too few to tell."""
+    """Median time between the readings of one source, of several the slowest; 1 where there are too few to know."""
     every_s = [_every_s(events, ups, source) for source in sources_of(events, ups)]
     return max((each for each in every_s if each is not None), default=1.0)
 
@@ -221,7 +221,7 @@ def _is_of(event: Event, ups: str, source: str) -> bool:
 def with_losses(events: Sequence[Event], *, ups: str, every_s: float) -> tuple[Event, ...]:
     """Add where a source is silent for longer than three of its polls: there the daemon would have lost it.
 
-    every_s: how often it is polled at least, seconds; a source that tells less often is polled as often as it tells.
+    every_s: how often it is polled at least, seconds; a source that reports less often, as often as it reports.
     """
     lost: list[Event] = []
     for source in sources_of(events, ups):
@@ -334,7 +334,7 @@ class _Player:
             return False
         if not next_boot and self._off:
             return False
-        # The clock of the recording goes on over a boot, so the difference of the two is the time nobody was there.
+        # The clock of the recording goes on over a boot, so the difference of the two is the time without a daemon.
         gap_s = leg.at_s + leg.shift_s - (self._heard_s + self._leg.shift_s)
         stored = Stored(
             state=self._state,
@@ -451,7 +451,7 @@ class _Player:
         # One that is repeated after a restart is the same order, answered as it was, as far as that is ahead.
         given_s, deed = self._given[action.id]
         if isinstance(action, PowerOff):
-            # Where the recording goes on after the same order, the host did not go down: that is what it tells.
+            # Where the recording goes on after the same order, the host did not go down: that is what it shows.
             self._survives = deed is not None and deed.at_s <= max(action.by_s, at_s + action.force_after_s)
         if deed is None:
             self._later(*self._obey(action, at_s), action)
@@ -464,7 +464,7 @@ class _Player:
             self._later(ended_s, replace(deed.outcome, at_s=ended_s, action=action), action)
 
     def _obey(self, action: Action, at_s: float) -> tuple[float, Event]:
-        """How it goes where everybody does what they are told."""
+        """How it goes where every peer obeys."""
         takes_s = _TAKES_S.get(type(action), 1.0)
         detail: Detail = ()
         if isinstance(action, TriggerCheckpoint):
@@ -508,7 +508,7 @@ class _Player:
             return
         after = next((each for each in self._ahead if isinstance(each, Reading) and each.ups == poll.ups), None)
         if after is not None and after.source != last.source:
-            # Of several sources, the one that tells next is asked: of what it told itself, not of all together.
+            # Of several sources, the one that reports next is asked: for its own values, not those of all together.
             last = next((each.reading for each in feed.heard if each.source == after.source), None)
         if (
             after is None
@@ -535,7 +535,7 @@ class _Player:
         left_s = (phase.force_at_s if phase.ordered else phase.prepare_by_s) - self._end_s + ROUNDING_S
         return left_s if left_s > 0.0 else None
 
-    # --- Telling -----------------------------------------------------------------------------------------------------
+    # --- Output ------------------------------------------------------------------------------------------------------
 
     def replayed(self) -> Replayed:
         state, policy = self._state, self._current()

@@ -1,7 +1,7 @@
 """The input of `powerguard replay`: the journal's export (JSON lines), or a table of readings (CSV).
 
-Each row of a table passes the same gates as what a UPS tells. A file that somebody sent in may hold anything: every
-mistake is told with file, line and, where there is one, column, and nothing is read that is longer than it may be.
+Each row of a table passes the same gates as what a UPS reports. A file that a user sent in may hold anything: every
+mistake is reported with file, line and, where there is one, column, and nothing is read that is longer than it may be.
 """
 
 import csv
@@ -300,7 +300,7 @@ def _load_table(path: str, lines: Iterator[tuple[int, str]], wanted: Wanted) -> 
 def _of_those_heard(
     path: str, policy: Policy, events: tuple[Reading, ...], ups: str, told: list[str]
 ) -> tuple[Policy, tuple[Event, ...]]:
-    """Return the policy for the UPSes that a table tells of, and its events with where sources would have been lost.
+    """Return the policy for the UPSes in a table, and its events with where sources would have been lost.
 
     All of them, where the settings know them all as feeds of the host and no single one is asked for.
     """
@@ -335,7 +335,7 @@ def _coarse(
 ) -> tuple[Policy, tuple[Event, ...]]:
     """A recording that is slower than a daemon polls: a reading stays fresh for three of its own steps.
 
-    lose: add where a source would have been lost; None: where the recording itself tells of no loss.
+    lose: add where a source would have been lost; None: where the recording itself has no loss.
     """
     every_s = coarseness_s(events, policy.ups)
     if every_s > _FINE_S:

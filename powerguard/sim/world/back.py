@@ -45,9 +45,9 @@ class ReturnFacts:
     """The power-on methods of one outage.
 
     output: what the UPS does when utility returns in a countdown that was ordered: cycles, aborts or stays_off; "":
-    nobody here can order one. told: what its profile says of that. rtc, sentinel, watchdog: installed; each *_works:
-    and does what it promises. late: a power-off may end in a reboot. lies: the BMC takes a policy and keeps none.
-    foreign_s: when somebody else stops the host, should it be on battery then; inf: nobody does. shows: the UPS tells
+    no program here can order one. told: what its profile says of that. rtc, sentinel, watchdog: installed; each
+    *_works: and does what it promises. late: a power-off may end in a reboot. lies: the BMC takes a policy and does not
+    keep it. foreign_s: when another program stops the host, should it be on battery then; inf: never. shows: it shows
     the countdown that this host has ordered.
 
     At the loop level alone: bracket: the BMC's policy is another but for the outage. dry_run: so the host is set.
@@ -230,7 +230,7 @@ class Back:
     def acts(
         self, now_s: float, *, is_on: bool, powered: bool, utility_since_s: float | None, off_since_s: float
     ) -> Waker | None:
-        """Do what is due; return who powers the host on. A clock without power at the board wakes nobody."""
+        """Do what is due; return who powers the host on. A clock without power at the board wakes no host."""
         by: Waker | None = None
         if now_s >= self.reboot_s:
             self.reboot_s, by = math.inf, self._reboots_by if powered else None

@@ -97,10 +97,10 @@ class GaugeKind(StrEnum):
 class GaugeFacts:
     """The kind of gauge that a UPS has.
 
-    error: its runtime is this many times what its own sums should say. minutes: it tells whole minutes. lag_s: until
+    error: its runtime is this many times what its own sums should say. minutes: it reports whole minutes. lag_s: until
     the runtime follows a step of the load. knee: share of the battery that is left when its voltage falls.
-    by_voltage: low battery is called at the knee, else when the told runtime is below low_battery_s.
-    silent: which figures it never tells ("runtime", "charge", "load"). noise: of the load, as a share of the rating,
+    by_voltage: low battery is called at the knee, else when the reported runtime is below low_battery_s.
+    silent: which figures it never reports ("runtime", "charge", "load"). noise: of the load, as a share of the rating,
     second by second, over and over. glitch_rate: share of readings that hold nonsense.
     """
 
@@ -126,7 +126,7 @@ class GaugeReading(NamedTuple):
 
 
 class Gauge:
-    """A gauge at work. Its noise and its glitches lie in the world's time, whoever asks and however often."""
+    """A gauge at work. Its noise and its glitches lie in the world's time, whichever reader asks, and however often."""
 
     def __init__(self, facts: GaugeFacts, glitches: Random) -> None:
         """glitches: their stream."""
@@ -192,7 +192,7 @@ class Gauge:
         if self._is_proportional:
             return pack.left / pack.health
         counted = 1.0 - (pack.health - pack.left)
-        # At the knee the voltage tells it the truth, too late: the cliff.
+        # At the knee the voltage shows it the truth, too late: the cliff.
         return min(counted, pack.left) if pack.left <= 0.5 * self.facts.knee * pack.health else counted
 
     def _next_glitch(self) -> None:

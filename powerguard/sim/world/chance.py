@@ -6,11 +6,11 @@ what happens at a moment does not depend on how often a policy has asked before.
 Cuts: bins of the EPRI survey as it is quoted for data centres (ASPLOS'14, "Underprovisioning backup power
 infrastructure"), log-uniform inside each. A quarter of them strikes again after about two minutes.
 
-The network may go with the power, and every source with it: then only the kernel tells that the link went. The other
+The network may go with the power, and every source with it: then only the kernel reports that the link went. The other
 UPS is of the same make and as full, and carries the same share of the host, so that the truth is that of one battery.
 It may fall silent for a while. If the host needs both, the other one may hang on another circuit, which keeps utility.
 
-The second source tells what the UPS says `lag_s` later, as upsd does with what its driver read last. From `at_s` on it
+The second one reports what the UPS says `lag_s` later, as upsd does with what its driver read last. From `at_s` on it
 may be frozen, stuck, silent or forged.
 """
 
@@ -98,7 +98,7 @@ class BesideFacts:
     """The facts of one outage.
 
     network: (from, to) in which this host's link is down; None: it stays. twin: there is another UPS; needed: power
-    supplies that the host needs of its two. apart: its utility stays. silent: (from, to) in which it tells nothing.
+    supplies that the host needs of its two. apart: its utility stays. silent: (from, to) in which it is silent.
     """
 
     network: tuple[float, float] | None = None
@@ -137,7 +137,7 @@ class OtherUpses:
         self._link: bool | None = None if facts.is_cut_off(now_s) else True
 
     def tell(self, reading: Reading, now_s: float) -> Iterator[Event]:
-        """Yield what is told now. reading: what the UPS says, in the daemon's clock; now_s: the world's time."""
+        """Yield what is reported now. reading: what the UPS says, in the daemon's clock; now_s: the world's time."""
         facts = self._facts
         up = not facts.is_cut_off(now_s)
         if facts.network is not None and up is not self._link and (self._link is not None or up):
@@ -156,7 +156,7 @@ class OtherUpses:
 
 
 def _on_utility(reading: Reading) -> Reading:
-    """Return what a UPS at the same load says whose utility has stayed, and to which nobody has said anything."""
+    """Return what a UPS at the same load says whose utility has stayed, and which has no order."""
     return replace(
         reading,
         output_source=OutputSource.UTILITY,
@@ -181,18 +181,18 @@ class Ill(StrEnum):
     FROZEN = "frozen"
     """It repeats its last answer: a hung driver."""
     STUCK_BATTERY = "stuck_battery"
-    """It says battery, with the gauges of before: a flag that nobody clears."""
+    """It says battery, with the gauges of before: a flag that is never cleared."""
     STUCK_UTILITY = "stuck_utility"
     SILENT = "silent"
     FORGED = "forged"
-    """Somebody answers in its place that everything is over; the first source cannot be forged."""
+    """A forger answers in its place that everything is over; the first source cannot be forged."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SecondFacts:
     """lag_s: it is late by so much. ill, at_s, lasts_s: what is wrong with it, since when, for how long.
 
-    reordered: of each two readings it tells the newer one first.
+    reordered: of each two readings it reports the newer one first.
     """
 
     lag_s: float
@@ -202,7 +202,7 @@ class SecondFacts:
     reordered: bool = False
 
     def hides_the_dark(self, at_s: float) -> bool:
-        """Say whether it tells of utility that is not there: to whoever hears nothing else, that is the truth."""
+        """Say whether it reports utility that is not there: to a host without another source, that is the truth."""
         return self.ill in (Ill.STUCK_UTILITY, Ill.FROZEN) and 0.0 <= at_s - self.at_s < self.lasts_s
 
 
@@ -232,14 +232,14 @@ class Second:
         self._turn = 0
 
     def tell(self, reading: Reading, now_s: float) -> Reading | SourceFailed | None:
-        """Return what this source makes of what the UPS says now. None: it has nothing to tell now.
+        """Return what this source makes of what the UPS says now. None: it has nothing to report now.
 
         reading: the UPS's answer, in the daemon's clock. now_s: the world's time.
         """
         told = self._tell(reading, now_s)
         if not self._facts.reordered or not isinstance(told, Reading):
             return told
-        # Kept, told, then the kept one after it: of three looks one is told in vain.
+        # Kept, reported, then the kept one after it: of three readings one is reported in vain.
         self._turn = (self._turn + 1) % 3
         if self._turn == 1:
             self._kept = told

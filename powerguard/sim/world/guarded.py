@@ -111,7 +111,7 @@ def drilled(scene: Scene, site: Site, state: State) -> State:
 
 POLL_S = 1.0
 SNAPSHOT_S = 5.0
-"""The journal keeps every answer that orders or tells something, and otherwise the state this often."""
+"""The journal keeps every answer that has an order or a note, and otherwise the state this often."""
 _MISSES = 3
 _SEEN_S = 30.0
 _PROGRESS_S = 1.0
@@ -156,7 +156,7 @@ class Guarded:
         self._kills = [kill for kill in world.scene.kills if kill[0] > world.now_s]
         self._back_s: float | None = None
         self._stopped = False
-        """The daemon was told to end: the host goes down, and it is the last to go."""
+        """The daemon got its SIGTERM: the host goes down, and it is the last to go."""
         self._second: Second | None = None
         self._beside = OtherUpses(world.scene.beside, world.now_s)
 
@@ -246,7 +246,7 @@ class Guarded:
 
     @property
     def _told_to_end_s(self) -> float:
-        """When the daemon gets its SIGTERM: at the end of a stop in order, or when somebody else stops the host."""
+        """When the daemon gets its SIGTERM: at the end of a stop in order, or when another program stops the host."""
         world, host = self.world, self.world.host
         if self._stopped or self._back_s is not None:
             return math.inf
@@ -432,7 +432,7 @@ class Guarded:
             if cut.end_s <= world.now_s:
                 began_s = cut.end_s
         beside = world.scene.beside
-        # A UPS that fell silent with the power is on battery, to whoever needs it, until it answers.
+        # A UPS that fell silent with the power is on battery, for a host that needs it, until it answers.
         silences = (*world.scene.silences, *((beside.silent,) if beside.twin else ()), beside.network or (0.0, 0.0))
         unheard = any(begin_s < world.now_s and end_s > began_s for begin_s, end_s in silences)
         known = world.utility and world.now_s - began_s > _NEWS_S and not unheard and self._second is None

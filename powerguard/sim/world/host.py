@@ -90,7 +90,7 @@ UP, STOPPING, OFF, DARK = Power
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostAnswer:
-    """How an order goes: after after_s it is done with `detail`, or has failed; inf: nobody ever answers."""
+    """How an order goes: after after_s it is done with `detail`, or has failed; inf: never answered."""
 
     after_s: float
     failure: str = ""
@@ -119,9 +119,9 @@ class Host:
         self.starts = False
         """Training was started, and loads its checkpoint."""
         self.stopped = False
-        """Its trainer's processes are stopped by a signal: it does nothing, and answers nobody."""
+        """Its trainer's processes are stopped by a signal: it does nothing, and does not answer."""
         self.version = 0
-        """Changes with everything that may move the next change or the load: whoever plans with them looks at it."""
+        """Changes with everything that may move the next change or the load: callers compare it."""
         self.next_change_s = math.inf
         """When something changes by itself; inf: not before it is asked for something."""
         self.trains_from_s = -math.inf
@@ -171,7 +171,7 @@ class Host:
 
     @property
     def is_deaf(self) -> bool:
-        """It answers nobody."""
+        """It does not answer."""
         return self.stopped or self._scene.trainer.mute
 
     @property
@@ -214,7 +214,7 @@ class Host:
     # --- What it is asked ----------------------------------------------------------------------------------------
 
     def checkpoint(self, at_s: float, after: Conduct) -> HostAnswer:
-        """Order a checkpoint: beside training (CONTINUE), or of the step at which training pauses."""
+        """Order a checkpoint: during training (CONTINUE), or of the step at which training pauses."""
         if not self._reachable:
             return HostAnswer(after_s=0.1, failure="connection refused")
         if self._dies:
@@ -366,7 +366,7 @@ class Host:
         return was_up
 
     def switch_on(self, at_s: float) -> None:
-        """Switch it on: the firmware begins, nobody trains yet."""
+        """Switch it on: the firmware begins, no trainer runs yet."""
         self.version += 1
         self.power = Power.UP
         self.training = self.paused = self.capped = self.stopped = self._ended = False
@@ -417,7 +417,7 @@ class Host:
         self._later(at_s + self._site.trainer.restart_s, self._reborn)
 
     def _reborn(self) -> None:
-        """Whoever supervises the job (systemd, Slurm) starts it again; it knows of no outage."""
+        """The supervisor of the job (systemd, Slurm) starts it again; it knows of no outage."""
         if self.power is Power.UP and not self.trainer_alive:
             self.trainer_alive = self.training = True
             self.paused = False

@@ -244,7 +244,7 @@ def _check_checkpoint(before: State, event: Done | Failed, action: TriggerCheckp
 
 
 def _check_signal(policy: Policy, before: State, state: State, action: StopTrainer | TerminateTrainer) -> None:
-    """Nobody is signalled but one that was told to pause, whose checkpoint is not on its way, on battery."""
+    """Only a trainer is signalled that has the order to pause, whose checkpoint is not on its way, on battery."""
     reading = state.feed.reading
     on_battery = reading is not None and reading.output_source is OutputSource.BATTERY
     hold(policy.signals, "no trainer is signalled unless the settings permit it")

@@ -106,7 +106,7 @@ class Plain:
 
 
 class Fixed(Plain):
-    """A script: on battery, trigger a checkpoint, sleep 50, halt. The UPS is never told to cycle."""
+    """A script: on battery, trigger a checkpoint, sleep 50, halt. The UPS never gets the order to cycle."""
 
     kills_power = False
 
@@ -351,13 +351,13 @@ _LISTED: Final[Mapping[str, Callable[[World], Decider]]] = {
     "apcupsd": Apcupsd,
     "fixed": Fixed,
 }
-"""Whom the oracle compares; whoever is judged is always one of them, too."""
+"""What the oracle compares; the judged policy is always one of them, too."""
 
 
 def best(scene: Scene, site: Site, *, but: str = "", at_most_s: float = math.inf) -> Result:
-    """Return the result of whoever of the listed lost least. but: one who need not be asked again.
+    """Return the result of the listed policy that lost least. but: one that need not be played again.
 
-    at_most_s: nobody who loses that much is played to the end; who is returned may be one of them, if all did.
+    at_most_s: a policy that loses that much is not played to the end; the returned one may be one of them, if all did.
     """
     results: list[Result] = []
     for name, make in _LISTED.items():
@@ -378,7 +378,7 @@ POLICIES: Final = (*MAKERS, ORACLE)
 
 
 class Judged(NamedTuple):
-    """A result, and the training time lost beyond the oracle's, and beyond what nobody can beat; and the way back."""
+    """A result, and the training time lost beyond the oracle's, and beyond the bound; and the way back."""
 
     result: Result
     excess_s: float

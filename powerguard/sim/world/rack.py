@@ -471,7 +471,7 @@ class Rack:
         self.load = sum(berth.own_load for berth in self.berths)
 
     def _advance(self) -> None:
-        """Let time pass for all hosts, to the next moment at which anything changes or anybody looks."""
+        """Let time pass for all hosts, to the next moment at which anything changes or a host looks."""
         world = self.berths[0]
         empty_s = math.inf
         if world.output and not world.utility:
@@ -525,7 +525,7 @@ def _out_of_order(rack: Rack) -> list[str]:
 
 
 def least_loss_s(rack: Rack, weight: Callable[[Tenant], float]) -> float:
-    """Return the weighted training that nobody can save in this outage, whatever is known beforehand.
+    """Return the weighted training that no policy can save in this outage, whatever is known beforehand.
 
     Hosts are kept up or given up, and trained or not, in the order of their weight. What is given up at last loses a
     boot, whose energy, and that of checkpoints, stops and idle hosts, is not counted: so the bound is never too strict.

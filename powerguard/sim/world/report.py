@@ -2,7 +2,7 @@
 
 Counts are of outages, not of events: an outage with two shutdowns is one that had to shut down.
 
-Which ways back there were in an outage, and which of them brought the host back: `stranded` is told for each set.
+Which ways back there were in an outage, and which of them brought the host back: `stranded` is counted for each set.
 
 The letters are those of docs/guides/return.md.
 
@@ -31,7 +31,7 @@ LETTERS: Final = {
     Waker.RTC: "E",
     Waker.POLICY: "P",
 }
-"""Every way back, in the order in which they are told."""
+"""Every way back, in the order in which they are printed."""
 ALWAYS_ON: Final = "always-on"
 LIES: Final = "lies"
 OFF: Final = "off"
@@ -77,9 +77,9 @@ class Return(NamedTuple):
 
 
 def returned(scene: Scene, wakers: Collection[Waker], wait_s: float, *, arms: bool, brackets: bool = False) -> Return:
-    """Tell it of an outage that is over.
+    """Add an outage that is over.
 
-    wakers: who switched the host on. arms: whoever decided there arms what there is, and ensures the BMC's policy;
+    wakers: who switched the host on. arms: the policy there arms what there is, and ensures the BMC's policy;
     brackets: the policy is another but for that.
     """
     facts = scene.returns
@@ -98,7 +98,7 @@ def returned(scene: Scene, wakers: Collection[Waker], wait_s: float, *, arms: bo
 
 
 MOST_TOLD: Final = 100
-"""Seeds of planning failures that are listed; their number is always told in full."""
+"""Seeds of planning failures that are listed; their number is always reported in full."""
 MOST_SEEDS: Final = 5
 """The same for those that stay off, for each set of ways back."""
 
@@ -118,7 +118,7 @@ class Sample(NamedTuple):
     violations: tuple[str, ...]
     beyond_bound_s: float = 0.0
     back: Return | None = None
-    """None: nobody comes back at this level."""
+    """None: no host comes back at this level."""
 
 
 def sample(result: Result, excess_s: float, beyond_bound_s: float, back: Return) -> Sample:

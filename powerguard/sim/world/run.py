@@ -21,11 +21,11 @@ WARM_S = 12.0
 STABLE_S = 10.0
 """Time of utility before a policy that makes training wait lets it start."""
 PATIENCE_S = 1800.0
-"""Utility is back for good and training does not run: nobody will ever resume it."""
+"""Utility is back for good and training does not run: it will never be resumed."""
 CALM_S = 600.0
 """A person presses the button of a stranded host when no outage follows for so long: not between two strikes."""
 BARE_NEED_S = 15.0
-"""Seen, decided, synced and forced off: nobody is quicker, so less than this was never ours to save."""
+"""Seen, decided, synced and forced off: no policy is quicker, so less than this could not be saved."""
 
 
 class Decider(Protocol):
@@ -176,7 +176,7 @@ class Stage:
         return all(not now_s < cut.begin_s < now_s + CALM_S for cut in self.world.scene.cuts)
 
     def _account(self) -> None:
-        """Tell whose fault it was, while the world still shows it."""
+        """Return whose fault it was, while the world still shows it."""
         world, host = self.world, self.world.host
         self._dirty = host.power is Power.DARK
         if self._dirty:
@@ -199,14 +199,14 @@ class Stage:
 
         A bad cell cannot be known; nor what happens before the daemon runs, or while it gets no answer, or only the
         answers of a source that says utility in the dark, or of a trainer that says that it stands. A host whose own
-        network is down presumes battery, and counts it; what somebody else orders of the UPS meanwhile it cannot hear.
+        network is down presumes battery, and counts it; orders of others to the UPS meanwhile it cannot hear.
         """
         world = self.world
         silent = any(begin_s <= at_s < end_s for begin_s, end_s in world.scene.silences)
         if silent and world.scene.second is not None and world.scene.second.hides_the_dark(at_s):
             return "physics"
         if silent and world.scene.second is None and world.scene.trainer.draws_on:
-            return "physics"  # It says that it stands, and nobody tells the load.
+            return "physics"  # It says that it stands, and no source reports the load.
         if not world.utility and world.pack.dead and world.pack.dies_at > 0.0:
             return "physics"
         began_s = max((cut.begin_s for cut in world.scene.cuts if cut.begin_s <= at_s), default=at_s)
@@ -258,7 +258,7 @@ class Stage:
 
     @property
     def _loss_s(self) -> float:
-        """What is lost so far: it only ever grows, for nobody trains faster than at full speed."""
+        """What is lost so far: it only ever grows, because full speed is the fastest."""
         return self.world.now_s - (self.world.host.progress_s - self._began_progress_s)
 
     @property

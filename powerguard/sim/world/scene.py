@@ -20,7 +20,7 @@ NEVER_S = 1e9
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopOrder:
-    """Somebody else orders the UPS's output off. kind: "countdown" or "fsd"; at_s: when; delay_s: until it is off."""
+    """Another program orders the UPS's output off. kind: "countdown" or "fsd"; at_s: when; delay_s: until it is off."""
 
     kind: str
     at_s: float
@@ -31,7 +31,7 @@ class StopOrder:
 class TrainerFacts:
     """How this trainer behaves. pause_late_s: beyond a step; dies: it does when asked. saved_ago_s: its last save.
 
-    draws_on: it stands when it is told to, and its GPUs draw on. mute: it answers nobody, and trains on. spins: stopped
+    draws_on: it pauses when asked, and its GPUs draw on. mute: it does not answer, and trains on. spins: stopped
     by a signal, its GPUs draw on all the same, until it is ended.
 
     joins: asked while it writes, it answers with what it writes. disk_full: nothing new becomes durable. rank_lost_s:

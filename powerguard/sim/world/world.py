@@ -37,9 +37,9 @@ class World:
         self.utility = self.output = True
         self.always_on = scene.always_on and not scene.returns.lies
         self.foreign = False
-        """Somebody else is stopping the host."""
+        """Another program is stopping the host."""
         self.back = Back(scene.returns)
-        # Never at once: whoever watches must see that it was off.
+        # Never at once: an observer must see that it was off.
         self._restart_s = max(site.ups.restart_s, 0.01)
         self.ordered_off = (-math.inf, 0.0)
         """When the host was last ordered off, and what was left in the battery then."""
@@ -217,13 +217,13 @@ class World:
 
     @property
     def next_order_s(self) -> float:
-        """When somebody else orders the output off; inf: nobody will."""
+        """When another program orders the output off; inf: never."""
         return math.inf if self._ordered or self.scene.order is None else self.scene.order.at_s
 
     def _obey(self) -> None:
         order = self.scene.order
         self._ordered = True
-        # Who orders an output off does so because of the outage; where there is none, or no host any more, nobody does.
+        # An output is ordered off because of the outage: not without one, and not when no host is left.
         if order is not None and not self.utility and self.output and self.host.power is Power.UP:
             self._off_at_s = self.now_s + order.delay_s
             if order.kind == "fsd":
@@ -284,7 +284,7 @@ class World:
 
     @property
     def is_ordered_down(self) -> bool:
-        """Somebody has set FSD, and the UPS's daemon tells everybody."""
+        """Another host has set FSD, and the UPS's daemon reports it to all."""
         return self._fsd_since_s < math.inf
 
     def reading(self, offset_s: float = 0.0) -> Reading:

@@ -28,7 +28,7 @@ Save = Callable[[int], SavedCheckpoint]
 """Makes the state after this step durable and only then returns. Called in the training thread; may raise anything."""
 
 Tell = Callable[[Phase, int | None, int | None], None]
-"""Told (WRITING or COMMITTING, bytes done, bytes in all), from any thread."""
+"""Called with (WRITING or COMMITTING, bytes done, bytes in all), from any thread."""
 
 CLOSED = "the guard is closed (step and save before close(), and before the end of its `with`)"
 
@@ -36,13 +36,13 @@ _Value = TypeVar("_Value")
 _log = logging.getLogger("powerguard.trainer")
 
 
-class GivenUp(Exception):  # noqa: N818 - not an error: somebody else's bytes come first
+class GivenUp(Exception):  # noqa: N818 - not an error: other bytes come first
     """A write is not wanted any more: a newer state goes first, or training has ended."""
 
 
 @dataclass(frozen=True, slots=True)
 class Taken:
-    """A state that was copied at a step boundary and can be written beside training.
+    """A state that was copied at a step boundary and can be written while training continues.
 
     slot: which of the two snapshots holds it, 0 or 1. size_bytes: what this process will write.
     """
@@ -57,7 +57,7 @@ class Others(Protocol):
 
     @property
     def number(self) -> int | None:
-        """The generation's; None where nobody else gives it one."""
+        """The generation's; None if there is no generation."""
         ...
 
     @property
@@ -109,10 +109,10 @@ class Nobody:
         return [shard] if read else []
 
     def failed(self, error: Exception) -> None:
-        """Nobody waits."""
+        """No writer waits."""
 
     def conclude(self, saved: SavedCheckpoint) -> SavedCheckpoint:
-        """Nobody else has to be done."""
+        """There are no other ranks to wait for."""
         return saved
 
 
@@ -133,7 +133,7 @@ class Order:
 class Checkpointer(Protocol):
     """Takes states and writes them. Two slots, so that one is written while the next is taken.
 
-    beside: training goes on while it writes.
+    beside: training continues while it writes.
     """
 
     @property
@@ -152,14 +152,14 @@ class Checkpointer(Protocol):
         ...
 
     def prepare(self, size_bytes: int, stop: Event) -> float | None:
-        """Tidy up and make room for an emergency, until told to stop.
+        """Tidy up and make room for an emergency, until stopped.
 
         Returns bytes a second that the disk took, if that was seen.
         """
         ...
 
     def idle(self, stop: Event) -> None:
-        """Do what can wait (scrub), until told to stop."""
+        """Do what can wait (scrub), until stopped."""
         ...
 
     def corrupt(self) -> int:
@@ -184,7 +184,7 @@ class FunctionCheckpointer:
         self._save = save
 
     def size_bytes(self) -> int | None:
-        """Nobody knows what the function will write."""
+        """The size of what the function will write is not known."""
         return None
 
     def take(self, step: int, slot: int) -> Taken | SavedCheckpoint:  # noqa: ARG002 - it has no snapshots
@@ -226,7 +226,7 @@ def attempted(call: Callable[[], _Value], what: str) -> _Value | Exception:
         return call()
     except GivenUp as end:
         return end
-    except Exception as error:  # noqa: BLE001 - a failing disk must not end the training; the asker is told
+    except Exception as error:  # noqa: BLE001 - a failing disk must not end the training; the caller gets the error
         _log.warning("%s failed: %s: %s", what, type(error).__name__, error)
         _log.debug("%s failed", what, exc_info=True)
         return error
@@ -263,7 +263,7 @@ class StoreCheckpointer:
         self._aside = 0
         self._scrub_at_s = clock() + _SCRUB_EVERY_S
         self._seen_ms, self._seen_at_s = 0, clock()
-        """The newest commit that this rank has seen, in any tier, and when it saw it, by a clock that nobody sets."""
+        """The newest commit that this rank has seen, in any tier, and when it saw it, by a clock that is never set."""
 
     @property
     def root(self) -> Path:
@@ -343,7 +343,7 @@ class StoreCheckpointer:
         )
 
     def _fail(self, name: str, others: Others, error: Exception) -> None:
-        """Tell the others first: who finds the folder gone would else be the first to fail, and know no reason."""
+        """Inform the others first: else the first rank that misses the folder would fail without a reason."""
         try:
             others.failed(error)
         finally:

@@ -113,7 +113,7 @@ MAX_STRANGERS = 8
 _REQUEST_S = 5.0
 _CONNECTIONS = 16
 _HELLO_S = 0.5
-_BACKLOG = 128  # a full one refuses whoever does not wait, without a word of ours
+_BACKLOG = 128  # a full one refuses new connections
 _MAX_DISCARD = 1 << 20
 _LINGER_S = 1.0
 _POLL_S = 0.2  # how soon the server's thread notices that it is to end
@@ -139,7 +139,8 @@ class TakenError(EndpointError):
 class Endpoint:
     """Serves one process's requests until it is closed.
 
-    path: the unix socket, mode 0660: whoever may write to it may ask. The group comes from the folder (set-group-ID).
+    path: the unix socket, mode 0660: users that may write to it may send requests. The group comes from the folder
+        (set-group-ID).
     port: also listen on 127.0.0.1 (0: any free port, see `self.port`); that needs a token, which is never shown.
     """
 
@@ -183,7 +184,7 @@ class Endpoint:
             if server.serving:
                 server.shutdown()
         if self._servers:
-            with contextlib.suppress(OSError):  # while it is open its inode is nobody else's
+            with contextlib.suppress(OSError):  # while it is open its inode cannot be reused
                 if self._path.stat().st_ino == self._identity:
                     self._path.unlink()
         for server in self._servers:
@@ -225,7 +226,7 @@ def no_folder(folder: Path) -> str:
 
 
 def read_token(path: Path) -> bytes:
-    """Return the bearer token of a file that nobody else can read. Raises EndpointError, which does not show it."""
+    """Return the bearer token of a file that only its owner can read. Raises EndpointError, which does not show it."""
     try:
         with path.open("rb") as file:
             mode, token = os.fstat(file.fileno()).st_mode, file.read(_MAX_TOKEN + 1).strip()
@@ -242,7 +243,7 @@ def read_token(path: Path) -> bytes:
 
 
 def _open_unix(path: Path) -> "_UnixServer":
-    """Listen under another name, set the mode, and only then take the name: nobody sees a half-open endpoint."""
+    """Listen under another name, set the mode, and only then take the name: no caller sees a half-open endpoint."""
     unborn = path.with_name(f".{secrets.token_hex(4)}")
     longest = max(len(os.fsencode(path)), len(os.fsencode(unborn)))
     if longest > _MAX_SOCKET_PATH:
@@ -274,7 +275,7 @@ def _open_unix(path: Path) -> "_UnixServer":
 
 
 class _Bounded(socketserver.ThreadingMixIn, socketserver.BaseServer):
-    """At most so many requests at a time; one more is told to come back."""
+    """At most so many requests at a time; one more gets 503."""
 
     daemon_threads = True
     block_on_close = False
@@ -477,7 +478,7 @@ class _Handler(BaseHTTPRequestHandler):
             self._send_checkpoint(name, self.server.requests.cancel(name))
 
     def _heard(self) -> str:
-        """Tell who asks, and have his leases begin anew: a process at the unix socket, or a holder of the token."""
+        """Return the caller, and renew its leases: a process at the unix socket, or a holder of the token."""
         asker = "token"
         if self.connection.family == socket.AF_UNIX:
             peer = self.connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _PEER.size)
@@ -518,7 +519,7 @@ class _Handler(BaseHTTPRequestHandler):
         return None
 
     def _length(self) -> int | None:
-        """Return the length of the body; None when it is not told in digits."""
+        """Return the length of the body; None when it is not given in digits."""
         length = self.headers.get("Content-Length", "0")
         chunked = self.headers.get("Transfer-Encoding") is not None
         return None if chunked or not re.fullmatch(r"\d{1,18}", length) else int(length)

@@ -63,7 +63,7 @@ class Pace:
     stepped_at_s: when the last step ended, on the guard's clock. loop: what the loop is busy with.
     size_bytes: what a checkpoint of this process would write; None when not known yet.
     processes: how many of the job write on this host at a time, each so much.
-    beside: training goes on while a state is written, and stands still only to be copied.
+    beside: training continues while a state is written, and stops only for the copy.
     """
 
     stepped_at_s: float
@@ -90,7 +90,7 @@ class Pace:
         return times[int(len(times) * share)] if times else None
 
     def stalled(self, seconds: float) -> None:
-        """Training stood still so long, to be copied (or to be written, where it cannot go on beside)."""
+        """Training was held up this long by the copy (or by the write, if it cannot continue meanwhile)."""
         self.totals.stalls += 1
         self.totals.stall_s += seconds
         self._stalls.append(seconds)
@@ -143,7 +143,7 @@ class Uploads(Protocol):
     """What copies checkpoints to slower storage, in the background."""
 
     def offer(self, saved: SavedCheckpoint, *, asked: bool) -> None:
-        """A checkpoint is durable on this host. asked: somebody wanted it; else the schedule did."""
+        """A checkpoint is durable on this host. asked: by a request; else by the schedule."""
         ...
 
     def hold(self) -> None:
@@ -246,8 +246,8 @@ def leased(lease_s: float | None, asker: str, now_s: float) -> Lease | None:
 class Operation:
     """A checkpoint in the making. Owned by a RequestQueue and touched under its lock only.
 
-    deadline_at_s: the tightest deadline of all who asked, on the guard's clock; None when nobody set one.
-    lease: how long training stands still for it unheard; None: until it is told to go on.
+    deadline_at_s: the tightest deadline of all requests, on the guard's clock; None for none.
+    lease: how long training pauses for it without a renewal; None: until `resume`.
     began_s: when its bytes began. was_held: training stood still before it, too.
     note: as in the answer.
     generation: its number among all ranks; None where there is one rank. hosts_on_battery: as in the answer.
@@ -309,7 +309,7 @@ class Operation:
         return None if usual_s is None else max(0.0, usual_s - spent_s)
 
     def status(self, now_s: float, *, paused_step: int | None, usual_s: float | None) -> CheckpointStatus:
-        """Return what an asker is told."""
+        """Return the answer to a caller."""
         return CheckpointStatus(
             id=self.id,
             phase=self.phase,
@@ -362,7 +362,7 @@ class RequestQueue:
         self.others: Elsewhere | None = None
         """Set where there are other ranks: then they decide together where training stands."""
         self.wanted = Flag()
-        """Set when the disk is needed by somebody who cannot wait: tidying up ends at once."""
+        """Set when the disk is needed at once: tidying up ends at once."""
         self.waiting: Operation | None = None
         """Asked for; its state is not taken yet."""
         self.begun: list[Operation] = []
@@ -381,9 +381,9 @@ class RequestQueue:
         self.boundary: int | None = None
         """The step after which the training thread is with us just now; None while it trains."""
         self.serving = False
-        """The training thread is at a step boundary and attends to whoever waits."""
+        """The training thread is at a step boundary and serves waiting requests."""
         self.phase_step: int | None = None
-        """Within a phase that told its state: the step that this state is of."""
+        """Within a phase with a state: the step of this state."""
         self.signals = self.signals_heard = False
         """Signals that mean the end are listened to; one has come."""
         self.signalled: int | None = None
@@ -400,7 +400,7 @@ class RequestQueue:
     # --- Those who ask --------------------------------------------------------------------------------------------
 
     def heard(self, asker: str) -> None:
-        """An asker has sent a request, of whatever kind: his leases begin anew."""
+        """A caller has sent a request, of any kind: renew its leases."""
         with self.changed:
             now_s = self.clock()
             for lease in (
@@ -501,7 +501,7 @@ class RequestQueue:
                 return None
             known = seen or operation.phase.value
             if not operation.ended and wait_s > 0:
-                # Looked up anew each time: one that a newer one supersedes goes on under its name.
+                # Looked up again each time: one that a newer one supersedes goes on under its name.
                 self.changed.wait_for(lambda: self._operations.get(name, operation).phase != known, timeout=wait_s)
             return self.status_of(self._operations.get(name, operation))
 
@@ -580,7 +580,7 @@ class RequestQueue:
         return self.status()
 
     def _ask(self, wish: Callable[[Elsewhere], None]) -> None:
-        """Tell the other ranks, if there are any; where they cannot be reached, the status shows what came of it."""
+        """Inform the other ranks, if there are any; where they cannot be reached, the status shows what came of it."""
         if self.others is not None:
             try:
                 wish(self.others)
@@ -588,7 +588,7 @@ class RequestQueue:
                 _log.warning("the other ranks cannot be asked: %s", error)
 
     def hold_uploads(self, *, lease_s: float | None = None, asker: str = "") -> TrainerStatus:
-        """Copy nothing to slower storage until `resume`, or until nobody is heard for lease_s (15 minutes if None).
+        """Copy nothing to slower storage until `resume`, or until no request came for lease_s (15 minutes if None).
 
         0: go on, as soon as training does not stand still and no checkpoint is in flight.
         """
@@ -717,7 +717,7 @@ class RequestQueue:
         return left_s
 
     def lapse_uploads(self) -> float | None:
-        """Let held uploads go when nobody wants that any more; return the seconds until it is worth a look again."""
+        """Let held uploads go when no caller holds them any more; return the seconds until it is worth a look again."""
         if self._uploads_lease is None:
             return None
         left_s = self._uploads_lease.left_s(self.clock())
@@ -735,7 +735,7 @@ class RequestQueue:
             self.changed.notify_all()
 
     def committed(self, saved: SavedCheckpoint) -> None:
-        """A checkpoint is durable, whoever wanted it. An older one than the newest is none to boast of.
+        """A checkpoint is durable, from a request or the schedule. One older than the newest does not count.
 
         Nor is another of the same step of which this rank does not know where it lies.
         """
@@ -790,7 +790,7 @@ class RequestQueue:
             self.changed.notify_all()
 
     def status_of(self, operation: Operation) -> CheckpointStatus:
-        """Return what an asker is told of an operation."""
+        """Return the answer to a caller about an operation."""
         estimate = self.pace.estimate()
         usual_s = None if estimate is None else estimate.seconds
         return operation.status(self.clock(), paused_step=self.paused_step, usual_s=usual_s)

@@ -1,4 +1,4 @@
-"""What the training thread does where a step ends and somebody wants something: save, stand still, end.
+"""What the training thread does at the end of a step with a request: save, pause, end.
 
 All that touches the model happens here, in the training thread. It may be interrupted anywhere (Ctrl-C, an exception
 from a signal's handler) by training that goes on afterwards: then it stands at no boundary any more, what it was
@@ -29,7 +29,7 @@ _FIRST_SAVE_S = 30.0
 
 
 class StopTraining(SystemExit):
-    """Not an error: the checkpoint is durable, and whoever asked for it said "exit"; or another host has left the job.
+    """Not an error: the checkpoint is durable, and its request said "exit"; or another host has left the job.
 
     Then its code is 75 (wire.HOST_LEFT), and no collective may follow: its partner has gone.
 
@@ -79,7 +79,7 @@ class StepHook:
     # --- Where a step ends -------------------------------------------------------------------------------------------
 
     def attend(self, step: int) -> None:
-        """Do what is asked, and what is due by the clock; stand still for as long as somebody wants it."""
+        """Do what is asked, and what is due by the clock; pause for as long as a caller holds training."""
         if self.closed:
             raise GivenUp(CLOSED)
         began_s = self._clock()
@@ -207,7 +207,7 @@ class StepHook:
                 self._writer.submit(outcome, operation, part, known.reason)
                 self._handed = known.number
                 return
-        # Saved here and now, or failed: the others are told without the lock.
+        # Saved here and now, or failed: the others are informed without the lock.
         if isinstance(outcome, SavedCheckpoint):
             outcome = attempted(partial(part.conclude, outcome), f"checkpoint of step {step}")
         else:
@@ -220,7 +220,7 @@ class StepHook:
             self._handed = known.number
 
     def _serve(self, step: int) -> None:
-        """Take the state for whoever waits, and have it written; a failure is told to him, and to nobody else."""
+        """Copy the state for a waiting request, and have it written; a failure goes into its answer only."""
         requests = self._requests
         with requests.lock:
             self._taking = operation = requests.waiting
@@ -259,7 +259,7 @@ class StepHook:
             requests.pace.stalled(self._clock() - began_s)
 
     def _stands(self) -> bool:
-        """Stand still until something changes, if somebody wants it. False: training may go on."""
+        """Stand still until something changes, if a caller holds training. False: training may continue."""
         requests = self._requests
         left_s = requests.lapse()
         if not requests.held:
@@ -271,11 +271,11 @@ class StepHook:
         return True
 
     def _end(self, ending: Operation) -> None:
-        """Leave, once whoever asked has read that the checkpoint is durable (or has had his time)."""
+        """Leave, once the caller has read that the checkpoint is durable (or its time is over)."""
         requests = self._requests
         if not ending.must_end and self._ranks.local_rank == 0:
             requests.changed.wait_for(lambda: ending.told or requests.ending is None, timeout=_LAST_WORDS_S)
-        if requests.ending is not None:  # else utility is back, and nobody has gone yet
+        if requests.ending is not None:  # else utility is back, and no rank has gone yet
             raise StopTraining(0 if ending.phase is Phase.COMMITTED else 1)
 
     def _periodic(self, step: int, now_s: float) -> None:
@@ -343,13 +343,13 @@ class StepHook:
         if together is not None:
             self._here(step, partial(self._stop_together, together, step), whole=True)
         elif self.together is None and isinstance(outcome, SavedCheckpoint):
-            self._here(step, partial(self._stop, step), whole=True)  # nothing more to write: whoever waits has this one
+            self._here(step, partial(self._stop, step), whole=True)  # not written again: waiting requests get this one
         if isinstance(outcome, SavedCheckpoint):
             self._reset_clock(step)
         return outcome
 
     def _measure(self) -> None:
-        """At the first boundary: learn what a checkpoint will write, and have room made for it beside training."""
+        """At the first boundary: learn what a checkpoint will write, and have room made for it meanwhile."""
         if isinstance(size_bytes := attempted(self._checkpointer.size_bytes, "measuring the state"), int):
             with self._requests.lock:
                 self._pace.size_bytes = size_bytes
@@ -386,7 +386,7 @@ class StepHook:
             requests.changed.notify_all()
 
     def _stand_by_together(self, stand_in: StandIn) -> None:
-        """Stand still in a phase for as long as somebody stands in for this thread at its last boundary."""
+        """Stand still in a phase for as long as a stand-in for this thread waits at its last boundary."""
         if self.together is None or not (self._requests.held or stand_in.leaving):
             return
         began_s = self._clock()
@@ -421,7 +421,7 @@ class StepHook:
             self._stand_in = self.together.stand_in(step, partial(self._take_part, step=step, from_memory=True))
 
     def leave_phase(self) -> None:
-        """Take the boundary over again from whoever stood in for this thread, once nobody wants it to stand."""
+        """Take the boundary over again from the stand-in for this thread, once no caller holds training."""
         while self._stand_in is not None and not self._stand_in.relieved(_LOOK_S):
             self._stand_by_together(self._stand_in)
         with self._requests.lock:

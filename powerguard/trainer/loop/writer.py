@@ -1,9 +1,9 @@
-"""The thread that writes: states that were taken at step boundaries become durable here, beside training.
+"""The thread that writes: states that were taken at step boundaries become durable here, while training continues.
 
-An emergency is written here too: training stands still only because it is told to, and can go on in the middle of a
+An emergency is written here too: training stands still only on request, and can go on in the middle of a
 write. When a newer state comes while an older one is being written, the deadline decides which bytes go first.
 
-When checkpoints are copied to slower storage: now and then, and never while somebody fights for time.
+When checkpoints are copied to slower storage: now and then, and never while an emergency needs the disk.
 """
 
 import logging
@@ -83,10 +83,10 @@ class Uploads:
 PERIODIC = "periodic"
 FINAL = "final"
 _NEWER = "a newer state went first"
-_LOOK_S = 0.5  # how soon the thread sees what nobody can wake it for: a deadline that comes near
+_LOOK_S = 0.5  # how soon the thread sees what no thread wakes it for: a deadline that comes near
 _IDLE_S = 60.0  # between two little pieces of work that can wait
 _MARGIN = 1.25  # of the time that a write is expected to take: it must be over before the deadline
-_PATIENT_S = 5.0  # with the end of training, before it is told what that waits for
+_PATIENT_S = 5.0  # with the end of training, before the log says what that waits for
 _COMMIT_S = 0.5  # manifest, rename and syncs
 
 _log = logging.getLogger("powerguard.trainer")
@@ -119,7 +119,7 @@ class Write:
 
 
 class Writer:
-    """Writes what it is given, one after the other, and knows which of the two snapshots may be taken anew.
+    """Writes what it is given, one after the other, and knows which of the two snapshots may be taken again.
 
     Every attribute is touched under the lock of the requests.
     """
@@ -151,7 +151,7 @@ class Writer:
     def slot(self) -> int:
         """Return the snapshot that may be overwritten: never the one that is being written.
 
-        The newest state that nobody has written stays in memory if it can, until the next one is whole.
+        The newest state that is not written yet stays in memory if it can, until the next one is whole.
         """
         free = self._free()
         if not free:
@@ -221,7 +221,7 @@ class Writer:
         """Have a state written: next, or instead of what is being written now. reason: "": the operation's."""
         reason = reason or (PERIODIC if operation is None else operation.reason.value)
         write = Write(taken, operation, others or Nobody(), reason)
-        if self._over:  # nobody writes any more, and whoever waited for it would wait for ever
+        if self._over:  # the writer has ended, and a waiting thread would never be woken
             write.outcome = GivenUp(CLOSED)
             write.others.failed(write.outcome)
             return write
@@ -358,7 +358,7 @@ class Writer:
     def _flush_if_pressed(self) -> None:
         """Write the newest state in memory for an operation whose step boundary does not come in time.
 
-        Within a phase that has told its state, that state is what training stands on: no need to wait for anything.
+        Within a phase with a state, that state is what training stands on: no need to wait for anything.
         """
         requests, operation = self._requests, self._requests.waiting
         if operation is None or requests.serving:
@@ -412,7 +412,7 @@ class Writer:
             self._requests.changed.acquire()
 
     def _look_s(self) -> float:
-        """Seconds until there may be something to do that nobody notifies us of."""
+        """Seconds until there may be something to do without a notification."""
         requests = self._requests
         if requests.waiting is not None or requests.signals or requests.lease is not None:
             return _LOOK_S

@@ -1,4 +1,4 @@
-"""The ranks of a job and the store that they share: see `base`; `detect` finds out which, without being told."""
+"""The ranks of a job and the store that they share: see `base`; `detect` finds out which, by itself."""
 
 import os
 import stat
@@ -21,7 +21,7 @@ _LOOPBACK: Final = frozenset({"localhost", "127.0.0.1", "::1"})
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Launch:
-    """What a launcher has told this process. one_host: all ranks run on this host. run: what names this very start."""
+    """The launcher's settings for this process. one_host: all ranks run on this host. run: the name of this start."""
 
     rank: int
     size: int
@@ -87,7 +87,7 @@ def launched(environment: Mapping[str, str]) -> Launch | None:
 
 
 def private_folder() -> Path:
-    """Return a folder of this host that nobody but this user can enter. Raises RanksError."""
+    """Return a folder of this host that only this user can enter. Raises RanksError."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
     usable = runtime.startswith("/") and Path(runtime).is_dir() and len(os.fsencode(runtime)) <= _LONGEST
     path = Path(runtime if usable else "/tmp") / f"powerguard-{os.geteuid()}"  # noqa: S108 - looked at below

@@ -17,8 +17,8 @@ Why the bid is right without a lock in the training loop: the watcher first writ
 loop first writes `step` and then reads `due`. Either the loop sees that it is due, or the watcher sees the step that
 has ended (CPython runs both in one order for all threads).
 
-Why there are no two answers: every decision is an entry of the log, written once. Whoever gives up on another writes
-that as an entry too, and it counts only if no other end came before it.
+Why there are no two answers: every decision is an entry of the log, written once. A rank that gives up on another
+writes that as an entry too, and it counts only if no other end came before it.
 
 Durations are relative, and measured on each rank's own CLOCK_BOOTTIME: no step of a wall clock matters.
 """
@@ -58,7 +58,7 @@ class Limits:
     to the end, where there is no deadline; with one it is late_s after it: what is nearly written is worth finishing.
     lost_s: without an answer from the store, after which this rank is on its own.
     beat_s: how often the watchers look after each other in the meantime. held_s, idle_s: how long one waits in one go
-    for an entry while training stands, and while nothing is asked (it is told at once when there is one).
+    for an entry while training stands, and while nothing is asked (a request is passed on at once).
     """
 
     dead_s: float = 10.0
@@ -91,7 +91,7 @@ class Agreement:
 
     step: the last one that has ended here, or that was restored; None before: then this rank bids nothing, and a
     generation waits for it. due: see above. changed: called, from any thread and without a lock held, whenever
-    something is news; it must not block. What it raises is told and shown (`trouble`), and ends nothing.
+    something is news; it must not block. What it raises is logged and shown (`trouble`), and has no other effect.
     """
 
     def __init__(
@@ -400,7 +400,7 @@ class Agreement:
         )
 
     def _surely(self, number: int, ask: Callable[[Ranks], _T], *, own: bool = False) -> _T:
-        """Ask until there is an answer, or the generation is over: nobody is there to try again for this rank."""
+        """Ask until there is an answer, or the generation is over: no other rank tries again for this one."""
         while True:
             try:
                 return ask(self.ranks) if own else self._replica.call(ask)
@@ -418,7 +418,7 @@ class Agreement:
     # --- The watcher -------------------------------------------------------------------------------------------------
 
     def _run(self) -> None:
-        """Watch; and if that ends by a bug, or by a lie in the store, say so and stand for nobody any more."""
+        """Watch; and if that ends by a bug, or by a lie in the store, report it and stop standing in for others."""
         if isinstance(ended := attempted(self._watch, "watching the other ranks"), Exception):
             self._replica.lose(f"{type(ended).__name__}: {ended}")
 
@@ -440,7 +440,7 @@ class Agreement:
                 self._closing.wait(self._limits.beat_s)
 
     def _tell(self) -> None:
-        """Say that there is news. The watcher outlives whoever hears it: without it all ranks would lose this one."""
+        """Report news. The watcher outlives the callback's errors: without it all ranks would lose this one."""
         ended = attempted(self._changed, "passing the agreement of the ranks to the endpoint")
         self._untold = f"news is not heard: {type(ended).__name__}: {ended}" if isinstance(ended, Exception) else ""
 
@@ -489,7 +489,7 @@ class Agreement:
         self._parts.forget(own, keep={one.number for one in flight}, before=state.number - 1)
 
     def _bid(self, number: int) -> None:
-        """Bid the first boundary that this rank can still do; whoever bids last says the step."""
+        """Bid the first boundary that this rank can still do; the last bid decides the step."""
         if self._bid_in == number:
             return
         own = self._replica.own

@@ -1,6 +1,6 @@
 """What the ranks of one training job have in common: a small shared store of keys, and nothing else.
 
-No collective is ever used: a rank that hangs in one could not be told anything. All that ranks say to each other goes
+No collective is ever used: a rank that hangs in one could not be reached. All that ranks say to each other goes
 through a store of short keys and small values that any of them may read at any time, from any thread with a
 connection of its own. Three kinds of store do: memory (one process), a unix socket (one host), torch's own.
 
@@ -300,7 +300,7 @@ class Calls:
 
     def __init__(self, ranks: Ranks) -> None:
         self._ranks = ranks
-        self._lock = threading.RLock()  # which lets nobody release it but its owner
+        self._lock = threading.RLock()  # which only its owner can release
         self._asked: queue.SimpleQueue[_Call[object] | None] = queue.SimpleQueue()
         self._thread: threading.Thread | None = None
 
@@ -319,7 +319,7 @@ class Calls:
                 self._thread = threading.Thread(target=self._run, name="powerguard-ranks-calls", daemon=True)
                 self._thread.start()
         call = _Call(ask)
-        self._asked.put(call)  # type: ignore[arg-type] # its value goes back to nobody but us
+        self._asked.put(call)  # type: ignore[arg-type] # its value goes back to us only
         if not call.answered.wait(CALL_S):
             call.dropped = True
             raise RanksError(_SILENT)

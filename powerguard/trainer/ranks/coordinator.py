@@ -1,4 +1,4 @@
-"""Many ranks: what is asked at one endpoint is agreed on by all ranks, and what all do is told at each endpoint.
+"""Many ranks: what is asked at one endpoint is agreed on by all ranks, and what all do is reported at each endpoint.
 
 The requests of each process stay what its own askers see. Here they are connected with the agreement: a wish opens a
 generation, or joins one; the training thread takes its state where the agreement says; a pause, its end, and the end of
@@ -145,7 +145,7 @@ class RankCoordinator:
     # --- What all ranks do, in the watcher's thread ------------------------------------------------------------------
 
     def _changed(self) -> None:
-        """Be told by the watcher, which may have news before its agreement has a name here."""
+        """Take news from the watcher, which may have news before its agreement has a name here."""
         if self._begun.is_set():
             self.news()
 
@@ -194,7 +194,7 @@ class RankCoordinator:
         self._ranks.farewell_s = _FAREWELL_S
 
     def _reconcile(self, known: Generation) -> None:
-        """Tell of one generation, whoever asked for it."""
+        """Report one generation, from whichever host the request came."""
         requests = self._requests
         operation = requests.of_generation(known.number)
         if operation is None:
@@ -213,7 +213,7 @@ class RankCoordinator:
             over = NotCommittedError(known.ended.error)
             requests.settle(operation, GivenUp(known.ended.error) if known.ended.aborted else over)
         elif operation.began_s is None and known.step is not None:
-            # Joined just as it ended: the writer's thread may not have told of it here yet, and knows an older one.
+            # Joined just as it ended: the writer's thread may not have reported it here yet, and knows an older one.
             operation.step = known.step
             requests.settle(operation, self._durable(known.step, known.ended.digest))
 
@@ -227,7 +227,7 @@ class RankCoordinator:
     # --- The training thread -----------------------------------------------------------------------------------------
 
     def claim(self, known: Generation, step: int) -> Operation | None:
-        """Begin this rank's part of a generation; None: nobody asked for it but the clock. With the lock held."""
+        """Begin this rank's part of a generation; None: only the clock asked for it. With the lock held."""
         requests = self._requests
         operation = requests.of_generation(known.number)
         if operation is None and known.reason != PERIODIC:
@@ -288,7 +288,7 @@ class RankCoordinator:
         return Collective(self._ranks.clone(), self._saves, self._save_parts, limit_s)
 
     def stand_in(self, step: int, take_part: Callable[[Generation], None]) -> "StandIn":
-        """Have somebody stand at this boundary while the training thread is busy elsewhere."""
+        """Have a stand-in wait at this boundary while the training thread is busy elsewhere."""
         return StandIn(self.agreement, step, take_part)
 
     def close(self) -> None:
@@ -297,7 +297,7 @@ class RankCoordinator:
 
 
 class StandIn:
-    """Stands at the last boundary for the training thread while that is in a phase which told its state.
+    """Stands at the last boundary for the training thread while that is in a phase with a state.
 
     To the others the boundary is still ahead of this rank, so that it can be agreed on; what is saved there is the copy
     in memory. Training itself goes on evaluating, and stands at its next poll or at the end of the phase.
@@ -330,7 +330,7 @@ class StandIn:
                 self._take_part(known)
 
     def relieved(self, within_s: float) -> bool:
-        """Say that the training thread is back; True once it may take over, which is when nobody wants it to stand."""
+        """Say that the training thread is back; True once it may take over, which is when no caller holds training."""
         self._over.set()
         self._thread.join(within_s)
         if self._thread.is_alive():
@@ -386,7 +386,7 @@ class Collective:
         self.created = ""
         try:
             self.token = self._all("token", secrets.token_hex(4).encode())[0].decode()
-            # All have come to this one: nobody looks at the ones before any more.
+            # All have come to this one: no rank reads the ones before any more.
             self._parts.forget(ranks, keep={self._number}, before=0)
         except BaseException:
             ranks.close()
@@ -398,7 +398,7 @@ class Collective:
         return shards if read else []
 
     def failed(self, error: Exception) -> None:
-        """Tell the others."""
+        """Inform the other ranks."""
         with closing(self._ranks):
             told = f"rank {self._ranks.rank}: {type(error).__name__}: {error}"
             self._ranks.set(self._failure, told[:500].encode("ascii", "replace"))

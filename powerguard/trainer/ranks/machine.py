@@ -1,6 +1,6 @@
 """What the ranks have agreed on, as pure data: entries of a shared log, and the state that they make of it.
 
-Ranks agree by a log: entry 0, 1, 2 ..., each written once, by whoever came first (`Ranks.claim`). Every rank reads the
+Ranks agree by a log: entry 0, 1, 2 ..., each written once, by the first rank (`Ranks.claim`). Every rank reads the
 same entries in the same order and applies them with the same function, `apply`: so at the same place in the log
 all ranks hold the same state, say the same, and cannot come to two answers. No clock and no input is read here.
 
@@ -10,13 +10,14 @@ A *generation* is one checkpoint (or one pause) of the whole job:
     step ....... all ranks have bid the first boundary that they can still do; the highest bid is the step
     begin ...... the first rank stands there: from here on it is finished, not called off
     gathered ... every rank has handed in its part (its shard) under this key
-    end ........ committed with a manifest that everybody names alike; or failed; or aborted before it began
+    end ........ committed with a manifest that all ranks name alike; or failed; or aborted before it began
 
 One generation is in front: training is on its way to its step, or stands there. One that leaves training running
-(`after: continue`) goes to the back when it begins: it is written beside training, and another may come to the front.
+(`after: continue`) goes to the back when it begins: training continues during the write, and another may come to the
+front.
 
-Each host has a UPS, and so a word of its own: whoever asks for a pause (or the end) *holds* training for its host, and
-training stands until the last host that holds it has said resume. A host's word never takes back another's.
+Each host has a UPS, and so a word of its own: a caller that asks for a pause (or the end) *holds* training for its
+host, and training stands until the last host that holds it has said resume. A host's word never takes back another's.
 
 A host that *departs* ends the job on all hosts: what is being written at the step where all stand is finished, else all
 ranks stop at the highest step that was bid. No host lets training go on after that. Before ranks of several hosts go on
@@ -88,7 +89,7 @@ class Generation:
 class State:
     """What all ranks know at one place of the log.
 
-    front: the generation that training goes to or stands at. back: one that is written beside training.
+    front: the generation that training goes to or stands at. back: one that is written while training continues.
     held_at: the step at which training stands still; None: it does not. holds: the hosts (their index) that want it to
     stand, there or at the end of the generation in front, and whether each of them wants a pause or the end.
     leaving: number of the generation after whose durable end every rank ends. left: a rank has ended its training.
@@ -119,14 +120,14 @@ class State:
         return dict(self.holds).get(host, After.CONTINUE)
 
     def asked_as(self, name: str) -> Generation | None:
-        """Return the generation that somebody asked for under this id."""
+        """Return the generation that was requested under this id."""
         known = (self.front, self.back, *reversed(self.past))
         return next((one for one in known if one is not None and name in one.ids), None)
 
     def joined(self, save: bool, after: After) -> Generation | None:  # noqa: FBT001 - a pair that travels together
         """Return the generation that such an ask joins; None: it opens one.
 
-        One that is written beside training can give no pause: only another that goes on joins it.
+        One that is written while training continues cannot pause it: only another that goes on joins it.
         """
         if self.front is not None:
             return self.front
@@ -165,7 +166,7 @@ def apply(state: State, entry: Mapping[str, Any]) -> State:
     except (KeyError, TypeError, ValueError, OverflowError):
         return state
     if state.holds and state.held_at is None and (state.front is None or state.front.after is After.CONTINUE):
-        return replace(state, holds=())  # what was to stand came to nothing: nobody has anything to take back
+        return replace(state, holds=())  # what was to stand came to nothing: there is no pause to take back
     return state
 
 
@@ -174,7 +175,7 @@ def _ask(state: State, entry: Mapping[str, Any]) -> State:
     if state.asked_as(name) is not None or state.leaving is not None or state.departed:
         return state
     if not save and after is After.CONTINUE:
-        return state  # nothing is wanted: all would stand, and nobody could let them go
+        return state  # nothing is wanted: all would wait, and no caller could release them
     hosts = (host,) if entry["reason"] == "on_battery" else ()
     held_by = escalated(state.held_by(host), after)
     if held_by is not After.CONTINUE and len(state.holds) < _MAX_HOLDS:
@@ -211,7 +212,7 @@ def _step(state: State, entry: Mapping[str, Any]) -> State:
     agreed = replace(front, step=step, token=str(entry["token"])[:8])
     if step == state.committed_step:
         agreed = replace(agreed, already=state.committed_digest)
-    if not agreed.save:  # a pause: there is nothing to write, and whoever gets there stands; or a roll: all go on
+    if not agreed.save:  # a pause: there is nothing to write, and each rank that gets there waits; or a roll: all go on
         return _over(replace(state, held_at=None if agreed.rolls else step), agreed, Ended(ok=True))
     # A hold at another step is over: all ranks are on their way to this one, and what comes after is decided there.
     held_at = state.held_at if state.held_at is None else step
@@ -380,13 +381,13 @@ class Move(Enum):
     WAIT = auto()
     """Stand, until the state changes, or this rank's watcher has bid."""
     BEGIN = auto()
-    """The agreed step is here, and nobody has said so yet: say it."""
+    """The agreed step is here, and no rank has said so yet: say it."""
     TAKE = auto()
     """Take part: hand in this rank's state of this step."""
     PASSED = auto()
-    """The agreed step lies behind: somebody set the loop to another step. The generation must fail."""
+    """The agreed step lies behind: the script set the loop to another step. The generation must fail."""
     LEAVE = auto()
-    """The checkpoint is durable, and whoever asked for it said exit; or a host has left the job."""
+    """The checkpoint is durable, and its request said exit; or a host has left the job."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -399,7 +400,7 @@ class Stance:
 
 
 def first_boundary(step: int | None, standing: int | None) -> int | None:
-    """Return the first boundary that a rank can still do: its bid. None: it cannot tell, it has not begun to train.
+    """Return the first boundary that a rank can still do: its bid. None: not known, because it has not begun to train.
 
     step: the last one that has ended. standing: the boundary at which its training thread is with us.
     """

@@ -2,7 +2,7 @@
 
 `SharedParts` is what each rank hands in for a generation (its bid, its shard), how one sees that all have, and how it
 is deleted. A value that is larger than what a store takes at once goes in pieces, the first one last, with their
-number. `Neighbour`: each rank looks after the next one. Of any that die, one has a living rank before it, which tells
+number. `Neighbour`: each rank looks after the next one. Of any that die, one has a living rank before it, which reports
 the others.
 """
 
@@ -18,7 +18,7 @@ from typing import Any, Final
 from powerguard.trainer.ranks.base import CALL_S, MAX_VALUE_BYTES, Calls, Ranks, RanksError
 from powerguard.trainer.ranks.machine import Generation, State, apply
 
-_HEADER: Final = 8  # digits that tell how many pieces a value has
+_HEADER: Final = 8  # digits: the number of pieces of a value
 _PIECE: Final = MAX_VALUE_BYTES - _HEADER
 
 
@@ -94,8 +94,8 @@ class Neighbour:
     def gone(self, ranks: Ranks, *, oldest: int | None) -> str:
         """Say why the next rank is taken for dead; "" while it is not, or while nothing is in flight.
 
-        oldest: of the generations in flight. While there is none nobody beats: a watcher that was late may not have
-        seen that, and must not hold the silence of one generation against the next.
+        oldest: of the generations in flight. While there is none no rank sends a heartbeat: a watcher that was late may
+        not have seen that, and must not hold the silence of one generation against the next.
         """
         if oldest != self._oldest:
             self._oldest, self._heard_at_s = oldest, None
@@ -212,7 +212,7 @@ class Replica:
                     raise RanksError(msg)
             if got == raw and at >= self._jumped_to:
                 return
-            if got == raw:  # its place had been cut off the log while this rank slept: nobody will ever read it
+            if got == raw:  # its place had been cut off the log while this rank slept: no rank will ever read it
                 self.call(lambda ranks, at=at: ranks.delete(f"log/{at}"))  # type: ignore[misc]
 
     def until(self, done: Callable[[], object], timeout_s: float = math.inf) -> None:
@@ -225,7 +225,7 @@ class Replica:
     def stand(self, timeout_s: float = _LOOK_S) -> None:
         """Wait for news, with the lock held; lose the others where the watcher itself never comes back from the store.
 
-        Whoever waits must look after the watcher: a store whose host has lost its power may hold it for ever.
+        A waiting thread must check the watcher: a store whose host has lost its power may hold it for ever.
         """
         began_s = self._clock()
         self._news.wait(min(timeout_s, _LOOK_S))
@@ -269,7 +269,7 @@ class Replica:
         self._news.notify_all()
 
     def lose(self, reason: str) -> None:
-        """Go on without the others, whose store does not answer: whoever waits for them is let go."""
+        """Go on without the others, whose store does not answer: threads that wait for them are released."""
         _log.error("this rank has lost the others: %s", reason)
         self.end(f"this rank has lost the others: {reason}")
 

@@ -115,7 +115,7 @@ class Server:
         self._selector.register(wake, selectors.EVENT_READ)
         self._woken = wake
         self._closing = False
-        self._look_at_s = math.inf  # not before then has anybody waited long enough
+        self._look_at_s = math.inf  # no request has waited long enough before then
         self._thread = threading.Thread(target=self._serve, name="powerguard-ranks", daemon=True)
         self._thread.start()
 
@@ -331,14 +331,14 @@ class SocketRanks(Place):
             self._met = False
         self._hang_up()
         if self._server is not None:
-            # While it is open its inode is nobody else's: a run that began meanwhile has put its own socket there.
+            # While it is open its inode cannot be reused: a run that began meanwhile has put its own socket there.
             if _inode(self._path) == self._identity:
                 self._path.unlink(missing_ok=True)
             self._server.close()
             self._server = None
 
     def _ask(self, body: bytes, timeout_s: float = 0.0) -> bytes | None:
-        """Return the value of the answer; None where there is nothing. A broken connection is made anew at the next."""
+        """Return the value of the answer; None where there is nothing. A broken connection is renewed by the next."""
         try:
             answer = self._exchange(body, timeout_s + _CALL_S)
         except (OSError, FrameError) as error:
@@ -382,7 +382,7 @@ class SocketRanks(Place):
         return connection
 
     def _reach(self, until_s: float) -> None:
-        """Connect as soon as rank 0 listens: that of this run, where nobody has come as this rank before."""
+        """Connect as soon as rank 0 listens: that of this run, if this rank was not taken before."""
         word = secrets.token_hex(8).encode()
         while True:
             try:

@@ -1,4 +1,4 @@
-"""Seal a folder that somebody else's framework has written: after a power cut it is whole, or known not to be.
+"""Seal a folder that another framework has written: after a power cut it is whole, or known not to be.
 
     seal(folder)     every file and folder flushed to the disk, every 8 MiB digested, SEAL.json written last
     verify(folder)   what is missing, extra, changed or cut short, by name, chunk and offset
@@ -8,7 +8,7 @@ cuts after a save of the first, 23 left nothing that loads; sealed, 15 of 15 wer
 verifies is whole; one without a seal was never finished. Sealing again what is sealed and unchanged changes nothing.
 
 A seal covers what lies in the folder. So a symbolic link that leads out of it is refused, as is what is no file, folder
-or link; links that stay inside are recorded. While a folder is sealed nobody may write into it: if somebody does, that
+or link; links that stay inside are recorded. While a folder is sealed no process may write into it: if one does, that
 is noticed, and there is no seal.
 
 xxhash (xxh3-128, 0.03 CPU s/GB) is needed here; `seal_manifest` and so the daemon do without.
@@ -51,7 +51,7 @@ from powerguard.trainer.store.store import SavedCheckpoint
 _Item = TypeVar("_Item")
 _Made = TypeVar("_Made")
 Progress = Callable[[int, int | None], None]
-"""Told (bytes read, bytes in all), now and then, from any thread."""
+"""Called with (bytes read, bytes in all), now and then, from any thread."""
 
 TOLD = 8  # names in one message
 _WORKERS = 4  # flushes of several files share their cost; digests keep two cores busy
@@ -141,7 +141,7 @@ def named(names: list[str]) -> str:
 
 
 class Told:
-    """Counts bytes for whoever shows progress."""
+    """Counts bytes for a display of progress."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
         self.done = 0
@@ -221,7 +221,7 @@ def open_to_read(path: Path, *, direct: bool) -> int:
             try:
                 os.preadv(descriptor, [_buffer(mmap.PAGESIZE)[: mmap.PAGESIZE]], 0)
             except OSError:
-                os.close(descriptor)  # opened, but cannot: the ordinary way tells what is wrong, if anything is
+                os.close(descriptor)  # opened, but cannot: the ordinary way reports what is wrong, if anything is
             else:
                 return descriptor
     return os.open(path, flags)
@@ -365,7 +365,7 @@ def _check_foreign(root: Path) -> None:
 
 
 def _check_alone(root: Path) -> None:
-    """Refuse a seal within a seal: whichever is made anew breaks the other."""
+    """Refuse a seal within a seal: sealing one again breaks the other."""
     inner = next((path.parent for path in root.glob(f"*/{SEAL}")), None)
     if inner is not None:
         msg = f"{root}: {inner.name} in it is sealed by itself (seal each checkpoint's own folder, not the one above)"
@@ -417,7 +417,7 @@ def glance(folder: Path | str) -> Verdict | None:
 
 
 def _listed(sealed: Seal, tree: Tree) -> list[Finding]:
-    """Return what names alone tell."""
+    """Return the differences that show in the names."""
     files, links, folders = {file.path for file in sealed.files}, dict(sealed.links), set(sealed.folders)
     here = {*tree.files, *tree.links, *tree.folders, *tree.odd}
     found = [Finding(kind="missing", path=name) for name in sorted({*files, *links, *folders} - here)]
@@ -434,7 +434,7 @@ def _listed(sealed: Seal, tree: Tree) -> list[Finding]:
 
 
 def _sized(sealed: Seal, tree: Tree) -> list[Finding]:
-    """Return the files whose length alone tells that they changed."""
+    """Return the files whose length shows that they changed."""
     pairs = [(file, tree.files[file.path].size) for file in sealed.files if file.path in tree.files]
     return [found for file, size in pairs if (found := _resized(file, size, sealed.chunk_bytes))]
 
@@ -448,7 +448,7 @@ def _resized(file: SealedFile, size: int, chunk_bytes: int) -> Finding | None:
 
 
 def _differing(before: Seal, made: Seal) -> list[Finding]:
-    """Return the files whose bytes changed, and a step that is told anew."""
+    """Return the files whose bytes changed, and a step that is given again."""
     found = []
     was = {file.path: file for file in before.files}
     for file in made.files:
@@ -515,7 +515,7 @@ def _read_old(root: Path, *, again: bool) -> Seal | None:
 
 
 def _write(root: Path, made: Seal, disk: Disk) -> None:
-    """Write the seal beside its place, flush it and its name, and put it into its place; then flush that."""
+    """Write the seal next to its place, flush it and its name, and put it into its place; then flush that."""
     content, unborn = made.to_json(), root / UNBORN
     if len(content) > MAX_SEAL_BYTES:
         msg = f"{root}: its seal would be larger than {MAX_SEAL_BYTES >> 20} MiB (seal its folders one by one)"
@@ -565,7 +565,7 @@ def sealed_in(root: Path) -> list[Path]:
 
 
 def _step(folder: Path) -> int:
-    """The step that a seal tells; one that tells none, or is damaged, is looked at last."""
+    """The step of a seal; a seal without a step, or a damaged one, is looked at last."""
     try:
         seal = read_seal(folder)
     except SealError:
@@ -593,7 +593,7 @@ def newest_whole(root: str | os.PathLike[str]) -> Path | None:
 def leave_behind(root: Path, above: int) -> None:
     """Rename the sealed checkpoints of steps above this one, which is about to be saved, to `old-...`.
 
-    Training was rolled back behind them, or has begun anew. `newest_whole` would choose them, and `prune` keep them,
+    Training was rolled back behind them, or has begun again. `newest_whole` would choose them, and `prune` keep them,
     before what is saved from now on.
     """
     later = [folder for folder in sealed_in(root) if _step(folder) > above]

@@ -50,7 +50,7 @@ class SealedFile:
 class Seal:
     """A folder as it was when it was sealed.
 
-    step: training step, None when neither told nor in the folder's name. sealed_at: UTC, for people. links: symbolic
+    step: training step, None when neither given nor in the folder's name. sealed_at: UTC, for people. links: symbolic
     ones, (path, target). folders: all below the sealed one, so that an empty one is missed, too.
     """
 

@@ -30,8 +30,8 @@ _taken: Final["weakref.WeakSet[FolderLock]"] = weakref.WeakSet()
 class FolderLock:
     """A lock on a folder or a file, for as long as this lives.
 
-    Raises BlockingIOError when somebody holds one that excludes it; OSError when the path cannot be opened. Where the
-    file system has no such locks, `is_held` is False and nobody is kept out. Over NFS the lock of a file is the
+    Raises BlockingIOError when another holder excludes it; OSError when the path cannot be opened. Where the
+    file system has no such locks, `is_held` is False and no process is kept out. Over NFS the lock of a file is the
     server's and known to all hosts, that of a folder this host's alone.
     """
 
@@ -57,7 +57,7 @@ class FolderLock:
             return False
 
     def close(self) -> None:
-        """Let go. Of several threads that do, one closes: the number may be somebody else's file a moment later."""
+        """Let go. Of several threads that do, one closes: the number may be another file a moment later."""
         descriptor = vars(self).pop("_descriptor", -1)
         if descriptor >= 0:
             os.close(descriptor)
@@ -74,7 +74,7 @@ class FolderLock:
 
 
 def shared_soon(folder: Path) -> FolderLock:
-    """Share a folder that may have become a slot just now: whoever made it one holds it a moment longer.
+    """Share a folder that may have become a slot just now: the one that made it a slot holds it a moment longer.
 
     Raises OSError EBUSY when that does not end, and FileNotFoundError when it was removed.
     """
@@ -204,7 +204,7 @@ class DiskFile:
 
     @contextlib.contextmanager
     def held(self) -> Iterator[bool]:
-        """Hold this file for a moment against whoever else does so: whether nobody does just now. Never waits.
+        """Hold this file for a moment against others that do so: whether none does just now. Never waits.
 
         True where the file system has no such locks.
         """
@@ -302,7 +302,7 @@ def is_gone(error: OSError) -> bool:
 def shares_blocks(path: Path) -> bool:
     """Whether a file has blocks in common with a copy of it, so that writing over them needs new ones.
 
-    `cp` makes such copies by itself on xfs and btrfs. False where the file system cannot tell, having none.
+    `cp` makes such copies by itself on xfs and btrfs. False where the file system cannot say, having none.
     """
     descriptor = os.open(path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
     try:

@@ -87,7 +87,7 @@ class Refused:
 def newest_in(root: Path, *, since_ns: int = 0) -> SavedCheckpoint | None:
     """The newest checkpoint under root whose manifest and sizes hold, and that was committed after `since_ns`.
 
-    since_ns: wall time, as the file system stamps it. Reads no data, changes nothing, takes no lock: anybody may ask.
+    since_ns: wall time, as the file system stamps it. Reads no data and takes no lock: any process may ask.
     Raises OSError when root cannot be read.
     """
     for found in look(root):
@@ -101,8 +101,8 @@ def newest_in(root: Path, *, since_ns: int = 0) -> SavedCheckpoint | None:
 def look(root: Path, rank: int | None = None, *, among: Sequence[Path] | None = None) -> Iterator[Found | Refused]:
     """Look at every folder under root that has the name and the manifest of a checkpoint, highest step first.
 
-    rank: whose shard must be here where several hosts have roots of their own; None: anybody's. among: these folders
-    only, in this order. Raises OSError when root cannot be read.
+    rank: whose shard must be here where several hosts have roots of their own; None: that of any rank. among: these
+    folders only, in this order. Raises OSError when root cannot be read.
     """
     for folder in folders(root) if among is None else among:
         try:
@@ -222,7 +222,7 @@ class Room:
 def free_bytes(folder: Path) -> int:
     """Bytes that may still be written there, without what is held back for root. Raises OSError.
 
-    As good as no end where the file system does not tell (some FUSE): it then says so when it is full.
+    As good as no end where the file system does not report it (some FUSE): it then says so when it is full.
     """
     found = os.statvfs(folder)
     if not found.f_blocks:
@@ -330,7 +330,7 @@ class Slots:
             wanted[UNBORN] = -(-manifest_bytes // MANIFEST_ROOM) * MANIFEST_ROOM
         for path in self._paths:
             if not self._fits(path, wanted):
-                continue  # half a slot helps nobody, and would fill the disk
+                continue  # half a slot is of no use, and would fill the disk
             with contextlib.suppress(FileExistsError):
                 self._disk.make_folder(path)
             for name, size in wanted.items():
@@ -373,7 +373,7 @@ class Slots:
             raise
 
     def _fill(self, path: Path, size_bytes: int, rate: float | None, stop: Event | None) -> bool:
-        """Lengthen a file to this size. False: told to stop, or the slot was taken meanwhile.
+        """Lengthen a file to this size. False: stopped, or the slot was taken meanwhile.
 
         With bytes, not with fallocate: where blocks are only promised (thin volumes, images), a promise may not hold,
         and the first write to a promised extent needs room for the tree of extents. The file is held for each piece:
@@ -432,7 +432,7 @@ class Slots:
             self._disk.rename(old, new)
 
     def give_back(self, folder: Path, *, unborn: bool = False) -> bool:
-        """Remove a checkpoint, or make it a slot if one is missing. False: somebody reads or writes it, or it is gone.
+        """Remove a checkpoint, or make it a slot if one is missing. False: a process reads or writes it, or it is gone.
 
         Its manifest goes first, alone and durably: a half-removed checkpoint must not look whole, and nothing may be
         written over while a manifest still says that it is good. unborn: only one that has none.
@@ -485,7 +485,7 @@ class Slots:
 
 
 def remove(disk: Disk, folder: Path) -> None:
-    """Remove a folder and the files in it, whoever else does. Links are removed, not followed."""
+    """Remove a folder and the files in it, whichever process does the same. Links are removed, not followed."""
     for path in files_in(folder):
         if is_folder(path):
             remove(disk, path)
@@ -507,7 +507,7 @@ def is_folder(path: Path) -> bool:
 
 
 def _is_ours_alone(folder: Path) -> bool:
-    """False where somebody keeps a copy: by links, which writing in place would change under him, or by reference."""
+    """False if a copy is kept by links, which writing in place would change, or by reference."""
     with os.scandir(folder) as entries:
         found = [(Path(entry.path), entry.stat(follow_symlinks=False)) for entry in entries]
     is_alone = all(stat.S_ISREG(each.st_mode) and each.st_nlink == 1 for _, each in found)

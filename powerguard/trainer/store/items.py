@@ -157,7 +157,7 @@ class State(Protocol):
     """What is saved and brought back."""
 
     def items(self) -> Iterable[Item]:
-        """Tell every item, in the training thread at a step boundary. The same names in the same order is fastest."""
+        """Yield every item, in the training thread at a step boundary. The same names in the same order is fastest."""
         ...
 
     def load(self, items: Mapping[str, Loaded]) -> None:

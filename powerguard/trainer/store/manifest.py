@@ -138,7 +138,7 @@ class Layout:
 class Shard:
     """What one rank wrote: a file, its digests (xxh3-128 in hex, one per chunk), and what lies where in it.
 
-    size_bytes: a multiple of 4096. The file may be longer: what lies behind is nobody's.
+    size_bytes: a multiple of 4096. The file may be longer: the rest is unused.
     """
 
     rank: int
@@ -321,7 +321,7 @@ class Manifest:
             _refuse(f"has shards of {len(self.shards)} ranks, not of each of the {self.ranks} once")
 
 
-# --- Reading what nobody vouches for ---------------------------------------------------------------------------------
+# --- Reading untrusted bytes ---------------------------------------------------------------------------------
 
 
 def _load(content: bytes) -> object:

@@ -3,9 +3,9 @@
 Every rank reports what it can see; rank 0 finds what all of them can, the one committed last first; all try the first
 of these, verifying while they read; when all have it, it is taken, else all try the next. A copy that cannot be read is
 replaced by the same checkpoint from the next tier before an older one is thought of, and a single bad chunk by that
-chunk from the next tier. What turns out to be rotten is set aside, told and counted; nothing is deleted here.
+chunk from the next tier. A rotten checkpoint is set aside, reported and counted; none is deleted here.
 
-Training never starts anew because something could not be read: that is an error, and says what would be right.
+Training never starts again at 0 because a read failed: that is an error, and says what would be right.
 """
 
 import json
@@ -293,7 +293,7 @@ class _Choice:
             report.corrupt.append(tier.word)
 
     def _exchanged(self, turn: int, report: _Report, load_s: float) -> tuple[list[_Report], bool]:
-        """Tell how it went, and hear for whom it did not (for none: all have loaded), and whether all was local."""
+        """Report how it went, and learn which ranks failed (none: all have loaded), and whether all was local."""
         self._tell(turn, report)
         if self._ranks.rank == 0:
             told = [
@@ -327,7 +327,7 @@ class _Choice:
             local = isinstance(tier, LocalTier)
             mine = [each for each in bad if (each.host == self._ranks.host if local else each.rank == self._ranks.rank)]
             if any(tier.word in each.corrupt for each in mine):
-                with suppress(TierError, StoreError, OSError):  # it was told already; the next start tries again
+                with suppress(TierError, StoreError, OSError):  # it was reported already; the next start tries again
                     self._gates[tier.word].call(lambda t=tier, f=found: t.set_aside(f, reason))  # type: ignore[misc]
 
     def _tidy(self) -> None:

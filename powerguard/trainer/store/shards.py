@@ -43,7 +43,7 @@ _PIECE: Final = 8 << 20
 _HUGE: Final = 2 << 20
 
 Progress = Callable[[int, int | None], None]
-"""Told (bytes done, bytes in all; None: not known) as something long goes on, from any thread."""
+"""Called with (bytes done, bytes in all; None: not known) during a long operation, from any thread."""
 
 
 def laid_out(items: Iterable[Item]) -> Layout:
@@ -85,7 +85,7 @@ class Snapshot:
     def reserve(self, size_bytes: int, *, touch: bool = True, stop: Event | None = None) -> None:
         """Hold at least so much memory, touched beforehand or not. What it held before is gone when it grows.
 
-        stop: leave the rest for the next time once it is set: somebody waits for this memory, or for this thread.
+        stop: leave the rest for the next time once it is set: another thread waits for this memory, or for this thread.
         """
         if size_bytes > len(self._buffer):
             self.close()
@@ -94,7 +94,7 @@ class Snapshot:
                 memory.madvise(mmap.MADV_HUGEPAGE)
             self._memory = memory
             self._buffer = memoryview(memory)
-            self._touched = 0 if touch else len(self._buffer)  # whoever wants it as it is, fills it
+            self._touched = 0 if touch else len(self._buffer)  # a caller that takes it untouched fills it
         if self._touched < len(self._buffer):
             self._touch(stop or Event())
 
@@ -162,7 +162,7 @@ _WORTH_A_THREAD: Final = 1 << 20  # bytes that take longer than starting one
 
 
 class CancelledError(StoreError):
-    """Whoever wanted it no longer does."""
+    """The reader is no longer needed."""
 
 
 def digest_of(chunk: memoryview) -> str:
@@ -451,7 +451,7 @@ def scrub(folder: Path, manifest: Manifest, *, rate: float | None = None, stop: 
     """Verify every shard of a checkpoint that lies in this folder. Keeps it from being pruned meanwhile.
 
     rate: bytes a second at most; None: at full speed. Raises FileNotFoundError when it is gone, OSError when the disk
-    does not answer (which is no proof of rot).
+    does not answer (which does not prove rot).
     """
     stop = stop or Event()
     began_s = time.perf_counter()

@@ -9,7 +9,7 @@ The order is the promise: every rank writes its shard and flushes it, its folder
 them writes the manifest under another name and flushes it, then the folder, renames it, and flushes the folder and the
 root again. A folder without a manifest is garbage, whatever else it holds, and a name is never used twice.
 
-No pickle: whoever can write into the folder must not be able to run code in the trainer. See
+No pickle: a user who can write into the folder must not be able to run code in the trainer. See
 docs/reference/checkpoint-format.md.
 """
 
@@ -91,7 +91,7 @@ class Store:
     find no room. slots: how many ready-made folders (see slots.py); 0 for none.
 
     Methods raise StoreError or OSError, which say what and where. Threads: one save at a time; `prepare`, `scrub`,
-    `found` and reading may run beside it.
+    `found` and reading may run at the same time.
     """
 
     def __init__(
@@ -136,7 +136,7 @@ class Store:
         self._manifest_bytes = MANIFEST_ROOM
         self._lock: FolderLock | None = None
         self._left: list[str] = []
-        """What an earlier run has left here beside checkpoints, as it was found at the start."""
+        """What an earlier run has left here besides checkpoints, as it was found at the start."""
         make_root(self.root)
         if leader:
             self._lock = _locked(self.root)
@@ -192,7 +192,7 @@ class Store:
         self.leave_room(size_bytes, stop or Event())
         manifest_bytes = self._manifest_bytes if self.leader else 0
         is_done = self._slots.prepare(self.rank, size_bytes, manifest_bytes, rate=rate, stop=stop)
-        if is_done and self.leader:  # one tells it for all
+        if is_done and self.leader:  # one reports it for all
             short = self._room.shortage(roomy(size_bytes) * self._sharers, self.slots_ready(size_bytes))
             if short:
                 raise StoreError(short)
@@ -229,7 +229,7 @@ class Store:
     ) -> Shard:
         """Write one rank's shard; durable, data and name, when this returns. See `last_write` for how it went.
 
-        Nobody gives the folder back before this rank has let go of it: `commit`, `let_go` or `abandon`. urgent: may
+        No rank gives the folder back before this rank has let go of it: `commit`, `let_go` or `abandon`. urgent: may
         take the last slot. Raises CancelledError once `cancel` is set; after any error call `abandon`.
         """
         self._is_writing = True
@@ -365,7 +365,7 @@ class Store:
     def _twice(self, path: Path, write: Callable[[], _Result]) -> _Result:
         """Write a file, and once more into other blocks if one of its own is bad.
 
-        The bad ones stay under another name, so that nobody is given them again.
+        The bad ones stay under another name, so that they are never loaded again.
         """
         try:
             return write()
@@ -471,7 +471,7 @@ class Store:
 
         Only the leader, and while it saves nothing itself. Good: written or read whole by this process; what is not
         known to be is read now, before anything older goes, and set aside if it is rotten. stop: leave that reading,
-        and everything where it is. keep: another number. Returns the names of what went; what somebody reads stays
+        and everything where it is. keep: another number. Returns the names of what went; one that is being read stays
         until the next time.
         """
         if not self.leader:
@@ -518,7 +518,7 @@ class Store:
         """Read the newest checkpoint that this process has not read yet, else the newest, and verify it.
 
         Past the page cache, in idle time, and only the shards that lie here. rate: bytes a second at most; None: at
-        full speed. One that does not verify is set aside and told. None: there is none, or it was pruned meanwhile.
+        full speed. One that does not verify is set aside and reported. None: there is none, or it was pruned meanwhile.
         """
         found = self.found()
         unread = [each for each in found if each.digest not in self._read]

@@ -1,7 +1,7 @@
 """What slower tiers have in common: where the second copy goes, how it is cut, what can go wrong, what is kept.
 
 A shard is uploaded in parts of whole chunks. A part's name says which chunks it holds and what they are (xxh3-128 over
-their digests), so whoever was killed finds by listing what is there already: there is no state to lose, and nothing of
+their digests), so a killed child finds by listing what is there already: there is no state to lose, and no part of
 one checkpoint can be taken for another's. One checkpoint in so many seconds is copied (`period_of`), on all hosts of a
 job the same ones. `within` limits calls that may never return: a mount whose server has gone.
 """
@@ -45,10 +45,10 @@ PART_BYTES: Final = 32 << 20
 """How much is put at a time: what a kill can cost each connection, and what each of them holds in memory."""
 
 SET_ASIDE: Final = "SET-ASIDE"
-"""Name of the marker beside a manifest that must not be loaded again; its content says why. Nothing is deleted."""
+"""Name of the marker next to a manifest that must not be loaded again; its content says why. Nothing is deleted."""
 
 NEWEST: Final = 8
-"""How many of the newest checkpoints a tier tells of: each costs its manifest, and older ones help nobody."""
+"""How many of the newest checkpoints a tier lists: each costs its manifest, and older ones are of no use."""
 
 MAX_REASON_BYTES: Final = 2048
 
@@ -57,7 +57,7 @@ _DAY_S: Final = 86400
 
 
 class Kind(StrEnum):
-    """What went wrong, as far as it decides what to do next, and what a metric tells."""
+    """Kind of an error: it decides what to do next, and is a label of a metric."""
 
     THROTTLED = "throttled"
     SERVER = "server"
@@ -92,7 +92,7 @@ class Remote:
     url: "s3://bucket/prefix", "gs://...", "az://...", or a folder ("/nas/checkpoints"). A folder of the job's name is
     made below it; the folder itself is not: name one inside the mount, so that it is missing where the NAS is.
     endpoint: of an S3 server that is not Amazon's. region: None: the environment's, else us-east-1.
-    credentials_file: as ~/.aws/credentials, readable by nobody else; None: the environment's, the pod's or the
+    credentials_file: as ~/.aws/credentials, readable by its owner only; None: the environment's, the pod's or the
     instance's own. profile: its section. checksum: let S3 verify the sha256 of each part (a few S3-likes cannot).
     bytes_per_s: the most it may send, on average over a few seconds; None: all it gets. connections: at a time;
     each holds one part of part_bytes in memory.
@@ -139,7 +139,7 @@ class Remote:
         return self.url.startswith("/")
 
     def as_json(self) -> dict[str, Any]:
-        """What the child is told; names the file of the credentials, never what is in it."""
+        """Order to the child. It names the file of the credentials, and never contains them."""
         return asdict(self)
 
     @classmethod
@@ -208,13 +208,13 @@ def parts_of(shard: Shard, part_bytes: int = PART_BYTES) -> list[Part]:
 
 
 Seen = Callable[[int], None]
-"""Told of bytes that were read back: what takes long must be seen to move."""
+"""Called with the bytes that were read back, so that a long operation shows progress."""
 
 
 class Target(Protocol):
     """The writing side of a tier: used in the upload's child only, from several threads. All raise TierError.
 
-    Twice is as good as once, for each of them: a child is killed at any instant, and begins anew.
+    Twice is as good as once, for each of them: a child is killed at any instant, and begins again.
     """
 
     def committed(self, name: str) -> str | None:
@@ -234,7 +234,7 @@ class Target(Protocol):
         ...
 
     def absent(self, name: str, manifest: Manifest) -> list[int]:
-        """The ranks whose shards are not whole yet, whoever uploads them."""
+        """The ranks whose shards are not whole yet, whichever host uploads them."""
         ...
 
     def commit(self, name: str, manifest: Manifest) -> bool:
@@ -287,7 +287,7 @@ def read_shard(
 ) -> dict[str, Loaded]:
     """Read and verify one rank's shard from a tier, in one pass; its items are views of `into` or of own memory.
 
-    Raises what the tier raises; what is in `into` then is to be used by nobody.
+    Raises what the tier raises; what is in `into` then must not be used.
     """
     shard = found.shard(rank)
     memory = Snapshot() if into is None else into
@@ -316,7 +316,7 @@ class Listed:
     """One folder of a tier as retention sees it.
 
     at_s: when its manifest, else its newest part, was stored, by the server's own clock. set_aside: it is marked, and
-    kept for whoever wants to know why.
+    kept for analysis.
     """
 
     name: str
@@ -368,7 +368,7 @@ def within(limit_s: float, what: Callable[[], _T], where: str) -> _T:
     """Do it in a thread of its own, and leave that behind when it hangs: TierError (stalled).
 
     Raises what it raises: OSError, StoreError, TierError. What hangs may go on much later: it must not write into
-    memory that somebody else uses.
+    memory that another thread uses.
     """
     answers: SimpleQueue[tuple[_T | None, Exception | None]] = SimpleQueue()
 

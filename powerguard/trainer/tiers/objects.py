@@ -49,7 +49,7 @@ if TYPE_CHECKING:
 
 CONNECT_TIMEOUT: Final = timedelta(seconds=5)
 PUT_TIMEOUT: Final = timedelta(seconds=300)
-"""For one part: 32 MiB need 112 kB/s and connection. Nothing is heard while a body goes up, so nothing finer tells."""
+"""Limit for one part: 32 MiB need 112 kB/s and connection. While a body goes up the server does not answer."""
 
 GET_TIMEOUT: Final = timedelta(seconds=60)
 """For everything else: the longest is to read one chunk of 8 MiB."""
@@ -201,7 +201,7 @@ class ObjectTier:
         content = self._content(f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES)
         return None if content is None else f"sha256:{sha256(content).hexdigest()}"
 
-    def missing(self, name: str, shard: Shard, seen: Seen) -> list[Part]:  # noqa: ARG002 - one answer tells all
+    def missing(self, name: str, shard: Shard, seen: Seen) -> list[Part]:  # noqa: ARG002 - one answer has all
         there = self._chunks(name, shard)
         return [
             part

@@ -1,7 +1,7 @@
 """One checkpoint on its way from the local disk to a slower tier: shards first, in parts, then the manifest.
 
-Of several hosts each uploads what it has, and whoever finds all shards there puts the manifest: the last host does, and
-when two are last at once both put the same bytes, of which the first ones stand. Nobody waits for a word of another.
+Of several hosts each uploads what it has, and the host that finds all shards there puts the manifest: the last host
+does, and when two are last at once both put the same bytes, of which the first ones stand. No host waits for another.
 
 All connections pass one `Gate`, which limits the rate. After an error all of them wait, for a random time up to a limit
 that doubles ("full jitter"), so that a thousand hosts do not come back at the same instant.
@@ -124,7 +124,7 @@ class Gate:
 
 
 LINGER_S: Final = 120.0
-"""How long whoever has finished looks whether others have: they put the manifest themselves if they take longer."""
+"""How long a host that has finished looks whether others have: they put the manifest themselves if they take longer."""
 
 _LOOK_FIRST_S: Final = 0.5
 _LOOK_MOST_S: Final = 10.0
@@ -132,7 +132,7 @@ _LOOK_MOST_S: Final = 10.0
 
 @dataclass
 class Progress:
-    """How far it is; written by the transfer's threads, read by the one that tells."""
+    """How far it is; written by the transfer's threads, read by the one that reports it."""
 
     bytes_total: int = 0
     bytes_done: int = 0
@@ -160,7 +160,7 @@ class Progress:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class UploadOrder:
-    """What a child is told to do: upload what lies here of a committed checkpoint. path, digest: its."""
+    """Order to a child: upload what lies here of a committed checkpoint. path, digest: its."""
 
     remote: Remote
     job: str

@@ -209,7 +209,7 @@ class Uploader:
         with self._changed:
             self._child = child
             self._status = replace(self._status, step=saved.step, bytes_done=0, bytes_total=0)
-            wanted = not self._called_off  # whoever held it meanwhile saw no child to kill
+            wanted = not self._called_off  # a hold in the meantime found no child to kill
         try:
             if not wanted:
                 return
@@ -271,9 +271,9 @@ class Uploader:
                 **self._troubled(told["trouble"] or self._status.error),
             )
 
-    def _troubled(self, error: str, *, anew: bool = False) -> dict[str, Any]:
-        """What the status says of an error. anew: something has succeeded since the one before."""
-        since_s = None if anew else self._status.error_since_s
+    def _troubled(self, error: str, *, again: bool = False) -> dict[str, Any]:
+        """What the status says of an error. again: a transfer has succeeded since the error before."""
+        since_s = None if again else self._status.error_since_s
         return {"error": error, "error_since_s": (since_s or self._clock()) if error else None}
 
     def _conclude(self, saved: SavedCheckpoint, told: dict[str, Any]) -> None:
@@ -306,7 +306,7 @@ class Uploader:
             else:
                 self._failed_in_a_row = 0
             if error or committed:
-                self._status = replace(self._status, **self._troubled(error, anew=committed))
+                self._status = replace(self._status, **self._troubled(error, again=committed))
             self._changed.notify_all()
         if committed:
             _log.info("upload_committed step=%d tier=%s", saved.step, self._remote.url)

@@ -1,4 +1,4 @@
-"""The process that uploads: niced, idle for the disk, and killed without a word whenever somebody else needs the bytes.
+"""The process that uploads: niced, idle for the disk, and killed at once when another process needs the bandwidth.
 
     stdin    one line of JSON: the order; then nothing, for as long as the parent lives and wants it
     stdout   lines of JSON: {"progress": ...} every second, and one {"ended": ...}
@@ -35,7 +35,7 @@ def order_line(order: UploadOrder, gate: dict[str, float]) -> bytes:
 
 
 def main() -> int:
-    """Carry out one order; end at once when the parent does. The exit status tells nothing that stdout has not."""
+    """Carry out one order; end at once when the parent does. The exit status adds nothing to stdout."""
     _step_back()
     document = json.loads(sys.stdin.buffer.readline(MAX_ORDER_BYTES))
     remote = Remote.from_json(document["remote"])
@@ -58,7 +58,7 @@ def main() -> int:
     worker.start()
     parent = os.getppid()
     while not ended.wait(_TELL_EVERY_S):
-        # The parent's end may be open in its own children after it died: whose child we are tells that, too.
+        # The parent's end may be open in its own children after it died: the parent's id shows that, too.
         if os.getppid() != parent or select.select([sys.stdin], [], [], 0)[0] or not _tell(_told(progress, gate)):
             os._exit(1)  # threads that hang in a mount are not waited for
     worker.join(_TELL_EVERY_S)  # a bug's last words come before ours

@@ -13,7 +13,7 @@ class ResumableSampler(Sampler):
     size: samples in the data set. shuffle: a new order each epoch. rank, ranks: which part is ours; what does not
     divide evenly is left out at the end of an epoch, so that all ranks take the same number of steps.
     epoch: epochs that training was given to the end. position: samples that it was given of the next one, on this rank.
-    Whoever hands samples to the training calls `advance`; iterating counts nothing, since loaders read ahead.
+    The code that hands samples to the training calls `advance`; iterating counts nothing, since loaders read ahead.
     """
 
     def __init__(self, size: int, *, seed: int = 0, shuffle: bool = True, rank: int = 0, ranks: int = 1) -> None:
@@ -46,7 +46,7 @@ class ResumableSampler(Sampler):
         return iter(mine[self.position :].tolist())
 
     def advance(self, samples: int, *, drop_last: int = 0) -> None:
-        """Count what training was given. drop_last: samples at the end of an epoch that nobody is given."""
+        """Count what training was given. drop_last: samples at the end of an epoch that are not used."""
         self.position += samples
         if self.position >= len(self) - drop_last:
             self.epoch += 1
@@ -83,7 +83,7 @@ class ResumableLoader(DataLoader):
 
     Iterating gives the rest of the epoch. After its last batch `epoch` is already the next one.
     options: DataLoader's own. It draws from no global random numbers; its workers are seeded for each epoch, and begin
-    anew with that seed after a resume: where every bit matters, seed a random transform from epoch and sample.
+    again with that seed after a resume: where every bit matters, seed a random transform from epoch and sample.
     """
 
     def __init__(

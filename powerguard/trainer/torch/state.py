@@ -68,7 +68,7 @@ class Division:
         return mine, {"ranks": self._ranks, "items": told}
 
     def complete(self, items: Mapping[str, Loaded], told: Json) -> Mapping[str, Loaded]:
-        """All items, those of the other ranks too. A collective: each rank tells its share to all."""
+        """All items, those of the other ranks too. A collective: each rank sends its share to all."""
         if told["ranks"] != self._ranks:
             msg = f"the checkpoint is divided among {told['ranks']} ranks, here are {self._ranks}"
             raise StateError(msg)
@@ -130,7 +130,7 @@ class TorchState:
         `load_state_dict()`. A loader that has not needs a `ResumableSampler`.
     ema: a module, or anything `extra` takes.
     extra: by name, what else the training depends on: modules, what has a state_dict, torch.Generator, numpy
-        Generator, or dicts and lists of plain values and tensors, which are filled anew in place.
+        Generator, or dicts and lists of plain values and tensors, which are filled again in place.
     divide: for plain DDP: parameters and moments, which all ranks hold alike, are divided among them. Each keeps its
         share and gets the rest from the others at `restore`. Make the state after DDP has wrapped the model.
     random: keep the states of all global random number generators: torch on the CPU and on every GPU, numpy, Python.
@@ -323,7 +323,7 @@ class _Module:
         """Buffers that no state_dict has (persistent=False): owner, name in it, buffer."""
         found: dict[str, tuple[Any, str, Any]] = {}
         for prefix, owner in self.module.named_modules():
-            for leaf, buffer in owner._buffers.items():  # noqa: SLF001 - named_buffers() does not tell the owner
+            for leaf, buffer in owner._buffers.items():  # noqa: SLF001 - named_buffers() does not give the owner
                 name = f"{prefix}.{leaf}" if prefix else leaf
                 if buffer is not None and name not in state:
                     found[name] = (owner, leaf, buffer)
@@ -539,7 +539,7 @@ class RandomStates(_OwnEach):
         self.put_back(source.unpack(name, node))
 
     def put_back(self, state: Mapping[str, Any]) -> None:
-        """Let every generator go on from a state that `tree` told."""
+        """Let every generator go on from a state of `tree`."""
         random.setstate(state["python"])
         if state["numpy"] is not None:
             import numpy as np

@@ -1,4 +1,4 @@
-"""What torch objects tell of themselves, as named buffers and one small JSON text, and back bit for bit. No pickle.
+"""The state of torch objects as named buffers and one small JSON text, and back bit for bit. No pickle.
 
 A `state_dict()` is a tree of dicts, lists and plain values with tensors at its ends. `Packer` turns the tensors into
 items (raw bytes with dtype and shape) and the rest into JSON; `Unpacker` turns both into an equal tree. What it does

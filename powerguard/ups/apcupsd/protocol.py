@@ -160,7 +160,7 @@ def parse_status(frames: Sequence[bytes]) -> Status:
             msg = f"answers {_short(text)} to `status`"
             raise NisError(msg)
         if values.setdefault(key, rest.strip()) != rest.strip():
-            # A UPS may name itself "x\nSTATFLAG : 0x08": apcupsd cuts its records at newlines, whoever made them.
+            # A UPS may name itself "x\nSTATFLAG : 0x08": apcupsd cuts its records at newlines, also within a name.
             msg = f"the reply has {key} twice, with different values"
             raise NisError(msg)
     _check_whole(frames, values)

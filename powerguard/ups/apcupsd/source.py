@@ -237,7 +237,7 @@ class News:
             return True
         if before_s is not None:
             earliest_s = max(earliest_s, before_s + _STEP_S)
-        # Drivers that are told by the UPS (USB) change the flags between two readings, and leave DATE as it is.
+        # With drivers that the UPS notifies (USB), they change the flags between two readings, and leave DATE as it is.
         told_s = earliest_s if same else answered_s - max(0.0, age_s or 0.0)
         self.at_s = min(max(told_s, earliest_s), max(answered_s, earliest_s))
         if before_s is not None and was_calm and self._calm and not same:
@@ -350,7 +350,7 @@ class ApcupsdSource:
         elif is_new or self._reading is None:
             self._publish_reading(publish, status, at_s)
         elif self._misses:
-            publish(self._reading)  # It answers again; nobody has looked at the UPS since.
+            publish(self._reading)  # It answers again, but has not read the UPS since.
             self._misses = 0
 
     def _why_no_reading(self, status: Status) -> str:
@@ -411,7 +411,7 @@ class ApcupsdSource:
                 "settings)",
             )
 
-    # --- What is told -------------------------------------------------------------------------------------------
+    # --- Reports -------------------------------------------------------------------------------------------
 
     def _miss(self, publish: Publish, reason: str) -> None:
         now_s = self._clock()

@@ -250,7 +250,7 @@ class Link:
                 )
         except (OSError, TimeoutError) as error:
             wire.fail("TLS failed")
-            wire.closed.set()  # the transport tells its end to TLS by now, and not to us: close() would wait in vain
+            wire.closed.set()  # the transport reports its end to TLS now, not to us: close() would wait in vain
             if isinstance(error, ssl.SSLCertVerificationError):
                 msg = f"{self._where}: its certificate is not believed: {error.verify_message}"
                 raise TlsError(msg) from error
@@ -401,7 +401,7 @@ class NutControl:
         while True:
             match await self._ask("GET", "TRACKING", order):
                 case Line(("PENDING",)):
-                    await asyncio.sleep(_LOOK_S)  # noqa: TID251 - upsd tells nobody by itself
+                    await asyncio.sleep(_LOOK_S)  # noqa: TID251 - upsd never reports by itself
                 case Line(("SUCCESS",)):
                     return
                 case Err(code, words):

@@ -284,7 +284,7 @@ class NutSource:
                 await self._woken.wait()
         too_early_s = max(self._began_s, self._published_at_s) + _CLOSEST_S - self._clock()
         if too_early_s > 0 and not self._late:
-            await asyncio.sleep(too_early_s)  # noqa: TID251 - the gap itself; whoever asks now gets the poll after it
+            await asyncio.sleep(too_early_s)  # noqa: TID251 - the gap itself; a request in it gets the next poll
 
     async def look(self) -> "NutReport":
         """Look once, as doctor does, and leave. Raises LinkError, whose text is for the operator."""
@@ -369,7 +369,7 @@ class NutSource:
         if link is None:
             return
         if link.failure and not self._on_battery:
-            self._plain_until_s = min(self._plain_until_s, self._clock())  # started anew, it may have a right one
+            self._plain_until_s = min(self._plain_until_s, self._clock())  # after a restart it may have a right one
         await link.close()
 
     async def _connected(self) -> Link:
@@ -432,7 +432,7 @@ class NutSource:
             self._broke(msg)
             raise LinkError(msg) from error
         except TlsError as error:
-            self._trust = None  # The next try reads the authorities anew: they are renewed while we run.
+            self._trust = None  # The next try reads the authorities again: they are renewed while we run.
             raise self._disbelieved(str(error)) from error
         except LinkError as error:
             self._broke(str(error))
@@ -498,7 +498,7 @@ class NutSource:
                 return None
             self._values |= status
             self._again = True
-            with contextlib.suppress(LateError, RefusedError, LinkError):  # the change itself is told in any case
+            with contextlib.suppress(LateError, RefusedError, LinkError):  # the change itself is reported in any case
                 self._values = await self._get(link, self._wanted)
             return self._understood()
         self._again = False
@@ -592,7 +592,7 @@ class NutSource:
     async def _log_in(self, link: Link) -> None:
         """Log in, so that a primary waits for this host; what goes wrong costs the login and never a reading."""
         if not self._login.is_due() or (self._plain_until_s > 0.0 and not link.is_verified):
-            return  # after a certificate that was not believed somebody may stand between us and upsd
+            return  # after a certificate that was not believed an attacker may be between us and upsd
         await self._login.make(link, limit_s=self._limit_s)
         if self._login.problem or self._login.delayed:
             self._notices.stands("login_refused", f"{self._where}: {self._login.problem or self._login.delayed}")
@@ -600,13 +600,13 @@ class NutSource:
             self._notices.is_right("login_refused")
             log.info("login_held", ups=self._ups, source=self.name, user=self._options.user, role=self._options.role)
 
-    # --- What is told -------------------------------------------------------------------------------------------
+    # --- Reports -------------------------------------------------------------------------------------------
 
     def _publish(self, publish: Publish, told: Told) -> None:
         reading = self._reading(told)
         at_s = reading.at_s
         for rejected in told.draft.rejected:
-            key = f"{rejected.field} {rejected.oid}"  # a value that is wrong in a new way each second is told once
+            key = f"{rejected.field} {rejected.oid}"  # a value that is wrong in a new way each second is reported once
             self._notices.once("value_rejected", f"{rejected.oid}: {rejected.why}", key=key, field=rejected.field)
         self._on_battery = reading.output_source is OutputSource.BATTERY
         self._published_at_s = at_s

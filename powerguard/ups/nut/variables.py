@@ -184,7 +184,7 @@ def _states(tokens: frozenset[str], variables: Mapping[str, str], draft: Draft) 
             draft.states[state] = f"{STATUS} {token}"
     if draft.output_source is OutputSource.OFF:
         draft.states[State.OUTPUT_OFF] = f"{STATUS} OFF"
-    # "In progress" (usbhid-ups), "TestInProgress" (snmp-ups): no token tells a self-test of these.
+    # "In progress" (usbhid-ups), "TestInProgress" (snmp-ups): no token stands for a self-test in these.
     if "inprogress" in "".join(filter(str.isalpha, variables.get(_TEST, "")[:64].lower())):
         draft.states.setdefault(State.SELF_TEST, _TEST)
     if variables.get(_BAD_PACKS, "0").strip("0. "):

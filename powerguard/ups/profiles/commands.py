@@ -178,7 +178,7 @@ def offered(profiles: tuple[Profile, ...], verb: Verb, outlet: str = "") -> Iter
 
 
 def _fitted(step: SetStep, wanted_s: float, unit_s: float) -> float:
-    """Return the delay that the object takes and that is no shorter than the one that is wanted."""
+    """Return the delay that the object takes and that is not shorter than the wanted one."""
     if step.allowed is not None:
         longer = [seconds for seconds in step.allowed if seconds >= wanted_s]
         if not longer:

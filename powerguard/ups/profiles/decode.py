@@ -528,7 +528,7 @@ def _decode_states(profiles: Sequence[Profile], answers: Answers, tables: Tables
     _decode_yes_or_no(profiles, answers, tables, draft)
     for string in (string for profile in profiles for string in profile.flag_strings):
         raw = answers.get(string.oid)
-        # Some agents end the string with a NUL; anything else in it is no string of flags.
+        # Some agents end the string with a NUL; with anything else in it, it is not a string of flags.
         if isinstance(raw, bytes) and not raw.strip(b"01\0"):
             for at, state in string.flags.items():
                 if raw[at - 1 : at] == b"1":

@@ -487,7 +487,7 @@ class _Enumeration(_Place):
         """Return what a value means, None when it has no meaning. Raises KeyError for one that is not listed."""
         if isinstance(raw, bytes):
             return self.texts[raw.strip(PADDING).decode("utf-8", "replace").lower()]
-        return self.values[raw]  # type: ignore[index]  # an OID is no key of it, and is told as any unlisted value
+        return self.values[raw]  # type: ignore[index]  # an OID is not a key, and counts as unlisted
 
 
 class OutputSourceSource(_Enumeration):

@@ -1,7 +1,7 @@
 """Recorded walks of devices, in the snmprec form that others use as well: one `OID|tag|value` a line.
 
 A site that meets a new card records one; a profile's tests are walks; `#` begins a comment line. A walk may come from
-anybody: whatever is in it, reading ends with its answers or with an error at its line, in bounded memory.
+any person: whatever is in it, reading ends with its answers or with an error at its line, in bounded memory.
 """
 
 import re

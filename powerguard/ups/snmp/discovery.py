@@ -51,7 +51,7 @@ async def discover(
     """Return the plan for one card. Raises SnmpError when it does not answer, or fits no profile.
 
     where: the card as the operator knows it. wanted: a profile that the settings name; RFC 1628 still fills its gaps.
-    with_pdus: rack PDUs are welcome as well; they tell nothing of utility or battery.
+    with_pdus: rack PDUs are welcome as well; they report neither utility nor battery.
     """
     candidates = _candidates(where, profiles, wanted)
     if with_pdus and wanted is None:
@@ -207,7 +207,7 @@ def _nothing_fits(
 
 
 class SnmpControl:
-    """A card while somebody tells it something (`opened`). Everything raises SnmpError."""
+    """A card while it is given an order (`opened`). Everything raises SnmpError."""
 
     def __init__(self, options: SnmpOptions, reads: CardPort, writes: CardPort) -> None:
         """Use what `opened` made."""

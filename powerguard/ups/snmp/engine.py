@@ -128,7 +128,7 @@ class Access:
     engine_id: bytes = b""
 
     def has(self, engine_id: bytes) -> None:
-        """Keep the engine id; tell when it is another one than before."""
+        """Keep the engine id; report when it is not the one from before."""
         if self.engine_id not in (b"", engine_id):
             because = "another card answers there, or this one was reset: check the engine id in traps.users"
             was, now = self.engine_id.hex(), engine_id.hex()
@@ -174,7 +174,7 @@ class CardSocket(asyncio.DatagramProtocol):
     garbled = 0
 
     def __init__(self, engine: "Engine | None", access: Access, late: Callable[[float, float], None]) -> None:
-        """Be opened by `open`. late: told when an answer comes too late, and when its question was sent."""
+        """Be opened by `open`. late: called when an answer comes too late, with the time of its question."""
         self._engine = engine
         self._access = access
         self._late = late
@@ -312,7 +312,7 @@ class CardSocket(asyncio.DatagramProtocol):
             return None
 
     def _takes(self, opened: _Opened) -> bool:
-        """End the question that a message answers. Returns whether it told anything."""
+        """End the question that a message answers. Returns whether the message had an answer."""
         question = self._questions.get(opened.question)
         if question is None or (opened.pdu is not None and int(opened.pdu[0]) != question.number):
             return False
@@ -331,12 +331,12 @@ class CardSocket(asyncio.DatagramProtocol):
         elif opened.is_report and opened.reason == "NotInTimeWindow":
             return False
         else:
-            # It is told when no better answer comes.
+            # It is reported when no better answer comes.
             question.refused = opened.reason
         return True
 
     def error_received(self, exc: Exception) -> None:
-        """ICMP refused: anybody can say so, and the card may be starting: the question runs into its own time."""
+        """ICMP refused: anyone can send that, and the card may be starting: the question runs into its own time."""
 
     def connection_lost(self, exc: Exception | None) -> None:  # noqa: ARG002 - asyncio's
         """Be closed."""
@@ -712,7 +712,7 @@ def _template(version: Version, community: bytes) -> bytes:
 
 
 def answered(data: bytes) -> tuple[Version, int]:
-    """Return the version of an answer, and the number of the question. Raises MessageError when it is no answer."""
+    """Return the version of an answer, and the number of the question. Raises MessageError when it is not an answer."""
     number, message = read_message(data)
     if number != V3:
         pdu = message[2].getComponent()

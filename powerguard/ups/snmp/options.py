@@ -99,7 +99,7 @@ class TrapUser(Options):
 
 
 class TrapOptions(Options):
-    """The trap port: what cards tell of themselves makes us poll at once, and nothing else."""
+    """The trap port: a message that a card sends by itself causes an earlier poll, and has no other effect."""
 
     listen: ListenAddress = Field(
         default="0.0.0.0",  # noqa: S104 - cards are on the network; without a `traps` block there is no port at all

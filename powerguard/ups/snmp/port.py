@@ -56,7 +56,7 @@ class Typed:
 
 
 class Place:
-    """The address of one card. again: it is to be looked up anew, for nobody answered there."""
+    """The address of one card. again: look it up again, because no card answered there."""
 
     def __init__(self, options: SnmpOptions) -> None:
         """Do not look it up yet."""
@@ -66,7 +66,7 @@ class Place:
         self._known: Address | None = None
 
     def silent(self, tries_s: float, check: str, late: str) -> SnmpError:
-        """Return what to say of a card that did not answer for so long; its address is looked up anew.
+        """Return what to say of a card that did not answer for so long; its address is looked up again.
 
         check: what may be wrong. late: what is said instead, where answers came later; "": none did.
         """
@@ -134,7 +134,7 @@ class LateAnswers:
     def words(self, now_s: float, timeout_s: float) -> str:
         """Return what to say of those that came lately, and what would be right; "" where none did.
 
-        The slowest one counts: words that change with every poll would be told with every poll.
+        The slowest one counts: words that change with every poll would be logged with every poll.
         """
         slowest_s = max((after_s for heard_s, after_s in self._heard if now_s - heard_s <= _GOOD_S), default=0.0)
         if slowest_s <= timeout_s:
@@ -203,8 +203,8 @@ class CardPort:
     def __init__(self, options: SnmpOptions, *, retries: int = 1, hears_late_s: float = 0.0) -> None:
         """Connect to nothing yet: the first request looks the name up.
 
-        hears_late_s: before a request is told as unanswered, an answer that comes later is waited for until so long
-        after its first sending: for whoever asks once.
+        hears_late_s: before a request is reported as unanswered, an answer that comes later is waited for until so long
+        after its first sending: for a caller that asks once.
         """
         self._options = options
         self._retries = retries
@@ -245,7 +245,7 @@ class CardPort:
         return answers
 
     async def _get(self, oids: Sequence[str], answers: dict[str, Answer], *, most: int) -> None:
-        """Ask, and add to the answers; where the card refuses, tell what it refuses from the rest.
+        """Ask, and add to the answers; where the card refuses, find out which objects it refuses.
 
         most: refused objects at which asking on is in vain. Whom an error index names is asked alone before that is
         believed: some cards always name the first object, or none; then halves of the question show which one it is.
@@ -278,7 +278,7 @@ class CardPort:
     async def following(self, oids: Sequence[str]) -> dict[str, Answer]:
         """Return what comes next after each OID, by GETNEXT: the one question that version 1 does not refuse.
 
-        Which answer belongs to which question is not told, for cards leave answers out. Beyond the last object of the
+        Which answer belongs to which question is not known, for cards leave answers out. Beyond the last object of the
         card comes nothing.
         """
         answers: dict[str, Answer] = {}
@@ -334,7 +334,7 @@ class CardPort:
                 raise SnmpError(msg, unanswered=True)  # One of the two is wrong.
 
     async def _request(self, kind: str, oids: Sequence[str], values: Sequence[Typed] | None = None) -> Asked:
-        """Ask, and again as often as it was told. values: to be SET."""
+        """Ask, and again as often as it was set. values: to be SET."""
         timeout_s, tries = self._options.timeout_s, self._retries + 1
         try:
             told = None if values is None else [typed(value.kind, value.value) for value in values]
@@ -360,7 +360,7 @@ class CardPort:
             msg = f"{self.where}: the request failed in pysnmp: {error}"
             raise SnmpError(msg) from error
         except asyncio.CancelledError:
-            self._is_stale = True  # Whoever asked had less patience: this host's own address may be another by now.
+            self._is_stale = True  # The caller's limit was shorter: this host's own address may be another by now.
             raise
         return answer.status, answer.index, answer.found
 
@@ -374,7 +374,7 @@ class CardPort:
         return self._late.words(now_s(), timeout_s)
 
     async def _opened(self) -> CardSocket:
-        """Return the socket to the card, anew after a failure: the card's address may be another, and this host's."""
+        """Return the socket to the card, new after a failure: either address may have changed."""
         if self._socket is None or self._place.again or self._is_stale:
             address = await self._place.address()
             if self._access is None:

@@ -25,7 +25,7 @@ log = structlog.get_logger(__name__)
 
 _LOST_AFTER = 3
 _ON_BATTERY_LIMIT_S = 0.8
-"""For an answer on battery, where nobody asks twice: the next poll does, at once."""
+"""Limit for an answer on battery. A request is not repeated there: the next poll follows at once."""
 _SLOWER = 1.5
 """A card that needs longer has so many times what it took before."""
 _ON_BATTERY_LOST_S = 2.5
@@ -33,7 +33,7 @@ _ON_BATTERY_LOST_S = 2.5
 _LONGEST_BACKOFF_S = 3.0
 """From a failed try (2 s) to the next, so that a lost card is asked every 5 s, on utility too: the outage may begin."""
 _CLOSEST_S = 0.2
-"""Between two polls, however often somebody asks for one: hints can be forged, and old cards drown."""
+"""Between two polls, however often a poll is requested: hints can be forged, and old cards drown."""
 SLOW = 0.5
 """A card that answers for more than this share of the time from poll to poll is slow: others may ask it, too."""
 _LONGEST = 2.0
@@ -45,12 +45,12 @@ _DICE = random.SystemRandom()
 _REFRESH_S = 300.0
 _ALARMS_EVERY = 5
 _WHOLE_EVERY = 10
-"""Of so many polls on utility one asks for everything; the others leave out what a better object tells already."""
+"""Of so many polls on utility one asks for everything; the others leave out objects that a better object covers."""
 _LONGEST_LOOK_S = 55.0
 """For finding out what a card is. Old cards know version 1 only, which takes up to 51 requests (measured on 38 walks);
 the daemon's watchdog wants to hear something each minute."""
 _HEARS_LATE_S = 5.0
-"""For an answer to a probe, to tell that it comes too late: the longest timeout_s."""
+"""Limit for an answer to a probe, to see that it comes too late: the longest timeout_s."""
 _MODELS = (
     "1.3.6.1.4.1.318.1.1.1.1.1.1.0",
     "1.3.6.1.4.1.534.1.1.2.0",
@@ -204,7 +204,7 @@ class SnmpSource:
     def _limit_s(self) -> float:
         """A card that answers every request just before its timeout would else keep us for minutes.
 
-        One that is not known yet, and answers slowly, is given longer the next time: failures are told meanwhile.
+        One that is not known yet, and answers slowly, is given longer the next time: failures are reported meanwhile.
         """
         tries_s = 2 * self._options.timeout_s
         if self._plan is not None:
@@ -222,7 +222,7 @@ class SnmpSource:
         decoded = decode(plan.profiles, {**answers, **await self._alarm_rows(plan, answers)})
         rest = [oid for oid in plan.oids if oid not in answers]
         if rest and not self._brief_is_enough(decoded):
-            with contextlib.suppress(SnmpError):  # What is known already, a battery above all, is told in any case.
+            with contextlib.suppress(SnmpError):  # What is known already, a battery above all, is reported in any case.
                 answers.update(await self._get(rest))
                 decoded = decode(plan.profiles, {**answers, **self._alarms})
                 rest = []
@@ -241,14 +241,14 @@ class SnmpSource:
         answers = await self._ask(oids)
         left_out = [oid for oid, answer in answers.items() if answer is Missing.NO_ANSWER]
         if left_out:
-            with contextlib.suppress(SnmpError):  # What was told already is told in any case.
+            with contextlib.suppress(SnmpError):  # What was read already is reported in any case.
                 answers.update(await self._ask(left_out))
         return answers
 
     async def _ask(self, oids: Sequence[str]) -> dict[str, Answer]:
         """Ask one request after the other; on battery each has less time, and no second try.
 
-        A source that is lost on battery has its time again: it may be slow, and nobody else sees utility return.
+        A source that is lost on battery has its time again: it may be slow, and no other source sees utility return.
         """
         began_s = self._clock()
         if self._output_source is not OutputSource.BATTERY or self._is_lost:
@@ -271,7 +271,7 @@ class SnmpSource:
         return answers
 
     def _brief_is_enough(self, decoded: Decoded) -> bool:
-        """Whether a poll without the redundant objects tells as much as the last whole one, and all is quiet."""
+        """Whether a poll without the redundant objects has as much as the last whole one, and all is quiet."""
         return decoded.output_source is not OutputSource.BATTERY and _fields_of(decoded) >= self._fields
 
     async def _discover(self) -> Plan:
@@ -337,7 +337,7 @@ class SnmpSource:
     async def _look_around(self, decoded: Decoded, at_s: float) -> None:
         """Look for objects that were not there before: now and then, after a reboot, and when the battery begins.
 
-        On battery only one round for the scalars; else everything anew, for the card may have been replaced.
+        On battery only one round for the scalars; else all of it again, because the card may have been replaced.
         """
         on_battery = decoded.output_source is OutputSource.BATTERY
         began = on_battery and self._output_source is not OutputSource.BATTERY
@@ -355,7 +355,7 @@ class SnmpSource:
                     self._plan = await self._discover()
         self._refresh_at_s = at_s + _REFRESH_S
 
-    # --- What is told -------------------------------------------------------------------------------------------
+    # --- Reports -------------------------------------------------------------------------------------------
 
     def _miss(self, publish: Publish, reason: str) -> None:
         self._misses += 1

@@ -1,6 +1,6 @@
 """The trap port: a trap or inform that names one of our UPSes makes its sources poll at once, and does nothing else.
 
-A trap is a hint. It can be forged by anybody who can send a datagram, so it never becomes a reading, never an action,
+A trap is a hint. Anyone who can send a datagram can forge it, so it never becomes a reading, never an action,
 and what it costs is bounded: the kernel's buffer, a reader that takes turns, a few datagrams a second of each sender
 that are looked into. How often a poll may follow another one is the source's own affair.
 
@@ -124,7 +124,7 @@ class Card:
 
 
 class _Allowance:
-    """So many a second, and a few more at once. One without time: whoever asks tells it."""
+    """So many a second, and a few more at once. It has no clock: the caller passes the time."""
 
     __slots__ = ("_at_s", "_burst", "_left", "_per_s")
 
@@ -367,7 +367,7 @@ class TrapListener:
         return "hint", meant
 
     def _is_repeated(self, data: bytes) -> bool:
-        """Whether these very bytes came a moment ago: twice by the network, by two relays, or by somebody's replay."""
+        """Whether the same bytes came a moment ago: twice by the network, by two relays, or by a replay."""
         now_s, key = self._clock(), hash(data)
         before_s = self._remembered.pop(key, None)
         self._remembered[key] = now_s
@@ -382,7 +382,7 @@ class TrapListener:
             self._socket.sendto(answer, sender)
             self.counts.answered += 1
 
-    # --- Telling ------------------------------------------------------------------------------------------------
+    # --- Reports ------------------------------------------------------------------------------------------------
 
     def _tell(self, meant: set[str], address: str, notification: "Notification | None") -> None:
         now_s = self._clock()
@@ -405,7 +405,7 @@ class TrapListener:
         return "unknown"
 
     def _tell_refused(self, result: str, address: str, engine: bytes) -> None:
-        """Tell once of each sender why its traps do nothing, and not on for ever: senders can be made up."""
+        """Log once for each sender why its traps have no effect. Senders can be made up: their number is limited."""
         if result == "discovery" or (result, address) in self._refusals or len(self._refusals) >= _MOST_REFUSALS_TOLD:
             return
         self._refusals.add((result, address))

@@ -21,6 +21,7 @@ PACKAGE: Final = "powerguard.daemon.observe.page"
 MOST_POINTS: Final = 240
 """Points of the curves that are kept. When they are full, every other is dropped and half as many are taken."""
 MOST_OUTAGES: Final = 8
+MOST_ROWS: Final = 64
 ENDLESS_S: Final = 1e6
 """From here on a runtime is not a battery's: a UPS with utility carries the host."""
 WIDTH, HEIGHT = 1000, 160
@@ -219,6 +220,18 @@ class Row(NamedTuple):
     details: Sequence[str]
 
 
+_URGENT: Final = {"bad": 0, "warn": 1}
+
+
+def shortened(rows: Sequence[Row], words: Mapping[str, str]) -> list[Row]:
+    """Return at most MOST_ROWS rows, so that the page stays small: of more the most urgent, in their order."""
+    if len(rows) <= MOST_ROWS:
+        return list(rows)
+    urgent = sorted(range(len(rows)), key=lambda at: _URGENT.get(rows[at].mood, len(_URGENT)))[: MOST_ROWS - 1]
+    more = Row("...", words["more"].format(len(rows) - len(urgent)), "plain", [])
+    return [*(rows[at] for at in sorted(urgent)), more]
+
+
 def trainer_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
     """Return one row for each trainer."""
     found = []
@@ -374,8 +387,8 @@ def context(
             for each in told["next"]
         ],
         "gates": gate_rows(returning, words) if phase == "recovery" else [],
-        "trainers": trainer_rows(told, words),
-        "sources": source_rows(told, words),
+        "trainers": shortened(trainer_rows(told, words), words),
+        "sources": shortened(source_rows(told, words), words),
         "ways": way_rows(told, words),
         "outages": outage_rows(outages, words),
         "size": (WIDTH, HEIGHT),
