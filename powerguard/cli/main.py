@@ -48,6 +48,7 @@ VERBS: Final = {
     "demo": "play three simulated outages in a minute; without settings, root or hardware",
     "simulate": "simulate thousands of outages",
     "completion": "print a completion script for bash, zsh or fish",
+    "scheduler": "print the UPSes of the fleet as Slurm features and a topology file",
     "snmp": "read a UPS or rack PDU over SNMP and decode it",
     "version": "print the version",
 }

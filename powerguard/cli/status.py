@@ -601,7 +601,8 @@ def _why(because: str, what: str) -> str:
 def _trainer(trainer: dict[str, Any]) -> str:
     name = clean(trainer["name"])
     if not trainer["alive"]:
-        return f"{name}: not there"
+        ended = trainer.get("ended_by")
+        return f"{name}: not there" + (f": {clean(ended)}" if ended else "")
     doing = "paused" if trainer["paused"] else "training"
     doing = {"stop": "stopped by a signal", "terminate": "ended by a signal"}.get(trainer.get("signalled", ""), doing)
     if trainer.get("held_by") and trainer["paused"]:

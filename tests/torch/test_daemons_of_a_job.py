@@ -107,6 +107,7 @@ async def test_the_other_daemon_knows_why_the_job_has_ended() -> None:
         assert hosts.all[1].end() == 75
         gone = await other.note("trainer_gone")
         assert gone.because == ended.because
+        await other.status_shows(lambda told: told["trainers"][0]["ended_by"] == ended.because, "why it has ended")
         await other.until((other.folder / "started").exists, "training to be started again")
         step = ranks[1].step
         hosts.start()

@@ -152,7 +152,8 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
         elif (left := job.ended(turn.state, seen.trainer)) is not None:
             because = left.because
         turn.note("trainer_gone", because, level, trainer=seen.trainer)
-        if isinstance(turn.state.phase, Online) and all(t.name != seen.trainer for t in turn.policy.trainers):
+        was_found = all(t.name != seen.trainer for t in turn.policy.trainers)
+        if isinstance(turn.state.phase, Online) and was_found and job.ended(turn.state, seen.trainer) is None:
             _keep(turn, tuple(t for t in turn.state.trainers if t.name != seen.trainer))
             return
     if seen.alive and not known.alive:

@@ -51,7 +51,7 @@ from powerguard.core.model.state import (
 )
 from powerguard.core.supply import fusion
 from powerguard.core.supply.several_upses import each_alone
-from powerguard.core.trainers import escalation
+from powerguard.core.trainers import escalation, job
 from powerguard.daemon.observe.port import BmcView, Daemon, SourceView, WayView
 from powerguard.daemon.observe.readiness import Reason, aborted_by, is_ready, readiness
 from powerguard.daemon.observe.terms import health_view, own_from, terms
@@ -598,6 +598,7 @@ def _trainer(trainer: Trainer, state: State, times: Times) -> Json:
         "failed": trainer.failed,
         "hosts": trainer.hosts,
         "held_by": trainer.held_by,
+        "ended_by": "" if (ended := job.ended(state, trainer.name)) is None else ended.because,
         "signalled": "" if signalled is None else signalled.word,
     }
 
