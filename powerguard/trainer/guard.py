@@ -49,7 +49,7 @@ from powerguard.trainer.store.manifest import MAX_TEXT
 from powerguard.trainer.store.store import HERE, SavedCheckpoint, Store, StoreError, make_root
 from powerguard.trainer.tiers.base import Remote
 from powerguard.trainer.tiers.upload import Uploader
-from powerguard.wire import MAX_STEP, After, Loop, Phase
+from powerguard.wire import HOST_LEFT, MAX_STEP, After, Loop, Phase
 
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -533,8 +533,11 @@ class Guard:
     def __enter__(self) -> Self:
         return self
 
-    def __exit__(self, kind: type[BaseException] | None, *_: object) -> None:
+    def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
+        departed = self.requests.departed
         self.close(finish=kind is None or issubclass(kind, StopTraining))
+        if departed and isinstance(error, Exception):  # such as a collective whose partner has gone
+            raise StopTraining(HOST_LEFT) from error
 
     # --- Beginning ---------------------------------------------------------------------------------------------------
 

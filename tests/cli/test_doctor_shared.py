@@ -77,6 +77,16 @@ def test_only_one_host_orders_the_output_off_and_not_too_early() -> None:
     assert told[3][1] == "tier 1 of 0 to 2: pauses and powers off 140 s earlier"  # 110 s of a stop, 30 s of the UPS
 
 
+def test_a_host_that_takes_longer_than_the_ups_waits_for() -> None:
+    """The host that orders the output off waits for longest_stop_s: a FAIL on each host that takes longer."""
+    shared = {"shared": {"hosts": 3, "longest_stop_s": 60}}
+    told = _found(shared, watts=900.0, host={"kind": "systemd", "force_after_s": 90})
+    assert [verdict for verdict, _ in told] == ["PASS", "FAIL"]
+    assert "60 s after a commit, and this host may take 90 s" in told[1][1]
+    told = _found(shared, watts=900.0, host={"kind": "systemd", "force_after_s": 60})
+    assert [verdict for verdict, _ in told] == ["PASS"]
+
+
 def test_a_tier_without_a_shared_ups() -> None:
     """It only wastes battery."""
     assert [verdict for verdict, _ in _found({}, shed={"tier": 0})] == ["WARN"]

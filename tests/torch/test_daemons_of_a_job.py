@@ -71,6 +71,7 @@ async def two() -> AsyncIterator[tuple[Hosts, list[Ranks], list[Rig]]]:
                 world.no_traceback()
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(230)
 async def test_two_upses_hold_one_job_until_both_are_back() -> None:
     """Neither host trains on while the other is on battery; the one that is back first says for whom it waits."""

@@ -30,7 +30,7 @@ def committed(hosts: Hosts, leaver: int) -> float:
 
 
 @pytest.mark.timeout(200)
-@pytest.mark.parametrize("leaver", [2, 0])
+@pytest.mark.parametrize("leaver", [pytest.param(2, marks=pytest.mark.slow), 0])
 def test_one_host_commits_in_the_hold_and_all_come_back(folder: Path, leaver: int) -> None:
     """Rank 0's host holds the store of all ranks. The job begins again where it stood, on all four hosts."""
     with Hosts(folder, 4) as hosts:
@@ -91,7 +91,12 @@ def test_a_rank_that_hangs_in_a_collective_is_ended(folder: Path) -> None:
 
 @pytest.mark.timeout(200)
 @pytest.mark.parametrize(
-    ("dying", "shared", "moment"), [(0, False, "committing"), (1, False, "committed"), (0, True, "committing")]
+    ("dying", "shared", "moment"),
+    [
+        (0, False, "committing"),
+        pytest.param(1, False, "committed", marks=pytest.mark.slow),
+        pytest.param(0, True, "committing", marks=pytest.mark.slow),
+    ],
 )
 def test_a_host_vanishes_between_durable_and_committed(folder: Path, dying: int, shared: bool, moment: str) -> None:
     """Every part is durable, the manifest is not everywhere: the checkpoint before is the newest one on all hosts."""

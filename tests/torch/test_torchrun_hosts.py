@@ -119,7 +119,7 @@ def folder() -> Iterator[Path]:
 
 @pytest.mark.root
 @pytest.mark.timeout(230)
-@pytest.mark.parametrize("leaver", [1, 0])
+@pytest.mark.parametrize("leaver", [1, pytest.param(0, marks=pytest.mark.slow)])
 def test_a_host_leaves_and_comes_back(folder: Path, leaver: int) -> None:
     """gpu0 has the rendezvous: where it leaves, torchrun ends on the other host, and waits for it again."""
     stays = 1 - leaver
@@ -149,7 +149,7 @@ def test_a_host_leaves_and_comes_back(folder: Path, leaver: int) -> None:
 
 @pytest.mark.root
 @pytest.mark.timeout(230)
-@pytest.mark.parametrize("kind", ["dcp", "native"])
+@pytest.mark.parametrize("kind", ["dcp", pytest.param("native", marks=pytest.mark.slow)])
 def test_a_host_never_comes_back(folder: Path, kind: str) -> None:
     """After the limit the job starts on what is there, if its checkpoint can be loaded so; else it says why not."""
     with Cabled(folder, commands()[1], "0.02", *(["dcp"] if kind == "dcp" else [])) as world:

@@ -151,7 +151,7 @@ def test_training_goes_on_once_all_have_shown_that_they_are_there(folder: Path) 
     one.pause()
     two.pause()
     world.until(lambda: three.status().held_by == "a, b" and three.status().paused)
-    assert (one.status().held_by, two.status().held_by) == ("b", "a")
+    world.until(lambda: (one.status().held_by, two.status().held_by) == ("b", "a"))
     told = one.resume()
     assert (told.paused, told.held_by) == (True, "b")
     assert not two.resume(wait_s=30.0).paused

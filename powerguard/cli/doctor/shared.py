@@ -79,6 +79,14 @@ def _output_off(settings: Settings, policy: Policy) -> list[Finding]:
     found: list[Finding] = []
     for name in settings.feeding:
         ups = settings.ups[name]
+        longest_s = None if ups.shared is None else ups.shared.longest_stop_s
+        if longest_s is not None and longest_s < settings.host.force_after_s:
+            text = (
+                f"ups.{name}.shared.longest_stop_s: the output may go off {longest_s:g} s after a commit, and this "
+                f"host may take {settings.host.force_after_s:g} s to stop (host.force_after_s)"
+            )
+            fix = "set longest_stop_s to the longest host.force_after_s, with the same value on all hosts of this UPS"
+            found.append(Finding("shared", "FAIL", text, fix))
         if ups.output_off is None or ups.shared is None:
             continue
         where = f"ups.{name}.output_off"

@@ -198,11 +198,12 @@ class Agreement:
     def depart(self, because: str) -> None:
         """Say that this host leaves the job: every rank stops at one step and ends.
 
-        Returns once every rank has read it, or after 1 s. Raises RanksError.
+        Returns once every rank has read it and this one stands there, or after 1 s: taken away before, it would be
+        missing in the collectives up to that step. Raises RanksError.
         """
         entry = {"kind": "depart", "host": self.ranks.host, "because": because}
         self._replica.append(entry, lambda state: bool(state.departed))
-        self._replica.until(lambda: self._replica.state.leaving is not None, _DEPART_S)
+        self._replica.until(lambda: self._replica.state.leaving is not None and self._standing is not None, _DEPART_S)
 
     @property
     def departed(self) -> str:
@@ -288,6 +289,8 @@ class Agreement:
                     self._stance = replace(self._stance, taken=known.number)
                 elif action is Move.GO:
                     self._standing = None
+                elif action is Move.LEAVE:
+                    self._replica.tell()
                 self._look()
             if action is Move.GO or known is None:
                 return None

@@ -82,9 +82,14 @@ class RankCoordinator:
 
     @property
     def calls_the_roll(self) -> bool:
-        """No host wants training to stand any more, and all ranks are asked whether they are there."""
-        front = self.agreement.state.front
-        return front is not None and front.rolls
+        """No host wants training to stand any more, and all ranks are asked whether they are there.
+
+        Also just after, while `news` has not passed on yet that training goes on.
+        """
+        state = self.agreement.state
+        if state.front is not None:
+            return state.front.rolls
+        return self._requests.held and state.held_at is None and not self.agreement.lost
 
     @property
     def trouble(self) -> str:

@@ -261,7 +261,8 @@ class NutSource:
                 self._woken.clear()
                 await self._poll_and_publish(publish, whole=asked)
                 now_s = self._clock()
-                grid_s += (max(0.0, now_s - grid_s) // self._options.poll_s + 1) * self._options.poll_s
+                if now_s >= grid_s:  # a poll that came early does not put off the next one in turn
+                    grid_s += ((now_s - grid_s) // self._options.poll_s + 1) * self._options.poll_s
                 await self._rest(self._next_s(now_s, grid_s))
         finally:
             self._resolver.close()

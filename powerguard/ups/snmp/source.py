@@ -142,8 +142,8 @@ class SnmpSource:
                 await self._poll_and_publish(publish)
                 now_s = self._clock()
                 every_s = self._every_s()
-                behind = max(0.0, now_s - grid_s) // every_s
-                grid_s += (behind + 1) * every_s
+                if now_s >= grid_s:  # a poll that came early does not put off the next one in turn
+                    grid_s += ((now_s - grid_s) // every_s + 1) * every_s
                 next_s = now_s if self._is_missed_on_battery() else max(grid_s, now_s + self._backoff_s())
                 await self._bell.rest(until_s=next_s, earliest_s=began_s + _CLOSEST_S)
         finally:

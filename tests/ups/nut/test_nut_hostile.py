@@ -69,6 +69,11 @@ async def test_poll_now_polls_whole_at_once_but_never_floods() -> None:
             await asyncio.sleep(0.01)
         polls = (now_s() - began_s) / 0.2 + 1
         assert len(upsd.requests) - before <= polls * 6
+        await asyncio.sleep(0.5)
+        forget(heard)
+        asked_s = now_s()
+        third = await until(heard, Reading)
+        assert third.at_s - asked_s < 6, "polls that come early do not put off the next one in turn"
 
 
 async def test_poll_now_does_not_hammer_a_upsd_that_is_away() -> None:

@@ -116,6 +116,12 @@ async def test_poll_now_polls_at_once_but_never_floods() -> None:
             await asyncio.sleep(0.01)
         polls = (now_s() - began_s) / 0.2 + 1
         assert agent.requests - before <= polls * 2  # a poll is two requests
+        await asyncio.sleep(0.5)
+        while not heard.empty():
+            heard.get_nowait()
+        asked_s = now_s()
+        third = await until(heard, Reading)
+        assert third.at_s - asked_s < 11, "polls that come early do not put off the next one in turn"
 
 
 async def test_a_slow_card_is_polled_less_often_and_this_is_reported() -> None:
