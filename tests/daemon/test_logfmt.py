@@ -5,17 +5,16 @@ import re
 from typing import Any
 
 import pytest
-import structlog
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.daemon.log import PROCESSORS, STRING_CHARS, clean, printable, safe_key
+from powerguard.daemon.log import PROCESSORS, STRING_CHARS, clean, open_scope, printable, safe_key
 
 
 @pytest.fixture(autouse=True)
 def no_scope() -> None:
     """Another test of this process may have opened an outage's scope, which every line names."""
-    structlog.contextvars.clear_contextvars()
+    open_scope()
 
 
 PAIR = re.compile(r'([A-Za-z0-9_.]+)=(?:"((?:[^"\\]|\\.)*)"|([^ "=]*))(?: |$)')
