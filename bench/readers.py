@@ -107,7 +107,7 @@ async def _until_read(readers: list[_Reader], since_s: float, limit_s: float) ->
 
 
 async def _answers(served: Upsd, watched_s: float) -> tuple[float, ...]:
-    """Return how many milliseconds each list of all variables took."""
+    """Return how many milliseconds each answer took."""
     argv = (sys.executable, "-m", "bench.readers", str(served.port), str(watched_s))
     child = await asyncio.create_subprocess_exec(*argv, stdout=asyncio.subprocess.PIPE)
     out, _ = await child.communicate()
@@ -115,14 +115,16 @@ async def _answers(served: Upsd, watched_s: float) -> tuple[float, ...]:
 
 
 def _asked(port: int, watched_s: float) -> list[float]:
-    """Ask for all variables again and again, on one connection. Returns milliseconds."""
+    """Ask for the status again and again, on one connection. Returns milliseconds.
+
+    A list of all variables takes 44 ms more: upsd sends it line by line, and the kernel delays the acknowledgement.
+    """
     found: list[float] = []
     with socket.create_connection(("127.0.0.1", port)) as link, link.makefile("rb") as answers:
         end_s = time.monotonic() + watched_s
         while (asked_s := time.monotonic()) < end_s:
-            link.sendall(b"LIST VAR dsim\n")
-            while answers.readline() != b"END LIST VAR dsim\n":
-                pass
+            link.sendall(b"GET VAR dsim ups.status\n")
+            answers.readline()
             found.append(1000.0 * (time.monotonic() - asked_s))
             time.sleep(_PACE_S)
     return found
