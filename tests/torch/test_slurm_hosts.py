@@ -1,5 +1,6 @@
 """A job on two nodes of a real Slurm: one commits, the rank on the other ends, and the job is requeued."""
 
+import shlex
 import sys
 import time
 from collections.abc import Callable
@@ -30,9 +31,11 @@ def script(folder: Path) -> str:
     command, _, end = EXAMPLE.read_text(encoding="utf-8").partition(" && exit\n")
     assert "srun torchrun" in command
     assert "exit 1" in end
-    (folder / "rank.sh").write_text(RANK.format(folder=folder, python=sys.executable, child=CHILD), encoding="utf-8")
+    (folder / "rank.sh").write_text(
+        RANK.format(folder=folder, python=shlex.quote(sys.executable), child=shlex.quote(str(CHILD))), encoding="utf-8"
+    )
     told = f"export MASTER_ADDR=127.0.0.1 MASTER_PORT={free_port()} GLOO_SOCKET_IFNAME=lo OMP_NUM_THREADS=1"
-    return f"{told} PYTHONPATH={ROOT}\nsrun unshare -u sh {folder}/rank.sh && exit\n{end}"
+    return f"{told} PYTHONPATH={shlex.quote(str(ROOT))}\nsrun unshare -u sh {folder}/rank.sh && exit\n{end}"
 
 
 def until(true: Callable[[], object], hosts: list[Host]) -> None:

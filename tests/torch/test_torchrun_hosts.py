@@ -34,7 +34,7 @@ def commands() -> list[str]:
 def adapted(command: str, *arguments: str) -> str:
     """Return a command of the guide as it runs here: one rank a host, and our training; waits are shorter."""
     changes = {
-        "torchrun ": f"{sys.executable} -m torch.distributed.run ",
+        "torchrun ": f"{shlex.quote(sys.executable)} -m torch.distributed.run ",
         "--nproc-per-node 8": "--nproc-per-node 1",
         "train.py": shlex.join([str(CHILD), *arguments]),
         "sleep 5": "sleep 1",
