@@ -28,14 +28,27 @@ def checked(returned: int) -> None:
         raise OSError(ctypes.get_errno(), "no network namespace")
 
 
+def new_namespace() -> int:
+    """Return a descriptor of a new network namespace, which ends with it; this process stays where it is."""
+    checked(_libc.unshare(NEW_NETWORK))
+    made = os.open("/proc/self/ns/net", os.O_RDONLY)
+    checked(_libc.setns(HERE, NEW_NETWORK))
+    return made
+
+
 @contextlib.contextmanager
-def there() -> Iterator[None]:
-    """What is opened inside belongs to the other end of the cable."""
-    checked(_libc.setns(THERE[0], NEW_NETWORK))
+def inside(namespace: int) -> Iterator[None]:
+    """Sockets and processes that are opened inside belong to this namespace."""
+    checked(_libc.setns(namespace, NEW_NETWORK))
     try:
         yield
     finally:
         checked(_libc.setns(HERE, NEW_NETWORK))
+
+
+def there() -> contextlib.AbstractContextManager[None]:
+    """What is opened inside belongs to the other end of the cable."""
+    return inside(THERE[0])
 
 
 def ip(*words: str) -> None:
@@ -43,9 +56,7 @@ def ip(*words: str) -> None:
 
 
 def lay_cable() -> None:
-    checked(_libc.unshare(NEW_NETWORK))
-    THERE.append(os.open("/proc/self/ns/net", os.O_RDONLY))
-    checked(_libc.setns(HERE, NEW_NETWORK))
+    THERE.append(new_namespace())
     ip("link", "set", "lo", "up")
     ip("link", "add", "near", "type", "veth", "peer", "name", "far")
     ip("link", "set", "far", "netns", f"/proc/{os.getpid()}/fd/{THERE[0]}")

@@ -251,6 +251,12 @@ class IpmiSim:
         fresh.write_text(f"{int(lie)} {code} {busy} {delay_ms} {status_bytes}\n")
         fresh.replace(self.folder / "faults")
 
+    def draw(self, watts: float) -> None:
+        """Let the plug-in measure so many watts; before the first call it has no DCMI."""
+        fresh = self.folder / "watts.new"
+        fresh.write_text(f"{round(watts)}\n")
+        fresh.replace(self.folder / "watts")
+
     @contextmanager
     def inside(self) -> Iterator["Inside"]:
         """Be the host that this BMC is in."""
@@ -296,6 +302,7 @@ class IpmiSim:
                 stdout=log,
                 stderr=log,
                 start_new_session=True,
+                env=os.environ | ({"LD_PRELOAD": str(self.folder / "policy.so")} if self._with_plugin else {}),
             )
         try:
             async with asyncio.timeout(60):

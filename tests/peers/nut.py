@@ -187,11 +187,12 @@ async def upsd(
     max_age_s: int = 15,
     driver_lines: str = "",
     bring: Callable[[Path], Awaitable[None]] | None = None,
+    address: str = "127.0.0.1",
 ) -> AsyncIterator[Upsd]:
     """Serve UPSes (of the name "dsim", unless told). certificate: an NSS folder, and a nickname in it.
 
     max_age_s: upsd's MAXAGE. driver_lines: further lines of each section of ups.conf(5). bring: puts drivers of the
-    test's own into the folder of sockets (`nut_driver`), in place of dummy-ups.
+    test's own into the folder of sockets (`nut_driver`), in place of dummy-ups. address: where upsd listens.
     """
     program("upsd"), program("dummy-ups")
     names = names or ("dsim",)
@@ -200,7 +201,7 @@ async def upsd(
     sections = "".join(
         f"[{name}]\n  driver = dummy-ups\n  mode = dummy-once\n  port = {name}.dev\n{driver_lines}" for name in names
     )
-    lines = [f"LISTEN 127.0.0.1 {served.port}", f"MAXAGE {max_age_s}", f"STATEPATH {folder}"]
+    lines = [f"LISTEN {address} {served.port}", f"MAXAGE {max_age_s}", f"STATEPATH {folder}"]
     if certificate is not None:
         lines += [f'CERTPATH "{certificate[0]}"', f'CERTIDENT "{certificate[1]}" ""']
     for name, text in {

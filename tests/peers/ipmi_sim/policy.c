@@ -1,17 +1,23 @@
 /*
  * A plug-in for OpenIPMI's ipmi_sim, which has no power restore policy of its own.
  *
- * Answers Get Chassis Status (00h/01h) and Set Power Restore Policy (00h/06h) as IPMI 2.0 sections 28.2 and 28.8 say.
- * The option string of loadlib is a folder with four files, each holding one line:
+ * Answers Get Chassis Status (00h/01h) and Set Power Restore Policy (00h/06h) as IPMI 2.0 sections 28.2 and 28.8 say,
+ * and DCMI's Get Power Reading (2Ch/02h) as DCMI 1.5 section 6.6.1 says. ipmi_sim knows no DCMI and keeps its network
+ * function for administrators (D4h); a BMC gives the reading to an operator. So ipmi_cmd_permitted is replaced, which
+ * works only where this file is preloaded as well.
+ * The option string of loadlib is a folder with five files, each holding one line:
  *
  *   policy  0 always-off, 1 last-state, 2 always-on; outlives ipmi_sim, as a BMC's memory outlives a loss of AC
  *   faults  LIE CODE BUSY DELAY_MS STATUS_BYTES: acknowledge without storing; completion code of a set (0: none);
  *           answer 0xC0 to so many commands; wait before each answer; cut or stretch the status answer (0: 3 bytes)
  *   heard   appended to: one word for each command answered
  *   power   1 or 0, as chassis.sh has it; not there: 1
+ *   watts   what the host draws; not there: this BMC has no DCMI
  *
  * Built for OpenIPMI 2.0.33 (Debian 12): there a command handler has no emulator argument.
  */
+#define _GNU_SOURCE
+#include <dlfcn.h>
 #include <stdio.h>
 #include <stdlib.h>
 #include <string.h>
@@ -22,6 +28,10 @@
 #define NETFN_CHASSIS 0x00
 #define GET_CHASSIS_STATUS 0x01
 #define SET_POWER_RESTORE_POLICY 0x06
+#define NETFN_GROUP 0x2c
+#define GROUP_DCMI 0xdc
+#define GET_POWER_READING 0x02
+#define IS_MEASURED 0x40
 #define MAX_STATUS 16
 
 struct faults {
@@ -178,6 +188,52 @@ static void set_policy(lmc_data_t *mc, msg_t *msg, unsigned char *reply, unsigne
 	*reply_len = 2;
 }
 
+static int read_watts(void)
+{
+	int watts = -1;
+	FILE *file = folder[0] ? open_file("watts", "r") : NULL;
+
+	if (file) {
+		if (fscanf(file, "%d", &watts) != 1)
+			watts = -1;
+		fclose(file);
+	}
+	return watts;
+}
+
+static void get_power(lmc_data_t *mc, msg_t *msg, unsigned char *reply, unsigned int *reply_len, void *data)
+{
+	struct faults now;
+	int watts = read_watts();
+
+	(void)mc; (void)data;
+	if (watts < 0 || msg->cmd != GET_POWER_READING) {
+		refuse(0xc1, reply, reply_len);
+		return;
+	}
+	if (misbehave(&now)) {
+		refuse(0xc0, reply, reply_len);
+		return;
+	}
+	memset(reply, 0, 19);
+	reply[1] = GROUP_DCMI;
+	reply[2] = watts & 0xff;
+	reply[3] = watts >> 8 & 0xff;
+	reply[18] = IS_MEASURED;
+	*reply_len = 19;
+	heard("watts");
+}
+
+int ipmi_cmd_permitted(unsigned char priv, unsigned char netfn, unsigned char cmd)
+{
+	int (*theirs)(unsigned char, unsigned char, unsigned char);
+
+	if (netfn == NETFN_GROUP && cmd == GET_POWER_READING && read_watts() >= 0)
+		return 1;
+	theirs = (int (*)(unsigned char, unsigned char, unsigned char))dlsym(RTLD_NEXT, "ipmi_cmd_permitted");
+	return theirs ? theirs(priv, netfn, cmd) : 0;
+}
+
 int ipmi_sim_module_print_version(sys_data_t *sys, char *options)
 {
 	(void)sys; (void)options;
@@ -197,6 +253,7 @@ int ipmi_sim_module_init(sys_data_t *sys, const char *options)
 int ipmi_sim_module_post_init(sys_data_t *sys)
 {
 	(void)sys;
+	ipmi_emu_register_group_extension_handler(GROUP_DCMI, get_power, NULL);
 	if (ipmi_emu_register_cmd_handler(NETFN_CHASSIS, GET_CHASSIS_STATUS, get_status, NULL))
 		return -1;
 	return ipmi_emu_register_cmd_handler(NETFN_CHASSIS, SET_POWER_RESTORE_POLICY, set_policy, NULL);
