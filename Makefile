@@ -36,7 +36,7 @@ test:
 
 test-long:
 	scripts/venv .venv test,mutation
-	scripts/test-peers || echo 'Going on without them: their tests are skipped and named at the end.'
+	scripts/test-peers --browser || echo 'Going on without them: their tests are skipped and named at the end.'
 	scripts/marked slow $(ARGS)
 	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch
 	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch -m slow -o faulthandler_timeout=6000

@@ -20,10 +20,11 @@ from powerguard.sim.virtual import VirtualLoop
 from tests.cli.test_explain import STORIES, told_in
 from tests.daemon.watched import Watched, scene
 from tests.e2e.rig import LONG, rig
+from tests.peers import require
 
 PATIENCE_S: Final = 100.0
 CHROMIUM: Final = (
-    "chromium", "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
+    "--headless", "--no-sandbox", "--disable-gpu", "--disable-quic", "--no-first-run",
     "--disable-background-networking", "--disable-component-update", "--disable-sync", "--enable-logging=stderr",
     "--remote-debugging-port=0", "--window-size=500,900",
 )  # fmt: skip
@@ -117,7 +118,11 @@ async def tab(folder: Path, url: str) -> AsyncIterator[Tab]:
     profile, console = folder / "profile", folder / "console"
     with console.open("wb") as log:
         browser = await asyncio.create_subprocess_exec(
-            *CHROMIUM, f"--user-data-dir={profile}", url, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log
+            require("chromium"),
+            *(*CHROMIUM, f"--user-data-dir={profile}", url),
+            stdin=asyncio.subprocess.DEVNULL,
+            stdout=log,
+            stderr=log,
         )
     try:
         async with asyncio.timeout(PATIENCE_S), aiohttp.ClientSession() as session:
