@@ -24,6 +24,7 @@ from bench import (
     ranks,
     react,
     readers,
+    restore,
     shared,
     simulated,
     tiers,
@@ -53,6 +54,7 @@ BENCHES: dict[str, Callable[..., list[Figure]]] = {
     "hosts": hosts.run,
     "guard": guard.run,
     "trainer": trainer.run,
+    "restore": restore.run,
     "cuts": cuts.run,
 }
 

@@ -13,8 +13,7 @@ from torch import nn
 from torch.nn.parallel import DistributedDataParallel
 
 from powerguard.trainer.torch.state import TorchState
-from powerguard.trainer.torch.tree import bytes_of
-from tests.torch.kept import kept
+from tests.torch.kept import bytes_of, kept
 
 Made = tuple[nn.Module, torch.optim.Optimizer, TorchState]
 

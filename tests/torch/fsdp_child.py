@@ -16,8 +16,7 @@ from torch.nn.parallel import DistributedDataParallel
 
 from powerguard.trainer.dcp import SealedFileSystemWriter, load_newest_sealed, save_sealed
 from powerguard.trainer.torch.state import StateError, TorchState
-from powerguard.trainer.torch.tree import bytes_of
-from tests.torch.kept import kept
+from tests.torch.kept import bytes_of, kept
 
 
 def made(seed: int, *, width: int = 10) -> tuple[nn.Module, torch.optim.Optimizer]:

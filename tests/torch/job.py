@@ -18,7 +18,7 @@ from torch.nn.parallel import DistributedDataParallel
 from powerguard.trainer import Guard
 from powerguard.trainer.torch.data import ResumableLoader
 from powerguard.trainer.torch.state import TorchState
-from powerguard.trainer.torch.tree import bytes_of
+from tests.torch.kept import bytes_of
 
 EVERY_S = 0.15
 

@@ -1,6 +1,8 @@
 """Takes a state through a snapshot and back, as the store does, without a disk."""
 
 from collections.abc import Iterable, Mapping
+from ctypes import c_ubyte
+from typing import Any
 
 from powerguard.trainer.store.items import Item, Loaded, State
 from powerguard.trainer.store.shards import Snapshot
@@ -20,3 +22,9 @@ def kept(items: Iterable[Item]) -> Mapping[str, Loaded]:
 def carried(old: State, new: State) -> None:
     """Load into one state what another one keeps."""
     new.load(kept(old.items()))
+
+
+def bytes_of(tensor: Any) -> memoryview:
+    """Return the memory of a contiguous tensor on the CPU, to be read or written. The tensor must outlive it."""
+    size = int(tensor.numel() * tensor.element_size())
+    return memoryview((c_ubyte * size).from_address(tensor.data_ptr())).cast("B")

@@ -13,8 +13,8 @@ from torch import nn
 
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.torch.state import INDEX, TorchState
-from powerguard.trainer.torch.tree import DTYPES, Packer, StateError, Unpacker, bytes_of, in_turns
-from tests.torch.kept import carried, kept
+from powerguard.trainer.torch.tree import DTYPES, Packer, StateError, Unpacker, in_turns
+from tests.torch.kept import bytes_of, carried, kept
 
 
 @pytest.fixture(autouse=True)
@@ -299,6 +299,31 @@ def test_training_goes_on_bit_for_bit(name: str) -> None:
     assert resumed.bits() == training.bits()
     assert resumed.notes is notes
     assert notes == training.notes
+
+
+def test_thousands_of_parameters_in_several_groups_go_on_bit_for_bit() -> None:
+    """Their numbers are handed to torch as ranges, those of groups that do not count on as lists."""
+
+    def made(seed: int) -> tuple[list[torch.Tensor], torch.optim.Optimizer]:
+        torch.manual_seed(seed)
+        params = [torch.nn.Parameter(torch.randn(3)) for _ in range(2500)]
+        groups = [{"params": params[:1200], "lr": 0.1}, {"params": params[1200:1203]}, {"params": params[1203:]}]
+        return params, torch.optim.AdamW(groups, lr=0.01, foreach=True)
+
+    def train(params: list[torch.Tensor], optimizer: torch.optim.Optimizer) -> None:
+        for number, param in enumerate(params):
+            param.grad = param.detach() * number
+        optimizer.step()
+
+    params, optimizer = made(1)
+    train(params, optimizer)
+    saved = kept(TorchState(model=torch.nn.ParameterList(params), optimizer=optimizer).items())
+    train(params, optimizer)
+    resumed, other = made(2)
+    TorchState(model=torch.nn.ParameterList(resumed), optimizer=other).load(saved)
+    train(resumed, other)
+    assert all(same_bits(mine.detach(), theirs.detach()) for mine, theirs in zip(resumed, params, strict=True))
+    assert same_bits(other.state[resumed[2400]]["exp_avg_sq"], optimizer.state[params[2400]]["exp_avg_sq"])
 
 
 lr = torch.optim.lr_scheduler

@@ -383,7 +383,7 @@ class _Load:
     def run(self) -> dict[str, Loaded]:
         """Raises the error of the last source for the first chunk that none has right."""
         shard = self._shard
-        self._memory.reserve(shard.size_bytes)
+        self._memory.reserve(shard.size_bytes, touch=False)  # the reading threads touch it, all at a time
         buffer = self._memory.buffer
 
         def read(index: int, start: int, end: int) -> None:

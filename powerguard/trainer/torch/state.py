@@ -97,6 +97,7 @@ Optimizer = Any
 """Those of torch."""
 
 _TOLD: Final = 5
+_MANY: Final = 1000
 
 
 class Component(Protocol):
@@ -422,6 +423,8 @@ class _Optimizer:
         kept = list(self._pairs(state["state"], state["param_groups"]))
         for param, parts in kept:
             parts.update({key: _spread(part, param) for key, part in parts.items()})
+        for group in state["param_groups"]:
+            group["params"] = _quick(group["params"])
         self._optimizer.load_state_dict(state)
         # Torch casts what it loads to the dtype of the parameter; fp32 moments of bf16 weights would lose their bits.
         for param, parts in kept:
@@ -437,6 +440,17 @@ class _Optimizer:
         for param, number in zip(params, numbers, strict=True):
             if number in state:
                 yield param, state[number]
+
+
+def _quick(numbers: list[int]) -> Sequence[int]:
+    """The same numbers as a range, where they are many and in order.
+
+    torch searches its group's numbers once for each value: 100,000 values of 33,000 parameters took 14 s in a list.
+    """
+    if len(numbers) < _MANY:
+        return numbers
+    ordered = range(numbers[0], numbers[0] + len(numbers))
+    return ordered if numbers == list(ordered) else numbers
 
 
 def _spread(part: Value, param: Tensor) -> Value:

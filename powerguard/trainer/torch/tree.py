@@ -14,7 +14,6 @@ import math
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
-from ctypes import c_ubyte
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -125,12 +124,6 @@ def in_turns(size: int, piece: int, begin: Turn, end: Turn) -> None:
             begin(turn % 2, *pieces[turn])
         if turn > 0:
             end((turn - 1) % 2, *pieces[turn - 1])
-
-
-def bytes_of(tensor: Tensor) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU, to be read or written. The tensor must outlive it."""
-    size = int(tensor.numel() * tensor.element_size())
-    return memoryview((c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
 
 
 # --- Out ----------------------------------------------------------------------------------------------------------
@@ -320,7 +313,7 @@ class Unpacker:
         key = (node["item"], node.get("device", "cpu"))
         tensor = self._made.get(key)
         if tensor is None:
-            tensor = self._made[key] = copied(self._items[node["item"]]).to(node.get("device", "cpu"))
+            tensor = self._made[key] = _copied(self._items[node["item"]], node.get("device", "cpu"))
         return tensor if "sharded" not in node else Sharded(tensor, node["sharded"])
 
     def _numpy(self, node: Mapping[str, Json]) -> Value:
@@ -346,19 +339,19 @@ class Unpacker:
         return {self.unpack("a key", key): part for key, part in node["of"]} if TAG in node else node
 
 
-def copied(loaded: Loaded) -> Tensor:
-    """Return a new tensor on the CPU with the loaded bytes. Raises KeyError, ValueError."""
-    tensor = torch.empty(loaded.shape, dtype=DTYPES[loaded.dtype])
+def _copied(loaded: Loaded, device: str) -> Tensor:
+    """Return a new tensor with the loaded bytes. Raises KeyError, ValueError, RuntimeError."""
+    tensor = torch.empty(loaded.shape, dtype=DTYPES[loaded.dtype], device=device)
     fill(tensor, loaded)
     return tensor
 
 
 def fill(tensor: Tensor, loaded: Loaded) -> None:
-    """Copy the loaded bytes into a tensor of their dtype and shape, wherever and however it lies."""
-    tensor = tensor.detach()
-    if tensor.numel() == 0:
-        return
-    if tensor.device.type == "cpu" and tensor.is_contiguous() and not tensor.is_conj() and not tensor.is_neg():
-        bytes_of(tensor)[:] = loaded.data
-    else:
-        tensor.copy_(copied(loaded))
+    """Copy the loaded bytes into a tensor of their dtype and shape, wherever and however it lies.
+
+    torch copies with all its threads, and to a GPU straight from the memory that the disk was read into.
+    """
+    if tensor.numel():
+        data = bytearray(loaded.data) if loaded.data.readonly else loaded.data  # torch warns of what is read-only
+        kept = torch.frombuffer(data, dtype=DTYPES[loaded.dtype]).view(loaded.shape)
+        tensor.detach().copy_(kept)
