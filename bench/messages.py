@@ -15,7 +15,7 @@ import structlog
 from aiohttp import web
 
 from bench import daemon
-from bench.figure import Figure
+from bench.figure import Figure, quantile
 from powerguard.core.model.actions import Level, Note
 from powerguard.core.model.state import State
 from powerguard.daemon.journal.journal import WorkerThread, in_thread
@@ -25,6 +25,8 @@ from powerguard.daemon.notify.queue import Queue
 from powerguard.effectors.child import run_child
 from powerguard.settings.notify import NotifyOptions
 from tests.daemon.watched import scene
+from tests.e2e.rig import ROOMY, rig
+from tests.e2e.test_messages import STOP_S, own, receiver, targets, wait_already
 
 _OUTAGE = Note(
     event="outage_began",
@@ -46,10 +48,17 @@ def run(*, quick: bool) -> list[Figure]:
     with TemporaryDirectory(dir=Path.cwd(), prefix=".bench-") as folder:
         figures = asyncio.run(_writes(Path(folder), 50 if quick else 1000))
         figures.append(asyncio.run(_waited(Path(folder), 1 if quick else 5)))
-    memory = asyncio.run(
-        daemon.cost(", four targets of messages", None, 5.0 if quick else 60.0, notify={"targets": _TARGETS})
+    spell_s = 5.0 if quick else 60.0
+    memory = asyncio.run(daemon.cost(", four targets of messages", None, spell_s, notify={"targets": _TARGETS}))[0]
+    without = quantile(asyncio.run(daemon.cost("", None, spell_s))[0].values, 0.5)
+    added = replace(
+        memory,
+        name="memory that the four targets add to the daemon",
+        values=tuple(each - without for each in memory.values),
+        bar="<= 3",
     )
-    return [*figures, memory[0], _apprise()]
+    offs = [asyncio.run(_power_off(1 if quick else 3, waiting=waiting)) for waiting in (False, True)]
+    return [*figures, memory, added, *offs, _apprise()]
 
 
 async def _writes(folder: Path, times: int) -> list[Figure]:
@@ -143,6 +152,28 @@ async def _waited(folder: Path, times: int) -> Figure:
         values=tuple(taken_s),
         bar="<= 60",
     )
+
+
+async def _power_off(times: int, *, waiting: bool) -> Figure:
+    """Time the order to power off after the commit, without messages or with 200 that wait for targets that hang."""
+    taken_s: list[float] = []
+    for _ in range(times):
+        async with rig(runtime=ROOMY) as world, receiver(0, [], hangs=True) as port:
+            world.settings["budget"] |= {"stop_q95_s": STOP_S, "reserve_s": 3}
+            if waiting:
+                own(world, hangs=True)
+                world.settings["notify"] = {"targets": targets(world, port)}
+                await wait_already(world)
+            await world.start()
+            if waiting:
+                await world.metric_becomes('powerguard_messages_queued{target="hook"}', WAITING)
+            world.ups.utility = False
+            off = await world.off()
+            await world.note("power_off_accepted")
+            (latched,) = world.notes("phase_changed", new="shutdown")
+            taken_s.append(off.at_s - latched.at_s)
+    queued = f"{WAITING} messages and three targets that hang" if waiting else "no message"
+    return Figure(name=f"commit -> order to power off, {queued}", unit="s", values=tuple(taken_s), bar="<= 1")
 
 
 def _apprise() -> Figure:

@@ -1,4 +1,4 @@
-"""What ten open pages cost the daemon: the same daemon before they are opened and while they are open."""
+"""What ten open pages cost the daemon, the same daemon before they are opened; how soon a page shows a change."""
 
 import asyncio
 import contextlib
@@ -10,15 +10,25 @@ from bench import world
 from bench.daemon import AS_INSTALLED, cpu_s, rss_mb
 from bench.figure import Figure, quantile
 from powerguard.clock import boottime_s
+from powerguard.sim.demo.story import numbers
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.ups import SimUps, UpsBattery
+from tests.e2e.rig import LONG, rig
+from tests.e2e.test_page import pages
 
 PAGES = 10
 SPELL_S = 5.0
+_PHASES = {
+    "online": "Online",
+    "on_battery": "On battery",
+    "emergency_checkpoint": "Emergency checkpoint",
+    "holding": "Holding",
+    "shutdown": "Powering off",
+}
 
 
 def run(*, quick: bool) -> list[Figure]:
-    return asyncio.run(_cost(2 if quick else 12))
+    return [*asyncio.run(_cost(2 if quick else 12)), asyncio.run(_shown(1 if quick else 5))]
 
 
 async def _cost(spells: int) -> list[Figure]:
@@ -53,6 +63,25 @@ async def _cost(spells: int) -> list[Figure]:
         Figure(name="resident memory that they take, the template engine included", unit="MB", values=(grown,)),
         Figure(name="updates of each page", unit="a second", values=(updates,)),
     ]
+
+
+async def _shown(outages: int) -> Figure:
+    """Time each change of the phase from the daemon's own note of it to the page that shows it."""
+    taken_s: list[float] = []
+    for _ in range(outages):
+        async with rig(runtime=LONG) as world:
+            await world.start()
+            shown_s: dict[str, float] = {}
+            async with contextlib.aclosing(pages(world.http_port)) as events:
+                async for page in events:
+                    name = next(name for name, label in _PHASES.items() if f'">{label}</p>' in page)
+                    shown_s.setdefault(name, boottime_s())
+                    world.ups.utility = False
+                    if name == "shutdown":
+                        break
+            changes = {str(numbers(line)["new"]): line.at_s for line in world.notes("phase_changed")}
+            taken_s += [at_s - changes[name] for name, at_s in shown_s.items() if name in changes]
+    return Figure(name="the phase changes -> the page shows it", unit="s", values=tuple(taken_s), bar="<= 1")
 
 
 async def _share(pid: int) -> float:

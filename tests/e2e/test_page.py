@@ -4,7 +4,7 @@ import asyncio
 import contextlib
 import json
 import re
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator, AsyncIterator
 from dataclasses import replace
 from pathlib import Path
 from typing import Any, Final
@@ -30,7 +30,7 @@ CHROMIUM: Final = (
 )  # fmt: skip
 
 
-async def pages(port: int) -> AsyncIterator[str]:
+async def pages(port: int) -> AsyncGenerator[str, None]:
     """The page of each event, until the daemon ends."""
     limit = aiohttp.ClientTimeout(total=PATIENCE_S)
     async with (
