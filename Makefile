@@ -1,9 +1,9 @@
 # Every target does all its own set-up. PYTHON=... chooses the interpreter, ARGS=... goes to what is run, WORKERS=... is how
-# many tests run at a time. On two cores 4 took 805 s and 6 took 607 s: tests mostly wait for a peer. With many more, those
-# with a battery of seconds starve.
+# many tests run at a time. On two cores 4 took 805 s and 6 took 607 s: tests mostly wait for a peer. With many, those with
+# a battery of seconds starve.
 .POSIX:
 .SUFFIXES:
-WORKERS = 6
+WORKERS = 5
 CHECKED = tests/core tests/settings tests/ups/profiles tests/test_tidy.py tests/test_yamlfile.py tests/test_wire.py tests/test_options.py
 .PHONY: help demo check test test-long test-vm bench docs clean
 
