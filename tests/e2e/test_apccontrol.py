@@ -126,7 +126,7 @@ async def test_a_return_in_time_is_no_shutdown_at_all(kind: str) -> None:
             await world.until(lambda: bool(world.notes("phase_changed", new="online")), "online")
             assert not shut_down(made)
         assert world.offs() == []
-        assert not world.trainers[0].paused
+        await world.until(lambda: not world.trainers[0].paused, "the trainer to go on")
         world.no_traceback()
 
 

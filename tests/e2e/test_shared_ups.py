@@ -97,7 +97,7 @@ async def test_training_that_obeyed_is_spared_while_the_neighbour_draws_on() -> 
             assert host.actions("TerminateTrainer") == []
             assert host.offs() == []
             host.no_traceback()
-        assert first.trainers[0].resumed_at_s
+        await first.until(lambda: first.trainers[0].resumed_at_s, "the trainer's resume")
         assert len(second.trainers[0].resumed_at_s) == 0
 
 

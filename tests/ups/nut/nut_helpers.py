@@ -145,12 +145,16 @@ class FakeUpsd:
                     try:
                         words = split(line.decode().rstrip("\n"))
                     except (UnicodeDecodeError, NutError):
-                        continue  # the beginning of TLS, which nobody answers here
+                        continue
                     self.requests.append(words)
                     answer = self.answer(self, words, writer)
                     if answer is not None:
                         writer.write(answer)
                         await writer.drain()
+                    if words == ("STARTTLS",) and answer is not None and answer.startswith(b"OK"):
+                        # What follows is a handshake that is never answered. Its random bytes may look like a line.
+                        while await reader.read(65536):
+                            pass
         finally:
             writer.close()
             with contextlib.suppress(ConnectionError, asyncio.CancelledError):
