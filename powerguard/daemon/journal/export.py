@@ -118,7 +118,8 @@ def _event(event: Event, boot: int) -> dict[str, object]:
         blank = plain_of(Reading(at_s=0.0, ups="", source="", output_source=event.output_source))
         shown = {n: v for n, v in plain.items() if n in ("at_s", "ups", "source", "output_source") or v != blank[n]}
         shown.pop(KIND, None)
-        short = {n: round(v, _DIGITS) if isinstance(v, float) else v for n, v in shown.items()}
+        # Not the time: a limit that is just reached must be just reached in a replay.
+        short = {n: round(v, _DIGITS) if isinstance(v, float) and n != "at_s" else v for n, v in shown.items()}
         return {"kind": "reading", "boot": boot, **short}
     return {"kind": "event", "boot": boot, "at_s": event.at_s, "event": plain}
 
