@@ -6,7 +6,6 @@ from pydantic import Field, field_validator, model_validator
 
 from powerguard.options import Host, Options, Secret
 
-
 NutName = Annotated[
     str,
     Field(
