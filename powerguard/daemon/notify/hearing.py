@@ -243,7 +243,8 @@ class Hearing:
             if value is not None and not (isinstance(value, float) and not math.isfinite(value))
         }
         needs = [own.get(each) for each in ("checkpoint_s", "stop_s")]
-        values = {**own, "host": self.host, "because": because.rstrip("."), "name": named(self.language, name)}
+        called = named(self.language, name, str(own.get("action", "")))
+        values = {**own, "host": self.host, "because": because.rstrip("."), "name": called}
         values["need_s"] = sum(float(each) for each in needs if isinstance(each, int | float)) if any(needs) else None
         values["fix"] = FIXES.get(name.removesuffix("_raised"), "")
         kind = name if name in _WORDED else "alarm"

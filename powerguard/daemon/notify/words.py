@@ -28,10 +28,11 @@ def word(language: str, name: str, values: Mapping[str, Any]) -> tuple[str, str]
     return message["title"].format_map(shown), message["text"].format_map(shown).strip()
 
 
-def named(language: str, event: str) -> str:
-    """Return what an alarm is called."""
+def named(language: str, event: str, action: str = "") -> str:
+    """Return what an alarm is called. action: the class of the order that failed, if one did."""
     name = event.removesuffix("_raised").removesuffix("_cleared").replace("_", " ")
-    return str(texts(language)["alarms"].get(name, name))
+    alarms = texts(language)["alarms"]
+    return str(alarms.get(f"{name} {action}") or alarms.get(name, name))
 
 
 class _Values(dict[str, str]):

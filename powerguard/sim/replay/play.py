@@ -248,6 +248,8 @@ AFTER_END_S: Final = 30.0
 MISSED_TICKS: Final = 3.0
 """Where a recording with ticks has no event for so many of them, the replay makes ticks of its own."""
 ROUNDING_S: Final = 0.01
+SAME_S: Final = 1e-6
+"""What is so near is one instant: then an outcome comes before a reading, and both before a tick, as in the loop."""
 _TAKES_S: Final[dict[type[Action], float]] = {
     EnsurePolicy: 0.2,
     SyncFilesystems: 0.5,
@@ -382,11 +384,11 @@ class _Player:
                 if leg.end_s is None or self._now_s >= leg.end_s:
                     return
                 at_s = leg.end_s  # A busy daemon's ticks come late: it lived until then, and decided something.
-            if event_s == at_s:
-                self._heard_s = at_s
-                self._feed(self._ahead.popleft())
-            elif due_s == at_s:
+            if due_s is not None and due_s <= at_s + SAME_S:
                 self._answer(heapq.heappop(self._due))
+            elif event_s is not None and event_s <= at_s + SAME_S:
+                self._heard_s = event_s
+                self._feed(self._ahead.popleft())
             else:
                 self._send(Tick(at_s=at_s))
             phase = self._state.phase

@@ -7,7 +7,7 @@ from typing import Any
 import pytest
 
 from powerguard.cli.words import _SENTENCES
-from powerguard.core.model.actions import Conduct, Level, Note
+from powerguard.core.model.actions import Action, Conduct, Level, Note
 from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import State
 from powerguard.daemon.notify.hearing import Heard, Hearing, Message, composed, is_wanted
@@ -158,7 +158,7 @@ def test_too_many_become_one_and_an_outage_gets_through() -> None:
     assert len(hears.tell(*began(), *ended())) == 2
     (summary,) = hears.watch({}, State(), "armed")
     assert (summary.title, summary.level) == ("gpu-01: 940 more alarms", "error")
-    assert "way blocked (940)" in summary.text
+    assert "a power-on method cannot be used (940)" in summary.text
 
 
 def test_an_outage_that_ended_unseen_is_ended() -> None:
@@ -194,6 +194,16 @@ def test_every_note_has_words(language: str, event: str) -> None:
             assert (told.title + told.text).isprintable()
 
 
+def test_an_order_that_failed_is_named_by_what_it_was_to_do() -> None:
+    """Every order that the table names exists; one that it does not name is an order all the same."""
+    orders = {each.__name__ for each in Action.__subclasses__()}
+    named = {name.removeprefix("action failed ") for name in texts("en")["alarms"] if name.startswith("action failed ")}
+    assert named <= orders
+    for action, title in (("TriggerCheckpoint", "a checkpoint failed"), ("Reboot", "an order failed")):
+        (told,) = Listener("en").tell(note("action_failed", Level.ERROR, "timed out", action=action))
+        assert told.title == f"gpu-01: {title}"
+
+
 def test_the_languages_say_the_same() -> None:
     """The same messages with the same values, so that a translation cannot leave a number out."""
     english, chinese = texts("en"), texts("zh")
@@ -203,6 +213,7 @@ def test_the_languages_say_the_same() -> None:
         for part in ("title", "text"):
             assert re.findall(r"{\w+}", message[part]) == re.findall(r"{\w+}", other[part]), name
     assert set(english["reasons"]) <= set(chinese["reasons"])
+    assert set(english["alarms"]) <= set(chinese["alarms"])
     assert set(english["units"]) == set(chinese["units"])
 
 

@@ -300,6 +300,9 @@ def gate_rows(returning: Mapping[str, Any], words: Mapping[str, str]) -> list[Ro
     ]  # fmt: skip
 
 
+_FLAGS: Final = ("low_battery", "replace_battery", "overload")
+
+
 def ups_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
     """Return one row for each UPS; with several, what they are together comes first."""
     shown = [("", told["supply"], told["ups"]), *((f["name"], f["supply"], f["ups"]) for f in told["feeds"])]
@@ -324,8 +327,8 @@ def _ups_details(ups: Mapping[str, Any], words: Mapping[str, str]) -> list[str]:
         details.append(f"{words['reported']} {duration(ups['runtime_s'], words)}")
     if ups["input_v"] is not None:
         details.append(f"{words['input']} {ups['input_v']:.0f} V")
-    details += [words[flag] for flag in ("low_battery", "replace_battery", "overload") if ups[flag]]
-    return [*details, *ups["alarms"]]
+    details += [words[flag] for flag in _FLAGS if ups[flag]]
+    return [*details, *(alarm for alarm in ups["alarms"] if alarm not in (*_FLAGS, "on_battery"))]
 
 
 def outage_rows(outages: Sequence[OutageRecord], words: Mapping[str, str]) -> list[tuple[str, str, str, str]]:
