@@ -339,6 +339,7 @@ class _Player:
     def enter(self, leg: Leg, *, first: bool) -> bool:
         """Begin a leg; False where today's decisions would not have come to it."""
         self._due.clear()
+        self._ahead = deque(leg.events)
         if first:
             self._leg, self._policy, self._now_s = leg, leg.policy, leg.at_s
             self._state = restore(leg.policy, None, leg.at_s).state if leg.state is None else leg.state
@@ -368,7 +369,6 @@ class _Player:
 
     def play(self, leg: Leg, *, follow_until_s: float) -> None:
         """Feed what this leg heard, with ticks and answers between."""
-        self._ahead = deque(leg.events)
         end_s = max(leg.events[-1].at_s if leg.events else leg.at_s, leg.end_s or leg.at_s) + ROUNDING_S
         is_ticking = any(isinstance(event, Tick) for event in leg.events)
         follow_until_s = min(follow_until_s, end_s + AFTER_END_S)
