@@ -1,4 +1,4 @@
-"""Reads what this host alone draws: its BMC's power reading and the sum over its GPUs, as events for the core.
+"""Reads what this host alone draws: its BMC's power reading, its PDU's outlets and its GPUs, as events for the core.
 
 On a UPS that is shared, every 5 s on battery and in a drill, else every minute. On one that is not, now and then on
 utility only, to see whether the settings forget that others hang on it.
@@ -6,9 +6,12 @@ utility only, to see whether the settings forget that others hang on it.
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Coroutine
+import re
+from collections.abc import Awaitable, Callable, Coroutine, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
+
+import structlog
 
 from powerguard.clock import Clock
 from powerguard.core.model.events import OwnLoad, OwnSource
@@ -16,6 +19,11 @@ from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Online, Recovery, Shutdown, State, Supply
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.gpu.effector import GpuEffector
+from powerguard.ups.profiles.vocabulary import DeviceError
+from powerguard.ups.nut.connection import opened
+from powerguard.ups.nut.options import OutletOptions
+
+log = structlog.get_logger(__name__)
 
 ON_BATTERY_S: Final = 5.0
 ON_UTILITY_S: Final = 60.0
@@ -23,6 +31,7 @@ ALONE_S: Final = 600.0
 LIMIT_S: Final = 6.0
 """Timeout for one reading: three of them make a stale one, and a BMC that needs more measures nothing in time."""
 _LOOK_S: Final = 0.5
+_WATTS: Final = re.compile(r"\d{1,7}(\.\d{1,6})?")
 Read = Callable[[float], Coroutine[Any, Any, float | None]]
 """Reads watts within so many seconds; None: not reported."""
 
@@ -75,6 +84,44 @@ class OwnLoadWatch:
         if self.policy.shared is None:
             return ALONE_S if calm else None
         return ON_UTILITY_S if calm else ON_BATTERY_S
+
+
+class Outlets:
+    """The outlets that feed this host. trouble: why they cannot be read, with the remedy; "" if they can."""
+
+    def __init__(self, outlets: Sequence[OutletOptions]) -> None:
+        """Read nothing yet."""
+        self.trouble = ""
+        self._outlets = outlets
+
+    async def watts(self, limit_s: float) -> float | None:
+        """Return the sum of all outlets; None if one of them cannot be read (logged once for each reason)."""
+        trouble = ""
+        watts: float | None = None
+        try:
+            async with asyncio.timeout(limit_s):
+                watts = math.fsum([await self._of(each) for each in self._outlets])
+        except TimeoutError:
+            trouble = f"no answer in {limit_s:g} s"
+        except (DeviceError, ValueError) as error:
+            trouble = str(error)
+        if trouble and trouble != self.trouble:
+            log.warning("outlets_unread", because=trouble)
+        self.trouble = trouble
+        return watts
+
+    async def _of(self, pdu: OutletOptions) -> float:
+        async with opened(pdu.as_source(), reads_only=True) as upsd:
+            watts = 0.0
+            for outlet in pdu.outlets:
+                name = f"outlet.{outlet}.realpower"
+                told = await upsd.get(name)
+                if told is None or not _WATTS.fullmatch(told):
+                    found = "has no" if told is None else f"answers {told!r:.40} for"
+                    msg = f"{upsd.where} {found} {name}: name an outlet that measures watts (`upsc {pdu.name}`)"
+                    raise ValueError(msg)
+                watts += float(told)
+            return watts
 
 
 async def gpu_watts(gpu: GpuEffector, limit_s: float) -> float | None:

@@ -66,7 +66,7 @@ from powerguard.daemon.loop import Components, Loop, Runnable
 from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.observe import http
 from powerguard.daemon.observe.page.reports import Reports
-from powerguard.daemon.own_load import OwnLoadWatch, Read, gpu_watts
+from powerguard.daemon.own_load import Outlets, OwnLoadWatch, Read, gpu_watts
 from powerguard.daemon.systemd import Notifier, is_host_stopping
 from powerguard.daemon.watchdog_drill import WatchdogDrill
 from powerguard.effectors.base import Effector, Turns, WaysEffector
@@ -410,6 +410,8 @@ def _own_load(
     read: dict[OwnSource, Read] = {}
     if settings.bmc.kind != "none":
         read[OwnSource.BMC] = bmc.power_watts
+    if outlets := settings.outlets:
+        read[OwnSource.PDU] = Outlets(outlets).watts
     if settings.gpu.kind == "nvml" and policy.shared is not None:
         gpu = GpuEffector(settings.gpu)
         read[OwnSource.GPU] = lambda limit_s: gpu_watts(gpu, limit_s)

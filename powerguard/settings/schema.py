@@ -29,7 +29,7 @@ from powerguard.effectors.trainer.options import AnyTrainerOptions
 from powerguard.options import AbsolutePath, ListenAddress, Options, Uid
 from powerguard.settings.notify import NotifyOptions
 from powerguard.ups.apcupsd.options import ApcupsdOptions
-from powerguard.ups.nut.options import NutOptions
+from powerguard.ups.nut.options import NutOptions, OutletOptions
 from powerguard.ups.snmp.options import SnmpOptions, TrapOptions
 
 Source = SnmpOptions | NutOptions | ApcupsdOptions
@@ -119,6 +119,12 @@ class SharedOptions(Options):
         le=200_000,
         description="Watts that this host draws in training. Used while neither its BMC nor its GPUs measure it.",
         examples=[3000],
+    )
+    outlets: list[OutletOptions] = Field(
+        default=[],
+        max_length=8,
+        description="Outlets of rack PDUs that measure what this host draws from this UPS: used where no BMC does.",
+        examples=[[{"kind": "nut", "host": "10.0.0.9", "name": "pdu-a", "outlets": [3, 4]}]],
     )
     longest_stop_s: float | None = Field(
         default=None,
@@ -591,6 +597,12 @@ class Settings(Options):
         """Names of the UPSes that feed this host, and how many of its power supplies each carries."""
         supplies = [next(iter(self.ups))] if self.feeds is None else self.feeds.supplies
         return {name: supplies.count(name) for name in supplies}
+
+    @property
+    def outlets(self) -> list[OutletOptions]:
+        """Outlets of rack PDUs that measure what this host draws, of all its UPSes."""
+        shared = (self.ups[name].shared for name in self.feeding)
+        return [outlets for each in shared if each is not None for outlets in each.outlets]
 
     @property
     def feed(self) -> str:

@@ -43,7 +43,7 @@ def test_a_host_that_has_the_ups_to_itself_has_no_own_load() -> None:
 
 
 def test_the_best_source_that_counts_is_used() -> None:
-    """The BMC, then the GPUs with the rest of the host, then the settings, then the load by hosts."""
+    """The BMC, then the outlets, then the GPUs with the rest of the host, then the settings, then the load by hosts."""
     state = replace(STATE, learned=Learned(rest_w=400.0))
     policy = replace(POLICY, shared=Shared(hosts=4, own_w=1400.0))
     told = _own(policy, state)
@@ -53,9 +53,13 @@ def test_the_best_source_that_counts_is_used() -> None:
     assert _own(POLICY, state).source is OwnSource.HOSTS
     state = _heard(state, (1.0, 850.0), source="gpu")
     assert (_own(policy, state, 1.0).source, _own(policy, state, 1.0).watts) == (OwnSource.GPU, 1250.0)
+    state = _heard(state, (1.0, 1290.0), source="pdu")
+    assert (_own(policy, state, 1.0).source, _own(policy, state, 1.0).watts) == (OwnSource.PDU, 1290.0)
+    assert own.rest_w(state, 1.0) == 440.0
     state = _heard(state, (1.0, 1320.0))
     told = _own(policy, state, 1.0)
     assert (told.source, told.watts, told.load, told.measured) == (OwnSource.BMC, 1320.0, 0.264, True)
+    assert own.rest_w(state, 1.0) == 470.0
 
 
 def test_where_nothing_is_known_no_drop_is_counted_on() -> None:

@@ -212,7 +212,7 @@ class Outages(RuleBasedStateMachine):
         self._send(TrainerSeen(at_s=self.now_s, trainer=name, alive=True, conduct=Conduct.PAUSE, paused=paused))
 
     @rule(
-        source=st.sampled_from([OwnSource.BMC, OwnSource.GPU]),
+        source=st.sampled_from([OwnSource.BMC, OwnSource.PDU, OwnSource.GPU]),
         watts=st.sampled_from([1500.0, 1510.0, 1490.0, 500.0, 505.0, -1.0, 9000.0, math.nan, math.inf]),
         seconds=st.sampled_from([0.0, 1.0, 5.0]),
     )

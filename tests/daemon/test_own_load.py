@@ -1,6 +1,7 @@
 """What this host draws, read from a BMC that speaks DCMI, at the pace that the phase asks for."""
 
 import asyncio
+import signal
 from pathlib import Path
 
 import pytest
@@ -10,12 +11,14 @@ from powerguard.core.model.events import OwnLoad, OwnSource
 from powerguard.core.model.policy import Policy, Shared
 from powerguard.core.model.state import OnBattery, Outage, Shutdown, State
 from powerguard.daemon import own_load
-from powerguard.daemon.own_load import OwnLoadWatch, gpu_watts
+from powerguard.daemon.own_load import Outlets, OwnLoadWatch, gpu_watts
 from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.options import BmcOptions, GpuOptions
 from powerguard.options import Secret
 from powerguard.sim.bmc import Faults, SimBmc
+from powerguard.ups.nut.options import OutletOptions
+from tests.peers import nut
 from tests.peers.ipmi import keep_secret
 
 POLICY = Policy(boot_id="boot-one", ups="ups", shared=Shared(hosts=2))
@@ -122,3 +125,45 @@ async def test_gpus_behind_no_helper_are_not_told(tmp_path: Path) -> None:
     """A helper that is not there is no reading, and no error of the daemon's."""
     gpu = GpuEffector(GpuOptions(kind="nvml", socket=str(tmp_path / "none.sock")))
     assert await gpu_watts(gpu, 2.0) is None
+
+
+OUTLETS = {"ups.status": "OL", "outlet.3.realpower": "600", "outlet.4.realpower": "612.5", "outlet.5.status": "on"}
+
+
+def _outlets(served: nut.Upsd, *outlets: int) -> Outlets:
+    return Outlets([OutletOptions(kind="nut", host="127.0.0.1", port=served.port, name="pdu", outlets=list(outlets))])
+
+
+async def test_the_outlets_of_a_pdu_behind_upsd() -> None:
+    """Their sum, without a login. What upsd cannot say is None, and the reason names outlet, place and remedy."""
+    async with nut.upsd("pdu", values=OUTLETS) as served:
+        both = _outlets(served, 3, 4)
+        assert await both.watts(5.0) == 1212.5
+        assert both.trouble == ""
+        assert await served.logins("pdu") == 0
+        for outlet, says in ((5, "has no outlet.5.realpower"), (9, "has no outlet.9.realpower")):
+            wrong = _outlets(served, 3, outlet)
+            assert await wrong.watts(5.0) is None
+            assert says in wrong.trouble
+            assert f"{served.port}, pdu" in wrong.trouble
+            assert "upsc pdu" in wrong.trouble
+        for value in ("nan", "-5", "1e9", "600 W"):
+            served.change({"outlet.4.realpower": value}, "pdu")
+            await served.shows(value, "outlet.4.realpower", "pdu")
+            assert await both.watts(5.0) is None
+            assert f"answers {value!r} for outlet.4.realpower" in both.trouble
+        await served.kill_driver(ups="pdu")
+        async with asyncio.timeout(60.0):
+            while "DRIVER-NOT-CONNECTED" not in both.trouble:  # Its last values stay until upsd has noticed.
+                assert await both.watts(5.0) is None
+        await served.kill()
+        assert await both.watts(5.0) is None
+        assert "refused" in both.trouble
+
+
+async def test_a_upsd_that_hangs_costs_the_limit() -> None:
+    async with nut.upsd("pdu", values=OUTLETS) as served:
+        await served.kill(signal.SIGSTOP)
+        hung = _outlets(served, 3)
+        assert await hung.watts(0.5) is None
+        assert hung.trouble == "no answer in 0.5 s"

@@ -16,6 +16,7 @@ from powerguard.sim.bmc import SimBmc
 from powerguard.sim.demo.story import numbers
 from tests.e2e.peers import Trainer
 from tests.e2e.rig import Rig, rig
+from tests.peers import nut
 
 RATING_W: Final = 5400.0
 IDLE_W, TRAINING_W, NEIGHBOUR_W = 500.0, 1000.0, 2400.0
@@ -74,11 +75,17 @@ async def hosts() -> AsyncIterator[tuple[Rig, Rig, SimBmc]]:
 
 async def test_training_that_obeyed_is_spared_while_the_neighbour_draws_on() -> None:
     """Paused, held, and resumed in place when utility is back: neither GPU cap nor SIGSTOP nor SIGTERM was ordered."""
-    async with hosts() as (first, second, _):
+    outlet = {"ups.status": "OL", "outlet.7.realpower": str(NEIGHBOUR_W)}
+    async with hosts() as (first, second, _), nut.upsd("pdu", values=outlet) as pdu:
         first.settings["ups"]["rack-a"]["shared"] = {"hosts": 2}
-        second.settings["ups"]["rack-a"]["shared"] = {"own_w": NEIGHBOUR_W}
+        outlets = {"kind": "nut", "host": "127.0.0.1", "port": pdu.port, "name": "pdu", "outlets": [7]}
+        second.settings["ups"]["rack-a"]["shared"] = {"hosts": 2, "outlets": [outlets]}
         await first.start()
         await second.start()
+        await second.status_shows(
+            lambda told: (told["own_load"] or {}).get("source") == "pdu" and told["own_load"]["watts"] == NEIGHBOUR_W,
+            "the outlet's watts",
+        )
         await first.status_shows(lambda told: (told["own_load"] or {}).get("source") == "bmc", "the BMC's reading")
         first.ups.utility = False
         began = await first.phase("on_battery")

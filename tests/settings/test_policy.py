@@ -204,6 +204,11 @@ def test_a_shared_ups_and_the_tier_reach_the_core() -> None:
 @pytest.mark.parametrize(
     ("ups", "more", "said"),
     [
+        (
+            {"shared": {"hosts": 2, "outlets": [{"kind": "nut", "host": "h", "name": "pdu", "outlets": [3, 3]}]}},
+            {},
+            "an outlet is named twice",
+        ),
         ({"shared": {}}, {}, "shared needs hosts, own_w or both"),
         ({"shared": {"own_w": 900}}, {}, "shared.own_w says nothing without rating_w"),
         ({"shared": {"hosts": 0}}, {}, "greater than or equal to 1"),

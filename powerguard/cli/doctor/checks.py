@@ -30,11 +30,12 @@ from powerguard.cli.shared import Subparsers, UntoldError
 from powerguard.cli.status import last_known
 from powerguard.clock import boot_id, boottime_s
 from powerguard.core.decide.machine import step
-from powerguard.core.model.events import Event, Reading, TrainerSeen
+from powerguard.core.model.events import Event, OwnLoad, OwnSource, Reading, TrainerSeen
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
 from powerguard.daemon.notify.messenger import DRILL_DAYS
 from powerguard.daemon.observe.readiness import full_battery, of_battery
+from powerguard.daemon.own_load import Outlets
 from powerguard.daemon.wiring import outputs_of
 from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.bmc.findings import findings as bmc_findings
@@ -66,6 +67,7 @@ LIMIT_S: Final = 20.0
 OLD_CARD_LIMIT_S: Final = 65.0
 """The same where a card speaks SNMP version 1 only, which takes a request for each object that is not there."""
 BMC_LIMIT_S: Final = 5.0
+OUTLETS_LIMIT_S: Final = 3.0
 RESUME_LIMIT_S: Final = 10.0
 _AS_ROOT: Final = "run doctor as root"
 _START: Final = "systemctl start powerguard.service, or run doctor as root while it runs"
@@ -141,7 +143,7 @@ class Ward:
     policy: Policy
     readings: list[Reading] = field(default_factory=list)
     trainers: list[TrainerSeen] = field(default_factory=list)
-    watts: float | None = None
+    own: list[OwnLoad] = field(default_factory=list)
     status: dict[str, Any] | None = None
     """The daemon's status; it has secrets that this user has not. None: it does not answer."""
 
@@ -237,6 +239,7 @@ async def _live(ward: Ward) -> list[Finding]:
         ),
         ("trainers", lambda: _trainers(ward)),
         ("bmc", lambda: _bmc(ward)),
+        ("shared", lambda: _outlets(ward)),
         ("gpu", lambda: gpu_findings(ward.settings.gpu)),
         ("scheduler", lambda: slurm_findings(ward.settings.scheduler, host=socket.gethostname())),
         ("signals", lambda: signal_findings(ward.settings.signals, pausing=_pausing(ward))),
@@ -497,8 +500,23 @@ async def _bmc(ward: Ward) -> list[Finding]:
         return []  # reported with the settings
     if _is_elsewhere(options.password):
         return [_bmc_of_the_daemon(ward.status)]
-    ward.watts = await BmcEffector(options).power_watts(BMC_LIMIT_S)
+    watts = await BmcEffector(options).power_watts(BMC_LIMIT_S)
+    if watts is not None:
+        ward.own.append(OwnLoad(at_s=boottime_s(), source=OwnSource.BMC, watts=watts))
     return await bmc_findings(options, folder=Path(ward.settings.journal.path).parent, limit_s=BMC_LIMIT_S)
+
+
+async def _outlets(ward: Ward) -> list[Finding]:
+    """Do the outlets of a PDU say what this host draws?"""
+    if not ward.settings.outlets:
+        return []
+    outlets = Outlets(ward.settings.outlets)
+    watts = await outlets.watts(OUTLETS_LIMIT_S)
+    if watts is None:
+        fix = "check ups.NAME.shared.outlets; the next source of this host's own load counts meanwhile"
+        return [Finding("shared", "WARN", f"outlets: {outlets.trouble}", fix)]
+    ward.own.append(OwnLoad(at_s=boottime_s(), source=OwnSource.PDU, watts=watts))
+    return [Finding("shared", "PASS", f"the outlets of this host carry {watts:.0f} W")]
 
 
 def _bmc_of_the_daemon(status: dict[str, Any] | None) -> Finding:
@@ -544,7 +562,7 @@ def _shared(ward: Ward) -> list[Finding]:
     state = State()
     for reading in ward.readings:
         state = step(ward.policy, state, reading).state
-    return shared.findings(ward.settings, ward.policy, state, ward.watts, boottime_s())
+    return shared.findings(ward.settings, ward.policy, state, ward.own, boottime_s())
 
 
 # --- This host ------------------------------------------------------------------------------------------------------

@@ -3,11 +3,12 @@
 Is it declared, is this host's own load measured, and does only one host order its output off?
 """
 
+from collections.abc import Sequence
 from typing import Final
 
 from powerguard.core.energy import own
 from powerguard.core.energy.budget import shed_s
-from powerguard.core.model.events import OwnLoad, OwnSource
+from powerguard.core.model.events import OwnLoad
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
 from powerguard.effectors.host.findings import Finding
@@ -30,10 +31,10 @@ def clients_findings(name: str, others: int, *, is_shared: bool, cuts: bool) -> 
     return []
 
 
-def findings(settings: Settings, policy: Policy, state: State, watts: float | None, now_s: float) -> list[Finding]:
-    """Return what is to be said of all feeds. state: with the newest reading; watts: of this host by its BMC."""
-    if watts is not None:
-        state = own.enter(policy, state, OwnLoad(at_s=now_s, source=OwnSource.BMC, watts=watts))
+def findings(settings: Settings, policy: Policy, state: State, loads: Sequence[OwnLoad], now_s: float) -> list[Finding]:
+    """Return what is to be said of all feeds. state: with the newest reading; loads: of this host, as measured."""
+    for each in loads:
+        state = own.enter(policy, state, each)
     if policy.shared is None:
         why = own.looks_shared(policy, state)
         found = [Finding("shared", "WARN", why, f"set ups.NAME.shared ({_GUIDE})")] if why else []
@@ -71,7 +72,12 @@ def _own_load(settings: Settings, policy: Policy, state: State, now_s: float) ->
     if settings.gpu.kind == "nvml":
         return Finding("shared", "PASS", f"the GPUs' power measures whether this host has paused{over}")
     text = "nothing measures what this host draws: no trainer that draws on after a pause would be stopped"
-    return Finding("shared", "WARN", f"{text}{over}", f"set bmc (one that reads power), or gpu.kind: nvml ({_GUIDE})")
+    return Finding(
+        "shared",
+        "WARN",
+        f"{text}{over}",
+        f"set bmc (one that reads power), shared.outlets, or gpu.kind: nvml ({_GUIDE})",
+    )
 
 
 def _output_off(settings: Settings, policy: Policy) -> list[Finding]:

@@ -58,6 +58,7 @@ def tell_own_load(turn: Turn) -> None:
 
 _OWN_FROM = {
     OwnSource.BMC: "the BMC's reading",
+    OwnSource.PDU: "the PDU's outlets",
     OwnSource.GPU: "the GPUs' power",
     OwnSource.SETTINGS: "own_w of the settings",
     OwnSource.HOSTS: "the UPS's load divided by its hosts",

@@ -3,8 +3,8 @@
 The load of the UPS empties the battery. On a UPS that other hosts hang on, a pause, a cap or a signal of ours changes
 this host's part of it and nothing else. What the others do is measured with the UPS's load and never predicted.
 
-Sources, best first: the BMC's power reading, the GPUs' power plus the rest of the host as it was
-once measured, `own_w` of the settings, the load of the UPS divided by the number of hosts. The first two measure. A
+Sources, best first: the BMC's power reading, the outlets of a PDU, the GPUs' power plus the rest of the host as it was
+once measured, `own_w` of the settings, the load of the UPS divided by the number of hosts. The first three measure. A
 measurement that is old, frozen, jumping, implausible, or larger than all that the UPS carries is passed over.
 """
 
@@ -38,7 +38,7 @@ _CONTRADICTS = 0.25
 """A trainer that reports a pause is contradicted by a draw that has fallen by less than this part of what was due."""
 _SHARED, _SHARED_SHARE = 1.3, 0.05
 """Losses of power supplies and rounding of a UPS's load explain no more than this."""
-_MEASURING = (OwnSource.BMC, OwnSource.GPU)
+_MEASURING = (OwnSource.BMC, OwnSource.PDU, OwnSource.GPU)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -206,9 +206,9 @@ def _share(watts: float, rated: float | None, load: float) -> float | None:
 
 def rest_w(state: State, now_s: float) -> float | None:
     """Return what this host draws besides its GPUs, by two readings of the same moment; None where one is missing."""
-    known = {each.source: each for each in state.own}
-    whole, gpus = known.get(OwnSource.BMC), known.get(OwnSource.GPU)
-    if whole is None or gpus is None or now_s - min(whole.at_s, gpus.at_s) > STALE_S:
+    known = {each.source: each for each in state.own if now_s - each.at_s <= STALE_S}
+    whole, gpus = known.get(OwnSource.BMC, known.get(OwnSource.PDU)), known.get(OwnSource.GPU)
+    if whole is None or gpus is None:
         return None
     return whole.watts - gpus.watts if whole.watts > gpus.watts > 0.0 else None
 

@@ -107,9 +107,10 @@ class NetworkSeen:
 
 
 class OwnSource(StrEnum):
-    """What this host's own load rests on, best first. The first two measure it."""
+    """What this host's own load rests on, best first. The first three measure it."""
 
     BMC = "bmc"
+    PDU = "pdu"
     GPU = "gpu"
     SETTINGS = "settings"
     HOSTS = "hosts"
@@ -118,10 +119,10 @@ class OwnSource(StrEnum):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class OwnLoad:
-    """What this host alone draws, as one source measures it. source: bmc or gpu.
+    """What this host alone draws, as one source measures it. source: bmc, pdu or gpu.
 
-    bmc: IPMI DCMI Get Power Reading (current watts) or Redfish PowerConsumedWatts. gpu: the sum over all GPUs, without
-    the rest of the host.
+    bmc: IPMI DCMI Get Power Reading (current watts) or Redfish PowerConsumedWatts. pdu: the sum over the outlets that
+    feed this host (NUT outlet.N.realpower). gpu: the sum over all GPUs, without the rest of the host.
     """
 
     at_s: float

@@ -140,6 +140,7 @@ def paused_from(policy: Policy, state: State, now: Budget, at: Wall) -> str:
 
 OWN_WORDS: Final = {
     OwnSource.BMC: "the BMC's power reading",
+    OwnSource.PDU: "the PDU's outlets that feed this host",
     OwnSource.GPU: "the GPUs' power and the rest of the host",
     OwnSource.SETTINGS: "shared.own_w of the settings",
     OwnSource.HOSTS: "load_now / shared.hosts of the settings",

@@ -413,25 +413,25 @@ class NutControl:
 
 
 @asynccontextmanager
-async def opened(options: NutOptions) -> AsyncIterator[NutControl]:
+async def opened(options: NutOptions, *, reads_only: bool = False) -> AsyncIterator[NutControl]:
     """Connect to upsd for orders, under TLS where it is to be had, and leave again. Raises DeviceError.
 
-    A certificate that is not believed gets no password, whatever `tls` says.
+    A certificate that is not believed gets no password, whatever `tls` says. reads_only: without a login.
     """
-    if options.user is None or options.password is None:
+    if not reads_only and (options.user is None or options.password is None):
         msg = f"upsd at {options.host}:{options.port}: orders need user and password in the source's settings"
         raise DeviceError(msg)
     resolver = Resolver(options.host, options.port)
     link: Link | None = None
     where = f"upsd at {options.host}:{options.port}"
     try:
-        password = await asyncio.to_thread(options.password.read)
         addresses = await resolver.addresses()
         link = await Link.open(addresses, options.port, where, limit_s=options.timeout_s, on_lost=lambda: None)
         if options.tls != "off":
             await _start_tls(link, options, where)
         control = NutControl(options, link)
-        await control.begin(password)
+        if not reads_only and options.password is not None:
+            await control.begin(await asyncio.to_thread(options.password.read))
         yield control
     except LateError as error:
         msg = f"{where} is too slow: no answer in {options.timeout_s:g} s"

@@ -1,10 +1,20 @@
 """Settings of the `nut` source. Kept apart, so that reading the settings loads no network code."""
 
-from typing import Literal, Self
+from typing import Annotated, Literal, Self
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from powerguard.options import Host, Options, Secret
+
+
+NutName = Annotated[
+    str,
+    Field(
+        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
+        json_schema_extra={"x-wanted": "a name as in ups.conf: letters, digits, dots and dashes"},
+    ),
+]
+"""Name of a device in NUT."""
 
 
 class NutOptions(Options):
@@ -13,11 +23,8 @@ class NutOptions(Options):
     kind: Literal["nut"]
     host: Host = Field(description="Address or name of upsd.", examples=["10.0.0.9"])
     port: int = Field(default=3493, ge=1, le=65535, description="TCP port of upsd.")
-    name: str = Field(
-        pattern=r"^[A-Za-z0-9][A-Za-z0-9_.-]{0,63}$",
-        description="The UPS's name in NUT: its section of ups.conf (`upsc -l HOST` lists them).",
-        examples=["rack-a"],
-        json_schema_extra={"x-wanted": "a name as in ups.conf: letters, digits, dots and dashes"},
+    name: NutName = Field(
+        description="The UPS's name in NUT: its section of ups.conf (`upsc -l HOST` lists them).", examples=["rack-a"]
     )
     user: str | None = Field(
         default=None,
@@ -65,3 +72,31 @@ class NutOptions(Options):
             msg = "ca has no effect with tls: off (write tls: required)"
             raise ValueError(msg)
         return self
+
+
+class OutletOptions(Options):
+    """Outlets of a rack PDU that feed this host, as NUT's upsd serves them. Read in clear text, without a login."""
+
+    kind: Literal["nut"] = Field(description="How the PDU is read: nut, through its upsd.")
+    host: Host = Field(description="Address or name of upsd.", examples=["10.0.0.9"])
+    port: int = Field(default=3493, ge=1, le=65535, description="TCP port of upsd.")
+    name: NutName = Field(description="The PDU's name in NUT: its section of ups.conf.", examples=["pdu-a"])
+    outlets: list[Annotated[int, Field(ge=1, le=999)]] = Field(
+        min_length=1,
+        max_length=16,
+        description="Numbers of the outlets that feed this host and nothing else. Each must have `outlet.N.realpower` "
+        "(`upsc NAME`).",
+        examples=[[3, 4]],
+    )
+
+    @field_validator("outlets")
+    @classmethod
+    def _counted_once(cls, outlets: list[int]) -> list[int]:
+        if len(set(outlets)) < len(outlets):
+            msg = "an outlet is named twice, and would be counted twice"
+            raise ValueError(msg)
+        return outlets
+
+    def as_source(self) -> NutOptions:
+        """Return how upsd is reached for it."""
+        return NutOptions(kind="nut", host=self.host, port=self.port, name=self.name, tls="off")
