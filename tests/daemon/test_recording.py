@@ -16,6 +16,7 @@ from powerguard.core.model.events import (
     CheckpointProgress,
     Done,
     Event,
+    Failed,
     OutputSource,
     Reading,
     SourceFailed,
@@ -78,39 +79,46 @@ failures = st.builds(SourceFailed, at_s=st.floats(0, 9), ups=st.just("a"), sourc
 progress = st.builds(
     CheckpointProgress, at_s=st.floats(0, 9), trainer=st.just("llm"), action_id=st.text(max_size=3), stage=st.text()
 )
+ticks = st.builds(Tick, at_s=st.floats(0.0, 1e6))
+orders = st.builds(EnsurePolicy, id=st.text(max_size=3), by_s=st.floats(0.0, 1e6), outage=st.just("o-1"))
+outcomes = st.builds(Done, at_s=st.floats(0.0, 1e6), action=orders, took_s=st.floats(0.0, 9.0)) | st.builds(
+    Failed, at_s=st.floats(0.0, 1e6), action=orders, took_s=st.floats(0.0, 9.0), reason=st.text()
+)
 
 
 @settings(deadline=None)
-@given(st.lists(readings | seen | failures | progress, max_size=30), st.integers(0, 9))
+@given(st.lists(readings | seen | failures | progress | ticks | outcomes, max_size=30), st.integers(0, 9))
 def test_what_is_packed_is_unpacked(events: list[Event], dropped: int) -> None:
-    """Whatever sources and trainers say, in any order: the difference to the one before loses nothing."""
+    """Whatever sources, trainers and effectors report, in any order: the order stays, and no value is lost."""
     heard = RecordedEvents(outage="o-1", events=tuple(events), dropped=dropped)
     assert unpack("o-1", pack(heard)) == heard
 
 
 def test_a_reading_a_second_is_small() -> None:
-    """An hour on battery must fit many times over, beside everything else."""
+    """An hour on battery must fit many times over, beside everything else. Four ticks a second come with it."""
     provenance = tuple((name, "1.3.6.1.4.1.318.1.1.1.2.2.3.0") for name in ("runtime_s", "charge_pct", "load_pct"))
     events = tuple(
         reading(1000.0 + n, runtime_s=500.0 - n, charge_pct=90.1 - n, load_pct=75.3, on_battery_s=n + 0.5, watts=4000.0)
         for n in range(5)
     )
+    ticks = tuple(Tick(at_s=123456.789012345 + 0.25 * n) for n in range(5 * 4))
     whole = tuple(dataclasses.replace(event, provenance=provenance) for event in events)
-    text = pack(RecordedEvents(outage="o-1", events=whole))
-    assert len(text) < 5 * 100
-    assert unpack("o-1", text).events == events, "all but the provenance, by which nothing is decided"
+    text = pack(RecordedEvents(outage="o-1", events=whole + ticks))
+    assert len(text) < 5 * 200
+    assert unpack("o-1", text).events == events + ticks, "all but the provenance, by which nothing is decided"
 
 
 def test_what_cannot_be_written_costs_only_itself() -> None:
     """NaN where a number is meant: the machine takes such a reading for one that tells nothing there, and so do we."""
-    events = (reading(1.0), reading(2.0, runtime_s=float("nan")), reading(float("inf")), reading(4.0))
+    lost = (reading(float("inf")), Tick(at_s=float("nan")))
+    events = (reading(1.0), reading(2.0, runtime_s=float("nan")), *lost, reading(4.0))
     heard = unpack("o-1", pack(RecordedEvents(outage="o-1", events=events)))
     assert [(event.at_s, event.runtime_s) for event in heard.events if isinstance(event, Reading)] == [
         (1.0, None),
         (2.0, None),
         (4.0, None),
     ]
-    assert heard.dropped == 1
+    assert heard.dropped == len(lost)
 
 
 @pytest.mark.parametrize(
@@ -125,7 +133,8 @@ def test_what_cannot_be_written_costs_only_itself() -> None:
         ('{"events":[],"dropped":-5}', 0, 0),
         ('{"events":[],"dropped":true}', 0, 0),
         ('{"events":[{"at_s":1.5},{"kind":"Tick","at_s":1.5},{"at_s":2.5}]}', 2, 1),
-        ('{"events":[7,{"kind":"Tomorrow","at_s":1}],"dropped":"x"}', 0, 2),
+        ('{"events":[7,{"kind":"Tomorrow","at_s":1}],"dropped":"x"}', 1, 1),
+        ('{"events":[true,"7",null,NaN,7.5]}', 1, 4),
         ('{"events":[{"kind":"Tick","at_s":1.5,"tomorrow":1}],"start":{"kind":"Start"}}', 1, 1),
     ],
 )
@@ -161,12 +170,12 @@ def test_the_minute_before_belongs_to_the_outage() -> None:
     (heard,) = recorder.take(hurry=False)
     assert heard.outage == "o-1"
     assert heard.start == ReplayStart(at_s=200.0 - BEFORE_S, policy=POLICY, state=State(serial=140))
-    assert [event.at_s for event in heard.events] == [140.0 + n for n in range(61)]
+    assert [event.at_s for event in heard.events] == [*(140.0 + n for n in range(60)), 199.5, 200.0]
     assert recorder.take(hurry=False) == ()
 
 
 def test_after_the_outage_only_the_last_minute_is_kept() -> None:
-    """What led to the end belongs to the outage; what follows does not; ticks and outcomes are in nobody's way."""
+    """What led to the end belongs to the outage; what follows does not."""
     recorder = Recorder()
     policy = EnsurePolicy(id="1", by_s=9.0, outage="o-1")
     recorder.hear(reading(1.0), 1.0, State(), OUTAGE, POLICY)
@@ -175,7 +184,7 @@ def test_after_the_outage_only_the_last_minute_is_kept() -> None:
     recorder.hear(reading(4.0), 4.0, OUTAGE, State(), POLICY)
     recorder.hear(reading(5.0), 5.0, State(), State(), POLICY)
     (heard,) = recorder.take(hurry=True)
-    assert [event.at_s for event in heard.events] == [1.0, 3.0, 4.0]
+    assert [event.at_s for event in heard.events] == [1.0, 2.0, 3.0, 4.0]
     recorder.hear(reading(6.0), 6.0, State(serial=7), NEXT, POLICY)
     (heard,) = recorder.take(hurry=True)
     assert (heard.outage, [event.at_s for event in heard.events]) == ("o-2", [5.0, 6.0])

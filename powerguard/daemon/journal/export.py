@@ -9,7 +9,7 @@ import sqlite3
 from collections.abc import Iterator
 from typing import Final, cast
 
-from powerguard.core.model.events import Done, Event, Failed, Reading
+from powerguard.core.model.events import Done, Event, Failed, Reading, Tick
 from powerguard.core.model.serialisation import KIND, PlainError, from_plain, to_plain
 from powerguard.daemon.journal.queries import outage as query_outage
 from powerguard.daemon.journal.queries import recording
@@ -42,7 +42,6 @@ _SHAPE: Final = frozenset(
 """Keys whose words are ours: a trainer that is called "pause" must not change what an order means."""
 _NAMED: Final = ("Trainer", "TrainerPolicy", "Need")
 _SHORTEST: Final = 2
-_DIGITS: Final = 6
 
 
 def lines(db: sqlite3.Connection, name: str, *, version: str, anonymize: bool = False) -> Iterator[dict[str, object]]:
@@ -118,9 +117,9 @@ def _event(event: Event, boot: int) -> dict[str, object]:
         blank = plain_of(Reading(at_s=0.0, ups="", source="", output_source=event.output_source))
         shown = {n: v for n, v in plain.items() if n in ("at_s", "ups", "source", "output_source") or v != blank[n]}
         shown.pop(KIND, None)
-        # Not the time: a limit that is just reached must be just reached in a replay.
-        short = {n: round(v, _DIGITS) if isinstance(v, float) and n != "at_s" else v for n, v in shown.items()}
-        return {"kind": "reading", "boot": boot, **short}
+        return {"kind": "reading", "boot": boot, **shown}
+    if isinstance(event, Tick):
+        return {"kind": "tick", "boot": boot, "at_s": event.at_s}
     return {"kind": "event", "boot": boot, "at_s": event.at_s, "event": plain}
 
 

@@ -1,9 +1,10 @@
 """The journal's records as values, how one step becomes rows, and the recording that a replay needs.
 
-The recording holds every input of `step` from a minute before the outage to its end, packed small: a reading a second
-for hours must not fill the journal. Several readings are one row, and each holds only what differs from the one before
-of its kind (of the same UPS and source, of the same trainer). A step pays with a place in a list. What has gathered is
-written with an entry that is written anyway, and the minute before the outage never with one that actions wait for.
+The recording holds every input of `step` in the order in which `step` saw it, from a minute before the outage to its
+end. It is packed small: a reading a second for hours must not fill the journal. Several inputs are one row, and each
+holds only what differs from the one before of its kind (of the same UPS and source, of the same trainer); a tick is
+only its time. A step pays with a place in a list. What has gathered is written with an entry that is written anyway,
+and the minute before the outage never with one that actions wait for.
 """
 
 import dataclasses
@@ -43,7 +44,7 @@ class ReplayStart:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RecordedEvents:
-    """Events of one outage in their order, ticks and outcomes apart. dropped: how many there was no room for."""
+    """Events of one outage in the order in which `step` saw them. dropped: how many there was no room for."""
 
     outage: str
     start: ReplayStart | None = None
@@ -69,10 +70,13 @@ def dump(value: object) -> str:
 def pack(heard: RecordedEvents) -> str:
     """Return the text of a row. Never raises: an event that cannot be written counts as dropped."""
     dropped = heard.dropped
-    events: list[dict[str, object]] = []
+    events: list[dict[str, object] | float] = []
     known: dict[tuple[object, ...], dict[str, object]] = {}
     last: tuple[object, ...] = ()
     for event in heard.events:
+        if isinstance(event, Tick) and math.isfinite(event.at_s):
+            events.append(event.at_s)
+            continue
         try:
             plain = plain_of(event)
         except PlainError:
@@ -119,6 +123,9 @@ def unpack(outage: str, text: str) -> RecordedEvents:
     whose: tuple[str, ...] = ()
     packed = row.get("events")
     for each in packed if isinstance(packed, list) else ():
+        if type(each) in (float, int) and math.isfinite(each):
+            events.append(Tick(at_s=each))
+            continue
         if not isinstance(each, dict):
             dropped += 1
             continue
@@ -173,9 +180,9 @@ def joined(rows: Sequence[Recorded]) -> tuple[Recorded, ...]:
 BEFORE_S = 60.0
 """Time before an outage that belongs to its recording: enough to see the load, the charge and the source at rest."""
 BEFORE_EVENTS = 400
-LIMIT_EVENTS = 2000
+LIMIT_EVENTS = 10_000
 """Most events of one outage in memory. If no entry is written for that long, the oldest are dropped."""
-QUICK_EVENTS = 16
+QUICK_EVENTS = 32
 """An entry that actions wait for takes no more than this along."""
 
 
@@ -197,8 +204,7 @@ class Recorder:
             return  # Not a time: the machine has ignored it, too.
         phase = after.phase
         outage = "" if isinstance(phase, Online) else phase.outage.id
-        counts = event is not None and not isinstance(event, Tick | Done | Failed)
-        if event is not None and counts:
+        if event is not None:
             if self._outage:
                 self._add(event)
             else:

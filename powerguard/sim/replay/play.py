@@ -1,8 +1,10 @@
 """A recorded outage through today's decisions: the real `step`, with the recording's inputs and an obedient world.
 
-What is fed: readings, lost sources, what trainers said, operators' words, at their own times; ticks as the loop makes
-them. An order is answered as the recording knows (the second checkpoint of a trainer takes as long as its second one
-took, or for ever). Where the recording knows nothing, the world obeys. The readings stay as they were: a battery that
+What is fed: readings, lost sources, what trainers said, operators' words and ticks in the order of the recording;
+ticks as the loop makes them where the recording has none. An order is answered as the recording knows (the second
+checkpoint of a trainer takes as long as its second one took, or for ever). An order that is given at its recorded
+moment is answered at the place that the answer has among the recorded events, so that two events of one instant keep
+their order. Where the recording knows nothing, the world obeys. The readings stay as they were: a battery that
 today's decisions would have spared lasts no longer here.
 
 The file begins with the recording and the result as plain data and how the two differ (`compare`), then the sources of
@@ -243,6 +245,8 @@ LONG_GAP_S: Final = 60.0
 TICKS_IN_GAP_S: Final = 10.0
 AFTER_END_S: Final = 30.0
 """A power-off that has begun when the recording ends is followed for so long."""
+MISSED_TICKS: Final = 3.0
+"""Where a recording with ticks has no event for so many of them, the replay makes ticks of its own."""
 ROUNDING_S: Final = 0.01
 SAME_S: Final = 1e-6
 """What is so near is one instant: then an outcome comes before a reading, and both before a tick, as in the loop."""
@@ -276,6 +280,13 @@ def _follow_until_s(leg: Leg, following: Leg | None) -> float:
     return -math.inf if is_same_boot else following.at_s + following.shift_s - leg.shift_s
 
 
+def _order_of(event: Event) -> str:
+    """Return the id of the order that an event answers; "" if it answers none."""
+    if isinstance(event, Done | Failed):
+        return event.action.id
+    return event.action_id if isinstance(event, CheckpointProgress) else ""
+
+
 @dataclass(slots=True)
 class _Poll:
     """A poll of one UPS that was ordered and is to be answered at at_s, unless the recording does."""
@@ -301,6 +312,7 @@ class _Player:
         for deed in () if obedient else recording.deeds:
             key = type(deed.action).__name__, str(getattr(deed.action, "trainer", ""))
             self._deeds.setdefault(key, deque()).append(deed)
+        self._obedient = obedient
         self._policy = recording.legs[0].policy if recording.legs else Policy(boot_id="replay", ups="")
         self._folded: tuple[Policy, Learned, Policy] | None = None
         self._state = State()
@@ -308,6 +320,7 @@ class _Player:
         self._now_s = 0.0
         self._due: list[_Due] = []
         self._open: dict[str, Action] = {}
+        self._answered: dict[str, Action] = {}
         self._number = 0
         self._is_paused: dict[str, bool] = {}
         self._ahead: deque[Event] = deque()
@@ -326,6 +339,7 @@ class _Player:
     def enter(self, leg: Leg, *, first: bool) -> bool:
         """Begin a leg; False where today's decisions would not have come to it."""
         self._due.clear()
+        self._ahead = deque(leg.events)
         if first:
             self._leg, self._policy, self._now_s = leg, leg.policy, leg.at_s
             self._state = restore(leg.policy, None, leg.at_s).state if leg.state is None else leg.state
@@ -355,13 +369,13 @@ class _Player:
 
     def play(self, leg: Leg, *, follow_until_s: float) -> None:
         """Feed what this leg heard, with ticks and answers between."""
-        self._ahead = deque(leg.events)
         end_s = max(leg.events[-1].at_s if leg.events else leg.at_s, leg.end_s or leg.at_s) + ROUNDING_S
+        is_ticking = any(isinstance(event, Tick) for event in leg.events)
         follow_until_s = min(follow_until_s, end_s + AFTER_END_S)
         self._heard_s, self._end_s = leg.at_s, end_s
         while not self._off:
-            tick_s = self._now_s + self._pace_s()
             event_s = self._ahead[0].at_s if self._ahead else None
+            tick_s = self._now_s + self._pace_s() * (MISSED_TICKS if is_ticking and self._ahead else 1.0)
             due_s = self._due[0].at_s if self._due else None
             at_s = min(each for each in (tick_s, event_s, due_s) if each is not None)
             if event_s is None and isinstance(self._state.phase, Online):
@@ -403,8 +417,9 @@ class _Player:
     def _feed(self, event: Event) -> None:
         if isinstance(event, Reading):
             self._readings += 1
-        elif isinstance(event, CheckpointProgress):
-            return  # It belongs to an order, and comes when that is given here.
+        elif isinstance(event, CheckpointProgress | Done | Failed):
+            self._answer_in_place(event)
+            return
         elif isinstance(event, TrainerSeen) and event.alive and event.trainer in self._is_paused:
             event = replace(event, paused=self._is_paused[event.trainer])
         self._send(event)
@@ -455,6 +470,11 @@ class _Player:
         if isinstance(action, PowerOff):
             # Where the recording goes on after the same order, the host did not go down: that is what it shows.
             self._survives = deed is not None and deed.at_s <= max(action.by_s, at_s + action.force_after_s)
+        order = action if deed is None else deed.action
+        is_in_time = deed is None or abs(given_s - deed.at_s) <= ROUNDING_S
+        if is_in_time and not self._obedient and any(_order_of(each) == order.id for each in self._ahead):
+            self._answered[order.id] = action
+            return
         if deed is None:
             self._later(*self._obey(action, at_s), action)
             return
@@ -484,6 +504,22 @@ class _Player:
             reason = f"timed out after {limit_s:.1f} s"
             return action.by_s, Failed(at_s=action.by_s, action=action, took_s=limit_s, reason=reason, timed_out=True)
         return at_s + takes_s, Done(at_s=at_s + takes_s, action=action, took_s=takes_s, detail=detail)
+
+    def _answer_in_place(self, event: CheckpointProgress | Done | Failed) -> None:
+        """Answer an order at the place that its answer has among the recorded events.
+
+        The order of an earlier outage was given before the recording began: its answer is fed as it was.
+        """
+        if (action := self._answered.get(_order_of(event))) is None:
+            is_earlier = (
+                isinstance(event, Done | Failed) and getattr(event.action, "outage", "") != self._recording.name
+            )
+            if is_earlier and not self._obedient:
+                self._send(event)
+        elif isinstance(event, CheckpointProgress):
+            self._answer(_Due(event.at_s, 0, replace(event, action_id=action.id), action))
+        else:
+            self._answer(_Due(event.at_s, 0, replace(event, action=action), action))
 
     def _answer(self, due: _Due) -> None:
         event = due.event

@@ -25,6 +25,7 @@ from powerguard.core.model.events import (
     OutputSource,
     Reading,
     SourceFailed,
+    Tick,
     TrainerSeen,
 )
 from powerguard.core.model.policy import Policy, TrainerPolicy
@@ -387,7 +388,7 @@ class _Outage:
         if kind == "gap":
             self.told.append("the journal could not keep every step of it")
             return
-        if kind not in ("start", "reading", "event", "note", "action", "outcome"):
+        if kind not in ("start", "reading", "tick", "event", "note", "action", "outcome"):
             return  # A newer version's: it says more, not something else.
         boot, at_s = _whole(line, "boot"), _seconds(line, "at_s")
         if kind == "start":
@@ -400,6 +401,8 @@ class _Outage:
         elif kind == "reading":
             plain = {name: value for name, value in line.items() if name not in ("kind", "boot")}
             self._hear(boot, from_plain(plain | {KIND: "Reading"}, Reading), number)
+        elif kind == "tick":
+            self._hear(boot, Tick(at_s=at_s), number)
         elif kind == "event":
             self._hear(boot, cast("Event", from_plain(line.get("event"), Event)), number)
         else:
@@ -474,7 +477,7 @@ class _Outage:
         return self._walls.get(life.boot) if life.wall is None else life.wall
 
     def _leg(self, life: _Life, zero: float, wanted: Wanted, next_s: float | None) -> Leg:
-        events = tuple(sorted(life.events or (), key=lambda event: event.at_s))
+        events = tuple(life.events or ())
         policy = wanted.policy or life.policy
         if policy is None:
             policy = wanted.default
@@ -501,7 +504,7 @@ class _Outage:
             heard = len(sources_of(events, policy.ups))
             policy = replace(policy, sources=max(1, heard, life.policy.sources if wanted.policy is None else 1))
         if wanted.trainers is not None:
-            events = tuple(event for event in events if not isinstance(event, TrainerSeen | CheckpointProgress))
+            events = tuple(event for event in events if not _is_of_trainer(event))
             state = None if state is None else _with_trainers(policy, state)
         wall = self._wall(life)
         first_s = events[0].at_s if events else 0.0
@@ -524,6 +527,12 @@ def _with_trainers(policy: Policy, state: State) -> State:
     needs = tuple(need for need in state.learned.needs if need.of != "checkpoint")
     learned = replace(state.learned, needs=needs)
     return replace(state, trainers=at_start(policy, learned), learned=learned)
+
+
+def _is_of_trainer(event: Event) -> bool:
+    if isinstance(event, Done | Failed):
+        return hasattr(event.action, "trainer")
+    return isinstance(event, TrainerSeen | CheckpointProgress)
 
 
 def _knows(wanted: Wanted, deed: Deed) -> bool:
