@@ -19,9 +19,9 @@ from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Online, Recovery, Shutdown, State, Supply
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.gpu.effector import GpuEffector
-from powerguard.ups.profiles.vocabulary import DeviceError
 from powerguard.ups.nut.connection import opened
 from powerguard.ups.nut.options import OutletOptions
+from powerguard.ups.profiles.vocabulary import DeviceError
 
 log = structlog.get_logger(__name__)
 

@@ -252,7 +252,7 @@ class Search:
                 async with asyncio.TaskGroup() as tasks:
                     talks, probes = asyncio.Semaphore(_AT_ONCE), asyncio.Semaphore(_PROBES_AT_ONCE)
                     for options in known:
-                        tasks.create_task(self._step(talks, self._known(options)))
+                        tasks.create_task(self._step(talks, partial(self._known, options)))
                     if "snmp" in wanted.kinds and wanted.addresses:
                         tasks.create_task(self._snmp(tasks, probes))
                     if "nut" in wanted.kinds:
@@ -264,9 +264,9 @@ class Search:
             self.whole = False
         self._tidy()
 
-    async def _step(self, turns: asyncio.Semaphore, talk: Awaitable[None], count: int = 1) -> None:
+    async def _step(self, turns: asyncio.Semaphore, talk: Callable[[], Awaitable[None]], count: int = 1) -> None:
         async with turns:
-            await talk
+            await talk()
         self._asked(count)
 
     def _asked(self, count: int) -> None:
@@ -305,7 +305,7 @@ class Search:
 
         speaks = await sweep(addresses, port=wanted.snmp_port, community=wanted.community, progress=step)
         for address, versions in speaks.items():
-            tasks.create_task(self._step(probes, self._card(address, versions), 0))
+            tasks.create_task(self._step(probes, partial(self._card, address, versions), 0))
         self._asked(len(wanted.addresses) - before)
 
     def _options(self, address: str, version: Version) -> SnmpOptions:
@@ -376,7 +376,7 @@ class Search:
             if (address, port) in known:
                 self._asked(1)
                 continue
-            tasks.create_task(self._step(talks, self._tried(address, port, talk)))
+            tasks.create_task(self._step(talks, partial(self._tried, address, port, talk)))
             if place % _AT_ONCE == _AT_ONCE - 1:
                 with contextlib.suppress(TimeoutError):
                     async with asyncio.timeout(_AT_ONCE / PER_S):

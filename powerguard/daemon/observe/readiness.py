@@ -110,7 +110,7 @@ FIXES: Final = {
     "fsd_at_first": "clear it at the UPS's primary",
     "load_not_fallen": "see the trainers in `powerguard status`; set signals.kind: helper to stop them",
     "own_load_doubted": "see own_load in `powerguard status`; compare with `ipmitool dcmi power reading`",
-    "own_load_unmeasured": "give this host its BMC (bmc) or the outlets of its PDU (shared.outlets), or set gpu.kind: nvml",
+    "own_load_unmeasured": "give this host its BMC (bmc) or its PDU (shared.outlets), or set gpu.kind: nvml",
     "looks_shared": "set ups.NAME.shared (docs/guides/several-ups.md)",
     "signal_failed": "see signals in `powerguard doctor`",
     "trainer_left_stopped": "as root: powerguard-signal continue",
