@@ -278,5 +278,56 @@ async def story() -> None:
         made.none_signalled()
 
 
+NEIGHBOUR_W: Final = 1500.0
+
+
+async def trouble() -> None:
+    """In one outage upsd is restarted, a BMC answers after 4 s, and a neighbour appears: each host is saved in order."""
+    async with rack({"hosts": len(TIERS)}) as made:
+        hosts = tuple(made.hosts.values())
+        _, slow, other = hosts
+        leaving = [asyncio.create_task(_leave(made, host)) for host in hosts]
+        made.ups.utility = False
+        for host in hosts:
+            await host.note("phase_changed", new="on_battery")
+        await made.served.kill()
+        await made.served.start()
+        for host in hosts:
+            await host.until(lambda host=host: _reads_upsd(host), "upsd's first answer after its restart", 15.0)
+        slow.bmc.misbehave(delay_ms=4000)
+        for host in (slow, other):
+            await host.note("phase_changed", new="emergency_checkpoint")
+            await host.note("phase_changed", new="holding")
+        await slow.until(lambda: _own(slow, "hosts"), "the next source")
+        passed_over = (await slow.status())["own_load"]["passed_over"]
+        assert [each["source"] for each in passed_over] == ["bmc"]
+        assert passed_over[0]["because"].startswith("no reading for")
+        assert await _own(other, "bmc")
+
+        at_s = boottime_s()
+        made.others_w = NEIGHBOUR_W
+        left_s = dict(zip(made.hosts, await asyncio.gather(*leaving), strict=True))
+        for host in hosts:
+            assert left_s[host.name] > 0.0, "the battery outlasts the host"
+        offs = [host.find("power_off_accepted") for host in (slow, other)]
+        assert all(off is not None and off.at_s > at_s for off in offs)
+        made.none_signalled()
+
+
+async def _reads_upsd(host: Host) -> bool:
+    (source,) = (await host.status())["sources"]
+    return bool(source["up"])
+
+
+async def _leave(made: Rack, host: Host) -> float:
+    """Wait until a host powers off, with its training saved; end its processes, and return what the battery has left."""
+    await host.note("phase_changed", new="emergency_checkpoint")
+    await host.saved()
+    await host.note("power_off_accepted")
+    await host.stage.stop()
+    host.stage.is_off, host.stage.paused = True, False
+    return made.ups.charge
+
+
 if __name__ == "__main__":
-    asyncio.run({"story": story}[sys.argv[1]]())
+    asyncio.run({"story": story, "trouble": trouble}[sys.argv[1]]())

@@ -12,9 +12,12 @@ pytestmark = [pytest.mark.root, pytest.mark.slow, pytest.mark.xdist_group("netwo
 
 
 @pytest.mark.peer("ipmi_sim", "upsd", "dummy-ups")
-@pytest.mark.parametrize("play", ["story"])
+@pytest.mark.parametrize("play", ["story", "trouble"])
 def test_three_hosts_on_one_ups(play: str) -> None:
-    """story: from the cut until all three train again (rack_child). Slow: an outage with three hosts takes minutes."""
+    """story: from the cut until all three train again. trouble: upsd, a BMC and a neighbour disturb it (rack_child).
+
+    Slow: an outage with three hosts takes minutes.
+    """
     for program in ("unshare", "ip"):
         require(program)
     veth = ["unshare", "-n", "ip", "link", "add", "near", "type", "veth", "peer", "name", "far"]
