@@ -282,7 +282,7 @@ NEIGHBOUR_W: Final = 1500.0
 
 
 async def trouble() -> None:
-    """In one outage upsd is restarted, a BMC answers after 4 s, and a neighbour appears: each host is saved in order."""
+    """In one outage upsd is restarted, a BMC answers after 4 s, and a neighbour appears: all are saved."""
     async with rack({"hosts": len(TIERS)}) as made:
         hosts = tuple(made.hosts.values())
         _, slow, other = hosts
@@ -320,7 +320,7 @@ async def _reads_upsd(host: Host) -> bool:
 
 
 async def _leave(made: Rack, host: Host) -> float:
-    """Wait until a host powers off, with its training saved; end its processes, and return what the battery has left."""
+    """Wait until a host powers off with its training saved; end its processes. Return the charge that is left."""
     await host.note("phase_changed", new="emergency_checkpoint")
     await host.saved()
     await host.note("power_off_accepted")
