@@ -27,13 +27,18 @@ class GatedDisk(Disk):
         self.gate = threading.Event()
         self.gate.set()
         self.stuck = threading.Event()
+        self.passes = 0
         self.is_full = False
+        self._lock = threading.Lock()
 
     def write(self, descriptor: int, content: memoryview, offset: int) -> int:
         """Wait for the gate, as a slow disk does."""
         if not self.gate.is_set():
-            self.stuck.set()
-            assert self.gate.wait(100)
+            with self._lock:
+                passes, self.passes = self.passes > 0, self.passes - 1
+            if not passes:
+                self.stuck.set()
+                assert self.gate.wait(100)
         if self.is_full:
             raise OSError(28, os.strerror(28))
         return super().write(descriptor, content, offset)
@@ -122,8 +127,9 @@ class Job:
                 assert step == each.step
             return [each.step for each in found]
 
-    def slow(self) -> None:
-        """Make the next write stick until the gate is opened."""
+    def slow(self, *, passes: int = 0) -> None:
+        """Make the next write stick until the gate is opened. passes: after so many."""
+        self.disk.passes = passes
         self.disk.stuck.clear()
         self.disk.gate.clear()
 
@@ -153,9 +159,9 @@ def large(folder: Path) -> Iterator[Job]:
     running.close()
 
 
-def periodic(job: Job) -> int:
-    """Let a periodic checkpoint begin, and leave it in the middle of its write."""
-    job.slow()
+def periodic(job: Job, *, passes: int = 0) -> int:
+    """Let a periodic checkpoint begin, and leave it in the middle of its write, after so many chunks."""
+    job.slow(passes=passes)
     job.now_s += 400
     step = job.step()
     assert job.disk.stuck.wait(60)
@@ -202,16 +208,18 @@ def test_an_emergency_of_the_same_step_joins_the_write(job: Job) -> None:
 
 
 @pytest.mark.parametrize(
-    ("deadline_s", "left"),
-    [(None, 2), (1000.0, 2), (2.0, 1)],
-    ids=["no deadline: both", "time for both: both", "time for one: the newer one"],
+    ("deadline_s", "passes", "left"),
+    [(None, 0, 2), (1000.0, 0, 1), (1000.0, THREADS, 2), (2.0, 0, 1)],
+    ids=["no deadline: both", "time for both: the newer one", "nearly done: both", "time for one: the newer one"],
 )
-def test_the_deadline_decides_whose_bytes_go_first(large: Job, deadline_s: float | None, left: int) -> None:
+def test_the_deadline_decides_whose_bytes_go_first(
+    large: Job, deadline_s: float | None, passes: int, left: int
+) -> None:
     """An emergency during a background write of an older state; both snapshots are in memory."""
     job = large
     for _ in range(4):
         job.requests.pace.written(LARGE, 1.0)  # as long as this disk is known to take
-    older = periodic(job)
+    older = periodic(job, passes=passes)
     job.trigger("e", deadline_s=deadline_s)
     standing = job.standing()
     job.until(lambda: job.of("e").phase is Phase.WRITING)

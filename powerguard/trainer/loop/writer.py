@@ -1,7 +1,8 @@
 """The thread that writes: states that were taken at step boundaries become durable here, while training continues.
 
 An emergency is written here too: training stands still only on request, and can go on in the middle of a
-write. When a newer state comes while an older one is being written, the deadline decides which bytes go first.
+write. When a newer state comes while an older one is being written, the deadline, and who asked, decide which bytes
+go first.
 
 When checkpoints are copied to slower storage: now and then, and never while an emergency needs the disk.
 """
@@ -85,6 +86,7 @@ FINAL = "final"
 _NEWER = "a newer state went first"
 _LOOK_S = 0.5  # how soon the thread sees what no thread wakes it for: a deadline that comes near
 _IDLE_S = 60.0  # between two little pieces of work that can wait
+_NEARLY = 0.1  # of a checkpoint: what is left of one that is nearly done
 _MARGIN = 1.25  # of the time that a write is expected to take: it must be over before the deadline
 _PATIENT_S = 5.0  # with the end of training, before the log says what that waits for
 _COMMIT_S = 0.5  # manifest, rename and syncs
@@ -261,7 +263,8 @@ class Writer:
     def _finish_first(self, older: Write, write: Write) -> bool:
         """Whether the older state's last bytes go before the newer one's first.
 
-        Both in time: the older one is durable sooner, should the battery lie. Only the newer one in time: it alone.
+        Both in time: an older one that was asked for is durable sooner, should the battery lie; one of the schedule
+        gives way, unless it is nearly done, because an emergency is waited for. Only the newer one in time: it alone.
         The newer one not in time anyway: the older one, if that is nearer.
         """
         operation = write.operation
@@ -272,7 +275,11 @@ class Writer:
         if need_s is None or rest_s is None:
             return False
         left_s = operation.deadline_at_s - self._requests.clock()
-        return rest_s + need_s <= left_s or (need_s > left_s and rest_s < need_s / 2)
+        if need_s > left_s:
+            return rest_s < need_s / 2
+        rest_bytes = older.taken.size_bytes - older.bytes_done
+        is_near = older.operation is not None or rest_bytes <= _NEARLY * write.taken.size_bytes
+        return is_near and rest_s + need_s <= left_s
 
     def _need_s(self, size_bytes: int) -> float | None:
         write_s = self._requests.pace.write_s(size_bytes)
