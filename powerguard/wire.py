@@ -277,12 +277,30 @@ class Estimate:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class LastSave:
+    """What the newest save of this process cost. bytes: of this process. stall_s: training waited for the copy.
+
+    write_s: from its first byte on the disk to durable. copy_bw, write_bw: bytes a second. write_share: write_bw as a
+    share of what the disk took when room was made for checkpoints at the start; None: that was not measured.
+    """
+
+    step: int
+    bytes: int
+    stall_s: float
+    write_s: float
+    copy_bw: float | None = None
+    write_bw: float | None = None
+    write_share: float | None = None
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class TrainerStatus:
     """A trainer's status: the daemon budgets from this before any outage.
 
     job: its name. step: the last one that ended; None before the first. last_step_age_s: since then.
     conduct: what it is able and willing to do after an emergency checkpoint.
     checkpoint: id of the checkpoint in flight; "" when there is none.
+    last_save: what the newest one cost; None before the first, and for a state that is written by the user's function.
     snapshot_step: step of the newest whole state that lies in host memory, written or not; None: there is none.
     lease_s: seconds until training that stands still goes on by itself; None: it waits for a resume, or is not paused.
     uploads_held: copies to slower storage wait until the outage is over. uploads_step: the newest that is whole there.
@@ -305,6 +323,7 @@ class TrainerStatus:
     checkpoint: str = ""
     last_committed: LastCommitted | None = None
     estimate: Estimate | None = None
+    last_save: LastSave | None = None
     snapshot_step: int | None = None
     lease_s: float | None = None
     uploads_held: bool = False
@@ -341,6 +360,7 @@ class TrainerStatus:
             checkpoint="" if obj.raw("checkpoint") in (None, "") else obj.identifier("checkpoint"),
             last_committed=cls._last_committed(obj.inner("last_committed")),
             estimate=cls._estimate(obj.inner("estimate")),
+            last_save=cls._last_save(obj.inner("last_save")),
             snapshot_step=obj.whole("snapshot_step", MAX_STEP),
             lease_s=obj.number("lease_s", MAX_SECONDS),
             uploads_held=obj.flag("uploads_held"),
@@ -378,6 +398,25 @@ class TrainerStatus:
             write_bw_p10=obj.number("write_bw_p10", float(MAX_BYTES)),
             seconds=obj.at_most("seconds", MAX_SECONDS),
             stall_s=obj.number("stall_s", MAX_SECONDS),
+        )
+
+    @staticmethod
+    def _last_save(obj: Fields | None) -> LastSave | None:
+        if obj is None:
+            return None
+        step, size_bytes = obj.whole("step", MAX_STEP), obj.whole("bytes", MAX_BYTES)
+        stall_s, write_s = obj.number("stall_s", MAX_SECONDS), obj.number("write_s", MAX_SECONDS)
+        if step is None or size_bytes is None or stall_s is None or write_s is None:
+            msg = "last_save: needs step, bytes, stall_s and write_s"
+            raise FieldError(msg)
+        return LastSave(
+            step=step,
+            bytes=size_bytes,
+            stall_s=stall_s,
+            write_s=write_s,
+            copy_bw=obj.number("copy_bw", float(MAX_BYTES)),
+            write_bw=obj.number("write_bw", float(MAX_BYTES)),
+            write_share=obj.number("write_share", MAX_SECONDS),
         )
 
 

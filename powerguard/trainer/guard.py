@@ -49,7 +49,7 @@ from powerguard.trainer.store.manifest import MAX_TEXT
 from powerguard.trainer.store.store import HERE, SavedCheckpoint, Store, StoreError, make_root
 from powerguard.trainer.tiers.base import Remote
 from powerguard.trainer.tiers.upload import Uploader
-from powerguard.wire import HOST_LEFT, MAX_STEP, After, Loop, Phase
+from powerguard.wire import HOST_LEFT, MAX_STEP, After, LastSave, Loop, Phase
 
 _Word = TypeVar("_Word", bound=StrEnum)
 
@@ -502,6 +502,10 @@ class Guard:
         if isinstance(outcome, SavedCheckpoint):
             return outcome
         raise outcome if isinstance(outcome, Exception) else GivenUp("training has ended")
+
+    def stats(self) -> LastSave | None:
+        """Return what the newest save of this process cost, as in the endpoint's status; None before the first."""
+        return self._pace.last_save
 
     def report(self, phase: Phase, bytes_done: int | None = None, bytes_total: int | None = None) -> None:
         """Report progress from within a `save` function. phase: SNAPSHOT, WRITING or COMMITTING."""

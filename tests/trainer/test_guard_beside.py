@@ -13,7 +13,7 @@ from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.manifest import CHUNK_BYTES
 from powerguard.trainer.store.shards import THREADS
 from powerguard.trainer.store.store import Store, StoreError
-from powerguard.wire import After, CheckpointStatus, Loop, Phase, Reason, TriggerRequest
+from powerguard.wire import After, CheckpointStatus, Loop, Phase, Reason, TrainerStatus, TriggerRequest
 from tests.trainer.toy import short_folder
 
 SIZE = 1 << 20
@@ -178,6 +178,26 @@ def test_training_goes_on_while_a_periodic_checkpoint_is_written(job: Job) -> No
     assert job.steps_on_disk() == [began], "the state of that step, whatever training did to it since"
     totals = job.requests.pace.totals
     assert (totals.writes, totals.stalls, totals.failed) == (1, 1, 0)
+
+
+def test_what_a_save_cost_is_told(job: Job) -> None:
+    """In the status and by the guard: the wait of training and the write apart, for the newest durable state only."""
+    assert job.guard.stats() is None
+    step = periodic(job)
+    for _ in range(3):
+        job.step()
+    assert job.guard.stats() is None, "it is not durable yet"
+    job.disk.gate.set()
+    job.until(lambda: job.guard.stats() is not None)
+    told = job.guard.stats()
+    assert told == job.requests.status().last_save
+    assert told is not None
+    assert (told.step, told.bytes) == (step, job.requests.pace.totals.bytes)
+    assert told.write_s == job.requests.pace.totals.write_s
+    assert told.stall_s == job.requests.pace.totals.stall_s
+    assert told.write_bw == pytest.approx(told.bytes / max(told.write_s, 1e-6))
+    assert told.copy_bw == pytest.approx(told.bytes / max(told.stall_s, 1e-6))
+    assert TrainerStatus.parse(job.requests.status().to_json()) == job.requests.status()
 
 
 def test_one_that_is_due_during_a_write_waits_for_its_turn(job: Job) -> None:

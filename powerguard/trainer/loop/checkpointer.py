@@ -44,12 +44,14 @@ class GivenUp(Exception):  # noqa: N818 - not an error: other bytes come first
 class Taken:
     """A state that was copied at a step boundary and can be written while training continues.
 
-    slot: which of the two snapshots holds it, 0 or 1. size_bytes: what this process will write.
+    slot: which of the two snapshots holds it, 0 or 1. size_bytes: what this process will write. stall_s: for how long
+    training stood to be copied.
     """
 
     step: int
     slot: int
     size_bytes: int
+    stall_s: float = 0.0
 
 
 class Others(Protocol):

@@ -24,6 +24,7 @@ from powerguard.wire import (
     CheckpointStatus,
     Estimate,
     LastCommitted,
+    LastSave,
     Loop,
     Phase,
     Reason,
@@ -64,6 +65,7 @@ class Pace:
     size_bytes: what a checkpoint of this process would write; None when not known yet.
     processes: how many of the job write on this host at a time, each so much.
     beside: training continues while a state is written, and stops only for the copy.
+    limit: bytes a second that the disk took when room was made for checkpoints; None: not measured.
     """
 
     stepped_at_s: float
@@ -77,6 +79,8 @@ class Pace:
     beside: bool = True
     processes: int = 1
     totals: Totals = field(default_factory=Totals)
+    limit: float | None = None
+    last_save: LastSave | None = None
     _rates: deque[float] = field(default_factory=lambda: deque(maxlen=20))
     _stalls: deque[float] = field(default_factory=lambda: deque(maxlen=20))
 
@@ -101,6 +105,20 @@ class Pace:
         self.totals.bytes += size_bytes
         self.totals.write_s += seconds
         self.probed(size_bytes / max(seconds, 1e-6))
+
+    def saved(self, step: int, size_bytes: int, *, stall_s: float, write_s: float) -> None:
+        """A state that was copied has become durable, so long after its first byte."""
+        self.written(size_bytes, write_s)
+        write_bw = size_bytes / max(write_s, 1e-6)
+        self.last_save = LastSave(
+            step=step,
+            bytes=size_bytes,
+            stall_s=stall_s,
+            write_s=write_s,
+            copy_bw=size_bytes / max(stall_s, 1e-6),
+            write_bw=write_bw,
+            write_share=None if self.limit is None else write_bw / self.limit,
+        )
 
     def probed(self, rate: float) -> None:
         """The disk took so many bytes a second."""
@@ -643,6 +661,7 @@ class RequestQueue:
                     path=last.path,
                 ),
                 estimate=pace.estimate(),
+                last_save=pace.last_save,
                 snapshot_step=self.snapshot_step,
                 lease_s=self.lease.left_s(now_s) if self.held and self.lease is not None else None,
                 uploads_held=self._uploads_lease is not None,

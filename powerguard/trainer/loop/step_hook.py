@@ -7,6 +7,7 @@ entered here by `with`: between what they take and the block an interrupt has ro
 """
 
 from collections.abc import Callable
+from dataclasses import replace
 from functools import partial
 
 from powerguard.trainer.loop.checkpointer import CLOSED, Checkpointer, GivenUp, Taken, attempted
@@ -252,11 +253,13 @@ class StepHook:
             slot = self._writer.slot()
             requests.saving = True
         try:
-            return attempted(lambda: self._checkpointer.take(step, slot), f"checkpoint of step {step}")
+            taken = attempted(lambda: self._checkpointer.take(step, slot), f"checkpoint of step {step}")
         finally:
             with requests.lock:
                 requests.saving = False
-            requests.pace.stalled(self._clock() - began_s)
+            stall_s = self._clock() - began_s
+            requests.pace.stalled(stall_s)
+        return replace(taken, stall_s=stall_s) if isinstance(taken, Taken) else taken
 
     def _stands(self) -> bool:
         """Stand still until something changes, if a caller holds training. False: training may continue."""

@@ -344,7 +344,8 @@ class Writer:
         write.outcome = outcome
         self._prepare_bytes = max(taken.size_bytes, self._prepare_bytes or 0)  # a failed one may have cost a slot, too
         if isinstance(outcome, SavedCheckpoint):
-            requests.pace.written(taken.size_bytes, requests.clock() - write.began_s)
+            write_s = requests.clock() - write.began_s
+            requests.pace.saved(taken.step, taken.size_bytes, stall_s=taken.stall_s, write_s=write_s)
             requests.committed(outcome)
             if requests.uploads is not None:
                 requests.uploads.offer(outcome, asked=write.operation is not None)
@@ -402,6 +403,7 @@ class Writer:
                 self._prepare_bytes = size_bytes  # interrupted: again when there is time
             if isinstance(rate, float):
                 requests.pace.probed(rate)
+                requests.pace.limit = rate
             return True
         if requests.clock() >= self._idle_at_s:
             self._apart(lambda: self._checkpointer.idle(requests.wanted), "looking after old checkpoints")
