@@ -95,9 +95,9 @@ def played(folder: Path, series: list[dict[str, str]], every_s: int, expressions
 
 
 @pytest.mark.peer("promtool")
-@pytest.mark.parametrize(("every_s", "steps"), [(15, 240), (24 * 3600, 730)])
+@pytest.mark.parametrize(("every_s", "steps"), [(15, 240), (24 * 3600, 365)])
 @pytest.mark.timeout(240)
-def test_a_quiet_hour_and_two_quiet_years_fire_nothing(tmp_path: Path, every_s: int, steps: int) -> None:
+def test_a_quiet_hour_and_a_quiet_year_fire_nothing(tmp_path: Path, every_s: int, steps: int) -> None:
     """A host in order: at no time is an alert even pending."""
     daemon = replace(drilled("passed"), last_outage=None)
     ends = f"{every_s * steps}s"

@@ -105,8 +105,12 @@ def test_the_whole_story_and_what_it_keeps(folder: Path) -> None:
     assert {path.name for path in kept.iterdir()} == names
 
 
+@pytest.mark.slow
 def test_three_hosts_on_one_ups(folder: Path) -> None:
-    """The lower tier makes room for the upper one, by the three journals, and each host leaves its own proof."""
+    """The lower tier makes room for the upper one, by the three journals, and each host leaves its own proof.
+
+    Slow: two outages of three hosts. Two daemons on one UPS are in tests/e2e/test_shared_ups.py.
+    """
     kept = folder / "rack"
     with demo("--hosts", "3", "--json", "--keep", str(kept)) as process:
         out, err = process.communicate(timeout=280)

@@ -245,7 +245,7 @@ def test_a_site_changes_what_it_names(capsys: pytest.CaptureFixture[str], tmp_pa
     """A battery for a day: nobody has to shut down any more. The file is named in the reproduction and the object."""
     file = tmp_path / "site.yaml"
     file.write_text("ups:\n  runtime_table: {50: 90000, 100: 80000}\n  bad_cell_share: 0\n", encoding="utf-8")
-    told = told_by(capsys, "--site", str(file), "--outages", "10", "--no-faults")
+    told = told_by(capsys, "--site", str(file), "--outages", "3", "--no-faults")
     assert (told["shutdowns"], told["planning_dirty"], told["site"]) == (0, 0, str(file))
     assert load(file).host == Site().host
 
