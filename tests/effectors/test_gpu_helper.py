@@ -40,7 +40,7 @@ def test_list_tells_everything_and_changes_nothing(gpus: Gpus) -> None:
         "max_w": 700.0,
         "power_w": 650.123,
         "utilization_pct": 98,
-        "throttled": ["power_limit"],
+        "throttled": [],
         "mig": False,
         "persistent": True,
         "settable": os.geteuid() == 0,
@@ -294,15 +294,18 @@ def test_health_tells_who_is_there_and_who_wants_a_reset(gpus: Gpus) -> None:
         "name": "NVIDIA H100 80GB HBM3",
         "pending": [],
         "worn": False,
+        "memory_errors": 0,
         "because": "",
     }
     gpus.put(0, "remap_pending", 1)
     gpus.put(0, "remap_failed", 1)
     gpus.forget(1, "remap_pending")
     gpus.put(1, "retire_pending", 1)
+    gpus.put(0, "ecc_uncorrected", 3)
+    gpus.forget(1, "ecc_uncorrected")
     first, second = gpus.ask("health")["gpus"]
-    assert (first["pending"], first["worn"]) == (["row_remap"], True)
-    assert (second["pending"], second["worn"]) == (["page_retirement"], None)
+    assert (first["pending"], first["worn"], first["memory_errors"]) == (["row_remap"], True, 3)
+    assert (second["pending"], second["worn"], second["memory_errors"]) == (["page_retirement"], None, None)
     gpus.fail("DeviceGetUUID", LOST, 1)
     first, second = gpus.ask("health")["gpus"]
     assert (first["because"], second["uuid"], "off the bus" in second["because"]) == ("", None, True)

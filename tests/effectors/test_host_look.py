@@ -274,6 +274,24 @@ def with_cards(cards: Cards) -> Spawn:
     return spawn
 
 
+async def test_a_child_that_breaks_says_why(tmp_path: Path) -> None:
+    """By its last line on stderr."""
+
+    async def breaks(
+        argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        if "powerguard.effectors.gpu.helper" in argv:
+            return Ended(returncode=1, stdout=b"", stderr=b"Traceback ...\nImportError: no pynvml\n")
+        return await run_child(argv, limit_s=limit_s, stdin=stdin, env=env)
+
+    device = tmp_path / "pci" / "0000:17:00.0"
+    device.mkdir(parents=True)
+    (device / "vendor").write_text("0x10de\n")
+    (device / "class").write_text("0x030200\n")
+    notes = (await checks(tmp_path, spawn=breaks, pci=tmp_path / "pci").check())["notes"]
+    assert "its program ended with status 1: ImportError: no pynvml" in str(notes)
+
+
 @pytest.mark.peer("cc")
 async def test_gpus_that_are_gone_or_want_a_reset_keep_training_from_starting(
     tmp_path: Path, gpus: Cards, golden: Golden
@@ -288,6 +306,11 @@ async def test_gpus_that_are_gone_or_want_a_reset_keep_training_from_starting(
         await effector.check()
     golden("host-look", str(raised.value), "reset")
     gpus.put(1, "remap_pending", 0)
+    gpus.put(0, "ecc_uncorrected", 2)
+    with pytest.raises(EffectorError, match=r"GPU 0 \(GPU-00000000-.*2 uncorrected memory errors") as raised:
+        await effector.check()
+    golden("host-look", str(raised.value), "memory errors")
+    gpus.put(0, "ecc_uncorrected", 0)
     (gpus.world / "gpu1").rename(gpus.world / "away")
     with pytest.raises(EffectorError, match=r"GPU-00000001-") as raised:
         await effector.check()

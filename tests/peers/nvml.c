@@ -186,6 +186,13 @@ nvmlReturn_t nvmlDeviceGetRemappedRows(nvmlDevice_t device, unsigned int *correc
     return failure;
 }
 
+nvmlReturn_t nvmlDeviceGetTotalEccErrors(nvmlDevice_t device, int error, int counter, unsigned long long *count) {
+    unsigned int read = 0;
+    nvmlReturn_t failure = number_of(device, "DeviceGetTotalEccErrors", "ecc_uncorrected", &read);
+    *count = error == 1 && counter == 0 ? read : 77;
+    return failure;
+}
+
 nvmlReturn_t nvmlDeviceGetRetiredPagesPendingStatus(nvmlDevice_t device, int *pending) {
     unsigned int read = 0;
     nvmlReturn_t failure = number_of(device, "DeviceGetRetiredPagesPendingStatus", "retire_pending", &read);

@@ -33,6 +33,7 @@ H100: Final = {
     "mig": 0,
     "persistence": 1,
     "remap_pending": 0,
+    "ecc_uncorrected": 0,
 }
 
 

@@ -205,13 +205,14 @@ def do_health(_folder: GpuFolder, word: GpuRequest) -> Answer:
 
 def _well(index: int, gpu: GpuHealth | NvmlError) -> Answer:
     if isinstance(gpu, NvmlError):
-        return {"index": index, "uuid": None, "name": None, "pending": [], "worn": None, "because": str(gpu)}
+        return {"index": index, "uuid": None, "name": None, "because": str(gpu)}
     return {
         "index": index,
         "uuid": gpu.uuid,
         "name": gpu.name,
         "pending": list(gpu.pending),
         "worn": gpu.worn,
+        "memory_errors": gpu.memory_errors,
         "because": "",
     }
 

@@ -40,13 +40,15 @@ _WORDS: Final[Mapping[int, str]] = {
 _LOST: Final = frozenset({15, 16, 28})
 
 _THROTTLED: Final[Mapping[int, str]] = {
-    0x4: "power_limit",
     0x8: "hardware_slowdown",
     0x20: "temperature",
     0x40: "hardware_temperature",
     0x80: "power_brake",
 }
-"""nvmlClocksThrottleReasons of nvml.h that slow a busy GPU down against its will."""
+"""nvmlClocksThrottleReasons of nvml.h that slow a busy GPU down against its will. The power limit (0x4) is none: a GPU
+under full load always runs into it (an H100 at 690 of 700 W)."""
+_UNCORRECTED, _SINCE_LOADED = 1, 0
+"""NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC."""
 
 
 class NvmlError(Exception):
@@ -86,14 +88,15 @@ class GpuHealth:
     """One GPU as the check after a power-off sees it: its identity, and whether it needs a reset.
 
     pending: row_remap, page_retirement: memory went bad, and only a reset or a reboot replaces it. worn: a row could
-    not be replaced, so the GPU should be exchanged; None if not reported. Xid errors cannot be polled: NVML sends them
-    only to listeners.
+    not be replaced, so the GPU should be exchanged; None if not reported. memory_errors: uncorrected ones since the
+    driver was loaded; None where ECC is off or missing. Xid errors cannot be polled: NVML sends them only to listeners.
     """
 
     uuid: str
     name: str
     pending: tuple[str, ...]
     worn: bool | None
+    memory_errors: int | None
 
 
 def bounded(jobs: Mapping[Key, Callable[[], Value]], by_s: float) -> dict[Key, Value | NvmlError]:
@@ -172,10 +175,10 @@ class Nvml:
             code = int(error.value)
             raise NvmlError(_WORDS.get(code, f"{name}: {error} ({code})"), lost=code in _LOST) from None
 
-    def _ask(self, name: str, handle: object) -> Any:  # noqa: ANN401 - likewise
+    def _ask(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - likewise
         """Ask for an optional value; None if the GPU does not report it."""
         try:
-            return self._call(name, handle)
+            return self._call(name, *arguments)
         except NvmlError as error:
             if error.lost:
                 raise
@@ -222,12 +225,14 @@ class Nvml:
         # Since Ampere: corrected and uncorrected rows, one is pending, a remapping has failed. Before it: pages.
         rows = self._ask("nvmlDeviceGetRemappedRows", handle)
         pages = self._ask("nvmlDeviceGetRetiredPagesPendingStatus", handle)
+        errors = self._ask("nvmlDeviceGetTotalEccErrors", handle, _UNCORRECTED, _SINCE_LOADED)
         waits = (("row_remap", rows is not None and bool(rows[2])), ("page_retirement", bool(pages)))
         return GpuHealth(
             uuid=str(uuid),
             name=str(name),
             pending=tuple(word for word, is_so in waits if is_so),
             worn=None if rows is None else bool(rows[3]),
+            memory_errors=None if errors is None else int(errors),
         )
 
     def set_limits(self, limits_mw: Mapping[int, int], by_s: float) -> dict[int, int | NvmlError]:

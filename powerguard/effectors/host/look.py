@@ -440,7 +440,9 @@ class HostLook:
         except (ValueError, RecursionError):
             answer = None
         if not isinstance(answer, dict) or answer.get("ok") is not True:
-            why = str(answer.get("error")) if isinstance(answer, dict) else "it broke"
+            last = ended.stderr.decode(errors="replace").strip().rpartition("\n")[2]
+            broke = f"its program ended with status {ended.returncode}: {clean_text(last, 200) or 'no message'}"
+            why = str(answer.get("error")) if isinstance(answer, dict) else broke
             msg = f"{why} (powerguard-gpu.socket is not there either: see docs/guides/gpu-and-signals.md)"
             raise EffectorError(msg)
         return answer
@@ -576,6 +578,12 @@ def _gpus_of(told: Sequence[Mapping[str, Any]]) -> Gpus:
             named = ", ".join(word.replace("_", " ") for word in pending)
             faults.append(
                 f"{name} ({gpu['uuid']}): {named} pending: it needs a reset (nvidia-smi --gpu-reset) or a reboot"
+            )
+        errors = gpu.get("memory_errors")
+        if isinstance(errors, int) and errors > 0:
+            faults.append(
+                f"{name} ({gpu['uuid']}): {errors} uncorrected memory errors since its driver was loaded: it needs a "
+                "reset (nvidia-smi --gpu-reset) or a reboot"
             )
         if gpu.get("worn") is True:
             worn.append(f"{name} ({gpu['uuid']})")
