@@ -385,23 +385,26 @@ class Guard:
             self._writer.start()
         look_after(self)
 
-    def restore(self) -> int:
+    def restore(self, *, step: int | None = None) -> int:
         """Load the newest checkpoint that verifies to the last byte; return how many steps it has done, 0 for none.
 
         Before the first step, on every rank. From whichever tier has the newest; one that does not verify is set aside,
-        and the same one from the next tier taken, or the one before. Raises StoreError when what lies there is another
-        job's or cannot be read, and what `state.load` raises.
+        and the same one from the next tier taken, or the one before. step: roll back to this step: no other will do,
+        and checkpoints of higher steps are set aside at the first save. Raises StoreError when what lies there is
+        another job's or cannot be read, or step has no checkpoint, and what `state.load` raises.
         """
+        step = None if step is None else whole(step)
         if self._is_new_or_rolled_back:
             msg = "restore(): training was said to begin elsewhere (leave out new_run, restored and start_from)"
             raise StoreError(msg)
         self._has_begun = True
         if isinstance(self._checkpointer, StoreCheckpointer):
             with closing(self._ranks.clone()) as ranks:
-                restored = self._checkpointer.restore(ranks, self._remote)
+                restored = self._checkpointer.restore(ranks, self._remote, step)
             if restored is not None:
                 self._begin_from(restored[0])
-                if self._ranks.hosts > 1:  # a later one may be committed on this host alone, and is set aside
+                # A later one may be committed on this host alone, or lie behind a roll-back, and is set aside.
+                if self._ranks.hosts > 1 or step is not None:
                     self._began_at, self._has_begun = restored[0].step, False
                 self._pace.totals.corrupt += restored[1]
         if self._agreement is not None:

@@ -81,6 +81,30 @@ def test_an_empty_folder_needs_no_restore(tmp_path: Path) -> None:
     assert resumed_at(tmp_path) == 2
 
 
+def test_a_roll_back_to_a_step_sets_the_later_ones_aside(tmp_path: Path) -> None:
+    """Until the first save they stay; a step without a checkpoint is refused, with those that there are."""
+    begun(tmp_path, 900, 1000)
+    job = Job(tmp_path)
+    with pytest.raises(StoreError, match=r"no checkpoint of step 950: there are those of 900, 1000"):
+        job.guard.restore(step=950)
+    job.guard.close()
+    assert resumed_at(tmp_path) == 1000
+    job = Job(tmp_path)
+    assert job.guard.restore(step=900) == 900
+    assert int.from_bytes(job.state, "little") == 900
+    job.guard.close()
+    assert resumed_at(tmp_path) == 1000, "it saved nothing"
+    job = Job(tmp_path)
+    job.guard.restore(step=900)
+    job.train(901)
+    job.guard.close()
+    assert resumed_at(tmp_path) == 901
+    job = Job(tmp_path / "empty")
+    with pytest.raises(StoreError, match=r"no checkpoint of step 5: there is none at all"):
+        job.guard.restore(step=5)
+    job.guard.close()
+
+
 def test_a_new_run_sets_the_old_one_aside(tmp_path: Path) -> None:
     """Nothing is deleted, and what is committed from now on is what the next start begins at."""
     begun(tmp_path, 900, 1000)

@@ -423,8 +423,10 @@ class StoreCheckpointer:
         before, self._aside = self._aside, self._store.set_aside_count
         return self._aside - before
 
-    def restore(self, ranks: Ranks, remote: Remote | None) -> tuple[SavedCheckpoint, int] | None:
-        """Load the newest checkpoint that every rank can read to the last byte, from whichever tier.
+    def restore(
+        self, ranks: Ranks, remote: Remote | None, step: int | None = None
+    ) -> tuple[SavedCheckpoint, int] | None:
+        """Load the newest checkpoint that every rank can read to the last byte, or that of a step, from whichever tier.
 
         Returns it, and how many were rotten (passed over, or repaired from another tier); None: there is none.
         Raises StoreError, RanksError, TierError.
@@ -433,7 +435,8 @@ class StoreCheckpointer:
         if remote is not None:
             tiers.append(tier_of(remote, self._store.job))
         self._restores += 1
-        chosen = choose(tiers, ranks, job=self._store.job, into=self._snapshots[0], key=f"resume/{self._restores}")
+        key = f"resume/{self._restores}"
+        chosen = choose(tiers, ranks, job=self._store.job, step=step, into=self._snapshots[0], key=key)
         self.corrupt()  # those are in what is returned
         if chosen is None:
             self._store.warn_of_none()

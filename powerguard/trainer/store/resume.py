@@ -131,6 +131,7 @@ def choose(
     ranks: Ranks,
     *,
     job: str,
+    step: int | None = None,
     into: Snapshot | None = None,
     key: str = "resume",
     patience_s: float = _PATIENCE_S,
@@ -140,11 +141,13 @@ def choose(
     """Load the newest checkpoint that all ranks can read. None: there is none in any tier, so training begins.
 
     Called by every rank, once for each key. tiers: fastest first, the local one (`LocalTier`) before all; the same
-    kinds on every rank. into: memory to read into, where there is some. patience_s: how long a tier that fails is
+    kinds on every rank. step: of this step and no other, the same on every rank; ResumeError if there is none.
+    into: memory to read into, where there is some. patience_s: how long a tier that fails is
     tried again. look_s, load_s: how long ranks wait for each other, to look and to load. Raises ResumeError, the same
     on all ranks, and RanksError.
     """
-    return _Choice(tiers, ranks, job=job, memory=into or Snapshot(), key=key, patience_s=patience_s).run(look_s, load_s)
+    memory = into or Snapshot()
+    return _Choice(tiers, ranks, job=job, step=step, memory=memory, key=key, patience_s=patience_s).run(look_s, load_s)
 
 
 class _Choice:
@@ -154,6 +157,7 @@ class _Choice:
         ranks: Ranks,
         *,
         job: str,
+        step: int | None,
         memory: Snapshot,
         key: str,
         patience_s: float,
@@ -161,6 +165,7 @@ class _Choice:
         self._tiers = tiers
         self._ranks = ranks
         self._job = job
+        self._step = step
         self._memory = memory
         self._key = key
         self._patience_s = patience_s
@@ -200,7 +205,7 @@ class _Choice:
         if ranks.rank == 0:
             views = [json.loads(self._awaited(f"see/{rank}", look_s, rank)) for rank in range(ranks.size)]
             told = [[each.step, each.digest, each.error] for each in self._common(views)]
-            newest_ms = max((each[1] for view in views for each in view["have"]), default=0)
+            newest_ms = max(view["newest_ms"] for view in views)
             ranks.set(f"{self._key}/candidates", json.dumps({"newest_ms": newest_ms, "candidates": told}).encode())
         answer = json.loads(self._awaited("candidates", look_s + 30.0, 0))
         self._newest_ms = answer["newest_ms"]
@@ -219,11 +224,15 @@ class _Choice:
                 self._trouble(f"{tier.word}: {error}")
             if isinstance(tier, LocalTier):
                 self._refused += [f"{each.name}: {each.reason}" for each in tier.store.refused() if each.rotten]
-        have = []
+        have: list[tuple[int, int, str, str, int]] = []
         for (step, digest), copies in self._copies.items():
             manifest = copies[0][1].manifest
-            have.append([step, committed_ms(manifest.created), digest, manifest.job, manifest.ranks])
-        return {"have": have, "troubles": self._troubles + self._refused[:4], "aside": len(aside)}
+            have.append((step, committed_ms(manifest.created), digest, manifest.job, manifest.ranks))
+        newest_ms = max((at_ms for _, at_ms, *_ in have), default=0)
+        steps = sorted({each[0] for each in have})
+        wanted = [each for each in have if self._step in (None, each[0])]
+        troubles = self._troubles + self._refused[:4]
+        return {"have": wanted, "steps": steps, "newest_ms": newest_ms, "troubles": troubles, "aside": len(aside)}
 
     def _common(self, views: list[dict[str, Any]]) -> list[_Candidate]:
         """What every rank sees, committed last first; an error in place of one that must not be taken."""
@@ -246,6 +255,10 @@ class _Choice:
             candidates.append(_Candidate(step, digest, error))
         if not candidates:
             error = _why_none(sets, views)
+            if self._step is not None and not any(sets):
+                steps = sorted({step for view in views for step in view["steps"]})
+                there = f"there are those of {', '.join(map(str, steps[-8:]))}" if steps else "there is none at all"
+                error = f"no checkpoint of step {self._step}: {there}. {error}".rstrip()
             return [_Candidate(-1, "", error)] if error else []
         return candidates
 
