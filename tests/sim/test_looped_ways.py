@@ -192,7 +192,7 @@ def test_stranded_over_layer_sets(name: str) -> None:
 @pytest.mark.timeout(5400)
 def test_a_thousand_outages_break_no_invariant() -> None:
     site = Site.model_validate(
-        {"returns": MIXED.model_dump(), "outage": {"bins": [{"from_s": 150.0, "to_s": 500.0, "share": 1.0}]}}
+        {"returns": MIXED.model_dump(), "outage": {"bins": ({"from_s": 150.0, "to_s": 500.0, "share": 1.0},)}}
     )
     options = SimulationOptions(seed=20_000, outages=1000, level="loop")
     told = report(play_many(site, options), options)

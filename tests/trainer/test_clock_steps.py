@@ -63,7 +63,7 @@ def test_a_step_of_the_wall_clock_costs_no_checkpoint_and_no_deadline(folder: Pa
         until(lambda: (folder / "checkpoints").is_dir() and len(kept(folder)) >= 2)
         before = kept(folder)[0]
         clock.write_text(step, encoding="ascii")
-        # Until the oldest that is kept was committed by the new clock, which may take 2 s to be read: 12 saves last 3.3.
+        # Until the oldest kept was committed by the new clock, which may take 2 s to be read: 12 saves last 3.3 s.
         for _ in range(12):
             newest = kept(folder)[0][0]
             until(lambda newest=newest: kept(folder)[0][0] > newest)  # type: ignore[misc]

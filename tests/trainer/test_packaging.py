@@ -32,6 +32,16 @@ def test_it_declares_what_the_daemons_distribution_declares() -> None:
     assert (OWN / "LICENSE").read_bytes() == (ROOT / "LICENSE").read_bytes()
 
 
+def test_it_takes_the_files_of_this_tree() -> None:
+    """Each is there; a link to the package would be no more than a line of text in some checkouts."""
+    built = tomllib.loads((OWN / "pyproject.toml").read_text(encoding="utf-8"))["tool"]["hatch"]["build"]
+    taken = built["targets"]["wheel"]["force-include"]
+    assert set(taken.values()) == {*SHARED, "powerguard/trainer"}
+    for source, place in taken.items():
+        assert (OWN / source).resolve() == ROOT / place
+        assert (OWN / source).exists()
+
+
 # --- Built and installed (downloads hatchling and xxhash) ------------------------------------------------------------
 
 
