@@ -167,7 +167,7 @@ def test_mixed_ways_break_no_invariant() -> None:
 SETS: dict[str, tuple[dict[str, float], bool]] = {
     "none": ({}, True),
     "A": ({"late_share": 1.0}, True),
-    "B": ({"output_share": 1.0}, True),
+    "B": ({"output_share": 1.0}, False),
     "C": ({"sentinel_share": 1.0}, False),
     "D": ({"watchdog_share": 1.0}, False),
     "E": ({"rtc_share": 1.0}, False),
