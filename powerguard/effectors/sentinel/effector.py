@@ -150,6 +150,8 @@ def _failure(error: Exception) -> str:
     if isinstance(error, aiohttp.ClientConnectorError):
         number = error.os_error.errno
         return f"no connection ({errno.errorcode.get(number or 0, 'unknown reason')})"
+    if isinstance(error, TimeoutError):
+        return "no answer (it takes connections and hangs, or a firewall is in between)"
     return f"an incomplete answer ({type(error).__name__})"
 
 
