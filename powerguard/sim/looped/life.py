@@ -125,7 +125,7 @@ class Life:
         # A disk that does not answer at the start: nothing is known, the daemon continues in memory, and reports it.
         self._began_blind = any(begin - _LOAD_S <= world.now_s < end for begin, end in mischief.hung)
         self._aborts_late = mischief.late_abort
-        witness.blind |= self._began_blind
+        witness.ways.blind |= self._began_blind
         self._crashes = mischief.crash_s is not None and world.now_s < mischief.crash_s
         self._held_s = self._capped_s = world.now_s
         """When the daemon last knew of a trainer that it had stopped, or of a cap: after that the helpers undo it."""

@@ -11,7 +11,7 @@ from typing import Final
 
 from powerguard.core.model.policy import BatteryModel, Drop, Health, Learned
 from powerguard.core.model.serialisation import to_plain
-from powerguard.core.model.state import Battery, Online, State
+from powerguard.core.model.state import Battery, Online, Shutdown, State
 from powerguard.daemon.journal import JournalError, Loaded, read_all, read_only
 from powerguard.daemon.journal.records import Snapshot, dump
 from powerguard.daemon.journal.store import Batch, Store
@@ -167,10 +167,10 @@ class LoopedOutage:
             if not self._next(how, life):
                 how = "dark"
                 break
-        if how != "finished":
-            self.witness.broke("never_ended", f"the story is not over ({how})")
-        else:
+        if how == "finished":
             self._look_back()
+        elif not self._waits_for_ever():
+            self.witness.broke("never_ended", f"the story is not over ({how})")
         return self._told(how)
 
     def _seed(self, state: State) -> None:
@@ -270,6 +270,12 @@ class LoopedOutage:
         carried_s = max(0.0, left - world.pack.dies_at) * scene.curve.tau_s(host.load * host.paused_load)
         if scene.order is None and (cut is None or carried_s >= cut.end_s - ordered_s):
             self.needless = True
+
+    def _waits_for_ever(self) -> bool:
+        """Say whether a UPS that never answers again has said "on battery" last, to a dry-run that has committed."""
+        stored, silences = self._stored(), self.scene.silences
+        is_committed = stored is not None and stored.state is not None and isinstance(stored.state.phase, Shutdown)
+        return self.scene.returns.dry_run and is_committed and any(end_s > self.world.now_s for _, end_s in silences)
 
     def _look_back(self) -> None:
         """See what is left behind."""

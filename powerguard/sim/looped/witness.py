@@ -32,7 +32,7 @@ from powerguard.core.model.actions import (
     Way,
 )
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import EmergencyCheckpoint, Holding, OnBattery, Online, Recovery, Shutdown, State
+from powerguard.core.model.state import EmergencyCheckpoint, Holding, OnBattery, Online, Phase, Recovery, Shutdown, State
 from powerguard.daemon.journal import Loaded
 from powerguard.sim.looped.mischief import Manner, Mischief
 from powerguard.sim.world.host import Power
@@ -82,11 +82,15 @@ _FLAPS = 3.0
 
 
 class WayWitness:
-    """Watches over all lives and boots. broke: takes the name of an invariant, and what was seen."""
+    """Watches over all lives and boots. broke: takes the name of an invariant, and what was seen.
+
+    blind: a life began while the disk of its journal did not answer, so that no process knew of the outage any more.
+    """
 
     def __init__(self, world: World, mischief: Mischief, hardware: Hardware, broke: Callable[[str, str], None]) -> None:
         """Nothing seen yet."""
         self.rebooted = 0
+        self.blind = False
         self._world, self._mischief, self._hardware, self._broke = world, mischief, hardware, broke
         self._policy: Policy | None = None
         self._boot = self._outage = ""
@@ -153,7 +157,7 @@ class WayWitness:
 
     def died(self, state: State, *, killed: bool) -> None:
         """The process is dead. A process that was killed while the host goes down is not started again in this boot."""
-        unanswered = any(each.order is not None for each in state.armed)
+        unanswered = not state.armed or any(each.order is not None for each in state.armed)
         self._died_armed |= killed and unanswered and self._world.host.power is Power.STOPPING
 
     def told_to_end(self, state: State, *, foreign: bool) -> None:
@@ -236,13 +240,15 @@ class WayWitness:
         """Say whether the UPS could get the order: there was a commit of ours, on battery, and no other countdown.
 
         Of a UPS that shows none, a daemon that was killed cannot know whether it has the order, and does not repeat it.
+        A daemon that was killed at the commit gives the order when it runs again, if there is no utility then.
         """
         scene, latched_s = self._world.scene, self._latched_s
+        away_s = sum(kill.away_s for kill in self._mischief.kills)
         if not scene.returns.shows and self._mischief.kills:
             return False
         if latched_s is None or self._heard_foreign or scene.order is not None or scene.returns.told == "stays_off":
             return False
-        return any(cut.begin_s <= latched_s and latched_s + _ORDER_S < cut.end_s for cut in scene.cuts)
+        return any(cut.begin_s <= latched_s and latched_s + _ORDER_S + away_s < cut.end_s for cut in scene.cuts)
 
     # --- How it ends ------------------------------------------------------------------------------------------------
 
@@ -254,7 +260,8 @@ class WayWitness:
             self._broke("left_armed", f"training runs, and armed is still {', '.join(left)}")
         if state is not None and state.armed:
             self._broke("armed_remembered", f"{', '.join(str(each.way) for each in state.armed)}")
-        if hardware.policy != hardware.found and world.scene.returns.bracket and not self._spoiled("bmc"):
+        is_known = world.scene.returns.bracket and not self.blind and not self._spoiled("bmc")
+        if hardware.policy != hardware.found and is_known:
             self._broke("policy_left", f"the BMC's policy was {hardware.found}, and is {hardware.policy}")
 
     # --- The truth --------------------------------------------------------------------------------------------------
@@ -305,11 +312,15 @@ class Violation:
     what: str
 
 
+def _next_to(phase: type[Phase]) -> set[type[Phase]]:
+    """Return the phases that one move reaches."""
+    return {new for (old, _), new in TABLE.items() if old is phase}
+
+
 class OutageWitness:
     """Watches one outage over all lives and boots of its daemon.
 
-    ways: who watches the ways back. blind: a life began while the disk of its journal did not answer, so that no
-    process knew of the outage any more.
+    ways: who watches the ways back.
     """
 
     def __init__(self, world: World, mischief: Mischief, hardware: Hardware) -> None:
@@ -318,7 +329,6 @@ class OutageWitness:
         self.violations: list[Violation] = []
         self.latches = 0
         self.holds = 0
-        self.blind = False
         self._world, self._mischief = world, mischief
         self._policy: Policy | None = None
         self._state: State | None = None
@@ -382,9 +392,11 @@ class OutageWitness:
         if left is None or isinstance(left.phase, Online) or self._died_s - self._phase_since_s < 1.0:
             return
         phase = None if state is None else state.phase
-        # A step ahead is well: what is durable becomes true only then.
-        ahead = any(old is type(left.phase) and new is type(phase) for (old, _), new in TABLE.items())
-        if type(phase) is not type(left.phase) and not ahead:
+        # A step ahead is well: what is durable becomes true only then. A save that no trainer needs is over in its step.
+        ahead = _next_to(type(left.phase))
+        if EmergencyCheckpoint in ahead:
+            ahead |= _next_to(EmergencyCheckpoint)
+        if type(phase) not in {type(left.phase), *ahead}:
             held = "nothing" if phase is None else phase_name(phase)
             self.broke("journal_behind", f"the daemon died in {phase_name(left.phase)}, its journal holds {held}")
 
@@ -579,11 +591,11 @@ class OutageWitness:
         self, *, training: bool, capped: bool, stopped: bool, open_outage: str, in_flight: Sequence[Action]
     ) -> None:
         """Everything is over, and utility is there. in_flight: as the journal has it."""
-        if not training and not self.blind and not self._died_of_itself():
+        if not training and not self.ways.blind and not self._died_of_itself():
             self.broke("left_paused", "utility is back, and training still stands")
         if capped:
             self.broke("left_capped", "utility is back, and GPU power is still capped")
-        if stopped and not self.blind:
+        if stopped and not self.ways.blind:
             self.broke("left_stopped", "utility is back, and a trainer is still stopped by our signal")
         if open_outage:
             self.broke("outage_left_open", f"{open_outage} has no end in the journal")
