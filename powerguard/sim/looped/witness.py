@@ -32,7 +32,16 @@ from powerguard.core.model.actions import (
     Way,
 )
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import EmergencyCheckpoint, Holding, OnBattery, Online, Phase, Recovery, Shutdown, State
+from powerguard.core.model.state import (
+    EmergencyCheckpoint,
+    Holding,
+    OnBattery,
+    Online,
+    Phase,
+    Recovery,
+    Shutdown,
+    State,
+)
 from powerguard.daemon.journal import Loaded
 from powerguard.sim.looped.mischief import Manner, Mischief
 from powerguard.sim.world.host import Power
