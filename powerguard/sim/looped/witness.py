@@ -401,7 +401,7 @@ class OutageWitness:
         if left is None or isinstance(left.phase, Online) or self._died_s - self._phase_since_s < 1.0:
             return
         phase = None if state is None else state.phase
-        # A step ahead is well: what is durable becomes true only then. A save that no trainer needs is over in its step.
+        # A step ahead is well: what is durable becomes true only then. A save without trainers ends in its step.
         ahead = _next_to(type(left.phase))
         if EmergencyCheckpoint in ahead:
             ahead |= _next_to(EmergencyCheckpoint)
