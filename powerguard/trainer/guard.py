@@ -14,6 +14,7 @@ import atexit
 import logging
 import operator
 import os
+import re
 import secrets
 import signal
 import threading
@@ -52,6 +53,7 @@ from powerguard.trainer.tiers.upload import Uploader
 from powerguard.wire import HOST_LEFT, MAX_STEP, After, LastSave, Loop, Phase
 
 _Word = TypeVar("_Word", bound=StrEnum)
+_KEPT_NAME = re.compile(r"(?!step-|bad-|old-)[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
 def check_options(*, job: object, conduct: str, every_s: object, remote_every_s: object, keep: object) -> None:
@@ -488,23 +490,37 @@ class Guard:
                 self._pace.loop = before
                 self._pace.stepped_at_s = stepped_at_s + self._clock() - began_s  # none of it is step time
 
-    def save(self, step: int) -> SavedCheckpoint:
+    def save(self, step: int, *, keep_as: str | None = None) -> SavedCheckpoint:
         """Make the state after this step durable and only then return: at the end of training, or by one's own rule.
 
-        A checkpoint that was asked for meanwhile is this one: training stands still here until it may go on.
+        keep_as: keep it under `<root>/<keep_as>` as well, until the next one of that name ("best"). All ranks give the
+        same. A checkpoint that was asked for meanwhile is this one: training stands still here until it may go on.
         With several ranks every rank calls it for the same step, and a checkpoint that was asked for is another one of
         this step. Raises what the state, the disk or the store raise, NotCommittedError when another rank could not,
         and StopTraining when asked to end.
         """
         step = whole(step)
+        name = None if keep_as is None else self._kept_name(keep_as)
         self._begin()
         began_s = self._clock()
         others = self._together.together() if self._together is not None and self._checkpointer.beside else None
         outcome = self._hook.save(step, others)
         self._pace.rested(self._clock() - began_s)
         if isinstance(outcome, SavedCheckpoint):
+            if name is not None and isinstance(self._checkpointer, StoreCheckpointer):
+                self._checkpointer.keep_as(outcome, name)
             return outcome
         raise outcome if isinstance(outcome, Exception) else GivenUp("training has ended")
+
+    def _kept_name(self, name: str) -> str:
+        """Check a name under which a checkpoint is to be kept. Raises StoreError."""
+        if not isinstance(self._checkpointer, StoreCheckpointer):
+            msg = "keep_as: a function that saves by itself keeps its own checkpoints (needs a state with items())"
+            raise StoreError(msg)
+        if not isinstance(name, str) or not _KEPT_NAME.fullmatch(name):
+            msg = f"keep_as={name!r}: a name is letters, digits, '-' and '_', at most 64 (example: best)"
+            raise StoreError(msg)
+        return name
 
     def stats(self) -> LastSave | None:
         """Return what the newest save of this process cost, as in the endpoint's status; None before the first."""

@@ -1,4 +1,4 @@
-"""`powerguard checkpoints`: list, verify, restore and prune those that there are, in every tier.
+"""`powerguard checkpoints`: list, verify, restore, export and prune those that there are, in every tier.
 
 If no place is named, the settings and the trainers themselves say where checkpoints lie.
 """
@@ -18,7 +18,7 @@ from powerguard.effectors.trainer.effector import sockets_in
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.effectors.trainer.peer import HttpAnswer, TrainerPeer
 from powerguard.settings.load import SettingsError, load
-from powerguard.trainer.store.manifest import step_of
+from powerguard.trainer.store.manifest import StoreError, step_of
 from powerguard.wire import STATUS_PATH, TrainerStatus
 
 if TYPE_CHECKING:
@@ -79,11 +79,11 @@ def register(subparsers: Subparsers) -> None:
     """Add the verb to the command line."""
     parser = subparsers.add_parser(
         "checkpoints",
-        help="list, verify, restore and prune checkpoints",
-        description="List, verify, restore and prune native checkpoints and sealed folders of any framework, on "
-        "local disks, a NAS and in object stores.",
+        help="list, verify, restore, export and prune checkpoints",
+        description="List, verify, restore, export and prune native checkpoints and sealed folders of any framework, "
+        "on local disks, a NAS and in object stores.",
     )
-    verbs = parser.add_subparsers(dest="checkpoints_verb", metavar="list|verify|restore|prune", required=True)
+    verbs = parser.add_subparsers(dest="checkpoints_verb", metavar="list|verify|restore|export|prune", required=True)
     listed = verbs.add_parser(
         "list",
         help="show step, age, size, tier and state",
@@ -100,6 +100,18 @@ def register(subparsers: Subparsers) -> None:
     )
     checked.add_argument("place", metavar="PLACE", nargs="*", help=_PLACES)
     _add_restore(verbs)
+    export = verbs.add_parser(
+        "export",
+        help="write the weights of a model alone as a safetensors file",
+        description="Write the weights of a model, out of a checkpoint of TorchState, as a new safetensors file. They "
+        "are verified while they are read; optimizer and other state is left out. Exit 0: written; 1: not written.",
+    )
+    export.add_argument("place", metavar="CHECKPOINT", help="a checkpoint, or a folder of checkpoints (see --step)")
+    export.add_argument("--to", metavar="FILE", required=True, help="the new file (example: model.safetensors)")
+    export.add_argument(
+        "--step", type=_count, default=None, metavar="N", help="the checkpoint of this step (default: the newest)"
+    )
+    export.add_argument("--part", metavar="NAME", default="model", help="model.NAME of several, or ema (model)")
     prune = verbs.add_parser(
         "prune",
         help="remove old ones, never the last one that verifies",
@@ -110,8 +122,10 @@ def register(subparsers: Subparsers) -> None:
     prune.add_argument("--keep", type=_count, default=2, metavar="N", help="number of newest ones to keep (2)")
     prune.add_argument("--set-aside", action="store_true", help="also remove those that were set aside")
     prune.add_argument("--yes", action="store_true", help="do not ask")
-    for each in verbs.choices.values():
+    for name, each in verbs.choices.items():
         each.add_argument("--json", action="store_true", help="one JSON object on stdout")
+        if name == "export":
+            continue  # it reads folders only
         group = each.add_argument_group("object stores")
         group.add_argument(
             "--endpoint", metavar="URL", default=None, help="address of an S3 server other than Amazon's"
@@ -161,7 +175,35 @@ def run(args: argparse.Namespace) -> int:
         from powerguard.cli.checkpoints.prune import run as prune
 
         return prune(args)
-    return _list(args)
+    return _export(args) if args.checkpoints_verb == "export" else _list(args)
+
+
+def _export(args: argparse.Namespace) -> int:
+    from powerguard.trainer.weights import export, read_weights
+
+    target = Path(args.to)
+    try:
+        weights = read_weights(args.place, step=args.step, part=args.part)
+        size_bytes = export(weights, target)
+    except StoreError as error:
+        return fail(args, "checkpoints export", str(error), 1)
+    except OSError as error:
+        return fail(args, "checkpoints export", f"{error.filename or target}: {error.strerror}", 1)
+    told = {
+        "from": weights.path,
+        "path": str(target.absolute()),
+        "step": weights.step,
+        "tensors": len(weights.tensors),
+        "size_bytes": size_bytes,
+        "left_out": list(weights.others),
+    }
+    if args.json:
+        print(json.dumps({"schema_version": 1, "object": "checkpoints_export", **told}, indent=2))
+    else:
+        left = f"; left out, because they are not tensors: {clean(', '.join(weights.others))}" if weights.others else ""
+        what = f"{len(weights.tensors)} tensors of step {weights.step}, {amount(size_bytes)}"
+        print(f"{clean(told['path'])}: {what}{left}")
+    return 0
 
 
 def _list(args: argparse.Namespace) -> int:

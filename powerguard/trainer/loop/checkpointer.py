@@ -447,6 +447,11 @@ class StoreCheckpointer:
         self._state.load(chosen.items)
         return chosen.found.saved(), len(chosen.refused) + bool(chosen.repaired)
 
+    def keep_as(self, saved: SavedCheckpoint, name: str) -> None:
+        """Keep this checkpoint under a name of its own; see `Store.keep_as`. Other ranks than the leader do nothing."""
+        if self._store.leader:
+            self._store.keep_as(saved, name)
+
     def close(self) -> None:
         """Let go of the root and of the memory."""
         self._store.close()

@@ -170,6 +170,10 @@ class Disk:
         """Give a file or a folder its new name, at once and never half."""
         old.rename(new)
 
+    def link(self, file: Path, name: Path) -> None:
+        """Give a file a second name. Raises OSError where the file system has no hard links."""
+        name.hardlink_to(file)
+
     def unlink(self, path: Path) -> None:
         path.unlink()
 

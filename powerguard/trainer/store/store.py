@@ -75,6 +75,7 @@ HERE: Final = ".here-"
 
 _BAD: Final = "bad-"
 _OLD: Final = "old-"
+_NEW: Final = ".new-"
 _KEPT_BAD: Final = 2
 _NO_TIME: Final = Event()
 _NO_TIME.set()
@@ -309,6 +310,42 @@ class Store:
         return SavedCheckpoint(
             step=manifest.step, path=str(folder), size_bytes=manifest.size_bytes, manifest_digest=manifest.digest
         )
+
+    def keep_as(self, saved: SavedCheckpoint, name: str) -> Path:
+        """Keep a checkpoint under `<root>/<name>`, in place of the one that was kept there before; return its folder.
+
+        Only the leader. By hard links, so it takes no time, and no room until the original is pruned. The folder is
+        one of checkpoints like the root. A kill leaves the earlier one, both, or the new one. Raises StoreError and
+        OSError.
+        """
+        original, root = Path(saved.path), self.root / name
+        kept, unfinished = root / original.name, root / f"{_NEW}{original.name}"
+        if not kept.exists():
+            root.mkdir(exist_ok=True)
+            for left in root.glob(f"{_NEW}*"):
+                remove(self._disk, left)
+            self._disk.make_folder(unfinished)
+            for file in files_in(original):
+                self._link(file, unfinished / file.name)
+            self._disk.sync_folder(unfinished)
+            self._disk.rename(unfinished, kept)
+            self._disk.sync_folder(root)
+            self._disk.sync_folder(self.root)
+        for older in folders(root):
+            if older != kept:
+                if (older / MANIFEST).exists():
+                    self._disk.unlink(older / MANIFEST)  # first: what is half removed must not look whole
+                remove(self._disk, older)
+        return kept
+
+    def _link(self, file: Path, name: Path) -> None:
+        try:
+            self._disk.link(file, name)
+        except OSError as error:
+            if error.errno not in (errno.EPERM, errno.EOPNOTSUPP, errno.ENOSYS, errno.EMLINK):
+                raise
+            msg = f"{file}: cannot be kept: its file system has no hard links ({error.strerror}; use a local disk)"
+            raise StoreError(msg) from error
 
     def abandon(self, name: str) -> None:
         """Give up a checkpoint that was begun and not committed: every rank does, and the last one gives it back.

@@ -25,6 +25,7 @@ import torch.distributed as dist
 from powerguard.trainer.store.items import Buffer, Item, Loaded
 from powerguard.trainer.torch.ddp import settle_buckets, warn_of_unwrapped
 from powerguard.trainer.torch.tree import Json, Packer, Sharded, StateError, Tensor, Unpacker, Value, fill, layout_of
+from powerguard.trainer.weights import FORMAT, INDEX
 
 _SMALL_BYTES: Final = 4096  # not worth a message: every rank keeps these
 _PIECE_BYTES: Final = 256 << 20
@@ -87,10 +88,6 @@ class Division:
             if moved is not piece:
                 piece.copy_(moved)
 
-
-FORMAT: Final = 1
-INDEX: Final = "torch"
-"""Name of the JSON item that says how all others belong together."""
 
 Module = Any
 Optimizer = Any

@@ -11,6 +11,7 @@ rank), numpy arrays and numbers. Tensors that are one and the same (tied weights
 
 import base64
 import math
+import os
 import sys
 from collections import Counter, OrderedDict
 from collections.abc import Callable, Hashable, Mapping
@@ -20,6 +21,7 @@ from typing import Any, Final
 import torch
 
 from powerguard.trainer.store.items import Buffer, Item, Loaded
+from powerguard.trainer.weights import TAG, read_weights
 
 Json = Any
 """What json.dumps takes: None, bool, int, float, str, list and dict of these."""
@@ -30,7 +32,6 @@ Tensor = Any
 Value = Any
 """Whatever a state may hold."""
 
-TAG: Final = "$"
 _DEEPEST: Final = 100
 _LONGEST_NAME: Final = 480  # a manifest takes 512
 _BOUNCE_BYTES: Final = 32 << 20
@@ -337,6 +338,20 @@ class Unpacker:
             msg = f"the checkpoint does not hold together: {str(node)[:40]} instead of a dict"
             raise StateError(msg)
         return {self.unpack("a key", key): part for key, part in node["of"]} if TAG in node else node
+
+
+def load_weights(place: str | os.PathLike[str], *, step: int | None = None, part: str = "model") -> dict[str, Value]:
+    """Return the weights alone: what `model.load_state_dict` takes, on the CPU. See `weights.read_weights`."""
+    found = read_weights(place, step=step, part=part)
+    others = {key: Unpacker(found.items).unpack(key, node) for key, node in found.others.items()}
+    return {key: _on_cpu(tensor) for key, tensor in found.tensors.items()} | others
+
+
+def _on_cpu(loaded: Loaded) -> Tensor:
+    """Return a tensor over the loaded bytes."""
+    if not loaded.data.nbytes:
+        return torch.empty(loaded.shape, dtype=DTYPES[loaded.dtype])
+    return torch.frombuffer(loaded.data, dtype=DTYPES[loaded.dtype]).view(loaded.shape)
 
 
 def _copied(loaded: Loaded, device: str) -> Tensor:
