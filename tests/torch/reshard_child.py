@@ -45,7 +45,7 @@ def state_of(model: nn.Module, optimizer: torch.optim.Optimizer) -> dict[str, An
     return {"model": weights, "optimizer": moments}
 
 
-def whole(node: Any, name: str = "") -> Whole:  # noqa: ANN401
+def whole(node: Any, name: str = "") -> Whole:
     """All tensors, put together from the ranks. A collective."""
     if isinstance(node, dict):
         return {key: value for part in node for key, value in whole(node[part], f"{name}/{part}").items()}
