@@ -31,7 +31,7 @@ def test_ranks_go_on_bit_for_bit(ranks: int, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize(("before", "after"), [(4, 2), pytest.param(2, 4, marks=pytest.mark.slow)])
 def test_another_number_of_ranks(before: int, after: int, tmp_path: Path) -> None:
-    """FSDP2 through a sealed checkpoint of DCP: weights and moments come out whole, to the bit, and training goes on."""
+    """FSDP2 through a sealed checkpoint of DCP: weights and moments come out whole to the bit, and it goes on."""
     Launched(before, RESHARDED, tmp_path, "save", log=tmp_path / "log").end()
     Launched(after, RESHARDED, tmp_path, "load", log=tmp_path / "log").end()
     (saved, went_on), (loaded, goes_on) = (torch.load(tmp_path / f"{what}.pt") for what in ("save", "load"))
