@@ -69,6 +69,17 @@ class Golden:
             )
             assert told == cases[name], "\n".join([advice, *lines])
 
+    def between(self, page: Path, mark: str, text: str) -> None:
+        """Assert that the text is the one between <!-- MARK --> and <!-- /MARK --> of a page, which it belongs to."""
+        before, begin, rest = page.read_text(encoding="utf-8").partition(f"<!-- {mark} -->\n")
+        there, end, after = rest.partition(f"\n<!-- /{mark} -->")
+        assert "" not in (begin, end), f"{page}: put the lines <!-- {mark} --> and <!-- /{mark} --> where it belongs"
+        if self._rewrites:
+            page.write_text(f"{before}{begin}{text}{end}{after}", encoding="utf-8")
+        else:
+            advice = f"{page}: run pytest --rewrite-golden on this test, and read the difference"
+            assert there == text, advice
+
 
 def normalised(text: str, varies: Mapping[object, str]) -> str:
     """Return a text without what differs from run to run."""

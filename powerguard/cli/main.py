@@ -1,7 +1,6 @@
 """The command line: a module for each verb or family of verbs; only the module of the requested verb is imported.
 
-`VERBS` lists the verbs. A verb's module has the verb's name, unless `_PLACES` names another one. The verbs of a few
-lines are at the end of this file: run, sentinel, version, completion.
+`VERBS` lists the verbs. Those of a few lines are at the end of this file: run, sentinel, version, completion.
 
 `powerguard event` is called by hooks while the power fails, and `powerguard status` by monitoring every minute: both
 start in a few hundredths of a second, because this file, `client` and `render` import only a little of the standard
@@ -14,62 +13,57 @@ import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from importlib import import_module
 from io import TextIOWrapper
-from typing import Any, Final, NoReturn
+from typing import Any, Final, NamedTuple, NoReturn
 
 from powerguard.cli.render import forget, say
 from powerguard.cli.shared import CONFIG, EX_CONFIG, EX_IOERR, EX_USAGE, SOCKET, Subparsers, UntoldError
 
+
+class Verb(NamedTuple):
+    """A verb of the command line.
+
+    text: its line of help. place: its module in powerguard/cli, and after a colon the function that registers it; "":
+    the module has the verb's name. asks: it asks the daemon of the settings, whose socket `client.settle` finds.
+    """
+
+    text: str
+    place: str = ""
+    asks: bool = False
+
+
 VERBS: Final = {
-    "run": "run the daemon",
-    "status": "show phase, battery, slack and trainers",
-    "plan": "show the budget and what would happen next",
-    "battery": "show what was learned of the battery; record a replacement",
-    "doctor": "check every part in advance and print remedies",
-    "discover": "find UPSes and PDUs and print settings for them",
-    "abort": "abort this outage's shutdown (before the commit point)",
-    "maintenance": "suspend the power-off for a while",
-    "checkpoint": "ask every trainer for a checkpoint now",
-    "recover": "show what training waits for after a return, or start it now",
-    "checkpoints": "list, verify, restore and prune checkpoints",
-    "seal": "make a checkpoint folder of any framework safe against a power cut",
-    "drill": "rehearse an outage on this host and measure it",
-    "notify": "list the targets of messages, and what waits; send a test message",
-    "event": "request a poll (for the hooks of apcupsd and NUT)",
-    "install": "install units, helpers and rules",
-    "secret": "enter a secret without showing it; list missing ones",
-    "uninstall": "remove what install has installed",
-    "sentinel": "run on a management node: power registered hosts on after an outage",
-    "config": "check or show the settings",
-    "import": "convert a NUT or apcupsd configuration to settings",
-    "history": "list the outages in the journal; export one",
-    "report": "report an outage: durations, forecast and fact, advice; as text or page",
-    "explain": "explain each step of an outage",
-    "replay": "replay a recorded outage with today's decisions",
-    "demo": "play three simulated outages in a minute; without settings, root or hardware",
-    "simulate": "simulate thousands of outages",
-    "completion": "print a completion script for bash, zsh or fish",
-    "scheduler": "print the UPSes of the fleet as Slurm features and a topology file",
-    "snmp": "read a UPS or rack PDU over SNMP and decode it",
-    "version": "print the version",
+    "run": Verb("run the daemon"),
+    "status": Verb("show phase, battery, slack and trainers", asks=True),
+    "plan": Verb("show the budget and what would happen next", place="plan.verb", asks=True),
+    "battery": Verb("show what was learned of the battery; record a replacement", asks=True),
+    "doctor": Verb("check every part in advance and print remedies", place="doctor.checks", asks=True),
+    "discover": Verb("find UPSes and PDUs and print settings for them"),
+    "abort": Verb("abort this outage's shutdown (before the commit point)", place="operate:register_abort", asks=True),
+    "maintenance": Verb("suspend the power-off for a while", place="operate:register_maintenance", asks=True),
+    "checkpoint": Verb("ask every trainer for a checkpoint now", place="operate:register_checkpoint", asks=True),
+    "recover": Verb("show what training waits for after a return, or start it now", asks=True),
+    "checkpoints": Verb("list, verify, restore and prune checkpoints", place="checkpoints.verb"),
+    "seal": Verb("make a checkpoint folder of any framework safe against a power cut", place="checkpoints.seal"),
+    "drill": Verb("rehearse an outage on this host and measure it", asks=True),
+    "notify": Verb("list the targets of messages, and what waits; send a test message", asks=True),
+    "event": Verb("request a poll (for the hooks of apcupsd and NUT)", asks=True),
+    "install": Verb("install units, helpers and rules", place="install.verb"),
+    "secret": Verb("enter a secret without showing it; list missing ones"),
+    "uninstall": Verb("remove what install has installed", place="install.uninstall"),
+    "sentinel": Verb("run on a management node: power registered hosts on after an outage"),
+    "config": Verb("check or show the settings"),
+    "import": Verb("convert a NUT or apcupsd configuration to settings", place="imports.verb"),
+    "history": Verb("list the outages in the journal; export one", place="outages.history"),
+    "report": Verb("report an outage: durations, forecast and fact, advice; as text or page", place="outages.report"),
+    "explain": Verb("explain each step of an outage", place="outages.explain"),
+    "replay": Verb("replay a recorded outage with today's decisions", place="outages.replay"),
+    "demo": Verb("play three simulated outages in a minute; without settings, root or hardware"),
+    "simulate": Verb("simulate thousands of outages"),
+    "completion": Verb("print a completion script for bash, zsh or fish"),
+    "scheduler": Verb("print the UPSes of the fleet as Slurm features and a topology file"),
+    "snmp": Verb("read a UPS or rack PDU over SNMP and decode it", place="snmp.verb"),
+    "version": Verb("print the version"),
 }
-_PLACES: Final = {
-    "plan": "plan.verb",
-    "doctor": "doctor.checks",
-    "abort": "operate:register_abort",
-    "maintenance": "operate:register_maintenance",
-    "checkpoint": "operate:register_checkpoint",
-    "checkpoints": "checkpoints.verb",
-    "seal": "checkpoints.seal",
-    "install": "install.verb",
-    "uninstall": "install.uninstall",
-    "import": "imports.verb",
-    "history": "outages.history",
-    "report": "outages.report",
-    "explain": "outages.explain",
-    "replay": "outages.replay",
-    "snmp": "snmp.verb",
-}
-"""The module of each verb whose module has another name, and after a colon the function that registers it."""
 _VALUED: Final = ("--config", "--socket")
 _SECRETS: Final = {
     "-c": "--community-file",
@@ -81,10 +75,6 @@ _SECRETS: Final = {
 }
 """Options for secrets in net-snmp and NUT. Here they are refused: all users can read a command line."""
 _WITH_SECRETS: Final = frozenset(("snmp", "discover"))
-_ASKS_DAEMON: Final = frozenset(
-    ("status", "plan", "battery", "doctor", "abort", "maintenance", "checkpoint", "drill", "event", "notify", "recover")
-)
-"""Verbs that ask the daemon of the settings: `client.settle` finds its socket for them. List a new one here."""
 _DAEMONS: Final = ("run", "sentinel")
 """Verbs whose tracebacks go to the system journal."""
 _SHARED: Final = (
@@ -132,8 +122,8 @@ class Verbs:
 
     def list_all(self) -> None:
         """Add all verbs by name only: for the help page."""
-        for verb, text in VERBS.items():
-            self.subparsers.add_parser(verb, help=text)
+        for name, verb in VERBS.items():
+            self.subparsers.add_parser(name, help=verb.text)
 
 
 def _share(parser: argparse.ArgumentParser) -> None:
@@ -162,7 +152,7 @@ def _registering(verb: str) -> Callable[[Any], None]:
     """Return the function that adds the verb's parser; its module is imported here."""
     if verb in _SHORT:
         return _SHORT[verb]
-    module, _, function = _PLACES.get(verb, verb).partition(":")
+    module, _, function = (VERBS[verb].place or verb).partition(":")
     register: Callable[[Any], None] = getattr(import_module(f"powerguard.cli.{module}"), function or "register")
     return register
 
@@ -278,7 +268,7 @@ def _run(words: list[str]) -> int:
     named = args.config or os.environ.get("POWERGUARD_CONFIG")
     args.config = named or CONFIG
     args.nowhere = ""
-    if named and verb in _ASKS_DAEMON and (wrong := _settle(args)):
+    if named and verb is not None and VERBS[verb].asks and (wrong := _settle(args)):
         args.nowhere = f"{wrong}, so the daemon's address is unknown: correct the settings or give --socket PATH"
         if verb != "event":  # a hook must not fail: it only reports this
             from powerguard.cli.shared import fail

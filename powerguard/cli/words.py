@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
 from powerguard.cli.render import duration, is_endless
+from powerguard.core.model.actions import KINDS
 
 Numbers = Mapping[str, Any]
 _Sentence = Callable[[str, Numbers], str]
@@ -31,31 +32,7 @@ PHASES: Final = {
     "shutdown": "power-off",
     "recovery": "return",
 }
-ORDERS: Final = {
-    "TriggerCheckpoint": "checkpoint",
-    "ResumeTrainer": "resume",
-    "PauseTrainer": "pause",
-    "LeaveJob": "let the job's other hosts know that this one leaves",
-    "CapPower": "lower GPU power",
-    "RestorePower": "restore GPU power",
-    "StopTrainer": "stop its processes",
-    "TerminateTrainer": "end its processes",
-    "ContinueTrainer": "continue its processes",
-    "DrainNode": "drain the scheduler's node",
-    "SignalJobs": "signal the scheduler's jobs",
-    "LeaveNode": "requeue jobs and set the node down",
-    "ReturnNode": "give the node back to the scheduler",
-    "EnsurePolicy": "BMC: power on when AC returns",
-    "SyncFilesystems": "sync the checkpoint filesystems",
-    "CheckWay": "check whether a power-on method can be armed",
-    "ArmWay": "arm a power-on method",
-    "DisarmWay": "disarm a power-on method",
-    "RestorePolicy": "BMC: put the policy back",
-    "PowerOff": "power the host off",
-    "Reboot": "let the power-off end in a reboot",
-    "CheckHost": "check GPUs, storage and checkpoint",
-    "ResumeTraining": "start training",
-}
+ORDERS: Final = {kind.__name__: kind.does for kind in KINDS}
 OUTCOMES: Final = {
     "ridden_through": "ridden through: training never stopped",
     "resumed_in_place": "held and resumed in place: no reboot",

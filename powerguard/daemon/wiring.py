@@ -347,17 +347,7 @@ def build(
     # A host that is never powered off must not lose its UPS's output, nor be cycled by its BMC.
     ways = _ways(settings, ports, armed=policy.powers_off)
     policy = with_ways(policy, settings, ways, checks_host=CheckHost in ports.effectors or ports.sources is None)
-    trainers = TrainerEffector(
-        settings.trainers,
-        clock=ports.clock,
-        publish=publish,
-        discover_dir=None if settings.trainer_sockets is None else Path(settings.trainer_sockets),
-        discover_uids=settings.trainer_uids,
-        not_trainers=[settings.control.socket],
-        spawn=ports.spawn,
-        helper=SignalHelper(settings.signals.socket),
-        remembered=lambda: [trainer.name for trainer in state().trainers if trainer.alive],
-    )
+    trainers = _trainers(settings, ports, publish, state)
     bmc_effector, keeper = _bmc(settings, ports, acts=acts, limit_s=policy.bmc_limit_s)
     host = HostEffector(settings.host, mode=policy.mode, resume=settings.resume, spawn=ports.spawn, clock=ports.clock)
     hold: Effector = trainers if acts else DryRunEffector()
@@ -394,6 +384,22 @@ def build(
         why_on=None if settings.bmc.kind == "none" else bmc_effector.why_on,
         strangers=lambda: trainers.strangers,
         host=None if PowerOff in ports.effectors else host,
+    )
+
+
+def _trainers(
+    settings: Settings, ports: Ports, publish: Callable[[Event], None], state: Callable[[], State]
+) -> TrainerEffector:
+    return TrainerEffector(
+        settings.trainers,
+        clock=ports.clock,
+        publish=publish,
+        discover_dir=None if settings.trainer_sockets is None else Path(settings.trainer_sockets),
+        discover_uids=settings.trainer_uids,
+        not_trainers=[settings.control.socket],
+        spawn=ports.spawn,
+        helper=SignalHelper(settings.signals.socket),
+        remembered=lambda: [trainer.name for trainer in state().trainers if trainer.alive],
     )
 
 

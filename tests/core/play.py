@@ -25,6 +25,7 @@ from powerguard.core.comeback.recovery import Stored, restore
 from powerguard.core.decide.machine import step
 from powerguard.core.decide.table import phase_name
 from powerguard.core.energy import needs
+from powerguard.core.model import actions
 from powerguard.core.model.actions import (
     Action,
     ArmWay,
@@ -36,14 +37,12 @@ from powerguard.core.model.actions import (
     DisarmWay,
     DrainNode,
     EnsurePolicy,
-    LeaveJob,
     LeaveNode,
     Level,
     Note,
     PauseTrainer,
     PollNow,
     PowerOff,
-    Reboot,
     RestorePolicy,
     RestorePower,
     ResumeTrainer,
@@ -51,7 +50,6 @@ from powerguard.core.model.actions import (
     ReturnNode,
     SignalJobs,
     StopTrainer,
-    SyncFilesystems,
     TerminateTrainer,
     TriggerCheckpoint,
     Way,
@@ -84,14 +82,11 @@ from powerguard.core.model.policy import Drop, FeedPolicy, Mode, Policy, Shared,
 from powerguard.core.model.serialisation import from_plain, to_plain
 from powerguard.core.model.state import State, Step
 
-KINDS: dict[str, type[Action]] = {
+_SHORT: dict[str, type[Action]] = {
     "policy": EnsurePolicy,
-    "sync": SyncFilesystems,
     "poweroff": PowerOff,
     "resume": ResumeTraining,
     "trainer_resume": ResumeTrainer,
-    "checkpoint": TriggerCheckpoint,
-    "poll": PollNow,
     "pause": PauseTrainer,
     "cap": CapPower,
     "restore": RestorePower,
@@ -101,15 +96,15 @@ KINDS: dict[str, type[Action]] = {
     "check": CheckWay,
     "arm": ArmWay,
     "disarm": DisarmWay,
-    "reboot": Reboot,
     "host": CheckHost,
     "bracket": RestorePolicy,
     "drain": DrainNode,
     "signal": SignalJobs,
     "leave": LeaveNode,
-    "leave_job": LeaveJob,
     "give_back": ReturnNode,
 }
+"""Words of the scenarios that are shorter than the kind's own."""
+KINDS = {**{kind.word: kind for kind in actions.KINDS if kind not in _SHORT.values()}, **_SHORT}
 _NOTED = (
     "reff_paused_s",
     "stop_s",
@@ -267,8 +262,7 @@ class Player:
             self._done(when, action, {})
 
     def _delay(self, action: Action) -> float:
-        name = next((name for name, kind in KINDS.items() if isinstance(action, kind)), None)
-        assert name is not None, f"{type(action).__name__} has no word in KINDS (tests/core/play.py)"
+        name = next(name for name, kind in KINDS.items() if isinstance(action, kind))
         if name == "checkpoint" and isinstance(action, TriggerCheckpoint) and action.trainer in self.auto:
             return self.auto[action.trainer]
         return self.auto.get(name, -1.0)

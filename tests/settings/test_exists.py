@@ -26,7 +26,7 @@ KNOWN = {re.compile(r"(?<=known: apc-powernet, )[^)]*"): "OTHERS"}
 
 @pytest.mark.parametrize(
     ("profile", "hint"),
-    [("rfc1682", "rfc1628"), ("apc", "apc-powernet"), ("Riello", "riello"), ("qqqq", "apc-powernet, cps, ")],
+    [("rfc1682", "rfc1628"), ("apc", "apc-powernet"), ("Riello", "riello"), ("qqqq", "known: apc-powernet, ")],
 )
 def test_unknown(profile: str, hint: str, tmp_path: Path, golden: Golden) -> None:
     mistakes, doubts = told(tmp_path, profile, tmp_path / "absent")

@@ -5,6 +5,7 @@ Plain data as in `core/model/events.py`. "Adding an effector" in docs/ARCHITECTU
 
 from dataclasses import dataclass
 from enum import StrEnum
+from typing import ClassVar, Final
 
 
 class Conduct(StrEnum):
@@ -51,8 +52,13 @@ Detail = tuple[tuple[str, Scalar], ...]
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Action:
-    """What the core orders. id: unique in the journal and the same after a restart; by_s: its absolute deadline."""
+    """What the core orders. id: unique in the journal and the same after a restart; by_s: its absolute deadline.
 
+    word: the kind's name in metrics and in the tests' scenarios. does: what it does, for operators.
+    """
+
+    word: ClassVar[str]
+    does: ClassVar[str]
     id: str
     by_s: float
 
@@ -61,12 +67,18 @@ class Action:
 class PollNow(Action):
     """Poll this UPS at once. The only action that an unconfirmed reading or a hint may cause."""
 
+    word: ClassVar = "poll"
+    does: ClassVar = "poll the UPS"
+
     ups: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class TriggerCheckpoint(Action):
     """Ask one trainer for a checkpoint and see it through to durable. `reason` as in `wire.Reason`."""
+
+    word: ClassVar = "checkpoint"
+    does: ClassVar = "checkpoint"
 
     trainer: str
     reason: str
@@ -80,6 +92,9 @@ class TriggerCheckpoint(Action):
 class ResumeTrainer(Action):
     """Resume a paused trainer."""
 
+    word: ClassVar = "resume_trainer"
+    does: ClassVar = "resume"
+
     trainer: str
     outage: str
 
@@ -87,6 +102,9 @@ class ResumeTrainer(Action):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PauseTrainer(Action):
     """Pause a trainer at the next step boundary, without a checkpoint. lease_s: as in `TriggerCheckpoint`."""
+
+    word: ClassVar = "pause_trainer"
+    does: ClassVar = "pause"
 
     trainer: str
     outage: str
@@ -97,6 +115,9 @@ class PauseTrainer(Action):
 class LeaveJob(Action):
     """Let the other hosts of a trainer's job know that this host powers off: every rank stops at one step and ends."""
 
+    word: ClassVar = "leave_job"
+    does: ClassVar = "let the job's other hosts know that this one leaves"
+
     trainer: str
     outage: str
 
@@ -104,6 +125,9 @@ class LeaveJob(Action):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StopTrainer(Action):
     """Stop a trainer's processes (SIGSTOP): it was asked to pause, and the load has not fallen."""
+
+    word: ClassVar = "stop_trainer"
+    does: ClassVar = "stop its processes"
 
     trainer: str
     outage: str
@@ -113,6 +137,9 @@ class StopTrainer(Action):
 class TerminateTrainer(Action):
     """End a trainer's processes (SIGTERM, then SIGCONT): stopped, it still draws power."""
 
+    word: ClassVar = "terminate_trainer"
+    does: ClassVar = "end its processes"
+
     trainer: str
     outage: str
 
@@ -120,6 +147,9 @@ class TerminateTrainer(Action):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ContinueTrainer(Action):
     """Continue a trainer's processes (SIGCONT) if powerguard has stopped them; else no effect."""
+
+    word: ClassVar = "continue_trainer"
+    does: ClassVar = "continue its processes"
 
     trainer: str
     outage: str
@@ -129,6 +159,9 @@ class ContinueTrainer(Action):
 class CapPower(Action):
     """Lower every GPU's power limit to `share` of the limit found, which is written down first; never raise one."""
 
+    word: ClassVar = "cap_power"
+    does: ClassVar = "lower GPU power"
+
     outage: str
     share: float
 
@@ -137,12 +170,18 @@ class CapPower(Action):
 class RestorePower(Action):
     """Put every GPU's power limit back to what `CapPower` found; no effect if none was changed."""
 
+    word: ClassVar = "restore_power"
+    does: ClassVar = "restore GPU power"
+
     outage: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrainNode(Action):
     """Let the scheduler start no further job on this host, and mark its node with the outage. Others' marks stay."""
+
+    word: ClassVar = "drain_node"
+    does: ClassVar = "drain the scheduler's node"
 
     outage: str
 
@@ -151,6 +190,9 @@ class DrainNode(Action):
 class SignalJobs(Action):
     """Send the scheduler's jobs on this host the signal that they asked for at a pause; no signal to the others."""
 
+    word: ClassVar = "signal_jobs"
+    does: ClassVar = "signal the scheduler's jobs"
+
     outage: str
 
 
@@ -158,12 +200,18 @@ class SignalJobs(Action):
 class LeaveNode(Action):
     """Requeue the jobs that this host leads, once, and set its node down: the host powers off."""
 
+    word: ClassVar = "leave_node"
+    does: ClassVar = "requeue jobs and set the node down"
+
     outage: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnNode(Action):
     """Give the node back if it has this outage's mark, and let `jobs`, which `LeaveNode` requeued, start at once."""
+
+    word: ClassVar = "return_node"
+    does: ClassVar = "give the node back to the scheduler"
 
     outage: str
     jobs: tuple[str, ...] = ()
@@ -173,12 +221,18 @@ class ReturnNode(Action):
 class EnsurePolicy(Action):
     """Make sure, by reading back, that the BMC powers the host on when AC returns."""
 
+    word: ClassVar = "bmc_policy"
+    does: ClassVar = "BMC: power on when AC returns"
+
     outage: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class RestorePolicy(Action):
     """Put the BMC's policy back to what an outage found (bmc.policy: bracket). policy: from `EnsurePolicy`."""
+
+    word: ClassVar = "restore_policy"
+    does: ClassVar = "BMC: put the policy back"
 
     outage: str
     policy: str
@@ -187,6 +241,9 @@ class RestorePolicy(Action):
 @dataclass(frozen=True, slots=True, kw_only=True)
 class CheckWay(Action):
     """Check whether a power-on method could be armed; change nothing. ups: of method OUTPUT, else ""."""
+
+    word: ClassVar = "check_way"
+    does: ClassVar = "check whether a power-on method can be armed"
 
     way: Way
     ups: str = ""
@@ -199,6 +256,9 @@ class ArmWay(Action):
     OUTPUT is never sent twice.
     """
 
+    word: ClassVar = "arm_way"
+    does: ClassVar = "arm a power-on method"
+
     way: Way
     outage: str
     in_s: float
@@ -209,6 +269,9 @@ class ArmWay(Action):
 class DisarmWay(Action):
     """Disarm what `ArmWay` has armed, for this outage, or "": for any; no effect if none is armed."""
 
+    word: ClassVar = "disarm_way"
+    does: ClassVar = "disarm a power-on method"
+
     way: Way
     outage: str
     ups: str = ""
@@ -218,6 +281,9 @@ class DisarmWay(Action):
 class Reboot(Action):
     """Let the power-off that is under way end in a reboot: utility came back. force_after_s: as for `PowerOff`."""
 
+    word: ClassVar = "reboot"
+    does: ClassVar = "let the power-off end in a reboot"
+
     outage: str
     force_after_s: float
 
@@ -226,6 +292,9 @@ class Reboot(Action):
 class CheckHost(Action):
     """After a return: are GPUs, checkpoint storage and newest checkpoint there and good? Failed: what is missing."""
 
+    word: ClassVar = "check_host"
+    does: ClassVar = "check GPUs, storage and checkpoint"
+
     outage: str
 
 
@@ -233,12 +302,18 @@ class CheckHost(Action):
 class SyncFilesystems(Action):
     """syncfs() of every checkpoint filesystem, in a child that is killed at the deadline."""
 
+    word: ClassVar = "sync"
+    does: ClassVar = "sync the checkpoint filesystems"
+
     outage: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PowerOff(Action):
     """Start the host's power-off; `force_after_s` seconds later it is powered off hard, whatever still runs."""
+
+    word: ClassVar = "power_off"
+    does: ClassVar = "power the host off"
 
     outage: str
     grade: Grade
@@ -249,7 +324,16 @@ class PowerOff(Action):
 class ResumeTraining(Action):
     """After a return from power-off: start what trains (a systemd target, a command)."""
 
+    word: ClassVar = "resume_training"
+    does: ClassVar = "start training"
+
     outage: str
+
+
+KINDS: Final[tuple[type[Action], ...]] = tuple(
+    each for each in vars().values() if isinstance(each, type) and issubclass(each, Action) and each is not Action
+)
+"""Every kind of action."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -6,33 +6,7 @@ from dataclasses import dataclass
 from typing import Final, Protocol
 
 from powerguard.clock import Clock
-from powerguard.core.model.actions import (
-    Action,
-    ArmWay,
-    CapPower,
-    CheckHost,
-    CheckWay,
-    ContinueTrainer,
-    DisarmWay,
-    DrainNode,
-    EnsurePolicy,
-    LeaveJob,
-    LeaveNode,
-    PauseTrainer,
-    PowerOff,
-    Reboot,
-    RestorePolicy,
-    RestorePower,
-    ResumeTrainer,
-    ResumeTraining,
-    ReturnNode,
-    SignalJobs,
-    StopTrainer,
-    SyncFilesystems,
-    TerminateTrainer,
-    TriggerCheckpoint,
-    Way,
-)
+from powerguard.core.model.actions import KINDS, Action, PollNow, Way
 from powerguard.core.model.events import Done, Event, Outcome
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
@@ -40,31 +14,7 @@ from powerguard.daemon.journal.records import OutageRecord
 from powerguard.effectors.host.check import HostSeen
 from powerguard.ups.snmp.traps import TrapCounts
 
-ACTION_WORDS: Final[Mapping[type[Action], str]] = {
-    TriggerCheckpoint: "checkpoint",
-    PauseTrainer: "pause_trainer",
-    ResumeTrainer: "resume_trainer",
-    LeaveJob: "leave_job",
-    EnsurePolicy: "bmc_policy",
-    CapPower: "cap_power",
-    RestorePower: "restore_power",
-    StopTrainer: "stop_trainer",
-    TerminateTrainer: "terminate_trainer",
-    ContinueTrainer: "continue_trainer",
-    DrainNode: "drain_node",
-    SignalJobs: "signal_jobs",
-    LeaveNode: "leave_node",
-    ReturnNode: "return_node",
-    SyncFilesystems: "sync",
-    RestorePolicy: "restore_policy",
-    CheckWay: "check_way",
-    ArmWay: "arm_way",
-    DisarmWay: "disarm_way",
-    PowerOff: "power_off",
-    Reboot: "reboot",
-    CheckHost: "check_host",
-    ResumeTraining: "resume_training",
-}
+ACTION_WORDS: Final[Mapping[type[Action], str]] = {kind: kind.word for kind in KINDS if kind is not PollNow}
 """The kinds of action that are counted, by their word in metrics. Polls are counted for each source instead."""
 
 RESULTS: Final = ("done", "failed", "timed_out")

@@ -140,58 +140,24 @@ def test_one_object_that_answers_nonsense_invents_no_outage_and_no_runtime(name:
 
 # --- Commands: numbers that differ by one between neighbours --------------------------------------------------------
 
-LAST_SET = {
-    # family: verb: (object, value) of the SET that acts; a delay is written as its unit.
-    "rfc1628": {
-        "off_with_return": (".8.2.0", "s"),
-        "off_stays": (".8.2.0", "s"),
-        "reboot": (".8.4.0", "s"),
-        "cancel": (".8.3.0", -1),
-        "self_test": (".7.1.0", "1.3.6.1.2.1.33.1.7.7.4"),
-    },
-    "apc-powernet": {
-        "off_with_return": (".6.2.2.0", 3),
-        "off_stays": (".6.2.1.0", 3),
-        "self_test": (".7.2.2.0", 2),
-        "outlet_off_with_return": (".12.3.2.1.3", 10),
-        "outlet_off": (".12.3.2.1.3", 5),
-        "outlet_reboot": (".12.3.2.1.3", 6),
-        "outlet_cancel": (".12.3.2.1.3", 7),
-    },
-    "xups": {
-        "off_with_return": (".9.6.0", "s"),
-        "off_stays": (".9.1.0", "s"),
-        "cancel": (".9.2.0", 0),
-        "outlet_off_with_return": (".12.2.1.7", "s"),
-        "outlet_off": (".12.2.1.3", "s"),
-        "outlet_cancel": (".12.2.1.3", -1),
-    },
-    "cps": {
-        "off_with_return": (".6.2.3.0", 3),
-        "off_stays": (".6.2.1.0", 3),
-        "self_test": (".7.2.2.0", 2),
-    },
-    "delta": {"off_with_return": (".2.3.0", "s"), "off_stays": (".2.3.0", "s"), "cancel": (".2.3.0", 0)},
-    "riello": {"off_with_return": (".8.2.0", "s"), "off_stays": (".8.2.0", "s"), "cancel": (".8.2.0", -1)},
-    "tripplite": {"self_test": (".4.1.1.1.1", 1)},
-    "eppc": {"self_test": (".7.1.0", 2)},
-}
-
 
 @pytest.mark.parametrize("name", NAMES)
 def test_the_set_that_acts(name: str) -> None:
-    """Written down a second time, from the MIBs: a command that is one off switches something else."""
+    """A command that is one off switches something else, and `cycles` lets a host go off in the faith that it returns.
+
+    `commands` of NAME.json writes each command a second time, from the MIB: the object of the last SET, its value (a
+    delay: its unit), and "cycles" if the MIB promises that.
+    """
     profile = PROFILES.by_name[name]
-    told = {
-        verb.value: (
-            control.sets[-1].oid or control.sets[-1].column,
-            control.sets[-1].unit if control.sets[-1].value is None else control.sets[-1].value,
-        )
-        for verb, control in profile.controls.items()
-    }
-    assert told == {
-        verb: (whole(str(profile.base), place), value) for verb, (place, value) in LAST_SET.get(name, {}).items()
-    }
+    base = str(profile.base)
+    found = {}
+    for verb, control in profile.controls.items():
+        last = control.sets[-1]
+        place = str(last.oid or last.column).removeprefix(base)
+        cycles = verb in COUNT_DOWN and control.utility_returns_during_countdown == "cycles"
+        found[verb.value] = [place, last.unit if last.value is None else last.value, *(["cycles"] if cycles else [])]
+    written = json.loads((FOLDER / f"{name}.json").read_text(encoding="utf-8")).get("commands", {})
+    assert found == written, f"{FOLDER}/{name}.json: look up each command in the MIB and write it into `commands`"
 
 
 @pytest.mark.parametrize(("name", "restart"), [("rfc1628", ".8.5.0"), ("delta", ".2.2.0"), ("riello", ".8.5.0")])
@@ -203,24 +169,6 @@ def test_the_way_back_is_opened_before_anything_goes_off(name: str, restart: str
     assert [(one.oid, one.value) for one in controls["off_with_return"].sets if one.oid == restart] == [(restart, 1)]
     assert controls["off_with_return"].sets[0].read_back == "exact"
     assert [(one.oid, one.value) for one in controls["off_stays"].sets if one.oid == restart] == [(restart, 2)]
-
-
-def test_what_happens_when_utility_returns_is_promised_only_where_the_mib_does() -> None:
-    """`cycles` lets somebody switch hosts off in the faith that they come back."""
-    promised = {
-        (profile.name, verb.value)
-        for profile in UPSES
-        for verb, control in profile.controls.items()
-        if verb in COUNT_DOWN and control.utility_returns_during_countdown == "cycles"
-    }
-    assert promised == {
-        ("apc-powernet", "off_with_return"),
-        ("apc-powernet", "outlet_reboot"),
-        ("rfc1628", "off_with_return"),
-        ("rfc1628", "reboot"),
-        ("xups", "off_with_return"),
-        ("xups", "outlet_off_with_return"),
-    }
 
 
 # --- Traps ----------------------------------------------------------------------------------------------------------

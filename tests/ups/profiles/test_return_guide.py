@@ -6,7 +6,12 @@ from powerguard.core.model.actions import Way
 from powerguard.ups.profiles.commands import Switch
 from powerguard.ups.profiles.load import load_profiles
 from powerguard.ups.profiles.schema import COUNT_DOWN, Verb
+from tests.golden import Golden
 
+HEAD = (
+    "| family | `control` | waits at most | countdown shown | can be called off | utility returns meanwhile |",
+    "| --- | --- | --- | --- | --- | --- |",
+)
 ROOT = Path(__file__).parents[3]
 GUIDE = ROOT / "docs" / "guides" / "return.md"
 UPSES = load_profiles(None).ranked()
@@ -22,7 +27,7 @@ def row(switch: Switch) -> str:
     )
 
 
-def test_the_table_is_that_of_the_files() -> None:
+def test_the_table_is_that_of_the_files(golden: Golden) -> None:
     """Every command that switches off after a delay and on again; and which families have none."""
     switches = [
         Switch(profile, verb, "1" if verb.startswith("outlet_") else "")
@@ -31,13 +36,9 @@ def test_the_table_is_that_of_the_files() -> None:
         if verb in COUNT_DOWN and verb is not Verb.OFF_STAYS
     ]
     waiting = [switch for switch in switches if switch.longest_s is not None]
-    text = GUIDE.read_text(encoding="utf-8")
-    told = text[text.index("<!-- outputs -->") : text.index("<!-- /outputs -->")].splitlines()[3:]
-    assert told == [row(switch) for switch in waiting], f"put these rows between the marks <!-- outputs --> of {GUIDE}"
     able = {switch.profile.name for switch in waiting}
-    (without,) = [line for line in text.splitlines() if line.startswith("No such command: ")]
-    names = ", ".join(f"`{name}`" for name in sorted(one.name for one in UPSES if one.name not in able))
-    assert without == f"No such command: {names}.", f"correct the line 'No such command' of {GUIDE}"
+    without = ", ".join(f"`{name}`" for name in sorted(one.name for one in UPSES if one.name not in able))
+    golden.between(GUIDE, "outputs", "\n".join([*HEAD, *map(row, waiting), "", f"No such command: {without}."]))
 
 
 def test_every_way_is_named() -> None:

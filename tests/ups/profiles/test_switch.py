@@ -119,5 +119,4 @@ def test_any_countdown_of_the_family_stands() -> None:
 
 def test_the_most_trusted_family_goes_first() -> None:
     found = [one.profile.name for one in offered(PROFILES.ranked(), Verb.OFF_WITH_RETURN)]
-    assert found[-1] == "rfc1628"
-    assert {"apc-powernet", "xups", "cps", "delta", "riello"} == set(found[:-1])
+    assert (found[-1], "apc-powernet" in found, "mge-upsmg" in found) == ("rfc1628", True, False)
