@@ -282,6 +282,7 @@ class LastSave:
 
     write_s: from its first byte on the disk to durable. copy_bw, write_bw: bytes a second. write_share: write_bw as a
     share of what the disk took when room was made for checkpoints at the start; None: that was not measured.
+    copy: how a state on a GPU came into host memory, and why not faster; "" for one that has no GPU.
     """
 
     step: int
@@ -291,6 +292,7 @@ class LastSave:
     copy_bw: float | None = None
     write_bw: float | None = None
     write_share: float | None = None
+    copy: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -417,6 +419,7 @@ class TrainerStatus:
             copy_bw=obj.number("copy_bw", float(MAX_BYTES)),
             write_bw=obj.number("write_bw", float(MAX_BYTES)),
             write_share=obj.number("write_share", MAX_SECONDS),
+            copy=obj.text("copy", MAX_TEXT),
         )
 
 

@@ -522,6 +522,14 @@ class Guard:
             raise StoreError(msg)
         return name
 
+    def before_update(self) -> None:
+        """Say that parameters or moments are changed next, and not by an optimizer that `TorchState` was given.
+
+        Only where copies overlap with training (`TorchState(overlap="optimizer")`): the change is then ordered behind
+        the copy that is under way, on the GPU. It costs a look at the copies, and waits for none.
+        """
+        self._checkpointer.before_update()
+
     def stats(self) -> LastSave | None:
         """Return what the newest save of this process cost, as in the endpoint's status; None before the first."""
         return self._pace.last_save

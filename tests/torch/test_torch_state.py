@@ -13,7 +13,7 @@ from torch import nn
 
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.torch.state import INDEX, TorchState
-from powerguard.trainer.torch.tree import DTYPES, Packer, StateError, Unpacker, in_turns
+from powerguard.trainer.torch.tree import DTYPES, Packer, StateError, Unpacker
 from tests.torch.kept import bytes_of, carried, kept
 
 
@@ -90,29 +90,6 @@ def test_two_keys_that_read_the_same_are_two_items() -> None:
 def test_a_very_long_name_is_cut_for_the_manifest() -> None:
     value = {"x" * 1000: torch.zeros(1), "x" * 1000 + "y": torch.ones(1)}
     assert round_trip(value) == value
-
-
-@pytest.mark.parametrize("size", [1, 9, 10, 11, 20, 35])
-def test_two_slots_in_turn_lose_and_mix_nothing(size: int) -> None:
-    """The way from a GPU, with an unhurried one in its place: a piece arrives only when it is waited for."""
-    source, target = bytes(range(size)), bytearray(size)
-    asked: dict[int, tuple[int, int]] = {}
-    together = 0
-
-    def begin(slot: int, start: int, stop: int) -> None:
-        nonlocal together
-        assert slot not in asked, "this slot has not been emptied yet"
-        asked[slot] = (start, stop)
-        together = max(together, len(asked))
-
-    def end(slot: int, start: int, stop: int) -> None:
-        assert asked.pop(slot) == (start, stop)
-        target[start:stop] = source[start:stop]
-
-    in_turns(size, 10, begin, end)
-    assert target == source
-    assert together == (2 if size > 10 else 1)
-    assert not asked
 
 
 # --- Plain values -------------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from threading import Event
 from typing import Final, Protocol, TypeVar
 
 from powerguard.trainer.ranks.base import Ranks, boottime_s
-from powerguard.trainer.store.items import State
+from powerguard.trainer.store.items import Copier, State
 from powerguard.trainer.store.manifest import Layout, Manifest, Packed, Shard, committed_ms
 from powerguard.trainer.store.resume import LocalTier, choose
 from powerguard.trainer.store.shards import CancelledError, Snapshot, laid_out
@@ -145,8 +145,19 @@ class Checkpointer(Protocol):
         """What this process would write; None when that is not known before the first save. Training thread."""
         ...
 
-    def take(self, step: int, slot: int) -> Taken | SavedCheckpoint:
-        """Copy the state, in the training thread at a step boundary; or save it here and now. May raise anything."""
+    def take(self, step: int, slot: int, *, late: bool = False) -> Taken | SavedCheckpoint:
+        """Copy the state, in the training thread at a step boundary; or save it here and now. May raise anything.
+
+        late: training may go on while what it cannot change yet is still copied.
+        """
+        ...
+
+    def copied(self, taken: Taken) -> tuple[float, str]:
+        """How long the copy of a state that was written took, in seconds, and how it was made, in words."""
+        ...
+
+    def before_update(self) -> None:
+        """Let what training changes next come after the copies that are under way. Training thread."""
         ...
 
     def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:
@@ -189,7 +200,14 @@ class FunctionCheckpointer:
         """The size of what the function will write is not known."""
         return None
 
-    def take(self, step: int, slot: int) -> Taken | SavedCheckpoint:  # noqa: ARG002 - it has no snapshots
+    def copied(self, taken: Taken) -> tuple[float, str]:
+        """Never called: `take` leaves nothing to write."""
+        return taken.stall_s, ""
+
+    def before_update(self) -> None:
+        """Nothing is copied beside training."""
+
+    def take(self, step: int, slot: int, *, late: bool = False) -> Taken | SavedCheckpoint:  # noqa: ARG002 - no snapshots
         """Save here and now. Raises what the function raises, and TypeError when it does not say what it saved."""
         saved: object = self._save(step)
         if not isinstance(saved, SavedCheckpoint):
@@ -256,10 +274,14 @@ class StoreCheckpointer:
         self._store = store
         self._hosts = hosts
         self._clock = clock
-        self._snapshots = (Snapshot(), Snapshot())
+        self._copier: Copier | None = getattr(state, "copier", None)
+        self._snapshots = (Snapshot(copier=self._copier), Snapshot(copier=self._copier))
         self._layouts: list[Layout | None] = [None, None]
         # Held while a snapshot is written into: the training thread's copy, and the touching of its pages beforehand.
         self._locks = (threading.Lock(), threading.Lock())
+        self._training_waits = threading.Event()
+        """The training thread is about to take one of these locks: what is prepared meanwhile can wait."""
+        self._how = ["", ""]
         self._is_short = False
         self._restores = 0
         self._aside = 0
@@ -294,13 +316,27 @@ class StoreCheckpointer:
         Shard.check(layout, self._store.ranks)
         return layout.size_bytes
 
-    def take(self, step: int, slot: int) -> Taken | SavedCheckpoint:
+    def take(self, step: int, slot: int, *, late: bool = False) -> Taken | SavedCheckpoint:
         """Copy every item. Raises what the state raises."""
-        with self._locks[slot]:
-            self._layouts[slot] = None
-            layout = self._snapshots[slot].take(self._state.items())
-            self._layouts[slot] = layout
+        self._training_waits.set()
+        try:
+            with self._locks[slot]:
+                self._layouts[slot] = None
+                layout = self._snapshots[slot].take(self._state.items(), late=late)
+                self._layouts[slot] = layout
+        finally:
+            self._training_waits.clear()
+        self._how[slot] = "" if self._copier is None else self._copier.how
         return Taken(step, slot, layout.size_bytes)
+
+    def copied(self, taken: Taken) -> tuple[float, str]:
+        """How long the copy of a state that was written took, in seconds, and how it was made, in words."""
+        return self._snapshots[taken.slot].copy_s, self._how[taken.slot]
+
+    def before_update(self) -> None:
+        """Let what training changes next come after the copies that are under way. Training thread."""
+        if self._copier is not None:
+            self._copier.before_update()
 
     def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:
         """Write this rank's shard; the leader of each root commits once all ranks have. A failure leaves nothing."""
@@ -392,6 +428,7 @@ class StoreCheckpointer:
             with lock:
                 if not self._is_used(snapshot):
                     snapshot.reserve(size_bytes, stop=stop)
+            self._register(snapshot, lock, stop)
             if stop.is_set():
                 return None
         self._store.prune(stop)
@@ -405,6 +442,13 @@ class StoreCheckpointer:
         self._is_short = bool(short)
         made = self._store.slots_ready(size_bytes) - ready
         return made * size_bytes / max(self._clock() - began_s, 1e-6) if is_done and made > 0 else None
+
+    def _register(self, snapshot: Snapshot, lock: threading.Lock, stop: threading.Event) -> None:
+        """Make a snapshot known to the GPU, piece by piece, until it is, or until someone waits."""
+        is_more = True
+        while is_more and not stop.is_set() and not self._training_waits.is_set():
+            with lock:
+                is_more = snapshot.register()
 
     def _is_used(self, snapshot: Snapshot) -> bool:
         """Growing or touching it would lose what it holds."""
@@ -459,5 +503,7 @@ class StoreCheckpointer:
             snapshot.close()
 
     def forsake(self) -> None:
-        """In a child of fork: the lock is the parent's."""
+        """In a child of fork: the lock is the parent's, and so is the GPU."""
         self._store.close()
+        if self._copier is not None:
+            self._copier.forsake()

@@ -14,8 +14,8 @@ from dataclasses import dataclass, field, replace
 from threading import Condition, RLock
 from typing import NamedTuple, Protocol
 
-from powerguard.fields import clean_text
-from powerguard.trainer.loop.checkpointer import GivenUp
+from powerguard.fields import MAX_TEXT, clean_text
+from powerguard.trainer.loop.checkpointer import GivenUp, Taken
 from powerguard.trainer.ranks.base import Flag, RanksError, boottime_s
 from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.wire import (
@@ -106,16 +106,18 @@ class Pace:
         self.totals.write_s += seconds
         self.probed(size_bytes / max(seconds, 1e-6))
 
-    def saved(self, step: int, size_bytes: int, *, stall_s: float, write_s: float) -> None:
-        """A state that was copied has become durable, so long after its first byte."""
+    def saved(self, taken: Taken, *, write_s: float, copy_s: float, how: str) -> None:
+        """A state has become durable, so long after its first byte. copy_s, how: its copy, with all that came late."""
+        size_bytes = taken.size_bytes
         self.written(size_bytes, write_s)
         write_bw = size_bytes / max(write_s, 1e-6)
         self.last_save = LastSave(
-            step=step,
+            step=taken.step,
             bytes=size_bytes,
-            stall_s=stall_s,
+            stall_s=taken.stall_s,
             write_s=write_s,
-            copy_bw=size_bytes / max(stall_s, 1e-6),
+            copy_bw=size_bytes / max(copy_s, 1e-6),
+            copy=clean_text(how, MAX_TEXT),
             write_bw=write_bw,
             write_share=None if self.limit is None else write_bw / self.limit,
         )

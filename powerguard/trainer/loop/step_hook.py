@@ -12,7 +12,7 @@ from functools import partial
 
 from powerguard.trainer.loop.checkpointer import CLOSED, Checkpointer, GivenUp, Taken, attempted
 from powerguard.trainer.loop.requests import Operation, RequestQueue
-from powerguard.trainer.loop.writer import FINAL, Writer
+from powerguard.trainer.loop.writer import FINAL, PERIODIC, Writer
 from powerguard.trainer.ranks import Ranks
 from powerguard.trainer.ranks.coordinator import Collective, RankCoordinator, StandIn
 from powerguard.trainer.ranks.machine import Generation
@@ -198,7 +198,7 @@ class StepHook:
         part = together.part(known)
         with requests.lock:
             operation = together.claim(known, step)
-        outcome = None if known.already or from_memory else self._take(step)
+        outcome = None if known.already or from_memory else self._take(step, late=known.reason == PERIODIC)
         with requests.lock:
             if known.already:
                 outcome = together.already(known, step)
@@ -246,14 +246,14 @@ class StepHook:
                     requests.settle(operation, outcome)
             self._taking = None
 
-    def _take(self, step: int) -> Taken | SavedCheckpoint | Exception:
-        """Copy the state; the time it takes is a stall, and counted as one."""
+    def _take(self, step: int, *, late: bool = False) -> Taken | SavedCheckpoint | Exception:
+        """Copy the state; the time it takes is a stall, and counted as one. late: see `Checkpointer.take`."""
         requests, began_s = self._requests, self._clock()
         with requests.lock:
             slot = self._writer.slot()
             requests.saving = True
         try:
-            taken = attempted(lambda: self._checkpointer.take(step, slot), f"checkpoint of step {step}")
+            taken = attempted(lambda: self._checkpointer.take(step, slot, late=late), f"checkpoint of step {step}")
         finally:
             with requests.lock:
                 requests.saving = False
@@ -302,7 +302,7 @@ class StepHook:
         if self.together is not None:
             self.together.due()
             return
-        outcome = self._take(step)
+        outcome = self._take(step, late=True)
         with requests.lock:
             if isinstance(outcome, Taken):
                 self._writer.submit(outcome, None)

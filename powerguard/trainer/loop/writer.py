@@ -345,7 +345,8 @@ class Writer:
         self._prepare_bytes = max(taken.size_bytes, self._prepare_bytes or 0)  # a failed one may have cost a slot, too
         if isinstance(outcome, SavedCheckpoint):
             write_s = requests.clock() - write.began_s
-            requests.pace.saved(taken.step, taken.size_bytes, stall_s=taken.stall_s, write_s=write_s)
+            copy_s, how = self._checkpointer.copied(taken)
+            requests.pace.saved(taken, write_s=write_s, copy_s=copy_s, how=how)
             requests.committed(outcome)
             if requests.uploads is not None:
                 requests.uploads.offer(outcome, asked=write.operation is not None)

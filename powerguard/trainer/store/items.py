@@ -49,6 +49,57 @@ _C_TYPES: Final = {
 """The dtypes in which a buffer without elements keeps a shape of several dimensions."""
 
 
+class Flight(Protocol):
+    """Bytes on their way from a device into a snapshot. Asked by any thread."""
+
+    @property
+    def is_over(self) -> bool:
+        """All have arrived, as far as `arrived` has seen."""
+        ...
+
+    def arrived(self) -> int:
+        """Return up to which byte all are there. Raises what makes them worthless; never waits."""
+        ...
+
+    def land(self) -> None:
+        """Wait until nothing is on its way any more, whatever became of it."""
+        ...
+
+
+class Copier(Protocol):
+    """How a state with a device copies its items; a state without one has its items copied one after the other.
+
+    A state offers it as its attribute `copier`. how: in words, how the newest state was copied.
+    """
+
+    how: str
+
+    def begin(self, items: Any, memory: memoryview, tell: Callable[[int], None], *, late: bool) -> Flight | None:  # noqa: ANN401
+        """Copy what the state's `items()` returned, which has a `layout`, in the training thread.
+
+        tell: called with how many bytes, from the beginning, are there. late: training may go on before all are; those
+        that are not are on the flight that is returned. Raises what an item or the device raises; nothing is on its
+        way then.
+        """
+        ...
+
+    def register(self, memory: memoryview) -> bool:
+        """Make the next piece of a snapshot's memory known to the device. False: there is none, or it cannot be."""
+        ...
+
+    def unregister(self, memory: memoryview) -> None:
+        """Take all of that back."""
+        ...
+
+    def before_update(self) -> None:
+        """Let what training changes next come after the copies that are under way."""
+        ...
+
+    def forsake(self) -> None:
+        """In a child of fork: what is registered is the parent's."""
+        ...
+
+
 class Item(Protocol):
     """One named buffer of the state, as it is now.
 

@@ -24,7 +24,7 @@ from threading import Event, Lock, Thread
 from typing import Final, Self
 
 from powerguard.trainer.store.disk import Disk, DiskFile, FolderLock, refuses_direct, stop_direct
-from powerguard.trainer.store.items import Item, Loaded
+from powerguard.trainer.store.items import Copier, Flight, Item, Loaded
 from powerguard.trainer.store.manifest import (
     ALIGN,
     CHUNK_BYTES,
@@ -41,6 +41,7 @@ from powerguard.trainer.store.manifest import (
 
 _PIECE: Final = 8 << 20
 _HUGE: Final = 2 << 20
+_LOOK_S: Final = 0.0005  # a GPU's bus brings 25 MB in this time
 
 Progress = Callable[[int, int | None], None]
 """Called with (bytes done, bytes in all; None: not known) during a long operation, from any thread."""
@@ -49,8 +50,11 @@ Progress = Callable[[int, int | None], None]
 def laid_out(items: Iterable[Item]) -> Layout:
     """Say where each item would lie: one behind the other, each aligned to 64 bytes, all of it padded to 4 KiB.
 
-    Raises StoreError for an item whose size or shape is none.
+    Raises StoreError for an item whose size or shape is none. Items that know their layout say it.
     """
+    known: Layout | None = getattr(items, "layout", None)
+    if known is not None:
+        return known
     entries: list[Entry] = []
     end = 0
     for item in items:
@@ -65,12 +69,20 @@ class Snapshot:
     """One such memory. One thread at a time may take into it; it must not be written to while it is saved.
 
     size_bytes: how much to hold ready from the start; it grows when a state needs more, which is slow.
+    copier: copies in place of the items, where a device is involved. copy_s: how long the newest copy took.
     """
 
-    def __init__(self, size_bytes: int = 0) -> None:
+    def __init__(self, size_bytes: int = 0, copier: Copier | None = None) -> None:
         self._memory: mmap.mmap | None = None
         self._buffer = memoryview(b"")
         self._touched = 0
+        self._copier = copier
+        self._lock = Lock()
+        self._flight: Flight | None = None
+        self._failed: Exception | None = None
+        self._arrived = 0
+        self._began_s = 0.0
+        self.copy_s = 0.0
         self.reserve(size_bytes)
 
     @property
@@ -87,6 +99,7 @@ class Snapshot:
 
         stop: leave the rest for the next time once it is set: another thread waits for this memory, or for this thread.
         """
+        self._land()
         if size_bytes > len(self._buffer):
             self.close()
             memory = mmap.mmap(-1, _up(size_bytes, _HUGE), flags=mmap.MAP_PRIVATE | mmap.MAP_ANONYMOUS)
@@ -107,23 +120,86 @@ class Snapshot:
         finally:
             os.close(zero)
 
-    def take(self, items: Iterable[Item], progress: Progress | None = None) -> Layout:
-        """Copy the items and say where they lie. Raises what an item raises; the snapshot then holds nothing."""
-        taken: Sequence[Item] = tuple(items)
+    def register(self) -> bool:
+        """Make the next piece of the memory known to the device; what it holds stays. False: nothing is left to do."""
+        if self._copier is None or self._memory is None or self._touched < len(self._buffer):
+            return False
+        with contextlib.suppress(OSError):  # a child of fork that wrote to it would take it from the device
+            self._memory.madvise(mmap.MADV_DONTFORK)
+        return self._copier.register(self._buffer)
+
+    def take(self, items: Iterable[Item], progress: Progress | None = None, *, late: bool = False) -> Layout:
+        """Copy the items and say where they lie. Raises what an item raises; the snapshot then holds nothing.
+
+        late: return when all is copied that training may change before it says so; see `wait_arrived` for the rest.
+        """
+        taken = items if hasattr(items, "layout") else tuple(items)
         layout = laid_out(taken)
         self.reserve(layout.size_bytes)
-        end = 0
-        for item, entry in zip(taken, layout.items, strict=True):
-            self._buffer[end : entry.offset] = bytes(entry.offset - end)
-            end = entry.offset + entry.size_bytes
-            item.copy_to(self._buffer[entry.offset : end])
+        self._failed, self._arrived, self._began_s = None, 0, time.perf_counter()
+
+        def tell(end: int) -> None:
+            self._arrived = end
             if progress is not None:
                 progress(end, layout.size_bytes)
+
+        end = max((entry.offset + entry.size_bytes for entry in layout.items), default=0)
         self._buffer[end : layout.size_bytes] = bytes(layout.size_bytes - end)
+        try:
+            if self._copier is not None and taken is items:
+                self._flight = self._copier.begin(taken, self._buffer, tell, late=late)
+            else:
+                _copy_each(taken, layout, self._buffer, tell)
+        except Exception as error:
+            self._failed = error
+            raise
+        if self._flight is None:
+            self._end_copy(layout.size_bytes)
+        else:
+            self._look()
         return layout
+
+    def wait_arrived(self, end: int, cancel: Event | None = None) -> None:
+        """Wait until all bytes before `end` are there. Any thread, also while they are taken.
+
+        Raises CancelledError, and what makes the copy worthless: the device's error, or that the state was changed.
+        """
+        while self._look() < end:
+            _check(cancel)
+            time.sleep(_LOOK_S)
+
+    def _look(self) -> int:
+        """How many bytes from the beginning have arrived."""
+        with self._lock:
+            if self._failed is not None:
+                raise self._failed
+            if self._flight is not None:
+                try:
+                    self._arrived = max(self._arrived, self._flight.arrived())
+                except Exception as error:
+                    self._failed = error
+                    raise
+                if self._flight.is_over:
+                    self._flight = None
+                    self._end_copy(self._arrived)
+            return self._arrived
+
+    def _end_copy(self, size_bytes: int) -> None:
+        self._arrived = size_bytes
+        self.copy_s = time.perf_counter() - self._began_s
+
+    def _land(self) -> None:
+        """Wait for what is still on its way into this memory, whatever becomes of it."""
+        with self._lock:
+            flight, self._flight = self._flight, None
+        if flight is not None:
+            flight.land()
 
     def close(self) -> None:
         """Give the memory back; where views of it still live, as soon as they are gone."""
+        self._land()
+        if self._copier is not None and self._memory is not None:
+            self._copier.unregister(self._buffer)
         self._buffer = memoryview(b"")
         if self._memory is not None:
             memory, self._memory = self._memory, None
@@ -135,6 +211,16 @@ class Snapshot:
 
     def __exit__(self, *_: object) -> None:
         self.close()
+
+
+def _copy_each(items: Iterable[Item], layout: Layout, memory: memoryview, tell: Callable[[int], None]) -> None:
+    """Copy items into their places, one after the other, and clear the gaps between them."""
+    end = 0
+    for item, entry in zip(items, layout.items, strict=True):
+        memory[end : entry.offset] = bytes(entry.offset - end)
+        end = entry.offset + entry.size_bytes
+        item.copy_to(memory[entry.offset : end])
+        tell(end)
 
 
 def _wholes(item: Item) -> list[int]:
@@ -241,14 +327,16 @@ def write_file(
     chunk_bytes: int = CHUNK_BYTES,
     room_bytes: int = 0,
     threads: int = THREADS,
+    arrived: Callable[[int, Event | None], None] | None = None,
     progress: Progress | None = None,
     cancel: Event | None = None,
 ) -> Written:
     """Write a file from its beginning; its data (not its name) is durable when this returns.
 
     content: page-aligned, a multiple of 4096 bytes. A file that is there already is written over in its place: only for
-    one that no checkpoint needs. room_bytes: make a new one so long, where it can be had. Raises OSError with the path;
-    CancelledError; what `progress` raises.
+    one that no checkpoint needs. room_bytes: make a new one so long, where it can be had. arrived: waits for all bytes
+    before this one; see `Snapshot.wait_arrived`. Raises OSError with the path; CancelledError; what `arrived` and
+    `progress` raise.
     """
     began_s = time.perf_counter()
     digests = [""] * -(-len(content) // chunk_bytes)
@@ -261,6 +349,8 @@ def write_file(
 
         def work(index: int, start: int, end: int) -> None:
             nonlocal done, dirty
+            if arrived is not None:
+                arrived(end, cancel)
             digests[index] = digest_of(content[start:end])
             file.write(content[start:end], start)
             with lock:

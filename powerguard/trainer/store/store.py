@@ -264,6 +264,7 @@ class Store:
             content,
             chunk_bytes=self._chunk_bytes,
             room_bytes=self._slots.room_bytes(layout.size_bytes),
+            arrived=snapshot.wait_arrived,
             progress=progress,
             cancel=cancel,
         )

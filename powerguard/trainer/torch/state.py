@@ -23,7 +23,9 @@ import torch
 import torch.distributed as dist
 
 from powerguard.trainer.store.items import Buffer, Item, Loaded
+from powerguard.trainer.torch.copier import OVERLAPS, Copier
 from powerguard.trainer.torch.ddp import settle_buckets, warn_of_unwrapped
+from powerguard.trainer.torch.device import CudaDevice, Device
 from powerguard.trainer.torch.tree import Json, Packer, Sharded, StateError, Tensor, Unpacker, Value, fill, layout_of
 from powerguard.trainer.weights import FORMAT, INDEX
 
@@ -108,6 +110,10 @@ class Component(Protocol):
         """Which of its items all ranks of a DDP job hold alike, by name."""
         ...
 
+    def late(self, name: str, optimizers: Sequence[Optimizer]) -> Callable[[str], bool]:
+        """Which of its items nothing but these optimizers changes, by name."""
+        ...
+
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
         """Say what does not fit, before anything is touched."""
         ...
@@ -131,6 +137,9 @@ class TorchState:
         Generator, or dicts and lists of plain values and tensors, which are filled again in place.
     divide: for plain DDP: parameters and moments, which all ranks hold alike, are divided among them. Each keeps its
         share and gets the rest from the others at `restore`. Make the state after DDP has wrapped the model.
+    overlap: what a periodic save copies while training goes on. "": nothing. "optimizer": large parameters and moments
+        on a GPU; each optimizer's next step is ordered behind their copy. What else changes them must call
+        `Guard.before_update` first. "clone": all on a GPU, from a copy there, where that has room.
     random: keep the states of all global random number generators: torch on the CPU and on every GPU, numpy, Python.
 
     Raises StateError for what cannot be kept at all; `items` raises it for a value deep inside, naming its key.
@@ -148,8 +157,13 @@ class TorchState:
         ema: object = None,
         extra: Mapping[str, object] | None = None,
         divide: bool = False,
+        overlap: str = "",
         random: bool = True,
+        device: Device | None = None,
     ) -> None:
+        if overlap not in OVERLAPS:
+            msg = f"overlap={overlap!r}: must be one of {', '.join(map(repr, OVERLAPS))}"
+            raise StateError(msg)
         given = {
             "model": model,
             "optimizer": optimizer,
@@ -175,6 +189,8 @@ class TorchState:
         settle_buckets(modules)
         warn_of_unwrapped(modules)
         self._division = self._divided() if divide else None
+        self._optimizers = [inner(part) for _, part in _each("optimizer", optimizer)] if overlap == "optimizer" else []
+        self.copier = Copier(device or CudaDevice(), overlap, self._optimizers)
 
     def _divided(self) -> "Division":
 
@@ -197,7 +213,8 @@ class TorchState:
             alike = [component.alike(name) for name, component in self._components.items()]
             names = {item.name for item in items if any(is_alike(item.name) for is_alike in alike)}
             items, index["divided"] = self._division.share(items, names)
-        return [Buffer.json(INDEX, index), *items]
+        late = [component.late(name, self._optimizers) for name, component in self._components.items()]
+        return self.copier.arranged([Buffer.json(INDEX, index), *items], late)
 
     def load(self, items: Mapping[str, Loaded]) -> None:
         """Put everything back, or, where something does not fit, touch nothing and raise StateError."""
@@ -253,10 +270,14 @@ def _each(word: str, thing: object) -> Iterable[tuple[str, object]]:
 
 
 def _kind(word: str, thing: object) -> str:
-    """Name the class of an optimizer or a schedule, with Accelerate's wrapper looked through."""
-    if type(thing).__name__ in ("AcceleratedOptimizer", "AcceleratedScheduler"):
-        thing = getattr(thing, word)
-    return type(thing).__name__
+    """Name the class of an optimizer or a schedule."""
+    return type(inner(thing, word)).__name__
+
+
+def inner(thing: Value, word: str = "optimizer") -> Value:
+    """Look through Accelerate's wrapper."""
+    is_wrapped = type(thing).__name__ in ("AcceleratedOptimizer", "AcceleratedScheduler")
+    return getattr(thing, word) if is_wrapped else thing
 
 
 def _component(name: str, thing: object) -> Component:
@@ -331,6 +352,11 @@ class _Module:
         params = {f"{name}/state/{param}" for param, _ in self.module.named_parameters()}
         return params.__contains__  # buffers are not: each rank has the running statistics of its own data
 
+    def late(self, name: str, optimizers: Sequence[Optimizer]) -> Callable[[str], bool]:
+        stepped = {id(param) for each in optimizers for group in each.param_groups for param in group["params"]}
+        named = self.module.named_parameters() if stepped else ()
+        return {f"{name}/state/{key}" for key, param in named if id(param) in stepped}.__contains__
+
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
         self._refuse_lazy()
         here = self.module.state_dict()
@@ -395,6 +421,9 @@ class _Optimizer:
 
     def alike(self, name: str) -> Callable[[str], bool]:
         return lambda item: item.startswith(f"{name}/state/")
+
+    def late(self, name: str, optimizers: Sequence[Optimizer]) -> Callable[[str], bool]:
+        return self.alike(name) if inner(self._optimizer) in optimizers else lambda _item: False
 
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
         here = [len(group["params"]) for group in self._optimizer.param_groups]
@@ -468,6 +497,9 @@ class _OwnEach:
     """Each rank has its own."""
 
     def alike(self, _name: str) -> Callable[[str], bool]:
+        return lambda _item: False
+
+    def late(self, _name: str, _optimizers: Sequence[Optimizer]) -> Callable[[str], bool]:
         return lambda _item: False
 
 

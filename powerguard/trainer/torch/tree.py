@@ -14,7 +14,7 @@ import math
 import os
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Callable, Hashable, Mapping
+from collections.abc import Hashable, Mapping
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -34,7 +34,6 @@ Value = Any
 
 _DEEPEST: Final = 100
 _LONGEST_NAME: Final = 480  # a manifest takes 512
-_BOUNCE_BYTES: Final = 32 << 20
 _DTYPE_NAMES: Final = (
     *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32", "bool"),
     *("int64", "int32", "int16", "int8", "uint64", "uint32", "uint16", "uint8"),
@@ -68,12 +67,9 @@ class TensorItem:
         return int(self.tensor.numel() * self.tensor.element_size())
 
     def copy_to(self, target: memoryview) -> None:
-        """Fill `target` with the elements in C order, whatever the strides and the device."""
+        """Fill `target` with the elements in C order, whatever the strides and the device; `Copier` copies many."""
         tensor = self.tensor.detach().resolve_conj().resolve_neg()
         if tensor.numel() == 0:
-            return
-        if tensor.is_cuda:
-            _from_cuda(tensor, target)
             return
         torch.frombuffer(target, dtype=tensor.dtype, count=tensor.numel()).view(tensor.shape).copy_(tensor)
 
@@ -84,47 +80,6 @@ class Sharded:
 
     local: Tensor
     layout: Mapping[str, Json]
-
-
-def _from_cuda(tensor: Tensor, target: memoryview) -> None:
-    """Copy from a GPU through two pinned buffers in turn: one is filled by the GPU while the other is emptied.
-
-    The snapshot itself is ordinary memory, to which CUDA would copy at a fraction of the bus. An H100 copied 20 GB/s
-    this way with 8 or more torch threads, and 5 GB/s with one: emptying the buffers is the limit.
-    """
-    source = tensor.contiguous().view(-1).view(torch.uint8)
-    size = source.numel()
-    host = torch.frombuffer(target, dtype=torch.uint8, count=size)
-    with torch.cuda.device(tensor.device):
-        stream = torch.cuda.Stream()
-        stream.wait_stream(torch.cuda.current_stream())  # the step that has just ended may still be computing
-        pinned = [torch.empty(min(size, _BOUNCE_BYTES), dtype=torch.uint8, pin_memory=True) for _ in range(2)]
-        done = [torch.cuda.Event(), torch.cuda.Event()]
-
-        def begin(slot: int, start: int, stop: int) -> None:
-            with torch.cuda.stream(stream):
-                pinned[slot][: stop - start].copy_(source[start:stop], non_blocking=True)
-                done[slot].record(stream)
-
-        def end(slot: int, start: int, stop: int) -> None:
-            done[slot].synchronize()
-            host[start:stop].copy_(pinned[slot][: stop - start])
-
-        in_turns(size, _BOUNCE_BYTES, begin, end)
-
-
-Turn = Callable[[int, int, int], None]
-"""Called with a slot, 0 or 1, and from where to where its piece reaches."""
-
-
-def in_turns(size: int, piece: int, begin: Turn, end: Turn) -> None:
-    """Begin each piece, and end it only when the next one has begun, in the other slot."""
-    pieces = [(start, min(start + piece, size)) for start in range(0, size, piece)]
-    for turn in range(len(pieces) + 1):
-        if turn < len(pieces):
-            begin(turn % 2, *pieces[turn])
-        if turn > 0:
-            end((turn - 1) % 2, *pieces[turn - 1])
 
 
 # --- Out ----------------------------------------------------------------------------------------------------------

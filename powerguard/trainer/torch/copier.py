@@ -1,0 +1,479 @@
+"""Copies the tensors of a state into a snapshot: one plan, one stream and one wait for all of them.
+
+The plan puts the items in this order, and a snapshot has them in it:
+
+1. what lies in host memory. Small tensors of one dtype are joined in one call
+2. small tensors on a GPU, joined there: one copy for many. What changes them afterwards does no harm
+3. large tensors on a GPU that anything may change
+4. large tensors on a GPU that only an optimizer changes: parameters, and its moments
+
+Training waits for 1 to 4, or, where it lets copies overlap with the next step, for 1 to 3: the optimizer's next step is
+then ordered behind the copies on the GPU itself. That something else changes a tensor of 4 meanwhile is seen by
+torch's own count of changes in place (`Tensor._version`): such a copy is refused, and all later ones are made at once.
+"""
+
+import contextlib
+import logging
+from collections.abc import Callable, Iterable, Iterator, Sequence
+from dataclasses import dataclass
+from itertools import groupby
+from threading import Lock
+from typing import Any, Final
+
+import torch
+
+from powerguard.trainer.store.items import Item
+from powerguard.trainer.store.manifest import ALIGN, Layout, StoreError
+from powerguard.trainer.store.shards import laid_out
+from powerguard.trainer.torch.device import Device, DeviceError, Mark, Tensor
+from powerguard.trainer.torch.tree import TensorItem
+
+OVERLAPS: Final = ("", "optimizer", "clone")
+SMALL_BYTES: Final = 1 << 20
+"""Tensors below this are joined: a copy of its own takes as long as 0.5 MB on the bus of a GPU."""
+SMALL_ON_HOST_BYTES: Final = 64 << 10
+JOINED_BYTES: Final = 256 << 20
+"""Small tensors are joined up to this size, so that the GPU needs no large piece of free memory."""
+BATCH_BYTES: Final = 64 << 20
+"""Copies between two marks: about a millisecond on the bus. Copies end at its multiples in the snapshot."""
+REGISTERED_BYTES: Final = 256 << 20
+"""Host memory is registered in pieces of this size, a multiple of a batch: no copy may reach over their ends."""
+BOUNCE_BYTES: Final = 16 << 20
+"""Size of each of the two buffers where the snapshot cannot be registered; measured best on an H100."""
+
+SPARE_BYTES: Final = 1 << 30
+"""What a clone leaves free on the GPU, beside the most that training has used."""
+_JOINED: Final = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool}
+"""The dtypes that torch joins as such; others are joined as bytes."""
+
+_log = logging.getLogger("powerguard.trainer")
+
+Tell = Callable[[int], None]
+"""Called with how many bytes of the snapshot, from its beginning, have arrived."""
+
+
+class ChangedError(StoreError):
+    """A tensor was changed while it was copied, by something else than what waits for the copy."""
+
+
+@dataclass(frozen=True, slots=True)
+class Run:
+    """Items that are copied alike, by number, and where their bytes lie in the snapshot.
+
+    where: the GPU; None: host memory. joined: small tensors of one dtype. late: only an optimizer changes them.
+    """
+
+    first: int
+    last: int
+    start: int
+    end: int
+    where: Any
+    joined: bool
+    late: bool
+
+
+class Arranged(list[Any]):
+    """Items in the order of a plan. layout, runs: where they lie and how they are copied."""
+
+    def __init__(self, items: Iterable[Item], layout: Layout, runs: Sequence[Run]) -> None:
+        super().__init__(items)
+        self.layout = layout
+        self.runs = runs
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """Flat bytes on a GPU, and where they go. live: the tensor that may change them; None: they are our own copy."""
+
+    start: int
+    end: int
+    source: Tensor
+    name: str = ""
+    live: Tensor | None = None
+    late: bool = True
+
+
+class Flight:
+    """Bytes on their way into a snapshot. Asked by any thread; held up in training's."""
+
+    def __init__(self, device: Device) -> None:
+        self._device = device
+        self._lock = Lock()
+        self._marks: list[tuple[int, Mark]] = []
+        self._reached = 0
+        self._arrived = 0
+        self._sources: list[Tensor] = []
+        """Kept until all have arrived: a tensor that training drops meanwhile is not freed."""
+        self._watched: list[tuple[str, Tensor, int]] = []
+        """What only an optimizer may change, and its count of changes when the copy began."""
+        self._is_held_up = False
+        self.changed = ""
+
+    def begin(self, end: int, batch: Sequence[tuple[Tensor, Tensor]]) -> None:
+        """Begin copies, behind those that have begun; with them all bytes up to `end` are there."""
+        self._sources += [source for source, _ in batch]
+        self._marks.append((end, self._device.begin(batch)))
+
+    @property
+    def is_over(self) -> bool:
+        """All have arrived, as far as `arrived` has seen."""
+        return self._reached == len(self._marks)
+
+    @property
+    def is_watching(self) -> bool:
+        """Something that training may change has not arrived yet, as far as is known, or was changed."""
+        return bool(self._watched or self.changed)
+
+    def watch(self, name: str, tensor: Tensor) -> None:
+        """Refuse the copy if this tensor is changed before it is held up."""
+        self._watched.append((name, tensor, tensor._version))  # noqa: SLF001 - torch has no public name for it
+
+    def wait(self, end: int, tell: Tell | None = None) -> None:
+        """Wait until all bytes up to `end` are there. Raises what the device met."""
+        for reached, mark in self._marks[self._reached :]:
+            if self._arrived >= end:
+                return
+            self._device.wait(mark)
+            self.arrived()
+            if tell is not None:
+                tell(reached)
+
+    def land(self) -> None:
+        """Wait until nothing is on its way any more, whatever became of it."""
+        if self._marks:
+            with contextlib.suppress(Exception):
+                self._device.wait(self._marks[-1][1])
+
+    def arrived(self) -> int:
+        """How many bytes have arrived, from the beginning of the snapshot. Raises what the device met; ChangedError."""
+        with self._lock:
+            while self._reached < len(self._marks) and self._device.has_reached(self._marks[self._reached][1]):
+                self._arrived = self._marks[self._reached][0]
+                self._reached += 1
+            if self.is_over:
+                self._compare()
+                self._sources.clear()
+                self._watched.clear()
+            if self.changed:
+                msg = f"{self.changed} was changed while it was copied, and not by the optimizer's step"
+                raise ChangedError(msg)
+            return self._arrived
+
+    def hold_up(self) -> None:
+        """Let what changes the tensors next come after the copies, on the GPU. The training thread does not wait."""
+        with self._lock:
+            if self._watched:
+                self._compare()
+                self._device.hold_up(self._marks[-1][1])
+                self._is_held_up = True
+
+    def _compare(self) -> None:
+        """Note a change by what was not held up: it came before this, and may be in the copy."""
+        if not self._is_held_up and not self.changed:
+            changed = (name for name, tensor, version in self._watched if tensor._version != version)  # noqa: SLF001
+            self.changed = next(changed, "")
+
+
+class Copier:
+    """Copies for one `TorchState`.
+
+    overlap: "optimizer": what the optimizers change is copied beside training, up to their next step. "clone": all that
+    lies on a GPU is copied there first, where it has room. "": training waits for all copies.
+    how: in words, how the newest state was copied.
+    """
+
+    def __init__(self, device: Device, overlap: str = "", optimizers: Sequence[Any] = ()) -> None:
+        self._device = device
+        self._overlap = overlap
+        self._optimizers = optimizers
+        self._stepped: set[int] = set()
+        """The optimizers that have announced a step since the newest late copy, by id."""
+        self._late: list[Flight] = []
+        self._where: Any = None
+        self._registered: dict[int, int] = {}
+        """Snapshots by address, and how many of their bytes are registered."""
+        self._bounce: list[Tensor] = []
+        self._unregistered = "its memory is not registered yet"
+        self._no_overlap = ""
+        self._has_room: bool | None = None
+        self.how = ""
+        for each in optimizers:
+            if isinstance(each, torch.optim.Optimizer):
+                each.register_step_pre_hook(torch.compiler.disable(self.before_update))
+            else:
+                self._refuse_overlap(f"a {type(each).__qualname__} announces no steps: it is no torch.optim.Optimizer")
+
+    # --- In the training thread, at a step boundary ------------------------------------------------------------------
+
+    def begin(self, items: Arranged, memory: memoryview, tell: Tell, *, late: bool) -> Flight | None:
+        """Copy into the snapshot. What is returned may still be on its way; None: all is there.
+
+        late: training may go on before. Raises what the device meets; nothing is on its way then.
+        """
+        host = torch.frombuffer(memory, dtype=torch.uint8)
+        runs = [run for run in items.runs if run.where is not None and run.end > run.start]
+        is_late = late and bool(runs) and self._may_be_late()
+        self.how = ""
+        with torch.no_grad():
+            _copy_on_host(items, memory, host, tell)
+            parts = [part for run in runs for part in self._parts(items, run, clone=is_late)]
+        for where in dict.fromkeys(run.where for run in runs):
+            self._device.follow(where)
+        if not parts:
+            return None
+        if self._registered.get(host.data_ptr(), 0) < items.layout.size_bytes:
+            self.how = f"at once, through buffers: {self._unregistered}"
+            self._through_buffers(parts, host, tell)
+            return None
+        flight = self._sent(parts, host, items.layout.size_bytes)
+        at_once = max((part.end for part in parts if not part.late), default=0)
+        self._wait(flight, at_once if is_late else items.layout.size_bytes, tell)
+        self.how = self._told(is_late=is_late, at_once=at_once, end=parts[-1].end)
+        return flight
+
+    def _parts(self, items: Arranged, run: Run, *, clone: bool) -> Iterator[Part]:
+        """What there is to send of a run: small tensors joined, large ones as they lie, or as a copy on the GPU."""
+        if run.joined:
+            with contextlib.suppress(torch.OutOfMemoryError):
+                joined = self._device.empty(items[run.first].tensor, run.end - run.start, torch.uint8)
+                _join(items, run, joined)
+                yield Part(run.start, run.end, joined)
+                return
+        clone = clone and self._overlap == "clone" and self._may_clone(items, run.where)
+        for item, entry in zip(items[run.first : run.last], items.layout.items[run.first : run.last], strict=True):
+            if entry.size_bytes:
+                flat, end = _flat(item.tensor).view(torch.uint8), entry.offset + entry.size_bytes
+                if clone:
+                    own = self._device.empty(flat, flat.numel(), torch.uint8).copy_(flat)
+                    yield Part(entry.offset, end, own)
+                else:
+                    yield Part(entry.offset, end, flat, item.name, item.tensor, late=run.late)
+
+    def _sent(self, parts: Sequence[Part], host: Tensor, size_bytes: int) -> Flight:
+        """Begin all copies. Raises what the device meets, when none is on its way any more."""
+        flight = Flight(self._device)
+        try:
+            for part in parts:
+                if part.late and part.live is not None:
+                    flight.watch(part.name, part.live)
+            for batch in _batches(parts, BATCH_BYTES):
+                end = size_bytes if batch[-1][1] == parts[-1].end else batch[-1][1]
+                flight.begin(end, [(source, host[start:stop]) for start, stop, source in batch])
+        except BaseException:
+            flight.land()
+            raise
+        self._late = [each for each in self._late if each.is_watching] + [flight]
+        return flight
+
+    def _wait(self, flight: Flight, end: int, tell: Tell) -> None:
+        try:
+            flight.wait(end, tell)
+        except BaseException:
+            self._late.remove(flight)
+            flight.land()
+            raise
+
+    def _through_buffers(self, parts: Sequence[Part], host: Tensor, tell: Tell) -> None:
+        """Copy through two pinned buffers in turn: one is filled by the GPU while the other is emptied.
+
+        A GPU copies into ordinary memory at a fraction of the bus. An H100 copied 20 GB/s this way with 8 or more torch
+        threads, and 5 GB/s with one: emptying the buffers is the limit.
+        """
+        if not self._bounce:
+            self._bounce = [self._device.pinned(BOUNCE_BYTES) for _ in range(2)]
+
+        def finish(batch: Sequence[tuple[int, int, Tensor]], filled: Tensor, mark: Mark) -> None:
+            self._device.wait(mark)
+            for start, end, _ in batch:
+                at = start % BOUNCE_BYTES
+                host[start:end].copy_(filled[at : at + end - start])
+            tell(batch[-1][1])
+
+        under_way = None
+        for turn, batch in enumerate(_batches(parts, BOUNCE_BYTES)):
+            filled = self._bounce[turn % 2]
+            targets = [filled[start % BOUNCE_BYTES :][: end - start] for start, end, _ in batch]
+            mark = self._device.begin([(source, to) for (_, _, source), to in zip(batch, targets, strict=True)])
+            if under_way is not None:
+                finish(*under_way)
+            under_way = batch, filled, mark
+        if under_way is not None:
+            finish(*under_way)
+
+    # --- Beside the next step ----------------------------------------------------------------------------------------
+
+    def before_update(self, optimizer: Any = None, *_: object) -> None:  # noqa: ANN401
+        """Let what comes next on the GPU, and may change parameters or moments, come after their copies."""
+        if self._device.is_recording():
+            self._refuse_overlap("an optimizer's step was recorded in a CUDA graph, which calls no hooks")
+            return
+        self._stepped.add(id(optimizer))
+        for flight in self._late:
+            flight.hold_up()
+
+    def _may_be_late(self) -> bool:
+        """Whether each optimizer is known to announce its steps. A compiled or recorded one may not call the hook."""
+        changed = next((flight.changed for flight in self._late if flight.changed), "")
+        if changed:
+            self._refuse_overlap(f"{changed} was changed beside the optimizer's step")
+        if any(group.get("capturable") for each in self._optimizers for group in each.param_groups):
+            self._refuse_overlap("an optimizer is capturable, and a CUDA graph calls no hooks")
+        if self._overlap != "optimizer" or self._no_overlap:
+            return self._overlap == "clone"
+        is_known = bool(self._optimizers) and self._stepped >= {id(each) for each in self._optimizers}
+        self._stepped.clear()
+        return is_known
+
+    def _refuse_overlap(self, reason: str) -> None:
+        if not self._no_overlap:
+            self._no_overlap = reason
+            _log.warning("training waits for each copy from now on: %s", reason)
+
+    def _may_clone(self, items: Arranged, where: Any) -> bool:  # noqa: ANN401
+        """Whether a copy of all fits beside the most that training has used; found out once, before the first one."""
+        if self._has_room is None:
+            need = sum(run.end - run.start for run in items.runs if run.where == where)
+            self._has_room = self._device.room(where) >= need + SPARE_BYTES
+            if not self._has_room:
+                self._no_overlap = f"the GPU has no room for a copy of {need} bytes"
+                _log.warning("training waits for each copy: %s", self._no_overlap)
+        return self._has_room
+
+    def _told(self, *, is_late: bool, at_once: int, end: int) -> str:
+        if not is_late or at_once == end:
+            return f"at once ({self._no_overlap})" if self._no_overlap else "at once"
+        return "beside training" if not at_once else f"beside training, {at_once} bytes of it at once"
+
+    # --- In the writer's thread --------------------------------------------------------------------------------------
+
+    def register(self, memory: memoryview) -> bool:
+        """Register the next piece of a snapshot, beside training. False: there is none, or it cannot be done."""
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr() if len(memory) else 0
+        done = self._registered.get(address, 0)
+        if self._where is None or done < 0 or done >= len(memory):
+            return False
+        size_bytes = min(REGISTERED_BYTES, len(memory) - done)
+        try:
+            self._device.register(self._where, address + done, size_bytes)
+        except DeviceError as error:
+            self._unregistered = str(error)
+            _log.warning("host memory cannot be registered, and copies are slower: %s", error)
+            self.unregister(memory)
+            self._registered[address] = -1
+            return False
+        self._registered[address] = done + size_bytes
+        return True
+
+    def unregister(self, memory: memoryview) -> None:
+        """Take it back, before the memory is given back. Nothing may be on its way into it."""
+        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr() if len(memory) else 0
+        for start in range(0, self._registered.pop(address, 0), REGISTERED_BYTES):
+            try:
+                self._device.unregister(self._where, address + start)
+            except DeviceError as error:
+                _log.warning("host memory stays registered: %s", error)
+
+    def forsake(self) -> None:
+        """In a child of fork: the GPU, and what is registered with it, are the parent's."""
+        self._where = None
+        self._registered.clear()
+        self._late.clear()
+
+    # --- The plan ----------------------------------------------------------------------------------------------------
+
+    def arranged(self, items: Iterable[Item], late: Sequence[Callable[[str], bool]]) -> Arranged:
+        """Put items in the order in which they are copied. late: which of them only an optimizer changes, by name."""
+        ordered = sorted(((self._place(item, late), item) for item in items), key=lambda each: each[0][:3])
+        layout = laid_out([item for _, item in ordered])
+        runs: list[Run] = []
+        for place, group in groupby(enumerate(ordered), key=lambda each: each[1][0]):
+            numbers = [number for number, _ in group]
+            runs += _runs(place, numbers[0], numbers[-1] + 1, layout)
+        self._where = next((run.where for run in runs if run.where is not None), self._where)
+        return Arranged((item for _, item in ordered), layout, runs)
+
+    def _place(self, item: Item, late: Sequence[Callable[[str], bool]]) -> tuple[int, str, str, Any]:
+        """Where an item goes: by the list above, then by GPU and dtype. The last one is the GPU."""
+        if not isinstance(item, TensorItem):
+            return _PLAIN, "", "", None
+        tensor, size_bytes = item.tensor, item.size_bytes
+        if not self._device.owns(tensor):
+            small = size_bytes < SMALL_ON_HOST_BYTES and tensor.device.type == "cpu"
+            return (_SMALL_ON_HOST, "", item.dtype, None) if small else (_PLAIN, "", "", None)
+        where = tensor.device
+        if size_bytes < SMALL_BYTES:
+            return _SMALL, str(where), item.dtype, where
+        is_late = any(each(item.name) for each in late) and not tensor.is_inference()
+        return _LATE if is_late else _LARGE, str(where), "", where
+
+
+_PLAIN, _SMALL_ON_HOST, _SMALL, _LARGE, _LATE = range(5)
+
+
+def _runs(place: tuple[int, str, str, Any], first: int, last: int, layout: Layout) -> Iterator[Run]:
+    """Cut a row of items that are alike into runs: small ones are joined up to a size."""
+    is_joined = place[0] in (_SMALL_ON_HOST, _SMALL)
+    begun = first
+    for number in range(first, last):
+        entry, start = layout.items[number], layout.items[begun].offset
+        end = entry.offset + entry.size_bytes
+        is_last = number + 1 == last
+        if is_last or (is_joined and layout.items[number + 1].offset - start >= JOINED_BYTES):
+            yield Run(begun, number + 1, start, end, place[3], joined=is_joined, late=place[0] == _LATE)
+            begun = number + 1
+
+
+def _flat(tensor: Tensor) -> Tensor:
+    """The elements in C order, in one dimension: a view where they lie so."""
+    if tensor.is_complex():
+        tensor = tensor.resolve_conj()
+    return tensor.resolve_neg().reshape(-1)
+
+
+def _join(items: Arranged, run: Run, target: Tensor) -> None:
+    """Copy small tensors of one dtype into flat bytes, as they lie in the snapshot, with zeros in between."""
+    dtype = items[run.first].tensor.dtype
+    kind = dtype if dtype in _JOINED else torch.uint8
+    zeros = torch.zeros(ALIGN, dtype=torch.uint8, device=target.device).view(kind)
+    parts, end = [], run.start
+    for item, entry in zip(items[run.first : run.last], items.layout.items[run.first : run.last], strict=True):
+        if gap := entry.offset - end:
+            parts.append(zeros[: gap // zeros.element_size()])
+        flat = _flat(item.tensor)
+        parts.append(flat if kind is dtype else flat.view(torch.uint8))
+        end = entry.offset + entry.size_bytes
+    torch.cat(parts, out=target.view(kind))
+
+
+def _copy_on_host(items: Arranged, memory: memoryview, host: Tensor, tell: Tell) -> None:
+    """Copy what lies in host memory, and clear the gaps between all items."""
+    for run in items.runs:
+        if run.joined:
+            if run.where is None:
+                _join(items, run, host[run.start : run.end])
+                tell(run.end)
+            memory[run.end : run.end + -run.end % ALIGN] = bytes(-run.end % ALIGN)
+            continue
+        for item, entry in zip(items[run.first : run.last], items.layout.items[run.first : run.last], strict=True):
+            end = entry.offset + entry.size_bytes
+            if run.where is None:
+                item.copy_to(memory[entry.offset : end])
+                tell(end)
+            memory[end : end + -end % ALIGN] = bytes(-end % ALIGN)
+
+
+def _batches(parts: Iterable[Part], limit: int) -> Iterator[list[tuple[int, int, Tensor]]]:
+    """Cut at multiples of `limit` in the snapshot, and gather what lies between two of them, on one GPU."""
+    batch: list[tuple[int, int, Tensor]] = []
+    for part in parts:
+        start = part.start
+        while start < part.end:
+            end = min(part.end, start - start % limit + limit)
+            piece = part.source[start - part.start : end - part.start]
+            if batch and (batch[0][0] // limit != start // limit or batch[0][2].device != piece.device):
+                yield batch
+                batch = []
+            batch.append((start, end, piece))
+            start = end
+    if batch:
+        yield batch

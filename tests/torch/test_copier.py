@@ -1,0 +1,457 @@
+"""Copies of a state on a device, on a device that copies late and out of order: every byte, under every overlap.
+
+The device is tests/torch/late_device.py. What needs a real GPU is in tests/gpu.
+"""
+
+import contextlib
+import os
+import threading
+import time
+from collections.abc import Callable, Iterator
+from pathlib import Path
+from typing import Any
+
+import pytest
+import torch
+from torch import nn
+
+from powerguard.trainer import Guard
+from powerguard.trainer.store.shards import CancelledError, Snapshot, laid_out
+from powerguard.trainer.torch import TorchState, copier
+from powerguard.trainer.torch.copier import ChangedError
+from powerguard.trainer.torch.state import StateError
+from powerguard.trainer.torch.tree import DTYPES, TensorItem
+from tests.torch.late_device import LateDevice
+
+Optimizers = Callable[[Any], torch.optim.Optimizer]
+OPTIMIZERS: dict[str, Optimizers] = {
+    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
+    "adamw foreach": lambda params: torch.optim.AdamW(params, lr=0.01, foreach=True),
+    "adamw fused": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
+    "sgd": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9, foreach=True),
+}
+
+
+@pytest.fixture(autouse=True)
+def small(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Sizes at which a small model has tensors of each kind, and many batches and pieces."""
+    torch.manual_seed(1)
+    torch.set_num_threads(1)  # several tests run at a time, and none has much to compute
+    sizes = {"SMALL_BYTES": 2048, "SMALL_ON_HOST_BYTES": 512, "JOINED_BYTES": 4096}
+    sizes |= {"BATCH_BYTES": 4096, "REGISTERED_BYTES": 16384, "BOUNCE_BYTES": 2048, "SPARE_BYTES": 0}
+    for name, size in sizes.items():
+        monkeypatch.setattr(copier, name, size)
+
+
+class Training:
+    """A model with buffers, an average of its weights beside it, and gradients over several batches."""
+
+    def __init__(
+        self,
+        device: LateDevice,
+        overlap: str = "optimizer",
+        *,
+        make: Optimizers = OPTIMIZERS["adamw"],
+        batches: int = 1,
+    ) -> None:
+        self.device = device
+        self.model = nn.Sequential(nn.Linear(24, 40), nn.BatchNorm1d(40), nn.GELU(), nn.Linear(40, 24))
+        self.optimizer = make(self.model.parameters())
+        self.average = [param.detach().clone() for param in self.model.parameters()]
+        self.state = TorchState(
+            model=self.model, optimizer=self.optimizer, extra={"average": self.average}, overlap=overlap, device=device
+        )
+        self.snapshot = Snapshot(copier=self.state.copier)
+        self._batches = batches
+        for _ in range(2):
+            self.step()
+
+    def step(self) -> None:
+        self.optimizer.zero_grad()
+        for _ in range(self._batches):
+            self.model(torch.randn(5, 24)).square().mean().backward()
+        self.optimizer.step()
+        with torch.no_grad():
+            for mine, param in zip(self.average, self.model.parameters(), strict=True):
+                mine.lerp_(param, 0.1)
+
+    def register(self) -> None:
+        self.snapshot.reserve(laid_out(self.state.items()).size_bytes)
+        while self.snapshot.register():
+            pass
+
+    def expected(self) -> dict[str, bytes]:
+        """What the snapshot must hold of this moment."""
+        found = {}
+        for item in self.state.items():
+            target = bytearray(item.size_bytes)
+            item.copy_to(memoryview(target))
+            found[item.name] = bytes(target)
+        return found
+
+    def taken(self, *, late: bool = True) -> Callable[[], dict[str, bytes]]:
+        """Take the state; what it returns waits for the rest and gives what the snapshot holds."""
+        layout = self.snapshot.take(self.state.items(), late=late)
+
+        def found() -> dict[str, bytes]:
+            self.snapshot.wait_arrived(layout.size_bytes)
+            content = self.snapshot.buffer
+            return {
+                entry.name: bytes(content[entry.offset : entry.offset + entry.size_bytes]) for entry in layout.items
+            }
+
+        return found
+
+    def end(self) -> None:
+        self.snapshot.close()
+        assert not self.device.registered
+        assert not self.device.faults
+
+
+@contextlib.contextmanager
+def training(device: LateDevice, *words: str, **options: Any) -> Iterator[Training]:
+    rig = Training(device, *words, **options)
+    rig.register()
+    yield rig
+    rig.end()
+
+
+# --- Every byte ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+@pytest.mark.parametrize("overlap", copier.OVERLAPS)
+@pytest.mark.parametrize("batches", [1, 3])
+@pytest.mark.parametrize("slowest_s", [None, 0.002], ids=["when asked", "late"])
+def test_training_goes_on_and_every_byte_is_of_the_boundary(
+    make: str, overlap: str, batches: int, slowest_s: float | None
+) -> None:
+    device = LateDevice(seed=batches, slowest_s=slowest_s)
+    with training(device, overlap, make=OPTIMIZERS[make], batches=batches) as rig:
+        for _ in range(12):
+            expected, found = rig.expected(), rig.taken()
+            assert ("beside training" in rig.state.copier.how) == bool(overlap)
+            rig.step()
+            assert found() == expected
+            rig.step()
+
+
+def test_the_device_of_these_tests_finds_a_wait_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
+    device = LateDevice(slowest_s=None)
+    with training(device) as rig:
+        monkeypatch.setattr(device, "hold_up", lambda _mark: None)
+        expected, found = rig.expected(), rig.taken()
+        rig.step()
+        assert found() != expected
+
+
+def test_small_tensors_are_joined_and_the_large_ones_stay_where_they_are() -> None:
+    device = LateDevice(slowest_s=None)
+    with training(device) as rig:
+        begun = device.copies
+        rig.taken(late=False)()
+        large = [item for item in rig.state.items() if isinstance(item, TensorItem) and item.size_bytes >= 2048]
+        pieces = sum(-(-item.size_bytes // 4096) + 1 for item in large)
+        assert device.copies - begun <= pieces + 2, "20 small tensors are one or two copies"
+
+
+@pytest.mark.filterwarnings("ignore:ComplexHalf support is experimental")
+@pytest.mark.parametrize("late", [False, True])
+@pytest.mark.parametrize("registered", [False, True])
+def test_tensors_of_all_kinds(*, late: bool, registered: bool) -> None:
+    """Every dtype, empty and single ones, strides, views that are conjugated or negated: on the device and not."""
+    values = {}
+    for name, dtype in DTYPES.items():
+        for shape in ((), (0,), (3,), (67, 5), (40, 33)):
+            size = torch.empty(shape, dtype=dtype, device="meta").nbytes
+            noise = torch.randint(0, 2 if name == "bool" else 256, (size,), dtype=torch.uint8)
+            values[f"{name}{shape}"] = noise.view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+    values["turned"] = torch.randn(30, 41).t()
+    values["conjugated"] = torch.randn(20, 30, dtype=torch.complex64).conj()
+    values["negated"] = torch.randn(20, 30, dtype=torch.complex64).conj().imag
+    for owned in (True, False):
+        device = LateDevice(slowest_s=None, owns=lambda _tensor, owned=owned: owned)
+        state = TorchState(model=nn.Linear(2, 2), extra={"all": values}, device=device, overlap="clone")
+        with Snapshot(copier=state.copier) as snapshot:
+            items = state.items()
+            snapshot.reserve(laid_out(items).size_bytes)
+            while registered and snapshot.register():
+                pass
+            snapshot.buffer[:] = b"\xaa" * len(snapshot.buffer)
+            layout = snapshot.take(items, late=late)
+            snapshot.wait_arrived(layout.size_bytes)
+            end = 0
+            for item, entry in zip(items, layout.items, strict=True):
+                assert not any(snapshot.buffer[end : entry.offset]), "nothing old lies between items"
+                end = entry.offset + entry.size_bytes
+                kept = bytearray(entry.size_bytes)
+                item.copy_to(memoryview(kept))
+                assert bytes(snapshot.buffer[entry.offset : end]) == kept, item.name
+            assert not any(snapshot.buffer[end : layout.size_bytes])
+        assert not device.faults
+
+
+def test_a_structure_that_changes_between_steps() -> None:
+    with training(LateDevice()) as rig:
+        for size in (10, 3000, 10, 100_000):
+            rig.average.append(torch.randn(size))
+            expected, found = rig.expected(), rig.taken()
+            rig.average[-1].zero_()
+            del rig.average[-1]
+            assert found() == expected
+            while rig.snapshot.register():
+                pass
+
+
+def test_what_training_drops_or_replaces_meanwhile_is_still_copied() -> None:
+    with training(LateDevice(slowest_s=None)) as rig:
+        expected, found = rig.expected(), rig.taken()
+        for param in rig.model.parameters():
+            param.data = torch.zeros(7)
+        rig.optimizer.state.clear()
+        assert found() == expected
+
+
+# --- What may not be late ---------------------------------------------------------------------------------------------
+
+
+def test_a_change_that_no_optimizer_announced_is_refused_and_told(caplog: pytest.LogCaptureFixture) -> None:
+    with training(LateDevice(slowest_s=None)) as rig:
+        found = rig.taken()
+        with torch.no_grad():
+            rig.model[3].weight.mul_(2.0)
+        with pytest.raises(ChangedError, match=r"model/state/3\.weight was changed while it was copied"):
+            found()
+        with pytest.raises(ChangedError):
+            found()
+        rig.step()
+        expected, again = rig.expected(), rig.taken()
+        rig.step()
+        assert again() == expected
+        assert rig.state.copier.how == "at once (model/state/3.weight was changed beside the optimizer's step)"
+    assert [each.message for each in caplog.records] == [
+        "training waits for each copy from now on: model/state/3.weight was changed beside the optimizer's step"
+    ]
+
+
+def test_a_change_between_the_boundary_and_the_optimizers_step_is_refused() -> None:
+    with training(LateDevice(slowest_s=None)) as rig:
+        found = rig.taken()
+        with torch.no_grad():
+            rig.model[3].weight.mul_(2.0)
+        rig.step()
+        with pytest.raises(ChangedError):
+            found()
+
+
+def test_a_change_that_was_announced_waits() -> None:
+    with training(LateDevice(slowest_s=None)) as rig:
+        for _ in range(3):
+            expected, found = rig.expected(), rig.taken()
+            rig.state.copier.before_update()
+            rig.model[3].weight.data.mul_(2.0)
+            rig.step()
+            assert found() == expected
+        assert rig.state.copier.how.startswith("beside training")
+
+
+def test_an_optimizer_that_announces_nothing_is_waited_for() -> None:
+    """As one whose step was compiled, or recorded in a graph before: no hook of it ever runs."""
+    device = LateDevice(slowest_s=None)
+    with training(device) as rig:
+        step = type(rig.optimizer).step.__wrapped__  # without torch's profiling, which calls the hooks
+        rig.taken()()
+        for _ in range(3):
+            step(rig.optimizer)
+            expected, found = rig.expected(), rig.taken()
+            step(rig.optimizer)
+            assert found() == expected
+        assert not device.held_up
+
+
+def test_all_optimizers_must_have_announced_a_step() -> None:
+    device = LateDevice(slowest_s=None)
+    models = [nn.Linear(40, 40), nn.Linear(40, 40)]
+    optimizers = [torch.optim.SGD(model.parameters(), lr=0.1) for model in models]
+    state = TorchState(model=models, optimizer=optimizers, overlap="optimizer", device=device)
+    with Snapshot(copier=state.copier) as snapshot:
+        snapshot.reserve(laid_out(state.items()).size_bytes)
+        while snapshot.register():
+            pass
+        for stepped, is_late in (([0], False), ([0, 1], True), ([], False), ([1], False), ([0], False)):
+            for each in stepped:
+                optimizers[each].step()
+            snapshot.take(state.items(), late=True)
+            assert state.copier.how.startswith("beside training") == is_late
+
+
+@pytest.mark.parametrize("how", ["capturable", "recorded", "no optimizer of torch's"])
+def test_a_step_in_a_graph_is_never_overlapped(how: str) -> None:
+    device = LateDevice(slowest_s=None)
+
+    class Own:
+        param_groups: list[Any] = []
+
+        def state_dict(self) -> dict[str, Any]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, Any]) -> None:
+            raise NotImplementedError
+
+    with training(device) as rig:
+        if how == "capturable":
+            rig.optimizer.param_groups[0]["capturable"] = True
+        elif how == "recorded":
+            device.recording = True
+            rig.optimizer.step()
+            device.recording = False
+            rig.optimizer.step()
+        else:
+            rig.state.copier = TorchState(model=rig.model, optimizer=Own(), overlap="optimizer", device=device).copier
+            rig.snapshot.close()
+            rig.snapshot = Snapshot(copier=rig.state.copier)
+            rig.register()
+        expected, found = rig.expected(), rig.taken()
+        assert rig.state.copier.how.startswith("at once (")
+        assert found() == expected
+
+
+def test_an_emergency_is_copied_at_once() -> None:
+    device = LateDevice(slowest_s=None)
+    with training(device) as rig:
+        expected = rig.expected()
+        found = rig.taken(late=False)
+        for param in rig.model.parameters():
+            param.data.zero_()
+        assert found() == expected
+
+
+def test_a_word_that_is_no_overlap_is_refused() -> None:
+    with pytest.raises(StateError, match="overlap='yes': must be one of '', 'optimizer', 'clone'"):
+        TorchState(model=nn.Linear(1, 1), overlap="yes")
+
+
+# --- Registered memory --------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("fails_at", [0, 2])
+def test_memory_that_cannot_be_registered_is_told_and_copied_through_buffers(
+    fails_at: int, caplog: pytest.LogCaptureFixture
+) -> None:
+    why = "cudaHostRegister: out of memory (RLIMIT_MEMLOCK: 65536 bytes)"
+    device = LateDevice(slowest_s=None, cannot_register=why, fails_at=fails_at)
+    with training(device) as rig:
+        assert not device.registered, "what was registered of it is given back"
+        asked = len(device.calls)
+        assert not rig.snapshot.register()
+        assert len(device.calls) == asked, "it is tried once"
+        expected, found = rig.expected(), rig.taken()
+        for param in rig.model.parameters():
+            param.data.zero_()
+        assert found() == expected
+        assert rig.state.copier.how == f"at once, through buffers: {why}"
+    assert [each.message for each in caplog.records] == [
+        f"host memory cannot be registered, and copies are slower: {why}"
+    ]
+
+
+def test_memory_is_unregistered_before_it_grows() -> None:
+    device = LateDevice(slowest_s=None)
+    with training(device) as rig:
+        first = set(device.registered)
+        assert len(first) > 1
+        rig.taken()
+        rig.snapshot.reserve(rig.snapshot.size_bytes + 1)
+        assert not device.registered
+        rig.register()
+        assert device.registered
+        expected, found = rig.expected(), rig.taken()
+        assert found() == expected
+
+
+def test_what_is_on_its_way_arrives_before_the_memory_is_given_back() -> None:
+    for _ in range(10):
+        rig = Training(LateDevice(slowest_s=0.001))
+        rig.register()
+        rig.taken()
+        rig.end()
+
+
+def test_a_snapshot_is_taken_again_while_the_last_one_is_on_its_way() -> None:
+    with training(LateDevice(slowest_s=0.001)) as rig:
+        for _ in range(20):
+            rig.taken()
+            rig.step()
+            expected, found = rig.expected(), rig.taken()
+            rig.step()
+            assert found() == expected
+
+
+def test_a_child_of_fork_leaves_the_device_alone(tmp_path: Path) -> None:
+    device = LateDevice(slowest_s=None)
+    rig = Training(device)
+    with Guard(rig.state, tmp_path, job="fork", socket=None, every_s=None) as guard:
+        guard.step(2)
+        guard.save(2)
+        until(lambda: sum(device.registered.values()) == 2 * guard_bytes(guard))
+        calls = len(device.calls), dict(device.registered)
+        child = os.fork()
+        if not child:
+            code = 1
+            with contextlib.suppress(BaseException):
+                rig.optimizer.step()
+                guard.close()
+                code = int((len(device.calls), device.registered) != calls or bool(device.held_up))
+            os._exit(code)
+        assert os.waitstatus_to_exitcode(os.waitpid(child, 0)[1]) == 0
+        assert device.registered == calls[1]
+    assert not device.registered
+    assert not device.faults
+
+
+def guard_bytes(guard: Guard) -> int:
+    return guard._checkpointer._snapshots[0].size_bytes
+
+
+def until(is_so: Callable[[], bool], within_s: float = 30.0) -> None:
+    end_s = time.monotonic() + within_s
+    while not is_so():
+        assert time.monotonic() < end_s
+        time.sleep(0.005)
+
+
+# --- What a device meets -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("late", [False, True])
+def test_an_error_of_the_device_fails_the_copy_and_no_other(*, late: bool) -> None:
+    device = LateDevice(slowest_s=None)
+    with training(device) as rig:
+        device.breaks_at = device.copies + 5
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            rig.taken(late=late)()
+        rig.step()
+
+
+@pytest.mark.parametrize("free_bytes", [0, 3000, 60_000])
+@pytest.mark.parametrize("overlap", copier.OVERLAPS)
+def test_a_device_without_room_copies_what_it_has(free_bytes: int, overlap: str) -> None:
+    device = LateDevice(slowest_s=None, free_bytes=free_bytes)
+    with training(device, overlap) as rig:
+        for _ in range(2):
+            expected, found = rig.expected(), rig.taken()
+            rig.step()
+            assert found() == expected
+    if overlap == "clone" and free_bytes < 60_000:
+        assert rig.state.copier.how.startswith("at once (the GPU has no room for a copy of ")
+
+
+def test_a_wait_for_what_never_arrives_can_be_called_off() -> None:
+    device = LateDevice(slowest_s=None)
+    with training(device) as rig:
+        layout = rig.snapshot.take(rig.state.items(), late=True)
+        device.stuck = True
+        off = threading.Event()
+        threading.Timer(0.05, off.set).start()
+        with pytest.raises(CancelledError):
+            rig.snapshot.wait_arrived(layout.size_bytes, off)
