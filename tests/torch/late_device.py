@@ -14,11 +14,15 @@ from typing import Any
 
 import torch
 
-from powerguard.trainer.torch.device import DeviceError
+from powerguard.trainer.torch.device import DeviceError, Sizes
 
 _BYTE = 0xEE
 _HURRIED = 0.2
 """How often asking whether copies have arrived makes them, where there is no thread."""
+
+
+SIZES = Sizes(small=2048, small_on_host=512, joined=4096, batch=4096, registered=16384, bounce=2048, spare=0)
+"""Sizes at which a small model has tensors of each kind, and many batches and pieces."""
 
 
 class LateDevice:
@@ -37,7 +41,9 @@ class LateDevice:
         fails_at: int = 0,
         breaks_at: int | None = None,
         free_bytes: int = 2**40,
+        sizes: Sizes = SIZES,
     ) -> None:
+        self.sizes = sizes
         self._chance = random.Random(seed)
         self._slowest_s = slowest_s
         self._owns = owns

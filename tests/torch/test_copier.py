@@ -33,14 +33,9 @@ OPTIMIZERS: dict[str, Optimizers] = {
 
 
 @pytest.fixture(autouse=True)
-def small(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Sizes at which a small model has tensors of each kind, and many batches and pieces."""
+def seeded() -> None:
     torch.manual_seed(1)
     torch.set_num_threads(1)  # several tests run at a time, and none has much to compute
-    sizes = {"SMALL_BYTES": 2048, "SMALL_ON_HOST_BYTES": 512, "JOINED_BYTES": 4096}
-    sizes |= {"BATCH_BYTES": 4096, "REGISTERED_BYTES": 16384, "BOUNCE_BYTES": 2048, "SPARE_BYTES": 0}
-    for name, size in sizes.items():
-        monkeypatch.setattr(copier, name, size)
 
 
 class Training:
@@ -130,16 +125,21 @@ def test_training_goes_on_and_every_byte_is_of_the_boundary(
     with training(device, overlap, make=OPTIMIZERS[make], batches=batches) as rig:
         for _ in range(12):
             expected, found = rig.expected(), rig.taken()
-            assert ("beside training" in rig.state.copier.how) == bool(overlap)
+            assert ("while training went on" in rig.state.copier.how) == bool(overlap)
             rig.step()
             assert found() == expected
             rig.step()
 
 
-def test_the_device_of_these_tests_finds_a_wait_that_is_missing(monkeypatch: pytest.MonkeyPatch) -> None:
-    device = LateDevice(slowest_s=None)
-    with training(device) as rig:
-        monkeypatch.setattr(device, "hold_up", lambda _mark: None)
+class Careless(LateDevice):
+    """Orders nothing."""
+
+    def hold_up(self, mark: int) -> None:
+        pass
+
+
+def test_the_device_of_these_tests_finds_a_wait_that_is_missing() -> None:
+    with training(Careless(slowest_s=None)) as rig:
         expected, found = rig.expected(), rig.taken()
         rig.step()
         assert found() != expected
@@ -228,9 +228,9 @@ def test_a_change_that_no_optimizer_announced_is_refused_and_told(caplog: pytest
         expected, again = rig.expected(), rig.taken()
         rig.step()
         assert again() == expected
-        assert rig.state.copier.how == "at once (model/state/3.weight was changed beside the optimizer's step)"
+        assert rig.state.copier.how == "at once (model/state/3.weight was changed, and not by the optimizer's step)"
     assert [each.message for each in caplog.records] == [
-        "training waits for each copy from now on: model/state/3.weight was changed beside the optimizer's step"
+        "training waits for each copy from now on: model/state/3.weight was changed, and not by the optimizer's step"
     ]
 
 
@@ -252,7 +252,7 @@ def test_a_change_that_was_announced_waits() -> None:
             rig.model[3].weight.data.mul_(2.0)
             rig.step()
             assert found() == expected
-        assert rig.state.copier.how.startswith("beside training")
+        assert rig.state.copier.how.startswith("while training went on")
 
 
 def test_an_optimizer_that_announces_nothing_is_waited_for() -> None:
@@ -282,7 +282,7 @@ def test_all_optimizers_must_have_announced_a_step() -> None:
             for each in stepped:
                 optimizers[each].step()
             snapshot.take(state.items(), late=True)
-            assert state.copier.how.startswith("beside training") == is_late
+            assert state.copier.how.startswith("while training went on") == is_late
 
 
 @pytest.mark.parametrize("how", ["capturable", "recorded", "no optimizer of torch's"])

@@ -205,7 +205,7 @@ class FunctionCheckpointer:
         return taken.stall_s, ""
 
     def before_update(self) -> None:
-        """Nothing is copied beside training."""
+        """No copy is under way: `take` saves here and now."""
 
     def take(self, step: int, slot: int, *, late: bool = False) -> Taken | SavedCheckpoint:  # noqa: ARG002 - no snapshots
         """Save here and now. Raises what the function raises, and TypeError when it does not say what it saved."""
@@ -279,8 +279,8 @@ class StoreCheckpointer:
         self._layouts: list[Layout | None] = [None, None]
         # Held while a snapshot is written into: the training thread's copy, and the touching of its pages beforehand.
         self._locks = (threading.Lock(), threading.Lock())
-        self._training_waits = threading.Event()
-        """The training thread is about to take one of these locks: what is prepared meanwhile can wait."""
+        self._is_taking = False
+        """The training thread takes one of these locks: what is prepared meanwhile can wait. No Event: see step_hook."""
         self._how = ["", ""]
         self._is_short = False
         self._restores = 0
@@ -318,14 +318,14 @@ class StoreCheckpointer:
 
     def take(self, step: int, slot: int, *, late: bool = False) -> Taken | SavedCheckpoint:
         """Copy every item. Raises what the state raises."""
-        self._training_waits.set()
+        self._is_taking = True
         try:
             with self._locks[slot]:
                 self._layouts[slot] = None
                 layout = self._snapshots[slot].take(self._state.items(), late=late)
                 self._layouts[slot] = layout
         finally:
-            self._training_waits.clear()
+            self._is_taking = False
         self._how[slot] = "" if self._copier is None else self._copier.how
         return Taken(step, slot, layout.size_bytes)
 
@@ -446,7 +446,7 @@ class StoreCheckpointer:
     def _register(self, snapshot: Snapshot, lock: threading.Lock, stop: threading.Event) -> None:
         """Make a snapshot known to the GPU, piece by piece, until it is, or until someone waits."""
         is_more = True
-        while is_more and not stop.is_set() and not self._training_waits.is_set():
+        while is_more and not stop.is_set() and not self._is_taking:
             with lock:
                 is_more = snapshot.register()
 

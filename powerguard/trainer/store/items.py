@@ -74,12 +74,12 @@ class Copier(Protocol):
 
     how: str
 
-    def begin(self, items: Any, memory: memoryview, tell: Callable[[int], None], *, late: bool) -> Flight | None:  # noqa: ANN401
+    def begin(self, items: Any, memory: memoryview, arrived: Callable[[int], None], *, late: bool) -> Flight | None:  # noqa: ANN401
         """Copy what the state's `items()` returned, which has a `layout`, in the training thread.
 
-        tell: called with how many bytes, from the beginning, are there. late: training may go on before all are; those
-        that are not are on the flight that is returned. Raises what an item or the device raises; nothing is on its
-        way then.
+        arrived: called with how many bytes, from the beginning, are there. late: training may go on before all are;
+        those that are not are on the flight that is returned. Raises what an item or the device raises; nothing is on
+        its way then.
         """
         ...
 

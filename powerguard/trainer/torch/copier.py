@@ -29,20 +29,6 @@ from powerguard.trainer.torch.device import Device, DeviceError, Mark, Tensor
 from powerguard.trainer.torch.tree import TensorItem
 
 OVERLAPS: Final = ("", "optimizer", "clone")
-SMALL_BYTES: Final = 1 << 20
-"""Tensors below this are joined: a copy of its own takes as long as 0.5 MB on the bus of a GPU."""
-SMALL_ON_HOST_BYTES: Final = 64 << 10
-JOINED_BYTES: Final = 256 << 20
-"""Small tensors are joined up to this size, so that the GPU needs no large piece of free memory."""
-BATCH_BYTES: Final = 64 << 20
-"""Copies between two marks: about a millisecond on the bus. Copies end at its multiples in the snapshot."""
-REGISTERED_BYTES: Final = 256 << 20
-"""Host memory is registered in pieces of this size, a multiple of a batch: no copy may reach over their ends."""
-BOUNCE_BYTES: Final = 16 << 20
-"""Size of each of the two buffers where the snapshot cannot be registered; measured best on an H100."""
-
-SPARE_BYTES: Final = 1 << 30
-"""What a clone leaves free on the GPU, beside the most that training has used."""
 _JOINED: Final = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool}
 """The dtypes that torch joins as such; others are joined as bytes."""
 
@@ -50,6 +36,11 @@ _log = logging.getLogger("powerguard.trainer")
 
 Tell = Callable[[int], None]
 """Called with how many bytes of the snapshot, from its beginning, have arrived."""
+
+
+_PLAIN, _SMALL_ON_HOST, _SMALL, _LARGE, _LATE = range(5)
+_Place = tuple[int, str, str, Any]
+"""Where an item goes: one of these five, the GPU and the dtype by name, and the GPU."""
 
 
 class ChangedError(StoreError):
@@ -141,7 +132,7 @@ class Flight:
     def land(self) -> None:
         """Wait until nothing is on its way any more, whatever became of it."""
         if self._marks:
-            with contextlib.suppress(Exception):
+            with contextlib.suppress(RuntimeError):
                 self._device.wait(self._marks[-1][1])
 
     def arrived(self) -> int:
@@ -177,13 +168,14 @@ class Flight:
 class Copier:
     """Copies for one `TorchState`.
 
-    overlap: "optimizer": what the optimizers change is copied beside training, up to their next step. "clone": all that
-    lies on a GPU is copied there first, where it has room. "": training waits for all copies.
+    overlap: "optimizer": what the optimizers change is copied while training goes on, up to their next step. "clone":
+    all that lies on a GPU is copied there first, where it has room. "": training waits for all copies.
     how: in words, how the newest state was copied.
     """
 
     def __init__(self, device: Device, overlap: str = "", optimizers: Sequence[Any] = ()) -> None:
         self._device = device
+        self._sizes = device.sizes
         self._overlap = overlap
         self._optimizers = optimizers
         self._stepped: set[int] = set()
@@ -256,7 +248,7 @@ class Copier:
             for part in parts:
                 if part.late and part.live is not None:
                     flight.watch(part.name, part.live)
-            for batch in _batches(parts, BATCH_BYTES):
+            for batch in _batches(parts, self._sizes.batch):
                 end = size_bytes if batch[-1][1] == parts[-1].end else batch[-1][1]
                 flight.begin(end, [(source, host[start:stop]) for start, stop, source in batch])
         except BaseException:
@@ -280,19 +272,19 @@ class Copier:
         threads, and 5 GB/s with one: emptying the buffers is the limit.
         """
         if not self._bounce:
-            self._bounce = [self._device.pinned(BOUNCE_BYTES) for _ in range(2)]
+            self._bounce = [self._device.pinned(self._sizes.bounce) for _ in range(2)]
 
         def finish(batch: Sequence[tuple[int, int, Tensor]], filled: Tensor, mark: Mark) -> None:
             self._device.wait(mark)
             for start, end, _ in batch:
-                at = start % BOUNCE_BYTES
+                at = start % self._sizes.bounce
                 host[start:end].copy_(filled[at : at + end - start])
             tell(batch[-1][1])
 
         under_way = None
-        for turn, batch in enumerate(_batches(parts, BOUNCE_BYTES)):
+        for turn, batch in enumerate(_batches(parts, self._sizes.bounce)):
             filled = self._bounce[turn % 2]
-            targets = [filled[start % BOUNCE_BYTES :][: end - start] for start, end, _ in batch]
+            targets = [filled[start % self._sizes.bounce :][: end - start] for start, end, _ in batch]
             mark = self._device.begin([(source, to) for (_, _, source), to in zip(batch, targets, strict=True)])
             if under_way is not None:
                 finish(*under_way)
@@ -300,7 +292,7 @@ class Copier:
         if under_way is not None:
             finish(*under_way)
 
-    # --- Beside the next step ----------------------------------------------------------------------------------------
+    # --- While training goes on --------------------------------------------------------------------------------------
 
     def before_update(self, optimizer: Any = None, *_: object) -> None:  # noqa: ANN401
         """Let what comes next on the GPU, and may change parameters or moments, come after their copies."""
@@ -315,7 +307,7 @@ class Copier:
         """Whether each optimizer is known to announce its steps. A compiled or recorded one may not call the hook."""
         changed = next((flight.changed for flight in self._late if flight.changed), "")
         if changed:
-            self._refuse_overlap(f"{changed} was changed beside the optimizer's step")
+            self._refuse_overlap(f"{changed} was changed, and not by the optimizer's step")
         if any(group.get("capturable") for each in self._optimizers for group in each.param_groups):
             self._refuse_overlap("an optimizer is capturable, and a CUDA graph calls no hooks")
         if self._overlap != "optimizer" or self._no_overlap:
@@ -330,10 +322,10 @@ class Copier:
             _log.warning("training waits for each copy from now on: %s", reason)
 
     def _may_clone(self, items: Arranged, where: Any) -> bool:  # noqa: ANN401
-        """Whether a copy of all fits beside the most that training has used; found out once, before the first one."""
+        """Whether a copy of all fits into what training has never used; found out once, before the first one."""
         if self._has_room is None:
             need = sum(run.end - run.start for run in items.runs if run.where == where)
-            self._has_room = self._device.room(where) >= need + SPARE_BYTES
+            self._has_room = self._device.room(where) >= need + self._sizes.spare
             if not self._has_room:
                 self._no_overlap = f"the GPU has no room for a copy of {need} bytes"
                 _log.warning("training waits for each copy: %s", self._no_overlap)
@@ -342,17 +334,17 @@ class Copier:
     def _told(self, *, is_late: bool, at_once: int, end: int) -> str:
         if not is_late or at_once == end:
             return f"at once ({self._no_overlap})" if self._no_overlap else "at once"
-        return "beside training" if not at_once else f"beside training, {at_once} bytes of it at once"
+        return f"while training went on, {at_once} bytes of it at once" if at_once else "while training went on"
 
     # --- In the writer's thread --------------------------------------------------------------------------------------
 
     def register(self, memory: memoryview) -> bool:
-        """Register the next piece of a snapshot, beside training. False: there is none, or it cannot be done."""
+        """Register the next piece of a snapshot. False: there is none, or it cannot be done."""
         address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr() if len(memory) else 0
         done = self._registered.get(address, 0)
         if self._where is None or done < 0 or done >= len(memory):
             return False
-        size_bytes = min(REGISTERED_BYTES, len(memory) - done)
+        size_bytes = min(self._sizes.registered, len(memory) - done)
         try:
             self._device.register(self._where, address + done, size_bytes)
         except DeviceError as error:
@@ -367,7 +359,9 @@ class Copier:
     def unregister(self, memory: memoryview) -> None:
         """Take it back, before the memory is given back. Nothing may be on its way into it."""
         address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr() if len(memory) else 0
-        for start in range(0, self._registered.pop(address, 0), REGISTERED_BYTES):
+        for flight in self._late:
+            flight.land()  # one whose snapshot never heard of it, when training was interrupted
+        for start in range(0, self._registered.pop(address, 0), self._sizes.registered):
             try:
                 self._device.unregister(self._where, address + start)
             except DeviceError as error:
@@ -388,29 +382,26 @@ class Copier:
         runs: list[Run] = []
         for place, group in groupby(enumerate(ordered), key=lambda each: each[1][0]):
             numbers = [number for number, _ in group]
-            runs += _runs(place, numbers[0], numbers[-1] + 1, layout)
+            runs += _runs(place, numbers[0], numbers[-1] + 1, layout, self._sizes.joined)
         self._where = next((run.where for run in runs if run.where is not None), self._where)
         return Arranged((item for _, item in ordered), layout, runs)
 
-    def _place(self, item: Item, late: Sequence[Callable[[str], bool]]) -> tuple[int, str, str, Any]:
-        """Where an item goes: by the list above, then by GPU and dtype. The last one is the GPU."""
+    def _place(self, item: Item, late: Sequence[Callable[[str], bool]]) -> _Place:
+        """Where an item goes."""
         if not isinstance(item, TensorItem):
             return _PLAIN, "", "", None
         tensor, size_bytes = item.tensor, item.size_bytes
         if not self._device.owns(tensor):
-            small = size_bytes < SMALL_ON_HOST_BYTES and tensor.device.type == "cpu"
+            small = size_bytes < self._sizes.small_on_host and tensor.device.type == "cpu"
             return (_SMALL_ON_HOST, "", item.dtype, None) if small else (_PLAIN, "", "", None)
         where = tensor.device
-        if size_bytes < SMALL_BYTES:
+        if size_bytes < self._sizes.small:
             return _SMALL, str(where), item.dtype, where
         is_late = any(each(item.name) for each in late) and not tensor.is_inference()
         return _LATE if is_late else _LARGE, str(where), "", where
 
 
-_PLAIN, _SMALL_ON_HOST, _SMALL, _LARGE, _LATE = range(5)
-
-
-def _runs(place: tuple[int, str, str, Any], first: int, last: int, layout: Layout) -> Iterator[Run]:
+def _runs(place: _Place, first: int, last: int, layout: Layout, joined: int) -> Iterator[Run]:
     """Cut a row of items that are alike into runs: small ones are joined up to a size."""
     is_joined = place[0] in (_SMALL_ON_HOST, _SMALL)
     begun = first
@@ -418,7 +409,7 @@ def _runs(place: tuple[int, str, str, Any], first: int, last: int, layout: Layou
         entry, start = layout.items[number], layout.items[begun].offset
         end = entry.offset + entry.size_bytes
         is_last = number + 1 == last
-        if is_last or (is_joined and layout.items[number + 1].offset - start >= JOINED_BYTES):
+        if is_last or (is_joined and layout.items[number + 1].offset - start >= joined):
             yield Run(begun, number + 1, start, end, place[3], joined=is_joined, late=place[0] == _LATE)
             begun = number + 1
 

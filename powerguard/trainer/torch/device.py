@@ -8,6 +8,7 @@ order. `tests/gpu` has the same tests for a real one.
 
 import resource
 from collections.abc import Sequence
+from dataclasses import dataclass
 from typing import Any, Final, Protocol
 
 import torch
@@ -25,8 +26,31 @@ class DeviceError(Exception):
     """What a device cannot do here, and why."""
 
 
+@dataclass(frozen=True, slots=True)
+class Sizes:
+    """In bytes, what is best on a device; those of an H100.
+
+    small: tensors below this are joined: a copy of its own takes as long as 0.5 MB on the bus. small_on_host: the same
+    where they lie in host memory. joined: up to this size, so that the GPU needs no large piece of free memory.
+    batch: copies between two marks, about a millisecond on the bus; they end at its multiples in the snapshot.
+    registered: pieces of host memory, a multiple of a batch: no copy may reach over their ends. bounce: each of the two
+    buffers, where the snapshot cannot be registered. spare: what a clone leaves free on the GPU.
+    """
+
+    small: int = 1 << 20
+    small_on_host: int = 64 << 10
+    joined: int = 256 << 20
+    batch: int = 64 << 20
+    registered: int = 256 << 20
+    bounce: int = 16 << 20
+    spare: int = 1 << 30
+
+
 class Device(Protocol):
     """The GPUs of one process. `where` is a torch.device."""
+
+    @property
+    def sizes(self) -> Sizes: ...
 
     def owns(self, tensor: Tensor) -> bool:
         """Whether the tensor lies on one of them."""
@@ -79,6 +103,8 @@ class Device(Protocol):
 
 class CudaDevice:
     """The GPUs that torch calls "cuda"; those of ROCm, too. Makes no CUDA call before it sees a tensor on one."""
+
+    sizes = Sizes()
 
     def __init__(self) -> None:
         self._streams: dict[int, Any] = {}
