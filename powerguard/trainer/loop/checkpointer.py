@@ -280,7 +280,7 @@ class StoreCheckpointer:
         # Held while a snapshot is written into: the training thread's copy, and the touching of its pages beforehand.
         self._locks = (threading.Lock(), threading.Lock())
         self._is_taking = False
-        """The training thread takes one of these locks: what is prepared meanwhile can wait. No Event: see step_hook."""
+        """The training thread takes one of these locks: the writer's thread can wait. No Event: see step_hook."""
         self._how = ["", ""]
         self._is_short = False
         self._restores = 0
