@@ -16,7 +16,6 @@ import pytest
 from powerguard.cli.main import main
 from powerguard.sim import snmp_values as sim
 from powerguard.sim.snmp_agent import Fault, SimUser, SnmpAgent
-from powerguard.ups.profiles.load import load_profiles
 from powerguard.ups.profiles.vocabulary import Oid
 from powerguard.ups.profiles.walk import read_walk
 from powerguard.ups.snmp.port import SnmpError
@@ -420,9 +419,3 @@ def test_wrong_options_of_probe() -> None:
     ):
         ended = said("probe", "127.0.0.1", *words)
         assert (ended.code, what in ended.err) == (64, True), ended.err
-
-
-def test_every_packaged_profile_is_named_in_the_guide() -> None:
-    """Whoever looks for his device finds its family."""
-    guide = (ROOT / "docs" / "guides" / "ups.md").read_text(encoding="utf-8")
-    assert [name for name in load_profiles(None).by_name if f"`{name}`" not in guide] == []
