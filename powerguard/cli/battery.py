@@ -183,7 +183,7 @@ def _drops(drops: dict[str, Any]) -> list[tuple[str, str]]:
     ]
     if not rows:
         share = _percent(drops["presumed_paused_share"])
-        rows.append(("pause", f"never measured: {share} of the load is presumed to remain (budget.paused_load)"))
+        rows.append(("pause", f"never measured: {share} of the load is presumed to remain ({drops['presumed_from']})"))
     cap = drops["cap"]
     if cap is None:
         rows.append(("GPU cap", "never measured: run a drill"))

@@ -418,7 +418,7 @@ def _own_load(
         read[OwnSource.BMC] = bmc.power_watts
     if outlets := settings.outlets:
         read[OwnSource.PDU] = Outlets(outlets).watts
-    if settings.gpu.kind == "nvml" and policy.shared is not None:
+    if settings.gpu.kind == "nvml":
         gpu = GpuEffector(settings.gpu)
         read[OwnSource.GPU] = lambda limit_s: gpu_watts(gpu, limit_s)
     if not read or ports.sources is not None or ports.bmc is not None:

@@ -13,6 +13,7 @@ from powerguard.settings.schema import Settings, UpsOptions
 HEALTH: Final = 0.75
 """Presumed health of a battery without a measurement."""
 HEALTH_OLD: Final = 0.6
+PAUSED_LOAD: Final = 0.6
 """The same for one that is older than OLD_MONTHS, or that asks to be replaced."""
 OLD_MONTHS: Final = 36
 _STOP_MEDIAN_S: Final = 45.0
@@ -110,7 +111,8 @@ def _of_ups(settings: Settings, name: str, *, boot_id: str, today: date) -> Poli
         ups_off_s=max(ups.output_off_after_s, 0.0 if ups.output_off is None else CUT_GUARD_S),
         fsd_delay_s=ups.forced_shutdown_delay_s,
         blind_s=budget.blind_s,
-        paused_load_share=budget.paused_load,
+        paused_load_share=PAUSED_LOAD if budget.paused_load is None else budget.paused_load,
+        paused_is_set=budget.paused_load is not None,
         cap_share=settings.gpu.cap_share if settings.gpu.kind == "nvml" else None,
         signals=settings.signals.kind == "helper",
         scheduler=settings.scheduler.kind != "none",

@@ -359,12 +359,12 @@ class BudgetOptions(Options):
         description="Seconds from a forced power-off until the host draws no power.",
         examples=[10],
     )
-    paused_load: float = Field(
-        default=0.6,
+    paused_load: float | None = Field(
+        default=None,
         ge=0.1,
         le=1.0,  # a host that draws less than a tenth when paused was never measured
         description="Load of the UPS once this host's training is paused, as a share of the load before. Used until "
-        "a drill or an outage has measured it.",
+        "a drill or an outage has measured it. Not set: computed from what the GPUs draw (`gpu.kind: nvml`), else 0.6.",
         examples=[0.6],
     )
     recharge_h: float = Field(

@@ -12,7 +12,17 @@ from powerguard.core.energy import budget as sums
 from powerguard.core.model.actions import Conduct, Grade, StopTrainer, TerminateTrainer
 from powerguard.core.model.events import OutputSource, OwnLoad, OwnSource, Reading
 from powerguard.core.model.policy import Drop, FeedPolicy, Learned, Policy, Shared, Shed
-from powerguard.core.model.state import Battery, EmergencyCheckpoint, Feed, Outage, OwnBefore, OwnHeard, State, Trainer
+from powerguard.core.model.state import (
+    Battery,
+    EmergencyCheckpoint,
+    Feed,
+    Outage,
+    OwnBefore,
+    OwnHeard,
+    State,
+    Supply,
+    Trainer,
+)
 from powerguard.core.trainers import gpu_cap
 from tests.core.play import Player, Told, play
 
@@ -298,3 +308,49 @@ def test_a_reading_from_just_after_the_order_accuses_nobody() -> None:
     late = own.fall(POLICY, _heard(state, (112.0, 1493.0)), 115.0)
     assert late is not None
     assert late.stays_high
+
+
+ALONE = replace(POLICY, shared=None, rating_w=12500.0)  # of which the UPS carries 80 %
+TRAINING = replace(STATE, feed=Feed(supply=Supply.UTILITY), trainers=PAUSING)
+
+
+def _gpu_share(state: State, *readings: tuple[float, float, str], policy: Policy = ALONE) -> float | None:
+    for at_s, watts, source in readings:
+        event = OwnLoad(at_s=at_s, source=OwnSource(source), watts=watts)
+        state = own.with_gpu_share(policy, own.enter(policy, state, event), at_s)
+    return state.learned.gpu_share
+
+
+def test_a_pause_that_was_never_seen_is_presumed_from_the_gpus() -> None:
+    """Eight GPUs of 690 W in a host of 9 kW give more than the default, one of 350 W in 800 W less; settings win."""
+    for gpus_w, host_w, share in [(5520.0, 9000.0, 0.571), (350.0, 800.0, 0.694)]:
+        part = _gpu_share(TRAINING, (1.0, host_w, "bmc"), (2.0, gpus_w, "gpu"))
+        learned = Learned(gpu_share=part)
+        assert sums.paused_load(ALONE, PAUSING, 0.8, learned) == pytest.approx(0.8 * share, abs=0.001)
+        told = replace(ALONE, paused_load_share=0.5, paused_is_set=True)
+        assert sums.paused_load(told, PAUSING, 0.8, learned) == pytest.approx(0.4)
+        seen = replace(learned, pauses=(("llm", Drop(before=0.8, after=0.3, at_s=0.0)),))
+        assert sums.paused_load(ALONE, PAUSING, 0.8, seen) == pytest.approx(0.3), "what was seen counts"
+    assert sums.paused_load(ALONE, PAUSING, 0.8, Learned()) == pytest.approx(0.48)
+
+
+def test_which_readings_give_the_gpus_part() -> None:
+    """A UPS of this host's own is its whole; on a shared one only the BMC or the outlets are."""
+    assert _gpu_share(TRAINING, (1.0, 5000.0, "gpu")) == 0.5
+    assert _gpu_share(TRAINING, (1.0, 2000.0, "gpu"), policy=POLICY) is None
+    assert _gpu_share(TRAINING, (1.0, 2500.0, "pdu"), (2.0, 2000.0, "gpu"), policy=POLICY) == 0.8
+    assert _gpu_share(TRAINING, (1.0, 2500.0, "pdu"), (200.0, 2000.0, "gpu"), policy=POLICY) is None, "not one moment"
+    assert _gpu_share(TRAINING, (1.0, 1000.0, "bmc"), (2.0, 2000.0, "gpu")) is None, "more than the whole host"
+    assert _gpu_share(TRAINING, (1.0, math.nan, "gpu")) is None
+    for state in (
+        replace(TRAINING, trainers=()),
+        replace(TRAINING, trainers=(replace(PAUSING[0], paused=True),)),
+        replace(TRAINING, feed=Feed(supply=Supply.BATTERY)),
+    ):
+        assert _gpu_share(state, (1.0, 2000.0, "gpu")) is None, "no training on utility"
+
+
+def test_gpus_at_rest_between_two_epochs_hide_no_load() -> None:
+    busy = [(1.0, 5000.0, "gpu"), (601.0, 6000.0, "gpu")]
+    assert _gpu_share(TRAINING, *busy) == 0.6
+    assert _gpu_share(TRAINING, *busy, (1201.0, 1000.0, "gpu")) == 0.55

@@ -71,12 +71,15 @@ def test_runtime_by_load() -> None:
 
 def test_paused_load() -> None:
     """The measured drop of each, or the settings' share for all as soon as one was never seen."""
-    assert term(scene(), "load_paused").source == "load_now x 0.6 (settings; llm pause)"
+    assert term(scene(), "load_paused").source == "load_now x 0.6 (default of budget.paused_load; llm pause)"
     daemon = taught()
     assert term(daemon, "load_paused").source == "measured drop of llm 62 % -> 26 % on 2026-10-19"
     other = replace(daemon.state.trainers[0], name="rl")
     daemon.state = replace(daemon.state, trainers=(*daemon.state.trainers, other))
-    assert term(daemon, "load_paused").source == "load_now x 0.6 (settings; llm, rl pause; rl with no measured pause)"
+    origin = "default of budget.paused_load"
+    assert term(daemon, "load_paused").source == (
+        f"load_now x 0.6 ({origin}; llm, rl pause; rl with no measured pause)"
+    )
     daemon.state = replace(daemon.state, trainers=(replace(other, conduct=Conduct.CONTINUE),))
     assert term(daemon, "load_paused").source == "load_now: no living trainer pauses"
     assert term(taught("holding"), "load_paused").source == "load_now: training is paused already"
@@ -86,6 +89,18 @@ def test_paused_load() -> None:
     assert term(daemon, "load_paused").source == "measured drop of llm 62 % -> 62 % on 2026-10-19", (
         "of a training that runs"
     )
+
+
+def test_paused_load_from_the_gpus() -> None:
+    daemon = scene()
+    daemon.state = replace(daemon.state, learned=replace(daemon.state.learned, gpu_share=0.5))
+    told = term(daemon, "load_paused")
+    assert told.source == (
+        "load_now x 0.65 (GPUs draw 50 % of this host's load, a pause frees 70 % of that; llm pause)"
+    )
+    assert told.value == pytest.approx(0.62 * 0.65)
+    daemon.policy = replace(daemon.policy, paused_is_set=True)
+    assert term(daemon, "load_paused").source == "load_now x 0.6 (settings; llm pause)"
 
 
 def test_the_source_belongs_to_the_number() -> None:

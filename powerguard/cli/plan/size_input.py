@@ -292,7 +292,8 @@ def _load_paused(args: argparse.Namespace, policy: Policy, base: _Base, load: fl
     if paused == load:
         sources["paused"] = "the load: no trainer of the settings pauses"
     else:
-        sources["paused"] = f"load x {policy.paused_load_share:g} ({base.origin}; a drill measures it)"
+        origin = base.origin if policy.paused_is_set else "default"
+        sources["paused"] = f"load x {policy.paused_load_share:g} ({origin}; a drill measures it)"
     return paused
 
 

@@ -255,7 +255,7 @@ def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
 def _take_in_seen(turn: Turn, event: NetworkSeen | OwnLoad) -> None:
     """Enter what this host sees of itself."""
     if isinstance(event, OwnLoad):
-        turn.state = own.enter(turn.policy, turn.state, event)
+        turn.state = own.with_gpu_share(turn.policy, own.enter(turn.policy, turn.state, event), turn.now_s)
         alarms.tell_own_load(turn)
     else:
         _take_in_network(turn, event)

@@ -12,9 +12,10 @@ import math
 from dataclasses import dataclass, replace
 
 from powerguard.core.energy.account import load_of
+from powerguard.core.model.actions import Conduct
 from powerguard.core.model.events import OwnLoad, OwnSource
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Emergency, OwnBefore, OwnHeard, State, Supply
+from powerguard.core.model.state import Emergency, Online, OwnBefore, OwnHeard, State, Supply
 
 STALE_S = 15.0
 """On battery the sources are asked every 5 s: a reading that is older than three of them does not count."""
@@ -38,6 +39,8 @@ _CONTRADICTS = 0.25
 """A trainer that reports a pause is contradicted by a draw that has fallen by less than this part of what was due."""
 _SHARED, _SHARED_SHARE = 1.3, 0.05
 """Losses of power supplies and rounding of a UPS's load explain no more than this."""
+_SAME_MINUTE_S = 60.0
+_FORGETS = 0.1
 _MEASURING = (OwnSource.BMC, OwnSource.PDU, OwnSource.GPU)
 
 
@@ -211,6 +214,27 @@ def rest_w(state: State, now_s: float) -> float | None:
     if whole is None or gpus is None:
         return None
     return whole.watts - gpus.watts if whole.watts > gpus.watts > 0.0 else None
+
+
+def with_gpu_share(policy: Policy, state: State, now_s: float) -> State:
+    """Enter which part of this host's draw its GPUs have, if training runs and both were measured in the same minute.
+
+    The larger of several counts for long: a reading that meets the GPUs at rest, as between two epochs, hides no load.
+    The whole is the host's draw by its BMC or PDU, or what a UPS carries that is this host's alone.
+    """
+    recent = [each for each in state.own if 0.0 <= now_s - each.at_s <= _SAME_MINUTE_S]
+    known = {each.source: each for each in recent if not doubt(policy, state, each, now_s)}
+    gpus, host = known.get(OwnSource.GPU), known.get(OwnSource.BMC, known.get(OwnSource.PDU))
+    runs = any(t.alive and not (t.paused or t.told_pause) and t.conduct is not Conduct.CONTINUE for t in state.trainers)
+    calm = isinstance(state.phase, Online) and state.feed.supply is Supply.UTILITY and state.drill is None
+    if gpus is None or not runs or not calm or state.cap is not None:
+        return state
+    whole_w = host.watts if host is not None else gpus.ups_w if policy.shared is None else None
+    if not whole_w or gpus.watts >= whole_w:
+        return state
+    seen, before = gpus.watts / whole_w, state.learned.gpu_share or 0.0
+    share = round(max(seen, before + _FORGETS * (seen - before)), 3)
+    return state if share == before else replace(state, learned=replace(state.learned, gpu_share=share))
 
 
 def looks_shared(policy: Policy, state: State) -> str:

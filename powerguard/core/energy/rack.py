@@ -261,6 +261,7 @@ def _members(policy: Policy, groups: Sequence[Group]) -> list[_Member]:
             shared=shared,
             shed=Shed(tier=group.tier, highest=highest),
             paused_load_share=min(1.0, group.load_paused / group.load),
+            paused_is_set=True,
         )
         if group.stop_s is not None:
             own = replace(own, stop_q95_s=stop_s, force_after_s=stop_s, stop_median_s=min(stop_s, own.stop_median_s))

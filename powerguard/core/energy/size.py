@@ -185,7 +185,7 @@ def state_at(site: Site, at_s: float) -> State:
 
 def policy_of(site: Site) -> Policy:
     """Return the policy with the site's paused load in it."""
-    return replace(site.policy, paused_load_share=min(1.0, site.load_paused / site.load))
+    return replace(site.policy, paused_load_share=min(1.0, site.load_paused / site.load), paused_is_set=True)
 
 
 def _outage(site: Site) -> tuple[Policy, Battery, Feed, tuple[Trainer, ...]]:

@@ -135,7 +135,8 @@ class DrillReport:
 class Learned:
     """All that has been learned but the battery itself. cap: what capping GPU power brings; None until a drill.
 
-    rest_w: what the host draws besides its GPUs, measured in a drill on a UPS that is shared.
+    rest_w: what the host draws besides its GPUs, measured in a drill on a UPS that is shared. gpu_share: which part of
+    what the host draws in training its GPUs draw; None until it was measured.
     """
 
     needs: tuple[Need, ...] = ()
@@ -143,6 +144,7 @@ class Learned:
     cap: Drop | None = None
     drill: DrillReport | None = None
     rest_w: float | None = None
+    gpu_share: float | None = None
 
 
 class Mode(StrEnum):
@@ -210,6 +212,7 @@ class Policy:
     ups_off_s: the part of a UPS countdown that runs after the forced power-off; 0 where the UPS output stays on.
     fsd_delay_s: from FSD (after a silence: from its start) to output off: HOSTSYNC + FINALDELAY + the UPS's own delay.
     paused_load_share: load when training is paused, as a share of the load now, until a drill has measured it.
+    paused_is_set: by the settings; else the GPUs' part of the draw counts, where it is known.
     charge_hold_s: utility this long after a return, and training starts whatever the charge.
     job_wait_s: a job that ended because another host left it must train again within this time, else an alarm.
     cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
@@ -250,6 +253,7 @@ class Policy:
     fsd_delay_s: float = 25.0
     blind_s: float = 120.0
     paused_load_share: float = 0.6
+    paused_is_set: bool = False
     cap_share: float | None = None
     cap_dwell_s: float = 10.0
     cap_lift_s: float = 30.0

@@ -8,13 +8,13 @@ from powerguard.core.decide import conditions
 from powerguard.core.decide.table import phase_name
 from powerguard.core.energy import account, needs
 from powerguard.core.energy import battery as learning
-from powerguard.core.energy.budget import Budget
+from powerguard.core.energy.budget import Budget, presumed_share
 from powerguard.core.model.policy import Drop, Health, Policy
 from powerguard.core.model.state import State
 from powerguard.core.supply.several_upses import each_alone
 from powerguard.daemon.observe.port import Daemon
 from powerguard.daemon.observe.status import SCHEMA_VERSION, VERSION, Json, Times, rounded
-from powerguard.daemon.observe.terms import HealthView, health_view, recharge_from
+from powerguard.daemon.observe.terms import HealthView, health_view, presumed_from, recharge_from
 
 
 def battery_view(daemon: Daemon) -> Json:
@@ -34,7 +34,8 @@ def battery_view(daemon: Daemon) -> Json:
             for mine, alone in each_alone(policy, state)
         ],
         "load_drops": {
-            "presumed_paused_share": policy.paused_load_share,
+            "presumed_paused_share": presumed_share(policy, state.learned),
+            "presumed_from": presumed_from(policy, state),
             "pauses": [{"trainer": name, **_drop(drop, times)} for name, drop in state.learned.pauses],
             "cap": None if state.learned.cap is None else _drop(state.learned.cap, times),
         },

@@ -11,7 +11,7 @@ from typing import Final
 from powerguard.core.energy import battery as learning
 from powerguard.core.energy import budget as sums
 from powerguard.core.energy import needs
-from powerguard.core.energy.budget import Budget
+from powerguard.core.energy.budget import PAUSE_FREES, Budget, presumed_share
 from powerguard.core.energy.own import Own
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OwnSource, Reading
@@ -113,6 +113,14 @@ def recharge_from(state: State) -> str:
     return "settings" if state.battery.model.recharge_s is None else "learned"
 
 
+def presumed_from(policy: Policy, state: State) -> str:
+    """Say what `budget.presumed_share` rests on."""
+    part = state.learned.gpu_share
+    if policy.paused_is_set or part is None:
+        return "settings" if policy.paused_is_set else "default of budget.paused_load"
+    return f"GPUs draw {percent(part)} of this host's load, a pause frees {percent(PAUSE_FREES)} of that"
+
+
 def paused_from(policy: Policy, state: State, now: Budget, at: Wall) -> str:
     """Say what the predicted load of a pause rests on: by the rules of `budget.paused_load`."""
     able = [t for t in state.trainers if t.alive and t.conduct is not Conduct.CONTINUE]
@@ -124,12 +132,13 @@ def paused_from(policy: Policy, state: State, now: Budget, at: Wall) -> str:
     if not pausing or (now.load_paused == now.load_now and any(fell)):
         return "load_now: training is paused already"
     unseen = [name for name, drop in drops.items() if drop is None or drop.before <= 0.0]
+    origin = presumed_from(policy, state)
     if unseen and now.own is not None:
-        left = 1.0 - policy.paused_load_share
-        return f"load_now - {left:g} x load_own (settings; {', '.join(drops)} pause); the other hosts as now"
+        left = 1.0 - presumed_share(policy, state.learned)
+        return f"load_now - {left:.3g} x load_own ({origin}; {', '.join(drops)} pause); the other hosts as now"
     if unseen:
         why = "" if len(unseen) == len(drops) else f"; {', '.join(unseen)} with no measured pause"
-        return f"load_now x {policy.paused_load_share:g} (settings; {', '.join(drops)} pause{why})"
+        return f"load_now x {presumed_share(policy, state.learned):.3g} ({origin}; {', '.join(drops)} pause{why})"
     told = [
         f"{name} {percent(drop.before)} -> {percent(drop.after)} on {day(at(drop.at_s))}"
         for name, drop in drops.items()
