@@ -20,6 +20,17 @@ _CODES: Final = {
     "dim": "2",
 }
 
+OUTCOMES: Final = {
+    "ridden_through": "ridden through: training never stopped",
+    "resumed_in_place": "held and resumed in place: no reboot",
+    "clean_shutdown": "powered off in order, and back",
+    "dirty": "the host went down before it was powered off in order",
+    "rehearsed": "rehearsed only: the host was not powered off",
+    "lost": "the journal does not have its end",
+    "": "still running",
+}
+"""How an outage ended, in words."""
+
 
 def clean(value: object) -> str:
     """Return text that is safe for a terminal: names of trainers and UPSes are foreign text."""

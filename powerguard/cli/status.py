@@ -15,6 +15,7 @@ from typing import TYPE_CHECKING, Any, Final, NamedTuple
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.render import (
     NOT_ARMED,
+    OUTCOMES,
     Paint,
     clean,
     clock_of,
@@ -448,7 +449,8 @@ def _rows(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
     rows.append(Row(8, "host", f"{off} {clean(told['host']['kind'])}"))
     last = told["last_outage"]
     if last is not None:
-        text = f"{clean(last['outcome'])}, on battery {duration(last['on_battery_s'])}"
+        how = OUTCOMES.get(last["outcome"], last["outcome"])
+        text = f"{clean(how)}; on battery {duration(last['on_battery_s'])}"
         rows.append(Row(8, "last outage", f"{moment(last['began_wall_s'])}: {text}"))
     return rows
 

@@ -6,7 +6,7 @@
 from collections.abc import Callable, Iterable, Mapping
 from typing import Any, Final
 
-from powerguard.cli.render import duration, is_endless
+from powerguard.cli.render import OUTCOMES, duration, is_endless
 from powerguard.core.model.actions import KINDS
 
 Numbers = Mapping[str, Any]
@@ -33,17 +33,6 @@ PHASES: Final = {
     "recovery": "return",
 }
 ORDERS: Final = {kind.__name__: kind.does for kind in KINDS}
-OUTCOMES: Final = {
-    "ridden_through": "ridden through: training never stopped",
-    "resumed_in_place": "held and resumed in place: no reboot",
-    "clean_shutdown": "powered off in order, and back",
-    "dirty": "the host went down before it was powered off in order",
-    "rehearsed": "rehearsed only: the host was not powered off",
-    "lost": "the journal does not have its end",
-    "": "still running",
-}
-
-
 WAYS: Final = {
     "output": "the UPS's output, off and on again",
     "rtc": "the alarm of the host's clock",
@@ -475,8 +464,8 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "node_kept": _node_kept,
     "node_left": _node_left,
     "node_returned": _node_returned,
-    "guard_ended": lambda b, _: f"training is no longer guarded: {b}",
-    "guard_started": lambda b, _: f"training is guarded, with a checkpoint whenever it costs little: {b}",
+    "guard_ended": lambda b, _: f"no more extra checkpoints: {b}",
+    "guard_started": lambda b, _: f"training continues, with a checkpoint whenever it costs little: {b}",
     "host_checked": lambda b, _: f"the host is complete: {b}",
     "host_powered_on": _powered_on,
     "host_returned": _host_returned,

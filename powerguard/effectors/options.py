@@ -21,7 +21,7 @@ class HostOptions(Options):
         seconds more. Longer than a usual stop of this host, and 30 s shorter than what the UPS gives.
     command: for kind command only. `{deadline_s}` is replaced by the whole seconds that are left. The program must
         not wait for the end of the shutdown.
-    fifo: for kind systemd only; differs from the default in tests and in unusual layouts.
+    fifo: for kind systemd only.
     late_reboot: for kind systemd only. true: if utility is stable again when all units have stopped, the power-off
         ends in a reboot, because AC never dropped and no BMC would power the host on. false: the host stays off.
     """
@@ -94,7 +94,7 @@ class BmcOptions(Options):
     ca: PEM file of the authority that signed the BMC's certificate, for Redfish. Not set: the system's authorities.
     fingerprint: SHA-256 of the BMC's own certificate, for Redfish, instead of a check of its authority.
     system: this host's system, if one Redfish service has several: the last part of its path.
-    socket: where the root helper listens; differs from the default in tests and in unusual layouts.
+    socket: where the root helper listens.
     policy: "ensure" always keeps the power restore policy at always-on. "bracket" sets it when an outage begins,
         checks beforehand that this is possible, and restores the other policy when training runs again. "observe"
         only reads it.
@@ -298,7 +298,7 @@ class GpuOptions(Options):
     kind: none: limits are unchanged. nvml: the root helper powerguard-gpu lowers the power limits of NVIDIA GPUs.
     cap_share: limit on battery as a share of the limit found, never below the GPU's minimum. Before a drill has
         measured that it pays, it is used only if the load does not fall after a pause.
-    socket: where the helper listens; differs from the default in tests and in unusual layouts.
+    socket: where the helper listens.
     """
 
     kind: Literal["none", "nvml"] = Field(default="none", examples=["nvml"])
@@ -329,7 +329,7 @@ class SchedulerOptions(Options):
     node: this host's NodeName in slurm.conf; "": the host name.
     hold: jobs are requeued in hold, and released when the host is back; else Slurm may start them elsewhere at once.
     spread_s: hosts on one feed drain their nodes within this time, each at a moment of its own.
-    socket: where the helper listens; differs from the default in tests and in unusual layouts.
+    socket: where the helper listens.
     """
 
     kind: Literal["none", "slurm"] = Field(default="none", examples=["slurm"])
@@ -354,7 +354,7 @@ class SignalsOptions(Options):
 
     kind: none: no trainer is signalled. helper: the root helper powerguard-signal stops, and finally ends, trainers
         that still draw power. It finds a process by its socket in /run/powerguard-trainers.
-    socket: where the helper listens; differs from the default in tests and in unusual layouts.
+    socket: where the helper listens.
     """
 
     kind: Literal["none", "helper"] = Field(default="none", examples=["helper"])

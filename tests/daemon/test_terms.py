@@ -36,14 +36,14 @@ def later(daemon: Watched, days: float) -> Watched:
 
 
 HEALTHS: list[tuple[Callable[[], Watched], str]] = [
-    (scene, "default: no discharge has measured it"),
+    (scene, "assumed, because no discharge has measured it"),
     (lambda: with_health(scene(), health=0.9, health_from="settings"), "budget.health of the settings"),
     (lambda: with_health(scene(), health=0.6, health_from="battery_old"), "older than 3 years"),
     (lambda: worn(scene()), "the UPS asks for a new battery"),
     (lambda: worn(with_health(scene(), health=0.5, health_replace=0.5, health_from="settings")), "budget.health"),
     (taught, "measured 2026-09-09: 82 % +-5 points, 1.9 points off since, 31 % deep, by the fall of the charge"),
     (lambda: worn(taught()), "measured 82 % on 2026-09-09 does not raise it"),
-    (lambda: later(taught(), 400), "default: no discharge has measured it; the measurement of 2026-09-09 has expired"),
+    (lambda: later(taught(), 400), "no discharge has measured it; the measurement of 2026-09-09 has expired"),
 ]
 
 

@@ -155,11 +155,11 @@ def test_every_reason_has_a_rule_or_is_not_worth_one() -> None:
 
 @pytest.mark.parametrize("rule", [pytest.param(rule, id=rule["alert"]) for rule in ALERTS])
 def test_every_alert_has_a_severity_and_a_runbook(rule: dict[str, Any]) -> None:
-    """The runbook is a section of the same name, with its three parts."""
+    """The runbook is a section of the same name, with its two parts."""
     assert rule["labels"]["severity"] in {"critical", "warning", "info"}
     page, _, anchor = rule["annotations"]["runbook_url"].partition("#")
     assert (ROOT / page, anchor) == (TROUBLESHOOTING, rule["alert"].lower())
     pattern = rf"^### {rule['alert']}\n(.*?)(?=^##|\Z)"
     section = re.search(pattern, TROUBLESHOOTING.read_text("utf-8"), re.MULTILINE | re.DOTALL)
     assert section is not None
-    assert [word for word in ("**Means**", "**Look at**", "**Do**") if word not in section[1]] == []
+    assert [word for word in ("**Look at**", "**Do**") if word not in section[1]] == []

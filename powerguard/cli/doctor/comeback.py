@@ -64,7 +64,9 @@ def findings(known: Sequence[Layer]) -> list[Finding]:
     found = [_told(each) for each in known if each.letter in LETTERS.values() and each.stands != "off"]
     late = next((each for each in known if each.letter == "A"), None)
     if late is not None and late.stands == "off":
-        found.append(Finding("power_on.late_reboot", "WARN", _NO_LATE, "host.late_reboot: true, host.kind: systemd"))
+        found.append(
+            Finding("power_on.late_reboot", "WARN", _NO_LATE, "set host.late_reboot: true and host.kind: systemd")
+        )
     if because := uncovered(known):
         found.append(Finding("power_on", "FAIL", because, _FIX))
     return found

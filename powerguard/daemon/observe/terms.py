@@ -26,7 +26,7 @@ ENOUGH: Final = 3
 """Stops that must have been measured before they count."""
 PRESUMED: Final = {
     "settings": "budget.health of the settings",
-    "default": "default: no discharge has measured it",
+    "default": "assumed, because no discharge has measured it",
     "battery_old": "default for a battery older than 3 years (battery_installed)",
     "replace_battery": "the UPS asks for a new battery",
 }
