@@ -283,6 +283,7 @@ class LastSave:
     write_s: from its first byte on the disk to durable. copy_bw, write_bw: bytes a second. write_share: write_bw as a
     share of what the disk took when room was made for checkpoints at the start; None: that was not measured.
     copy: how a state on a GPU came into host memory, and why not faster; "" for one that has no GPU.
+    snapshots: how many states host memory holds at a time, 1 or 2; None: not told.
     """
 
     step: int
@@ -293,6 +294,7 @@ class LastSave:
     write_bw: float | None = None
     write_share: float | None = None
     copy: str = ""
+    snapshots: int | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -420,6 +422,7 @@ class TrainerStatus:
             write_bw=obj.number("write_bw", float(MAX_BYTES)),
             write_share=obj.number("write_share", MAX_SECONDS),
             copy=obj.text("copy", MAX_TEXT),
+            snapshots=obj.whole("snapshots", 2),
         )
 
 

@@ -56,7 +56,9 @@ _Word = TypeVar("_Word", bound=StrEnum)
 _KEPT_NAME = re.compile(r"(?!step-|bad-|old-)[A-Za-z0-9][A-Za-z0-9_-]{0,63}")
 
 
-def check_options(*, job: object, conduct: str, every_s: object, remote_every_s: object, keep: object) -> None:
+def check_options(
+    *, job: object, conduct: str, every_s: object, remote_every_s: object, keep: object, snapshots: object
+) -> None:
     """Refuse now what would fail at a step, days from now. Raises StoreError."""
     wrong = ""
     one_of(After, conduct, "conduct")
@@ -66,6 +68,8 @@ def check_options(*, job: object, conduct: str, every_s: object, remote_every_s:
         wrong = f"job={job!r}: must be a name without '/', which cannot stand in the name of a socket or folder"
     if not isinstance(keep, int):
         wrong = f"keep={keep!r}: must be how many checkpoints stay, 2 or more"
+    if snapshots not in (None, 1, 2):
+        wrong = f"snapshots={snapshots!r}: must be how many states host memory holds, 1 or 2, or None"
     for name, seconds in (("every_s", every_s), ("remote_every_s", remote_every_s)):
         never = seconds is None and name == "every_s"
         if not never and not (isinstance(seconds, (int, float)) and 0 < seconds < float("inf")):
@@ -120,6 +124,7 @@ class StoreOptions:
 
     job: str
     keep: int
+    snapshots: int | None
     disk: Disk | None
     must_exist: bool
 
@@ -147,7 +152,8 @@ def checkpointer_of(
             keep=options.keep,
             disk=options.disk,
         )
-        return StoreCheckpointer(state, store, hosts=ranks.hosts)
+        processes = -(-ranks.size // ranks.hosts)
+        return StoreCheckpointer(state, store, hosts=ranks.hosts, snapshots=options.snapshots, processes=processes)
     if remote:
         msg = "remote: only a state with items() can be copied to a slower tier"
         raise StoreError(msg)
@@ -305,6 +311,8 @@ class Guard:
     root: the folder for this job's checkpoints, on the fastest disk; None: `state` saves by itself.
     job: its name. conduct: the most that this training is willing to do after an emergency checkpoint.
     every_s: seconds from one periodic checkpoint to the next; None: only when asked. keep: how many stay, at least 2.
+    snapshots: how many states host memory holds, 1 or 2; None: 1 where memory is short. With 1, a request that comes
+    during a write waits for its end, or the write gives way.
     socket: where to be asked; AUTO: `/run/powerguard-trainers/JOB.sock` where there is such a folder; None: nowhere.
     port: also on this port of 127.0.0.1 (0: any), for which `token_file` holds the bearer token.
     remote: a slower tier for every checkpoint in remote_every_s seconds: a mounted folder, or "s3://bucket/prefix".
@@ -328,6 +336,7 @@ class Guard:
         remote: Remote | str | None = None,
         remote_every_s: float = 1800.0,
         keep: int = 2,
+        snapshots: int | None = None,
         socket: Path | str | None = AUTO,
         port: int | None = None,
         token_file: Path | str | None = None,
@@ -339,11 +348,13 @@ class Guard:
         disk: Disk | None = None,
         clock: Callable[[], float] = boottime_s,
     ) -> None:
-        check_options(job=job, conduct=conduct, every_s=every_s, remote_every_s=remote_every_s, keep=keep)
+        check_options(
+            job=job, conduct=conduct, every_s=every_s, remote_every_s=remote_every_s, keep=keep, snapshots=snapshots
+        )
         self._clock = clock
         self._ranks = ranks = detect() if ranks is None else checked(ranks)
         self._remote = None if remote is None else Remote.of(remote)
-        options = StoreOptions(job=job, keep=keep, disk=disk, must_exist=must_exist)
+        options = StoreOptions(job=job, keep=keep, snapshots=snapshots, disk=disk, must_exist=must_exist)
         self._checkpointer = checkpointer_of(state, root, options, ranks=ranks, remote=remote is not None)
         self.requests = RequestQueue(job=job, conduct=After(conduct), clock=clock, ranks=ranks.size, hosts=ranks.hosts)
         self._writer = Writer(self.requests, self._checkpointer)

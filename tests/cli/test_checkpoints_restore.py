@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from powerguard.cli.checkpoints.found import entries_at
-from powerguard.cli.checkpoints.restore import _available_bytes, restore
+from powerguard.cli.checkpoints.restore import restore
 from powerguard.cli.main import main
 from powerguard.trainer.seal.folder import seal, verify
 from powerguard.trainer.seal.manifest import SEAL, SealError
@@ -115,16 +115,6 @@ def test_a_second_tier_is_rolled_back_to_the_same_checkpoint(job: Path, tmp_path
     assert newest(nas).name == at(job, 20).name
     assert main(["checkpoints", "restore", "--undo", str(nas)]) == 0
     assert [each.step for each in entries_at(str(nas))] == [30, 20, 10]
-
-
-@pytest.mark.parametrize(
-    ("text", "told"),
-    [("MemFree: 1 kB\nMemAvailable:    2048 kB\n", 2048 * 1024), ("", None), ("MemAvailable: lots\n", None)],
-)
-def test_memory_is_looked_at_first(tmp_path: Path, text: str, told: int | None) -> None:
-    (tmp_path / "meminfo").write_text(text)
-    assert _available_bytes(tmp_path / "meminfo") == told
-    assert _available_bytes(tmp_path / "gone") is None
 
 
 def test_it_is_asked_before_anything_changes(job: Path, capsys: pytest.CaptureFixture[str]) -> None:

@@ -68,17 +68,21 @@ class State:
 class Job:
     """A training in the test's own thread: it steps when it is told to."""
 
-    def __init__(self, folder: Path, *, every_s: float | None = None, size_bytes: int = SIZE) -> None:
+    def __init__(
+        self, folder: Path, *, every_s: float | None = None, size_bytes: int = SIZE, snapshots: int | None = None
+    ) -> None:
         self.now_s = 1000.0
         self.folder = folder / "ck"
         self.disk = GatedDisk()
         self.state = State(size_bytes)
+        self.snapshots = snapshots
         self.guard = Guard(
             self.state,
             self.folder,
             job="job",
             conduct="exit",
             every_s=every_s,
+            snapshots=snapshots,
             socket=None,
             disk=self.disk,
             clock=lambda: self.now_s,
@@ -86,7 +90,7 @@ class Job:
         self.requests = self.guard.requests
         self.guard.restore()
         self.step()  # the first boundary measures the state and has room made
-        self.until(lambda: len(list(self.folder.glob(".slot-*/shard-*"))) == 2)
+        self.until(lambda: self.requests.pace.limit is not None)
 
     def step(self) -> int:
         self.state.step += 1
@@ -145,9 +149,9 @@ def folder() -> Iterator[Path]:
         yield folder
 
 
-@pytest.fixture
-def job(folder: Path) -> Iterator[Job]:
-    running = Job(folder, every_s=300)
+@pytest.fixture(params=[1, 2], ids=["one snapshot", "two snapshots"])
+def job(folder: Path, request: pytest.FixtureRequest) -> Iterator[Job]:
+    running = Job(folder, every_s=300, snapshots=request.param)
     yield running
     running.close()
 
@@ -196,7 +200,9 @@ def test_what_a_save_cost_is_told(job: Job) -> None:
     assert told.write_s == job.requests.pace.totals.write_s
     assert told.stall_s == job.requests.pace.totals.stall_s
     assert told.write_bw == pytest.approx(told.bytes / max(told.write_s, 1e-6))
-    assert told.copy_bw == pytest.approx(told.bytes / max(told.stall_s, 1e-6))
+    assert told.copy_bw is not None
+    assert told.copy_bw > 0
+    assert told.snapshots == job.snapshots
     assert TrainerStatus.parse(job.requests.status().to_json()) == job.requests.status()
 
 
@@ -252,6 +258,60 @@ def test_the_deadline_decides_whose_bytes_go_first(
     job.requests.resume()
     standing.join(60)
     assert not standing.is_alive()
+
+
+@pytest.mark.parametrize(
+    ("deadline_s", "passes", "left"),
+    [(None, 0, 1), (None, THREADS, 2), (1000.0, 0, 1), (1000.0, THREADS, 2), (2.0, 0, 1)],
+    ids=["no deadline", "no deadline, nearly done", "time for both", "nearly done", "time for one"],
+)
+def test_with_one_snapshot_the_older_write_gives_way_or_is_waited_for(
+    folder: Path, deadline_s: float | None, passes: int, left: int
+) -> None:
+    """An emergency during a background write: its state is taken when the memory is free, and not before."""
+    job = Job(folder, every_s=300, size_bytes=LARGE, snapshots=1)
+    for _ in range(4):
+        job.requests.pace.written(LARGE, 1.0)
+    older = periodic(job, passes=passes)
+    job.trigger("e", deadline_s=deadline_s)
+    standing = threading.Thread(target=job.step)
+    standing.start()
+    job.until(lambda: job.of("e").phase is Phase.SNAPSHOT)
+    time.sleep(0.1)
+    assert job.of("e").phase is Phase.SNAPSHOT, "the only snapshot is still read from"
+    job.disk.gate.set()
+    told = job.ended("e")
+    assert told.at_paused_step
+    assert told.step == older + 1
+    assert job.steps_on_disk() == [older + 1, older][:left]
+    assert job.requests.pace.totals.failed == 0, "given up is not failed"
+    job.requests.resume()
+    standing.join(60)
+    assert not standing.is_alive()
+    job.close()
+
+
+def test_with_one_snapshot_training_does_not_wait_for_ever(folder: Path) -> None:
+    """The disk hangs in the middle of a write, and an emergency needs the memory; training goes on without it."""
+    job = Job(folder, every_s=300, snapshots=1)
+    older = periodic(job)
+    job.trigger("e", "continue", 1000.0)
+    training = threading.Thread(target=job.step)
+    training.start()
+    job.until(lambda: job.of("e").phase is Phase.SNAPSHOT)
+    assert not job.requests.resume().paused, "whoever resumes does not wait for it"
+    job.now_s += 61
+    training.join(60)
+    assert not training.is_alive()
+    told = job.of("e")
+    assert told.phase is Phase.FAILED
+    assert f"the disk has taken nothing of step {older} for 60 s" in told.error
+    job.disk.gate.set()
+    job.trigger("again", "continue")
+    again = job.step()
+    assert job.ended("again").durable
+    assert job.steps_on_disk()[0] == again
+    job.close()
 
 
 def test_asked_again_for_a_newer_state_an_older_asker_gets_the_newer_one(large: Job) -> None:

@@ -83,7 +83,14 @@ class Rank:
     def _run(self) -> None:
         try:
             with Guard(
-                self, self._root, job="ranks", conduct="exit", every_s=None, socket=None, ranks=self._ranks
+                self,
+                self._root,
+                job="ranks",
+                conduct="exit",
+                every_s=None,
+                snapshots=2 - self.number % 2,
+                socket=None,
+                ranks=self._ranks,
             ) as guard:
                 self.guard = guard
                 self.done = guard.restore()

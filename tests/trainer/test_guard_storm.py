@@ -44,6 +44,7 @@ class Storm:
             job="storm",
             conduct="pause",
             every_s=0.2,
+            snapshots=1 + seed % 2,
             socket=None,
             disk=MoodyDisk(random.Random(seed + 1)),
         )

@@ -58,6 +58,7 @@ def test_what_cannot_be_kept_is_named() -> None:
         ({"remote_every_s": None}, r"^remote_every_s=None: must be"),
         ({"keep": None}, r"^keep=None: must be how many"),
         ({"keep": 1}, r"^keep=1: keep at least 2"),
+        ({"snapshots": 3}, r"^snapshots=3: must be how many states host memory holds, 1 or 2, or None$"),
         ({"conduct": "stop"}, r"^conduct='stop': must be one of continue, pause, exit$"),
         ({"state": {"w": b"1"}}, r"^state {'w': b'1'}: must have items\(\) and load\(\), as Parts"),
         ({"root": ""}, r"needs a root"),

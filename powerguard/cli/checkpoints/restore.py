@@ -30,6 +30,7 @@ from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.folders import Found, SavedCheckpoint
 from powerguard.trainer.store.items import Buffer, Loaded
 from powerguard.trainer.store.manifest import Manifest, Packed, StoreError, checkpoint_name, step_of
+from powerguard.trainer.store.memory import available_bytes
 from powerguard.trainer.store.shards import Snapshot, digest_of, held, read_shard
 from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers.base import SET_ASIDE, TierError
@@ -377,7 +378,7 @@ class Native:
         largest = max(shard.size_bytes for shard in self._found.manifest.shards)
         if base is not None:
             largest = max(largest, *(shard.size_bytes for shard in base.manifest.shards))
-        free = _available_bytes()
+        free = available_bytes()
         if free is not None and 3 * largest > free:
             msg = f"needs {amount(3 * largest)} of memory, but {amount(free)} are available (use --to on another host)"
             raise RestoreError(msg)
@@ -386,16 +387,6 @@ class Native:
         if "://" in found.path:
             return read_stored(tier_at(found.path.rpartition("/")[0], **self._access), found, rank)
         return read_shard(Path(found.path), found.shard(rank))
-
-
-def _available_bytes(meminfo: Path = Path("/proc/meminfo")) -> int | None:
-    """Memory that may still be used, as proc(5) estimates it; None if unknown."""
-    try:
-        lines = meminfo.read_text(encoding="ascii").splitlines()
-    except (OSError, ValueError):
-        return None
-    told = next((line.split() for line in lines if line.startswith("MemAvailable:")), [])
-    return int(told[1]) * 1024 if len(told) == 3 and told[1].isdecimal() else None
 
 
 # --- Undoing ----------------------------------------------------------------------------------------------------------

@@ -1,6 +1,7 @@
 """What takes the state of one process and makes it durable, as the guard sees it.
 
-A state is copied into one of two snapshots, and written into the store from there.
+A state is copied into a snapshot, and written into the store from there. There are two, or one where host memory is
+short.
 """
 
 import contextlib
@@ -17,6 +18,7 @@ from typing import Final, Protocol, TypeVar
 from powerguard.trainer.ranks.base import Ranks, boottime_s
 from powerguard.trainer.store.items import Copier, State
 from powerguard.trainer.store.manifest import Layout, Manifest, Packed, Shard, committed_ms
+from powerguard.trainer.store.memory import available_bytes
 from powerguard.trainer.store.resume import LocalTier, choose
 from powerguard.trainer.store.shards import CancelledError, Snapshot, laid_out
 from powerguard.trainer.store.store import SavedCheckpoint, Store, StoreError
@@ -44,7 +46,7 @@ class GivenUp(Exception):  # noqa: N818 - not an error: other bytes come first
 class Taken:
     """A state that was copied at a step boundary and can be written while training continues.
 
-    slot: which of the two snapshots holds it, 0 or 1. size_bytes: what this process will write. stall_s: for how long
+    slot: which snapshot holds it, 0 or 1. size_bytes: what this process will write. stall_s: for how long
     training stood to be copied.
     """
 
@@ -133,16 +135,22 @@ class Order:
 
 
 class Checkpointer(Protocol):
-    """Takes states and writes them. Two slots, so that one is written while the next is taken.
+    """Takes states and writes them. With two snapshots, one state is written while the next one is taken.
 
-    beside: training continues while it writes.
+    beside: training continues while it writes. snapshots: how many states host memory holds at a time, 1 or 2.
     """
 
     @property
     def beside(self) -> bool: ...
 
-    def size_bytes(self) -> int | None:
-        """What this process would write; None when that is not known before the first save. Training thread."""
+    @property
+    def snapshots(self) -> int: ...
+
+    def measure(self) -> int | None:
+        """Learn what this process will write, and how many snapshots there can be. Training thread, first boundary.
+
+        None: the size is not known before the first save.
+        """
         ...
 
     def take(self, step: int, slot: int, *, late: bool = False) -> Taken | SavedCheckpoint:
@@ -192,11 +200,12 @@ class FunctionCheckpointer:
     """Calls a function that saves by itself: training stands still meanwhile."""
 
     beside = False
+    snapshots = 1
 
     def __init__(self, save: Save) -> None:
         self._save = save
 
-    def size_bytes(self) -> int | None:
+    def measure(self) -> int | None:
         """The size of what the function will write is not known."""
         return None
 
@@ -257,8 +266,30 @@ _SCRUB_RATE: Final = 100e6
 """Bytes a second for what can wait: a little of any disk that one trains on."""
 
 
+_SHARE: Final = 0.75
+"""Of the memory that is available, what snapshots may take: the rest is for what training takes later."""
+
+
+class _Held:
+    """One snapshot, as large as the state, and what it holds.
+
+    lock: held while it is written into: by the training thread's copy, and while its pages are touched beforehand.
+    layout: where the items of the state in it lie; None: it holds no state. how: in words, how that was copied.
+    """
+
+    def __init__(self, copier: Copier | None) -> None:
+        self.snapshot = Snapshot(copier=copier)
+        self.lock = threading.Lock()
+        self.layout: Layout | None = None
+        self.how = ""
+
+
 class StoreCheckpointer:
-    """Takes and writes the state of one rank under a root. Two snapshots, each as large as the state."""
+    """Takes and writes the state of one rank under a root.
+
+    snapshots: how many states host memory is to hold, 1 or 2; None: two, where both leave a quarter of what is
+    available. processes: of the job on this host, which measure at the same step. Before `measure` there is one.
+    """
 
     beside = True
 
@@ -268,6 +299,9 @@ class StoreCheckpointer:
         store: Store,
         *,
         hosts: int = 1,
+        snapshots: int | None = None,
+        processes: int = 1,
+        available: Callable[[], int | None] = available_bytes,
         clock: Callable[[], float] = boottime_s,
     ) -> None:
         self._state = state
@@ -275,13 +309,12 @@ class StoreCheckpointer:
         self._hosts = hosts
         self._clock = clock
         self._copier: Copier | None = getattr(state, "copier", None)
-        self._snapshots = (Snapshot(copier=self._copier), Snapshot(copier=self._copier))
-        self._layouts: list[Layout | None] = [None, None]
-        # Held while a snapshot is written into: the training thread's copy, and the touching of its pages beforehand.
-        self._locks = (threading.Lock(), threading.Lock())
+        self._wanted = snapshots
+        self._processes = processes
+        self._available = available
+        self._held = [_Held(self._copier)]
         self._is_taking = False
-        """The training thread takes one of these locks: the writer's thread can wait. No Event: see step_hook."""
-        self._how = ["", ""]
+        """The training thread takes a snapshot's lock: the writer's thread can wait. No Event: see step_hook."""
         self._is_short = False
         self._restores = 0
         self._aside = 0
@@ -310,28 +343,53 @@ class StoreCheckpointer:
         """Whether this rank is the one that commits under its root."""
         return self._store.leader
 
-    def size_bytes(self) -> int | None:
+    @property
+    def snapshots(self) -> int:
+        """How many states host memory holds at a time."""
+        return len(self._held)
+
+    def measure(self) -> int | None:
         """What this rank would write: asked of the items, without copying any. Raises what no save could write."""
         layout = laid_out(self._state.items())
         Shard.check(layout, self._store.ranks)
+        if self.snapshots == 1 and self._has_room(layout.size_bytes):
+            self._held.append(_Held(self._copier))
         return layout.size_bytes
+
+    def _has_room(self, size_bytes: int) -> bool:
+        """Whether host memory is to hold two snapshots of this size."""
+        free_bytes = self._available()
+        if self._wanted is not None or free_bytes is None:
+            return self._wanted != 1
+        share_bytes = free_bytes // self._processes
+        missing_bytes = 2 * size_bytes - self._held[0].snapshot.size_bytes  # a restore has read into the first
+        if missing_bytes <= _SHARE * share_bytes:
+            return True
+        _log.warning(
+            "host memory holds one snapshot of the state, not two: %.1f GB more are needed, and %.1f GB are available"
+            " to this process (snapshots=2 has two in any case)",
+            missing_bytes / 1e9,
+            share_bytes / 1e9,
+        )
+        return False
 
     def take(self, step: int, slot: int, *, late: bool = False) -> Taken | SavedCheckpoint:
         """Copy every item. Raises what the state raises."""
         self._is_taking = True
         try:
-            with self._locks[slot]:
-                self._layouts[slot] = None
-                layout = self._snapshots[slot].take(self._state.items(), late=late)
-                self._layouts[slot] = layout
+            held = self._held[slot]
+            with held.lock:
+                held.layout = None
+                layout = held.layout = held.snapshot.take(self._state.items(), late=late)
         finally:
             self._is_taking = False
-        self._how[slot] = "" if self._copier is None else self._copier.how
+        held.how = "" if self._copier is None else self._copier.how
         return Taken(step, slot, layout.size_bytes)
 
     def copied(self, taken: Taken) -> tuple[float, str]:
         """How long the copy of a state that was written took, in seconds, and how it was made, in words."""
-        return self._snapshots[taken.slot].copy_s, self._how[taken.slot]
+        held = self._held[taken.slot]
+        return held.snapshot.copy_s, held.how
 
     def before_update(self) -> None:
         """Let what training changes next come after the copies that are under way. Training thread."""
@@ -366,15 +424,15 @@ class StoreCheckpointer:
         return saved
 
     def _write(self, name: str, taken: Taken, tell: Tell, order: Order) -> Shard:
-        layout = self._layouts[taken.slot]
-        if order.cancel.is_set() or layout is None:  # the memory may hold another state, and no slot is to be taken
+        held = self._held[taken.slot]
+        if order.cancel.is_set() or held.layout is None:  # it may hold another state, and no folder is to be taken
             msg = "a newer state went first, or training has ended"
             raise CancelledError(msg)
         return self._store.write_shard(
             name,
             self._store.rank,
-            self._snapshots[taken.slot],
-            layout,
+            held.snapshot,
+            held.layout,
             lambda done, total: tell(Phase.WRITING, done, total),
             urgent=order.urgent,
             cancel=order.cancel,
@@ -424,11 +482,11 @@ class StoreCheckpointer:
 
         Returns bytes a second that the disk took meanwhile; None when there was nothing to write, or it was stopped.
         """
-        for snapshot, lock in zip(self._snapshots, self._locks, strict=True):
-            with lock:
-                if not self._is_used(snapshot):
-                    snapshot.reserve(size_bytes, stop=stop)
-            self._register(snapshot, lock, stop)
+        for held in tuple(self._held):
+            with held.lock:
+                if held.layout is None:  # else growing or touching it would lose what it holds
+                    held.snapshot.reserve(size_bytes, stop=stop)
+            self._register(held, stop)
             if stop.is_set():
                 return None
         self._store.prune(stop)
@@ -443,16 +501,12 @@ class StoreCheckpointer:
         made = self._store.slots_ready(size_bytes) - ready
         return made * size_bytes / max(self._clock() - began_s, 1e-6) if is_done and made > 0 else None
 
-    def _register(self, snapshot: Snapshot, lock: threading.Lock, stop: threading.Event) -> None:
+    def _register(self, held: _Held, stop: threading.Event) -> None:
         """Make a snapshot known to the GPU, piece by piece, until it is, or until someone waits."""
         is_more = True
         while is_more and not stop.is_set() and not self._is_taking:
-            with lock:
-                is_more = snapshot.register()
-
-    def _is_used(self, snapshot: Snapshot) -> bool:
-        """Growing or touching it would lose what it holds."""
-        return self._layouts[self._snapshots.index(snapshot)] is not None
+            with held.lock:
+                is_more = held.snapshot.register()
 
     def idle(self, stop: threading.Event) -> None:
         """Verify the newest checkpoint on the disk every six hours."""
@@ -480,7 +534,7 @@ class StoreCheckpointer:
             tiers.append(tier_of(remote, self._store.job))
         self._restores += 1
         key = f"resume/{self._restores}"
-        chosen = choose(tiers, ranks, job=self._store.job, step=step, into=self._snapshots[0], key=key)
+        chosen = choose(tiers, ranks, job=self._store.job, step=step, into=self._held[0].snapshot, key=key)
         self.corrupt()  # those are in what is returned
         if chosen is None:
             self._store.warn_of_none()
@@ -499,8 +553,8 @@ class StoreCheckpointer:
     def close(self) -> None:
         """Let go of the root and of the memory."""
         self._store.close()
-        for snapshot in self._snapshots:
-            snapshot.close()
+        for held in self._held:
+            held.snapshot.close()
 
     def forsake(self) -> None:
         """In a child of fork: the lock is the parent's, and so is the GPU."""

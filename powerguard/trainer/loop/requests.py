@@ -106,8 +106,11 @@ class Pace:
         self.totals.write_s += seconds
         self.probed(size_bytes / max(seconds, 1e-6))
 
-    def saved(self, taken: Taken, *, write_s: float, copy_s: float, how: str) -> None:
-        """A state has become durable, so long after its first byte. copy_s, how: its copy, with all that came late."""
+    def saved(self, taken: Taken, *, write_s: float, copy_s: float, how: str, snapshots: int) -> None:
+        """A state has become durable, so long after its first byte. copy_s, how: its copy, with all that came late.
+
+        snapshots: how many states host memory holds at a time.
+        """
         size_bytes = taken.size_bytes
         self.written(size_bytes, write_s)
         write_bw = size_bytes / max(write_s, 1e-6)
@@ -118,6 +121,7 @@ class Pace:
             write_s=write_s,
             copy_bw=size_bytes / max(copy_s, 1e-6),
             copy=clean_text(how, MAX_TEXT),
+            snapshots=snapshots,
             write_bw=write_bw,
             write_share=None if self.limit is None else write_bw / self.limit,
         )

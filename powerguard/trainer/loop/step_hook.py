@@ -198,7 +198,8 @@ class StepHook:
         part = together.part(known)
         with requests.lock:
             operation = together.claim(known, step)
-        outcome = None if known.already or from_memory else self._take(step, late=known.reason == PERIODIC)
+        is_late = known.reason == PERIODIC
+        outcome = None if known.already or from_memory else self._take(step, operation, late=is_late)
         with requests.lock:
             if known.already:
                 outcome = together.already(known, step)
@@ -231,7 +232,7 @@ class StepHook:
             if self._writer.join(operation):
                 self._taking = None
                 return
-        outcome = self._take(step)
+        outcome = self._take(step, operation)
         with requests.lock:
             if isinstance(outcome, Taken):
                 self._writer.submit(outcome, operation)
@@ -246,14 +247,18 @@ class StepHook:
                     requests.settle(operation, outcome)
             self._taking = None
 
-    def _take(self, step: int, *, late: bool = False) -> Taken | SavedCheckpoint | Exception:
+    def _take(
+        self, step: int, operation: Operation | None = None, *, late: bool = False
+    ) -> Taken | SavedCheckpoint | Exception:
         """Copy the state; the time it takes is a stall, and counted as one. late: see `Checkpointer.take`."""
-        requests, began_s = self._requests, self._clock()
-        with requests.lock:
-            slot = self._writer.slot()
-            requests.saving = True
+        requests, began_s, what = self._requests, self._clock(), f"checkpoint of step {step}"
         try:
-            taken = attempted(lambda: self._checkpointer.take(step, slot, late=late), f"checkpoint of step {step}")
+            with requests.lock:
+                requests.saving = True
+                slot = attempted(lambda: self._writer.slot(operation), what)
+            if isinstance(slot, Exception):
+                return slot
+            taken = attempted(lambda: self._checkpointer.take(step, slot, late=late), what)
         finally:
             with requests.lock:
                 requests.saving = False
@@ -353,7 +358,7 @@ class StepHook:
 
     def _measure(self) -> None:
         """At the first boundary: learn what a checkpoint will write, and have room made for it meanwhile."""
-        if isinstance(size_bytes := attempted(self._checkpointer.size_bytes, "measuring the state"), int):
+        if isinstance(size_bytes := attempted(self._checkpointer.measure, "measuring the state"), int):
             with self._requests.lock:
                 self._pace.size_bytes = size_bytes
                 self._writer.prepare(size_bytes)

@@ -16,7 +16,7 @@ from typing import TypeVar
 from powerguard.trainer.loop.checkpointer import CLOSED, Checkpointer, GivenUp, Nobody, Order, Others, Taken, attempted
 from powerguard.trainer.loop.requests import Operation, RequestQueue, UploadsSeen
 from powerguard.trainer.ranks.base import Flag, boottime_s
-from powerguard.trainer.store.store import SavedCheckpoint
+from powerguard.trainer.store.store import SavedCheckpoint, StoreError
 from powerguard.trainer.tiers.base import period_of
 from powerguard.trainer.tiers.upload import Uploader
 from powerguard.wire import Phase
@@ -90,6 +90,7 @@ _NEARLY = 0.1  # of a checkpoint: what is left of one that is nearly done
 _MARGIN = 1.25  # of the time that a write is expected to take: it must be over before the deadline
 _PATIENT_S = 5.0  # with the end of training, before the log says what that waits for
 _COMMIT_S = 0.5  # manifest, rename and syncs
+_STUCK_S = 60.0  # how long training waits for a write that makes no progress
 
 _log = logging.getLogger("powerguard.trainer")
 _Value = TypeVar("_Value")
@@ -119,9 +120,14 @@ class Write:
         """Not wanted any more."""
         return self.cancel.is_set()
 
+    @property
+    def needs_snapshot(self) -> bool:
+        """It is read, or will be. One that is given up in its middle still reads until it has ended."""
+        return self.began_s is not None or not self.given_up
+
 
 class Writer:
-    """Writes what it is given, one after the other, and knows which of the two snapshots may be taken again.
+    """Writes what it is given, one after the other, and knows which snapshot may be taken again.
 
     Every attribute is touched under the lock of the requests.
     """
@@ -150,11 +156,14 @@ class Writer:
         self.start()
         self._requests.changed.notify_all()
 
-    def slot(self) -> int:
-        """Return the snapshot that may be overwritten: never the one that is being written.
+    def slot(self, operation: Operation | None = None) -> int:
+        """Return the snapshot that may be overwritten, for a state that was asked for: never one that is being written.
 
-        The newest state that is not written yet stays in memory if it can, until the next one is whole.
+        The newest state that is not written yet stays in memory if it can, until the next one is whole. Where there is
+        one snapshot, and it is being written, this waits. Raises GivenUp; StoreError if the disk does not go on.
         """
+        if self._checkpointer.snapshots == 1:
+            self._await(operation)
         free = self._free()
         if not free:
             last = next(write for write in reversed(self._queue) if write.began_s is None)
@@ -165,14 +174,35 @@ class Writer:
             self._fresh = None
         return slot
 
+    def _await(self, operation: Operation | None) -> None:
+        """Wait for the only snapshot: what is written from it gives way to an operation's state, or goes first."""
+        requests = self._requests
+        seen, until_s = -1, 0.0
+        while older := next((write for write in self._queue if write.needs_snapshot), None):
+            if operation is not None:
+                if operation.ended:
+                    msg = "called off before its state was taken"
+                    raise GivenUp(msg)
+                self._make_way(older, operation, older.taken.size_bytes)
+            if older.bytes_done != seen:
+                seen, until_s = older.bytes_done, requests.clock() + _STUCK_S
+            elif requests.clock() >= until_s:
+                msg = (
+                    f"the only snapshot is still being written: the disk has taken nothing of step {older.taken.step} "
+                    f"for {_STUCK_S:g} s"
+                )
+                raise StoreError(msg)
+            if older.needs_snapshot:
+                requests.changed.wait(_LOOK_S)
+
     @property
     def is_full(self) -> bool:
-        """Both snapshots hold states that are being written, or wait for it."""
+        """Each snapshot holds a state that is being written, or waits for it."""
         return not self._free()
 
     def _free(self) -> list[int]:
-        taken = {write.taken.slot for write in self._queue if write.began_s is not None or not write.given_up}
-        return [slot for slot in (0, 1) if slot not in taken]
+        taken = {write.taken.slot for write in self._queue if write.needs_snapshot}
+        return [slot for slot in range(self._checkpointer.snapshots) if slot not in taken]
 
     def keep(self, taken: Taken) -> None:
         """Hold a state in memory, to be written when an emergency finds no newer one."""
@@ -228,8 +258,8 @@ class Writer:
             write.others.failed(write.outcome)
             return write
         for older in self._queue:
-            if operation is not None and not older.given_up and not self._finish_first(older, write):
-                self._give_up(older, operation)
+            if operation is not None:
+                self._make_way(older, operation, taken.size_bytes)
         self._queue.append(write)
         self._fresh = None
         self._requests.wanted.set()
@@ -260,25 +290,29 @@ class Writer:
             else:
                 self._requests.settle(operation, GivenUp(_NEWER))
 
-    def _finish_first(self, older: Write, write: Write) -> bool:
+    def _make_way(self, older: Write, operation: Operation, size_bytes: int) -> None:
+        """Give an older state up for the operation's, which has so many bytes, unless the older one is to go first."""
+        if not older.given_up and not self._goes_first(older, operation, size_bytes):
+            self._give_up(older, operation)
+
+    def _goes_first(self, older: Write, operation: Operation, size_bytes: int) -> bool:
         """Whether the older state's last bytes go before the newer one's first.
 
         Both in time: an older one that was asked for is durable sooner, should the battery lie; one of the schedule
         gives way, unless it is nearly done, because an emergency is waited for. Only the newer one in time: it alone.
-        The newer one not in time anyway: the older one, if that is nearer.
+        The newer one not in time anyway: the older one, if that is nearer. No deadline: the older one; if training
+        would stand for it, because there is one snapshot, only where it was asked for or is nearly done.
         """
-        operation = write.operation
-        if operation is None or operation.deadline_at_s is None:
-            return True
-        need_s = self._need_s(write.taken.size_bytes)
-        rest_s = self._need_s(older.taken.size_bytes - older.bytes_done)
+        rest_bytes = older.taken.size_bytes - older.bytes_done
+        is_near = older.operation is not None or rest_bytes <= _NEARLY * size_bytes
+        if operation.deadline_at_s is None:
+            return is_near or self._checkpointer.snapshots > 1
+        need_s, rest_s = self._need_s(size_bytes), self._need_s(rest_bytes)
         if need_s is None or rest_s is None:
             return False
         left_s = operation.deadline_at_s - self._requests.clock()
         if need_s > left_s:
             return rest_s < need_s / 2
-        rest_bytes = older.taken.size_bytes - older.bytes_done
-        is_near = older.operation is not None or rest_bytes <= _NEARLY * write.taken.size_bytes
         return is_near and rest_s + need_s <= left_s
 
     def _need_s(self, size_bytes: int) -> float | None:
@@ -346,7 +380,7 @@ class Writer:
         if isinstance(outcome, SavedCheckpoint):
             write_s = requests.clock() - write.began_s
             copy_s, how = self._checkpointer.copied(taken)
-            requests.pace.saved(taken, write_s=write_s, copy_s=copy_s, how=how)
+            requests.pace.saved(taken, write_s=write_s, copy_s=copy_s, how=how, snapshots=self._checkpointer.snapshots)
             requests.committed(outcome)
             if requests.uploads is not None:
                 requests.uploads.offer(outcome, asked=write.operation is not None)

@@ -285,7 +285,7 @@ UNBORN: Final = f"{MANIFEST}.tmp"
 MANIFEST_ROOM: Final = 16 << 10
 _ROOM: Final = ".room-" + "-" * 34
 _PIECE: Final = 8 << 20
-_FILLING: Final = b"powerguard slot\n"
+_FILLING: Final = b"powerguard slot\n" * 256  # 4 KiB
 _SLACK_MIN: Final = 64 << 10
 _THERE: Final = {errno.ENOTEMPTY, errno.EEXIST}
 
@@ -384,7 +384,8 @@ class Slots:
         except (FileNotFoundError, FileExistsError):
             return False  # gone, or gone and back
         with file, Snapshot(min(_PIECE, -(-size_bytes // 4096) * 4096)) as memory:
-            memory.buffer[:] = (_FILLING * (len(memory.buffer) // len(_FILLING) + 1))[: len(memory.buffer)]
+            for start in range(0, len(memory.buffer), len(_FILLING)):
+                memory.buffer[start : start + len(_FILLING)] = _FILLING
             while (offset := file.size_bytes & ~4095) < size_bytes:
                 piece = memory.buffer[: min(_PIECE, size_bytes - offset)]
                 with self._lock, file.held() as is_held:

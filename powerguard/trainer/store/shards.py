@@ -38,6 +38,7 @@ from powerguard.trainer.store.manifest import (
     Shard,
     StoreError,
 )
+from powerguard.trainer.store.memory import physical_bytes
 
 _PIECE: Final = 8 << 20
 _HUGE: Final = 2 << 20
@@ -464,11 +465,6 @@ class ShardReader:
 
     def __exit__(self, *_: object) -> None:
         self.close()
-
-
-def physical_bytes() -> int:
-    """The memory of this host: no shard that was written here is larger."""
-    return os.sysconf("SC_PHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
 
 
 def read_shard(
