@@ -167,6 +167,8 @@ def apply(state: State, entry: Mapping[str, Any]) -> State:
         return state
     if state.holds and state.held_at is None and (state.front is None or state.front.after is After.CONTINUE):
         return replace(state, holds=())  # what was to stand came to nothing: there is no pause to take back
+    if state.held_at is not None and not state.holds and state.front is None and state.leaving is None:
+        return replace(state, held_at=None)  # a checkpoint joined the roll, which ended as a checkpoint: all go on
     return state
 
 
