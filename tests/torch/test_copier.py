@@ -393,7 +393,7 @@ def test_a_child_of_fork_leaves_the_device_alone(tmp_path: Path) -> None:
     with Guard(rig.state, tmp_path, job="fork", socket=None, every_s=None) as guard:
         guard.step(2)
         guard.save(2)
-        until(lambda: sum(device.registered.values()) == 2 * guard_bytes(guard))
+        until(lambda: is_registered(guard, device))
         calls = len(device.calls), dict(device.registered)
         child = os.fork()
         if not child:
@@ -409,8 +409,9 @@ def test_a_child_of_fork_leaves_the_device_alone(tmp_path: Path) -> None:
     assert not device.faults
 
 
-def guard_bytes(guard: Guard) -> int:
-    return guard._checkpointer._snapshots[0].size_bytes
+def is_registered(guard: Guard, device: LateDevice) -> bool:
+    snapshots = guard._checkpointer._snapshots
+    return sum(device.registered.values()) == sum(each.size_bytes or 1 for each in snapshots)
 
 
 def until(is_so: Callable[[], bool], within_s: float = 30.0) -> None:
@@ -455,3 +456,83 @@ def test_a_wait_for_what_never_arrives_can_be_called_off() -> None:
         threading.Timer(0.05, off.set).start()
         with pytest.raises(CancelledError):
             rig.snapshot.wait_arrived(layout.size_bytes, off)
+
+
+# --- With a guard -------------------------------------------------------------------------------------------------
+
+
+def test_an_error_of_the_device_leaves_the_older_checkpoint(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    device = LateDevice(slowest_s=None)
+    rig = Training(device)
+    clock = [100.0]
+    with Guard(rig.state, tmp_path, job="late", socket=None, every_s=10.0, clock=lambda: clock[0]) as guard:
+        guard.step(1)
+        until(lambda: is_registered(guard, device))
+        expected = rig.expected()
+        guard.save(2)
+        for step in (3, 4):
+            rig.step()
+            clock[0] += 20.0
+            device.breaks_at = device.copies + 3 if step == 3 else device.breaks_at
+            guard.step(step)
+            until(lambda: not guard._writer.busy)
+        assert guard.requests.pace.totals.failed == 2
+        assert guard.requests.last is not None
+        assert guard.requests.last.step == 2
+    assert "checkpoint of step 3 failed: RuntimeError: CUDA error: an illegal memory access" in caplog.text
+    again = Training(LateDevice(slowest_s=None))
+    with Guard(again.state, tmp_path, job="late", socket=None) as guard:
+        assert guard.restore() == 2
+    found = again.expected()
+    assert {name: found[name] for name in expected if name != "torch"} == {
+        name: content for name, content in expected.items() if name != "torch"
+    }
+
+
+def test_a_periodic_save_lets_training_go_on_and_an_emergency_does_not(tmp_path: Path) -> None:
+    device = LateDevice(slowest_s=None)
+    rig = Training(device)
+    clock = [100.0]
+    with Guard(rig.state, tmp_path, job="late", socket=None, every_s=10.0, clock=lambda: clock[0]) as guard:
+        guard.step(1)
+        until(lambda: is_registered(guard, device))
+        assert set(device.calls) == {"powerguard-writer"}, "memory is never registered in the training thread"
+        for step in range(2, 8):
+            rig.step()
+            clock[0] += 20.0
+            device.stuck = True
+            guard.step(step)
+            device.stuck = False
+            rig.step()
+            until(lambda: not guard._writer.busy)
+            told = guard.stats()
+            assert told is not None
+            assert (told.step, told.copy.startswith("while training went on")) == (step, True)
+        guard.save(8)
+        told = guard.stats()
+        assert told is not None
+        assert told.copy == "at once"
+    assert not device.faults
+
+
+def test_what_cannot_be_registered_is_in_the_figures(tmp_path: Path) -> None:
+    device = LateDevice(slowest_s=None, cannot_register="cudaHostRegister: operation not supported")
+    rig = Training(device)
+    with Guard(rig.state, tmp_path, job="late", socket=None) as guard:
+        guard.step(1)
+        until(lambda: bool(device.calls))
+        guard.save(2)
+        told = guard.stats()
+        assert told is not None
+        assert told.copy == "at once, through buffers: cudaHostRegister: operation not supported"
+        assert guard.requests.status().last_save == told
+
+
+def test_announcing_an_update_without_a_device_does_nothing(tmp_path: Path) -> None:
+    state = TorchState(model=nn.Linear(3, 3))
+    with Guard(state, tmp_path, job="none", socket=None) as guard:
+        guard.before_update()
+        guard.save(1)
+        told = guard.stats()
+        assert told is not None
+        assert told.copy == ""

@@ -1,0 +1,109 @@
+"""A training whose state lies on a device that copies late, killed over and over: late_job.py FOLDER STEPS KILLS SEED
+
+The process loads torch once and makes a child for each run. Every run tells its losses in FOLDER/loss, to the bit; the
+last one ends by itself, and tells a digest of all there is in FOLDER/final. Without kills no guard saves: that is what
+others are compared with.
+"""
+
+import os
+import random
+import signal
+import sys
+import time
+from hashlib import sha256
+from pathlib import Path
+
+import torch
+from torch import nn
+
+from powerguard.trainer import Guard
+from powerguard.trainer.store.items import Item
+from powerguard.trainer.torch import TorchState
+from powerguard.trainer.torch.tree import TensorItem
+from tests.torch.late_device import LateDevice
+
+EVERY_S = 0.01
+BATCHES = 2
+
+
+def train(folder: Path, steps: int, *, saves: bool, seed: int) -> None:
+    torch.manual_seed(7)
+    torch.set_num_threads(1)
+    torch.use_deterministic_algorithms(mode=True)
+    model = nn.Sequential(nn.Linear(24, 40), nn.BatchNorm1d(40), nn.GELU(), nn.Dropout(0.1), nn.Linear(40, 24))
+    optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, foreach=True)
+    average = [param.detach().clone() for param in model.parameters()]
+    state = TorchState(
+        model=model,
+        optimizer=optimizer,
+        extra={"average": average},
+        overlap="optimizer",
+        device=LateDevice(seed=seed, slowest_s=0.01),
+    )
+    guard = Guard(state, folder / "ck", job="late", every_s=EVERY_S if saves else None, socket=None)
+    step = guard.restore()
+    with (folder / "loss").open("a", buffering=1) as losses:
+        print("start", step, file=losses)
+        while step < steps:
+            optimizer.zero_grad()
+            for _ in range(BATCHES):
+                x = torch.randn(8, 24)
+                loss = (model(x) - x.roll(1, 1)).square().mean()
+                loss.backward()
+            optimizer.step()
+            with torch.no_grad():
+                for mine, param in zip(average, model.parameters(), strict=True):
+                    mine.lerp_(param, 0.01)
+            step += 1
+            print(step, loss.item().hex(), file=losses)
+            guard.step(step)
+            told = guard.stats()
+            if told is not None:
+                (folder / "how").write_text(told.copy)
+    (folder / "final").write_text(digest(state.items()))
+    guard.close(finish=False)
+
+
+def digest(items: list[Item]) -> str:
+    """Of all tensors, torch's random numbers among them; Python's own were not seeded."""
+    seen = sha256()
+    for item in (each for each in items if isinstance(each, TensorItem)):
+        content = bytearray(item.size_bytes)
+        item.copy_to(memoryview(content))
+        seen.update(content)
+    return seen.hexdigest()
+
+
+def run(folder: Path, steps: int, *, saves: bool, seed: int, kill_after_s: float | None) -> bool:
+    """Make a child that trains, and kill it so long after it has begun; True: it ended by itself."""
+    losses = folder / "loss"
+    before = losses.stat().st_size if losses.exists() else 0
+    child = os.fork()
+    if not child:
+        try:
+            train(folder, steps, saves=saves, seed=seed)
+        except BaseException as error:  # noqa: BLE001 - the parent knows by the status
+            print(repr(error), file=sys.stderr)
+            os._exit(1)
+        os._exit(0)
+    if kill_after_s is not None:
+        while not losses.exists() or losses.stat().st_size == before:
+            time.sleep(0.005)
+        time.sleep(kill_after_s)
+        os.kill(child, signal.SIGKILL)
+    status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
+    if status > 0:
+        sys.exit(status)
+    return status == 0
+
+
+def main(folder: Path, steps: int, kills: int, seed: int) -> None:
+    chance = random.Random(seed)
+    for number in range(kills):
+        if run(folder, steps, saves=True, seed=number, kill_after_s=chance.random() * 0.6):
+            sys.exit("it ended before it was killed often enough: more steps")
+    run(folder, steps, saves=kills > 0, seed=kills, kill_after_s=None)
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]))
