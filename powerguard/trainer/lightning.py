@@ -17,7 +17,9 @@ from lightning.pytorch.callbacks import Callback
 
 from powerguard.trainer.guard import Guard
 from powerguard.trainer.store.items import Buffer, Item, Loaded
+from powerguard.trainer.torch.copier import Copier
 from powerguard.trainer.torch.ddp import settle_buckets
+from powerguard.trainer.torch.device import CudaDevice
 from powerguard.trainer.torch.state import RandomStates
 from powerguard.trainer.torch.tree import Packer, StateError, Unpacker
 
@@ -37,6 +39,7 @@ class _TrainerState:
         self._connector = trainer._checkpoint_connector  # noqa: SLF001 - see above
         self._random = RandomStates()
         self._random_state: Any = None
+        self.copier = Copier(CudaDevice())
         self.checkpoint: dict[str, Any] | None = None
         """What was loaded, as Lightning's own checkpoints are; None before."""
 
@@ -49,7 +52,7 @@ class _TrainerState:
             "checkpoint": packer.pack("checkpoint", kept),
             "random": packer.pack("random", self._random.tree()),
         }
-        return [Buffer.json(INDEX, index), *packer.items]
+        return self.copier.arranged([Buffer.json(INDEX, index), *packer.items])
 
     def load(self, items: Mapping[str, Loaded]) -> None:
         index = items[INDEX].value() if INDEX in items else None

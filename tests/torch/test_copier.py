@@ -169,6 +169,8 @@ def test_tensors_of_all_kinds(*, late: bool, registered: bool) -> None:
     values["turned"] = torch.randn(30, 41).t()
     values["conjugated"] = torch.randn(20, 30, dtype=torch.complex64).conj()
     values["negated"] = torch.randn(20, 30, dtype=torch.complex64).conj().imag
+    values["few conjugated"] = torch.randn(2, 3, dtype=torch.complex64).conj()
+    values["few negated"] = torch.randn(2, 3, dtype=torch.complex64).conj().imag
     for owned in (True, False):
         device = LateDevice(slowest_s=None, owns=lambda _tensor, owned=owned: owned)
         state = TorchState(model=nn.Linear(2, 2), extra={"all": values}, device=device, overlap="clone")

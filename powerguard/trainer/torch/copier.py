@@ -52,6 +52,7 @@ class Run:
     """Items that are copied alike, by number, and where their bytes lie in the snapshot.
 
     where: the GPU; None: host memory. joined: small tensors of one dtype. late: only an optimizer changes them.
+    gaps: before which of its items so many bytes are left free.
     """
 
     first: int
@@ -61,12 +62,13 @@ class Run:
     where: Any
     joined: bool
     late: bool
+    gaps: Sequence[tuple[int, int]]
 
 
 class Arranged(list[Any]):
     """Items in the order of a plan. layout, runs: where they lie and how they are copied."""
 
-    def __init__(self, items: Iterable[Item], layout: Layout, runs: Sequence[Run]) -> None:
+    def __init__(self, items: Iterable[Item], layout: Layout, runs: list[Run]) -> None:
         super().__init__(items)
         self.layout = layout
         self.runs = runs
@@ -188,6 +190,9 @@ class Copier:
         self._unregistered = "its memory is not registered yet"
         self._no_overlap = ""
         self._has_room: bool | None = None
+        self._structure: Sequence[Any] = ()
+        self._order: list[int] = []
+        self._plan = Arranged((), Layout((), 0), [])
         self.how = ""
         for each in optimizers:
             if isinstance(each, torch.optim.Optimizer):
@@ -375,16 +380,29 @@ class Copier:
 
     # --- The plan ----------------------------------------------------------------------------------------------------
 
-    def arranged(self, items: Iterable[Item], late: Sequence[Callable[[str], bool]]) -> Arranged:
-        """Put items in the order in which they are copied. late: which of them only an optimizer changes, by name."""
-        ordered = sorted(((self._place(item, late), item) for item in items), key=lambda each: each[0][:3])
-        layout = laid_out([item for _, item in ordered])
-        runs: list[Run] = []
-        for place, group in groupby(enumerate(ordered), key=lambda each: each[1][0]):
-            numbers = [number for number, _ in group]
-            runs += _runs(place, numbers[0], numbers[-1] + 1, layout, self._sizes.joined)
-        self._where = next((run.where for run in runs if run.where is not None), self._where)
-        return Arranged((item for _, item in ordered), layout, runs)
+    def arranged(
+        self,
+        items: Sequence[Item],
+        structure: Sequence[Any] = (),
+        late: Callable[[], Sequence[Callable[[str], bool]]] = tuple,
+    ) -> Arranged:
+        """Put items in the order in which they are copied.
+
+        structure: equal to the last one where only the contents differ, and the plan is still right; one of a single
+        part says nothing. late: returns which of the items only an optimizer changes, by name.
+        """
+        if structure != self._structure or len(structure) < 2:
+            is_late = late()
+            places = [self._place(item, is_late) for item in items]
+            self._order = sorted(range(len(items)), key=lambda number: places[number][:3])
+            layout = laid_out([items[number] for number in self._order])
+            self._plan = Arranged((), layout, [])
+            for place, group in groupby(range(len(items)), key=lambda at: places[self._order[at]]):
+                numbers = list(group)
+                self._plan.runs += _runs(place, numbers[0], numbers[-1] + 1, layout, self._sizes.joined)
+            self._structure = structure
+            self._where = next((run.where for run in self._plan.runs if run.where is not None), self._where)
+        return Arranged((items[number] for number in self._order), self._plan.layout, self._plan.runs)
 
     def _place(self, item: Item, late: Sequence[Callable[[str], bool]]) -> _Place:
         """Where an item goes."""
@@ -404,14 +422,20 @@ class Copier:
 def _runs(place: _Place, first: int, last: int, layout: Layout, joined: int) -> Iterator[Run]:
     """Cut a row of items that are alike into runs: small ones are joined up to a size."""
     is_joined = place[0] in (_SMALL_ON_HOST, _SMALL)
-    begun = first
+    begun, gaps, end = first, [], layout.items[first].offset
     for number in range(first, last):
         entry, start = layout.items[number], layout.items[begun].offset
+        if entry.offset > end:
+            gaps.append((number - begun, entry.offset - end))
         end = entry.offset + entry.size_bytes
         is_last = number + 1 == last
         if is_last or (is_joined and layout.items[number + 1].offset - start >= joined):
-            yield Run(begun, number + 1, start, end, place[3], joined=is_joined, late=place[0] == _LATE)
-            begun = number + 1
+            yield Run(begun, number + 1, start, end, place[3], is_joined, place[0] == _LATE, gaps)
+            begun, gaps, end = number + 1, [], _aligned(end)
+
+
+def _aligned(offset: int) -> int:
+    return offset + -offset % ALIGN
 
 
 def _flat(tensor: Tensor) -> Tensor:
@@ -423,16 +447,18 @@ def _flat(tensor: Tensor) -> Tensor:
 
 def _join(items: Arranged, run: Run, target: Tensor) -> None:
     """Copy small tensors of one dtype into flat bytes, as they lie in the snapshot, with zeros in between."""
-    dtype = items[run.first].tensor.dtype
-    kind = dtype if dtype in _JOINED else torch.uint8
+    tensors = [item.tensor for item in items[run.first : run.last]]
+    kind = tensors[0].dtype if tensors[0].dtype in _JOINED else torch.uint8
+    if kind is torch.uint8:
+        flats = [_flat(tensor).view(torch.uint8) for tensor in tensors]
+    else:
+        flats = [tensor.reshape(-1) for tensor in tensors]
     zeros = torch.zeros(ALIGN, dtype=torch.uint8, device=target.device).view(kind)
-    parts, end = [], run.start
-    for item, entry in zip(items[run.first : run.last], items.layout.items[run.first : run.last], strict=True):
-        if gap := entry.offset - end:
-            parts.append(zeros[: gap // zeros.element_size()])
-        flat = _flat(item.tensor)
-        parts.append(flat if kind is dtype else flat.view(torch.uint8))
-        end = entry.offset + entry.size_bytes
+    parts, done = [], 0
+    for number, gap in run.gaps:
+        parts += [*flats[done:number], zeros[: gap // zeros.element_size()]]
+        done = number
+    parts += flats[done:]
     torch.cat(parts, out=target.view(kind))
 
 

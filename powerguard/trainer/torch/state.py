@@ -22,12 +22,26 @@ from typing import Any, Final, Protocol
 import torch
 import torch.distributed as dist
 
-from powerguard.trainer.store.items import Buffer, Item, Loaded
+from powerguard.trainer.store.items import JSON, Buffer, Item, Loaded
 from powerguard.trainer.torch.copier import OVERLAPS, Copier
 from powerguard.trainer.torch.ddp import settle_buckets, warn_of_unwrapped
 from powerguard.trainer.torch.device import CudaDevice, Device
-from powerguard.trainer.torch.tree import Json, Packer, Sharded, StateError, Tensor, Unpacker, Value, fill, layout_of
+from powerguard.trainer.torch.tree import (
+    Json,
+    Packer,
+    Rows,
+    Sharded,
+    StateError,
+    Tensor,
+    Unpacker,
+    Value,
+    fill,
+    layout_of,
+)
 from powerguard.trainer.weights import FORMAT, INDEX
+
+_INDEX_BYTES: Final = 4096
+"""The index is filled up to a multiple of this with spaces: a number with one more digit moves nothing behind it."""
 
 _SMALL_BYTES: Final = 4096  # not worth a message: every rank keeps these
 _PIECE_BYTES: Final = 256 << 20
@@ -189,6 +203,7 @@ class TorchState:
         settle_buckets(modules)
         warn_of_unwrapped(modules)
         self._division = self._divided() if divide else None
+        self._known: dict[str, Rows] = {}
         self._optimizers = [inner(part) for _, part in _each("optimizer", optimizer)] if overlap == "optimizer" else []
         self.copier = Copier(device or CudaDevice(), overlap, self._optimizers)
 
@@ -205,16 +220,21 @@ class TorchState:
 
     def items(self) -> Iterable[Item]:
         """One item for each tensor, live, and one of JSON. Raises StateError naming the key that cannot be kept."""
-        packer = Packer()
+        packer = Packer(self._known)
         parts = {name: packer.pack(name, component.tree()) for name, component in self._components.items()}
         index: dict[str, Json] = {"format": FORMAT, "parts": parts, "kinds": self._kinds}
-        items: Sequence[Item] = packer.items
+        items, structure = packer.items, packer.structure
         if self._division is not None:
             alike = [component.alike(name) for name, component in self._components.items()]
             names = {item.name for item in items if any(is_alike(item.name) for is_alike in alike)}
             items, index["divided"] = self._division.share(items, names)
-        late = [component.late(name, self._optimizers) for name, component in self._components.items()]
-        return self.copier.arranged([Buffer.json(INDEX, index), *items], late)
+            structure = []
+        text = packer.text(index).encode()
+        text += b" " * (-len(text) % _INDEX_BYTES)
+        return self.copier.arranged([Buffer(INDEX, text, JSON, ()), *items], [len(text), *structure], self._late)
+
+    def _late(self) -> list[Callable[[str], bool]]:
+        return [component.late(name, self._optimizers) for name, component in self._components.items()]
 
     def load(self, items: Mapping[str, Loaded]) -> None:
         """Put everything back, or, where something does not fit, touch nothing and raise StateError."""

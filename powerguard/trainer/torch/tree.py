@@ -10,11 +10,13 @@ rank), numpy arrays and numbers. Tensors that are one and the same (tied weights
 """
 
 import base64
+import json
 import math
 import os
+import secrets
 import sys
 from collections import Counter, OrderedDict
-from collections.abc import Hashable, Mapping
+from collections.abc import Hashable, Mapping, Sequence
 from dataclasses import dataclass
 from typing import Any, Final
 
@@ -33,6 +35,8 @@ Value = Any
 """Whatever a state may hold."""
 
 _DEEPEST: Final = 100
+_MANY: Final = 64
+_TOKEN: Final = secrets.token_hex(16)
 _LONGEST_NAME: Final = 480  # a manifest takes 512
 _DTYPE_NAMES: Final = (
     *("float64", "float32", "float16", "bfloat16", "complex128", "complex64", "complex32", "bool"),
@@ -85,13 +89,37 @@ class Sharded:
 # --- Out ----------------------------------------------------------------------------------------------------------
 
 
-class Packer:
-    """Gathers the items of one state; `pack` returns the JSON that stands for a value."""
+@dataclass(frozen=True, slots=True)
+class Rows:
+    """A dict of many tensors, or of small dicts of tensors, as it was packed. ends: where and what each tensor is.
 
-    def __init__(self) -> None:
+    firsts, names: which of the tensors became items, tied ones once, and under which names. text: the node, as JSON.
+    """
+
+    keys: list[Any]
+    ends: tuple[list[Any], ...]
+    firsts: list[int]
+    names: list[str]
+    text: str
+
+
+class Packer:
+    """Gathers the items of one state; `pack` returns the JSON that stands for a value.
+
+    known: rows by place, from the state before. While they stay the same, nothing of them is made again; a node is then
+    a key of `texts`, to be replaced in the JSON. structure: equal for two states whose items differ in content alone.
+    """
+
+    def __init__(self, known: dict[str, Rows] | None = None) -> None:
         self.items: list[Item] = []
+        self.texts: dict[str, str] = {}
+        self.structure: list[Any] = []
+        self._known = known
         self._names: set[str] = set()
         self._seen: dict[Hashable, str] = {}
+        self._pointers: set[int] = set()
+        self._again: list[Rows] = []
+        """Those that were packed as the last time, and whose tensors are not in `_seen`."""
 
     def pack(self, where: str, value: object, *, depth: int = 0) -> Json:
         """Return JSON for the value; its tensors become items named after `where`. Raises StateError."""
@@ -108,8 +136,60 @@ class Packer:
         if isinstance(value, torch.Tensor):
             return self._pack_tensor(where, value)
         if isinstance(value, Mapping):
-            return self._pack_mapping(where, value, depth)
+            is_large = self._known is not None and kind is dict and len(value) >= _MANY
+            return (self._pack_rows if is_large else self._pack_mapping)(where, value, depth)
         return self._pack_rest(where, value, depth)
+
+    def text(self, node: Json) -> str:
+        """Return a node as JSON text."""
+        text: str = json.dumps(node, separators=(",", ":"))
+        for key, rows in self.texts.items():
+            text = text.replace(json.dumps(key), rows, 1)
+        return text
+
+    def _pack_rows(self, where: str, value: Mapping[Any, Any], depth: int) -> Json | None:
+        """Pack a dict of many tensors as the last time, if they are the same; None: it is another kind of dict."""
+        keys: list[Any] = []
+        tensors: list[Tensor] = []
+        for key, part in value.items():
+            if type(part) is dict:
+                keys.append((key, *part))
+                tensors += part.values()
+            else:
+                keys.append(key)
+                tensors.append(part)
+        known, self._known = self._known, None
+        try:
+            if known is None or not {type(each) for each in tensors} <= {torch.Tensor, torch.nn.Parameter}:
+                return self._pack_mapping(where, value, depth)
+            rows = known.get(where)
+            ends = _ends(tensors)
+            if rows is None or rows.keys != keys or rows.ends != ends or self._meets(rows):
+                begun, structure = len(self.items), self.structure[:]
+                node = self._pack_mapping(where, value, depth)
+                first_at: dict[Hashable, int] = {}
+                for at, one in enumerate(zip(*ends, strict=True)):
+                    first_at.setdefault(one, at)
+                names = [item.name for item in self.items[begun:]]
+                if len(names) != len(first_at) or not all(each.numel() for each in tensors):
+                    return node  # tied to what came before, or empty: it is packed one by one each time
+                text = json.dumps(node, separators=(",", ":"))
+                rows = known[where] = Rows(keys, ends, list(first_at.values()), names, text)
+                self.structure = structure
+            else:
+                self.items += [TensorItem(name, tensors[at]) for name, at in zip(rows.names, rows.firsts, strict=True)]
+                self._names.update(rows.names)
+                self._pointers.update(rows.ends[0])
+                self._again.append(rows)
+            self.structure.append(rows)
+            self.texts[token := f"{_TOKEN}/{len(self.texts)}"] = rows.text
+            return token
+        finally:
+            self._known = known
+
+    def _meets(self, rows: Rows) -> bool:
+        """Something that was packed before has a name or memory of these, so that they are packed one by one."""
+        return not (self._pointers.isdisjoint(rows.ends[0]) and self._names.isdisjoint(rows.names))
 
     def _pack_mapping(self, where: str, value: Mapping[Any, object], depth: int) -> Json:
         kinds = {dict: "dict", OrderedDict: "ordered", Counter: "counter"}
@@ -163,6 +243,7 @@ class Packer:
             raise StateError(msg)
         name = self._name(where)
         self.items.append(Buffer(name, value.tobytes(), value.dtype.name, tuple(value.shape)))
+        self.structure.append((name, value.dtype.name, value.shape))
         return {TAG: "numpy", "item": name, "number": number}
 
     def _pack_tensor(self, where: str, value: Tensor) -> Json:
@@ -176,12 +257,19 @@ class Packer:
         if tensor.is_meta:
             msg = f"{where}: a tensor on the meta device has no data to keep (materialise the model first)"
             raise StateError(msg)
-        one = (tensor.device, tensor.data_ptr(), tensor.dtype, tuple(tensor.shape), tensor.stride(), tensor.is_conj())
+        if self._again and tensor.data_ptr() in self._pointers:
+            for rows in self._again:
+                ones = list(zip(*rows.ends, strict=True))
+                self._seen.update((ones[at], name) for at, name in zip(rows.firsts, rows.names, strict=True))
+            self._again.clear()
+        one = next(zip(*_ends([tensor]), strict=True))
         name = self._seen.get(one) if tensor.numel() else None
         if name is None:
             name = self._name(where)
             self._seen[one] = name
+            self._pointers.add(tensor.data_ptr())
             self.items.append(TensorItem(name, tensor))
+            self.structure.append((name, *one[1:4]))
         node: Json = {TAG: "tensor", "item": name}
         if tensor.device.type != "cpu":
             node["device"] = str(tensor.device)
@@ -197,6 +285,18 @@ class Packer:
             name, more = f"{where}~{more}", more + 1
         self._names.add(name)
         return name
+
+
+def _ends(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
+    """Where each tensor lies, and as what: two that are alike in all of it are one and the same."""
+    return (
+        [each.data_ptr() for each in tensors],
+        [each.device for each in tensors],
+        [each.dtype for each in tensors],
+        [each.shape for each in tensors],
+        [each.stride() for each in tensors],
+        [each.is_conj() for each in tensors],
+    )
 
 
 def layout_of(value: Tensor) -> dict[str, Json] | None:
