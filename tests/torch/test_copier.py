@@ -412,7 +412,7 @@ def test_a_child_of_fork_leaves_the_device_alone(tmp_path: Path) -> None:
 
 
 def is_registered(guard: Guard, device: LateDevice) -> bool:
-    snapshots = guard._checkpointer._snapshots
+    snapshots = [held.snapshot for held in guard._checkpointer._held]
     return sum(device.registered.values()) == sum(each.size_bytes or 1 for each in snapshots)
 
 
