@@ -179,6 +179,7 @@ def make_policy(words: list[str]) -> Policy:
         elif key == "outputs":
             fields[key] = tuple(value.split(","))
         else:
+            assert value, f"policy {word}: write FIELD=NUMBER, with 1 for yes"
             fields[key] = float(value)
     made = Policy(**{"boot_id": "boot-one", "ups": "ups", "trainers": tuple(trainers), **fields})
     return replace(
