@@ -5,7 +5,7 @@
 .SUFFIXES:
 WORKERS = 5
 CHECKED = tests/core tests/settings tests/ups/profiles tests/test_tidy.py tests/test_yamlfile.py tests/test_wire.py tests/test_options.py
-.PHONY: help demo check test test-long test-vm bench docs clean
+.PHONY: help demo check test test-long test-vm test-gpu bench docs clean
 
 help:
 	@echo 'make demo       an outage from "battery" to power-off, simulated on real protocols (a minute, no root, no hardware)'
@@ -13,6 +13,7 @@ help:
 	@echo 'make test       that, and every other test that a fresh machine can run in ten minutes on two cores'
 	@echo 'make test-long  the slow tests, another Python, and the mutation score of the core'
 	@echo 'make test-vm    the tests that boot containers and virtual machines'
+	@echo 'make test-gpu   the tests that need a GPU, with a Python that has PyTorch: 8 minutes'
 	@echo 'make bench      the figures of the README, measured here'
 	@echo 'make docs       the documents as a site with search, in build/site'
 	@echo 'make clean      remove all that the other targets made'
@@ -47,6 +48,9 @@ test-vm:
 	scripts/venv .venv test,mutation
 	scripts/test-peers --vm || echo 'Going on without them: their tests are skipped and named at the end.'
 	scripts/marked vm $(ARGS)
+
+test-gpu:
+	scripts/test-gpu $(ARGS)
 
 bench:
 	scripts/venv .venv test,mutation

@@ -1,8 +1,10 @@
-"""A training whose state lies on a device that copies late, killed over and over: late_job.py FOLDER STEPS KILLS SEED
+"""A training whose state lies on a device that copies late, killed over and over.
+
+late_job.py FOLDER STEPS KILLS SEED WHERE
 
 The process loads torch once and makes a child for each run. Every run tells its losses in FOLDER/loss, to the bit; the
 last one ends by itself, and tells a digest of all there is in FOLDER/final. Without kills no guard saves: that is what
-others are compared with.
+others are compared with. WHERE: "cpu", or "cuda" for a real one.
 """
 
 import os
@@ -19,18 +21,26 @@ from torch import nn
 from powerguard.trainer import Guard
 from powerguard.trainer.store.items import Item
 from powerguard.trainer.torch import TorchState
+from powerguard.trainer.torch.device import CudaDevice
 from powerguard.trainer.torch.tree import TensorItem
-from tests.torch.late_device import LateDevice
+from tests.torch.late_device import SIZES, LateDevice
 
 EVERY_S = 0.01
 BATCHES = 2
 
 
-def train(folder: Path, steps: int, *, saves: bool, seed: int) -> None:
+class SmallSizes(CudaDevice):
+    """A GPU, with pieces so small that a small model has many."""
+
+    sizes = SIZES
+
+
+def train(folder: Path, steps: int, where: str, *, saves: bool, seed: int) -> None:
     torch.manual_seed(7)
     torch.set_num_threads(1)
     torch.use_deterministic_algorithms(mode=True)
-    model = nn.Sequential(nn.Linear(24, 40), nn.BatchNorm1d(40), nn.GELU(), nn.Dropout(0.1), nn.Linear(40, 24))
+    layers = [nn.Linear(24, 40), nn.BatchNorm1d(40), nn.GELU(), nn.Dropout(0.1), nn.Linear(40, 24)]
+    model = nn.Sequential(*layers).to(where)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, foreach=True)
     average = [param.detach().clone() for param in model.parameters()]
     state = TorchState(
@@ -38,7 +48,7 @@ def train(folder: Path, steps: int, *, saves: bool, seed: int) -> None:
         optimizer=optimizer,
         extra={"average": average},
         overlap="optimizer",
-        device=LateDevice(seed=seed, slowest_s=0.01),
+        device=LateDevice(seed=seed, slowest_s=0.01) if where == "cpu" else SmallSizes(),
     )
     guard = Guard(state, folder / "ck", job="late", every_s=EVERY_S if saves else None, socket=None)
     step = guard.restore()
@@ -47,7 +57,7 @@ def train(folder: Path, steps: int, *, saves: bool, seed: int) -> None:
         while step < steps:
             optimizer.zero_grad()
             for _ in range(BATCHES):
-                x = torch.randn(8, 24)
+                x = torch.randn(8, 24, device=where)
                 loss = (model(x) - x.roll(1, 1)).square().mean()
                 loss.backward()
             optimizer.step()
@@ -74,14 +84,14 @@ def digest(items: list[Item]) -> str:
     return seen.hexdigest()
 
 
-def run(folder: Path, steps: int, *, saves: bool, seed: int, kill_after_s: float | None) -> bool:
+def run(folder: Path, steps: int, where: str, *, saves: bool, seed: int, kill_after_s: float | None) -> bool:
     """Make a child that trains, and kill it so long after it has begun; True: it ended by itself."""
     losses = folder / "loss"
     before = losses.stat().st_size if losses.exists() else 0
     child = os.fork()
     if not child:
         try:
-            train(folder, steps, saves=saves, seed=seed)
+            train(folder, steps, where, saves=saves, seed=seed)
         except BaseException as error:  # noqa: BLE001 - the parent knows by the status
             print(repr(error), file=sys.stderr)
             os._exit(1)
@@ -97,13 +107,13 @@ def run(folder: Path, steps: int, *, saves: bool, seed: int, kill_after_s: float
     return status == 0
 
 
-def main(folder: Path, steps: int, kills: int, seed: int) -> None:
+def main(folder: Path, where: str, steps: int, kills: int, seed: int) -> None:
     chance = random.Random(seed)
     for number in range(kills):
-        if run(folder, steps, saves=True, seed=number, kill_after_s=chance.random() * 0.6):
+        if run(folder, steps, where, saves=True, seed=number, kill_after_s=chance.random() * 0.6):
             sys.exit("it ended before it was killed often enough: more steps")
-    run(folder, steps, saves=kills > 0, seed=kills, kill_after_s=None)
+    run(folder, steps, where, saves=kills > 0, seed=kills, kill_after_s=None)
 
 
 if __name__ == "__main__":
-    main(Path(sys.argv[1]), *map(int, sys.argv[2:5]))
+    main(Path(sys.argv[1]), sys.argv[5], *map(int, sys.argv[2:5]))

@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -21,94 +21,14 @@ from powerguard.trainer.torch import TorchState, copier
 from powerguard.trainer.torch.copier import ChangedError
 from powerguard.trainer.torch.state import StateError
 from powerguard.trainer.torch.tree import DTYPES, TensorItem
+from tests.torch.copied import OPTIMIZERS, Training, training
 from tests.torch.late_device import LateDevice
-
-Optimizers = Callable[[Any], torch.optim.Optimizer]
-OPTIMIZERS: dict[str, Optimizers] = {
-    "adamw": lambda params: torch.optim.AdamW(params, lr=0.01),
-    "adamw foreach": lambda params: torch.optim.AdamW(params, lr=0.01, foreach=True),
-    "adamw fused": lambda params: torch.optim.AdamW(params, lr=0.01, fused=True),
-    "sgd": lambda params: torch.optim.SGD(params, lr=0.01, momentum=0.9, foreach=True),
-}
 
 
 @pytest.fixture(autouse=True)
 def seeded() -> None:
     torch.manual_seed(1)
     torch.set_num_threads(1)  # several tests run at a time, and none has much to compute
-
-
-class Training:
-    """A model with buffers, an average of its weights beside it, and gradients over several batches."""
-
-    def __init__(
-        self,
-        device: LateDevice,
-        overlap: str = "optimizer",
-        *,
-        make: Optimizers = OPTIMIZERS["adamw"],
-        batches: int = 1,
-    ) -> None:
-        self.device = device
-        self.model = nn.Sequential(nn.Linear(24, 40), nn.BatchNorm1d(40), nn.GELU(), nn.Linear(40, 24))
-        self.optimizer = make(self.model.parameters())
-        self.average = [param.detach().clone() for param in self.model.parameters()]
-        self.state = TorchState(
-            model=self.model, optimizer=self.optimizer, extra={"average": self.average}, overlap=overlap, device=device
-        )
-        self.snapshot = Snapshot(copier=self.state.copier)
-        self._batches = batches
-        for _ in range(2):
-            self.step()
-
-    def step(self) -> None:
-        self.optimizer.zero_grad()
-        for _ in range(self._batches):
-            self.model(torch.randn(5, 24)).square().mean().backward()
-        self.optimizer.step()
-        with torch.no_grad():
-            for mine, param in zip(self.average, self.model.parameters(), strict=True):
-                mine.lerp_(param, 0.1)
-
-    def register(self) -> None:
-        self.snapshot.reserve(laid_out(self.state.items()).size_bytes)
-        while self.snapshot.register():
-            pass
-
-    def expected(self) -> dict[str, bytes]:
-        """What the snapshot must hold of this moment."""
-        found = {}
-        for item in self.state.items():
-            target = bytearray(item.size_bytes)
-            item.copy_to(memoryview(target))
-            found[item.name] = bytes(target)
-        return found
-
-    def taken(self, *, late: bool = True) -> Callable[[], dict[str, bytes]]:
-        """Take the state; what it returns waits for the rest and gives what the snapshot holds."""
-        layout = self.snapshot.take(self.state.items(), late=late)
-
-        def found() -> dict[str, bytes]:
-            self.snapshot.wait_arrived(layout.size_bytes)
-            content = self.snapshot.buffer
-            return {
-                entry.name: bytes(content[entry.offset : entry.offset + entry.size_bytes]) for entry in layout.items
-            }
-
-        return found
-
-    def end(self) -> None:
-        self.snapshot.close()
-        assert not self.device.registered
-        assert not self.device.faults
-
-
-@contextlib.contextmanager
-def training(device: LateDevice, *words: str, **options: Any) -> Iterator[Training]:
-    rig = Training(device, *words, **options)
-    rig.register()
-    yield rig
-    rig.end()
 
 
 # --- Every byte ---------------------------------------------------------------------------------------------------
