@@ -83,20 +83,20 @@ def test_what_is_being_written_is_finished_before_the_ranks_end(folder: Path) ->
 
 
 class Breakable(MemoryRanks):
-    """A rank whose host goes dark: no call of it reaches the store any more."""
+    """A rank whose host goes dark: no call of it reaches the store any more. dark: whether one for a key does not."""
 
-    def __init__(self, memory: Memory, rank: int, hosts: list[str], dark: Callable[[], bool]) -> None:
+    def __init__(self, memory: Memory, rank: int, hosts: list[str], dark: Callable[[str], bool]) -> None:
         super().__init__(memory, rank, len(hosts), hosts)
         for name in ("get", "set", "claim", "check", "add"):
             setattr(self, name, self._unless(dark, getattr(self, name)))
 
     @staticmethod
-    def _unless(dark: Callable[[], bool], call: Callable[..., object]) -> Callable[..., object]:
-        def asked(*arguments: object) -> object:
-            if dark():
+    def _unless(dark: Callable[[str], bool], call: Callable[..., object]) -> Callable[..., object]:
+        def asked(key: str, *arguments: object) -> object:
+            if dark(key):
                 msg = "the store has gone"
                 raise RanksError(msg)
-            return call(*arguments)
+            return call(key, *arguments)
 
         return asked
 
@@ -111,7 +111,7 @@ def held(it: Job) -> None:
 def test_no_rank_goes_on_where_a_host_has_vanished(folder: Path) -> None:
     """It went dark in the hold, without a word: the resume finds that, and the others end where they stand."""
     memory, dark, hosts = Memory(), threading.Event(), ["a", "b", "b"]
-    ranks = [Breakable(memory, rank, hosts, lambda rank=rank: dark.is_set() and rank == 0) for rank in range(3)]  # type: ignore[misc]
+    ranks = [Breakable(memory, rank, hosts, lambda _, rank=rank: dark.is_set() and rank == 0) for rank in range(3)]  # type: ignore[misc]
     it = Job(ranks, limits=replace(QUICK, dead_s=1.0, lost_s=60.0))
     it.start()
     try:
@@ -127,16 +127,21 @@ def test_no_rank_goes_on_where_a_host_has_vanished(folder: Path) -> None:
         it.end()
 
 
-def test_a_rank_that_stands_and_loses_the_store_of_another_host_ends(folder: Path) -> None:
+@pytest.mark.parametrize("knows_the_step", [True, False])
+def test_a_rank_that_stands_and_loses_the_store_of_another_host_ends(folder: Path, knows_the_step: bool) -> None:
     """Whether all hosts go on can never be known again. On one host, ranks train on as before."""
     memory, dark = Memory(), threading.Event()
-    it = Job(
-        [Breakable(memory, rank, ["a", "b"], lambda rank=rank: dark.is_set() and rank == 1) for rank in range(2)],  # type: ignore[misc]
-        limits=replace(QUICK, lost_s=0.6),
-    )
+
+    def is_dark(key: str) -> bool:
+        return dark.is_set() or (key == "log/1" and not knows_the_step)
+
+    ranks = [MemoryRanks(memory, 0, 2, ["a", "b"]), Breakable(memory, 1, ["a", "b"], is_dark)]
+    it = Job(ranks, limits=replace(QUICK, lost_s=0.6))
     it.start()
     try:
-        held(it)
+        it.agreements[0].open(TriggerRequest(id="a", after=After.PAUSE), save=False)
+        it.until(lambda: all(one.standing is not None for one in it.agreements))
+        it.until(lambda: not knows_the_step or it.agreements[1].state.held_at is not None)
         dark.set()
         it.until(lambda: 1 in it.exited)
         assert "lost the others" in it.agreements[1].departed
@@ -197,7 +202,8 @@ def test_the_endpoint_answers_as_soon_as_a_host_has_left(folder: Path) -> None:
         assert isinstance(status, TrainerStatus)
         listener.join(25)
         assert [one.ended_by for one in (*told, status)] == ["gpu2 has left the job: its power fails"] * 2
-        assert requests.departure_told
+        with requests.changed:  # noted once the answer is sent
+            assert requests.changed.wait_for(lambda: requests.departure_told, timeout=25)
         assert ask(folder / "s", "POST", "/api/v1/leave", b"[]")[0] == 400
 
 

@@ -209,12 +209,15 @@ class Agreement:
     def departed(self) -> str:
         """Which host has left the job, and why, so that every rank ends; "" while none has.
 
-        A rank that stands, and loses the store that another host holds, may never learn whether all hosts go on.
+        A rank that stands, and loses the store that another host holds, may never learn whether all hosts go on. So it
+        is where it stands on the way to a pause whose step it has not read yet: the others may stand at that step.
         """
         state, lost = self._replica.state, self._replica.lost
         if state.departed or not lost or self._closing.is_set():
             return state.departed
-        return lost if state.held_at is not None and self.ranks.hosts > 1 else ""
+        pauses = state.front is not None and state.front.after is not After.CONTINUE
+        stands = state.held_at is not None or (pauses and self._standing is not None)
+        return lost if stands and self.ranks.hosts > 1 else ""
 
     def generation(self, number: int) -> Generation | None:
         """Return what is known of a generation: in flight, or one of the last 16 that have ended."""
