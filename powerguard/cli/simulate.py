@@ -22,6 +22,7 @@ _POLICIES: Final = ("powerguard", "fixed", "nut", "apcupsd", "oracle")
 _LEVELS: Final = ("core", "loop")
 _OUTAGES: Final = {"core": 1000, "loop": 50}
 _RACK_OUTAGES: Final = 100
+_JOB_OUTAGES: Final = 100
 _MOST_HOSTS: Final = 100
 _MOST_SETS: Final = 12
 _CAUSES: Final = ("held", "stopped", "boot", "rolled_back")
@@ -46,7 +47,9 @@ def register(subparsers: Subparsers) -> None:
         metavar="N",
         help="how many (default 1000; level loop 50; with several hosts 100)",
     )
-    parser.add_argument(
+    several = parser.add_mutually_exclusive_group()
+    several.add_argument("--job", action="store_true", help="several hosts that run one job under Slurm")
+    several.add_argument(
         "--hosts",
         metavar="N,N,...",
         type=_hosts,
@@ -98,7 +101,8 @@ def _hosts(text: str) -> tuple[int, ...]:
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     if args.outages is None:
-        args.outages = _OUTAGES[args.level] if args.hosts is None else _RACK_OUTAGES
+        one_host = _OUTAGES[args.level] if args.hosts is None else _RACK_OUTAGES
+        args.outages = _JOB_OUTAGES if args.job else one_host
     whole, played = args.outages, 0
     bar = Bar("outages", told="{:.0f}".format)
 
@@ -114,8 +118,8 @@ def run(args: argparse.Namespace) -> int:
         print(f"powerguard simulate: interrupted; {played} of {whole} outages were played", file=sys.stderr)
         return EX_INTERRUPTED
     if told is not None:
-        show = _print if told["object"] == "simulate" else _print_rack
-        print(json.dumps(told, indent=2)) if args.json else show(told)
+        show = {"simulate": _print, "simulate_rack": _print_rack, "simulate_job": _print_job}
+        print(json.dumps(told, indent=2)) if args.json else show[told["object"]](told)
     return status
 
 
@@ -143,6 +147,8 @@ def _told(args: argparse.Namespace, tell: "Tell") -> tuple[int, dict[str, Any] |
         site=None if args.site is None else shlex.quote(args.site),
         level=args.level,
     )
+    if args.job:
+        return _told_job(args, site, options, tell)
     if args.hosts is not None or site.rack.hosts:
         return _told_rack(args, site, options, tell)
     told = report(_play(site, options, args.jobs, tell), options) | {"warnings": warnings(site)}
@@ -164,6 +170,19 @@ def _told_rack(
         site = racks.with_hosts(site, args.hosts)
     told = racks.report(play_racks(site, options, jobs=args.jobs, tell=tell), site, options)
     told |= {"warnings": warnings(site)}
+    return EX_VIOLATED if told["invariant_violations"] else 0, told
+
+
+def _told_job(
+    args: argparse.Namespace, site: "Site", options: "SimulationOptions", tell: "Tell"
+) -> tuple[int, dict[str, Any] | None]:
+    """Play several hosts that run one job. Returns as `_told` does."""
+    from powerguard.sim.cluster.report import play_clusters, report
+    from powerguard.sim.world.site import warnings
+
+    if args.policy != "powerguard" or args.level != "core":
+        return fail(args, "simulate", "--job needs --level core and --policy powerguard", EX_USAGE), None
+    told = report(play_clusters(site, options, jobs=args.jobs, tell=tell), options) | {"warnings": warnings(site)}
     return EX_VIOLATED if told["invariant_violations"] else 0, told
 
 
@@ -236,6 +255,29 @@ def _print_rack(told: dict[str, Any]) -> None:
         print("\n" + "\n".join(fold([f"{paint('warning', 'yellow')}: {warning}"])))
     for lost in told["planning_dirty_outages"][:5]:
         print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")
+    for violated in told["invariant_violations"]:
+        print(f"\n{paint('violated', 'red')}: {violated['violation']}\n  {violated['reproduce']}")
+
+
+def _print_job(told: dict[str, Any]) -> None:
+    """Show what a job on several hosts lost, and what Slurm and persons had to do."""
+    paint = Paint(sys.stdout)
+    faults = "with faults" if told["faults"] else "without faults"
+    site = "" if told["site"] is None else f", site {told['site']}"
+    played = "1 outage" if told["outages"] == 1 else f"{told['outages']} outages"
+    lines = [
+        f"{played} of one job on several hosts under Slurm, from seed {told['seed']}, {faults}{site}",
+        "",
+        f"  training lost by the job          {told['lost_s_mean']:.1f} s an outage",
+        f"  of that done again (rollback)     {told['rollback_s_mean']:.1f} s an outage",
+        f"  hosts idle for another host       {told['idle_s_mean']:.1f} s an outage, added up",
+        f"  powered off                       {told['power_offs']} of {told['hosts']} hosts",
+        f"  requeued, submitted again         {told['requeues']}, {told['submitted_again']} times",
+        f"  nodes reported to a person        {told['reported']}",
+    ]
+    print("\n".join(fold(lines)))
+    for warning in told["warnings"]:
+        print("\n" + "\n".join(fold([f"{paint('warning', 'yellow')}: {warning}"])))
     for violated in told["invariant_violations"]:
         print(f"\n{paint('violated', 'red')}: {violated['violation']}\n  {violated['reproduce']}")
 

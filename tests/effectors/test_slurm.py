@@ -331,7 +331,7 @@ async def test_doctor_names_the_jobs_that_would_be_lost_and_a_mark_that_is_left(
 )
 def test_what_is_no_word_is_refused_before_slurm_is_asked(word: dict[str, object]) -> None:
     with pytest.raises(RefusedError):
-        helper.checked(word)
+        helper.checked(word, helper.ThisHost())
 
 
 @pytest.mark.parametrize(

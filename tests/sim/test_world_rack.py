@@ -59,7 +59,7 @@ def test_the_hosts_come_back_one_after_another_and_draw_more_at_first() -> None:
             seat.act()
             if seat.world.host.dirty_at_s and seat.world.is_on and at not in on:
                 on[at] = rack.now_s
-                assert seat.berth.own_load == pytest.approx(INRUSH * seat.world.site.host.load)
+                assert rack.berths[at].own_load == pytest.approx(INRUSH * seat.world.site.host.load)
     assert on[1] - on[0] == pytest.approx(30.0, abs=0.1)
     assert on[2] - on[1] == pytest.approx(30.0, abs=0.1)
 

@@ -6,7 +6,8 @@ wait for it longer than LIMIT_S. No action here holds up a power-off: the core n
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Sequence
+from collections.abc import Awaitable, Callable, Mapping, Sequence
+from dataclasses import replace
 from typing import Any, Final
 
 from powerguard.core.model.actions import Action, Detail, DrainNode, LeaveNode, ReturnNode, SignalJobs
@@ -50,41 +51,46 @@ class SlurmEffector:
         `reason` as read back, `jobs` (ids, separated by commas; of a drain: those that a commit would requeue),
         `refused` (how many jobs Slurm did not requeue or start) and `because`.
         """
-        match action:
-            case DrainNode(outage=outage):
-                await self._sleep(self._wait_s)  # a thousand hosts on one feed must not reach slurmctld at once
-                word: dict[str, object] = {"word": "drain", "outage": outage, "ups": self._ups}
-            case SignalJobs(outage=outage):
-                word = {"word": "signal", "outage": outage}
-            case LeaveNode(outage=outage):
-                word = {"word": "leave", "outage": outage, "ups": self._ups, "hold": self._options.hold}
-            case ReturnNode(outage=outage, jobs=jobs):
-                return await self._give_back(outage, jobs)
-            case _:
-                msg = f"slurm: cannot carry out {type(action).__name__}"
-                raise EffectorError(msg)
-        return _detail(await self.ask(word))
+        if isinstance(action, DrainNode):
+            await self._sleep(self._wait_s)  # a thousand hosts on one feed must not reach slurmctld at once
+        if isinstance(action, ReturnNode):
+            return await self._give_back(action)
+        return detail_of(await self.ask(word_of(action, ups=self._ups, hold=self._options.hold)))
 
-    async def _give_back(self, outage: str, jobs: Sequence[str]) -> Detail:
+    async def _give_back(self, action: ReturnNode) -> Detail:
         """Give the node back with the first word, and let the jobs start with as many as are needed for them."""
-        answers = []
+        answers, jobs = [], action.jobs
         for at in range(0, max(len(jobs), 1), JOBS_IN_A_WORD):
-            some = list(jobs[at : at + JOBS_IN_A_WORD])
-            answers.append(
-                await self.ask({"word": "return", "outage": outage, "jobs": some, "hold": self._options.hold})
-            )
+            some = replace(action, jobs=jobs[at : at + JOBS_IN_A_WORD])
+            answers.append(await self.ask(word_of(some, ups=self._ups, hold=self._options.hold)))
         started = [job for answer in answers for job in answer.get("jobs", [])]
         because = "; ".join(filter(None, (str(answer.get("because", "")) for answer in answers)))
         refused = sum(int(answer.get("refused", 0)) for answer in answers)
-        return _detail({**answers[0], "jobs": started, "refused": refused, "because": because})
+        return detail_of({**answers[0], "jobs": started, "refused": refused, "because": because})
 
     async def ask(self, word: dict[str, object]) -> dict[str, Any]:
         """Send one word to the helper and return its answer. Raises EffectorError, also if it refuses."""
         return await self._helper.ask({**word, "node": self._node}, limit_s=LIMIT_S)
 
 
-def _detail(answer: dict[str, Any]) -> Detail:
-    """The details of an answer, for the journal and for messages."""
+def word_of(action: Action, *, ups: str, hold: bool) -> dict[str, object]:
+    """Return what the helper is asked for an action, but for the node. Raises EffectorError."""
+    match action:
+        case DrainNode(outage=outage):
+            return {"word": "drain", "outage": outage, "ups": ups}
+        case SignalJobs(outage=outage):
+            return {"word": "signal", "outage": outage}
+        case LeaveNode(outage=outage):
+            return {"word": "leave", "outage": outage, "ups": ups, "hold": hold}
+        case ReturnNode(outage=outage, jobs=jobs):
+            return {"word": "return", "outage": outage, "jobs": list(jobs), "hold": hold}
+        case _:
+            msg = f"slurm: cannot carry out {type(action).__name__}"
+            raise EffectorError(msg)
+
+
+def detail_of(answer: Mapping[str, Any]) -> Detail:
+    """Return the details of an answer, for the journal and for messages."""
     jobs = answer.get("jobs", [])
     refused = answer.get("refused", 0)
     return (

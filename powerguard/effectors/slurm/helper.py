@@ -20,10 +20,10 @@ import re
 import socket
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass, replace
-from typing import Final
+from typing import Final, Protocol
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.child import run_child
+from powerguard.effectors.child import Ended, run_child
 from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, by_hand, serve, tell
 
 MARK: Final = "powerguard:"
@@ -62,6 +62,40 @@ _HINTS: Final = (
 
 class SlurmError(Exception):
     """Slurm does not do what was asked: what, and what would be right."""
+
+
+class Host(Protocol):
+    """Where a word is carried out: this host, or a simulated one."""
+
+    @property
+    def name(self) -> str:
+        """Its name, without the domain."""
+        ...
+
+    def now_s(self) -> float:
+        """Return the time on a clock that never steps."""
+        ...
+
+    def run(self, argv: Sequence[str], *, limit_s: float) -> Ended:
+        """Run a program to its end or its limit. Raises OSError if it cannot be started."""
+        ...
+
+
+class ThisHost:
+    """The real one."""
+
+    @property
+    def name(self) -> str:
+        """Its name, without the domain."""
+        return socket.gethostname().partition(".")[0]
+
+    def now_s(self) -> float:
+        """CLOCK_BOOTTIME."""
+        return boottime_s()
+
+    def run(self, argv: Sequence[str], *, limit_s: float) -> Ended:
+        """Run a child process."""
+        return asyncio.run(run_child(argv, limit_s=limit_s))
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -104,8 +138,9 @@ class Job:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Request:
-    """One word. by_s: when its answer is due, CLOCK_BOOTTIME."""
+    """One word. host: where it is carried out. by_s: when its answer is due, by that host's clock."""
 
+    host: Host
     word: str
     node: str
     outage: str = ""
@@ -146,12 +181,12 @@ def _each(request: Request, jobs: Sequence[str], done: list[str], *argv: str) ->
 
 def _run(request: Request, *argv: str) -> tuple[int, str]:
     """Run one of Slurm's commands; return its exit status and output. Raises SlurmError if it does not end in time."""
-    limit_s = min(CALL_S, request.by_s - boottime_s())
+    limit_s = min(CALL_S, request.by_s - request.host.now_s())
     if limit_s <= 0:
         msg = f"no time left for {argv[0]} (Slurm is slow: scontrol ping)"
         raise SlurmError(msg)
     try:
-        ended = asyncio.run(run_child(argv, limit_s=limit_s))
+        ended = request.host.run(argv, limit_s=limit_s)
     except FileNotFoundError:
         msg = f"{argv[0]} is not in PATH: install Slurm's client commands, or set PATH for powerguard-slurm@.service"
         raise SlurmError(msg) from None
@@ -180,7 +215,7 @@ def _node(request: Request) -> Node:
     if fields["NodeName"] != request.node or not fields["State"]:
         msg = f"scontrol show node {request.node}: the answer is not of that node: {text[:80]!r}"
         raise SlurmError(msg)
-    here = socket.gethostname().partition(".")[0]
+    here = request.host.name
     if fields["NodeHostName"].partition(".")[0] != here:
         msg = f"node {request.node} runs on {fields['NodeHostName']}, not on this host ({here}): correct scheduler.node"
         raise SlurmError(msg)
@@ -233,8 +268,7 @@ def _jobs(request: Request, *which: str) -> list[Job]:
 
 
 def _mark(request: Request) -> str:
-    host = socket.gethostname().partition(".")[0]
-    return f"{MARK} on-battery ups={request.ups or '-'} outage={request.outage} host={host}"
+    return f"{MARK} on-battery ups={request.ups or '-'} outage={request.outage} host={request.host.name}"
 
 
 def _set_state(request: Request, state: str) -> Node:
@@ -373,7 +407,7 @@ _TAKES: Final[Mapping[str, frozenset[str]]] = {
 # --- Understanding --------------------------------------------------------------------------------------------------
 
 
-def checked(told: Mapping[str, object]) -> Request:
+def checked(told: Mapping[str, object], host: Host) -> Request:
     """Return the request, if it is one. Raises RefusedError."""
     word = told.get("word")
     if not isinstance(word, str) or word not in WORDS:
@@ -392,13 +426,14 @@ def checked(told: Mapping[str, object]) -> Request:
             msg = f"{name} must match {pattern.pattern}"
             raise RefusedError(msg)
     return Request(
+        host=host,
         word=word,
         node=str(told["node"]),
         outage=str(told.get("outage", "")),
         ups=str(told.get("ups", "")),
         hold=told.get("hold") is True,
         jobs=tuple(str(job) for job in jobs),
-        by_s=boottime_s() + WITHIN_S,
+        by_s=host.now_s() + WITHIN_S,
     )
 
 
@@ -406,25 +441,32 @@ def _not(pattern: re.Pattern[str], value: object) -> bool:
     return not isinstance(value, str) or pattern.fullmatch(value) is None
 
 
-def carry_out(told: Mapping[str, object]) -> Answer:
-    """Do what is asked, and answer whatever happens."""
-    request = checked(told)
+def answer_to(told: Mapping[str, object], host: Host) -> Answer:
+    """Do what is asked, and answer whatever happens. Raises RefusedError."""
+    request = checked(told, host)
     try:
         answer = WORDS[request.word](request)
     except SlurmError as error:
         answer = {"ok": False, "error": str(error)}
-    if not answer["ok"]:
-        tell(3, f"{request.word}: {answer['error']}")
-    elif request.word != "show":
-        tell(5, f"{request.word}: {answer.get('did')}: node {request.node}, jobs {answer.get('jobs', [])}")
     return {"schema_version": 1, "word": request.word, **answer}
+
+
+def carry_out(told: Mapping[str, object]) -> Answer:
+    """Do on this host what is asked, and log it. Raises RefusedError."""
+    answer = answer_to(told, ThisHost())
+    word = answer["word"]
+    if not answer["ok"]:
+        tell(3, f"{word}: {answer['error']}")
+    elif word != "show":
+        tell(5, f"{word}: {answer.get('did')}: node {told['node']}, jobs {answer.get('jobs', [])}")
+    return answer
 
 
 def main(arguments: Sequence[str] | None = None) -> int:
     """Run one word and return the exit status: 0 done, 1 not done, 64 usage."""
     parser = argparse.ArgumentParser(prog="powerguard-slurm", description="This host's Slurm node, as root.")
     parser.add_argument("word", choices=["show", "serve"])
-    parser.add_argument("node", nargs="?", default=socket.gethostname().partition(".")[0], help="its NodeName")
+    parser.add_argument("node", nargs="?", default=ThisHost().name, help="its NodeName")
     try:
         args = parser.parse_args(arguments)
     except SystemExit as end:

@@ -232,16 +232,15 @@ class Guarded:
             return
         while self._due and self._due[0][0] <= now_s:
             _, _, event = heapq.heappop(self._due)
-            if isinstance(event, Outcome):
-                self._open.pop(event.action.id, None)
-            self._send(event)
+            if not isinstance(event, Outcome) or self._open.pop(event.action.id, None) is not None:
+                self._send(event)
         if now_s >= self._ask_s:
             self._ask_s = math.inf
             self._read()
         if now_s >= self._poll_s:
             self._watch()
             self._read()
-            self._poll_s += POLL_S
+            self._poll_s += self._every_s
         self._plan()
 
     @property
@@ -277,6 +276,11 @@ class Guarded:
         killed_s = self._kills[0][0] if self._kills else math.inf
         wanted_s = min(self._poll_s, self._ask_s, due_s, killed_s, self._told_to_end_s)
         self.next_s = max(self.world.now_s, wanted_s)
+
+    @property
+    def _every_s(self) -> float:
+        """Interval of its readings."""
+        return POLL_S
 
     # --- The sources -------------------------------------------------------------------------------------------------
 

@@ -194,13 +194,6 @@ class Berth(World):
         inrush_s = self._inrush_ends_s if self._inrush_ends_s > self.now_s else math.inf
         return min(super().next_event_s, starts_s, inrush_s)
 
-    @property
-    def due_s(self) -> float:
-        """The same, from memory while nothing has changed it."""
-        if self._planned != self.host.version:
-            self._planned, self._next_s = self.host.version, self.next_event_s
-        return self._next_s
-
     def _happen(self) -> None:
         super()._happen()
         if self._starts is not None and self.now_s >= self._starts[0]:
@@ -315,9 +308,11 @@ _MAKERS: dict[Kind, Make] = {Kind.POWERGUARD: Member, Kind.NUT: Nut, Kind.NONE: 
 class Seat(Stage):
     """The play of one host, as `Stage` has it for a host alone, in pieces: the rack calls `act` at every change."""
 
-    def __init__(self, berth: Berth, decider: Decider) -> None:
-        super().__init__(berth, decider, math.inf)
-        self.berth, self.ended = berth, False
+    def __init__(self, world: World, decider: Decider, *, idle: bool = False) -> None:
+        """idle: no training ever runs there."""
+        super().__init__(world, decider, math.inf)
+        self.ended = False
+        self._idle = idle
         self._went_s: float | None = None
         self._daemon_s = self._resumed_s = math.inf
         self._off_s = 0.0
@@ -383,8 +378,7 @@ class Seat(Stage):
         self._off_s, self._went_s = self._daemon_s - (self._went_s or 0.0), None
 
     def _while_on(self, now_s: float) -> None:
-        world, host, decider = self.world, self.world.host, self.decider
-        idle = self.berth.tenant.idle
+        world, host, decider, idle = self.world, self.world.host, self.decider, self._idle
         if now_s >= self._daemon_s:
             self._daemon_s, self._watched_since_s = math.inf, now_s
             decider.boot(was_off_s=self._off_s)
@@ -405,7 +399,7 @@ class Seat(Stage):
 
     @property
     def _loss_s(self) -> float:
-        return 0.0 if self.berth.tenant.idle else super()._loss_s
+        return 0.0 if self._idle else super()._loss_s
 
 
 @dataclass(slots=True, kw_only=True)
@@ -447,7 +441,7 @@ class Rack:
             self.berths.append(Berth(own, mine, tenant=tenant, rack=self, delay_s=at * plan.stagger_s))
         self._weigh()
         makers = {**_MAKERS, Kind.POWERGUARD: make}
-        self.seats = [Seat(berth, makers[berth.tenant.kind](berth)) for berth in self.berths]
+        self.seats = [Seat(berth, makers[berth.tenant.kind](berth), idle=berth.tenant.idle) for berth in self.berths]
 
     def play(self) -> RackResult:
         """Play the outage, until every host trains again."""
@@ -460,9 +454,9 @@ class Rack:
                 seat.act()
             self._weigh()
         result = RackResult(seed=self.seed)
-        for seat in self.seats:
+        for berth, seat in zip(self.berths, self.seats, strict=True):
             told = seat.finish()
-            result.hosts.append((seat.berth.tenant, told))
+            result.hosts.append((berth.tenant, told))
             result.violations += told.violations
         result.violations += [*_lost(result), *_out_of_order(self)]
         return result
@@ -476,16 +470,16 @@ class Rack:
         empty_s = math.inf
         if world.output and not world.utility:
             empty_s = self.now_s + self.pack.lasts_s(self.load)
-        to_s = min(min(seat.next_s, seat.berth.due_s) for seat in self.seats)
+        to_s = min(min(seat.next_s, seat.world.due_s) for seat in self.seats)
         to_s = min(to_s, empty_s)
         # What became due at this very moment comes a hair later.
         to_s = max(to_s, self.now_s + 1e-6) if to_s < math.inf else self.now_s + 1.0
         self.pack.pass_time(to_s - self.now_s, self.load, utility=world.utility)
-        for seat in self.seats:
+        for berth, seat in zip(self.berths, self.seats, strict=True):
             seat.count(to_s - self.now_s)
             if to_s >= empty_s:
-                seat.berth.run_out(to_s)
-            seat.berth.advance(to_s)
+                berth.run_out(to_s)
+            berth.advance(to_s)
         self.now_s = to_s
 
 

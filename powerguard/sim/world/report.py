@@ -261,6 +261,7 @@ keeps its promises, and what it costs compared with simple rules. It needs neith
     powerguard simulate --policy nut --no-faults         # what upsmon's default rule would have done
     powerguard simulate --seed 4711 --outages 1          # one outage again, with the same result
     powerguard simulate --hosts 4,6,6                    # 16 hosts of three shed tiers on one UPS, 100 outages
+    powerguard simulate --job                            # one job over several hosts under Slurm, 100 outages
 
 A problem is printed with the command that plays it again. Exit 0: no invariant was violated; 1: one was. Power lost by
 planning is a figure, not a violation: `powerguard simulate --json | jq -e '.planning_dirty == 0'`.
@@ -268,6 +269,20 @@ planning is a figure, not a violation: `powerguard simulate --json | jq -e '.pla
 `--hosts` plays several hosts on one UPS, without faults; the first number is the lowest tier. Each host decides by what
 it measures. The invariants are those of one host, and: no training that obeyed is stopped, a higher tier powers off no
 earlier than a lower one, and no host waits for another. A tier weighs three times as much as the one below it.
+
+`--job` plays two to four hosts, each behind its own UPS and with its own daemon, that run one job under Slurm. Half of
+the clusters have a second feed. The ranks agree by the real log of the trainer's library, and the real root helper
+reads and changes a simulated slurmctld. With faults that one hangs, is late, refuses, shows an old state and garbles
+its answers; it requeues the job by itself and forgets a reason; persons drain a node, resume one, and add words to
+powerguard's reason; daemons are killed. Longer outages are cut to 20 minutes. The invariants are those of one host,
+and:
+
+- the first power-off comes in the same second as without the scheduler: each outage is played twice up to it
+- no other mark than powerguard's is undone, and no node is given back on battery
+- only the host of its batch script requeues a job, and once for one outage and boot
+- a node that powerguard has marked is in service within 3 minutes, or is reported
+- no host trains while another one holds the job, and the ranks elsewhere end within 2 s after a host has left
+- the newest checkpoint that all ranks have is never lost, and the job trains again
 
 `--level loop` also runs the daemon's loop, the journal on disk and the power-on methods, and kills the daemon between
 any two turns. Time, sources and effectors are simulated; `powerguard demo` uses real network connections.
@@ -328,6 +343,17 @@ returns: {output_share: 0.5, hidden_share: 0.5, sentinel_share: 1.0, late_share:
 
 [An example](simulate.json). Counts are of outages; seconds are rounded to a thousandth.
 """
+_JOB_KEYS: Final = (
+    ("seed, faults, site, outages, hosts", "what was asked for; hosts of all outages"),
+    ("lost_s_mean, rollback_s_mean", "seconds of the job's training lost per outage; of these, work done again"),
+    ("idle_s_mean", "seconds for which hosts with utility were idle because of another host, added up, per outage"),
+    (
+        "power_offs, requeues, submitted_again",
+        "hosts powered off; how often Slurm requeued the job, and how often it failed",
+    ),
+    ("reported", "nodes that were reported and not in service at the end"),
+    ("invariant_violations, warnings", "as above"),
+)
 _WAYS: Final = (
     ("set, ways", "the set, by the letters and by the names of [the guide](../guides/return.md)"),
     (
@@ -354,11 +380,11 @@ _SETS: Final = """
 
 def page() -> str:
     """Return the page."""
-    keys, ways = (
+    keys, ways, job = (
         [f"- {', '.join(f'`{name}`' for name in names.split(', '))}: {meaning}" for names, meaning in table]
-        for table in (_KEYS, _WAYS)
+        for table in (_KEYS, _WAYS, _JOB_KEYS)
     )
-    return "\n".join([_HEAD, *keys, _SETS, *ways]) + "\n"
+    return "\n".join([_HEAD, *keys, _SETS, *ways, "\nWith `--job` the object is `simulate_job`:\n", *job]) + "\n"
 
 
 def site_file() -> str:

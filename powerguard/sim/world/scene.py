@@ -87,8 +87,8 @@ class Scene:
 
     @property
     def end_s(self) -> float:
-        """When utility is back for good."""
-        return self.cuts[-1].end_s
+        """When utility is back for good; at the beginning if it was never gone."""
+        return self.cuts[-1].end_s if self.cuts else 0.0
 
     def pack(self, site: Site) -> Pack:
         """Return the battery as it is when utility fails."""

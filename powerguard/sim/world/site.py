@@ -263,6 +263,38 @@ class RackSite(Options):
         return hosts
 
 
+class ClusterSite(Options):
+    """Several hosts that run one job under Slurm (--job), each alone behind its UPS."""
+
+    hosts: tuple[Annotated[int, Field(ge=2, le=32)], Annotated[int, Field(ge=2, le=32)]] = Field(
+        default=(2, 4), description="Hosts of the cluster."
+    )
+    spare_share: Share = Field(default=0.3, description="Clusters of three hosts or more of which the job leaves one.")
+    apart_share: Share = Field(
+        default=0.5, description="Clusters with a second feed, which stays, goes later or is back earlier."
+    )
+    longest_s: Seconds = Field(default=1200.0, description="No outage of a cluster lasts longer.")
+    hold_share: Share = Field(default=0.3, description="Settings with scheduler.hold.")
+    no_requeue_share: Share = Field(default=0.05, description="Jobs that may not be requeued.")
+    fault_share: Share = Field(
+        default=0.2, description="With faults, each: slurmctld hangs, is late, refuses, lies about a node, garbles."
+    )
+    fault_s: Span = Field(default=(5.0, 600.0), description="For how long.")
+    deed_share: Share = Field(
+        default=0.15,
+        description="With faults, each: a person drains a node, resumes one, adds words to powerguard's reason; "
+        "Slurm requeues the job by itself, forgets a reason.",
+    )
+
+    @field_validator("hosts")
+    @classmethod
+    def _ascend(cls, hosts: tuple[int, int]) -> tuple[int, int]:
+        if hosts[0] > hosts[1]:
+            msg = f"must be [least, most], got [{hosts[0]}, {hosts[1]}]"
+            raise ValueError(msg)
+        return hosts
+
+
 class Site(Options):
     """One site: the world's numbers."""
 
@@ -274,6 +306,7 @@ class Site(Options):
     faults: FaultSite = Field(default=FaultSite(), description="What breaks, with --faults.")
     returns: ReturnSite = Field(default=ReturnSite(), description="What brings a host back.")
     rack: RackSite = Field(default=RackSite(), description="Other hosts on the UPS.")
+    cluster: ClusterSite = Field(default=ClusterSite(), description="Hosts that run one job under Slurm.")
 
 
 def warnings(site: Site) -> list[str]:

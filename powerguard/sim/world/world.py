@@ -102,6 +102,13 @@ class World:
         )
 
     @property
+    def due_s(self) -> float:
+        """The same, from memory while nothing has changed it."""
+        if self._planned != self.host.version:
+            self._planned, self._next_s = self.host.version, self.next_event_s
+        return self._next_s
+
+    @property
     def _back_s(self) -> float:
         """When the next way back acts; inf: none does."""
         return math.inf if self.back.idle else self.back.next_s(**self._standing)
@@ -133,9 +140,8 @@ class World:
     def _play(self, to_s: float, *, stops: bool) -> None:
         host = self.host
         while self.now_s < to_s:
-            if self._planned != host.version:
-                self._planned, self._next_s = host.version, self.next_event_s
-            next_s = max(self.now_s, self._next_s) if self._next_s < to_s else to_s
+            due_s = self.due_s
+            next_s = max(self.now_s, due_s) if due_s < to_s else to_s
             gone_s = next_s - self.now_s
             if self.utility:
                 self.pack.charge(gone_s)

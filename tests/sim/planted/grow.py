@@ -31,6 +31,7 @@ PLAYED = (
     "powerguard.sim.world.report",
     "powerguard.sim.world.many",
     "powerguard.sim.looped.outage",
+    "powerguard.sim.cluster.play",
 )
 
 
@@ -83,6 +84,9 @@ def play(level: str, seed: int, site: Any) -> str:  # noqa: ANN401 - a Site, whi
             options = importlib.import_module("powerguard.sim.world.report").SimulationOptions(seed=seed, outages=1)
             (told,) = importlib.import_module("powerguard.sim.world.many").play_many(site, options, jobs=1)
             found = list(told.violations)
+        elif level == "job":
+            told = importlib.import_module("powerguard.sim.cluster.play").play(seed, site, faults=True)
+            return "; ".join(told.violations)
         else:
             told = importlib.import_module("powerguard.sim.looped.outage").play(seed, site, faults=True)
             found = [f"{each.name}: {each.what}" for each in told.violations]

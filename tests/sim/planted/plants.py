@@ -91,13 +91,35 @@ _SENT = "        left_s = await self._send(output, action, prepared_s)\n"
 _TOLD_OFF = "    if feed.countdown_at_s is None or feed.fsd_at_s is None:\n"
 _START = "        for action in answer.actions:\n            self._start(action)\n"
 
+_LASTS: dict[str, Any] = {
+    "outage": _LONG,
+    "ups": {"bad_cell_share": 0.0},
+    "cluster": {"fault_share": 0.0, "deed_share": 0.0},
+}
+_SLURM_HANGS: dict[str, Any] = {
+    "outage": {"bins": [{"from_s": 300.0, "to_s": 1200.0, "share": 1.0}]},
+    "cluster": {"fault_share": 0.7, "deed_share": 0.0},
+}
+_PERSONS: dict[str, Any] = {**_LASTS, "cluster": {"fault_share": 0.0, "deed_share": 0.5}}
+_APART: dict[str, Any] = {
+    "outage": {"bins": [{"from_s": 150.0, "to_s": 900.0, "share": 1.0}]},
+    "faults": {"daemon_killed_share": 0.0},
+    "cluster": {"apart_share": 1.0, "fault_share": 0.0, "deed_share": 0.0},
+}
+_LEFT_ALONE: dict[str, Any] = {
+    "outage": _LONG,
+    "faults": {"daemon_killed_share": 0.0},
+    "cluster": {"apart_share": 1.0, "fault_share": 1.0, "fault_s": [600.0, 900.0], "deed_share": 0.0},
+}
+"""Slurm, which would end the job on all hosts, hangs: they have the word of the host that leaves alone."""
+
 FIRST = 20
 """The first seed."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Plant:
-    """One fault. swaps: (text, what stands there instead), each text to be found once. level: "core" or "loop".
+    """One fault. swaps: (text, what stands there instead), each text to be found once. level: "core", "loop" or "job".
 
     within: so many seeds, from FIRST on, find it. hint: the one that did when this was written; it is played first.
     site: what the world has more of, so that the fault has something to meet.
@@ -794,6 +816,134 @@ PLANTS: tuple[Plant, ...] = (
         within=30,
         hint=21,
         site=_STOPPED,
+    ),
+    # --- Slurm, and a job on several hosts ----------------------------------------------------------------------------
+    Plant(
+        name="the_power_off_waits_for_slurm",
+        module="powerguard.core.decide.transitions",
+        swaps=(
+            (
+                "not phase.force_at_s and (not phase.waiting or turn.now_s >= phase.prepare_by_s)",
+                "not phase.force_at_s and (turn.state.node is None or turn.state.node.left)",
+            ),
+        ),
+        level="job",
+        site=_SLURM_HANGS,
+    ),
+    Plant(
+        name="a_drain_of_a_person_is_ours",
+        module="powerguard.effectors.slurm.helper",
+        swaps=(
+            (
+                '    node, did = _node(request), "drained"\n    if node.is_foreign:',
+                '    node, did = _node(request), "drained"\n    if False:',
+            ),
+        ),
+        level="job",
+        site=_PERSONS,
+    ),
+    Plant(
+        name="a_node_is_set_down_whoever_drained_it",
+        module="powerguard.effectors.slurm.helper",
+        swaps=(
+            (
+                '        if not node.is_foreign:\n            node, did = _set_state(request, "DOWN")',
+                '        if True:\n            node, did = _set_state(request, "DOWN")',
+            ),
+        ),
+        level="job",
+        site=_PERSONS,
+    ),
+    Plant(
+        name="a_node_is_given_back_whoever_drained_it",
+        module="powerguard.effectors.slurm.helper",
+        swaps=(
+            (
+                '    if node.is_ours(request.outage):\n        node, did = _set_state(request, "RESUME")',
+                '    if node.is_out:\n        node, did = _set_state(request, "RESUME")',
+            ),
+        ),
+        level="job",
+        site=_PERSONS,
+    ),
+    Plant(
+        name="a_mark_with_a_persons_words_is_ours",
+        module="powerguard.effectors.slurm.helper",
+        swaps=(("        found = _OURS.fullmatch(self.reason)", "        found = _OURS.match(self.reason)"),),
+        level="job",
+        within=120,
+        site=_PERSONS,
+    ),
+    Plant(
+        name="every_host_requeues_the_job",
+        module="powerguard.effectors.slurm.helper",
+        swaps=(
+            (
+                "        jobs = [job.id for job in _jobs(early) if job.leads]",
+                "        jobs = [job.id for job in _jobs(early)]",
+            ),
+        ),
+        level="job",
+        site=_LASTS,
+    ),
+    Plant(
+        name="the_mark_is_forgotten_at_a_boot",
+        module="powerguard.core.scheduler",
+        swaps=(
+            ("        for each in old.owing(NodeMarked)\n", "        for each in old.owing(NodeMarked) if False\n"),
+        ),
+        level="job",
+        site=_LASTS,
+    ),
+    Plant(
+        name="a_return_that_failed_is_not_repeated",
+        module="powerguard.core.scheduler",
+        swaps=(
+            ("        _again(turn, node, outcome.reason)\n        return", "        turn.settle(node)\n        return"),
+        ),
+        level="job",
+        within=120,
+        site=_SLURM_HANGS,
+    ),
+    Plant(
+        name="the_node_is_given_back_on_battery",
+        module="powerguard.core.scheduler",
+        swaps=(
+            ("isinstance(phase, OnBattery | Emergency) or (", "isinstance(phase, OnBattery) or ("),
+            (
+                "    phase, feed = turn.state.phase, turn.state.feed\n    if isinstance(phase, Recovery)",
+                "    return True\n    if isinstance(phase, Recovery)",
+            ),
+        ),
+        level="job",
+        site=_LASTS,
+    ),
+    Plant(
+        name="no_word_of_leaving",
+        module="powerguard.core.decide.transitions",
+        swaps=(("        *job.leave(turn, outage.id, limit_s=prepare_s),\n", ""),),
+        level="job",
+        site=_LEFT_ALONE,
+    ),
+    Plant(
+        name="one_host_lets_all_go_on",
+        module="powerguard.trainer.ranks.machine",
+        swaps=(
+            (
+                "    holds = tuple(hold for hold in state.holds if host is not None and hold[0] != host)",
+                "    holds: tuple[tuple[int, After], ...] = ()",
+            ),
+        ),
+        level="job",
+        within=200,
+        site=_APART,
+    ),
+    Plant(
+        name="ranks_go_on_after_a_departure",
+        module="powerguard.trainer.ranks.machine",
+        swaps=(("    if state.departed and known.after is After.EXIT:", "    if False:"),),
+        level="job",
+        site=_LEFT_ALONE,
     ),
 )
 """All of them."""

@@ -1,0 +1,148 @@
+"""One job on several hosts under a Slurm with faults: the invariants hold, each of them can fail, and the report."""
+
+import json
+import math
+from dataclasses import replace
+from typing import Any
+
+import pytest
+
+from powerguard.cli.main import main
+from powerguard.cli.shared import EX_USAGE
+from powerguard.sim.cluster.play import Play, play
+from powerguard.sim.cluster.scene import Plan, draw_plan
+from powerguard.sim.cluster.slurmctld import Deed, Fault
+from powerguard.sim.world.site import Bin, ClusterSite, OutageSite, Site, UpsSite
+
+LONG = OutageSite(bins=(Bin(from_s=900.0, to_s=1200.0, share=1.0),), restrike_share=0.0)
+SITE = Site(outage=LONG, ups=UpsSite(bad_cell_share=0.0), cluster=ClusterSite(hosts=(3, 3), spare_share=0.0))
+
+
+def plan(seed: int = 20, **changes: Any) -> Plan:  # noqa: ANN401 - fields of a Plan
+    return replace(draw_plan(seed, SITE, faults=False), **changes)
+
+
+def played(one: Plan) -> Play:
+    told = Play(one, SITE)
+    told.run()
+    return told
+
+
+# --- The invariants ---------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("outages", [8, pytest.param(500, marks=pytest.mark.slow)])
+@pytest.mark.parametrize("faults", [True, False])
+def test_every_invariant_holds(faults: bool, outages: int) -> None:
+    for seed in range(700, 700 + outages):
+        told = play(seed, Site(), faults=faults)
+        assert told.violations == (), f"powerguard simulate --job --seed {seed} --outages 1"
+
+
+def test_the_same_seed_is_the_same_outage() -> None:
+    assert play(31, Site(), faults=True) == play(31, Site(), faults=True)
+
+
+def test_an_outage_that_outlasts_every_battery() -> None:
+    """Every host is off, the job is requeued once, and all of it is back without a person."""
+    told = played(plan())
+    assert told.violations == []
+    result = told.played()
+    assert (result.offs, result.restarts, result.failed, result.reported) == (3, 1, 0, 0)
+    assert all(node.is_free for node in told.slurm.nodes)
+    assert told.training.starts == 2
+
+
+def test_a_host_that_keeps_its_power_stands_with_the_others_and_is_given_no_mark() -> None:
+    two = plan()
+    stays = replace(two.scenes[2], cuts=())
+    told = played(replace(two, scenes=(*two.scenes[:2], stays)))
+    assert told.violations == []
+    assert told.places[2].offs == []
+    assert told.idle_s > 0.0
+    assert told.slurm.job.restarts == 1
+    assert told.slurm.nodes[2].by_s == -math.inf
+
+
+def test_a_slurm_that_hangs_throughout_is_heard_of_and_costs_no_power_off_a_second() -> None:
+    hung = plan(faults=(Fault("hangs", -10.0, 4000.0),))
+    assert play_of(hung) == play_of(plan())
+    told = played(hung)
+    assert told.violations == []
+    assert told.training.trains
+
+
+def play_of(one: Plan) -> list[float]:
+    """Return when each host was ordered off first, to the second."""
+    return [round(place.offs[0].at_s) for place in played(one).places]
+
+
+def test_a_person_who_drains_a_node_keeps_it() -> None:
+    told = played(plan(deeds=(Deed(-5.0, "drain", 1), Deed(100.0, "drain", 2))))
+    assert told.violations == []
+    assert told.played().reported == 2
+
+
+def test_a_job_whose_newest_checkpoint_is_lost_is_found() -> None:
+    told = Play(plan(), SITE)
+    told.training._disks = _Forgetful()
+    told.run()
+    assert "the newest checkpoint that all ranks have is never lost" in told.violations[0]
+
+
+class _Forgetful(dict[int, list[float]]):
+    """The disks of hosts that keep nothing."""
+
+    def __setitem__(self, key: int, value: list[float]) -> None:
+        pass
+
+
+def test_a_job_that_is_requeued_twice_is_found() -> None:
+    three = plan()
+    stay = [replace(scene, cuts=()) for scene in three.scenes[1:]]
+    told = Play(replace(three, scenes=(three.scenes[0], *stay)), SITE)
+    told.slurm._ended = lambda **_: None  # type: ignore[method-assign] # Slurm leaves it running
+    first = told.members[0]._say
+    told.members[0]._say = lambda action: [first(action) for _ in range(2)] and None  # type: ignore[method-assign]
+    told.run()
+    assert "no job is requeued twice for one outage" in told.violations[0]
+
+
+def test_a_job_that_does_not_train_again_is_found() -> None:
+    told = Play(plan(), SITE)
+    told.slurm._schedule = lambda: None  # type: ignore[method-assign]
+    told.training.start((0, 1, 2))
+    told.slurm.job.nodes = (0, 1, 2)
+    told.run()
+    assert "the job trains when utility is back for good" in told.violations[0]
+
+
+# --- The report -------------------------------------------------------------------------------------------------------
+
+
+def test_what_is_printed(capsys: pytest.CaptureFixture[str]) -> None:
+    assert main(["simulate", "--job", "--outages", "2", "--seed", "5", "--jobs", "1"]) == 0
+    text = capsys.readouterr().out
+    assert "2 outages of one job on several hosts under Slurm, from seed 5, with faults" in text
+    assert main(["simulate", "--job", "--outages", "2", "--seed", "5", "--jobs", "1", "--json"]) == 0
+    told = json.loads(capsys.readouterr().out)
+    assert (told["object"], told["schema_version"], told["outages"], told["seed"]) == ("simulate_job", 1, 2, 5)
+    assert told["invariant_violations"] == []
+    for key in told.keys() - {"schema_version", "object"}:
+        assert f"`{key}`" in _page(), key
+
+
+def _page() -> str:
+    from powerguard.sim.world.report import page
+
+    return page()
+
+
+@pytest.mark.parametrize("words", [["--hosts", "1,2"], ["--policy", "nut"], ["--level", "loop"]])
+def test_what_does_not_go_together(capsys: pytest.CaptureFixture[str], words: list[str]) -> None:
+    try:
+        status = main(["simulate", "--job", *words])
+    except SystemExit as ended:
+        status = int(ended.code or 0)
+    assert status == EX_USAGE
+    assert "--job" in capsys.readouterr().err
