@@ -150,10 +150,12 @@ def test_a_change_that_no_optimizer_announced_is_refused_and_told(caplog: pytest
         expected, again = rig.expected(), rig.taken()
         rig.step()
         assert again() == expected
-        assert rig.state.copier.how == "at once (model/state/3.weight was changed, and not by the optimizer's step)"
-    assert [each.message for each in caplog.records] == [
-        "training waits for each copy from now on: model/state/3.weight was changed, and not by the optimizer's step"
-    ]
+        assert (
+            rig.state.copier.how
+            == "at once (model/state/3.weight was changed while it was copied, and not by the optimizer's step)"
+        )
+    why = "model/state/3.weight was changed while it was copied, and not by the optimizer's step"
+    assert [each.message for each in caplog.records] == [f"training waits for each copy from now on: {why}"]
 
 
 def test_a_change_between_the_boundary_and_the_optimizers_step_is_refused() -> None:
@@ -309,6 +311,20 @@ def test_a_snapshot_is_taken_again_while_the_last_one_is_on_its_way() -> None:
             assert found() == expected
 
 
+def test_nothing_is_kept_of_a_copy_that_no_writer_waited_for() -> None:
+    """As when the write was given up for a newer state: the tensors, and the copies on the GPU, are let go."""
+    for overlap in ("optimizer", "clone"):
+        with training(LateDevice(slowest_s=None), overlap) as rig:
+            for _ in range(5):
+                rig.taken()
+                rig.step()
+                rig.state.copier.before_update()
+            flights = rig.state.copier._late
+            until(lambda flights=flights: not (rig.state.copier._forget_what_landed() or rig.state.copier._late))
+            assert not any(flight._sources for flight in flights)
+            assert rig.state.copier.how.startswith("while training went on")
+
+
 def test_a_child_of_fork_leaves_the_device_alone(tmp_path: Path) -> None:
     device = LateDevice(slowest_s=None)
     rig = Training(device)
@@ -353,6 +369,17 @@ def test_an_error_of_the_device_fails_the_copy_and_no_other(*, late: bool) -> No
         device.breaks_at = device.copies + 5
         with pytest.raises(RuntimeError, match="illegal memory access"):
             rig.taken(late=late)()
+        rig.step()
+
+
+def test_an_error_of_the_device_while_the_optimizer_waits_fails_the_save_alone() -> None:
+    device = LateDevice(slowest_s=None)
+    with training(device) as rig:
+        found = rig.taken()
+        device.breaks_at = device.copies + 1
+        rig.step()
+        with pytest.raises(RuntimeError, match="illegal memory access"):
+            found()
         rig.step()
 
 

@@ -42,7 +42,7 @@ from powerguard.trainer.store.memory import physical_bytes
 
 _PIECE: Final = 8 << 20
 _HUGE: Final = 2 << 20
-_LOOK_S: Final = 0.0005  # a GPU's bus brings 25 MB in this time
+_LOOK_S: Final = 0.001  # a GPU's bus brings 50 MB in this time
 
 Progress = Callable[[int, int | None], None]
 """Called with (bytes done, bytes in all; None: not known) during a long operation, from any thread."""

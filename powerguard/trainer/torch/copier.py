@@ -37,7 +37,6 @@ _log = logging.getLogger("powerguard.trainer")
 Tell = Callable[[int], None]
 """Called with how many bytes of the snapshot, from its beginning, have arrived."""
 
-
 _PLAIN, _SMALL_ON_HOST, _SMALL, _LARGE, _LATE = range(5)
 _Place = tuple[int, str, str, Any]
 """Where an item goes: one of these five, the GPU and the dtype by name, and the GPU."""
@@ -45,6 +44,9 @@ _Place = tuple[int, str, str, Any]
 
 class ChangedError(StoreError):
     """A tensor was changed while it was copied, by something else than what waits for the copy."""
+
+    def __init__(self, name: str) -> None:
+        super().__init__(f"{name} was changed while it was copied, and not by the optimizer's step")
 
 
 @dataclass(frozen=True, slots=True)
@@ -100,7 +102,8 @@ class Flight:
         self._watched: list[tuple[str, Tensor, int]] = []
         """What only an optimizer may change, and its count of changes when the copy began."""
         self._is_held_up = False
-        self.changed = ""
+        self.failure: Exception | None = None
+        """Why the copy is worth nothing."""
 
     def begin(self, end: int, batch: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Begin copies, behind those that have begun; with them all bytes up to `end` are there."""
@@ -111,11 +114,6 @@ class Flight:
     def is_over(self) -> bool:
         """All have arrived, as far as `arrived` has seen."""
         return self._reached == len(self._marks)
-
-    @property
-    def is_watching(self) -> bool:
-        """Something that training may change has not arrived yet, as far as is known, or was changed."""
-        return bool(self._watched or self.changed)
 
     def watch(self, name: str, tensor: Tensor) -> None:
         """Refuse the copy if this tensor is changed before it is held up."""
@@ -133,38 +131,46 @@ class Flight:
 
     def land(self) -> None:
         """Wait until nothing is on its way any more, whatever became of it."""
-        if self._marks:
-            with contextlib.suppress(RuntimeError):
+        with contextlib.suppress(RuntimeError), self._lock:
+            if self._marks:
                 self._device.wait(self._marks[-1][1])
+            self._look()
 
     def arrived(self) -> int:
         """How many bytes have arrived, from the beginning of the snapshot. Raises what the device met; ChangedError."""
         with self._lock:
-            while self._reached < len(self._marks) and self._device.has_reached(self._marks[self._reached][1]):
-                self._arrived = self._marks[self._reached][0]
-                self._reached += 1
-            if self.is_over:
-                self._compare()
-                self._sources.clear()
-                self._watched.clear()
-            if self.changed:
-                msg = f"{self.changed} was changed while it was copied, and not by the optimizer's step"
-                raise ChangedError(msg)
+            self._look()
+            if self.failure is not None:
+                raise self.failure
             return self._arrived
 
     def hold_up(self) -> None:
-        """Let what changes the tensors next come after the copies, on the GPU. The training thread does not wait."""
+        """Let what changes the tensors next come after the copies, on the GPU. Never waits, never raises."""
         with self._lock:
-            if self._watched:
-                self._compare()
-                self._device.hold_up(self._marks[-1][1])
-                self._is_held_up = True
+            try:
+                self._look()
+                if self._watched:
+                    self._compare()
+                    self._device.hold_up(self._marks[-1][1])
+                    self._is_held_up = True
+            except RuntimeError as error:  # training meets the same, if its GPU is broken
+                self.failure = error
+
+    def _look(self) -> None:
+        """See what has arrived, and let go of everything once all has."""
+        while not self.is_over and self._device.has_reached(self._marks[self._reached][1]):
+            self._arrived = self._marks[self._reached][0]
+            self._reached += 1
+        if self.is_over:
+            self._compare()
+            self._sources.clear()
+            self._watched.clear()
 
     def _compare(self) -> None:
         """Note a change by what was not held up: it came before this, and may be in the copy."""
-        if not self._is_held_up and not self.changed:
-            changed = (name for name, tensor, version in self._watched if tensor._version != version)  # noqa: SLF001
-            self.changed = next(changed, "")
+        changed = (name for name, tensor, version in self._watched if tensor._version != version)  # noqa: SLF001
+        if not self._is_held_up and self.failure is None and (name := next(changed, "")):
+            self.failure = ChangedError(name)
 
 
 class Copier:
@@ -208,6 +214,7 @@ class Copier:
         late: training may go on before. Raises what the device meets; nothing is on its way then.
         """
         host = torch.frombuffer(memory, dtype=torch.uint8)
+        self._forget_what_landed()
         runs = [run for run in items.runs if run.where is not None and run.end > run.start]
         is_late = late and bool(runs) and self._may_be_late()
         self.how = ""
@@ -259,7 +266,7 @@ class Copier:
         except BaseException:
             flight.land()
             raise
-        self._late = [each for each in self._late if each.is_watching] + [flight]
+        self._late.append(flight)
         return flight
 
     def _wait(self, flight: Flight, end: int, tell: Tell) -> None:
@@ -308,11 +315,17 @@ class Copier:
         for flight in self._late:
             flight.hold_up()
 
+    def _forget_what_landed(self) -> None:
+        """Also what no thread asked for any more, because its write was given up."""
+        for flight in self._late:
+            with contextlib.suppress(RuntimeError, ChangedError):
+                flight.arrived()
+            if isinstance(flight.failure, ChangedError):
+                self._refuse_overlap(str(flight.failure))
+        self._late = [flight for flight in self._late if not flight.is_over and flight.failure is None]
+
     def _may_be_late(self) -> bool:
         """Whether each optimizer is known to announce its steps. A compiled or recorded one may not call the hook."""
-        changed = next((flight.changed for flight in self._late if flight.changed), "")
-        if changed:
-            self._refuse_overlap(f"{changed} was changed, and not by the optimizer's step")
         if any(group.get("capturable") for each in self._optimizers for group in each.param_groups):
             self._refuse_overlap("an optimizer is capturable, and a CUDA graph calls no hooks")
         if self._overlap != "optimizer" or self._no_overlap:
