@@ -58,7 +58,9 @@ def main(root: Path, out: Path, steps: int) -> None:
     divide = ranks > 1 and "divide" in sys.argv
     state = TorchState(model=wrapped, optimizer=optimizer, scheduler=scheduler, dataloader=loader, divide=divide)
     # Closed by hand at the end alone: a rank that fails goes down at once, and takes the others with it.
-    guard = Guard(state, root, job="job", every_s=EVERY_S, socket=out / "job.sock" if rank == 0 else None)
+    snapshots = 1 if "one snapshot" in sys.argv else None
+    socket = out / "job.sock" if rank == 0 else None
+    guard = Guard(state, root, job="job", every_s=EVERY_S, snapshots=snapshots, socket=socket)
     step = guard.restore()
     with (out / f"loss-{rank}").open("a", buffering=1) as losses:
         print("start", step, file=losses)

@@ -74,7 +74,7 @@ def test_kills_change_no_bit(ranks: int, kills: int, tmp_path: Path) -> None:
     """
     steps = 400
     whole = reference(tmp_path / "whole", ranks, steps)
-    pieces, resumed = killed(tmp_path / "pieces", ranks, steps, kills, ranks)
+    pieces, resumed = killed(tmp_path / "pieces", ranks, steps, kills, ranks, *(["one snapshot"] * (ranks == 2)))
     compare(whole, pieces, ranks, steps)
     assert resumed > 0, "no checkpoint was ever used"
 
@@ -89,7 +89,8 @@ def whole(tmp_path_factory: pytest.TempPathFactory) -> Path:
 @pytest.mark.timeout(2400)
 @pytest.mark.parametrize("turn", range(10))
 def test_ten_of_a_hundred_kills_change_no_bit(whole: Path, tmp_path: Path, turn: int) -> None:
-    """Two ranks; every second time with what is alike divided among them. In ten parts, for a busy machine."""
-    pieces, resumed = killed(tmp_path / "pieces", 2, STEPS, 10, turn, *(["divide"] * (turn % 2)))
+    """Two ranks; every second time with what is alike divided among them, every third with one snapshot."""
+    how = ["divide"] * (turn % 2) + ["one snapshot"] * (turn % 3 == 0)
+    pieces, resumed = killed(tmp_path / "pieces", 2, STEPS, 10, turn, *how)
     compare(whole, pieces, 2, STEPS)
     assert resumed > 5, "of ten: the others went back to the beginning"

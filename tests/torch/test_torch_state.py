@@ -238,10 +238,12 @@ class Training:
             self.notes.append(losses[-1])
         return losses
 
+    def moments(self) -> list[torch.Tensor]:
+        states = self.optimizer.state.values()
+        return [value for state in states for value in state.values() if isinstance(value, torch.Tensor)]
+
     def bits(self) -> list[bytes]:
-        tensors = [*self.model.state_dict().values(), self.model.seen, *self.ema.values()]
-        for state in self.optimizer.state.values():
-            tensors += [value for value in state.values() if isinstance(value, torch.Tensor)]
+        tensors = [*self.model.state_dict().values(), self.model.seen, *self.ema.values(), *self.moments()]
         return [bytes(bytes_of(tensor.detach().contiguous())) for tensor in tensors]
 
 
@@ -271,7 +273,9 @@ def test_training_goes_on_bit_for_bit(name: str) -> None:
     resumed = Training(make, **options)
     resumed.train(3)  # whatever happened before the load is forgotten
     notes = resumed.notes
+    moments = [part.data_ptr() for part in resumed.moments()]
     resumed.state().load(items)
+    assert [part.data_ptr() for part in resumed.moments()] == moments, "no second copy beside them"
     assert resumed.train(9) == expected
     assert resumed.bits() == training.bits()
     assert resumed.notes is notes

@@ -153,20 +153,7 @@ class Shard:
 
     def packed(self) -> "Packed":
         """Pack it for a manifest. Raises ManifestError if it could not be read again."""
-        document = {
-            "digests": self.digests,
-            "items": [
-                {
-                    "name": it.name,
-                    "dtype": it.dtype,
-                    "shape": it.shape,
-                    "offset": it.offset,
-                    "size_bytes": it.size_bytes,
-                }
-                for it in self.items
-            ],
-        }
-        content = _dump(document)
+        content = self._described()
         if len(content) > MAX_SHARD_JSON_BYTES:
             _refuse(
                 f"{self.file}: the description of {len(self.items)} items has {len(content)} bytes,"
@@ -178,9 +165,18 @@ class Shard:
             chunk_bytes=self.chunk_bytes,
             content=b64encode(zlib.compress(content, _LEVEL)).decode(),
         )
+        del content  # many items take much memory once more when they are read again
         if packed.unpacked() != self:
             _refuse(f"{self.file}: its description does not read back as it was written")
         return packed
+
+    def _described(self) -> bytes:
+        """Its digests and items as JSON."""
+        items = [
+            {"name": it.name, "dtype": it.dtype, "shape": it.shape, "offset": it.offset, "size_bytes": it.size_bytes}
+            for it in self.items
+        ]
+        return _dump({"digests": self.digests, "items": items})
 
     @classmethod
     def check(cls, layout: Layout, ranks: int = 1) -> None:

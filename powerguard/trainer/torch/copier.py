@@ -412,7 +412,8 @@ class Copier:
             self._plan = Arranged((), layout, [])
             for place, group in groupby(range(len(items)), key=lambda at: places[self._order[at]]):
                 numbers = list(group)
-                self._plan.runs += _runs(place, numbers[0], numbers[-1] + 1, layout, self._sizes.joined)
+                joined = self._sizes.joined if place[0] == _SMALL else self._sizes.joined_on_host
+                self._plan.runs += _runs(place, numbers[0], numbers[-1] + 1, layout, joined)
             self._structure = structure
             self._where = next((run.where for run in self._plan.runs if run.where is not None), self._where)
         return Arranged((items[number] for number in self._order), self._plan.layout, self._plan.runs)

@@ -31,7 +31,8 @@ class Sizes:
     """In bytes, what is best on a device; those of an H100.
 
     small: tensors below this are joined: a copy of its own takes as long as 0.5 MB on the bus. small_on_host: the same
-    where they lie in host memory. joined: up to this size, so that the GPU needs no large piece of free memory.
+    where they lie in host memory. joined, joined_on_host: up to this size, so that the GPU needs no large piece of free
+    memory, and the host no view of each tensor at a time.
     batch: copies between two marks, about a millisecond on the bus; they end at its multiples in the snapshot.
     registered: pieces of host memory, a multiple of a batch: no copy may reach over their ends. bounce: each of the two
     buffers, where the snapshot cannot be registered. spare: what a clone leaves free on the GPU.
@@ -40,6 +41,7 @@ class Sizes:
     small: int = 1 << 20
     small_on_host: int = 64 << 10
     joined: int = 256 << 20
+    joined_on_host: int = 8 << 20
     batch: int = 64 << 20
     registered: int = 256 << 20
     bounce: int = 16 << 20

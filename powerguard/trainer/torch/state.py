@@ -465,6 +465,11 @@ class _Optimizer:
                 yield f"parameter group {at} of {name} has no {key} in the checkpoint (set it after restore())"
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
+        # A training that is rolled back has moments already: new ones beside them may not fit into the GPU's memory.
+        for param, parts in self._pairs(source.pairs(node["state"]), node["param_groups"]):
+            for key, mine in self._optimizer.state.get(param, {}).items():
+                if isinstance(mine, torch.Tensor) and not _misfit(key, mine, parts.get(key), source):
+                    source.fill(parts[key], local(mine))
         state = source.unpack(name, node)
         kept = list(self._pairs(state["state"], state["param_groups"]))
         for param, parts in kept:

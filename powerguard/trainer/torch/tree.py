@@ -379,6 +379,11 @@ class Unpacker:
         array = np.frombuffer(bytes(loaded.data), dtype=loaded.dtype).reshape(loaded.shape).copy()
         return array[()] if node["number"] else array
 
+    def fill(self, node: Mapping[str, Json], tensor: Tensor) -> None:
+        """Copy a node's bytes into a tensor of its dtype and shape; `unpack` then returns it, and no new one."""
+        fill(tensor, self.loaded(node))
+        self._made[node["item"], node.get("device", "cpu")] = tensor
+
     def loaded(self, node: Mapping[str, Json]) -> Loaded:
         """The bytes of a tensor's node, as they lie in the checkpoint."""
         try:
