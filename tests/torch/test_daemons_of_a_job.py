@@ -2,6 +2,7 @@
 
 import contextlib
 import itertools
+import json
 import sys
 from collections.abc import AsyncIterator
 from typing import Any, Self, cast
@@ -10,6 +11,7 @@ import pytest
 
 pytest.importorskip("torch", reason="torch is not installed (scripts/test-torch gets it)")
 
+from powerguard.cli.main import main
 from powerguard.sim.demo.story import numbers
 from tests.e2e.peers import Order, Trainer
 from tests.e2e.rig import ROOMY, Rig, rig
@@ -95,7 +97,7 @@ async def test_two_upses_hold_one_job_until_both_are_back() -> None:
 
 
 @pytest.mark.timeout(230)
-async def test_the_other_daemon_knows_why_the_job_has_ended() -> None:
+async def test_the_other_daemon_knows_why_the_job_has_ended(capsys: pytest.CaptureFixture[str]) -> None:
     """One host empties its battery. The other never lost its power: it says so, and has training started again."""
     async with two() as (hosts, ranks, (one, other)):
         one.ups.utility = False
@@ -116,3 +118,8 @@ async def test_the_other_daemon_knows_why_the_job_has_ended() -> None:
         again = await other.note("job_restarted")
         assert numbers(again)["step"] >= step
         assert other.offs() == []
+        assert main(["explain", "job", "--json", "--journal", str(other.journal)]) == 0
+        (hold,) = json.loads(capsys.readouterr().out)["holds"]
+        assert (hold["trainer"], hold["held_by"], hold["job_ended"]) == ("many", ["gpu0"], ended.because)
+        held = await other.note("training_held")
+        assert hold["idle_s"] == pytest.approx(again.at_s - held.at_s, abs=0.01)

@@ -3,10 +3,11 @@
 import argparse
 import json
 import sys
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from powerguard.cli.outages.facts import Told, gather, number, pairs
+from powerguard.cli.outages import holds
+from powerguard.cli.outages.facts import Told, gather, number
 from powerguard.cli.outages.history import (
     Elapsed,
     UnknownOutageError,
@@ -19,6 +20,7 @@ from powerguard.cli.outages.history import (
 from powerguard.cli.render import Paint, clean, clock_of, duration, fold, mode_note, moment, table
 from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, Subparsers, fail
 from powerguard.cli.words import NEED_SHARE, PHASES, durations_in, order, outcome_of, sentence, short_since_s
+from powerguard.daemon.journal import pairs
 
 if TYPE_CHECKING:
     from powerguard.core.model.policy import Policy
@@ -43,7 +45,12 @@ def register(subparsers: Subparsers) -> None:
         "64: no such outage; 66: the journal cannot be read.",
     )
     parser.add_argument(
-        "outage", metavar="ID", nargs="?", default="last", help="its id, the beginning of it, or last (default)"
+        "outage",
+        metavar="ID",
+        nargs="?",
+        default="last",
+        help="its id, the beginning of it, or last (default); job: when training stood because of another host of its "
+        "job",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_journal(parser)
@@ -54,9 +61,15 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     from powerguard.daemon.journal import JournalError, read_only
 
+    show: Callable[[Mapping[str, Any], Paint], list[str]] = describe
+    more: list[str] = []
     try:
         with read_only(journal_of(args)) as db:
-            told = explained(gather(read(db, args.outage)))
+            if args.outage == holds.NAME:
+                told, show = holds.explained(holds.holds(db)), holds.describe
+            else:
+                told = explained(gather(read(db, args.outage)))
+                more = holds.within(db, told["started_at"], told["ended_at"])
     except UnknownOutageError as error:
         return fail(args, "explain", str(error), EX_USAGE)
     except JournalError as error:
@@ -64,7 +77,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told, indent=2))
     else:
-        print("\n".join(fold(describe(told, Paint(sys.stdout)))))
+        print("\n".join(fold([*show(told, Paint(sys.stdout)), *more])))
     return 0
 
 

@@ -16,7 +16,7 @@ from powerguard.core.energy.budget import paused_load
 from powerguard.core.model.events import Measured, OwnLoad, Reading, TrainerSeen
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.serialisation import PlainError, from_plain
-from powerguard.daemon.journal import Line
+from powerguard.daemon.journal import Line, pairs
 from powerguard.daemon.journal.records import ReplayStart
 from powerguard.effectors.bmc.ipmi import RestartCause
 
@@ -108,12 +108,6 @@ def _numbers(line: Line) -> dict[str, Any]:
     if line.kind == "action":
         return dict(line.payload)
     return pairs(line.payload.get("detail" if line.kind == "outcome" else "numbers"))
-
-
-def pairs(value: object) -> dict[str, Any]:
-    """Return the pairs of the journal; empty if there are none."""
-    found = value if isinstance(value, list) else []
-    return {str(pair[0]): pair[1] for pair in found if isinstance(pair, list) and len(pair) == 2}
 
 
 def number(value: object) -> float | None:

@@ -149,7 +149,9 @@ def find(db: sqlite3.Connection, name: str) -> OutageRecord:
     """Return the outage of that id, or the only one that begins so; `last`: the newest. Raises UnknownOutageError."""
     known = history(db, _ALL)
     if not known:
-        message = "the journal has no outage"
+        from powerguard.cli.outages import holds
+
+        message = f"the journal has no outage{holds.hint(db)}"
         raise UnknownOutageError(message)
     if name == "last":
         return known[0]

@@ -1,7 +1,17 @@
 """The journal of decisions, durable before they are carried out (docs/reference/journal.md)."""
 
 from powerguard.daemon.journal.journal import Executor, Inline, Journal, JournalHealth, JournalLimits, WorkerThread
-from powerguard.daemon.journal.queries import counters, following, history, outage, read_all, recent, recording
+from powerguard.daemon.journal.queries import (
+    counters,
+    following,
+    history,
+    notes,
+    outage,
+    pairs,
+    read_all,
+    recent,
+    recording,
+)
 from powerguard.daemon.journal.records import Entry, Line, Loaded, OutageRecord, Recorded, RecordedEvents, ReplayStart
 from powerguard.daemon.journal.sqlite import JournalError, read_only
 from powerguard.daemon.journal.store import Retention
@@ -25,7 +35,9 @@ __all__ = [
     "counters",
     "following",
     "history",
+    "notes",
     "outage",
+    "pairs",
     "read_all",
     "read_only",
     "recent",

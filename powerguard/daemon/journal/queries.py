@@ -136,6 +136,21 @@ def recent(db: sqlite3.Connection, limit: int) -> tuple[Line, ...]:
     return _lines(reversed(rows))
 
 
+def notes(db: sqlite3.Connection, events: Iterable[str]) -> tuple[Line, ...]:
+    """Return the notes of these names, in an outage or outside of one, the oldest first."""
+    names = tuple(events)
+    query = (
+        f"SELECT {_COLUMNS} FROM entries WHERE kind = 'note' AND event IN ({','.join('?' * len(names))}) ORDER BY seq"  # noqa: S608 - our own words
+    )
+    return _lines(db.execute(query, names))
+
+
+def pairs(value: object) -> dict[str, Any]:
+    """Return the pairs of the journal; empty if there are none."""
+    found = value if isinstance(value, list) else []
+    return {str(pair[0]): pair[1] for pair in found if isinstance(pair, list) and len(pair) == 2}
+
+
 def following(db: sqlite3.Connection, last: Line, limit: int) -> tuple[Line, ...]:
     """Return the lines after a line in its boot outside of any outage, the oldest first."""
     query = f"SELECT {_COLUMNS} FROM entries WHERE seq > ? AND boot_id = ? AND outage IS NULL ORDER BY seq LIMIT ?"  # noqa: S608
