@@ -148,7 +148,7 @@ def test_a_job_of_too_many_ranks_learns_it_before_its_first_save(root: Path) -> 
     with Store(root, job="llm", ranks=10_000, leader=False, slots=0) as store:
         stored = StoreCheckpointer(Parts(lambda: parts, lambda _: None), store)
         with pytest.raises(StoreError, match=r"10000 ranks with 3000 items each .* more than 67 MB.*\(save fewer"):
-            stored.size_bytes()
+            stored.measure()
 
 
 def test_one_rotten_chunk_comes_from_the_nas_and_is_mended(root: Path, nas: Path) -> None:

@@ -19,11 +19,11 @@ from threading import Lock, Timer
 from typing import Any, Final
 
 from powerguard.fields import clean_text
-from powerguard.trainer.ranks.base import Ranks
+from powerguard.trainer.ranks.base import Ranks, boottime_s
 from powerguard.trainer.store.folders import Found
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.manifest import ManifestError, Shard, StoreError, committed_ms
-from powerguard.trainer.store.shards import THREADS, CorruptError, ShardReader, Snapshot, over_chunks
+from powerguard.trainer.store.shards import READERS, CorruptError, ShardReader, Snapshot, over_chunks
 from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers.base import Kind, Source, Tier, TierError, items_in, ranks_told
 from powerguard.trainer.tiers.transfer import Gate
@@ -397,12 +397,18 @@ class _Load:
         """Raises the error of the last source for the first chunk that none has right."""
         shard = self._shard
         self._memory.reserve(shard.size_bytes, touch=False)  # the reading threads touch it, all at a time
-        buffer = self._memory.buffer
+        buffer, done, told_at_s = self._memory.buffer, 0, boottime_s()
 
         def read(index: int, start: int, end: int) -> None:
+            nonlocal done, told_at_s
             self._read(index, buffer[start:end])
+            with self._lock:
+                done += end - start
+                if boottime_s() - told_at_s >= _TELL_S:
+                    told_at_s = boottime_s()
+                    _log.info("checkpoint_read bytes=%d of=%d", done, shard.size_bytes)
 
-        threads = THREADS if isinstance(self._sources[0][0], LocalTier) else _CONNECTIONS
+        threads = READERS if isinstance(self._sources[0][0], LocalTier) else _CONNECTIONS
         over_chunks(shard.size_bytes, shard.chunk_bytes, read, threads=threads)
         return items_in(buffer, shard)
 

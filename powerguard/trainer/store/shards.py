@@ -245,6 +245,9 @@ THREADS: Final = 8
 """How many chunks are under way at once. Each waits for the disk, so eight cost no more than two; where others want
 every core, a disk that has more to do waits less for us (docs/decisions/0101)."""
 
+READERS: Final = 16
+"""The same for reading (docs/decisions/0234)."""
+
 _WORTH_A_THREAD: Final = 1 << 20  # bytes that take longer than starting one
 
 
@@ -472,7 +475,7 @@ def read_shard(
     shard: Shard,
     into: Snapshot | None = None,
     *,
-    threads: int = THREADS,
+    threads: int = READERS,
     progress: Progress | None = None,
     cancel: Event | None = None,
 ) -> dict[str, Loaded]:
