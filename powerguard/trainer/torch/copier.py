@@ -216,7 +216,8 @@ class Copier:
         host = torch.frombuffer(memory, dtype=torch.uint8)
         self._forget_what_landed()
         runs = [run for run in items.runs if run.where is not None and run.end > run.start]
-        is_late = late and bool(runs) and self._may_be_late()
+        is_registered = self._registered.get(host.data_ptr(), 0) >= items.layout.size_bytes
+        is_late = late and bool(runs) and is_registered and self._may_be_late()
         self.how = ""
         with torch.no_grad():
             _copy_on_host(items, memory, host, tell)
@@ -225,7 +226,7 @@ class Copier:
             self._device.follow(where)
         if not parts:
             return None
-        if self._registered.get(host.data_ptr(), 0) < items.layout.size_bytes:
+        if not is_registered:
             self.how = f"at once, through buffers: {self._unregistered}"
             self._through_buffers(parts, host, tell)
             return None
@@ -466,7 +467,7 @@ def _join(items: Arranged, run: Run, target: Tensor) -> None:
     if kind is torch.uint8:
         flats = [_flat(tensor).view(torch.uint8) for tensor in tensors]
     else:
-        flats = [tensor.reshape(-1) for tensor in tensors]
+        flats = [tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in tensors]
     zeros = torch.zeros(ALIGN, dtype=torch.uint8, device=target.device).view(kind)
     parts, done = [], 0
     for number, gap in run.gaps:
