@@ -283,7 +283,7 @@ class LastSave:
     write_s: from its first byte on the disk to durable. copy_bw, write_bw: bytes a second. write_share: write_bw as a
     share of what the disk took when room was made for checkpoints at the start; None: that was not measured.
     copy: how a state on a GPU came into host memory, and why not faster; "" for one that has no GPU.
-    snapshots: how many states host memory holds at a time, 1 or 2; None: not told.
+    snapshots: how many states host memory holds at a time, 1 or 2; None: not known.
     """
 
     step: int

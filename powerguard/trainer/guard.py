@@ -356,16 +356,14 @@ class Guard:
         self._remote = None if remote is None else Remote.of(remote)
         options = StoreOptions(job=job, keep=keep, snapshots=snapshots, disk=disk, must_exist=must_exist)
         self._checkpointer = checkpointer_of(state, root, options, ranks=ranks, remote=remote is not None)
-        self.requests = RequestQueue(job=job, conduct=After(conduct), clock=clock, ranks=ranks.size, hosts=ranks.hosts)
-        self._writer = Writer(self.requests, self._checkpointer)
-        self._pace = self.requests.pace
+        requests = RequestQueue(job=job, conduct=After(conduct), clock=clock, ranks=ranks.size, hosts=ranks.hosts)
+        self.requests, self._pace = requests, requests.pace
+        self._writer = Writer(requests, self._checkpointer)
         self._pace.beside = self._checkpointer.beside
         self._pace.processes = -(-ranks.size // ranks.hosts)
         self._pace.due_s = clock()
         every_s = every_s if every_s is not None and self._checkpointer.beside else NEVER_S
-        self._hook = StepHook(
-            self.requests, self._writer, self._checkpointer, ranks=ranks, every_s=every_s, clock=clock
-        )
+        self._hook = StepHook(requests, self._writer, self._checkpointer, ranks=ranks, every_s=every_s, clock=clock)
         self._endpoint: Endpoint | None = None
         self._signals: Signals | None = None
         self._began_at: int | None = -1 if new_run else None
