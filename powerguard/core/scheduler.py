@@ -20,7 +20,9 @@ LIMIT_S: Final = 10.0
 AGAIN_S: Final = 5.0
 """Between two orders in an outage, while the scheduler does not do what it was asked."""
 LATER_S: Final = 60.0
-"""The same once the outage is over: a node that cannot be given back may need a person, and each try is two lines."""
+"""Longest such time once the outage is over: a node that cannot be given back may need a person, and each try is two
+lines. It doubles up to here. A daemon that is killed leaves the next one an order whose time is nearly over; that such
+an order fails must not keep the node out for a minute."""
 _FAILED: Final = "scheduler_failed"
 NOT_DOWN: Final = "requeued"
 """What a LeaveNode did that requeued jobs, but could not set the node down."""
@@ -42,7 +44,7 @@ def tend(turn: Turn) -> None:
         if node is not None and isinstance(phase, Emergency) and not node.signalled:
             turn.order(SignalJobs, limit_s=LIMIT_S, outage=node.outage)
             turn.owe(replace(node, signalled=True))
-    elif node is not None and node.order is None and turn.now_s >= node.retry_at_s and _is_over(turn):
+    elif node is not None and node.order is None and turn.now_s >= node.retry_at_s and _is_over(turn, node):
         order = turn.order(ReturnNode, limit_s=LIMIT_S, outage=node.outage, jobs=node.jobs)
         # From here on the node may be in service, whatever the answer: a further outage marks and leaves it again.
         turn.owe(replace(node, order=order, returning=True, drained=False, left=False, at_s=turn.now_s))
@@ -94,11 +96,17 @@ def _union(one: tuple[str, ...], other: tuple[str, ...]) -> tuple[str, ...]:
     return tuple(dict.fromkeys((*one, *other)))
 
 
-def _is_over(turn: Turn) -> bool:
-    """Say whether jobs may run here again: utility is stable, or after a boot the gate has opened."""
+def _is_over(turn: Turn, node: NodeMarked) -> bool:
+    """Say whether jobs may run here again: utility is stable, or after a boot the gate has opened.
+
+    Once the order was given, it is repeated as soon as there is utility: a failure, or a daemon that was killed, does
+    not begin the wait again.
+    """
     phase, feed = turn.state.phase, turn.state.feed
     if isinstance(phase, Recovery):
         return phase.tries > 0
+    if node.returning and feed.supply is Supply.UTILITY:
+        return True
     if fusion.is_stable(turn.policy, feed, turn.now_s, stable_s=turn.policy.node_return_s):
         return True
     return feed.lost_since_s is not None and turn.now_s - feed.lost_since_s >= turn.policy.unknown_hold_s
@@ -135,8 +143,9 @@ def take_in(turn: Turn, outcome: Outcome) -> None:
 
 def _again(turn: Turn, node: NodeMarked, because: str) -> None:
     """Keep what is known of the node, and repeat the order later."""
-    again_s = LATER_S if isinstance(turn.state.phase, Online) else AGAIN_S
-    turn.owe(replace(node, returning=False, retry_at_s=turn.now_s + again_s))
+    again_s = min(2.0 * node.waited_s or AGAIN_S, LATER_S) if isinstance(turn.state.phase, Online) else AGAIN_S
+    waited_s = again_s if isinstance(turn.state.phase, Online) else 0.0
+    turn.owe(replace(node, retry_at_s=turn.now_s + again_s, waited_s=waited_s))
     turn.tell_once(_FAILED, f"{because}; the order is repeated", holds=True, level=Level.ERROR)
 
 

@@ -392,10 +392,12 @@ class NodeMarked(Obligation):
     drained: the order to drain has been answered. left: so has the order at the commit, which `leaving` says is given.
     running: ids of jobs that ran here at the drain and that this host requeues. jobs: ids that were requeued, or may
     be: those of `running` from the order on, because its answer may be lost. returning: it was ordered to be given
-    back. signalled: jobs got their signal. recorded: in dry-run; the node itself has no mark.
+    back, and nothing else since. waited_s: from the last return that failed to the next. signalled: jobs got their
+    signal. recorded: in dry-run; the node itself has no mark.
     """
 
     recorded: bool = False
+    waited_s: float = 0.0
     drained: bool = False
     leaving: bool = False
     left: bool = False
