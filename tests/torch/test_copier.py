@@ -485,3 +485,55 @@ def test_announcing_an_update_without_a_device_does_nothing(tmp_path: Path) -> N
         told = guard.stats()
         assert told is not None
         assert told.copy == ""
+
+
+# --- Wrapped ------------------------------------------------------------------------------------------------------
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it compiles
+def test_an_optimizer_whose_step_is_compiled() -> None:
+    """Whether torch calls the hook or traces past it: every byte is of the boundary, or the copy is refused."""
+    device = LateDevice(slowest_s=None)
+    with training(device) as rig:
+        step = torch.compile(rig.optimizer.step, backend="eager")
+        for _ in range(4):
+            step()
+            expected, found = rig.expected(), rig.taken()
+            step()
+            with contextlib.suppress(ChangedError):
+                assert found() == expected
+        assert device.held_up or rig.state.copier.how.startswith("at once")
+
+
+def test_shards_of_fsdp(tmp_path: Path) -> None:
+    """A DTensor counts the changes; its local shard does not."""
+    from torch import distributed
+    from torch.distributed.fsdp import fully_shard
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        device = LateDevice(slowest_s=None)
+        model = nn.Sequential(nn.Linear(24, 40), nn.Linear(40, 24))
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+        fully_shard(model, mesh=mesh)
+        optimizer = torch.optim.AdamW(model.parameters(), lr=0.1)
+        rig = Training(device)
+        rig.model, rig.optimizer = model, optimizer
+        rig.average = [param.detach().clone() for param in model.parameters()]
+        rig.state = TorchState(model=model, optimizer=optimizer, overlap="optimizer", device=device)
+        rig.snapshot = Snapshot(copier=rig.state.copier)
+        rig.step()
+        rig.register()
+        for _ in range(4):
+            expected, found = rig.expected(), rig.taken()
+            assert rig.state.copier.how.startswith("while training went on")
+            rig.step()
+            assert found() == expected
+        found = rig.taken()
+        with torch.no_grad():
+            model[0].weight.mul_(2.0)
+        with pytest.raises(ChangedError):
+            found()
+        rig.end()
+    finally:
+        distributed.destroy_process_group()

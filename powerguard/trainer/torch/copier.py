@@ -10,6 +10,7 @@ The plan puts the items in this order, and a snapshot has them in it:
 Training waits for 1 to 4, or, where it lets copies overlap with the next step, for 1 to 3: the optimizer's next step is
 then ordered behind the copies on the GPU itself. That something else changes a tensor of 4 meanwhile is seen by
 torch's own count of changes in place (`Tensor._version`): such a copy is refused, and all later ones are made at once.
+Torch counts neither fused operations nor writes through `.data`, so nothing overlaps that no hook has announced before.
 """
 
 import contextlib
@@ -252,7 +253,8 @@ class Copier:
                     own = self._device.empty(flat, flat.numel(), torch.uint8).copy_(flat)
                     yield Part(entry.offset, end, own)
                 else:
-                    yield Part(entry.offset, end, flat, item.name, item.tensor, late=run.late)
+                    live = item.tensor if item.whole is None else item.whole
+                    yield Part(entry.offset, end, flat, item.name, live, late=run.late)
 
     def _sent(self, parts: Sequence[Part], host: Tensor, size_bytes: int) -> Flight:
         """Begin all copies. Raises what the device meets, when none is on its way any more."""

@@ -53,10 +53,14 @@ class StateError(Exception):
 
 @dataclass(frozen=True, slots=True)
 class TensorItem:
-    """A dense tensor under its name, live until it is copied. dtype: its torch name without "torch."."""
+    """A dense tensor under its name, live until it is copied. dtype: its torch name without "torch.".
+
+    whole: the DTensor of which it is this rank's part, and which counts the changes; None: it does so itself.
+    """
 
     name: str
     tensor: Tensor
+    whole: Tensor | None = None
 
     @property
     def dtype(self) -> str:
@@ -268,7 +272,7 @@ class Packer:
             name = self._name(where)
             self._seen[one] = name
             self._pointers.add(tensor.data_ptr())
-            self.items.append(TensorItem(name, tensor))
+            self.items.append(TensorItem(name, tensor, None if layout is None else value))
             self.structure.append((name, *one[1:4]))
         node: Json = {TAG: "tensor", "item": name}
         if tensor.device.type != "cpu":
