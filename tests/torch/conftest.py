@@ -15,6 +15,7 @@ LONGEST = [
     "test_resume.py",
     "test_examples.py",
     "test_cuts.py",
+    "test_late_kills.py",
     "test_fsdp.py",
     "test_torch_ddp.py",
     "test_torch_ranks.py",
