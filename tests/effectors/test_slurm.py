@@ -164,6 +164,16 @@ def test_one_of_an_array_one_that_spans_hosts_and_one_that_may_not_be_requeued(r
 
 
 @pytest.mark.slow
+def test_a_heterogeneous_job_is_requeued_as_a_whole_by_the_host_of_its_leader(rig: Cluster, path: Path) -> None:
+    parts = ("--requeue", "--nodelist=gpu1", "--ntasks=1", ":", "--requeue", "--nodelist=gpu2", "--ntasks=1")
+    job = rig.submit(STANDS, *parts)
+    named = do(path, drain(), node="gpu2")["jobs"]
+    assert named == "", "its second part is led by gpu1"
+    assert do(path, leave())["jobs"] == job
+    rig.until(lambda: rig.ask("squeue", "--noheader", "--format=%T").split() == ["PENDING"] * 2, "both parts wait")
+
+
+@pytest.mark.slow
 def test_held_jobs_are_released_at_the_return(rig: Cluster, path: Path) -> None:
     job = rig.submit(STANDS, "--nodelist=gpu1", "--requeue")
     do(path, leave(), hold=True)
