@@ -1,5 +1,6 @@
 """A state of many tensors is packed as the last time while its structure is the same: never another one than that."""
 
+import copy
 import json
 import random
 import time
@@ -11,8 +12,8 @@ import torch
 from torch import nn
 
 from powerguard.trainer.store.shards import Snapshot
-from powerguard.trainer.torch import TorchState
-from powerguard.trainer.torch.tree import Packer, Unpacker
+from powerguard.trainer.torch import TorchState, copier
+from powerguard.trainer.torch.tree import Packer, Rows, StateError, Unpacker
 from tests.torch.kept import kept
 
 MANY = 80
@@ -94,12 +95,30 @@ def of_one_name(job: Job) -> None:
     job.extra["nest"].update({"a/b": torch.ones(1), "a": {"b": torch.zeros(1)}})
 
 
+def keys_that_are_equal(job: Job) -> None:
+    rows = job.extra["rows"]
+    others = {float(key) if type(key) is int else key: value for key, value in rows.items()}
+    rows.clear()
+    rows.update(others)
+
+
+def pairs(job: Job) -> None:
+    job.extra["nest"]["pairs"] = {(f"{key}", "it"): torch.full((1,), float(key)) for key in range(MANY)}
+
+
+def pairs_to_dicts(job: Job) -> None:
+    job.extra["nest"]["pairs"] = {
+        first: {second: value} for (first, second), value in job.extra["nest"]["pairs"].items()
+    }
+
+
 def moments_gone(job: Job) -> None:
     job.optimizer.state.pop(job.model[2])
 
 
 CHANGES: list[Callable[[Job], None]] = [
     *(replaced, reshaped, turned_in_place, of_another_dtype, one_more, one_less, in_another_order, another_key),
+    *(keys_that_are_equal, pairs),
     *(a_value_among_them, empty, tied_within, tied_to_the_model, tied_to_another_part, of_one_name, moments_gone),
 ]
 
@@ -126,6 +145,14 @@ def test_each_change_is_seen(change: Callable[[Job], None]) -> None:
         same(state, job)
 
 
+def test_pairs_are_not_taken_for_dicts() -> None:
+    job = Job()
+    state = job.state()
+    for change in (pairs, pairs_to_dicts):
+        change(job)
+        same(state, job)
+
+
 @pytest.mark.parametrize("seed", range(3))
 def test_changes_in_any_order(seed: int) -> None:
     chance = random.Random(seed)
@@ -139,6 +166,94 @@ def test_changes_in_any_order(seed: int) -> None:
         same(state, job)
         job.step()
         same(state, job)
+
+
+def back(packer: Packer, tree: object) -> Any:
+    node = packer.pack("it", tree)
+    return Unpacker(kept(packer.items)).unpack("it", json.loads(packer.text(node)))
+
+
+@pytest.mark.parametrize("seed", range(2))
+def test_what_comes_back_is_the_state_of_that_moment(seed: int) -> None:
+    """Random states, random changes, against a deep copy: values, kinds of keys, signs, and which tensors are one."""
+    chance = random.Random(seed)
+    numbers = torch.randn(8, dtype=torch.complex64)
+    rows: dict[Any, Any] = {key: torch.randn(3) for key in range(64)}
+    tree: dict[Any, Any] = {"before": {}, "rows": rows, "nested": {key: {"a": torch.randn(2)} for key in range(64)}}
+    known: dict[str, Rows] = {}
+
+    def key() -> Any:
+        at = chance.randrange(70)
+        return chance.choice([at, float(at), str(at), bool(at % 2), (str(at), "a")])
+
+    def tensor() -> Any:
+        there = [each for each in rows.values() if isinstance(each, torch.Tensor)]
+        fresh = torch.randn(chance.randrange(4), chance.randrange(1, 4))
+        part = numbers[:]
+        made = [fresh, fresh.t(), fresh.half(), fresh.expand(2, *fresh.shape), nn.Parameter(fresh)]
+        return chance.choice([*made, chance.choice(there), part.imag, part.conj().imag, part, part.conj()])
+
+    for _ in range(100):
+        match chance.randrange(8):
+            case 0:
+                rows[key()] = tensor()
+            case 1:
+                del rows[chance.choice(list(rows))]
+            case 2:
+                old = chance.choice(list(rows))
+                rows[key()] = rows.pop(old)
+            case 3:
+                tree["nested"][key()] = chance.choice(
+                    [{"a": tensor()}, {"a": tensor(), "b": tensor()}, {}, tensor(), 1]
+                )
+            case 4:
+                tree["nested"].pop(chance.choice(list(tree["nested"])))
+            case 5:
+                tree["before"] = chance.choice([{}, {"a": tensor()}, {"b/c": tensor(), "b": {"c": tensor()}}])
+            case 6:
+                rows[chance.choice(list(rows))].data = torch.randn(3)
+            case _:
+                numbers.mul_(1j)
+        rows.update({f"more {at}": torch.randn(3) for at in range(66 - len(rows))})
+        for _ in range(2):
+            assert told(back(Packer(known), tree)) == told(copy.deepcopy(tree)) == told(tree)
+
+
+def told(tree: Any, first: dict[int, int] | None = None) -> str:
+    """All of a tree in one text; a tensor that comes again is the number of the first."""
+    first = {} if first is None else first
+    if isinstance(tree, dict):
+        return "; ".join(f"{key!r}: [{told(part, first)}]" for key, part in tree.items())
+    if not isinstance(tree, torch.Tensor):
+        return repr(tree)
+    plain = tree.detach().resolve_conj().resolve_neg().contiguous()
+    return f"{tree.dtype} {tuple(tree.shape)} {plain.view(-1).view(torch.uint8).tolist()}"
+
+
+def test_a_tensor_that_cannot_be_kept_is_named() -> None:
+    rows = {key: torch.ones(2) for key in range(MANY)}
+    with pytest.raises(StateError, match="it/3"):
+        Packer({}).pack("it", {**rows, 3: torch.eye(2).to_sparse()})
+
+
+def test_a_plan_that_was_interrupted_is_made_again() -> None:
+    """Ctrl-C in the middle of a plan, and the next state is as the one before: it went into another's order."""
+    job = Job()
+    state = job.state()
+    same(state, job)
+    rows = job.extra["rows"]
+    before = dict(rows)
+    rows.update({key: torch.zeros(2, dtype=torch.int64) for key in range(MANY // 2)})
+
+    def interrupted(*_: object) -> None:
+        raise KeyboardInterrupt
+
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(copier, "laid_out", interrupted)
+        with pytest.raises(KeyboardInterrupt):
+            state.items()
+    rows.update(before)
+    same(state, job)
 
 
 def test_a_text_in_the_state_is_never_taken_for_rows() -> None:

@@ -408,6 +408,7 @@ class Copier:
         part says nothing. late: returns which of the items only an optimizer changes, by name.
         """
         if structure != self._structure or len(structure) < 2:
+            self._structure = ()  # until the plan is whole: what interrupts this must leave no other state's
             is_late = late()
             places = [self._place(item, is_late) for item in items]
             self._order = sorted(range(len(items)), key=lambda number: places[number][:3])

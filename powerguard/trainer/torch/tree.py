@@ -154,17 +154,20 @@ class Packer:
     def _pack_rows(self, where: str, value: Mapping[Any, Any], depth: int) -> Json | None:
         """Pack a dict of many tensors as the last time, if they are the same; None: it is another kind of dict."""
         keys: list[Any] = []
+        kinds = {type(key) for key in value}
         tensors: list[Tensor] = []
         for key, part in value.items():
             if type(part) is dict:
                 keys.append((key, *part))
+                kinds.update(map(type, part))
                 tensors += part.values()
             else:
                 keys.append(key)
                 tensors.append(part)
         known, self._known = self._known, None
         try:
-            if known is None or not {type(each) for each in tensors} <= {torch.Tensor, torch.nn.Parameter}:
+            # Of other keys two may be equal and not the same: 1, 1.0 and True; a tuple, and the keys of a dict.
+            if known is None or not kinds <= {int, str} or not all(map(_is_plain, tensors)):
                 return self._pack_mapping(where, value, depth)
             rows = known.get(where)
             ends = _ends(tensors)
@@ -300,7 +303,12 @@ def _ends(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
         [each.shape for each in tensors],
         [each.stride() for each in tensors],
         [each.is_conj() for each in tensors],
+        [each.is_neg() for each in tensors],
     )
+
+
+def _is_plain(value: object) -> bool:
+    return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided  # type: ignore[attr-defined]
 
 
 def layout_of(value: Tensor) -> dict[str, Json] | None:
