@@ -7,7 +7,7 @@ import contextlib
 import os
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from pathlib import Path
 from typing import Any
 
@@ -18,7 +18,7 @@ from torch import nn
 from powerguard.trainer import Guard
 from powerguard.trainer.store.shards import CancelledError, Snapshot, laid_out
 from powerguard.trainer.torch import TorchState, copier
-from powerguard.trainer.torch.copier import ChangedError
+from powerguard.trainer.torch.copier import ChangedError, Flight
 from powerguard.trainer.torch.state import StateError
 from powerguard.trainer.torch.tree import DTYPES, TensorItem
 from tests.torch.copied import OPTIMIZERS, Training, training
@@ -177,6 +177,42 @@ def test_a_change_that_was_announced_waits() -> None:
             rig.step()
             assert found() == expected
         assert rig.state.copier.how.startswith("while training went on")
+
+
+class TwoDevices(LateDevice):
+    """Marks are numbers; what each of two GPUs was told to wait for. The second one's tensors are on "meta"."""
+
+    def __init__(self) -> None:
+        super().__init__(slowest_s=None)
+        self.held: list[int] = []
+        self.waited: list[int] = []
+
+    def begin(self, batch: Sequence[tuple[Any, Any]]) -> int:
+        self._batches += 1
+        return self._batches
+
+    def has_reached(self, mark: int) -> bool:
+        return mark in self.waited
+
+    def wait(self, mark: int) -> None:
+        self.waited.append(mark)
+
+    def hold_up(self, mark: int) -> None:
+        self.held.append(mark)
+
+
+def test_each_gpu_waits_for_its_own_copies() -> None:
+    """A model on two GPUs: a mark of one says nothing of the other, which would step into its copy."""
+    device = TwoDevices()
+    flight = Flight(device)
+    first, second = torch.zeros(4, dtype=torch.uint8), torch.zeros(4, dtype=torch.uint8, device="meta")
+    for end, source in ((4, first), (8, first), (12, second)):
+        flight.begin(end, [(source, torch.zeros(4, dtype=torch.uint8))])
+    flight.watch("first", first)
+    flight.hold_up()
+    assert device.held == [2, 3]
+    flight.land()
+    assert device.waited == [2, 3]
 
 
 def test_an_optimizer_that_announces_nothing_is_waited_for() -> None:

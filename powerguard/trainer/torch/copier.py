@@ -96,6 +96,8 @@ class Flight:
         self._device = device
         self._lock = Lock()
         self._marks: list[tuple[int, Mark]] = []
+        self._last: dict[Any, Mark] = {}
+        """The newest mark of each GPU: they do not wait for each other."""
         self._reached = 0
         self._arrived = 0
         self._sources: list[Tensor] = []
@@ -109,7 +111,8 @@ class Flight:
     def begin(self, end: int, batch: Sequence[tuple[Tensor, Tensor]]) -> None:
         """Begin copies, behind those that have begun; with them all bytes up to `end` are there."""
         self._sources += [source for source, _ in batch]
-        self._marks.append((end, self._device.begin(batch)))
+        self._last[batch[0][0].device] = mark = self._device.begin(batch)
+        self._marks.append((end, mark))
 
     @property
     def is_over(self) -> bool:
@@ -133,8 +136,8 @@ class Flight:
     def land(self) -> None:
         """Wait until nothing is on its way any more, whatever became of it."""
         with contextlib.suppress(RuntimeError), self._lock:
-            if self._marks:
-                self._device.wait(self._marks[-1][1])
+            for mark in self._last.values():
+                self._device.wait(mark)
             self._look()
 
     def arrived(self) -> int:
@@ -152,7 +155,8 @@ class Flight:
                 self._look()
                 if self._watched:
                     self._compare()
-                    self._device.hold_up(self._marks[-1][1])
+                    for mark in self._last.values():
+                        self._device.hold_up(mark)
                     self._is_held_up = True
             except RuntimeError as error:  # training meets the same, if its GPU is broken
                 self.failure = error
