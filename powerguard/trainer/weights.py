@@ -247,8 +247,9 @@ def export(weights: Weights, target: Path) -> int:
     entries: dict[str, object] = {"__metadata__": {"format": "pt", "step": str(weights.step)}}
     end = 0
     for name, tensor in weights.tensors.items():
-        if tensor.dtype not in _DTYPES:
-            msg = f"{name}: safetensors has no {tensor.dtype}"
+        if tensor.dtype not in _DTYPES or name in entries:
+            what = tensor.dtype if name not in entries else "tensor of this name"
+            msg = f"{name}: safetensors has no {what}"
             raise StoreError(msg)
         begin, end = end, end + tensor.data.nbytes
         entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}

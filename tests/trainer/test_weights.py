@@ -183,6 +183,13 @@ def test_safetensors(tmp_path: Path) -> None:
     assert sorted(path.name for path in tmp_path.iterdir() if "safetensors" in path.name) == [target.name]
 
 
+def test_name_that_safetensors_keeps_for_itself(tmp_path: Path) -> None:
+    saved(tmp_path, [(index_of({"__metadata__": tensor("w")}), [floats("w", 3)])])
+    with pytest.raises(StoreError, match="__metadata__: safetensors has no tensor of this name"):
+        export(read_weights(tmp_path), tmp_path / "model.safetensors")
+    assert not (tmp_path / "model.safetensors").exists()
+
+
 def test_dtype_that_safetensors_has_not(tmp_path: Path) -> None:
     saved(tmp_path, [(index_of({"w": tensor("w")}), [Buffer("w", b"\0" * 16, "complex128", (1,))])])
     with pytest.raises(StoreError, match="safetensors has no complex128"):
