@@ -42,7 +42,7 @@ VERBS: Final = {
     "maintenance": Verb("suspend the power-off for a while", place="operate:register_maintenance", asks=True),
     "checkpoint": Verb("ask every trainer for a checkpoint now", place="operate:register_checkpoint", asks=True),
     "recover": Verb("show what training waits for after a return, or start it now", asks=True),
-    "checkpoints": Verb("list, verify, restore and prune checkpoints", place="checkpoints.verb"),
+    "checkpoints": Verb("list, verify, restore, export and prune checkpoints", place="checkpoints.verb"),
     "seal": Verb("make a checkpoint folder of any framework safe against a power cut", place="checkpoints.seal"),
     "drill": Verb("rehearse an outage on this host and measure it", asks=True),
     "notify": Verb("list the targets of messages, and what waits; send a test message", asks=True),

@@ -98,7 +98,7 @@ def _kept(index: Mapping[str, Node], part: str, folder: Path) -> Mapping[str, No
     parts = index["parts"]
     modules = [name for name, node in parts.items() if isinstance(node, dict) and node.keys() == {"state", "buffers"}]
     if part not in modules:
-        msg = f"{folder}: has no module {part!r} (part=: {', '.join(modules) or 'it has none'})"
+        msg = f"{folder}: has no module {part!r} (part is one of: {', '.join(modules) or 'none, it has no module'})"
         raise StoreError(msg)
     state = parts[part]["state"]
     if not isinstance(state, dict) or TAG in state:
@@ -255,6 +255,8 @@ def export(weights: Weights, target: Path) -> int:
         entries[name] = {"dtype": _DTYPES[tensor.dtype], "shape": list(tensor.shape), "data_offsets": [begin, end]}
     header = json.dumps(entries, separators=(",", ":")).encode()
     header += b" " * (-len(header) % 8)
+    if not target.parent.is_dir():
+        raise FileNotFoundError(errno.ENOENT, "no such folder", str(target.parent))
     if target.exists():
         raise FileExistsError(errno.EEXIST, "is there already (name a new file)", str(target))
     unfinished = target.with_name(f".{target.name}.tmp")

@@ -324,7 +324,7 @@ def _gpu_share(state: State, *readings: tuple[float, float, str], policy: Policy
 def test_a_pause_that_was_never_seen_is_presumed_from_the_gpus() -> None:
     """Eight GPUs of 690 W in a host of 9 kW give more than the default, one of 350 W in 800 W less; settings win."""
     for gpus_w, host_w, share in [(5520.0, 9000.0, 0.571), (350.0, 800.0, 0.694)]:
-        part = _gpu_share(TRAINING, (1.0, host_w, "bmc"), (2.0, gpus_w, "gpu"))
+        part = _gpu_share(TRAINING, (1.0, gpus_w, "gpu"), policy=replace(ALONE, rating_w=host_w / 0.8))
         learned = Learned(gpu_share=part)
         assert sums.paused_load(ALONE, PAUSING, 0.8, learned) == pytest.approx(0.8 * share, abs=0.001)
         told = replace(ALONE, paused_load_share=0.5, paused_is_set=True)
@@ -340,7 +340,8 @@ def test_which_readings_give_the_gpus_part() -> None:
     assert _gpu_share(TRAINING, (1.0, 2000.0, "gpu"), policy=POLICY) is None
     assert _gpu_share(TRAINING, (1.0, 2500.0, "pdu"), (2.0, 2000.0, "gpu"), policy=POLICY) == 0.8
     assert _gpu_share(TRAINING, (1.0, 2500.0, "pdu"), (200.0, 2000.0, "gpu"), policy=POLICY) is None, "not one moment"
-    assert _gpu_share(TRAINING, (1.0, 1000.0, "bmc"), (2.0, 2000.0, "gpu")) is None, "more than the whole host"
+    assert _gpu_share(TRAINING, (1.0, 1000.0, "bmc"), (2.0, 2000.0, "gpu"), policy=POLICY) is None, "more than the host"
+    assert _gpu_share(TRAINING, (1.0, 2100.0, "bmc"), (2.0, 2000.0, "gpu")) == 0.2, "a BMC that reads too low"
     assert _gpu_share(TRAINING, (1.0, math.nan, "gpu")) is None
     for state in (
         replace(TRAINING, trainers=()),

@@ -203,6 +203,7 @@ def test_gpus_are_touched_where_the_settings_say_so(
     settings = Settings.model_validate({**load(write(folder, mode=mode)).model_dump(), "gpu": {"kind": kind}})
     parts = build(settings, Ports(), lambda _: None)
     assert ("gpu" in parts.watchers) is watched
+    assert ("own load" in parts.watchers) is (kind == "nvml"), "what GPUs draw is read in every mode"
     assert isinstance(parts.effectors[RestorePower], GpuEffector) is touched
     assert (parts.policy.cap_share is None) is (kind == "none")
 

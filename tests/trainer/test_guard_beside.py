@@ -233,6 +233,19 @@ def test_an_emergency_of_the_same_step_joins_the_write(job: Job) -> None:
     assert job.requests.pace.totals.writes == 1
 
 
+def check_emergency(job: Job, standing: threading.Thread, older: int, *, left: int) -> None:
+    """Let the disk go on: the emergency has the state after the older one, and `left` checkpoints lie there."""
+    job.disk.gate.set()
+    told = job.ended("e")
+    assert told.at_paused_step
+    assert told.step == older + 1
+    assert job.steps_on_disk() == [older + 1, older][:left]
+    assert job.requests.pace.totals.failed == 0, "given up is not failed"
+    job.requests.resume()
+    standing.join(60)
+    assert not standing.is_alive()
+
+
 @pytest.mark.parametrize(
     ("deadline_s", "passes", "left"),
     [(None, 0, 2), (1000.0, 0, 1), (1000.0, THREADS, 2), (2.0, 0, 1)],
@@ -249,15 +262,7 @@ def test_the_deadline_decides_whose_bytes_go_first(
     job.trigger("e", deadline_s=deadline_s)
     standing = job.standing()
     job.until(lambda: job.of("e").phase is Phase.WRITING)
-    job.disk.gate.set()
-    told = job.ended("e")
-    assert told.at_paused_step
-    assert told.step == older + 1
-    assert job.steps_on_disk() == [older + 1, older][:left]
-    assert job.requests.pace.totals.failed == 0, "given up is not failed"
-    job.requests.resume()
-    standing.join(60)
-    assert not standing.is_alive()
+    check_emergency(job, standing, older, left=left)
 
 
 @pytest.mark.parametrize(
@@ -279,15 +284,7 @@ def test_with_one_snapshot_the_older_write_gives_way_or_is_waited_for(
     job.until(lambda: job.of("e").phase is Phase.SNAPSHOT)
     time.sleep(0.1)
     assert job.of("e").phase is Phase.SNAPSHOT, "the only snapshot is still read from"
-    job.disk.gate.set()
-    told = job.ended("e")
-    assert told.at_paused_step
-    assert told.step == older + 1
-    assert job.steps_on_disk() == [older + 1, older][:left]
-    assert job.requests.pace.totals.failed == 0, "given up is not failed"
-    job.requests.resume()
-    standing.join(60)
-    assert not standing.is_alive()
+    check_emergency(job, standing, older, left=left)
     job.close()
 
 

@@ -220,7 +220,8 @@ def with_gpu_share(policy: Policy, state: State, now_s: float) -> State:
     """Enter which part of this host's draw its GPUs have, if training runs and both were measured in the same minute.
 
     The larger of several counts for long: a reading that meets the GPUs at rest, as between two epochs, hides no load.
-    The whole is the host's draw by its BMC or PDU, or what a UPS carries that is this host's alone.
+    The whole is the host's draw by its BMC or PDU, and what a UPS carries that is this host's alone; the larger of the
+    two, so that one that reads too low promises no drop.
     """
     recent = [each for each in state.own if 0.0 <= now_s - each.at_s <= _SAME_MINUTE_S]
     known = {each.source: each for each in recent if not doubt(policy, state, each, now_s)}
@@ -229,8 +230,8 @@ def with_gpu_share(policy: Policy, state: State, now_s: float) -> State:
     calm = isinstance(state.phase, Online) and state.feed.supply is Supply.UTILITY and state.drill is None
     if gpus is None or not runs or not calm or state.cap is not None:
         return state
-    whole_w = host.watts if host is not None else gpus.ups_w if policy.shared is None else None
-    if not whole_w or gpus.watts >= whole_w:
+    whole_w = max(0.0 if host is None else host.watts, (gpus.ups_w or 0.0) if policy.shared is None else 0.0)
+    if gpus.watts >= whole_w:
         return state
     seen, before = gpus.watts / whole_w, state.learned.gpu_share or 0.0
     share = round(max(seen, before + _FORGETS * (seen - before)), 3)
