@@ -4,63 +4,18 @@ import argparse
 import json
 import platform
 import sys
-from collections.abc import Callable
+from importlib import import_module
 from pathlib import Path
+from typing import Final
 
-from bench import (
-    apcupsd,
-    core,
-    cuts,
-    daemon,
-    gpu,
-    guard,
-    history,
-    hosts,
-    messages,
-    nut,
-    outages,
-    page,
-    poll,
-    processes,
-    ranks,
-    react,
-    readers,
-    restore,
-    shared,
-    simulated,
-    slurm,
-    tiers,
-    trainer,
-    ways,
-)
 from bench.figure import Figure
 
-BENCHES: dict[str, Callable[..., list[Figure]]] = {
-    "core": core.run,
-    "processes": processes.run,
-    "react": react.run,
-    "daemon": daemon.run,
-    "messages": messages.run,
-    "page": page.run,
-    "outages": outages.run,
-    "history": history.run,
-    "simulated": simulated.run,
-    "shared": shared.run,
-    "ways": ways.run,
-    "apcupsd": apcupsd.run,
-    "nut": nut.run,
-    "readers": readers.run,
-    "poll": poll.run,
-    "tiers": tiers.run,
-    "ranks": ranks.run,
-    "hosts": hosts.run,
-    "slurm": slurm.run,
-    "guard": guard.run,
-    "gpu": gpu.run,
-    "trainer": trainer.run,
-    "restore": restore.run,
-    "cuts": cuts.run,
-}
+BENCHES: Final = (
+    *("core", "processes", "react", "daemon", "messages", "page", "outages", "history", "simulated", "shared", "ways"),
+    *("apcupsd", "nut", "readers", "poll", "tiers", "ranks", "hosts", "slurm", "guard", "gpu", "trainer", "restore"),
+    "cuts",
+)
+"""Each is a module here, which is loaded when its turn comes: `gpu` runs where PyTorch is and the daemon is not."""
 
 
 def machine() -> str:
@@ -79,17 +34,20 @@ def machine() -> str:
 
 def main() -> int:
     parser = argparse.ArgumentParser(prog="python -m bench", description=__doc__)
-    parser.add_argument("names", nargs="*", help="which (default: all)")
+    parser.add_argument("names", nargs="*", help=f"which (default: all): {', '.join(BENCHES)}")
     parser.add_argument("--quick", action="store_true", help="fewer runs: to see that it works")
     parser.add_argument("--outages", type=int, help="simulated outages of each row of shared (default: 2,000)")
     parser.add_argument("--json", type=Path, help="also write the figures into this file")
     args = parser.parse_args()
+    if unknown := sorted(set(args.names) - set(BENCHES)):
+        parser.error(f"no such benchmark: {', '.join(unknown)}")
     print(machine(), flush=True)
     figures: list[Figure] = []
     for name in args.names or BENCHES:
         print(f"\n{name}", flush=True)
+        module = import_module(f"bench.{name}")
         sized = name == "shared" and args.outages
-        for figure in shared.table(args.outages) if sized else BENCHES[name](quick=args.quick):
+        for figure in module.table(args.outages) if sized else module.run(quick=args.quick):
             print(f"  {figure}", flush=True)
             figures.append(figure)
     if args.json is not None:

@@ -1,8 +1,9 @@
-"""What a checkpoint costs a training on a GPU, beside torch's own ways, in turn; without a GPU the same on the CPU.
+"""What a checkpoint costs a training on a GPU, next to torch's own ways, in turn; without a GPU the same on the CPU.
 
-Each way trains in a process of its own: a model with AdamW, of 12.9 GB on a GPU that has room for it. Rows: how long
-training stands for a periodic save, until that is durable, an emergency from the order to durable, alone and just after
-a periodic write has begun, and the host memory beside the state's own. The folder is build/bench.
+Each way trains in a process of its own: a transformer with AdamW, of 12.9 GB on a GPU and a disk that have room for it.
+Rows: what bus and disk can do; how long training stands for a periodic save, what that costs it in all, until when it
+is durable; an emergency from the order to durable, alone and during a periodic write; the host memory next to the
+state's own; and a cold load in a new process. The folder is build/bench.
 """
 
 import json
@@ -14,22 +15,47 @@ from typing import Any, Final
 
 from bench.dcp import torch_python
 from bench.figure import Figure
+from bench.restore import forget_files
 
-WAYS: Final = {
+NAMES: Final = {
+    "limits": "the machine",
     "powerguard": "powerguard",
+    "one": "powerguard, snapshots=1",
     "stager": "DCP async_save, 8 threads, a stager that keeps its memory",
     "dcp": "DCP async_save, 8 threads",
     "torch": "torch.save and fsync",
+    "load-powerguard": "powerguard",
+    "load-torch": "torch.load",
+    "load-dcp": "DCP load",
+}
+_SAVES: Final = {
+    "stood": "training stands",
+    "lost": "training loses in all",
+    "durable": "until durable",
+}
+_ROWS: Final = {
+    "bus": ("GPU into pinned memory", "GB/s"),
+    "write new": ("disk, O_DIRECT, into a new file", "GB/s"),
+    "write": ("disk, O_DIRECT, over old blocks", "GB/s"),
+    "read": ("disk, O_DIRECT, read", "GB/s"),
+    **{row: (text, "s") for row, text in _SAVES.items()},
+    **{f"optimizer {row}": (f"overlap=optimizer: {text}", "s") for row, text in _SAVES.items()},
+    **{f"clone {row}": (f"overlap=clone: {text}", "s") for row, text in _SAVES.items()},
+    **{f"thread {row}": (f"one torch thread: {text}", "s") for row, text in _SAVES.items()},
+    "emergency": ("emergency, until durable", "s"),
+    "during": ("emergency during a periodic write, until durable", "s"),
+    "ready": ("until memory and files are ready for the first save", "s"),
+    "loaded": ("load in a new process", "s"),
+    "memory": ("host memory for it", "x state"),
+}
+_SHAPES: Final = {
+    "large": ("limits", "powerguard", "load-powerguard", "one", "stager", "dcp", "load-dcp", "torch", "load-torch"),
+    "small": ("powerguard", "load-powerguard", "stager", "torch"),
 }
 _LARGE: Final = 12_900_000_000
 _SMALL: Final = 2_000_000_000
-_ROWS: Final = {
-    "stood": ("training stands", "s"),
-    "durable": ("until durable", "s"),
-    "emergency": ("emergency, until durable", "s"),
-    "beside": ("emergency while a periodic write runs", "s"),
-    "memory": ("host memory for it", "x state"),
-}
+_COPIES: Final = 4.5
+"""What the disk holds of the state: two emergency files, two checkpoints, and what the measurement needs."""
 
 
 def run(*, quick: bool) -> list[Figure]:
@@ -38,34 +64,57 @@ def run(*, quick: bool) -> list[Figure]:
     if python is None:
         print("  no torch here (scripts/test-torch --env gets it): nothing measured")
         return []
-    share = 20 if quick else _share(python)
+    folder = Path("build/bench/gpu").absolute()
+    folder.mkdir(parents=True, exist_ok=True)
+    has_gpu = _has_gpu(python)
+    room = shutil.disk_usage(folder).free / _COPIES
+    large = int(min(_LARGE if has_gpu else _LARGE // 10, room)) // (20 if quick else 1)
+    rounds = 1 if quick else 2 if has_gpu else 3
     return [
-        *_measured(python, "large", _LARGE // share, 1 if quick else 3),
-        *_measured(python, "small", _SMALL // (20 if quick else 1), 1 if quick else 3),
+        *_measured(python, folder, "large", large, rounds),
+        *_measured(python, folder, "small", _SMALL // (20 if quick else 1), rounds),
     ]
 
 
-def _share(python: str) -> int:
-    """By how much the state is smaller than on an H100: a tenth where there is no GPU."""
-    code = "import torch; print(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] > 40e9)"
+def _has_gpu(python: str) -> bool:
+    """Whether there is one with room for the large state, its gradients, and a copy."""
+    code = "import torch; print(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] > 70e9)"
     told = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    return 1 if told.stdout.strip() == "True" else 10
+    return told.stdout.strip() == "True"
 
 
-def _measured(python: str, shape: str, size_bytes: int, rounds: int) -> Iterator[Figure]:
-    folder = Path("build/bench/gpu").absolute()
-    for way, name in WAYS.items():
-        shutil.rmtree(folder, ignore_errors=True)
-        folder.mkdir(parents=True)
+def _measured(python: str, folder: Path, shape: str, size_bytes: int, rounds: int) -> Iterator[Figure]:
+    bars: dict[str, str] = {}
+    for way in _SHAPES[shape]:
+        if way.startswith("load-"):
+            forget_files()
+        else:
+            shutil.rmtree(folder, ignore_errors=True)
+            folder.mkdir(parents=True)
         command = [python, "-m", "bench.gpu_child", str(folder), way, shape, str(size_bytes), str(rounds)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
-        shutil.rmtree(folder, ignore_errors=True)
         if done.returncode:
-            print(f"  {name}: failed: {done.stderr.strip().splitlines()[-1:]}")
+            print(f"  {NAMES[way]}: failed: {done.stderr.strip()}")
             continue
         told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        tensors = "few large tensors" if shape == "large" else "40,000 tensors"
-        what = f"{told['gb']:.1f} GB in {tensors}, {told['device']}: {name}"
+        what = f"{told['gb']:.1f} GB in {told['tensors']:,} tensors, {told['device']}: {NAMES[way]}"
+        if way == "limits":
+            bars = _bars(told)
+        for how in told.get("how", ()):
+            print(f"  with overlap, the copy was made {how}")
         for row, (text, unit) in _ROWS.items():
-            if row in told:
-                yield Figure(name=f"{what}: {text}", unit=unit, values=tuple(told[row]))
+            if row in told and not (row == "memory" and way == "limits"):
+                bar = bars.get(row, "") if "powerguard" in way else ""
+                yield Figure(name=f"{what}: {text}", unit=unit, values=tuple(told[row]), bar=bar)
+    shutil.rmtree(folder, ignore_errors=True)
+
+
+def _bars(told: dict[str, Any]) -> dict[str, str]:
+    """What the machine itself allows."""
+    written_s = 1.1 * told["gb"] / max(told["write"])
+    read_s = 1.15 * told["gb"] / min(max(told["read"]), max(told.get("bus", [float("inf")])))
+    return {
+        "emergency": f"<= {written_s:.2f} s, 1.1 x the disk",
+        "during": f"<= {written_s:.2f} s, 1.1 x the disk",
+        "loaded": f"<= {read_s:.2f} s, 1.15 x the disk or the bus",
+    }

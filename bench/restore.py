@@ -33,7 +33,7 @@ def run(*, quick: bool) -> list[Figure]:
             gb = child("save")["gb"]
             for _ in range(1 if quick else 5):
                 for way in WAYS:
-                    _forget_files()
+                    forget_files()
                     taken_s[way].append(child(way)["s"])
         figures += [
             Figure(name=f"{WAYS[way]}, {text.format(gb=gb)}", unit="s", values=tuple(values))
@@ -42,7 +42,7 @@ def run(*, quick: bool) -> list[Figure]:
     return figures
 
 
-def _forget_files() -> None:
+def forget_files() -> None:
     """Have the system read from the disk again; only root may ask for it."""
     os.sync()
     try:

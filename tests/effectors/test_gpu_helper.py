@@ -50,6 +50,14 @@ def test_list_tells_everything_and_changes_nothing(gpus: Gpus) -> None:
     assert list(gpus.folder.iterdir()) == []
 
 
+def test_the_draw_of_this_moment_is_told_where_the_board_has_it(gpus: Gpus) -> None:
+    """The usual value of a Hopper is a mean of the last second, and still that of training after a pause."""
+    gpus.put(0, "power_instant_mw", 146_000)
+    assert [gpu["power_w"] for gpu in gpus.ask("list")["gpus"]] == [146.0, 650.123]
+    gpus.fail("DeviceGetFieldValues", 13, 1)
+    assert gpus.ask("list")["gpus"][1]["power_w"] == 650.123
+
+
 def test_cap_and_restore(gpus: Gpus) -> None:
     """The answer names each GPU and the watts; twice is as good as once; and nothing is left behind."""
     gpus.put(1, "limit_mw", 500_000)

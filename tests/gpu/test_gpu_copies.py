@@ -3,6 +3,8 @@
 import os
 import time
 from collections.abc import Callable
+from multiprocessing import get_context
+from multiprocessing.queues import Queue
 from pathlib import Path
 
 import pytest
@@ -97,6 +99,49 @@ def test_a_step_that_is_recorded_in_a_graph_is_never_overlapped() -> None:
         graph.replay()
         torch.cuda.synchronize()
         assert bytes(snapshot.buffer[: layout.size_bytes]) == expected
+
+
+def test_a_clone_for_which_the_gpu_has_no_room_is_not_made() -> None:
+    with training(CudaDevice(), "clone", width=WIDTH, where="cuda") as rig:
+        torch.cuda.empty_cache()
+        free, _ = torch.cuda.mem_get_info()
+        filler = torch.empty(free - CudaDevice.sizes.spare, dtype=torch.uint8, device="cuda")
+        expected, found = rig.expected(), rig.taken()
+        assert rig.state.copier.how.startswith("at once (the GPU has no room for a copy of")
+        del filler
+        rig.step()
+        assert found() == expected
+
+
+def broken(folder: Path, told: "Queue[str]") -> None:
+    """Meet an error of the GPU between two checkpoints; the process cannot use its GPU any more."""
+    rig = Training(CudaDevice(), width=WIDTH, where="cuda")
+    guard = Guard(rig.state, folder, job="broken", socket=None, every_s=None)
+    guard.step(1)
+    guard.save(1)
+    until_s = time.monotonic() + 5.0  # the snapshots are registered meanwhile
+    while time.monotonic() < until_s:
+        guard.step(1)
+    _ = torch.zeros(4, device="cuda")[torch.tensor([9], device="cuda")]
+    try:
+        guard.save(2)
+    except Exception as error:  # noqa: BLE001 - what training sees
+        told.put(f"{type(error).__name__}: {error}")
+    else:
+        told.put("saved")
+
+
+def test_an_error_of_the_gpu_reaches_training_and_the_older_checkpoint_stays(tmp_path: Path) -> None:
+    context = get_context("spawn")
+    told = context.Queue()
+    child = context.Process(target=broken, args=(tmp_path, told))
+    child.start()
+    text = told.get(timeout=120)
+    child.join(60)
+    assert "device-side assert" in text, text
+    again = Training(CudaDevice(), width=WIDTH, where="cuda")
+    with Guard(again.state, tmp_path, job="broken", socket=None) as guard:
+        assert guard.restore() == 1
 
 
 def test_a_child_of_fork_leaves_the_gpu_alone(tmp_path: Path) -> None:

@@ -17,6 +17,13 @@
 typedef int nvmlReturn_t;
 typedef struct fake *nvmlDevice_t; /* its address is its index + 1 */
 typedef struct { unsigned int gpu, memory; } nvmlUtilization_t;
+typedef struct {
+    unsigned int fieldId, scopeId;
+    long long timestamp, latencyUsec;
+    int valueType;
+    nvmlReturn_t nvmlReturn;
+    unsigned long long value;
+} nvmlFieldValue_t;
 
 enum { SUCCESS = 0, INVALID_ARGUMENT = 2, NOT_SUPPORTED = 3, NOT_FOUND = 6, INSUFFICIENT_SIZE = 7, UNKNOWN = 999 };
 
@@ -151,6 +158,17 @@ nvmlReturn_t nvmlDeviceSetPowerManagementLimit(nvmlDevice_t device, unsigned int
 
 nvmlReturn_t nvmlDeviceGetPowerUsage(nvmlDevice_t device, unsigned int *power) {
     return number_of(device, "DeviceGetPowerUsage", "power_mw", power);
+}
+
+nvmlReturn_t nvmlDeviceGetFieldValues(nvmlDevice_t device, int count, nvmlFieldValue_t *values) {
+    nvmlReturn_t failure = enter(index_of(device), "DeviceGetFieldValues", "");
+    for (int at = 0; !failure && at < count; at++) {
+        unsigned long long read = 0;
+        int told = values[at].fieldId == 186 && read_number(index_of(device), "power_instant_mw", &read);
+        values[at].nvmlReturn = told ? SUCCESS : NOT_SUPPORTED;
+        values[at].value = read;
+    }
+    return failure;
 }
 
 nvmlReturn_t nvmlDeviceGetUtilizationRates(nvmlDevice_t device, nvmlUtilization_t *utilization) {

@@ -47,6 +47,8 @@ _THROTTLED: Final[Mapping[int, str]] = {
 }
 """nvmlClocksThrottleReasons of nvml.h that slow a busy GPU down against its will. The power limit (0x4) is none: a GPU
 under full load always runs into it (an H100 at 690 of 700 W)."""
+_POWER_INSTANT = 186
+"""NVML_FI_DEV_POWER_INSTANT: milliwatts at this moment."""
 _UNCORRECTED, _SINCE_LOADED = 1, 0
 """NVML_MEMORY_ERROR_TYPE_UNCORRECTED, NVML_VOLATILE_ECC."""
 
@@ -64,7 +66,8 @@ class NvmlError(Exception):
 class Gpu:
     """One GPU as NVML reports it. Limits are milliwatts, NVML's own unit.
 
-    power_w: what it draws; utilization_pct: share of the last second in which it computed; persistent: the driver stays
+    power_w: what it draws at this moment; where the board does not tell that, NVML's usual value, which can be a mean
+    of the last second. utilization_pct: share of the last second in which it computed; persistent: the driver stays
     loaded without a user of the GPU, and keeps the limits. None if not reported (MIG has no utilization).
     throttled: why it is slower than it could be, right now.
     """
@@ -194,7 +197,7 @@ class Nvml:
         limit_mw = int(self._call("nvmlDeviceGetPowerManagementLimit", handle))
         min_mw, max_mw = self._call("nvmlDeviceGetPowerManagementLimitConstraints", handle)
         default_mw = self._ask("nvmlDeviceGetPowerManagementDefaultLimit", handle)
-        power_mw = self._ask("nvmlDeviceGetPowerUsage", handle)
+        power_mw = self._power_mw(handle)
         used = self._ask("nvmlDeviceGetUtilizationRates", handle)
         # The older name: the newer one is missing in drivers before 535, and this one is in all.
         reasons = int(self._ask("nvmlDeviceGetCurrentClocksThrottleReasons", handle) or 0)
@@ -208,12 +211,19 @@ class Nvml:
             default_mw=None if default_mw is None else int(default_mw),
             min_mw=int(min_mw),
             max_mw=int(max_mw),
-            power_w=None if power_mw is None else int(power_mw) / 1000,
+            power_w=None if power_mw is None else power_mw / 1000,
             utilization_pct=None if used is None else int(used.gpu),
             throttled=tuple(word for bit, word in _THROTTLED.items() if reasons & bit),
             mig=mig is not None and int(mig[0]) == 1,
             persistent=None if persistent is None else int(persistent) == 1,
         )
+
+    def _power_mw(self, handle: object) -> int | None:
+        told = self._ask("nvmlDeviceGetFieldValues", handle, [_POWER_INSTANT])
+        if told is not None and told[0].nvmlReturn == 0:
+            return int(told[0].value.uiVal)
+        usual_mw = self._ask("nvmlDeviceGetPowerUsage", handle)
+        return None if usual_mw is None else int(usual_mw)
 
     def health(self, by_s: float) -> dict[int, GpuHealth | NvmlError]:
         """Check that every GPU is there and healthy, by index; needs no power limits, which not every GPU has."""
