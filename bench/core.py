@@ -5,11 +5,10 @@ import time
 from bench.figure import Figure
 from powerguard.core.comeback.recovery import restore
 from powerguard.core.decide.machine import step
-from powerguard.core.decide.table import phase_name
 from powerguard.core.model.actions import Conduct
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import Policy, TrainerPolicy
-from powerguard.core.model.state import State
+from powerguard.core.model.state import State, phase_name
 
 _POLICY = Policy(
     boot_id="bench000-boot",

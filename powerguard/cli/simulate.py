@@ -177,7 +177,7 @@ def _told_job(
     args: argparse.Namespace, site: "Site", options: "SimulationOptions", tell: "Tell"
 ) -> tuple[int, dict[str, Any] | None]:
     """Play several hosts that run one job. Returns as `_told` does."""
-    from powerguard.sim.cluster.report import play_clusters, report
+    from powerguard.sim.cluster.play import play_clusters, report
     from powerguard.sim.world.site import warnings
 
     if args.policy != "powerguard" or args.level != "core":

@@ -38,8 +38,7 @@ JOURNAL: Final = "/var/lib/powerguard/journal.sqlite"
 
 def last_known(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
     """Return phase, boot, moment and outage as last written, and "" or why they cannot be had."""
-    from powerguard.core.decide.table import phase_name
-    from powerguard.core.model.state import Online
+    from powerguard.core.model.state import Online, phase_name
 
     loaded, state, trouble = _written(path)
     if loaded is None or state is None:

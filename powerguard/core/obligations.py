@@ -51,7 +51,7 @@ from powerguard.core.model.state import (
     State,
     TemporaryPolicy,
 )
-from powerguard.core.trainers import escalation, gpu_cap, job, lifecycle
+from powerguard.core.trainers import escalation, lifecycle
 
 
 class _AfterBoot(Protocol):
@@ -87,7 +87,7 @@ class Duty:
 
 
 DUTIES: Final = (
-    Duty(kind=GpuCap, answers=(CapPower, RestorePower), take_in=gpu_cap.take_in, tend=gpu_cap.tend),
+    Duty(kind=GpuCap, answers=(CapPower, RestorePower), take_in=escalation.take_in_cap, tend=escalation.tend_cap),
     Duty(
         kind=Signalled,
         answers=(StopTrainer, TerminateTrainer, ContinueTrainer),
@@ -116,7 +116,7 @@ DUTIES: Final = (
         tend=scheduler.tend,
         after_boot=scheduler.after_boot,
     ),
-    Duty(kind=JobEnded, answers=(LeaveJob,), take_in=job.take_in, tend=job.tend),
+    Duty(kind=JobEnded, answers=(LeaveJob,), take_in=lifecycle.take_in_job_left, tend=lifecycle.restart_jobs),
     Duty(
         kind=Resume,
         answers=(ResumeTrainer,),

@@ -22,7 +22,6 @@ from powerguard.clock import Clock
 from powerguard.core.comeback.methods import named
 from powerguard.core.comeback.recovery import Stored, reloaded, restore
 from powerguard.core.decide.machine import step
-from powerguard.core.decide.table import phase_name
 from powerguard.core.energy.needs import fold
 from powerguard.core.model import outcomes
 from powerguard.core.model.actions import Action, ArmWay, CheckWay, EnsurePolicy, Level, Note, PollNow, Reboot
@@ -39,7 +38,7 @@ from powerguard.core.model.events import (
     TrainerSeen,
 )
 from powerguard.core.model.policy import Learned, Policy
-from powerguard.core.model.state import Online, State, Step
+from powerguard.core.model.state import Online, State, Step, phase_name
 from powerguard.daemon.attempt import AbandonedTasks, attempt, keep_running, rest
 from powerguard.daemon.journal import Entry, Journal
 from powerguard.daemon.journal.records import OutageRecord, Recorder

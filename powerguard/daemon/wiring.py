@@ -65,7 +65,7 @@ from powerguard.daemon.log import configure, open_scope
 from powerguard.daemon.loop import Components, Loop, Runnable
 from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.observe import http
-from powerguard.daemon.observe.page.reports import Reports
+from powerguard.daemon.observe.page.updates import Reports
 from powerguard.daemon.own_load import Outlets, OwnLoadWatch, Read, gpu_watts
 from powerguard.daemon.systemd import Notifier, is_host_stopping
 from powerguard.daemon.watchdog_drill import WatchdogDrill

@@ -5,7 +5,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.cli.doctor.shared import clients_findings, findings
+from powerguard.cli.doctor.rivals import clients_findings, shared_findings
 from powerguard.core.model.events import OutputSource, OwnLoad, OwnSource, Reading
 from powerguard.core.model.state import Battery, Feed, OwnHeard, State
 from powerguard.settings.policy import policy as make_policy
@@ -28,7 +28,7 @@ def _found(ups: dict[str, Any], *, watts: float | None = None, **more: Any) -> l
     policy = make_policy(settings, boot_id="boot-one", today=date(2026, 11, 26))
     state = State(feed=Feed(reading=READING), battery=Battery(load=0.6))
     loads = () if watts is None else (OwnLoad(at_s=10.0, source=OwnSource.BMC, watts=watts),)
-    return [(each.verdict, each.text) for each in findings(settings, policy, state, loads, 10.0)]
+    return [(each.verdict, each.text) for each in shared_findings(settings, policy, state, loads, 10.0)]
 
 
 def test_a_ups_that_carries_more_than_this_host_draws() -> None:
@@ -112,5 +112,5 @@ def test_an_older_pair_shows_a_load_that_moves_without_us() -> None:
     )
     policy = make_policy(settings, boot_id="boot-one", today=date(2026, 11, 26))
     state = State(feed=Feed(reading=READING), battery=Battery(load=0.6), own=(heard,))
-    ((finding),) = findings(settings, policy, state, (), 10.0)
+    ((finding),) = shared_findings(settings, policy, state, (), 10.0)
     assert finding.text.startswith("the UPS's load moved by +1200 W")

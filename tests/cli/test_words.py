@@ -8,8 +8,9 @@ from pathlib import Path
 import pytest
 
 from powerguard.cli.words import NEED_SHARE, ORDERS, PHASES, WITNESSES, has_words, mark, order, sentence
-from powerguard.core.decide.table import TABLE, phase_name
+from powerguard.core.decide.transitions import TABLE
 from powerguard.core.model.actions import KINDS, Note
+from powerguard.core.model.state import phase_name
 from tests.core.play import Player
 from tests.golden import Golden
 
@@ -221,7 +222,6 @@ def test_what_has_no_words_is_told_by_its_name(golden: Golden) -> None:
 
 def test_witnesses_have_words() -> None:
     """Those that `core.supply` can name."""
-    core = ROOT / "powerguard" / "core" / "supply"
-    source = "".join((core / name).read_text(encoding="utf-8") for name in ("fusion.py", "several_sources.py"))
+    source = (ROOT / "powerguard" / "core" / "supply" / "fusion.py").read_text(encoding="utf-8")
     named = set(re.findall(r'(?:return|witness =) "(\w+)"', source))
     assert {"second_source", "on_battery_s", "input_present", "alarms"} <= named <= set(WITNESSES)

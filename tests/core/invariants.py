@@ -4,7 +4,7 @@ import json
 
 from powerguard.core.decide import conditions
 from powerguard.core.decide.machine import WRONG
-from powerguard.core.decide.table import TABLE, phase_name
+from powerguard.core.decide.transitions import TABLE
 from powerguard.core.energy import budget as sums
 from powerguard.core.model.actions import (
     ArmWay,
@@ -33,6 +33,7 @@ from powerguard.core.model.state import (
     State,
     Step,
     Supply,
+    phase_name,
 )
 from powerguard.core.trainers import escalation
 from powerguard.sim.world.invariants import is_begun_again, is_orderly_again, may_rise

@@ -23,7 +23,6 @@ from typing import Any
 
 from powerguard.core.comeback.recovery import Stored, restore
 from powerguard.core.decide.machine import step
-from powerguard.core.decide.table import phase_name
 from powerguard.core.energy import needs
 from powerguard.core.model import actions
 from powerguard.core.model.actions import (
@@ -80,7 +79,7 @@ from powerguard.core.model.events import (
 )
 from powerguard.core.model.policy import Drop, FeedPolicy, Mode, Policy, Shared, Shed, TrainerPolicy
 from powerguard.core.model.serialisation import from_plain, to_plain
-from powerguard.core.model.state import State, Step
+from powerguard.core.model.state import State, Step, phase_name
 
 _SHORT: dict[str, type[Action]] = {
     "policy": EnsurePolicy,

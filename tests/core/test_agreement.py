@@ -9,7 +9,7 @@ from powerguard.core.comeback.recovery import restore
 from powerguard.core.decide.conditions import may_latch, outage_budget
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.core.model.state import Feed, Heard, Measures, Supply
-from powerguard.core.supply import fusion, several_sources
+from powerguard.core.supply import fusion
 from tests.core.play import make_policy
 
 POLICY = make_policy(["sources=2", "table=50:540,75:360,100:240"])
@@ -108,13 +108,13 @@ def test_utility_counts_when_all_say_so() -> None:
 def test_news_of_utility_holds_up_a_commit_while_the_others_may_lag(back_s: float, *, counts: bool) -> None:
     feed = after((4.0, "snmp", "utility"), feed=DARK)
     feed = after((4.0 + back_s, "snmp", "utility"), (4.0 + back_s, "nut", "battery"), feed=feed)
-    assert several_sources.contradicts_commit(POLICY, feed, 4.0 + back_s) is counts
+    assert fusion.contradicts_commit(POLICY, feed, 4.0 + back_s) is counts
 
 
 def test_one_odd_battery_does_not_take_the_news_of_utility_back() -> None:
     """The one that saw the end glitches once, and the other one lags still: no moment to power off for good."""
     feed = after((4.0, "snmp", "utility"), (5.0, "snmp", "battery"), (6.0, "snmp", "utility"), feed=DARK)
-    assert several_sources.contradicts_commit(POLICY, after((6.1, "nut", "battery"), feed=feed), 6.1)
+    assert fusion.contradicts_commit(POLICY, after((6.1, "nut", "battery"), feed=feed), 6.1)
 
 
 def test_a_lagging_source_that_never_knew_of_the_battery_holds_up_nothing() -> None:
@@ -122,18 +122,18 @@ def test_a_lagging_source_that_never_knew_of_the_battery_holds_up_nothing() -> N
         (2.0, "snmp", "battery"), (2.1, "nut", "utility"), (3.0, "snmp", "battery"), (3.1, "nut", "utility"), feed=CALM
     )
     assert feed.supply is BATTERY
-    assert not several_sources.contradicts_commit(POLICY, feed, 3.2)
+    assert not fusion.contradicts_commit(POLICY, feed, 3.2)
     odd = after((2.0, "snmp", "battery"), (3.0, "snmp", "utility"), feed=CALM)
-    assert not several_sources.contradicts_commit(POLICY, odd, 3.0), "one odd reading is no battery that could be over"
+    assert not fusion.contradicts_commit(POLICY, odd, 3.0), "one odd reading is no battery that could be over"
 
 
 def test_what_cannot_be_forged_holds_up_a_commit_as_long_as_it_is_fresh() -> None:
     feed = after((2.0, "snmp", "battery"), (2.1, "nut", "utility", {"authenticated": True}), feed=CALM)
-    assert several_sources.contradicts_commit(POLICY, feed, 5.1)
-    assert not several_sources.contradicts_commit(POLICY, feed, 5.2)
-    lost = several_sources.lose(POLICY, feed, SourceFailed(at_s=3.0, ups="ups", source="nut", reason="gone", lost=True))
-    assert not several_sources.contradicts_commit(POLICY, lost, 3.1)
-    assert not several_sources.contradicts_commit(POLICY, Feed(heard=(Heard(source="x"),)), 3.1)
+    assert fusion.contradicts_commit(POLICY, feed, 5.1)
+    assert not fusion.contradicts_commit(POLICY, feed, 5.2)
+    lost = fusion.lose(POLICY, feed, SourceFailed(at_s=3.0, ups="ups", source="nut", reason="gone", lost=True))
+    assert not fusion.contradicts_commit(POLICY, lost, 3.1)
+    assert not fusion.contradicts_commit(POLICY, Feed(heard=(Heard(source="x"),)), 3.1)
 
 
 def test_the_latch_asks() -> None:
@@ -150,12 +150,12 @@ def test_the_latch_asks() -> None:
 def test_the_second_witness_of_a_commit_is_an_older_reading_of_the_same_source() -> None:
     """Two sources that arrive 0.4 s apart: the one before the newest is never half a second old."""
     feed = after((2.0, "snmp", "battery"), (2.4, "nut", "battery"), feed=CALM)
-    assert not several_sources.told_again(POLICY, feed, 2.4)
+    assert not fusion.told_again(POLICY, feed, 2.4)
     feed = after((2.8, "snmp", "battery"), (3.2, "nut", "battery"), feed=feed)
-    assert several_sources.told_again(POLICY, feed, 3.2)
-    assert not several_sources.told_again(POLICY, feed, 60.0), "of a source that is silent by now, no longer"
+    assert fusion.told_again(POLICY, feed, 3.2)
+    assert not fusion.told_again(POLICY, feed, 60.0), "of a source that is silent by now, no longer"
     back = after((3.6, "snmp", "utility"), (4.0, "nut", "utility"), feed=feed)
-    assert not several_sources.told_again(POLICY, back, 4.0)
+    assert not fusion.told_again(POLICY, back, 4.0)
 
 
 @pytest.mark.parametrize(("apart_s", "again"), [(0.4, False), (0.5, True)])
@@ -164,8 +164,8 @@ def test_of_a_lone_source_the_one_before_counts(apart_s: float, *, again: bool) 
     feed = Feed()
     for at_s, word_ in ((1.0, "utility"), (2.0, "battery"), (2.0 + apart_s, "battery")):
         feed = fusion.observe(alone, feed, says(at_s, "snmp", word_))
-    assert several_sources.told_again(alone, feed, 2.5) is again
-    assert not several_sources.told_again(alone, Feed(), 2.5)
+    assert fusion.told_again(alone, feed, 2.5) is again
+    assert not fusion.told_again(alone, Feed(), 2.5)
 
 
 @pytest.mark.parametrize(("silent_s", "supply"), [(59.0, BATTERY), (61.0, UTILITY)])
@@ -177,7 +177,7 @@ def test_the_last_word_of_a_silent_source_counts_for_a_minute(silent_s: float, s
 
 
 def test_the_last_word_ends_when_one_that_knew_has_seen_the_end() -> None:
-    feed = several_sources.lose(POLICY, DARK, SourceFailed(at_s=6.0, ups="ups", source="snmp", reason="x", lost=True))
+    feed = fusion.lose(POLICY, DARK, SourceFailed(at_s=6.0, ups="ups", source="snmp", reason="x", lost=True))
     assert after((7.0, "nut", "utility"), feed=feed).supply is UTILITY
 
 
@@ -193,7 +193,7 @@ def test_lost_is_the_feed_when_all_its_sources_are() -> None:
         return fusion.lose(POLICY, feed, failure)
 
     one = lose(CALM, "snmp", 5.0)
-    assert (one.lost_since_s, several_sources.lost_since_s(one, "snmp"), several_sources.lost_since_s(one, "nut")) == (
+    assert (one.lost_since_s, fusion.lost_since_s(one, "snmp"), fusion.lost_since_s(one, "nut")) == (
         None,
         5.0,
         None,
@@ -204,7 +204,7 @@ def test_lost_is_the_feed_when_all_its_sources_are() -> None:
     never = lose(Feed(), "snmp", 5.0)
     assert never.lost_since_s is None, "the other one has not been heard yet"
     assert lose(never, "nut", 6.0).lost_since_s == 6.0
-    assert several_sources.lost_since_s(Feed(lost_since_s=3.0), "snmp") == 3.0, "a lone source is the feed"
+    assert fusion.lost_since_s(Feed(lost_since_s=3.0), "snmp") == 3.0, "a lone source is the feed"
     missed = SourceFailed(at_s=5.0, ups="ups", source="snmp", reason="one miss")
     assert fusion.lose(POLICY, CALM, missed) is CALM
 
@@ -239,7 +239,7 @@ def test_whose_word_does_not_count_silences_nobody_after_it(first: tuple[Told, .
 
 
 def test_who_was_lost_before_it_told_anything_has_no_vote() -> None:
-    lost = several_sources.lose(POLICY, Feed(), SourceFailed(at_s=1.0, ups="ups", source="snmp", reason="x", lost=True))
+    lost = fusion.lose(POLICY, Feed(), SourceFailed(at_s=1.0, ups="ups", source="snmp", reason="x", lost=True))
     assert after((2.0, "nut", "utility"), feed=lost).supply is UTILITY
 
 
@@ -266,9 +266,9 @@ def test_the_edges_of_a_word() -> None:
     calm = after((-2.0, "snmp", "utility"), (-1.0, "nut", "utility"))
     assert after((0.0, "snmp", "battery"), (0.2, "snmp", "battery"), feed=calm).supply is BATTERY
     twice = after((0.0, "snmp", "battery"), (0.5, "snmp", "battery"), feed=calm)
-    assert several_sources.told_again(POLICY, twice, 0.5)
-    assert several_sources.told_again(POLICY, twice, 0.5 + POLICY.stale_s)
-    assert not several_sources.told_again(POLICY, twice, 0.501 + POLICY.stale_s)
+    assert fusion.told_again(POLICY, twice, 0.5)
+    assert fusion.told_again(POLICY, twice, 0.5 + POLICY.stale_s)
+    assert not fusion.told_again(POLICY, twice, 0.501 + POLICY.stale_s)
     assert after((60.5, "nut", "utility"), feed=twice).supply is BATTERY
     assert after((60.501, "nut", "utility"), feed=twice).supply is UTILITY
 
@@ -379,7 +379,7 @@ def test_a_battery_with_its_own_witness_counts_on_beside_them_and_they_hold_up_t
             feed=feed,
         )
     assert feed.supply is BATTERY
-    assert several_sources.contradicts_commit(POLICY, feed, 100.0)
+    assert fusion.contradicts_commit(POLICY, feed, 100.0)
 
 
 @pytest.mark.parametrize(
@@ -529,7 +529,7 @@ def gone(on_battery_s: float) -> dict[str, Any]:
 
 @pytest.mark.parametrize(("on_battery_s", "contradicts"), [(0.0, False), (0.5, True)])
 def test_any_second_on_battery_is_one(on_battery_s: float, *, contradicts: bool) -> None:
-    assert several_sources.contradicts_itself(says(1.0, "snmp", "utility", gone(on_battery_s))) is contradicts
+    assert fusion.contradicts_itself(says(1.0, "snmp", "utility", gone(on_battery_s))) is contradicts
 
 
 @pytest.mark.parametrize("sources", [1, 2])
@@ -542,7 +542,7 @@ def test_two_witnesses_against_one_word_are_battery_when_a_second_reading_says_s
     feed = fusion.observe(policy, feed, says(3.0, "snmp", "utility", gone(5.0)))
     assert (feed.supply, word(feed)) == (BATTERY, "battery")
     assert feed.reading is not None
-    assert feed.reading.alarms == (several_sources.CONTRADICTED,)
+    assert feed.reading.alarms == (fusion.CONTRADICTED,)
     feed = fusion.observe(policy, feed, says(4.0, "snmp", "boost", gone(6.0)))
     assert feed.supply is BATTERY, "and goes on to be"
     feed = fusion.observe(policy, feed, says(5.0, "snmp", "utility", {"on_battery_s": 0.0, "input_present": True}))
@@ -574,9 +574,9 @@ def test_one_witness_against_the_word_is_not_enough(told: dict[str, Any]) -> Non
 
 def test_seconds_on_battery_of_nought_are_none() -> None:
     """0 is what a UPS on utility says: no witness, and nothing that stands still."""
-    assert several_sources.supports_battery(says(1.0, "snmp", "battery", {"on_battery_s": 0.0})) == ""
-    assert several_sources.supports_battery(says(1.0, "snmp", "battery", {"on_battery_s": 0.1})) == "on_battery_s"
-    told = several_sources.measured(says(1.0, "snmp", "utility", {"on_battery_s": 0.0}), Measures(), utility_seen=True)
+    assert fusion.supports_battery(says(1.0, "snmp", "battery", {"on_battery_s": 0.0})) == ""
+    assert fusion.supports_battery(says(1.0, "snmp", "battery", {"on_battery_s": 0.1})) == "on_battery_s"
+    told = fusion.measured(says(1.0, "snmp", "utility", {"on_battery_s": 0.0}), Measures(), utility_seen=True)
     assert told.on_battery_s == 0.0
 
 

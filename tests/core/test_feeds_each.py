@@ -7,10 +7,10 @@ import pytest
 
 from powerguard.core.energy import account
 from powerguard.core.energy import budget as sums
-from powerguard.core.energy.outlast import ENDLESS_S, FACTORS, stepped
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply
 from powerguard.core.supply import several_upses
+from powerguard.core.supply.several_upses import ENDLESS_S, FACTORS, stepped
 from tests.core.test_feeds import A_OUT, ALL_OUT, BOTH, CALM, ONE_OF_TWO, after, both, lost, policy, says
 
 THREE = policy("feed=a", "feed=b", "feed=c")

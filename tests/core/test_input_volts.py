@@ -8,7 +8,7 @@ from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Feed, Measures, Supply
 from powerguard.core.supply import fusion
-from powerguard.core.supply.several_sources import measured
+from powerguard.core.supply.fusion import measured
 from tests.core.play import make_policy
 
 ONE, TWO = make_policy(["table=50:540,100:240"]), make_policy(["table=50:540,100:240", "sources=2"])

@@ -2,8 +2,7 @@
 
 import pytest
 
-from powerguard.core.decide.table import Cause
-from powerguard.core.decide.transitions import move
+from powerguard.core.decide.transitions import Cause, move
 from powerguard.core.decide.turn import Turn
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.state import Battery, EmergencyCheckpoint, Feed, Outage, Shutdown, State, Supply, Trainer

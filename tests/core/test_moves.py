@@ -6,8 +6,7 @@ from dataclasses import replace
 import pytest
 
 from powerguard.core.decide.machine import step
-from powerguard.core.decide.table import Cause
-from powerguard.core.decide.transitions import move
+from powerguard.core.decide.transitions import Cause, move
 from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import needs
 from powerguard.core.model.actions import Conduct, Grade, PowerOff, ResumeTrainer, TriggerCheckpoint

@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from powerguard.core.energy.outlast import ENDLESS_S, FACTORS, Leg, play, stepped
+from powerguard.core.supply.several_upses import ENDLESS_S, FACTORS, Leg, last_until_s, stepped
 
 
 def leg(load: float, left: float = 1.0, *, supplies: int = 1, full_s: float = 100.0, cut_at_s: float = math.inf) -> Leg:
@@ -13,15 +13,15 @@ def leg(load: float, left: float = 1.0, *, supplies: int = 1, full_s: float = 10
 
 
 def test_one_battery_lasts_as_long_as_it_lasts() -> None:
-    assert play([leg(0.5)], 1, 0.0) == 200.0
-    assert play([leg(0.5, 0.5)], 1, 1000.0) == 1100.0
-    assert play([leg(0.5, cut_at_s=30.0)], 1, 0.0) == 30.0
+    assert last_until_s([leg(0.5)], 1, 0.0) == 200.0
+    assert last_until_s([leg(0.5, 0.5)], 1, 1000.0) == 1100.0
+    assert last_until_s([leg(0.5, cut_at_s=30.0)], 1, 0.0) == 30.0
 
 
 def test_the_second_takes_over_what_the_first_carried() -> None:
     """A: 0.25 of a battery at 0.5, gone after 50 s. B has used a quarter by then; at twice the load 0.75 last 75 s."""
-    assert play([leg(0.5, 0.25), leg(0.5)], 1, 0.0) == pytest.approx(125.0)
-    assert play([leg(0.5, 0.25), leg(0.5)], 2, 0.0) == pytest.approx(50.0), (
+    assert last_until_s([leg(0.5, 0.25), leg(0.5)], 1, 0.0) == pytest.approx(125.0)
+    assert last_until_s([leg(0.5, 0.25), leg(0.5)], 2, 0.0) == pytest.approx(50.0), (
         "where both are needed, the first one ends it"
     )
 
@@ -30,7 +30,7 @@ def test_a_load_goes_to_the_others_by_their_power_supplies() -> None:
     """A (0.3, 0.15 of a battery) ends after 50 s; B has two supplies and takes 0.2 of it, C has one and takes 0.1."""
     legs = [leg(0.3, 0.15), leg(0.2, 0.5, supplies=2), leg(0.2, 5.0)]
     # B: 0.5 - 50/500 = 0.4 left, at a load of 0.4: 100 s more. C lives on with two supplies too few.
-    assert play(legs, 2, 0.0) == pytest.approx(150.0)
+    assert last_until_s(legs, 2, 0.0) == pytest.approx(150.0)
 
 
 @pytest.mark.parametrize(("load", "lasts_s"), [(0.5, 100.0), (0.51, 50.0)])
@@ -40,17 +40,19 @@ def test_who_is_overloaded_by_it_switches_off(load: float, lasts_s: float) -> No
     second = Leg(
         supplies=1, left=0.75, load=load, tau_s=lambda load: 200.0 if load <= 0.51 else 100.0, cut_at_s=math.inf
     )
-    assert play([first, second], 1, 0.0) == pytest.approx(lasts_s)
+    assert last_until_s([first, second], 1, 0.0) == pytest.approx(lasts_s)
 
 
 def test_utility_lasts_for_ever_and_so_does_what_hangs_on_it() -> None:
-    assert play([leg(0.5, math.inf), leg(0.5, 0.25)], 1, 7.0) == pytest.approx(57.0 + ENDLESS_S)
-    assert play([leg(0.5, math.inf), leg(0.6, 0.25)], 1, 7.0) < 100.0, "unless it is overloaded by what it takes over"
+    assert last_until_s([leg(0.5, math.inf), leg(0.5, 0.25)], 1, 7.0) == pytest.approx(57.0 + ENDLESS_S)
+    assert last_until_s([leg(0.5, math.inf), leg(0.6, 0.25)], 1, 7.0) < 100.0, (
+        "unless it is overloaded by what it takes over"
+    )
 
 
 def test_too_few_from_the_first_is_over_at_once() -> None:
-    assert play([leg(0.5)], 2, 7.0) == 7.0
-    assert play([], 1, 7.0) == 7.0
+    assert last_until_s([leg(0.5)], 2, 7.0) == 7.0
+    assert last_until_s([], 1, 7.0) == 7.0
 
 
 def test_between_for_ever_and_an_end_nobody_knows_where_the_rest_is_overloaded() -> None:

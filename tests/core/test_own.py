@@ -23,7 +23,7 @@ from powerguard.core.model.state import (
     Supply,
     Trainer,
 )
-from powerguard.core.trainers import gpu_cap
+from powerguard.core.trainers import escalation
 from tests.core.play import Player, Told, play
 
 POLICY = Policy(boot_id="boot-one", ups="ups", rating_w=5000.0, shared=Shared(hosts=4))
@@ -269,8 +269,8 @@ def test_a_gpu_cap_pays_less_where_others_draw_on() -> None:
     cap = Drop(before=0.3, after=0.2, at_s=0.0, speed=0.9)
     state = replace(STATE, learned=Learned(cap=cap))
     policy = replace(POLICY, runtime_table=points)
-    alone = gpu_cap.gain(replace(policy, shared=None), state)
-    among_others = gpu_cap.gain(policy, state)
+    alone = escalation.cap_gain(replace(policy, shared=None), state)
+    among_others = escalation.cap_gain(policy, state)
     assert alone == pytest.approx(0.9 * account.tau_s(points, 0.2) / account.tau_s(points, 0.3))
     assert among_others == pytest.approx(0.9 * account.tau_s(points, 0.7) / account.tau_s(points, 0.8))
 

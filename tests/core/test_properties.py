@@ -14,7 +14,7 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from powerguard.core.comeback.recovery import Stored, restore
 from powerguard.core.decide.machine import step
-from powerguard.core.decide.table import TABLE, Cause
+from powerguard.core.decide.transitions import TABLE, Cause
 from powerguard.core.energy import own
 from powerguard.core.model.actions import (
     Action,

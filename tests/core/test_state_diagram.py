@@ -7,7 +7,8 @@ from types import ModuleType
 
 import pytest
 
-from powerguard.core.decide.table import TABLE, phase_name
+from powerguard.core.decide.transitions import TABLE
+from powerguard.core.model.state import phase_name
 
 ROOT = Path(__file__).parent.parent.parent
 

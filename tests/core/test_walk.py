@@ -12,11 +12,10 @@ import pytest
 
 from powerguard.core.comeback.recovery import Stored, restore
 from powerguard.core.decide.machine import step
-from powerguard.core.decide.table import phase_name
 from powerguard.core.model.actions import Action, Conduct, PollNow, PowerOff, TriggerCheckpoint
 from powerguard.core.model.events import Abort, Done, Event, Failed, OutputSource, Reading, SourceFailed, Tick
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Shutdown, State, Step
+from powerguard.core.model.state import Shutdown, State, Step, phase_name
 from tests.core.invariants import check_spent_battery, check_step, kept
 from tests.core.play import make_policy
 

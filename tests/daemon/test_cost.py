@@ -13,7 +13,7 @@ from powerguard.core.model.events import TrainerSeen
 from powerguard.core.model.state import GpuCap, Holding, OnBattery, Online, Shutdown, State, Step, Trainer
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.loop import Loop
-from powerguard.daemon.observe import cost
+from powerguard.daemon.observe import figures
 from powerguard.daemon.observe.metrics import registry, scrape
 from powerguard.sim.world import policies
 from tests.daemon.looped import CHECKPOINT_S, World, in_virtual_time, now_s, until
@@ -27,8 +27,8 @@ async def over(daemon: Loop) -> None:
     await rest(1.0)
 
 
-def spent(world: World) -> cost.Cost:
-    found = cost.of(world.outages()[0].figures)
+def spent(world: World) -> figures.Cost:
+    found = figures.cost_of(world.outages()[0].figures)
     assert found is not None
     return found
 
@@ -156,13 +156,13 @@ async def test_metrics_history_and_report_agree(tmp_path: Path, capsys: pytest.C
     assert {key: summed[key].keys() for key in ("lost_s", "checkpoints", "return_s")} == {
         key: documented[key].keys() for key in ("lost_s", "checkpoints", "return_s")
     }
-    for cause in cost.CAUSES:
+    for cause in figures.CAUSES:
         assert told["training_lost_seconds_total", cause] == pytest.approx(summed["lost_s"][cause])
     assert summed["lost_s"]["all"] > 1800.0
     assert told["usual_script_lost_seconds_total",] == pytest.approx(summed["usual_script_lost_s"])
-    for result in cost.CHECKPOINTS:
+    for result in figures.CHECKPOINTS:
         assert told["checkpoints_total", result] == summed["checkpoints"][result]
-    for phase in cost.PHASES:
+    for phase in figures.PHASES:
         assert told["return_duration_seconds_count", phase] == summed["return_s"][phase]["count"] == 1
         assert told["return_duration_seconds_sum", phase] == pytest.approx(summed["return_s"][phase]["mean"])
     reported = 0.0
@@ -177,17 +177,17 @@ async def test_metrics_history_and_report_agree(tmp_path: Path, capsys: pytest.C
 
 
 def test_of_a_running_outage_and_an_old_record_nothing_is_told() -> None:
-    known = cost.of({"trainers": 2.0, "lost_held_s": 10.0, "gpus": 8.0})
+    known = figures.cost_of({"trainers": 2.0, "lost_held_s": 10.0, "gpus": 8.0})
     assert known is not None
     assert known.gpu_s == 40.0
-    found = cost.total([None, known, cost.of({"on_battery_s": 12.0})])
+    found = figures.total([None, known, figures.cost_of({"on_battery_s": 12.0})])
     assert (found.outages, found.unknown, found.all_lost_s) == (1, 2, 10.0)
 
 
 def test_capped_training_loses_the_steps_that_it_did_not_do() -> None:
     """60 s at half speed lose 30 s; the time of a step is what it was before the outage."""
     trainer = Trainer(name="llm", step=100, step_s=9.0)
-    meter, figures = cost.Meter(), dict[str, Scalar]()
+    meter, kept = figures.Meter(), dict[str, Scalar]()
     meter.online(State(trainers=(trainer,)), 0.0)
     meter.online(State(trainers=(replace(trainer, step=200),)), 100.0)
     capped = State(
@@ -196,10 +196,10 @@ def test_capped_training_loses_the_steps_that_it_did_not_do() -> None:
         owed=(GpuCap(outage="o", at_s=100.0),),
     )
     meter.begin()
-    meter.step(figures, Step(capped), 100.0, 8)
-    meter.step(figures, Step(replace(capped, trainers=(replace(trainer, step=215),))), 130.0, 8)
-    meter.step(figures, Step(replace(capped, trainers=(replace(trainer, step=230),))), 160.0, 8)
-    found = meter.end(figures, capped)
+    meter.step(kept, Step(capped), 100.0, 8)
+    meter.step(kept, Step(replace(capped, trainers=(replace(trainer, step=215),))), 130.0, 8)
+    meter.step(kept, Step(replace(capped, trainers=(replace(trainer, step=230),))), 160.0, 8)
+    found = meter.end(kept, capped)
     assert found is not None
     assert found.lost_s["capped"] == pytest.approx(30.0)
     assert found.gpu_s == pytest.approx(240.0)
@@ -207,11 +207,11 @@ def test_capped_training_loses_the_steps_that_it_did_not_do() -> None:
 
 def test_the_usual_script_loses_what_it_trains_on_and_the_reboot() -> None:
     """Utility back after 30 s: it halts all the same. A checkpoint that outlasts its sleep is lost."""
-    assert cost.usual_script_s(dark_s=4.0, checkpoint_s=20.0, at_risk_s=600.0, return_s=180.0) == 0.0
-    short = cost.usual_script_s(dark_s=30.0, checkpoint_s=20.0, at_risk_s=600.0, return_s=180.0)
+    assert figures.usual_script_s(dark_s=4.0, checkpoint_s=20.0, at_risk_s=600.0, return_s=180.0) == 0.0
+    short = figures.usual_script_s(dark_s=30.0, checkpoint_s=20.0, at_risk_s=600.0, return_s=180.0)
     assert short == 50.0 + 180.0
-    long = cost.usual_script_s(dark_s=1000.0, checkpoint_s=20.0, at_risk_s=600.0, return_s=180.0)
+    long = figures.usual_script_s(dark_s=1000.0, checkpoint_s=20.0, at_risk_s=600.0, return_s=180.0)
     assert long == 50.0 + 945.0 + 180.0
-    slow = cost.usual_script_s(dark_s=30.0, checkpoint_s=51.0, at_risk_s=600.0, return_s=180.0)
+    slow = figures.usual_script_s(dark_s=30.0, checkpoint_s=51.0, at_risk_s=600.0, return_s=180.0)
     assert slow == short + 605.0
-    assert (policies.USUAL_LOOK_S, policies.USUAL_SLEEP_S) == (cost.USUAL_LOOK_S, cost.USUAL_SLEEP_S)
+    assert (policies.USUAL_LOOK_S, policies.USUAL_SLEEP_S) == (figures.USUAL_LOOK_S, figures.USUAL_SLEEP_S)

@@ -7,7 +7,7 @@ from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import Holding, OnBattery, Online, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.loop import Loop
-from powerguard.daemon.observe import cost
+from powerguard.daemon.observe import figures
 from powerguard.daemon.observe.metrics import LIFETIME, OUTCOMES
 from tests.daemon.looped import CHECKPOINT_S, EPOCH_S, World, in_virtual_time, now_s, until
 
@@ -21,7 +21,7 @@ def counted(daemon: Loop) -> dict[str, float]:
     """The counters, all of which must be known to the metrics; without what the outages cost (test_cost.py)."""
     counters = dict(daemon.journal_counters)
     assert set(counters) <= set(LIFETIME)
-    return {name: value for name, value in counters.items() if name not in cost.LIFETIME}
+    return {name: value for name, value in counters.items() if name not in figures.LIFETIME}
 
 
 @in_virtual_time

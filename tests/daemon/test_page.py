@@ -20,8 +20,7 @@ from powerguard.core.model.state import Recovery, Supplied, Supply
 from powerguard.daemon.journal import history, read_only
 from powerguard.daemon.journal.records import OutageRecord
 from powerguard.daemon.observe.http import http_server
-from powerguard.daemon.observe.page.reports import FAILED_S, Reports
-from powerguard.daemon.observe.page.updates import READERS, Page
+from powerguard.daemon.observe.page.updates import READERS, REPORT_FAILED_S, Page, Reports
 from powerguard.daemon.observe.page.view import MOST_POINTS, MOST_ROWS, Curves, bars, duration
 from powerguard.daemon.observe.page.words import WORDS, language_of
 from powerguard.daemon.observe.status import returning, status
@@ -299,7 +298,7 @@ async def test_a_report_that_cannot_be_made_names_the_command(journal: Path, end
             assert f"powerguard report {recorded().id} --html FILE" in text
             assert "secret" not in text
         assert len(spawn.argv) == 1, "readers cause no flood of children"
-        daemon.now_s += FAILED_S
+        daemon.now_s += REPORT_FAILED_S
         assert (await ask(port, recorded().id))[0] == 503
     assert len(spawn.argv) == 2
 

@@ -14,7 +14,7 @@ import pytest
 
 from powerguard.daemon.journal import history, read_only
 from powerguard.daemon.observe.http import http_server
-from powerguard.daemon.observe.page.reports import Reports
+from powerguard.daemon.observe.page.updates import Reports
 from powerguard.effectors.child import run_child
 from powerguard.sim.virtual import VirtualLoop
 from tests.cli.test_explain import STORIES, told_in

@@ -19,8 +19,7 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.options import SchedulerOptions
 from powerguard.effectors.root_helper import RefusedError
 from powerguard.effectors.slurm import helper
-from powerguard.effectors.slurm.effector import SlurmEffector
-from powerguard.effectors.slurm.findings import findings
+from powerguard.effectors.slurm.effector import SlurmEffector, findings
 from tests.peers import slurm
 from tests.peers.slurm import Cluster
 

@@ -9,8 +9,7 @@ import pytest
 
 from powerguard.cli.main import main
 from powerguard.cli.shared import EX_USAGE
-from powerguard.sim.cluster.play import Play, play
-from powerguard.sim.cluster.scene import Plan, draw_plan
+from powerguard.sim.cluster.play import Plan, Play, draw_plan, play
 from powerguard.sim.cluster.slurmctld import Deed, Fault
 from powerguard.sim.world.site import Bin, ClusterSite, OutageSite, Site, UpsSite
 

@@ -21,7 +21,7 @@ from typing import Any, Final, Literal
 import structlog
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
-from powerguard.cli.doctor import comeback, rivals, shared
+from powerguard.cli.doctor import comeback, rivals
 from powerguard.cli.doctor.rivals import apcupsd_findings, nut_findings, trap_findings
 from powerguard.cli.recover import host_look
 from powerguard.cli.render import NOT_ARMED, Paint, clean, fold, waiting
@@ -45,7 +45,7 @@ from powerguard.effectors.host.findings import Finding, findings
 from powerguard.effectors.host.power import DAEMON_USER
 from powerguard.effectors.signals.effector import SignalHelper
 from powerguard.effectors.signals.effector import findings as signal_findings
-from powerguard.effectors.slurm.findings import findings as slurm_findings
+from powerguard.effectors.slurm.effector import findings as slurm_findings
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.findings import crowding, ways
 from powerguard.effectors.trainer.findings import findings as checkpoint_findings
@@ -562,7 +562,7 @@ def _shared(ward: Ward) -> list[Finding]:
     state = State()
     for reading in ward.readings:
         state = step(ward.policy, state, reading).state
-    return shared.findings(ward.settings, ward.policy, state, ward.own, boottime_s())
+    return rivals.shared_findings(ward.settings, ward.policy, state, ward.own, boottime_s())
 
 
 # --- This host ------------------------------------------------------------------------------------------------------

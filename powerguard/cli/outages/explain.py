@@ -6,7 +6,7 @@ import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
-from powerguard.cli.outages import holds
+from powerguard.cli.outages import history
 from powerguard.cli.outages.facts import Told, gather, number
 from powerguard.cli.outages.history import (
     Elapsed,
@@ -65,11 +65,11 @@ def run(args: argparse.Namespace) -> int:
     more: list[str] = []
     try:
         with read_only(journal_of(args)) as db:
-            if args.outage == holds.NAME:
-                told, show = holds.explained(holds.holds(db)), holds.describe
+            if args.outage == history.JOB:
+                told, show = history.explained_holds(history.holds(db)), history.describe_holds
             else:
                 told = explained(gather(read(db, args.outage)))
-                more = holds.within(db, told["started_at"], told["ended_at"])
+                more = history.holds_within(db, told["started_at"], told["ended_at"])
     except UnknownOutageError as error:
         return fail(args, "explain", str(error), EX_USAGE)
     except JournalError as error:

@@ -14,12 +14,12 @@ from difflib import get_close_matches
 from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
-from powerguard.cli.render import clean, duration, fold, moment, table
+from powerguard.cli.render import Paint, clean, duration, fold, moment, table
 from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, Subparsers, fail
 from powerguard.cli.status import JOURNAL
 from powerguard.core.comeback.recovery import LONGEST_GAP_S
-from powerguard.daemon.journal import Line, OutageRecord, Recorded, following, history, outage, recording
-from powerguard.daemon.observe import cost
+from powerguard.daemon.journal import Line, OutageRecord, Recorded, following, history, notes, outage, pairs, recording
+from powerguard.daemon.observe import figures
 from powerguard.effectors.bmc.ipmi import RestartCause
 
 if TYPE_CHECKING:
@@ -149,9 +149,7 @@ def find(db: sqlite3.Connection, name: str) -> OutageRecord:
     """Return the outage of that id, or the only one that begins so; `last`: the newest. Raises UnknownOutageError."""
     known = history(db, _ALL)
     if not known:
-        from powerguard.cli.outages import holds
-
-        message = f"the journal has no outage{holds.hint(db)}"
+        message = f"the journal has no outage{holds_hint(db)}"
         raise UnknownOutageError(message)
     if name == "last":
         return known[0]
@@ -276,15 +274,19 @@ def _sum(args: argparse.Namespace, db: sqlite3.Connection) -> int:
     """Print what the outages cost together. The metrics count the same, since the journal began."""
     since_s = _since(args.since)
     records = [each for each in history(db, _ALL) if each.started_wall >= since_s]
-    found = cost.total(cost.of(each.figures) if each.ended_wall is not None else None for each in records)
+    found = figures.total(figures.cost_of(each.figures) if each.ended_wall is not None else None for each in records)
     if args.json:
         head = {"schema_version": 1, "object": "history-sum", "since": None if args.since is None else since_s}
-        print(json.dumps({**head, "outages": found.outages, "unknown": found.unknown, **cost.plain(found)}, indent=2))
+        print(
+            json.dumps(
+                {**head, "outages": found.outages, "unknown": found.unknown, **figures.plain_cost(found)}, indent=2
+            )
+        )
         return 0
     since = "" if args.since is None else f" since {moment(since_s)[:16]}"
     more = f", and {found.unknown} whose cost is not known" if found.unknown else ""
     print(f"{found.outages} outages{since}{more}")
-    print("\n".join(fold(table(cost_rows(cost.plain(found))))))
+    print("\n".join(fold(table(cost_rows(figures.plain_cost(found))))))
     return 0
 
 
@@ -297,9 +299,9 @@ _RETURN_WORDS: Final = {
 
 
 def cost_rows(told: Mapping[str, Any]) -> list[tuple[str, str]]:
-    """Return what outages cost as rows of what and how much. told: `cost.plain`."""
+    """Return what outages cost as rows of what and how much. told: `figures.plain_cost`."""
     rows = [("training time lost", duration(told["lost_s"]["all"]))]
-    rows += [(f"- {cause.replace('_', ' ')}", duration(told["lost_s"][cause])) for cause in cost.CAUSES]
+    rows += [(f"- {cause.replace('_', ' ')}", duration(told["lost_s"][cause])) for cause in figures.CAUSES]
     gpu_s = told["lost_gpu_s"]
     rows.append(("GPU time lost", "not told: the number of GPUs is not known" if gpu_s is None else duration(gpu_s)))
     rows.append(("lost by the usual script, at least", duration(told["usual_script_lost_s"])))
@@ -369,3 +371,97 @@ def _lasted_s(record: "OutageRecord") -> float | None:
 
 def _shown(seconds: object) -> str:
     return duration(float(seconds)) if isinstance(seconds, int | float) else "-"
+
+
+# --- Times held by another host -------------------------------------------------------------------------------
+#
+# `powerguard explain job`: when training stood, or ended, here because of another host of its job. The power of this
+# host may never have failed, so these times belong to no outage of the journal (docs/guides/many-hosts.md).
+
+JOB: Final = "job"
+"""What stands for an outage's id."""
+_BEGINS: Final = ("training_held", "job_ended")
+_ENDS: Final = ("training_released", "job_restarted")
+
+
+def holds(db: sqlite3.Connection) -> list[dict[str, Any]]:
+    """Return them, the oldest first; for each trainer one from the first reason to stand until it trains again."""
+    found: list[dict[str, Any]] = []
+    open_: dict[str, tuple[dict[str, Any], Line]] = {}
+    for line in notes(db, (*_BEGINS, *_ENDS)):
+        numbers = pairs(line.payload.get("numbers"))
+        trainer = str(numbers.get("trainer"))
+        known = open_.get(trainer)
+        if known is None:
+            if line.event not in _BEGINS:
+                continue
+            hold: dict[str, Any] = {
+                "trainer": trainer,
+                "began_at": line.wall,
+                "ended_at": None,
+                "idle_s": None,
+                "step": numbers.get("step"),
+                "held_by": [],
+                "job_ended": None,
+            }
+            found.append(hold)
+            known = open_[trainer] = (hold, line)
+        hold, first = known
+        if line.event == "training_held":
+            hold["held_by"] = list(dict.fromkeys((*hold["held_by"], *str(numbers.get("hosts")).split(", "))))
+        elif line.event == "job_ended":
+            hold["job_ended"] = line.because
+        else:
+            hold["ended_at"] = line.wall
+            # Within one boot its clock counts: a wall clock may be set.
+            idle_s = line.at_s - first.at_s if line.boot_id == first.boot_id else line.wall - first.wall
+            hold["idle_s"] = round(idle_s, 3) if idle_s >= 0.0 else None
+            del open_[trainer]
+    return found
+
+
+def explained_holds(found: Sequence[Mapping[str, Any]]) -> dict[str, Any]:
+    """Return the object of --json."""
+    return {"schema_version": 1, "object": "explanation_job", "holds": list(found)}
+
+
+def describe_holds(told: Mapping[str, Any], paint: Paint) -> list[str]:
+    """Return them as lines."""
+    found = told["holds"]
+    if not found:
+        return ["training here never stood or ended because of another host of its job"]
+    lines: list[str] = []
+    for hold in found:
+        lines.append(paint(f"{moment(hold['began_at'])}, {clean(hold['trainer'])} at step {hold['step']}", "bold"))
+        if hold["held_by"]:
+            lines.append(f"  held by {clean(', '.join(hold['held_by']))}, on battery there")
+        if hold["job_ended"] is not None:
+            lines.append(f"  the job ended: {clean(hold['job_ended'])}")
+        if hold["ended_at"] is None:
+            lines.append("  it does not train yet")
+        elif hold["idle_s"] is None:
+            lines.append(f"  it trained again at {moment(hold['ended_at'])}; the GPUs here were idle until then")
+        else:
+            lines.append(f"  the GPUs here were idle for {duration(hold['idle_s'])}, then it trained again")
+        lines.append("")
+    return lines[:-1]
+
+
+def holds_within(db: sqlite3.Connection, began_at: float, ended_at: float | None) -> list[str]:
+    """Return the lines of an explanation that point to those that overlap an outage."""
+    found = [
+        hold
+        for hold in holds(db)
+        if (ended_at is None or hold["began_at"] <= ended_at)
+        and (hold["ended_at"] is None or hold["ended_at"] >= began_at)
+    ]
+    if not found:
+        return []
+    return ["", f"Training also stood, or ended, because of another host of its job: powerguard explain {JOB}"]
+
+
+def holds_hint(db: sqlite3.Connection) -> str:
+    """Return where a reader finds them, for a journal that has no such outage; "" if there are none."""
+    count = len(holds(db))
+    times = "once" if count == 1 else f"{count} times"
+    return f"; training stood {times} because of another host: powerguard explain {JOB}" if count else ""

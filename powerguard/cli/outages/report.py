@@ -21,7 +21,7 @@ from powerguard.cli.render import Paint, clean, duration, fold, is_endless, mode
 from powerguard.cli.shared import EX_CANTCREAT, EX_NOINPUT, EX_USAGE, Subparsers, fail
 from powerguard.cli.status import last_battery
 from powerguard.cli.words import PHASES, durations_in, outcome_of
-from powerguard.daemon.observe import cost
+from powerguard.daemon.observe import figures
 
 
 class Section(NamedTuple):
@@ -480,7 +480,7 @@ def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa:
         "steps_lost": facts.steps_lost(told, trainers),
         "detection": facts.detection(told),
         "durations": story["durations"],
-        "cost": cost.plain(None if record.ended_wall is None else cost.of(record.figures)),
+        "cost": figures.plain_cost(None if record.ended_wall is None else figures.cost_of(record.figures)),
         "recovery": facts.recovery(told),
         "feeds": facts.feeds(told),
         "phases": facts.phases(told),

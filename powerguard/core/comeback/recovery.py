@@ -8,7 +8,7 @@ from dataclasses import dataclass, replace
 
 from powerguard.core import obligations
 from powerguard.core.comeback import methods
-from powerguard.core.decide.table import TABLE, Cause, phase_name
+from powerguard.core.decide.transitions import TABLE, Cause
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.energy import battery as learning
@@ -16,7 +16,18 @@ from powerguard.core.energy import needs
 from powerguard.core.model.actions import Action, EnsurePolicy, Level, Note, PowerOff, StopTrainer, TerminateTrainer
 from powerguard.core.model.policy import Learned, Policy
 from powerguard.core.model.serialisation import BOOTS_KEPT, sane
-from powerguard.core.model.state import Battery, Feed, Online, Phase, Recovery, Shutdown, State, Step, Trainer
+from powerguard.core.model.state import (
+    Battery,
+    Feed,
+    Online,
+    Phase,
+    Recovery,
+    Shutdown,
+    State,
+    Step,
+    Trainer,
+    phase_name,
+)
 from powerguard.core.supply import several_upses
 from powerguard.core.trainers import lifecycle
 

@@ -9,7 +9,7 @@ from powerguard.core.model.actions import Level
 from powerguard.core.model.events import OutputSource, OwnSource, Reading
 from powerguard.core.model.state import Feed, Online, Shutdown, State, Supply
 from powerguard.core.supply import several_upses
-from powerguard.core.supply.several_sources import CONTRADICTED, LAG_S
+from powerguard.core.supply.fusion import CONTRADICTED, LAG_S
 
 _OVER = {
     "unproven_battery": "the UPS reports another output source, or a second witness confirms battery",

@@ -16,8 +16,7 @@ from dataclasses import replace
 from powerguard.core import obligations
 from powerguard.core.comeback import gate, methods
 from powerguard.core.decide import alarms, conditions
-from powerguard.core.decide.table import Cause, phase_name
-from powerguard.core.decide.transitions import RETRY_S, duties, move
+from powerguard.core.decide.transitions import RETRY_S, Cause, duties, move
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.energy import budget as sums
@@ -73,6 +72,7 @@ from powerguard.core.model.state import (
     State,
     Step,
     Supply,
+    phase_name,
 )
 from powerguard.core.supply import fusion, several_upses, silence
 from powerguard.core.trainers import lifecycle

@@ -1,15 +1,16 @@
-"""What a move brings about: what is undone when a phase ends, what is ordered when one begins, and the standing duties.
+"""All moves: which cause ends which phase, what is undone then, and what is ordered when the next phase begins.
 
-Begin at `move`. The orders of the commit are in `_latch`, the power-off itself is in `_finish`.
+`TABLE` has every move; docs/ARCHITECTURE.md has its picture. `move` carries one out, and `duties` does what each phase
+has to do at every event. The orders of the commit are in `_latch`, the power-off itself is in `_finish`.
 """
 
 import math
 from dataclasses import replace
+from enum import StrEnum
 
 from powerguard.core import obligations
 from powerguard.core.comeback import gate, methods
 from powerguard.core.decide import conditions
-from powerguard.core.decide.table import TABLE, Cause, phase_name
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.energy import account, needs, own
@@ -26,9 +27,51 @@ from powerguard.core.model.state import (
     Recovery,
     Shutdown,
     Supply,
+    phase_name,
 )
 from powerguard.core.supply import fusion
-from powerguard.core.trainers import job, lifecycle
+from powerguard.core.trainers import lifecycle
+
+
+class Cause(StrEnum):
+    """Why a phase ends."""
+
+    BATTERY = "battery confirmed"
+    POWER_OFF_ORDERED = "output-off countdown or FSD"
+    CALIBRATION_LOW = "calibration ran low"
+    UTILITY_BACK = "utility back"
+    CHECKPOINT_NEEDED = "checkpoint needed"
+    CHECKPOINT_DURABLE = "checkpoint durable"
+    UTILITY_STABLE = "utility stable"
+    COMMIT = "commit point"
+    ABORTED = "operator aborts"
+    NEXT_BOOT = "next boot"
+    RESUMED = "training resumed"
+    REHEARSED = "utility back after a recorded power-off"
+
+
+TABLE: dict[tuple[type[Phase], Cause], type[Phase]] = {
+    (Online, Cause.BATTERY): OnBattery,
+    (Online, Cause.POWER_OFF_ORDERED): EmergencyCheckpoint,
+    (Online, Cause.CALIBRATION_LOW): EmergencyCheckpoint,
+    (OnBattery, Cause.UTILITY_BACK): Online,
+    (OnBattery, Cause.CHECKPOINT_NEEDED): EmergencyCheckpoint,
+    (OnBattery, Cause.NEXT_BOOT): Recovery,
+    (EmergencyCheckpoint, Cause.CHECKPOINT_DURABLE): Holding,
+    (EmergencyCheckpoint, Cause.UTILITY_STABLE): Online,
+    (EmergencyCheckpoint, Cause.ABORTED): OnBattery,
+    (EmergencyCheckpoint, Cause.COMMIT): Shutdown,
+    (EmergencyCheckpoint, Cause.NEXT_BOOT): Recovery,
+    (Holding, Cause.UTILITY_STABLE): Online,
+    (Holding, Cause.ABORTED): OnBattery,
+    (Holding, Cause.COMMIT): Shutdown,
+    (Holding, Cause.NEXT_BOOT): Recovery,
+    (Shutdown, Cause.NEXT_BOOT): Recovery,
+    (Shutdown, Cause.REHEARSED): Online,
+    (Recovery, Cause.RESUMED): Online,
+    (Recovery, Cause.COMMIT): Shutdown,
+}
+"""Every move. NEXT_BOOT is made by `recovery.restore`, when the daemon starts; all others by `step`."""
 
 OVERDUE_S = 5.0
 """powerguard-off promises 2 s: a host that lives this long after its deadline is not being powered off."""
@@ -170,7 +213,7 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
     ids = (
         turn.order(EnsurePolicy, limit_s=prepare_s, outage=outage.id),
         turn.order(SyncFilesystems, limit_s=prepare_s, outage=outage.id),
-        *job.leave(turn, outage.id, limit_s=prepare_s),
+        *lifecycle.leave_jobs(turn, outage.id, limit_s=prepare_s),
         *methods.arm(turn, outage, policy.ways, off_in_s=prepare_s + stops_s, limit_s=prepare_s),
     )
     return Shutdown(

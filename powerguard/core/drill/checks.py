@@ -8,11 +8,10 @@ from collections.abc import Iterable
 from typing import Final
 
 from powerguard.core.decide import conditions
-from powerguard.core.decide.table import phase_name
 from powerguard.core.energy import budget as sums
 from powerguard.core.model.actions import Conduct
 from powerguard.core.model.policy import Mode, Policy
-from powerguard.core.model.state import Online, State, Supply, Trainer
+from powerguard.core.model.state import Online, State, Supply, Trainer, phase_name
 from powerguard.core.supply import fusion
 
 SCOPES: Final = ("checkpoint", "pause", "cap", "policy", "full")

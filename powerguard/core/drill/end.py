@@ -12,7 +12,7 @@ from powerguard.core.model.actions import Action, EnsurePolicy, Level, RestorePo
 from powerguard.core.model.policy import DrillReport
 from powerguard.core.model.state import Drill, DrillStage, HandedOver, OnBattery, PlugPulled, Shutdown, State, Undoing
 from powerguard.core.trainers import escalation, lifecycle
-from powerguard.core.trainers.gpu_cap import LIMIT_S
+from powerguard.core.trainers.escalation import CAP_LIMIT_S
 
 UNDO_S = 60.0
 """How long the drill waits for confirmed resumes after the last order that may still be on its way."""
@@ -78,7 +78,7 @@ def restore(turn: Turn) -> None:
     """Restore GPU power if it was this drill that capped it, and no order about it is on its way: else after that."""
     drill, cap = turn.state.drill, turn.state.cap
     if drill is not None and cap is not None and cap.outage == drill.id and cap.order is None:
-        id_ = order(turn, RestorePower, "restore", limit_s=LIMIT_S)
+        id_ = order(turn, RestorePower, "restore", limit_s=CAP_LIMIT_S)
         turn.owe(replace(cap, at_s=turn.now_s, order=id_, lifting=True))
 
 

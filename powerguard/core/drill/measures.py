@@ -10,7 +10,7 @@ from powerguard.core.model.actions import Action, EnsurePolicy, Scalar
 from powerguard.core.model.events import Reading, TrainerSeen
 from powerguard.core.model.policy import Drop, Policy
 from powerguard.core.model.state import Drill, DrillOrder, DrillStage, State, Trainer
-from powerguard.core.trainers import gpu_cap
+from powerguard.core.trainers import escalation
 
 
 def change(turn: Turn, **changes: object) -> None:
@@ -236,8 +236,8 @@ def _learn_cap(turn: Turn, drill: Drill, stage: DrillStage, load: float, *, sett
     if settled:
         drop = Drop(before=before, after=min(before, load), at_s=turn.now_s, speed=speed)
         turn.update(learned=replace(turn.state.learned, cap=drop))
-        worth = gpu_cap.gain(turn.policy, turn.state)
-        figure(turn, cap_gain=rounded(worth), cap_pays=worth is not None and worth >= gpu_cap.LEAST_GAIN)
+        worth = escalation.cap_gain(turn.policy, turn.state)
+        figure(turn, cap_gain=rounded(worth), cap_pays=worth is not None and worth >= escalation.LEAST_CAP_GAIN)
 
 
 def look_at_self_test(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:

@@ -92,7 +92,7 @@ from powerguard.core.model.state import (
     Undoing,
 )
 from powerguard.core.supply import fusion
-from powerguard.core.trainers.gpu_cap import LIMIT_S
+from powerguard.core.trainers.escalation import CAP_LIMIT_S
 
 __all__ = [
     "after_reboot",
@@ -370,7 +370,7 @@ def _cap(turn: Turn) -> None:
     drill = turn.state.drill
     if drill is None:
         return
-    id_ = order(turn, CapPower, "cap", limit_s=LIMIT_S, share=turn.policy.cap_share or 1.0)
+    id_ = order(turn, CapPower, "cap", limit_s=CAP_LIMIT_S, share=turn.policy.cap_share or 1.0)
     turn.owe(GpuCap(outage=drill.id, at_s=turn.now_s, order=id_))
 
 

@@ -660,6 +660,20 @@ Emergency = EmergencyCheckpoint | Holding
 """Training is paused, or has been asked to."""
 Phase = Online | OnBattery | EmergencyCheckpoint | Holding | Shutdown | Recovery
 
+_PHASE_NAMES: dict[type[Phase], str] = {
+    Online: "online",
+    OnBattery: "on_battery",
+    EmergencyCheckpoint: "emergency_checkpoint",
+    Holding: "holding",
+    Shutdown: "shutdown",
+    Recovery: "recovery",
+}
+
+
+def phase_name(phase: Phase | type[Phase]) -> str:
+    """Return the phase's name in status, metric and log."""
+    return _PHASE_NAMES[phase if isinstance(phase, type) else type(phase)]
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class State:

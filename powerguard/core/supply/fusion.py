@@ -5,24 +5,16 @@ reports battery must be supported: by another object of the same answer (seconds
 alarm) or by a second reading. A "battery" that was there at first contact and has no other support is not believed: its
 repetition is not evidence.
 
-Where a UPS has several sources, `agreement` makes one stream of readings of theirs first.
+Where a UPS has several sources, they become one stream of readings first (`_together`).
 """
 
-from dataclasses import replace
+from collections.abc import Callable
+from dataclasses import dataclass, replace
 from typing import TypeVar
 
 from powerguard.core.model.events import ON_UTILITY, OutputSource, Reading, SourceFailed
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Feed, Heard, Supply
-from powerguard.core.supply import several_sources
-from powerguard.core.supply.several_sources import (
-    SECOND_READING_S,
-    Together,
-    corrected,
-    measured,
-    shown,
-    supports_battery,
-)
+from powerguard.core.model.state import Feed, Heard, Measures, Supply
 
 SELF_TEST_S = 60.0
 """A self-test that runs longer than this counts as an outage."""
@@ -34,7 +26,51 @@ _LONG_S = 1e7
 """Four months: no runtime, no outage and no countdown is longer."""
 SPENT_S = 300.0
 """How long an announcement of a lost source outlives its moment: by then the output should be off."""
+LAG_S = 30.0
+"""How long two sources may disagree and both be right: one lags (NUT snmp-ups 12 to 30 s, apcupsd 32 to 48 s)."""
+COMMIT_LAG_S = 60.0
+"""Delay of a commit after the first source has seen utility again: the slowest needs 48 s to follow."""
+LAST_WORD_S = 60.0
+"""How long a silent source's "on battery" outweighs others that report utility."""
+DOUBT_S = 180.0
+"""How long a source's "on battery" is believed while the charge does not fall and another source contradicts it."""
+SECOND_READING_S = 0.2
+"""Two readings closer together than this are one observation."""
+_APART_S = 0.5
+CONTRADICTED = "supply_contradicted"
+"""Alarm: the UPS reports utility, and two objects of the same answer show battery."""
+_LEAST_FALL_PCT = 1.0
+_LEAST_FALL_S = 60.0
+_NEXT_S = 0.001
+
+_LESS_PROTECTED_FIRST = (
+    OutputSource.BATTERY,
+    OutputSource.BYPASS,
+    OutputSource.ECO,
+    OutputSource.BOOST,
+    OutputSource.TRIM,
+    OutputSource.UTILITY,
+    OutputSource.OFF,
+    OutputSource.UNKNOWN,
+)
+
 _Teller = TypeVar("_Teller", Feed, Heard)
+_Vote = tuple[Heard, Reading, OutputSource]
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Together:
+    """The merged answer of all sources at one moment.
+
+    feed: with the new reading entered in `heard`. reading: the merged one, at the new reading's time.
+    witness: the second witness for a battery that they themselves are; "" where there is none.
+    battery_since_s: the earliest reading in a row that says battery; None where none counts.
+    """
+
+    feed: Feed
+    reading: Reading
+    witness: str
+    battery_since_s: float | None
 
 
 def _within(value: float | None, least: float, most: float) -> float | None:
@@ -72,11 +108,74 @@ def plausible(reading: Reading) -> Reading:
     )
 
 
+def supports_battery(reading: Reading) -> str:
+    """Return the second witness in this same answer, or "": the other object that shows battery."""
+    if reading.on_battery_s is not None and reading.on_battery_s > 0.0:
+        return "on_battery_s"
+    if reading.input_present is False:
+        return "input_present"
+    if "on_battery" in reading.alarms:
+        return "alarms"
+    return ""
+
+
+def measured(reading: Reading, measures: Measures, *, utility_seen: bool) -> Reading:
+    """Return the reading without an input and without seconds on battery that its source does not measure.
+
+    Some cards answer 0 V whatever is there. Believed, a self-test of theirs would be an outage: "battery", with the
+    input gone. So volts that are gone count only of a source that has reported an input before, or has never reported
+    utility. A clock that has not moved since first contact does not count: it must move, also from its value on
+    utility.
+    """
+    clock_s = reading.on_battery_s
+    if clock_s is not None and clock_s > 0.0 and not (measures.clock or shown(measures, reading).clock):
+        first_told = measures.clock_s is None and utility_seen  # There was no battery time to count before.
+        reading = reading if first_told else replace(reading, on_battery_s=None)
+    if reading.input_present is not False or measures.volts or not utility_seen:
+        return reading
+    if reading.input_v is None or "input_bad" in reading.alarms:
+        return reading
+    return replace(reading, input_present=None, input_v=None)
+
+
+def shown(measures: Measures, reading: Reading) -> Measures:
+    """Return what a source has shown that it measures, with this reading of it; the same object if there is no news."""
+    told_s = reading.on_battery_s
+    first_s = told_s if measures.clock_s is None else measures.clock_s
+    clock = measures.clock or told_s != first_s  # A missing value counts as a move: some report it on battery only.
+    volts = measures.volts or reading.input_present is True
+    if (volts, clock, first_s) == (measures.volts, measures.clock, measures.clock_s):
+        return measures
+    return Measures(volts=volts, clock_s=first_s, clock=clock)
+
+
+def contradicts_itself(reading: Reading) -> bool:
+    """Say whether the output is called utility, or unknown, with the input gone and the seconds on battery counted."""
+    counts = reading.on_battery_s is not None and reading.on_battery_s > 0.0
+    if not counts or reading.input_present is not False:
+        return False
+    return reading.output_source in ON_UTILITY or reading.output_source is OutputSource.UNKNOWN
+
+
+def corrected(before: Reading | None, reading: Reading) -> Reading:
+    """Return the reading as battery where it contradicts itself as the one before: two witnesses against one word."""
+    if before is None or not contradicts_itself(reading):
+        return reading
+    if CONTRADICTED not in before.alarms and not contradicts_itself(before):
+        return reading
+    return replace(reading, output_source=_SAYS_BATTERY, alarms=(*reading.alarms, CONTRADICTED))
+
+
 def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
     """Enter one reading. One of another UPS, or older than the newest, is ignored."""
     last = feed.reading
     if policy.sources > 1:
-        return _observe_together(policy, feed, reading)
+        together = _together(policy, feed, reading) if reading.ups == policy.ups else None
+        return (
+            feed
+            if together is None
+            else _orders(policy, _supply(together.feed, together.reading, together), together.reading)
+        )
     if reading.ups != policy.ups or (last is not None and reading.at_s <= last.at_s):
         return feed
     measures = shown(feed.measures, reading)
@@ -86,13 +185,6 @@ def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
     if measures is not feed.measures:
         feed = replace(feed, measures=measures)
     return _orders(policy, _supply(feed, reading), reading)
-
-
-def _observe_together(policy: Policy, feed: Feed, reading: Reading) -> Feed:
-    together = several_sources.enter(policy, feed, reading) if reading.ups == policy.ups else None
-    if together is None:
-        return feed
-    return _orders(policy, _supply(together.feed, together.reading, together), together.reading)
 
 
 def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
@@ -252,14 +344,17 @@ def _announced(policy: Policy, told: _Teller, last: Reading | None, reading: Rea
 
 
 def lose(policy: Policy, feed: Feed, failure: SourceFailed) -> Feed:
-    """Enter a failed poll. Only a source that counts as lost changes anything, and it never resets a battery."""
+    """Enter a failed poll. Only a lost source changes anything; the feed is lost when all its sources are."""
     if failure.ups != policy.ups or not failure.lost:
         return feed
-    if policy.sources > 1:
-        return several_sources.lose(policy, feed, failure)
-    if feed.lost_since_s is not None:
+    if policy.sources <= 1:
+        return feed if feed.lost_since_s is not None else replace(feed, lost_since_s=failure.at_s)
+    old = _of(feed, failure.source)
+    if old.lost_since_s is not None:
         return feed
-    return replace(feed, lost_since_s=failure.at_s)
+    heard = _with(feed, replace(old, lost_since_s=failure.at_s))
+    all_lost = len(heard) >= policy.sources and all(each.lost_since_s is not None for each in heard)
+    return replace(feed, heard=heard, lost_since_s=failure.at_s if all_lost else feed.lost_since_s)
 
 
 def is_draining(feed: Feed) -> bool:
@@ -278,3 +373,320 @@ def is_stable(policy: Policy, feed: Feed, now_s: float, *, stable_s: float) -> b
     if feed.supply is not _UTILITY or feed.suspect:
         return False
     return now_s - feed.since_s >= stable_s and is_fresh(policy, feed, now_s)
+
+
+# --- Several sources of one UPS --------------------------------------------------------------------------------
+#
+# Each has its own age, its own lag (NUT's snmp-ups follows its card by up to 30 s, measured) and its own ways to be
+# wrong. They become one stream of readings in which the more cautious value counts, field by field: battery before
+# utility, the shorter runtime, the larger load. A cautious value must be repeated by its own source before it counts
+# with the others: a reading of another source is not a repetition.
+#
+# A silent source keeps its last value only if it was "battery", for a limited time. A source that reports battery for
+# minutes while the charge does not fall, and another source sees the input, is marked doubtful.
+
+
+def _together(policy: Policy, feed: Feed, reading: Reading) -> Together | None:
+    """Enter the reading of one of several sources; None if it is older than the newest of its source."""
+    old = _of(feed, reading.source)
+    if old.reading is not None and reading.at_s <= old.reading.at_s:
+        return None
+    measures = shown(old.measures, reading)
+    reading = measured(reading, old.measures, utility_seen=old.utility_seen)
+    reading = corrected(old.reading, reading)
+    new = _listened(old, reading, measures)
+    heard = _with(feed, new)
+    votes = _votes(policy, heard, new, reading.at_s)
+    disagree_since_s = _disagree_since_s(feed, votes, reading.at_s)
+    if disagree_since_s is not None:
+        heard = tuple(_judged(each, votes, reading.at_s, disagree_since_s) for each in heard)
+        doubted = [each.source for each in heard if each.doubted]
+        votes = [vote for vote in votes if vote[0].source not in doubted]
+    source = _output_source(votes, reading, disagree_since_s)
+    last_s = reading.at_s if feed.reading is None else feed.reading.at_s + _NEXT_S
+    claims = [each for each, _, vote in votes if vote is _SAYS_BATTERY]
+    return Together(
+        feed=replace(feed, heard=heard, disagree_since_s=disagree_since_s),
+        reading=_merged(votes, new, reading, source, max(reading.at_s, last_s)),
+        witness=_witness(heard, claims, reading.at_s),
+        battery_since_s=min((each.battery_at_s for each in claims if each.battery_at_s is not None), default=None),
+    )
+
+
+def lost_since_s(feed: Feed, source: str) -> float | None:
+    """Since when this source is lost; None while it answers."""
+    return _of(feed, source).lost_since_s if feed.heard else feed.lost_since_s
+
+
+def contradicts_commit(policy: Policy, feed: Feed, now_s: float) -> bool:
+    """Say whether a source has news of utility, or an authenticated one reports utility: a commit must wait.
+
+    One that reported battery and now reports utility is ahead of the others, not wrong: they have COMMIT_LAG_S to
+    follow.
+    """
+    for each in feed.heard:
+        if each.reading is None or not _is_heard(policy, each, now_s) or each.reading.output_source not in ON_UTILITY:
+            continue
+        if each.reading.authenticated or (each.back_at_s is not None and now_s - each.back_at_s < COMMIT_LAG_S):
+            return True
+    return False
+
+
+def denied_by(policy: Policy, feed: Feed, now_s: float) -> Reading | None:
+    """Return a reading of utility that contradicts a single, forgeable source that reports battery; else None.
+
+    Both witnesses of such a battery may be its own: the commit then needs one that it cannot make. Of several that say
+    utility, the one with the least charge.
+    """
+    heard = [each for each in feed.heard if _is_heard(policy, each, now_s) and not each.doubted]
+    told = [each.reading for each in heard if each.reading is not None]
+    claims = [reading for reading in told if reading.output_source is _SAYS_BATTERY]
+    denials = [reading for reading in told if reading.output_source in ON_UTILITY]
+    if len(claims) != 1 or claims[0].authenticated or not denials:
+        return None
+    return min(denials, key=lambda reading: 100.0 if reading.charge_pct is None else reading.charge_pct)
+
+
+def told_again(policy: Policy, feed: Feed, now_s: float) -> bool:
+    """Say whether two readings, half a second or more apart, say battery: of one source, whatever came in between."""
+    if not feed.heard:
+        newest, second = feed.reading, feed.previous
+        if newest is None or second is None or second.output_source is not _SAYS_BATTERY:
+            return False
+        return newest.at_s - second.at_s >= _APART_S
+    return any(
+        each.reading is not None
+        and each.battery_at_s is not None
+        and each.reading.at_s - each.battery_at_s >= _APART_S
+        and _is_heard(policy, each, now_s)
+        for each in feed.heard
+    )
+
+
+# --- One source -------------------------------------------------------------------------------------------------
+
+
+def _of(feed: Feed, source: str) -> Heard:
+    for each in feed.heard:
+        if each.source == source:
+            return each
+    return Heard(source=source)
+
+
+def _with(feed: Feed, new: Heard) -> tuple[Heard, ...]:
+    for place, each in enumerate(feed.heard):
+        if each.source == new.source:
+            return (*feed.heard[:place], new, *feed.heard[place + 1 :])
+    return (*feed.heard, new)
+
+
+def _listened(old: Heard, reading: Reading, measures: Measures) -> Heard:
+    """Enter a reading into what is known of its source."""
+    says_battery = reading.output_source is _SAYS_BATTERY
+    says_utility = reading.output_source in ON_UTILITY
+    goes_on = says_battery and old.battery_at_s is not None
+    back_at_s = old.back_at_s
+    if says_utility and old.battery_at_s is not None and _has_told_battery(old):
+        back_at_s = reading.at_s
+    gauges = old.gauges if goes_on else (reading.charge_pct, reading.runtime_s)
+    return Heard(
+        source=old.source,
+        reading=reading,
+        previous=old.reading,
+        utility_seen=old.utility_seen or says_utility,
+        battery_at_s=(old.battery_at_s if goes_on else reading.at_s) if says_battery else None,
+        gauges=gauges,
+        measures=measures,
+        back_at_s=back_at_s,
+        doubted=old.doubted and says_battery and not _is_supported(reading, gauges),
+        countdown_at_s=old.countdown_at_s,
+        fsd_since_s=old.fsd_since_s,
+        fsd_at_s=old.fsd_at_s,
+        fsd_at_first=old.fsd_at_first,
+    )
+
+
+def _is_supported(reading: Reading, gauges: tuple[float | None, float | None]) -> bool:
+    """Say whether there is other evidence that the battery carries the load: another object, or a falling charge."""
+    charge_pct, runtime_s = gauges
+    return (
+        bool(supports_battery(reading))
+        or reading.low_battery
+        or _has_fallen(charge_pct, reading.charge_pct, _LEAST_FALL_PCT)
+        or _has_fallen(runtime_s, reading.runtime_s, _LEAST_FALL_S)
+    )
+
+
+def _has_told_battery(each: Heard) -> bool:
+    """Say whether its battery was more than one odd reading."""
+    if each.reading is None or each.reading.output_source is not _SAYS_BATTERY:
+        return False
+    twice = each.previous is not None and each.previous.output_source is _SAYS_BATTERY
+    return twice or bool(supports_battery(each.reading))
+
+
+def _is_heard(policy: Policy, each: Heard, now_s: float) -> bool:
+    return each.lost_since_s is None and each.reading is not None and now_s - each.reading.at_s <= policy.stale_s
+
+
+# --- All of them ------------------------------------------------------------------------------------------------
+
+
+def _votes(policy: Policy, heard: tuple[Heard, ...], new: Heard, now_s: float) -> list[_Vote]:
+    """Return the sources that count now, with their readings."""
+    votes = []
+    for each in heard:
+        if each.reading is None or each.doubted:
+            continue
+        word = each.reading.output_source
+        fresh = _is_heard(policy, each, now_s)
+        if word is _SAYS_BATTERY:
+            if not each.utility_seen and not supports_battery(each.reading):
+                continue  # It has never reported anything else, so this is not evidence.
+            if each is not new and not _has_told_battery(each):
+                word = OutputSource.UNKNOWN if each.previous is None else each.previous.output_source
+            elif not fresh and not _last_word_counts(heard, each, now_s):
+                continue
+        elif not fresh:
+            continue
+        votes.append((each, each.reading, word))
+    return votes
+
+
+def _last_word_counts(heard: tuple[Heard, ...], silent: Heard, now_s: float) -> bool:
+    """It fell silent on battery: its value counts until another source that saw the battery has seen its end."""
+    told_s = -1.0 if silent.reading is None else silent.reading.at_s
+    if now_s - told_s > LAST_WORD_S:
+        return False
+    return not any(each.back_at_s is not None and each.back_at_s > told_s for each in heard)
+
+
+def _disagree_since_s(feed: Feed, votes: list[_Vote], now_s: float) -> float | None:
+    words = {word for _, _, word in votes}
+    if _SAYS_BATTERY in words and words & ON_UTILITY:
+        return now_s if feed.disagree_since_s is None else feed.disagree_since_s
+    return None
+
+
+def _judged(each: Heard, votes: list[_Vote], now_s: float, disagree_since_s: float) -> Heard:
+    """Find a source that reports battery permanently: the charge does not fall, and another source sees the input."""
+    reading = each.reading
+    if reading is None or each.battery_at_s is None or each.doubted:
+        return each
+    if now_s - max(each.battery_at_s, disagree_since_s) < DOUBT_S or _is_supported(reading, each.gauges):
+        return each
+    charge_pct, runtime_s = each.gauges
+    if (charge_pct is None or reading.charge_pct is None) and (runtime_s is None or reading.runtime_s is None):
+        return each
+    seen = any(word in ON_UTILITY and other.input_present is True for _, other, word in votes)
+    return replace(each, doubted=True) if seen else each
+
+
+def _has_fallen(then: float | None, now: float | None, by: float) -> bool:
+    return then is not None and now is not None and then - now >= by
+
+
+def _output_source(votes: list[_Vote], reading: Reading, disagree_since_s: float | None) -> OutputSource:
+    """Return the more cautious output source. After LAG_S of disagreement the authenticated sources decide.
+
+    But a battery that carries its own witness counts on, for they may be frozen: it pauses training, and `commit` asks
+    them (`contradicts_commit`).
+    """
+    words = {word for _, _, word in votes}
+    proven = any(word is _SAYS_BATTERY and supports_battery(told) for _, told, word in votes)
+    if disagree_since_s is not None and reading.at_s - disagree_since_s >= LAG_S and not proven:
+        words = {word for _, told, word in votes if told.authenticated} or words
+    if not words:
+        return reading.output_source
+    return next(word for word in _LESS_PROTECTED_FIRST if word in words)
+
+
+def _witness(heard: tuple[Heard, ...], claims: list[Heard], now_s: float) -> str:
+    for each in claims:
+        if each.utility_seen and each.battery_at_s is not None and now_s - each.battery_at_s >= SECOND_READING_S:
+            return "second_reading"
+    together = [
+        each
+        for each in heard
+        if each.reading is not None
+        and each.reading.output_source is _SAYS_BATTERY
+        and each.lost_since_s is None
+        and not each.doubted
+    ]
+    return "second_source" if len(together) > 1 and any(each.utility_seen for each in together) else ""
+
+
+# --- Field by field ---------------------------------------------------------------------------------------------
+
+
+def _merged(votes: list[_Vote], new: Heard, reading: Reading, source: OutputSource, at_s: float) -> Reading:
+    """Return one reading: the arriving one as it is, of the others the milder of their newest two."""
+    others = [each for each, _, _ in votes if each.source != new.source]
+    if others and not any(each.source == new.source for each, _, _ in votes):
+        reading = _silenced(reading)  # A source that is not believed does not count in any other field either.
+    if not others:
+        return replace(reading, at_s=at_s, output_source=source)
+    merged = reading
+    for each in others:
+        merged = _beside(merged, each)
+    claims = [told for _, told, word in votes if word is _SAYS_BATTERY]
+    # A stuck flag of one source does not hide what another one proves.
+    proven = any(supports_battery(told) and not (told.testing or told.calibrating) for told in claims)
+    inputs = {told.input_present for told in claims} or {told.input_present for _, told, _ in votes}
+    return replace(
+        merged,
+        at_s=at_s,
+        output_source=source,
+        on_battery_s=max((told.on_battery_s for told in claims if told.on_battery_s is not None), default=None),
+        input_present=False if False in inputs else True if True in inputs else None,
+        testing=merged.testing and not proven,
+        calibrating=merged.calibrating and not proven,
+    )
+
+
+def _silenced(reading: Reading) -> Reading:
+    return Reading(at_s=reading.at_s, ups=reading.ups, source=reading.source, output_source=reading.output_source)
+
+
+def _beside(reading: Reading, other: Heard) -> Reading:
+    """Return the reading merged with another source: with the milder of that source's newest two."""
+    now, before = other.reading, other.previous
+    if now is None:
+        return reading
+    then = before or now
+    twice = before is not None  # A flag counts when it is repeated.
+    return replace(
+        reading,
+        runtime_s=_least(reading.runtime_s, _milder(now.runtime_s, then.runtime_s, max)),
+        charge_pct=_least(reading.charge_pct, _milder(now.charge_pct, then.charge_pct, max)),
+        load_pct=_most(reading.load_pct, _milder(now.load_pct, then.load_pct, min)),
+        watts=_most(reading.watts, _milder(now.watts, then.watts, min)),
+        input_v=now.input_v if reading.input_v is None else reading.input_v,
+        battery_temp_c=now.battery_temp_c if reading.battery_temp_c is None else reading.battery_temp_c,
+        low_battery=reading.low_battery or (twice and now.low_battery and then.low_battery),
+        replace_battery=reading.replace_battery or (twice and now.replace_battery and then.replace_battery),
+        overload=reading.overload or (twice and now.overload and then.overload),
+        testing=reading.testing or (twice and now.testing and then.testing),
+        calibrating=reading.calibrating or (twice and now.calibrating and then.calibrating),
+        forced_shutdown=reading.forced_shutdown or (twice and now.forced_shutdown and then.forced_shutdown),
+        output_off_in_s=_least(reading.output_off_in_s, now.output_off_in_s),
+        alarms=tuple(sorted({*reading.alarms, *now.alarms})),
+    )
+
+
+def _milder(newest: float | None, before: float | None, choose: Callable[[float, float], float]) -> float | None:
+    return newest if newest is None or before is None else choose(newest, before)
+
+
+def _least(one: float | None, other: float | None) -> float | None:
+    """Return the smaller of the reported values."""
+    if one is None or other is None:
+        return other if one is None else one
+    return min(one, other)
+
+
+def _most(one: float | None, other: float | None) -> float | None:
+    """Return the larger of the reported values."""
+    if one is None or other is None:
+        return other if one is None else one
+    return max(one, other)

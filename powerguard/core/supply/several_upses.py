@@ -6,24 +6,23 @@ Each UPS is known by itself, with the same fusion and the same account as a lone
 What several feeds of one host are together: one feed and one battery again, so that no rule notices.
 
 The host is on battery when fewer of its power supplies than it needs have utility, and its battery lasts until fewer
-than that live. That moment is played forward (`outlast`): the first battery dies, its load moves to the rest, a rest
-above 100 % dies as well. A feed that is unknown, off or on bypass is never counted as endless; one that fell silent
-with the power (`silence`) is presumed to be on battery, too.
+than that live. That moment is played forward (`last_until_s`): the first battery dies, its load moves to the rest, a
+rest above 100 % dies as well. A feed that is unknown, off or on bypass is never counted as endless; one that fell
+silent with the power (`silence`) is presumed to be on battery, too.
 """
 
 import math
 from collections.abc import Callable, Iterable, Mapping
-from dataclasses import replace
+from dataclasses import dataclass, replace
 
 from powerguard.core.energy import account
 from powerguard.core.energy import budget as sums
 from powerguard.core.energy.budget import outlasts
-from powerguard.core.energy.outlast import FACTORS, OVERLOADED, Leg, play, stepped
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.core.model.policy import FeedPolicy, Policy
 from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply
-from powerguard.core.supply import fusion, several_sources, silence
-from powerguard.core.supply.silence import policy_of
+from powerguard.core.supply import fusion, silence
+from powerguard.core.supply.silence import OVERLOADED, policy_of
 
 _Words = Mapping[str, Supply]  # The supply to assume for each feed, by its UPS: see `word_of`.
 _LEAST_S = 0.1
@@ -325,7 +324,7 @@ def _lasts_s(
     for leg in legs:
         leg.load += orphaned * leg.supplies / supplies
     needed = policy.minimum_supplies
-    return [max(_LEAST_S, play([leg.at(factor) for leg in legs], needed, now_s) - now_s) for factor in FACTORS]
+    return [max(_LEAST_S, last_until_s([leg.at(factor) for leg in legs], needed, now_s) - now_s) for factor in FACTORS]
 
 
 def _reader(points: tuple[tuple[float, float], ...]) -> Callable[[float], float]:
@@ -391,7 +390,7 @@ def presume(policy: Policy, state: State, now_s: float) -> State:
 def lost_since_s(state: State, reading: Reading) -> float | None:
     """Since when the source of this reading had been lost before it; None where it answered."""
     known = of(state, reading.ups) if state.upses else None
-    return several_sources.lost_since_s(state.feed if known is None else known.feed, reading.source)
+    return fusion.lost_since_s(state.feed if known is None else known.feed, reading.source)
 
 
 def advance(policy: Policy, state: State, now_s: float) -> State:
@@ -488,21 +487,19 @@ def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float
 
 
 def _contradicts(policy: Policy, feed: Feed, battery: Battery, now_s: float, stop_s: float) -> bool:
-    if several_sources.contradicts_commit(policy, feed, now_s):
+    if fusion.contradicts_commit(policy, feed, now_s):
         return True
-    denial = several_sources.denied_by(policy, feed, now_s)
+    denial = fusion.denied_by(policy, feed, now_s)
     return denial is not None and outlasts(policy, battery, denial, now_s - feed.since_s, stop_s)
 
 
 def told_again(policy: Policy, state: State, now_s: float) -> bool:
     """Say whether a second reading of the same UPS says battery as well as the newest."""
     if not policy.feeds:
-        return several_sources.told_again(policy, state.feed, now_s)
+        return fusion.told_again(policy, state.feed, now_s)
     pairs = [(mine, of(state, mine.policy.ups)) for mine in policy.feeds]
     return any(
-        each is not None
-        and each.feed.supply is Supply.BATTERY
-        and several_sources.told_again(mine.policy, each.feed, now_s)
+        each is not None and each.feed.supply is Supply.BATTERY and fusion.told_again(mine.policy, each.feed, now_s)
         for mine, each in pairs
     )
 
@@ -545,3 +542,64 @@ def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
         return "silent since the power or the network failed" if each.presumed else "on battery"
     reading = each.feed.reading
     return "silent" if reading is None or each.feed.lost_since_s is not None else str(reading.output_source)
+
+
+# --- How long several batteries last together (docs/decisions/0055) --------------------------------------------
+
+ENDLESS_S = 1e7
+"""Enough of them have utility: it lasts as long as that."""
+FACTORS = (0.3, 0.45, 0.6, 0.8, 1.0, 1.25)
+"""Loads, as shares of the one of now, at which the runtime of all together is played."""
+
+
+@dataclass(slots=True)
+class Leg:
+    """One feed while its end is played. left: usable energy; inf: utility. cut_at_s: its UPS cuts its output then."""
+
+    supplies: int
+    left: float
+    load: float
+    tau_s: Callable[[float], float]
+    cut_at_s: float
+
+    def at(self, factor: float) -> "Leg":
+        """Return it at so many times its load."""
+        return Leg(self.supplies, self.left, factor * self.load, self.tau_s, self.cut_at_s)
+
+
+def stepped(lasts: list[float]) -> list[float]:
+    """Lower the last endless one to the first that ends: between the two it is unknown if the rest is overloaded."""
+    out = list(lasts)
+    for place in range(len(out) - 1):
+        if lasts[place] >= ENDLESS_S > lasts[place + 1]:
+            out[place] = lasts[place + 1] * FACTORS[place + 1] / FACTORS[place]
+    return out
+
+
+def last_until_s(legs: list[Leg], minimum: int, now_s: float) -> float:
+    """Let the legs end one after the other; return when fewer than `minimum` power supplies are left."""
+    at_s = now_s
+    while sum([leg.supplies for leg in legs]) >= minimum:
+        # A look at a table costs more than all else here, and this runs at every reading on battery: one look a leg.
+        taus_s = [leg.tau_s(leg.load) for leg in legs]
+        ends = [min(at_s + leg.left * tau_s, leg.cut_at_s) for leg, tau_s in zip(legs, taus_s, strict=True)]
+        ends_s = min(ends)
+        if math.isinf(ends_s):
+            return at_s + ENDLESS_S
+        if len(legs) > 1:  # The energy of the last one is not needed.
+            for leg, tau_s in zip(legs, taus_s, strict=True):
+                leg.left = max(0.0, leg.left - (ends_s - at_s) / tau_s)
+        at_s = max(at_s, ends_s)
+        legs = _without(legs, legs[ends.index(ends_s)])
+        while overloaded := [leg for leg in legs if leg.load > OVERLOADED]:
+            legs = _without(legs, overloaded[0])
+    return at_s
+
+
+def _without(legs: list[Leg], dead: Leg) -> list[Leg]:
+    """Move the load of a dead leg to the others, by their power supplies."""
+    rest = [leg for leg in legs if leg is not dead]
+    supplies = sum(leg.supplies for leg in rest)
+    for leg in rest:
+        leg.load += dead.load * leg.supplies / supplies
+    return rest

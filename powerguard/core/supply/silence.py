@@ -19,13 +19,14 @@ from dataclasses import replace
 
 from powerguard.core.energy import account
 from powerguard.core.energy.budget import usable
-from powerguard.core.energy.outlast import OVERLOADED
 from powerguard.core.model.events import NetworkSeen, Reading
 from powerguard.core.model.policy import FeedPolicy, Policy
 from powerguard.core.model.state import Feed, Gone, State, Supplied, Supply, Watch, Witness
 
 PRESUMED_S = 30.0
 """A UPS that falls silent within this time of another failure failed with it."""
+OVERLOADED = 1.0
+"""A UPS that takes over another's load and then has more than this share of its rating switches off."""
 NETWORK = "network"
 """The second witness of a battery that is presumed because this host's own network went."""
 _MOST_GONE = 16

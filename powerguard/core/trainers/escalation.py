@@ -1,6 +1,6 @@
 """Escalation: what is done about a trainer that was asked to pause while the load does not fall (docs/decisions/0090).
 
-    GPU cap (`cap`)  ->  SIGSTOP  ->  SIGTERM, all before the commit; SIGCONT before a trainer is resumed
+    GPU cap (`tend_cap`)  ->  SIGSTOP  ->  SIGTERM, all before the commit; SIGCONT before a trainer is resumed
 
 Only a trainer whose checkpoint is durable or out of time is signalled. Trainers that have not confirmed the pause are
 signalled first, and each rung has time to show in the load. A stopped trainer is in the state until it is confirmed to
@@ -16,12 +16,23 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import account, own
 from powerguard.core.energy import budget as sums
 from powerguard.core.model import outcomes
-from powerguard.core.model.actions import Conduct, ContinueTrainer, Level, StopTrainer, TerminateTrainer
+from powerguard.core.model.actions import (
+    CapPower,
+    Conduct,
+    ContinueTrainer,
+    Level,
+    RestorePower,
+    StopTrainer,
+    TerminateTrainer,
+)
 from powerguard.core.model.events import Done, Failed, OutputSource
+from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import (
     Emergency,
     EmergencyCheckpoint,
+    GpuCap,
     Holding,
+    OnBattery,
     Online,
     Shutdown,
     Signalled,
@@ -30,12 +41,18 @@ from powerguard.core.model.state import (
     Trainer,
 )
 from powerguard.core.supply import fusion
-from powerguard.core.trainers import gpu_cap
 
 STOP, TERMINATE, CONTINUE = "stop", "terminate", "continue"
 LIMIT_S: Final = 5.0
 AGAIN_S: Final = 10.0
 CAP_SETTLE_S: Final = 10.0
+
+LEAST_CAP_GAIN = 1.05
+CAP_LIMIT_S = 5.0
+RESTORE_AGAIN_S = 10.0
+CAP_FAILED = "gpu_cap_failed"
+"""Alarm: GPU power could not be capped in this outage; what comes after a cap waits for none."""
+_CAP_STUCK = "gpu_power_stuck"
 
 _FAILED: Final = "signal_failed"
 _STUCK: Final = "trainer_left_stopped"
@@ -137,7 +154,7 @@ def _is_time(turn: Turn, phase: Emergency) -> bool:
 
 def _is_capped_in_vain(turn: Turn) -> bool:
     """GPU power is capped and the load has had time to show it; or it cannot be."""
-    if turn.policy.cap_share is None or gpu_cap.FAILED in turn.state.told:
+    if turn.policy.cap_share is None or CAP_FAILED in turn.state.told:
         return True
     capped = turn.state.cap
     return capped is not None and capped.order is None and turn.now_s - capped.at_s >= CAP_SETTLE_S
@@ -197,3 +214,105 @@ def take_in(turn: Turn, outcome: Done | Failed) -> None:
         turn.tell_once(_STUCK, "it runs again", holds=any(left.failed for left in turn.state.signalled))
     else:
         _put(turn, replace(each, order=None, carried_out=each.word, at_s=turn.now_s))
+
+
+# --- GPU cap ----------------------------------------------------------------------------------------------------
+#
+# A cap also stretches the battery while training goes on, where a drill has measured that it pays: how much longer the
+# battery lasts at the capped load, times the speed that is left. If GPUs are a small part of the load it does not pay
+# (measured: a weak drop is worse than no cap). Powers are always restored.
+
+
+def cap_gain(policy: Policy, state: State) -> float | None:
+    """Work done with one charge when capped, as a share of that without; None where no drill has measured it."""
+    drop = state.learned.cap
+    if drop is None or not 0.0 < drop.after < drop.before:
+        return None
+    points = account.table(policy, state.battery)
+    longer = drop.before / drop.after
+    if points and policy.shared is not None:
+        # The others draw on: the battery lasts longer only by what this host takes off the load of all.
+        load = account.load_of(state.battery)
+        capped = max(load - (drop.before - drop.after), account.LOAD_FLOOR)
+        longer = account.tau_s(points, capped) / account.tau_s(points, load)
+    elif points:
+        longer = account.tau_s(points, drop.after) / account.tau_s(points, drop.before)
+    return longer * drop.speed
+
+
+def tend_cap(turn: Turn) -> None:
+    """Cap when it is time, restore when it is over; a failed restore is repeated without limit, and logged."""
+    cap = turn.state.cap
+    if cap is None:
+        _begin_cap(turn)
+    elif cap.order is None and not isinstance(turn.state.phase, Shutdown) and _cap_is_over(turn):
+        _lift_cap(turn, cap)
+
+
+def _begin_cap(turn: Turn) -> None:
+    policy, state = turn.policy, turn.state
+    if policy.cap_share is None:
+        return
+    if isinstance(state.phase, Online):
+        turn.tell_once(CAP_FAILED, "the next outage tries again", holds=False)
+        return
+    if CAP_FAILED in state.told or state.feed.supply is not Supply.BATTERY:
+        return
+    because = ""
+    if isinstance(state.phase, OnBattery):
+        waited_s = turn.now_s - state.feed.since_s
+        worth = cap_gain(policy, state)
+        if waited_s >= policy.cap_dwell_s and worth is not None and worth >= LEAST_CAP_GAIN:
+            because = f"{worth:.2f} times the work with the energy that is left"
+    elif isinstance(state.phase, Emergency):
+        paused_s = turn.now_s - state.phase.paused_at_s
+        if paused_s >= policy.cap_dwell_s and turn.load_stays_high(state.phase):
+            # It no longer costs anything: paused trainers cannot be slowed down.
+            because = "the load has not fallen although training was asked to pause"
+    if because and sums.power_off_at_s(state.feed) is None:
+        order = turn.order(CapPower, limit_s=CAP_LIMIT_S, outage=turn.outage_id, share=policy.cap_share)
+        turn.owe(GpuCap(outage=turn.outage_id, at_s=turn.now_s, order=order))
+        turn.note("gpu_cap_ordered", because, share=policy.cap_share)
+
+
+def _cap_is_over(turn: Turn) -> bool:
+    """Utility is stable; or the cap was lost half-way; or it has long been unknown whether there is utility."""
+    cap, feed, drill = turn.state.cap, turn.state.feed, turn.state.drill
+    if cap is not None and drill is not None and drill.stage == "cap" and cap.outage == drill.id:
+        return False  # It measures what the cap brings, and ends in time.
+    if cap is not None and cap.lifting:
+        return turn.now_s - cap.at_s >= RESTORE_AGAIN_S
+    if sums.power_off_at_s(feed) is None and fusion.is_stable(
+        turn.policy, feed, turn.now_s, stable_s=turn.policy.cap_lift_s
+    ):
+        return True
+    lost_s = 0.0 if feed.lost_since_s is None else turn.now_s - feed.lost_since_s
+    return isinstance(turn.state.phase, Online) and lost_s >= turn.policy.unknown_hold_s
+
+
+def _lift_cap(turn: Turn, cap: GpuCap) -> None:
+    order = turn.order(RestorePower, limit_s=CAP_LIMIT_S, outage=cap.outage)
+    turn.owe(replace(cap, order=order, lifting=True, at_s=turn.now_s))
+
+
+def take_in_cap(turn: Turn, outcome: Done | Failed) -> None:
+    """Enter how an order to cap or to restore ended; an order that is not ours, such as a drill's, is passed over."""
+    cap, action = turn.state.cap, outcome.action
+    if cap is None or cap.order != action.id:
+        return
+    cap = replace(cap, order=None)
+    if isinstance(action, RestorePower):
+        if isinstance(outcome, Done):
+            turn.settle(cap)
+            turn.tell_once(_CAP_STUCK, "restored", holds=False)
+            turn.note("gpu_power_restored", "confirmed by the helper", **dict(outcome.detail))
+        else:
+            turn.owe(cap)
+            turn.tell_once(_CAP_STUCK, f"{outcome.reason}: training runs at lower power", holds=True, level=Level.ERROR)
+    elif isinstance(outcome, Done):
+        turn.owe(cap)
+        turn.note("gpu_power_capped", "confirmed by the helper", **dict(outcome.detail))
+    else:
+        # An error of the helper may have left some of them capped: what was found is put back, then it is over.
+        turn.tell_once(CAP_FAILED, outcome.reason, holds=True)
+        _lift_cap(turn, cap)

@@ -32,7 +32,6 @@ from typing import Final
 import structlog
 from aiohttp import web
 
-from powerguard.core.decide.table import phase_name
 from powerguard.core.drill.checks import SCOPES, refusal
 from powerguard.core.model.events import (
     Abort,
@@ -43,7 +42,7 @@ from powerguard.core.model.events import (
     StartDrill,
     StopDrill,
 )
-from powerguard.core.model.state import Online, Recovery, Supply
+from powerguard.core.model.state import Online, Recovery, Supply, phase_name
 from powerguard.daemon.observe.http import (
     BACKLOG,
     Answer,

@@ -5,14 +5,16 @@ import time
 from collections import Counter
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import asdict, dataclass, field, fields, replace
+from functools import cache
+from pathlib import Path
 from types import MappingProxyType
 from typing import Any, Final
 
 from powerguard.core.model.actions import Conduct, Level, Note
 from powerguard.core.model.state import Online, Shutdown, State
-from powerguard.daemon.notify.words import named, word
 from powerguard.daemon.observe.readiness import ERRORS, FIXES
 from powerguard.fields import clean_text
+from powerguard.yamlfile import load_file
 
 AGAIN_S: Final = 3600.0
 BURST: Final = 60
@@ -214,7 +216,7 @@ class Hearing:
         kind, _, rest = key.partition(":")
         name = named(self.language, kind if began.story else rest.partition(":")[0])
         values = {"host": self.host, "name": name, "because": because or "it does not stand any more"}
-        title, text = word(self.language, "outage_over" if kind == "outage" else "over", values)
+        title, text = worded(self.language, "outage_over" if kind == "outage" else "over", values)
         made = replace(began, id=self._id(wall), at=wall, status="end", title=title, text=text, because=because)
         return [made] if self._passes(made) else []
 
@@ -248,9 +250,9 @@ class Hearing:
         values["need_s"] = sum(float(each) for each in needs if isinstance(each, int | float)) if any(needs) else None
         values["fix"] = FIXES.get(name.removesuffix("_raised"), "")
         kind = name if name in _WORDED else "alarm"
-        title, text = word(self.language, kind, values)
+        title, text = worded(self.language, kind, values)
         if at.mode in ("dry-run", "rehearse") and name in ("outage_began", "emergency_checkpoint", "shutdown"):
-            text = f"{text} {word(self.language, at.mode, {})[1]}"
+            text = f"{text} {worded(self.language, at.mode, {})[1]}"
         return Message(
             id=self._id(at.wall),
             at=round(at.wall, 3),
@@ -332,11 +334,11 @@ def composed(messages: Iterable[Message], language: str, wall: float, late_s: fl
     if len(every) > 1:
         lines = "\n".join(f"{_clock(each.at)} {each.title}: {each.text}" for each in every)
         span = {"first": _clock(every[0].at), "last": _clock(last.at)}
-        title, text = word(language, "together", {"title": last.title, "text": lines, **span})
+        title, text = worded(language, "together", {"title": last.title, "text": lines, **span})
         level = max((each.level for each in every), key=LEVELS.index)
         return replace(last, title=title, text=text[: 4 * MAX_TEXT], level=level)
     if wall - last.at >= late_s:
-        title, text = word(language, "late", {"title": last.title, "text": last.text, "at": _clock(last.at)})
+        title, text = worded(language, "late", {"title": last.title, "text": last.text, "at": _clock(last.at)})
         return replace(last, title=title, text=text)
     return last
 
@@ -352,3 +354,61 @@ def reason_levels(found: Iterable[Any]) -> dict[str, tuple[str, str]]:
         for each in found
         if each.name in WATCHED
     }
+
+
+# --- Texts ----------------------------------------------------------------------------------------------------
+#
+# Title and text of a message in the language of the settings, from texts/*.yaml.
+
+TEXTS_FOLDER: Final = Path(__file__).with_name("texts")
+_LONGEST_S: Final = 90 * 86400.0
+Texts = Mapping[str, Any]
+
+
+@cache
+def texts(language: str) -> Texts:
+    """Return the texts of a language: `messages`, `reasons`, `alarms` and `units`."""
+    loaded: Texts = load_file(TEXTS_FOLDER / f"{language}.yaml").data
+    return loaded
+
+
+def worded(language: str, name: str, values: Mapping[str, Any]) -> tuple[str, str]:
+    """Return title and text of a message. A value that is missing or None is shown as unknown."""
+    known = texts(language)
+    message = known["messages"][name]
+    shown = _Values({key: _shown(known, key, value) for key, value in values.items()})
+    shown.unknown = known["units"]["unknown"]
+    return message["title"].format_map(shown), message["text"].format_map(shown).strip()
+
+
+def named(language: str, event: str, action: str = "") -> str:
+    """Return what an alarm is called. action: the class of the order that failed, if one did."""
+    name = event.removesuffix("_raised").removesuffix("_cleared").replace("_", " ")
+    alarms = texts(language)["alarms"]
+    return str(alarms.get(f"{name} {action}") or alarms.get(name, name))
+
+
+class _Values(dict[str, str]):
+    """Values of a text; what is not there is unknown."""
+
+    unknown: str
+
+    def __missing__(self, key: str) -> str:
+        return self.unknown
+
+
+def _shown(known: Texts, key: str, value: object) -> str:
+    units = known["units"]
+    if value is None:
+        return str(units["unknown"])
+    if key == "because":
+        return str(known["reasons"].get(str(value), value))
+    if not isinstance(value, int | float) or isinstance(value, bool):
+        return str(value)
+    if not key.endswith("_s"):
+        return f"{value:.0f}"
+    if not 0 <= value < _LONGEST_S:
+        return str(units["unknown"])
+    if value < 100:
+        return f"{value:.0f} {units['seconds']}"
+    return f"{value / 60:.0f} {units['minutes']}" if value < 6000 else f"{value / 3600:.1f} {units['hours']}"

@@ -21,8 +21,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 from powerguard.daemon.attempt import keep_running
 from powerguard.daemon.observe.learned import battery_view
 from powerguard.daemon.observe.metrics import registry, scrape
-from powerguard.daemon.observe.page.reports import ReportError, Reports
-from powerguard.daemon.observe.page.updates import EVENTS_TYPE, READERS, Page
+from powerguard.daemon.observe.page.updates import EVENTS_TYPE, READERS, Page, ReportError, Reports
 from powerguard.daemon.observe.page.view import policy
 from powerguard.daemon.observe.page.words import language_of
 from powerguard.daemon.observe.port import Daemon

@@ -28,7 +28,7 @@ from prometheus_client.openmetrics import exposition as openmetrics
 from prometheus_client.registry import Collector, CollectorRegistry
 
 from powerguard.core.decide import conditions
-from powerguard.core.decide.table import TABLE, phase_name
+from powerguard.core.decide.transitions import TABLE
 from powerguard.core.drill.rehearsal import RESULTS
 from powerguard.core.energy import battery as learning
 from powerguard.core.energy import needs
@@ -36,9 +36,9 @@ from powerguard.core.energy.budget import Budget
 from powerguard.core.energy.own import looks_shared
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import DrillReport, Health, Policy
-from powerguard.core.model.state import Drill, Online, State, Supply, Trainer
+from powerguard.core.model.state import Drill, Online, State, Supply, Trainer, phase_name
 from powerguard.core.supply.several_upses import each_alone
-from powerguard.daemon.observe import cost
+from powerguard.daemon.observe import figures
 from powerguard.daemon.observe.port import ACTION_WORDS, BOUNDS_S, BmcView, Daemon, LastOutage, SourceView, TargetView
 from powerguard.daemon.observe.readiness import ERRORS, WARNINGS, aborted_by, is_ready, readiness
 from powerguard.daemon.observe.status import VERSION, Times, covers, layers, required_steps
@@ -349,7 +349,7 @@ LIFETIME: Final = (
     "shutdowns",
     "ups_transfers",
     "on_battery_seconds",
-    *cost.LIFETIME,
+    *figures.LIFETIME,
 )
 """Names of `Daemon.journal_counters`. A plain counter would be lost at the power-off: exactly when it was counting."""
 
@@ -766,9 +766,9 @@ def _lost_gpu(view: View) -> Number:
 _COST: Final = (
     counter(
         "training_lost_seconds_total",
-        f"Training time lost in outages, over all trainers: {'; '.join(f'{c}: {t}' for c, t in cost.CAUSES.items())}. "
+        f"Training time lost in outages, over all trainers: {'; '.join(map(': '.join, figures.CAUSES.items()))}. "
         f"{_KEPT}",
-        kept_of("lost", cost.CAUSES),
+        kept_of("lost", figures.CAUSES),
         "cause",
     ),
     counter(
@@ -786,7 +786,7 @@ _COST: Final = (
         "checkpoints_total",
         "Checkpoints of outages: asked for, durable, durable later than expected (also counted as durable), failed. "
         f"{_KEPT}",
-        kept_of("checkpoints", cost.CHECKPOINTS),
+        kept_of("checkpoints", figures.CHECKPOINTS),
         "result",
     ),
     Family(
@@ -794,11 +794,11 @@ _COST: Final = (
         kind="histogram",
         labels=("phase",),
         help=f"How long returns from a power-off took, from power-on to training, by phase and in total. {_KEPT}",
-        samples=lambda v: (((phase,), kept(f"return_{phase}_sum")(v) or 0.0) for phase in cost.PHASES),
-        bounds=cost.BOUNDS_S,
+        samples=lambda v: (((phase,), kept(f"return_{phase}_sum")(v) or 0.0) for phase in figures.PHASES),
+        bounds=figures.BOUNDS_S,
         counts=lambda v, phase: (
             v.daemon.journal_counters.get(f"return_{phase}_le_{bound:g}", 0.0)
-            for bound in (*cost.BOUNDS_S, float("inf"))
+            for bound in (*figures.BOUNDS_S, float("inf"))
         ),
     ),
 )

@@ -30,7 +30,6 @@ import structlog
 
 from powerguard.clock import Clock
 from powerguard.core.decide import conditions
-from powerguard.core.decide.table import phase_name
 from powerguard.core.drill import checks
 from powerguard.core.energy import budget as sums
 from powerguard.core.energy.budget import Budget
@@ -48,10 +47,11 @@ from powerguard.core.model.state import (
     Supply,
     Trainer,
     Undoing,
+    phase_name,
 )
 from powerguard.core.supply import fusion
 from powerguard.core.supply.several_upses import each_alone
-from powerguard.core.trainers import escalation, job
+from powerguard.core.trainers import escalation, lifecycle
 from powerguard.daemon.observe.port import BmcView, Daemon, SourceView, WayView
 from powerguard.daemon.observe.readiness import Reason, aborted_by, is_ready, readiness
 from powerguard.daemon.observe.terms import health_view, own_from, terms
@@ -598,7 +598,7 @@ def _trainer(trainer: Trainer, state: State, times: Times) -> Json:
         "failed": trainer.failed,
         "hosts": trainer.hosts,
         "held_by": trainer.held_by,
-        "ended_by": "" if (ended := job.ended(state, trainer.name)) is None else ended.because,
+        "ended_by": "" if (ended := lifecycle.ended_job(state, trainer.name)) is None else ended.because,
         "signalled": "" if signalled is None else signalled.word,
     }
 

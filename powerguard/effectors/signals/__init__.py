@@ -1,1 +1,1 @@
-"""Signals to training jobs: the daemon's side (`effector`, `options`, `findings`), the root helper's (`helper`)."""
+"""Signals to training jobs: the daemon's side (`effector`), the root helper's (`helper`)."""

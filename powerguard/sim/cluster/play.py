@@ -6,8 +6,9 @@ first power-off: it must come at the same moment.
 """
 
 import math
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, replace
+from random import Random
 from typing import Any, Final, NamedTuple
 
 from powerguard.core.model.actions import (
@@ -25,16 +26,19 @@ from powerguard.core.model.actions import (
 from powerguard.core.model.events import Done, Failed, TrainerSeen
 from powerguard.core.model.state import Holding, NodeMarked, Online, Shutdown, Step, Supply
 from powerguard.effectors.slurm.effector import LIMIT_S, detail_of, word_of
-from powerguard.sim.cluster.scene import Plan, draw_plan
-from powerguard.sim.cluster.slurmctld import OURS, Job, Slurmctld, Word
+from powerguard.sim.cluster.slurmctld import OURS, Deed, Fault, Job, Slurmctld, Word
 from powerguard.sim.cluster.training import RankHost, Training
+from powerguard.sim.world.back import ReturnFacts
+from powerguard.sim.world.chance import BesideFacts, Cut, stream, uniform
 from powerguard.sim.world.guarded import POLL_S, SNAPSHOT_S, TRAINER, Guarded
 from powerguard.sim.world.host import HostAnswer, Power
 from powerguard.sim.world.invariants import InvariantBroken, hold
+from powerguard.sim.world.many import Tell, spread
 from powerguard.sim.world.rack import Seat
+from powerguard.sim.world.report import SimulationOptions
 from powerguard.sim.world.run import WARM_S
-from powerguard.sim.world.scene import Scene
-from powerguard.sim.world.site import Site
+from powerguard.sim.world.scene import Scene, TrainerFacts, draw
+from powerguard.sim.world.site import ClusterSite, Site
 from powerguard.sim.world.world import World
 
 NEVER_LATER: Final = "the power-off is never later because of the scheduler"
@@ -55,6 +59,125 @@ PATIENCE_S: Final = 2 * REPAIRED_S + 600.0
 """After this long, and two looks of a person, the job trains."""
 _ASKS = (TriggerCheckpoint, PauseTrainer)
 _WORDS = (DrainNode, SignalJobs, LeaveNode, ReturnNode)
+_CHUNK: Final = 10
+
+
+# --- What chance decides --------------------------------------------------------------------------------------
+
+_KINDS: Final = ("hangs", "late", "refuses", "lies", "garbles")
+_APART: Final = ("stays", "back_earlier", "goes_later")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Plan:
+    """One outage. scenes: one for each host. width: nodes of the job; the others are spare.
+
+    requeues: the job may be requeued. hold: requeued in hold. disk_full: its disk takes no new checkpoint.
+    """
+
+    seed: int
+    scenes: tuple[Scene, ...]
+    width: int
+    faults: tuple[Fault, ...] = ()
+    deeds: tuple[Deed, ...] = ()
+    requeues: bool = True
+    hold: bool = False
+    disk_full: bool = False
+
+
+def draw_plan(seed: int, site: Site, *, faults: bool) -> Plan:
+    """Draw one outage. The hosts stand behind one feed, or behind two of which one fares better."""
+    chance, cluster = stream(seed, "cluster"), site.cluster
+    hosts = chance.randint(*cluster.hosts)
+    first = _shortened(draw(seed, site, faults=faults).cuts, cluster.longest_s)
+    apart, how = chance.random() < cluster.apart_share, chance.choice(_APART)
+    delay_s, on_other = uniform(chance, (5.0, 600.0)), [chance.random() < 0.5 for _ in range(hosts)]
+    other = _other_cuts(first, how, delay_s) if apart else first
+    scenes = tuple(
+        _scene(seed * 1000 + at, site, other if on_other[at] and at else first, faults=faults) for at in range(hosts)
+    )
+    spare = hosts > 2 and chance.random() < cluster.spare_share
+    width, requeues, hold = (
+        hosts - spare,
+        chance.random() >= cluster.no_requeue_share,
+        chance.random() < cluster.hold_share,
+    )
+    end_s = max(scene.end_s for scene in scenes)
+    return Plan(
+        seed=seed,
+        scenes=scenes,
+        width=width,
+        faults=_faults(seed, cluster, end_s) if faults else (),
+        deeds=_deeds(seed, cluster, end_s, hosts) if faults else (),
+        requeues=requeues,
+        hold=hold,
+        disk_full=faults and any(scene.trainer.disk_full for scene in scenes),
+    )
+
+
+def _shortened(cuts: Sequence[Cut], longest_s: float) -> tuple[Cut, ...]:
+    """Return the cuts, none of which lasts longer: hosts that are off for hours have nothing to show."""
+    found, earlier_s = [], 0.0
+    for cut in cuts:
+        lasts_s = min(cut.end_s - cut.begin_s, longest_s)
+        found.append(Cut(cut.begin_s - earlier_s, cut.begin_s - earlier_s + lasts_s))
+        earlier_s += cut.end_s - cut.begin_s - lasts_s
+    return tuple(found)
+
+
+def _other_cuts(first: Sequence[Cut], how: str, by_s: float) -> tuple[Cut, ...]:
+    """Return what the second feed goes through."""
+    if how == "stays":
+        return ()
+    if how == "goes_later":
+        return tuple(Cut(cut.begin_s + by_s, cut.end_s + by_s) for cut in first)
+    last = first[-1]
+    end_s = max(last.begin_s + 1.0, last.end_s - by_s)
+    return (*first[:-1], Cut(last.begin_s, end_s))
+
+
+def _scene(seed: int, site: Site, cuts: tuple[Cut, ...], *, faults: bool) -> Scene:
+    """Draw one host. What its trainer does in outages of one host, and other programs, are left out here."""
+    drawn = draw(seed, site, faults=faults)
+    trainer = TrainerFacts(estimate_s=drawn.trainer.estimate_s, disk_full=drawn.trainer.disk_full)
+    gauge = replace(drawn.gauge, glitch_rate=0.0)
+    return replace(
+        drawn, cuts=cuts, trainer=trainer, gauge=gauge, order=None, always_on=True, second=None, beside=BesideFacts(),
+        returns=ReturnFacts(), silences=(), dies_at=0.0,
+    )  # fmt: skip
+
+
+def _faults(seed: int, cluster: ClusterSite, end_s: float) -> tuple[Fault, ...]:
+    """Draw when Slurm does not do what it is asked: before the cut, in the outage, or after it."""
+    chance = stream(seed, "slurmctld")
+    found = []
+    for kind in _KINDS:
+        there, begin_s = chance.random() < cluster.fault_share, _moment(chance, end_s)
+        lasts_s = uniform(chance, cluster.fault_s)
+        by_s = uniform(chance, (0.5, 3.0)) if kind == "late" else uniform(chance, (10.0, 120.0))
+        if there:
+            found.append(Fault(kind, begin_s, begin_s + lasts_s, by_s))
+    return tuple(found)
+
+
+def _deeds(seed: int, cluster: ClusterSite, end_s: float, hosts: int) -> tuple[Deed, ...]:
+    """Draw what persons, and Slurm itself, do in between."""
+    chance = stream(seed, "persons")
+    found = []
+    for kind in ("drain", "resume", "words", "requeue", "forget"):
+        there, at_s, node = chance.random() < cluster.deed_share, _moment(chance, end_s), chance.randrange(hosts)
+        if there:
+            found.append(Deed(at_s, kind, node))
+    return tuple(sorted(found))
+
+
+def _moment(chance: Random, end_s: float) -> float:
+    """Return a moment just before or after the cut, in the first ten minutes, or until long after the return."""
+    first_s, last_s = chance.choice(((-10.0, 8.0), (0.0, 600.0), (0.0, end_s + 900.0)))
+    return chance.uniform(first_s, last_s)
+
+
+# --- One outage -----------------------------------------------------------------------------------------------
 
 
 class Off(NamedTuple):
@@ -485,3 +608,42 @@ def _later_than_without(plan: Plan, site: Site, told: Play) -> str:
         return ""
     when = f"at {first.at_s:.1f} s, {first.after_s:.1f} s after the commit"
     return f"{NEVER_LATER} ({when}; without it at {bare.at_s:.1f} s, {bare.after_s:.1f} s after the commit)"
+
+
+# --- Many outages ---------------------------------------------------------------------------------------------
+
+
+def play_clusters(site: Site, options: SimulationOptions, *, jobs: int | None, tell: Tell) -> list[Played]:
+    """Play all outages of a run of `powerguard simulate --job`."""
+    return spread(_played, site, options, jobs=jobs, chunk=_CHUNK, tell=tell)
+
+
+def _played(site: Site, options: SimulationOptions, seed: int) -> Played:
+    return play(seed, site, faults=options.faults)
+
+
+def report(samples: Sequence[Played], options: SimulationOptions) -> dict[str, Any]:
+    """Return the object that `powerguard simulate --job --json` prints."""
+    ordered = sorted(samples, key=lambda one: one.seed)
+    count = max(1, len(ordered))
+    return {
+        "schema_version": 1,
+        "object": "simulate_job",
+        "seed": options.seed,
+        "faults": options.faults,
+        "site": options.site,
+        "outages": len(ordered),
+        "hosts": sum(one.hosts for one in ordered),
+        "lost_s_mean": round(sum(one.lost_s for one in ordered) / count, 3),
+        "rollback_s_mean": round(sum(one.rolled_back_s for one in ordered) / count, 3),
+        "idle_s_mean": round(sum(one.idle_s for one in ordered) / count, 3),
+        "power_offs": sum(one.offs for one in ordered),
+        "requeues": sum(one.restarts for one in ordered),
+        "reported": sum(one.reported for one in ordered),
+        "submitted_again": sum(one.failed for one in ordered),
+        "invariant_violations": [
+            {"seed": one.seed, "violation": violation, "reproduce": f"{options.reproduce(one.seed)} --job"}
+            for one in ordered
+            for violation in one.violations
+        ],
+    }

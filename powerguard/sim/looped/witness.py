@@ -14,7 +14,7 @@ from pathlib import Path
 from typing import Final
 
 from powerguard.core.comeback import methods as core
-from powerguard.core.decide.table import TABLE, phase_name
+from powerguard.core.decide.transitions import TABLE
 from powerguard.core.energy import account
 from powerguard.core.energy import budget as sums
 from powerguard.core.model.actions import (
@@ -41,6 +41,7 @@ from powerguard.core.model.state import (
     Recovery,
     Shutdown,
     State,
+    phase_name,
 )
 from powerguard.daemon.journal import Loaded
 from powerguard.sim.looped.mischief import Manner, Mischief

@@ -23,7 +23,6 @@ from typing import Final
 from powerguard.core.comeback.recovery import Stored, restore
 from powerguard.core.decide import conditions
 from powerguard.core.decide.machine import step
-from powerguard.core.decide.table import phase_name
 from powerguard.core.energy.needs import fold
 from powerguard.core.model import outcomes
 from powerguard.core.model.actions import (
@@ -50,7 +49,7 @@ from powerguard.core.model.events import (
     TrainerSeen,
 )
 from powerguard.core.model.policy import Learned, Policy
-from powerguard.core.model.state import Online, Recovery, Shutdown, State, Step
+from powerguard.core.model.state import Online, Recovery, Shutdown, State, Step, phase_name
 from powerguard.core.supply import several_upses
 from powerguard.daemon.loop import TICK_ONLINE_S, TICK_OUTAGE_S
 

@@ -13,7 +13,7 @@ import math
 
 from powerguard.core.decide import conditions
 from powerguard.core.decide.machine import WRONG
-from powerguard.core.decide.table import TABLE, phase_name
+from powerguard.core.decide.transitions import TABLE
 from powerguard.core.energy import account
 from powerguard.core.energy import budget as sums
 from powerguard.core.model import outcomes
@@ -44,6 +44,7 @@ from powerguard.core.model.state import (
     Step,
     Supplied,
     Supply,
+    phase_name,
 )
 from powerguard.core.trainers import escalation, lifecycle
 

@@ -21,7 +21,7 @@ from itertools import combinations
 from typing import Final, NamedTuple
 
 from powerguard.core.model.actions import Conduct
-from powerguard.daemon.observe.cost import USUAL_LOOK_S, USUAL_SLEEP_S
+from powerguard.daemon.observe.figures import USUAL_LOOK_S, USUAL_SLEEP_S
 from powerguard.sim.world.battery import GaugeReading
 from powerguard.sim.world.chance import stream, uniform
 from powerguard.sim.world.guarded import Guarded

@@ -10,9 +10,8 @@ from powerguard.cli.words import _SENTENCES
 from powerguard.core.model.actions import Action, Conduct, Level, Note
 from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import State
-from powerguard.daemon.notify.hearing import Heard, Hearing, Message, composed, is_wanted
+from powerguard.daemon.notify.hearing import Heard, Hearing, Message, composed, is_wanted, texts
 from powerguard.daemon.notify.messenger import _drill
-from powerguard.daemon.notify.words import texts
 from tests.daemon.notify.post import began, ended, note
 from tests.daemon.watched import NOW_S, TRAINER, drilled, scene
 

@@ -347,14 +347,14 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="a_source_is_its_own_second_witness",
-        module="powerguard.core.supply.several_sources",
+        module="powerguard.core.supply.fusion",
         swaps=(('return "second_source" if len(together) > 1 and', 'return "second_source" if len(together) > 0 and'),),
         site=_TWO_SOURCES,
         hint=67,
     ),
     Plant(
         name="older_readings_taken_for_newer",
-        module="powerguard.core.supply.several_sources",
+        module="powerguard.core.supply.fusion",
         swaps=(
             (
                 "    if old.reading is not None and reading.at_s <= old.reading.at_s:\n        return None\n",
@@ -500,7 +500,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="cap_never_lifted",
-        module="powerguard.core.trainers.gpu_cap",
+        module="powerguard.core.trainers.escalation",
         swaps=(
             (
                 "turn.policy, feed, turn.now_s, stable_s=turn.policy.cap_lift_s\n    ):\n        return True",

@@ -1,1 +1,1 @@
-"""The page of the read-only port: what it shows (`view`), its words (`words`), and the live updates (`updates`)."""
+"""The page of the read-only port: what it shows (`view`), its words (`words`), live updates and reports (`updates`)."""
