@@ -51,10 +51,10 @@ from powerguard.daemon.observe.port import (
     LastOutage,
     ReturnView,
     SourceView,
+    SourceViews,
     TargetView,
     WayView,
 )
-from powerguard.daemon.observe.status import SourceViews
 from powerguard.daemon.systemd import Notifier
 from powerguard.effectors.base import Effector
 from powerguard.effectors.bmc.engine import Probe

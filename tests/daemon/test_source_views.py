@@ -5,7 +5,7 @@ from dataclasses import dataclass
 from structlog.testing import capture_logs
 
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
-from powerguard.daemon.observe.status import SourceViews
+from powerguard.daemon.observe.port import SourceViews
 from powerguard.ups.base import Publish
 
 

@@ -2,17 +2,22 @@
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from typing import Final, Protocol
+
+import structlog
 
 from powerguard.clock import Clock
 from powerguard.core.model.actions import KINDS, Action, PollNow, Way
-from powerguard.core.model.events import Done, Event, Outcome
+from powerguard.core.model.events import Done, Event, Outcome, Reading, SourceFailed
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
 from powerguard.daemon.journal.records import OutageRecord
 from powerguard.effectors.host.check import HostSeen
+from powerguard.ups.base import Source, Troubled
 from powerguard.ups.snmp.traps import TrapCounts
+
+log = structlog.get_logger()
 
 ACTION_WORDS: Final[Mapping[type[Action], str]] = {kind: kind.word for kind in KINDS if kind is not PollNow}
 """The kinds of action that are counted, by their word in metrics. Polls are counted for each source instead."""
@@ -21,6 +26,9 @@ RESULTS: Final = ("done", "failed", "timed_out")
 
 BOUNDS_S: Final = (0.5, 1.0, 2.5, 5.0, 10.0, 15.0, 20.0, 30.0, 45.0, 60.0, 90.0, 120.0, 180.0, 300.0, 600.0)
 """Upper bounds of the buckets for durations of actions, seconds."""
+
+_MOST_REASONS: Final = 8
+"""Most error texts of one loss that are logged: a peer may fail in a new way each second."""
 
 
 class ActionFigures:
@@ -63,6 +71,71 @@ class SourceView:
     last_error: str = ""
     authenticated: bool = False
     trouble: str = ""
+
+
+class SourceViews:
+    """One view for each source of the settings, by UPS and name."""
+
+    def __init__(self, clock: Clock) -> None:
+        """Begin without sources."""
+        self._clock = clock
+        self._sources: dict[str, Source] = {}
+        self._views: dict[str, SourceView] = {}
+        self._told_at_s: dict[str, float] = {}
+        self._reasons: dict[str, set[str]] = {}
+
+    def begin(self, sources: Sequence[tuple[str, str, Source]]) -> None:
+        """Track exactly these, (UPS, name, poller); the states of those that stay are kept."""
+        self._sources = {f"{ups}/{name}": source for ups, name, source in sources}
+        self._views = {
+            f"{ups}/{name}": self._views.get(f"{ups}/{name}") or SourceView(ups=ups, source=name, up=False)
+            for ups, name, _ in sources
+        }
+        self._told_at_s = dict.fromkeys(self._views, self._clock())
+
+    def take(self, event: Reading | SourceFailed) -> None:
+        """Enter a source's report."""
+        key = f"{event.ups}/{event.source}"
+        view = self._views.get(key) or SourceView(ups=event.ups, source=event.source, up=False)
+        self._told_at_s[key] = self._clock()
+        if isinstance(event, Reading):
+            self._reasons.pop(key, None)
+            self._views[key] = replace(
+                view,
+                up=True,
+                last_reading_at_s=event.at_s,
+                polls=view.polls + 1,
+                last_error="",
+                authenticated=event.authenticated,
+            )
+            return
+        if event.lost:
+            self._tell_of_another(key, event)
+        self._views[key] = replace(
+            view, up=False, polls=view.polls + 1, failures=view.failures + 1, last_error=event.reason
+        )
+
+    def _tell_of_another(self, key: str, event: SourceFailed) -> None:
+        """Log when a lost source fails for another reason: the first one is in the story, and may be corrected."""
+        reasons = self._reasons.setdefault(key, set())
+        if event.reason in reasons or len(reasons) >= _MOST_REASONS:
+            return
+        if reasons:
+            log.warning("failure_changed", ups=event.ups, source=event.source, because=event.reason)
+        reasons.add(event.reason)
+
+    def all(self) -> Sequence[SourceView]:
+        """Return every source, with its last state."""
+        return tuple(replace(view, trouble=self._trouble(key)) for key, view in self._views.items())
+
+    def _trouble(self, key: str) -> str:
+        source = self._sources.get(key)
+        return source.trouble if isinstance(source, Troubled) else ""
+
+    def silent(self, longer_s: float) -> str:
+        """Return a source without any report, not even a failure, for this long; "" if there is none."""
+        now_s = self._clock()
+        return next((key for key, at_s in self._told_at_s.items() if now_s - at_s > longer_s), "")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

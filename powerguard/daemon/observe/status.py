@@ -1,23 +1,16 @@
-"""The daemon as one JSON object: its state (`status`), and its forecast, with every term (`plan_view`).
+"""The daemon as JSON objects: its state (`status`), its forecast (`plan_view`), its drills and its return.
 
-Pure over `Daemon`: no input or output, no change. Both objects carry `schema_version`; within one
-version keys are only ever added. null means not known, never zero. Durations are relative seconds (`*_s`); moments
-are Unix seconds (`*_at`), so that a reader on another host does not need this host's clock.
+Pure over `Daemon`: no input or output, no change. Every object carries `schema_version`; within one version keys are
+only ever added. null means not known, never zero. Durations are relative seconds (`*_s`); moments are Unix seconds
+(`*_at`), so that a reader on another host does not need this host's clock.
 
-For each source: whether it answers, why not, and errors to correct. For the power-on methods: one line each, armed,
-blocked or off, and whether the power race is covered. The race: utility returns after the commit and before the UPS has
-cut its output, so AC never drops and the BMC's policy never acts (docs/guides/return.md). The policy (P) and the late
-reboot (A) do not cover it: the first needs AC to drop, the second leaves the seconds between the last unit's stop and
-the power-off open.
+The power-on methods have one line each, armed, blocked or off, and whether the power race is covered. The race: utility
+returns after the commit and before the UPS has cut its output, so AC never drops and the BMC's policy never acts
+(docs/guides/return.md). The policy (P) and the late reboot (A) do not cover it: the first needs AC to drop, the second
+leaves the seconds between the last unit's stop and the power-off open.
 
-The drill as JSON: the one that runs and the last report (`drill_view`), and what one would do (`drill_plan`).
-
-Pure over `Daemon`, as in `status`; seconds are relative (`*_s`), moments are Unix seconds (`*_at`), null is not known.
-
-What training waits for after a return, as one object: each gate with its state and why, and what would be started.
-
-Pure over `Daemon`, as `status`. A gate that is closed keeps training from starting; With `powerguard recover` a person
-starts it anyway (docs/decisions/0053).
+After a return, each gate is shown with its state and why. A gate that is closed keeps training from starting; with
+`powerguard recover` a person starts it anyway (docs/decisions/0053).
 """
 
 import math
@@ -26,15 +19,12 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, NamedTuple
 
-import structlog
-
-from powerguard.clock import Clock
 from powerguard.core.decide import conditions
 from powerguard.core.drill import checks
 from powerguard.core.energy import budget as sums
 from powerguard.core.energy.budget import Budget
 from powerguard.core.model.actions import Way
-from powerguard.core.model.events import Reading, SourceFailed
+from powerguard.core.model.events import Reading
 from powerguard.core.model.policy import DrillReport, Policy
 from powerguard.core.model.state import (
     Drill,
@@ -55,78 +45,6 @@ from powerguard.core.trainers import escalation, lifecycle
 from powerguard.daemon.observe.port import BmcView, Daemon, SourceView, WayView
 from powerguard.daemon.observe.readiness import Reason, aborted_by, is_ready, readiness
 from powerguard.daemon.observe.terms import health_view, own_from, terms
-from powerguard.ups.base import Source, Troubled
-
-log = structlog.get_logger()
-
-_MOST_REASONS: Final = 8
-"""Most error texts of one loss that are logged: a peer may fail in a new way each second."""
-
-
-class SourceViews:
-    """One view for each source of the settings, by UPS and name."""
-
-    def __init__(self, clock: Clock) -> None:
-        """Begin without sources."""
-        self._clock = clock
-        self._sources: dict[str, Source] = {}
-        self._views: dict[str, SourceView] = {}
-        self._told_at_s: dict[str, float] = {}
-        self._reasons: dict[str, set[str]] = {}
-
-    def begin(self, sources: Sequence[tuple[str, str, Source]]) -> None:
-        """Track exactly these, (UPS, name, poller); the states of those that stay are kept."""
-        self._sources = {f"{ups}/{name}": source for ups, name, source in sources}
-        self._views = {
-            f"{ups}/{name}": self._views.get(f"{ups}/{name}") or SourceView(ups=ups, source=name, up=False)
-            for ups, name, _ in sources
-        }
-        self._told_at_s = dict.fromkeys(self._views, self._clock())
-
-    def take(self, event: Reading | SourceFailed) -> None:
-        """Enter a source's report."""
-        key = f"{event.ups}/{event.source}"
-        view = self._views.get(key) or SourceView(ups=event.ups, source=event.source, up=False)
-        self._told_at_s[key] = self._clock()
-        if isinstance(event, Reading):
-            self._reasons.pop(key, None)
-            self._views[key] = replace(
-                view,
-                up=True,
-                last_reading_at_s=event.at_s,
-                polls=view.polls + 1,
-                last_error="",
-                authenticated=event.authenticated,
-            )
-            return
-        if event.lost:
-            self._tell_of_another(key, event)
-        self._views[key] = replace(
-            view, up=False, polls=view.polls + 1, failures=view.failures + 1, last_error=event.reason
-        )
-
-    def _tell_of_another(self, key: str, event: SourceFailed) -> None:
-        """Log when a lost source fails for another reason: the first one is in the story, and may be corrected."""
-        reasons = self._reasons.setdefault(key, set())
-        if event.reason in reasons or len(reasons) >= _MOST_REASONS:
-            return
-        if reasons:
-            log.warning("failure_changed", ups=event.ups, source=event.source, because=event.reason)
-        reasons.add(event.reason)
-
-    def all(self) -> Sequence[SourceView]:
-        """Return every source, with its last state."""
-        return tuple(replace(view, trouble=self._trouble(key)) for key, view in self._views.items())
-
-    def _trouble(self, key: str) -> str:
-        source = self._sources.get(key)
-        return source.trouble if isinstance(source, Troubled) else ""
-
-    def silent(self, longer_s: float) -> str:
-        """Return a source without any report, not even a failure, for this long; "" if there is none."""
-        now_s = self._clock()
-        return next((key for key, at_s in self._told_at_s.items() if now_s - at_s > longer_s), "")
-
 
 LETTERS: Final = {Way.OUTPUT: "B", Way.RTC: "E", Way.SENTINEL: "C", Way.WATCHDOG: "D"}
 COVERS: Final = frozenset("BCDE")

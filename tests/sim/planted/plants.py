@@ -921,7 +921,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="no_word_of_leaving",
         module="powerguard.core.decide.transitions",
-        swaps=(("        *job.leave(turn, outage.id, limit_s=prepare_s),\n", ""),),
+        swaps=(("        *lifecycle.leave_jobs(turn, outage.id, limit_s=prepare_s),\n", ""),),
         level="job",
         site=_LEFT_ALONE,
     ),
