@@ -12,8 +12,7 @@ from typing import Final
 
 from bench.figure import Figure, quantile
 from powerguard.sim.world.many import cores
-from powerguard.sim.world.rack import Kind, RackPlan
-from powerguard.sim.world.racks import RackSample, sample
+from powerguard.sim.world.rack import Kind, RackPlan, RackSample, sample
 from powerguard.sim.world.site import DrillSite, Site
 
 SEED: Final = 7

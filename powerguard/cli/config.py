@@ -4,22 +4,13 @@ import argparse
 import json
 import os
 from pathlib import Path
-from typing import Any, Final, Protocol
+from typing import Any, Final
 
 from powerguard.cli.render import fold, say
-from powerguard.cli.shared import EX_CONFIG
+from powerguard.cli.shared import CONFIG, EX_CONFIG, Subparsers
 
-DEFAULT_PATH: Final = "/etc/powerguard/powerguard.yaml"
 SCHEMA_VERSION: Final = 1
 """Of the JSON objects that this verb prints."""
-
-
-class Subparsers(Protocol):
-    """What `add_subparsers` returns; argparse keeps its class private."""
-
-    def add_parser(self, name: str, **keywords: Any) -> argparse.ArgumentParser:  # noqa: ANN401 - argparse's own
-        """Add the parser of one verb."""
-        ...
 
 
 def register(subparsers: Subparsers) -> None:
@@ -55,7 +46,7 @@ def register(subparsers: Subparsers) -> None:
 
 def _add_common(parser: argparse.ArgumentParser) -> None:
     # SUPPRESS: a --config before the verb is not overwritten by this one's default.
-    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=f"settings ({DEFAULT_PATH})")
+    parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=f"settings ({CONFIG})")
     parser.add_argument("--conf-d", metavar="DIR", default=None, help="additions (default: conf.d next to the file)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
@@ -73,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
 
 def _path(args: argparse.Namespace) -> Path:
     given = getattr(args, "file", None) or getattr(args, "config", None) or os.environ.get("POWERGUARD_CONFIG")
-    return Path(given or DEFAULT_PATH)
+    return Path(given or CONFIG)
 
 
 def _conf_d(args: argparse.Namespace) -> Path | None:

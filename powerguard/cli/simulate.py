@@ -159,16 +159,16 @@ def _told_rack(
     args: argparse.Namespace, site: "Site", options: "SimulationOptions", tell: "Tell"
 ) -> tuple[int, dict[str, Any] | None]:
     """Play several hosts on one UPS. Returns as `_told` does."""
-    from powerguard.sim.world import racks
+    from powerguard.sim.world import rack
     from powerguard.sim.world.many import play_racks
     from powerguard.sim.world.site import warnings
 
-    if args.policy not in racks.KINDS or args.level != "core":
-        kinds = " or ".join(racks.KINDS)
+    if args.policy not in rack.KINDS or args.level != "core":
+        kinds = " or ".join(rack.KINDS)
         return fail(args, "simulate", f"several hosts need --level core and --policy {kinds}", EX_USAGE), None
     if args.hosts is not None:
-        site = racks.with_hosts(site, args.hosts)
-    told = racks.report(play_racks(site, options, jobs=args.jobs, tell=tell), site, options)
+        site = rack.with_hosts(site, args.hosts)
+    told = rack.report(play_racks(site, options, jobs=args.jobs, tell=tell), site, options)
     told |= {"warnings": warnings(site)}
     return EX_VIOLATED if told["invariant_violations"] else 0, told
 

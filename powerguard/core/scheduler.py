@@ -125,7 +125,7 @@ def take_in(turn: Turn, outcome: Outcome) -> None:
     if told.did == NOT_DOWN:
         _again(turn, replace(node, jobs=_union(node.jobs, told.jobs)), told.because)
         return
-    turn.tell_once(_FAILED, "the scheduler answers again", holds=False)
+    turn.set_alarm(_FAILED, "the scheduler answers again", holds=False)
     if isinstance(action, DrainNode):
         turn.owe(replace(node, drained=True, running=told.jobs, recorded=recorded))
         _note(turn, "node_drained", outcome, told)
@@ -146,7 +146,7 @@ def _again(turn: Turn, node: NodeMarked, because: str) -> None:
     again_s = min(2.0 * node.waited_s or AGAIN_S, LATER_S) if isinstance(turn.state.phase, Online) else AGAIN_S
     waited_s = again_s if isinstance(turn.state.phase, Online) else 0.0
     turn.owe(replace(node, retry_at_s=turn.now_s + again_s, waited_s=waited_s))
-    turn.tell_once(_FAILED, f"{because}; the order is repeated", holds=True, level=Level.ERROR)
+    turn.set_alarm(_FAILED, f"{because}; the order is repeated", holds=True, level=Level.ERROR)
 
 
 def _note(turn: Turn, event: str, outcome: Done, told: outcomes.NodeTold) -> None:

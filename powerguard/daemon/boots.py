@@ -311,7 +311,7 @@ _FIRMWARE: Final = "FirmwareTimestampMonotonic"
 """Property of systemd's manager: microseconds from the firmware's start to the kernel's; 0 if unknown."""
 
 
-async def tell(host: BootDaemon, why_on: Callable[[], WhyOn | None], spawn: Spawn) -> None:
+async def report_power_on(host: BootDaemon, why_on: Callable[[], WhyOn | None], spawn: Spawn) -> None:
     """Feed what brought this host back, once.
 
     why_on: asks the BMC, within so many seconds; None if the settings have none.

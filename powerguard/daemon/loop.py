@@ -487,7 +487,7 @@ class Loop:
             )
             await self.journal.append(entry)
         self.state = answer.state
-        self._tell(old, answer)
+        self._log_story(old, answer)
         for action in answer.actions:
             self._start(action)
         if answer.notes and self.messenger is not None:
@@ -504,7 +504,7 @@ class Loop:
         every_s = SNAPSHOT_ONLINE_S if isinstance(answer.state.phase, Online) else SNAPSHOT_OUTAGE_S
         return self.clock() - self._written_at_s >= every_s
 
-    def _tell(self, old: State, answer: Step) -> None:
+    def _log_story(self, old: State, answer: Step) -> None:
         """Log the story, one line for each note, all under the outage's id."""
         phases = (answer.state.phase, old.phase)
         outage = next((phase.outage.id for phase in phases if not isinstance(phase, Online)), None)

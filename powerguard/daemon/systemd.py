@@ -119,10 +119,6 @@ class Notifier:
         """Report that the daemon is stopping."""
         self._tell(STOPPING="1", **_status(status))
 
-    def extend_timeout(self, seconds: float) -> None:
-        """Ask for more time to start or stop."""
-        self._tell(EXTEND_TIMEOUT_USEC=str(max(0, round(seconds * 1e6))))
-
     def close(self) -> None:
         """Close the socket."""
         if self._socket is not None:

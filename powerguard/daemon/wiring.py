@@ -351,8 +351,8 @@ def build(
     bmc_effector, keeper = _bmc(settings, ports, acts=acts, limit_s=policy.bmc_limit_s)
     host = HostEffector(settings.host, mode=policy.mode, resume=settings.resume, spawn=ports.spawn, clock=ports.clock)
     hold: Effector = trainers if acts else DryRunEffector()
-    disks = SyncEffector(checkpoint_dirs(settings), told=lambda: trainers.folders, spawn=ports.spawn, clock=ports.clock)
-    check = _host_check(settings, ports, told=lambda: trainers.folders)
+    disks = SyncEffector(checkpoint_dirs(settings), told=trainers.folders, spawn=ports.spawn, clock=ports.clock)
+    check = _host_check(settings, ports, told=trainers.folders)
     relief, watchers = _relief(settings, ports, trainers, acts=acts, state=state)
     effectors: dict[type[Action], Effector] = {
         **dict.fromkeys((TriggerCheckpoint, PauseTrainer, ResumeTrainer), hold),
@@ -650,7 +650,7 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
         ),
         "stops": lambda: boots.measure(loop, spawn),
         **({} if loop.messenger is None else {"messages": partial(loop.messenger.run, loop)}),
-        "power-on": lambda: boots.tell(loop, lambda: loop.parts.why_on, spawn),
+        "power-on": lambda: boots.report_power_on(loop, lambda: loop.parts.why_on, spawn),
         "watchdog drill": watchdog.run,
     }
 

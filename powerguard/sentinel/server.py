@@ -55,7 +55,7 @@ class RequestHandler(Protocol):
     """Answers requests whose origin was proven."""
 
     async def answer(self, kind: str, asked: wire.Request) -> Told:
-        """Carry it out within a few seconds; kind: of `wire.PATHS`."""
+        """Carry it out within a few seconds; kind: of `protocol.PATHS`."""
         ...
 
 

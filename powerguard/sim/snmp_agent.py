@@ -75,7 +75,6 @@ class Request:
 
     message_id: int
     flags: int
-    context_engine: bytes
     context_name: bytes
     pdu: bytes
 
@@ -138,7 +137,6 @@ class SimUser:
         return Request(
             message_id=message_id,
             flags=flags,
-            context_engine=bytes(scoped[0]),
             context_name=bytes(scoped[1]),
             pdu=bytes(encoder.encode(scoped[2].getComponent())),
         )

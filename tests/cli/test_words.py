@@ -19,7 +19,7 @@ SCENARIOS = sorted((ROOT / "tests" / "scenarios").glob("*.txt"))
 
 
 def said_in(path: Path) -> Iterator[str]:
-    """Every note's name that stands in a file of the core: `note("...")`, `tell_once("...")`, a yielded alarm."""
+    """Every note's name that stands in a file of the core: `note("...")`, `set_alarm("...")`, a yielded alarm."""
     constants: dict[str, str] = {}
     tree = ast.parse(path.read_text(encoding="utf-8"))
     for node in ast.walk(tree):
@@ -34,7 +34,7 @@ def said_in(path: Path) -> Iterator[str]:
         if not isinstance(node, ast.Call) or not node.args:
             continue
         name = node.func.attr if isinstance(node.func, ast.Attribute) else ""
-        if name not in ("note", "tell_once"):
+        if name not in ("note", "set_alarm"):
             continue
         first = node.args[0]
         branches = [first.body, first.orelse] if isinstance(first, ast.IfExp) else [first]
@@ -45,7 +45,7 @@ def said_in(path: Path) -> Iterator[str]:
                 text = constants[branch.id]
             else:
                 continue
-            yield f"{text}_raised" if name == "tell_once" else text
+            yield f"{text}_raised" if name == "set_alarm" else text
 
 
 def test_every_note_of_the_core_has_words() -> None:

@@ -219,7 +219,7 @@ def test_a_health_learned_in_the_moment_that_the_drill_began_is_its_own() -> Non
         state = State(drill=RUNNING)
         battery = replace(state.battery, health=0.7999, model=replace(state.battery.model, health=health))
         turn = Turn(make_policy(WORDS.split()), replace(state, battery=battery), 30.0)
-        measures.tell_health(turn, 16.0)
+        measures.report_health(turn, 16.0)
         assert turn.state.drill is not None
         learned = {"health": 0.7999, "health_measured": 0.8, "health_error": 0.05, "health_learned": True}
         assert dict(turn.state.drill.figures) == (learned if is_learned else {"health_learned": False})
@@ -231,7 +231,7 @@ def test_a_discharge_that_shows_a_bound_reports_no_measurement() -> None:
     state = State(drill=RUNNING)
     battery = replace(state.battery, health=0.75, model=replace(state.battery.model, health=health))
     turn = Turn(make_policy(WORDS.split()), replace(state, battery=battery), 30.0)
-    measures.tell_health(turn, 16.0)
+    measures.report_health(turn, 16.0)
     assert turn.state.drill is not None
     assert dict(turn.state.drill.figures) == {"health": 0.75, "health_at_least": 0.4, "health_learned": True}
 

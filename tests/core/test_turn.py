@@ -68,14 +68,14 @@ def test_time_never_runs_backwards_for_the_account() -> None:
 def test_an_alarm_is_told_when_it_begins_and_when_it_ends() -> None:
     at = turn()
     for holds in (False, True, True, False, False):
-        at.tell_once("overload", "why", holds=holds, level=Level.ERROR)
+        at.set_alarm("overload", "why", holds=holds, level=Level.ERROR)
     assert [(n.event, n.level) for n in at.notes] == [
         ("overload_raised", Level.ERROR),
         ("overload_cleared", Level.INFO),
     ]
-    at.tell_once("a", "why", holds=True)
-    at.tell_once("b", "why", holds=True)
-    at.tell_once("a", "why", holds=False)
+    at.set_alarm("a", "why", holds=True)
+    at.set_alarm("b", "why", holds=True)
+    at.set_alarm("a", "why", holds=False)
     assert at.state.told == ("b",)
     assert at.notes[2].level is Level.WARNING
 

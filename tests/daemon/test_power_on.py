@@ -10,7 +10,7 @@ import pytest
 from powerguard.cli.outages.facts import pairs
 from powerguard.cli.words import sentence
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.boots import AGAIN_AFTER_S, WhyOn, firmware_s, tell
+from powerguard.daemon.boots import AGAIN_AFTER_S, WhyOn, firmware_s, report_power_on
 from powerguard.daemon.loop import Loop
 from powerguard.effectors.bmc.engine import BmcError, Probe
 from powerguard.effectors.bmc.ipmi import ChassisStatus, PowerRestorePolicy, RestartCause
@@ -50,7 +50,7 @@ class Bmc:
 @contextlib.asynccontextmanager
 async def returned(world: World, why_on: WhyOn | None) -> AsyncIterator[Loop]:
     async with world.running() as daemon:
-        task = asyncio.get_running_loop().create_task(tell(daemon, lambda: why_on, systemctl()))
+        task = asyncio.get_running_loop().create_task(report_power_on(daemon, lambda: why_on, systemctl()))
         await rest(2.0)
         assert not task.done(), "it must not end: whatever ends is started anew"
         yield daemon

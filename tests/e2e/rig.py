@@ -27,9 +27,10 @@ from powerguard.clock import boottime_s
 from powerguard.daemon.journal import JournalError, Line, OutageRecord, history, read_only, recent
 from powerguard.sim.demo.story import numbers
 from powerguard.sim.snmp_agent import SimUser, SnmpAgent
-from powerguard.sim.ups import SimUps, UpsBattery
+from powerguard.sim.ups import UpsBattery
 from tests.e2e.peers import Trainer
 from tests.peers.ports import free_port
+from tests.peers.ups_output import SwitchedUps
 
 TRAINING, PAUSED = 0.6, 0.3
 SHORT: Final = ((PAUSED, 20.0), (TRAINING, 10.0))
@@ -58,7 +59,7 @@ class Off:
 class Rig:
     """One host with its daemon. `settings` may be changed before `start`; see `rig` for the rest."""
 
-    def __init__(self, folder: Path, ups: SimUps, runtime: Sequence[tuple[float, float]]) -> None:
+    def __init__(self, folder: Path, ups: SwitchedUps, runtime: Sequence[tuple[float, float]]) -> None:
         self.folder = folder
         self.ups = ups
         self.trainers: list[Trainer] = []
@@ -334,7 +335,7 @@ def queued_s(pid: int) -> float:
         return 0.0
 
 
-class PatientUps(SimUps):
+class PatientUps(SwitchedUps):
     """A UPS whose battery loses nothing while daemon or test wait for a processor: a busy machine empties no battery.
 
     pids: asks for the processes that count; those that are gone stay counted.

@@ -8,9 +8,10 @@ from powerguard.clock import boottime_s
 from powerguard.sim.demo.story import numbers
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.snmp_values import SimValue
-from powerguard.sim.ups import APC, XUPS, SimCard, U
+from powerguard.sim.ups import APC
 from tests.e2e.peers import rfc1628_table
 from tests.e2e.rig import FORCE_AFTER_S, Rig, rig
+from tests.peers.ups_output import XUPS, SimCard, U
 
 SHUTDOWN = f"{U}.8.2.0"
 GUARD_S = 30.0

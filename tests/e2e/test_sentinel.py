@@ -26,12 +26,13 @@ from powerguard.options import Secret
 from powerguard.sim.demo.story import numbers
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.snmp_values import SimValue
-from powerguard.sim.ups import APC, XUPS, SimCard
+from powerguard.sim.ups import APC
 from tests.e2e.peers import rfc1628_table
 from tests.e2e.rig import BUSY_S, LIMIT_S, ROOMY, Rig, rig
 from tests.peers.ipmi import IpmiSim
 from tests.peers.ports import free_port
 from tests.peers.redfish import PASSWORD, USER, Certificate, OwnRedfish, make_certificate
+from tests.peers.ups_output import XUPS, SimCard
 
 UTILITY_S: Final = 5.0
 STAGGER_S: Final = 80.0

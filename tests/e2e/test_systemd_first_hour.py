@@ -18,12 +18,13 @@ from powerguard.clock import boottime_s
 from powerguard.sim.bmc import SimBmc
 from powerguard.sim.snmp_agent import SimUser, SnmpAgent
 from powerguard.sim.snmp_values import SimValue
-from powerguard.sim.ups import APC, XUPS, SimCard, SimUps, UpsBattery
+from powerguard.sim.ups import APC, UpsBattery
 from tests.e2e.peers import rfc1628_table
 from tests.e2e.test_late_reboot import ONE_BOOT_ID
 from tests.e2e.test_systemd_install import SETTINGS, UNITS, is_active, until
 from tests.peers.installed import FILES, binds
 from tests.peers.nspawn import Container, serving
+from tests.peers.ups_output import XUPS, SimCard, SwitchedUps
 
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter")]
 
@@ -58,7 +59,7 @@ def settings() -> str:
 
 
 @contextlib.contextmanager
-def peers(ups: SimUps, network: Path) -> Iterator[SimBmc]:
+def peers(ups: SwitchedUps, network: Path) -> Iterator[SimBmc]:
     """Card and BMC in that network."""
     user = SimUser("powerguard", SECRETS["snmp-auth"].encode(), SECRETS["snmp-priv"].encode())
     card = SimCard(ups.output, boottime_s, utility=lambda: ups.utility, lacks=frozenset({XUPS, APC, "1.3.6.1.2.1.1."}))
@@ -153,7 +154,7 @@ def gives_secrets(operator: Operator) -> None:
     until(lambda: operator.status().get("supply") == "utility", "the UPS is not read")
 
 
-def rehearses(operator: Operator, ups: SimUps, bmc: SimBmc) -> None:
+def rehearses(operator: Operator, ups: SwitchedUps, bmc: SimBmc) -> None:
     """Step 4: all of it is real; the power-off is recorded, and the UPS is not told to cut its output."""
 
     def errors() -> list[str]:
@@ -187,7 +188,7 @@ def rehearses(operator: Operator, ups: SimUps, bmc: SimBmc) -> None:
     assert is_active(container, "train.service")
 
 
-def arms(operator: Operator, ups: SimUps) -> None:
+def arms(operator: Operator, ups: SwitchedUps) -> None:
     """Step 5, and the outage that it was for."""
     operator.writes(settings().replace("mode: rehearse", "mode: armed"))
     operator.container.check("systemctl", "reload", "powerguard.service")
@@ -203,7 +204,9 @@ def arms(operator: Operator, ups: SimUps) -> None:
 
 def test_from_a_bare_host_to_an_armed_one() -> None:
     """At each step for root and for a user: what is missing is named with its remedy, and at the end nothing fails."""
-    ups = SimUps(UpsBattery(runtime=((0.5, 540.0), (0.75, 360.0), (1.0, 240.0))), clock=boottime_s, load=lambda: LOAD)
+    ups = SwitchedUps(
+        UpsBattery(runtime=((0.5, 540.0), (0.75, 360.0), (1.0, 240.0))), clock=boottime_s, load=lambda: LOAD
+    )
     files = {
         **FILES,
         f"{UNITS}/powerguard.service.d/one-boot-id.conf": ONE_BOOT_ID,

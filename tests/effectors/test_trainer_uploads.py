@@ -174,7 +174,7 @@ async def test_a_trainer_tells_where_it_saves(folder: Path, last: object, folder
         effector(llm(peer.url)) as (made, _),
     ):
         await made.look()
-        assert made.folders == folders
+        assert made.folders() == folders
 
 
 async def test_what_trainers_told_is_flushed_too(tmp_path: Path) -> None:

@@ -18,13 +18,14 @@ from powerguard.effectors.options import OutputOffOptions
 from powerguard.effectors.ups_output import by_snmp
 from powerguard.effectors.ups_output.effector import Notes, OutputEffector
 from powerguard.sim import snmp_values as sim
-from powerguard.sim.ups import APC, XUPS, SimCard, SimOutput, U
+from powerguard.sim.ups import APC
 from powerguard.ups.profiles.commands import Switch
 from powerguard.ups.profiles.load import load_profiles
 from powerguard.ups.profiles.schema import SetType, Verb
 from powerguard.ups.profiles.vocabulary import Answer, DeviceError, Missing, Oid
 from tests.peers.hurried import now_s
 from tests.peers.machine import folder_in_memory
+from tests.peers.ups_output import XUPS, SimCard, SimOutput, U
 
 pytestmark = pytest.mark.hurried
 

@@ -19,7 +19,7 @@ from powerguard.effectors.ups_output.effector import Notes, OutputEffector
 from powerguard.options import Secret
 from powerguard.sim import snmp_values as sim
 from powerguard.sim.snmp_agent import Fault, SnmpAgent
-from powerguard.sim.ups import APC, XUPS, SimCard, SimOutput, U
+from powerguard.sim.ups import APC
 from powerguard.ups.profiles.vocabulary import Answer, Oid
 from powerguard.ups.snmp.discovery import opened
 from powerguard.ups.snmp.engine import User, engine_for
@@ -27,6 +27,7 @@ from powerguard.ups.snmp.options import SnmpOptions
 from powerguard.ups.snmp.port import CardPort
 from tests.peers.machine import watched
 from tests.peers.snmpd import AUTH, COMMUNITY, PRIV, USER, WRITE_COMMUNITY, snmpd
+from tests.peers.ups_output import XUPS, SimCard, SimOutput, U
 from tests.ups.snmp.snmp_helpers import options, secret
 
 SHUTDOWN, STARTUP = f"{U}.8.2.0", f"{U}.8.3.0"

@@ -4,7 +4,8 @@ from typing import Literal
 
 import pytest
 
-from powerguard.sim.ups import SimOutput, SimUps, UpsBattery
+from powerguard.sim.ups import UpsBattery
+from tests.peers.ups_output import SimOutput, SwitchedUps
 
 Returns = Literal["cycles", "aborts", "stays_off"]
 
@@ -17,17 +18,19 @@ class Clock:
         return self.now_s
 
 
-def ups_with(returns: Returns, *, on_after_s: float = 5.0, restart: bool = True) -> tuple[Clock, SimUps, SimOutput]:
+def ups_with(
+    returns: Returns, *, on_after_s: float = 5.0, restart: bool = True
+) -> tuple[Clock, SwitchedUps, SimOutput]:
     """Return a UPS on battery that was told to be off in 60 s; a full battery lasts 300 s."""
     clock = Clock()
     output = SimOutput(returns=returns, on_after_s=on_after_s, restart=restart)
-    ups = SimUps(UpsBattery(runtime=((1.0, 300.0),)), clock=clock, load=lambda: 1.0, output=output)
+    ups = SwitchedUps(UpsBattery(runtime=((1.0, 300.0),)), clock=clock, load=lambda: 1.0, output=output)
     ups.utility = False
     output.order(clock(), off_in_s=60.0)
     return clock, ups, output
 
 
-def after(clock: Clock, ups: SimUps, seconds: float) -> bool:
+def after(clock: Clock, ups: SwitchedUps, seconds: float) -> bool:
     clock.now_s += seconds
     ups.look()
     return ups.output.on

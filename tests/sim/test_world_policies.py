@@ -10,11 +10,11 @@ import pytest
 from powerguard.core.model.actions import Action, PowerOff, ResumeTrainer
 from powerguard.sim.world.back import Waker
 from powerguard.sim.world.battery import GaugeKind
-from powerguard.sim.world.chance import BesideFacts, Cut
+from powerguard.sim.world.chance import Cut, SurroundingFacts
 from powerguard.sim.world.guarded import Guarded
 from powerguard.sim.world.host import HostAnswer
 from powerguard.sim.world.invariants import InvariantBroken, hold
-from powerguard.sim.world.policies import MAKERS, ORACLE, POLICIES, best, bound, one
+from powerguard.sim.world.policies import MAKERS, ORACLE, best, bound, one
 from powerguard.sim.world.run import Result, play
 from powerguard.sim.world.scene import Scene, StopOrder, draw
 from powerguard.sim.world.site import DrillSite, HostSite, OutageSite, Site, TrainerSite, UpsSite
@@ -162,19 +162,19 @@ class Unheeded(Guarded):
 
 def test_what_nobody_could_hear_is_nobodys_fault_and_what_was_presumed_is_ours() -> None:
     """With this host's network down the battery is presumed, and counted. An order to its UPS cannot be heard."""
-    where, cut_off = site(done=True), BesideFacts(network=(0.0, 3650.0))
+    where, cut_off = site(done=True), SurroundingFacts(network=(0.0, 3650.0))
     order = StopOrder(kind="fsd", at_s=30.0, delay_s=60.0)
 
     def blamed(**changes: object) -> list[str]:
         return [whose for _, whose in play(scene(where, 3600.0, **changes), where, Unheeded).dirty]
 
-    assert blamed(order=order, beside=cut_off) == ["physics"]
+    assert blamed(order=order, surroundings=cut_off) == ["physics"]
     assert blamed(order=order) == ["planning"]
-    assert blamed(order=order, beside=BesideFacts(network=(0.0, 40.0))) == ["planning"], "50 s are enough"
-    assert blamed(beside=cut_off) == ["planning"]
-    deaf = BesideFacts(twin=True, silent=(10.0, 95.0))
-    assert blamed(order=order, beside=deaf) == ["physics"], "the other one is enough, and nobody hears of its order"
-    assert blamed(order=order, beside=replace(deaf, needed=2)) == ["planning"]
+    assert blamed(order=order, surroundings=SurroundingFacts(network=(0.0, 40.0))) == ["planning"], "50 s are enough"
+    assert blamed(surroundings=cut_off) == ["planning"]
+    deaf = SurroundingFacts(twin=True, silent=(10.0, 95.0))
+    assert blamed(order=order, surroundings=deaf) == ["physics"], "the other one is enough, and its order is not heard"
+    assert blamed(order=order, surroundings=replace(deaf, needed=2)) == ["planning"]
 
 
 def test_utility_between_commit_and_cut_strands_a_host() -> None:
@@ -212,7 +212,7 @@ def test_the_oracle_loses_least() -> None:
         assert beaten.lasted_s < 100.0
 
 
-@pytest.mark.parametrize("policy", POLICIES)
+@pytest.mark.parametrize("policy", [*MAKERS, ORACLE])
 def test_the_same_seed_gives_the_same_result(policy: str) -> None:
     """To the last digit, with all faults: else a failing seed would be no reproduction."""
     for seed in range(3):
@@ -220,7 +220,7 @@ def test_the_same_seed_gives_the_same_result(policy: str) -> None:
 
 
 def test_excess_is_never_negative() -> None:
-    for policy in POLICIES:
+    for policy in (*MAKERS, ORACLE):
         judged = [one(seed, Site(), policy, faults=False) for seed in range(15)]
         assert all(0.0 <= one_.excess_s <= one_.beyond_bound_s + 1e-6 for one_ in judged if policy != ORACLE)
         assert sum(one_.excess_s for one_ in judged) > 0.0 or policy == ORACLE

@@ -19,7 +19,6 @@ from powerguard.sim.world.rack import (
     RackPlan,
     draw_tenants,
     least_loss_s,
-    play_rack,
 )
 from powerguard.sim.world.site import Bin, DrillSite, OutageSite, Site, UpsSite
 from powerguard.sim.world.world import World
@@ -31,7 +30,7 @@ SEEDS = range(20, 24)
 
 
 def violations(make: type[Member], site: Site = SITE, plan: RackPlan = THREE) -> str:
-    return "; ".join(violation for seed in SEEDS for violation in play_rack(seed, site, plan, make=make).violations)
+    return "; ".join(violation for seed in SEEDS for violation in Rack(seed, site, plan, make=make).play().violations)
 
 
 # --- Physics ----------------------------------------------------------------------------------------------------------
@@ -73,7 +72,7 @@ def test_what_runs_on_a_host_does_not_change_what_it_is() -> None:
 
 
 def test_the_same_seed_is_the_same_outage() -> None:
-    assert play_rack(21, SITE, THREE) == play_rack(21, SITE, THREE)
+    assert Rack(21, SITE, THREE).play() == Rack(21, SITE, THREE).play()
 
 
 @pytest.mark.parametrize("kind", [Kind.POWERGUARD, Kind.NUT])
@@ -87,7 +86,7 @@ def test_nobody_loses_less_than_the_bound(kind: Kind) -> None:
 
 def test_a_killpower_waits_for_the_last_host() -> None:
     """A rack of nut alone is cycled by its UPS, so that all hosts come back without a person."""
-    told = play_rack(20, SITE, replace(THREE, kind=Kind.NUT))
+    told = Rack(20, SITE, replace(THREE, kind=Kind.NUT)).play()
     assert [result.wakers for _, result in told.hosts] == [[Waker.POLICY]] * 3
 
 
@@ -106,7 +105,7 @@ FLEETS = [
 @pytest.mark.parametrize("site", [USUAL, Site()], ids=["drill", "out of the box"])
 def test_every_invariant_holds(site: Site, outages: int, plan: RackPlan) -> None:
     for seed in range(900, 900 + outages):
-        told = play_rack(seed, site, plan)
+        told = Rack(seed, site, plan).play()
         assert told.violations == []
 
 

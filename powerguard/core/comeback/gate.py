@@ -64,7 +64,7 @@ def _asks_for_check(turn: Turn, phase: Recovery, because: str) -> bool:
 def clear(turn: Turn, because: str) -> None:
     """End the alarms about a host that is not complete."""
     for alarm in (INCOMPLETE, LATE):
-        turn.tell_once(alarm, because, holds=False)
+        turn.set_alarm(alarm, because, holds=False)
 
 
 def _because(turn: Turn, phase: Recovery) -> str:
@@ -116,13 +116,13 @@ def _take_in_check(turn: Turn, phase: Recovery, outcome: Done | Failed) -> None:
         turn.set_phase(replace(phase, asked=None, retry_at_s=turn.now_s + again_s))
         if turn.now_s - phase.began_s < turn.policy.utility_stable_s:
             return  # Training still waits for utility, and a host that boots may be complete at any moment.
-        turn.tell_once(INCOMPLETE, f"{outcome.reason}; training waits until the host is complete", holds=True)
+        turn.set_alarm(INCOMPLETE, f"{outcome.reason}; training waits until the host is complete", holds=True)
         if is_long:
             waited_s = turn.now_s - phase.began_s
             because = (
                 f"{outcome.reason}; training has waited for {waited_s:.0f} s: repair the host, or overrule the check"
             )
-            turn.tell_once(LATE, because, holds=True, level=Level.ERROR)
+            turn.set_alarm(LATE, because, holds=True, level=Level.ERROR)
 
 
 def resumed_because(turn: Turn, phase: Recovery) -> str:

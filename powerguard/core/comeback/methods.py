@@ -228,9 +228,9 @@ def _take_in_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> 
     if because:
         turn.owe(replace(mine, order=None))
         if action.outage:
-            turn.tell_once(STUCK, f"{action.way}: {because}", holds=True, level=Level.ERROR)
+            turn.set_alarm(STUCK, f"{action.way}: {because}", holds=True, level=Level.ERROR)
         else:
-            turn.tell_once(DOUBTFUL, f"{action.way}: {because}", holds=True)
+            turn.set_alarm(DOUBTFUL, f"{action.way}: {because}", holds=True)
         return
     turn.settle(mine)
     found = outcomes.way_disarmed(outcome)
@@ -267,7 +267,7 @@ def _clear(turn: Turn) -> None:
     left = [bool(each.outage) and (each.way, each.ups) in known for each in turn.state.armed if each.leaving]
     for alarm, holds in ((STUCK, any(left)), (DOUBTFUL, not all(left))):
         if not holds:
-            turn.tell_once(alarm, "every method is disarmed", holds=False)
+            turn.set_alarm(alarm, "every method is disarmed", holds=False)
 
 
 def _take_back(turn: Turn, each: Armed) -> None:
@@ -287,7 +287,7 @@ def _give_up(turn: Turn, each: Armed) -> None:
     """The settings no longer name this method. It is kept for a while: they may name it again."""
     what = f"{each.way} of {each.ups}" if each.ups else each.way.value
     because = f"{what} may be armed, and the settings no longer name it, so powerguard cannot disarm it"
-    turn.tell_once(DOUBTFUL, f"{because}: put it back into the settings until it is disarmed", holds=True)
+    turn.set_alarm(DOUBTFUL, f"{because}: put it back into the settings until it is disarmed", holds=True)
     if not each.leaving:
         turn.owe(replace(each, leaving=True, at_s=turn.now_s))
     elif turn.now_s - each.at_s >= GIVE_UP_S:

@@ -28,20 +28,20 @@ _UNPROTECTED = frozenset((OutputSource.BYPASS, OutputSource.ECO))
 _UNTOLD = frozenset((OutputSource.UNKNOWN, OutputSource.OFF))
 
 
-def tell(turn: Turn, reading: Reading) -> None:
+def update(turn: Turn, reading: Reading) -> None:
     """Log each alarm that begins or ends with this reading. reading: the merged reading of all sources."""
     state = turn.state
     if state.feed.heard or state.upses or state.told:
-        _tell_of_several(turn)
+        _update_several(turn)
     standing = {name: (because, level) for name, because, level in _standing(state, reading)}
     if not standing and not state.told:
         return
     for name, over in _OVER.items():
         because, level = standing.get(name, (over, Level.INFO))
-        turn.tell_once(name, because, holds=name in standing, level=level)
+        turn.set_alarm(name, because, holds=name in standing, level=level)
 
 
-def tell_own_load(turn: Turn) -> None:
+def update_own_load(turn: Turn) -> None:
     """Say that a measurement of this host's own load is passed over, what counts in its place, and when it is over."""
     if turn.policy.shared is None or isinstance(turn.state.phase, Shutdown):
         return
@@ -51,9 +51,9 @@ def tell_own_load(turn: Turn) -> None:
     if mine is not None and passed_over:
         told = "; ".join(f"{source}: {why}" for source, why in passed_over)
         because = f"{told}; what counts is {_OWN_FROM[mine.source]}"
-    turn.tell_once("own_load_doubted", because, holds=bool(passed_over))
+    turn.set_alarm("own_load_doubted", because, holds=bool(passed_over))
     if isinstance(turn.state.phase, Online):
-        turn.tell_once("own_load_unmeasured", "the outage is over", holds=False)
+        turn.set_alarm("own_load_unmeasured", "the outage is over", holds=False)
 
 
 _OWN_FROM = {
@@ -118,7 +118,7 @@ def _is_low_on_utility(state: State) -> bool:
     return False
 
 
-def _tell_of_several(turn: Turn) -> None:
+def _update_several(turn: Turn) -> None:
     """Log where several sources or feeds disagree."""
     state = turn.state
     known = [each.feed for each in state.upses] or [state.feed]
@@ -127,7 +127,7 @@ def _tell_of_several(turn: Turn) -> None:
     gone = several_upses.redundancy_lost(state)
     if not (doubted or told or gone or state.told):
         return
-    turn.tell_once(
+    turn.set_alarm(
         "source_doubted",
         f"{doubted} reports battery, but the charge does not fall and another source sees the input: ignored"
         if doubted
@@ -135,14 +135,14 @@ def _tell_of_several(turn: Turn) -> None:
         holds=bool(doubted),
         level=Level.ERROR,
     )
-    turn.tell_once(
+    turn.set_alarm(
         "sources_disagree",
         "; ".join(_words(feed) for feed in told) or "the sources agree again",
         holds=bool(told),
     )
     back = state.feed.supply is Supply.UTILITY
     ended = "every feed is on utility again" if back else "too few power supplies are left, so this is an outage"
-    turn.tell_once(
+    turn.set_alarm(
         "redundancy_lost",
         f"not on utility: {gone}; the host still has the power supplies that it needs" if gone else ended,
         holds=bool(gone),

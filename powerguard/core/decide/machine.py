@@ -85,7 +85,7 @@ LATEST_S = 1e10
 """Upper bound of the monotonic clock: three hundred years after the boot."""
 LONGEST_MAINTENANCE_S = 30 * 86400.0
 _BeforeCommit = EmergencyCheckpoint | Holding | Recovery
-_TELL_THEMSELVES = PollNow | CheckWay | ArmWay | DisarmWay | CheckHost | DrainNode | LeaveNode | ReturnNode
+_REPORTED_ELSEWHERE = PollNow | CheckWay | ArmWay | DisarmWay | CheckHost | DrainNode | LeaveNode | ReturnNode
 """Actions whose failure is reported by another line: of the source, of the power-on method, of the gate ..."""
 _MOVES = 6
 _LAST_WORD = "the last report of the silent UPS was utility"
@@ -195,8 +195,8 @@ def _take_in_reading(turn: Turn, reading: Reading) -> None:
         turn.regrade()
     elif sums.power_off_at_s(feed) is None and sums.power_off_at_s(old) is not None:
         turn.note("power_off_cancelled", "the countdown was read back as cancelled")
-    alarms.tell(turn, told)
-    alarms.tell_own_load(turn)
+    alarms.update(turn, told)
+    alarms.update_own_load(turn)
 
 
 def _end_abort(turn: Turn) -> None:
@@ -249,14 +249,14 @@ def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
         conduct = "dead reckoning from the last reading"
     which = _which(turn, failure.ups)
     turn.note("source_lost", failure.reason, Level.ERROR, source=failure.source, conduct=conduct, **which)
-    _tell_presumed(turn, was)
+    _note_presumed(turn, was)
 
 
 def _take_in_seen(turn: Turn, event: NetworkSeen | OwnLoad) -> None:
     """Enter what this host sees of itself."""
     if isinstance(event, OwnLoad):
         turn.state = own.with_gpu_share(turn.policy, own.enter(turn.policy, turn.state, event), turn.now_s)
-        alarms.tell_own_load(turn)
+        alarms.update_own_load(turn)
     else:
         _take_in_network(turn, event)
 
@@ -271,10 +271,10 @@ def _take_in_network(turn: Turn, event: NetworkSeen) -> None:
         turn.note("network_back", f"{event.part} is back")
     else:
         turn.note("network_lost", f"{event.part} went down, and no program on this host took it down", Level.WARNING)
-    _tell_presumed(turn, was)
+    _note_presumed(turn, was)
 
 
-def _tell_presumed(turn: Turn, was: Supply) -> None:
+def _note_presumed(turn: Turn, was: Supply) -> None:
     """Say that battery is presumed because something else went with a UPS that is silent."""
     feed = turn.state.feed
     if feed.supply is not Supply.BATTERY or was is Supply.BATTERY:
@@ -297,7 +297,7 @@ def _which(turn: Turn, ups: str) -> dict[str, str]:
 def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
     action, phase = outcome.action, turn.state.phase
     if isinstance(outcome, Failed):
-        if not isinstance(action, _TELL_THEMSELVES):
+        if not isinstance(action, _REPORTED_ELSEWHERE):
             kind = type(action).__name__
             turn.note("action_failed", outcome.reason, Level.ERROR, action=kind, took_s=outcome.took_s)
     elif isinstance(action, EnsurePolicy) and not isinstance(phase, Online):
@@ -326,11 +326,11 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
 def _take_in_abort(turn: Turn, event: Abort) -> None:
     """Enter an abort in the outage; if an order has to be undone, the move to on_battery does it."""
     if isinstance(turn.state.phase, OnBattery | Recovery):
-        turn.set_outage(aborted_by=_told_by(event))
-        turn.note("shutdown_aborted", _told_by(event), Level.WARNING, who=event.who)
+        turn.set_outage(aborted_by=_aborted_by(event))
+        turn.note("shutdown_aborted", _aborted_by(event), Level.WARNING, who=event.who)
 
 
-def _told_by(event: Abort) -> str:
+def _aborted_by(event: Abort) -> str:
     return f"{event.who}: {event.reason}" if event.reason else event.who
 
 
@@ -394,7 +394,7 @@ def _cause_on_battery(turn: Turn) -> tuple[Cause | None, str]:
 def _cause_emergency(turn: Turn, event: Event) -> tuple[Cause | None, str]:
     state = turn.state
     if isinstance(event, Abort):
-        return Cause.ABORTED, _told_by(event)
+        return Cause.ABORTED, _aborted_by(event)
     if _may_return(turn):
         if not fusion.is_fresh(turn.policy, state.feed, turn.now_s):
             return Cause.UTILITY_STABLE, _LAST_WORD

@@ -235,7 +235,7 @@ def duties(turn: Turn) -> None:
     """What a phase does while it lasts."""
     obligations.tend(turn, saved_first=False)
     if turn.state.feed.lost_since_s is not None or turn.state.told:
-        _tell_silence(turn)
+        _report_silence(turn)
     phase = turn.state.phase
     if isinstance(phase, Online):
         _guard_calibration(turn)
@@ -264,7 +264,7 @@ def duties(turn: Turn) -> None:
                 turn.restore_grade()
         case Shutdown():
             _finish(turn, phase)
-            _tell_overdue(turn)
+            _report_overdue(turn)
         case Recovery():
             gate.tend(turn, phase)
 
@@ -305,7 +305,7 @@ def _silent_since_s(turn: Turn) -> float | None:
     return lost_s if turn.now_s - lost_s >= DEADTIME_S else None
 
 
-def _tell_silence(turn: Turn) -> None:
+def _report_silence(turn: Turn) -> None:
     """Raise the alarm while online; an outage that begins in the silence ends it as well."""
     silent = _silent_since_s(turn) is not None
     if not silent and "ups_silent" not in turn.state.told:
@@ -315,7 +315,7 @@ def _tell_silence(turn: Turn) -> None:
         if turn.state.feed.lost_since_s is None
         else "an outage has begun while no source answered"
     )
-    turn.tell_once(
+    turn.set_alarm(
         "ups_silent",
         f"no source has answered for {DEADTIME_S:.0f} s: an outage that begins now would not be seen; "
         "for an hour trainers save during training, if it costs little"
@@ -402,14 +402,14 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
     )
 
 
-def _tell_overdue(turn: Turn) -> None:
+def _report_overdue(turn: Turn) -> None:
     """Raise an alarm if the host still runs after its forced power-off was due."""
     phase = turn.state.phase
     if not isinstance(phase, Shutdown) or not phase.force_at_s or (phase.ordered and not turn.policy.powers_off):
         return
     late_s = turn.now_s - phase.force_at_s
     who = "the power-off was accepted" if phase.ordered else "no power-off was accepted"
-    turn.tell_once(
+    turn.set_alarm(
         "power_off_overdue",
         f"{who}, and the host still runs {late_s:.0f} s after its forced power-off was due; ordered again",
         holds=late_s >= OVERDUE_S,

@@ -94,7 +94,7 @@ class Turn:
         """Add a line to the story."""
         self.notes.append(Note(event=event, because=because, level=level, numbers=tuple(numbers.items())))
 
-    def tell_once(self, name: str, because: str, *, holds: bool, level: Level = Level.WARNING) -> None:
+    def set_alarm(self, name: str, because: str, *, holds: bool, level: Level = Level.WARNING) -> None:
         """Log an alarm when it begins and when it ends."""
         told = name in self.state.told
         if holds and not told:
@@ -179,7 +179,7 @@ class Turn:
         high = self.now_s >= phase.settle_by_s and self.load_stays_high(phase)
         if not (high or self.state.told):
             return
-        self.tell_once(
+        self.set_alarm(
             "load_not_fallen",
             f"training was paused, the load is still {100 * load:.0f} % (expected {100 * phase.paused_load:.0f} %)",
             holds=high,
@@ -195,10 +195,10 @@ class Turn:
         if high and fall is not None:
             because = f"training was paused, and this host still draws {fall.now_w:.0f} W "
             because += f"({fall.source}; expected {fall.expected_w:.0f} W)"
-        self.tell_once("load_not_fallen", because, holds=high, level=Level.ERROR)
+        self.set_alarm("load_not_fallen", because, holds=high, level=Level.ERROR)
         because = "nothing measures what this host draws: no trainer is stopped for a load that may be its neighbours'"
         unmeasured = due and fall is None
-        self.tell_once("own_load_unmeasured", because if unmeasured else "it is measured", holds=unmeasured)
+        self.set_alarm("own_load_unmeasured", because if unmeasured else "it is measured", holds=unmeasured)
 
     def load_stays_high(self, phase: Emergency) -> bool:
         """Say whether the load is clearly above what the pause promised; unknown while the source is lost.

@@ -7,7 +7,7 @@ its resume once more, so that a late pause cannot follow the resume.
 from dataclasses import replace
 
 from powerguard.core.decide.turn import Turn
-from powerguard.core.drill.measures import change, figure, find, mark, order, rounded, tell_health
+from powerguard.core.drill.measures import change, figure, find, mark, order, report_health, rounded
 from powerguard.core.model.actions import Action, EnsurePolicy, Level, RestorePower, ResumeTrainer
 from powerguard.core.model.policy import DrillReport
 from powerguard.core.model.state import Drill, DrillStage, HandedOver, OnBattery, PlugPulled, Shutdown, State, Undoing
@@ -96,10 +96,10 @@ def finish(turn: Turn, drill: Drill, undoing: Undoing) -> None:
         turn.update(drill=None)
         return
     if cap is not None and not cap.lifting:
-        restore(turn)  # One that failed is tried again by `cap.tend`.
+        restore(turn)  # One that failed is tried again by `escalation.tend_cap`.
     for name in drill.paused:
         trainer = find(turn, name)
-        # A failed resume is repeated: `trainers.resume_again`.
+        # A failed resume is repeated: `lifecycle.resume_again`.
         owed = lifecycle.resume_owed(turn.state, name)
         if trainer is not None and owed is None and not _is_on_its_way(drill, name):
             resume(turn, name)
@@ -233,7 +233,7 @@ def end_of_outage(turn: Turn, because: str) -> None:
         reading = turn.state.feed.reading
         figure(turn, outage_s=round(turn.now_s - drill.part.at_s, 3))
         figure(turn, charge_after_pct=None if reading is None else reading.charge_pct)
-        tell_health(turn, drill.began_s)
+        report_health(turn, drill.began_s)
         drill = turn.state.drill or drill
         if dict(drill.figures).get("powered_off_clean") is False:
             report(turn, drill, "failed", "the plug was pulled, and the host lost power before it was off")

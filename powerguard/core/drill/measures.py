@@ -55,7 +55,7 @@ def mark(turn: Turn, name: str, **changes: object) -> None:
 
 
 def order(turn: Turn, kind: type[Action], what: str, *, limit_s: float, trainer: str = "", **fields: object) -> str:
-    """Give an order for the drill and wait for its outcome. what: of `drill.ORDERS`."""
+    """Give an order for the drill and wait for its outcome. what: of `rehearsal.ORDERS`."""
     drill = turn.state.drill
     if trainer:
         fields["trainer"] = trainer
@@ -260,11 +260,11 @@ def look_at_self_test(turn: Turn, drill: Drill, stage: DrillStage) -> str | None
         figure(turn, load_test=rounded(load), runtime_test_s=reading.runtime_s, charge_test_pct=reading.charge_pct)
         return "the self-test of the UPS did not end" if late else None
     figure(turn, test_s=round(turn.now_s - stage.at_s - begun, 3))
-    tell_health(turn, drill.began_s)
+    report_health(turn, drill.began_s)
     return ""
 
 
-def tell_health(turn: Turn, since_s: float) -> None:
+def report_health(turn: Turn, since_s: float) -> None:
     """Report the health that a discharge since then has measured, if it was deep enough."""
     battery = turn.state.battery
     learned = battery.model.health

@@ -29,8 +29,6 @@ GAP_S = 5.0
 """Longest time between two updates; a longer gap is filled at the larger load."""
 PEUKERT = 1.46
 """Steepest exponent seen in makers' tables; used above a table of one point, where steep is the cautious side."""
-UTILITY_ACCOUNT_S = 10.0
-"""Interval of updates on utility, where figures change slowly."""
 _NOTHING_SEEN = frozenset((OutputSource.OFF, OutputSource.UNKNOWN))
 _PHYSICS, _GRAIN = 3.0, 0.005
 AGREED_S = 20.0

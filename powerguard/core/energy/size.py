@@ -1,8 +1,8 @@
 """Is this battery large enough? The capacity check of a site, by the same sums that decide in an outage.
 
 A `Site` is put into the state that an outage would begin in (full battery, no energy used), and `budget` and
-`plan.forecast` answer when the emergency checkpoint begins, when holding begins, and when the commit is. What would
-make a site fit is found by trying: a fix is only proposed when the same sums say that with it a full stop fits.
+`conditions.forecast` answer when the emergency checkpoint begins, when holding begins, and when the commit is. What
+would make a site fit is found by trying: a fix is only proposed when the same sums say that with it a full stop fits.
 """
 
 import math

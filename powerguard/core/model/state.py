@@ -78,7 +78,7 @@ class Witness:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Watch:
-    """What has been seen of one of several UPSes since it was last heard (see `watch`).
+    """What has been seen of one of several UPSes since it was last heard (see `silence`).
 
     load: its own when it was last heard, as a share of the rating.
     spent: energy that it would have given meanwhile on battery, in full new batteries, counted until counted_s; None:
@@ -94,7 +94,7 @@ class Watch:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Gone:
-    """A part of this host's own network that went: between heard_s and at_s. part: as in `readings.NetworkSeen`."""
+    """A part of this host's own network that went: between heard_s and at_s. part: as in `events.NetworkSeen`."""
 
     part: str
     heard_s: float
@@ -441,7 +441,7 @@ class Armed(Obligation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillOrder:
-    """An order of a drill that has no outcome yet. what: of `drill.ORDERS`; trainer: whom it concerns, else ""."""
+    """An order of a drill that has no outcome yet. what: of `rehearsal.ORDERS`; trainer: whom it concerns, else ""."""
 
     id: str
     what: str

@@ -628,7 +628,7 @@ def _merged(votes: list[_Vote], new: Heard, reading: Reading, source: OutputSour
         return replace(reading, at_s=at_s, output_source=source)
     merged = reading
     for each in others:
-        merged = _beside(merged, each)
+        merged = _merged_with(merged, each)
     claims = [told for _, told, word in votes if word is _SAYS_BATTERY]
     # A stuck flag of one source does not hide what another one proves.
     proven = any(supports_battery(told) and not (told.testing or told.calibrating) for told in claims)
@@ -648,7 +648,7 @@ def _silenced(reading: Reading) -> Reading:
     return Reading(at_s=reading.at_s, ups=reading.ups, source=reading.source, output_source=reading.output_source)
 
 
-def _beside(reading: Reading, other: Heard) -> Reading:
+def _merged_with(reading: Reading, other: Heard) -> Reading:
     """Return the reading merged with another source: with the milder of that source's newest two."""
     now, before = other.reading, other.previous
     if now is None:

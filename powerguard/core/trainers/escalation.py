@@ -102,7 +102,7 @@ def tend(turn: Turn) -> None:
     if isinstance(phase, Emergency):
         _climb(turn, phase)
     elif isinstance(phase, Online):
-        turn.tell_once(_FAILED, "the next outage tries again", holds=False)
+        turn.set_alarm(_FAILED, "the next outage tries again", holds=False)
 
 
 def _may_go_on(turn: Turn, each: Signalled) -> bool:
@@ -202,16 +202,16 @@ def take_in(turn: Turn, outcome: Done | Failed) -> None:
     if isinstance(outcome, Failed):
         _put(turn, replace(each, order=None, failed=True))
         if each.word == CONTINUE:
-            turn.tell_once(_STUCK, f"{each.trainer}: {outcome.reason}", holds=True, level=Level.ERROR)
+            turn.set_alarm(_STUCK, f"{each.trainer}: {outcome.reason}", holds=True, level=Level.ERROR)
         else:
-            turn.tell_once(_FAILED, f"{each.trainer}: {outcome.reason}", holds=True)
+            turn.set_alarm(_FAILED, f"{each.trainer}: {outcome.reason}", holds=True)
         return
     recorded = outcomes.is_recorded(outcome)
     because = "dry-run: no signal was sent, it is only recorded" if recorded else "confirmed by the helper"
     turn.note(_DONE[each.word], because, Level.INFO, **{"trainer": each.trainer, **dict(outcome.detail)})
     if each.word == CONTINUE:
         forget(turn, each.trainer)
-        turn.tell_once(_STUCK, "it runs again", holds=any(left.failed for left in turn.state.signalled))
+        turn.set_alarm(_STUCK, "it runs again", holds=any(left.failed for left in turn.state.signalled))
     else:
         _put(turn, replace(each, order=None, carried_out=each.word, at_s=turn.now_s))
 
@@ -254,7 +254,7 @@ def _begin_cap(turn: Turn) -> None:
     if policy.cap_share is None:
         return
     if isinstance(state.phase, Online):
-        turn.tell_once(CAP_FAILED, "the next outage tries again", holds=False)
+        turn.set_alarm(CAP_FAILED, "the next outage tries again", holds=False)
         return
     if CAP_FAILED in state.told or state.feed.supply is not Supply.BATTERY:
         return
@@ -304,15 +304,15 @@ def take_in_cap(turn: Turn, outcome: Done | Failed) -> None:
     if isinstance(action, RestorePower):
         if isinstance(outcome, Done):
             turn.settle(cap)
-            turn.tell_once(_CAP_STUCK, "restored", holds=False)
+            turn.set_alarm(_CAP_STUCK, "restored", holds=False)
             turn.note("gpu_power_restored", "confirmed by the helper", **dict(outcome.detail))
         else:
             turn.owe(cap)
-            turn.tell_once(_CAP_STUCK, f"{outcome.reason}: training runs at lower power", holds=True, level=Level.ERROR)
+            turn.set_alarm(_CAP_STUCK, f"{outcome.reason}: training runs at lower power", holds=True, level=Level.ERROR)
     elif isinstance(outcome, Done):
         turn.owe(cap)
         turn.note("gpu_power_capped", "confirmed by the helper", **dict(outcome.detail))
     else:
         # An error of the helper may have left some of them capped: what was found is put back, then it is over.
-        turn.tell_once(CAP_FAILED, outcome.reason, holds=True)
+        turn.set_alarm(CAP_FAILED, outcome.reason, holds=True)
         _lift_cap(turn, cap)

@@ -669,4 +669,4 @@ def restart_jobs(turn: Turn) -> None:
             turn.owe(Start(at_s=turn.now_s, retry_at_s=turn.now_s, tries=0))
     late = [each for each in waiting if turn.now_s - each.at_s >= turn.policy.job_wait_s]
     why = "; ".join(f"{each.trainer}: {each.because}, and training has not run since" for each in late)
-    turn.tell_once(JOB_INCOMPLETE, why or "training runs again", holds=bool(late), level=Level.ERROR)
+    turn.set_alarm(JOB_INCOMPLETE, why or "training runs again", holds=bool(late), level=Level.ERROR)

@@ -423,7 +423,7 @@ class Journal:
         for text in told:
             log.error("journal_set_aside", because=text)
             self._set_aside += 1
-            self._tell()
+            self._publish_health()
         return ended.exception()
 
     def _failed(self, error: BaseException) -> None:
@@ -453,9 +453,9 @@ class Journal:
             log.info("journal_recovered", path=str(self.path))
         else:
             log.error("journal_not_durable", because=reason, going_on="in memory")
-        self._tell()
+        self._publish_health()
 
-    def _tell(self) -> None:
+    def _publish_health(self) -> None:
         # In a turn of its own: what the listener does, or raises, is no part of an append.
         asyncio.get_running_loop().call_soon(self._on_health, self.health)
 

@@ -10,7 +10,7 @@ The device is the whole BMC without a password (it can make users and switch pow
               would stop it again; read back, and disarmed if it does not read back
     disarm    stop that timer, and no other
 
-Below them is a second lock: `device.ALLOWED`. Only the standard library.
+Below them is a second lock: `ALLOWED`. Only the standard library.
 
 systemd starts it with the first connection to its socket. It answers each connection in a child of its own, so that one
 that hangs in the driver does not delay others. It ends after a while without connections: a start for each word would

@@ -135,10 +135,6 @@ class ChassisStatus(NamedTuple):
 
     power_on: bool | None
     policy: PowerRestorePolicy
-    power_overload: bool | None = None
-    power_interlock: bool | None = None
-    power_fault: bool | None = None
-    power_control_fault: bool | None = None
     ac_failed: bool | None = None
     raw: bytes = b""
 
@@ -151,10 +147,6 @@ class ChassisStatus(NamedTuple):
         state = data[0]
         return cls(
             power_on=bool(state & 0x01),
-            power_overload=bool(state & 0x02),
-            power_interlock=bool(state & 0x04),
-            power_fault=bool(state & 0x08),
-            power_control_fault=bool(state & 0x10),
             policy=_POLICY_OF_BITS[state >> 5 & 0x03],
             ac_failed=bool(data[1] & 0x01) if len(data) > 1 else None,
             raw=bytes(data),

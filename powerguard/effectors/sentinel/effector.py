@@ -58,7 +58,7 @@ class SentinelPeer:
     seen: str = "no answer"
 
     async def ask(self, kind: str, asked: Mapping[str, Any]) -> Answer:
-        """Ask until it answers; the caller's limit ends it. asked: of `wire.Request`, without challenge and nonce.
+        """Ask until it answers; the caller's limit ends it. asked: of `protocol.Request`, without challenge and nonce.
 
         Raises EffectorError if another try would not help.
         """

@@ -204,9 +204,8 @@ class TrainerEffector:
         known = (each.fault if each.stranger else each.peer.refused for each in self._watched.values())
         return (*filter(None, known), *self._strangers.values(), *filter(None, (self._crowded,)))
 
-    @property
     def folders(self) -> tuple[str, ...]:
-        """Folders where trainers on this host save, as they report: flushed before the power-off."""
+        """Return where trainers on this host save, as they report: flushed before the power-off."""
         return tuple(dict.fromkeys(watched.folder for watched in self._watched.values() if watched.folder))
 
     @property

@@ -29,7 +29,7 @@ from powerguard.effectors.slurm.effector import LIMIT_S, detail_of, word_of
 from powerguard.sim.cluster.slurmctld import OURS, Deed, Fault, Job, Slurmctld, Word
 from powerguard.sim.cluster.training import RankHost, Training
 from powerguard.sim.world.back import ReturnFacts
-from powerguard.sim.world.chance import BesideFacts, Cut, stream, uniform
+from powerguard.sim.world.chance import Cut, SurroundingFacts, stream, uniform
 from powerguard.sim.world.guarded import POLL_S, SNAPSHOT_S, TRAINER, Guarded
 from powerguard.sim.world.host import HostAnswer, Power
 from powerguard.sim.world.invariants import InvariantBroken, hold
@@ -142,8 +142,8 @@ def _scene(seed: int, site: Site, cuts: tuple[Cut, ...], *, faults: bool) -> Sce
     trainer = TrainerFacts(estimate_s=drawn.trainer.estimate_s, disk_full=drawn.trainer.disk_full)
     gauge = replace(drawn.gauge, glitch_rate=0.0)
     return replace(
-        drawn, cuts=cuts, trainer=trainer, gauge=gauge, order=None, always_on=True, second=None, beside=BesideFacts(),
-        returns=ReturnFacts(), silences=(), dies_at=0.0,
+        drawn, cuts=cuts, trainer=trainer, gauge=gauge, order=None, always_on=True, second=None,
+        surroundings=SurroundingFacts(), returns=ReturnFacts(), silences=(), dies_at=0.0,
     )  # fmt: skip
 
 

@@ -155,7 +155,6 @@ class Slurmctld:
         self.now_s = -math.inf
         self.requeued: list[tuple[int, int, str, str]] = []
         """(host, boot, outage, job) of every requeue that powerguard has ordered."""
-        self.spoilt = False
         """A fault or a person has kept Slurm from doing what was asked."""
         self._deeds = sorted(deeds)
         self._words: list[Word] = []
@@ -225,11 +224,9 @@ class Slurmctld:
         word.ends_s = self.now_s + min(takes_s, word.call.limit_s)
 
     def _fault(self, kind: str) -> Fault | None:
-        found = next(
+        return next(
             (each for each in self.faults if each.kind == kind and each.begin_s <= self.now_s < each.end_s), None
         )
-        self.spoilt |= found is not None
-        return found
 
     # --- What it is asked --------------------------------------------------------------------------------------------
 
@@ -365,7 +362,6 @@ class Slurmctld:
     def _do(self, deed: Deed) -> None:
         """A person, or Slurm itself, does something."""
         node = self.nodes[deed.node]
-        self.spoilt = True
         match deed.kind:
             case "drain":
                 self._mark(node, "bad disk", PERSON, drain=True)

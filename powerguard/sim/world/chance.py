@@ -94,7 +94,7 @@ _MISSES_S = 3.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class BesideFacts:
+class SurroundingFacts:
     """The facts of one outage.
 
     network: (from, to) in which this host's link is down; None: it stays. twin: there is another UPS; needed: power
@@ -112,14 +112,14 @@ class BesideFacts:
         return self.network is not None and self.network[0] <= now_s < self.network[1]
 
 
-def draw_beside(seed: int, faults: FaultSite, cuts: tuple[Cut, ...]) -> BesideFacts:
+def draw_surroundings(seed: int, faults: FaultSite, cuts: tuple[Cut, ...]) -> SurroundingFacts:
     """Draw the network and the other UPS. A switch takes a while to be there again after the power."""
     network, twin = stream(seed, "network"), stream(seed, "twin")
     goes, back_s = network.random() < faults.network_lost_share, uniform(network, faults.network_back_s)
     there, needed = twin.random() < faults.twin_share, twin.choice((1, 2))
     is_apart = stream(seed, "twin apart").random() < faults.twin_apart_share
     is_silent, at_s, lasts_s = twin.random() < 0.5, twin.uniform(-2.0, 300.0), uniform(twin, faults.source_lost_s)
-    return BesideFacts(
+    return SurroundingFacts(
         network=(cuts[0].begin_s, cuts[0].end_s + back_s) if goes else None,
         twin=there,
         needed=needed,
@@ -131,7 +131,7 @@ def draw_beside(seed: int, faults: FaultSite, cuts: tuple[Cut, ...]) -> BesideFa
 class OtherUpses:
     """It at work, for one life of the daemon."""
 
-    def __init__(self, facts: BesideFacts, now_s: float) -> None:
+    def __init__(self, facts: SurroundingFacts, now_s: float) -> None:
         """Begin at now_s: a link that is down by then was never seen there."""
         self._facts = facts
         self._link: bool | None = None if facts.is_cut_off(now_s) else True

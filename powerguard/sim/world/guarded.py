@@ -78,10 +78,10 @@ def policy_of(scene: Scene, site: Site) -> Policy:
         ups_off_s=sums.CUT_GUARD_S if scene.returns.output else 0.0,
         late_reboot=scene.returns.late,
     )
-    if not scene.beside.twin:
+    if not scene.surroundings.twin:
         return alone
     feeds = tuple(FeedPolicy(policy=replace(alone, ups=name)) for name in (UPS, TWIN))
-    return replace(alone, feeds=feeds, minimum_supplies=scene.beside.needed)
+    return replace(alone, feeds=feeds, minimum_supplies=scene.surroundings.needed)
 
 
 def drilled(scene: Scene, site: Site, state: State) -> State:
@@ -158,7 +158,7 @@ class Guarded:
         self._stopped = False
         """The daemon got its SIGTERM: the host goes down, and it is the last to go."""
         self._second: Second | None = None
-        self._beside = OtherUpses(world.scene.beside, world.now_s)
+        self._surroundings = OtherUpses(world.scene.surroundings, world.now_s)
 
     # --- As the engine sees it ---------------------------------------------------------------------------------------
 
@@ -182,7 +182,7 @@ class Guarded:
         self._missed = 0
         facts = self.world.scene.second
         self._second = None if facts is None else Second(facts)
-        self._beside = OtherUpses(self.world.scene.beside, now_s)
+        self._surroundings = OtherUpses(self.world.scene.surroundings, now_s)
         if was_off_s is None:
             self._policy = needs.fold(self._policy, self._state.learned)
             answer = restore(self._policy, None, now_s + self._offset_s)
@@ -287,7 +287,7 @@ class Guarded:
     def _read(self) -> None:
         world = self.world
         reading = world.reading(self._offset_s)
-        if world.answers() and not world.scene.beside.is_cut_off(world.now_s):
+        if world.answers() and not world.scene.surroundings.is_cut_off(world.now_s):
             self._missed = 0
             self._send(reading)
         else:
@@ -297,7 +297,7 @@ class Guarded:
         told = None if self._second is None else self._second.tell(reading, world.now_s)
         if told is not None:
             self._send(told)
-        for event in self._beside.tell(reading, world.now_s):
+        for event in self._surroundings.tell(reading, world.now_s):
             self._send(event)
 
     def _watch(self) -> None:
@@ -435,9 +435,13 @@ class Guarded:
         for cut in world.scene.cuts:
             if cut.end_s <= world.now_s:
                 began_s = cut.end_s
-        beside = world.scene.beside
+        surroundings = world.scene.surroundings
         # A UPS that fell silent with the power is on battery, for a host that needs it, until it answers.
-        silences = (*world.scene.silences, *((beside.silent,) if beside.twin else ()), beside.network or (0.0, 0.0))
+        silences = (
+            *world.scene.silences,
+            *((surroundings.silent,) if surroundings.twin else ()),
+            surroundings.network or (0.0, 0.0),
+        )
         unheard = any(begin_s < world.now_s and end_s > began_s for begin_s, end_s in silences)
         known = world.utility and world.now_s - began_s > _NEWS_S and not unheard and self._second is None
         hold(not known, "no trainer is signalled on utility")
@@ -473,7 +477,7 @@ class Guarded:
 
     def _restart(self) -> None:
         now_s = self.world.now_s
-        self._beside = OtherUpses(self.world.scene.beside, now_s)
+        self._surroundings = OtherUpses(self.world.scene.surroundings, now_s)
         self._back_s = None
         self._missed = 0
         in_flight = tuple(self._open.values())

@@ -9,9 +9,9 @@ from multiprocessing import resource_tracker
 from multiprocessing.pool import Pool
 from typing import TypeVar
 
-from powerguard.sim.world import racks
+from powerguard.sim.world import rack
 from powerguard.sim.world.policies import one
-from powerguard.sim.world.racks import RackSample
+from powerguard.sim.world.rack import RackSample
 from powerguard.sim.world.report import Sample, SimulationOptions, sample
 from powerguard.sim.world.site import Site
 
@@ -32,7 +32,7 @@ def play_many(
 
 def play_racks(site: Site, options: SimulationOptions, *, jobs: int | None, tell: Tell) -> list[RackSample]:
     """Play all outages of a rack."""
-    return spread(racks.played, site, options, jobs=jobs, chunk=_RACKS, tell=tell)
+    return spread(rack.played, site, options, jobs=jobs, chunk=_RACKS, tell=tell)
 
 
 def _played(site: Site, options: SimulationOptions, seed: int) -> Sample:

@@ -374,7 +374,6 @@ MAKERS: Final[Mapping[str, Callable[[World], Decider]]] = {
     "apcupsd": Apcupsd,
 }
 ORACLE: Final = "oracle"
-POLICIES: Final = (*MAKERS, ORACLE)
 
 
 class Judged(NamedTuple):

@@ -215,11 +215,11 @@ class Stage:
         if order is not None and ordered:
             began_s = order.at_s
         known_s = max(began_s, self._watched_since_s)
-        beside, unheard = world.scene.beside, list(world.scene.silences)
-        if ordered and beside.network is not None:
-            unheard.append(beside.network)
-        if ordered and beside.twin and beside.needed == 1:
-            unheard.append(beside.silent)  # It is ordered off as well: until that is heard, it carries the host.
+        surroundings, unheard = world.scene.surroundings, list(world.scene.silences)
+        if ordered and surroundings.network is not None:
+            unheard.append(surroundings.network)
+        if ordered and surroundings.twin and surroundings.needed == 1:
+            unheard.append(surroundings.silent)  # It is ordered off as well: until that is heard, it carries the host.
         for begin_s, end_s in unheard:
             if begin_s <= known_s < end_s and (ordered or begin_s <= began_s):
                 known_s = min(end_s, at_s)

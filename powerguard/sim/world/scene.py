@@ -7,7 +7,15 @@ from random import Random
 from powerguard.sim.world import chance
 from powerguard.sim.world.back import ReturnFacts, draw_returns
 from powerguard.sim.world.battery import Curve, Gauge, GaugeFacts, GaugeKind, Pack
-from powerguard.sim.world.chance import BesideFacts, Cut, SecondFacts, draw_beside, draw_second, stream, uniform
+from powerguard.sim.world.chance import (
+    Cut,
+    SecondFacts,
+    SurroundingFacts,
+    draw_second,
+    draw_surroundings,
+    stream,
+    uniform,
+)
 from powerguard.sim.world.site import Site
 
 _TORN_TWICE_SHARE = 0.3
@@ -62,7 +70,7 @@ class Scene:
     measured_health: what a drill would have found. age_months: of the battery, as an operator would know it.
     silences: (from, to) in which the source says nothing. kills: (at, away) of the daemon. always_on: the BMC's policy.
     wall_error_s: by how much the wall clock is wrong after a boot. second: another source of the same UPS.
-    beside: this host's network, and another UPS. returns: what brings the host back.
+    surroundings: this host's network, and another UPS. returns: what brings the host back.
     """
 
     seed: int
@@ -82,7 +90,7 @@ class Scene:
     bmc_refuses: bool = False
     wall_error_s: float = 0.0
     second: SecondFacts | None = None
-    beside: BesideFacts = field(default_factory=BesideFacts)
+    surroundings: SurroundingFacts = field(default_factory=SurroundingFacts)
     returns: ReturnFacts = field(default_factory=ReturnFacts)
 
     @property
@@ -122,9 +130,11 @@ def draw(seed: int, site: Site, *, faults: bool) -> Scene:
         gauge = replace(gauge, silent=frozenset((silent,)))
     cuts = chance.sample(seed, site.outage, faults=faults)
     second = draw_second(seed, site.faults) if faults else None
-    beside = draw_beside(seed, site.faults, cuts) if faults else BesideFacts()
+    surroundings = draw_surroundings(seed, site.faults, cuts) if faults else SurroundingFacts()
     if second is not None or site.drill.done:
-        beside = BesideFacts(network=beside.network if second is None else None)  # One complication at a time.
+        surroundings = SurroundingFacts(
+            network=surroundings.network if second is None else None
+        )  # One complication at a time.
     return Scene(
         seed=seed,
         cuts=cuts,
@@ -144,7 +154,7 @@ def draw(seed: int, site: Site, *, faults: bool) -> Scene:
         bmc_refuses=faults and stream(seed, "bmc").random() < site.faults.bmc_refuses_share,
         wall_error_s=_wall_error_s(seed, site) if faults else 0.0,
         second=second,
-        beside=beside,
+        surroundings=surroundings,
         returns=draw_returns(seed, site.returns, faults=faults),
     )
 

@@ -711,7 +711,7 @@ def lacks(source: NumberSource, answers: Answers, tables: Tables, told: Sequence
     own = {lines.of(oid) for oid in source.places(tables) if _is_told(answers.get(oid))}
     quiet: set[Line] = set()
     live: set[Line] = set()
-    for one in source.beside:
+    for one in source.line_objects:
         for oid in one.scalars or tables.get(one.column or "", ())[:MOST_LINES]:
             raw = answers.get(oid)
             if _is_told(raw):

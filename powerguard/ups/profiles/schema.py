@@ -343,7 +343,7 @@ class _Place(Part):
 
 
 @dataclass(frozen=True, slots=True)
-class Beside:
+class LineObject:
     """Another object of the same lines. least: from which raw value on it shows that the line is there."""
 
     column: Oid | None
@@ -374,7 +374,7 @@ class NumberSource(_Place):
     combine: Combine | None = None
     _field: str = PrivateAttr("")
     _counter: Oid | None = PrivateAttr(None)
-    _beside: tuple[Beside, ...] = PrivateAttr(())
+    _line_objects: tuple[LineObject, ...] = PrivateAttr(())
 
     @model_validator(mode="after")
     def _of_tables(self) -> Self:
@@ -392,7 +392,7 @@ class NumberSource(_Place):
         """As of any place; of oids, all of them."""
         return self.oids or super().scalars
 
-    def resolve(self, field: str, lines: "Lines", beside: Sequence[Beside]) -> None:
+    def resolve(self, field: str, lines: "Lines", line_objects: Sequence[LineObject]) -> None:
         """Take in what the rest of the profile adds.
 
         Of other objects, those of the same table or in similar scalars.
@@ -400,9 +400,9 @@ class NumberSource(_Place):
         self._field = field
         counter: Scalar | None = None if self.lines is None else getattr(lines, self.lines)
         self._counter = None if counter is None else counter.oid
-        self._beside = tuple(one for one in beside if self._shares_lines_with(one))
+        self._line_objects = tuple(one for one in line_objects if self._shares_lines_with(one))
 
-    def _shares_lines_with(self, one: Beside) -> bool:
+    def _shares_lines_with(self, one: LineObject) -> bool:
         if self.column is None:
             return bool(one.scalars) and self.place not in one.scalars and len(self.oids) > 1
         table = self.column.rpartition(".")[0]
@@ -414,9 +414,9 @@ class NumberSource(_Place):
         return self._field
 
     @property
-    def beside(self) -> tuple[Beside, ...]:
+    def line_objects(self) -> tuple[LineObject, ...]:
         """Objects that show which lines are there."""
-        return self._beside
+        return self._line_objects
 
     @property
     def combines(self) -> Combine:
@@ -635,10 +635,10 @@ class Profile(Options):
         if mistakes:
             told = {"count": len(mistakes), "mistakes": mistakes}
             raise PydanticCustomError("profile", "{count} mistakes", told)  # noqa: EM101 - its type, no message
-        beside = _beside(self)
+        line_objects = _line_objects_of(self)
         for field, sources in self.numbers.items():
             for source in sources:
-                source.resolve(field, self.lines, beside)
+                source.resolve(field, self.lines, line_objects)
         return self
 
     def _readable(self) -> Iterator[Readable]:
@@ -723,17 +723,17 @@ Mistake = tuple[tuple[str | int, ...], str]
 """Where in the file, and what is wrong there."""
 
 
-def _beside(profile: Profile) -> list[Beside]:
+def _line_objects_of(profile: Profile) -> list[LineObject]:
     """Return the objects of lines: columns of numbers, scalars in a row, and the volts at the output."""
     found = [
-        Beside(source.column, tuple(source.oids), 1)
+        LineObject(source.column, tuple(source.oids), 1)
         for field, sources in profile.numbers.items()
         for source in sources
         if source.column is not None or (source.oids and field in OF_ALL_LINES)
     ]
     volts = profile.lines.output_volts
     if volts is not None:
-        found.append(Beside(volts.column, tuple(volts.oids), _LEAST_VOLTS))
+        found.append(LineObject(volts.column, tuple(volts.oids), _LEAST_VOLTS))
     return found
 
 

@@ -22,7 +22,6 @@ from powerguard.ups.snmp.port import MAX_ROWS, CardPort, SnmpError, SnmpPort, Ty
 SYS_DESCR = Oid("1.3.6.1.2.1.1.1.0")
 SYS_OBJECT_ID = Oid("1.3.6.1.2.1.1.2.0")
 SYS_UP_TIME = Oid("1.3.6.1.2.1.1.3.0")
-SYS_NAME = Oid("1.3.6.1.2.1.1.5.0")
 FALLBACK = "rfc1628"
 
 
@@ -32,7 +31,6 @@ class Identity:
 
     sys_descr: str = ""
     sys_object_id: str = ""
-    sys_name: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -59,7 +57,7 @@ async def discover(
     elif not with_pdus and any(profile.kind == "pdu" for profile in candidates[:1]):
         msg = f"{where}: profile {wanted} is for rack PDUs, which do not report whether utility is there: name a UPS's"
         raise SnmpError(msg)
-    identity = _identity(await port.get([SYS_DESCR, SYS_OBJECT_ID, SYS_NAME]))
+    identity = _identity(await port.get([SYS_DESCR, SYS_OBJECT_ID]))
     answers = await _look_for_families(port, candidates)
     chosen = choose(candidates, answers, sys_object_id=identity.sys_object_id, sys_descr=identity.sys_descr)
     if not chosen:
@@ -187,7 +185,7 @@ def _identity(answers: dict[str, Answer]) -> Identity:
             return "".join(char for char in answer.decode("utf-8", "replace") if char.isprintable())[:200]
         return str(answer) if isinstance(answer, Oid) else ""
 
-    return Identity(sys_descr=text(SYS_DESCR), sys_object_id=text(SYS_OBJECT_ID), sys_name=text(SYS_NAME))
+    return Identity(sys_descr=text(SYS_DESCR), sys_object_id=text(SYS_OBJECT_ID))
 
 
 def _nothing_fits(

@@ -606,8 +606,8 @@ PLANTS: tuple[Plant, ...] = (
                 f"{_START}        self._recorder.hear(event, ",
             ),
             (
-                f"        self._tell(old, answer)\n{_START}",
-                "        self._tell(old, answer)\n",
+                f"        self._log_story(old, answer)\n{_START}",
+                "        self._log_story(old, answer)\n",
             ),
         ),
         level="loop",

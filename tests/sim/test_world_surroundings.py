@@ -3,7 +3,7 @@
 import pytest
 
 from powerguard.core.model.events import Event, NetworkSeen, OutputSource, Reading, SourceFailed
-from powerguard.sim.world.chance import LINK, TWIN, BesideFacts, OtherUpses, Second, SecondFacts
+from powerguard.sim.world.chance import LINK, TWIN, OtherUpses, Second, SecondFacts, SurroundingFacts
 from powerguard.sim.world.many import play_many
 from powerguard.sim.world.report import SimulationOptions, report
 from powerguard.sim.world.scene import draw
@@ -14,33 +14,33 @@ def says(at_s: float) -> Reading:
     return Reading(at_s=at_s, ups="sim", source="sim", output_source=OutputSource.UTILITY)
 
 
-def told(facts: BesideFacts, *, began_s: float = 0.0, until_s: int = 40) -> list[Event]:
-    beside = OtherUpses(facts, began_s)
-    return [event for at_s in range(int(began_s), until_s) for event in beside.tell(says(float(at_s)), float(at_s))]
+def told(facts: SurroundingFacts, *, began_s: float = 0.0, until_s: int = 40) -> list[Event]:
+    others = OtherUpses(facts, began_s)
+    return [event for at_s in range(int(began_s), until_s) for event in others.tell(says(float(at_s)), float(at_s))]
 
 
 def test_a_network_that_goes_is_told_once_each_way() -> None:
-    assert told(BesideFacts(network=(10.0, 20.0))) == [
+    assert told(SurroundingFacts(network=(10.0, 20.0))) == [
         NetworkSeen(at_s=10.0, part=LINK, up=False),
         NetworkSeen(at_s=20.0, part=LINK, up=True),
     ]
-    assert told(BesideFacts()) == []
+    assert told(SurroundingFacts()) == []
 
 
 def test_a_link_that_was_down_when_the_daemon_began_did_not_go() -> None:
     """As the real watch has it: only what was seen there goes."""
-    assert told(BesideFacts(network=(10.0, 20.0)), began_s=15.0) == [NetworkSeen(at_s=20.0, part=LINK, up=True)]
+    assert told(SurroundingFacts(network=(10.0, 20.0)), began_s=15.0) == [NetworkSeen(at_s=20.0, part=LINK, up=True)]
 
 
 def test_the_other_ups_says_the_same_and_falls_silent_for_its_time() -> None:
-    events = told(BesideFacts(twin=True, silent=(5.0, 10.0)), until_s=12)
+    events = told(SurroundingFacts(twin=True, silent=(5.0, 10.0)), until_s=12)
     assert [event.ups for event in events if isinstance(event, Reading | SourceFailed)] == [TWIN] * 12
     failed = {event.at_s: event.lost for event in events if isinstance(event, SourceFailed)}
     assert failed == {5.0: False, 6.0: False, 7.0: False, 8.0: True, 9.0: True}
 
 
 def test_the_other_ups_goes_with_the_network() -> None:
-    events = told(BesideFacts(twin=True, network=(10.0, 20.0)), until_s=25)
+    events = told(SurroundingFacts(twin=True, network=(10.0, 20.0)), until_s=25)
     assert {event.at_s for event in events if isinstance(event, SourceFailed)} == set(map(float, range(10, 20)))
 
 
@@ -52,11 +52,11 @@ def test_a_source_out_of_order_tells_the_newer_one_first() -> None:
 
 def test_the_world_draws_all_of_it_and_only_with_faults() -> None:
     scenes = [draw(seed, Site(), faults=True) for seed in range(600)]
-    assert any(scene.beside.twin and scene.beside.needed == 2 for scene in scenes)
-    assert any(scene.beside.network is not None for scene in scenes)
+    assert any(scene.surroundings.twin and scene.surroundings.needed == 2 for scene in scenes)
+    assert any(scene.surroundings.network is not None for scene in scenes)
     assert any(scene.second is not None and scene.second.reordered for scene in scenes)
-    assert all(scene.second is None for scene in scenes if scene.beside.twin), "one complication at a time"
-    assert all(draw(seed, Site(), faults=False).beside == BesideFacts() for seed in range(50))
+    assert all(scene.second is None for scene in scenes if scene.surroundings.twin), "one complication at a time"
+    assert all(draw(seed, Site(), faults=False).surroundings == SurroundingFacts() for seed in range(50))
 
 
 @pytest.mark.parametrize(
