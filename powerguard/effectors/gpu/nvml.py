@@ -66,7 +66,7 @@ class NvmlError(Exception):
 class Gpu:
     """One GPU as NVML reports it. Limits are milliwatts, NVML's own unit.
 
-    power_w: what it draws at this moment; where the board does not tell that, NVML's usual value, which can be a mean
+    power_w: what it draws at this moment; if the board does not report that, NVML's usual value, which can be a mean
     of the last second. utilization_pct: share of the last second in which it computed; persistent: the driver stays
     loaded without a user of the GPU, and keeps the limits. None if not reported (MIG has no utilization).
     throttled: why it is slower than it could be, right now.
