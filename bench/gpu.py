@@ -39,6 +39,8 @@ _ROWS: Final = {
     "write": ("disk, O_DIRECT, over old blocks", "GB/s"),
     "read": ("disk, O_DIRECT, read", "GB/s"),
     **{row: (text, "s") for row, text in _SAVES.items()},
+    "copied": ("copied into host memory", "GB/s"),
+    "written": ("written", "GB/s"),
     **{f"optimizer {row}": (f"overlap=optimizer: {text}", "s") for row, text in _SAVES.items()},
     **{f"clone {row}": (f"overlap=clone: {text}", "s") for row, text in _SAVES.items()},
     **{f"thread {row}": (f"one torch thread: {text}", "s") for row, text in _SAVES.items()},
@@ -54,26 +56,25 @@ _SHAPES: Final = {
 }
 _LARGE: Final = 12_900_000_000
 _SMALL: Final = 2_000_000_000
+_ROUNDS = 2
 _COPIES: Final = 4.5
 """What the disk holds of the state: two emergency files, two checkpoints, and what the measurement needs."""
 
 
-def run(*, quick: bool) -> list[Figure]:
+def run(*, quick: bool) -> Iterator[Figure]:
     """Both shapes: few large tensors, and 40,000 small ones."""
     python = torch_python()
     if python is None:
         print("  no torch here (scripts/test-torch --env gets it): nothing measured")
-        return []
+        return
     folder = Path("build/bench/gpu").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     has_gpu = _has_gpu(python)
     room = shutil.disk_usage(folder).free / _COPIES
     large = int(min(_LARGE if has_gpu else _LARGE // 10, room)) // (20 if quick else 1)
-    rounds = 1 if quick else 2 if has_gpu else 3
-    return [
-        *_measured(python, folder, "large", large, rounds),
-        *_measured(python, folder, "small", _SMALL // (20 if quick else 1), rounds),
-    ]
+    rounds = 1 if quick else _ROUNDS if has_gpu else 3
+    yield from _measured(python, folder, "large", large, rounds)
+    yield from _measured(python, folder, "small", _SMALL // (20 if quick else 1), rounds)
 
 
 def _has_gpu(python: str) -> bool:
@@ -97,13 +98,14 @@ def _measured(python: str, folder: Path, shape: str, size_bytes: int, rounds: in
             print(f"  {NAMES[way]}: failed: {done.stderr.strip()}")
             continue
         told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        what = f"{told['gb']:.1f} GB in {told['tensors']:,} tensors, {told['device']}: {NAMES[way]}"
+        what = f"{told['gb']:.1f} GB in {told['tensors']:,} tensors, " if "tensors" in told else ""
+        what += f"{told['device']}: {NAMES[way]}"
         if way == "limits":
             bars = _bars(told)
         for how in told.get("how", ()):
             print(f"  with overlap, the copy was made {how}")
         for row, (text, unit) in _ROWS.items():
-            if row in told and not (row == "memory" and way == "limits"):
+            if row in told:
                 bar = bars.get(row, "") if "powerguard" in way else ""
                 yield Figure(name=f"{what}: {text}", unit=unit, values=tuple(told[row]), bar=bar)
     shutil.rmtree(folder, ignore_errors=True)

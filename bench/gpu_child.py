@@ -43,6 +43,7 @@ DEVICE = "cuda" if torch.cuda.is_available() else "cpu"
 STEP_S = 0.05
 """A step without a GPU, and of the small tensors."""
 SETTLED_S = 300.0
+MOST_RAW = 4_000_000_000
 WIDTH = 2048
 BATCH, TOKENS = 8, 1024
 
@@ -58,8 +59,8 @@ class Job:
         if self.is_real:
             layer = partial(torch.nn.TransformerEncoderLayer, WIDTH, 16, 4 * WIDTH, dropout=0.0, activation="gelu")
             count = max(1, round(size_bytes / 12 / (12 * WIDTH * WIDTH)))
-            self.model = torch.nn.Sequential(*(layer(batch_first=True, norm_first=True) for _ in range(count)))
-            self.model.to(DEVICE)
+            layers = (layer(batch_first=True, norm_first=True, device=DEVICE) for _ in range(count))
+            self.model = torch.nn.Sequential(*layers)
             self._batch = torch.randn(BATCH, TOKENS, WIDTH, device=DEVICE)
         else:
             count = 20 if shape == "large" else 13_333
@@ -118,9 +119,15 @@ def timed(call: Callable[[], object]) -> float:
     return time.perf_counter() - began_s
 
 
-def measured(job: Job, save: Boundary, boundary: Boundary, is_over: Callable[[], bool]) -> dict[str, float]:
+def usual_s(job: Job, boundary: Boundary) -> float:
+    """A step while nothing is saved."""
+    return median(timed(job.step) + timed(boundary) for _ in range(10))
+
+
+def measured(
+    job: Job, base_s: float, save: Boundary, boundary: Boundary, is_over: Callable[[], bool]
+) -> dict[str, float]:
     """Save at one boundary, and train on until it is durable; return stood, lost and durable."""
-    base_s = median(timed(job.step) + timed(boundary) for _ in range(20))
     ended: list[float] = []
 
     def watch() -> None:
@@ -152,8 +159,8 @@ def add(told: Told, values: dict[str, float], name: str = "") -> None:
 # --- What the machine can do --------------------------------------------------------------------------------------
 
 
-def limits(folder: Path, job: Job, rounds: int) -> Told:
-    """GB/s: from the GPU into pinned memory, and of the disk past the page cache, for as much as the state."""
+def limits(folder: Path, size_bytes: int, rounds: int) -> Told:
+    """GB/s: from the GPU into pinned memory, and of the disk past the page cache."""
     told: Told = {"write new": [], "write": [], "read": []}
     if DEVICE == "cuda":
         on_gpu = torch.empty(2 * 10**9, dtype=torch.uint8, device=DEVICE)
@@ -163,11 +170,11 @@ def limits(folder: Path, job: Job, rounds: int) -> Told:
             synchronize()
             told["bus"].append(2 / timed(lambda: (pinned.copy_(on_gpu), synchronize())))
         told["bus"] = told["bus"][1:]
-    path = folder / "raw"
+    path, gb = folder / "raw", min(size_bytes, MOST_RAW) / 1e9
     for number in range(rounds + 1):
-        told["write" if number else "write new"].append(job.bytes / 1e9 / timed(partial(raw, path, job.bytes, 8)))
+        told["write" if number else "write new"].append(gb / timed(partial(raw, path, int(gb * 1e9), 8)))
     for _ in range(rounds):
-        told["read"].append(job.bytes / 1e9 / timed(partial(raw, path, job.bytes, 16, reads=True)))
+        told["read"].append(gb / timed(partial(raw, path, int(gb * 1e9), 16, reads=True)))
     path.unlink()
     return told
 
@@ -232,13 +239,15 @@ class Training:
         self.until(lambda: time.monotonic() > until_s)
 
     def periodic(self) -> dict[str, float]:
-        before = self.guard.stats()
+        base_s, before = usual_s(self.job, self.boundary), self.guard.stats()
 
         def save() -> None:
             self.pace.due_s = 0.0
             self.boundary()
 
-        told = measured(self.job, save, self.boundary, lambda: self.guard.stats() is not before)
+        told = measured(self.job, base_s, save, self.boundary, lambda: self.guard.stats() is not before)
+        if (stats := self.guard.stats()) is not None:
+            told |= {"copied": (stats.copy_bw or 0.0) / 1e9, "written": (stats.write_bw or 0.0) / 1e9}
         self.settle()
         return told
 
@@ -319,6 +328,7 @@ def by_others(folder: Path, job: Job, rounds: int, begin: Callable[[], Callable[
     pool = ThreadPoolExecutor(1)
     for number in range(rounds + (rounds > 1)):
         shutil.rmtree(folder / name, ignore_errors=True)
+        base_s = usual_s(job, lambda: None)
         (folder / "ends").write_text(json.dumps(job.ends()))
         writing: list[Any] = []
 
@@ -329,7 +339,7 @@ def by_others(folder: Path, job: Job, rounds: int, begin: Callable[[], Callable[
         def is_over(writing: list[Any] = writing) -> bool:
             return bool(writing) and writing[0].done()
 
-        values = measured(job, save, lambda: None, is_over)
+        values = measured(job, base_s, save, lambda: None, is_over)
         writing[0].result()
         if number or rounds == 1:
             add(told, values)
@@ -391,6 +401,9 @@ def main(folder: Path, way: str, shape: str, size_bytes: int, rounds: int) -> No
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
     is_load = way.startswith("load-")
+    if way == "limits":
+        print(json.dumps({**limits(folder, size_bytes, rounds), "gb": size_bytes / 1e9, "device": device()}))
+        return
     torch.manual_seed(2 if is_load else 1)
     job = Job(shape, size_bytes, fresh=is_load)
     if "dcp" in way or way == "stager":
@@ -398,7 +411,6 @@ def main(folder: Path, way: str, shape: str, size_bytes: int, rounds: int) -> No
     before = memory_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak
     ways: dict[str, Callable[[], dict[str, Any]]] = {
-        "limits": partial(limits, folder, job, rounds),
         "powerguard": partial(by_powerguard, folder, job, rounds),
         "one": partial(by_powerguard, folder, job, rounds, snapshots=1),
         "dcp": partial(by_dcp, folder, job, rounds, keeps=False),

@@ -315,6 +315,36 @@ def test_memory_that_cannot_be_registered_is_told_and_copied_through_buffers(
     ]
 
 
+def test_a_load_finds_its_memory_registered_in_one_piece(tmp_path: Path) -> None:
+    """A GPU loads seven times as fast then, and refuses a copy that reaches from one piece into the next.
+
+    So it is the first time, before any state was copied, and when the pieces are those of a save.
+    """
+    first = Training(LateDevice())
+    with Guard(first.state, tmp_path, job="load", socket=None) as guard:
+        guard.step(1)
+        guard.save(1)
+    device = LateDevice()
+    again = Training(device)
+    with Guard(again.state, tmp_path, job="load", socket=None) as guard:
+        assert guard.restore() == 1
+        size_bytes = first.state.items().layout.size_bytes
+        assert (len(device.registered), max(device.registered.values()) >= size_bytes) == (1, True)
+        assert again.expected() == first.expected()
+        snapshot = Snapshot(copier=again.state.copier)
+        snapshot.reserve(size_bytes)
+        while snapshot.register():
+            pass
+        assert len(device.registered) > 2
+        assert snapshot.register(whole=True)
+        assert not snapshot.register(whole=True)
+        assert not snapshot.register()
+        assert len(device.registered) == 2
+        snapshot.close()
+    assert not device.registered
+    assert not device.faults
+
+
 def test_memory_is_unregistered_before_it_grows() -> None:
     device = LateDevice(slowest_s=None)
     with training(device) as rig:

@@ -83,7 +83,7 @@ class Copier(Protocol):
         """
         ...
 
-    def register(self, memory: memoryview) -> bool:
+    def register(self, memory: memoryview, *, whole: bool = False) -> bool:
         """Make the next piece of a snapshot's memory known to the device. False: there is none, or it cannot be."""
         ...
 

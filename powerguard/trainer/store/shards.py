@@ -49,7 +49,7 @@ Progress = Callable[[int, int | None], None]
 
 
 def laid_out(items: Iterable[Item]) -> Layout:
-    """Say where each item would lie: one behind the other, each aligned to 64 bytes, all of it padded to 4 KiB.
+    """Say where each item would lie: one behind the other, each aligned to 16 bytes, all of it padded to 4 KiB.
 
     Raises StoreError for an item whose size or shape is none. Items that know their layout say it.
     """
@@ -121,13 +121,16 @@ class Snapshot:
         finally:
             os.close(zero)
 
-    def register(self) -> bool:
-        """Make the next piece of the memory known to the device; what it holds stays. False: nothing is left to do."""
+    def register(self, *, whole: bool = False) -> bool:
+        """Make the next piece of the memory known to the device; what it holds stays. False: nothing is left to do.
+
+        whole: all of it as one piece, which a load needs.
+        """
         if self._copier is None or self._memory is None or self._touched < len(self._buffer):
             return False
         with contextlib.suppress(OSError):  # a child of fork that wrote to it would take it from the device
             self._memory.madvise(mmap.MADV_DONTFORK)
-        return self._copier.register(self._buffer)
+        return self._copier.register(self._buffer, whole=whole)
 
     def take(self, items: Iterable[Item], progress: Progress | None = None, *, late: bool = False) -> Layout:
         """Copy the items and say where they lie. Raises what an item raises; the snapshot then holds nothing.

@@ -195,8 +195,10 @@ class Copier:
         """The optimizers that have announced a step since the newest late copy, by id."""
         self._late: list[Flight] = []
         self._where: Any = None
-        self._registered: dict[int, int] = {}
-        """Snapshots by address, and how many of their bytes are registered."""
+        self._registered: dict[int, list[int]] = {}
+        """Snapshots by address, and where the pieces end that are registered of each."""
+        self._refused: set[int] = set()
+        """Those that cannot be registered."""
         self._bounce: list[Tensor] = []
         self._unregistered = "its memory is not registered yet"
         self._no_overlap = ""
@@ -211,6 +213,10 @@ class Copier:
             else:
                 self._refuse_overlap(f"a {type(each).__qualname__} announces no steps: it is no torch.optim.Optimizer")
 
+    def meet(self, tensors: Iterable[Tensor]) -> None:
+        """Know a GPU by tensors on it before any state is copied: a snapshot that is first loaded can be registered."""
+        self._where = next((each.device for each in tensors if self._device.owns(each)), None)
+
     # --- In the training thread, at a step boundary ------------------------------------------------------------------
 
     def begin(self, items: Arranged, memory: memoryview, tell: Tell, *, late: bool) -> Flight | None:
@@ -221,7 +227,7 @@ class Copier:
         host = torch.frombuffer(memory, dtype=torch.uint8)
         self._forget_what_landed()
         runs = [run for run in items.runs if run.where is not None and run.end > run.start]
-        is_registered = self._registered.get(host.data_ptr(), 0) >= items.layout.size_bytes
+        is_registered = self._registered.get(host.data_ptr(), [0])[-1] >= items.layout.size_bytes
         is_late = late and bool(runs) and is_registered and self._may_be_late()
         self.how = ""
         with torch.no_grad():
@@ -363,30 +369,38 @@ class Copier:
 
     # --- In the writer's thread --------------------------------------------------------------------------------------
 
-    def register(self, memory: memoryview) -> bool:
-        """Register the next piece of a snapshot. False: there is none, or it cannot be done."""
-        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr() if len(memory) else 0
-        done = self._registered.get(address, 0)
-        if self._where is None or done < 0 or done >= len(memory):
+    def register(self, memory: memoryview, *, whole: bool = False) -> bool:
+        """Register the next piece of a snapshot. False: there is none, or it cannot be done.
+
+        whole: as one piece, which takes 0.3 s for 13 GB. A load needs it: it knows nothing of pieces, and CUDA refuses
+        a copy that reaches from one into the next ("invalid argument", seen on an H100).
+        """
+        address = _address(memory)
+        if whole and len(self._registered.get(address, [])) > 1:
+            self.unregister(memory)
+        ends = self._registered.get(address, [])
+        done = ends[-1] if ends else 0
+        if self._where is None or address in self._refused or done >= len(memory):
             return False
-        size_bytes = min(self._sizes.registered, len(memory) - done)
+        end = len(memory) if whole else min(done + self._sizes.registered, len(memory))
         try:
-            self._device.register(self._where, address + done, size_bytes)
+            self._device.register(self._where, address + done, end - done)
         except DeviceError as error:
             self._unregistered = str(error)
             _log.warning("host memory cannot be registered, and copies are slower: %s", error)
             self.unregister(memory)
-            self._registered[address] = -1
+            self._refused.add(address)
             return False
-        self._registered[address] = done + size_bytes
+        self._registered[address] = [*ends, end]
         return True
 
     def unregister(self, memory: memoryview) -> None:
         """Take it back, before the memory is given back. Nothing may be on its way into it."""
-        address = torch.frombuffer(memory, dtype=torch.uint8).data_ptr() if len(memory) else 0
+        address = _address(memory)
         for flight in self._late:
             flight.land()  # one whose snapshot never heard of it, when training was interrupted
-        for start in range(0, self._registered.pop(address, 0), self._sizes.registered):
+        self._refused.discard(address)
+        for start in [0, *self._registered.pop(address, [])][:-1]:
             try:
                 self._device.unregister(self._where, address + start)
             except DeviceError as error:
@@ -456,6 +470,10 @@ def _runs(place: _Place, first: int, last: int, layout: Layout, joined: int) -> 
             begun, gaps, end = number + 1, [], _aligned(end)
 
 
+def _address(memory: memoryview) -> int:
+    return int(torch.frombuffer(memory, dtype=torch.uint8).data_ptr()) if len(memory) else 0
+
+
 def _aligned(offset: int) -> int:
     return offset + -offset % ALIGN
 
@@ -476,9 +494,10 @@ def _join(items: Arranged, run: Run, target: Tensor) -> None:
     else:
         flats = [tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in tensors]
     zeros = torch.zeros(ALIGN, dtype=torch.uint8, device=target.device).view(kind)
+    fills = {gap: zeros[: gap // zeros.element_size()] for _, gap in run.gaps}
     parts, done = [], 0
     for number, gap in run.gaps:
-        parts += [*flats[done:number], zeros[: gap // zeros.element_size()]]
+        parts += [*flats[done:number], fills[gap]]
         done = number
     parts += flats[done:]
     torch.cat(parts, out=target.view(kind))

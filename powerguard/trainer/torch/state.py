@@ -206,6 +206,7 @@ class TorchState:
         self._known: dict[str, Rows] = {}
         self._optimizers = [inner(part) for _, part in _each("optimizer", optimizer)] if overlap == "optimizer" else []
         self.copier = Copier(device or CudaDevice(), overlap, self._optimizers)
+        self.copier.meet(param for module in modules for param in module.parameters())
 
     def _divided(self) -> "Division":
 
