@@ -52,11 +52,10 @@ _ROWS: Final = {
 }
 _SHAPES: Final = {
     "large": ("limits", "powerguard", "load-powerguard", "one", "stager", "dcp", "load-dcp", "torch", "load-torch"),
-    "small": ("powerguard", "load-powerguard", "stager", "torch"),
+    "small": ("powerguard", "load-powerguard", "stager", "dcp", "torch"),
 }
 _LARGE: Final = 12_900_000_000
 _SMALL: Final = 2_000_000_000
-_ROUNDS = 2
 _COPIES: Final = 4.5
 """What the disk holds of the state: two emergency files, two checkpoints, and what the measurement needs."""
 
@@ -72,7 +71,7 @@ def run(*, quick: bool) -> Iterator[Figure]:
     has_gpu = _has_gpu(python)
     room = shutil.disk_usage(folder).free / _COPIES
     large = int(min(_LARGE if has_gpu else _LARGE // 10, room)) // (20 if quick else 1)
-    rounds = 1 if quick else _ROUNDS if has_gpu else 3
+    rounds = 1 if quick else 2 if has_gpu else 3
     yield from _measured(python, folder, "large", large, rounds)
     yield from _measured(python, folder, "small", _SMALL // (20 if quick else 1), rounds)
 
