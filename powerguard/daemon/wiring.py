@@ -59,7 +59,7 @@ from powerguard.daemon import boots
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.control import admin
 from powerguard.daemon.control.admin import TakenError, alone
-from powerguard.daemon.control.hints import hint_path, serve_hints
+from powerguard.daemon.control.hints import hint_path, hint_socket
 from powerguard.daemon.journal import Journal, Retention
 from powerguard.daemon.log import configure, open_scope
 from powerguard.daemon.loop import Components, Loop, Runnable
@@ -635,17 +635,19 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
     return {
         "http": lambda: _served(
             where,
-            lambda: http.serve_http(loop, listen=web.listen, port=web.port, reports=reports),
+            lambda: _open(http.http_server(loop, listen=web.listen, port=web.port, reports=reports)),
             right="another program listens there, or this host has no such address: see http.listen and http.port",
         ),
         "admin socket": lambda: _served(
             f"control.socket {control.socket}",
-            lambda: admin.serve_admin(loop, path=control.socket, group=control.group, watchdog=watchdog, tester=tester),
+            lambda: _open(
+                admin.admin_server(loop, path=control.socket, group=control.group, watchdog=watchdog, tester=tester)
+            ),
             right="its folder must exist, and the daemon's user must be able to write it",
         ),
         "hint socket": lambda: _served(
             f"hint socket {hint_path(control.socket)}",
-            lambda: serve_hints(loop, path=hint_path(control.socket)),
+            lambda: _open(hint_socket(loop, path=hint_path(control.socket))),
             right="it is next to control.socket, whose folder the daemon's user must be able to write",
         ),
         "stops": lambda: boots.measure(loop, spawn),
@@ -653,6 +655,12 @@ def services(loop: Loop, settings: Settings, spawn: Spawn = run_child) -> dict[s
         "power-on": lambda: boots.report_power_on(loop, lambda: loop.parts.why_on, spawn),
         "watchdog drill": watchdog.run,
     }
+
+
+async def _open(server: contextlib.AbstractAsyncContextManager[object]) -> None:
+    """Keep a server open until cancelled."""
+    async with server:
+        await asyncio.Event().wait()
 
 
 async def _served(where: str, serve: Runnable, *, right: str) -> None:

@@ -13,7 +13,7 @@ import pytest
 
 from powerguard.cli import event
 from powerguard.daemon.control import hints
-from powerguard.daemon.control.hints import AT_ONCE, POLL_EVERY_S, hint_path, hint_socket, serve_hints
+from powerguard.daemon.control.hints import AT_ONCE, POLL_EVERY_S, hint_path, hint_socket
 from tests.daemon.looped import in_virtual_time
 from tests.daemon.watched import Watched, scene
 
@@ -131,13 +131,9 @@ async def test_a_flood_is_two_polls_and_twenty_lines(path: Path, capsys: pytest.
     assert told == 20
 
 
-async def test_it_serves_until_it_is_told_to_end(path: Path) -> None:
+async def test_the_socket_goes_with_its_server(path: Path) -> None:
     daemon = scene()
-    task = asyncio.get_running_loop().create_task(serve_hints(daemon, path=str(path)))
-    async with asyncio.timeout(PATIENCE_S):
-        await until(path.exists)
-    give(path, b"{}")
-    await polled(daemon, 1)
-    task.cancel()
-    await asyncio.wait([task])
+    async with hint_socket(daemon, path=str(path)):
+        give(path, b"{}")
+        await polled(daemon, 1)
     assert mode(path) is None

@@ -503,23 +503,9 @@ async def admin_server(
     async with guarded(app) as make:
         sock = bind_unix(Path(path), mode, group_id(group))
         server = await asyncio.get_running_loop().create_unix_server(make, sock=sock, backlog=BACKLOG)
+        log.info("admin_listening", path=path)
         try:
             yield path
         finally:
             server.close()
             unbind(Path(path))
-
-
-async def serve_admin(
-    daemon: Daemon,
-    *,
-    path: str = SOCKET,
-    mode: int = MODE,
-    group: str = GROUP,
-    watchdog: WatchdogDrill | None = None,
-    tester: Tester | None = None,
-) -> None:
-    """Serve until cancelled."""
-    async with admin_server(daemon, path=path, mode=mode, group=group, watchdog=watchdog, tester=tester):
-        log.info("admin_listening", path=path)
-        await asyncio.Event().wait()

@@ -114,15 +114,9 @@ async def hint_socket(daemon: Daemon, *, path: str) -> AsyncIterator[str]:
     with bind_unix(Path(path), MODE, None, socket.SOCK_DGRAM) as sock:
         hints = Hints(daemon, sock)
         hints.open()
+        log.info("hints_listening", path=path)
         try:
             yield path
         finally:
             hints.close()
             unbind(Path(path))
-
-
-async def serve_hints(daemon: Daemon, *, path: str) -> None:
-    """Take hints until cancelled."""
-    async with hint_socket(daemon, path=path):
-        log.info("hints_listening", path=path)
-        await asyncio.Event().wait()

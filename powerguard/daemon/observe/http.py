@@ -423,15 +423,10 @@ async def http_server(
         # Not in a TaskGroup, which would wrap the caller's own exceptions; nothing but its cancellation ends it.
         watching = loop.create_task(keep_running("page", page.watch))
         try:
-            yield int(server.sockets[0].getsockname()[1])
+            used = int(server.sockets[0].getsockname()[1])
+            log.info("http_listening", listen=listen, port=used)
+            yield used
         finally:
             server.close()
             watching.cancel()
             page.end()
-
-
-async def serve_http(daemon: Daemon, *, listen: str = LISTEN, port: int = PORT, reports: Reports | None = None) -> None:
-    """Serve until cancelled."""
-    async with http_server(daemon, listen=listen, port=port, reports=reports) as used:
-        log.info("http_listening", listen=listen, port=used)
-        await asyncio.Event().wait()
