@@ -7,7 +7,6 @@ Then `build`, which makes sources and effectors (its table says which effector c
 
 import asyncio
 import contextlib
-import ctypes
 import ipaddress
 import os
 import signal
@@ -263,7 +262,6 @@ EX_TAKEN: Final = 69
 """sysexits.h EX_UNAVAILABLE."""
 SERVE_RETRY_S: Final = 2.0
 JOURNAL_BYTES_PER_OUTAGE: Final = 500_000
-TRIM_AFTER_S: Final = 10.0
 
 
 class DryRunEffector:
@@ -677,12 +675,6 @@ async def _served(where: str, serve: Runnable, *, right: str) -> None:
         await rest(SERVE_RETRY_S)
 
 
-def give_back_memory() -> None:
-    """Return the memory of the start-up to the kernel (measured: 2.3 MB); no effect without glibc."""
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
-
-
 async def run(
     settings: Settings,
     *,
@@ -702,7 +694,6 @@ async def run(
     spawn = (ports or Ports()).spawn
     async with asyncio.TaskGroup() as tasks:
         running = asyncio.get_running_loop()
-        running.call_later(TRIM_AFTER_S, give_back_memory)
         stopping: list[asyncio.Task[None]] = []
 
         async def stop() -> None:

@@ -21,8 +21,6 @@ from powerguard.core.model.state import Battery, Feed, Supply, Trainer
 
 CUT_GUARD_S = 30.0
 """The forced power-off lies at least this long before a UPS cuts its output by its own countdown."""
-_FULL, _CONTINUE, _BATTERY = Grade.FULL, Conduct.CONTINUE, Supply.BATTERY
-# Named here, as they are asked at every reading: to find a member of an enum takes twenty times as long, and `max` ten.
 _SHORT_RESERVE_S, _BARE_FORCE_S = 20.0, 3.0
 
 
@@ -59,11 +57,9 @@ def outlasts(policy: Policy, battery: Battery, denial: Reading, on_battery_s: fl
 
 def stop_s(policy: Policy, grade: Grade, *, reserve_s: float | None = None) -> float:
     """Seconds that the host needs from the commit to the end of its need for power, at this grade (n_stop)."""
-    if reserve_s is None or reserve_s > policy.reserve_s:
-        reserve_s = policy.reserve_s
-    q95_s, force_s = policy.stop_q95_s, policy.force_after_s
-    full_s = (min(force_s, q95_s)) + policy.ups_off_s + reserve_s
-    if grade is _FULL:
+    reserve_s = policy.reserve_s if reserve_s is None else min(reserve_s, policy.reserve_s)
+    full_s = min(policy.force_after_s, policy.stop_q95_s) + policy.ups_off_s + reserve_s
+    if grade is Grade.FULL:
         return full_s
     short_s = min(policy.stop_median_s, policy.force_after_s) + policy.ups_off_s + min(_SHORT_RESERVE_S, reserve_s)
     return min(short_s, full_s) if grade is Grade.SHORT else min(policy.bare_stop_s, short_s, full_s)
@@ -91,14 +87,14 @@ def checkpoint_s(trainers: tuple[Trainer, ...], now_s: float) -> float:
             continue
         rest_s = trainer.checkpoint_s
         if trainer.in_flight is not None:
-            if trainer.conduct is not _CONTINUE and not trainer.told_pause:
+            if trainer.conduct is not Conduct.CONTINUE and not trainer.told_pause:
                 pass  # One during training is in flight; the one at the paused step is still to come.
             elif trainer.in_flight.eta_at_s is not None:
                 rest_s = max(0.0, trainer.in_flight.eta_at_s - now_s)
             else:
                 rest_s = max(0.1 * rest_s, rest_s - (now_s - trainer.ordered_at_s))
         by_disk[trainer.disk] = by_disk.get(trainer.disk, 0.0) + rest_s
-    return max(by_disk.values()) if by_disk else 0.0
+    return max(by_disk.values(), default=0.0)
 
 
 def shed_s(policy: Policy) -> float:
@@ -134,7 +130,7 @@ def paused_load(
     them has never been seen to pause, by the presumed share for all. own: this host's part of the load, where
     others hang on the same UPS: only that part falls.
     """
-    pausing = [t for t in trainers if t.alive and t.conduct is not _CONTINUE and not (t.paused or t.told_pause)]
+    pausing = [t for t in trainers if t.alive and t.conduct is not Conduct.CONTINUE and not (t.paused or t.told_pause)]
     if not pausing:
         return load
     if own is not None:
@@ -309,7 +305,7 @@ def budget(
     settled_load: the load to use in the commit test while the measured one has not followed the pause yet.
     learned: whose pauses are known. own: this host's part of the load, where the UPS is shared.
     """
-    if feed.supply is _BATTERY and now_s > battery.at_s:
+    if feed.supply is Supply.BATTERY and now_s > battery.at_s:
         battery = advance(policy, battery, now_s, draining=True)
     load_now = load_of(battery)
     load = load_now if settled_load is None else settled_load

@@ -112,16 +112,12 @@ class Course:
     """How a long outage would go, in seconds since utility failed.
 
     training_s: for how long training runs on battery. durable: False where the commit comes before the checkpoint is.
-    emergency_left, commit_left: the energy at which each rule comes true, a share of a full new battery.
     """
 
     training_s: float
-    because: str
     durable_s: float
     commit_s: float
     durable: bool
-    emergency_left: float
-    commit_left: float
     stages: tuple[Stage, ...]
 
 
@@ -226,24 +222,17 @@ def _course(site: Site) -> Course:
     policy = policy_of(site)
     state = state_at(site, 0.0)
     now = conditions.outage_budget(policy, state, 0.0)
-    first = conditions.forecast(policy, state, now)[0]
-    training_s = first.at_s or 0.0
+    training_s = conditions.forecast(policy, state, now)[0].at_s or 0.0
     paused = state_at(site, training_s)
     then = conditions.outage_budget(policy, paused, training_s)
     steps = conditions.forecast(policy, paused, then)
-    tau_now_s, tau_paused_s = then.tau_now_s or math.inf, then.tau_paused_s or math.inf
     durable_s = training_s + then.checkpoint_s
     commit_s = _step(steps, "shutdown")
-    emergency_left = max(0.0, policy.health - training_s / tau_now_s)
-    commit_left = sums.energy_for(policy, then.stop_s / tau_paused_s)
     return Course(
         training_s=training_s,
-        because=steps[0].because if training_s > 0.0 else first.because,
         durable_s=durable_s,
         commit_s=commit_s,
         durable=durable_s <= commit_s,
-        emergency_left=emergency_left,
-        commit_left=commit_left,
         stages=_stages(site, then, training_s=training_s, durable_s=durable_s, commit_s=commit_s),
     )
 

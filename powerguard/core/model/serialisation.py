@@ -2,12 +2,10 @@
 
 Every dataclass becomes an object with its class name under `kind`, so that the members of a union can be told apart;
 enums become their values, tuples become lists. A journal outlives the daemon that wrote it: keys that are not known are
-ignored, and keys that are missing take the field's default. Codecs are built once for each class.
+ignored, and keys that are missing take the field's default. Decoders are built once for each class.
 
-What a stored state may say. A journal is a file: it can be old, of another hand, or wrong in one number.
-
-What cannot be true is dropped, by name, and the rest stays: one bad number must not cost an outage its latch, nor a
-history of a thousand years its say in the next one.
+A journal is a file: it can be old, of another hand, or wrong in one number. What cannot be true is dropped from a
+stored state, by name (`sane`), and the rest stays: one bad number must not cost an outage its latch.
 """
 
 import dataclasses
@@ -40,7 +38,6 @@ KIND = "kind"
 
 T = TypeVar("T")
 _Decode = Callable[[Any], object]
-_Encode = Callable[[Any], object]
 
 
 class PlainError(ValueError):
@@ -67,77 +64,34 @@ def to_plain(value: object) -> object:
 
     Raises PlainError for what JSON cannot hold (infinity, NaN) and for everything that is not plain data.
     """
-    encode = _ENCODERS.get(type(value))
-    if encode is None:
-        encode = _ENCODERS[type(value)] = _encoder(type(value))
-    return encode(value)
-
-
-def _encoder(cls: type) -> _Encode:
-    if issubclass(cls, enum.Enum):
-        return _encode_enum
-    if dataclasses.is_dataclass(cls):
-        return _dataclass_encoder(cls)
-    message = f"cannot keep a {cls.__name__} (numbers, strings, enums, tuples and dataclasses only)"
-    raise PlainError(message)
-
-
-def _encode_enum(value: enum.Enum) -> object:
-    return value.value
-
-
-def _encode_same(value: object) -> object:
-    return value
-
-
-def _encode_float(value: float) -> object:
-    if not math.isfinite(value):
-        message = f"cannot keep {value} (finite numbers only; None for unknown)"
+    if isinstance(value, enum.Enum):
+        return value.value
+    if value is None or type(value) in (bool, int, str):
+        return value
+    if type(value) is float:
+        if not math.isfinite(value):
+            message = f"cannot keep {value} (finite numbers only; None for unknown)"
+            raise PlainError(message)
+        return value
+    if type(value) is tuple:
+        return [_part(index, item) for index, item in enumerate(value)]
+    kind = type(value).__name__
+    if not dataclasses.is_dataclass(value):
+        message = f"cannot keep a {kind} (numbers, strings, enums, tuples and dataclasses only)"
         raise PlainError(message)
-    return value
-
-
-def _encode_tuple(items: tuple[object, ...]) -> object:
-    try:
-        return [to_plain(item) for item in items]
-    except PlainError:
-        # The happy path keeps no index; a failure is rare, so the culprit is looked for a second time.
-        for index, item in enumerate(items):
-            try:
-                to_plain(item)
-            except PlainError as error:
-                raise error.under(index) from None
-        raise
-
-
-def _dataclass_encoder(cls: type) -> _Encode:
-    names = tuple(each.name for each in dataclasses.fields(cls))
-    kind = cls.__name__
-    if KIND in names:
+    plain = {each.name: _part(each.name, getattr(value, each.name)) for each in dataclasses.fields(value)}
+    if KIND in plain:
         message = f"{kind} has a field named {KIND!r}, which names the class (call it something else)"
         raise PlainError(message)
-
-    def encode(value: object) -> object:
-        plain: dict[str, object] = {KIND: kind}
-        name = ""
-        try:
-            for name in names:
-                plain[name] = to_plain(getattr(value, name))
-        except PlainError as error:
-            raise error.under(name) from None
-        return plain
-
-    return encode
+    return {KIND: kind, **plain}
 
 
-_ENCODERS: dict[type, _Encode] = {
-    bool: _encode_same,
-    int: _encode_same,
-    str: _encode_same,
-    type(None): _encode_same,
-    float: _encode_float,
-    tuple: _encode_tuple,
-}
+def _part(name: str | int, value: object) -> object:
+    """Return a field, or an item of a tuple, as plain data."""
+    try:
+        return to_plain(value)
+    except PlainError as error:
+        raise error.under(name) from None
 
 
 # --- Reading ------------------------------------------------------------------------------------------------------

@@ -10,7 +10,7 @@ Where a UPS has several sources, they become one stream of readings first (`_tog
 
 from collections.abc import Callable
 from dataclasses import dataclass, replace
-from typing import TypeVar
+from typing import Any, TypeVar
 
 from powerguard.core.model.events import ON_UTILITY, OutputSource, Reading, SourceFailed
 from powerguard.core.model.policy import Policy
@@ -18,12 +18,20 @@ from powerguard.core.model.state import Feed, Heard, Measures, Supply
 
 SELF_TEST_S = 60.0
 """A self-test that runs longer than this counts as an outage."""
-_BATTERY, _UTILITY = Supply.BATTERY, Supply.UTILITY
-_SAYS_BATTERY, _SAYS_UTILITY = OutputSource.BATTERY, OutputSource.UTILITY
-"""By names of their own: Python 3.11 takes twenty times as long to find a member of an enum."""
 _CHARGE_FALL_PCT = 2.0
 _LONG_S = 1e7
 """Four months: no runtime, no outage and no countdown is longer."""
+_BELIEVABLE = {
+    "runtime_s": (0.0, _LONG_S),
+    "charge_pct": (0.0, 100.0),
+    "load_pct": (0.0, 1000.0),
+    "on_battery_s": (0.0, _LONG_S),
+    "output_off_in_s": (0.0, _LONG_S),
+    "watts": (0.0, 1e9),
+    "input_v": (-1e6, 1e6),
+    "battery_temp_c": (-300.0, 1000.0),
+}
+"""Least and most of each number of a reading."""
 SPENT_S = 300.0
 """How long an announcement of a lost source outlives its moment: by then the output should be off."""
 LAG_S = 30.0
@@ -73,39 +81,14 @@ class Together:
     battery_since_s: float | None
 
 
-def _within(value: float | None, least: float, most: float) -> float | None:
-    """Return the value, or None if it is not a number between the two (NaN is not)."""
-    return value if value is not None and least <= value <= most else None
-
-
 def plausible(reading: Reading) -> Reading:
     """Return the reading without the numbers that cannot be true: they must not reach the account, nor the journal."""
-    runtime_s, charge_pct, load_pct = reading.runtime_s, reading.charge_pct, reading.load_pct
-    on_battery_s, off_in_s, watts = reading.on_battery_s, reading.output_off_in_s, reading.watts
-    input_v, temp_c = reading.input_v, reading.battery_temp_c
-    # Written out, because it runs for every reading; a loop over the names takes five times as long.
-    if (
-        (runtime_s is None or 0.0 <= runtime_s <= _LONG_S)
-        and (charge_pct is None or 0.0 <= charge_pct <= 100.0)
-        and (load_pct is None or 0.0 <= load_pct <= 1000.0)
-        and (on_battery_s is None or 0.0 <= on_battery_s <= _LONG_S)
-        and (off_in_s is None or 0.0 <= off_in_s <= _LONG_S)
-        and (watts is None or 0.0 <= watts <= 1e9)
-        and (input_v is None or -1e6 <= input_v <= 1e6)
-        and (temp_c is None or -300.0 <= temp_c <= 1000.0)
-    ):
-        return reading
-    return replace(
-        reading,
-        runtime_s=_within(runtime_s, 0.0, _LONG_S),
-        charge_pct=_within(charge_pct, 0.0, 100.0),
-        load_pct=_within(load_pct, 0.0, 1000.0),
-        on_battery_s=_within(on_battery_s, 0.0, _LONG_S),
-        output_off_in_s=_within(off_in_s, 0.0, _LONG_S),
-        watts=_within(watts, 0.0, 1e9),
-        input_v=_within(input_v, -1e6, 1e6),
-        battery_temp_c=_within(temp_c, -300.0, 1000.0),
-    )
+    wrong: dict[str, Any] = {
+        name: None
+        for name, (least, most) in _BELIEVABLE.items()
+        if (value := getattr(reading, name)) is not None and not least <= value <= most  # NaN is not, either
+    }
+    return replace(reading, **wrong) if wrong else reading
 
 
 def supports_battery(reading: Reading) -> str:
@@ -163,7 +146,7 @@ def corrected(before: Reading | None, reading: Reading) -> Reading:
         return reading
     if CONTRADICTED not in before.alarms and not contradicts_itself(before):
         return reading
-    return replace(reading, output_source=_SAYS_BATTERY, alarms=(*reading.alarms, CONTRADICTED))
+    return replace(reading, output_source=OutputSource.BATTERY, alarms=(*reading.alarms, CONTRADICTED))
 
 
 def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
@@ -179,7 +162,7 @@ def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
     if reading.ups != policy.ups or (last is not None and reading.at_s <= last.at_s):
         return feed
     measures = shown(feed.measures, reading)
-    utility_seen = feed.utility_seen or feed.supply is _UTILITY
+    utility_seen = feed.utility_seen or feed.supply is Supply.UTILITY
     reading = measured(reading, feed.measures, utility_seen=utility_seen)
     reading = corrected(feed.reading, reading)
     if measures is not feed.measures:
@@ -190,17 +173,17 @@ def observe(policy: Policy, feed: Feed, reading: Reading) -> Feed:
 def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
     """The supply by this reading alone, before any witness counts."""
     if reading.output_source in ON_UTILITY:
-        return _UTILITY
-    if reading.output_source is not _SAYS_BATTERY:
+        return Supply.UTILITY
+    if reading.output_source is not OutputSource.BATTERY:
         # Off or unknown while the host runs: the load has an unseen supply. On battery this has no effect.
-        return _BATTERY if feed.supply is _BATTERY else Supply.UNKNOWN
+        return Supply.BATTERY if feed.supply is Supply.BATTERY else Supply.UNKNOWN
     is_test = (reading.testing or reading.calibrating) and reading.input_present is not False
-    if feed.supply is _BATTERY and reading.input_present is None:
+    if feed.supply is Supply.BATTERY and reading.input_present is None:
         is_test = False  # No test begins on battery: a flag that comes up in an outage does not end it.
     if not is_test:
-        return _BATTERY
+        return Supply.BATTERY
     too_long = test_since_s is not None and reading.at_s - test_since_s > SELF_TEST_S and not reading.calibrating
-    return _BATTERY if too_long else _UTILITY
+    return Supply.BATTERY if too_long else Supply.UTILITY
 
 
 def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> Feed:
@@ -215,8 +198,8 @@ def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> F
     claim = _claim(feed, reading, test_since_s)
     supply, since_s, suspect, unproven = claim, feed.since_s, False, False
     proven_by = feed.proven_by
-    utility_seen = feed.utility_seen or feed.supply is _UTILITY
-    if claim is _BATTERY and feed.supply is not _BATTERY:
+    utility_seen = feed.utility_seen or feed.supply is Supply.UTILITY
+    if claim is Supply.BATTERY and feed.supply is not Supply.BATTERY:
         witness = supports_battery(reading)
         if not witness and together is not None:
             witness = together.witness
@@ -231,10 +214,10 @@ def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> F
             supply = feed.supply
             suspect = utility_seen
             unproven = not suspect
-    elif supply is not feed.supply or (supply is _UTILITY and _interrupts(feed, reading)):
+    elif supply is not feed.supply or (supply is Supply.UTILITY and _interrupts(feed, reading)):
         since_s = reading.at_s
     low_at_s = None
-    if supply is _BATTERY or reading.calibrating:
+    if supply is Supply.BATTERY or reading.calibrating:
         # Two readings raise it, and two that do not say it withdraw it: a load that has fallen clears an early flag.
         both = (_is_low(reading), _is_low(reading if last is None else last))
         low_at_s = None if both == (False, False) else feed.low_battery_at_s
@@ -259,7 +242,7 @@ def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> F
 
 def _interrupts(feed: Feed, reading: Reading) -> bool:
     """Utility is there, but not without a break: a reading that said battery, or a test."""
-    return feed.suspect or reading.output_source is _SAYS_BATTERY
+    return feed.suspect or reading.output_source is OutputSource.BATTERY
 
 
 def _repeats(feed: Feed, reading: Reading) -> str:
@@ -277,7 +260,7 @@ def _battery_since_s(feed: Feed, reading: Reading, seen_s: float | None) -> floa
     if reading.on_battery_s is None:
         return first_s
     told_s = reading.at_s - reading.on_battery_s
-    known_utility_s = feed.reading.at_s if feed.supply is _UTILITY and feed.reading is not None else told_s
+    known_utility_s = feed.reading.at_s if feed.supply is Supply.UTILITY and feed.reading is not None else told_s
     return min(first_s, max(told_s, known_utility_s))
 
 
@@ -334,7 +317,7 @@ def _announced(policy: Policy, told: _Teller, last: Reading | None, reading: Rea
         if since_s is None and not at_first:
             # After a silence the start is unknown: assume it came right after the last reading before.
             since_s = last.at_s if reading.at_s - last.at_s > policy.stale_s else reading.at_s
-        if last.forced_shutdown and fsd_at_s is None and (since_s is not None or supply is _BATTERY):
+        if last.forced_shutdown and fsd_at_s is None and (since_s is not None or supply is Supply.BATTERY):
             # One that stood before us has no known beginning.
             fsd_at_s = (reading.at_s if since_s is None else since_s) + policy.fsd_delay_s
     old = (told.countdown_at_s, told.fsd_since_s, told.fsd_at_s, told.fsd_at_first)
@@ -359,8 +342,8 @@ def lose(policy: Policy, feed: Feed, failure: SourceFailed) -> Feed:
 
 def is_draining(feed: Feed) -> bool:
     """Say whether the battery carries the load, whatever the cause; one that is not believed does not."""
-    on_battery = feed.reading is not None and feed.reading.output_source is _SAYS_BATTERY
-    return feed.supply is _BATTERY or (on_battery and not feed.unproven_battery)
+    on_battery = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
+    return feed.supply is Supply.BATTERY or (on_battery and not feed.unproven_battery)
 
 
 def is_fresh(policy: Policy, feed: Feed, now_s: float) -> bool:
@@ -370,7 +353,7 @@ def is_fresh(policy: Policy, feed: Feed, now_s: float) -> bool:
 
 def is_stable(policy: Policy, feed: Feed, now_s: float, *, stable_s: float) -> bool:
     """Say whether utility has been back for `stable_s`, by fresh readings."""
-    if feed.supply is not _UTILITY or feed.suspect:
+    if feed.supply is not Supply.UTILITY or feed.suspect:
         return False
     return now_s - feed.since_s >= stable_s and is_fresh(policy, feed, now_s)
 
@@ -404,7 +387,7 @@ def _together(policy: Policy, feed: Feed, reading: Reading) -> Together | None:
         votes = [vote for vote in votes if vote[0].source not in doubted]
     source = _output_source(votes, reading, disagree_since_s)
     last_s = reading.at_s if feed.reading is None else feed.reading.at_s + _NEXT_S
-    claims = [each for each, _, vote in votes if vote is _SAYS_BATTERY]
+    claims = [each for each, _, vote in votes if vote is OutputSource.BATTERY]
     return Together(
         feed=replace(feed, heard=heard, disagree_since_s=disagree_since_s),
         reading=_merged(votes, new, reading, source, max(reading.at_s, last_s)),
@@ -440,7 +423,7 @@ def denied_by(policy: Policy, feed: Feed, now_s: float) -> Reading | None:
     """
     heard = [each for each in feed.heard if _is_heard(policy, each, now_s) and not each.doubted]
     told = [each.reading for each in heard if each.reading is not None]
-    claims = [reading for reading in told if reading.output_source is _SAYS_BATTERY]
+    claims = [reading for reading in told if reading.output_source is OutputSource.BATTERY]
     denials = [reading for reading in told if reading.output_source in ON_UTILITY]
     if len(claims) != 1 or claims[0].authenticated or not denials:
         return None
@@ -451,7 +434,7 @@ def told_again(policy: Policy, feed: Feed, now_s: float) -> bool:
     """Say whether two readings, half a second or more apart, say battery: of one source, whatever came in between."""
     if not feed.heard:
         newest, second = feed.reading, feed.previous
-        if newest is None or second is None or second.output_source is not _SAYS_BATTERY:
+        if newest is None or second is None or second.output_source is not OutputSource.BATTERY:
             return False
         return newest.at_s - second.at_s >= _APART_S
     return any(
@@ -482,7 +465,7 @@ def _with(feed: Feed, new: Heard) -> tuple[Heard, ...]:
 
 def _listened(old: Heard, reading: Reading, measures: Measures) -> Heard:
     """Enter a reading into what is known of its source."""
-    says_battery = reading.output_source is _SAYS_BATTERY
+    says_battery = reading.output_source is OutputSource.BATTERY
     says_utility = reading.output_source in ON_UTILITY
     goes_on = says_battery and old.battery_at_s is not None
     back_at_s = old.back_at_s
@@ -519,9 +502,9 @@ def _is_supported(reading: Reading, gauges: tuple[float | None, float | None]) -
 
 def _has_told_battery(each: Heard) -> bool:
     """Say whether its battery was more than one odd reading."""
-    if each.reading is None or each.reading.output_source is not _SAYS_BATTERY:
+    if each.reading is None or each.reading.output_source is not OutputSource.BATTERY:
         return False
-    twice = each.previous is not None and each.previous.output_source is _SAYS_BATTERY
+    twice = each.previous is not None and each.previous.output_source is OutputSource.BATTERY
     return twice or bool(supports_battery(each.reading))
 
 
@@ -540,7 +523,7 @@ def _votes(policy: Policy, heard: tuple[Heard, ...], new: Heard, now_s: float) -
             continue
         word = each.reading.output_source
         fresh = _is_heard(policy, each, now_s)
-        if word is _SAYS_BATTERY:
+        if word is OutputSource.BATTERY:
             if not each.utility_seen and not supports_battery(each.reading):
                 continue  # It has never reported anything else, so this is not evidence.
             if each is not new and not _has_told_battery(each):
@@ -563,7 +546,7 @@ def _last_word_counts(heard: tuple[Heard, ...], silent: Heard, now_s: float) -> 
 
 def _disagree_since_s(feed: Feed, votes: list[_Vote], now_s: float) -> float | None:
     words = {word for _, _, word in votes}
-    if _SAYS_BATTERY in words and words & ON_UTILITY:
+    if OutputSource.BATTERY in words and words & ON_UTILITY:
         return now_s if feed.disagree_since_s is None else feed.disagree_since_s
     return None
 
@@ -593,7 +576,7 @@ def _output_source(votes: list[_Vote], reading: Reading, disagree_since_s: float
     them (`contradicts_commit`).
     """
     words = {word for _, _, word in votes}
-    proven = any(word is _SAYS_BATTERY and supports_battery(told) for _, told, word in votes)
+    proven = any(word is OutputSource.BATTERY and supports_battery(told) for _, told, word in votes)
     if disagree_since_s is not None and reading.at_s - disagree_since_s >= LAG_S and not proven:
         words = {word for _, told, word in votes if told.authenticated} or words
     if not words:
@@ -609,7 +592,7 @@ def _witness(heard: tuple[Heard, ...], claims: list[Heard], now_s: float) -> str
         each
         for each in heard
         if each.reading is not None
-        and each.reading.output_source is _SAYS_BATTERY
+        and each.reading.output_source is OutputSource.BATTERY
         and each.lost_since_s is None
         and not each.doubted
     ]
@@ -629,7 +612,7 @@ def _merged(votes: list[_Vote], new: Heard, reading: Reading, source: OutputSour
     merged = reading
     for each in others:
         merged = _merged_with(merged, each)
-    claims = [told for _, told, word in votes if word is _SAYS_BATTERY]
+    claims = [told for _, told, word in votes if word is OutputSource.BATTERY]
     # A stuck flag of one source does not hide what another one proves.
     proven = any(supports_battery(told) and not (told.testing or told.calibrating) for told in claims)
     inputs = {told.input_present for told in claims} or {told.input_present for _, told, _ in votes}

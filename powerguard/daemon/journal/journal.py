@@ -294,11 +294,6 @@ class Journal:
             return (found[0] if record is None else record), found[1]
         return None if record is None else (record, tuple(line for line in self._lines if line.outage == name))
 
-    async def recent(self, limit: int = 100) -> tuple[Line, ...]:
-        """Return the newest lines, the oldest of them first; from memory when the disk does not answer."""
-        found = await self._read(lambda: self._query_recent(limit))
-        return tuple(self._lines)[-limit:] if found is None else found
-
     async def close(self, limit_s: float = 2.0) -> bool:
         """Write what still waits and close the file, within limit_s; True when everything is durable."""
         self._closed = True
@@ -502,10 +497,6 @@ class Journal:
     def _query_outage(self, name: str) -> tuple[OutageRecord, tuple[Line, ...]] | None:
         with read_only(self.path) as db:
             return queries.outage(db, name)
-
-    def _query_recent(self, limit: int) -> tuple[Line, ...]:
-        with read_only(self.path) as db:
-            return queries.recent(db, limit)
 
 
 def _no_answer(path: Path, limit_s: float) -> str:
