@@ -48,11 +48,11 @@ def pytest_sessionfinish() -> None:
 
 @pytest.hookimpl(trylast=True)
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
-    """Put those first that are marked so; give long tests a longer limit, unless they have one of their own.
+    """Put those first that are marked so, then groups, which one worker runs; give long tests a longer limit.
 
     Those that start real daemons, too: each start takes a second of a processor, which may be many of a busy machine.
     """
-    items.sort(key=lambda item: item.get_closest_marker("first") is None)
+    items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("first", "xdist_group")])
     for item in items:
         if item.get_closest_marker("timeout") is not None:
             continue

@@ -118,13 +118,13 @@ def foreign(name: str, source: str) -> Iterator[str]:
 
 
 @functools.lru_cache(maxsize=1)
-def tree_of(source: str) -> ast.Module:
+def nodes_of(source: str) -> list[ast.AST]:
     """Parse it once for all finders that look at the same file."""
-    return ast.parse(source)
+    return list(ast.walk(ast.parse(source)))
 
 
 def too_long(name: str, source: str) -> Iterator[str]:
-    for node in ast.walk(tree_of(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.FunctionDef | ast.AsyncFunctionDef):
             length = (node.end_lineno or node.lineno) - node.lineno + 1
             if length > LONGEST_FUNCTION:
@@ -134,7 +134,7 @@ def too_long(name: str, source: str) -> Iterator[str]:
 def swallows(name: str, source: str) -> Iterator[str]:
     if allowed(name, SWALLOWERS):
         return
-    for node in ast.walk(tree_of(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.ExceptHandler) and not reraises(node):
             kinds = node.type.elts if isinstance(node.type, ast.Tuple) else [node.type]
             for kind in kinds:
@@ -152,7 +152,7 @@ def reraises(handler: ast.ExceptHandler) -> bool:
 
 
 def mocks(name: str, source: str) -> Iterator[str]:
-    for node in ast.walk(tree_of(source)):
+    for node in nodes_of(source):
         found = ""
         if isinstance(node, ast.ImportFrom | ast.Import):
             names = {alias.name.rpartition(".")[2] for alias in node.names} | {getattr(node, "module", None) or ""}
@@ -169,14 +169,14 @@ def mocks(name: str, source: str) -> Iterator[str]:
 def starts_programs(name: str, source: str) -> Iterator[str]:
     if allowed(name, STARTERS):
         return
-    for node in ast.walk(tree_of(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Call) and SUBPROCESS.match(dotted(node.func)):
             yield f"{name}:{node.lineno}: {dotted(node.func)}: programs are started by powerguard.effectors.child"
 
 
 def imports(name: str, source: str) -> Iterator[tuple[int, str]]:
     """Line and module of every import, those inside functions too."""
-    for node in ast.walk(tree_of(source)):
+    for node in nodes_of(source):
         if isinstance(node, ast.Import):
             for alias in node.names:
                 yield node.lineno, alias.name
@@ -213,7 +213,7 @@ def wrong_imports(name: str, source: str) -> Iterator[str]:
 def spoken(name: str, source: str) -> Iterator[tuple[int, str]]:
     """Line and text of everything that an operator or a reader of the documents sees."""
     if name.endswith(".py"):
-        for node in ast.walk(tree_of(source)):
+        for node in nodes_of(source):
             if isinstance(node, ast.Constant) and isinstance(node.value, str):
                 yield node.lineno, node.value if " " in node.value else ""
     else:

@@ -44,6 +44,8 @@ from tests.cli.test_explain import in_phase, like, told_in
 from tests.daemon.looped import Card, Doer, World, until
 from tests.golden import FIGURES, Golden
 
+pytestmark = pytest.mark.xdist_group("report")  # one process makes the journals, for all
+
 SETTINGS = Path(__file__).parents[2] / "docs" / "reference" / "settings.md"
 MANY = 40
 FAILURE = "it does not answer"

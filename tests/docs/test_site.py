@@ -12,6 +12,8 @@ import pytest
 from markdown_it import MarkdownIt
 from mkdocs.config import load_config
 
+pytestmark = pytest.mark.xdist_group("site")  # built once
+
 ROOT = Path(__file__).parents[2]
 OUTSIDE = {"index.md": "README.md", "changelog.md": "CHANGELOG.md"}
 
