@@ -2,8 +2,8 @@
 
 Copies run on a stream of their own. What training does meanwhile is ordered by events alone: the copies begin when the
 work that training has given to the GPU so far is done, and training's next write to what is copied waits for a mark.
-Everything above the port is tested on the CPU, with a device that copies late and out of order. `tests/gpu` has the same
-tests for a real one: they ran on an H100.
+Everything above the port is tested on the CPU, with a device that copies late and out of order. `tests/gpu` has the
+same tests for a real one: they ran on an H100.
 """
 
 import resource
