@@ -135,6 +135,10 @@ class LateDevice:
         self._work(mark)
         self._raise()
 
+    def land(self) -> None:
+        self._work(self._batches)
+        self._raise()
+
     def hold_up(self, mark: int) -> None:
         self.held_up += 1
         self._work(mark)

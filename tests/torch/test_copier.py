@@ -4,11 +4,14 @@ The device is tests/torch/late_device.py. What needs a real GPU is in tests/gpu.
 """
 
 import contextlib
+import inspect
 import os
+import sys
 import threading
 import time
 from collections.abc import Callable, Sequence
 from pathlib import Path
+from types import FrameType
 from typing import Any
 
 import pytest
@@ -21,7 +24,9 @@ from powerguard.trainer.torch import TorchState, copier
 from powerguard.trainer.torch.copier import ChangedError, Flight
 from powerguard.trainer.torch.state import StateError
 from powerguard.trainer.torch.tree import DTYPES, TensorItem
+from tests.torch import late_device
 from tests.torch.copied import OPTIMIZERS, Training, training
+from tests.torch.kept import kept
 from tests.torch.late_device import LateDevice
 
 
@@ -134,6 +139,46 @@ def test_what_training_drops_or_replaces_meanwhile_is_still_copied() -> None:
         assert found() == expected
 
 
+def cut(call: Callable[[], object], at: int) -> bool:
+    """Interrupt it at the nth call or return in the copier or the device. False: it makes fewer."""
+    left, ours = [at], (copier.__file__, late_device.__file__)
+
+    def interrupt(frame: FrameType, event: str, _: object) -> None:
+        code = frame.f_code  # a generator that is closed would swallow it
+        left[0] -= event in ("call", "return") and code.co_filename in ours and not code.co_flags & inspect.CO_GENERATOR
+        if not left[0]:
+            raise KeyboardInterrupt
+
+    sys.setprofile(interrupt)
+    try:
+        call()
+    except KeyboardInterrupt:
+        return True
+    finally:
+        sys.setprofile(None)
+    return False
+
+
+@pytest.mark.parametrize("registered", [True, False], ids=["registered", "through buffers"])
+def test_what_an_interrupted_copy_began_has_landed_before_the_memory_is_used_again(*, registered: bool) -> None:
+    """Ctrl-C anywhere in it, and training goes on: its bytes would come into what is restored or taken next."""
+    device = LateDevice(slowest_s=None, cannot_register="" if registered else "no")
+    with training(device) as rig:
+        at = 1
+        while cut(lambda: rig.snapshot.take(rig.state.items(), late=True), at):
+            at += 1 if registered else 3
+            if at % 2:
+                rig.snapshot.reserve(rig.snapshot.size_bytes)
+                rig.snapshot.buffer[:] = b"\xaa" * rig.snapshot.size_bytes
+                device.land()
+                assert rig.snapshot.buffer == b"\xaa" * rig.snapshot.size_bytes, at
+            rig.step()
+            expected, found = rig.expected(), rig.taken()
+            rig.step()
+            assert found() == expected, at
+        assert at > 200
+
+
 # --- What may not be late ---------------------------------------------------------------------------------------------
 
 
@@ -179,6 +224,46 @@ def test_a_change_that_was_announced_waits() -> None:
         assert rig.state.copier.how.startswith("while training went on")
 
 
+def test_a_parameter_that_the_optimizer_does_not_have_is_waited_for() -> None:
+    """It replaced one of the same name and shape: whoever changes it announces nothing."""
+    with training(LateDevice(slowest_s=None)) as rig:
+        rig.taken()()
+        rig.model[3].weight = nn.Parameter(rig.model[3].weight.detach().clone())
+        rig.step()
+        expected, found = rig.expected(), rig.taken()
+        assert rig.state.copier.how.startswith("while training went on")
+        rig.model[3].weight.data.mul_(2.0)  # torch does not count this
+        assert found() == expected
+
+
+@pytest.mark.parametrize("what", ["exp_avg", "data"])
+def test_a_tensor_that_was_swapped_for_another_of_its_kind_is_copied_late(what: str) -> None:
+    with training(LateDevice(slowest_s=None)) as rig:
+        for _ in range(3):
+            weight = rig.model[3].weight
+            if what == "data":
+                weight.data = torch.randn_like(weight)
+            else:
+                rig.optimizer.state[weight][what] = torch.randn_like(weight)
+            expected, found = rig.expected(), rig.taken()
+            assert rig.state.copier.how.startswith("while training went on")
+            rig.step()
+            assert found() == expected
+
+
+def test_a_state_is_loaded_behind_the_copies_that_are_under_way() -> None:
+    """Training is rolled back in the middle of one: that copy is whole, and later ones overlap as before."""
+    with training(LateDevice(slowest_s=None)) as rig:
+        older = kept(rig.state.items())
+        rig.step()
+        expected, found = rig.expected(), rig.taken()
+        rig.state.load(older)
+        assert found() == expected
+        rig.step()
+        rig.taken()()
+        assert rig.state.copier.how.startswith("while training went on")
+
+
 class TwoDevices(LateDevice):
     """Marks are numbers; what each of two GPUs was told to wait for. The second one's tensors are on "meta"."""
 
@@ -211,8 +296,6 @@ def test_each_gpu_waits_for_its_own_copies() -> None:
     flight.watch("first", first)
     flight.hold_up()
     assert device.held == [2, 3]
-    flight.land()
-    assert device.waited == [2, 3]
 
 
 def test_an_optimizer_that_announces_nothing_is_waited_for() -> None:

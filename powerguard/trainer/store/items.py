@@ -11,7 +11,7 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
 
-from powerguard.trainer.store.manifest import DTYPE_BYTES
+from powerguard.trainer.store.manifest import DTYPE_BYTES, Layout
 
 HostBuffer = Any
 """Anything with the buffer protocol, C-contiguous. (Its type has a name only from Python 3.12 on.)"""
@@ -61,10 +61,6 @@ class Flight(Protocol):
         """Return up to which byte all are there. Raises what makes them worthless; never waits."""
         ...
 
-    def land(self) -> None:
-        """Wait until nothing is on its way any more, whatever became of it."""
-        ...
-
 
 class Copier(Protocol):
     """How a state with a device copies its items; a state without one has its items copied one after the other.
@@ -74,13 +70,18 @@ class Copier(Protocol):
 
     how: str
 
-    def begin(self, items: Any, memory: memoryview, arrived: Callable[[int], None], *, late: bool) -> Flight | None:  # noqa: ANN401
-        """Copy what the state's `items()` returned, which has a `layout`, in the training thread.
+    def begin(
+        self, items: "Arranged", memory: memoryview, arrived: Callable[[int], None], *, late: bool
+    ) -> Flight | None:
+        """Copy what the state's `items()` returned, in the training thread.
 
         arrived: called with how many bytes, from the beginning, are there. late: training may go on before all are;
-        those that are not are on the flight that is returned. Raises what an item or the device raises; nothing is on
-        its way then.
+        those that are not are on the flight that is returned. Raises what an item or the device raises.
         """
+        ...
+
+    def land(self) -> None:
+        """Wait until nothing is on its way any more, also of a copy that was interrupted. Any thread."""
         ...
 
     def register(self, memory: memoryview, *, whole: bool = False) -> bool:
@@ -118,6 +119,15 @@ class Item(Protocol):
     def copy_to(self, target: memoryview) -> None:
         """Fill the target, which has exactly `size_bytes`; a tensor on a GPU copies straight into the snapshot."""
         ...
+
+
+class Arranged(list[Any]):
+    """Items in the order of a copier's plan: where they lie in a snapshot, and in which runs they are copied."""
+
+    def __init__(self, items: Iterable[Item], layout: Layout, runs: list[Any]) -> None:
+        super().__init__(items)
+        self.layout = layout
+        self.runs = runs
 
 
 @dataclass(frozen=True, slots=True)

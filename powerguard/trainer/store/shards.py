@@ -24,7 +24,7 @@ from threading import Event, Lock, Thread
 from typing import Final, Self
 
 from powerguard.trainer.store.disk import Disk, DiskFile, FolderLock, refuses_direct, stop_direct
-from powerguard.trainer.store.items import Copier, Flight, Item, Loaded
+from powerguard.trainer.store.items import Arranged, Copier, Flight, Item, Loaded
 from powerguard.trainer.store.manifest import (
     ALIGN,
     CHUNK_BYTES,
@@ -51,11 +51,10 @@ Progress = Callable[[int, int | None], None]
 def laid_out(items: Iterable[Item]) -> Layout:
     """Say where each item would lie: one behind the other, each aligned to 16 bytes, all of it padded to 4 KiB.
 
-    Raises StoreError for an item whose size or shape is none. Items that know their layout say it.
+    Raises StoreError for an item whose size or shape is none.
     """
-    known: Layout | None = getattr(items, "layout", None)
-    if known is not None:
-        return known
+    if isinstance(items, Arranged):
+        return items.layout
     entries: list[Entry] = []
     end = 0
     for item in items:
@@ -137,7 +136,7 @@ class Snapshot:
 
         late: return when all is copied that training may change before it says so; see `wait_arrived` for the rest.
         """
-        taken = items if hasattr(items, "layout") else tuple(items)
+        taken = items if isinstance(items, Arranged) else tuple(items)
         layout = laid_out(taken)
         self.reserve(layout.size_bytes)
         self._failed, self._arrived, self._began_s = None, 0, time.perf_counter()
@@ -150,7 +149,7 @@ class Snapshot:
         end = max((entry.offset + entry.size_bytes for entry in layout.items), default=0)
         self._buffer[end : layout.size_bytes] = bytes(layout.size_bytes - end)
         try:
-            if self._copier is not None and taken is items:
+            if self._copier is not None and isinstance(taken, Arranged):
                 self._flight = self._copier.begin(taken, self._buffer, tell, late=late)
             else:
                 _copy_each(taken, layout, self._buffer, tell)
@@ -195,9 +194,9 @@ class Snapshot:
     def _land(self) -> None:
         """Wait for what is still on its way into this memory, whatever becomes of it."""
         with self._lock:
-            flight, self._flight = self._flight, None
-        if flight is not None:
-            flight.land()
+            self._flight = None
+        if self._copier is not None:
+            self._copier.land()
 
     def close(self) -> None:
         """Give the memory back; where views of it still live, as soon as they are gone."""

@@ -23,7 +23,7 @@ from typing import Any, Final
 
 import torch
 
-from powerguard.trainer.store.items import Item
+from powerguard.trainer.store.items import Arranged, Item
 from powerguard.trainer.store.manifest import ALIGN, Layout, StoreError
 from powerguard.trainer.store.shards import laid_out
 from powerguard.trainer.torch.device import Device, DeviceError, Mark, Tensor
@@ -41,6 +41,10 @@ Tell = Callable[[int], None]
 _PLAIN, _SMALL_ON_HOST, _SMALL, _LARGE, _LATE = range(5)
 _Place = tuple[int, str, str, Any]
 """Where an item goes: one of these five, the GPU and the dtype by name, and the GPU."""
+
+
+_Memory = tuple[int, int]
+"""The address and the size of a tensor."""
 
 
 class ChangedError(StoreError):
@@ -66,15 +70,6 @@ class Run:
     joined: bool
     late: bool
     gaps: Sequence[tuple[int, int]]
-
-
-class Arranged(list[Any]):
-    """Items in the order of a plan. layout, runs: where they lie and how they are copied."""
-
-    def __init__(self, items: Iterable[Item], layout: Layout, runs: list[Run]) -> None:
-        super().__init__(items)
-        self.layout = layout
-        self.runs = runs
 
 
 @dataclass(frozen=True, slots=True)
@@ -133,13 +128,6 @@ class Flight:
             if tell is not None:
                 tell(reached)
 
-    def land(self) -> None:
-        """Wait until nothing is on its way any more, whatever became of it."""
-        with contextlib.suppress(RuntimeError), self._lock:
-            for mark in self._last.values():
-                self._device.wait(mark)
-            self._look()
-
     def arrived(self) -> int:
         """How many bytes have arrived, from the beginning of the snapshot. Raises what the device met; ChangedError."""
         with self._lock:
@@ -190,10 +178,12 @@ class Copier:
         self._device = device
         self._sizes = device.sizes
         self._overlap = overlap
-        self._optimizers = optimizers
+        self._optimizers = [each for each in optimizers if isinstance(each, torch.optim.Optimizer)]
         self._stepped: set[int] = set()
         """The optimizers that have announced a step since the newest late copy, by id."""
         self._late: list[Flight] = []
+        self._is_beginning = False
+        """Copies are being given to the device. Still so afterwards: that was interrupted, and no flight has them."""
         self._where: Any = None
         self._registered: dict[int, list[int]] = {}
         """Snapshots by address, and where the pieces end that are registered of each."""
@@ -222,32 +212,35 @@ class Copier:
     def begin(self, items: Arranged, memory: memoryview, tell: Tell, *, late: bool) -> Flight | None:
         """Copy into the snapshot. What is returned may still be on its way; None: all is there.
 
-        late: training may go on before. Raises what the device meets; nothing is on its way then.
+        late: training may go on before. Raises what the device meets; `land` before the memory is used again.
         """
         host = torch.frombuffer(memory, dtype=torch.uint8)
         self._forget_what_landed()
         runs = [run for run in items.runs if run.where is not None and run.end > run.start]
         is_registered = self._registered.get(host.data_ptr(), [0])[-1] >= items.layout.size_bytes
         is_late = late and bool(runs) and is_registered and self._may_be_late()
+        theirs = self._theirs() if is_late and any(run.late for run in runs) else set()
         self.how = ""
+        self._is_beginning = True
         with torch.no_grad():
             _copy_on_host(items, memory, host, tell)
-            parts = [part for run in runs for part in self._parts(items, run, clone=is_late)]
+            parts = [part for run in runs for part in self._parts(items, run, theirs, clone=is_late)]
         for where in dict.fromkeys(run.where for run in runs):
             self._device.follow(where)
-        if not parts:
-            return None
-        if not is_registered:
+        flight = None
+        if parts and is_registered:
+            flight = self._sent(parts, host, items.layout.size_bytes)
+            at_once = max((part.end for part in parts if not part.late), default=0)
+            flight.wait(at_once if is_late else items.layout.size_bytes, tell)
+            self._late.append(flight)
+            self.how = self._told(is_late=is_late, at_once=at_once, end=parts[-1].end)
+        elif parts:
             self.how = f"at once, through buffers: {self._unregistered}"
             self._through_buffers(parts, host, tell)
-            return None
-        flight = self._sent(parts, host, items.layout.size_bytes)
-        at_once = max((part.end for part in parts if not part.late), default=0)
-        self._wait(flight, at_once if is_late else items.layout.size_bytes, tell)
-        self.how = self._told(is_late=is_late, at_once=at_once, end=parts[-1].end)
+        self._is_beginning = False
         return flight
 
-    def _parts(self, items: Arranged, run: Run, *, clone: bool) -> Iterator[Part]:
+    def _parts(self, items: Arranged, run: Run, theirs: set[_Memory], *, clone: bool) -> Iterator[Part]:
         """What there is to send of a run: small tensors joined, large ones as they lie, or as a copy on the GPU."""
         if run.joined:
             with contextlib.suppress(torch.OutOfMemoryError):
@@ -264,31 +257,20 @@ class Copier:
                     yield Part(entry.offset, end, own)
                 else:
                     live = item.tensor if item.whole is None else item.whole
-                    yield Part(entry.offset, end, flat, item.name, live, late=run.late)
+                    # It may have become one that no optimizer has, since the plan was made.
+                    is_late = run.late and _memory(item.tensor) in theirs
+                    yield Part(entry.offset, end, flat, item.name, live, is_late)
 
     def _sent(self, parts: Sequence[Part], host: Tensor, size_bytes: int) -> Flight:
-        """Begin all copies. Raises what the device meets, when none is on its way any more."""
+        """Begin all copies."""
         flight = Flight(self._device)
-        try:
-            for part in parts:
-                if part.late and part.live is not None:
-                    flight.watch(part.name, part.live)
-            for batch in _batches(parts, self._sizes.batch):
-                end = size_bytes if batch[-1][1] == parts[-1].end else batch[-1][1]
-                flight.begin(end, [(source, host[start:stop]) for start, stop, source in batch])
-        except BaseException:
-            flight.land()
-            raise
-        self._late.append(flight)
+        for part in parts:
+            if part.late and part.live is not None:
+                flight.watch(part.name, part.live)
+        for batch in _batches(parts, self._sizes.batch):
+            end = size_bytes if batch[-1][1] == parts[-1].end else batch[-1][1]
+            flight.begin(end, [(source, host[start:stop]) for start, stop, source in batch])
         return flight
-
-    def _wait(self, flight: Flight, end: int, tell: Tell) -> None:
-        try:
-            flight.wait(end, tell)
-        except BaseException:
-            self._late.remove(flight)
-            flight.land()
-            raise
 
     def _through_buffers(self, parts: Sequence[Part], host: Tensor, tell: Tell) -> None:
         """Copy through two pinned buffers in turn: one is filled by the GPU while the other is emptied.
@@ -335,7 +317,7 @@ class Copier:
                 flight.arrived()
             if isinstance(flight.failure, ChangedError):
                 self._refuse_overlap(str(flight.failure))
-        self._late = [flight for flight in self._late if not flight.is_over and flight.failure is None]
+        self._late = [each for each in self._late if not (each.is_over or isinstance(each.failure, RuntimeError))]
 
     def _may_be_late(self) -> bool:
         """Whether each optimizer is known to announce its steps. A compiled or recorded one may not call the hook."""
@@ -369,6 +351,12 @@ class Copier:
 
     # --- In the writer's thread --------------------------------------------------------------------------------------
 
+    def land(self) -> None:
+        """Wait until nothing is on its way any more, also of a copy that was interrupted. Any thread."""
+        if self._is_beginning or not all(flight.is_over for flight in self._late):
+            with contextlib.suppress(RuntimeError):  # training meets the same
+                self._device.land()
+
     def register(self, memory: memoryview, *, whole: bool = False) -> bool:
         """Register the next piece of a snapshot. False: there is none, or it cannot be done.
 
@@ -397,8 +385,6 @@ class Copier:
     def unregister(self, memory: memoryview) -> None:
         """Take it back, before the memory is given back. Nothing may be on its way into it."""
         address = _address(memory)
-        for flight in self._late:
-            flight.land()  # one whose snapshot never heard of it, when training was interrupted
         self._refused.discard(address)
         for start in [0, *self._registered.pop(address, [])][:-1]:
             try:
@@ -414,21 +400,16 @@ class Copier:
 
     # --- The plan ----------------------------------------------------------------------------------------------------
 
-    def arranged(
-        self,
-        items: Sequence[Item],
-        structure: Sequence[Any] = (),
-        late: Callable[[], Sequence[Callable[[str], bool]]] = tuple,
-    ) -> Arranged:
+    def arranged(self, items: Sequence[Item], structure: Sequence[Any] = ()) -> Arranged:
         """Put items in the order in which they are copied.
 
         structure: equal to the last one where only the contents differ, and the plan is still right; one of a single
-        part says nothing. late: returns which of the items only an optimizer changes, by name.
+        part says nothing.
         """
         if structure != self._structure or len(structure) < 2:
             self._structure = ()  # until the plan is whole: what interrupts this must leave no other state's
-            is_late = late()
-            places = [self._place(item, is_late) for item in items]
+            theirs = self._theirs()
+            places = [self._place(item, theirs) for item in items]
             self._order = sorted(range(len(items)), key=lambda number: places[number][:3])
             layout = laid_out([items[number] for number in self._order])
             self._plan = Arranged((), layout, [])
@@ -440,7 +421,14 @@ class Copier:
             self._where = next((run.where for run in self._plan.runs if run.where is not None), self._where)
         return Arranged((items[number] for number in self._order), self._plan.layout, self._plan.runs)
 
-    def _place(self, item: Item, late: Sequence[Callable[[str], bool]]) -> _Place:
+    def _theirs(self) -> set[_Memory]:
+        """Where the parameters and moments of the optimizers lie: nothing else changes these."""
+        tensors = [param for each in self._optimizers for group in each.param_groups for param in group["params"]]
+        parts = (part for each in self._optimizers for part in each.state.values() if isinstance(part, dict))
+        tensors += [value for part in parts for value in part.values() if isinstance(value, torch.Tensor)]
+        return {_memory(getattr(each, "_local_tensor", each)) for each in tensors}  # a DTensor's shard
+
+    def _place(self, item: Item, theirs: set[_Memory]) -> _Place:
         """Where an item goes."""
         if not isinstance(item, TensorItem):
             return _PLAIN, "", "", None
@@ -451,7 +439,7 @@ class Copier:
         where = tensor.device
         if size_bytes < self._sizes.small:
             return _SMALL, str(where), item.dtype, where
-        is_late = any(each(item.name) for each in late) and not tensor.is_inference()
+        is_late = _memory(tensor) in theirs and not tensor.is_inference()
         return _LATE if is_late else _LARGE, str(where), "", where
 
 
@@ -472,6 +460,10 @@ def _runs(place: _Place, first: int, last: int, layout: Layout, joined: int) -> 
 
 def _address(memory: memoryview) -> int:
     return int(torch.frombuffer(memory, dtype=torch.uint8).data_ptr()) if len(memory) else 0
+
+
+def _memory(tensor: Tensor) -> _Memory:
+    return tensor.data_ptr(), tensor.nbytes
 
 
 def _aligned(offset: int) -> int:

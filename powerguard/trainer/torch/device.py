@@ -94,6 +94,10 @@ class Device(Protocol):
         """Wait for that. Raises what the device met."""
         ...
 
+    def land(self) -> None:
+        """Wait until no copy is on its way, also of a batch whose beginning was interrupted. Raises what it met."""
+        ...
+
     def hold_up(self, mark: Mark) -> None:
         """Let what training gives to the GPU from now on come after this mark. Returns at once."""
         ...
@@ -167,6 +171,10 @@ class CudaDevice:
     def wait(self, mark: Mark) -> None:
         with torch.cuda.device(mark[0]):
             mark[1].synchronize()
+
+    def land(self) -> None:
+        for stream in tuple(self._streams.values()):
+            stream.synchronize()
 
     def hold_up(self, mark: Mark) -> None:
         torch.cuda.current_stream(mark[0]).wait_event(mark[1])

@@ -124,10 +124,6 @@ class Component(Protocol):
         """Which of its items all ranks of a DDP job hold alike, by name."""
         ...
 
-    def late(self, name: str, optimizers: Sequence[Optimizer]) -> Callable[[str], bool]:
-        """Which of its items nothing but these optimizers changes, by name."""
-        ...
-
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
         """Say what does not fit, before anything is touched."""
         ...
@@ -204,8 +200,8 @@ class TorchState:
         warn_of_unwrapped(modules)
         self._division = self._divided() if divide else None
         self._known: dict[str, Rows] = {}
-        self._optimizers = [inner(part) for _, part in _each("optimizer", optimizer)] if overlap == "optimizer" else []
-        self.copier = Copier(device or CudaDevice(), overlap, self._optimizers)
+        optimizers = [inner(part) for _, part in _each("optimizer", optimizer)] if overlap == "optimizer" else []
+        self.copier = Copier(device or CudaDevice(), overlap, optimizers)
         self.copier.meet(param for module in modules for param in module.parameters())
 
     def _divided(self) -> "Division":
@@ -232,10 +228,7 @@ class TorchState:
             structure = []
         text = packer.text(index).encode()
         text += b" " * (-len(text) % _INDEX_BYTES)
-        return self.copier.arranged([Buffer(INDEX, text, JSON, ()), *items], [len(text), *structure], self._late)
-
-    def _late(self) -> list[Callable[[str], bool]]:
-        return [component.late(name, self._optimizers) for name, component in self._components.items()]
+        return self.copier.arranged([Buffer(INDEX, text, JSON, ()), *items], [len(text), *structure])
 
     def load(self, items: Mapping[str, Loaded]) -> None:
         """Put everything back, or, where something does not fit, touch nothing and raise StateError."""
@@ -262,6 +255,7 @@ class TorchState:
             more = f"; and {len(slips) - _TOLD} more" if len(slips) > _TOLD else ""
             msg = f"the checkpoint does not fit this training: {'; '.join(slips[:_TOLD])}{more}"
             raise StateError(msg)
+        self.copier.before_update()
         for name, component in self._components.items():  # random numbers come last: loading the others may draw some
             component.load(name, parts[name], source)
 
@@ -373,11 +367,6 @@ class _Module:
         params = {f"{name}/state/{param}" for param, _ in self.module.named_parameters()}
         return params.__contains__  # buffers are not: each rank has the running statistics of its own data
 
-    def late(self, name: str, optimizers: Sequence[Optimizer]) -> Callable[[str], bool]:
-        stepped = {id(param) for each in optimizers for group in each.param_groups for param in group["params"]}
-        named = self.module.named_parameters() if stepped else ()
-        return {f"{name}/state/{key}" for key, param in named if id(param) in stepped}.__contains__
-
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
         self._refuse_lazy()
         here = self.module.state_dict()
@@ -442,9 +431,6 @@ class _Optimizer:
 
     def alike(self, name: str) -> Callable[[str], bool]:
         return lambda item: item.startswith(f"{name}/state/")
-
-    def late(self, name: str, optimizers: Sequence[Optimizer]) -> Callable[[str], bool]:
-        return self.alike(name) if inner(self._optimizer) in optimizers else lambda _item: False
 
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
         here = [len(group["params"]) for group in self._optimizer.param_groups]
@@ -523,9 +509,6 @@ class _OwnEach:
     """Each rank has its own."""
 
     def alike(self, _name: str) -> Callable[[str], bool]:
-        return lambda _item: False
-
-    def late(self, _name: str, _optimizers: Sequence[Optimizer]) -> Callable[[str], bool]:
         return lambda _item: False
 
 
