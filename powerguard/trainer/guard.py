@@ -23,6 +23,7 @@ from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from types import FrameType
 from typing import Protocol, Self, TypeVar
@@ -509,27 +510,25 @@ class Guard:
         and StopTraining when asked to end.
         """
         step = whole(step)
-        name = None if keep_as is None else self._kept_name(keep_as)
+        keep = None if keep_as is None else self._keeper(keep_as)
         self._begin()
         began_s = self._clock()
         others = self._together.together() if self._together is not None and self._checkpointer.beside else None
-        outcome = self._hook.save(step, others)
+        outcome = self._hook.save(step, others, keep)
         self._pace.rested(self._clock() - began_s)
         if isinstance(outcome, SavedCheckpoint):
-            if name is not None and isinstance(self._checkpointer, StoreCheckpointer):
-                self._checkpointer.keep_as(outcome, name)
             return outcome
         raise outcome if isinstance(outcome, Exception) else GivenUp("training has ended")
 
-    def _kept_name(self, name: str) -> str:
-        """Check a name under which a checkpoint is to be kept. Raises StoreError."""
+    def _keeper(self, name: str) -> Callable[[SavedCheckpoint], None]:
+        """Return what keeps a checkpoint under this name. Raises StoreError if it is none."""
         if not isinstance(self._checkpointer, StoreCheckpointer):
             msg = "keep_as: a function that saves by itself keeps its own checkpoints (needs a state with items())"
             raise StoreError(msg)
         if not isinstance(name, str) or not _KEPT_NAME.fullmatch(name):
             msg = f"keep_as={name!r}: a name is letters, digits, '-' and '_', at most 64 (example: best)"
             raise StoreError(msg)
-        return name
+        return partial(self._checkpointer.keep_as, name=name)
 
     def before_update(self) -> None:
         """Say that parameters or moments are changed next, and not by an optimizer that `TorchState` was given.

@@ -8,6 +8,7 @@ digest of all there is in FOLDER/final. Without kills no guard saves: that is wh
 others are compared with. WHERE: "cpu", or "cuda" for a real one.
 """
 
+import ctypes
 import os
 import random
 import signal
@@ -39,7 +40,6 @@ class SmallSizes(CudaDevice):
 def train(folder: Path, steps: int, where: str, *, saves: bool, seed: int) -> None:
     torch.manual_seed(7)
     torch.set_num_threads(1)
-    torch.use_deterministic_algorithms(mode=True)
     layers = [nn.Linear(24, 40), nn.BatchNorm1d(40), nn.GELU(), nn.Dropout(0.1), nn.Linear(40, 24)]
     model = nn.Sequential(*layers).to(where)
     optimizer = torch.optim.AdamW(model.parameters(), lr=0.003, foreach=True)
@@ -85,12 +85,16 @@ def digest(items: list[Item]) -> str:
     return seen.hexdigest()
 
 
-def run(folder: Path, steps: int, where: str, *, saves: bool, seed: int, kill_after_s: float | None) -> None:
-    """Make a child that trains, and kill it so long after it has begun; None: not before it ends."""
+def run(folder: Path, steps: int, where: str, *, seed: int, kill_after_s: float | None, saves: bool = True) -> None:
+    """Make a child that trains, and kill it so long after its restore; None: not before it ends.
+
+    Below 0: kill it so long after it was made, as a rule in the restore.
+    """
     losses = folder / "loss"
     before = losses.stat().st_size if losses.exists() else 0
     child = os.fork()
     if not child:
+        ctypes.CDLL(None).prctl(1, signal.SIGKILL)  # PR_SET_PDEATHSIG: it may never end by itself
         try:
             train(folder, steps, where, saves=saves, seed=seed)
         except BaseException as error:  # noqa: BLE001 - the parent knows by the status
@@ -98,9 +102,9 @@ def run(folder: Path, steps: int, where: str, *, saves: bool, seed: int, kill_af
             os._exit(1)
         os._exit(0)
     if kill_after_s is not None:
-        while not losses.exists() or losses.stat().st_size == before:
+        while kill_after_s >= 0 and (not losses.exists() or losses.stat().st_size == before):
             time.sleep(0.005)
-        time.sleep(kill_after_s)
+        time.sleep(abs(kill_after_s))
         os.kill(child, signal.SIGKILL)
     status = os.waitstatus_to_exitcode(os.waitpid(child, 0)[1])
     if status > 0:
@@ -108,9 +112,10 @@ def run(folder: Path, steps: int, where: str, *, saves: bool, seed: int, kill_af
 
 
 def main(folder: Path, where: str, steps: int, kills: int, seed: int) -> None:
+    torch.use_deterministic_algorithms(mode=True)  # here, because it loads half of torch
     chance = random.Random(seed)
     for number in range(kills):
-        run(folder, sys.maxsize, where, saves=True, seed=number, kill_after_s=chance.random() * 0.6)
+        run(folder, sys.maxsize, where, seed=number, kill_after_s=chance.random() * (0.6 if (number + 1) % 3 else -0.1))
         told = [line.split()[0] for line in (folder / "loss").read_text().splitlines()]
         steps = max([steps, *(int(word) + 100 for word in told if word.isdecimal())])
     run(folder, steps, where, saves=kills > 0, seed=kills, kill_after_s=None)

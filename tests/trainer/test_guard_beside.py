@@ -653,6 +653,29 @@ def test_an_end_that_is_asked_for_during_a_save_comes_in_it(job: Job) -> None:
     assert ended == [0]
 
 
+@pytest.mark.parametrize("after", ["pause", "exit"])
+def test_what_a_save_keeps_under_a_name_is_kept_before_training_stands_or_ends(job: Job, after: str) -> None:
+    """The outage comes just as the best model so far is saved: power goes, and no line after `save` runs any more."""
+    step = job.step()
+    job.trigger("e", after)
+    ended: list[object] = []
+
+    def save() -> None:
+        try:
+            ended.append(job.guard.save(step, keep_as="best").step)
+        except StopTraining as stop:
+            ended.append(stop.code)
+
+    thread = threading.Thread(target=save)
+    thread.start()
+    assert job.ended("e").at_paused_step
+    assert [path.name.split("-")[1] for path in (job.folder / "best").iterdir()] == [f"{step:012d}"]
+    job.requests.tell("e")
+    job.requests.resume(wait_s=0)
+    thread.join(60)
+    assert ended == [0 if after == "exit" else step]
+
+
 @pytest.mark.parametrize("after", ["pause", "continue"])
 def test_no_periodic_checkpoint_follows_an_emergency_at_once(job: Job, after: str) -> None:
     """The clock begins again with the emergency, and after the pause: a flickering outage costs no stall each time."""

@@ -316,14 +316,17 @@ class StepHook:
             else:
                 requests.pace.totals.failed += 1
 
-    def save(self, step: int, others: Collective | None) -> SavedCheckpoint | Taken | Exception:
+    def save(
+        self, step: int, others: Collective | None, keep_as: Callable[[SavedCheckpoint], None] | None = None
+    ) -> SavedCheckpoint | Taken | Exception:
         """Save this state whatever is asked, and wait until it is durable; return how that ended.
 
         A wish that came meanwhile has this checkpoint, and training stands here for it, or ends (StopTraining). With
         several ranks, one that came when all were here is for this step, too, and has a checkpoint of its own.
-        others: the other ranks, which all save at this step and wait for each other.
+        others: the other ranks, which all save at this step and wait for each other. keep_as: called before training
+        stands or ends here, because power may go meanwhile.
         """
-        requests, waits = self._requests, others
+        requests, waits, kept = self._requests, others, None
         together = self.together if others is not None and self._stand_in is None else None
         try:
             if together is not None:
@@ -348,13 +351,15 @@ class StepHook:
             raise
         if waits is not None and isinstance(outcome, Exception):
             waits.failed(outcome)
+        if keep_as is not None and isinstance(outcome, SavedCheckpoint):
+            kept = attempted(partial(keep_as, outcome), f"keep_as at step {step}")
         if together is not None:
             self._here(step, partial(self._stop_together, together, step), whole=True)
         elif self.together is None and isinstance(outcome, SavedCheckpoint):
             self._here(step, partial(self._stop, step), whole=True)  # not written again: waiting requests get this one
         if isinstance(outcome, SavedCheckpoint):
             self._reset_clock(step)
-        return outcome
+        return outcome if kept is None else kept
 
     def _measure(self) -> None:
         """At the first boundary: learn what a checkpoint will write, and have room made for it meanwhile."""
