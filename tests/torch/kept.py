@@ -5,17 +5,22 @@ from ctypes import c_ubyte
 from typing import Any
 
 from powerguard.trainer.store.items import Item, Loaded, State
+from powerguard.trainer.store.manifest import Layout
 from powerguard.trainer.store.shards import Snapshot
 
 
 def kept(items: Iterable[Item]) -> Mapping[str, Loaded]:
     """What comes back of these items; read-only, as from a reader that maps the file."""
     with Snapshot() as snapshot:
-        layout = snapshot.take(items)
-        found = {}
-        for entry in layout.items:
-            data = bytes(snapshot.buffer[entry.offset : entry.offset + entry.size_bytes])
-            found[entry.name] = Loaded(entry.name, entry.dtype, entry.shape, memoryview(data))
+        return held(snapshot, snapshot.take(items))
+
+
+def held(snapshot: Snapshot, layout: Layout) -> Mapping[str, Loaded]:
+    """What a snapshot holds."""
+    found = {}
+    for entry in layout.items:
+        data = bytes(snapshot.buffer[entry.offset : entry.offset + entry.size_bytes])
+        found[entry.name] = Loaded(entry.name, entry.dtype, entry.shape, memoryview(data))
     return found
 
 

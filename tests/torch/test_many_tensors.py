@@ -1,10 +1,11 @@
 """A state of many tensors is packed as the last time while its structure is the same: never another one than that."""
 
+import contextlib
 import copy
 import json
 import random
 import sys
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from types import FrameType
 from typing import Any
 
@@ -12,27 +13,44 @@ import pytest
 import torch
 from torch import nn
 
+from powerguard.trainer.store.items import Loaded
+from powerguard.trainer.store.manifest import Layout
+from powerguard.trainer.store.shards import Snapshot, laid_out
 from powerguard.trainer.torch import TorchState, copier
 from powerguard.trainer.torch.tree import Packer, Rows, StateError, Unpacker
-from tests.torch.kept import kept
+from tests.torch.kept import held, kept
+from tests.torch.late_device import LateDevice
 
 MANY = 80
 
 
 class Job:
     def __init__(self) -> None:
-        self.model = nn.ParameterList(nn.Parameter(torch.randn(5)) for _ in range(MANY))
-        self.extra: dict[Any, Any] = {"rows": {key: torch.randn(3) for key in range(MANY)}, "nest": {}}
-        self.optimizer = torch.optim.AdamW(self.model.parameters(), lr=0.1)
+        self.model = nn.ParameterList(nn.Parameter(torch.randn(700 if at % 9 == 0 else 5)) for at in range(MANY))
+        average = [param.detach().clone() for param in self.model]
+        self.extra: dict[Any, Any] = {
+            "rows": {key: torch.randn(3) for key in range(MANY)},
+            "nest": {},
+            "average": average,
+        }
+        self.optimizers = [torch.optim.AdamW(self.model.parameters(), lr=0.1)]
         self.step()
 
-    def step(self) -> None:
-        for param in self.model.parameters():
-            param.grad = torch.randn(param.shape)
-        self.optimizer.step()
+    def step(self, batches: int = 1) -> None:
+        for _ in range(batches):
+            torch.stack([(param * torch.randn(param.shape)).sum() for param in self.model]).sum().backward()
+        for optimizer in self.optimizers:
+            optimizer.step()
+            optimizer.zero_grad()
+        with torch.no_grad():
+            for mine, param in zip(self.extra["average"], self.model, strict=False):
+                if mine.shape == param.shape:
+                    mine.lerp_(param, 0.1)
 
-    def state(self) -> TorchState:
-        return TorchState(model=self.model, optimizer=self.optimizer, extra=self.extra, random=False)
+    def state(self, overlap: str = "", device: LateDevice | None = None) -> TorchState:
+        return TorchState(
+            model=self.model, optimizer=self.optimizers, extra=self.extra, random=False, overlap=overlap, device=device
+        )
 
 
 def replaced(job: Job) -> None:
@@ -113,13 +131,41 @@ def pairs_to_dicts(job: Job) -> None:
 
 
 def moments_gone(job: Job) -> None:
-    job.optimizer.state.pop(job.model[2])
+    job.optimizers[0].state.pop(job.model[2])
+
+
+def moments_swapped(job: Job) -> None:
+    state = job.optimizers[0].state[job.model[9]]
+    state["exp_avg"] = torch.randn_like(state["exp_avg"])
+
+
+def data_swapped(job: Job) -> None:
+    job.model[9].data = torch.randn(700)
+
+
+def another_parameter(job: Job) -> None:
+    """No optimizer has it, and its gradient changes nothing."""
+    job.model[18] = nn.Parameter(torch.randn(700))
+
+
+def one_more_group(job: Job) -> None:
+    job.model.append(nn.Parameter(torch.randn(700)))
+    job.optimizers[-1].add_param_group({"params": [job.model[-1]]})
+
+
+def one_more_average(job: Job) -> None:
+    job.extra["average"].append(torch.randn(5))
+
+
+def one_average_less(job: Job) -> None:
+    job.extra["average"].pop()
 
 
 CHANGES: list[Callable[[Job], None]] = [
     *(replaced, reshaped, turned_in_place, of_another_dtype, one_more, one_less, in_another_order, another_key),
     *(keys_that_are_equal, pairs),
     *(a_value_among_them, empty, tied_within, tied_to_the_model, tied_to_another_part, of_one_name, moments_gone),
+    *(moments_swapped, data_swapped, another_parameter, one_more_group, one_more_average, one_average_less),
 ]
 
 
@@ -127,6 +173,11 @@ def same(state: TorchState, job: Job) -> None:
     """What the state keeps is what one keeps that has never kept anything."""
     mine, fresh = kept(state.items()), kept(job.state().items())
     assert list(mine) == list(fresh)
+    alike(mine, fresh)
+
+
+def alike(mine: Mapping[str, Loaded], fresh: Mapping[str, Loaded]) -> None:
+    assert mine.keys() == fresh.keys()
     for name, loaded in fresh.items():
         found = mine[name]
         assert (found.dtype, found.shape, bytes(found.data)) == (loaded.dtype, loaded.shape, bytes(loaded.data)), name
@@ -153,19 +204,68 @@ def test_pairs_are_not_taken_for_dicts() -> None:
         same(state, job)
 
 
-@pytest.mark.parametrize("seed", range(3))
-def test_changes_in_any_order(seed: int) -> None:
+class Copies:
+    """Takes the states of a job from a device that copies late, into one or two snapshots in turn."""
+
+    def __init__(self, job: Job, overlap: str, seed: int) -> None:
+        self._job = job
+        self.device = LateDevice(seed=seed, slowest_s=None if seed % 2 else 0.002, owns=lambda _: chance.random() < 0.9)
+        chance = random.Random(seed)
+        self.state = job.state(overlap, self.device)
+        self._snapshots = [Snapshot(copier=self.state.copier) for _ in range(1 + seed % 2)]
+        self._found: dict[Snapshot, tuple[Layout, Mapping[str, Loaded]]] = {}
+        self.was_late = False
+
+    def take(self, *, late: bool) -> None:
+        """Into the snapshot that was taken into the longest ago; what was on its way there is given up."""
+        snapshot = self._snapshots.pop(0)
+        self._snapshots.append(snapshot)
+        expected, items = kept(self._job.state().items()), self.state.items()
+        snapshot.reserve(laid_out(items).size_bytes)
+        while snapshot.register():
+            pass
+        self._found[snapshot] = snapshot.take(items, late=late), expected
+        self.was_late = self.was_late or self.state.copier.how.startswith("while training went on")
+
+    def look(self) -> None:
+        for snapshot, (layout, expected) in self._found.items():
+            snapshot.wait_arrived(layout.size_bytes)
+            alike(held(snapshot, layout), expected)
+
+    def end(self) -> None:
+        for snapshot in self._snapshots:
+            snapshot.close()
+        assert not self.device.registered
+        assert not self.device.faults
+
+
+@pytest.mark.parametrize("seed", range(2))
+@pytest.mark.parametrize("overlap", copier.OVERLAPS)
+def test_changes_in_any_order(seed: int, overlap: str) -> None:
+    """Also while copies are on their way, with an emergency in the midst of them, and with one more optimizer later."""
     chance = random.Random(seed)
     job = Job()
-    state = job.state()
-    for _ in range(12):
-        try:
+    copies = Copies(job, overlap, seed)
+    for turn in range(24):
+        if turn == 12:
+            copies.end()
+            one_more_group(job)
+            job.optimizers.append(torch.optim.SGD([job.model[-1]], lr=0.1, momentum=0.9))
+            copies = Copies(job, overlap, seed + 1)
+        for _ in range(chance.choice([0, 0, 1])):
+            with contextlib.suppress(KeyError):
+                chance.choice(CHANGES)(job)
+        copies.take(late=chance.random() < 0.8)
+        with contextlib.suppress(KeyError):
             chance.choice(CHANGES)(job)
-        except KeyError:
-            continue
-        same(state, job)
-        job.step()
-        same(state, job)
+        if chance.random() < 0.2:
+            copies.take(late=False)
+        job.step(chance.choice([1, 1, 3]))
+        if chance.random() < 0.5:
+            copies.look()
+    copies.look()
+    copies.end()
+    assert copies.was_late == bool(overlap)
 
 
 def back(packer: Packer, tree: object) -> Any:
