@@ -56,7 +56,8 @@ def divided(rank: int) -> None:
     model, optimizer = ddp(1)
     torch.manual_seed(rank)
     train(model, optimizer, 3)
-    state = TorchState(model=model, optimizer=optimizer, divide=True)
+    notes: dict[str, torch.Tensor] = {}
+    state = TorchState(model=model, optimizer=optimizer, extra={"notes": notes}, divide=True)
     items = kept(state.items())
     mine: list[set[str]] = [set()] * dist.get_world_size()
     dist.all_gather_object(
@@ -66,12 +67,18 @@ def divided(rank: int) -> None:
     assert "model/state/3.weight" in large
     assert len(large) == len(set(large)) == 3, "the weight and its two moments, none of them twice"
     assert "model/state/1.running_mean" in items
-    expected = train(model, optimizer, 4)
-    again, other = ddp(2)
-    TorchState(model=again, optimizer=other, divide=True).load(items)
-    assert train(again, other, 4) == expected
-    for one, two in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
-        assert torch.equal(one, two)
+    for size in (0, 10, 10, 3000):  # the division of the state before is right, or is not
+        if size:
+            notes["own"] = torch.full((size,), float(rank))
+        items = kept(state.items())
+        expected = train(model, optimizer, 4)
+        again, other = ddp(2)
+        found: dict[str, torch.Tensor] = {}
+        TorchState(model=again, optimizer=other, extra={"notes": found}, divide=True).load(items)
+        assert train(again, other, 4) == expected
+        for one, two in zip(model.state_dict().values(), again.state_dict().values(), strict=True):
+            assert torch.equal(one, two)
+        assert not size or torch.equal(found["own"], notes["own"])
     with pytest.raises(StateError, match="written with divide=True"):
         TorchState(model=again, optimizer=other).load(items)
     torch.manual_seed(rank)

@@ -13,6 +13,7 @@ Eight ranks on one host would else write the same parameters and moments eight t
 times as long. Only loading needs a collective; saving needs none, since every rank finds the same division by itself.
 """
 
+import json
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
@@ -58,6 +59,9 @@ class Division:
         self._ranks = dist.get_world_size()
         # NCCL alone moves only what lies on a GPU.
         self._device = torch.device("cuda" if "gloo" not in str(dist.get_backend()) else "cpu")
+        self._structure: Sequence[Any] = ()
+        self._mine: list[int] = []
+        self._told = ""
 
     def check_alike(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
         """Raise StateError, on every rank, unless all of them hold the same bits. A collective."""
@@ -71,18 +75,31 @@ class Division:
             msg = "divide=True: the ranks hold different parameters (make the state after DDP has wrapped the model)"
             raise StateError(msg)
 
-    def share(self, items: Sequence[Item], alike: set[str]) -> tuple[list[Item], Json]:
-        """What this rank keeps of these items, and who keeps what. alike: names of items that all ranks have."""
+    def share(
+        self, items: Sequence[Item], structure: Sequence[Any], alike: Callable[[], Sequence[Callable[[str], bool]]]
+    ) -> tuple[list[Item], str]:
+        """What this rank keeps of these items, and who keeps what, as JSON: as the last time for an equal structure.
+
+        alike: returns which items all ranks have, by name.
+        """
+        if structure != self._structure or not structure:
+            self._structure = ()  # until it is divided: as in `Copier.arranged`
+            self._divide(items, alike())
+            self._structure = structure
+        return [items[number] for number in self._mine], self._told
+
+    def _divide(self, items: Sequence[Item], alike: Sequence[Callable[[str], bool]]) -> None:
         loads = [0] * self._ranks
         owners: dict[str, int] = {}
-        divided = [item for item in items if item.name in alike and item.size_bytes >= _SMALL_BYTES]
+        large = [item for item in items if item.size_bytes >= _SMALL_BYTES]
+        divided = [item for item in large if any(is_alike(item.name) for is_alike in alike)]
         for item in sorted(divided, key=lambda each: (-each.size_bytes, each.name)):
             owner = loads.index(min(loads))
             loads[owner] += item.size_bytes
             owners[item.name] = owner
-        mine = [item for item in items if owners.get(item.name, self._rank) == self._rank]
+        self._mine = [at for at, item in enumerate(items) if owners.get(item.name, self._rank) == self._rank]
         told = [[item.name, owners[item.name], item.dtype, list(item.shape), item.size_bytes] for item in divided]
-        return mine, {"ranks": self._ranks, "items": told}
+        self._told = json.dumps({"ranks": self._ranks, "items": told}, separators=(",", ":"))
 
     def complete(self, items: Mapping[str, Loaded], told: Json) -> Mapping[str, Loaded]:
         """All items, those of the other ranks too. A collective: each rank sends its share to all."""
@@ -222,13 +239,14 @@ class TorchState:
         index: dict[str, Json] = {"format": FORMAT, "parts": parts, "kinds": self._kinds}
         items, structure = packer.items, packer.structure
         if self._division is not None:
-            alike = [component.alike(name) for name, component in self._components.items()]
-            names = {item.name for item in items if any(is_alike(item.name) for is_alike in alike)}
-            items, index["divided"] = self._division.share(items, names)
-            structure = []
+            items, told = self._division.share(items, structure, self._alike)
+            index["divided"] = packer.stand_in(told)
         text = packer.text(index).encode()
         text += b" " * (-len(text) % _INDEX_BYTES)
         return self.copier.arranged([Buffer(INDEX, text, JSON, ()), *items], [len(text), *structure])
+
+    def _alike(self) -> list[Callable[[str], bool]]:
+        return [component.alike(name) for name, component in self._components.items()]
 
     def load(self, items: Mapping[str, Loaded]) -> None:
         """Put everything back, or, where something does not fit, touch nothing and raise StateError."""

@@ -144,6 +144,12 @@ class Packer:
             return (self._pack_rows if is_large else self._pack_mapping)(where, value, depth)
         return self._pack_rest(where, value, depth)
 
+    def stand_in(self, text: str) -> str:
+        """Return what stands in a node for this JSON text, until `text` puts that in its place."""
+        key = f"{_TOKEN}/{len(self.texts)}"
+        self.texts[key] = text
+        return key
+
     def text(self, node: Json) -> str:
         """Return a node as JSON text."""
         text: str = json.dumps(node, separators=(",", ":"))
@@ -189,8 +195,7 @@ class Packer:
                 self._pointers.update(rows.ends[0])
                 self._again.append(rows)
             self.structure.append(rows)
-            self.texts[token := f"{_TOKEN}/{len(self.texts)}"] = rows.text
-            return token
+            return self.stand_in(rows.text)
         finally:
             self._known = known
 
