@@ -481,7 +481,8 @@ class Guard:
 
         step: the state is whole, and is the one after this step. Then it is copied to memory as the phase begins, so
         that an emergency finds it; whatever happens to the model meanwhile (averaged weights swapped in, say) does not
-        matter. Without it, the last durable checkpoint is what there is.
+        matter. Without it, the last durable checkpoint is what there is; so it is, too, if host memory holds one
+        snapshot and an older state is just being written from it.
         """
         step = None if step is None else whole(step)
         began_s, stepped_at_s, before = self._clock(), self._pace.stepped_at_s, self._pace.loop

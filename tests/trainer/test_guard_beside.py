@@ -530,6 +530,24 @@ def test_an_emergency_in_an_evaluation_finds_the_state_of_its_step(job: Job) -> 
     assert job.step() == step + 1
 
 
+@pytest.mark.parametrize("snapshots", [1, 2])
+def test_a_phase_that_begins_during_a_write_needs_a_second_snapshot(folder: Path, snapshots: int) -> None:
+    """With one, the state that is being written is what an emergency in the phase finds."""
+    job = Job(folder, every_s=300, snapshots=snapshots)
+    older = periodic(job)
+    step = job.step()
+    with job.guard.phase("eval", step=step):
+        assert job.requests.status().snapshot_step == (older if snapshots == 1 else step)
+        job.disk.gate.set()
+        job.until(lambda: job.requests.status().last_committed is not None)
+        job.trigger("e", "continue", 60.0)
+        time.sleep(0.7)
+        assert (job.of("e").phase is Phase.WAITING_STEP) == (snapshots == 1)
+    job.step()
+    assert job.ended("e").step == step + (snapshots == 1)
+    job.close()
+
+
 def test_a_phase_that_tells_no_step_saves_nothing(job: Job) -> None:
     """What is in the model just now nobody knows: the next boundary does it."""
     with job.guard.phase(Loop.COMPILE):
