@@ -364,7 +364,7 @@ class Copier:
         a copy that reaches from one into the next ("invalid argument", seen on an H100).
         """
         address = _address(memory)
-        if whole and len(self._registered.get(address, [])) > 1:
+        if whole and self._registered.get(address, [len(memory)]) != [len(memory)]:
             self.unregister(memory)
         ends = self._registered.get(address, [])
         done = ends[-1] if ends else 0
