@@ -73,7 +73,8 @@ async def test_sigterm_past_the_commit_ends_at_once() -> None:
         assert await world.ended() < PROMPT_S
         assert world.process is not None
         assert world.process.returncode == 0
-        assert len(world.offs()) == 1
+        # A reading that a busy machine delays makes the daemon order again, with less time; SIGTERM orders nothing.
+        assert 1 <= len(world.offs()) <= 1 + len(world.notes("power_off_hastened"))
         assert world.notes("foreign_stop_seen") == []
         world.no_traceback()
 
