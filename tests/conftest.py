@@ -47,13 +47,15 @@ def pytest_sessionfinish() -> None:
 
 
 @pytest.hookimpl(trylast=True)
-def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
+def pytest_collection_modifyitems(config: pytest.Config, items: list[pytest.Item]) -> None:
     """Put those first that are marked so, then groups, which one worker runs; give long tests a longer limit.
 
     Those that start real daemons, too: each start takes a second of a processor, which may be many of a busy machine.
     """
     items.sort(key=lambda item: [item.get_closest_marker(name) is None for name in ("first", "xdist_group")])
     for item in items:
+        if getattr(config.option, "loadgroup", False) and item.get_closest_marker("xdist_group"):
+            assert "@" in item.nodeid, "this pytest-xdist ignores xdist_group with this pytest"
         if item.get_closest_marker("timeout") is not None:
             continue
         if item.get_closest_marker("slow") or item.get_closest_marker("vm"):

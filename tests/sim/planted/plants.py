@@ -155,7 +155,7 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.energy.account",
         swaps=(("    drain = gone_s / tau_s(", "    drain = gone_s / 60.0 / tau_s("),),
         within=600,
-        hint=187,
+        hint=190,
         site=_BLIND,
     ),
     Plant(
@@ -674,6 +674,7 @@ PLANTS: tuple[Plant, ...] = (
         ),
         site=_RACES,
         within=120,
+        hint=21,
     ),
     Plant(
         name="an_output_cut_before_the_host_is_off",
@@ -840,6 +841,7 @@ PLANTS: tuple[Plant, ...] = (
             ),
         ),
         level="job",
+        hint=43,
         site=_PERSONS,
     ),
     Plant(
@@ -936,6 +938,7 @@ PLANTS: tuple[Plant, ...] = (
         ),
         level="job",
         within=200,
+        hint=58,
         site=_APART,
     ),
     Plant(
