@@ -32,7 +32,7 @@ class RefusedError(Exception):
     """The daemon refused: its own reason."""
 
 
-class Told(dict[str, Any]):
+class Answer(dict[str, Any]):
     """An object of the daemon's, and each in it. Keys are only ever added: one that lacks one is an older daemon's."""
 
     def __missing__(self, key: str) -> NoReturn:
@@ -190,7 +190,7 @@ def _exchange(
 def _object(answer: tuple[int, bytes], what: str) -> dict[str, Any]:
     code, raw = answer
     try:
-        body = json.loads(raw, object_hook=Told)
+        body = json.loads(raw, object_hook=Answer)
     except (ValueError, RecursionError):
         body = None
     if not isinstance(body, dict) or "schema_version" not in body:

@@ -28,7 +28,7 @@ from powerguard.effectors.sentinel import protocol as wire
 from powerguard.sentinel import decide
 from powerguard.sentinel.decide import Decision, End, Ending, HostRules, Intent, PowerOnOrder, Seen, SentinelWorld
 from powerguard.sentinel.options import SentinelHost, SentinelSettings
-from powerguard.sentinel.server import Told, refusal
+from powerguard.sentinel.server import Answer, refusal
 from powerguard.sentinel.store import Clocks, IntentStore, IntentTable
 from powerguard.settings.schema import SourceOptions
 from powerguard.ups.base import Source
@@ -353,7 +353,7 @@ class Sentinel:
 
     # --- What hosts ask ---------------------------------------------------------------------------------------------
 
-    async def answer(self, kind: str, asked: wire.Request) -> Told:
+    async def answer(self, kind: str, asked: wire.Request) -> Answer:
         """Answer a host that has proven who it is."""
         match kind:
             case "store":
@@ -363,7 +363,7 @@ class Sentinel:
             case _:
                 return 200, self._hello(asked)
 
-    async def _store(self, asked: wire.Request) -> Told:
+    async def _store(self, asked: wire.Request) -> Answer:
         differ = decide.missing(self.hosts[asked.host], asked.feeds)
         if differ:
             return 409, refusal(f"{differ} (name the same UPSes on both sides)")
@@ -399,7 +399,7 @@ class Sentinel:
             "mode": self.settings.mode,
         }
 
-    async def _withdraw(self, asked: wire.Request) -> Told:
+    async def _withdraw(self, asked: wire.Request) -> Answer:
         intent = self.keeper.table.intents.get(asked.host)
         was_there = intent is not None and intent.outage == asked.outage
         orders = self.keeper.table.orders(asked.host, asked.outage)

@@ -47,14 +47,14 @@ HOST_RATE: Final = (1.0, 20.0)
 MAX_ADDRESSES: Final = 1024
 TELL_REFUSALS_S: Final = 10.0
 
-Told = tuple[int, Mapping[str, Any]]
+Answer = tuple[int, Mapping[str, Any]]
 """HTTP status and JSON object."""
 
 
 class RequestHandler(Protocol):
     """Answers requests whose origin was proven."""
 
-    async def answer(self, kind: str, asked: wire.Request) -> Told:
+    async def answer(self, kind: str, asked: wire.Request) -> Answer:
         """Carry it out within a few seconds; kind: of `protocol.PATHS`."""
         ...
 

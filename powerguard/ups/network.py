@@ -96,7 +96,7 @@ class Refused:
     code: int
 
 
-Told = Link | Route | Neighbour | RoutesChanged | Refused
+Answer = Link | Route | Neighbour | RoutesChanged | Refused
 
 
 def _request(kind: int, sequence: int, body: bytes) -> bytes:
@@ -116,20 +116,20 @@ def ask_link(index: int, sequence: int) -> bytes:
     return _request(_GETLINK, sequence, _LINK.pack(0, 0, index, 0, 0))
 
 
-def parse(datagram: bytes) -> Iterator[tuple[int, Told]]:
+def parse(datagram: bytes) -> Iterator[tuple[int, Answer]]:
     """Yield the messages of a datagram, each with its sequence number: of the request, 0 without one."""
     at = 0
     while at + _HEADER.size <= len(datagram):
         length, kind, _flags, sequence, _port = _HEADER.unpack_from(datagram, at)
         if length < _HEADER.size or at + length > len(datagram):
             return
-        told = _told(kind, sequence, datagram[at + _HEADER.size : at + length])
+        told = _parsed(kind, sequence, datagram[at + _HEADER.size : at + length])
         if told is not None:
             yield sequence, told
         at += (length + 3) & ~3
 
 
-def _told(kind: int, sequence: int, body: bytes) -> Told | None:
+def _parsed(kind: int, sequence: int, body: bytes) -> Answer | None:
     try:
         if kind in (_NEWLINK, _DELLINK):
             return _link(body, gone=kind == _DELLINK)

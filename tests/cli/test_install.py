@@ -31,7 +31,7 @@ from powerguard.cli.install.pieces import (
     pieces,
     resume_pieces,
 )
-from powerguard.cli.install.told import Told
+from powerguard.cli.install.report import Report
 from powerguard.cli.install.verb import runs_older_code
 from powerguard.cli.main import main
 from powerguard.clock import boot_id
@@ -499,7 +499,7 @@ async def test_what_would_start_at_boot_anyway_or_closes_a_circle_is_told(golden
 
 async def test_a_step_that_fails_is_told_and_the_others_are_taken(golden: Golden) -> None:
     systemd = Systemd({"systemd-sysusers": says("", 1, "Failed\nno room\n"), "systemctl": says("")})
-    told = Told("install", Path("/nowhere"), dry_run=False)
+    told = Report("install", Path("/nowhere"), dry_run=False)
     await host.carry_out(systemd, host.steps(["gpu"], with_daemon=True), told)
     assert told.failed
     became = {command: did for command, _, did in told.steps}
@@ -519,7 +519,7 @@ async def test_a_step_that_fails_is_told_and_the_others_are_taken(golden: Golden
 async def test_a_host_that_cannot_mount_is_installed_all_the_same() -> None:
     """In some containers nothing can be mounted: trainers' sockets then lie in /run; that is no failure."""
     answers = {"systemd": says(""), "udevadm": says(""), "systemctl start run": says("", 1), "systemctl": says("")}
-    told = Told("install", Path("/nowhere"), dry_run=False)
+    told = Report("install", Path("/nowhere"), dry_run=False)
     await host.carry_out(Systemd(answers), host.steps([], with_daemon=True), told)
     became = {command: did for command, _, did in told.steps}
     assert became[f"systemctl start {TRAINERS_MOUNT}"].startswith("failed")

@@ -9,12 +9,12 @@ import pytest
 
 from powerguard.ups.network import (
     MAX_DATAGRAM,
+    Answer,
     Link,
     Neighbour,
     Refused,
     Route,
     RoutesChanged,
-    Told,
     ask_link,
     ask_route,
     parse,
@@ -40,12 +40,12 @@ def _neighbour(state: int, address: str, cache: bytes = b"") -> bytes:
     return _message(28, body + (_attribute(3, cache) if cache else b""))
 
 
-def _one(datagram: bytes) -> Told:
+def _one(datagram: bytes) -> Answer:
     ((_, told),) = parse(datagram)
     return told
 
 
-def _answer(question: bytes) -> list[Told]:
+def _answer(question: bytes) -> list[Answer]:
     """Ask the kernel that runs this test."""
     with socket.socket(socket.AF_NETLINK, socket.SOCK_RAW, socket.NETLINK_ROUTE) as netlink:
         netlink.settimeout(60)
@@ -87,7 +87,7 @@ def test_a_neighbour_says_when_it_was_last_heard() -> None:
 def test_a_way_names_its_link_and_its_gateway() -> None:
     """Also an IPv4 way by an IPv6 gateway (RTA_VIA); a way that nobody asked for is only news that ways changed."""
 
-    def route(*attributes: bytes, family: int = 2, kind: int = 1, sequence: int = 9) -> list[tuple[int, Told]]:
+    def route(*attributes: bytes, family: int = 2, kind: int = 1, sequence: int = 9) -> list[tuple[int, Answer]]:
         body = struct.pack("=BBBBBBBBI", family, 32, 0, 0, 254, 0, 0, kind, 0) + b"".join(attributes)
         return list(parse(_message(24, body, sequence)))
 

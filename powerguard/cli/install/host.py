@@ -20,7 +20,7 @@ from powerguard.cli.install.pieces import (
     UNITS,
     Piece,
 )
-from powerguard.cli.install.told import Told
+from powerguard.cli.install.report import Report
 from powerguard.clock import boot_id
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn
@@ -185,18 +185,18 @@ def undone() -> list[Undo]:
     return [each for each in _UNDO if Path(each.helper.socket).with_name(each.file).exists()]
 
 
-async def put_back(wanted: Iterable[Undo], told: Told) -> None:
+async def put_back(wanted: Iterable[Undo], report: Report) -> None:
     """Have the helpers put everything back, and report each result."""
     for each in wanted:
         why = ""
         try:
-            if not told.dry_run:
+            if not report.dry_run:
                 await each.helper.ask({"word": each.word}, limit_s=STEP_LIMIT_S)
         except EffectorError as error:
             why = str(error)
-        told.failed = told.failed or bool(why)
-        told.steps.append(
-            (f"{each.helper.name}: {each.word}", each.what, f"failed: {why}" if why else told.did("done"))
+        report.failed = report.failed or bool(why)
+        report.steps.append(
+            (f"{each.helper.name}: {each.word}", each.what, f"failed: {why}" if why else report.did("done"))
         )
 
 
@@ -212,7 +212,7 @@ def steps_to_end(paths: Iterable[str]) -> list[Step]:
     return _there(made)
 
 
-def remove_folders(told: Told) -> None:
+def remove_folders(report: Report) -> None:
     """Remove our folders in /run and the files in them, and report each.
 
     A change that a helper must still put back stays.
@@ -221,8 +221,8 @@ def remove_folders(told: Told) -> None:
     if _has_sockets():
         kept[TRAINERS] = "kept: trainers have sockets there; gone at the next boot"
     for folder in filter(os.path.exists, RUN_FOLDERS):
-        did = kept.get(folder) or told.did("removed")
-        if folder not in kept and not told.dry_run:
+        did = kept.get(folder) or report.did("removed")
+        if folder not in kept and not report.dry_run:
             try:
                 for entry in Path(folder).iterdir():
                     if folder != TRAINERS and (entry.is_symlink() or not entry.is_dir()):
@@ -230,7 +230,7 @@ def remove_folders(told: Told) -> None:
                 Path(folder).rmdir()
             except OSError as error:
                 did = f"left: {error.strerror or error}"
-        told.files.append((folder, "until the next boot", did))
+        report.files.append((folder, "until the next boot", did))
 
 
 RESTART_DAEMON: Final = Step(("systemctl", "restart", DAEMON), "restart the daemon, to use the new files")
@@ -273,12 +273,12 @@ async def is_up(spawn: Spawn) -> bool:
     return (await _show(spawn, DAEMON, "ActiveState")).get("ActiveState") in {"active", "activating", "reloading"}
 
 
-async def carry_out(spawn: Spawn, steps: Iterable[Step], told: Told) -> None:
+async def carry_out(spawn: Spawn, steps: Iterable[Step], report: Report) -> None:
     """Run steps in order, even if some fail, and report each result."""
     for step in steps:
-        why = "" if told.dry_run else await _run(spawn, step)
-        told.failed = told.failed or (bool(why) and not step.may_fail)
-        told.steps.append((" ".join(step.argv), step.what, f"failed: {why}" if why else told.did("done")))
+        why = "" if report.dry_run else await _run(spawn, step)
+        report.failed = report.failed or (bool(why) and not step.may_fail)
+        report.steps.append((" ".join(step.argv), step.what, f"failed: {why}" if why else report.did("done")))
 
 
 async def _run(spawn: Spawn, step: Step) -> str:

@@ -4,7 +4,7 @@ import argparse
 from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
-from powerguard.cli.install.told import EX_NOT_DONE, Told
+from powerguard.cli.install.report import EX_NOT_DONE, Report
 from powerguard.cli.shared import Subparsers, fail
 
 if TYPE_CHECKING:
@@ -45,22 +45,22 @@ def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     from powerguard.cli.install.disk import Disk, PlaceError
 
-    told = Told("uninstall", Path(args.root).resolve(), args.dry_run)
-    if told.refused:
-        return fail(args, "uninstall", told.refused, EX_NOT_DONE)
-    disk = Disk(told.root)
+    report = Report("uninstall", Path(args.root).resolve(), args.dry_run)
+    if report.refused:
+        return fail(args, "uninstall", report.refused, EX_NOT_DONE)
+    disk = Disk(report.root)
     try:
         if not disk.load():
             msg = "powerguard is not installed here (or an uninstall has ended)"
             return fail(args, "uninstall", msg, EX_NOT_DONE)
-        if wrong := _uninstall(args, disk, told):
+        if wrong := _uninstall(args, disk, report):
             return fail(args, "uninstall", wrong, EX_NOT_DONE)
     except PlaceError as error:
         return fail(args, "uninstall", str(error), EX_NOT_DONE)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return fail(args, "uninstall", f"{where}{error.strerror or error}; it can be run again", EX_NOT_DONE)
-    return told.tell(as_json=args.json)
+    return report.show(as_json=args.json)
 
 
 def outage_under_way(args: argparse.Namespace) -> str:
@@ -82,51 +82,51 @@ def outage_under_way(args: argparse.Namespace) -> str:
     )
 
 
-def _uninstall(args: argparse.Namespace, disk: "Disk", told: Told) -> str:
+def _uninstall(args: argparse.Namespace, disk: "Disk", report: Report) -> str:
     """Stop the services, then remove; return why not, "" if done."""
     import asyncio
 
     from powerguard.cli.install import host
     from powerguard.effectors.child import run_child
 
-    if told.live:
+    if report.live:
         if asyncio.run(host.is_powering_off(run_child)):
             return "a power-off is under way, and its helper must not be removed: wait for the next boot"
         if outage := outage_under_way(args):
             if not args.force:
                 return f"{outage}: wait for its end, or use --force"
-            told.doubts.append(outage)
-        asyncio.run(host.carry_out(run_child, [host.STOP_DAEMON], told))
-        asyncio.run(host.put_back(host.undone(), told))
-        if told.failed and not args.force:
-            told.then.append("no file was removed: repair the failed steps, or use --force")
+            report.doubts.append(outage)
+        asyncio.run(host.carry_out(run_child, [host.STOP_DAEMON], report))
+        asyncio.run(host.put_back(host.undone(), report))
+        if report.failed and not args.force:
+            report.then.append("no file was removed: repair the failed steps, or use --force")
             return ""
-        asyncio.run(host.carry_out(run_child, host.steps_to_end(disk.manifest.files), told))
-        host.remove_folders(told)
+        asyncio.run(host.carry_out(run_child, host.steps_to_end(disk.manifest.files), report))
+        host.remove_folders(report)
     if any(path.endswith(f".wants/{SLURM_SOCKET}") for path in disk.manifest.files):
-        told.then.append(LEFT_MARKED)
-    _take_away(disk, told)
-    if told.live:
-        asyncio.run(host.carry_out(run_child, host.steps_afterwards(), told))
+        report.then.append(LEFT_MARKED)
+    _take_away(disk, report)
+    if report.live:
+        asyncio.run(host.carry_out(run_child, host.steps_afterwards(), report))
     for path, what in KEPT:
         if disk.place(path).exists():
-            told.files.append((path, what, "kept"))
+            report.files.append((path, what, "kept"))
     prefix = disk.manifest.prefix
-    told.then.append(f"rm -r {prefix} and userdel powerguard, to remove the rest")
+    report.then.append(f"rm -r {prefix} and userdel powerguard, to remove the rest")
     return ""
 
 
-def _take_away(disk: "Disk", told: Told) -> None:
+def _take_away(disk: "Disk", report: Report) -> None:
     """Remove every unchanged path of the manifest, the manifest last."""
     from powerguard.cli.install.disk import MANIFEST
 
     for path in sorted(disk.manifest.files):
         state = disk.state_of(path)
         if state == "changed":
-            told.files.append((path, "", "left: was changed since"))
+            report.files.append((path, "", "left: was changed since"))
         elif state == "same":
-            told.files.append((path, "", told.did("removed")))
-    if told.dry_run:
+            report.files.append((path, "", report.did("removed")))
+    if report.dry_run:
         return
     with disk.alone():
         for path in sorted(disk.manifest.files):

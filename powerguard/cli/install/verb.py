@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 import powerguard
-from powerguard.cli.install.told import EX_NOT_DONE, Told
+from powerguard.cli.install.report import EX_NOT_DONE, Report
 from powerguard.cli.shared import Subparsers, fail
 
 if TYPE_CHECKING:
@@ -83,22 +83,22 @@ def run(args: argparse.Namespace) -> int:
     from powerguard.cli.install.host import wrong_prefix
     from powerguard.cli.install.pieces import PREFIX, SourceError
 
-    told = Told("install", Path(args.root).resolve(), args.dry_run)
-    is_here = told.root == Path("/")
+    report = Report("install", Path(args.root).resolve(), args.dry_run)
+    is_here = report.root == Path("/")
     prefix = args.prefix or (sys.prefix if is_here else PREFIX)
-    if wrong := told.refused or wrong_prefix(prefix, live=is_here):
+    if wrong := report.refused or wrong_prefix(prefix, live=is_here):
         return fail(args, "install", wrong, EX_NOT_DONE)
     try:
-        _install(args, told, prefix)
+        _install(args, report, prefix)
     except (PlaceError, SourceError) as error:
         return fail(args, "install", str(error), EX_NOT_DONE)
     except OSError as error:
         where = f"{error.filename}: " if error.filename else ""
         return fail(args, "install", f"{where}{error.strerror or error}; it can be run again", EX_NOT_DONE)
-    return told.tell(as_json=args.json, verbose=args.verbose)
+    return report.show(as_json=args.json, verbose=args.verbose)
 
 
-def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
+def _install(args: argparse.Namespace, report: Report, prefix: str) -> None:
     import asyncio
 
     from powerguard.cli.install import host
@@ -108,64 +108,66 @@ def _install(args: argparse.Namespace, told: Told, prefix: str) -> None:
     from powerguard.effectors.child import run_child
     from powerguard.effectors.options import HostOptions
 
-    disk = Disk(told.root)
+    disk = Disk(report.root)
     disk.load()
     asked = {part for part in args.parts if part in parts_of.PARTS}
-    if told.live and host.has_bmc(told.root):
+    if report.live and host.has_bmc(report.root):
         asked.add("ipmi")
     parts = sorted(asked | set(disk.manifest.parts))
     has_settings = disk.place(parts_of.SETTINGS).exists()
     # Settings that are missing for a moment must not keep the daemon from starting at the next boot.
     with_daemon = has_settings or parts_of.AT_BOOT in disk.manifest.files
-    wanted = parts_of.pieces(told.root, prefix, parts, with_daemon=with_daemon)
+    wanted = parts_of.pieces(report.root, prefix, parts, with_daemon=with_daemon)
     wanted += parts_of.resume_pieces(tuple(args.resume))
-    settings = _settings(disk, told)
+    settings = _settings(disk, report)
     wanted += _credentials(disk, settings)
     force_after_s = (HostOptions() if settings is None else settings.host).force_after_s
-    offered = asyncio.run(host.offers(run_child, force_after_s)) if told.live else []
+    offered = asyncio.run(host.offers(run_child, force_after_s)) if report.live else []
     if "drop-ins" in args.parts:
         wanted += [offer.piece for offer in offered]
     else:
-        told.offers = [(offer.piece.path, offer.why, offer.piece.content.decode()) for offer in offered]
+        report.offers = [(offer.piece.path, offer.why, offer.piece.content.decode()) for offer in offered]
     disk.manifest.prefix, disk.manifest.parts = prefix, parts
-    if not _put(disk, wanted, told, force=args.force):
+    if not _put(disk, wanted, report, force=args.force):
         return
-    given = settings is not None and _secrets(args, disk, told, settings)
-    if told.live:
+    given = settings is not None and _secrets(args, disk, report, settings)
+    if report.live:
         behind = settings is not None and bool(not_handed(settings))
         status = _status(args)
         behind = behind or (status is not None and runs_older_code(status, Path(powerguard.__file__)))
-        stale = (given or behind or _is_renewed(told)) and asyncio.run(host.is_up(run_child))
+        stale = (given or behind or _is_renewed(report)) and asyncio.run(host.is_up(run_child))
         calm = stale and _is_calm(status)
         todo = host.steps(parts, with_daemon=has_settings) + ([host.RESTART_DAEMON] if calm else [])
-        asyncio.run(host.carry_out(run_child, todo, told))
+        asyncio.run(host.carry_out(run_child, todo, report))
         if stale and not calm:
-            told.then.append(f"systemctl restart {parts_of.DAEMON}, when it is online: the old version still runs")
-        told.doubts += asyncio.run(host.doubts(run_child, args.resume))
-        if not told.dry_run:  # Before the mount it would be a warning about what this command repairs.
-            told.doubts += filter(None, [host.shares_run()])
-        if not host.has_polkit(told.root):
-            told.doubts.append("no polkit: the daemon cannot start training after a power-off (apt install polkitd)")
-    elif told.root == Path("/"):
-        told.doubts.append("systemd does not run here: no unit was started")
+            report.then.append(f"systemctl restart {parts_of.DAEMON}, when it is online: the old version still runs")
+        report.doubts += asyncio.run(host.doubts(run_child, args.resume))
+        if not report.dry_run:  # Before the mount it would be a warning about what this command repairs.
+            report.doubts += filter(None, [host.shares_run()])
+        if not host.has_polkit(report.root):
+            report.doubts.append("no polkit: the daemon cannot start training after a power-off (apt install polkitd)")
+    elif report.root == Path("/"):
+        report.doubts.append("systemd does not run here: no unit was started")
     if not has_settings:
-        told.then.append(f"write {parts_of.SETTINGS} (powerguard discover; sample: {parts_of.SAMPLE}); run this again")
+        report.then.append(
+            f"write {parts_of.SETTINGS} (powerguard discover; sample: {parts_of.SAMPLE}); run this again"
+        )
     if disk.place(parts_of.SENTINEL_SETTINGS).exists():
-        _then_sentinel(disk, told)
+        _then_sentinel(disk, report)
 
 
-def _then_sentinel(disk: "Disk", told: Told) -> None:
+def _then_sentinel(disk: "Disk", report: Report) -> None:
     """Name the command that starts a sentinel with settings here: a person decides about it."""
     from powerguard.cli.install.pieces import SENTINEL, SENTINEL_AT_BOOT, SENTINEL_SETTINGS
 
     if not os.path.lexists(disk.place(SENTINEL_AT_BOOT)):
         check = f"powerguard sentinel --config {SENTINEL_SETTINGS} --check"
-        told.then.append(f"{check}; systemctl enable --now {SENTINEL}: it is not started at boot")
-    elif any(path.endswith(f"/{SENTINEL}") and did == "updated" for path, _, did in told.files):
-        told.then.append(f"systemctl restart {SENTINEL}: the old version still runs")
+        report.then.append(f"{check}; systemctl enable --now {SENTINEL}: it is not started at boot")
+    elif any(path.endswith(f"/{SENTINEL}") and did == "updated" for path, _, did in report.files):
+        report.then.append(f"systemctl restart {SENTINEL}: the old version still runs")
 
 
-def _put(disk: "Disk", wanted: "list[Piece]", told: Told, *, force: bool) -> bool:
+def _put(disk: "Disk", wanted: "list[Piece]", report: Report, *, force: bool) -> bool:
     """Put all pieces in place, or none if one of them is refused. Return whether they were."""
     looks = [disk.look(piece) for piece in wanted]
     todo: list[Piece] = []
@@ -174,31 +176,31 @@ def _put(disk: "Disk", wanted: "list[Piece]", told: Told, *, force: bool) -> boo
             did = "unchanged"
         elif look.found in {"foreign", "disabled"} and not force:
             did = f"{'refused' if look.found == 'foreign' else 'left out'}: {look.why}"
-            told.failed = told.failed or look.found == "foreign"
+            report.failed = report.failed or look.found == "foreign"
         else:
-            did = told.did(_WORDS[look.found])
+            did = report.did(_WORDS[look.found])
             todo.append(look.piece)
-        told.files.append((look.piece.path, look.piece.what, did))
-    if told.failed:
-        told.then.append("no file was changed: move the refused files away, or overwrite them with --force")
+        report.files.append((look.piece.path, look.piece.what, did))
+    if report.failed:
+        report.then.append("no file was changed: move the refused files away, or overwrite them with --force")
         return False
-    if told.dry_run:
-        told.files += [(path, "of an earlier run", did) for path, did in disk.others(wanted, dry_run=True)]
+    if report.dry_run:
+        report.files += [(path, "of an earlier run", did) for path, did in disk.others(wanted, dry_run=True)]
         return True
     with disk.alone():
         disk.begin([look.piece for look in looks if look.found == "same" or look.piece in todo])
         for piece in todo:
             disk.put(piece)
-        told.files += [(path, "of an earlier run", did) for path, did in disk.others(wanted, dry_run=False)]
+        report.files += [(path, "of an earlier run", did) for path, did in disk.others(wanted, dry_run=False)]
         disk.end(wanted)
     return True
 
 
-def _is_renewed(told: Told) -> bool:
+def _is_renewed(report: Report) -> bool:
     """Say whether a change was made that a running daemon does not see."""
     from powerguard.cli.install.pieces import CREDENTIALS
 
-    return any(did == "updated" or (path == CREDENTIALS and did != "unchanged") for path, _, did in told.files)
+    return any(did == "updated" or (path == CREDENTIALS and did != "unchanged") for path, _, did in report.files)
 
 
 def _status(args: argparse.Namespace) -> dict[str, Any] | None:
@@ -223,7 +225,7 @@ def _is_calm(status: Mapping[str, Any] | None) -> bool:
     )
 
 
-def _settings(disk: "Disk", told: Told) -> "Settings | None":
+def _settings(disk: "Disk", report: Report) -> "Settings | None":
     """Return the settings of that system; None if there are none, or invalid ones."""
     from powerguard.cli.install.pieces import SETTINGS
     from powerguard.settings.load import SettingsError, load
@@ -234,7 +236,7 @@ def _settings(disk: "Disk", told: Told) -> "Settings | None":
     try:
         return load(path)
     except SettingsError as error:
-        told.doubts.append(f"{error.problems[0]} (powerguard config validate names every mistake)")
+        report.doubts.append(f"{error.problems[0]} (powerguard config validate names every mistake)")
         return None
 
 
@@ -252,20 +254,22 @@ def _credentials(disk: "Disk", settings: "Settings | None") -> "list[Piece]":
     return []
 
 
-def _secrets(args: argparse.Namespace, disk: "Disk", told: Told, settings: "Settings") -> bool:
+def _secrets(args: argparse.Namespace, disk: "Disk", report: Report, settings: "Settings") -> bool:
     """Ask for each missing secret on a terminal; else name it. Returns whether one was written."""
     from powerguard.cli.secret import asked_for, named, put
 
     missing = [each.name for each in named(disk.root, settings) if each.stands == "missing"]
     put_there = False
     for name in missing:
-        if told.dry_run or args.json or not sys.stdin.isatty():
-            told.then.append(f"powerguard secret set {name}: it is missing")
+        if report.dry_run or args.json or not sys.stdin.isatty():
+            report.then.append(f"powerguard secret set {name}: it is missing")
             continue
         try:
-            told.files.append((str(put(disk.root, name, asked_for(name))), "secret, readable by root only", "written"))
+            report.files.append(
+                (str(put(disk.root, name, asked_for(name))), "secret, readable by root only", "written")
+            )
             put_there = True
         except ValueError as error:
             print(f"{name}: {error}", file=sys.stderr)
-            told.then.append(f"powerguard secret set {name}: {error}")
+            report.then.append(f"powerguard secret set {name}: {error}")
     return put_there

@@ -4,7 +4,14 @@ from collections.abc import Iterator, Mapping, Sequence
 from math import ceil
 from typing import Any, Final, NamedTuple
 
-from powerguard.cli.outages.facts import LATE_REBOOT, Told, measured, number, ordered_grade, predicted_paused_load
+from powerguard.cli.outages.facts import (
+    LATE_REBOOT,
+    OutageFacts,
+    measured,
+    number,
+    ordered_grade,
+    predicted_paused_load,
+)
 from powerguard.cli.outages.history import BY_HAND
 from powerguard.cli.render import clean, duration
 from powerguard.cli.words import short_since_s
@@ -27,7 +34,7 @@ Advice = dict[str, str | None]
 # --- Prediction against fact ------------------------------------------------------------------------------------------
 
 
-def predictions(told: Told, budget: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
+def predictions(facts: OutageFacts, budget: Sequence[Mapping[str, Any]]) -> list[dict[str, Any]]:
     """Compare the budget's predictions with the measurements, if both exist."""
     found: list[dict[str, Any]] = []
 
@@ -39,7 +46,7 @@ def predictions(told: Told, budget: Sequence[Mapping[str, Any]]) -> list[dict[st
             )
 
     at = {moment["phase"]: moment for moment in reversed(budget)}
-    acts = told.policy is None or told.policy.mode is not Mode.DRY_RUN  # else no trainer was asked
+    acts = facts.policy is None or facts.policy.mode is not Mode.DRY_RUN  # else no trainer was asked
     began, paused, held, latched = (at.get(n) for n in ("on_battery", "emergency_checkpoint", "holding", "shutdown"))
     if began and paused:
         add(
@@ -51,19 +58,19 @@ def predictions(told: Told, budget: Sequence[Mapping[str, Any]]) -> list[dict[st
         add(
             "all checkpoints, from the pause to durable",
             paused["checkpoint_s"],
-            number(told.outage.record.figures.get("checkpoint_s")),
+            number(facts.outage.record.figures.get("checkpoint_s")),
         )
         later = held or latched
         if later:
             add(
                 "load after the checkpoint order",
-                predicted_paused_load(told, paused["load"]),
-                _settled(told, later, latched),
+                predicted_paused_load(facts, paused["load"]),
+                _settled(facts, later, latched),
                 "share",
             )
     if held and latched and acts:
         add("effective runtime at the commit", _fallen(held, latched, "effective_paused_s"), latched["effective_now_s"])
-    _add_return(told, latched, add)
+    _add_return(facts, latched, add)
     return found
 
 
@@ -73,37 +80,37 @@ def _fallen(then: Mapping[str, Any], now: Mapping[str, Any], name: str) -> float
     return None if left_s is None else max(0.0, left_s - (now["at_s"] - then["at_s"]))
 
 
-def _settled(told: Told, later: Mapping[str, Any], latched: Mapping[str, Any] | None) -> float | None:
+def _settled(facts: OutageFacts, later: Mapping[str, Any], latched: Mapping[str, Any] | None) -> float | None:
     """Return the load once the pause had settled: the last one read on battery before the host began to stop.
 
     None if no UPS was read in that time.
     """
-    until_s = told.last_s if latched is None else latched["at_s"]
+    until_s = facts.last_s if latched is None else latched["at_s"]
     loads = [
         reading.load_pct / 100.0
-        for at_s, reading in told.readings
+        for at_s, reading in facts.readings
         if later["at_s"] <= at_s <= until_s and reading.load_pct and reading.output_source.value == "battery"
     ]
-    if loads and told.policy is not None and told.policy.feeds:
+    if loads and facts.policy is not None and facts.policy.feeds:
         return number((later if latched is None else latched)["load"])  # Of all feeds together.
     return loads[-1] if loads else None
 
 
-def _add_return(told: Told, latched: Mapping[str, Any] | None, add: Any) -> None:  # noqa: ANN401 - a local function
-    returned = told.notes("host_returned")
-    if not returned or told.start is None:
+def _add_return(facts: OutageFacts, latched: Mapping[str, Any] | None, add: Any) -> None:  # noqa: ANN401 - a local function
+    returned = facts.notes("host_returned")
+    if not returned or facts.start is None:
         return
-    boot_id, learned, policy = returned[-1].line.boot_id, told.start.state.learned, told.policy
+    boot_id, learned, policy = returned[-1].line.boot_id, facts.start.state.learned, facts.policy
     if latched is not None and latched["grade"] in (Grade.FULL, Grade.SHORT, Grade.BARE) and policy is not None:
         stop = stop_s(policy, Grade(latched["grade"]), reserve_s=0.0)
-        add("the host's stop", stop - policy.ups_off_s, measured(told, "stop", boot_id))
+        add("the host's stop", stop - policy.ups_off_s, measured(facts, "stop", boot_id))
     for need, what in (
         ("boot", "the host's boot, from its kernel to the daemon"),
         ("resume", "from the daemon to training"),
     ):
         known = needs.samples(learned, need)
         if known:
-            fact = returned[-1].line.at_s if need == "boot" else number(told.outage.record.figures.get("recovery_s"))
+            fact = returned[-1].line.at_s if need == "boot" else number(facts.outage.record.figures.get("recovery_s"))
             add(what, needs.median(known), fact)
 
 
@@ -113,18 +120,18 @@ def _add_return(told: Told, latched: Mapping[str, Any] | None, add: Any) -> None
 class _Case(NamedTuple):
     """The input of a rule: the gathered outage, and the report so far."""
 
-    told: Told
+    told: OutageFacts
     report: Mapping[str, Any]
     measured: bool
 
 
-def advice(told: Told, report: Mapping[str, Any], *, measured: bool = False) -> list[Advice]:
+def advice(facts: OutageFacts, report: Mapping[str, Any], *, measured: bool = False) -> list[Advice]:
     """Return the advice for the next outage, the most important first; empty if there is none.
 
     measured: the battery's health has been measured by now. In dry-run there is no advice on actions that were only
     recorded.
     """
-    case = _Case(told, report, measured)
+    case = _Case(facts, report, measured)
     rules = _RULES_OF_DRY_RUN if report["mode"] == "dry-run" else _RULES
     found = [each for rule in rules for each in rule(case)]
     order = ("error", "warning", "info")

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
 
 from powerguard.cli.outages import history
-from powerguard.cli.outages.facts import Told, gather, number
+from powerguard.cli.outages.facts import OutageFacts, gather, number
 from powerguard.cli.outages.history import (
     Elapsed,
     UnknownOutageError,
@@ -84,9 +84,9 @@ def run(args: argparse.Namespace) -> int:
 # --- Gathering --------------------------------------------------------------------------------------------------------
 
 
-def explained(told: Told) -> dict[str, Any]:
+def explained(facts: OutageFacts) -> dict[str, Any]:
     """Return the outage as one object, for the text and for --json."""
-    record, story, elapsed, policy = told.outage.record, told.outage.lines, told.elapsed, told.policy
+    record, story, elapsed, policy = facts.outage.record, facts.outage.lines, facts.elapsed, facts.policy
     mode = None if policy is None else policy.mode.value
     steps = [
         _ordered(elapsed, line, mode) if line.kind == "action" else _step(elapsed, line, story, mode)
@@ -94,9 +94,9 @@ def explained(told: Told) -> dict[str, Any]:
         if line.kind in ("note", "gap") or (line.kind == "action" and line.event not in _SILENT)
     ]
     _add_wait(steps, policy)
-    mine = None if told.start is None else told.start.policy.ups
+    mine = None if facts.start is None else facts.start.policy.ups
     readings = [
-        (at_s, each.output_source.value) for at_s, each in told.readings if told.heard and mine in (None, each.ups)
+        (at_s, each.output_source.value) for at_s, each in facts.readings if facts.heard and mine in (None, each.ups)
     ]
     return {
         "schema_version": 1,

@@ -34,7 +34,7 @@ class Step(NamedTuple):
     numbers: Mapping[str, Any]
 
 
-class Told(NamedTuple):
+class OutageFacts(NamedTuple):
     """An outage as it is gathered from. readings, heard: (moment, event), in their order."""
 
     outage: Outage
@@ -66,7 +66,7 @@ class Told(NamedTuple):
         return None if step is None else step.after_s
 
 
-def gather(outage: Outage) -> Told:
+def gather(outage: Outage) -> OutageFacts:
     """Read an outage once, for all facts."""
     elapsed = Elapsed(outage.record, outage.lines, outage.rows)
     steps = tuple(Step(elapsed.of(line), line, _numbers(line)) for line in outage.lines)
@@ -82,7 +82,7 @@ def gather(outage: Outage) -> Told:
         readings = [(at_s, reading) for at_s, reading in read if isinstance(reading, Reading)]
     known = [0.0, *(step.after_s for step in steps), *(at_s for at_s, _ in readings)]
     last_s = max(known) if elapsed.ended_s is None else elapsed.ended_s
-    return Told(
+    return OutageFacts(
         outage=outage,
         elapsed=elapsed,
         steps=steps,
@@ -118,10 +118,10 @@ def number(value: object) -> float | None:
 # --- Feeds ------------------------------------------------------------------------------------------------------------
 
 
-def feeds(told: Told) -> list[dict[str, Any]]:
+def feeds(facts: OutageFacts) -> list[dict[str, Any]]:
     """Return each UPS with the stretches of its output source; a gap of the readings ends a stretch."""
     found: dict[str, list[list[Any]]] = {}
-    for at_s, reading in sorted(told.readings, key=lambda each: each[0]):
+    for at_s, reading in sorted(facts.readings, key=lambda each: each[0]):
         stretches = found.setdefault(reading.ups, [])
         source = reading.output_source.value
         if stretches and stretches[-1][0] == source and at_s - stretches[-1][2] <= _SILENT_S:
@@ -147,10 +147,10 @@ def _r(seconds: float) -> float:
     return round(seconds, 3)
 
 
-def runtime(told: Told) -> list[dict[str, Any]]:
+def runtime(facts: OutageFacts) -> list[dict[str, Any]]:
     """Return the reported runtime, charge and load over time: of several feeds that with the least. At most POINTS."""
     least: dict[int, tuple[tuple[float, float], float, Reading]] = {}
-    for at_s, reading in told.readings:
+    for at_s, reading in facts.readings:
         lasts_s, charge, load = reading.runtime_s, reading.charge_pct, reading.load_pct
         rank = (math.inf if lasts_s is None else lasts_s, math.inf if charge is None else charge)
         if at_s >= 0.0 and (lasts_s, charge, load) != (None, None, None):
@@ -166,14 +166,14 @@ def runtime(told: Told) -> list[dict[str, Any]]:
     ]
 
 
-def detection(told: Told) -> dict[str, float | None]:
+def detection(facts: OutageFacts) -> dict[str, float | None]:
     """Return when power went, by the UPS's own clock or the last reading on utility, and how late that was known."""
-    began = told.first("outage_began")
-    first = next(((at_s, r) for at_s, r in told.readings if r.output_source.value == "battery" and at_s > -30.0), None)
+    began = facts.first("outage_began")
+    first = next(((at_s, r) for at_s, r in facts.readings if r.output_source.value == "battery" and at_s > -30.0), None)
     if first is None:
         return {"power_lost_s": None, "first_heard_s": None, "confirmed_s": None if began is None else began.after_s}
     lost_s = first[0] - (first[1].on_battery_s or 0.0)
-    before = [at_s for at_s, r in told.readings if at_s < first[0] and r.ups == first[1].ups]
+    before = [at_s for at_s, r in facts.readings if at_s < first[0] and r.ups == first[1].ups]
     lost_s = max([lost_s, *before[-1:]]) if before else lost_s
     return {
         "power_lost_s": _r(lost_s),
@@ -185,47 +185,49 @@ def detection(told: Told) -> dict[str, float | None]:
 # --- Phases -----------------------------------------------------------------------------------------------------------
 
 
-def phases(told: Told) -> list[dict[str, Any]]:
+def phases(facts: OutageFacts) -> list[dict[str, Any]]:
     """Return every stretch of the outage: phases, and between commit and return the host's own stop, dark and boot."""
     found: list[tuple[str, float]] = []
     ended = False
-    for step in told.notes("phase_changed", "host_returned", "outage_ended"):
+    for step in facts.notes("phase_changed", "host_returned", "outage_ended"):
         if step.line.event == "outage_ended":
             ended = True
         elif step.line.event == "host_returned":
-            found += _away(told, step, found[-1][1] if found else 0.0)
+            found += _away(facts, step, found[-1][1] if found else 0.0)
         elif not ended and isinstance(new := step.numbers.get("new"), str):
             ended = new == "online"
             if not ended:
                 found.append((new, 0.0 if not found else step.after_s))
     stretches = []
     for at, (name, begun_s) in enumerate(found):
-        to_s = found[at + 1][1] if at + 1 < len(found) else told.last_s
+        to_s = found[at + 1][1] if at + 1 < len(found) else facts.last_s
         stretches.append({"name": name, "from_s": _r(begun_s), "to_s": _r(max(begun_s, to_s)), "s": None})
-        if not (told.elapsed.doubted and name in ("shutdown", "off")):
+        if not (facts.elapsed.doubted and name in ("shutdown", "off")):
             stretches[-1]["s"] = _r(max(0.0, to_s - begun_s))
     return stretches
 
 
-def _away(told: Told, returned: Step, since_s: float) -> list[tuple[str, float]]:
+def _away(facts: OutageFacts, returned: Step, since_s: float) -> list[tuple[str, float]]:
     """Return the parts between the last entry of the old boot and the daemon's return."""
-    gone = [s.after_s for s in told.steps if s.line.seq < returned.line.seq and s.line.boot_id != returned.line.boot_id]
+    gone = [
+        s.after_s for s in facts.steps if s.line.seq < returned.line.seq and s.line.boot_id != returned.line.boot_id
+    ]
     last_s = max(gone, default=since_s)
-    stop_s = measured(told, "stop", returned.line.boot_id)
-    commit = [s for s in told.notes("phase_changed") if s.numbers.get("new") == "shutdown" and s.after_s <= last_s]
+    stop_s = measured(facts, "stop", returned.line.boot_id)
+    commit = [s for s in facts.notes("phase_changed") if s.numbers.get("new") == "shutdown" and s.after_s <= last_s]
     dark_s = last_s if stop_s is None or not commit else max(last_s, commit[-1].after_s + stop_s)
     # The boot's clock began at 0 when its kernel did; the firmware came before that.
-    firmware_s = number(_powered_on(told, returned.line.boot_id).get("firmware_s")) or 0.0
+    firmware_s = number(_powered_on(facts, returned.line.boot_id).get("firmware_s")) or 0.0
     power_on_s = max(dark_s, returned.after_s - returned.line.at_s - firmware_s)
     return [("off", min(dark_s, power_on_s)), ("boot", power_on_s), ("recovery", returned.after_s)]
 
 
-def _powered_on(told: Told, boot_id: str) -> Mapping[str, Any]:
+def _powered_on(facts: OutageFacts, boot_id: str) -> Mapping[str, Any]:
     """Return the journal's facts on the start of a boot; empty if there are none."""
-    return next((step.numbers for step in told.notes("host_powered_on") if step.line.boot_id == boot_id), {})
+    return next((step.numbers for step in facts.notes("host_powered_on") if step.line.boot_id == boot_id), {})
 
 
-def _ac_gone(told: Told, back: Step, powered_on: Mapping[str, Any], *, rebooted: bool) -> bool | None:
+def _ac_gone(facts: OutageFacts, back: Step, powered_on: Mapping[str, Any], *, rebooted: bool) -> bool | None:
     """Return whether AC was gone at this host, by all evidence; None if that is inconclusive.
 
     The BMC's bit alone proves only a loss: boards that were off in order may leave it clear when AC goes.
@@ -236,9 +238,9 @@ def _ac_gone(told: Told, back: Step, powered_on: Mapping[str, Any], *, rebooted:
     if rebooted:
         return False
     kernel_s = back.after_s - back.line.at_s
-    before = {r.ups: r for at_s, r in told.readings if at_s < kernel_s}
-    after = {r.ups: r for at_s, r in reversed(told.readings) if at_s >= kernel_s}
-    ways = [s for s in told.notes("way_armed") if s.line.seq < back.line.seq and s.numbers.get("way") == "output"]
+    before = {r.ups: r for at_s, r in facts.readings if at_s < kernel_s}
+    after = {r.ups: r for at_s, r in reversed(facts.readings) if at_s >= kernel_s}
+    ways = [s for s in facts.notes("way_armed") if s.line.seq < back.line.seq and s.numbers.get("way") == "output"]
     drained = any(
         (was := before[ups].charge_pct) is not None and now.charge_pct is not None and now.charge_pct < was - _DRAINED
         for ups, now in after.items()
@@ -265,12 +267,12 @@ def _brought_by(cause: object, later: Sequence[Step], *, rebooted: bool) -> str 
     return "sentinel" if ordered and told in {None, RestartCause.CHASSIS_CONTROL.value} else told
 
 
-def measured(told: Told, need: str, boot_id: str) -> float | None:
+def measured(facts: OutageFacts, need: str, boot_id: str) -> float | None:
     """Return a boot's measurement of the stop before it, or of itself; None if there is none."""
     return next(
         (
             event.seconds
-            for row in told.outage.rows
+            for row in facts.outage.rows
             if row.boot_id == boot_id
             for event in row.heard.events
             if isinstance(event, Measured) and event.need == need
@@ -295,35 +297,35 @@ _RECOVERY: Final = (
 )
 
 
-def recovery(told: Told) -> dict[str, Any]:
+def recovery(facts: OutageFacts) -> dict[str, Any]:
     """Return the last return, with the time of each part. None: unknown, or there was none."""
-    returns = told.notes("host_returned")
+    returns = facts.notes("host_returned")
     if not returns:
         return dict.fromkeys(_RECOVERY)
     back = returns[-1]
-    later = [step for step in told.steps if step.line.seq > back.line.seq]
+    later = [step for step in facts.steps if step.line.seq > back.line.seq]
     gate = next((s for s in later if s.line.event in ("gate_opened", "gate_forced")), None)
     order = next((s for s in later if s.line.kind == "action" and s.line.event == "ResumeTraining"), None)
     begun = order or gate
     begun_s = None if begun is None else begun.after_s
     check_s = _check_s(later, begun_s)
     gate_s = between(back.after_s, begun_s)
-    powered_on = _powered_on(told, back.line.boot_id)
-    rebooted = is_late_reboot([step.line for step in told.steps], back.line, powered_on)
+    powered_on = _powered_on(facts, back.line.boot_id)
+    rebooted = is_late_reboot([step.line for step in facts.steps], back.line, powered_on)
     answers = {s.line.action for s in later if s.line.kind == "action" and s.line.event == "ResumeTraining"}
     started = next((s for s in later if s.line.event == "Done" and s.line.action in answers), None)
     seen_s = None
     if started is not None:
-        seen_s = min((at_s for at_s in _answers(told) if at_s >= started.after_s), default=None)
+        seen_s = min((at_s for at_s in _answers(facts) if at_s >= started.after_s), default=None)
     started_s = None if started is None else started.after_s
     ended_s = seen_s if seen_s is not None else started_s
     away_s = number(back.numbers.get("away_s"))
     return {
-        "away_s": None if told.elapsed.doubted else away_s,
-        "stop_s": measured(told, "stop", back.line.boot_id),
+        "away_s": None if facts.elapsed.doubted else away_s,
+        "stop_s": measured(facts, "stop", back.line.boot_id),
         "powered_on_by": _brought_by(powered_on.get("cause"), later, rebooted=rebooted),
         "ac_failed": powered_on.get("ac_failed"),
-        "ac_gone": _ac_gone(told, back, powered_on, rebooted=rebooted),
+        "ac_gone": _ac_gone(facts, back, powered_on, rebooted=rebooted),
         "firmware_s": number(powered_on.get("firmware_s")),
         "boot_s": _r(back.line.at_s),
         "gate_s": gate_s if gate_s is None or check_s is None else _r(gate_s - check_s),
@@ -353,16 +355,16 @@ def _check_s(later: list[Step], begun_s: float | None) -> float | None:
     return _r(took_s if since_s is None else took_s + begun_s - since_s)
 
 
-def _answers(told: Told) -> list[float]:
+def _answers(facts: OutageFacts) -> list[float]:
     """Return when a trainer was seen to train: it reported a step, or appeared.
 
     The outage ends when training is started; its first step is in the lines after it.
     """
-    found = [at_s for at_s, event in told.heard if isinstance(event, TrainerSeen) and _trains(event)]
-    for line in (*told.outage.lines, *told.outage.after):
+    found = [at_s for at_s, event in facts.heard if isinstance(event, TrainerSeen) and _trains(event)]
+    for line in (*facts.outage.lines, *facts.outage.after):
         seen = _read(line, TrainerSeen)
         if line.event == "trainer_appeared" or (isinstance(seen, TrainerSeen) and _trains(seen)):
-            found.append(told.elapsed.of(line))
+            found.append(facts.elapsed.of(line))
     return found
 
 
@@ -373,35 +375,35 @@ def _trains(seen: TrainerSeen) -> bool:
 # --- Trainers ---------------------------------------------------------------------------------------------------------
 
 
-def trainers(told: Told) -> list[dict[str, Any]]:
+def trainers(facts: OutageFacts) -> list[dict[str, Any]]:
     """Return the requests to each trainer from the pause on, and their results."""
-    paused_s = told.phase("emergency_checkpoint")
+    paused_s = facts.phase("emergency_checkpoint")
     if paused_s is None:
         return []
-    outcomes = {step.line.action: step for step in told.steps if step.line.kind == "outcome"}
+    outcomes = {step.line.action: step for step in facts.steps if step.line.kind == "outcome"}
     orders: dict[str, list[Step]] = {}
-    for step in told.steps:
+    for step in facts.steps:
         if step.line.kind == "action" and step.line.event == "TriggerCheckpoint" and step.after_s >= paused_s:
             orders.setdefault(str(step.numbers.get("trainer")), []).append(step)
-    expected = _expected(told, paused_s)
-    lost = _steps_lost(told)
+    expected = _expected(facts, paused_s)
+    lost = _steps_lost(facts)
     found = [_trainer(name, asked, outcomes, expected.get(name), lost) for name, asked in orders.items()]
     for each in found:
-        _add_end(told, each, paused_s)
+        _add_end(facts, each, paused_s)
     return found
 
 
-def _add_end(told: Told, trainer: dict[str, Any], paused_s: float) -> None:
+def _add_end(facts: OutageFacts, trainer: dict[str, Any], paused_s: float) -> None:
     """Enter the signals, and the work at risk after the checkpoint: until the trainer's end, or the commit."""
-    mine = [s for s in told.steps if s.after_s >= paused_s and s.numbers.get("trainer") == trainer["trainer"]]
+    mine = [s for s in facts.steps if s.after_s >= paused_s and s.numbers.get("trainer") == trainer["trainer"]]
     trainer["signals"] = [
-        {"signal": _SIGNALS[s.line.event], "at_s": s.after_s, **_effect(told, s.after_s)}
+        {"signal": _SIGNALS[s.line.event], "at_s": s.after_s, **_effect(facts, s.after_s)}
         for s in mine
         if s.line.event in _SIGNALS
     ]
-    returned = told.first("host_returned")
-    stays = returned is None and told.outage.record.ended_wall is not None  # rehearsed, called off, or never ordered
-    off_s = None if stays else told.phase("shutdown")
+    returned = facts.first("host_returned")
+    stays = returned is None and facts.outage.record.ended_wall is not None  # rehearsed, called off, or never ordered
+    off_s = None if stays else facts.phase("shutdown")
     off_s = returned.after_s if off_s is None and returned is not None else off_s
     ends = [s.after_s for s in mine if s.line.event in _ENDS and (off_s is None or s.after_s <= off_s)]
     trainer["ended_s"] = min(ends, default=None)
@@ -410,17 +412,17 @@ def _add_end(told: Told, trainer: dict[str, Any], paused_s: float) -> None:
     if trainer["steps_lost"] is not None:
         return
     if until_s is None:
-        if durable_s is not None and told.outage.record.ended_wall is not None:
+        if durable_s is not None and facts.outage.record.ended_wall is not None:
             trainer["at_risk_s"], trainer["steps_lost"] = 0.0, 0
     elif durable_s is None or trainer["after"] == "continue":
         if durable_s is not None:
             trainer["at_risk_s"] = _r(max(0.0, until_s - durable_s))
-        trainer["steps_lost"] = _behind(told, trainer, told.last_s if returned is None else returned.after_s)
+        trainer["steps_lost"] = _behind(facts, trainer, facts.last_s if returned is None else returned.after_s)
 
 
-def _behind(told: Told, trainer: Mapping[str, Any], until_s: float) -> int | None:
+def _behind(facts: OutageFacts, trainer: Mapping[str, Any], until_s: float) -> int | None:
     """Return by how many steps a trainer was ahead of its newest checkpoint when last seen; None: unknown."""
-    seen = [e for at_s, e in told.heard if isinstance(e, TrainerSeen) and at_s < until_s and e.alive]
+    seen = [e for at_s, e in facts.heard if isinstance(e, TrainerSeen) and at_s < until_s and e.alive]
     mine = [e for e in seen if e.trainer == trainer["trainer"]]
     steps = [e.step for e in mine if e.step is not None]
     saved = [e.durable_step for e in mine if e.durable_step is not None]
@@ -428,10 +430,10 @@ def _behind(told: Told, trainer: Mapping[str, Any], until_s: float) -> int | Non
     return max(0, steps[-1] - max(saved)) if steps and saved else None
 
 
-def _effect(told: Told, at_s: float) -> dict[str, float | None]:
+def _effect(facts: OutageFacts, at_s: float) -> dict[str, float | None]:
     """Return what a signal did: load of the UPS and draw of this host before it, and once they had time to follow."""
-    loads = [(seen_s, each.load_pct) for seen_s, each in sorted(told.readings, key=lambda pair: pair[0])]
-    draws = [(seen_s, each.watts) for seen_s, each in told.heard if isinstance(each, OwnLoad)]
+    loads = [(seen_s, each.load_pct) for seen_s, each in sorted(facts.readings, key=lambda pair: pair[0])]
+    draws = [(seen_s, each.watts) for seen_s, each in facts.heard if isinstance(each, OwnLoad)]
 
     def around(seen: Sequence[tuple[float, float | None]]) -> tuple[float | None, float | None]:
         known = [(seen_s, value) for seen_s, value in seen if value is not None]
@@ -487,25 +489,25 @@ def _trainer(
     }
 
 
-def _expected(told: Told, paused_s: float) -> dict[str, float]:
+def _expected(facts: OutageFacts, paused_s: float) -> dict[str, float]:
     """Return what a checkpoint of each trainer was counted with when the pause was ordered."""
-    if told.start is None:
+    if facts.start is None:
         return {}
-    said = {each.name: each.checkpoint_s for each in told.start.policy.trainers}
-    said |= {each.name: each.checkpoint_s for each in told.start.state.trainers}
-    for at_s, event in told.heard:
+    said = {each.name: each.checkpoint_s for each in facts.start.policy.trainers}
+    said |= {each.name: each.checkpoint_s for each in facts.start.state.trainers}
+    for at_s, event in facts.heard:
         if isinstance(event, TrainerSeen) and at_s <= paused_s and event.checkpoint_s is not None:
             said[event.trainer] = event.checkpoint_s
-    learned = told.start.state.learned
+    learned = facts.start.state.learned
     return {name: round(needs.checkpoint_s(learned, name, told_s), 3) for name, told_s in said.items()}
 
 
-def _steps_lost(told: Told) -> dict[str, int | None]:
+def _steps_lost(facts: OutageFacts) -> dict[str, int | None]:
     """Return by how many steps an older checkpoint that counts is behind, by trainer; None if unknown."""
     found: dict[str, int | None] = {}
     whose = ""
-    orders = {s.line.action: str(s.numbers.get("trainer")) for s in told.steps if s.line.kind == "action"}
-    for step in told.steps:
+    orders = {s.line.action: str(s.numbers.get("trainer")) for s in facts.steps if s.line.kind == "action"}
+    for step in facts.steps:
         if step.line.kind == "outcome":
             whose = orders.get(step.line.action, "")
         elif step.line.event == "older_checkpoint_stands" and whose:
@@ -514,26 +516,26 @@ def _steps_lost(told: Told) -> dict[str, int | None]:
     return found
 
 
-def steps_lost(told: Told, asked: Sequence[Mapping[str, Any]]) -> int | None:
+def steps_lost(facts: OutageFacts, asked: Sequence[Mapping[str, Any]]) -> int | None:
     """Return the most steps that a trainer has lost; None if that is unknown for one of them.
 
     No step is lost if the host and its trainers never went down. If the host did, without a checkpoint in time, the
     distance of training to its newest checkpoint counts.
     """
-    returned = told.first("host_returned")
-    if returned is None and told.phase("shutdown") is None and told.outage.record.outcome != "lost":
+    returned = facts.first("host_returned")
+    if returned is None and facts.phase("shutdown") is None and facts.outage.record.outcome != "lost":
         ended = [trainer["steps_lost"] for trainer in asked if trainer["ended_s"] is not None]
         return None if None in ended else max(ended, default=0)
     known: list[int] = [trainer["steps_lost"] for trainer in asked if trainer["steps_lost"] is not None]
     if asked and len(known) == len(asked):
         return max(known)
-    return None if returned is None else _rolled_back(told, returned)
+    return None if returned is None else _rolled_back(facts, returned)
 
 
-def _rolled_back(told: Told, returned: Step) -> int | None:
+def _rolled_back(facts: OutageFacts, returned: Step) -> int | None:
     """Return by how many steps the newest durable checkpoint was behind when the host went down unasked."""
     last: dict[str, int | None] = {}
-    for row in told.outage.rows:
+    for row in facts.outage.rows:
         for event in row.heard.events if row.boot_id != returned.line.boot_id else ():
             if isinstance(event, TrainerSeen) and event.alive:
                 both = event.step is not None and event.durable_step is not None
@@ -545,11 +547,11 @@ def _rolled_back(told: Told, returned: Step) -> int | None:
 # --- The budget -------------------------------------------------------------------------------------------------------
 
 
-def budget(told: Told) -> list[dict[str, Any]]:
+def budget(facts: OutageFacts) -> list[dict[str, Any]]:
     """Return the budget at each decision. grade: of the power-off, as ordered."""
     found = []
-    ordered = ordered_grade(told)
-    for step in told.notes("phase_changed"):
+    ordered = ordered_grade(facts)
+    for step in facts.notes("phase_changed"):
         if not isinstance(step.numbers.get("new"), str):
             continue
         reff_s, checkpoint_s, stop_s = (number(step.numbers.get(n)) for n in ("reff_now_s", "checkpoint_s", "stop_s"))
@@ -571,17 +573,17 @@ def budget(told: Told) -> list[dict[str, Any]]:
     return found
 
 
-def ordered_grade(told: Told) -> str:
+def ordered_grade(facts: OutageFacts) -> str:
     """Return the grade of the stop that was ordered; "" for none. The commit may lower that of its sums."""
-    ordered = told.notes("power_off_ordered")
+    ordered = facts.notes("power_off_ordered")
     return str(ordered[-1].numbers.get("grade") or "") if ordered else ""
 
 
-def predicted_paused_load(told: Told, load: float | None) -> float | None:
+def predicted_paused_load(facts: OutageFacts, load: float | None) -> float | None:
     """Return the load that the pause was counted with. load: at the pause, a share of the rating."""
-    if load is None or told.start is None or told.policy is None:
+    if load is None or facts.start is None or facts.policy is None:
         return None
-    state = told.start.state
+    state = facts.start.state
     then = replace(state, battery=replace(state.battery, load=load))
-    mine = own.own_load(told.policy, then, told.start.at_s)
-    return round(paused_load(told.policy, state.trainers, load, state.learned, own=mine), 3)
+    mine = own.own_load(facts.policy, then, facts.start.at_s)
+    return round(paused_load(facts.policy, state.trainers, load, state.learned, own=mine), 3)

@@ -497,7 +497,7 @@ def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa:
     return report | {"advice": judged.advice(told, report, measured=measured), "what_if": story["what_if"]}
 
 
-def doubts(told: Any) -> list[str]:  # noqa: ANN401 - `facts.Told`, as above
+def doubts(told: Any) -> list[str]:  # noqa: ANN401 - `facts.OutageFacts`, as above
     """Return the parts of this report that the journal does not prove."""
     found = []
     dropped = sum(row.heard.dropped for row in told.outage.rows)

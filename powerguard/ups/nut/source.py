@@ -22,7 +22,7 @@ from powerguard.ups.base import Notices, Publish
 from powerguard.ups.nut.connection import LateError, Link, LinkError, Resolver, TlsError
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.nut.protocol import Answer, Err, Line, NutError, Ok, Table, encode
-from powerguard.ups.nut.variables import STATUS, WANTED, Told, forgeable_behind, interpret, slow_behind
+from powerguard.ups.nut.variables import STATUS, WANTED, DecodedVariables, forgeable_behind, interpret, slow_behind
 from powerguard.ups.profiles.text_values import share_of_charge
 
 TRY_AGAIN_S: Final = 300.0
@@ -486,7 +486,7 @@ class NutSource:
             reason = "no certificate in PEM" if isinstance(error, ssl.SSLError) else str(error.strerror)
             raise self._disbelieved(unverified + reason) from error
 
-    async def _poll(self, link: Link, *, whole: bool) -> Told | None:
+    async def _poll(self, link: Link, *, whole: bool) -> DecodedVariables | None:
         """Return what is to be published; None when all is as it was."""
         now_s = self._clock()
         if not self._wanted or now_s >= self._list_at_s:
@@ -507,7 +507,7 @@ class NutSource:
         self._values = values
         return self._understood()
 
-    def _understood(self) -> Told:
+    def _understood(self) -> DecodedVariables:
         told = interpret(self._values)
         for oddity in told.oddities:
             self._notices.once("status_odd", f"{self._where}, {self._options.name}: {oddity}")
@@ -602,7 +602,7 @@ class NutSource:
 
     # --- Reports -------------------------------------------------------------------------------------------
 
-    def _publish(self, publish: Publish, told: Told) -> None:
+    def _publish(self, publish: Publish, told: DecodedVariables) -> None:
         reading = self._reading(told)
         at_s = reading.at_s
         for rejected in told.draft.rejected:
@@ -614,7 +614,7 @@ class NutSource:
         self._whole_at_s -= self._options.poll_s / 2  # the poll that is nearest
         publish(reading)
 
-    def _reading(self, told: Told) -> Reading:
+    def _reading(self, told: DecodedVariables) -> Reading:
         link = self._link
         authenticated = link is not None and link.is_verified and not self._forgeable
         return told.reading(at_s=self._clock(), ups=self._ups, source=self.name, authenticated=authenticated)

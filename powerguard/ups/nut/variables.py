@@ -50,7 +50,7 @@ _SNMP_POLLFREQ_S: Final = 30.0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Told:
+class DecodedVariables:
     """What one set of variables says.
 
     alarms: beyond the states of the draft. oddities: what is strange and was understood all the same. unknown: tokens
@@ -77,7 +77,7 @@ class Told:
         )
 
 
-def interpret(variables: Mapping[str, str]) -> Told:
+def interpret(variables: Mapping[str, str]) -> DecodedVariables:
     """Say what the variables mean. Total: every text has a meaning, and what is not understood is `unknown`."""
     draft = Draft()
     oddities: list[str] = []
@@ -91,7 +91,7 @@ def interpret(variables: Mapping[str, str]) -> Told:
     _states(tokens, variables, draft)
     _input(volts, draft, oddities)
     alarms = (NOT_TOLD,) if draft.output_source is OutputSource.UNKNOWN else ()
-    return Told(
+    return DecodedVariables(
         draft=draft,
         forced_shutdown="FSD" in tokens,
         alarms=alarms,

@@ -162,7 +162,8 @@ class _Opened:
     proved: bool = False
 
 
-_places = itertools.count(1)
+_peers = itertools.count(1)
+"""Numbers by which pysnmp tells cards apart."""
 
 
 class CardSocket(asyncio.DatagramProtocol):
@@ -179,7 +180,7 @@ class CardSocket(asyncio.DatagramProtocol):
         self._access = access
         self._late = late
         self._questions: dict[int, _Question] = {}
-        self._place = next(_places)
+        self._peer = next(_peers)
         self._transport: asyncio.DatagramTransport | None = None
         self._leaves: asyncio.TimerHandle | None = None
         self.closed = asyncio.Event()
@@ -227,7 +228,7 @@ class CardSocket(asyncio.DatagramProtocol):
         """Ask in version 3 until engine and time are the card's (RFC 3414 4)."""
         refused, doubted = RefusedError("NotInTimeWindow"), b""
         for _ in range(_ROUNDS):
-            asked_as = engine.engine_id_at(self._place)
+            asked_as = engine.engine_id_of(self._peer)
             if doubted and asked_as == doubted:
                 break  # It is the same engine as before.
             try:
@@ -237,12 +238,12 @@ class CardSocket(asyncio.DatagramProtocol):
                     raise
                 answer = error.reason
             if isinstance(answer, Response):
-                self._access.has(engine.engine_id_at(self._place))
+                self._access.has(engine.engine_id_of(self._peer))
                 return answer
             if answer == "UnknownEngineID" and asked_as:
                 refused, doubted = RefusedError(answer), asked_as
-                engine.leave(self._place)
-                self._place = next(_places)
+                engine.forget(self._peer)
+                self._peer = next(_peers)
             elif answer not in {"UnknownEngineID", "NotInTimeWindow"}:
                 raise RefusedError(answer)
         raise refused
@@ -250,7 +251,7 @@ class CardSocket(asyncio.DatagramProtocol):
     async def _asked(self, kind: str, rows: list[tuple[Any, Any]], *, timeout_s: float, tries: int) -> Response | str:
         """Send, and again after each timeout_s, until there is an answer."""
         loop = asyncio.get_running_loop()
-        is_greeting = self._engine is not None and not self._engine.engine_id_at(self._place)
+        is_greeting = self._engine is not None and not self._engine.engine_id_of(self._peer)
         question = _Question(_RANDOM.randrange(1, _LAST), loop.time(), loop.create_future(), is_greeting)
         self._questions[question.number] = question
         pdu = make_pdu(NUMBERS[self._access.version], kind, rows, question.number)
@@ -278,7 +279,7 @@ class CardSocket(asyncio.DatagramProtocol):
             if self._engine is None or access.user is None:
                 message = community_message(NUMBERS[access.version], access.community, pdu)
             else:
-                message = self._engine.seal(self._place, access.user, pdu, question.number)
+                message = self._engine.seal(self._peer, access.user, pdu, question.number)
         except StatusInformation as error:
             raise RequestError(reason_of(error)) from None
         except Exception as error:  # noqa: BLE001 - PySnmpError, pyasn1's errors, and what pysnmp trips over
@@ -296,7 +297,7 @@ class CardSocket(asyncio.DatagramProtocol):
         """Take a packet, or count it."""
         opened = None
         if data[:1] == _SEQUENCE and len(data) <= _LONGEST_MESSAGE:
-            opened = self._open(data) if self._engine is None else self._engine.open(self._place, data)
+            opened = self._open(data) if self._engine is None else self._engine.open(self._peer, data)
         if opened is None or not self._takes(opened):
             CardSocket.garbled += 1
 
@@ -342,7 +343,7 @@ class CardSocket(asyncio.DatagramProtocol):
         """Be closed."""
         if self._engine is not None:
             self._engine.sockets.discard(self)
-            self._engine.leave(self._place)
+            self._engine.forget(self._peer)
         self.closed.set()
 
     def leave(self) -> None:
@@ -524,17 +525,17 @@ class Engine(Version3):
         self.open(0, asked)
         self.sent.forget(1)
 
-    def seal(self, place: int, user: User, pdu: Any, question: int) -> bytes:  # noqa: ANN401
-        """Make a message for the card at a place; while its engine is not known there, the question for that."""
+    def seal(self, peer: int, user: User, pdu: Any, question: int) -> bytes:  # noqa: ANN401
+        """Make a message for a card; while its engine is not known, the question for that."""
         name = rfc1902.OctetString(user.name.encode())
-        told = (self.snmp, place, NOWHERE, V3, USM, name, user.level, None, b"", 1, pdu, True, question)
+        told = (self.snmp, peer, NOWHERE, V3, USM, name, user.level, None, b"", 1, pdu, True, question)
         return bytes(self.messages.prepare_outgoing_message(*told)[2])
 
-    def open(self, place: int, data: bytes) -> _Opened | None:
-        """Read a message from a place. Returns None if it answers no question, or not as it was asked. Never raises."""
+    def open(self, peer: int, data: bytes) -> _Opened | None:
+        """Read a message from a card. Returns None if it answers no question, or not as it was asked. Never raises."""
         self.usm.number, reason, is_report, pdu = 0, "", False, None
         try:
-            pdu = self.messages.prepare_data_elements(self.snmp, place, NOWHERE, data)[7]
+            pdu = self.messages.prepare_data_elements(self.snmp, peer, NOWHERE, data)[7]
         except StatusInformation as error:
             reason, is_report = reason_of(error), "sendPduHandle" in error
         except Exception:  # noqa: BLE001 - whatever a decoder raises on a hostile packet
@@ -551,14 +552,14 @@ class Engine(Version3):
             return None
         return _Opened(question, pdu, reason, is_report, self.usm.proved)
 
-    def engine_id_at(self, place: int) -> bytes:
-        """Return the engine id that was found there; empty: none yet."""
-        found = self.messages.get_peer_engine_info(place, NOWHERE)[0]
+    def engine_id_of(self, peer: int) -> bytes:
+        """Return the engine id of a card; empty: not found yet."""
+        found = self.messages.get_peer_engine_info(peer, NOWHERE)[0]
         return b"" if found is None else bytes(found)
 
-    def leave(self, place: int) -> None:
-        """Forget the engine id that was found there."""
-        self.messages._SnmpV3MessageProcessingModel__engineIdCache.pop((place, NOWHERE), None)  # noqa: SLF001
+    def forget(self, peer: int) -> None:
+        """Forget the engine id of a card."""
+        self.messages._SnmpV3MessageProcessingModel__engineIdCache.pop((peer, NOWHERE), None)  # noqa: SLF001
         self.messages._SnmpV3MessageProcessingModel__engineIdCacheExpQueue.clear()  # noqa: SLF001
 
 

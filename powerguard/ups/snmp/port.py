@@ -55,7 +55,7 @@ class Typed:
     value: int | bytes | str
 
 
-class Place:
+class CardAddress:
     """The address of one card. again: look it up again, because no card answered there."""
 
     def __init__(self, options: SnmpOptions) -> None:
@@ -76,8 +76,8 @@ class Place:
         msg = f"no answer from {self.where} in {tries_s:.1f} s (v{version}){because}"
         return SnmpError(msg, unanswered=True, late=bool(late))
 
-    async def address(self) -> Address:
-        """Look it up, where that is due; while the name service is down the old address serves."""
+    async def look_up(self) -> Address:
+        """Return it, looked up if that is due; while the name service is down the old address serves."""
         if self._known is not None and not self.again:
             return self._known
         try:
@@ -208,8 +208,8 @@ class CardPort:
         """
         self._options = options
         self._retries = retries
-        self._place = Place(options)
-        self.where = self._place.where
+        self._address = CardAddress(options)
+        self.where = self._address.where
         """The card as the operator knows it."""
         self._access: Access | None = None
         self._socket: CardSocket | None = None
@@ -349,7 +349,7 @@ class CardPort:
             check = "address, user, priv passphrase" if self._options.version == 3 else "address, community"
             self._is_stale = True
             late = await self._heard_late(asked_s, timeout_s)
-            raise self._place.silent(timeout_s * tries, check, late) from error
+            raise self._address.silent(timeout_s * tries, check, late) from error
         except RefusedError as error:
             because = _WHY_REFUSED.get(error.reason) or f"it reports {error.reason}"
             msg = f"{self.where} refuses (v3): {because.format(user=self._options.user)}"
@@ -375,8 +375,8 @@ class CardPort:
 
     async def _opened(self) -> CardSocket:
         """Return the socket to the card, new after a failure: either address may have changed."""
-        if self._socket is None or self._place.again or self._is_stale:
-            address = await self._place.address()
+        if self._socket is None or self._address.again or self._is_stale:
+            address = await self._address.look_up()
             if self._access is None:
                 self._access = await self._read()
             made = CardSocket(await engine_for(self._access.user), self._access, self._heard)

@@ -5,13 +5,21 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from powerguard.core.model.events import OutputSource, Reading
-from powerguard.ups.nut.variables import NOT_TOLD, STATUS, WANTED, Told, forgeable_behind, interpret, slow_behind
+from powerguard.ups.nut.variables import (
+    NOT_TOLD,
+    STATUS,
+    WANTED,
+    DecodedVariables,
+    forgeable_behind,
+    interpret,
+    slow_behind,
+)
 from powerguard.ups.profiles.vocabulary import NUMBERS
 
 U, B = OutputSource.UTILITY, OutputSource.BATTERY
 
 
-def told(status: str, **more: str) -> Told:
+def told(status: str, **more: str) -> DecodedVariables:
     """Interpret a status and other variables; `input__voltage` stands for input.voltage."""
     return interpret({STATUS: status} | {name.replace("__", "."): text for name, text in more.items()})
 

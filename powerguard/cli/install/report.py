@@ -17,7 +17,7 @@ Row = tuple[str, str, str]
 
 
 @dataclass
-class Told:
+class Report:
     """The steps done, or planned, in order. offers: (path, why, content); doubts: warnings."""
 
     verb: str
@@ -50,7 +50,7 @@ class Told:
         """Return the word for a result, in dry-run with "would be"."""
         return f"would be {word}" if self.dry_run else word
 
-    def tell(self, *, as_json: bool, verbose: bool = True) -> int:
+    def show(self, *, as_json: bool, verbose: bool = True) -> int:
         """Print it; return the exit status. verbose: name each file that is unchanged, and each step that was done."""
         status = EX_NOT_DONE if self.failed else 0
         if as_json:
