@@ -5,7 +5,7 @@ from dataclasses import replace
 import pytest
 
 from powerguard.core.decide.machine import step
-from powerguard.core.drill import checks, measures, rehearsal
+from powerguard.core.drill import checks, measures
 from powerguard.core.model.actions import CapPower, PauseTrainer, RestorePower, ResumeTrainer, TriggerCheckpoint
 from powerguard.core.model.events import Done, OutputSource, Reading, StartDrill, Tick, TrainerSeen
 from powerguard.core.model.policy import DrillReport
@@ -39,7 +39,7 @@ def why(story: str, scope: str = "full", words: str = WORDS, witness: str = "sim
 
 
 def test_it_may_begin_when_all_is_well() -> None:
-    for scope in rehearsal.SCOPES:
+    for scope in checks.SCOPES:
         assert why(READY, scope, f"{WORDS} cap_share=0.7") == ""
     assert why(READY, "", witness="plug") == ""
     assert why(READY, "", witness="self_test") == ""

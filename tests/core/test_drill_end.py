@@ -6,7 +6,7 @@ import pytest
 
 from powerguard.core.comeback.recovery import reloaded
 from powerguard.core.decide.turn import Turn
-from powerguard.core.drill import end
+from powerguard.core.drill import rehearsal
 from powerguard.core.model.actions import CapPower, Level, Note, PauseTrainer, RestorePower, ResumeTrainer
 from powerguard.core.model.policy import DrillReport, Policy
 from powerguard.core.model.state import Drill, HandedOver, Resume, Signalled, State, Trainer, Undoing
@@ -232,7 +232,7 @@ def test_one_that_stands_stopped_is_told_when_it_can_hear(*, stopped: bool) -> N
     owed = Resume(trainer="llm", retry_at_s=100.0)
     state = State(trainers=(trainer,), drill=drill, owed=(owed, *((held,) if stopped else ())))
     turn = Turn(Policy(boot_id="b", ups="a"), state, 100.0)
-    end.end_of_outage(turn, "utility_stable")
+    rehearsal.end_of_outage(turn, "utility_stable")
     assert [isinstance(action, ResumeTrainer) for action in turn.actions] == [True] * (not stopped)
     assert [each.retry_at_s for each in turn.state.owing(Resume)] == [100.0 if stopped else 115.0]
 

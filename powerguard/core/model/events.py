@@ -290,7 +290,7 @@ class PoweredOn:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class StartDrill:
-    """The operator rehearses an outage. scopes: of `drill.SCOPES`; witness: of `drill.WITNESSES`."""
+    """The operator rehearses an outage. scopes: of `checks.SCOPES`; witness: of `checks.WITNESSES`."""
 
     at_s: float
     who: str

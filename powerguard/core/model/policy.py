@@ -115,7 +115,7 @@ class Drop:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillReport:
-    """How one drill went. result: of `rehearsal.RESULTS`; witness: of `rehearsal.WITNESSES`; at_s: of its end.
+    """How one drill went. result: of `rehearsal.RESULTS`; witness: of `checks.WITNESSES`; at_s: of its end.
 
     figures: what was expected and what was measured.
     """
