@@ -4,8 +4,7 @@ from collections.abc import Callable
 
 import pytest
 
-from powerguard.effectors.bmc.exchange import BmcFailure, EnsuredBytes, Exchange, Pace
-from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy
+from powerguard.effectors.bmc.ipmi import BmcFailure, Command, EnsuredBytes, Exchange, Failure, Pace, PowerRestorePolicy
 
 ON, OFF, LAST, UNKNOWN = b"\x41\x00\x00", b"\x01\x00\x00", b"\x21\x00\x00", b"\x61\x00\x00"
 ALWAYS_ON = PowerRestorePolicy.ALWAYS_ON

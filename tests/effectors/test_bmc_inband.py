@@ -20,9 +20,8 @@ from powerguard.core.model.actions import Detail
 from powerguard.effectors.bmc import helper
 from powerguard.effectors.bmc import helper as ipmi_device
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError
-from powerguard.effectors.bmc.exchange import BmcFailure
 from powerguard.effectors.bmc.helper import ALLOWED
-from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy, RestartCause
+from powerguard.effectors.bmc.ipmi import BmcFailure, Command, Failure, PowerRestorePolicy, RestartCause
 from powerguard.effectors.options import IPMI_SOCKET, BmcOptions
 from tests.effectors.root_peers import answering
 from tests.peers import require
@@ -184,7 +183,7 @@ def test_a_word_waits_for_no_module_that_it_does_not_need() -> None:
                            capture_output=True, text=True, check=True, timeout=60)  # fmt: skip
     found = set(ended.stdout.split())
     assert {name for name in found if name.startswith("powerguard.effectors.bmc.")} == {
-        f"powerguard.effectors.bmc.{name}" for name in ("exchange", "helper", "ipmi")
+        f"powerguard.effectors.bmc.{name}" for name in ("helper", "ipmi")
     }
     assert not found & {"argparse", "asyncio", "dataclasses", "inspect", "subprocess", "tempfile"}
 

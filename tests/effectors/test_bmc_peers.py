@@ -13,10 +13,19 @@ import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.core.model.actions import RestorePolicy
-from powerguard.effectors.bmc import exchange as countdown
+from powerguard.effectors.bmc import ipmi
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError
-from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace
-from powerguard.effectors.bmc.ipmi import RESET_WATCHDOG, Command, Device, Failure, PowerRestorePolicy, Timer
+from powerguard.effectors.bmc.ipmi import (
+    RESET_WATCHDOG,
+    BmcFailure,
+    Command,
+    Device,
+    Exchange,
+    Failure,
+    Pace,
+    PowerRestorePolicy,
+    Timer,
+)
 from tests.peers.ipmi import ENSURE, FreeIpmi, IpmiSim, failing, options, read_with_ipmitool
 
 pytestmark = pytest.mark.peer("ipmi_sim")
@@ -177,22 +186,22 @@ async def test_openipmis_watchdog_is_armed_fires_and_says_so(tmp_path: Path) -> 
         with bmc.inside() as host:
             pace = Pace(clock=boottime_s, sleep=time.sleep, by_s=boottime_s() + 60.0)
             exchange = Exchange(host.send, pace)
-            seen = countdown.look(exchange)
+            seen = ipmi.look(exchange)
             assert Device.decode(seen.device or b"") == Device(0x1291, 0xF02, "9.08", "00000000")
             assert (Timer.decode(seen.timer), seen.cause) == (Timer(False, 0, 0, expired=False, initial_s=0.0), None)
             with pytest.raises(BmcFailure, match="Reset Watchdog Timer refused with completion code 0x80"):
                 exchange.ask(RESET_WATCHDOG)
-            armed = Timer.decode(countdown.arm(exchange, 1))
+            armed = Timer.decode(ipmi.arm(exchange, 1))
             assert (armed.is_ours, armed.initial_s, armed.present_s, armed.expired) == (True, 1.0, None, False)
             host.wait_for(host.POWER_OFF)
-            told, changed = countdown.disarm(exchange)
+            told, changed = ipmi.disarm(exchange)
             assert changed
             assert Timer.decode(told) == Timer(False, 4, 0, expired=True, initial_s=10.0)
-            assert countdown.disarm(exchange) == (told, False)
+            assert ipmi.disarm(exchange) == (told, False)
             reset = Command("Set Watchdog Timer", 0x06, 0x24, bytes.fromhex("440100102823"))
             exchange.ask(reset)
             with pytest.raises(BmcFailure, match="another program") as caught:
-                countdown.arm(exchange, 1)
+                ipmi.arm(exchange, 1)
             assert caught.value.failure is Failure.HELD
-            assert countdown.disarm(exchange)[1] is False
+            assert ipmi.disarm(exchange)[1] is False
             assert exchange.power_watts() is None

@@ -10,8 +10,7 @@ import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.effectors.bmc.effector import BACK_OFF_S, BmcEffector, BmcError
-from powerguard.effectors.bmc.exchange import BmcFailure
-from powerguard.effectors.bmc.ipmi import Failure, PowerRestorePolicy
+from powerguard.effectors.bmc.ipmi import BmcFailure, Failure, PowerRestorePolicy
 from powerguard.effectors.bmc.redfish import Resource, Talk, basic, session
 from tests.peers.ipmi import ENSURE, keep_secret
 from tests.peers.machine import watched

@@ -15,9 +15,8 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc import helper
 from powerguard.effectors.bmc import helper as ipmi_device
 from powerguard.effectors.bmc.engine import BmcError
-from powerguard.effectors.bmc.exchange import BmcFailure
 from powerguard.effectors.bmc.findings import findings
-from powerguard.effectors.bmc.ipmi import DISARM, Command, Device, Failure, Timer, arm_watchdog
+from powerguard.effectors.bmc.ipmi import DISARM, BmcFailure, Command, Device, Failure, Timer, arm_watchdog
 from powerguard.effectors.bmc.watchdog import FILE, Board, DrillFile, DrillRecord, WatchdogEffector
 from powerguard.effectors.options import BmcOptions
 from tests.peers.ipmi_device import IpmiDevice

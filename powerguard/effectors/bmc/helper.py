@@ -32,8 +32,8 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final, NamedTuple, Self
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace
-from powerguard.effectors.bmc.ipmi import Command, Failure, PowerRestorePolicy
+from powerguard.effectors.bmc import ipmi
+from powerguard.effectors.bmc.ipmi import BmcFailure, Command, Exchange, Failure, Pace, PowerRestorePolicy
 from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, by_hand, serve, tell
 
 DEVICE: Final = "/dev/ipmi0"
@@ -269,8 +269,6 @@ def _ask(exchange: Exchange, word: IpmiRequest) -> dict[str, Any]:
 
 
 def _ask_timer(exchange: Exchange, word: IpmiRequest, modules: str) -> dict[str, Any]:
-    from powerguard.effectors.bmc import exchange as countdown  # noqa: PLC0415 - not needed by ensure, the most urgent word
-
     kernel_driver = os.path.isdir(f"{modules}/ipmi_watchdog")  # noqa: PTH112 - pathlib takes 4 ms
     match word.name:
         case "arm":
@@ -278,12 +276,12 @@ def _ask_timer(exchange: Exchange, word: IpmiRequest, modules: str) -> dict[str,
                 raise BmcFailure(
                     Failure.HELD, "the kernel's ipmi_watchdog is loaded, and stops the timer at every power-off"
                 )
-            return {"timer": countdown.arm(exchange, int(word.value or 0)), "changed": True}
+            return {"timer": ipmi.arm(exchange, int(word.value or 0)), "changed": True}
         case "disarm":
-            timer, changed = countdown.disarm(exchange)
+            timer, changed = ipmi.disarm(exchange)
             return {"timer": timer, "changed": changed}
         case _:
-            return {**countdown.look(exchange)._asdict(), "kernel_driver": kernel_driver}
+            return {**ipmi.look(exchange)._asdict(), "kernel_driver": kernel_driver}
 
 
 def checked(told: Mapping[str, object]) -> IpmiRequest:
@@ -318,8 +316,6 @@ def listen(server: int, answer: Callable[[Mapping[str, object]], Answer], idle_s
     """Answer each connection to a listening socket in a child, until there was none for idle_s."""
     import signal  # noqa: PLC0415 - a word by hand needs neither
     import socket  # noqa: PLC0415 - likewise
-
-    from powerguard.effectors.bmc import exchange as _  # noqa: PLC0415 - once, and not in each child
 
     signal.signal(signal.SIGCHLD, signal.SIG_IGN)  # the kernel buries them
     with socket.socket(fileno=server) as listening:

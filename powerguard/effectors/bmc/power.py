@@ -8,8 +8,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.effectors.bmc.exchange import BmcFailure
-from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure
+from powerguard.effectors.bmc.ipmi import BmcFailure, ChassisStatus, Failure
 from powerguard.effectors.bmc.lan import LanEngine
 from powerguard.effectors.bmc.redfish import RedfishEngine, link
 from powerguard.effectors.child import Spawn, run_child

@@ -27,8 +27,14 @@ from yarl import URL
 from powerguard.clock import Clock, boottime_s
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Ensured, Login, Probe
-from powerguard.effectors.bmc.exchange import BUSY_PAUSE_S, READ_BACK_S, BmcFailure
-from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy
+from powerguard.effectors.bmc.ipmi import (
+    BUSY_PAUSE_S,
+    READ_BACK_S,
+    BmcFailure,
+    ChassisStatus,
+    Failure,
+    PowerRestorePolicy,
+)
 from powerguard.effectors.options import BmcOptions
 from powerguard.effectors.tls import Verify, verifying
 

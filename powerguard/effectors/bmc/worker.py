@@ -25,8 +25,19 @@ from dataclasses import dataclass, field
 from typing import Any, Final, NoReturn
 
 from powerguard.clock import boottime_s
-from powerguard.effectors.bmc.exchange import BmcFailure, Exchange, Pace, Session, refusal, silence
-from powerguard.effectors.bmc.ipmi import OPERATOR, POWER_ON, Command, Failure, PowerRestorePolicy
+from powerguard.effectors.bmc.ipmi import (
+    OPERATOR,
+    POWER_ON,
+    BmcFailure,
+    Command,
+    Exchange,
+    Failure,
+    Pace,
+    PowerRestorePolicy,
+    Session,
+    refusal,
+    silence,
+)
 
 _LOGIN = "login"
 # ASF presence ping (IPMI 2.0 section 13.2.3). Only used to learn at once that the port is closed.
