@@ -9,7 +9,7 @@ from dataclasses import replace
 from typing import Final
 
 from powerguard.core.decide.turn import Turn
-from powerguard.core.model import outcomes
+from powerguard.core.model import events
 from powerguard.core.model.actions import DrainNode, LeaveNode, Level, ReturnNode, SignalJobs
 from powerguard.core.model.events import Done, Outcome
 from powerguard.core.model.policy import Policy
@@ -121,7 +121,7 @@ def take_in(turn: Turn, outcome: Outcome) -> None:
     if not isinstance(outcome, Done):
         _again(turn, node, outcome.reason)
         return
-    told, recorded = outcomes.node_marked(outcome), outcomes.is_recorded(outcome)
+    told, recorded = events.node_marked(outcome), events.is_recorded(outcome)
     if told.did == NOT_DOWN:
         _again(turn, replace(node, jobs=_union(node.jobs, told.jobs)), told.because)
         return
@@ -149,8 +149,8 @@ def _again(turn: Turn, node: NodeMarked, because: str) -> None:
     turn.set_alarm(_FAILED, f"{because}; the order is repeated", holds=True, level=Level.ERROR)
 
 
-def _note(turn: Turn, event: str, outcome: Done, told: outcomes.NodeTold) -> None:
-    if outcomes.is_recorded(outcome):
+def _note(turn: Turn, event: str, outcome: Done, told: events.NodeTold) -> None:
+    if events.is_recorded(outcome):
         return
     if told.did == "not_ours":
         turn.note("node_kept", "others have marked it, so it is left as it is", Level.WARNING, **dict(outcome.detail))

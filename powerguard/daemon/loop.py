@@ -23,7 +23,7 @@ from powerguard.core.comeback.methods import named
 from powerguard.core.comeback.recovery import Stored, reloaded, restore
 from powerguard.core.decide.machine import step
 from powerguard.core.energy.needs import fold
-from powerguard.core.model import outcomes
+from powerguard.core.model import events
 from powerguard.core.model.actions import Action, ArmWay, CheckWay, EnsurePolicy, Level, Note, PollNow, Reboot
 from powerguard.core.model.events import (
     CheckpointProgress,
@@ -655,7 +655,7 @@ class ReturnWatch:
 
     def _enter_policy(self, outcome: Done | Failed) -> None:
         known = self.bmc or BmcView(kind=self._kind)
-        found = outcomes.policy_ensured(outcome)
+        found = events.policy_ensured(outcome)
         if isinstance(outcome, Failed):
             if found.policy is not None:  # it was read, and is not the one that is wanted
                 known = replace(known, policy=found.policy, checked_at_s=outcome.at_s, power_watts=None)
@@ -718,5 +718,5 @@ def entered(view: WayView, outcome: Done | Failed) -> WayView:
     """Return the view after a method was checked, or armed."""
     if isinstance(outcome, Failed):
         return replace(view, ready=False, why=outcome.reason, checked_at_s=outcome.at_s)
-    returns = outcomes.way_armed(outcome).returns or view.returns
+    returns = events.way_armed(outcome).returns or view.returns
     return replace(view, ready=True, why="", returns=returns, checked_at_s=outcome.at_s)

@@ -2,7 +2,7 @@
 
 import pytest
 
-from powerguard.core.model import outcomes
+from powerguard.core.model import events
 from powerguard.core.model.actions import Action, Scalar
 from powerguard.core.model.events import Done, Failed
 
@@ -29,7 +29,7 @@ def done(**detail: Scalar) -> Done:
 )
 def test_a_checkpoint(detail: dict[str, Scalar], changes: dict[str, Scalar]) -> None:
     """What says nothing is confirmed, of the paused step, and to the local tier; verified only if it says so."""
-    found = outcomes.checkpoint_done(done(**detail))
+    found = events.checkpoint_done(done(**detail))
     known: dict[str, Scalar] = {name: getattr(found, name) for name in found.__slots__}
     plain = {"step": None, "tier": "", "recorded": False, "confirmed": True, "older": False}
     assert known == {**plain, "paused": False, "verified": False, **changes}
@@ -37,22 +37,22 @@ def test_a_checkpoint(detail: dict[str, Scalar], changes: dict[str, Scalar]) -> 
 
 def test_a_policy() -> None:
     failed = Failed(at_s=1.0, action=ACTION, took_s=0.1, reason="r", detail=(("restore", "always-off"),))
-    assert outcomes.policy_ensured(failed).restore == "always-off"
-    found = outcomes.policy_ensured(done(policy=1, verified="yes", restore=7, power_watts=300))
+    assert events.policy_ensured(failed).restore == "always-off"
+    found = events.policy_ensured(done(policy=1, verified="yes", restore=7, power_watts=300))
     assert (found.policy, found.verified, found.restore, found.power_watts) == (None, False, None, None)
-    found = outcomes.policy_ensured(done(policy="always-on", verified=True, power_watts=300.5))
+    found = events.policy_ensured(done(policy="always-on", verified=True, power_watts=300.5))
     assert (found.policy, found.verified, found.restore, found.power_watts) == ("always-on", True, None, 300.5)
 
 
 def test_a_power_on_method() -> None:
-    assert outcomes.way_armed(done(in_s=7, returns="cycles")) == outcomes.WayArmed(in_s=7, returns="cycles")
-    assert outcomes.way_armed(done(in_s="soon", returns=3)) == outcomes.WayArmed(in_s=None, returns="")
-    assert outcomes.way_disarmed(done()) == outcomes.WayDisarmed(disarmed=True, because="")
-    assert outcomes.way_disarmed(done(disarmed=False, because="b")) == outcomes.WayDisarmed(disarmed=False, because="b")
+    assert events.way_armed(done(in_s=7, returns="cycles")) == events.WayArmed(in_s=7, returns="cycles")
+    assert events.way_armed(done(in_s="soon", returns=3)) == events.WayArmed(in_s=None, returns="")
+    assert events.way_disarmed(done()) == events.WayDisarmed(disarmed=True, because="")
+    assert events.way_disarmed(done(disarmed=False, because="b")) == events.WayDisarmed(disarmed=False, because="b")
 
 
 @pytest.mark.parametrize(("told", "is_so"), [(True, True), (False, False), (None, False), (1, False), ("yes", False)])
 def test_a_resume_and_a_dry_run(told: Scalar, *, is_so: bool) -> None:
-    assert outcomes.is_resumed(done(resumed=told)) is is_so
-    assert outcomes.is_recorded(done(dry_run=told)) is is_so
-    assert not outcomes.is_recorded(Failed(at_s=1.0, action=ACTION, took_s=0.1, reason="r"))
+    assert events.is_resumed(done(resumed=told)) is is_so
+    assert events.is_recorded(done(dry_run=told)) is is_so
+    assert not events.is_recorded(Failed(at_s=1.0, action=ACTION, took_s=0.1, reason="r"))

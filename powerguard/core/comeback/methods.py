@@ -12,7 +12,7 @@ from dataclasses import replace
 from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import account
 from powerguard.core.energy import budget as sums
-from powerguard.core.model import outcomes
+from powerguard.core.model import events
 from powerguard.core.model.actions import (
     ArmWay,
     CheckWay,
@@ -193,10 +193,10 @@ def _take_in_armed(turn: Turn, action: ArmWay, outcome: Done | Failed) -> None:
         return
     if mine is None:
         return
-    if outcomes.is_recorded(outcome):
+    if events.is_recorded(outcome):
         turn.settle(mine)
         return
-    found = outcomes.way_armed(outcome)
+    found = events.way_armed(outcome)
     if found.in_s is not None:
         mine = replace(mine, acts_at_s=mine.at_s + found.in_s)
     turn.owe(replace(mine, order=None, confirmed=True, returns=found.returns))
@@ -223,7 +223,7 @@ def _take_in_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> 
     if mine is None:
         return
     because = outcome.reason if isinstance(outcome, Failed) else ""
-    if mine.confirmed and outcomes.is_recorded(outcome):
+    if mine.confirmed and events.is_recorded(outcome):
         because = "armed before mode became dry-run, which disarms no method: set mode: armed until it is disarmed"
     if because:
         turn.owe(replace(mine, order=None))
@@ -233,7 +233,7 @@ def _take_in_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> 
             turn.set_alarm(DOUBTFUL, f"{action.way}: {because}", holds=True)
         return
     turn.settle(mine)
-    found = outcomes.way_disarmed(outcome)
+    found = events.way_disarmed(outcome)
     if found.disarmed:
         turn.note("way_disarmed", found.because or "confirmed by the device", way=action.way)
     elif action.outage:
@@ -361,7 +361,7 @@ def take_in_policy(turn: Turn, outcome: Outcome) -> None:
         _take_in_restored(turn, outcome)
     elif isinstance(outcome.action, EnsurePolicy):
         # From one that failed, too: a policy that was set is in force even if it could not be read back.
-        restore = outcomes.policy_ensured(outcome).restore
+        restore = events.policy_ensured(outcome).restore
         if outcome.action.outage and restore is not None and turn.state.temporary_policy is None:
             turn.owe(TemporaryPolicy(policy=restore))
 
@@ -370,7 +370,7 @@ def _take_in_restored(turn: Turn, outcome: Outcome) -> None:
     changed = turn.state.temporary_policy
     if changed is None or changed.order != outcome.action.id:
         return
-    if isinstance(outcome, Done) and not outcomes.is_recorded(outcome):
+    if isinstance(outcome, Done) and not events.is_recorded(outcome):
         turn.settle(changed)
         turn.note("policy_restored", "as the outage found it", **dict(outcome.detail))
     elif isinstance(outcome, Failed) and outcome.harmless:

@@ -21,7 +21,7 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.energy import budget as sums
 from powerguard.core.energy import needs, own
-from powerguard.core.model import outcomes
+from powerguard.core.model import events
 from powerguard.core.model.actions import (
     ArmWay,
     CheckHost,
@@ -301,7 +301,7 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
             kind = type(action).__name__
             turn.note("action_failed", outcome.reason, Level.ERROR, action=kind, took_s=outcome.took_s)
     elif isinstance(action, EnsurePolicy) and not isinstance(phase, Online):
-        turn.set_outage(policy_verified=outcomes.policy_ensured(outcome).verified)
+        turn.set_outage(policy_verified=events.policy_ensured(outcome).verified)
         turn.note("policy_verified", "read back from the BMC", Level.INFO, **dict(outcome.detail))
     if isinstance(action, TriggerCheckpoint | PauseTrainer):
         lifecycle.take_in(turn, outcome)

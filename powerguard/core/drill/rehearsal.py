@@ -36,7 +36,7 @@ from powerguard.core.drill.measures import (
     watch_trainer,
 )
 from powerguard.core.energy import budget as sums
-from powerguard.core.model import outcomes
+from powerguard.core.model import events
 from powerguard.core.model.actions import (
     Action,
     CapPower,
@@ -163,7 +163,7 @@ def _start(turn: Turn, event: StartDrill) -> None:
 def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
     action = outcome.action
     if isinstance(action, ResumeTrainer) and isinstance(outcome, Done):
-        heard(turn, action.trainer, action.id, resumed=outcomes.is_resumed(outcome))
+        heard(turn, action.trainer, action.id, resumed=events.is_resumed(outcome))
     drill = turn.state.drill
     waited = None if drill is None else next((each for each in drill.waiting if each.id == action.id), None)
     if drill is None or waited is None:
@@ -195,16 +195,16 @@ def _take_in_stranger(turn: Turn, action: Action) -> None:
 
 
 def _take_in_done(turn: Turn, waited: DrillOrder, done: Done) -> None:
-    recorded = outcomes.is_recorded(done)
+    recorded = events.is_recorded(done)
     if recorded:
         mark(turn, waited.trainer, paused=False)  # It was not asked.
     match waited.what:
         case "checkpoint" if not recorded:
-            verified = outcomes.checkpoint_done(done).verified
+            verified = events.checkpoint_done(done).verified
             figure(turn, **{f"checkpoint_s.{waited.trainer}": round(done.took_s, 3)})
             figure(turn, **{f"checkpoint_verified.{waited.trainer}": verified})
         case "policy":
-            found = outcomes.policy_ensured(done)
+            found = events.policy_ensured(done)
             figure(turn, policy=found.policy, policy_verified=found.verified)
             if not found.verified and not recorded:
                 _fail(turn, f"policy: read back as {found.policy or 'unknown'}: the host may stay off")

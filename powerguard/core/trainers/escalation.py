@@ -15,7 +15,7 @@ from powerguard.core.decide.conditions import SETTLE_S
 from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import account, own
 from powerguard.core.energy import budget as sums
-from powerguard.core.model import outcomes
+from powerguard.core.model import events
 from powerguard.core.model.actions import (
     CapPower,
     Conduct,
@@ -206,7 +206,7 @@ def take_in(turn: Turn, outcome: Done | Failed) -> None:
         else:
             turn.set_alarm(_FAILED, f"{each.trainer}: {outcome.reason}", holds=True)
         return
-    recorded = outcomes.is_recorded(outcome)
+    recorded = events.is_recorded(outcome)
     because = "dry-run: no signal was sent, it is only recorded" if recorded else "confirmed by the helper"
     turn.note(_DONE[each.word], because, Level.INFO, **{"trainer": each.trainer, **dict(outcome.detail)})
     if each.word == CONTINUE:

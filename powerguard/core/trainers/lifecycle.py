@@ -9,7 +9,7 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import account, needs, own
 from powerguard.core.energy import budget as sums
 from powerguard.core.energy.budget import Budget
-from powerguard.core.model import outcomes
+from powerguard.core.model import events
 from powerguard.core.model.actions import (
     Conduct,
     LeaveJob,
@@ -207,7 +207,7 @@ def _take_in_done(turn: Turn, done: Done) -> None:
     action = done.action
     if not isinstance(action, TriggerCheckpoint) or (trainer := _find(turn, action.trainer)) is None:
         return
-    found = outcomes.checkpoint_done(done)
+    found = events.checkpoint_done(done)
     step = trainer.step if found.step is None else found.step
     fresh = replace(trainer, step=step)
     if found.confirmed and not found.recorded:
@@ -621,7 +621,7 @@ def leave_jobs(turn: Turn, outage: str, *, limit_s: float) -> tuple[str, ...]:
 
 def take_in_job_left(turn: Turn, outcome: Outcome) -> None:
     """Enter that a job has learned it. A failure has a line of its own."""
-    if isinstance(outcome, Done) and isinstance(outcome.action, LeaveJob) and not outcomes.is_recorded(outcome):
+    if isinstance(outcome, Done) and isinstance(outcome.action, LeaveJob) and not events.is_recorded(outcome):
         turn.note("job_left", "every rank stops at one step and ends", trainer=outcome.action.trainer)
 
 

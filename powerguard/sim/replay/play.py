@@ -24,7 +24,7 @@ from powerguard.core.comeback.recovery import Stored, restore
 from powerguard.core.decide import conditions
 from powerguard.core.decide.machine import step
 from powerguard.core.energy.needs import fold
-from powerguard.core.model import outcomes
+from powerguard.core.model import events
 from powerguard.core.model.actions import (
     Action,
     Conduct,
@@ -530,7 +530,7 @@ class _Player:
         if isinstance(event, Done | Failed):
             self._open.pop(event.action.id, None)
             if isinstance(event.action, TriggerCheckpoint) and isinstance(event, Done):
-                if outcomes.checkpoint_done(event).paused:
+                if events.checkpoint_done(event).paused:
                     self._is_paused[event.action.trainer] = True
             elif isinstance(event.action, ResumeTrainer) and isinstance(event, Done):
                 self._is_paused[event.action.trainer] = False

@@ -16,7 +16,7 @@ from powerguard.core.decide.machine import WRONG
 from powerguard.core.decide.transitions import TABLE
 from powerguard.core.energy import account
 from powerguard.core.energy import budget as sums
-from powerguard.core.model import outcomes
+from powerguard.core.model import events
 from powerguard.core.model.actions import (
     CapPower,
     Conduct,
@@ -239,7 +239,7 @@ def _check_checkpoint(before: State, event: Done | Failed, action: TriggerCheckp
     if was.durable or not now.durable:
         return
     hold(isinstance(event, Done), "a checkpoint that failed is not durable")
-    older = action.after is not Conduct.CONTINUE and isinstance(event, Done) and outcomes.checkpoint_done(event).older
+    older = action.after is not Conduct.CONTINUE and isinstance(event, Done) and events.checkpoint_done(event).older
     told = any(note.event == "older_checkpoint_stands" for note in answer.notes)
     hold(not older or told, "an older checkpoint is not taken for one of the paused step")
 
