@@ -1,9 +1,13 @@
-"""What it costs to be asked: the look at every step, and the time in which ranks agree on a step, over each store."""
+"""What it costs to be asked: the look at every step, and the time in which ranks agree on a step, over each store.
+
+And whether the ranks of one host, which write at the same time, hinder each other at its disk (in build/bench).
+"""
 
 import atexit
 import contextlib
 import importlib.util
 import multiprocessing
+import os
 import shutil
 import socket
 import sys
@@ -12,14 +16,18 @@ import threading
 import time
 from collections.abc import Callable
 from multiprocessing.connection import Connection
+from multiprocessing.synchronize import Barrier, Event
 from pathlib import Path
 
 from bench.figure import Figure
+from powerguard.trainer import Guard, Parts
 from powerguard.trainer.ranks import Memory, MemoryRanks, Ranks, SocketRanks, TorchRanks
 from powerguard.trainer.ranks.agreement import Agreement, Limits
-from powerguard.wire import After, TriggerRequest
+from powerguard.wire import After, Phase, TriggerRequest
 
 _STEP_S = 0.001
+_GB = 1_000_000_000
+_BLOCK = 50_000_000
 _MANY = 1000
 
 
@@ -35,6 +43,10 @@ def run(*, quick: bool) -> list[Figure]:
             name = f"{size} processes over {store}, steps of 1 ms"
             figures.append(Figure(name=f"trigger to agreed step, {name}", unit="ms", values=agreed))
             figures.append(Figure(name=f"trigger to all concluded, {name}", unit="ms", values=durable, bar="<= 100"))
+    for size in (2, 4):
+        for ranks in (size, 1):
+            name = f"trigger to durable, {size} GB of {ranks} rank{'s' * (ranks > 1)} of one host"
+            figures.append(Figure(name=name, unit="s", values=_written(ranks, size * _GB // ranks, 3 if quick else 7)))
     many = tuple(_simulated(100 if quick else _MANY) for _ in range(2 if quick else 5))
     figures.append(
         Figure(name=f"{100 if quick else _MANY} simulated ranks, asked to concluded", unit="s", values=many, bar="<= 1")
@@ -145,6 +157,68 @@ def _until(agreement: Agreement, number: int, true: Callable[..., bool]) -> floa
     while (known := agreement.generation(number)) is None or not true(known):
         time.sleep(0.0001)
     return time.perf_counter()
+
+
+# --- Written ---------------------------------------------------------------------------------------------------------
+
+
+def _written(size: int, size_bytes: int, rounds: int) -> tuple[float, ...]:
+    """From the wish of one rank to durable, in seconds. size: how many ranks. size_bytes: of the state of each."""
+    context = multiprocessing.get_context("spawn")
+    root, folder = Path("build/bench/ranks").absolute(), Path(tempfile.mkdtemp(prefix="pg-ranks-"))
+    ours, theirs = context.Pipe()
+    gates = context.Barrier(size), context.Event()
+    try:
+        started = [
+            context.Process(target=_train, args=(theirs, gates, (root, folder, rank, size), size_bytes, rounds))
+            for rank in range(size)
+        ]
+        for process in started:
+            process.start()
+        theirs.close()
+        took: tuple[float, ...] = ours.recv()
+        for process in started:
+            process.join(30)
+    finally:
+        for each in (root, folder):
+            shutil.rmtree(each, ignore_errors=True)
+    return took
+
+
+def _train(
+    pipe: Connection, gates: tuple[Barrier, Event], where: tuple[Path, Path, int, int], size_bytes: int, rounds: int
+) -> None:
+    (ready, over), (root, folder, rank, size) = gates, where
+    block = os.urandom(_BLOCK)
+    state = Parts(lambda: {str(number): block for number in range(size_bytes // _BLOCK)}, lambda _: None)
+    ranks = SocketRanks(folder / "s", rank, size) if size > 1 else None
+    guard = Guard(state, root, job="bench", every_s=None, snapshots=1, socket=None, ranks=ranks)
+    requests, step = guard.requests, 0
+
+    def ask() -> None:
+        took = []
+        for number in range(rounds):
+            time.sleep(2.0)  # the slots are ready again
+            began = time.perf_counter()
+            name = f"e{number}"
+            requests.trigger(TriggerRequest(id=name, after=After.CONTINUE))
+            while (told := requests.checkpoint(name, wait_s=10.0)) is None or told.phase is not Phase.COMMITTED:
+                pass
+            took.append(time.perf_counter() - began)
+        pipe.send(tuple(took))
+        over.set()
+
+    guard.step(0)
+    while requests.pace.limit is None:
+        time.sleep(0.1)  # until the slots are made
+    ready.wait(600)
+    if rank == 0:
+        threading.Thread(target=ask, daemon=True).start()
+    while not over.is_set():
+        step += 1
+        guard.step(step)
+        time.sleep(_STEP_S)
+    os._exit(0)  # no rank waits for the goodbyes of the others
 
 
 # --- Many, in one process --------------------------------------------------------------------------------------------

@@ -25,6 +25,7 @@ from powerguard.trainer.store.items import Item
 from powerguard.trainer.torch import TorchState
 from powerguard.trainer.torch.device import CudaDevice
 from powerguard.trainer.torch.tree import TensorItem
+from powerguard.wire import After, TriggerRequest
 from tests.torch.late_device import SIZES, LateDevice
 
 EVERY_S = 0.01
@@ -51,7 +52,8 @@ def train(folder: Path, steps: int, where: str, *, saves: bool, seed: int) -> No
         overlap="optimizer",
         device=LateDevice(seed=seed, slowest_s=0.01) if where == "cpu" else SmallSizes(),
     )
-    guard = Guard(state, folder / "ck", job="late", every_s=EVERY_S if saves else None, socket=None)
+    every_s = EVERY_S if saves else None
+    guard = Guard(state, folder / "ck", job="late", every_s=every_s, snapshots=1 + seed % 2, socket=None)
     step = guard.restore()
     with (folder / "loss").open("a", buffering=1) as losses:
         print("start", step, file=losses)
@@ -67,10 +69,12 @@ def train(folder: Path, steps: int, where: str, *, saves: bool, seed: int) -> No
                     mine.lerp_(param, 0.01)
             step += 1
             print(step, loss.item().hex(), file=losses)
+            if saves and step % 37 == 0:  # an emergency, as a rule in the midst of a late copy or of its write
+                guard.requests.trigger(TriggerRequest(id=f"e{step}", after=After.CONTINUE))
             guard.step(step)
             told = guard.stats()
-            if told is not None:
-                (folder / "how").write_text(told.copy)
+            if told is not None and told.copy.startswith("while training went on"):
+                (folder / "late").touch()
     (folder / "final").write_text(digest(state.items()))
     guard.close(finish=False)
 
