@@ -2,8 +2,8 @@
 
 An order may fail, and its outcome may be lost with the daemon. So everything that was changed and must be undone, or
 was promised and must be kept, is in the state (`State.owed`, entered by `Turn.owe`) until an outcome confirms it
-(`Turn.settle`). Until then the function `tend` of its row orders it again. A new kind is one class in `model.state` and
-one row here.
+(`Turn.settle`). Until then the function `reconcile` of its row orders it again. A new kind is one class in
+`model.state` and one row here.
 
 Three kinds of orders are not obligations, because another part of the state says what is owed and ends it: the orders
 of the phases Shutdown and Recovery (the phase says it, and another phase must not inherit them), a trainer's checkpoint
@@ -64,14 +64,15 @@ def _ends(_policy: Policy, _old: State, _now_s: float, /, *, whole: bool) -> tup
 
 
 def _stands(_turn: Turn, _lost: tuple[Obligation, ...]) -> None:
-    """Keep all of this kind: an order may or may not have been carried out, and `tend` gives it again."""
+    """Keep all of this kind: an order may or may not have been carried out, and `reconcile` gives it again."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Duty:
     """How one kind of obligation is kept.
 
-    answers: actions whose outcomes `take_in` enters. tend: orders what is due; called at every event, in every phase.
+    answers: actions whose outcomes `handle` enters. reconcile: orders what is due; called at every event, in every
+    phase.
     saved_first: checkpoints that are due at the same event are ordered before this kind.
     after_restart: called when the daemon restarts in the same boot; outcomes of the orders in `lost` will not come.
     after_boot: returns what is still owed in another boot.
@@ -79,74 +80,76 @@ class Duty:
 
     kind: type[Obligation]
     answers: tuple[type[Action], ...]
-    take_in: Callable[[Turn, Outcome], None]
-    tend: Callable[[Turn], None]
+    handle: Callable[[Turn, Outcome], None]
+    reconcile: Callable[[Turn], None]
     saved_first: bool = False
     after_restart: Callable[[Turn, tuple[Obligation, ...]], None] = _stands
     after_boot: _AfterBoot = _ends
 
 
 DUTIES: Final = (
-    Duty(kind=GpuCap, answers=(CapPower, RestorePower), take_in=escalation.take_in_cap, tend=escalation.tend_cap),
+    Duty(
+        kind=GpuCap, answers=(CapPower, RestorePower), handle=escalation.handle_cap, reconcile=escalation.reconcile_cap
+    ),
     Duty(
         kind=Signalled,
         answers=(StopTrainer, TerminateTrainer, ContinueTrainer),
-        take_in=escalation.take_in,
-        tend=escalation.tend,
+        handle=escalation.handle,
+        reconcile=escalation.reconcile,
     ),
     Duty(
         kind=TemporaryPolicy,
         answers=(RestorePolicy, EnsurePolicy),
-        take_in=methods.take_in_policy,
-        tend=methods.tend_policy,
+        handle=methods.handle_policy,
+        reconcile=methods.reconcile_policy,
         after_boot=methods.policy_after_boot,
     ),
     Duty(
         kind=Armed,
         answers=(ArmWay, DisarmWay, CheckWay),
-        take_in=methods.take_in,
-        tend=methods.tend,
+        handle=methods.handle,
+        reconcile=methods.reconcile,
         after_restart=methods.after_restart,
         after_boot=methods.after_boot,
     ),
     Duty(
         kind=NodeMarked,
         answers=(DrainNode, LeaveNode, ReturnNode),
-        take_in=scheduler.take_in,
-        tend=scheduler.tend,
+        handle=scheduler.handle,
+        reconcile=scheduler.reconcile,
         after_boot=scheduler.after_boot,
     ),
-    Duty(kind=JobEnded, answers=(LeaveJob,), take_in=lifecycle.take_in_job_left, tend=lifecycle.restart_jobs),
+    Duty(kind=JobEnded, answers=(LeaveJob,), handle=lifecycle.handle_job_left, reconcile=lifecycle.restart_jobs),
     Duty(
         kind=Resume,
         answers=(ResumeTrainer,),
-        take_in=lifecycle.take_in_resumed,
-        tend=lifecycle.resume_again,
+        handle=lifecycle.handle_resumed,
+        reconcile=lifecycle.resume_again,
         saved_first=True,
     ),
     Duty(
         kind=Start,
         answers=(ResumeTraining,),
-        take_in=lifecycle.take_in_start,
-        tend=lifecycle.start_again,
+        handle=lifecycle.handle_start,
+        reconcile=lifecycle.start_again,
         saved_first=True,
     ),
 )
-"""In the order in which they are tended."""
+"""In the order in which they are reconciled."""
 
 
-def take_in(turn: Turn, outcome: Outcome) -> None:
+def handle(turn: Turn, outcome: Outcome) -> None:
     """Hand an outcome to the owner of what it answers."""
     for duty in DUTIES:
         if isinstance(outcome.action, duty.answers):
-            duty.take_in(turn, outcome)
+            duty.handle(turn, outcome)
 
 
-def tend(turn: Turn, *, saved_first: bool) -> None:
+def reconcile(turn: Turn, *, saved_first: bool) -> None:
     """Order what is due. saved_first: of those before which checkpoints are ordered; else of the others."""
     for duty in DUTIES:
         if duty.saved_first is saved_first:
-            duty.tend(turn)
+            duty.reconcile(turn)
 
 
 def after_restart(turn: Turn, given: Collection[str]) -> None:

@@ -32,7 +32,7 @@ _STAYS: Final = (
 )
 
 
-def tend(turn: Turn) -> None:
+def reconcile(turn: Turn) -> None:
     """Order what is due: mark the node, leave it, or give it back."""
     node, phase = turn.state.node, turn.state.phase
     if isinstance(phase, Shutdown):
@@ -112,7 +112,7 @@ def _is_over(turn: Turn, node: NodeMarked) -> bool:
     return feed.lost_since_s is not None and turn.now_s - feed.lost_since_s >= turn.policy.unknown_hold_s
 
 
-def take_in(turn: Turn, outcome: Outcome) -> None:
+def handle(turn: Turn, outcome: Outcome) -> None:
     """Enter how an order ended; one that was overtaken by another is passed over."""
     node, action = turn.state.node, outcome.action
     if node is None or node.order != action.id:

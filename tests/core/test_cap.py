@@ -80,7 +80,7 @@ def test_what_pays_is_work_done_with_one_charge() -> None:
 def test_ten_seconds_on_battery_and_a_gain_of_five_percent() -> None:
     """The order carries the settings' share, is bounded, and what it was before is remembered."""
     at = turn(OnBattery(outage=OUTAGE))
-    escalation.tend_cap(at)
+    escalation.reconcile_cap(at)
     (order,) = at.actions
     assert isinstance(order, CapPower)
     assert (order.share, order.outage, order.by_s) == (0.6, "o", 115.0)
@@ -88,7 +88,7 @@ def test_ten_seconds_on_battery_and_a_gain_of_five_percent() -> None:
     assert [note.event for note in at.notes] == ["gpu_cap_ordered"]
     assert at.notes[0].numbers == (("share", 0.6),)
     assert at.notes[0].because == "1.20 times the work with the energy that is left"
-    escalation.tend_cap(at)
+    escalation.reconcile_cap(at)
     assert len(at.actions) == 1, "once"
 
 
@@ -125,7 +125,7 @@ def test_ten_seconds_on_battery_and_a_gain_of_five_percent() -> None:
 )
 def test_it_is_left_alone(at: Turn) -> None:
     """A GPU that is slowed down for nothing loses training time."""
-    escalation.tend_cap(at)
+    escalation.reconcile_cap(at)
     assert at.actions == []
     assert at.state.cap is None
 
@@ -134,19 +134,19 @@ def test_without_the_setting_gpus_are_never_touched() -> None:
     """cap_share None: there is no helper."""
     at = turn(OnBattery(outage=OUTAGE))
     at.policy = make_policy(["table=50:540,75:360,100:240"])
-    escalation.tend_cap(at)
+    escalation.reconcile_cap(at)
     assert at.actions == []
 
 
 def test_a_gain_of_five_percent_is_just_enough() -> None:
     """The limit itself, by the table and, to the last digit, without one."""
     at = turn(OnBattery(outage=OUTAGE), drop=replace(PAYS, speed=0.7001))
-    escalation.tend_cap(at)
+    escalation.reconcile_cap(at)
     assert ordered(at) == ["CapPower"]
     at = turn(OnBattery(outage=OUTAGE), drop=Drop(before=1.0, after=0.5, at_s=0.0, speed=0.525))
     at.policy = make_policy(["cap_share=0.6"])
     assert escalation.cap_gain(at.policy, at.state) == escalation.LEAST_CAP_GAIN
-    escalation.tend_cap(at)
+    escalation.reconcile_cap(at)
     assert ordered(at) == ["CapPower"]
 
 
@@ -159,7 +159,7 @@ def test_a_load_that_does_not_fall_is_capped_without_a_drill(kind: type) -> None
         else {"began_s": 109.0, "paused_at_s": 100.0}
     )
     at = turn(kind(outage=OUTAGE, paused_load=0.45, **fields), drop=None, load=0.54)
-    escalation.tend_cap(at)
+    escalation.reconcile_cap(at)
     assert ordered(at) == ["CapPower"]
     assert at.notes[0].because == "the load has not fallen although training was asked to pause"
 
@@ -179,11 +179,11 @@ def test_a_cap_stands_until_utility_is_there_to_stay() -> None:
         ),
     ):
         before = at.state.cap
-        escalation.tend_cap(at)
+        escalation.reconcile_cap(at)
         assert at.actions == []
         assert at.state.cap == before
     at = turn(Online(), now_s=130.0, supply=Supply.UTILITY, standing=STANDING)
-    escalation.tend_cap(at)
+    escalation.reconcile_cap(at)
     (order,) = at.actions
     assert isinstance(order, RestorePower)
     assert (order.outage, order.by_s) == ("o", 135.0)
@@ -199,7 +199,7 @@ def test_a_blind_ups_does_not_slow_training_down_for_ever() -> None:
         (OnBattery(outage=OUTAGE), 1000.0, False),
     ):
         at = turn(phase, now_s=now_s, standing=STANDING, **silent)
-        escalation.tend_cap(at)
+        escalation.reconcile_cap(at)
         assert ordered(at) == (["RestorePower"] if lifted else [])
 
 
@@ -208,19 +208,19 @@ def test_a_restore_is_tried_until_it_is_heard() -> None:
     lifting = replace(STANDING, order="r", lifting=True, at_s=130.0)
     at = turn(Online(), now_s=132.0, supply=Supply.UTILITY, standing=lifting)
     restore = RestorePower(id="r", by_s=135.0, outage="o")
-    escalation.take_in_cap(at, Failed(at_s=132.0, action=restore, took_s=2.0, reason="no helper"))
+    escalation.handle_cap(at, Failed(at_s=132.0, action=restore, took_s=2.0, reason="no helper"))
     assert at.state.cap == replace(lifting, order=None)
     assert at.state.told == ("gpu_power_stuck",)
     assert at.notes[-1].because == "no helper: training runs at lower power"
     at.now_s = 139.9
-    escalation.tend_cap(at)
+    escalation.reconcile_cap(at)
     assert at.actions == []
     at.now_s = 140.0
-    escalation.tend_cap(at)
+    escalation.reconcile_cap(at)
     assert ordered(at) == ["RestorePower"]
     assert at.state.cap is not None
     again = RestorePower(id=at.state.cap.order or "", by_s=145.0, outage="o")
-    escalation.take_in_cap(at, Done(at_s=141.0, action=again, took_s=0.1, detail=(("gpus", 8),)))
+    escalation.handle_cap(at, Done(at_s=141.0, action=again, took_s=0.1, detail=(("gpus", 8),)))
     assert at.state.cap is None
     assert at.state.told == ()
     assert at.notes[-1].event == "gpu_power_restored"
@@ -231,17 +231,17 @@ def test_a_cap_that_failed_is_put_back_at_once_and_not_tried_again() -> None:
     """Some may have been capped; the next outage may try again."""
     at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, order="c"))
     order = CapPower(id="c", by_s=115.0, outage="o", share=0.6)
-    escalation.take_in_cap(at, Failed(at_s=110.0, action=order, took_s=1.0, reason="GPU 3 fell off the bus"))
+    escalation.handle_cap(at, Failed(at_s=110.0, action=order, took_s=1.0, reason="GPU 3 fell off the bus"))
     assert ordered(at) == ["RestorePower"]
     assert at.state.told == ("gpu_cap_failed",)
     assert at.state.cap is not None
     assert at.state.cap.lifting
     restore = at.actions[0]
-    escalation.take_in_cap(at, Done(at_s=111.0, action=restore, took_s=0.1))
-    escalation.tend_cap(at)
+    escalation.handle_cap(at, Done(at_s=111.0, action=restore, took_s=0.1))
+    escalation.reconcile_cap(at)
     assert len(at.actions) == 1
     at.set_phase(Online())
-    escalation.tend_cap(at)
+    escalation.reconcile_cap(at)
     assert at.state.told == ()
     assert (at.notes[-1].event, at.notes[-1].because) == ("gpu_cap_failed_cleared", "the next outage tries again")
 
@@ -250,7 +250,7 @@ def test_a_cap_that_worked_is_told() -> None:
     """With what the helper said."""
     at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, order="c"))
     order = CapPower(id="c", by_s=115.0, outage="o", share=0.6)
-    escalation.take_in_cap(at, Done(at_s=110.0, action=order, took_s=1.0, detail=(("gpus", 8),)))
+    escalation.handle_cap(at, Done(at_s=110.0, action=order, took_s=1.0, detail=(("gpus", 8),)))
     assert at.state.cap == STANDING
     assert at.notes[-1].event == "gpu_power_capped"
     assert at.notes[-1].numbers == (("gpus", 8),)
@@ -260,10 +260,10 @@ def test_an_order_that_is_not_ours_is_passed_over() -> None:
     """A drill caps and restores as well; an old order's outcome may come late."""
     at = turn(OnBattery(outage=OUTAGE), standing=replace(STANDING, order="c"))
     other = CapPower(id="other", by_s=115.0, outage="o", share=0.6)
-    escalation.take_in_cap(at, Failed(at_s=110.0, action=other, took_s=1.0, reason="no"))
+    escalation.handle_cap(at, Failed(at_s=110.0, action=other, took_s=1.0, reason="no"))
     assert at.state.cap == replace(STANDING, order="c")
     without = turn(OnBattery(outage=OUTAGE))
-    escalation.take_in_cap(without, Done(at_s=110.0, action=other, took_s=1.0))
+    escalation.handle_cap(without, Done(at_s=110.0, action=other, took_s=1.0))
     assert without.state.cap is None
     assert without.notes == []
 

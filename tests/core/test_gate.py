@@ -40,23 +40,23 @@ def kinds(at: Turn) -> list[str]:
 def answered(at: Turn, *, well: bool = True) -> None:
     action = at.actions[-1]
     outcome = Done(at_s=at.now_s, action=action, took_s=0.1, detail=(("gpus", 8),))
-    gate.take_in(at, phase(at), outcome if well else Failed(at_s=at.now_s, action=action, took_s=0.1, reason="no GPU"))
+    gate.handle(at, phase(at), outcome if well else Failed(at_s=at.now_s, action=action, took_s=0.1, reason="no GPU"))
 
 
 def test_first_the_host_then_training() -> None:
     at = turn(BACK)
-    gate.tend(at, phase(at))
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
+    gate.reconcile(at, phase(at))
     assert kinds(at) == ["CheckHost"], "one at a time"
     assert at.actions[0].by_s == 130.0
     answered(at)
     assert (phase(at).checked_at_s, phase(at).asked) == (NOW_S, None)
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
     assert kinds(at) == ["CheckHost", "ResumeTraining"]
     assert (phase(at).tries, at.actions[1].by_s) == (1, 130.0)
     answered(at)
     assert (phase(at).started_at_s, phase(at).asked) == (NOW_S, None)
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
     assert len(at.actions) == 2
     assert [note.event for note in at.notes] == ["host_checked", "gate_opened"]
     assert at.notes[0].numbers == (("gpus", 8),)
@@ -64,10 +64,10 @@ def test_first_the_host_then_training() -> None:
 
 def test_a_check_that_was_overruled_while_it_ran_holds_nothing_up() -> None:
     at = turn(BACK)
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
     at.set_phase(replace(phase(at), forced_by="alice"))
     answered(at, well=False)
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
     assert kinds(at) == ["CheckHost", "ResumeTraining"]
     assert [note.event for note in at.notes] == ["gate_opened"]
 
@@ -79,12 +79,12 @@ def test_a_check_that_was_overruled_while_it_ran_holds_nothing_up() -> None:
 )
 def test_the_host_is_checked_while_utility_has_to_hold(known: Feed, orders: list[str]) -> None:
     at = turn(BACK, at=known)
-    gate.tend(at, phase(at))
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
+    gate.reconcile(at, phase(at))
     assert kinds(at) == orders
     if orders:
         answered(at)
-        gate.tend(at, phase(at))
+        gate.reconcile(at, phase(at))
         assert kinds(at) == orders, "the gate is still shut"
         assert [note.event for note in at.notes] == ["host_checked"]
 
@@ -102,24 +102,24 @@ def test_the_host_is_checked_while_utility_has_to_hold(known: Feed, orders: list
 def test_what_the_check_found_is_asked_for_anew(checked_at_s: float, utility_since_s: float, orders: list[str]) -> None:
     """The gate may have waited for hours since, and a storage may have gone with a cut."""
     at = turn(replace(BACK, checked_at_s=checked_at_s), at=feed(since_s=utility_since_s))
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
     assert kinds(at) == orders
 
 
 def test_an_old_check_is_not_repeated_while_the_gate_waits() -> None:
     at = turn(replace(BACK, checked_at_s=NOW_S - 61.0), at=feed(since_s=NOW_S - 5.0))
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
     assert kinds(at) == []
 
 
 def test_a_host_that_still_boots_is_not_called_incomplete() -> None:
     """Nothing waits for it yet: its drivers load, its storage is being mounted."""
     at = turn(replace(BACK, began_s=NOW_S - 9.5), at=feed(since_s=NOW_S - 9.0))
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
     answered(at, well=False)
     assert (list(at.notes), phase(at).retry_at_s) == ([], NOW_S + gate.CHECK_AGAIN_S)
     at.now_s += gate.CHECK_AGAIN_S
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
     answered(at, well=False)
     assert [note.event for note in at.notes] == ["host_incomplete_raised"]
 
@@ -131,7 +131,7 @@ def test_a_host_that_is_not_whole_is_asked_again_and_told_once() -> None:
     while at.now_s < 400.0:
         at.state = replace(at.state, feed=feed(at_s=at.now_s))
         before = len(at.actions)
-        gate.tend(at, phase(at))
+        gate.reconcile(at, phase(at))
         if len(at.actions) > before:
             asked_s.append(at.now_s)
             answered(at, well=False)
@@ -144,7 +144,7 @@ def test_a_host_that_is_not_whole_is_asked_again_and_told_once() -> None:
     assert at.notes[1].because == "no GPU; training has waited for 180 s: repair the host, or overrule the check"
     at.now_s = 410.0
     at.state = replace(at.state, feed=feed(at_s=at.now_s))
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
     answered(at)
     cleared = ["host_incomplete_cleared", "host_incomplete_long_cleared"]
     assert [note.event for note in at.notes][2:] == [*cleared, "host_checked"]
@@ -154,7 +154,7 @@ def test_a_host_that_is_not_whole_is_asked_again_and_told_once() -> None:
 def test_a_start_that_fails_is_tried_again_until_a_person_must() -> None:
     at = turn(BACK, policy=replace(POLICY, checks_host=False))
     for tries in (1, 2, 3):
-        gate.tend(at, phase(at))
+        gate.reconcile(at, phase(at))
         assert kinds(at) == ["ResumeTraining"] * tries
         assert gate.resumed_because(at, phase(at)) == "", "it is on its way"
         answered(at, well=False)
@@ -179,7 +179,7 @@ def test_a_start_that_fails_is_tried_again_until_a_person_must() -> None:
 )
 def test_an_operator_overrules_everything_but_the_power(known: Feed, orders: list[str]) -> None:
     at = turn(replace(BACK, forced_by="alice", began_s=99.9), at=known)
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
     assert kinds(at) == orders
     if orders:
         assert at.notes[-1].because == "alice wants training started"
@@ -237,11 +237,11 @@ def test_the_next_outage_ends_this_one(known: Feed) -> None:
 
 def test_orders_carry_the_outage() -> None:
     at = turn(BACK)
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
     (check,) = at.actions
     assert isinstance(check, CheckHost)
     answered(at)
-    gate.tend(at, phase(at))
+    gate.reconcile(at, phase(at))
     start = at.actions[-1]
     assert isinstance(start, ResumeTraining)
     assert (check.outage, start.outage) == ("o", "o")

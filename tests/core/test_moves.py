@@ -222,7 +222,7 @@ def test_one_that_was_only_found_is_forgotten_when_it_goes(name: str, phase: Pha
     """Else every job of a year would be kept; in an outage it may come again, and the settings' ones always may."""
     others = (replace(PAUSES, name="b"), replace(PAUSES, name="c"))
     at = Turn(POLICY, at_100(phase, others[0], replace(PAUSES, name=name), others[1]), 100.0)
-    lifecycle.take_in(at, TrainerSeen(at_s=100.0, trainer=name, alive=False, conduct=Conduct.PAUSE))
+    lifecycle.handle(at, TrainerSeen(at_s=100.0, trainer=name, alive=False, conduct=Conduct.PAUSE))
     assert [t.name for t in at.state.trainers] == (["b", name, "c"] if stays else ["b", "c"])
     assert [note.event for note in at.notes] == ["trainer_gone"]
 
@@ -232,7 +232,7 @@ def test_a_checkpoint_is_as_old_as_it_says_also_before_the_boot(age_s: float, du
     """Work at risk is counted from it; an age that is no number says nothing."""
     at = Turn(POLICY, at_100(ON_BATTERY, PAUSES), 100.0)
     seen = TrainerSeen(at_s=100.0, trainer="a", alive=True, conduct=Conduct.PAUSE, durable_age_s=age_s)
-    lifecycle.take_in(at, seen)
+    lifecycle.handle(at, seen)
     assert at.state.trainers[0].durable_at_s == durable_at_s
 
 
@@ -242,9 +242,7 @@ def test_steps_are_lost_only_between_two_that_are_known(known: int | None, told:
     flying = replace(PAUSES, in_flight=CheckpointInFlight(order="o-1"), tries=3, told_pause=True, step=known)
     order = TriggerCheckpoint(id="o-1", by_s=200.0, trainer="a", reason="on_battery", after=Conduct.PAUSE, outage="o")
     at = Turn(POLICY, at_100(HOLD, flying), 100.0)
-    lifecycle.take_in(
-        at, Done(at_s=100.0, action=order, took_s=3.0, detail=(("step", told), ("at_paused_step", False)))
-    )
+    lifecycle.handle(at, Done(at_s=100.0, action=order, took_s=3.0, detail=(("step", told), ("at_paused_step", False))))
     (note,) = (note for note in at.notes if note.event == "older_checkpoint_stands")
     assert dict(note.numbers) == {"steps_lost": lost}
 

@@ -78,7 +78,7 @@ def test_a_checkpoint_that_has_only_begun_settles_the_order_and_is_no_durable_st
     """Its trainer has had its time, so the order ends; but the core must not count on such a checkpoint."""
     at = turn(replace(A, step=40, in_flight=CheckpointInFlight(order="o-1"), durable_step=7, durable_at_s=5.0))
     detail = (("step", None), ("at_paused_step", False), ("verified", False), ("confirmed", confirmed))
-    lifecycle.take_in(at, done(detail, order(after=Conduct.CONTINUE)))
+    lifecycle.handle(at, done(detail, order(after=Conduct.CONTINUE)))
     assert (only(at).order, only(at).durable) == (None, True)
     assert (only(at).durable_step, only(at).durable_at_s) == ((40, 100.0) if confirmed else (7, 5.0))
     (note,) = [note for note in at.notes if note.event == "checkpoint_durable"]
@@ -94,14 +94,14 @@ def seen(**told: object) -> TrainerSeen:
 
 def test_a_stranger_is_taken_in_when_it_is_alive() -> None:
     at = turn(A)
-    lifecycle.take_in(at, seen(trainer="new", alive=False))
+    lifecycle.handle(at, seen(trainer="new", alive=False))
     assert at.state.trainers == (A,)
-    lifecycle.take_in(at, seen(trainer="new", conduct=Conduct.EXIT, checkpoint_s=7.0, disk="z", step=5, step_s=2.0))
+    lifecycle.handle(at, seen(trainer="new", conduct=Conduct.EXIT, checkpoint_s=7.0, disk="z", step=5, step_s=2.0))
     new = Trainer(name="new", conduct=Conduct.EXIT, checkpoint_s=7.0, told_s=7.0, disk="z", step=5, step_s=2.0)
     assert at.state.trainers == (A, new)
     assert notes(at) == ["trainer_appeared"]
     assert dict(at.notes[0].numbers) == {"trainer": "new", "conduct": Conduct.EXIT}
-    lifecycle.take_in(at, seen(trainer="quiet"))
+    lifecycle.handle(at, seen(trainer="quiet"))
     assert at.state.trainers[2].checkpoint_s == 60.0, "a default until it tells"
 
 
@@ -110,32 +110,32 @@ def test_a_stranger_is_taken_in_when_it_is_alive() -> None:
 )
 def test_an_estimate_is_bounded_by_the_settings(told: float | None, counts: float) -> None:
     at = turn(A)
-    lifecycle.take_in(at, seen(checkpoint_s=told))
+    lifecycle.handle(at, seen(checkpoint_s=told))
     assert only(at).checkpoint_s == counts
 
 
 @pytest.mark.parametrize(("step_s", "counts"), [(3.0, 3.0), (-1.0, 0.0), (1e9, 600.0), (float("nan"), 0.0)])
 def test_a_step_time_is_bounded_too(step_s: float, counts: float) -> None:
     at = turn(A)
-    lifecycle.take_in(at, seen(step_s=step_s))
+    lifecycle.handle(at, seen(step_s=step_s))
     assert only(at).step_s == counts
 
 
 def test_what_is_not_told_stays() -> None:
     known = replace(A, step=4, durable_step=3, durable_at_s=90.0, disk="x", conduct=Conduct.PAUSE)
     at = turn(known)
-    lifecycle.take_in(at, seen(paused=True))
+    lifecycle.handle(at, seen(paused=True))
     assert only(at) == replace(known, paused=True)
-    lifecycle.take_in(at, seen(step=6, durable_step=5, durable_age_s=2.0, disk="w", conduct=Conduct.EXIT))
+    lifecycle.handle(at, seen(step=6, durable_step=5, durable_age_s=2.0, disk="w", conduct=Conduct.EXIT))
     assert only(at) == replace(
         known, step=6, durable_step=5, durable_at_s=98.0, disk="w", conduct=Conduct.EXIT, paused=False
     )
-    lifecycle.take_in(at, seen(durable_age_s=50.0))
+    lifecycle.handle(at, seen(durable_age_s=50.0))
     assert only(at).durable_at_s == 98.0, "the newest one counts"
     fresh = turn(A)
-    lifecycle.take_in(fresh, seen(durable_age_s=0.0))
+    lifecycle.handle(fresh, seen(durable_age_s=0.0))
     assert only(fresh).durable_at_s == 100.0
-    lifecycle.take_in(fresh, seen(durable_age_s=-1.0))
+    lifecycle.handle(fresh, seen(durable_age_s=-1.0))
     assert only(fresh).durable_at_s == 100.0
 
 
@@ -144,11 +144,11 @@ def test_one_that_goes_is_told_once_and_one_that_comes_again_is_new() -> None:
         A, durable=True, told_pause=True, failed="f", tries=2, in_flight=CheckpointInFlight(order="o-1"), paused=True
     )
     at = turn(known)
-    lifecycle.take_in(at, seen(alive=False, paused=True, conduct=Conduct.EXIT))
+    lifecycle.handle(at, seen(alive=False, paused=True, conduct=Conduct.EXIT))
     assert only(at) == replace(known, alive=False, paused=False), "its conduct is remembered"
-    lifecycle.take_in(at, seen(alive=False))
+    lifecycle.handle(at, seen(alive=False))
     assert notes(at) == ["trainer_gone"]
-    lifecycle.take_in(at, seen())
+    lifecycle.handle(at, seen())
     assert only(at) == replace(A, alive=True)
 
 
@@ -162,15 +162,15 @@ def test_progress(eta_s: float | None, eta_at_s: float | None) -> None:
         at_s=100.0, trainer="a", action_id="o-1", stage="writing", eta_s=eta_s, paused=True, step=9
     )
     at = turn(flying)
-    lifecycle.take_in(at, told)
+    lifecycle.handle(at, told)
     assert only(at) == replace(flying, in_flight=flight(eta_at_s, copied=True), paused=True, step=9)
-    lifecycle.take_in(at, replace(told, paused=False, step=None, eta_s=None))
+    lifecycle.handle(at, replace(told, paused=False, step=None, eta_s=None))
     assert only(at) == replace(flying, in_flight=flight(copied=True), paused=True, step=9)
-    lifecycle.take_in(at, replace(told, stage="snapshot"))
+    lifecycle.handle(at, replace(told, stage="snapshot"))
     assert only(at).in_flight == flight(eta_at_s), "its state is being copied: training must not go on"
     for other in (replace(told, action_id="o-0"), replace(told, trainer="who")):
         at = turn(flying)
-        lifecycle.take_in(at, other)
+        lifecycle.handle(at, other)
         assert only(at) == flying
 
 
@@ -186,7 +186,7 @@ FLYING = replace(A, in_flight=CheckpointInFlight(order="o-1", eta_at_s=105.0), t
 
 def test_a_checkpoint_at_the_paused_step_is_durable() -> None:
     at = turn(FLYING)
-    lifecycle.take_in(
+    lifecycle.handle(
         at, done((("step", 42), ("at_paused_step", True), ("paused", True), ("verified", True), ("bytes", 7)))
     )
     assert only(at) == replace(
@@ -206,25 +206,25 @@ def test_a_checkpoint_at_the_paused_step_is_durable() -> None:
 
 def test_a_dumb_answer_is_durable_as_well_but_unverified() -> None:
     at = turn(FLYING)
-    lifecycle.take_in(at, done(()))
+    lifecycle.handle(at, done(()))
     assert only(at) == replace(FLYING, in_flight=None, durable=True, durable_at_s=100.0, durable_step=40)
     assert at.notes[0].because == "reported by the trainer, unverified"
 
 
 def test_outside_the_emergency_it_is_only_the_newest_one() -> None:
     at = turn(FLYING, phase=OnBattery(outage=OUTAGE))
-    lifecycle.take_in(at, done((("step", 42),)))
+    lifecycle.handle(at, done((("step", 42),)))
     assert (only(at).durable, only(at).durable_at_s, only(at).order) == (False, 100.0, None)
 
 
 def test_the_outcome_of_an_older_order_is_not_the_newest_ones() -> None:
     at = turn(replace(FLYING, in_flight=CheckpointInFlight(order="o-2")))
-    lifecycle.take_in(at, done((("step", 39),)))
+    lifecycle.handle(at, done((("step", 39),)))
     assert (only(at).durable, only(at).order, only(at).durable_step) == (False, "o-2", 39)
-    lifecycle.take_in(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="r"))
+    lifecycle.handle(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="r"))
     assert (only(at).failed, only(at).order) == ("", "o-2")
-    lifecycle.take_in(at, done((), order("who")))
-    lifecycle.take_in(at, Failed(at_s=100.0, action=order("who"), took_s=1.0, reason="r"))
+    lifecycle.handle(at, done((), order("who")))
+    lifecycle.handle(at, Failed(at_s=100.0, action=order("who"), took_s=1.0, reason="r"))
     assert only(at).order == "o-2"
 
 
@@ -248,7 +248,7 @@ def test_an_older_checkpoint_stands_only_where_no_second_one_fits(
     tries: int, left: float | None, cut_at_s: float | None, *, durable: bool
 ) -> None:
     at = turn(replace(FLYING, tries=tries), left=left, cut_at_s=cut_at_s)
-    lifecycle.take_in(at, done(OLDER))
+    lifecycle.handle(at, done(OLDER))
     assert only(at).durable is durable
     assert ("older_checkpoint_stands" in notes(at)) is durable
     if durable:
@@ -257,7 +257,7 @@ def test_an_older_checkpoint_stands_only_where_no_second_one_fits(
 
 def test_one_that_goes_on_has_no_paused_step() -> None:
     at = turn(replace(FLYING, conduct=Conduct.CONTINUE, tries=1))
-    lifecycle.take_in(at, done(OLDER, order(after=Conduct.CONTINUE)))
+    lifecycle.handle(at, done(OLDER, order(after=Conduct.CONTINUE)))
     assert only(at).durable
 
 
@@ -275,7 +275,7 @@ def test_a_failure_is_final_at_its_limit_or_after_three(
     tries: int, phase: object, failed: str, *, timed_out: bool
 ) -> None:
     at = turn(replace(FLYING, tries=tries), phase=phase)
-    lifecycle.take_in(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="refused", timed_out=timed_out))
+    lifecycle.handle(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="refused", timed_out=timed_out))
     assert (only(at).failed, only(at).in_flight) == (failed, None)
 
 
@@ -316,10 +316,10 @@ def test_a_checkpoint_that_had_too_little_time_is_asked_for_again_in_a_hold(limi
     """The gauge was wrong, and there is time after all. One that had its time and hung is not asked again."""
     at = turn(replace(FLYING, checkpoint_s=20.0, ordered_at_s=98.0))
     late = replace(order(), by_s=98.0 + limit_s)
-    lifecycle.take_in(at, Failed(at_s=100.0, action=late, took_s=limit_s, reason="no answer", timed_out=True))
+    lifecycle.handle(at, Failed(at_s=100.0, action=late, took_s=limit_s, reason="no answer", timed_out=True))
     assert only(at).failed == "no answer"
     at.now_s = 131.0
-    lifecycle.tend(at, hold=True, repeat_s=60.0)
+    lifecycle.reconcile(at, hold=True, repeat_s=60.0)
     assert (only(at).order is not None, only(at).failed == "") == (again, again)
 
 
@@ -364,7 +364,7 @@ def test_beside_training_one_in_flight_is_enough() -> None:
 )
 def test_what_is_owed_is_tended(changes: dict[str, object], *, hold: bool, ordered: bool) -> None:
     at = turn(replace(A, **changes), phase=HOLD if hold else EMERGENCY)  # type: ignore[arg-type]
-    lifecycle.tend(at, hold=hold, repeat_s=60.0)
+    lifecycle.reconcile(at, hold=hold, repeat_s=60.0)
     assert bool(at.actions) is ordered
 
 
@@ -372,7 +372,7 @@ def test_one_that_must_wait_is_told_to_pause_and_holds_nobody_up() -> None:
     """Both write to one disk, and there is no time for both: the one of higher priority comes first, also when late."""
     first = replace(A, name="c", priority=5, checkpoint_s=900.0)
     at = turn(replace(A, checkpoint_s=900.0), first)
-    lifecycle.tend(at, hold=False, repeat_s=60.0)
+    lifecycle.reconcile(at, hold=False, repeat_s=60.0)
     assert [(type(o), o.trainer) for o in at.actions if isinstance(o, PauseTrainer | TriggerCheckpoint)] == [
         (PauseTrainer, "a"),
         (TriggerCheckpoint, "c"),
@@ -415,20 +415,20 @@ def test_a_pause_counts_when_it_was_heard() -> None:
         (Failed(at_s=100.0, action=pause, took_s=0.1, reason="no answer"), False),
     ):
         at = turn(replace(A, told_pause=True))
-        lifecycle.take_in(at, outcome)
+        lifecycle.handle(at, outcome)
         assert only(at).paused is paused
-    lifecycle.take_in(turn(B), Done(at_s=100.0, action=pause, took_s=0.1))
+    lifecycle.handle(turn(B), Done(at_s=100.0, action=pause, took_s=0.1))
 
 
 def test_one_that_hears_late_that_it_may_go_on_is_told_to_pause_again() -> None:
     """The word was on its way when the next outage said pause: to this one, in this outage, and to nobody else."""
     word = ResumeTrainer(id="r-1", by_s=110.0, trainer="a", outage="earlier")
     at = turn(replace(A, told_pause=True), replace(B, told_pause=True))
-    lifecycle.take_in_resumed(at, Done(at_s=100.0, action=word, took_s=0.1))
+    lifecycle.handle_resumed(at, Done(at_s=100.0, action=word, took_s=0.1))
     assert [(o.trainer, o.outage) for o in at.actions if isinstance(o, PauseTrainer)] == [("a", "o")]
     for changes in ({"told_pause": False}, {"told_pause": True, "alive": False}):
         at = turn(replace(A, **changes))  # type: ignore[arg-type]
-        lifecycle.take_in_resumed(at, Done(at_s=100.0, action=word, took_s=0.1))
+        lifecycle.handle_resumed(at, Done(at_s=100.0, action=word, took_s=0.1))
         assert at.actions == []
 
 
@@ -504,25 +504,25 @@ def test_what_was_true_in_an_outage_is_forgotten_with_it() -> None:
 def test_a_living_one_that_is_seen_again_keeps_what_it_was_told() -> None:
     """Only another process begins anew; its status comes every second while a checkpoint is written."""
     at = turn(replace(FLYING, durable=True))
-    lifecycle.take_in(at, seen(paused=True, step=41))
+    lifecycle.handle(at, seen(paused=True, step=41))
     assert only(at) == replace(FLYING, durable=True, paused=True, step=41)
 
 
 def test_each_is_bounded_by_its_own_settings() -> None:
     at = turn(A)
     at.policy = replace(POLICY, trainers=(replace(POLICY.trainers[0], max_checkpoint_s=90.0), *POLICY.trainers[1:]))
-    lifecycle.take_in(at, seen(checkpoint_s=500.0, step_s=500.0))
+    lifecycle.handle(at, seen(checkpoint_s=500.0, step_s=500.0))
     assert (only(at).checkpoint_s, only(at).step_s) == (90.0, 90.0)
-    lifecycle.take_in(at, seen(checkpoint_s=0.5))
+    lifecycle.handle(at, seen(checkpoint_s=0.5))
     assert only(at).checkpoint_s == 0.5
     first = turn()
-    lifecycle.take_in(first, seen(trainer="b"))
+    lifecycle.handle(first, seen(trainer="b"))
     assert only(first).checkpoint_s == 10.0, "one that the settings know has their estimate"
 
 
 def test_one_that_has_gone_is_a_warning() -> None:
     at = turn(A)
-    lifecycle.take_in(at, seen(alive=False))
+    lifecycle.handle(at, seen(alive=False))
     assert (at.notes[0].level, dict(at.notes[0].numbers)) == (Level.WARNING, {"trainer": "a"})
 
 
@@ -547,24 +547,24 @@ def test_an_order_says_its_limit_and_expects_no_end_yet() -> None:
 
 def test_one_that_owes_nothing_does_not_hide_the_next() -> None:
     at = turn(replace(A, alive=False), B)
-    lifecycle.tend(at, hold=False, repeat_s=60.0)
+    lifecycle.reconcile(at, hold=False, repeat_s=60.0)
     assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
 
 
 def test_a_rehearsed_checkpoint_says_so() -> None:
     at = turn(FLYING)
-    lifecycle.take_in(at, done((("dry_run", True), ("path", "/data/7"))))
+    lifecycle.handle(at, done((("dry_run", True), ("path", "/data/7"))))
     (note,) = at.notes
     assert (note.because, note.level) == ("dry-run: no trainer was asked, it is only recorded", Level.INFO)
     assert dict(note.numbers) == {"trainer": "a", "step": 40, "took_s": 3.0, "path": "/data/7"}
     precise = turn(FLYING)
-    lifecycle.take_in(precise, replace(done(()), took_s=3.0625))
+    lifecycle.handle(precise, replace(done(()), took_s=3.0625))
     assert dict(precise.notes[0].numbers)["took_s"] == 3.062
 
 
 def test_where_no_step_is_known_none_is_said_to_be_lost() -> None:
     at = turn(replace(FLYING, step=None, tries=3))
-    lifecycle.take_in(at, done((("at_paused_step", False),)))
+    lifecycle.handle(at, done((("at_paused_step", False),)))
     assert dict(at.notes[0].numbers) == {"steps_lost": None}
 
 
@@ -577,7 +577,7 @@ def test_online_too_what_was_true_is_forgotten() -> None:
 def test_a_claim_in_flight_is_bounded_by_its_own_settings() -> None:
     at = turn(replace(A, in_flight=CheckpointInFlight(order="o-1")))
     at.policy = replace(POLICY, trainers=(replace(POLICY.trainers[0], max_checkpoint_s=90.0),))
-    lifecycle.take_in(at, CheckpointProgress(at_s=100.0, trainer="a", action_id="o-1", stage="writing", eta_s=1e9))
+    lifecycle.handle(at, CheckpointProgress(at_s=100.0, trainer="a", action_id="o-1", stage="writing", eta_s=1e9))
     assert only(at).in_flight == flight(190.0, copied=True)
 
 
@@ -585,10 +585,10 @@ def test_what_dry_run_has_only_recorded_is_not_durable() -> None:
     """After a reload from dry-run to armed, a checkpoint that never was must not count as one, nor as a measurement."""
     at = turn(FLYING)
     recorded = done((("dry_run", True),))
-    lifecycle.take_in(at, recorded)
+    lifecycle.handle(at, recorded)
     assert (only(at).durable_at_s, only(at).durable_step) == (FLYING.durable_at_s, FLYING.durable_step)
     assert at.state.learned == Learned()
     real = turn(FLYING)
-    lifecycle.take_in(real, replace(recorded, took_s=12.0, detail=(("step", 42), ("verified", True))))
+    lifecycle.handle(real, replace(recorded, took_s=12.0, detail=(("step", 42), ("verified", True))))
     assert only(real).durable_at_s == 100.0
     assert {need.name: need.seconds for need in real.state.learned.needs} == {"a": (12.0,)}

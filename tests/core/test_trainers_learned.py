@@ -54,13 +54,13 @@ def only(at: Turn) -> Trainer:
 
 def seen(at: Turn, **told: object) -> Trainer:
     event = TrainerSeen(**{"at_s": at.now_s, "trainer": "a", "alive": True, "conduct": Conduct.PAUSE, **told})  # type: ignore[arg-type]
-    lifecycle.take_in(at, event)
+    lifecycle.handle(at, event)
     return only(at)
 
 
 def saved(at: Turn, took_s: float = 5.0, **detail: Scalar) -> Trainer:
     action = TriggerCheckpoint(id="o-1", by_s=2000.0, trainer="a", reason="x", after=Conduct.CONTINUE, outage="o")
-    lifecycle.take_in(at, Done(at_s=at.now_s, action=action, took_s=took_s, detail=tuple(detail.items())))
+    lifecycle.handle(at, Done(at_s=at.now_s, action=action, took_s=took_s, detail=tuple(detail.items())))
     return only(at)
 
 
@@ -170,7 +170,7 @@ def test_online_a_trainer_of_nobody_s_settings_is_forgotten_when_it_goes() -> No
     at = turn(replace(A, name="job-1"))
     at.set_phase(Online())
     event = TrainerSeen(at_s=1000.0, trainer="job-1", alive=False, conduct=Conduct.PAUSE)
-    lifecycle.take_in(at, event)
+    lifecycle.handle(at, event)
     assert at.state.trainers == ()
 
 

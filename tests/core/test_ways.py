@@ -264,7 +264,7 @@ def order(way: Way = Way.RTC) -> ArmWay:
 def test_what_was_read_back_is_armed() -> None:
     mine = (armed(Way.OUTPUT, ups="ups", order="a-1"), armed(order="other"))
     at = turn(shutdown(), *mine, policy=replace(POLICY, ways=(Way.OUTPUT,)))
-    obligations.take_in(at, done(order(Way.OUTPUT), in_s=240.04, returns="cycles"))
+    obligations.handle(at, done(order(Way.OUTPUT), in_s=240.04, returns="cycles"))
     first, second = at.state.armed
     assert first == armed(Way.OUTPUT, ups="ups", confirmed=True, returns="cycles", acts_at_s=90.0 + 240.04)
     assert second == armed(order="other")
@@ -276,18 +276,18 @@ def test_once_the_cut_is_certain_nobody_waits_for_the_batterys_end() -> None:
     two = replace(POLICY, outputs=("a", "b"))
     first = armed(Way.OUTPUT, ups="a", order="a-1")
     at = turn(shutdown(), first, armed(Way.OUTPUT, ups="b", order="b-1", at_s=NOW_S), armed(), policy=two)
-    obligations.take_in(at, done(order(Way.OUTPUT), in_s=100))
+    obligations.handle(at, done(order(Way.OUTPUT), in_s=100))
     assert at.actions == []
-    obligations.take_in(at, done(replace(order(Way.OUTPUT), id="b-1"), in_s=120))
+    obligations.handle(at, done(replace(order(Way.OUTPUT), id="b-1"), in_s=120))
     assert times(at) == {Way.RTC: 120.0 + 60.0, Way.SENTINEL: 120.0 + 30.0, Way.WATCHDOG: 120.0 + 120.0}
     assert len(at.state.armed) == 5
     sooner = turn(
         shutdown(), armed(Way.OUTPUT, ups="ups", order="a-1"), policy=replace(POLICY, ways=(Way.OUTPUT, Way.RTC))
     )
-    obligations.take_in(sooner, done(order(Way.OUTPUT), in_s=10.5))
+    obligations.handle(sooner, done(order(Way.OUTPUT), in_s=10.5))
     assert times(sooner) == {Way.RTC: 0.5 + 60.0}, "the cut comes at any moment"
     foreign = turn(OnBattery(outage=OUTAGE), armed(Way.OUTPUT, ups="ups", order="a-1"))
-    obligations.take_in(foreign, done(order(Way.OUTPUT), in_s=100))
+    obligations.handle(foreign, done(order(Way.OUTPUT), in_s=100))
     assert foreign.actions == [], "no cut of ours, no phase of ours"
 
 
@@ -307,7 +307,7 @@ def test_where_ac_drops_for_certain_the_clock_waits_for_the_batterys_end(
     told = armed(Way.OUTPUT, ups="a", at_s=NOW_S, acts_at_s=NOW_S + 120.0, confirmed=True, returns=returns[0])
     other = armed(Way.OUTPUT, ups="b", order="a-1", at_s=NOW_S)
     at = turn(shutdown(), told, other, policy=two, feed=replace(feed(), countdown_at_s=countdown_at_s))
-    obligations.take_in(at, done(order(Way.OUTPUT), in_s=120, returns=returns[1]))
+    obligations.handle(at, done(order(Way.OUTPUT), in_s=120, returns=returns[1]))
     assert times(at) == {Way.RTC: in_s, Way.SENTINEL: 150.0, Way.WATCHDOG: 240.0}
 
 
@@ -316,20 +316,20 @@ def test_the_clock_never_rings_before_the_cut() -> None:
     empty = {"battery": Battery(at_s=NOW_S, left=0.0, load=0.5)}
     told = armed(Way.OUTPUT, ups="ups", order="a-1", at_s=NOW_S)
     at = turn(shutdown(), told, policy=replace(POLICY, ways=(Way.OUTPUT, Way.RTC)), **empty)
-    obligations.take_in(at, done(order(Way.OUTPUT), in_s=300, returns="cycles"))
+    obligations.handle(at, done(order(Way.OUTPUT), in_s=300, returns="cycles"))
     assert times(at) == {Way.RTC: 360.0}
 
 
 def test_an_answer_without_figures_is_one_all_the_same() -> None:
     at = turn(shutdown(), armed(order="a-1"))
-    obligations.take_in(at, done(order(), in_s="soon", returns=3))
+    obligations.handle(at, done(order(), in_s="soon", returns=3))
     assert at.state.armed == (armed(confirmed=True),)
 
 
 def test_what_failed_may_be_armed_for_all_that() -> None:
     """A read-back that timed out: it stands, unconfirmed, so that it is taken back at the next start."""
     at = turn(shutdown(), armed(order="a-1"))
-    obligations.take_in(at, failed(order()))
+    obligations.handle(at, failed(order()))
     assert at.state.armed == (armed(),)
     assert story(at) == [("way_blocked", "no such device", Level.WARNING, (("way", Way.RTC), ("took_s", 0.1)))]
 
@@ -337,7 +337,7 @@ def test_what_failed_may_be_armed_for_all_that() -> None:
 def test_what_was_certainly_not_done_stands_in_nobodys_way() -> None:
     """A card that lets nobody write: the late reboot is not excluded by a cut that never comes."""
     at = turn(shutdown(), armed(Way.OUTPUT, ups="ups", order="a-1"))
-    obligations.take_in(at, replace(failed(order(Way.OUTPUT)), harmless=True))
+    obligations.handle(at, replace(failed(order(Way.OUTPUT)), harmless=True))
     assert at.state.armed == ()
     assert notes(at) == ["way_blocked"]
 
@@ -345,26 +345,26 @@ def test_what_was_certainly_not_done_stands_in_nobodys_way() -> None:
 def test_an_order_that_is_not_known_changes_nothing() -> None:
     for outcome in (done(order(), in_s=1.0), failed(order())):
         at = turn(shutdown(), armed(order="other"))
-        obligations.take_in(at, outcome)
+        obligations.handle(at, outcome)
         assert at.state.armed == (armed(order="other"),)
     at = turn(Online(), armed(order="other"))
-    obligations.take_in(at, done(DisarmWay(id="d-1", by_s=105.0, way=Way.RTC, outage="o")))
+    obligations.handle(at, done(DisarmWay(id="d-1", by_s=105.0, way=Way.RTC, outage="o")))
     assert at.state.armed == (armed(order="other"),)
 
 
 def test_in_dry_run_nothing_is_armed() -> None:
     at = turn(shutdown(), armed(order="a-1"))
-    obligations.take_in(at, done(order(), dry_run=True))
+    obligations.handle(at, done(order(), dry_run=True))
     assert (at.state.armed, at.notes) == ((), [])
 
 
 def test_a_dry_run_does_not_forget_what_was_armed_in_earnest() -> None:
     """Settings that have become a dry-run: a BMC that counts on goes on counting, and somebody must be told."""
     at = turn(Online(), armed(Way.WATCHDOG, confirmed=True), armed(), TemporaryPolicy(policy="last-state"))
-    methods.tend(at)
-    methods.tend_policy(at)
+    methods.reconcile(at)
+    methods.reconcile_policy(at)
     for action in tuple(at.actions):
-        obligations.take_in(at, done(action, dry_run=True))
+        obligations.handle(at, done(action, dry_run=True))
     assert [(each.way, each.order, each.leaving) for each in at.state.armed] == [(Way.WATCHDOG, None, True)]
     assert at.state.temporary_policy == TemporaryPolicy(
         policy="last-state", at_s=NOW_S, retry_at_s=NOW_S + methods.RESTORE_AGAIN_S
@@ -375,7 +375,7 @@ def test_a_dry_run_does_not_forget_what_was_armed_in_earnest() -> None:
 def test_a_dry_run_that_is_back_on_battery_does_not_arm_without_end() -> None:
     """Whatever it records is not armed, and so would be ordered anew with each event."""
     at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=False), policy=replace(POLICY, mode=Mode.DRY_RUN))
-    methods.tend(at)
+    methods.reconcile(at)
     assert at.actions == []
 
 
@@ -384,9 +384,9 @@ def test_a_check_that_fails_says_what_is_blocked() -> None:
     methods.check(at)
     assert [(type(action), getattr(action, "way", None)) for action in at.actions] == [(CheckWay, way) for way in Way]
     assert [action.ups for action in at.actions if isinstance(action, CheckWay)] == ["ups", "", "", ""]
-    obligations.take_in(at, done(at.actions[0]))
+    obligations.handle(at, done(at.actions[0]))
     assert at.notes == []
-    obligations.take_in(at, failed(at.actions[1]))
+    obligations.handle(at, failed(at.actions[1]))
     assert story(at) == [("way_blocked", "no such device", Level.WARNING, (("way", Way.RTC),))]
 
 
@@ -396,26 +396,26 @@ def test_a_check_that_fails_says_what_is_blocked() -> None:
 def test_what_has_no_outage_to_act_for_is_taken_back() -> None:
     """One order each; what fails is told once, and each end as it comes."""
     at = turn(Online(), armed(), armed(Way.WATCHDOG))
-    methods.tend(at)
+    methods.reconcile(at)
     assert [type(action) for action in at.actions] == [DisarmWay, DisarmWay]
     assert all(each.leaving and each.order and each.at_s == NOW_S for each in at.state.armed)
-    methods.tend(at)
+    methods.reconcile(at)
     assert len(at.actions) == 2, "they are in flight"
     first, second = at.actions
-    obligations.take_in(at, failed(first))
-    obligations.take_in(at, done(second, disarmed=True, because="stopped and read back"))
+    obligations.handle(at, failed(first))
+    obligations.handle(at, done(second, disarmed=True, because="stopped and read back"))
     assert [each.way for each in at.state.armed] == [Way.RTC]
-    methods.tend(at)
+    methods.reconcile(at)
     told = [(note.event, note.because, note.level) for note in at.notes]
     assert told == [
         ("way_stuck_raised", "rtc: no such device", Level.ERROR),
         ("way_disarmed", "stopped and read back", Level.INFO),
     ]
     at.now_s += methods.AGAIN_S
-    methods.tend(at)
-    obligations.take_in(at, done(at.actions[2]))
+    methods.reconcile(at)
+    obligations.handle(at, done(at.actions[2]))
     assert at.state.armed == ()
-    methods.tend(at)
+    methods.reconcile(at)
     assert [(note.event, note.because) for note in at.notes[2:]] == [
         ("way_disarmed", "confirmed by the device"),
         ("way_stuck_cleared", "every method is disarmed"),
@@ -427,10 +427,10 @@ def test_what_was_not_armed_any_more_is_not_told_as_taken_back() -> None:
     at = turn(Online(), armed(order="d-1"), armed(Way.OUTPUT, ups="ups", outage="", order="d-2"), armed(Way.WATCHDOG))
     for id_, way, outage in (("d-1", Way.RTC, "o"), ("d-2", Way.OUTPUT, "")):
         order = DisarmWay(id=id_, by_s=105.0, way=way, outage=outage)
-        obligations.take_in(at, done(order, disarmed=False, **({"because": "it has gone off"} if outage else {})))
+        obligations.handle(at, done(order, disarmed=False, **({"because": "it has gone off"} if outage else {})))
     assert [each.way for each in at.state.armed] == [Way.WATCHDOG]
-    methods.tend(at)
-    obligations.take_in(at, done(at.actions[0], disarmed=False))
+    methods.reconcile(at)
+    obligations.handle(at, done(at.actions[0], disarmed=False))
     assert story(at) == [
         ("way_found_disarmed", "it has gone off", Level.INFO, (("way", Way.RTC),)),
         ("way_found_disarmed", "the device had it disarmed already", Level.INFO, (("way", Way.WATCHDOG),)),
@@ -442,10 +442,10 @@ def test_what_cannot_be_taken_back_is_tried_each_minute_until_it_ought_to_have_a
     at = turn(Online(), armed(at_s=NOW_S, acts_at_s=NOW_S + 150.0))
     tried = []
     while at.now_s < NOW_S + 30000.0:
-        methods.tend(at)
+        methods.reconcile(at)
         if at.actions:
             tried.append(at.now_s - NOW_S)
-            obligations.take_in(at, failed(at.actions.pop()))
+            obligations.handle(at, failed(at.actions.pop()))
         at.now_s += 10.0
     gaps = [later - before for before, later in pairwise(tried)]
     assert tried[:5] == [0.0, 60.0, 120.0, 180.0, 240.0]
@@ -459,16 +459,16 @@ def test_what_the_settings_name_no_more_is_kept_for_a_day_and_given_up() -> None
     """Nobody is asked, as nobody is there. Named again within the day, it is taken back."""
     was = (armed(), armed(Way.OUTPUT, ups="b"))
     at = turn(Online(), *was, policy=replace(POLICY, ways=(Way.OUTPUT,)))
-    methods.tend(at)
+    methods.reconcile(at)
     at.now_s += methods.GIVE_UP_S - 1.0
-    methods.tend(at)
+    methods.reconcile(at)
     assert (at.actions, [each.leaving for each in at.state.armed]) == ([], [True, True])
     assert [(note.event, note.level) for note in at.notes] == [("way_doubtful_raised", Level.WARNING)]
     named = Turn(POLICY, at.state, at.now_s)
-    methods.tend(named)
+    methods.reconcile(named)
     assert [action.way for action in named.actions if isinstance(action, DisarmWay)] == [Way.RTC]
     at.now_s += 1.0
-    methods.tend(at)
+    methods.reconcile(at)
     assert at.state.armed == ()
     assert [(note.event, note.because.partition(" may")[0], note.level) for note in at.notes[1:]] == [
         ("way_given_up", "rtc", Level.WARNING),
@@ -480,7 +480,7 @@ def test_what_the_settings_name_no_more_is_kept_for_a_day_and_given_up() -> None
 def test_without_history_each_way_may_be_armed_for_an_outage_of_which_nobody_knows() -> None:
     """To take back what is not armed does nothing. An output only with utility: a shutdown may be under way."""
     at = turn(OnBattery(outage=OUTAGE), *methods.unknown(POLICY, NOW_S))
-    methods.tend(at)
+    methods.reconcile(at)
     assert [(action.way, action.outage) for action in at.actions if isinstance(action, DisarmWay)] == [
         (Way.RTC, ""),
         (Way.SENTINEL, ""),
@@ -488,20 +488,20 @@ def test_without_history_each_way_may_be_armed_for_an_outage_of_which_nobody_kno
     ]
     for supply, orders in ((Supply.UNKNOWN, 3), (Supply.UTILITY, 4)):
         at.state = replace(at.state, feed=feed(supply))
-        methods.tend(at)
+        methods.reconcile(at)
         assert len(at.actions) == orders
-    obligations.take_in(at, failed(at.actions[3]))
+    obligations.handle(at, failed(at.actions[3]))
     assert [(note.event, note.because, note.level) for note in at.notes] == [
         ("way_doubtful_raised", "output: no such device", Level.WARNING)
     ]
-    obligations.take_in(at, done(at.actions[2]))
-    methods.tend(at)
+    obligations.handle(at, done(at.actions[2]))
+    methods.reconcile(at)
     assert at.state.told == ("way_doubtful",)
     at.state = replace(at.state, owed=())
-    methods.tend(at)
+    methods.reconcile(at)
     assert notes(at)[-1] == "way_doubtful_cleared"
     known = turn(OnBattery(outage=OUTAGE), armed(Way.OUTPUT, ups="ups"))
-    methods.tend(known)
+    methods.reconcile(known)
     whose = [(action.ups, action.outage) for action in known.actions if isinstance(action, DisarmWay)]
     assert whose == [("ups", "o")], "of an outage that is known, and was not ours to end: at once"
 
@@ -519,37 +519,37 @@ def test_an_output_of_which_nobody_knows_is_ordered_off_all_the_same() -> None:
 def test_what_was_stuck_and_is_named_no_more_is_told_as_that() -> None:
     """It had been tried in vain; nobody tries any more, and the end of the one alarm is not the end of the matter."""
     at = turn(Online(), armed())
-    methods.tend(at)
-    obligations.take_in(at, failed(at.actions[0]))
+    methods.reconcile(at)
+    obligations.handle(at, failed(at.actions[0]))
     at.policy = replace(POLICY, ways=())
-    methods.tend(at)
+    methods.reconcile(at)
     assert notes(at) == ["way_stuck_raised", "way_doubtful_raised", "way_stuck_cleared"]
 
 
 def test_a_doubt_hides_no_alarm() -> None:
     """Each is told for itself, and ends by itself."""
     at = turn(Online(), armed(), armed(Way.SENTINEL, outage=""))
-    methods.tend(at)
+    methods.reconcile(at)
     first, second = at.actions
     for order in (second, first):
-        obligations.take_in(at, failed(order))
-    methods.tend(at)
+        obligations.handle(at, failed(order))
+    methods.reconcile(at)
     assert notes(at) == ["way_doubtful_raised", "way_stuck_raised"]
     at.state = replace(at.state, owed=at.state.owed[1:])
-    methods.tend(at)
+    methods.reconcile(at)
     assert notes(at)[2:] == ["way_stuck_cleared"]
 
 
 def test_on_one_unconfirmed_reading_nothing_is_taken_back() -> None:
     at = turn(Online(), armed(), feed=replace(feed(Supply.UTILITY), suspect=True))
-    methods.tend(at)
+    methods.reconcile(at)
     assert at.actions == []
 
 
 def test_past_the_commit_nothing_is_taken_back() -> None:
     at = turn(shutdown(), armed(), TemporaryPolicy(policy="always-off"))
-    methods.tend(at)
-    methods.tend_policy(at)
+    methods.reconcile(at)
+    methods.reconcile_policy(at)
     assert at.actions == []
 
 
@@ -561,12 +561,12 @@ def test_kept_for_a_shutdown_that_is_not_ours() -> None:
     assert times(at)[Way.SENTINEL] == 110.0 + 5.0 + 30.0
     assert all(each.kept for each in at.state.armed)
     count = len(at.actions)
-    methods.tend(at)
+    methods.reconcile(at)
     assert len(at.actions) == count
     obligations.after_restart(at, {action.id for action in at.actions[1:]})
     assert [each.kept for each in at.state.armed] == [False] * 3
     assert [each.order is None for each in at.state.armed] == [True, False, False]
-    methods.tend(at)
+    methods.reconcile(at)
     assert [type(action) for action in at.actions[count:]] == [DisarmWay], "the others have an answer to come yet"
 
 
@@ -635,26 +635,26 @@ def test_a_boot_after_an_outage_whose_commit_nobody_knows(phase: Phase, *, whole
 def test_back_on_battery_is_armed_anew() -> None:
     """Before the host can say so, the battery may end: the clock and the sentinel know of it; nothing that cuts."""
     at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=True), armed(leaving=True, order="d-1"))
-    methods.tend(at)
+    methods.reconcile(at)
     assert set(times(at)) == {Way.RTC, Way.SENTINEL}
-    methods.tend(at)
+    methods.reconcile(at)
     assert len(at.actions) == 2
     at.state = replace(at.state, feed=feed(Supply.UTILITY))
-    obligations.take_in(at, done(at.actions[0], in_s=100.0))
-    methods.tend(at)
+    obligations.handle(at, done(at.actions[0], in_s=100.0))
+    methods.reconcile(at)
     assert [action.way for action in at.actions if isinstance(action, DisarmWay)] == [Way.RTC]
 
 
 def test_what_keeps_a_host_away_stands_while_it_is_back_on_battery() -> None:
     """What would cycle it does not: it is there."""
     at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=True), armed(), armed(Way.SENTINEL), armed(Way.WATCHDOG))
-    methods.tend(at)
+    methods.reconcile(at)
     assert [action.way for action in at.actions if isinstance(action, DisarmWay)] == [Way.WATCHDOG]
 
 
 def test_training_that_was_started_is_not_put_to_sleep_again() -> None:
     at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=True, started_at_s=95.0), armed())
-    methods.tend(at)
+    methods.reconcile(at)
     assert [type(action) for action in at.actions] == [DisarmWay]
 
 
@@ -667,43 +667,43 @@ def ensured(outage: str = "o", **detail: object) -> Done:
 
 def test_the_first_policy_that_an_outage_finds_is_the_one_to_put_back() -> None:
     at = turn(OnBattery(outage=OUTAGE))
-    obligations.take_in(at, ensured())
-    obligations.take_in(at, ensured(outage="", restore="always-off"))
-    obligations.take_in(at, failed(EnsurePolicy(id="p", by_s=105.0, outage="o")))
-    obligations.take_in(at, ensured(restore=7))
+    obligations.handle(at, ensured())
+    obligations.handle(at, ensured(outage="", restore="always-off"))
+    obligations.handle(at, failed(EnsurePolicy(id="p", by_s=105.0, outage="o")))
+    obligations.handle(at, ensured(restore=7))
     assert at.state.temporary_policy is None
-    obligations.take_in(at, ensured(restore="last-state"))
-    obligations.take_in(at, ensured(restore="always-on"))
+    obligations.handle(at, ensured(restore="last-state"))
+    obligations.handle(at, ensured(restore="always-on"))
     assert at.state.temporary_policy == TemporaryPolicy(policy="last-state")
     unread = turn(OnBattery(outage=OUTAGE))
     told = failed(EnsurePolicy(id="p", by_s=105.0, outage="o"))
-    obligations.take_in(unread, replace(told, detail=(("restore", "always-off"),)))
+    obligations.handle(unread, replace(told, detail=(("restore", "always-off"),)))
     assert unread.state.temporary_policy == TemporaryPolicy(policy="always-off"), "it may have been set"
 
 
 def test_it_is_put_back_when_training_runs_and_tried_again_each_hour() -> None:
     at = turn(OnBattery(outage=OUTAGE), TemporaryPolicy(policy="last-state"))
-    methods.tend_policy(at)
+    methods.reconcile_policy(at)
     assert at.actions == []
     at.state = replace(at.state, phase=Online())
-    methods.tend_policy(at)
-    methods.tend_policy(at)
+    methods.reconcile_policy(at)
+    methods.reconcile_policy(at)
     (action,) = at.actions
     assert isinstance(action, RestorePolicy)
     assert (action.policy, action.by_s, action.outage) == ("last-state", 105.0, "")
-    obligations.take_in(at, done(replace(action, id="another")))
+    obligations.handle(at, done(replace(action, id="another")))
     assert at.state.temporary_policy == TemporaryPolicy(policy="last-state", order=action.id, at_s=NOW_S)
-    obligations.take_in(at, failed(action))
+    obligations.handle(at, failed(action))
     assert at.state.temporary_policy == TemporaryPolicy(policy="last-state", at_s=NOW_S, retry_at_s=NOW_S + 3600.0)
     for now_s, orders in ((NOW_S + 3599.0, 1), (NOW_S + 3600.0, 2)):
         at.now_s = now_s
-        methods.tend_policy(at)
+        methods.reconcile_policy(at)
         assert len(at.actions) == orders
-    obligations.take_in(at, done(at.actions[1], policy="last-state"))
+    obligations.handle(at, done(at.actions[1], policy="last-state"))
     assert at.state.temporary_policy is None
     numbers = (("policy", "last-state"),)
     assert story(at) == [("policy_restored", "as the outage found it", Level.INFO, numbers)]
-    obligations.take_in(at, done(at.actions[1]))
+    obligations.handle(at, done(at.actions[1]))
     assert notes(at) == ["policy_restored"]
 
 
@@ -711,7 +711,7 @@ def test_a_policy_that_is_never_put_back_is_not_tried_each_hour() -> None:
     """The settings leave the policy alone by now, which the failure tells."""
     at = turn(Online(), TemporaryPolicy(policy="last-state", order="r"))
     order = RestorePolicy(id="r", by_s=105.0, outage="", policy="last-state")
-    obligations.take_in(at, replace(failed(order), harmless=True))
+    obligations.handle(at, replace(failed(order), harmless=True))
     assert (at.state.temporary_policy, at.actions, at.notes) == (None, [], [])
 
 
@@ -719,7 +719,7 @@ def test_a_policy_that_is_never_put_back_is_not_tried_each_hour() -> None:
 def test_a_policy_that_was_put_back_into_the_next_outage_is_ensured_anew(outcome: Callable[[Action], Any]) -> None:
     """Put back after that outage had read always-on: the host would stay off."""
     at = turn(shutdown(), TemporaryPolicy(policy="always-off", order="r"))
-    obligations.take_in(at, outcome(RestorePolicy(id="r", by_s=105.0, outage="", policy="always-off")))
+    obligations.handle(at, outcome(RestorePolicy(id="r", by_s=105.0, outage="", policy="always-off")))
     assert [(type(action), action.outage) for action in at.actions] == [(EnsurePolicy, "o")]  # type: ignore[attr-defined]
 
 

@@ -34,7 +34,7 @@ INCOMPLETE: Final = "host_incomplete"
 LATE: Final = "host_incomplete_long"
 
 
-def tend(turn: Turn, phase: Recovery) -> None:
+def reconcile(turn: Turn, phase: Recovery) -> None:
     """Open the gate when it is time; check the host, then start training."""
     if phase.asked is not None or phase.started_at_s is not None or turn.now_s < phase.retry_at_s:
         return
@@ -93,17 +93,17 @@ def _because(turn: Turn, phase: Recovery) -> str:
     return because
 
 
-def take_in(turn: Turn, phase: Recovery, outcome: Done | Failed) -> None:
+def handle(turn: Turn, phase: Recovery, outcome: Done | Failed) -> None:
     """Enter how the order ended that this phase waits for."""
     if isinstance(outcome.action, CheckHost):
-        _take_in_check(turn, phase, outcome)
+        _handle_check(turn, phase, outcome)
     elif isinstance(outcome, Done):
         turn.set_phase(replace(phase, asked=None, started_at_s=turn.now_s))
     else:
         turn.set_phase(replace(phase, asked=None, retry_at_s=turn.now_s + lifecycle.START_AGAIN_S))
 
 
-def _take_in_check(turn: Turn, phase: Recovery, outcome: Done | Failed) -> None:
+def _handle_check(turn: Turn, phase: Recovery, outcome: Done | Failed) -> None:
     if isinstance(outcome, Done):
         turn.set_phase(replace(phase, asked=None, checked_at_s=turn.now_s))
         clear(turn, "the host is complete again")

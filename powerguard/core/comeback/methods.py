@@ -165,14 +165,14 @@ def backed_off(turn: Turn, outage: Outage) -> Outage:
 # --- What is armed, and its end ---------------------------------------------------------------------------------
 
 
-def take_in(turn: Turn, outcome: Outcome) -> None:
+def handle(turn: Turn, outcome: Outcome) -> None:
     """Enter how an order of ours ended."""
     action = outcome.action
     match action:
         case ArmWay():
-            _take_in_armed(turn, action, outcome)
+            _handle_armed(turn, action, outcome)
         case DisarmWay():
-            _take_in_disarmed(turn, action, outcome)
+            _handle_disarmed(turn, action, outcome)
         case CheckWay():
             if isinstance(outcome, Failed):
                 turn.note("way_blocked", outcome.reason, Level.WARNING, way=action.way)
@@ -180,7 +180,7 @@ def take_in(turn: Turn, outcome: Outcome) -> None:
             pass
 
 
-def _take_in_armed(turn: Turn, action: ArmWay, outcome: Done | Failed) -> None:
+def _handle_armed(turn: Turn, action: ArmWay, outcome: Done | Failed) -> None:
     mine = next((each for each in turn.state.armed if each.order == action.id), None)
     if isinstance(outcome, Failed):
         turn.note("way_blocked", outcome.reason, Level.WARNING, way=action.way, took_s=outcome.took_s)
@@ -218,7 +218,7 @@ def _retime(turn: Turn) -> None:
     arm(turn, phase.outage, later, off_in_s=off_in_s, limit_s=LIMIT_S)
 
 
-def _take_in_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> None:
+def _handle_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> None:
     mine = next((each for each in turn.state.armed if each.order == action.id), None)
     if mine is None:
         return
@@ -240,7 +240,7 @@ def _take_in_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> 
         turn.note("way_found_disarmed", found.because or "the device had it disarmed already", way=action.way)
 
 
-def tend(turn: Turn) -> None:
+def reconcile(turn: Turn) -> None:
     """Disarm each method that is no longer needed; arm again if the host may lose power before it can report."""
     phase = turn.state.phase
     if isinstance(phase, Shutdown):
@@ -345,7 +345,7 @@ def after_boot(policy: Policy, old: State, now_s: float, *, whole: bool = True) 
 # --- The BMC's policy -------------------------------------------------------------------------------------------
 
 
-def tend_policy(turn: Turn) -> None:
+def reconcile_policy(turn: Turn) -> None:
     """Put the policy back that an outage found, once there is none."""
     changed = turn.state.temporary_policy
     if changed is None or not isinstance(turn.state.phase, Online):
@@ -355,10 +355,10 @@ def tend_policy(turn: Turn) -> None:
         turn.owe(replace(changed, order=id_, at_s=turn.now_s))
 
 
-def take_in_policy(turn: Turn, outcome: Outcome) -> None:
+def handle_policy(turn: Turn, outcome: Outcome) -> None:
     """Enter that the policy was changed, or put back."""
     if isinstance(outcome.action, RestorePolicy):
-        _take_in_restored(turn, outcome)
+        _handle_restored(turn, outcome)
     elif isinstance(outcome.action, EnsurePolicy):
         # From one that failed, too: a policy that was set is in force even if it could not be read back.
         restore = events.policy_ensured(outcome).restore
@@ -366,7 +366,7 @@ def take_in_policy(turn: Turn, outcome: Outcome) -> None:
             turn.owe(TemporaryPolicy(policy=restore))
 
 
-def _take_in_restored(turn: Turn, outcome: Outcome) -> None:
+def _handle_restored(turn: Turn, outcome: Outcome) -> None:
     changed = turn.state.temporary_policy
     if changed is None or changed.order != outcome.action.id:
         return

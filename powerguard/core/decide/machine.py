@@ -1,7 +1,7 @@
 """step(policy, state, event) -> (state, actions, notes): the one place where powerguard decides.
 
 Theory. First `step` enters the event into what is known (`supply/`, `energy/`, `trainers/`; an outcome by
-`_take_in_outcome`). Then it asks the rules below in their order, which use `conditions`, until none of them moves the
+`_handle_outcome`). Then it asks the rules below in their order, which use `conditions`, until none of them moves the
 phase any more. Then the phase does its standing duties (`transitions.duties`). A rule names a *cause*; `TABLE` says
 where that cause leads; `transitions.move` gives the orders. No other code changes the phase. The picture in
 docs/ARCHITECTURE.md is drawn from `TABLE`.
@@ -98,7 +98,7 @@ def step(policy: Policy, state: State, event: Event) -> Step:
     if isinstance(event, Reading):
         event = fusion.plausible(event)
     turn = Turn(policy, state, event.at_s)
-    _take_in(turn, event)
+    _handle(turn, event)
     for _ in range(_MOVES):
         cause, because = _cause(turn, event)
         if cause is None:
@@ -110,32 +110,32 @@ def step(policy: Policy, state: State, event: Event) -> Step:
     return turn.step()
 
 
-# --- Taking in --------------------------------------------------------------------------------------------------
+# --- Handling an event ------------------------------------------------------------------------------------------
 
 
-def _take_in(turn: Turn, event: Event) -> None:
+def _handle(turn: Turn, event: Event) -> None:
     match event:
         case Reading():
-            _take_in_reading(turn, event)
+            _handle_reading(turn, event)
         case SourceFailed():
-            _take_in_failure(turn, event)
+            _handle_failure(turn, event)
         case NetworkSeen() | OwnLoad():
-            _take_in_seen(turn, event)
+            _handle_seen(turn, event)
         case TrainerSeen() | CheckpointProgress():
-            lifecycle.take_in(turn, event)
+            lifecycle.handle(turn, event)
         case Done() | Failed():
-            _take_in_outcome(turn, event)
+            _handle_outcome(turn, event)
         case Measured():
             turn.update(learned=needs.add(turn.state.learned, event.need, event.seconds))
         case PoweredOn(cause=cause, ac_failed=ac_failed, firmware_s=firmware_s):
             turn.note("host_powered_on", event.because, cause=cause, ac_failed=ac_failed, firmware_s=firmware_s)
         case ForeignStop():
-            _take_in_foreign_stop(turn, event)
+            _handle_foreign_stop(turn, event)
         case Tick() | StartDrill() | StopDrill():
             pass
         case _:
-            _take_in_word(turn, event)
-    rehearsal.take_in(turn, event)
+            _handle_command(turn, event)
+    rehearsal.handle(turn, event)
     maintenance = turn.state.maintenance
     if maintenance is not None and turn.now_s >= maintenance.until_s:
         turn.update(maintenance=None)
@@ -144,11 +144,11 @@ def _take_in(turn: Turn, event: Event) -> None:
         turn.state = several_upses.advance(turn.policy, turn.state, turn.now_s)
 
 
-def _take_in_word(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | BatteryReplaced | RecoverNow) -> None:
+def _handle_command(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | BatteryReplaced | RecoverNow) -> None:
     """Enter a command of the operator."""
     match event:
         case Abort():
-            _take_in_abort(turn, event)
+            _handle_abort(turn, event)
         case SetMaintenance():
             active = event.until_s > event.at_s
             until_s = min(event.until_s, event.at_s + LONGEST_MAINTENANCE_S)
@@ -160,12 +160,12 @@ def _take_in_word(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | Ba
             turn.note("checkpoint_requested", "operator", who=event.who)
             lifecycle.order_all(turn, reason="operator", by_s=turn.now_s + 600.0)
         case BatteryReplaced():
-            _take_in_battery(turn, event)
+            _handle_battery(turn, event)
         case RecoverNow():
-            _take_in_recover(turn, event)
+            _handle_recover(turn, event)
 
 
-def _take_in_reading(turn: Turn, reading: Reading) -> None:
+def _handle_reading(turn: Turn, reading: Reading) -> None:
     before = turn.state
     entered = several_upses.enter(turn.policy, before, reading)
     if entered is None:
@@ -209,7 +209,7 @@ def _end_abort(turn: Turn) -> None:
         )
 
 
-def _take_in_battery(turn: Turn, event: BatteryReplaced) -> None:
+def _handle_battery(turn: Turn, event: BatteryReplaced) -> None:
     """A new battery: measurements of the old one do not apply to it, nor does the energy taken from the old one.
 
     The account begins again with the next charge that is reported.
@@ -235,7 +235,7 @@ def _take_in_battery(turn: Turn, event: BatteryReplaced) -> None:
     turn.note("battery_replaced", "entered by the operator", who=event.who, **which)
 
 
-def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
+def _handle_failure(turn: Turn, failure: SourceFailed) -> None:
     entered = several_upses.lose(turn.policy, turn.state, failure)
     if entered is None:
         return
@@ -252,16 +252,16 @@ def _take_in_failure(turn: Turn, failure: SourceFailed) -> None:
     _note_presumed(turn, was)
 
 
-def _take_in_seen(turn: Turn, event: NetworkSeen | OwnLoad) -> None:
+def _handle_seen(turn: Turn, event: NetworkSeen | OwnLoad) -> None:
     """Enter what this host sees of itself."""
     if isinstance(event, OwnLoad):
         turn.state = own.with_gpu_share(turn.policy, own.enter(turn.policy, turn.state, event), turn.now_s)
         alarms.update_own_load(turn)
     else:
-        _take_in_network(turn, event)
+        _handle_network(turn, event)
 
 
-def _take_in_network(turn: Turn, event: NetworkSeen) -> None:
+def _handle_network(turn: Turn, event: NetworkSeen) -> None:
     entered = silence.seen(turn.state, event)
     if entered is None:
         return
@@ -294,7 +294,7 @@ def _which(turn: Turn, ups: str) -> dict[str, str]:
     return {"ups": ups} if turn.policy.feeds else {}
 
 
-def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
+def _handle_outcome(turn: Turn, outcome: Done | Failed) -> None:
     action, phase = outcome.action, turn.state.phase
     if isinstance(outcome, Failed):
         if not isinstance(action, _REPORTED_ELSEWHERE):
@@ -304,8 +304,8 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
         turn.set_outage(policy_verified=events.policy_ensured(outcome).verified)
         turn.note("policy_verified", "read back from the BMC", Level.INFO, **dict(outcome.detail))
     if isinstance(action, TriggerCheckpoint | PauseTrainer):
-        lifecycle.take_in(turn, outcome)
-    obligations.take_in(turn, outcome)
+        lifecycle.handle(turn, outcome)
+    obligations.handle(turn, outcome)
     phase = turn.state.phase
     if isinstance(phase, Shutdown):
         waiting = tuple(id_ for id_ in phase.waiting if id_ != action.id)
@@ -320,10 +320,10 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
                 changes["again_at_s"] = turn.now_s + RETRY_S
         turn.set_phase(replace(phase, **changes))  # type: ignore[arg-type]
     elif isinstance(phase, Recovery) and action.id == phase.asked:
-        gate.take_in(turn, phase, outcome)
+        gate.handle(turn, phase, outcome)
 
 
-def _take_in_abort(turn: Turn, event: Abort) -> None:
+def _handle_abort(turn: Turn, event: Abort) -> None:
     """Enter an abort in the outage; if an order has to be undone, the move to on_battery does it."""
     if isinstance(turn.state.phase, OnBattery | Recovery):
         turn.set_outage(aborted_by=_aborted_by(event))
@@ -334,14 +334,14 @@ def _aborted_by(event: Abort) -> str:
     return f"{event.who}: {event.reason}" if event.reason else event.who
 
 
-def _take_in_recover(turn: Turn, event: RecoverNow) -> None:
+def _handle_recover(turn: Turn, event: RecoverNow) -> None:
     """Training starts as soon as there is utility, whatever the gate and the check of the host wait for."""
     if isinstance(turn.state.phase, Recovery):
         turn.set_phase(replace(turn.state.phase, forced_by=event.who, retry_at_s=0.0))
         turn.note("gate_overruled", "the operator wants training started", Level.WARNING, who=event.who)
 
 
-def _take_in_foreign_stop(turn: Turn, event: ForeignStop) -> None:
+def _handle_foreign_stop(turn: Turn, event: ForeignStop) -> None:
     phase = turn.state.phase
     if isinstance(phase, Shutdown):
         methods.decide_late(turn, phase, stable=_is_stable(turn))

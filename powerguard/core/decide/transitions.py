@@ -233,7 +233,7 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
 
 def duties(turn: Turn) -> None:
     """What a phase does while it lasts."""
-    obligations.tend(turn, saved_first=False)
+    obligations.reconcile(turn, saved_first=False)
     if turn.state.feed.lost_since_s is not None or turn.state.told:
         _report_silence(turn)
     phase = turn.state.phase
@@ -241,13 +241,13 @@ def duties(turn: Turn) -> None:
         _guard_calibration(turn)
         _guard(turn)
         _save_in_silence(turn)
-    obligations.tend(turn, saved_first=True)
+    obligations.reconcile(turn, saved_first=True)
     match phase:
         case Online():
-            rehearsal.tend(turn)
+            rehearsal.reconcile(turn)
         case OnBattery() | EmergencyCheckpoint() | Holding():
             if isinstance(phase, OnBattery):
-                rehearsal.tend_in_outage(turn)
+                rehearsal.reconcile_in_outage(turn)
             waited_s = turn.now_s - phase.outage.since_s
             if not phase.outage.policy_asked and waited_s >= turn.policy.commit_dwell_s:
                 turn.set_outage(policy_asked=True)
@@ -257,7 +257,7 @@ def duties(turn: Turn) -> None:
                 lifecycle.take_precautions(turn, since_s=phase.outage.since_s)
             _reckon_lost(turn, phase)
             if isinstance(phase, Emergency):
-                lifecycle.tend(turn, hold=isinstance(phase, Holding), repeat_s=GUARD_CHECKPOINT_S)
+                lifecycle.reconcile(turn, hold=isinstance(phase, Holding), repeat_s=GUARD_CHECKPOINT_S)
                 turn.watch_load(phase)
             if isinstance(phase, Holding):
                 lifecycle.learn_drop(turn, phase)
@@ -266,7 +266,7 @@ def duties(turn: Turn) -> None:
             _finish(turn, phase)
             _report_overdue(turn)
         case Recovery():
-            gate.tend(turn, phase)
+            gate.reconcile(turn, phase)
 
 
 def _reckon_lost(turn: Turn, phase: OnBattery | Emergency) -> None:

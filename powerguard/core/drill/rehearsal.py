@@ -113,16 +113,16 @@ _RESUME_S = 10.0
 _PLAIN: Final[dict[str, type[Action]]] = {"policy": EnsurePolicy, "sync": SyncFilesystems}
 
 
-# --- Taking in ------------------------------------------------------------------------------------------------------
+# --- Handling an event ------------------------------------------------------------------------------------------
 
 
-def take_in(turn: Turn, event: Event) -> None:
+def handle(turn: Turn, event: Event) -> None:
     """Enter what concerns the drill; the rest is passed over."""
     drill = turn.state.drill
     if isinstance(event, StartDrill):
         _start(turn, event)
     elif isinstance(event, Outcome):
-        _take_in_outcome(turn, event)
+        _handle_outcome(turn, event)
     elif drill is None:
         return
     elif isinstance(event, Reading) and (told := turn.state.feed.reading) is not None and told.at_s >= event.at_s:
@@ -160,20 +160,20 @@ def _start(turn: Turn, event: StartDrill) -> None:
     turn.note("drill_began", event.who, drill=drill.id, scopes=",".join(scopes), witness=event.witness)
 
 
-def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
+def _handle_outcome(turn: Turn, outcome: Done | Failed) -> None:
     action = outcome.action
     if isinstance(action, ResumeTrainer) and isinstance(outcome, Done):
         heard(turn, action.trainer, action.id, resumed=events.is_resumed(outcome))
     drill = turn.state.drill
     waited = None if drill is None else next((each for each in drill.waiting if each.id == action.id), None)
     if drill is None or waited is None:
-        _take_in_stranger(turn, action)
+        _handle_stranger(turn, action)
         if drill is not None and isinstance(drill.part, PlugPulled) and isinstance(action, TriggerCheckpoint):
             figure(turn, **{f"checkpoint_s.{action.trainer}": round(outcome.took_s, 3)})
         return
     change(turn, waiting=tuple(each for each in drill.waiting if each is not waited))
     if isinstance(outcome, Done):
-        _take_in_done(turn, waited, outcome)
+        _handle_done(turn, waited, outcome)
     elif waited.what not in ("resume", "restore"):  # those are repeated
         _fail(turn, f"{waited.what}: {f'{waited.trainer}: ' if waited.trainer else ''}{outcome.reason}")
     going_on = isinstance(drill.part, Undoing) or (isinstance(drill.part, HandedOver) and lets_go_on(turn, drill))
@@ -183,7 +183,7 @@ def _take_in_outcome(turn: Turn, outcome: Done | Failed) -> None:
         resume(turn, waited.trainer)
 
 
-def _take_in_stranger(turn: Turn, action: Action) -> None:
+def _handle_stranger(turn: Turn, action: Action) -> None:
     """Enter a late outcome, on utility: no trainer may stay paused because of it."""
     drill = turn.state.drill
     if not isinstance(turn.state.phase, Online) or (drill is not None and not isinstance(drill.part, Undoing)):
@@ -194,7 +194,7 @@ def _take_in_stranger(turn: Turn, action: Action) -> None:
         owe_resume(turn, action.trainer)
 
 
-def _take_in_done(turn: Turn, waited: DrillOrder, done: Done) -> None:
+def _handle_done(turn: Turn, waited: DrillOrder, done: Done) -> None:
     recorded = events.is_recorded(done)
     if recorded:
         mark(turn, waited.trainer, paused=False)  # It was not asked.
@@ -225,7 +225,7 @@ def _fail(turn: Turn, why: str) -> None:
 # --- The stages -----------------------------------------------------------------------------------------------------
 
 
-def tend(turn: Turn) -> None:
+def reconcile(turn: Turn) -> None:
     """Go on with the drill, on utility: asked at every event."""
     drill = turn.state.drill
     if drill is None or turn.state.feed.suspect:
@@ -481,7 +481,7 @@ def finish(turn: Turn, drill: Drill, undoing: Undoing) -> None:
         turn.update(drill=None)
         return
     if cap is not None and not cap.lifting:
-        restore(turn)  # One that failed is tried again by `escalation.tend_cap`.
+        restore(turn)  # One that failed is tried again by `escalation.reconcile_cap`.
     for name in drill.paused:
         trainer = find(turn, name)
         # A failed resume is repeated: `lifecycle.resume_again`.
@@ -569,7 +569,7 @@ def interrupt(turn: Turn, because: str) -> None:
     turn.update(drill=owed if drill.paused or capped else None)
 
 
-def tend_in_outage(turn: Turn) -> None:
+def reconcile_in_outage(turn: Turn) -> None:
     """Repeat the resume of each trainer that the drill has paused, until the outage's own rule pauses training.
 
     An order of the drill may still reach it later, so the resume is sent once more when that order has ended.

@@ -1,6 +1,6 @@
 """Escalation: what is done about a trainer that was asked to pause while the load does not fall (docs/decisions/0090).
 
-    GPU cap (`tend_cap`)  ->  SIGSTOP  ->  SIGTERM, all before the commit; SIGCONT before a trainer is resumed
+    GPU cap (`reconcile_cap`)  ->  SIGSTOP  ->  SIGTERM, all before the commit; SIGCONT before a trainer is resumed
 
 Only a trainer whose checkpoint is durable or out of time is signalled. Trainers that have not confirmed the pause are
 signalled first, and each rung has time to show in the load. A stopped trainer is in the state until it is confirmed to
@@ -89,7 +89,7 @@ def is_to_be_stopped(turn: Turn) -> bool:
     return turn.load_stays_high(phase) and conditions.must_show(turn.state, phase, turn.now_s)
 
 
-def tend(turn: Turn) -> None:
+def reconcile(turn: Turn) -> None:
     """Continue trainers that may run; escalate if a pause does not show."""
     phase = turn.state.phase
     for each in turn.state.signalled:
@@ -194,7 +194,7 @@ def forget(turn: Turn, name: str) -> None:
         turn.settle(known)
 
 
-def take_in(turn: Turn, outcome: Done | Failed) -> None:
+def handle(turn: Turn, outcome: Done | Failed) -> None:
     """Enter how a signal went; one that is no longer known is ignored."""
     each = next((each for each in turn.state.signalled if each.order == outcome.action.id), None)
     if each is None:
@@ -240,7 +240,7 @@ def cap_gain(policy: Policy, state: State) -> float | None:
     return longer * drop.speed
 
 
-def tend_cap(turn: Turn) -> None:
+def reconcile_cap(turn: Turn) -> None:
     """Cap when it is time, restore when it is over; a failed restore is repeated without limit, and logged."""
     cap = turn.state.cap
     if cap is None:
@@ -295,7 +295,7 @@ def _lift_cap(turn: Turn, cap: GpuCap) -> None:
     turn.owe(replace(cap, order=order, lifting=True, at_s=turn.now_s))
 
 
-def take_in_cap(turn: Turn, outcome: Done | Failed) -> None:
+def handle_cap(turn: Turn, outcome: Done | Failed) -> None:
     """Enter how an order to cap or to restore ended; an order that is not ours, such as a drill's, is passed over."""
     cap, action = turn.state.cap, outcome.action
     if cap is None or cap.order != action.id:

@@ -120,11 +120,11 @@ def _keep(turn: Turn, known: tuple[Trainer, ...]) -> None:
     turn.update(trainers=known, owed=without_strangers(turn.state.owed, known))
 
 
-def take_in(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed) -> None:
+def handle(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed) -> None:
     """Enter a trainer's status, or how an order to it ended."""
     match event:
         case TrainerSeen():
-            _take_in_seen(turn, event)
+            _handle_seen(turn, event)
         case CheckpointProgress():
             trainer = _find(turn, event.trainer)
             if trainer is not None and trainer.order == event.action_id:
@@ -141,12 +141,12 @@ def take_in(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed)
             if trainer is not None and isinstance(event, Done):
                 _put(turn, replace(trainer, paused=True))
         case Done():
-            _take_in_done(turn, event)
+            _handle_done(turn, event)
         case Failed():
-            _take_in_failed(turn, event)
+            _handle_failed(turn, event)
 
 
-def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
+def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
     known = _find(turn, seen.trainer)
     limits = _policy_of(turn.policy, seen.trainer)
     if known is None:
@@ -171,7 +171,7 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
         # Another process: it trains, and checkpoints and orders of the one before do not apply to it.
         known = replace(known, in_flight=None, told_pause=False, durable=False, failed="", tries=0)
         escalation.forget(turn, seen.trainer)
-    _take_in_job(turn, known, seen)
+    _handle_job(turn, known, seen)
     told_s = known.told_s
     if seen.checkpoint_s is not None and seen.checkpoint_s > 0:
         told_s = min(seen.checkpoint_s, limits.max_checkpoint_s)
@@ -203,7 +203,7 @@ def _take_in_seen(turn: Turn, seen: TrainerSeen) -> None:
     )
 
 
-def _take_in_done(turn: Turn, done: Done) -> None:
+def _handle_done(turn: Turn, done: Done) -> None:
     action = done.action
     if not isinstance(action, TriggerCheckpoint) or (trainer := _find(turn, action.trainer)) is None:
         return
@@ -252,7 +252,7 @@ def _measured(turn: Turn, trainer: Trainer, took_s: float, tier: str) -> Trainer
     return replace(trainer, checkpoint_s=min(learned_s, limits.max_checkpoint_s))
 
 
-def _take_in_failed(turn: Turn, failed: Failed) -> None:
+def _handle_failed(turn: Turn, failed: Failed) -> None:
     action = failed.action
     if not isinstance(action, TriggerCheckpoint) or (trainer := _find(turn, action.trainer)) is None:
         return
@@ -432,7 +432,7 @@ def _order(turn: Turn, trainer: Trainer, *, reason: str, after: Conduct, by_s: f
     turn.note("checkpoint_ordered", reason, trainer=trainer.name, after=after, limit_s=round(by_s - turn.now_s, 3))
 
 
-def tend(turn: Turn, *, hold: bool, repeat_s: float) -> None:
+def reconcile(turn: Turn, *, hold: bool, repeat_s: float) -> None:
     """In the emergency and in a hold: order what is owed, pause newcomers, repeat for trainers that continue."""
     for each in turn.state.trainers:
         trainer = _given_another_chance(turn, each) if hold and each.cut_short else each
@@ -527,7 +527,7 @@ def _start(turn: Turn, start: Start) -> None:
     turn.owe(replace(start, at_s=turn.now_s, retry_at_s=turn.now_s + _START_LIMIT_S + TRY_AGAIN_S))
 
 
-def take_in_start(turn: Turn, outcome: Done | Failed) -> None:
+def handle_start(turn: Turn, outcome: Done | Failed) -> None:
     """Training was to be started again after a return in place; after a return from power-off the gate does it."""
     if isinstance(turn.state.phase, Shutdown | Recovery):
         return
@@ -558,7 +558,7 @@ def start_again(turn: Turn) -> None:
         _start(turn, start)
 
 
-def take_in_resumed(turn: Turn, outcome: Done | Failed) -> None:
+def handle_resumed(turn: Turn, outcome: Done | Failed) -> None:
     """Enter a resume's outcome: without a retry, a trainer whose resume failed would stay paused, unnoticed."""
     if not isinstance(outcome.action, ResumeTrainer):
         return
@@ -619,7 +619,7 @@ def leave_jobs(turn: Turn, outage: str, *, limit_s: float) -> tuple[str, ...]:
     )
 
 
-def take_in_job_left(turn: Turn, outcome: Outcome) -> None:
+def handle_job_left(turn: Turn, outcome: Outcome) -> None:
     """Enter that a job has learned it. A failure has a line of its own."""
     if isinstance(outcome, Done) and isinstance(outcome.action, LeaveJob) and not events.is_recorded(outcome):
         turn.note("job_left", "every rank stops at one step and ends", trainer=outcome.action.trainer)
@@ -630,7 +630,7 @@ def ended_job(state: State, name: str) -> JobEnded | None:
     return next((each for each in state.owing(JobEnded) if each.trainer == name), None)
 
 
-def _take_in_job(turn: Turn, known: Trainer, seen: TrainerSeen) -> None:
+def _handle_job(turn: Turn, known: Trainer, seen: TrainerSeen) -> None:
     """Enter what a trainer reports of the other hosts of its job. This host's own departure is not one of theirs."""
     if not seen.alive or isinstance(turn.state.phase, Shutdown):
         return
