@@ -103,7 +103,7 @@ def duration(seconds: float | None) -> str:
 
 
 def is_endless(seconds: float | None) -> bool:
-    """Say whether this runtime is endless: a feed with utility carries the host (1e7 s in `supply.several_upses`)."""
+    """Say whether this runtime is endless: a feed with utility carries the host (1e7 s in `supply.feeds`)."""
     return seconds is not None and seconds >= 1e6
 
 

@@ -13,7 +13,7 @@ from powerguard.core.energy import budget as sums
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed, Tick
 from powerguard.core.model.policy import FeedPolicy, Policy
 from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply
-from powerguard.core.supply import several_upses
+from powerguard.core.supply import feeds
 from tests.core.play import make_policy
 
 TABLE = "table=50:540,75:360,100:240"
@@ -64,12 +64,12 @@ def test_one_of_two_on_battery_is_no_outage_where_one_is_enough() -> None:
     state = after(ONE_OF_TWO, *CALM, *A_OUT)
     assert (state.feed.supply, state.feed.since_s, state.told) == (UTILITY, 0.0, ("redundancy_lost",))
     assert [each.feed.supply for each in state.upses] == [BATTERY, UTILITY]
-    assert several_upses.redundancy_lost(state) == "a (on battery)"
+    assert feeds.redundancy_lost(state) == "a (on battery)"
 
 
 def test_one_of_two_on_battery_is_an_outage_where_both_are_needed() -> None:
     state = after(BOTH, *CALM, *A_OUT)
-    assert (state.feed.supply, state.feed.since_s, several_upses.redundancy_lost(state)) == (BATTERY, 2.0, "")
+    assert (state.feed.supply, state.feed.since_s, feeds.redundancy_lost(state)) == (BATTERY, 2.0, "")
 
 
 def test_an_outage_counts_from_the_transfer_that_left_too_few() -> None:
@@ -95,7 +95,7 @@ def test_before_all_of_them_are_heard_nothing_is_missing() -> None:
     assert (state.feed.supply, state.told) == (UTILITY, ())
     assert after(BOTH, says(0.0, "a", "utility")).feed.supply is UNKNOWN
     silent = after(ONE_OF_TWO, says(0.0, "a", "utility"), lost(3.0, "b"), says(4.0, "a", "utility"))
-    assert several_upses.redundancy_lost(silent) == "b (silent)"
+    assert feeds.redundancy_lost(silent) == "b (silent)"
 
 
 @pytest.mark.parametrize(("apart_s", "supply"), [(29.0, BATTERY), (30.0, BATTERY), (-25.0, BATTERY)])
@@ -109,7 +109,7 @@ def test_one_that_falls_silent_with_the_others_transfer_is_presumed_on_battery(a
     told.sort(key=lambda event: event.at_s)
     state = after(ONE_OF_TWO, *CALM, *told, says(140.0, "a", "battery"))
     assert state.feed.supply is supply
-    b = several_upses.of(state, "b")
+    b = feeds.of(state, "b")
     assert b is not None
     assert (b.battery.used or 0.0) > 0.0, "its battery is counted as emptying"
 
@@ -119,7 +119,7 @@ def test_one_that_has_been_silent_for_long_is_not_endless() -> None:
     assert state.feed.supply is UTILITY, "its last word, while nothing else happens"
     state = after(ONE_OF_TWO, says(101.0, "a", "battery"), says(102.0, "a", "battery"), state=state)
     assert state.feed.supply is BATTERY
-    b = several_upses.of(state, "b")
+    b = feeds.of(state, "b")
     assert b is not None
     assert b.battery.used == 0.0, "nobody knows that it is on battery, either"
 
@@ -193,9 +193,9 @@ def test_one_that_would_be_overloaded_carries_nobody() -> None:
     state = after(
         ONE_OF_TWO, *calm, *(heavy(2.0 + n / 2, "ab"[n % 2], ("battery", "utility")[n % 2]) for n in range(6))
     )
-    assert (state.feed.supply, several_upses.redundancy_lost(state)) == (BATTERY, "")
+    assert (state.feed.supply, feeds.redundancy_lost(state)) == (BATTERY, "")
     now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), state.battery.at_s)
-    a = several_upses.of(state, "a")
+    a = feeds.of(state, "a")
     assert a is not None
     assert now.reff_now_s == pytest.approx(alone(a.battery.left or 0.0, 0.6), rel=0.01)
 
@@ -225,7 +225,7 @@ def test_one_whose_output_is_off_is_not_there() -> None:
     off = [says(4.0 + n, "a", "off", load_pct=0.0) for n in range(3)]
     loaded = [says(4.25 + n, "b", "battery", load_pct=90.0) for n in range(3)]
     state = after(ONE_OF_TWO, *CALM, *ALL_OUT, *off, *loaded[2:])
-    b = several_upses.of(state, "b")
+    b = feeds.of(state, "b")
     assert b is not None
     now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), state.battery.at_s)
     assert state.battery.load == b.battery.load == 0.9
@@ -259,7 +259,7 @@ def test_a_test_that_may_not_be_able_to_end_counts_as_battery_in_an_outage() -> 
         says(3.5, "b", "battery"),
     )
     assert state.feed.supply is BATTERY
-    a = several_upses.of(state, "a")
+    a = feeds.of(state, "a")
     assert a is not None
     assert (a.battery.used or 0.0) > 0.0
 
@@ -299,7 +299,7 @@ def lasting(made: Policy, *each: tuple[str, float, float, Supply]) -> float:
         )
         for name, left, load, supply in each
     )
-    state = several_upses.advance(made, State(upses=upses), 0.0)
+    state = feeds.advance(made, State(upses=upses), 0.0)
     now = sums.budget(made, state.battery, state.feed, (), 0.0)
     assert now.reff_now_s is not None
     return now.reff_now_s
@@ -365,7 +365,7 @@ def test_a_pause_lengthens_it_for_all() -> None:
         )
         for name in ("a", "b")
     )
-    state = several_upses.advance(ONE_OF_TWO, State(upses=upses), 0.0)
+    state = feeds.advance(ONE_OF_TWO, State(upses=upses), 0.0)
     points = account.table(ONE_OF_TWO, state.battery)
     assert [round(load / 0.8, 3) for load, _ in points] == [0.3, 0.45, 0.6, 0.8, 1.0, 1.25]
     assert sums.usable(ONE_OF_TWO, 0.8) * account.tau_s(points, 0.48) == pytest.approx(alone(0.8, 0.48))
@@ -378,10 +378,10 @@ def test_a_blind_one_counts_for_nothing_and_all_blind_is_blind() -> None:
         feed=Feed(supply=BATTERY, reading=says(0.0, "a", "battery")),
         battery=Battery(used=0.0, left=0.8, load=0.4, health=1.0),
     )
-    one = several_upses.advance(ONE_OF_TWO, State(upses=(seen, blind)), 0.0)
+    one = feeds.advance(ONE_OF_TWO, State(upses=(seen, blind)), 0.0)
     now = sums.budget(ONE_OF_TWO, one.battery, one.feed, (), 0.0)
     assert now.reff_now_s == pytest.approx(alone(0.8, 0.8)), "what it carries is there all the same"
-    none = several_upses.advance(ONE_OF_TWO, State(upses=(blind,)), 0.0)
+    none = feeds.advance(ONE_OF_TWO, State(upses=(blind,)), 0.0)
     assert none.battery.left is None
 
 
@@ -402,7 +402,7 @@ def test_a_cut_of_one_ups_ends_it_before_its_battery() -> None:
         )
         for name, cut_at_s in (("a", 50.0), ("b", None))
     )
-    state = several_upses.advance(made, State(upses=upses), 0.0)
+    state = feeds.advance(made, State(upses=upses), 0.0)
     tau = ALONE.runtime_table
     rest = sums.usable(ALONE, 0.8) - 50.0 / account.tau_s(tau, 0.4)
     now = sums.budget(made, state.battery, state.feed, (), 0.0)
@@ -459,7 +459,7 @@ def test_one_feed_becomes_two_and_two_become_one() -> None:
 def test_a_feed_that_the_settings_lose_is_forgotten() -> None:
     state = after(ONE_OF_TWO, *CALM)
     kept = replace(ONE_OF_TWO, feeds=(*ONE_OF_TWO.feeds[:1], FeedPolicy(policy=replace(ALONE, ups="c"))))
-    assert [each.ups for each in several_upses.adopt(kept, state, 5.0).upses] == ["a"]
+    assert [each.ups for each in feeds.adopt(kept, state, 5.0).upses] == ["a"]
 
 
 def test_the_whole_is_finite_whatever_it_is_fed() -> None:

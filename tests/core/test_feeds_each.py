@@ -9,8 +9,8 @@ from powerguard.core.energy import account
 from powerguard.core.energy import budget as sums
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply
-from powerguard.core.supply import several_upses
-from powerguard.core.supply.several_upses import ENDLESS_S, FACTORS, stepped
+from powerguard.core.supply import feeds
+from powerguard.core.supply.feeds import ENDLESS_S, FACTORS, stepped
 from tests.core.test_feeds import A_OUT, ALL_OUT, BOTH, CALM, ONE_OF_TWO, after, both, lost, policy, says
 
 THREE = policy("feed=a", "feed=b", "feed=c")
@@ -27,7 +27,7 @@ def each(name: str, supply: Supply, left: float | None = None, load: float | Non
 
 def test_one_that_is_first_heard_of_by_its_silence() -> None:
     worn = replace(ONE_OF_TWO, feeds=tuple(replace(f, policy=replace(f.policy, health=0.6)) for f in ONE_OF_TWO.feeds))
-    b = several_upses.of(after(worn, lost(5.0, "b")), "b")
+    b = feeds.of(after(worn, lost(5.0, "b")), "b")
     assert b is not None
     assert (b.battery.at_s, b.battery.health, b.feed.since_s, b.feed.lost_since_s) == (5.0, 0.6, 5.0, 5.0)
 
@@ -46,9 +46,9 @@ def test_a_battery_that_is_tested_while_another_one_carries(told: dict[str, Any]
     """It counts as battery, unless its input is seen to be there: nobody knows whether it could stop."""
     tested = each("b", UTILITY, 1.0, 0.5)
     tested = replace(tested, feed=replace(tested.feed, reading=says(0.0, "b", "battery", **told)))
-    assert several_upses.word_of((each("a", BATTERY), tested), tested) is word
+    assert feeds.word_of((each("a", BATTERY), tested), tested) is word
     unread = replace(tested, feed=replace(tested.feed, reading=None))
-    assert several_upses.word_of((each("a", BATTERY), unread), unread) is UTILITY
+    assert feeds.word_of((each("a", BATTERY), unread), unread) is UTILITY
 
 
 def test_who_takes_over_how_much_of_a_load() -> None:
@@ -58,7 +58,7 @@ def test_who_takes_over_how_much_of_a_load() -> None:
     def overloaded(load_b: float, load_a: float | None = 0.6) -> bool:
         b = each("b", UTILITY, 1.0, load_b)
         upses = (each("a", BATTERY, 1.0, load_a), b, each("c", UTILITY, 1.0, 0.1))
-        return several_upses._overloaded(made, upses, b, several_upses._words(upses)).overloaded
+        return feeds._overloaded(made, upses, b, feeds._words(upses)).overloaded
 
     assert not overloaded(0.599)
     assert overloaded(0.601)
@@ -68,10 +68,10 @@ def test_who_takes_over_how_much_of_a_load() -> None:
 def test_those_that_are_missing_are_named_with_why() -> None:
     told = (says(0.0, "a", "utility"), says(0.1, "b", "utility"), says(0.2, "c", "utility"))
     out = (says(2.0, "a", "battery"), says(2.1, "b", "bypass"), says(3.0, "a", "battery"))
-    assert several_upses.redundancy_lost(after(THREE, *told, *out)) == "a (on battery), b (bypass)"
-    assert several_upses.redundancy_lost(
-        after(THREE, *told, lost(2.0, "c"), says(2.1, "a", "off"), says(3.1, "a", "off"))
-    ) == ("a (off)"), "one that is silent while nothing else is out keeps its last word"
+    assert feeds.redundancy_lost(after(THREE, *told, *out)) == "a (on battery), b (bypass)"
+    assert feeds.redundancy_lost(after(THREE, *told, lost(2.0, "c"), says(2.1, "a", "off"), says(3.1, "a", "off"))) == (
+        "a (off)"
+    ), "one that is silent while nothing else is out keeps its last word"
 
 
 def test_the_whole_tells_what_the_newest_reading_tells() -> None:
@@ -118,8 +118,8 @@ def test_a_test_of_the_one_that_is_needed_began_when_it_began() -> None:
 
 def lasts_s(made: Policy, *upses: Supplied) -> float:
     """Return how long they last at the load of now."""
-    words = several_upses._words(upses)
-    return several_upses._lasts_s(made, upses, Feed(supply=BATTERY), 0.0, words=words, full=False)[FACTORS.index(1.0)]
+    words = feeds._words(upses)
+    return feeds._lasts_s(made, upses, Feed(supply=BATTERY), 0.0, words=words, full=False)[FACTORS.index(1.0)]
 
 
 def test_what_blind_ones_carry_goes_to_the_others_by_their_power_supplies() -> None:
@@ -163,24 +163,22 @@ def test_a_load_that_nobody_tells_is_a_full_one_as_for_a_lone_battery() -> None:
     full_s = sums.usable(ONE_OF_TWO, 0.8) * 240.0
     for load in (None, 0.5):
         upses = (each("a", BATTERY, 0.8, load), each("b", BATTERY, 0.8))
-        state = several_upses.advance(ONE_OF_TWO, State(upses=upses), 0.0)
+        state = feeds.advance(ONE_OF_TWO, State(upses=upses), 0.0)
         now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), 0.0)
         assert now.reff_now_s == pytest.approx(full_s)
 
 
 def test_the_table_of_an_empty_one_is_that_of_a_full_one_and_not_what_stood_there() -> None:
     """One reading without any runtime as utility comes back: the endless table of the moment before is not kept."""
-    state = several_upses.advance(
-        ONE_OF_TWO, State(upses=(each("a", BATTERY, 0.8, 0.6), each("b", UTILITY, 0.8, 0.6))), 0.0
-    )
+    state = feeds.advance(ONE_OF_TWO, State(upses=(each("a", BATTERY, 0.8, 0.6), each("b", UTILITY, 0.8, 0.6))), 0.0)
     assert state.battery.composed[0][1] >= ENDLESS_S, "a third of this load would last"
     upses = (each("a", UTILITY, 0.0, 0.6), each("b", UTILITY, 0.0, 0.6))
-    state = several_upses.advance(ONE_OF_TWO, replace(state, upses=upses), 1.0)
+    state = feeds.advance(ONE_OF_TWO, replace(state, upses=upses), 1.0)
     assert (state.feed.supply, state.battery.left) == (UTILITY, 0.0)
     alone = [account.tau_s(ONE_OF_TWO.runtime_table, load) for load, _ in state.battery.composed]
     assert [tau_s for _, tau_s in state.battery.composed] == pytest.approx(alone)
     cut = tuple(replace(each, feed=replace(each.feed, countdown_at_s=30.0)) for each in upses)
-    state = several_upses.advance(ONE_OF_TWO, replace(state, upses=cut), 1.0)
+    state = feeds.advance(ONE_OF_TWO, replace(state, upses=cut), 1.0)
     assert [tau_s for _, tau_s in state.battery.composed] == pytest.approx(alone), (
         "no cut shortens what a full one lasts"
     )
@@ -189,12 +187,12 @@ def test_the_table_of_an_empty_one_is_that_of_a_full_one_and_not_what_stood_ther
 def test_an_empty_one_does_not_end_the_one_that_has_utility() -> None:
     """Overloaded in training, it carries the paused host for ever: that is no battery to power off for."""
     upses = (each("a", BATTERY, 0.0, 0.3), replace(each("b", UTILITY, 0.8, 0.3), overloaded=True))
-    state = several_upses.advance(ONE_OF_TWO, State(upses=upses), 0.0)
+    state = feeds.advance(ONE_OF_TWO, State(upses=upses), 0.0)
     now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), 0.0)
     assert (state.feed.supply, state.battery.left) == (BATTERY, 0.4)
     assert now.reff_now_s is not None
     assert now.reff_now_s >= ENDLESS_S
-    both = several_upses.advance(BOTH, State(upses=upses), 0.0)
+    both = feeds.advance(BOTH, State(upses=upses), 0.0)
     now = sums.budget(BOTH, both.battery, both.feed, (), 0.0)
     assert now.reff_now_s == pytest.approx(0.1), "where both are needed it is over"
 
@@ -205,15 +203,15 @@ def test_an_empty_one_does_not_end_the_one_that_has_utility() -> None:
 def test_each_of_them_alone() -> None:
     """Its own policy, feed and battery, and nothing of the others; one that was never heard of is not there."""
     lone = policy()
-    assert several_upses.each_alone(lone, State()) == [(lone, State())]
+    assert feeds.each_alone(lone, State()) == [(lone, State())]
     state = after(ONE_OF_TWO, *CALM, *A_OUT)
-    alone = several_upses.each_alone(ONE_OF_TWO, state)
+    alone = feeds.each_alone(ONE_OF_TWO, state)
     assert [made.ups for made, _ in alone] == ["a", "b"]
     assert [one.feed.supply for _, one in alone] == [BATTERY, UTILITY]
     assert [one.battery for _, one in alone] == [each.battery for each in state.upses]
     assert all(one.upses == () and one.told == state.told and not made.feeds for made, one in alone)
     heard_of = after(ONE_OF_TWO, says(0.0, "b", "utility"))
-    assert [made.ups for made, _ in several_upses.each_alone(ONE_OF_TWO, heard_of)] == ["b"]
+    assert [made.ups for made, _ in feeds.each_alone(ONE_OF_TWO, heard_of)] == ["b"]
 
 
 # --- Commit, change of settings, and who went last --------------------------------------------------------------------
@@ -224,22 +222,20 @@ def test_a_commit_is_contradicted_by_as_many_as_are_needed() -> None:
 
     def contradicted(*words: Supply) -> bool:
         upses = tuple(each(name, word, 1.0, 0.3) for name, word in zip("abc", words, strict=True))
-        return several_upses.contradicts_commit(two, State(upses=upses), 1.0, 10.0)
+        return feeds.contradicts_commit(two, State(upses=upses), 1.0, 10.0)
 
     assert contradicted(BATTERY, UTILITY, UTILITY)
     assert not contradicted(BATTERY, BATTERY, UTILITY)
     assert not contradicted(UNKNOWN, UNKNOWN, UTILITY)
     unheard = State(upses=(each("b", UTILITY, 1.0, 0.3), each("c", UTILITY, 1.0, 0.3)))
-    assert several_upses.contradicts_commit(two, unheard, 1.0, 10.0), (
-        "one that was never heard of stands in nobody's way"
-    )
+    assert feeds.contradicts_commit(two, unheard, 1.0, 10.0), "one that was never heard of stands in nobody's way"
 
 
 def test_settings_that_come_to_name_another_ups_begin_anew() -> None:
     lone = replace(policy(), health=0.6)
-    state = several_upses.adopt(lone, State(upses=(each("a", BATTERY, 0.5, 0.5),)), 7.0)
+    state = feeds.adopt(lone, State(upses=(each("a", BATTERY, 0.5, 0.5),)), 7.0)
     assert (state.upses, state.feed.since_s, state.battery.at_s, state.battery.health) == ((), 7.0, 7.0, 0.6)
-    assert several_upses.adopt(ONE_OF_TWO, State(), 7.0).upses == (), "nothing was heard yet"
+    assert feeds.adopt(ONE_OF_TWO, State(), 7.0).upses == (), "nothing was heard yet"
 
 
 def test_an_outage_begins_when_the_last_of_them_fell_silent() -> None:
@@ -275,9 +271,7 @@ def test_the_battery_of_all_is_the_mean_of_those_that_count() -> None:
     b = replace(b, battery=replace(b.battery, used=0.5, health=0.9, step_at_s=6.0))
 
     def battery(before: Battery, upses: tuple[Supplied, ...], supply: Supply, now_s: float) -> Battery:
-        return several_upses._battery(
-            ONE_OF_TWO, before, upses, Feed(supply=supply), now_s, words=several_upses._words(upses)
-        )
+        return feeds._battery(ONE_OF_TWO, before, upses, Feed(supply=supply), now_s, words=feeds._words(upses))
 
     whole = battery(Battery(at_s=5.0), (a, b), BATTERY, 7.0)
     assert (whole.at_s, whole.used, whole.left, whole.health, whole.load) == (7.0, 0.2, 0.6, 0.6, 0.5)
@@ -294,7 +288,5 @@ def test_the_battery_of_all_is_the_mean_of_those_that_count() -> None:
 def test_what_is_changed_of_a_lone_battery() -> None:
     lone = policy()
     state = State(told=("unprotected",), battery=Battery(at_s=5.0))
-    changed = several_upses.with_battery(
-        lone, state, "", lambda made, old: replace(old, used=made.health + 2 * old.at_s), 1.0
-    )
+    changed = feeds.with_battery(lone, state, "", lambda made, old: replace(old, used=made.health + 2 * old.at_s), 1.0)
     assert changed == replace(state, battery=Battery(at_s=5.0, used=lone.health + 10.0))

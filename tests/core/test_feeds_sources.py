@@ -6,7 +6,7 @@ from typing import Any
 from powerguard.core.decide.machine import step
 from powerguard.core.model.events import BatteryReplaced, Reading
 from powerguard.core.model.policy import Policy
-from powerguard.core.supply import several_upses
+from powerguard.core.supply import feeds
 from tests.core.test_feeds import BATTERY, BOTH, CALM, ONE_OF_TWO, after, both, says
 
 
@@ -29,11 +29,11 @@ def test_a_source_that_cannot_be_forged_holds_up_the_commit_of_its_feed() -> Non
     first = [word(1.0, ups, source, "utility") for ups in "ab" for source in ("snmp", "nut")]
     one = after(sourced(ONE_OF_TWO), *first, *told)
     assert one.feed.supply is BATTERY
-    assert several_upses.told_again(sourced(ONE_OF_TWO), one, 4.5), "by one source of a feed, twice"
-    assert not several_upses.told_again(sourced(ONE_OF_TWO), one, 60.0), "long ago"
-    assert several_upses.contradicts_commit(sourced(ONE_OF_TWO), one, 4.5, 10.0)
+    assert feeds.told_again(sourced(ONE_OF_TWO), one, 4.5), "by one source of a feed, twice"
+    assert not feeds.told_again(sourced(ONE_OF_TWO), one, 60.0), "long ago"
+    assert feeds.contradicts_commit(sourced(ONE_OF_TWO), one, 4.5, 10.0)
     both_needed = after(sourced(BOTH), *first, *told)
-    assert not several_upses.contradicts_commit(sourced(BOTH), both_needed, 4.5, 10.0), (
+    assert not feeds.contradicts_commit(sourced(BOTH), both_needed, 4.5, 10.0), (
         "the other feed is dark whatever is said of this one"
     )
 
@@ -64,7 +64,7 @@ def test_a_new_battery_of_one_ups_leaves_the_other_its_own() -> None:
 def test_the_second_witness_of_a_commit_is_of_one_ups() -> None:
     """Readings of two UPSes follow each other closely; each is its own second."""
     state = after(ONE_OF_TWO, *CALM, *both(2.0, "battery", "battery"))
-    assert not several_upses.told_again(ONE_OF_TWO, state, 2.25)
+    assert not feeds.told_again(ONE_OF_TWO, state, 2.25)
     state = after(ONE_OF_TWO, *both(3.0, "battery", "battery"), state=state)
-    assert several_upses.told_again(ONE_OF_TWO, state, 3.25)
-    assert not several_upses.told_again(ONE_OF_TWO, after(ONE_OF_TWO, *CALM), 3.25)
+    assert feeds.told_again(ONE_OF_TWO, state, 3.25)
+    assert not feeds.told_again(ONE_OF_TWO, after(ONE_OF_TWO, *CALM), 3.25)

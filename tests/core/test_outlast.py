@@ -4,7 +4,7 @@ import math
 
 import pytest
 
-from powerguard.core.supply.several_upses import ENDLESS_S, FACTORS, Leg, last_until_s, stepped
+from powerguard.core.supply.feeds import ENDLESS_S, FACTORS, Leg, last_until_s, stepped
 
 
 def leg(load: float, left: float = 1.0, *, supplies: int = 1, full_s: float = 100.0, cut_at_s: float = math.inf) -> Leg:

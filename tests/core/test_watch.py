@@ -14,7 +14,7 @@ from powerguard.core.model.events import Reading, SourceFailed
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.serialisation import sane
 from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply, Watch, Witness
-from powerguard.core.supply import several_upses, silence
+from powerguard.core.supply import feeds, silence
 from tests.core.play import make_policy, play
 from tests.core.test_feeds import ALONE, ONE_OF_TWO, lost, policy, says
 
@@ -29,11 +29,7 @@ BACK_S = 120.0
 def entered(made: Policy, state: State, *told: Reading | SourceFailed) -> State:
     """Return the state after these words, as far as the feeds go."""
     for each in told:
-        new = (
-            several_upses.enter(made, state, each)
-            if isinstance(each, Reading)
-            else several_upses.lose(made, state, each)
-        )
+        new = feeds.enter(made, state, each) if isinstance(each, Reading) else feeds.lose(made, state, each)
         state = state if new is None else new
     return state
 
@@ -75,7 +71,7 @@ def played(
 
 
 def a_of(state: State) -> Supplied:
-    a = several_upses.of(state, "a")
+    a = feeds.of(state, "a")
     assert a is not None
     return a
 
@@ -98,7 +94,7 @@ def test_a_silent_one_that_outlives_every_battery_has_utility() -> None:
     assert [each.overloaded for each in before.upses] == [False, True]
     assert (before.feed.supply, after.feed.supply) == (Supply.BATTERY, Supply.UTILITY)
     assert not any(each.overloaded for each in after.upses)
-    assert several_upses.redundancy_lost(after) == "a (silent; it has carried its part for longer than a battery lasts)"
+    assert feeds.redundancy_lost(after) == "a (silent; it has carried its part for longer than a battery lasts)"
 
 
 def test_a_last_word_in_the_very_pause_is_not_compared_with_what_was_before_it() -> None:
@@ -160,7 +156,7 @@ def test_one_that_is_silent_on_utility_is_only_silent() -> None:
     state = entered(ONE_OF_TWO, State(), says(0.0, "b", "utility"), says(0.5, "a", "utility"), lost(4.0, "a"))
     for at_s in range(10, 2000, 10):
         state = entered(ONE_OF_TWO, state, says(float(at_s), "b", "utility"))
-    assert (silence.lives(a_of(state)), several_upses.redundancy_lost(state)) == (False, "")
+    assert (silence.lives(a_of(state)), feeds.redundancy_lost(state)) == (False, "")
 
 
 def test_a_battery_that_nobody_repeats_any_more_is_no_suspicion() -> None:
@@ -525,6 +521,6 @@ def test_a_host_that_draws_more_is_no_load_that_has_moved(factor: float) -> None
     state = one_on_battery(
         38.0, dies_s=400.0, until_s=450.0, host=lambda at_s: factor if at_s >= 430.0 else 1.0, alive=True
     )
-    b = several_upses.of(state, "b")
+    b = feeds.of(state, "b")
     assert b is not None
     assert b.overloaded

@@ -28,7 +28,7 @@ from powerguard.core.model.state import (
     Trainer,
     phase_name,
 )
-from powerguard.core.supply import several_upses
+from powerguard.core.supply import feeds
 from powerguard.core.trainers import lifecycle
 
 LONGEST_GAP_S = 30 * 86400.0
@@ -77,14 +77,14 @@ def _no_history(policy: Policy, now_s: float) -> Step:
 
 def reloaded(old: Policy, policy: Policy, state: State, now_s: float) -> State:
     """Return the state under settings that have changed in the running daemon."""
-    state = several_upses.adopt(policy, state, now_s)
+    state = feeds.adopt(policy, state, now_s)
     trainers = lifecycle.after_reload(old, policy, state.trainers, state.learned)
     return replace(state, trainers=trainers, owed=lifecycle.without_strangers(state.owed, trainers))
 
 
 def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     """Go on in the same phase with the same deadline; repeat what may not have happened (twice is as good as once)."""
-    state = several_upses.adopt(policy, stored.state, now_s)
+    state = feeds.adopt(policy, stored.state, now_s)
     turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)
     # Signals are not repeated blindly: the next reading shows whether the load still requires them.
     again = [
@@ -137,7 +137,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     """Another boot: every time of the old one is moved into the new one's clock, as far as the gap is known."""
     gap_s = stored.gap_s if stored.gap_s is not None and 0.0 <= stored.gap_s <= LONGEST_GAP_S else 0.0
     shift_s = now_s - gap_s - stored.at_s
-    old = several_upses.adopt(policy, stored.state, stored.at_s)
+    old = feeds.adopt(policy, stored.state, stored.at_s)
     maintenance = old.maintenance
     if maintenance is not None:
         until_s = maintenance.until_s + shift_s
@@ -171,7 +171,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         learned=needs.shifted(old.learned, shift_s),
         owed=obligations.after_boot(policy, old, now_s, whole=stored.whole),
     )
-    state = several_upses.rebooted(policy, state, old.upses, carried)
+    state = feeds.rebooted(policy, state, old.upses, carried)
     turn = Turn(policy, state, now_s)
     rehearsal.after_reboot(turn, old, shift_s)
     phase = old.phase

@@ -8,7 +8,7 @@ from powerguard.core.energy.battery import STEEP
 from powerguard.core.model.actions import Level
 from powerguard.core.model.events import OutputSource, OwnSource, Reading
 from powerguard.core.model.state import Feed, Online, Shutdown, State, Supply
-from powerguard.core.supply import several_upses
+from powerguard.core.supply import feeds
 from powerguard.core.supply.fusion import CONTRADICTED, LAG_S
 
 _OVER = {
@@ -124,7 +124,7 @@ def _update_several(turn: Turn) -> None:
     known = [each.feed for each in state.upses] or [state.feed]
     doubted = ", ".join([each.source for feed in known for each in feed.heard if each.doubted])
     told = [feed for feed in known if _disagrees(feed, turn.now_s)]
-    gone = several_upses.redundancy_lost(state)
+    gone = feeds.redundancy_lost(state)
     if not (doubted or told or gone or state.told):
         return
     turn.set_alarm(

@@ -20,8 +20,8 @@ from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Battery, Emergency, Feed, Holding, Online, Recovery, Shutdown, State, Supply
+from powerguard.core.supply.feeds import contradicts_commit, each_alone, told_again
 from powerguard.core.supply.fusion import is_fresh
-from powerguard.core.supply.several_upses import contradicts_commit, each_alone, told_again
 
 _BINS = (
     (1.0, 60.0, 0.31),

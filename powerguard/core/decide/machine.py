@@ -74,7 +74,7 @@ from powerguard.core.model.state import (
     Supply,
     phase_name,
 )
-from powerguard.core.supply import fusion, several_upses, silence
+from powerguard.core.supply import feeds, fusion, silence
 from powerguard.core.trainers import lifecycle
 
 FLAPPING_FACTOR = 3.0
@@ -141,7 +141,7 @@ def _handle(turn: Turn, event: Event) -> None:
         turn.update(maintenance=None)
         turn.note("maintenance_ended", "expired", who=maintenance.who)
     if not isinstance(event, Reading) and turn.state.feed.supply is Supply.BATTERY:
-        turn.state = several_upses.advance(turn.policy, turn.state, turn.now_s)
+        turn.state = feeds.advance(turn.policy, turn.state, turn.now_s)
 
 
 def _handle_command(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | BatteryReplaced | RecoverNow) -> None:
@@ -167,12 +167,12 @@ def _handle_command(turn: Turn, event: Abort | SetMaintenance | CheckpointNow | 
 
 def _handle_reading(turn: Turn, reading: Reading) -> None:
     before = turn.state
-    entered = several_upses.enter(turn.policy, before, reading)
+    entered = feeds.enter(turn.policy, before, reading)
     if entered is None:
         return
     turn.state = entered
     old, feed = before.feed, entered.feed
-    came_back = several_upses.lost_since_s(before, reading)
+    came_back = feeds.lost_since_s(before, reading)
     told = feed.reading or reading  # What all sources say together, where there are several.
     if old.supply is not feed.supply and feed.supply is Supply.BATTERY:
         turn.count_transfer()
@@ -230,17 +230,17 @@ def _handle_battery(turn: Turn, event: BatteryReplaced) -> None:
             away_charge=None,
         )
 
-    turn.state = several_upses.with_battery(turn.policy, turn.state, event.ups, renewed, turn.now_s)
+    turn.state = feeds.with_battery(turn.policy, turn.state, event.ups, renewed, turn.now_s)
     which = {"ups": event.ups} if event.ups else {}
     turn.note("battery_replaced", "entered by the operator", who=event.who, **which)
 
 
 def _handle_failure(turn: Turn, failure: SourceFailed) -> None:
-    entered = several_upses.lose(turn.policy, turn.state, failure)
+    entered = feeds.lose(turn.policy, turn.state, failure)
     if entered is None:
         return
     was = turn.state.feed.supply
-    turn.state = several_upses.presume(turn.policy, entered, turn.now_s)
+    turn.state = feeds.presume(turn.policy, entered, turn.now_s)
     feed = turn.state.feed
     conduct = "alarm; no action on utility"
     if feed.lost_since_s is None:
@@ -266,7 +266,7 @@ def _handle_network(turn: Turn, event: NetworkSeen) -> None:
     if entered is None:
         return
     was = turn.state.feed.supply
-    turn.state = several_upses.presume(turn.policy, entered, turn.now_s)
+    turn.state = feeds.presume(turn.policy, entered, turn.now_s)
     if event.up:
         turn.note("network_back", f"{event.part} is back")
     else:

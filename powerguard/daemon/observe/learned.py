@@ -10,7 +10,7 @@ from powerguard.core.energy import battery as learning
 from powerguard.core.energy.budget import Budget, presumed_share
 from powerguard.core.model.policy import Drop, Health, Policy
 from powerguard.core.model.state import State, phase_name
-from powerguard.core.supply.several_upses import each_alone
+from powerguard.core.supply.feeds import each_alone
 from powerguard.daemon.observe.port import Daemon
 from powerguard.daemon.observe.status import SCHEMA_VERSION, VERSION, Json, Times, rounded
 from powerguard.daemon.observe.terms import HealthView, health_view, presumed_from, recharge_from

@@ -37,7 +37,7 @@ from powerguard.core.energy.own import looks_shared
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import DrillReport, Health, Policy
 from powerguard.core.model.state import Drill, Online, State, Supply, Trainer, phase_name
-from powerguard.core.supply.several_upses import each_alone
+from powerguard.core.supply.feeds import each_alone
 from powerguard.daemon.observe import figures
 from powerguard.daemon.observe.port import ACTION_WORDS, BOUNDS_S, BmcView, Daemon, LastOutage, SourceView, TargetView
 from powerguard.daemon.observe.readiness import ERRORS, WARNINGS, aborted_by, is_ready, readiness

@@ -40,7 +40,7 @@ from powerguard.core.model.state import (
     phase_name,
 )
 from powerguard.core.supply import fusion
-from powerguard.core.supply.several_upses import each_alone
+from powerguard.core.supply.feeds import each_alone
 from powerguard.core.trainers import escalation, lifecycle
 from powerguard.daemon.observe.port import BmcView, Daemon, SourceView, WayView
 from powerguard.daemon.observe.readiness import Reason, aborted_by, is_ready, readiness

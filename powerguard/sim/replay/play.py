@@ -50,7 +50,7 @@ from powerguard.core.model.events import (
 )
 from powerguard.core.model.policy import Learned, Policy
 from powerguard.core.model.state import Online, Recovery, Shutdown, State, Step, phase_name
-from powerguard.core.supply import several_upses
+from powerguard.core.supply import feeds
 from powerguard.daemon.loop import TICK_ONLINE_S, TICK_OUTAGE_S
 
 
@@ -538,7 +538,7 @@ class _Player:
 
     def _poll(self, poll: _Poll) -> None:
         """Answer with a reading between the last and the next one, where they agree and neither is near."""
-        known = several_upses.of(self._state, poll.ups)
+        known = feeds.of(self._state, poll.ups)
         feed = self._state.feed if known is None else known.feed
         last = feed.reading
         if last is None or feed.lost_since_s is not None or poll.at_s <= last.at_s:

@@ -238,7 +238,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="presumed_battery_never_counted",
-        module="powerguard.core.supply.several_upses",
+        module="powerguard.core.supply.feeds",
         swaps=(
             (
                 "_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY",
@@ -249,7 +249,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="several_on_battery_and_nobody_knows",
-        module="powerguard.core.supply.several_upses",
+        module="powerguard.core.supply.feeds",
         swaps=(
             (
                 "    elif on_battery:\n        supply = Supply.BATTERY",
@@ -260,7 +260,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="silent_feed_counts_as_utility",
-        module="powerguard.core.supply.several_upses",
+        module="powerguard.core.supply.feeds",
         swaps=(
             (
                 "    return Supply.UNKNOWN if bypassed or feed.lost_since_s is not None else Supply.UTILITY",
@@ -273,7 +273,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="one_feed_is_enough_whatever_is_needed",
-        module="powerguard.core.supply.several_upses",
+        module="powerguard.core.supply.feeds",
         swaps=(("    if on_utility >= policy.minimum_supplies:", "    if on_utility >= 1:"),),
         within=20,
         hint=23,
@@ -281,35 +281,35 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="one_silent_feed_silences_the_host",
-        module="powerguard.core.supply.several_upses",
+        module="powerguard.core.supply.feeds",
         swaps=(("max(lost) if lost and len(lost) == len(policy.feeds) else None", "max(lost) if lost else None"),),
         within=20,
         site=_TWO_UPSES,
     ),
     Plant(
         name="energy_of_a_silent_feed_not_counted",
-        module="powerguard.core.supply.several_upses",
+        module="powerguard.core.supply.feeds",
         swaps=(("_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY else each", "each"),),
         within=20,
         site=_TWO_CUT_OFF,
     ),
     Plant(
         name="energy_of_several_added_up",
-        module="powerguard.core.supply.several_upses",
+        module="powerguard.core.supply.feeds",
         swaps=(("for supplies, value in known) / weight if weight", "for supplies, value in known) if weight"),),
         within=20,
         site=_TWO_UPSES,
     ),
     Plant(
         name="endless_before_the_outage",
-        module="powerguard.core.supply.several_upses",
+        module="powerguard.core.supply.feeds",
         swaps=(("word is Supply.UTILITY and feed.supply is Supply.BATTERY", "word is Supply.UTILITY"),),
         within=20,
         site=_TWO_UPSES,
     ),
     Plant(
         name="feeds_forgotten_at_boot",
-        module="powerguard.core.supply.several_upses",
+        module="powerguard.core.supply.feeds",
         swaps=(("each.feed, each.battery)) for each in upses)", "each.feed, each.battery)) for each in ())"),),
         within=20,
         site=_TWO_UPSES,

@@ -1,9 +1,7 @@
-"""Several feeds of one host: UPSes that each carry some of its power supplies.
+"""The feeds of one host: a UPS, or several that each carry some of its power supplies.
 
-Each UPS is known by itself, with the same fusion and the same account as a lone one; what they are together,
-`composed` says. Here is what enters them, and what is asked of them one by one.
-
-What several feeds of one host are together: one feed and one battery again, so that no rule notices.
+A lone UPS is entered as it is (`enter`). Of several, each is known by itself, with the same fusion and the same
+account; together they become one feed and one battery again (`compose`), so that no rule notices.
 
 The host is on battery when fewer of its power supplies than it needs have utility, and its battery lasts until fewer
 than that live. That moment is played forward (`last_until_s`): the first battery dies, its load moves to the rest, a
@@ -37,6 +35,222 @@ _ALARMING_FIRST = (
 )
 
 
+# --- What comes in, and what is asked -----------------------------------------------------------------------------
+
+
+def take(policy: Policy, feed: Feed, battery: Battery, reading: Reading) -> tuple[Feed, Battery]:
+    """Enter a reading of one UPS into its feed and its account; the same feed if it makes no change."""
+    new = fusion.observe(policy, feed, reading)
+    if new is feed:
+        return feed, battery
+    told = new.reading or reading  # Merged, if the UPS has several sources.
+    draining, drained = fusion.is_draining(new), fusion.is_draining(feed)
+    if not drained:
+        # The short way leaves the account behind by some seconds; those were seconds on utility.
+        until_s = reading.at_s if feed.reading is None else feed.reading.at_s
+        battery = account.advance(policy, battery, until_s, draining=False)
+    return new, account.enter(policy, battery, new, told, draining=draining, drained=draining or drained)
+
+
+def enter(policy: Policy, state: State, reading: Reading) -> State | None:
+    """Enter a reading of the UPS, or of one of several; None if it makes no change."""
+    if not policy.feeds:
+        feed, battery = take(policy, state.feed, state.battery, reading)
+        return None if feed is state.feed else replace(state, feed=feed, battery=battery)
+    mine = policy_of(policy, reading.ups)
+    if mine is None:
+        return None
+    known = of(state, reading.ups) or _unheard(mine, reading.at_s)
+    feed, battery = take(mine.policy, known.feed, known.battery, reading)
+    if feed is known.feed:
+        return None
+    upses = _with(state.upses, replace(known, feed=feed, battery=battery))
+    return compose(policy, state, upses, reading.at_s, feed)
+
+
+def lose(policy: Policy, state: State, failure: SourceFailed) -> State | None:
+    """Enter that a source is lost; None if this is not new."""
+    if not policy.feeds:
+        feed = fusion.lose(policy, state.feed, failure)
+        return None if feed is state.feed else replace(state, feed=feed)
+    mine = policy_of(policy, failure.ups)
+    if mine is None:
+        return None
+    known = of(state, failure.ups) or _unheard(mine, failure.at_s)
+    feed = fusion.lose(mine.policy, known.feed, failure)
+    if feed is known.feed:
+        return None
+    upses = _with(state.upses, replace(known, feed=feed))
+    return compose(policy, state, upses, failure.at_s, None)
+
+
+def presume(policy: Policy, state: State, now_s: float) -> State:
+    """Presume battery of what fell silent with this host's own network; the same state if none did."""
+    if policy.feeds:
+        return compose(policy, state, state.upses, now_s, None) if state.upses else state
+    feed = silence.on_battery(state.gone, state.feed)
+    if feed is state.feed:
+        return state
+    return replace(state, feed=feed, battery=account.advance(policy, state.battery, feed.since_s, draining=False))
+
+
+def lost_since_s(state: State, reading: Reading) -> float | None:
+    """Since when the source of this reading had been lost before it; None where it answered."""
+    known = of(state, reading.ups) if state.upses else None
+    return fusion.lost_since_s(state.feed if known is None else known.feed, reading.source)
+
+
+def advance(policy: Policy, state: State, now_s: float) -> State:
+    """Bring the account up to `now_s` without a reading, on battery."""
+    if not policy.feeds:
+        return replace(state, battery=account.advance(policy, state.battery, now_s, draining=True))
+    return compose(policy, state, state.upses, now_s, None)
+
+
+def adopt(policy: Policy, state: State, now_s: float) -> State:
+    """Fit a stored state to the feeds of the settings: one may have become several, or several one."""
+    if not policy.feeds:
+        if not state.upses:
+            return state
+        mine = of(state, policy.ups)
+        kept = (Feed(since_s=now_s), Battery(at_s=now_s, health=policy.health))
+        feed, battery = kept if mine is None else (mine.feed, mine.battery)
+        return replace(state, upses=(), feed=feed, battery=battery)
+    upses = tuple(each for each in state.upses if policy_of(policy, each.ups) is not None)
+    heard = None if state.feed.reading is None else policy_of(policy, state.feed.reading.ups)
+    if not state.upses and heard is not None:
+        upses = (Supplied(ups=heard.policy.ups, feed=state.feed, battery=state.battery),)
+    return compose(policy, state, upses, now_s, None)
+
+
+def with_battery(
+    policy: Policy, state: State, ups: str, change: Callable[[Policy, Battery], Battery], now_s: float
+) -> State:
+    """Change what is known of the battery of one UPS, or with ups "" of every one."""
+    if not policy.feeds:
+        return replace(state, battery=change(policy, state.battery))
+    changed = []
+    for each in state.upses:
+        mine = policy_of(policy, each.ups)
+        named = mine is not None and ups in ("", each.ups)
+        changed.append(replace(each, battery=change(mine.policy, each.battery)) if mine and named else each)
+    return compose(policy, state, tuple(changed), now_s, None)
+
+
+def rebooted(
+    policy: Policy, state: State, upses: tuple[Supplied, ...], carried: Callable[[Policy, Feed, Battery], Battery]
+) -> State:
+    """Return the state of the next boot with every UPS in it: no feed yet, and its battery as `carried` over."""
+    if not policy.feeds:
+        return state
+    at_s = state.feed.since_s
+    again = tuple(_again(each, at_s, carried(_own(policy, each.ups), each.feed, each.battery)) for each in upses)
+    return compose(policy, state, again, at_s, None)
+
+
+def _own(policy: Policy, ups: str) -> Policy:
+    mine = policy_of(policy, ups)
+    return policy if mine is None else mine.policy
+
+
+def _again(each: Supplied, at_s: float, battery: Battery) -> Supplied:
+    return Supplied(ups=each.ups, feed=Feed(since_s=at_s, utility_seen=each.feed.utility_seen), battery=battery)
+
+
+def of(state: State, ups: str) -> Supplied | None:
+    """What is known of one UPS; None where it has not been heard of, or is the only one."""
+    return next((each for each in state.upses if each.ups == ups), None)
+
+
+def each_alone(policy: Policy, state: State) -> list[tuple[Policy, State]]:
+    """Return every UPS as if it were the only one, with its own policy; one pair where it is."""
+    if not policy.feeds:
+        return [(policy, state)]
+    known = [(mine, of(state, mine.policy.ups)) for mine in policy.feeds]
+    return [
+        (mine.policy, replace(state, feed=each.feed, battery=each.battery, upses=()))
+        for mine, each in known
+        if each is not None
+    ]
+
+
+def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float) -> bool:
+    """Say whether the host would have the power supplies that it needs, by news of utility or authenticated reports.
+
+    A lone source that can be forged is denied by any other one that says utility, for as long as the battery lasts by
+    what it cannot forge: it alone must not power the host off. stop_s: what the stop needs.
+    """
+    if not policy.feeds:
+        return _contradicts(policy, state.feed, state.battery, now_s, stop_s)
+    supplies = 0
+    for mine in policy.feeds:
+        each = of(state, mine.policy.ups)
+        if each is None:
+            continue
+        carries = word_of(state.upses, each) is Supply.UTILITY
+        if carries or _contradicts(mine.policy, each.feed, each.battery, now_s, stop_s):
+            supplies += mine.supplies
+    return supplies >= policy.minimum_supplies
+
+
+def _contradicts(policy: Policy, feed: Feed, battery: Battery, now_s: float, stop_s: float) -> bool:
+    if fusion.contradicts_commit(policy, feed, now_s):
+        return True
+    denial = fusion.denied_by(policy, feed, now_s)
+    return denial is not None and outlasts(policy, battery, denial, now_s - feed.since_s, stop_s)
+
+
+def told_again(policy: Policy, state: State, now_s: float) -> bool:
+    """Say whether a second reading of the same UPS says battery as well as the newest."""
+    if not policy.feeds:
+        return fusion.told_again(policy, state.feed, now_s)
+    pairs = [(mine, of(state, mine.policy.ups)) for mine in policy.feeds]
+    return any(
+        each is not None and each.feed.supply is Supply.BATTERY and fusion.told_again(mine.policy, each.feed, now_s)
+        for mine, each in pairs
+    )
+
+
+def redundancy_lost(state: State) -> str:
+    """Name the feeds without which the host still has what it needs, and that do not carry it; "" where none."""
+    if state.feed.supply is not Supply.UTILITY:
+        return ""
+    gone = [
+        each
+        for each in state.upses
+        if silence.lives(each) or (word_of(state.upses, each) is not Supply.UTILITY and _is_known(each))
+    ]
+    return ", ".join(f"{each.ups} ({_why(state.upses, each)})" for each in gone)
+
+
+def _is_known(each: Supplied) -> bool:
+    """Say whether it has reported, or is known not to answer: before that, it is not missing."""
+    return each.feed.reading is not None or each.feed.lost_since_s is not None
+
+
+def _unheard(mine: FeedPolicy, at_s: float) -> Supplied:
+    battery = Battery(at_s=at_s, health=mine.policy.health)
+    return Supplied(ups=mine.policy.ups, feed=Feed(since_s=at_s), battery=battery)
+
+
+def _with(upses: tuple[Supplied, ...], new: Supplied) -> tuple[Supplied, ...]:
+    if all(each.ups != new.ups for each in upses):
+        return (*upses, new)
+    return tuple(new if each.ups == new.ups else each for each in upses)
+
+
+def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
+    if silence.lives(each):
+        return "silent; it has carried its part for longer than a battery lasts"
+    if word_of(upses, each) is Supply.BATTERY:
+        return "silent since the power or the network failed" if each.presumed else "on battery"
+    reading = each.feed.reading
+    return "silent" if reading is None or each.feed.lost_since_s is not None else str(reading.output_source)
+
+
+# --- What they are together ---------------------------------------------------------------------------------------
+
+
 def compose(policy: Policy, state: State, upses: tuple[Supplied, ...], now_s: float, arrived: Feed | None) -> State:
     """Return the state with what all feeds are together. arrived: the feed whose reading has just come."""
     upses = tuple(silence.presumed(state.gone, upses, each) for each in upses)
@@ -49,7 +263,7 @@ def compose(policy: Policy, state: State, upses: tuple[Supplied, ...], now_s: fl
     return replace(state, upses=upses, feed=feed, battery=battery)
 
 
-# --- One feed among several -------------------------------------------------------------------------------------------
+# --- One feed among several ---------------------------------------------------------------------------------------
 
 
 def word_of(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
@@ -117,7 +331,7 @@ def _advanced(policy: Policy, each: Supplied, now_s: float) -> Supplied:
     return replace(each, battery=account.advance(mine.policy, each.battery, now_s, draining=True))
 
 
-# --- All together ---------------------------------------------------------------------------------------------------
+# --- All together -------------------------------------------------------------------------------------------------
 
 
 def _supplies(policy: Policy, each: Supplied) -> int:
@@ -329,219 +543,6 @@ def _lasts_s(
 
 def _reader(points: tuple[tuple[float, float], ...]) -> Callable[[float], float]:
     return lambda load: account.tau_s(points, load) if points else math.inf
-
-
-def take(policy: Policy, feed: Feed, battery: Battery, reading: Reading) -> tuple[Feed, Battery]:
-    """Enter a reading of one UPS into its feed and its account; the same feed if it makes no change."""
-    new = fusion.observe(policy, feed, reading)
-    if new is feed:
-        return feed, battery
-    told = new.reading or reading  # Merged, if the UPS has several sources.
-    draining, drained = fusion.is_draining(new), fusion.is_draining(feed)
-    if not drained:
-        # The short way leaves the account behind by some seconds; those were seconds on utility.
-        until_s = reading.at_s if feed.reading is None else feed.reading.at_s
-        battery = account.advance(policy, battery, until_s, draining=False)
-    return new, account.enter(policy, battery, new, told, draining=draining, drained=draining or drained)
-
-
-def enter(policy: Policy, state: State, reading: Reading) -> State | None:
-    """Enter a reading of the UPS, or of one of several; None if it makes no change."""
-    if not policy.feeds:
-        feed, battery = take(policy, state.feed, state.battery, reading)
-        return None if feed is state.feed else replace(state, feed=feed, battery=battery)
-    mine = policy_of(policy, reading.ups)
-    if mine is None:
-        return None
-    known = of(state, reading.ups) or _unheard(mine, reading.at_s)
-    feed, battery = take(mine.policy, known.feed, known.battery, reading)
-    if feed is known.feed:
-        return None
-    upses = _with(state.upses, replace(known, feed=feed, battery=battery))
-    return compose(policy, state, upses, reading.at_s, feed)
-
-
-def lose(policy: Policy, state: State, failure: SourceFailed) -> State | None:
-    """Enter that a source is lost; None if this is not new."""
-    if not policy.feeds:
-        feed = fusion.lose(policy, state.feed, failure)
-        return None if feed is state.feed else replace(state, feed=feed)
-    mine = policy_of(policy, failure.ups)
-    if mine is None:
-        return None
-    known = of(state, failure.ups) or _unheard(mine, failure.at_s)
-    feed = fusion.lose(mine.policy, known.feed, failure)
-    if feed is known.feed:
-        return None
-    upses = _with(state.upses, replace(known, feed=feed))
-    return compose(policy, state, upses, failure.at_s, None)
-
-
-def presume(policy: Policy, state: State, now_s: float) -> State:
-    """Presume battery of what fell silent with this host's own network; the same state if none did."""
-    if policy.feeds:
-        return compose(policy, state, state.upses, now_s, None) if state.upses else state
-    feed = silence.on_battery(state.gone, state.feed)
-    if feed is state.feed:
-        return state
-    return replace(state, feed=feed, battery=account.advance(policy, state.battery, feed.since_s, draining=False))
-
-
-def lost_since_s(state: State, reading: Reading) -> float | None:
-    """Since when the source of this reading had been lost before it; None where it answered."""
-    known = of(state, reading.ups) if state.upses else None
-    return fusion.lost_since_s(state.feed if known is None else known.feed, reading.source)
-
-
-def advance(policy: Policy, state: State, now_s: float) -> State:
-    """Bring the account up to `now_s` without a reading, on battery."""
-    if not policy.feeds:
-        return replace(state, battery=account.advance(policy, state.battery, now_s, draining=True))
-    return compose(policy, state, state.upses, now_s, None)
-
-
-def adopt(policy: Policy, state: State, now_s: float) -> State:
-    """Fit a stored state to the feeds of the settings: one may have become several, or several one."""
-    if not policy.feeds:
-        if not state.upses:
-            return state
-        mine = of(state, policy.ups)
-        kept = (Feed(since_s=now_s), Battery(at_s=now_s, health=policy.health))
-        feed, battery = kept if mine is None else (mine.feed, mine.battery)
-        return replace(state, upses=(), feed=feed, battery=battery)
-    upses = tuple(each for each in state.upses if policy_of(policy, each.ups) is not None)
-    heard = None if state.feed.reading is None else policy_of(policy, state.feed.reading.ups)
-    if not state.upses and heard is not None:
-        upses = (Supplied(ups=heard.policy.ups, feed=state.feed, battery=state.battery),)
-    return compose(policy, state, upses, now_s, None)
-
-
-def with_battery(
-    policy: Policy, state: State, ups: str, change: Callable[[Policy, Battery], Battery], now_s: float
-) -> State:
-    """Change what is known of the battery of one UPS, or with ups "" of every one."""
-    if not policy.feeds:
-        return replace(state, battery=change(policy, state.battery))
-    changed = []
-    for each in state.upses:
-        mine = policy_of(policy, each.ups)
-        named = mine is not None and ups in ("", each.ups)
-        changed.append(replace(each, battery=change(mine.policy, each.battery)) if mine and named else each)
-    return compose(policy, state, tuple(changed), now_s, None)
-
-
-def rebooted(
-    policy: Policy, state: State, upses: tuple[Supplied, ...], carried: Callable[[Policy, Feed, Battery], Battery]
-) -> State:
-    """Return the state of the next boot with every UPS in it: no feed yet, and its battery as `carried` over."""
-    if not policy.feeds:
-        return state
-    at_s = state.feed.since_s
-    again = tuple(_again(each, at_s, carried(_own(policy, each.ups), each.feed, each.battery)) for each in upses)
-    return compose(policy, state, again, at_s, None)
-
-
-def _own(policy: Policy, ups: str) -> Policy:
-    mine = policy_of(policy, ups)
-    return policy if mine is None else mine.policy
-
-
-def _again(each: Supplied, at_s: float, battery: Battery) -> Supplied:
-    return Supplied(ups=each.ups, feed=Feed(since_s=at_s, utility_seen=each.feed.utility_seen), battery=battery)
-
-
-def of(state: State, ups: str) -> Supplied | None:
-    """What is known of one UPS; None where it has not been heard of, or is the only one."""
-    return next((each for each in state.upses if each.ups == ups), None)
-
-
-def each_alone(policy: Policy, state: State) -> list[tuple[Policy, State]]:
-    """Return every UPS as if it were the only one, with its own policy; one pair where it is."""
-    if not policy.feeds:
-        return [(policy, state)]
-    known = [(mine, of(state, mine.policy.ups)) for mine in policy.feeds]
-    return [
-        (mine.policy, replace(state, feed=each.feed, battery=each.battery, upses=()))
-        for mine, each in known
-        if each is not None
-    ]
-
-
-def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float) -> bool:
-    """Say whether the host would have the power supplies that it needs, by news of utility or authenticated reports.
-
-    A lone source that can be forged is denied by any other one that says utility, for as long as the battery lasts by
-    what it cannot forge: it alone must not power the host off. stop_s: what the stop needs.
-    """
-    if not policy.feeds:
-        return _contradicts(policy, state.feed, state.battery, now_s, stop_s)
-    supplies = 0
-    for mine in policy.feeds:
-        each = of(state, mine.policy.ups)
-        if each is None:
-            continue
-        carries = word_of(state.upses, each) is Supply.UTILITY
-        if carries or _contradicts(mine.policy, each.feed, each.battery, now_s, stop_s):
-            supplies += mine.supplies
-    return supplies >= policy.minimum_supplies
-
-
-def _contradicts(policy: Policy, feed: Feed, battery: Battery, now_s: float, stop_s: float) -> bool:
-    if fusion.contradicts_commit(policy, feed, now_s):
-        return True
-    denial = fusion.denied_by(policy, feed, now_s)
-    return denial is not None and outlasts(policy, battery, denial, now_s - feed.since_s, stop_s)
-
-
-def told_again(policy: Policy, state: State, now_s: float) -> bool:
-    """Say whether a second reading of the same UPS says battery as well as the newest."""
-    if not policy.feeds:
-        return fusion.told_again(policy, state.feed, now_s)
-    pairs = [(mine, of(state, mine.policy.ups)) for mine in policy.feeds]
-    return any(
-        each is not None and each.feed.supply is Supply.BATTERY and fusion.told_again(mine.policy, each.feed, now_s)
-        for mine, each in pairs
-    )
-
-
-def redundancy_lost(state: State) -> str:
-    """Name the feeds without which the host still has what it needs, and that do not carry it; "" where none."""
-    if state.feed.supply is not Supply.UTILITY:
-        return ""
-    gone = [
-        each
-        for each in state.upses
-        if silence.lives(each) or (word_of(state.upses, each) is not Supply.UTILITY and _is_known(each))
-    ]
-    return ", ".join(f"{each.ups} ({_why(state.upses, each)})" for each in gone)
-
-
-# --- One feed -----------------------------------------------------------------------------------------------------
-
-
-def _is_known(each: Supplied) -> bool:
-    """Say whether it has reported, or is known not to answer: before that, it is not missing."""
-    return each.feed.reading is not None or each.feed.lost_since_s is not None
-
-
-def _unheard(mine: FeedPolicy, at_s: float) -> Supplied:
-    battery = Battery(at_s=at_s, health=mine.policy.health)
-    return Supplied(ups=mine.policy.ups, feed=Feed(since_s=at_s), battery=battery)
-
-
-def _with(upses: tuple[Supplied, ...], new: Supplied) -> tuple[Supplied, ...]:
-    if all(each.ups != new.ups for each in upses):
-        return (*upses, new)
-    return tuple(new if each.ups == new.ups else each for each in upses)
-
-
-def _why(upses: tuple[Supplied, ...], each: Supplied) -> str:
-    if silence.lives(each):
-        return "silent; it has carried its part for longer than a battery lasts"
-    if word_of(upses, each) is Supply.BATTERY:
-        return "silent since the power or the network failed" if each.presumed else "on battery"
-    reading = each.feed.reading
-    return "silent" if reading is None or each.feed.lost_since_s is not None else str(reading.output_source)
 
 
 # --- How long several batteries last together (docs/decisions/0055) --------------------------------------------
