@@ -1,4 +1,4 @@
-"""The only interface of status, metrics, HTTP and the admin socket to a running daemon."""
+"""The only interface of status, metrics, HTTP and the admin socket to a running daemon, and the views that it keeps."""
 
 from bisect import bisect_left
 from collections.abc import Mapping, Sequence
