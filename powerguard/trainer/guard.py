@@ -402,14 +402,17 @@ class Guard:
 
         Before the first step, on every rank. From whichever tier has the newest; one that does not verify is set aside,
         and the same one from the next tier taken, or the one before. step: roll back to this step: no other will do,
-        and checkpoints of higher steps are set aside at the first save. Raises StoreError when what lies there is
-        another job's or cannot be read, or step has no checkpoint, and what `state.load` raises.
+        and checkpoints of higher steps are set aside at the first save. A training that is rolled back in its run waits
+        for what is being written. Raises StoreError when what lies there is another job's or cannot be read, or step
+        has no checkpoint, and what `state.load` raises.
         """
         step = None if step is None else whole(step)
         if self._is_new_or_rolled_back:
             msg = "restore(): training was said to begin elsewhere (leave out new_run, restored and start_from)"
             raise StoreError(msg)
         self._has_begun = True
+        with self.requests.lock:
+            self._writer.clear()
         if isinstance(self._checkpointer, StoreCheckpointer):
             with closing(self._ranks.clone()) as ranks:
                 restored = self._checkpointer.restore(ranks, self._remote, step)

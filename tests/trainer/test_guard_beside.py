@@ -206,6 +206,34 @@ def test_what_a_save_cost_is_told(job: Job) -> None:
     assert TrainerStatus.parse(job.requests.status().to_json()) == job.requests.status()
 
 
+def test_a_training_that_is_rolled_back_in_mid_write_reads_into_no_memory_that_is_written(job: Job) -> None:
+    """Else the older state would be durable under the newer step, with digests that are right."""
+    older = job.guard.save(job.step()).step
+    newer = periodic(job)
+    threading.Timer(0.2, job.disk.gate.set).start()
+    assert job.guard.restore(step=older) == job.state.step == older
+    assert job.steps_on_disk() == [newer, older]
+    assert job.guard.save(job.step()).step == older + 1
+    assert job.steps_on_disk() == [older + 1, older], "what was left behind is set aside"
+
+
+def test_what_a_failed_write_left_in_memory_is_forgotten_when_training_is_rolled_back(job: Job) -> None:
+    """An emergency that finds no newer state would write the restored one under that step."""
+    job.requests.pace.written(SIZE, 1.0)
+    older = job.guard.save(job.step()).step
+    job.disk.is_full = True
+    job.now_s += 400
+    job.step()
+    job.until(lambda: job.requests.pace.totals.failed == 1)
+    job.disk.is_full = False
+    job.guard.restore(step=older)
+    job.trigger("e", "continue", 1.0)
+    time.sleep(0.7)
+    assert job.of("e").phase is Phase.WAITING_STEP
+    assert job.step() == job.ended("e").step == older + 1
+    assert job.steps_on_disk() == [older + 1, older]
+
+
 def test_one_that_is_due_during_a_write_waits_for_its_turn(job: Job) -> None:
     periodic(job)
     job.now_s += 400

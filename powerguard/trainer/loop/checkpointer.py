@@ -537,17 +537,19 @@ class StoreCheckpointer:
         if remote is not None:
             tiers.append(tier_of(remote, self._store.job))
         self._restores += 1
-        key = f"resume/{self._restores}"
-        chosen = choose(tiers, ranks, job=self._store.job, step=step, into=self._held[0].snapshot, key=key)
-        self.corrupt()  # those are in what is returned
-        if chosen is None:
-            self._store.warn_of_none()
-            return None
-        self._see(chosen.newest_ms)
-        if chosen.local:
-            self._store.trust(chosen.found)  # neither retention nor the scrub need read it again now
-        self._held[0].snapshot.register(whole=True)  # a GPU loads from registered memory seven times as fast
-        self._state.load(chosen.items)
+        key, held = f"resume/{self._restores}", self._held[0]
+        with held.lock:
+            held.layout = None
+            chosen = choose(tiers, ranks, job=self._store.job, step=step, into=held.snapshot, key=key)
+            self.corrupt()  # those are in what is returned
+            if chosen is None:
+                self._store.warn_of_none()
+                return None
+            self._see(chosen.newest_ms)
+            if chosen.local:
+                self._store.trust(chosen.found)  # neither retention nor the scrub need read it again now
+            held.snapshot.register(whole=True)  # a GPU loads from registered memory seven times as fast
+            self._state.load(chosen.items)
         return chosen.found.saved(), len(chosen.refused) + bool(chosen.repaired)
 
     def keep_as(self, saved: SavedCheckpoint, name: str) -> None:

@@ -204,6 +204,11 @@ class Writer:
         taken = {write.taken.slot for write in self._queue if write.needs_snapshot}
         return [slot for slot in range(self._checkpointer.snapshots) if slot not in taken]
 
+    def clear(self) -> None:
+        """Wait until all is written, and forget what is in memory: training is rolled back, and reads into it."""
+        self._requests.changed.wait_for(lambda: not self.busy)
+        self._fresh = self._requests.snapshot_step = None
+
     def keep(self, taken: Taken) -> None:
         """Hold a state in memory, to be written when an emergency finds no newer one."""
         self._fresh = taken
