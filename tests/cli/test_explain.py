@@ -31,6 +31,7 @@ from tests.cli.test_commands import powerguard
 from tests.daemon.looped import World, until
 from tests.golden import FIGURES, Golden
 
+pytestmark = pytest.mark.xdist_group("explain")  # one process makes the journals, for all
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
 URL = "http://operator:hunter2@trainer.example:8080/api"
 """What a trainer's failure might tell; it must not leave the host."""
