@@ -1,6 +1,9 @@
 """What a training starts from: the newest checkpoint that all ranks can read, whatever became of the tiers."""
 
 import shutil
+import sys
+import threading
+import traceback
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
@@ -14,11 +17,13 @@ from powerguard.trainer.store.folders import Found, SavedCheckpoint
 from powerguard.trainer.store.items import Parts
 from powerguard.trainer.store.manifest import MANIFEST, Manifest, Shard, StoreError
 from powerguard.trainer.store.resume import Chosen, LocalTier, ResumeError, choose
+from powerguard.trainer.store.shards import ShardReader, Snapshot
 from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers import PathTier, Remote
 from powerguard.trainer.tiers.base import SET_ASIDE, Kind, Source, Tier, TierError
 from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOrder
 from tests.trainer.checkpoints import break_description
+from tests.trainer.test_guard_interrupts import interrupted
 from tests.trainer.tiers.rig import CHUNK, flip, save, state
 
 
@@ -349,6 +354,40 @@ def test_a_rank_that_never_comes_is_named(root: Path) -> None:
     save(root, 7, ranks=2, mib=9)
     with Store(root, job="llm", ranks=2, slots=0) as store, pytest.raises(ResumeError, match="rank 1 did not report"):
         choose([LocalTier(store)], MemoryRanks(Memory(), 0, 2), job="llm", look_s=0.2)
+
+
+def test_what_a_disk_held_up_comes_into_no_memory_that_is_used_again(root: Path) -> None:
+    """Ctrl-C in a restore whose disk hangs, and training goes on, as in a notebook."""
+    save(root, 7, mib=9)
+    hangs, let_go, ended = threading.Event(), threading.Event(), threading.Event()
+
+    class Hanging(ShardReader):
+        def read_chunk(self, index: int, target: memoryview) -> None:
+            if threading.current_thread() is threading.main_thread():
+                assert hangs.wait(60)
+                super().read_chunk(index, target)
+                return
+            hangs.set()
+            assert let_go.wait(60)
+            target[:] = b"\xaa" * len(target)
+            ended.set()
+
+    class HangingTier(LocalTier):
+        def open_shard(self, found: Found, shard: Shard) -> Source:
+            return Hanging(Path(found.path), shard)
+
+    def is_joining() -> bool:
+        frame = sys._current_frames()[threading.main_thread().ident or 0]
+        return hangs.is_set() and "join" in [each.name for each in traceback.extract_stack(frame)]
+
+    with Store(root, job="llm", slots=0) as store, Snapshot() as snapshot:
+        with interrupted(is_joining):
+            choose([HangingTier(store)], Alone(), job="llm", into=snapshot)
+        snapshot.reserve(10 << 20)
+        snapshot.buffer[:] = bytes(snapshot.size_bytes)
+        let_go.set()
+        assert ended.wait(60)
+        assert snapshot.buffer == bytes(snapshot.size_bytes)
 
 
 @pytest.mark.parametrize("broken", [0, 1])

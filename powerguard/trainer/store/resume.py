@@ -409,7 +409,11 @@ class _Load:
                     _log.info("checkpoint_read bytes=%d of=%d", done, shard.size_bytes)
 
         threads = READERS if isinstance(self._sources[0][0], LocalTier) else _CONNECTIONS
-        over_chunks(shard.size_bytes, shard.chunk_bytes, read, threads=threads)
+        try:
+            over_chunks(shard.size_bytes, shard.chunk_bytes, read, threads=threads)
+        except BaseException:
+            self._memory.close()  # after Ctrl-C, a thread that a disk holds up may fill its part at any time
+            raise
         return items_in(buffer, shard)
 
     def _read(self, index: int, target: memoryview) -> None:
