@@ -5,7 +5,7 @@ import json
 from powerguard.core.decide import conditions
 from powerguard.core.decide.machine import WRONG
 from powerguard.core.decide.transitions import TABLE
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import budget
 from powerguard.core.model.actions import (
     ArmWay,
     Conduct,
@@ -46,7 +46,7 @@ _MOVES = {(phase_name(old), cause.value, phase_name(new)) for (old, cause), new 
 def check_step(policy: Policy, before: State, event: Event, answer: Step) -> None:
     """Ask every invariant of one step."""
     old, new = before.phase, answer.state.phase
-    ordered_off = sums.power_off_at_s(answer.state.feed) is not None
+    ordered_off = budget.power_off_at_s(answer.state.feed) is not None
     if isinstance(event, Reading) and answer.state.feed.suspect and isinstance(old, Online) and not ordered_off:
         kinds = {type(action) for action in answer.actions}
         guarded = before.guarded_since_s is not None
@@ -167,14 +167,14 @@ def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -
     assert not phase.outage.aborted_by, "an aborted outage does not power off"
     assert phase.boot_id == policy.boot_id
     assert reading is not None
-    if sums.power_off_at_s(state.feed) is not None:
+    if budget.power_off_at_s(state.feed) is not None:
         return
     assert reading.output_source not in _ON_UTILITY, "never shut down while the newest reading says utility"
     assert state.feed.supply is Supply.BATTERY
     if state.battery.left is not None:
         now = conditions.outage_budget(policy, state, phase.latched_s)
         assert now.reff_s is not None
-        full_s = sums.stop_s(policy, Grade.FULL) + sums.shed_s(policy)
+        full_s = budget.stop_s(policy, Grade.FULL) + budget.shed_s(policy)
         assert now.reff_s <= full_s + 1e-6, "a host whose battery still lasts is not powered off"
 
 

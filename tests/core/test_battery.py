@@ -6,8 +6,8 @@ import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from powerguard.core.energy import battery as learning
-from powerguard.core.energy.battery import YEAR_S
+from powerguard.core.energy import learning
+from powerguard.core.energy.learning import YEAR_S
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import BatteryModel, Discharge, Health, Policy, Recharge, TauPoint
 

@@ -4,8 +4,7 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.core.energy import budget as sums
-from powerguard.core.energy import needs
+from powerguard.core.energy import budget, needs
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.policy import Drop, Learned, Policy
 from powerguard.core.model.state import Battery, CheckpointInFlight, Feed, Supply, Trainer
@@ -27,15 +26,15 @@ def near(value: float) -> object:
     [(1.0, 0.8), (0.75, 0.6), (0.5, 0.4), (0.4, 0.3), (0.1, 0.0), (0.05, 0.0), (0.0, 0.0)],
 )
 def test_usable(left: float, dared: float) -> None:
-    assert sums.usable(POLICY, left) == pytest.approx(dared, abs=1e-12)
+    assert budget.usable(POLICY, left) == pytest.approx(dared, abs=1e-12)
 
 
 @pytest.mark.parametrize("needed", [0.001, 0.1, 0.3, 0.4, 0.5, 0.8])
 def test_energy_for_is_the_inverse_of_usable(needed: float) -> None:
-    assert sums.usable(POLICY, sums.energy_for(POLICY, needed)) == near(needed)
-    assert sums.energy_for(POLICY, 0.4) == near(0.5)
-    assert sums.energy_for(POLICY, 0.1) == near(0.2)
-    assert sums.energy_for(POLICY, 0.8) == near(1.0)
+    assert budget.usable(POLICY, budget.energy_for(POLICY, needed)) == near(needed)
+    assert budget.energy_for(POLICY, 0.4) == near(0.5)
+    assert budget.energy_for(POLICY, 0.1) == near(0.2)
+    assert budget.energy_for(POLICY, 0.8) == near(1.0)
 
 
 # --- needs --------------------------------------------------------------------------------------------------------
@@ -57,17 +56,17 @@ def test_energy_for_is_the_inverse_of_usable(needed: float) -> None:
 )
 def test_stop_s(changes: dict[str, float], full: float, short: float, bare: float) -> None:
     policy = replace(POLICY, **changes)
-    assert [sums.stop_s(policy, grade) for grade in Grade] == [full, short, bare]
+    assert [budget.stop_s(policy, grade) for grade in Grade] == [full, short, bare]
 
 
 def test_stop_s_with_less_reserve() -> None:
     """A reserve that is asked for is never more than the settings', and short never takes more than its 20 s."""
-    assert sums.stop_s(POLICY, Grade.FULL, reserve_s=20.0) == 130.0
-    assert sums.stop_s(POLICY, Grade.FULL, reserve_s=0.0) == 110.0
-    assert sums.stop_s(POLICY, Grade.FULL, reserve_s=500.0) == 170.0
-    assert sums.stop_s(POLICY, Grade.SHORT, reserve_s=20.0) == 65.0
-    assert sums.stop_s(POLICY, Grade.SHORT, reserve_s=5.0) == 50.0
-    assert sums.stop_s(POLICY, Grade.BARE, reserve_s=0.0) == 10.0
+    assert budget.stop_s(POLICY, Grade.FULL, reserve_s=20.0) == 130.0
+    assert budget.stop_s(POLICY, Grade.FULL, reserve_s=0.0) == 110.0
+    assert budget.stop_s(POLICY, Grade.FULL, reserve_s=500.0) == 170.0
+    assert budget.stop_s(POLICY, Grade.SHORT, reserve_s=20.0) == 65.0
+    assert budget.stop_s(POLICY, Grade.SHORT, reserve_s=5.0) == 50.0
+    assert budget.stop_s(POLICY, Grade.BARE, reserve_s=0.0) == 10.0
 
 
 @pytest.mark.parametrize(
@@ -81,7 +80,7 @@ def test_stop_s_with_less_reserve() -> None:
 )
 def test_force_after_s_is_the_stop_term(changes: dict[str, float], full: float, short: float, bare: float) -> None:
     policy = replace(POLICY, **changes)
-    assert [sums.force_after_s(policy, grade) for grade in Grade] == [full, short, bare]
+    assert [budget.force_after_s(policy, grade) for grade in Grade] == [full, short, bare]
 
 
 def _trainer(name: str, need_s: float, disk: str, **changes: object) -> Trainer:
@@ -90,12 +89,12 @@ def _trainer(name: str, need_s: float, disk: str, **changes: object) -> Trainer:
 
 def test_checkpoints_add_up_on_a_disk_and_run_side_by_side_on_several() -> None:
     a, b, c = _trainer("a", 20.0, "x"), _trainer("b", 30.0, "x"), _trainer("c", 45.0, "y")
-    assert sums.checkpoint_s((), 0.0) == 0.0
-    assert sums.checkpoint_s((a, b), 0.0) == 50.0
-    assert sums.checkpoint_s((a, b, c), 0.0) == 50.0
-    assert sums.checkpoint_s((a, c), 0.0) == 45.0
+    assert budget.checkpoint_s((), 0.0) == 0.0
+    assert budget.checkpoint_s((a, b), 0.0) == 50.0
+    assert budget.checkpoint_s((a, b, c), 0.0) == 50.0
+    assert budget.checkpoint_s((a, c), 0.0) == 45.0
     for done in ({"alive": False}, {"durable": True}, {"failed": "disk full"}):
-        assert sums.checkpoint_s((a, replace(b, **done), c), 0.0) == 45.0  # type: ignore[arg-type]
+        assert budget.checkpoint_s((a, replace(b, **done), c), 0.0) == 45.0  # type: ignore[arg-type]
 
 
 def flight(eta_at_s: float | None = None, *, copied: bool = False) -> CheckpointInFlight:
@@ -116,7 +115,7 @@ def flight(eta_at_s: float | None = None, *, copied: bool = False) -> Checkpoint
 )
 def test_of_a_checkpoint_in_flight_only_the_rest_counts(changes: dict[str, object], rest: float) -> None:
     flying = _trainer("a", 20.0, "x", in_flight=flight(), ordered_at_s=96.0, told_pause=True)
-    assert sums.checkpoint_s((replace(flying, **changes),), 100.0) == rest  # type: ignore[arg-type]
+    assert budget.checkpoint_s((replace(flying, **changes),), 100.0) == rest  # type: ignore[arg-type]
 
 
 @pytest.mark.parametrize(
@@ -133,9 +132,9 @@ def test_of_a_checkpoint_in_flight_only_the_rest_counts(changes: dict[str, objec
 def test_paused_load(changes: dict[str, object], load: float) -> None:
     """60 % of now where somebody alive still has to pause or exit; now itself where nobody does."""
     trainer = _trainer("a", 20.0, "", **changes)
-    assert sums.paused_load(POLICY, (trainer,), 0.75) == near(load)
-    assert sums.paused_load(POLICY, (), 0.75) == 0.75
-    assert sums.paused_load(POLICY, (_trainer("b", 1.0, "", conduct=Conduct.CONTINUE), trainer), 0.75) == near(load)
+    assert budget.paused_load(POLICY, (trainer,), 0.75) == near(load)
+    assert budget.paused_load(POLICY, (), 0.75) == 0.75
+    assert budget.paused_load(POLICY, (_trainer("b", 1.0, "", conduct=Conduct.CONTINUE), trainer), 0.75) == near(load)
 
 
 @pytest.mark.parametrize(
@@ -157,7 +156,7 @@ def test_paused_load_by_what_pauses_have_shown(drops: list[tuple[float, float] |
         trainers.append(_trainer(f"t{place}", 20.0, ""))
         if drop is not None:
             learned = needs.with_drop(learned, f"t{place}", Drop(before=drop[0], after=drop[1], at_s=0.0))
-    assert sums.paused_load(POLICY, tuple(trainers), 0.75, learned) == near(load)
+    assert budget.paused_load(POLICY, tuple(trainers), 0.75, learned) == near(load)
 
 
 # --- grades -------------------------------------------------------------------------------------------------------
@@ -169,9 +168,9 @@ def test_paused_load_by_what_pauses_have_shown(drops: list[tuple[float, float] |
     [(55.0, Grade.FULL), (55.001, Grade.SHORT), (160.0, Grade.SHORT), (160.001, Grade.BARE), (5000.0, Grade.BARE)],
 )
 def test_choose_grade_at_its_edges(checkpoint: float, grade: Grade) -> None:
-    chosen = sums.choose_grade(POLICY, left=0.75, tau_paused_s=500.0, checkpoint=checkpoint)
+    chosen = budget.choose_grade(POLICY, left=0.75, tau_paused_s=500.0, checkpoint=checkpoint)
     assert chosen is grade
-    fit = sums.fits(POLICY, left=0.75, tau_paused_s=500.0, checkpoint=checkpoint, grade=chosen)
+    fit = budget.fits(POLICY, left=0.75, tau_paused_s=500.0, checkpoint=checkpoint, grade=chosen)
     assert fit is (checkpoint < 5000.0)
 
 
@@ -179,19 +178,19 @@ def test_what_needs_exactly_three_quarters_fits() -> None:
     """Without a margin the sums are exact: 10 s and 170 s are three quarters of half of 480 s."""
     bold = replace(POLICY, margin=0.0, floor=0.0)
     for left, fit in ((0.5, True), (0.4999, False)):
-        assert sums.fits(bold, left=left, tau_paused_s=480.0, checkpoint=10.0, grade=Grade.FULL) is fit
+        assert budget.fits(bold, left=left, tau_paused_s=480.0, checkpoint=10.0, grade=Grade.FULL) is fit
     bold = replace(bold, runtime_table=((0.5, 960.0), (1.0, 480.0)))
     goes_on = (_trainer("t", 10.0, "", conduct=Conduct.CONTINUE),)
     for left, fit in ((0.5, True), (0.4999, False)):
         battery = Battery(at_s=100.0, used=0.0, left=left, load=1.0)
-        assert sums.budget(bold, battery, ON, goes_on, 100.0, grade=Grade.FULL).fits is fit
+        assert budget.compute(bold, battery, ON, goes_on, 100.0, grade=Grade.FULL).fits is fit
 
 
 def test_a_grade_is_never_better_than_allowed() -> None:
     for at_most, chosen in ((Grade.FULL, Grade.FULL), (Grade.SHORT, Grade.SHORT), (Grade.BARE, Grade.BARE)):
-        assert sums.choose_grade(POLICY, left=1.0, tau_paused_s=9000.0, checkpoint=0.0, at_most=at_most) is chosen
-        assert sums.grade_within(POLICY, 9000.0, at_most=at_most) is chosen
-        assert sums.grade_within(POLICY, None, at_most=at_most) is at_most
+        assert budget.choose_grade(POLICY, left=1.0, tau_paused_s=9000.0, checkpoint=0.0, at_most=at_most) is chosen
+        assert budget.grade_within(POLICY, 9000.0, at_most=at_most) is chosen
+        assert budget.grade_within(POLICY, None, at_most=at_most) is at_most
 
 
 @pytest.mark.parametrize(
@@ -200,7 +199,7 @@ def test_a_grade_is_never_better_than_allowed() -> None:
 )
 def test_grade_within(reff_s: float, grade: Grade) -> None:
     """At the latch no reserve is asked for any more: the stop itself must end in time."""
-    assert sums.grade_within(POLICY, reff_s, at_most=Grade.FULL) is grade
+    assert budget.grade_within(POLICY, reff_s, at_most=Grade.FULL) is grade
 
 
 # --- the whole ----------------------------------------------------------------------------------------------------
@@ -212,7 +211,7 @@ LLM = (_trainer("llm", 20.0, ""),)
 
 def test_budget_by_hand() -> None:
     """0.75 left, 0.6 dared; 360 s at 75 %, 270/0.45 = 540*0.54/0.49 s at the paused 45 %."""
-    now = sums.budget(POLICY, FULL, ON, LLM, 100.0)
+    now = budget.compute(POLICY, FULL, ON, LLM, 100.0)
     tau_paused_s = 540.0 * 0.54 / 0.49
     assert (now.now_s, now.load, now.load_now, now.load_paused) == (100.0, 0.75, 0.75, near(0.45))
     assert (now.tau_now_s, now.tau_paused_s) == (360.0, near(tau_paused_s))
@@ -226,15 +225,15 @@ def test_budget_by_hand() -> None:
 
 def test_budget_is_dead_reckoned_on_battery_only() -> None:
     """36 s at 75 % are a tenth of the battery; on utility, and for an older moment, nothing goes."""
-    assert sums.budget(POLICY, FULL, ON, LLM, 136.0).left == near(0.65)
-    assert sums.budget(POLICY, FULL, ON, LLM, 136.0).used == near(0.1)
-    assert sums.budget(POLICY, FULL, replace(ON, supply=Supply.UTILITY), LLM, 136.0).left == 0.75
-    assert sums.budget(POLICY, FULL, ON, LLM, 50.0).left == 0.75
+    assert budget.compute(POLICY, FULL, ON, LLM, 136.0).left == near(0.65)
+    assert budget.compute(POLICY, FULL, ON, LLM, 136.0).used == near(0.1)
+    assert budget.compute(POLICY, FULL, replace(ON, supply=Supply.UTILITY), LLM, 136.0).left == 0.75
+    assert budget.compute(POLICY, FULL, ON, LLM, 50.0).left == 0.75
 
 
 def test_budget_while_the_load_settles() -> None:
     """In the commit test the predicted load counts; the load of now is told beside it."""
-    now = sums.budget(POLICY, FULL, ON, LLM, 100.0, settled_load=0.5)
+    now = budget.compute(POLICY, FULL, ON, LLM, 100.0, settled_load=0.5)
     assert (now.load, now.load_now, now.load_paused) == (0.5, 0.75, 0.5)
     assert (now.reff_s, now.reff_now_s, now.reff_paused_s) == (near(324.0), near(216.0), near(324.0))
 
@@ -242,16 +241,16 @@ def test_budget_while_the_load_settles() -> None:
 def test_budget_before_a_cut() -> None:
     """A cut in 100 s leaves 70 s to everything but a bare stop, which needs no guard."""
     feed = replace(ON, countdown_at_s=200.0, fsd_at_s=230.0)
-    assert sums.power_off_at_s(feed) == 200.0
-    assert sums.power_off_at_s(replace(feed, countdown_at_s=None)) == 230.0
-    assert sums.power_off_at_s(ON) is None
-    now = sums.budget(POLICY, FULL, feed, LLM, 100.0, grade=Grade.SHORT)
+    assert budget.power_off_at_s(feed) == 200.0
+    assert budget.power_off_at_s(replace(feed, countdown_at_s=None)) == 230.0
+    assert budget.power_off_at_s(ON) is None
+    now = budget.compute(POLICY, FULL, feed, LLM, 100.0, grade=Grade.SHORT)
     assert (now.cut_in_s, now.reff_now_s, now.reff_s, now.reff_paused_s) == (70.0, 70.0, 70.0, 70.0)
     assert (now.need_s, now.fits, now.slack_s) == (85.0, False, -15.0)
-    bare = sums.budget(POLICY, FULL, feed, LLM, 100.0, grade=Grade.BARE)
+    bare = budget.compute(POLICY, FULL, feed, LLM, 100.0, grade=Grade.BARE)
     assert (bare.cut_in_s, bare.reff_s, bare.fits) == (100.0, 100.0, True)
-    assert sums.budget(POLICY, FULL, feed, LLM, 190.0, grade=Grade.SHORT).cut_in_s == 0.0
-    far = sums.budget(POLICY, FULL, replace(ON, countdown_at_s=9000.0), LLM, 100.0)
+    assert budget.compute(POLICY, FULL, feed, LLM, 190.0, grade=Grade.SHORT).cut_in_s == 0.0
+    far = budget.compute(POLICY, FULL, replace(ON, countdown_at_s=9000.0), LLM, 100.0)
     assert (far.reff_now_s, far.reff_s, far.cut_in_s) == (near(216.0), near(216.0), 8870.0)
     assert far.reff_paused_s == near(0.6 * 540.0 * 0.54 / 0.49)
 
@@ -259,19 +258,19 @@ def test_budget_before_a_cut() -> None:
 def test_budget_of_the_blind() -> None:
     """Neither runtime nor a table: nothing is told, nothing fits, and only a countdown is known."""
     blind = make_policy([])
-    now = sums.budget(blind, FULL, ON, LLM, 100.0)
+    now = budget.compute(blind, FULL, ON, LLM, 100.0)
     assert (now.tau_now_s, now.usable, now.reff_now_s, now.reff_s, now.reff_paused_s) == (None,) * 5
     assert (now.slack_s, now.fits, now.grade) == (None, False, Grade.FULL)
-    cut = sums.budget(blind, FULL, replace(ON, countdown_at_s=300.0), LLM, 100.0)
+    cut = budget.compute(blind, FULL, replace(ON, countdown_at_s=300.0), LLM, 100.0)
     assert (cut.reff_now_s, cut.reff_s, cut.reff_paused_s, cut.fits) == (170.0, 170.0, 170.0, False)
-    assert sums.grade_left(blind, replace(now, grade=Grade.SHORT)) is Grade.SHORT, "nothing is known that lowers it"
-    assert sums.grade_left(blind, replace(now, left=None)) is Grade.FULL
+    assert budget.grade_left(blind, replace(now, grade=Grade.SHORT)) is Grade.SHORT, "nothing is known that lowers it"
+    assert budget.grade_left(blind, replace(now, left=None)) is Grade.FULL
 
 
 def test_the_grade_is_that_of_a_full_battery_unless_it_is_given() -> None:
     """An emptier battery does not change what doctor says; the outage's own grade is taken as it is."""
     half = replace(FULL, left=0.3)
-    assert sums.budget(POLICY, half, ON, LLM, 100.0).grade is Grade.FULL
-    assert sums.budget(POLICY, half, ON, LLM, 100.0, grade=Grade.SHORT).grade is Grade.SHORT
+    assert budget.compute(POLICY, half, ON, LLM, 100.0).grade is Grade.FULL
+    assert budget.compute(POLICY, half, ON, LLM, 100.0, grade=Grade.SHORT).grade is Grade.SHORT
     small: Policy = make_policy(["table=50:54,75:36,100:24"])
-    assert sums.budget(small, FULL, ON, LLM, 100.0).grade is Grade.BARE
+    assert budget.compute(small, FULL, ON, LLM, 100.0).grade is Grade.BARE

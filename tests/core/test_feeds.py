@@ -8,8 +8,7 @@ import pytest
 
 from powerguard.core.comeback.recovery import Stored, reloaded, restore
 from powerguard.core.decide.machine import step
-from powerguard.core.energy import account
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed, Tick
 from powerguard.core.model.policy import FeedPolicy, Policy
 from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply
@@ -194,7 +193,7 @@ def test_one_that_would_be_overloaded_carries_nobody() -> None:
         ONE_OF_TWO, *calm, *(heavy(2.0 + n / 2, "ab"[n % 2], ("battery", "utility")[n % 2]) for n in range(6))
     )
     assert (state.feed.supply, feeds.redundancy_lost(state)) == (BATTERY, "")
-    now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), state.battery.at_s)
+    now = budget.compute(ONE_OF_TWO, state.battery, state.feed, (), state.battery.at_s)
     a = feeds.of(state, "a")
     assert a is not None
     assert now.reff_now_s == pytest.approx(alone(a.battery.left or 0.0, 0.6), rel=0.01)
@@ -227,7 +226,7 @@ def test_one_whose_output_is_off_is_not_there() -> None:
     state = after(ONE_OF_TWO, *CALM, *ALL_OUT, *off, *loaded[2:])
     b = feeds.of(state, "b")
     assert b is not None
-    now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), state.battery.at_s)
+    now = budget.compute(ONE_OF_TWO, state.battery, state.feed, (), state.battery.at_s)
     assert state.battery.load == b.battery.load == 0.9
     assert now.reff_now_s == pytest.approx(alone(b.battery.left or 0.0, 0.9), rel=0.01)
 
@@ -300,14 +299,14 @@ def lasting(made: Policy, *each: tuple[str, float, float, Supply]) -> float:
         for name, left, load, supply in each
     )
     state = feeds.advance(made, State(upses=upses), 0.0)
-    now = sums.budget(made, state.battery, state.feed, (), 0.0)
+    now = budget.compute(made, state.battery, state.feed, (), 0.0)
     assert now.reff_now_s is not None
     return now.reff_now_s
 
 
 def alone(left: float, load: float) -> float:
     """Return the effective runtime of one battery."""
-    return sums.usable(ALONE, left) * account.tau_s(ALONE.runtime_table, load)
+    return budget.usable(ALONE, left) * account.tau_s(ALONE.runtime_table, load)
 
 
 def test_a_lone_battery_lasts_as_long_among_feeds() -> None:
@@ -325,7 +324,7 @@ def test_two_equal_batteries_end_together() -> None:
 
 def test_the_load_of_the_first_that_ends_moves_to_the_rest() -> None:
     first_s = alone(0.5, 0.4)
-    rest = sums.usable(ALONE, 0.8) - first_s / account.tau_s(ALONE.runtime_table, 0.4)
+    rest = budget.usable(ALONE, 0.8) - first_s / account.tau_s(ALONE.runtime_table, 0.4)
     expected_s = first_s + rest * account.tau_s(ALONE.runtime_table, 0.8)
     told = (("a", 0.5, 0.4, BATTERY), ("b", 0.8, 0.4, BATTERY))
     assert lasting(ONE_OF_TWO, *told) == pytest.approx(expected_s)
@@ -342,7 +341,7 @@ def test_three_feeds_end_one_after_the_other() -> None:
     made = policy("feed=a", "feed=b", "feed=c")
     tau = ALONE.runtime_table
     one_s = alone(0.3, 0.3)
-    b, c = (sums.usable(ALONE, left) - one_s / account.tau_s(tau, 0.3) for left in (0.5, 0.9))
+    b, c = (budget.usable(ALONE, left) - one_s / account.tau_s(tau, 0.3) for left in (0.5, 0.9))
     two_s = b * account.tau_s(tau, 0.45)
     c -= two_s / account.tau_s(tau, 0.45)
     expected_s = one_s + two_s + c * account.tau_s(tau, 0.9)
@@ -368,7 +367,7 @@ def test_a_pause_lengthens_it_for_all() -> None:
     state = feeds.advance(ONE_OF_TWO, State(upses=upses), 0.0)
     points = account.table(ONE_OF_TWO, state.battery)
     assert [round(load / 0.8, 3) for load, _ in points] == [0.3, 0.45, 0.6, 0.8, 1.0, 1.25]
-    assert sums.usable(ONE_OF_TWO, 0.8) * account.tau_s(points, 0.48) == pytest.approx(alone(0.8, 0.48))
+    assert budget.usable(ONE_OF_TWO, 0.8) * account.tau_s(points, 0.48) == pytest.approx(alone(0.8, 0.48))
 
 
 def test_a_blind_one_counts_for_nothing_and_all_blind_is_blind() -> None:
@@ -379,7 +378,7 @@ def test_a_blind_one_counts_for_nothing_and_all_blind_is_blind() -> None:
         battery=Battery(used=0.0, left=0.8, load=0.4, health=1.0),
     )
     one = feeds.advance(ONE_OF_TWO, State(upses=(seen, blind)), 0.0)
-    now = sums.budget(ONE_OF_TWO, one.battery, one.feed, (), 0.0)
+    now = budget.compute(ONE_OF_TWO, one.battery, one.feed, (), 0.0)
     assert now.reff_now_s == pytest.approx(alone(0.8, 0.8)), "what it carries is there all the same"
     none = feeds.advance(ONE_OF_TWO, State(upses=(blind,)), 0.0)
     assert none.battery.left is None
@@ -387,7 +386,7 @@ def test_a_blind_one_counts_for_nothing_and_all_blind_is_blind() -> None:
 
 def test_an_empty_battery_leaves_nothing() -> None:
     state = after(ONE_OF_TWO, *CALM, *ALL_OUT, Tick(at_s=5000.0))
-    now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), 5000.0)
+    now = budget.compute(ONE_OF_TWO, state.battery, state.feed, (), 5000.0)
     assert (now.reff_now_s, state.battery.left) == (0.0, 0.0)
 
 
@@ -404,8 +403,8 @@ def test_a_cut_of_one_ups_ends_it_before_its_battery() -> None:
     )
     state = feeds.advance(made, State(upses=upses), 0.0)
     tau = ALONE.runtime_table
-    rest = sums.usable(ALONE, 0.8) - 50.0 / account.tau_s(tau, 0.4)
-    now = sums.budget(made, state.battery, state.feed, (), 0.0)
+    rest = budget.usable(ALONE, 0.8) - 50.0 / account.tau_s(tau, 0.4)
+    now = budget.compute(made, state.battery, state.feed, (), 0.0)
     assert now.reff_now_s == pytest.approx(50.0 + rest * account.tau_s(tau, 0.8))
 
 
@@ -476,5 +475,5 @@ def test_the_whole_is_finite_whatever_it_is_fed() -> None:
             says(1.25, "b", "battery", load_pct=None, runtime_s=0.0, on_battery_s=1.0),
             Tick(at_s=50.0),
         )
-        now = sums.budget(made, state.battery, state.feed, (), 51.0)
+        now = budget.compute(made, state.battery, state.feed, (), 51.0)
         assert now.reff_now_s is None or math.isfinite(now.reff_now_s)

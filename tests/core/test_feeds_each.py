@@ -5,8 +5,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.energy import account
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply
 from powerguard.core.supply import feeds
@@ -160,11 +159,11 @@ def test_the_last_endless_one_may_be_the_last_but_one() -> None:
 
 def test_a_load_that_nobody_tells_is_a_full_one_as_for_a_lone_battery() -> None:
     """Blind, a host whose batteries are nearly empty would be stopped as if there were time for an orderly stop."""
-    full_s = sums.usable(ONE_OF_TWO, 0.8) * 240.0
+    full_s = budget.usable(ONE_OF_TWO, 0.8) * 240.0
     for load in (None, 0.5):
         upses = (each("a", BATTERY, 0.8, load), each("b", BATTERY, 0.8))
         state = feeds.advance(ONE_OF_TWO, State(upses=upses), 0.0)
-        now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), 0.0)
+        now = budget.compute(ONE_OF_TWO, state.battery, state.feed, (), 0.0)
         assert now.reff_now_s == pytest.approx(full_s)
 
 
@@ -188,12 +187,12 @@ def test_an_empty_one_does_not_end_the_one_that_has_utility() -> None:
     """Overloaded in training, it carries the paused host for ever: that is no battery to power off for."""
     upses = (each("a", BATTERY, 0.0, 0.3), replace(each("b", UTILITY, 0.8, 0.3), overloaded=True))
     state = feeds.advance(ONE_OF_TWO, State(upses=upses), 0.0)
-    now = sums.budget(ONE_OF_TWO, state.battery, state.feed, (), 0.0)
+    now = budget.compute(ONE_OF_TWO, state.battery, state.feed, (), 0.0)
     assert (state.feed.supply, state.battery.left) == (BATTERY, 0.4)
     assert now.reff_now_s is not None
     assert now.reff_now_s >= ENDLESS_S
     both = feeds.advance(BOTH, State(upses=upses), 0.0)
-    now = sums.budget(BOTH, both.battery, both.feed, (), 0.0)
+    now = budget.compute(BOTH, both.battery, both.feed, (), 0.0)
     assert now.reff_now_s == pytest.approx(0.1), "where both are needed it is over"
 
 

@@ -7,8 +7,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.core.decide import conditions
-from powerguard.core.energy import account, own
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget, own
 from powerguard.core.model.actions import Conduct, Grade, StopTrainer, TerminateTrainer
 from powerguard.core.model.events import OutputSource, OwnLoad, OwnSource, Reading
 from powerguard.core.model.policy import Drop, FeedPolicy, Learned, Policy, Shared, Shed
@@ -77,7 +76,7 @@ def test_where_nothing_is_known_no_drop_is_counted_on() -> None:
     policy = replace(POLICY, rating_w=None, shared=Shared(own_w=1500.0))
     told = _own(policy, STATE)
     assert (told.source, told.load) == (OwnSource.UNKNOWN, 0.0)
-    assert sums.paused_load(policy, PAUSING, 0.8, own=told) == 0.8
+    assert budget.paused_load(policy, PAUSING, 0.8, own=told) == 0.8
 
 
 def test_a_rating_can_come_from_the_ups() -> None:
@@ -142,8 +141,8 @@ def test_an_older_reading_does_not_replace_a_newer_one() -> None:
 def test_only_this_hosts_part_of_the_load_falls() -> None:
     """Own 28 % of 80 %: 40 % of it go, and with ten hosts no pause brings the load to 60 %."""
     told = _own(replace(POLICY, shared=Shared(own_w=1400.0)), STATE)
-    assert sums.paused_load(POLICY, PAUSING, 0.8, own=told) == pytest.approx(0.8 - 0.4 * 0.28)
-    assert sums.paused_load(POLICY, PAUSING, 0.8) == pytest.approx(0.48)
+    assert budget.paused_load(POLICY, PAUSING, 0.8, own=told) == pytest.approx(0.8 - 0.4 * 0.28)
+    assert budget.paused_load(POLICY, PAUSING, 0.8) == pytest.approx(0.48)
 
 
 def test_a_drop_in_watts_is_used_in_watts() -> None:
@@ -151,20 +150,20 @@ def test_a_drop_in_watts_is_used_in_watts() -> None:
     drop = Drop(before=0.3, after=0.1, at_s=0.0, watts=1000.0)
     learned = Learned(pauses=(("llm", drop),))
     told = _own(replace(POLICY, shared=Shared(own_w=1500.0)), STATE)
-    assert sums.paused_load(POLICY, PAUSING, 0.8, learned, own=told) == pytest.approx(0.6)
+    assert budget.paused_load(POLICY, PAUSING, 0.8, learned, own=told) == pytest.approx(0.6)
     small = replace(told, load=0.15)
-    assert sums.paused_load(POLICY, PAUSING, 0.8, learned, own=small) == pytest.approx(0.8 - 0.15 * 2 / 3)
+    assert budget.paused_load(POLICY, PAUSING, 0.8, learned, own=small) == pytest.approx(0.8 - 0.15 * 2 / 3)
 
 
 def test_the_extra_reserve_of_a_tier() -> None:
     """One stop for each tier above, or what the settings say; the most important tier has none."""
-    assert sums.shed_s(POLICY) == 0.0
+    assert budget.shed_s(POLICY) == 0.0
     low = replace(POLICY, shed=Shed(tier=0, highest=2))
-    assert sums.shed_s(low) == 220.0
-    assert sums.shed_s(replace(low, shared=Shared(hosts=3, longest_stop_s=60.0), ups_off_s=30.0)) == 180.0
-    assert sums.shed_s(replace(POLICY, shed=Shed(tier=2, highest=2))) == 0.0
-    assert sums.shed_s(replace(POLICY, shed=Shed(tier=5, highest=2))) == 0.0
-    assert sums.shed_s(replace(POLICY, shed=Shed(tier=2, highest=2, extra_s=45.0))) == 45.0
+    assert budget.shed_s(low) == 220.0
+    assert budget.shed_s(replace(low, shared=Shared(hosts=3, longest_stop_s=60.0), ups_off_s=30.0)) == 180.0
+    assert budget.shed_s(replace(POLICY, shed=Shed(tier=2, highest=2))) == 0.0
+    assert budget.shed_s(replace(POLICY, shed=Shed(tier=5, highest=2))) == 0.0
+    assert budget.shed_s(replace(POLICY, shed=Shed(tier=2, highest=2, extra_s=45.0))) == 45.0
 
 
 def _told(name: str) -> Told:
@@ -326,12 +325,12 @@ def test_a_pause_that_was_never_seen_is_presumed_from_the_gpus() -> None:
     for gpus_w, host_w, share in [(5520.0, 9000.0, 0.571), (350.0, 800.0, 0.694)]:
         part = _gpu_share(TRAINING, (1.0, gpus_w, "gpu"), policy=replace(ALONE, rating_w=host_w / 0.8))
         learned = Learned(gpu_share=part)
-        assert sums.paused_load(ALONE, PAUSING, 0.8, learned) == pytest.approx(0.8 * share, abs=0.001)
+        assert budget.paused_load(ALONE, PAUSING, 0.8, learned) == pytest.approx(0.8 * share, abs=0.001)
         told = replace(ALONE, paused_load_share=0.5, paused_is_set=True)
-        assert sums.paused_load(told, PAUSING, 0.8, learned) == pytest.approx(0.4)
+        assert budget.paused_load(told, PAUSING, 0.8, learned) == pytest.approx(0.4)
         seen = replace(learned, pauses=(("llm", Drop(before=0.8, after=0.3, at_s=0.0)),))
-        assert sums.paused_load(ALONE, PAUSING, 0.8, seen) == pytest.approx(0.3), "what was seen counts"
-    assert sums.paused_load(ALONE, PAUSING, 0.8, Learned()) == pytest.approx(0.48)
+        assert budget.paused_load(ALONE, PAUSING, 0.8, seen) == pytest.approx(0.3), "what was seen counts"
+    assert budget.paused_load(ALONE, PAUSING, 0.8, Learned()) == pytest.approx(0.48)
 
 
 def test_which_readings_give_the_gpus_part() -> None:

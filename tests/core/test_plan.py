@@ -5,8 +5,7 @@ from dataclasses import replace
 import pytest
 
 from powerguard.core.decide import conditions
-from powerguard.core.energy import account
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import Policy
@@ -66,7 +65,7 @@ def state(
 
 def seconds(reff_s: float) -> float:
     """Return the energy left at which the effective runtime is so many seconds."""
-    return sums.energy_for(POLICY, reff_s / 1000.0)
+    return budget.energy_for(POLICY, reff_s / 1000.0)
 
 
 def checkpoint(at: State, policy: object = POLICY) -> str:
@@ -96,7 +95,7 @@ def test_runtime_short_at_45_s(reff_s: float, because: str) -> None:
 def test_runtime_short_at_a_quarter_of_a_small_battery(reff_s: float, because: str) -> None:
     """0.25 * 0.75 * 100 s = 18.75 s."""
     small = replace(POLICY, runtime_table=((1.0, 100.0),), stop_q95_s=1.0, reserve_s=0.0)
-    assert checkpoint(state(sums.energy_for(small, reff_s / 100.0)), small) == because
+    assert checkpoint(state(budget.energy_for(small, reff_s / 100.0)), small) == because
 
 
 @pytest.mark.parametrize(
@@ -488,7 +487,7 @@ def test_a_checkpoint_on_its_way_makes_no_forecast_late(reff_s: float, *, waits:
 def test_the_forecast_of_a_small_battery_is_what_the_rule_says_then() -> None:
     """A quarter of 75 s, 18.75 s, is short for it: so many seconds of what is dared with, and no 45."""
     small = replace(POLICY, runtime_table=((1.0, 100.0),), stop_q95_s=1.0, reserve_s=0.0)
-    floor = sums.energy_for(small, 0.1875)
+    floor = budget.energy_for(small, 0.1875)
     at_s = NOW_S + (0.75 - floor) * 100.0
     assert forecast(state(0.75), small)[0] == ("emergency_checkpoint", round(at_s, 3), "runtime_short")
     assert checkpoint(state(floor + 1e-6), small) == ""

@@ -11,8 +11,7 @@ import pytest
 
 from powerguard.cli.plan.picture import from_plan
 from powerguard.core.decide import conditions
-from powerguard.core.energy import account
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget
 from powerguard.core.model.actions import Grade, PollNow, SyncFilesystems
 from powerguard.core.model.events import Done, Failed, Outcome, OutputSource
 from powerguard.core.model.policy import Drop, Learned, Mode, Policy
@@ -261,7 +260,7 @@ def test_required_steps_add_up(grade: Grade) -> None:
     daemon = scene("on_battery")
     now = replace(conditions.outage_budget(daemon.policy, daemon.state, NOW_S), grade=grade)
 
-    now = replace(now, stop_s=sums.stop_s(daemon.policy, grade))
+    now = replace(now, stop_s=budget.stop_s(daemon.policy, grade))
     assert math.fsum(required_steps(daemon, now).values()) == pytest.approx(now.checkpoint_s + now.stop_s)
 
 

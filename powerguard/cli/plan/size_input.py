@@ -10,7 +10,7 @@ from typing import Final
 from powerguard.cli.plan import amounts
 from powerguard.cli.plan.amounts import AmountError
 from powerguard.cli.shared import CONFIG
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import budget
 from powerguard.core.energy.rack import Group
 from powerguard.core.energy.size import Site, nameplate_table
 from powerguard.core.model.actions import Conduct
@@ -288,7 +288,7 @@ def _load_paused(args: argparse.Namespace, policy: Policy, base: _Base, load: fl
             raise AmountError(msg)
         return min(told, load)
     trainers = base.trainers or (Trainer(name="training", conduct=Conduct.PAUSE),)
-    paused = sums.paused_load(policy, trainers, load)
+    paused = budget.paused_load(policy, trainers, load)
     if paused == load:
         sources["paused"] = "the load: no trainer of the settings pauses"
     else:
@@ -338,7 +338,7 @@ def _checkpoint(args: argparse.Namespace, base: _Base, sources: dict[str, str]) 
         raise AmountError(msg)
     if base.trainers:
         sources["checkpoint_s"] = "trainers of the settings (summed over a shared disk)"
-        return sums.checkpoint_s(base.trainers, 0.0), None
+        return budget.checkpoint_s(base.trainers, 0.0), None
     sources["checkpoint_s"] = "default, not given (--checkpoint-s, or --bytes and --disk)"
     return _DEFAULT_CHECKPOINT_S, None
 

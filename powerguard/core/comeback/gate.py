@@ -10,7 +10,7 @@ from typing import Final
 
 from powerguard.core.decide import conditions
 from powerguard.core.decide.turn import Turn
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import budget
 from powerguard.core.model.actions import CheckHost, Level, ResumeTraining
 from powerguard.core.model.events import Done, Failed
 from powerguard.core.model.state import Recovery, Supply
@@ -70,7 +70,7 @@ def clear(turn: Turn, because: str) -> None:
 def _because(turn: Turn, phase: Recovery) -> str:
     """Say why training may start, or "" while it must wait."""
     state, policy = turn.state, turn.policy
-    if sums.power_off_at_s(state.feed) is not None or state.feed.supply is Supply.BATTERY:
+    if budget.power_off_at_s(state.feed) is not None or state.feed.supply is Supply.BATTERY:
         return ""
     if phase.forced_by:
         return f"{phase.forced_by} wants training started"
@@ -133,7 +133,7 @@ def resumed_because(turn: Turn, phase: Recovery) -> str:
         turn.note("resume_failed", "training could not be started", Level.ERROR, tries=phase.tries)
         return "powerguard gave up: start training by hand"
     feed, waited_s = turn.state.feed, turn.now_s - phase.started_at_s
-    if feed.supply is Supply.BATTERY or sums.power_off_at_s(feed) is not None:
+    if feed.supply is Supply.BATTERY or budget.power_off_at_s(feed) is not None:
         return "the power failed again before training reported a step"
     configured = {each.name for each in turn.policy.trainers}
     mine = [each for each in turn.state.trainers if each.name in configured or not configured]

@@ -10,8 +10,7 @@ from collections.abc import Collection
 from dataclasses import replace
 
 from powerguard.core.decide.turn import Turn
-from powerguard.core.energy import account
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget
 from powerguard.core.model import events
 from powerguard.core.model.actions import (
     ArmWay,
@@ -91,7 +90,7 @@ def arm(turn: Turn, outage: Outage, ways: Collection[Way], *, off_in_s: float, l
     the exception if AC drops whatever utility does: AC brings the host back, unless the BMC's answer was wrong. Then
     only the clock does, whose single alarm must not pass while the output is off.
     """
-    standing_s = sums.power_off_at_s(turn.state.feed)
+    standing_s = budget.power_off_at_s(turn.state.feed)
     wanted = [each for each in named(turn.policy) if each[0] in ways]
     if any(way is Way.OUTPUT for way, _ in wanted) and not _may_cut(turn, standing_s):
         wanted = [each for each in wanted if each[0] is not Way.OUTPUT]
@@ -107,7 +106,7 @@ def arm(turn: Turn, outage: Outage, ways: Collection[Way], *, off_in_s: float, l
         because = f"the battery may last for {dark_in_s:.0f} s, and it counts to {MOST_WATCHDOG_S:.0f} at most"
         turn.note("way_blocked", because, Level.WARNING, way=Way.WATCHDOG)
     in_s = {
-        Way.OUTPUT: off_in_s + sums.CUT_GUARD_S,
+        Way.OUTPUT: off_in_s + budget.CUT_GUARD_S,
         Way.RTC: max(wake_in_s + RTC_AFTER_S, outage.back_off_s),
         Way.SENTINEL: max((dark_in_s if is_cut else off_in_s) + SENTINEL_AFTER_S, outage.back_off_s),
         Way.WATCHDOG: dark_in_s + WATCHDOG_AFTER_S,
@@ -213,7 +212,7 @@ def _retime(turn: Turn) -> None:
     phase = turn.state.phase
     if len(told) < len(turn.policy.outputs) or not isinstance(phase, Shutdown):
         return
-    off_in_s = max(0.0, min(each.acts_at_s for each in told) - sums.CUT_GUARD_S - turn.now_s)
+    off_in_s = max(0.0, min(each.acts_at_s for each in told) - budget.CUT_GUARD_S - turn.now_s)
     later = [way for way in turn.policy.ways if way is not Way.OUTPUT]
     arm(turn, phase.outage, later, off_in_s=off_in_s, limit_s=LIMIT_S)
 
@@ -314,9 +313,9 @@ def after_restart(turn: Turn, lost: tuple[Obligation, ...]) -> None:
     phase = turn.state.phase
     if ways and isinstance(phase, Shutdown):
         policy, grade = turn.policy, phase.outage.grade
-        stops_s = phase.stops_within_s or sums.force_after_s(policy, grade)
+        stops_s = phase.stops_within_s or budget.force_after_s(policy, grade)
         off_at_s = phase.force_at_s or phase.latched_s + stops_s
-        off_in_s = max(off_at_s - turn.now_s, sums.force_after_s(policy, Grade.BARE))
+        off_in_s = max(off_at_s - turn.now_s, budget.force_after_s(policy, Grade.BARE))
         arm(turn, phase.outage, ways, off_in_s=off_in_s, limit_s=LIMIT_S)
 
 
@@ -425,7 +424,7 @@ def _against_reboot(turn: Turn, *, stable: bool) -> str:
     for each in state.upses:
         if each.presumed or not fusion.is_stable(turn.policy, each.feed, turn.now_s, stable_s=0.0):
             return f"{each.ups} is not on utility, or cannot be read"
-    if any(sums.power_off_at_s(feed) is not None for feed in (state.feed, *(each.feed for each in state.upses))):
+    if any(budget.power_off_at_s(feed) is not None for feed in (state.feed, *(each.feed for each in state.upses))):
         return "a countdown runs: the UPS cuts its output"
     if any(each.way is Way.OUTPUT and each.returns != "aborts" for each in state.armed):
         return "the UPS has the order to switch its output off and on"

@@ -11,8 +11,7 @@ from powerguard.core.comeback import methods
 from powerguard.core.decide.transitions import TABLE, Cause
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
-from powerguard.core.energy import battery as learning
-from powerguard.core.energy import needs
+from powerguard.core.energy import learning, needs
 from powerguard.core.model.actions import Action, EnsurePolicy, Level, Note, PowerOff, StopTrainer, TerminateTrainer
 from powerguard.core.model.policy import Learned, Policy
 from powerguard.core.model.serialisation import BOOTS_KEPT, sane

@@ -4,7 +4,7 @@ from collections.abc import Iterator
 
 from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import own
-from powerguard.core.energy.battery import STEEP
+from powerguard.core.energy.learning import STEEP
 from powerguard.core.model.actions import Level
 from powerguard.core.model.events import OutputSource, OwnSource, Reading
 from powerguard.core.model.state import Feed, Online, Shutdown, State, Supply

@@ -13,8 +13,7 @@ asked only whether to pause early for a checkpoint that costs much, and never at
 import math
 from dataclasses import dataclass, replace
 
-from powerguard.core.energy import account, own
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget, own
 from powerguard.core.energy.budget import Budget
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OutputSource, Reading
@@ -72,7 +71,6 @@ COMEBACK_S = 180.0
 """From the return of power to running training, if the host was powered off: three minutes."""
 FLAPPING_S = 300.0
 FLAPPING_TRANSFERS = 3
-_BATTERY = Supply.BATTERY  # By a name of its own, as in `budget`.
 _NO_HOLD = "power_off_at permits no hold"
 _FORECAST_PARTS = 48
 """How finely the moment is looked for at which a pause begins to pay."""
@@ -93,7 +91,7 @@ def foretold(policy: Policy, state: State, now_s: float) -> Budget:
     now = outage_budget(policy, state, now_s)
     if not isinstance(state.phase, Online):
         return now
-    grade = sums.grade_left(policy, now)
+    grade = budget.grade_left(policy, now)
     return now if grade is now.grade else outage_budget(policy, state, now_s, grade=grade)
 
 
@@ -112,7 +110,7 @@ def outage_budget(policy: Policy, state: State, now_s: float, *, grade: Grade | 
             settled_load = phase.paused_load
             if phase.own_drop is not None:
                 settled_load = _settling_load(policy, state, phase, load, now_s)
-    return sums.budget(
+    return budget.compute(
         policy,
         state.battery,
         state.feed,
@@ -151,7 +149,7 @@ def is_flapping(state: State, now_s: float) -> bool:
 def _on_battery_s(state: State, now_s: float) -> float:
     """Seconds on battery as a dwell counts them: while utility comes and goes, from the beginning of the outage."""
     feed, phase = state.feed, state.phase
-    if feed.supply is _BATTERY:
+    if feed.supply is Supply.BATTERY:
         since_s = feed.since_s
         if not isinstance(phase, Online) and is_flapping(state, now_s):
             since_s = min(since_s, phase.outage.since_s)
@@ -163,7 +161,7 @@ def _on_battery_s(state: State, now_s: float) -> float:
 def checkpoint_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
     """Say why training must pause and checkpoint now, or "" while it may go on."""
     feed = state.feed
-    if sums.power_off_at_s(feed) is not None:
+    if budget.power_off_at_s(feed) is not None:
         return "power_off_at"
     waited_s = _on_battery_s(state, now_s)
     if plan.reff_paused_s is None or plan.reff_now_s is None:
@@ -212,9 +210,9 @@ def pays_to_pause(policy: Policy, state: State, plan: Budget, now_s: float, *, i
     if on_s <= 0.0 or plan.reff_paused_s is None or not pauses(state) or not saved_s or None in saved_s:
         return True
     at_risk_s = now_s + in_s - min(at_s for at_s in saved_s if at_s is not None)
-    lasted_s = _on_battery_s(state, now_s) + in_s if state.feed.supply is _BATTERY else in_s
-    grade = sums.grade_within(policy, plan.reff_paused_s - plan.checkpoint_s, at_most=plan.grade)
-    stop = sums.stop_s(policy, grade)
+    lasted_s = _on_battery_s(state, now_s) + in_s if state.feed.supply is Supply.BATTERY else in_s
+    grade = budget.grade_within(policy, plan.reff_paused_s - plan.checkpoint_s, at_most=plan.grade)
+    stop = budget.stop_s(policy, grade)
     paused_s = max(0.0, plan.reff_paused_s - stop)
     lost_s = 0.0 if plan.checkpoint_s + stop <= plan.reff_paused_s else at_risk_s
     ends = goes_on(lasted_s, paused_s)
@@ -227,12 +225,12 @@ def _reff_after(policy: Policy, plan: Budget, wait_s: float, tau_s: float | None
     """Effective runtime at the load of `tau_s` after `wait_s` more at the load of now."""
     if plan.left is None or plan.tau_now_s is None or tau_s is None:
         return 0.0
-    return sums.usable(policy, plan.left - wait_s / plan.tau_now_s) * tau_s
+    return budget.usable(policy, plan.left - wait_s / plan.tau_now_s) * tau_s
 
 
 def may_commit(state: State) -> bool:
     """Say whether a commit can be due at all; until then its sums are not computed."""
-    return state.feed.supply is _BATTERY or sums.power_off_at_s(state.feed) is not None
+    return state.feed.supply is Supply.BATTERY or budget.power_off_at_s(state.feed) is not None
 
 
 def commit_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
@@ -243,24 +241,24 @@ def commit_due(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
     if plan.cut_in_s is not None:
         if isinstance(phase, Holding):
             return _NO_HOLD
-        if plan.cut_in_s <= sums.stop_s(policy, plan.grade, reserve_s=0.0):
+        if plan.cut_in_s <= budget.stop_s(policy, plan.grade, reserve_s=0.0):
             return "power_off_at"
-    if feed.supply is not _BATTERY or _has_input(state):
+    if feed.supply is not Supply.BATTERY or _has_input(state):
         return ""
     waited_s = _on_battery_s(state, now_s)
     if plan.reff_s is None:
         return _blind_commit(policy, state, waited_s) if waited_s >= policy.commit_dwell_s else ""
     if plan.reff_s > plan.commit_s:
         return ""
-    least_s = sums.stop_s(policy, plan.grade, reserve_s=_PROGRESS_RESERVE_S)
+    least_s = budget.stop_s(policy, plan.grade, reserve_s=_PROGRESS_RESERVE_S)
     if plan.reff_s > least_s and _progresses(state, plan, least_s):
         return ""
     if waited_s < policy.commit_dwell_s:
         tau_s = None if plan.reff_s <= 0 or not plan.usable else plan.reff_s / plan.usable
         # A wait may cost the reserve, but not the grade of stop that would fit now.
         wait_s = policy.commit_dwell_s - waited_s
-        grade = sums.grade_within(policy, plan.reff_s, at_most=plan.grade)
-        if _reff_after(policy, plan, wait_s, tau_s) >= sums.stop_s(policy, grade, reserve_s=0.0):
+        grade = budget.grade_within(policy, plan.reff_s, at_most=plan.grade)
+        if _reff_after(policy, plan, wait_s, tau_s) >= budget.stop_s(policy, grade, reserve_s=0.0):
             return ""
     return "budget"
 
@@ -329,7 +327,7 @@ def _may_take_back(policy: Policy, state: State, due_at_s: float, now_s: float, 
     That is 2 s to answer, and 5 s where its reported runtime alone has fallen faster than any load explains.
     """
     feed = state.feed
-    if feed.reading is None or feed.supply is not _BATTERY or not is_fresh(policy, feed, now_s):
+    if feed.reading is None or feed.supply is not Supply.BATTERY or not is_fresh(policy, feed, now_s):
         return False
     if state.battery.higher_since_s is not None:
         return True
@@ -346,13 +344,13 @@ def _runtime_is_alone(policy: Policy, battery: Battery, reading: Reading, stop_s
     if not points or battery.charged is None or reading.runtime_s is None or reading.charge_pct is None:
         return False
     least = min(battery.charged, battery.health - (battery.used or 0.0))
-    return sums.usable(policy, least) * account.tau_s(points, account.load_of(battery)) > _CLEARLY * stop_s
+    return budget.usable(policy, least) * account.tau_s(points, account.load_of(battery)) > _CLEARLY * stop_s
 
 
 def _own_account_agrees(policy: Policy, plan: Budget) -> bool:
     if plan.tau_now_s is None:
         return True
-    return sums.usable(policy, plan.health - plan.used) * plan.tau_now_s <= plan.commit_s
+    return budget.usable(policy, plan.health - plan.used) * plan.tau_now_s <= plan.commit_s
 
 
 def gate_open(policy: Policy, state: State, now_s: float, *, least_load: float = 0.0) -> str:
@@ -371,8 +369,8 @@ def gate_open(policy: Policy, state: State, now_s: float, *, least_load: float =
             return "charge not reported"
         return "charge_pct" if charge_pct >= 100.0 * policy.resume_charge_share else ""
     left, tau_paused_s, need_s = known
-    grade = sums.choose_grade(policy, left=state.battery.health, tau_paused_s=tau_paused_s, checkpoint=need_s)
-    return "budget" if sums.fits(policy, left=left, tau_paused_s=tau_paused_s, checkpoint=need_s, grade=grade) else ""
+    grade = budget.choose_grade(policy, left=state.battery.health, tau_paused_s=tau_paused_s, checkpoint=need_s)
+    return "budget" if budget.fits(policy, left=left, tau_paused_s=tau_paused_s, checkpoint=need_s, grade=grade) else ""
 
 
 def may_start(policy: Policy, state: State, now_s: float) -> str:
@@ -387,7 +385,7 @@ def may_start(policy: Policy, state: State, now_s: float) -> str:
     if known is None:
         return ""
     left, tau_paused_s, need_s = known
-    bare = sums.fits(policy, left=left, tau_paused_s=tau_paused_s, checkpoint=need_s, grade=Grade.BARE)
+    bare = budget.fits(policy, left=left, tau_paused_s=tau_paused_s, checkpoint=need_s, grade=Grade.BARE)
     return "bare stop fits" if bare else ""
 
 
@@ -400,8 +398,8 @@ def _after_return(policy: Policy, state: State, now_s: float, least_load: float)
     if isinstance(state.phase, Recovery):
         load = max(load, state.phase.outage.load_at_start or 1.0)
     mine = own.own_load(policy, state, now_s)
-    paused = sums.paused_load(policy, state.trainers, load, state.learned, own=mine)
-    return left, account.tau_s(points, paused), sums.checkpoint_s(state.trainers, now_s)
+    paused = budget.paused_load(policy, state.trainers, load, state.learned, own=mine)
+    return left, account.tau_s(points, paused), budget.checkpoint_s(state.trainers, now_s)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -451,15 +449,15 @@ def _by_energy(policy: Policy, state: State, plan: Budget) -> list[Forecast]:
 
 def _dwelt_s(state: State, now_s: float) -> float:
     """Seconds on battery as a dwell counts them; on utility 0, as if it failed now."""
-    return _on_battery_s(state, now_s) if state.feed.supply is _BATTERY else 0.0
+    return _on_battery_s(state, now_s) if state.feed.supply is Supply.BATTERY else 0.0
 
 
 def _pause(policy: Policy, state: State, plan: Budget) -> tuple[float, str]:
     """Return when training pauses by the energy, and why: not before the dwell, unless the wait would cost the stop."""
     now_s, left, tau_now_s, tau_paused_s = plan.now_s, plan.left or 0.0, plan.tau_now_s or 0.0, plan.tau_paused_s or 0.0
-    need = sums.energy_for(policy, plan.pause_need_s / 0.75 / tau_paused_s)
+    need = budget.energy_for(policy, plan.pause_need_s / 0.75 / tau_paused_s)
     short_s = min(_SHORT_RUNTIME_S, _SHORT_RUNTIME_SHARE * plan.health * tau_now_s)
-    short = sums.energy_for(policy, short_s / tau_now_s)
+    short = budget.energy_for(policy, short_s / tau_now_s)
     at_s = now_s + max(0.0, left - _pause_at_left(policy, state, plan, max(need, short))) * tau_now_s
     because = "budget" if need >= short else "runtime_short"
     if state.feed.low_battery_at_s is not None:
@@ -467,7 +465,7 @@ def _pause(policy: Policy, state: State, plan: Budget) -> tuple[float, str]:
     dwelt_s = now_s + policy.pause_dwell_s - _dwelt_s(state, now_s)
     if at_s >= dwelt_s or plan.cut_in_s is not None:
         return at_s, because
-    usable = sums.usable(policy, left - (dwelt_s - now_s) / tau_now_s)
+    usable = budget.usable(policy, left - (dwelt_s - now_s) / tau_now_s)
     return (at_s if usable * tau_paused_s < plan.need_s else dwelt_s), because
 
 
@@ -478,27 +476,27 @@ def _commit_s(policy: Policy, state: State, plan: Budget, at_s: float, left: flo
     never moves it: where one is not durable by then, no grade has fitted, and a bare stop has no reserve to spend.
     """
     tau_paused_s = plan.tau_paused_s or 0.0
-    ends_s = at_s + max(0.0, left - sums.energy_for(policy, plan.commit_s / tau_paused_s)) * tau_paused_s
+    ends_s = at_s + max(0.0, left - budget.energy_for(policy, plan.commit_s / tau_paused_s)) * tau_paused_s
     dwelt_s = plan.now_s + policy.commit_dwell_s - _dwelt_s(state, plan.now_s)
     if ends_s >= dwelt_s:
         return ends_s
 
     def reff_s(then_s: float) -> float:
-        return sums.usable(policy, left - (then_s - at_s) / tau_paused_s) * tau_paused_s
+        return budget.usable(policy, left - (then_s - at_s) / tau_paused_s) * tau_paused_s
 
-    grade = sums.grade_within(policy, reff_s(ends_s), at_most=plan.grade)
-    return dwelt_s if reff_s(dwelt_s) >= sums.stop_s(policy, grade, reserve_s=0.0) else ends_s
+    grade = budget.grade_within(policy, reff_s(ends_s), at_most=plan.grade)
+    return dwelt_s if reff_s(dwelt_s) >= budget.stop_s(policy, grade, reserve_s=0.0) else ends_s
 
 
 def _pause_at_left(policy: Policy, state: State, plan: Budget, floor: float) -> float:
     """Return the energy at which training is paused: floor, or less where a pause does not pay by then."""
     if plan.left is None or plan.tau_now_s is None or plan.tau_paused_s is None:
         return floor
-    last = sums.energy_for(policy, plan.commit_s / plan.tau_now_s)
+    last = budget.energy_for(policy, plan.commit_s / plan.tau_now_s)
     begin = min(plan.left, floor)
     for part in range(_FORECAST_PARTS):
         left = begin - (begin - last) * part / _FORECAST_PARTS
-        usable = sums.usable(policy, left)
+        usable = budget.usable(policy, left)
         then = replace(plan, reff_now_s=usable * plan.tau_now_s, reff_paused_s=usable * plan.tau_paused_s)
         in_s = (plan.left - left) * plan.tau_now_s
         if last >= begin or pays_to_pause(policy, state, then, plan.now_s, in_s=in_s):

@@ -19,8 +19,7 @@ from powerguard.core.decide import alarms, conditions
 from powerguard.core.decide.transitions import RETRY_S, Cause, duties, move
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
-from powerguard.core.energy import budget as sums
-from powerguard.core.energy import needs, own
+from powerguard.core.energy import budget, needs, own
 from powerguard.core.model import events
 from powerguard.core.model.actions import (
     ArmWay,
@@ -191,9 +190,9 @@ def _handle_reading(turn: Turn, reading: Reading) -> None:
     if feed.low_battery_at_s is not None and old.low_battery_at_s is None:
         turn.note("battery_low", "two readings", Level.WARNING, runtime_s=told.runtime_s)
         turn.regrade()
-    if sums.power_off_at_s(feed) is not None and sums.power_off_at_s(old) is None:
+    if budget.power_off_at_s(feed) is not None and budget.power_off_at_s(old) is None:
         turn.regrade()
-    elif sums.power_off_at_s(feed) is None and sums.power_off_at_s(old) is not None:
+    elif budget.power_off_at_s(feed) is None and budget.power_off_at_s(old) is not None:
         turn.note("power_off_cancelled", "the countdown was read back as cancelled")
     alarms.update(turn, told)
     alarms.update_own_load(turn)
@@ -380,7 +379,7 @@ def _cause_on_battery(turn: Turn) -> tuple[Cause | None, str]:
     policy, state, now_s = turn.policy, turn.state, turn.now_s
     feed = state.feed
     # A calibration drains the battery with utility there: what the operator has called off in it is not over yet.
-    back = feed.supply is Supply.UTILITY and not fusion.is_draining(feed) and sums.power_off_at_s(feed) is None
+    back = feed.supply is Supply.UTILITY and not fusion.is_draining(feed) and budget.power_off_at_s(feed) is None
     if back and fusion.is_fresh(policy, feed, now_s) and (not conditions.is_flapping(state, now_s) or _is_stable(turn)):
         return Cause.UTILITY_BACK, "utility returned before any action was needed"
     if back and _is_blind_for_long(turn):
@@ -409,7 +408,7 @@ def _cause_online(turn: Turn) -> tuple[Cause | None, str]:
     feed = state.feed
     if feed.supply is Supply.BATTERY:
         return Cause.BATTERY, feed.proven_by
-    if sums.power_off_at_s(feed) is not None:
+    if budget.power_off_at_s(feed) is not None:
         return Cause.POWER_OFF_ORDERED, "countdown" if feed.countdown_at_s is not None else "fsd"
     seen = [each.input_present for each in (feed.reading, feed.previous) if each is not None]
     if conditions.is_calibrating(feed) and True not in seen:
@@ -440,7 +439,7 @@ def _is_stable(turn: Turn) -> bool:
 def _may_return(turn: Turn) -> bool:
     """Utility has been stable long enough, no countdown runs, and no checkpoint that is worth it is torn."""
     state = turn.state
-    if state.feed.supply is not Supply.UTILITY or sums.power_off_at_s(state.feed) is not None:
+    if state.feed.supply is not Supply.UTILITY or budget.power_off_at_s(state.feed) is not None:
         return False
     if not _is_stable(turn):
         return _is_blind_for_long(turn)

@@ -13,8 +13,7 @@ from powerguard.core.comeback import gate, methods
 from powerguard.core.decide import conditions
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
-from powerguard.core.energy import account, needs, own
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget, needs, own
 from powerguard.core.model.actions import Conduct, EnsurePolicy, Grade, Level, PowerOff, SyncFilesystems
 from powerguard.core.model.state import (
     Emergency,
@@ -161,11 +160,11 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
             own=old.own,
         )
     turn.set_phase(EmergencyCheckpoint(outage=outage, began_s=began_s, because=because))
-    if sums.power_off_at_s(turn.state.feed) is not None:
+    if budget.power_off_at_s(turn.state.feed) is not None:
         turn.regrade()
     load = account.load_of(turn.state.battery)
     mine = own.own_load(turn.policy, turn.state, turn.now_s)
-    predicted = sums.paused_load(turn.policy, turn.state.trainers, load, turn.state.learned, own=mine)
+    predicted = budget.paused_load(turn.policy, turn.state.trainers, load, turn.state.learned, own=mine)
     share = 0.0 if mine is None or mine.load <= 0.0 else (load - predicted) / mine.load
     before = () if mine is None else own.before_pause(turn.policy, turn.state, turn.now_s, share)
     slowest_s = max((t.step_s for t in turn.state.trainers if t.alive), default=0.0)
@@ -204,12 +203,12 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
         reff_s = min(reff_s, sums_now.reff_now_s or 0.0)
     if reff_s is None and low_at_s is not None:
         reff_s = max(0.0, policy.low_battery_s - (turn.now_s - low_at_s))  # Blind, but this much is known.
-    grade = sums.grade_within(policy, reff_s, at_most=outage.grade)
+    grade = budget.grade_within(policy, reff_s, at_most=outage.grade)
     outage = methods.backed_off(turn, replace(outage, grade=grade))
     bare = grade is Grade.BARE
     prepare_s = min(policy.bmc_limit_s, 2.0) if bare else policy.bmc_limit_s
     turn.set_outage(grade=grade)  # The guard before a cut depends on it.
-    stops_s = sums.stops_within_s(policy, conditions.outage_budget(policy, turn.state, turn.now_s), grade)
+    stops_s = budget.stops_within_s(policy, conditions.outage_budget(policy, turn.state, turn.now_s), grade)
     ids = (
         turn.order(EnsurePolicy, limit_s=prepare_s, outage=outage.id),
         turn.order(SyncFilesystems, limit_s=prepare_s, outage=outage.id),
@@ -224,7 +223,7 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
         because=because,
         waiting=ids,
         prepare_by_s=turn.now_s + prepare_s + 0.25,
-        again_at_s=turn.now_s + sums.stop_s(policy, grade) + OVERDUE_S,
+        again_at_s=turn.now_s + budget.stop_s(policy, grade) + OVERDUE_S,
     )
 
 
@@ -372,9 +371,9 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
     sooner = not is_rehearsed and turn.now_s < phase.force_at_s and latest_s < phase.force_at_s - _WORTH_TELLING_S
     if not (first or again or sooner) or phase.boot_id != policy.boot_id:
         return
-    deadline_s = phase.latched_s + sums.stop_s(policy, grade, reserve_s=0.0)
-    least_s = sums.force_after_s(policy, Grade.BARE)
-    stops_s = phase.stops_within_s or sums.force_after_s(policy, grade)
+    deadline_s = phase.latched_s + budget.stop_s(policy, grade, reserve_s=0.0)
+    least_s = budget.force_after_s(policy, Grade.BARE)
+    stops_s = phase.stops_within_s or budget.force_after_s(policy, grade)
     if first:
         force_s = max(least_s, min(phase.latched_s + stops_s, latest_s) - turn.now_s)
     else:
@@ -424,12 +423,12 @@ def _latest_off(turn: Turn, grade: Grade, force_at_s: float) -> tuple[float, str
     outlive is worth less than a hard one in time. A bare stop has what the power left when it began, and keeps what it
     kept then; its last seconds cannot be hastened.
     """
-    guard_s, after_s = sums.CUT_GUARD_S, turn.policy.bare_stop_s
+    guard_s, after_s = budget.CUT_GUARD_S, turn.policy.bare_stop_s
     if grade is Grade.BARE:
-        guard_s = after_s = sums.after_force_s(turn.policy)
-        if force_at_s - turn.now_s <= sums.force_after_s(turn.policy, grade):
+        guard_s = after_s = budget.after_force_s(turn.policy)
+        if force_at_s - turn.now_s <= budget.force_after_s(turn.policy, grade):
             return math.inf, ""
-    cut_at_s = sums.power_off_at_s(turn.state.feed)
+    cut_at_s = budget.power_off_at_s(turn.state.feed)
     latest_s, ends = (math.inf, "") if cut_at_s is None else (cut_at_s - guard_s, _CUT_SOONER)
     now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
     if turn.state.feed.supply is Supply.BATTERY and now.left is not None and now.tau_now_s is not None:

@@ -7,8 +7,7 @@ from dataclasses import replace
 from typing import Any
 
 from powerguard.core.decide import conditions
-from powerguard.core.energy import account, own
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget, own
 from powerguard.core.model.actions import Action, Grade, Level, Note, Scalar
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import (
@@ -112,7 +111,7 @@ class Turn:
         now = conditions.outage_budget(self.policy, self.state, self.now_s)
         if isinstance(self.state.phase, Holding) and now.checkpoint_s <= 0.0:
             return  # No checkpoint is owed: a lower grade would only put an orderly stop off until it does not fit.
-        grade = sums.grade_before_cut(self.policy, self.state.feed, now, at_most=sums.grade_left(self.policy, now))
+        grade = budget.grade_before_cut(self.policy, self.state.feed, now, at_most=budget.grade_left(self.policy, now))
         if grade is not outage.grade:
             self.set_outage(grade=grade, lowered=True)
             self.note(
@@ -125,7 +124,7 @@ class Turn:
         if outage is None or isinstance(self.state.phase, Shutdown | Recovery):
             return
         now = replace(conditions.outage_budget(self.policy, self.state, self.now_s), grade=Grade.FULL)
-        grade = sums.grade_before_cut(self.policy, self.state.feed, now, at_most=sums.grade_left(self.policy, now))
+        grade = budget.grade_before_cut(self.policy, self.state.feed, now, at_most=budget.grade_left(self.policy, now))
         grades = tuple(Grade)
         if grades.index(grade) < grades.index(outage.grade):
             self.set_outage(grade=grade, lowered=False)
@@ -142,7 +141,7 @@ class Turn:
         if outage is None or not outage.lowered or outage.grade is not Grade.BARE:
             return
         owed_s = conditions.outage_budget(self.policy, self.state, self.now_s).checkpoint_s
-        if owed_s <= 0.0 and sums.power_off_at_s(self.state.feed) is None:
+        if owed_s <= 0.0 and budget.power_off_at_s(self.state.feed) is None:
             self.set_outage(grade=Grade.SHORT, lowered=False)
             self.note("grade_raised", "every checkpoint is done", old=Grade.BARE, new=Grade.SHORT)
 

@@ -8,7 +8,7 @@ from collections.abc import Iterable
 from typing import Final
 
 from powerguard.core.decide import conditions
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import budget
 from powerguard.core.model.actions import Conduct
 from powerguard.core.model.policy import Mode, Policy
 from powerguard.core.model.state import Online, State, Supply, Trainer, phase_name
@@ -79,7 +79,7 @@ def _supply_unsafe(policy: Policy, state: State, now_s: float) -> str:
         return f"the supply is {feed.supply}, not utility: wait until utility is there"
     if feed.suspect:
         return "the newest reading reports battery: wait until it is clear whether utility is there"
-    if sums.power_off_at_s(feed) is not None:
+    if budget.power_off_at_s(feed) is not None:
         return "a countdown of the UPS to output off is running: cancel it first"
     if feed.test_since_s is not None or fusion.is_draining(feed):
         return "the UPS tests its battery: wait until the test has ended"

@@ -35,7 +35,7 @@ from powerguard.core.drill.measures import (
     watch_reading,
     watch_trainer,
 )
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import budget
 from powerguard.core.model import events
 from powerguard.core.model.actions import (
     Action,
@@ -391,7 +391,7 @@ def _record_power_off(turn: Turn) -> None:
     now = conditions.outage_budget(turn.policy, state, turn.now_s)
     figures: dict[str, Scalar] = {
         "power_off_grade": now.grade.value,
-        "power_off_force_after_s": round(sums.force_after_s(turn.policy, now.grade), 3),
+        "power_off_force_after_s": round(budget.force_after_s(turn.policy, now.grade), 3),
         "stop_s": round(now.stop_s, 3),
         "runtime_paused_s": rounded(now.reff_paused_s),
         "fits": now.fits,

@@ -13,7 +13,7 @@ pessimistic direction only costs training time. On battery `e` never rises.
 import math
 from dataclasses import replace
 
-from powerguard.core.energy import battery as learning
+from powerguard.core.energy import learning
 from powerguard.core.model.events import ON_UTILITY, OutputSource, Reading
 from powerguard.core.model.policy import BatteryModel, Policy, TauPoint
 from powerguard.core.model.state import Battery, Feed

@@ -10,8 +10,7 @@ seconds at the load of a paused host, checkpoint and stop must fit three quarter
 from collections.abc import Callable
 from dataclasses import dataclass
 
-from powerguard.core.energy import battery as learning
-from powerguard.core.energy import needs
+from powerguard.core.energy import learning, needs
 from powerguard.core.energy.account import LOAD_FLOOR, advance, load_of, table, tau_s, told_load
 from powerguard.core.energy.own import Own
 from powerguard.core.model.actions import Conduct, Grade
@@ -288,7 +287,7 @@ def power_off_at_s(feed: Feed) -> float | None:
     return min(feed.countdown_at_s, feed.fsd_at_s)
 
 
-def budget(
+def compute(
     policy: Policy,
     battery: Battery,
     feed: Feed,

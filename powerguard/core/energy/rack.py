@@ -11,8 +11,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 
 from powerguard.core.decide import conditions
-from powerguard.core.energy import account
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget
 from powerguard.core.energy.budget import Budget
 from powerguard.core.energy.own import Own
 from powerguard.core.energy.size import MOST_BATTERY, Verdict
@@ -159,7 +158,7 @@ class _Member:
     def plan(self, battery: Battery, grade: Grade | None) -> Budget:
         """Return the sums that a host of the group has at the battery's moment."""
         own = Own(load=self.load / self.group.count, watts=None, source=OwnSource.BMC, at_s=battery.at_s)
-        return sums.budget(self.policy, battery, _FEED, (self._trainer(),), battery.at_s, grade=grade, own=own)
+        return budget.compute(self.policy, battery, _FEED, (self._trainer(),), battery.at_s, grade=grade, own=own)
 
     def _trainer(self) -> Trainer:
         paused_s = self.at_s.get(Stage.CHECKPOINT)
@@ -191,7 +190,7 @@ class _Member:
         if self.stage is Stage.TRAINING:
             return bool(conditions.checkpoint_due(self.policy, state, plan, battery.at_s))
         if self.stage is Stage.CHECKPOINT:  # as the daemon does: a less orderly stop leaves the checkpoint its time
-            plan = self.plan(battery, sums.grade_left(self.policy, plan))
+            plan = self.plan(battery, budget.grade_left(self.policy, plan))
         return bool(conditions.commit_due(self.policy, state, plan, battery.at_s))
 
     def next(self, battery: Battery, empty_s: float) -> tuple[float, Stage]:
@@ -199,7 +198,7 @@ class _Member:
         if self.stage is Stage.OFF:
             return math.inf, Stage.OFF
         if self.stage is Stage.STOP:
-            return self.at_s[Stage.STOP] + sums.force_after_s(self.policy, self.grade), Stage.OFF
+            return self.at_s[Stage.STOP] + budget.force_after_s(self.policy, self.grade), Stage.OFF
 
         def is_due(at_s: float) -> bool:
             return self.is_due(account.advance(self.policy, battery, at_s, draining=True))
@@ -216,7 +215,7 @@ class _Member:
     def move(self, stage: Stage, battery: Battery) -> None:
         """Go on to this stage."""
         if stage is Stage.STOP and not self.is_durable:
-            self.grade = sums.grade_left(self.policy, self.plan(battery, self.grade))
+            self.grade = budget.grade_left(self.policy, self.plan(battery, self.grade))
         self.stage = stage
         self.at_s[stage] = battery.at_s
 
@@ -226,7 +225,7 @@ class _Member:
         is_safe = self.is_durable and Stage.OFF in at_s
         return GroupCourse(
             group=self.group,
-            shed_s=sums.shed_s(self.policy),
+            shed_s=budget.shed_s(self.policy),
             grade=self.grade,
             verdict=Verdict(self.grade.value) if is_safe else Verdict.NONE,
             pause_s=at_s.get(Stage.CHECKPOINT),

@@ -11,8 +11,7 @@ from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from powerguard.core.decide import conditions
-from powerguard.core.energy import account
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget
 from powerguard.core.energy.budget import Budget
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.policy import Policy
@@ -160,7 +159,7 @@ class Size:
 
 def size(site: Site) -> Size:
     """Check one site. Total for every policy that the settings allow."""
-    now = sums.budget(*_outage(site), 0.0)
+    now = budget.compute(*_outage(site), 0.0)
     grades = tuple(_grade(site, now, grade) for grade in Grade)
     verdict = _verdict(site, grades)
     return Size(
@@ -197,15 +196,15 @@ def _outage(site: Site) -> tuple[Policy, Battery, Feed, tuple[Trainer, ...]]:
 
 def _grade(site: Site, now: Budget, grade: Grade) -> GradeFit:
     policy, tau_paused_s = site.policy, now.tau_paused_s or 0.0
-    stop_s = sums.stop_s(policy, grade)
+    stop_s = budget.stop_s(policy, grade)
     need_s = site.checkpoint_s + stop_s
     health = policy.health
     return GradeFit(
         grade=grade,
         stop_s=stop_s,
         need_s=need_s,
-        spare_s=0.75 * sums.usable(policy, health) * tau_paused_s - need_s,
-        fits=sums.fits(policy, left=health, tau_paused_s=tau_paused_s, checkpoint=site.checkpoint_s, grade=grade),
+        spare_s=0.75 * budget.usable(policy, health) * tau_paused_s - need_s,
+        fits=budget.fits(policy, left=health, tau_paused_s=tau_paused_s, checkpoint=site.checkpoint_s, grade=grade),
     )
 
 
@@ -245,7 +244,7 @@ def _stages(site: Site, then: Budget, *, training_s: float, durable_s: float, co
     """Lay the stretches end to end until the battery would be empty; those of no length are left out."""
     policy, grade = site.policy, then.grade
     tau_now_s, tau_paused_s = then.tau_now_s or math.inf, then.tau_paused_s or math.inf
-    off_s = sums.stop_s(policy, grade, reserve_s=0.0)
+    off_s = budget.stop_s(policy, grade, reserve_s=0.0)
     stretches = [
         ("training", training_s, site.load, tau_now_s),
         ("checkpoint", min(durable_s, commit_s) - training_s, site.load_paused, tau_paused_s),
@@ -271,7 +270,7 @@ def _stages(site: Site, then: Budget, *, training_s: float, durable_s: float, co
 
 def works(site: Site) -> bool:
     """Say whether a full stop fits."""
-    now = sums.budget(*_outage(site), 0.0)
+    now = budget.compute(*_outage(site), 0.0)
     return _verdict(site, tuple(_grade(site, now, grade) for grade in Grade)) is Verdict.FULL
 
 

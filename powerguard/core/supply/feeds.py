@@ -13,8 +13,7 @@ import math
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 
-from powerguard.core.energy import account
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget
 from powerguard.core.energy.budget import outlasts
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.core.model.policy import FeedPolicy, Policy
@@ -385,7 +384,7 @@ def _feed(
         test_since_s=min((feed.test_since_s or now_s for feed in tested), default=None) if is_tested else None,
         lost_since_s=max(lost) if lost and len(lost) == len(policy.feeds) else None,
         low_battery_at_s=_falls_short_s(policy, short, lambda each: _standing(each).low_battery_at_s),
-        countdown_at_s=_falls_short_s(policy, short, lambda each: sums.power_off_at_s(_standing(each))),
+        countdown_at_s=_falls_short_s(policy, short, lambda each: budget.power_off_at_s(_standing(each))),
         fsd_at_first=any(feed.fsd_at_first for feed in feeds),
     )
 
@@ -468,7 +467,7 @@ def _battery(
     staying = [each for each in upses if words[each.ups] is Supply.UTILITY]
     counted = going if feed.supply is Supply.BATTERY else going + staying
     left = _mean(policy, counted, lambda battery: battery.left)
-    if left is not None and sums.usable(policy, left) <= 0.0:
+    if left is not None and budget.usable(policy, left) <= 0.0:
         # Those that end are left out: with no energy left, the runtime of the others could not be computed.
         counted = going + staying
         left = _mean(policy, counted, lambda battery: battery.left)
@@ -476,10 +475,10 @@ def _battery(
     load = _mean(policy, (each for each in upses if not _carries_nothing(upses, each)), lambda battery: battery.load)
     composed: tuple[tuple[float, float], ...] = ()
     if left is not None:
-        usable = sums.usable(policy, left)
+        usable = budget.usable(policy, left)
         full = usable <= 0.0  # No energy is left to play, but the table is still needed: that of full batteries.
         lasts = stepped(_lasts_s(policy, upses, feed, now_s, words=words, full=full))
-        share = sums.usable(policy, 1.0) if full else usable
+        share = budget.usable(policy, 1.0) if full else usable
         carried = load or 1.0  # As for a single UPS: an unreported load counts as full.
         composed = tuple((factor * carried, lasts_s / share) for factor, lasts_s in zip(FACTORS, lasts, strict=True))
     steps = [each.battery.step_at_s for each in upses if each.battery.step_at_s is not None]
@@ -523,8 +522,8 @@ def _lasts_s(
             orphaned += each.battery.load or 0.0
             continue
         energy = 1.0 if full else each.battery.left or 0.0
-        left = math.inf if endless else sums.usable(policy, energy)
-        cut_at_s = None if full else sums.power_off_at_s(each.feed)
+        left = math.inf if endless else budget.usable(policy, energy)
+        cut_at_s = None if full else budget.power_off_at_s(each.feed)
         legs.append(
             Leg(
                 supplies=mine.supplies,

@@ -13,8 +13,7 @@ from typing import Final
 from powerguard.core.decide import conditions
 from powerguard.core.decide.conditions import SETTLE_S
 from powerguard.core.decide.turn import Turn
-from powerguard.core.energy import account, own
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget, own
 from powerguard.core.model import events
 from powerguard.core.model.actions import (
     CapPower,
@@ -145,7 +144,7 @@ def _is_time(turn: Turn, phase: Emergency) -> bool:
         return False  # The daemon did not run for a while: its state may be old, and a signal cannot be undone.
     # A cut of the output comes when it comes, whatever is drawn until then.
     on_battery = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
-    if feed.supply is not Supply.BATTERY or not on_battery or sums.power_off_at_s(feed) is not None:
+    if feed.supply is not Supply.BATTERY or not on_battery or budget.power_off_at_s(feed) is not None:
         return False
     if not conditions.must_show(state, phase, turn.now_s) or not _is_capped_in_vain(turn):
         return False
@@ -269,7 +268,7 @@ def _begin_cap(turn: Turn) -> None:
         if paused_s >= policy.cap_dwell_s and turn.load_stays_high(state.phase):
             # It no longer costs anything: paused trainers cannot be slowed down.
             because = "the load has not fallen although training was asked to pause"
-    if because and sums.power_off_at_s(state.feed) is None:
+    if because and budget.power_off_at_s(state.feed) is None:
         order = turn.order(CapPower, limit_s=CAP_LIMIT_S, outage=turn.outage_id, share=policy.cap_share)
         turn.owe(GpuCap(outage=turn.outage_id, at_s=turn.now_s, order=order))
         turn.note("gpu_cap_ordered", because, share=policy.cap_share)
@@ -282,7 +281,7 @@ def _cap_is_over(turn: Turn) -> bool:
         return False  # It measures what the cap brings, and ends in time.
     if cap is not None and cap.lifting:
         return turn.now_s - cap.at_s >= RESTORE_AGAIN_S
-    if sums.power_off_at_s(feed) is None and fusion.is_stable(
+    if budget.power_off_at_s(feed) is None and fusion.is_stable(
         turn.policy, feed, turn.now_s, stable_s=turn.policy.cap_lift_s
     ):
         return True

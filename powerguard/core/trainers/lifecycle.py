@@ -6,8 +6,7 @@ from typing import Final
 
 from powerguard.core.decide import conditions
 from powerguard.core.decide.turn import Turn
-from powerguard.core.energy import account, needs, own
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget, needs, own
 from powerguard.core.energy.budget import Budget
 from powerguard.core.model import events
 from powerguard.core.model.actions import (
@@ -273,7 +272,7 @@ def _fits_again(turn: Turn, trainer: Trainer) -> bool:
     now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
     if now.reff_s is None:
         return True
-    return trainer.checkpoint_s + sums.stop_s(turn.policy, now.grade, reserve_s=20.0) <= now.reff_s
+    return trainer.checkpoint_s + budget.stop_s(turn.policy, now.grade, reserve_s=20.0) <= now.reff_s
 
 
 def order_limit_s(turn: Turn) -> float:
@@ -295,7 +294,7 @@ def order_limit_s(turn: Turn) -> float:
 
 def _stop_s(turn: Turn, now: Budget) -> float:
     """Seconds of the stop, with the reserve that is kept while a checkpoint is on its way."""
-    return sums.stop_s(turn.policy, now.grade, reserve_s=20.0)
+    return budget.stop_s(turn.policy, now.grade, reserve_s=20.0)
 
 
 def order_all(turn: Turn, *, reason: str, by_s: float) -> None:
@@ -329,7 +328,7 @@ def _comes_now(turn: Turn, trainer: Trainer, now: Budget) -> bool:
     ]
     if now.reff_paused_s is None or not others:
         return True
-    left_s = now.reff_paused_s - sums.stop_s(turn.policy, now.grade, reserve_s=20.0)
+    left_s = now.reff_paused_s - budget.stop_s(turn.policy, now.grade, reserve_s=20.0)
     if sum(t.checkpoint_s for t in (trainer, *others)) <= left_s:
         return True
     return all(_rank(trainer) < _rank(t) for t in others)

@@ -5,8 +5,7 @@ added.
 """
 
 from powerguard.core.decide import conditions
-from powerguard.core.energy import account, needs
-from powerguard.core.energy import battery as learning
+from powerguard.core.energy import account, learning, needs
 from powerguard.core.energy.budget import Budget, presumed_share
 from powerguard.core.model.policy import Drop, Health, Policy
 from powerguard.core.model.state import State, phase_name

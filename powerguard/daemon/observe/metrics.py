@@ -30,8 +30,7 @@ from prometheus_client.registry import Collector, CollectorRegistry
 from powerguard.core.decide import conditions
 from powerguard.core.decide.transitions import TABLE
 from powerguard.core.drill.rehearsal import RESULTS
-from powerguard.core.energy import battery as learning
-from powerguard.core.energy import needs
+from powerguard.core.energy import learning, needs
 from powerguard.core.energy.budget import Budget
 from powerguard.core.energy.own import looks_shared
 from powerguard.core.model.events import OutputSource, Reading

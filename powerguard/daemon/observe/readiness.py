@@ -6,9 +6,8 @@ Reported in advance, by the same calculation that would decide in the outage.
 from dataclasses import dataclass, replace
 from typing import Final
 
-from powerguard.core.energy import account, own
-from powerguard.core.energy import budget as sums
-from powerguard.core.energy.battery import charge_of
+from powerguard.core.energy import account, budget, own
+from powerguard.core.energy.learning import charge_of
 from powerguard.core.model.actions import Grade
 from powerguard.core.model.events import OutputSource
 from powerguard.core.model.policy import Policy
@@ -253,16 +252,16 @@ def full_battery(policy: Policy, state: State, now_s: float) -> FullBattery | No
     if not isinstance(state.phase, Online):
         load = max(load, state.phase.outage.load_at_start or load)
     mine = own.own_load(policy, state, now_s)
-    paused = sums.paused_load(policy, fresh, load, state.learned, own=mine)
+    paused = budget.paused_load(policy, fresh, load, state.learned, own=mine)
     tau_paused_s = account.tau_s(points, paused)
-    checkpoint_s = sums.checkpoint_s(fresh, now_s)
+    checkpoint_s = budget.checkpoint_s(fresh, now_s)
     health = min(state.battery.health, told_share(policy, state))
     return FullBattery(
         checkpoint_s=checkpoint_s,
-        stop_s=sums.stop_s(policy, Grade.FULL),
-        available_s=0.75 * sums.usable(policy, health) * tau_paused_s,
+        stop_s=budget.stop_s(policy, Grade.FULL),
+        available_s=0.75 * budget.usable(policy, health) * tau_paused_s,
         load_paused=paused,
-        grade=sums.choose_grade(policy, left=health, tau_paused_s=tau_paused_s, checkpoint=checkpoint_s),
+        grade=budget.choose_grade(policy, left=health, tau_paused_s=tau_paused_s, checkpoint=checkpoint_s),
     )
 
 
@@ -303,9 +302,9 @@ def _of_what_is_left(policy: Policy, state: State, full: FullBattery) -> list[Re
     if not isinstance(state.phase, Online) or left is None or left >= health:
         return []
     tau_s = account.tau_s(account.table(policy, state.battery), full.load_paused)
-    need_s = full.checkpoint_s + sums.stop_s(policy, Grade.BARE)
-    available_s = 0.75 * sums.usable(policy, left) * tau_s
-    if need_s <= available_s or need_s > 0.75 * sums.usable(policy, health) * tau_s:
+    need_s = full.checkpoint_s + budget.stop_s(policy, Grade.BARE)
+    available_s = 0.75 * budget.usable(policy, left) * tau_s
+    if need_s <= available_s or need_s > 0.75 * budget.usable(policy, health) * tau_s:
         return []
     detail = f"needs {need_s:.0f} s, has {available_s:.0f} s"
     return [_reason("too_little_left", detail, need_s=need_s, available_s=available_s, left=left)]

@@ -21,7 +21,7 @@ from typing import Final, NamedTuple
 
 from powerguard.core.decide import conditions
 from powerguard.core.drill import checks
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import budget
 from powerguard.core.energy.budget import Budget
 from powerguard.core.model.actions import Way
 from powerguard.core.model.events import Reading
@@ -293,7 +293,7 @@ def _tiers(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
     found: list[Json] = []
     for tier in range(shed.highest + 1):
         there = replace(policy, shed=replace(shed, tier=tier))
-        told = conditions.forecast(there, daemon.state, replace(now, shed_s=sums.shed_s(there)))
+        told = conditions.forecast(there, daemon.state, replace(now, shed_s=budget.shed_s(there)))
         in_s = {step.action: times.in_s(step.at_s) for step in told}
         commit_s = in_s.get("shutdown")
         found.append(
@@ -303,7 +303,7 @@ def _tiers(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
                 "pause_s": in_s.get("emergency_checkpoint"),
                 "durable_s": in_s.get("holding"),
                 "commit_s": commit_s,
-                "off_s": None if commit_s is None else rounded(commit_s + sums.force_after_s(there, now.grade)),
+                "off_s": None if commit_s is None else rounded(commit_s + budget.force_after_s(there, now.grade)),
             }
         )
     return found
@@ -579,7 +579,7 @@ def _power_on(daemon: Daemon, times: Times) -> Json:
 def required_steps(daemon: Daemon, now: Budget) -> dict[str, float]:
     """Split the needs into steps for display; the sum is `need_s`."""
     policy = daemon.policy
-    bare_s = sums.stop_s(policy, now.grade, reserve_s=0.0)
+    bare_s = budget.stop_s(policy, now.grade, reserve_s=0.0)
     ups_off_s = 0.0 if now.grade.value == "bare" else min(policy.ups_off_s, bare_s)
     return {
         "checkpoint": now.checkpoint_s,
@@ -734,7 +734,7 @@ def _utility(daemon: Daemon) -> TrainingGate:
 
 
 def _countdown(daemon: Daemon) -> TrainingGate:
-    off_at_s = sums.power_off_at_s(daemon.state.feed)
+    off_at_s = budget.power_off_at_s(daemon.state.feed)
     if off_at_s is None:
         return TrainingGate("countdown", open=True, text="none runs")
     left_s = max(0.0, off_at_s - daemon.clock())

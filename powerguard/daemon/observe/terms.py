@@ -8,9 +8,7 @@ from collections.abc import Callable
 from dataclasses import dataclass
 from typing import Final
 
-from powerguard.core.energy import battery as learning
-from powerguard.core.energy import budget as sums
-from powerguard.core.energy import needs
+from powerguard.core.energy import budget, learning, needs
 from powerguard.core.energy.budget import PAUSE_FREES, Budget, presumed_share
 from powerguard.core.energy.own import Own
 from powerguard.core.model.actions import Conduct, Grade
@@ -171,7 +169,7 @@ def shed_from(policy: Policy) -> str:
     if shed is None or shed.extra_s is not None:
         return "shed.extra_reserve_s of the settings"
     above = shed.highest - shed.tier
-    return f"tier {shed.tier}: {_count(above, 'tier')} above, each one stop of {sums.shed_step_s(policy):.0f} s"
+    return f"tier {shed.tier}: {_count(above, 'tier')} above, each one stop of {budget.shed_step_s(policy):.0f} s"
 
 
 def checkpoint_from(policy: Policy, learned: Learned, trainer: Trainer) -> str:
@@ -299,7 +297,7 @@ def _runtimes(policy: Policy, state: State, now: Budget) -> tuple[Term, ...]:
 def _needs(policy: Policy, state: State, now: Budget) -> tuple[Term, ...]:
     found: list[Term] = []
     for trainer in state.trainers:
-        rest_s = sums.checkpoint_s((trainer,), now.now_s)
+        rest_s = budget.checkpoint_s((trainer,), now.now_s)
         if not trainer.alive:
             source = "not alive"
         elif trainer.durable:
@@ -317,7 +315,7 @@ def _needs(policy: Policy, state: State, now: Budget) -> tuple[Term, ...]:
 
 
 def _stop(policy: Policy, learned: Learned, now: Budget) -> tuple[Term, ...]:
-    bare_s = sums.stop_s(policy, now.grade, reserve_s=0.0)
+    bare_s = budget.stop_s(policy, now.grade, reserve_s=0.0)
     reserve_s = now.stop_s - bare_s
     if now.grade is Grade.BARE:
         return (_seconds("stop_s", now.stop_s, "bare: sync and forced power-off"),)

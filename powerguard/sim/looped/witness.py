@@ -15,8 +15,7 @@ from typing import Final
 
 from powerguard.core.comeback import methods as core
 from powerguard.core.decide.transitions import TABLE
-from powerguard.core.energy import account
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget
 from powerguard.core.model.actions import (
     Action,
     ArmWay,
@@ -381,7 +380,7 @@ class OutageWitness:
         return all(end_s < now_s - for_s or begin_s > now_s for begin_s, end_s in self._world.scene.silences)
 
     def _is_ordered_off(self, state: State) -> bool:
-        return sums.power_off_at_s(state.feed) is not None or self._world.scene.order is not None
+        return budget.power_off_at_s(state.feed) is not None or self._world.scene.order is not None
 
     # --- What the daemon does ---------------------------------------------------------------------------------------
 
@@ -498,7 +497,7 @@ class OutageWitness:
         latched_s = phase.latched_s - self._offset_s
         # A bare stop may end in order for as long as the power lasted by the sums of the latch.
         within_s = min(phase.stops_within_s, self._policy.force_after_s)
-        latest_s = latched_s + max(sums.stop_s(self._policy, action.grade, reserve_s=0.0), within_s)
+        latest_s = latched_s + max(budget.stop_s(self._policy, action.grade, reserve_s=0.0), within_s)
         if deadline_s > max(latest_s, now_s + 3.0) + _CLOCK_S:
             self.broke("deadline_late", f"forced at {deadline_s:.1f} s, latched at {latched_s:.1f} s as {action.grade}")
         if not self._off_after_latch and phase.latched_s - self._offset_s >= self._life_s:

@@ -12,8 +12,7 @@ from dataclasses import replace
 
 from powerguard.core.comeback.recovery import Stored, restore
 from powerguard.core.decide.machine import step
-from powerguard.core.energy import budget as sums
-from powerguard.core.energy import needs
+from powerguard.core.energy import budget, needs
 from powerguard.core.model.actions import (
     Action,
     ArmWay,
@@ -75,7 +74,7 @@ def policy_of(scene: Scene, site: Site) -> Policy:
         trainers=(TrainerPolicy(name=TRAINER, conduct=Conduct.PAUSE, disk="local"),),
         ways=scene.returns.ways,
         outputs=(UPS,) if scene.returns.output else (),
-        ups_off_s=sums.CUT_GUARD_S if scene.returns.output else 0.0,
+        ups_off_s=budget.CUT_GUARD_S if scene.returns.output else 0.0,
         late_reboot=scene.returns.late,
     )
     if not scene.surroundings.twin:

@@ -14,8 +14,7 @@ import math
 from powerguard.core.decide import conditions
 from powerguard.core.decide.machine import WRONG
 from powerguard.core.decide.transitions import TABLE
-from powerguard.core.energy import account
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import account, budget
 from powerguard.core.model import events
 from powerguard.core.model.actions import (
     CapPower,
@@ -208,7 +207,7 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
     state, new = answer.state, answer.state.phase
     suspect = state.feed.suspect and state.feed.supply is not Supply.BATTERY  # Of several, another may be proven.
     unproven = isinstance(event, Reading) and suspect and isinstance(before.phase, Online)
-    if unproven and sums.power_off_at_s(state.feed) is None:
+    if unproven and budget.power_off_at_s(state.feed) is None:
         guarded = before.guarded_since_s is not None
         allowed = (PollNow, TriggerCheckpoint) if guarded else (PollNow,)
         hold(
@@ -252,7 +251,7 @@ def _check_signal(policy: Policy, before: State, state: State, action: StopTrain
     hold(isinstance(state.phase, EmergencyCheckpoint | Holding), "signals come after the pause and before the commit")
     hold(state.feed.supply is Supply.BATTERY and on_battery, "no trainer is signalled except on battery")
     hold(state.maintenance is None, "no trainer is signalled in maintenance")
-    hold(sums.power_off_at_s(state.feed) is None, "no trainer is signalled for a cut that comes anyway")
+    hold(budget.power_off_at_s(state.feed) is None, "no trainer is signalled for a cut that comes anyway")
     trainer = next((each for each in state.trainers if each.name == action.trainer), None)
     hold(
         trainer is not None and trainer.alive and trainer.told_pause,
@@ -315,7 +314,7 @@ def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -
     hold(state.maintenance is None, "maintenance suspends commits")
     hold(not phase.outage.aborted_by, "an aborted outage does not power off")
     hold(phase.boot_id == policy.boot_id, "a latch holds in its own boot only")
-    if sums.power_off_at_s(state.feed) is not None:
+    if budget.power_off_at_s(state.feed) is not None:
         return
     # Of a UPS that fell silent with the network the last word was utility, and is no news any more.
     heard = reading is not None and state.feed.lost_since_s is None
@@ -324,7 +323,7 @@ def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -
     hold(state.feed.supply is Supply.BATTERY, "only a battery that is confirmed is a reason to power off")
     if state.battery.left is not None:
         now = conditions.outage_budget(policy, state, phase.latched_s)
-        full_s = sums.stop_s(policy, Grade.FULL) + sums.shed_s(policy)
+        full_s = budget.stop_s(policy, Grade.FULL) + budget.shed_s(policy)
         lasts = now.reff_s is not None and now.reff_s > full_s + _HAIR
         hold(not lasts, "a host whose battery still lasts is not powered off")
 

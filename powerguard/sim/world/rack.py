@@ -14,7 +14,7 @@ from enum import StrEnum
 from itertools import pairwise
 from typing import Any, Final, NamedTuple
 
-from powerguard.core.energy import budget as sums
+from powerguard.core.energy import budget
 from powerguard.core.model.actions import Action, ContinueTrainer, ResumeTraining, StopTrainer, TerminateTrainer
 from powerguard.core.model.events import OwnLoad, OwnSource
 from powerguard.core.model.policy import Shared, Shed
@@ -258,7 +258,7 @@ class Member(Guarded):
         super().look()
         world, phase = self.world, self._state.phase
         if isinstance(phase, OnBattery | EmergencyCheckpoint | Holding):
-            self.berth.stop_s = sums.stop_s(self._policy, phase.outage.grade)
+            self.berth.stop_s = budget.stop_s(self._policy, phase.outage.grade)
         elif not isinstance(phase, Shutdown):
             self.berth.stop_s = math.inf
         self.berth.goes_on = isinstance(phase, OnBattery | Holding)

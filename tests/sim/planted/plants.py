@@ -138,7 +138,7 @@ PLANTS: tuple[Plant, ...] = (
     # --- The account -------------------------------------------------------------------------------------------------
     Plant(
         name="charge_in_percent_instead_of_a_share",
-        module="powerguard.core.energy.battery",
+        module="powerguard.core.energy.learning",
         swaps=(("return told / 100.0 if told", "return told if told"),),
         site=_WORN,
     ),
@@ -173,7 +173,7 @@ PLANTS: tuple[Plant, ...] = (
     ),
     Plant(
         name="health_believed_to_be_new",
-        module="powerguard.core.energy.battery",
+        module="powerguard.core.energy.learning",
         swaps=(("        return presumed\n", "        return 1.0\n"),),
         within=300,
         hint=89,
@@ -414,7 +414,7 @@ PLANTS: tuple[Plant, ...] = (
         name="resume_while_on_battery",
         module="powerguard.core.decide.machine",
         swaps=(
-            ("    if state.feed.supply is not Supply.UTILITY or sums.", "    if sums."),
+            ("    if state.feed.supply is not Supply.UTILITY or budget.", "    if budget."),
             ("    if not _is_stable(turn):", "    if False:"),
             # Only out of a hold: from a checkpoint on its way it would come and go within one step, without end.
             ("not lifecycle.holds_return(state.trainers, turn.now_s)", "type(state.phase).__name__ == 'Holding'"),
@@ -486,7 +486,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="signalled_whatever_the_supply",
         module="powerguard.core.trainers.escalation",
-        swaps=(("    if feed.supply is not Supply.BATTERY or not on_battery or sums", "    if sums"),),
+        swaps=(("    if feed.supply is not Supply.BATTERY or not on_battery or budget", "    if sums"),),
         within=120,
         hint=58,
         site=_DRAWING,
@@ -670,7 +670,7 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.comeback.methods",
         swaps=(
             ('each.way is Way.OUTPUT and each.returns != "aborts" for each', "False for each"),
-            ("sums.power_off_at_s(feed) is not None for feed in (", "False for feed in ("),
+            ("budget.power_off_at_s(feed) is not None for feed in (", "False for feed in ("),
         ),
         site=_RACES,
         within=120,
@@ -680,7 +680,7 @@ PLANTS: tuple[Plant, ...] = (
         name="an_output_cut_before_the_host_is_off",
         module="powerguard.core.comeback.methods",
         swaps=(
-            ("        Way.OUTPUT: off_in_s + sums.CUT_GUARD_S,", "        Way.OUTPUT: off_in_s - sums.CUT_GUARD_S,"),
+            ("        Way.OUTPUT: off_in_s + budget.CUT_GUARD_S,", "        Way.OUTPUT: off_in_s - budget.CUT_GUARD_S,"),
         ),
         site=_RETURNS,
         within=60,

@@ -1,4 +1,4 @@
-"""A battery's health, measured by its discharges and not taken from the UPS.
+"""What is learned of a battery: its health, measured by its discharges and not taken from the UPS, and its runtimes.
 
 A discharge shows the health in two ways. A charge that falls by D while the account gives out E says E / D: honest
 where the gauge counts against what the battery holds, always about 1 where it counts against the nameplate. So a high
