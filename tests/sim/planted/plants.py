@@ -486,7 +486,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="signalled_whatever_the_supply",
         module="powerguard.core.trainers.escalation",
-        swaps=(("    if feed.supply is not Supply.BATTERY or not on_battery or budget", "    if sums"),),
+        swaps=(("    if feed.supply is not Supply.BATTERY or not on_battery or budget", "    if budget"),),
         within=120,
         hint=58,
         site=_DRAWING,
@@ -679,9 +679,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="an_output_cut_before_the_host_is_off",
         module="powerguard.core.comeback.methods",
-        swaps=(
-            ("        Way.OUTPUT: off_in_s + budget.CUT_GUARD_S,", "        Way.OUTPUT: off_in_s - budget.CUT_GUARD_S,"),
-        ),
+        swaps=(("        Way.OUTPUT: off_in_s + budget.", "        Way.OUTPUT: off_in_s - budget."),),
         site=_RETURNS,
         within=60,
     ),
