@@ -175,7 +175,7 @@ async def test_show_when_the_daemon_is_down(folder: Path, golden: Golden) -> Non
     assert (await powerguard(*args, "--json")).object == example("battery-down")
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no database" * 200])
+@pytest.mark.parametrize("content", [None, b"", b"no database" * 200], ids=["none", "empty", "no database"])
 async def test_show_without_daemon_and_journal(content: bytes | None, folder: Path, golden: Golden) -> None:
     path = folder / "journal.sqlite"
     if content is not None:

@@ -231,7 +231,9 @@ async def test_another_host_that_does_not_answer_is_not_told_to_start_here(golde
     assert _why_elsewhere(down, "http://10.0.0.9:13493", "10.0.0.9") == late
 
 
-@pytest.mark.parametrize("content", [None, b"", b"no database" * 200, "a pipe"])
+@pytest.mark.parametrize(
+    "content", [None, b"", b"no database" * 200, "a pipe"], ids=["none", "empty", "no database", "a pipe"]
+)
 async def test_status_without_daemon_and_journal(content: bytes | str | None, folder: Path, golden: Golden) -> None:
     """No journal, an empty file, a file of rubbish, a pipe that nobody writes to: said, not raised nor waited for."""
     path = folder / "journal.sqlite"

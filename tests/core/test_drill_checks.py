@@ -26,33 +26,33 @@ def why(story: str, scope: str = "policy", words: str = WORDS, witness: str = "s
     return checks.refusal(player.policy, told.state, player.last_s, scopes, witness)
 
 
-@pytest.mark.parametrize(
-    ("case", "story", "scope", "words"),
-    [
-        ("no reading", "100 tick", "policy", WORDS),
-        ("a reading of battery", f"{READY}\n115 battery load=75 charge=100", "policy", WORDS),
-        ("a self-test", f"{READY}\n115 utility load=75 charge=100 testing", "policy", WORDS),
-        ("utility is new", f"100..103 {FULL}", "policy", WORDS),
-        (
-            "no time, no charge",
-            "100..114 utility load=75",
-            "policy",
-            "table=50:540,75:360,100:240 trainer=llm:pause:2000",
-        ),
-        ("a low charge", "100..114 utility charge=30", "policy", "trainer=llm:pause:20"),
-        ("no trainer", f"{READY}\n115 trainer llm alive=false", "pause", WORDS),
-        (
-            "trainers that continue",
-            f"{READY}\n115 trainer llm conduct=continue\n115 trainer vit conduct=continue",
-            "pause",
-            TWO,
-        ),
-        ("no checkpoint", f"{READY}\n{RECENT}", "pause", TWO),
-        ("an old checkpoint", READY.replace("age_s=60", "age_s=1900"), "cap", f"{WORDS} cap_share=0.7"),
-        ("an unknown scope", READY, "full,lunch", WORDS),
-        ("a boot without id", READY, "policy", f"{WORDS} boot_id="),
-    ],
-)
+REFUSALS = [
+    ("no reading", "100 tick", "policy", WORDS),
+    ("a reading of battery", f"{READY}\n115 battery load=75 charge=100", "policy", WORDS),
+    ("a self-test", f"{READY}\n115 utility load=75 charge=100 testing", "policy", WORDS),
+    ("utility is new", f"100..103 {FULL}", "policy", WORDS),
+    (
+        "no time, no charge",
+        "100..114 utility load=75",
+        "policy",
+        "table=50:540,75:360,100:240 trainer=llm:pause:2000",
+    ),
+    ("a low charge", "100..114 utility charge=30", "policy", "trainer=llm:pause:20"),
+    ("no trainer", f"{READY}\n115 trainer llm alive=false", "pause", WORDS),
+    (
+        "trainers that continue",
+        f"{READY}\n115 trainer llm conduct=continue\n115 trainer vit conduct=continue",
+        "pause",
+        TWO,
+    ),
+    ("no checkpoint", f"{READY}\n{RECENT}", "pause", TWO),
+    ("an old checkpoint", READY.replace("age_s=60", "age_s=1900"), "cap", f"{WORDS} cap_share=0.7"),
+    ("an unknown scope", READY, "full,lunch", WORDS),
+    ("a boot without id", READY, "policy", f"{WORDS} boot_id="),
+]
+
+
+@pytest.mark.parametrize(("case", "story", "scope", "words"), REFUSALS, ids=[case for case, *_ in REFUSALS])
 def test_a_refusal_reads(golden: Golden, case: str, story: str, scope: str, words: str) -> None:
     """What is wrong, with its numbers, and the fix."""
     golden("drill", why(story, scope, words), case)
