@@ -79,8 +79,8 @@ def run(*, quick: bool) -> Iterator[Figure]:
 def _has_gpu(python: str) -> bool:
     """Whether there is one with room for the large state, its gradients, and a copy."""
     code = "import torch; print(torch.cuda.is_available() and torch.cuda.mem_get_info()[0] > 70e9)"
-    told = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
-    return told.stdout.strip() == "True"
+    done = subprocess.run([python, "-c", code], capture_output=True, text=True, check=True)
+    return done.stdout.strip() == "True"
 
 
 def _measured(python: str, folder: Path, shape: str, size_bytes: int, rounds: int) -> Iterator[Figure]:
@@ -96,24 +96,24 @@ def _measured(python: str, folder: Path, shape: str, size_bytes: int, rounds: in
         if done.returncode:
             print(f"  {NAMES[way]}: failed: {done.stderr.strip()}")
             continue
-        told: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
-        what = f"{told['gb']:.1f} GB in {told['tensors']:,} tensors, " if "tensors" in told else ""
-        what += f"{told['device']}: {NAMES[way]}"
+        figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
+        what = f"{figures['gb']:.1f} GB in {figures['tensors']:,} tensors, " if "tensors" in figures else ""
+        what += f"{figures['device']}: {NAMES[way]}"
         if way == "limits":
-            bars = _bars(told)
-        for how in told.get("how", ()):
+            bars = _bars(figures)
+        for how in figures.get("how", ()):
             print(f"  with overlap, the copy was made {how}")
         for row, (text, unit) in _ROWS.items():
-            if row in told:
+            if row in figures:
                 bar = bars.get(row, "") if "powerguard" in way else ""
-                yield Figure(name=f"{what}: {text}", unit=unit, values=tuple(told[row]), bar=bar)
+                yield Figure(name=f"{what}: {text}", unit=unit, values=tuple(figures[row]), bar=bar)
     shutil.rmtree(folder, ignore_errors=True)
 
 
-def _bars(told: dict[str, Any]) -> dict[str, str]:
+def _bars(figures: dict[str, Any]) -> dict[str, str]:
     """What the machine itself allows."""
-    written_s = 1.1 * told["gb"] / max(told["write"])
-    read_s = 1.15 * told["gb"] / min(max(told["read"]), max(told.get("bus", [float("inf")])))
+    written_s = 1.1 * figures["gb"] / max(figures["write"])
+    read_s = 1.15 * figures["gb"] / min(max(figures["read"]), max(figures.get("bus", [float("inf")])))
     return {
         "emergency": f"<= {written_s:.2f} s, 1.1 x the disk",
         "during": f"<= {written_s:.2f} s, 1.1 x the disk",

@@ -47,7 +47,7 @@ MOST_RAW = 4_000_000_000
 WIDTH = 2048
 BATCH, TOKENS = 8, 1024
 
-Told = dict[str, list[float]]
+Figures = dict[str, list[float]]
 Boundary = Callable[[], object]
 
 
@@ -150,33 +150,33 @@ def measured(
     return {"stood": max(stood), "lost": lost_s, "durable": ended[0] - began_s}
 
 
-def add(told: Told, values: dict[str, float], name: str = "") -> None:
+def add(figures: Figures, values: dict[str, float], name: str = "") -> None:
     """Add each to the list of this name."""
     for row, value in values.items():
-        told.setdefault(name + row, []).append(value)
+        figures.setdefault(name + row, []).append(value)
 
 
 # --- What the machine can do --------------------------------------------------------------------------------------
 
 
-def limits(folder: Path, size_bytes: int, rounds: int) -> Told:
+def limits(folder: Path, size_bytes: int, rounds: int) -> Figures:
     """GB/s: from the GPU into pinned memory, and of the disk past the page cache."""
-    told: Told = {"write new": [], "write": [], "read": []}
+    figures: Figures = {"write new": [], "write": [], "read": []}
     if DEVICE == "cuda":
         on_gpu = torch.empty(2 * 10**9, dtype=torch.uint8, device=DEVICE)
         pinned = torch.empty(2 * 10**9, dtype=torch.uint8, pin_memory=True)
-        told["bus"] = []
+        figures["bus"] = []
         for _ in range(5):
             synchronize()
-            told["bus"].append(2 / timed(lambda: (pinned.copy_(on_gpu), synchronize())))
-        told["bus"] = told["bus"][1:]
+            figures["bus"].append(2 / timed(lambda: (pinned.copy_(on_gpu), synchronize())))
+        figures["bus"] = figures["bus"][1:]
     path, gb = folder / "raw", min(size_bytes, MOST_RAW) / 1e9
     for number in range(rounds + 1):
-        told["write" if number else "write new"].append(gb / timed(partial(raw, path, int(gb * 1e9), 8)))
+        figures["write" if number else "write new"].append(gb / timed(partial(raw, path, int(gb * 1e9), 8)))
     for _ in range(rounds):
-        told["read"].append(gb / timed(partial(raw, path, int(gb * 1e9), 16, reads=True)))
+        figures["read"].append(gb / timed(partial(raw, path, int(gb * 1e9), 16, reads=True)))
     path.unlink()
-    return told
+    return figures
 
 
 def raw(path: Path, size_bytes: int, threads: int, *, reads: bool = False) -> None:
@@ -245,33 +245,33 @@ class Training:
             self.pace.due_s = 0.0
             self.boundary()
 
-        told = measured(self.job, base_s, save, self.boundary, lambda: self.guard.stats() is not before)
+        figures = measured(self.job, base_s, save, self.boundary, lambda: self.guard.stats() is not before)
         if (stats := self.guard.stats()) is not None:
-            told |= {"copied": (stats.copy_bw or 0.0) / 1e9, "written": (stats.write_bw or 0.0) / 1e9}
+            figures |= {"copied": (stats.copy_bw or 0.0) / 1e9, "written": (stats.write_bw or 0.0) / 1e9}
         self.settle()
-        return told
+        return figures
 
     def emergency(self, number: int, *, beside: bool) -> float:
         """Return seconds from the order to durable. beside: a periodic write has just begun."""
-        told: list[float] = []
+        taken_s: list[float] = []
         if beside:
             self.pace.due_s = 0.0
             self.until(lambda: self.guard._writer.busy)  # noqa: SLF001
-        asking = threading.Thread(target=lambda: told.append(self._durable_s(number)))
+        asking = threading.Thread(target=lambda: taken_s.append(self._durable_s(number)))
         asking.start()
-        self.until(lambda: bool(told) or not asking.is_alive())
+        self.until(lambda: bool(taken_s) or not asking.is_alive())
         asking.join()
         self.settle()
-        return told[0]
+        return taken_s[0]
 
     def _durable_s(self, number: int) -> float:
         began_s = time.perf_counter()
-        told = self._call("POST", "/api/v1/trigger_checkpoint", {"id": f"bench-{number}", "deadline_s": 600.0})
-        while told["phase"] not in ("committed", "failed", "aborted"):
+        status = self._call("POST", "/api/v1/trigger_checkpoint", {"id": f"bench-{number}", "deadline_s": 600.0})
+        while status["phase"] not in ("committed", "failed", "aborted"):
             time.sleep(0.005)
-            told = self._call("GET", f"/api/v1/checkpoints/bench-{number}")
-        if told["phase"] != "committed":
-            raise OSError(told["error"])
+            status = self._call("GET", f"/api/v1/checkpoints/bench-{number}")
+        if status["phase"] != "committed":
+            raise OSError(status["error"])
         return time.perf_counter() - began_s
 
     def _call(self, method: str, path: str, body: dict[str, object] | None = None) -> dict[str, Any]:
@@ -279,36 +279,36 @@ class Training:
         connection.sock = socket(AF_UNIX)
         connection.sock.connect(str(self._socket))
         connection.request(method, path, None if body is None else json.dumps(body))
-        told: dict[str, Any] = json.loads(connection.getresponse().read())
+        answer: dict[str, Any] = json.loads(connection.getresponse().read())
         connection.close()
-        return told
+        return answer
 
 
 def by_powerguard(folder: Path, job: Job, rounds: int, *, snapshots: int = 2) -> dict[str, Any]:
     training = Training(folder, job, snapshots)
-    told: Told = {"emergency": [], "during": []}
+    figures: Figures = {"emergency": [], "during": []}
     ready_s = timed(training.settle)
     if rounds > 1:
         training.periodic()
     for number in range(rounds):
-        add(told, training.periodic())
-        told["emergency"].append(training.emergency(2 * number, beside=False))
-        told["during"].append(training.emergency(2 * number + 1, beside=True))
-    told["ready"] = [ready_s]
+        add(figures, training.periodic())
+        figures["emergency"].append(training.emergency(2 * number, beside=False))
+        figures["during"].append(training.emergency(2 * number + 1, beside=True))
+    figures["ready"] = [ready_s]
     ways: list[str] = []
     if job.is_real and snapshots == 2:
         for overlap in ("optimizer", "clone"):
             training.overlap(overlap)
             for _ in range(rounds):
-                add(told, training.periodic(), f"{overlap} ")
+                add(figures, training.periodic(), f"{overlap} ")
                 ways.append(training.state.copier.how)
         training.overlap("")
         torch.set_num_threads(1)
-        add(told, training.periodic(), "thread ")
+        add(figures, training.periodic(), "thread ")
     training.guard.save(job.done)
     (folder / "ends").write_text(json.dumps(job.ends()))
     training.guard.close()
-    return {**told, "how": ways}
+    return {**figures, "how": ways}
 
 
 # --- Others -------------------------------------------------------------------------------------------------------
@@ -322,9 +322,9 @@ def flushed(folder: Path) -> None:
         os.close(descriptor)
 
 
-def by_others(folder: Path, job: Job, rounds: int, begin: Callable[[], Callable[[], object]], name: str) -> Told:
+def by_others(folder: Path, job: Job, rounds: int, begin: Callable[[], Callable[[], object]], name: str) -> Figures:
     """begin: saves into the folder of this name; what it returns waits for what is still being written."""
-    told: Told = {}
+    figures: Figures = {}
     pool = ThreadPoolExecutor(1)
     for number in range(rounds + (rounds > 1)):
         shutil.rmtree(folder / name, ignore_errors=True)
@@ -342,11 +342,11 @@ def by_others(folder: Path, job: Job, rounds: int, begin: Callable[[], Callable[
         values = measured(job, base_s, save, lambda: None, is_over)
         writing[0].result()
         if number or rounds == 1:
-            add(told, values)
-    return told
+            add(figures, values)
+    return figures
 
 
-def by_dcp(folder: Path, job: Job, rounds: int, *, keeps: bool) -> Told:
+def by_dcp(folder: Path, job: Job, rounds: int, *, keeps: bool) -> Figures:
     """keeps: its stager copies into the same memory each time."""
     stager = None
     if keeps:
@@ -361,7 +361,7 @@ def by_dcp(folder: Path, job: Job, rounds: int, *, keeps: bool) -> Told:
     return by_others(folder, job, rounds, begin, "dcp")
 
 
-def by_torch(folder: Path, job: Job, rounds: int) -> Told:
+def by_torch(folder: Path, job: Job, rounds: int) -> Figures:
     def begin() -> Callable[[], object]:
         (folder / "torch").mkdir()
         torch.save(job.state(), folder / "torch" / "state.pt")
@@ -374,7 +374,7 @@ def by_torch(folder: Path, job: Job, rounds: int) -> Told:
 # --- Loading ------------------------------------------------------------------------------------------------------
 
 
-def load(folder: Path, job: Job, way: str) -> Told:
+def load(folder: Path, job: Job, way: str) -> Figures:
     """In a new process, whose optimizer has no moments yet."""
 
     def call() -> None:
@@ -418,10 +418,10 @@ def main(folder: Path, way: str, shape: str, size_bytes: int, rounds: int) -> No
         "torch": partial(by_torch, folder, job, rounds),
         **{f"load-{each}": partial(load, folder, job, each) for each in ("powerguard", "torch", "dcp")},
     }
-    told = ways[way]()
-    told |= {"memory": [(memory_bytes("VmHWM") - before) / job.bytes], "gb": job.bytes / 1e9, "device": device()}
-    told["tensors"] = 3 * len(list(job.model.parameters()))
-    print(json.dumps(told))
+    figures = ways[way]()
+    figures |= {"memory": [(memory_bytes("VmHWM") - before) / job.bytes], "gb": job.bytes / 1e9, "device": device()}
+    figures["tensors"] = 3 * len(list(job.model.parameters()))
+    print(json.dumps(figures))
     sys.stdout.flush()
     os._exit(0)
 

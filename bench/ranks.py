@@ -29,6 +29,7 @@ _STEP_S = 0.001
 _GB = 1_000_000_000
 _BLOCK = 50_000_000
 _MANY = 1000
+_LIMIT_S = 600.0
 
 
 def run(*, quick: bool) -> list[Figure]:
@@ -168,18 +169,22 @@ def _written(size: int, size_bytes: int, rounds: int) -> tuple[float, ...]:
     root, folder = Path("build/bench/ranks").absolute(), Path(tempfile.mkdtemp(prefix="pg-ranks-"))
     ours, theirs = context.Pipe()
     gates = context.Barrier(size), context.Event()
+    started = [
+        context.Process(target=_train, args=(theirs, gates, (root, folder, rank, size), size_bytes, rounds))
+        for rank in range(size)
+    ]
     try:
-        started = [
-            context.Process(target=_train, args=(theirs, gates, (root, folder, rank, size), size_bytes, rounds))
-            for rank in range(size)
-        ]
         for process in started:
             process.start()
         theirs.close()
+        if not ours.poll(_LIMIT_S):
+            message = f"{size} ranks: not durable within {_LIMIT_S:g} s"
+            raise TimeoutError(message)
         took: tuple[float, ...] = ours.recv()
-        for process in started:
-            process.join(30)
     finally:
+        for process in started:
+            process.kill()
+            process.join(30)
         for each in (root, folder):
             shutil.rmtree(each, ignore_errors=True)
     return took

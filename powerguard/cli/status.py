@@ -389,9 +389,8 @@ def _reasons(told: dict[str, Any], paint: Paint) -> list[tuple[int, str]]:
 
 def _once_said(told: dict[str, Any], text: str) -> str:
     """Return a text of the daemon, or a reference if one of the reasons has it already."""
-    return (
-        "see above" if text and any(clean(text) in clean(reason["text"]) for reason in told["reasons"]) else clean(text)
-    )
+    is_said = text and any(clean(text) in clean(reason["text"]) for reason in told["reasons"])
+    return "see above" if is_said else clean(text)
 
 
 def _power_on(told: dict[str, Any]) -> list[Row]:

@@ -403,8 +403,8 @@ class Guard:
         Before the first step, on every rank. From whichever tier has the newest; one that does not verify is set aside,
         and the same one from the next tier taken, or the one before. step: roll back to this step: no other will do,
         and checkpoints of higher steps are set aside at the first save. A training that is rolled back in its run waits
-        for what is being written. Raises StoreError when what lies there is another job's or cannot be read, or step
-        has no checkpoint, and what `state.load` raises.
+        for what is being written. Raises StoreError when what lies there is another job's or cannot be read, step has
+        no checkpoint, or the disk does not go on with that write, and what `state.load` raises.
         """
         step = None if step is None else whole(step)
         if self._is_new_or_rolled_back:

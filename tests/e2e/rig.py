@@ -234,10 +234,6 @@ class Rig:
         """Say whether the journal on the disk holds the order with this id."""
         return any(line.action == id_ for line in self.lines() if line.kind == "action")
 
-    def was_ordered_first(self, off: Off) -> bool:
-        """Say whether the journal held the power-off by then, or the log says that the disk did not answer in time."""
-        return off.ordered or bool(self.logged("journal_not_durable"))
-
     def was_journalled_first(self, trainer: Trainer) -> bool:
         """Say whether the journal held each order before the trainer got it.
 

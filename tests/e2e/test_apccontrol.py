@@ -103,7 +103,7 @@ async def test_a_daemon_that_owns_the_shutdown_is_left_to_it(kind: str) -> None:
             await committed(running)
             assert world.offs() == []
             off = await world.off()
-            assert world.was_ordered_first(off)
+            assert off.ordered
             assert not shut_down(made)
             assert not [line for line in made.called("wall") if "Doing shutdown" in line]
         hints = {line["hint"] for line in world.logged("hint_received")}

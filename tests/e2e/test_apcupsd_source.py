@@ -33,7 +33,7 @@ async def test_an_outage_to_the_end() -> None:
         world.ups.utility = False
         await world.phase("on_battery")
         off = await world.off()
-        assert world.was_ordered_first(off)
+        assert off.ordered
         assert world.ups.alive
         assert world.trainers[0].committed()
         world.one_outage()
@@ -60,7 +60,7 @@ async def test_story_9_an_apcupsd_that_dies_on_battery_ends_in_dead_reckoning() 
         await world.phase("on_battery")
         running.process.kill()
         off = await world.off()
-        assert world.was_ordered_first(off)
+        assert off.ordered
         assert world.ups.alive
         world.one_outage()
         world.no_traceback()

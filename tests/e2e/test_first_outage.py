@@ -69,7 +69,7 @@ def story_is_in_order(world: Rig, cut_at_s: float, off: Off, stop_s: float = STO
     for trainer in world.trainers:
         assert len(trainer.orders) == 1
         assert world.was_journalled_first(trainer)
-    assert world.was_ordered_first(off)
+    assert off.ordered
     (power_off,) = world.actions("PowerOff")
     assert power_off.at_s <= off.at_s
     force_after_s = float(str(power_off.payload["force_after_s"]))

@@ -80,7 +80,7 @@ async def test_killed_before_the_commit(moment: Moment) -> None:
         assert world.was_journalled_first(trainer)
         moved = [numbers(line)["new"] for line in world.notes("phase_changed")]
         assert moved == ["on_battery", "emergency_checkpoint", "holding", "shutdown"]
-        assert world.was_ordered_first(off)
+        assert off.ordered
         assert world.ups.alive
         world.no_traceback()
 

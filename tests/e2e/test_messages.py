@@ -124,7 +124,7 @@ async def test_targets_that_hang_cost_nothing_and_get_everything_after_the_boot(
             # No BMC and no foreign disk to wait for: the word follows the commit at once, messages or not.
             assert off.at_s - latched.at_s < 1.0 + BUSY_S
             assert off.deadline_s == int(float(str(ordered.payload["force_after_s"])))
-            assert world.was_ordered_first(off)
+            assert off.ordered
             lag_s = await world.metric("powerguard_event_loop_lag_seconds")
             assert lag_s is not None
             status = await world.status()

@@ -207,20 +207,20 @@ def best(call: Callable[[], object]) -> float:
 
 
 def test_a_copy_reaches_the_bus_with_one_thread_too() -> None:
-    """2 GB in 200 tensors, next to one copy into pinned memory; through buffers a tenth of that with one thread."""
+    """As fast as one copy into pinned memory, less a seventh; 8 GB in 200 tensors."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
-        rows = [torch.randn(2_500_000, device="cuda") for _ in range(200)]
-        whole = torch.empty(2 * 10**9, dtype=torch.uint8, device="cuda")
-        pinned = torch.empty(2 * 10**9, dtype=torch.uint8, pin_memory=True)
+        rows = [torch.randn(10_000_000, device="cuda") for _ in range(200)]
+        whole = torch.empty(8 * 10**9, dtype=torch.uint8, device="cuda")
+        pinned = torch.empty(8 * 10**9, dtype=torch.uint8, pin_memory=True)
         bus_s = best(lambda: pinned.copy_(whole))
         state = TorchState(model=nn.Linear(1, 1), extra={"rows": rows})
         with Snapshot(copier=state.copier) as snapshot:
             register(snapshot, state)
             take_s = best(lambda: snapshot.take(state.items()))
-            print(f"bus {2 / bus_s:.1f} GB/s, snapshot {2 / take_s:.1f} GB/s")
-            assert take_s < bus_s / 0.6
+            print(f"bus {8 / bus_s:.1f} GB/s, snapshot {8 / take_s:.1f} GB/s")
+            assert take_s < bus_s / 0.86
     finally:
         torch.set_num_threads(threads)
 
@@ -254,4 +254,4 @@ def test_many_small_tensors() -> None:
         register(snapshot, state)
         take_s = best(lambda: snapshot.take(state.items()))
     print(f"40,000 tensors: {take_s:.3f} s")
-    assert take_s < 1.0
+    assert take_s < 0.5

@@ -65,6 +65,11 @@ class LateDevice:
         if slowest_s is not None:
             threading.Thread(target=self._run, daemon=True).start()
 
+    @property
+    def is_copying(self) -> bool:
+        """Copies have begun, and were not made yet."""
+        return bool(self._jobs)
+
     # --- The port ----------------------------------------------------------------------------------------------------
 
     def owns(self, tensor: Any) -> bool:

@@ -179,6 +179,19 @@ def test_what_an_interrupted_copy_began_has_landed_before_the_memory_is_used_aga
         assert at > 200
 
 
+def test_a_child_of_fork_waits_for_no_copy_that_was_interrupted() -> None:
+    """The GPU is the parent's: a child that waits for it may hang."""
+    device = LateDevice(slowest_s=None)
+    with training(device) as rig:
+        interrupted = (at for at in range(1, 1000) if cut(lambda: rig.snapshot.take(rig.state.items(), late=True), at))
+        assert any(device.is_copying for _ in interrupted)
+        rig.state.copier.forsake()
+        rig.state.copier.land()
+        assert device.is_copying
+        device.land()
+        device.registered.clear()
+
+
 # --- What may not be late ---------------------------------------------------------------------------------------------
 
 

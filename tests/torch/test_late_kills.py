@@ -35,5 +35,5 @@ def killed(folder: Path, kills: int, steps: int, where: str = "cpu") -> None:
     assert losses == expected
     assert final == end
     assert len(starts) <= kills + (kills < 100), "of many kills, some came in a restore"
-    assert sum(start > 0 for start in starts) > kills // 6, "few checkpoints were ever used"
+    assert sum(start > 0 for start in starts) > len(starts) // 3, "few checkpoints were ever used"
     assert (folder / "pieces" / "late").exists(), "no copy was ever late"

@@ -217,6 +217,28 @@ def test_a_training_that_is_rolled_back_in_mid_write_reads_into_no_memory_that_i
     assert job.steps_on_disk() == [older + 1, older], "what was left behind is set aside"
 
 
+def test_a_roll_back_does_not_wait_for_ever_for_a_disk_that_hangs(job: Job) -> None:
+    older = job.guard.save(job.step()).step
+    newer = periodic(job)
+    failed: list[str] = []
+
+    def restore() -> None:
+        try:
+            job.guard.restore(step=older)
+        except StoreError as error:
+            failed.append(str(error))
+
+    thread = threading.Thread(target=restore)
+    thread.start()
+    until_s = time.monotonic() + 60.0
+    while thread.is_alive() and time.monotonic() < until_s:
+        job.now_s += 61
+        thread.join(0.2)
+    assert failed == [f"a state in memory is still being written: the disk has taken nothing of step {newer} for 60 s"]
+    job.disk.gate.set()
+    assert job.guard.restore(step=older) == older
+
+
 def test_what_a_failed_write_left_in_memory_is_forgotten_when_training_is_rolled_back(job: Job) -> None:
     """An emergency that finds no newer state would write the restored one under that step."""
     job.requests.pace.written(SIZE, 1.0)

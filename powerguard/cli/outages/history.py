@@ -277,11 +277,8 @@ def _sum(args: argparse.Namespace, db: sqlite3.Connection) -> int:
     found = figures.total(figures.cost_of(each.figures) if each.ended_wall is not None else None for each in records)
     if args.json:
         head = {"schema_version": 1, "object": "history-sum", "since": None if args.since is None else since_s}
-        print(
-            json.dumps(
-                {**head, "outages": found.outages, "unknown": found.unknown, **figures.plain_cost(found)}, indent=2
-            )
-        )
+        whole = {**head, "outages": found.outages, "unknown": found.unknown, **figures.plain_cost(found)}
+        print(json.dumps(whole, indent=2))
         return 0
     since = "" if args.since is None else f" since {moment(since_s)[:16]}"
     more = f", and {found.unknown} whose cost is not known" if found.unknown else ""

@@ -219,9 +219,9 @@ class Nvml:
         )
 
     def _power_mw(self, handle: object) -> int | None:
-        told = self._ask("nvmlDeviceGetFieldValues", handle, [_POWER_INSTANT])
-        if told is not None and told[0].nvmlReturn == 0:
-            return int(told[0].value.uiVal)
+        values = self._ask("nvmlDeviceGetFieldValues", handle, [_POWER_INSTANT])
+        if values is not None and values[0].nvmlReturn == 0:
+            return int(values[0].value.uiVal)
         usual_mw = self._ask("nvmlDeviceGetPowerUsage", handle)
         return None if usual_mw is None else int(usual_mw)
 

@@ -132,9 +132,8 @@ def draw(seed: int, site: Site, *, faults: bool) -> Scene:
     second = draw_second(seed, site.faults) if faults else None
     surroundings = draw_surroundings(seed, site.faults, cuts) if faults else SurroundingFacts()
     if second is not None or site.drill.done:
-        surroundings = SurroundingFacts(
-            network=surroundings.network if second is None else None
-        )  # One complication at a time.
+        # One complication at a time.
+        surroundings = SurroundingFacts(network=surroundings.network if second is None else None)
     return Scene(
         seed=seed,
         cuts=cuts,

@@ -91,6 +91,7 @@ _MARGIN = 1.25  # of the time that a write is expected to take: it must be over 
 _PATIENT_S = 5.0  # with the end of training, before the log says what that waits for
 _COMMIT_S = 0.5  # manifest, rename and syncs
 _STUCK_S = 60.0  # how long training waits for a write that makes no progress
+_OTHERS_S = 600.0  # and for the commit behind it: other ranks may still write
 
 _log = logging.getLogger("powerguard.trainer")
 _Value = TypeVar("_Value")
@@ -175,7 +176,10 @@ class Writer:
         return slot
 
     def _await(self, operation: Operation | None) -> None:
-        """Wait for the only snapshot: what is written from it gives way to an operation's state, or goes first."""
+        """Wait until no snapshot is being written: it gives way to an operation's state, or goes first.
+
+        Raises GivenUp; StoreError if the disk does not go on.
+        """
         requests = self._requests
         seen, until_s = -1, 0.0
         while older := next((write for write in self._queue if write.needs_snapshot), None):
@@ -188,7 +192,7 @@ class Writer:
                 seen, until_s = older.bytes_done, requests.clock() + _STUCK_S
             elif requests.clock() >= until_s:
                 msg = (
-                    f"the only snapshot is still being written: the disk has taken nothing of step {older.taken.step} "
+                    f"a state in memory is still being written: the disk has taken nothing of step {older.taken.step} "
                     f"for {_STUCK_S:g} s"
                 )
                 raise StoreError(msg)
@@ -205,8 +209,14 @@ class Writer:
         return [slot for slot in range(self._checkpointer.snapshots) if slot not in taken]
 
     def clear(self) -> None:
-        """Wait until all is written, and forget what is in memory: training is rolled back, and reads into it."""
-        self._requests.changed.wait_for(lambda: not self.busy)
+        """Wait until all is written, and forget what is in memory: training is rolled back, and reads into it.
+
+        Raises StoreError if the disk, or a rank that has not written its part, does not go on.
+        """
+        self._await(None)
+        if not self._requests.changed.wait_for(lambda: not self.busy, _OTHERS_S):
+            msg = f"a checkpoint was written and is not committed after {_OTHERS_S:g} s (does its disk or a rank hang?)"
+            raise StoreError(msg)
         self._fresh = self._requests.snapshot_step = None
 
     def keep(self, taken: Taken) -> None:

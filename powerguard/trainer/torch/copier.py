@@ -27,7 +27,7 @@ from powerguard.trainer.store.items import Arranged, Item
 from powerguard.trainer.store.manifest import ALIGN, Layout, StoreError
 from powerguard.trainer.store.shards import laid_out
 from powerguard.trainer.torch.device import Device, DeviceError, Mark, Tensor
-from powerguard.trainer.torch.tree import TensorItem
+from powerguard.trainer.torch.tree import TensorItem, local
 
 OVERLAPS: Final = ("", "optimizer", "clone")
 _JOINED: Final = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool}
@@ -394,7 +394,7 @@ class Copier:
 
     def forsake(self) -> None:
         """In a child of fork: the GPU, and what is registered with it, are the parent's."""
-        self._where = None
+        self._where, self._is_beginning = None, False
         self._registered.clear()
         self._late.clear()
 
@@ -426,7 +426,7 @@ class Copier:
         tensors = [param for each in self._optimizers for group in each.param_groups for param in group["params"]]
         parts = (part for each in self._optimizers for part in each.state.values() if isinstance(part, dict))
         tensors += [value for part in parts for value in part.values() if isinstance(value, torch.Tensor)]
-        return {_memory(getattr(each, "_local_tensor", each)) for each in tensors}  # a DTensor's shard
+        return {_memory(local(each)) for each in tensors}
 
     def _place(self, item: Item, theirs: set[_Memory]) -> _Place:
         """Where an item goes."""

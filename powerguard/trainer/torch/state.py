@@ -38,6 +38,7 @@ from powerguard.trainer.torch.tree import (
     Value,
     fill,
     layout_of,
+    local,
 )
 from powerguard.trainer.weights import FORMAT, INDEX
 
@@ -414,11 +415,6 @@ class _Module:
                     owner._buffers[leaf] = source.unpack(key, part).to(buffer.device)  # noqa: SLF001 - keeps it non-persistent
                 else:
                     fill(local(buffer), source.loaded(part))
-
-
-def local(tensor: Tensor) -> Tensor:
-    """The part of a DTensor that this rank has, sharing its memory; any other tensor itself."""
-    return tensor if layout_of(tensor) is None else tensor.detach().to_local()
 
 
 def _misfit(name: str, here: Tensor, node: Json, source: Unpacker) -> list[str]:

@@ -328,6 +328,11 @@ def layout_of(value: Tensor) -> dict[str, Json] | None:
     }
 
 
+def local(tensor: Tensor) -> Tensor:
+    """The part of a DTensor that this rank has, sharing its memory; any other tensor itself."""
+    return tensor if layout_of(tensor) is None else tensor.detach().to_local()
+
+
 def _kind(value: object) -> str:
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
