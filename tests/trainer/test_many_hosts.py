@@ -83,19 +83,21 @@ def test_what_is_being_written_is_finished_before_the_ranks_end(folder: Path) ->
 
 
 class Breakable(MemoryRanks):
-    """A rank whose host goes dark: no call of it reaches the store any more. dark: whether one for a key does not."""
+    """A rank whose host goes dark: no call of it reaches the store any more.
 
-    def __init__(self, memory: Memory, rank: int, hosts: list[str], dark: Callable[[str], bool]) -> None:
+    fault: what a call for a key raises instead; None where it reaches the store.
+    """
+
+    def __init__(self, memory: Memory, rank: int, hosts: list[str], fault: Callable[[str], Exception | None]) -> None:
         super().__init__(memory, rank, len(hosts), hosts)
         for name in ("get", "set", "claim", "check", "add"):
-            setattr(self, name, self._unless(dark, getattr(self, name)))
+            setattr(self, name, self._unless(fault, getattr(self, name)))
 
     @staticmethod
-    def _unless(dark: Callable[[str], bool], call: Callable[..., object]) -> Callable[..., object]:
+    def _unless(fault: Callable[[str], Exception | None], call: Callable[..., object]) -> Callable[..., object]:
         def asked(key: str, *arguments: object) -> object:
-            if dark(key):
-                msg = "the store has gone"
-                raise RanksError(msg)
+            if (raised := fault(key)) is not None:
+                raise raised
             return call(key, *arguments)
 
         return asked
@@ -111,7 +113,11 @@ def held(it: Job) -> None:
 def test_no_rank_goes_on_where_a_host_has_vanished(folder: Path) -> None:
     """It went dark in the hold, without a word: the resume finds that, and the others end where they stand."""
     memory, dark, hosts = Memory(), threading.Event(), ["a", "b", "b"]
-    ranks = [Breakable(memory, rank, hosts, lambda _, rank=rank: dark.is_set() and rank == 0) for rank in range(3)]  # type: ignore[misc]
+
+    def fault(_: str) -> Exception | None:
+        return RanksError("the store has gone") if dark.is_set() else None
+
+    ranks = [Breakable(memory, 0, hosts, fault), MemoryRanks(memory, 1, 3, hosts), MemoryRanks(memory, 2, 3, hosts)]
     it = Job(ranks, limits=replace(QUICK, dead_s=1.0, lost_s=60.0))
     it.start()
     try:
@@ -130,20 +136,28 @@ def test_no_rank_goes_on_where_a_host_has_vanished(folder: Path) -> None:
 @pytest.mark.parametrize("knows_the_step", [True, False])
 def test_a_rank_that_stands_and_loses_the_store_of_another_host_ends(folder: Path, knows_the_step: bool) -> None:
     """Whether all hosts go on can never be known again. On one host, ranks train on as before."""
-    memory, dark = Memory(), threading.Event()
+    memory, dark, stands = Memory(), threading.Event(), threading.Event()
 
-    def is_dark(key: str) -> bool:
-        return dark.is_set() or (key == "log/1" and not knows_the_step)
+    def late(key: str) -> Exception | None:
+        """Have the other rank bid first, so that it is not the one that has to write the step."""
+        return unseen(key) if key == "log/0" and not (knows_the_step or stands.is_set()) else None
 
-    ranks = [MemoryRanks(memory, 0, 2, ["a", "b"]), Breakable(memory, 1, ["a", "b"], is_dark)]
+    def fault(key: str) -> Exception | None:
+        if dark.is_set():
+            return RanksError("the store has gone")
+        return unseen(key) if key == "log/1" and not knows_the_step else None
+
+    def unseen(key: str) -> Exception:
+        time.sleep(QUICK.beat_s)
+        return TimeoutError(key)
+
+    ranks = [Breakable(memory, 0, ["a", "b"], late), Breakable(memory, 1, ["a", "b"], fault)]
     it = Job(ranks, limits=replace(QUICK, lost_s=0.6))
     it.start()
     try:
-        it.agreements[0].open(TriggerRequest(id="a", after=After.PAUSE), save=False)
-        # A rank that cannot read the step may have lost the others before all stand.
-        it.until(
-            lambda: all(one.standing is not None for one in it.agreements) or (not knows_the_step and 1 in it.exited)
-        )
+        it.agreements[1].open(TriggerRequest(id="a", after=After.PAUSE), save=False)
+        it.until(lambda: it.agreements[1].standing is not None)
+        stands.set()
         it.until(lambda: not knows_the_step or it.agreements[1].state.held_at is not None)
         dark.set()
         it.until(lambda: 1 in it.exited)
@@ -158,7 +172,8 @@ def test_training_goes_on_once_all_have_shown_that_they_are_there(folder: Path) 
     one, two, three = (rank.guard.requests for rank in world.ranks)
     one.pause()
     two.pause()
-    world.until(lambda: three.status().held_by == "a, b" and three.status().paused)
+    world.until(lambda: three.status().held_by == "a, b")
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     world.until(lambda: (one.status().held_by, two.status().held_by) == ("b", "a"))
     told = one.resume()
     assert (told.paused, told.held_by) == (True, "b")
