@@ -12,7 +12,7 @@ from powerguard.core.model.state import Shutdown
 from powerguard.daemon.journal import read_all, read_only
 from powerguard.sim.demo.story import numbers
 from tests.e2e.peers import Trainer
-from tests.e2e.rig import BUSY_S, PAUSED, ROOMY, SHORT, TRAINING, Rig, rig
+from tests.e2e.rig import BUSY_S, LONG, PAUSED, ROOMY, TRAINING, Rig, rig
 
 SLOW_WRITE_S = 1.5
 STOP_S = 9.0
@@ -69,7 +69,7 @@ async def test_killed_before_the_commit(moment: Moment) -> None:
         await world.phase("holding")
         await world.note("outage_continued")
         world.ups.look()
-        world.ups.battery = replace(world.ups.battery, runtime=SHORT)  # and now it is nearly empty
+        world.ups.battery = replace(world.ups.battery, runtime=LONG)  # and now it is nearly empty
         off = await world.off()
         assert world.one_outage() == before
         (continued,) = world.notes("outage_continued")

@@ -183,9 +183,12 @@ PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=
         while not holds():
             if time.monotonic() > by_s:
                 logs = "\n".join(
-                    f"{p.name}: {p.read_text(errors='replace')[-600:]}" for p in (self.folder / "log").iterdir()
+                    f"{p.name}: {p.read_text(errors='replace')[-2000:]}" for p in (self.folder / "log").iterdir()
                 )
-                msg = f"not after {limit_s:g} s: {what}\n{logs}"
+                jobs = ""
+                with contextlib.suppress(subprocess.SubprocessError):
+                    jobs = self.ask("scontrol", "--oneliner", "show", "job")
+                msg = f"not after {limit_s:g} s: {what}\n{jobs}\n{logs}"
                 raise AssertionError(msg)
             time.sleep(0.1)
 

@@ -75,7 +75,11 @@ def test_a_node_leaves_and_the_job_is_requeued() -> None:
                 assert cluster.job(job)["Restarts"] == "1"
                 cluster.ask("scontrol", "update", "NodeName=gpu2", "State=RESUME")
                 cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
-                until(lambda: all(any(w == "step" and s > step for w, s, _ in host.said()) for host in hosts), hosts)
+                cluster.until(
+                    lambda: all(any(w == "step" and s > step for w, s, _ in host.said()) for host in hosts),
+                    "the ranks on both nodes train again",
+                    LIMIT_S,
+                )
                 assert [[s for w, s, _ in host.said() if w == "start"] for host in hosts] == [[0, step]] * 2
         finally:
             folder.unlink()
