@@ -99,6 +99,20 @@ def test_memory_that_cannot_be_registered_goes_through_buffers() -> None:
         assert "through buffers: cudaHostRegister: operation not supported" in rig.state.copier.how
 
 
+def test_a_call_that_the_gpu_refuses_leaves_no_error_for_training() -> None:
+    """torch would raise it at the next launch of this thread, in the middle of a load."""
+    device, memory = CudaDevice(), torch.zeros(1 << 20, dtype=torch.uint8)
+    where = torch.device("cuda", torch.cuda.current_device())
+    device.register(where, memory.data_ptr(), len(memory))
+    with pytest.raises(DeviceError, match="cudaHostRegister"):
+        device.register(where, memory.data_ptr(), len(memory))
+    assert torch.ones(4, device=where).add_(1).sum().item() == 8
+    device.unregister(where, memory.data_ptr())
+    with pytest.raises(DeviceError, match="cudaHostUnregister"):
+        device.unregister(where, memory.data_ptr())
+    assert torch.ones(4, device=where).add_(1).sum().item() == 8
+
+
 def test_a_step_that_is_recorded_in_a_graph_is_never_overlapped() -> None:
     model = nn.Linear(2000, 2000, device="cuda")
     optimizer = torch.optim.SGD(model.parameters(), lr=0.1)

@@ -28,7 +28,8 @@ SIZES = Sizes(small=2048, small_on_host=512, joined=4096, batch=4096, registered
 class LateDevice:
     """owns: which tensors lie on it. slowest_s: how late its thread may be; None: it copies when asked or waited for.
 
-    cannot_register: why registering fails, from the piece number `fails_at` on. breaks_at: the copy that fails.
+    cannot_register: why registering fails, from the piece number `fails_at` on. cannot_pin: why there are no buffers.
+    breaks_at: the copy that fails.
     """
 
     def __init__(
@@ -39,6 +40,7 @@ class LateDevice:
         owns: Callable[[Any], bool] = torch.is_floating_point,
         cannot_register: str = "",
         fails_at: int = 0,
+        cannot_pin: str = "",
         breaks_at: int | None = None,
         free_bytes: int = 2**40,
         sizes: Sizes = SIZES,
@@ -49,6 +51,7 @@ class LateDevice:
         self._owns = owns
         self._cannot_register = cannot_register
         self._fails_at = fails_at
+        self._cannot_pin = cannot_pin
         self.breaks_at = breaks_at
         self.free_bytes = free_bytes
         self.recording = self.stuck = False
@@ -93,6 +96,8 @@ class LateDevice:
                 self.faults.append("unregistered while a copy was on its way")
 
     def pinned(self, size_bytes: int) -> Any:
+        if self._cannot_pin:
+            raise RuntimeError(self._cannot_pin)
         self._pinned.append(torch.full((size_bytes,), _BYTE, dtype=torch.uint8))
         return self._pinned[-1]
 

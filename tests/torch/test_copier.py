@@ -411,6 +411,53 @@ def test_memory_that_cannot_be_registered_is_told_and_copied_through_buffers(
     ]
 
 
+def test_where_no_memory_can_be_pinned_either_it_is_copied_as_it_is() -> None:
+    device = LateDevice(slowest_s=None, cannot_register="no", cannot_pin="CUDA error: out of memory\nCompile with")
+    with training(device) as rig:
+        expected, found = rig.expected(), rig.taken()
+        rig.step()
+        assert found() == expected
+        assert rig.state.copier.how == "at once, without buffers: CUDA error: out of memory"
+
+
+class Choosy(torch.optim.AdamW):
+    """Loads nothing from registered memory, and breaks off with half of it loaded; `device` is the GPU's."""
+
+    device: LateDevice
+    fails: bool = True
+
+    def load_state_dict(self, state_dict: Any) -> None:
+        super().load_state_dict(state_dict)
+        if self.fails or self.device.registered:
+            msg = "CUDA error: invalid argument"
+            raise RuntimeError(msg)
+
+
+@pytest.mark.parametrize("fails", [False, True])
+def test_what_cannot_be_loaded_from_registered_memory_is_loaded_once_more(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, fails: bool
+) -> None:
+    first = Training(LateDevice(), make=Choosy)
+    with Guard(first.state, tmp_path, job="load", socket=None) as guard:
+        guard.step(1)
+        guard.save(1)
+    device = LateDevice()
+    again = Training(device, make=Choosy)
+    assert isinstance(again.optimizer, Choosy)
+    again.optimizer.device, again.optimizer.fails = device, fails
+    with Guard(again.state, tmp_path, job="load", socket=None) as guard:
+        if fails:
+            with pytest.raises(RuntimeError, match="invalid argument"):
+                guard.restore()
+        else:
+            assert guard.restore() == 1
+            assert again.expected() == first.expected()
+        told = "loading once more, from memory that the GPU does not know: CUDA error: invalid argument"
+        assert told in [each.message for each in caplog.records]
+        assert not device.registered
+    assert not device.faults
+
+
 def test_a_load_finds_its_memory_registered_in_one_piece(tmp_path: Path) -> None:
     """A GPU loads seven times as fast then, and refuses a copy that reaches from one piece into the next.
 
@@ -555,6 +602,22 @@ def test_a_device_without_room_copies_what_it_has(free_bytes: int, overlap: str)
             assert found() == expected
     if overlap == "clone" and free_bytes < 60_000:
         assert rig.state.copier.how.startswith("at once (the GPU has no room for a copy of ")
+
+
+def test_training_may_grow_into_the_room_of_a_clone() -> None:
+    """Its next copy is of the tensors themselves, which training waits for."""
+    device = LateDevice(slowest_s=None)
+    with training(device, "clone") as rig:
+        expected, found = rig.expected(), rig.taken()
+        rig.step()
+        assert found() == expected
+        device.free_bytes = 1000
+        for _ in range(2):
+            expected, found = rig.expected(), rig.taken()
+            for param in rig.model.parameters():
+                param.data.zero_()
+            assert found() == expected
+            assert rig.state.copier.how == "at once (the GPU has no room any more for a copy of the state)"
 
 
 def test_a_wait_for_what_never_arrives_can_be_called_off() -> None:

@@ -189,6 +189,8 @@ class Copier:
         """Snapshots by address, and where the pieces end that are registered of each."""
         self._refused: set[int] = set()
         """Those that cannot be registered."""
+        self._loading = 0
+        """The one that was last registered as a whole."""
         self._bounce: list[Tensor] = []
         self._unregistered = "its memory is not registered yet"
         self._no_overlap = ""
@@ -250,16 +252,26 @@ class Copier:
                 return
         clone = clone and self._overlap == "clone" and self._may_clone(items, run.where)
         for item, entry in zip(items[run.first : run.last], items.layout.items[run.first : run.last], strict=True):
-            if entry.size_bytes:
-                flat, end = _flat(item.tensor).view(torch.uint8), entry.offset + entry.size_bytes
-                if clone:
-                    own = self._device.empty(flat, flat.numel(), torch.uint8).copy_(flat)
-                    yield Part(entry.offset, end, own)
-                else:
-                    live = item.tensor if item.whole is None else item.whole
-                    # It may have become one that no optimizer has, since the plan was made.
-                    is_late = run.late and _memory(item.tensor) in theirs
-                    yield Part(entry.offset, end, flat, item.name, live, is_late)
+            if not entry.size_bytes:
+                continue
+            flat, end = _flat(item.tensor).view(torch.uint8), entry.offset + entry.size_bytes
+            if clone and (own := self._cloned(flat)) is not None:
+                yield Part(entry.offset, end, own)
+                continue
+            clone = False
+            live = item.tensor if item.whole is None else item.whole
+            # It may have become one that no optimizer has, since the plan was made.
+            is_late = run.late and self._overlap == "optimizer" and _memory(item.tensor) in theirs
+            yield Part(entry.offset, end, flat, item.name, live, is_late)
+
+    def _cloned(self, flat: Tensor) -> Tensor | None:
+        """Return a copy on the GPU; None where training has taken the room since the first one."""
+        try:
+            return self._device.empty(flat, flat.numel(), torch.uint8).copy_(flat)
+        except torch.OutOfMemoryError:
+            self._has_room = False
+            self._refuse_overlap("the GPU has no room any more for a copy of the state")
+            return None
 
     def _sent(self, parts: Sequence[Part], host: Tensor, size_bytes: int) -> Flight:
         """Begin all copies."""
@@ -278,8 +290,14 @@ class Copier:
         A GPU copies into ordinary memory at a fraction of the bus. An H100 copied 20 GB/s this way with 8 or more torch
         threads, and 5 GB/s with one: emptying the buffers is the limit.
         """
-        if not self._bounce:
-            self._bounce = [self._device.pinned(self._sizes.bounce) for _ in range(2)]
+        try:
+            self._bounce = self._bounce or [self._device.pinned(self._sizes.bounce) for _ in range(2)]
+        except RuntimeError as error:
+            self.how = f"at once, without buffers: {str(error).splitlines()[0]}"
+            for part in parts:
+                host[part.start : part.end].copy_(part.source)
+                tell(part.end)
+            return
 
         def finish(batch: Sequence[tuple[int, int, Tensor]], filled: Tensor, mark: Mark) -> None:
             self._device.wait(mark)
@@ -364,6 +382,7 @@ class Copier:
         a copy that reaches from one into the next ("invalid argument", seen on an H100).
         """
         address = _address(memory)
+        self._loading = address if whole else self._loading
         if whole and self._registered.get(address, [len(memory)]) != [len(memory)]:
             self.unregister(memory)
         ends = self._registered.get(address, [])
@@ -384,8 +403,16 @@ class Copier:
 
     def unregister(self, memory: memoryview) -> None:
         """Take it back, before the memory is given back. Nothing may be on its way into it."""
-        address = _address(memory)
-        self._refused.discard(address)
+        self._refused.discard(_address(memory))
+        self._unregister(_address(memory))
+
+    def unregister_loaded(self) -> bool:
+        """Take back what was registered for the load that is under way; say whether there was any."""
+        was_registered = self._loading in self._registered
+        self._unregister(self._loading)
+        return was_registered
+
+    def _unregister(self, address: int) -> None:
         for start in [0, *self._registered.pop(address, [])][:-1]:
             try:
                 self._device.unregister(self._where, address + start)

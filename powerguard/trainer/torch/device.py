@@ -6,6 +6,7 @@ Everything above the port is tested on the CPU, with a device that copies late a
 same tests for a real one: they ran on an H100.
 """
 
+import contextlib
 import resource
 from collections.abc import Sequence
 from dataclasses import dataclass
@@ -130,6 +131,8 @@ class CudaDevice:
                 cudart = torch.cuda.cudart()
                 result = getattr(cudart, name)(*arguments)
                 trouble = "" if int(result) == 0 else str(cudart.cudaGetErrorString(result))
+                if trouble:
+                    _take_error(where)
         except (RuntimeError, AssertionError, AttributeError, TypeError) as error:
             trouble = " ".join(str(error).split())[:120]
         if trouble:
@@ -181,3 +184,12 @@ class CudaDevice:
 
     def is_recording(self) -> bool:
         return bool(torch.cuda.is_initialized() and torch.cuda.is_current_stream_capturing())
+
+
+def _take_error(where: Any) -> None:  # noqa: ANN401
+    """Take away the error that a refused call has left in this thread: torch would raise it at the next launch here.
+
+    cudart's binding in torch returns the code, and does not clear it (cudaGetLastError): a launch of our own does.
+    """
+    with contextlib.suppress(RuntimeError):
+        torch.ones(1, device=where).add_(1)

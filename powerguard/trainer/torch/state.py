@@ -14,6 +14,7 @@ times as long. Only loading needs a collective; saving needs none, since every r
 """
 
 import json
+import logging
 import random
 import sys
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
@@ -42,6 +43,7 @@ from powerguard.trainer.torch.tree import (
 )
 from powerguard.trainer.weights import FORMAT, INDEX
 
+_log = logging.getLogger("powerguard.trainer")
 _INDEX_BYTES: Final = 4096
 """The index is filled up to a multiple of this with spaces: a number with one more digit moves nothing behind it."""
 
@@ -275,6 +277,15 @@ class TorchState:
             msg = f"the checkpoint does not fit this training: {'; '.join(slips[:_TOLD])}{more}"
             raise StateError(msg)
         self.copier.before_update()
+        try:
+            self._put_back(parts, source)
+        except RuntimeError as error:
+            if not self.copier.unregister_loaded():
+                raise
+            _log.warning("loading once more, from memory that the GPU does not know: %s", error)
+            self._put_back(parts, source)
+
+    def _put_back(self, parts: Mapping[str, Json], source: Unpacker) -> None:
         for name, component in self._components.items():  # random numbers come last: loading the others may draw some
             component.load(name, parts[name], source)
 
