@@ -604,6 +604,39 @@ def test_a_device_without_room_copies_what_it_has(free_bytes: int, overlap: str)
         assert rig.state.copier.how.startswith("at once (the GPU has no room for a copy of ")
 
 
+@pytest.mark.parametrize("overlap", copier.OVERLAPS)
+@pytest.mark.parametrize("registered", [False, True])
+def test_what_lies_in_no_single_piece_needs_no_room_on_the_device(overlap: str, *, registered: bool) -> None:
+    """Channels last, turned, conjugated, negated, alone or among others: an emergency must not fail for it."""
+    values = {
+        "channels last": torch.randn(8, 9, 10, 11).to(memory_format=torch.channels_last),
+        "flat": torch.randn(3000),
+        "turned": torch.randn(60, 41, dtype=torch.float64).t(),
+        "strided": torch.randn(50, 200)[:, ::3],
+        "conjugated": torch.randn(40, 30, dtype=torch.complex64).conj(),
+        "negated": torch.randn(60, 90, dtype=torch.complex64).conj().imag,
+    }
+    device = LateDevice(slowest_s=None, owns=lambda _: True, free_bytes=0)
+    state = TorchState(model=nn.Linear(2, 2), extra={"all": values}, device=device, overlap=overlap)
+    with Snapshot(copier=state.copier) as snapshot:
+        snapshot.reserve(laid_out(state.items()).size_bytes)
+        while registered and snapshot.register():
+            pass
+        for late in (False, True):
+            snapshot.buffer[:] = b"\xaa" * len(snapshot.buffer)
+            items = state.items()
+            layout = snapshot.take(items, late=late)
+            snapshot.wait_arrived(layout.size_bytes)
+            found = {
+                entry.name: snapshot.buffer[entry.offset : entry.offset + entry.size_bytes] for entry in layout.items
+            }
+            for item in items:
+                if isinstance(item, TensorItem):
+                    there = item.tensor.resolve_conj().resolve_neg().contiguous().reshape(-1).view(torch.uint8)
+                    assert bytes(found[item.name]) == bytes(there.numpy()), item.name
+    assert not device.faults
+
+
 def test_training_may_grow_into_the_room_of_a_clone() -> None:
     """Its next copy is of the tensors themselves, which training waits for."""
     device = LateDevice(slowest_s=None)

@@ -84,6 +84,11 @@ class Copier(Protocol):
         """Wait until nothing is on its way any more, also of a copy that was interrupted. Any thread."""
         ...
 
+    @property
+    def may_register(self) -> bool:
+        """Whether there is a GPU to register memory with."""
+        ...
+
     def register(self, memory: memoryview, *, whole: bool = False) -> bool:
         """Make the next piece of a snapshot's memory known to the device. False: there is none, or it cannot be."""
         ...

@@ -127,6 +127,8 @@ class Snapshot:
         """
         if self._copier is None or self._memory is None or self._touched < len(self._buffer):
             return False
+        if not self._copier.may_register:
+            return False
         with contextlib.suppress(OSError):  # a child of fork that wrote to it would take it from the device
             self._memory.madvise(mmap.MADV_DONTFORK)
         return self._copier.register(self._buffer, whole=whole)

@@ -226,7 +226,7 @@ class Copier:
         self._is_beginning = True
         with torch.no_grad():
             _copy_on_host(items, memory, host, tell)
-            parts = [part for run in runs for part in self._parts(items, run, theirs, clone=is_late)]
+            parts = [part for run in runs for part in self._parts(items, run, theirs, host, clone=is_late)]
         for where in dict.fromkeys(run.where for run in runs):
             self._device.follow(where)
         flight = None
@@ -242,8 +242,11 @@ class Copier:
         self._is_beginning = False
         return flight
 
-    def _parts(self, items: Arranged, run: Run, theirs: set[_Memory], *, clone: bool) -> Iterator[Part]:
-        """What there is to send of a run: small tensors joined, large ones as they lie, or as a copy on the GPU."""
+    def _parts(self, items: Arranged, run: Run, theirs: set[_Memory], host: Tensor, *, clone: bool) -> Iterator[Part]:
+        """What there is to send of a run: small tensors joined, large ones as they lie, or as a copy on the GPU.
+
+        Where one lies in no single piece, and the GPU has no room to put it in order, it is copied here and now.
+        """
         if run.joined:
             with contextlib.suppress(torch.OutOfMemoryError):
                 joined = self._device.empty(items[run.first].tensor, run.end - run.start, torch.uint8)
@@ -254,24 +257,31 @@ class Copier:
         for item, entry in zip(items[run.first : run.last], items.layout.items[run.first : run.last], strict=True):
             if not entry.size_bytes:
                 continue
-            flat, end = _flat(item.tensor).view(torch.uint8), entry.offset + entry.size_bytes
-            if clone and (own := self._cloned(flat)) is not None:
+            tensor, end = item.tensor, entry.offset + entry.size_bytes
+            lies_flat = tensor.is_contiguous() and not (tensor.is_conj() or tensor.is_neg())
+            own = self._copied(tensor) if clone or not lies_flat else None
+            if own is not None:
                 yield Part(entry.offset, end, own)
                 continue
-            clone = False
-            live = item.tensor if item.whole is None else item.whole
+            if clone:  # training has taken the room since the first one
+                clone = self._has_room = False
+                self._refuse_overlap("the GPU has no room any more for a copy of the state")
+            if not lies_flat:
+                host[entry.offset : end].view(tensor.dtype).view(tensor.shape).copy_(tensor.cpu())
+                continue
+            live = tensor if item.whole is None else item.whole
             # It may have become one that no optimizer has, since the plan was made.
-            is_late = run.late and self._overlap == "optimizer" and _memory(item.tensor) in theirs
-            yield Part(entry.offset, end, flat, item.name, live, is_late)
+            is_late = run.late and self._overlap == "optimizer" and _memory(tensor) in theirs
+            yield Part(entry.offset, end, _flat(tensor).view(torch.uint8), item.name, live, is_late)
 
-    def _cloned(self, flat: Tensor) -> Tensor | None:
-        """Return a copy on the GPU; None where training has taken the room since the first one."""
+    def _copied(self, tensor: Tensor) -> Tensor | None:
+        """Return the flat bytes of a copy on the GPU, in C order; None where it has no room."""
         try:
-            return self._device.empty(flat, flat.numel(), torch.uint8).copy_(flat)
+            own = self._device.empty(tensor, tensor.nbytes, torch.uint8)
         except torch.OutOfMemoryError:
-            self._has_room = False
-            self._refuse_overlap("the GPU has no room any more for a copy of the state")
             return None
+        own.view(tensor.dtype).view(tensor.shape).copy_(tensor)
+        return own
 
     def _sent(self, parts: Sequence[Part], host: Tensor, size_bytes: int) -> Flight:
         """Begin all copies."""
@@ -375,6 +385,11 @@ class Copier:
             with contextlib.suppress(RuntimeError):  # training meets the same
                 self._device.land()
 
+    @property
+    def may_register(self) -> bool:
+        """Whether a tensor on a GPU was seen."""
+        return self._where is not None
+
     def register(self, memory: memoryview, *, whole: bool = False) -> bool:
         """Register the next piece of a snapshot. False: there is none, or it cannot be done.
 
@@ -387,7 +402,7 @@ class Copier:
             self.unregister(memory)
         ends = self._registered.get(address, [])
         done = ends[-1] if ends else 0
-        if self._where is None or address in self._refused or done >= len(memory):
+        if not self.may_register or address in self._refused or done >= len(memory):
             return False
         end = len(memory) if whole else min(done + self._sizes.registered, len(memory))
         try:
