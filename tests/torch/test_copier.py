@@ -424,18 +424,21 @@ class Choosy(torch.optim.AdamW):
     """Loads nothing from registered memory, and breaks off with half of it loaded; `device` is the GPU's."""
 
     device: LateDevice
-    fails: bool = True
+    error: Exception
+    fails: bool
 
     def load_state_dict(self, state_dict: Any) -> None:
         super().load_state_dict(state_dict)
         if self.fails or self.device.registered:
-            msg = "CUDA error: invalid argument"
-            raise RuntimeError(msg)
+            raise self.error
 
 
+@pytest.mark.parametrize(
+    "error", [RuntimeError("CUDA error: invalid argument"), StateError("moments: CUDA error: invalid argument")]
+)
 @pytest.mark.parametrize("fails", [False, True])
 def test_what_cannot_be_loaded_from_registered_memory_is_loaded_once_more(
-    tmp_path: Path, caplog: pytest.LogCaptureFixture, *, fails: bool
+    tmp_path: Path, caplog: pytest.LogCaptureFixture, error: Exception, *, fails: bool
 ) -> None:
     first = Training(LateDevice(), make=Choosy)
     with Guard(first.state, tmp_path, job="load", socket=None) as guard:
@@ -444,15 +447,15 @@ def test_what_cannot_be_loaded_from_registered_memory_is_loaded_once_more(
     device = LateDevice()
     again = Training(device, make=Choosy)
     assert isinstance(again.optimizer, Choosy)
-    again.optimizer.device, again.optimizer.fails = device, fails
+    again.optimizer.device, again.optimizer.error, again.optimizer.fails = device, error, fails
     with Guard(again.state, tmp_path, job="load", socket=None) as guard:
         if fails:
-            with pytest.raises(RuntimeError, match="invalid argument"):
+            with pytest.raises(type(error), match="invalid argument"):
                 guard.restore()
         else:
             assert guard.restore() == 1
             assert again.expected() == first.expected()
-        told = "loading once more, from memory that the GPU does not know: CUDA error: invalid argument"
+        told = f"loading once more, from memory that the GPU does not know: {error}"
         assert told in [each.message for each in caplog.records]
         assert not device.registered
     assert not device.faults

@@ -279,7 +279,7 @@ class TorchState:
         self.copier.before_update()
         try:
             self._put_back(parts, source)
-        except RuntimeError as error:
+        except (RuntimeError, StateError) as error:  # what a GPU refuses deep in a state is a StateError
             if not self.copier.unregister_loaded():
                 raise
             _log.warning("loading once more, from memory that the GPU does not know: %s", error)
