@@ -455,7 +455,7 @@ def test_what_cannot_be_loaded_from_registered_memory_is_loaded_once_more(
         else:
             assert guard.restore() == 1
             assert again.expected() == first.expected()
-        told = f"loading once more, from memory that the GPU does not know: {error}"
+        told = f"the load from registered memory failed, and is made once more from ordinary memory: {error}"
         assert told in [each.message for each in caplog.records]
         assert not device.registered
     assert not device.faults

@@ -125,9 +125,9 @@ class Snapshot:
 
         whole: all of it as one piece, which a load needs.
         """
-        if self._copier is None or self._memory is None or self._touched < len(self._buffer):
+        if self._copier is None or not self._copier.may_register:
             return False
-        if not self._copier.may_register:
+        if self._memory is None or self._touched < len(self._buffer):
             return False
         with contextlib.suppress(OSError):  # a child of fork that wrote to it would take it from the device
             self._memory.madvise(mmap.MADV_DONTFORK)

@@ -303,7 +303,8 @@ class Copier:
         try:
             self._bounce = self._bounce or [self._device.pinned(self._sizes.bounce) for _ in range(2)]
         except RuntimeError as error:
-            self.how = f"at once, without buffers: {str(error).splitlines()[0]}"
+            why, _, _ = str(error).partition("\n")
+            self.how = f"at once, without buffers: {why}"
             for part in parts:
                 host[part.start : part.end].copy_(part.source)
                 tell(part.end)
@@ -397,7 +398,8 @@ class Copier:
         a copy that reaches from one into the next ("invalid argument", seen on an H100).
         """
         address = _address(memory)
-        self._loading = address if whole else self._loading
+        if whole:
+            self._loading = address
         if whole and self._registered.get(address, [len(memory)]) != [len(memory)]:
             self.unregister(memory)
         ends = self._registered.get(address, [])

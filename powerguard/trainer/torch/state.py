@@ -282,7 +282,9 @@ class TorchState:
         except (RuntimeError, StateError) as error:  # what a GPU refuses deep in a state is a StateError
             if not self.copier.unregister_loaded():
                 raise
-            _log.warning("loading once more, from memory that the GPU does not know: %s", error)
+            _log.warning(
+                "the load from registered memory failed, and is made once more from ordinary memory: %s", error
+            )
             self._put_back(parts, source)
 
     def _put_back(self, parts: Mapping[str, Json], source: Unpacker) -> None:
