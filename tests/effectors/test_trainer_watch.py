@@ -392,7 +392,7 @@ async def test_no_number_of_names_hides_a_trainer(folder: Path, log: io.StringIO
 
 async def test_an_outage_with_a_real_trainer(folder: Path) -> None:
     """Found, triggered, paused and durable at its step, resumed in place: one process, two protocol ends, one disk."""
-    with Toy(folder, "--step-ms", "5", "--mb", "20", "--mb-per-s", "20") as toy:
+    with Toy(folder, "--step-ms", "5", "--mb", "20", "--mb-per-s", "5") as toy:
         async with effector(discover=folder) as (made, told):
             await made.look()
             news = last(told)
@@ -405,7 +405,7 @@ async def test_an_outage_with_a_real_trainer(folder: Path) -> None:
             assert (saved.step, saved.path, saved.size_bytes) == (detail["step"], detail["path"], detail["bytes"])
             assert saved.manifest_digest == detail["digest"]
             assert told.stages[-1] == "committed"
-            assert {"writing", "committing"} & set(told.stages), "told of while it is under way"
+            assert "writing" in told.stages
             await made.look()
             assert (last(told).paused, last(told).durable_step) == (True, saved.step)
             assert last(told).checkpoint_s is not None

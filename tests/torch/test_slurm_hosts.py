@@ -74,11 +74,12 @@ def test_a_node_leaves_and_the_job_is_requeued() -> None:
                 cluster.until(lambda: cluster.job(job)["JobState"] == "PENDING", "the job is requeued")
                 assert cluster.job(job)["Restarts"] == "1"
                 cluster.ask("scontrol", "update", "NodeName=gpu2", "State=RESUME")
+                time.sleep(2.0)  # slurmd may refuse a launch of the second in which it has revoked the older one
                 cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
                 cluster.until(
                     lambda: all(any(w == "step" and s > step for w, s, _ in host.said()) for host in hosts),
                     "the ranks on both nodes train again",
-                    150.0,  # Slurm itself starts what it requeues after 121 s, should a launch fail
+                    LIMIT_S,
                 )
                 assert [[s for w, s, _ in host.said() if w == "start"] for host in hosts] == [[0, step]] * 2
         finally:
