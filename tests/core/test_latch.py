@@ -2,7 +2,7 @@
 
 import pytest
 
-from powerguard.core.decide.transitions import Cause, move
+from powerguard.core.decide.transitions import Cause, Decision, move
 from powerguard.core.decide.turn import Turn
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.state import Battery, EmergencyCheckpoint, Feed, Outage, Shutdown, State, Supply, Trainer
@@ -23,7 +23,7 @@ def test_a_pause_that_nobody_has_confirmed_does_not_lengthen_the_stop(grade: Gra
         trainers=(trainer,),
     )
     turn = Turn(POLICY, state, 100.0)
-    move(turn, Cause.COMMIT, "budget")
+    move(turn, Decision(Cause.COMMIT, "budget", turn.budget()))
     phase = turn.state.phase
     assert isinstance(phase, Shutdown)
     assert phase.outage.grade is grade

@@ -6,7 +6,7 @@ from dataclasses import replace
 import pytest
 
 from powerguard.core.decide.machine import step
-from powerguard.core.decide.transitions import Cause, move
+from powerguard.core.decide.transitions import Cause, Decision, move
 from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import needs
 from powerguard.core.model.actions import Conduct, Grade, PowerOff, ResumeTrainer, TriggerCheckpoint
@@ -159,7 +159,7 @@ def test_a_host_that_goes_down_again_is_not_told_as_incomplete_any_more() -> Non
     """A rehearsal ends online, in the same boot, where nobody would ever clear it."""
     back = Recovery(outage=OUTAGE, began_s=50.0, clean=True)
     at = Turn(POLICY, replace(at_100(back), told=("host_incomplete", "host_incomplete_long", "overload")), 100.0)
-    move(at, Cause.COMMIT, "budget")
+    move(at, Decision(Cause.COMMIT, "budget", at.budget()))
     assert at.state.told == ("overload",)
 
 

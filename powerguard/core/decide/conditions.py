@@ -191,9 +191,9 @@ def is_calibrating(feed: Feed) -> bool:
     return reading is not None and reading.calibrating and reading.output_source is OutputSource.BATTERY
 
 
-def calibration_low(policy: Policy, state: State, now_s: float) -> str:
+def calibration_low(policy: Policy, state: State, plan: Budget, now_s: float) -> str:
     """Say why an outage would leave no time for a checkpoint, where a calibration empties the battery; else ""."""
-    because = checkpoint_due(policy, state, outage_budget(policy, state, now_s), now_s)
+    because = checkpoint_due(policy, state, plan, now_s)
     return "" if because == "blind" else because
 
 

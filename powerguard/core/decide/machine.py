@@ -16,7 +16,7 @@ from dataclasses import replace
 from powerguard.core import obligations
 from powerguard.core.comeback import gate, methods
 from powerguard.core.decide import alarms, conditions
-from powerguard.core.decide.transitions import RETRY_S, Cause, duties, move
+from powerguard.core.decide.transitions import RETRY_S, Cause, Decision, duties, move
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.energy import budget, needs, own
@@ -99,11 +99,11 @@ def step(policy: Policy, state: State, event: Event) -> Step:
     turn = Turn(policy, state, event.at_s)
     _handle(turn, event)
     for _ in range(_MOVES):
-        cause, because = _cause(turn, event)
-        if cause is None:
+        decision = _decide(turn, event)
+        if decision is None:
             break
-        move(turn, cause, because)
-        if cause is Cause.RESUMED:
+        move(turn, decision)
+        if decision.cause is Cause.RESUMED:
             break  # If the next outage is here already, it begins in a step of its own: each has its own story.
     duties(turn)
     return turn.step()
@@ -357,65 +357,100 @@ def _handle_foreign_stop(turn: Turn, event: ForeignStop) -> None:
 # --- Deciding ---------------------------------------------------------------------------------------------------
 
 
-def _cause(turn: Turn, event: Event) -> tuple[Cause | None, str]:
-    """Return the first cause that ends this phase now, and why it holds."""
+def _decide(turn: Turn, event: Event) -> Decision | None:
+    """Return the first cause that ends this phase now, or None while none does."""
     match turn.state.phase:
         case Online():
-            return _cause_online(turn)
+            return _decide_online(turn)
         case OnBattery():
-            return _cause_on_battery(turn)
+            return _decide_on_battery(turn)
         case EmergencyCheckpoint() | Holding():
-            return _cause_emergency(turn, event)
+            return _decide_emergency(turn, event)
         case Recovery():
             because = gate.resumed_because(turn, turn.state.phase)
-            return (Cause.RESUMED, because) if because else _cause_commit(turn)
+            return Decision(Cause.RESUMED, because, turn.budget()) if because else _decide_commit(turn)
         case Shutdown():
             if not turn.policy.powers_off and turn.state.phase.ordered and _may_return(turn):
-                return Cause.REHEARSED, f"{turn.policy.mode}: the host was not powered off"
-            return None, ""
+                because = f"{turn.policy.mode}: the host was not powered off"
+                return Decision(Cause.REHEARSED, because, turn.budget())
+            return None
 
 
-def _cause_on_battery(turn: Turn) -> tuple[Cause | None, str]:
+def _decide_online(turn: Turn) -> Decision | None:
+    feed = turn.state.feed
+    if feed.supply is Supply.BATTERY:
+        return Decision(Cause.BATTERY, feed.proven_by, turn.budget())
+    if budget.power_off_at_s(feed) is not None:
+        because = "countdown" if feed.countdown_at_s is not None else "fsd"
+        return Decision(Cause.POWER_OFF_ORDERED, because, turn.budget())
+    seen = [each.input_present for each in (feed.reading, feed.previous) if each is not None]
+    if conditions.is_calibrating(feed) and True not in seen:
+        # With the input seen, training continues, and saves (`transitions`). Without, twice, this may be an outage.
+        sums = turn.budget()
+        because = conditions.calibration_low(turn.policy, turn.state, sums, turn.now_s)
+        return Decision(Cause.CALIBRATION_LOW, because, sums) if because else None
+    return None
+
+
+def _decide_on_battery(turn: Turn) -> Decision | None:
     policy, state, now_s = turn.policy, turn.state, turn.now_s
-    feed = state.feed
+    feed, sums = state.feed, turn.budget()
     # A calibration drains the battery with utility there: what the operator has called off in it is not over yet.
     back = feed.supply is Supply.UTILITY and not fusion.is_draining(feed) and budget.power_off_at_s(feed) is None
     if back and fusion.is_fresh(policy, feed, now_s) and (not conditions.is_flapping(state, now_s) or _is_stable(turn)):
-        return Cause.UTILITY_BACK, "utility returned before any action was needed"
+        return Decision(Cause.UTILITY_BACK, "utility returned before any action was needed", sums)
     if back and _is_blind_for_long(turn):
-        return Cause.UTILITY_BACK, _LAST_WORD
+        return Decision(Cause.UTILITY_BACK, _LAST_WORD, sums)
     if turn.outage is not None and turn.outage.aborted_by:
-        return None, ""
-    because = conditions.checkpoint_due(policy, state, conditions.outage_budget(policy, state, now_s), now_s)
-    return (Cause.CHECKPOINT_NEEDED, because) if because else (None, "")
+        return None
+    because = conditions.checkpoint_due(policy, state, sums, now_s)
+    return Decision(Cause.CHECKPOINT_NEEDED, because, sums) if because else None
 
 
-def _cause_emergency(turn: Turn, event: Event) -> tuple[Cause | None, str]:
+def _decide_emergency(turn: Turn, event: Event) -> Decision | None:
     state = turn.state
     if isinstance(event, Abort):
-        return Cause.ABORTED, _aborted_by(event)
+        return Decision(Cause.ABORTED, _aborted_by(event), turn.budget())
     if _may_return(turn):
+        because = f"utility stable for {turn.now_s - state.feed.since_s:.0f} s"
         if not fusion.is_fresh(turn.policy, state.feed, turn.now_s):
-            return Cause.UTILITY_STABLE, _LAST_WORD
-        return Cause.UTILITY_STABLE, f"utility stable for {turn.now_s - state.feed.since_s:.0f} s"
+            because = _LAST_WORD
+        return Decision(Cause.UTILITY_STABLE, because, turn.budget())
     if isinstance(state.phase, EmergencyCheckpoint) and lifecycle.all_settled(state.trainers):
-        return Cause.CHECKPOINT_DURABLE, lifecycle.settled_because(state.trainers)
-    return _cause_commit(turn)
+        return Decision(Cause.CHECKPOINT_DURABLE, lifecycle.settled_because(state.trainers), turn.budget())
+    return _decide_commit(turn)
 
 
-def _cause_online(turn: Turn) -> tuple[Cause | None, str]:
-    policy, state, now_s = turn.policy, turn.state, turn.now_s
-    feed = state.feed
-    if feed.supply is Supply.BATTERY:
-        return Cause.BATTERY, feed.proven_by
-    if budget.power_off_at_s(feed) is not None:
-        return Cause.POWER_OFF_ORDERED, "countdown" if feed.countdown_at_s is not None else "fsd"
-    seen = [each.input_present for each in (feed.reading, feed.previous) if each is not None]
-    if conditions.is_calibrating(feed) and True not in seen:
-        # With the input seen, training continues meanwhile, and saves (`moves`). Without, twice, this may be an outage.
-        because = conditions.calibration_low(policy, state, now_s)
-        return (Cause.CALIBRATION_LOW, because) if because else (None, "")
-    return None, ""
+def _decide_commit(turn: Turn) -> Decision | None:
+    """Two looks at the commit: the test comes true, one more poll is ordered, and only its answer latches."""
+    phase = turn.state.phase
+    if not isinstance(phase, _BeforeCommit):
+        return None
+    if phase.due_at_s is None and not conditions.may_commit(turn.state):
+        return None
+    sums = turn.budget()
+    because = conditions.commit_due(turn.policy, turn.state, sums, turn.now_s)
+    if because and conditions.is_saving(turn.state, turn.now_s):
+        # A stop that is less orderly leaves a checkpoint that is on its way the time that it still needs.
+        turn.regrade()
+        sums = turn.budget()
+        because = conditions.commit_due(turn.policy, turn.state, sums, turn.now_s)
+        phase = turn.state.phase
+        if not isinstance(phase, _BeforeCommit):
+            return None
+    if not because:
+        if phase.due_at_s is not None:
+            turn.set_phase(replace(phase, due_at_s=None))
+            turn.note("commit_withdrawn", "the test no longer holds", reff_s=sums.reff_s, stop_s=sums.stop_s)
+        return None
+    if phase.due_at_s is None:
+        turn.set_phase(replace(phase, due_at_s=turn.now_s))
+        for ups in [mine.policy.ups for mine in turn.policy.feeds] or [turn.policy.ups]:
+            turn.order(PollNow, limit_s=2.0, ups=ups)
+        return None
+    if conditions.may_latch(turn.policy, turn.state, sums, phase.due_at_s, turn.now_s):
+        return Decision(Cause.COMMIT, because, sums)
+    return None
 
 
 def _is_blind_for_long(turn: Turn) -> bool:
@@ -444,35 +479,3 @@ def _may_return(turn: Turn) -> bool:
     if not _is_stable(turn):
         return _is_blind_for_long(turn)
     return not lifecycle.holds_return(state.trainers, turn.now_s)
-
-
-def _cause_commit(turn: Turn) -> tuple[Cause | None, str]:
-    """Two looks at the commit: the test comes true, one more poll is ordered, and only its answer latches."""
-    phase = turn.state.phase
-    if not isinstance(phase, _BeforeCommit):
-        return None, ""
-    if phase.due_at_s is None and not conditions.may_commit(turn.state):
-        return None, ""
-    sums_now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
-    because = conditions.commit_due(turn.policy, turn.state, sums_now, turn.now_s)
-    if because and conditions.is_saving(turn.state, turn.now_s):
-        # A stop that is less orderly leaves a checkpoint that is on its way the time that it still needs.
-        turn.regrade()
-        sums_now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
-        because = conditions.commit_due(turn.policy, turn.state, sums_now, turn.now_s)
-        phase = turn.state.phase
-        if not isinstance(phase, _BeforeCommit):
-            return None, ""
-    if not because:
-        if phase.due_at_s is not None:
-            turn.set_phase(replace(phase, due_at_s=None))
-            turn.note("commit_withdrawn", "the test no longer holds", reff_s=sums_now.reff_s, stop_s=sums_now.stop_s)
-        return None, ""
-    if phase.due_at_s is None:
-        turn.set_phase(replace(phase, due_at_s=turn.now_s))
-        for ups in [mine.policy.ups for mine in turn.policy.feeds] or [turn.policy.ups]:
-            turn.order(PollNow, limit_s=2.0, ups=ups)
-        return None, ""
-    if conditions.may_latch(turn.policy, turn.state, sums_now, phase.due_at_s, turn.now_s):
-        return Cause.COMMIT, because
-    return None, ""

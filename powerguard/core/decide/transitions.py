@@ -5,7 +5,7 @@ has to do at every event. The orders of the commit are in `_latch`, the power-of
 """
 
 import math
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from enum import StrEnum
 
 from powerguard.core import obligations
@@ -14,7 +14,8 @@ from powerguard.core.decide import conditions
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.energy import account, budget, needs, own
-from powerguard.core.model.actions import Conduct, EnsurePolicy, Grade, Level, PowerOff, SyncFilesystems
+from powerguard.core.energy.budget import Budget
+from powerguard.core.model.actions import Conduct, EnsurePolicy, Grade, Level, PowerOff, Scalar, SyncFilesystems
 from powerguard.core.model.state import (
     Emergency,
     EmergencyCheckpoint,
@@ -72,6 +73,41 @@ TABLE: dict[tuple[type[Phase], Cause], type[Phase]] = {
 }
 """Every move. NEXT_BOOT is made by `recovery.restore`, when the daemon starts; all others by `step`."""
 
+
+@dataclass(frozen=True, slots=True)
+class Decision:
+    """Which cause ends the phase now, why it holds, and the sums on which this was decided.
+
+    The journal, `explain` and `report` show these sums, and no others.
+    """
+
+    cause: Cause
+    because: str
+    sums: Budget
+
+    def logged(self) -> dict[str, Scalar]:
+        """Return the sums for a line of the journal, rounded to a thousandth."""
+
+        def rounded(value: float | None) -> float | None:
+            return None if value is None else round(value, 3)
+
+        sums = self.sums
+        return {
+            "reff_now_s": rounded(sums.reff_now_s),
+            "reff_s": rounded(sums.reff_s),
+            "reff_paused_s": rounded(sums.reff_paused_s),
+            "checkpoint_s": rounded(sums.checkpoint_s),
+            "stop_s": rounded(sums.stop_s),
+            "slack_s": rounded(sums.slack_s),
+            "left": rounded(sums.left),
+            "load": rounded(sums.load_now),
+            "grade": sums.grade,
+            "cut_in_s": rounded(sums.cut_in_s),
+            **({"shed_s": rounded(sums.shed_s)} if sums.shed_s else {}),
+            **({} if sums.own is None else {"own_w": rounded(sums.own.watts), "own_from": sums.own.source.value}),
+        }
+
+
 OVERDUE_S = 5.0
 """powerguard-off promises 2 s: a host that lives this long after its deadline is not being powered off."""
 AGAIN_S = 30.0
@@ -93,26 +129,24 @@ _CUT_SOONER = "the UPS cuts its output sooner"
 _EMPTY_SOONER = "the battery ends sooner"
 
 
-def move(turn: Turn, cause: Cause, because: str) -> None:
-    """Change the phase. What is logged with it are the sums of the decision, before anything that follows from it."""
-    old = turn.state.phase
+def move(turn: Turn, decision: Decision) -> None:
+    """Change the phase, and log the decision with it."""
+    old, cause, because = turn.state.phase, decision.cause, decision.because
     target = TABLE[type(old), cause]
     told = len(turn.notes)
-    decided_on = turn.numbers()
     _leave(turn, cause, because)
-    turn.set_phase(_enter(turn, old, target, because))
+    turn.set_phase(_enter(turn, old, target, decision))
     # The notes keep their order: the move first, then what followed from it.
     consequences, turn.notes[told:] = turn.notes[told:], []
-    numbers = decided_on
     if isinstance(old, Online):
         turn.open_outage(because)
-        if cause is Cause.BATTERY:
-            numbers = turn.numbers()  # A witness decided, and no sums: these are the first ones of the outage.
+        if cause is Cause.BATTERY:  # A witness decided, and no sums: logged are the first ones of the outage.
+            decision = replace(decision, sums=turn.budget())
     turn.note(
         "phase_changed",
         because,
         Level.INFO if target is Online else Level.WARNING,
-        **{"old": phase_name(old), "new": phase_name(target), "cause": cause.value, **numbers},
+        **{"old": phase_name(old), "new": phase_name(target), "cause": cause.value, **decision.logged()},
     )
     turn.notes.extend(consequences)
     if target is Online:
@@ -134,8 +168,9 @@ def _leave(turn: Turn, cause: Cause, because: str) -> None:
         turn.set_outage(aborted_by=because)
 
 
-def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
+def _enter(turn: Turn, old: Phase, target: type[Phase], decision: Decision) -> Phase:
     """Return the new phase and order what it begins with."""
+    because = decision.because
     if target is Online or isinstance(old, Online):
         lifecycle.forget_outage(turn)
     if isinstance(old, Online):
@@ -146,7 +181,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], because: str) -> Phase:
     if target is OnBattery:
         return OnBattery(outage=replace(outage, aborted_by=turn.aborted_by(outage)))
     if target is Shutdown:
-        return _latch(turn, outage, because)
+        return _latch(turn, outage, decision)
     began_s = turn.now_s
     if target is Holding and isinstance(old, EmergencyCheckpoint):
         return Holding(
@@ -192,15 +227,14 @@ def _new_outage(turn: Turn) -> Outage:
     )
 
 
-def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
+def _latch(turn: Turn, outage: Outage, decision: Decision) -> Shutdown:
     """The commit point. The return is armed and the disks are synced first, both bounded; then the power-off."""
     policy = turn.policy
     # A load that never fell, a gauge that jumped: what was chosen when there was more time may not fit any more.
-    sums_now = conditions.outage_budget(policy, turn.state, turn.now_s)
-    reff_s, low_at_s = sums_now.reff_s, turn.state.feed.low_battery_at_s
+    reff_s, low_at_s = decision.sums.reff_s, turn.state.feed.low_battery_at_s
     if reff_s is not None and any(t.alive and t.told_pause and not t.paused for t in turn.state.trainers):
         # A pause that is not confirmed may never come: the stop is chosen for the present load.
-        reff_s = min(reff_s, sums_now.reff_now_s or 0.0)
+        reff_s = min(reff_s, decision.sums.reff_now_s or 0.0)
     if reff_s is None and low_at_s is not None:
         reff_s = max(0.0, policy.low_battery_s - (turn.now_s - low_at_s))  # Blind, but this much is known.
     grade = budget.grade_within(policy, reff_s, at_most=outage.grade)
@@ -208,7 +242,7 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
     bare = grade is Grade.BARE
     prepare_s = min(policy.bmc_limit_s, 2.0) if bare else policy.bmc_limit_s
     turn.set_outage(grade=grade)  # The guard before a cut depends on it.
-    stops_s = budget.stops_within_s(policy, conditions.outage_budget(policy, turn.state, turn.now_s), grade)
+    stops_s = budget.stops_within_s(policy, turn.budget(), grade)
     ids = (
         turn.order(EnsurePolicy, limit_s=prepare_s, outage=outage.id),
         turn.order(SyncFilesystems, limit_s=prepare_s, outage=outage.id),
@@ -220,7 +254,7 @@ def _latch(turn: Turn, outage: Outage, because: str) -> Shutdown:
         boot_id=policy.boot_id,
         latched_s=turn.now_s,
         stops_within_s=stops_s,
-        because=because,
+        because=decision.because,
         waiting=ids,
         prepare_by_s=turn.now_s + prepare_s + 0.25,
         again_at_s=turn.now_s + budget.stop_s(policy, grade) + OVERDUE_S,
@@ -341,7 +375,7 @@ def _guard_calibration(turn: Turn) -> None:
     state = turn.state
     if state.guarded_since_s is not None or not conditions.is_calibrating(state.feed):
         return
-    if conditions.calibration_low(turn.policy, state, turn.now_s):
+    if conditions.calibration_low(turn.policy, state, turn.budget(), turn.now_s):
         turn.update(guarded_since_s=turn.now_s)
         turn.note("guard_started", "a calibration has left too little for an outage", Level.WARNING)
         lifecycle.order_all(turn, reason="on_battery", by_s=turn.now_s + CALIBRATION_CHECKPOINT_S)
@@ -430,7 +464,7 @@ def _latest_off(turn: Turn, grade: Grade, force_at_s: float) -> tuple[float, str
             return math.inf, ""
     cut_at_s = budget.power_off_at_s(turn.state.feed)
     latest_s, ends = (math.inf, "") if cut_at_s is None else (cut_at_s - guard_s, _CUT_SOONER)
-    now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+    now = turn.budget()
     if turn.state.feed.supply is Supply.BATTERY and now.left is not None and now.tau_now_s is not None:
         # Without margins: they were for the stop that is under way.
         empty_at_s = turn.now_s + now.left * now.tau_now_s - after_s

@@ -8,6 +8,7 @@ from typing import Any
 
 from powerguard.core.decide import conditions
 from powerguard.core.energy import account, budget, own
+from powerguard.core.energy.budget import Budget
 from powerguard.core.model.actions import Action, Grade, Level, Note, Scalar
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import (
@@ -103,12 +104,16 @@ class Turn:
             self.update(told=tuple(other for other in self.state.told if other != name))
             self.note(f"{name}_cleared", because)
 
+    def budget(self) -> Budget:
+        """Return the sums of this moment, of the state as it is by now."""
+        return conditions.outage_budget(self.policy, self.state, self.now_s)
+
     def regrade(self) -> None:
         """Choose the grade of the stop again, only downward, so that the checkpoint fits."""
         outage = self.outage
         if outage is None or isinstance(self.state.phase, Shutdown | Recovery):
             return
-        now = conditions.outage_budget(self.policy, self.state, self.now_s)
+        now = self.budget()
         if isinstance(self.state.phase, Holding) and now.checkpoint_s <= 0.0:
             return  # No checkpoint is owed: a lower grade would only put an orderly stop off until it does not fit.
         grade = budget.grade_before_cut(self.policy, self.state.feed, now, at_most=budget.grade_left(self.policy, now))
@@ -123,7 +128,7 @@ class Turn:
         outage = self.outage
         if outage is None or isinstance(self.state.phase, Shutdown | Recovery):
             return
-        now = replace(conditions.outage_budget(self.policy, self.state, self.now_s), grade=Grade.FULL)
+        now = replace(self.budget(), grade=Grade.FULL)
         grade = budget.grade_before_cut(self.policy, self.state.feed, now, at_most=budget.grade_left(self.policy, now))
         grades = tuple(Grade)
         if grades.index(grade) < grades.index(outage.grade):
@@ -140,32 +145,10 @@ class Turn:
         outage = self.outage
         if outage is None or not outage.lowered or outage.grade is not Grade.BARE:
             return
-        owed_s = conditions.outage_budget(self.policy, self.state, self.now_s).checkpoint_s
+        owed_s = self.budget().checkpoint_s
         if owed_s <= 0.0 and budget.power_off_at_s(self.state.feed) is None:
             self.set_outage(grade=Grade.SHORT, lowered=False)
             self.note("grade_raised", "every checkpoint is done", old=Grade.BARE, new=Grade.SHORT)
-
-    def numbers(self) -> dict[str, Scalar]:
-        """Return the sums of this moment, rounded for display."""
-        now = conditions.outage_budget(self.policy, self.state, self.now_s)
-
-        def rounded(value: float | None) -> float | None:
-            return None if value is None else round(value, 3)
-
-        return {
-            "reff_now_s": rounded(now.reff_now_s),
-            "reff_s": rounded(now.reff_s),
-            "reff_paused_s": rounded(now.reff_paused_s),
-            "checkpoint_s": rounded(now.checkpoint_s),
-            "stop_s": rounded(now.stop_s),
-            "slack_s": rounded(now.slack_s),
-            "left": rounded(now.left),
-            "load": rounded(now.load_now),
-            "grade": now.grade,
-            "cut_in_s": rounded(now.cut_in_s),
-            **({"shed_s": rounded(now.shed_s)} if now.shed_s else {}),
-            **({} if now.own is None else {"own_w": rounded(now.own.watts), "own_from": now.own.source.value}),
-        }
 
     def watch_load(self, phase: Emergency) -> None:
         """Raise an alarm if a pause does not show in the load, so that the battery drains faster than planned."""

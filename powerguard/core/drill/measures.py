@@ -2,7 +2,6 @@
 
 from dataclasses import replace
 
-from powerguard.core.decide import conditions
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import checks
 from powerguard.core.energy import account, needs, own
@@ -146,7 +145,7 @@ def look_at_baseline(turn: Turn, stage: DrillStage) -> str | None:
     load, _ = stage_load(stage, turn.now_s, late=late)
     if not late and (load is None or ("cap" in stage.coming and not _speeds_known(turn, stage))):
         return None
-    now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+    now = turn.budget()
     speeds = tuple((name, speed) for name, *_ in stage.seen if (speed := speed_of(stage, name)) is not None)
     change(turn, load=load, speeds=speeds)
     figure(turn, load_before=rounded(load))

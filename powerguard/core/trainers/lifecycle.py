@@ -4,7 +4,6 @@ import math
 from dataclasses import replace
 from typing import Final
 
-from powerguard.core.decide import conditions
 from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import account, budget, needs, own
 from powerguard.core.energy.budget import Budget
@@ -269,7 +268,7 @@ def _in_emergency(turn: Turn) -> bool:
 
 def _fits_again(turn: Turn, trainer: Trainer) -> bool:
     """Say whether one more checkpoint of this trainer ends before the host must stop."""
-    now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+    now = turn.budget()
     if now.reff_s is None:
         return True
     return trainer.checkpoint_s + budget.stop_s(turn.policy, now.grade, reserve_s=20.0) <= now.reff_s
@@ -281,10 +280,10 @@ def order_limit_s(turn: Turn) -> float:
     Where the stop of this outage's grade leaves too little for it, the grade is lowered first: the limit is that of the
     stop that will be.
     """
-    now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+    now = turn.budget()
     if now.reff_paused_s is not None and now.checkpoint_s + _stop_s(turn, now) > now.reff_paused_s:
         turn.regrade()
-        now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+        now = turn.budget()
     slowest_s = max((t.checkpoint_s for t in turn.state.trainers if t.alive), default=0.0)
     patience_s = max(_PATIENCE * slowest_s, _LEAST_PATIENCE_S)
     if now.reff_paused_s is None:
@@ -310,7 +309,7 @@ def order_emergency(turn: Turn, *, by_s: float) -> None:
     Where those that share a disk do not all fit, one after the other, the highest priority first; trainers that must
     wait are paused meanwhile, since together they empty the battery.
     """
-    now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+    now = turn.budget()
     for trainer in turn.state.trainers:
         if not trainer.alive or trainer.durable or trainer.failed:
             continue
@@ -446,7 +445,7 @@ def reconcile(turn: Turn, *, hold: bool, repeat_s: float) -> None:
             and turn.now_s - max(trainer.durable_at_s, trainer.ordered_at_s) >= repeat_s
         )
         if owes or at_risk:
-            now = conditions.outage_budget(turn.policy, turn.state, turn.now_s)
+            now = turn.budget()
             if owes and not _comes_now(turn, trainer, now):
                 _wait(turn, trainer)
                 continue
