@@ -34,7 +34,12 @@ from powerguard.cli.status import short
 from powerguard.cli.words import sentence
 from powerguard.core.model.events import Abort, CheckpointNow, SetMaintenance
 from powerguard.core.model.policy import Mode
-from powerguard.core.model.state import Maintenance, OnBattery, State
+from powerguard.core.model.state import (
+    GivenUp,
+    Maintenance,
+    OnBattery,
+    State,
+)
 from powerguard.daemon.control.admin import admin_server
 from powerguard.daemon.control.hints import hint_socket
 from powerguard.daemon.journal import Entry, Journal
@@ -267,7 +272,7 @@ async def test_status_watches(folder: Path) -> None:
 async def test_hostile_names_do_not_reach_the_terminal(folder: Path) -> None:
     """What a trainer calls itself cannot clear the operator's screen."""
     daemon = scene()
-    evil = replace(daemon.state.trainers[0], name="\x1b[2J\nllm", failed="\x07")
+    evil = replace(daemon.state.trainers[0], name="\x1b[2J\nllm", checkpoint=GivenUp(because="\x07", tries=1))
     daemon.state = replace(daemon.state, trainers=(evil,))
     async with served(daemon, folder) as path:
         for verb in ("status", "plan --terms"):

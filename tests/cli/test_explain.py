@@ -19,6 +19,7 @@ from powerguard.cli.outages.facts import gather
 from powerguard.cli.outages.history import Outage, read
 from powerguard.cli.render import Paint
 from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import NotDurable
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Line, OutageRecord, history, outage, read_only
 from powerguard.daemon.journal.export import Scrub
@@ -48,7 +49,7 @@ async def _held(world: World) -> None:
         await until(lambda: daemon.clock() > 1060.0)
         world.ups.utility = False
         await until(in_phase("EmergencyCheckpoint", daemon))
-        await until(lambda: daemon.state.trainers[0].tries > 1)
+        await until(lambda: daemon.state.trainers[0].checkpoint == NotDurable(tries=2))
         world.trainer.error = ""
         await until(in_phase("Holding", daemon))
         await rest(20.0)

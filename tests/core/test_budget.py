@@ -7,7 +7,16 @@ import pytest
 from powerguard.core.energy import budget, needs
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.policy import Drop, Learned, Policy
-from powerguard.core.model.state import Battery, CheckpointInFlight, Feed, Supply, Trainer
+from powerguard.core.model.state import (
+    Activity,
+    Battery,
+    CheckpointInFlight,
+    Durable,
+    Feed,
+    GivenUp,
+    Supply,
+    Trainer,
+)
 from tests.core.play import make_policy
 
 POLICY = make_policy(["table=50:540,75:360,100:240"])
@@ -93,7 +102,11 @@ def test_checkpoints_add_up_on_a_disk_and_run_side_by_side_on_several() -> None:
     assert budget.checkpoint_s((a, b), 0.0) == 50.0
     assert budget.checkpoint_s((a, b, c), 0.0) == 50.0
     assert budget.checkpoint_s((a, c), 0.0) == 45.0
-    for done in ({"alive": False}, {"durable": True}, {"failed": "disk full"}):
+    for done in (
+        {"activity": Activity.GONE},
+        {"checkpoint": Durable()},
+        {"checkpoint": GivenUp(because="disk full", tries=1)},
+    ):
         assert budget.checkpoint_s((a, replace(b, **done), c), 0.0) == 45.0  # type: ignore[arg-type]
 
 
@@ -124,8 +137,8 @@ def test_of_a_checkpoint_in_flight_only_the_rest_counts(changes: dict[str, objec
         ({}, 0.45),
         ({"conduct": Conduct.EXIT}, 0.45),
         ({"conduct": Conduct.CONTINUE}, 0.75),
-        ({"alive": False}, 0.75),
-        ({"paused": True}, 0.75),
+        ({"activity": Activity.GONE}, 0.75),
+        ({"activity": Activity.PAUSED}, 0.75),
         ({"told_pause": True}, 0.75),
     ],
 )

@@ -9,7 +9,12 @@ from powerguard.core.drill import checks, measures
 from powerguard.core.model.actions import CapPower, PauseTrainer, RestorePower, ResumeTrainer, TriggerCheckpoint
 from powerguard.core.model.events import Done, OutputSource, Reading, StartDrill, Tick, TrainerSeen
 from powerguard.core.model.policy import DrillReport
-from powerguard.core.model.state import DrillStage, State, Trainer
+from powerguard.core.model.state import (
+    Activity,
+    DrillStage,
+    State,
+    Trainer,
+)
 from tests.core.play import Player, Told, make_policy
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
@@ -154,7 +159,7 @@ def test_every_stage_ends_in_time(step_s: float, checkpoint_s: float, limits: di
     """By what an outage would give it: two steps + 15 s for the load, four times the expected time for a checkpoint."""
     policy = make_policy(WORDS.split())
     slow = Trainer(name="llm", step_s=step_s, checkpoint_s=checkpoint_s)
-    gone = Trainer(name="gone", alive=False, step_s=1000.0, checkpoint_s=1000.0)
+    gone = Trainer(name="gone", activity=Activity.GONE, step_s=1000.0, checkpoint_s=1000.0)
     state = State(trainers=(slow, Trainer(name="quick", checkpoint_s=1.0), gone))
     coming = ("baseline", "checkpoint", "pause", "resume", "cap")
     assert {stage: checks.stage_s(policy, state, stage, coming) for stage in coming} == limits

@@ -9,7 +9,16 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.model.actions import CapPower, Level, Note, PauseTrainer, RestorePower, ResumeTrainer
 from powerguard.core.model.policy import DrillReport, Policy
-from powerguard.core.model.state import Drill, HandedOver, Resume, Signalled, State, Trainer, Undoing
+from powerguard.core.model.state import (
+    Activity,
+    Drill,
+    HandedOver,
+    Resume,
+    Signalled,
+    State,
+    Trainer,
+    Undoing,
+)
 from tests.core.play import Player, Told
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
@@ -228,7 +237,7 @@ def test_one_that_stands_stopped_is_told_when_it_can_hear(*, stopped: bool) -> N
         paused=("llm",),
     )
     held = Signalled(trainer="llm", outage="o", word="stop", at_s=90.0, carried_out="stop")
-    trainer = Trainer(name="llm", alive=True, paused=True)
+    trainer = Trainer(name="llm", activity=Activity.PAUSED)
     owed = Resume(trainer="llm", retry_at_s=100.0)
     state = State(trainers=(trainer,), drill=drill, owed=(owed, *((held,) if stopped else ())))
     turn = Turn(Policy(boot_id="b", ups="a"), state, 100.0)

@@ -20,7 +20,15 @@ from powerguard.core.model.actions import (
 )
 from powerguard.core.model.events import Done, OutputSource, Reading, StartDrill, StopDrill, TrainerSeen
 from powerguard.core.model.policy import DrillReport
-from powerguard.core.model.state import Drill, DrillStage, Resume, State, Trainer, Undoing
+from powerguard.core.model.state import (
+    Activity,
+    Drill,
+    DrillStage,
+    Resume,
+    State,
+    Trainer,
+    Undoing,
+)
 from tests.core.play import Player, Told, make_policy
 
 WORDS = "table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=4000"
@@ -283,7 +291,7 @@ def test_only_the_trainer_that_is_paused_counts_as_told_to_pause() -> None:
 def test_a_trainer_that_nobody_knows_is_not_found_and_none_is_marked_for_it() -> None:
     turn = Turn(make_policy(WORDS.split()), State(trainers=(Trainer(name="a"), Trainer(name="b"))), 1.0)
     assert drill_turn.find(turn, "c") is None
-    drill_turn.mark(turn, "a", paused=True)
+    drill_turn.mark(turn, "a", lambda t: t.found(paused=True))
     assert [trainer.paused for trainer in turn.state.trainers] == [True, False]
 
 
@@ -337,7 +345,7 @@ def test_all_who_died_at_once_are_named() -> None:
         f"policy {words}\nauto\n{READY}\n15 trainer vit durable_age_s=60\n16 drill scope=pause\n17..28 utility load=75"
     )
     assert player.told is not None
-    dead = tuple(replace(trainer, alive=False) for trainer in player.told.state.trainers)
+    dead = tuple(replace(trainer, activity=Activity.GONE) for trainer in player.told.state.trainers)
     player.told.state = replace(player.told.state, trainers=dead)
     told = player.play("29 tick")
     assert told.state.drill is not None

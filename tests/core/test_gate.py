@@ -9,7 +9,16 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.model.actions import CheckHost, Grade, Level, ResumeTraining
 from powerguard.core.model.events import Done, Failed, OutputSource, Reading
 from powerguard.core.model.policy import Policy, TrainerPolicy
-from powerguard.core.model.state import Battery, Feed, Outage, Recovery, State, Supply, Trainer
+from powerguard.core.model.state import (
+    Activity,
+    Battery,
+    Feed,
+    Outage,
+    Recovery,
+    State,
+    Supply,
+    Trainer,
+)
 
 POLICY = Policy(boot_id="boot", ups="ups", checks_host=True, trainers=(TrainerPolicy(name="llm"),))
 OUTAGE = Outage(id="o", since_s=50.0, grade=Grade.FULL)
@@ -193,8 +202,8 @@ def started(*trainers: Trainer, waited_s: float = 10.0, policy: Policy = POLICY,
     return because
 
 
-RUNS = Trainer(name="llm", alive=True, step=7)
-OTHER = Trainer(name="other", alive=True, step=5)
+RUNS = Trainer(name="llm", step=7)
+OTHER = Trainer(name="other", step=5)
 SILENT = "training was started; no trainer reports a step"
 
 
@@ -203,13 +212,13 @@ SILENT = "training was started; no trainer reports a step"
     [
         ((RUNS,), 0.0, "training runs, at step 7"),
         ((replace(RUNS, step=0),), 0.0, "training runs, at step 0"),
-        ((replace(RUNS, paused=True),), 59.9, ""),
+        ((replace(RUNS, activity=Activity.PAUSED),), 59.9, ""),
         ((replace(RUNS, step=None),), 59.9, ""),
         ((replace(RUNS, step=None),), 60.0, SILENT),
-        ((replace(RUNS, alive=False),), 60.0, ""),
-        ((replace(RUNS, alive=False),), 299.9, ""),
-        ((replace(RUNS, alive=False),), 300.0, "training was started; llm reported no step for 300 s"),
-        ((RUNS, replace(OTHER, alive=False)), 0.0, "training runs, at step 7"),
+        ((replace(RUNS, activity=Activity.GONE),), 60.0, ""),
+        ((replace(RUNS, activity=Activity.GONE),), 299.9, ""),
+        ((replace(RUNS, activity=Activity.GONE),), 300.0, "training was started; llm reported no step for 300 s"),
+        ((RUNS, replace(OTHER, activity=Activity.GONE)), 0.0, "training runs, at step 7"),
         ((), 0.0, ""),
         ((), 60.0, SILENT),
     ],
@@ -223,7 +232,7 @@ def test_where_none_is_in_the_settings_everyone_who_is_found_counts() -> None:
     unnamed = replace(POLICY, trainers=())
     assert started(RUNS, OTHER, policy=unnamed) == "training runs, at step 5"
     assert started(RUNS, replace(OTHER, step=None), policy=unnamed) == ""
-    silent = tuple(replace(each, alive=False) for each in (RUNS, OTHER))
+    silent = tuple(replace(each, activity=Activity.GONE) for each in (RUNS, OTHER))
     why = "training was started; llm, other reported no step for 300 s"
     assert started(*silent, policy=unnamed, waited_s=300.0) == why
 

@@ -5,7 +5,18 @@ import pytest
 from powerguard.core.decide.transitions import Cause, Decision, move
 from powerguard.core.decide.turn import Turn
 from powerguard.core.model.actions import Conduct, Grade
-from powerguard.core.model.state import Battery, EmergencyCheckpoint, Feed, Outage, Shutdown, State, Supply, Trainer
+from powerguard.core.model.state import (
+    Activity,
+    Battery,
+    Durable,
+    EmergencyCheckpoint,
+    Feed,
+    Outage,
+    Shutdown,
+    State,
+    Supply,
+    Trainer,
+)
 from tests.core.play import make_policy
 
 POLICY = make_policy(["table=50:540,75:360,100:240", "trainer=llm:pause:20"])
@@ -14,7 +25,13 @@ POLICY = make_policy(["table=50:540,75:360,100:240", "trainer=llm:pause:20"])
 @pytest.mark.parametrize(("paused", "grade"), [(True, Grade.FULL), (False, Grade.SHORT)])
 def test_a_pause_that_nobody_has_confirmed_does_not_lengthen_the_stop(grade: Grade, *, paused: bool) -> None:
     """A quarter of a battery is 150 s at 45 % and a full stop in 110 s; at 75 % it is 90 s, and only a short one."""
-    trainer = Trainer(name="llm", conduct=Conduct.PAUSE, told_pause=True, paused=paused, durable=True)
+    trainer = Trainer(
+        name="llm",
+        conduct=Conduct.PAUSE,
+        told_pause=True,
+        activity=Activity.PAUSED if paused else Activity.TRAINING,
+        checkpoint=Durable(),
+    )
     outage = Outage(id="o", since_s=0.0, grade=Grade.FULL, load_at_start=0.75)
     state = State(
         phase=EmergencyCheckpoint(outage=outage, began_s=90.0, because="budget", paused_load=0.45, settle_by_s=135.0),

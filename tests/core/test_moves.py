@@ -13,12 +13,15 @@ from powerguard.core.model.actions import Conduct, Grade, PowerOff, ResumeTraine
 from powerguard.core.model.events import Done, Failed, OutputSource, Reading, Tick, TrainerSeen
 from powerguard.core.model.policy import Drop, Learned
 from powerguard.core.model.state import (
+    Activity,
     Battery,
     CheckpointInFlight,
+    Durable,
     EmergencyCheckpoint,
     Feed,
     GpuCap,
     Holding,
+    NotDurable,
     OnBattery,
     Online,
     Outage,
@@ -79,7 +82,7 @@ def test_a_load_may_follow_the_pause_by_two_of_the_slowest_steps(step_s: float, 
     """A trainer pauses between two steps: two of them and 15 s, and 45 s at least, before the load is asked again."""
     quick = replace(PAUSES, name="quick", step_s=1.0)
     assert emergency(quick, replace(PAUSES, step_s=step_s)).settle_by_s == 101.0 + settles_s
-    gone = replace(PAUSES, name="gone", alive=False, step_s=500.0)
+    gone = replace(PAUSES, name="gone", activity=Activity.GONE, step_s=500.0)
     assert emergency(quick, replace(PAUSES, step_s=step_s), gone).settle_by_s == 101.0 + settles_s
 
 
@@ -106,7 +109,7 @@ def test_the_story_says_how_long_until_a_cut() -> None:
 
 def test_a_load_that_has_not_fallen_is_told_beside_the_one_that_was_expected() -> None:
     phase = replace(HOLD, paused_load=0.6, settle_by_s=101.0)
-    durable = replace(PAUSES, durable=True, paused=True, told_pause=True)
+    durable = replace(PAUSES, activity=Activity.PAUSED, checkpoint=Durable(), told_pause=True)
     answer = step(POLICY, at_100(phase, durable), says(101.0))
     (note,) = (note for note in answer.notes if note.event == "load_not_fallen_raised")
     assert note.because == "training was paused, the load is still 100 % (expected 60 %)"
@@ -117,10 +120,10 @@ def test_a_load_that_has_not_fallen_is_told_beside_the_one_that_was_expected() -
 
 def test_in_a_hold_who_goes_on_gets_a_checkpoint_every_minute() -> None:
     """Its work at risk grows while everybody else stands still."""
-    spent = replace(GOES_ON, durable=True, ordered_at_s=30.0, durable_at_s=41.0)
+    spent = replace(GOES_ON, checkpoint=Durable(), ordered_at_s=30.0, durable_at_s=41.0)
     assert checkpoints(step(POLICY, at_100(HOLD, spent), Tick(at_s=100.9))) == []
     assert checkpoints(step(POLICY, at_100(HOLD, spent), Tick(at_s=101.0))) == ["a"]
-    stands = replace(spent, conduct=Conduct.PAUSE, told_pause=True, paused=True)
+    stands = replace(spent, conduct=Conduct.PAUSE, told_pause=True, activity=Activity.PAUSED)
     assert checkpoints(step(POLICY, at_100(HOLD, stands), Tick(at_s=101.0))) == []
 
 
@@ -239,7 +242,9 @@ def test_a_checkpoint_is_as_old_as_it_says_also_before_the_boot(age_s: float, du
 @pytest.mark.parametrize(("known", "told", "lost"), [(40, 30, 10), (None, 30, None), (None, None, None)])
 def test_steps_are_lost_only_between_two_that_are_known(known: int | None, told: int | None, lost: int | None) -> None:
     """An older checkpoint that stands has to name its step, and the trainer the one where it stood."""
-    flying = replace(PAUSES, in_flight=CheckpointInFlight(order="o-1"), tries=3, told_pause=True, step=known)
+    flying = replace(
+        PAUSES, in_flight=CheckpointInFlight(order="o-1"), checkpoint=NotDurable(tries=3), told_pause=True, step=known
+    )
     order = TriggerCheckpoint(id="o-1", by_s=200.0, trainer="a", reason="on_battery", after=Conduct.PAUSE, outage="o")
     at = Turn(POLICY, at_100(HOLD, flying), 100.0)
     lifecycle.handle(at, Done(at_s=100.0, action=order, took_s=3.0, detail=(("step", told), ("at_paused_step", False))))
@@ -264,7 +269,10 @@ def test_who_did_not_hear_is_told_again_once_and_then_waited_for() -> None:
 
 def test_an_outage_begins_with_those_who_are_there_and_those_of_the_settings() -> None:
     """One that was only found and died in the last outage would be waited for; one of the settings may come again."""
-    known = tuple(replace(PAUSES, name=name, alive=alive) for name, alive in (("a", False), ("b", True), ("c", False)))
+    known = tuple(
+        replace(PAUSES, name=name, activity=Activity.TRAINING if alive else Activity.GONE)
+        for name, alive in (("a", False), ("b", True), ("c", False))
+    )
     at = Turn(POLICY, at_100(Online(), *known), 100.0)
     lifecycle.forget_outage(at)
     assert [t.name for t in at.state.trainers] == ["a", "b"]
@@ -272,7 +280,7 @@ def test_an_outage_begins_with_those_who_are_there_and_those_of_the_settings() -
 
 def test_who_did_not_hear_is_told_again_also_when_the_power_fails_meanwhile() -> None:
     """Three seconds of battery between the word that failed and the next one must not leave training standing."""
-    waits = replace(PAUSES, paused=True)
+    waits = replace(PAUSES, activity=Activity.PAUSED)
     state = replace(at_100(Online(), waits, supply=Supply.UTILITY), owed=(Resume(trainer="a", retry_at_s=105.0),))
     again: list[float] = []
     for at_s in range(101, 118):
@@ -309,7 +317,7 @@ def test_a_load_that_is_heard_counts_as_told() -> None:
 
 
 def test_where_nobody_trains_the_last_load_counts() -> None:
-    dead = replace(PAUSES, alive=False)
+    dead = replace(PAUSES, activity=Activity.GONE)
     assert load_after(unheard(ON_BATTERY, dead, load=0.25)) == 0.25
 
 
@@ -323,7 +331,7 @@ def test_an_outage_that_began_without_a_load_has_nothing_to_add() -> None:
     assert load_after(unheard(blind, PAUSES, load=0.25)) == 0.25
 
 
-PAUSED = replace(PAUSES, told_pause=True, paused=True, durable=True)
+PAUSED = replace(PAUSES, told_pause=True, activity=Activity.PAUSED, checkpoint=Durable())
 SAVES = needs.with_drop(Learned(), "a", Drop(before=1.0, after=0.25, at_s=0.0))
 
 
@@ -332,7 +340,7 @@ SAVES = needs.with_drop(Learned(), "a", Drop(before=1.0, after=0.25, at_s=0.0))
     [
         (PAUSED, SAVES, 0.625),
         (PAUSED, Learned(), 1.0),
-        (replace(PAUSED, paused=False), SAVES, 1.0),
+        (replace(PAUSED, activity=Activity.TRAINING), SAVES, 1.0),
         (replace(PAUSED, conduct=Conduct.CONTINUE), SAVES, 1.0),
     ],
 )

@@ -12,6 +12,7 @@ from powerguard.core.model.actions import Conduct, Grade, StopTrainer, Terminate
 from powerguard.core.model.events import OutputSource, OwnLoad, OwnSource, Reading
 from powerguard.core.model.policy import Drop, FeedPolicy, Learned, Policy, Shared, Shed
 from powerguard.core.model.state import (
+    Activity,
     Battery,
     EmergencyCheckpoint,
     Feed,
@@ -344,7 +345,7 @@ def test_which_readings_give_the_gpus_part() -> None:
     assert _gpu_share(TRAINING, (1.0, math.nan, "gpu")) is None
     for state in (
         replace(TRAINING, trainers=()),
-        replace(TRAINING, trainers=(replace(PAUSING[0], paused=True),)),
+        replace(TRAINING, trainers=(replace(PAUSING[0], activity=Activity.PAUSED),)),
         replace(TRAINING, feed=Feed(supply=Supply.BATTERY)),
     ):
         assert _gpu_share(state, (1.0, 2000.0, "gpu")) is None, "no training on utility"

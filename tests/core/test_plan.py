@@ -10,8 +10,10 @@ from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import (
+    Activity,
     Battery,
     CheckpointInFlight,
+    Durable,
     EmergencyCheckpoint,
     Feed,
     Holding,
@@ -195,7 +197,7 @@ def test_a_checkpoint_that_progresses_and_fits_has_a_reserve_of_20_s(
     )
     at = state(seconds(reff_s), phase)
     assert commit(replace(at, trainers=(flying,))) == because
-    for stopped in ({"in_flight": None}, {"alive": False}, {"durable": True}):
+    for stopped in ({"in_flight": None}, {"activity": Activity.GONE}, {"checkpoint": Durable()}):
         assert commit(replace(at, trainers=(replace(flying, **stopped),))) == "budget"  # type: ignore[arg-type]
 
 
@@ -476,7 +478,7 @@ def test_a_checkpoint_on_its_way_makes_no_forecast_late(reff_s: float, *, waits:
     """It may put the power-off off by the reserve, and by less: as soon as it is durable there is no wait."""
     at = state(seconds(reff_s), EmergencyCheckpoint(outage=OUTAGE, began_s=90.0, because="budget"))
     at = replace(at, trainers=(FLYING,))
-    durable = replace(at, trainers=(replace(FLYING, durable=True),))
+    durable = replace(at, trainers=(replace(FLYING, checkpoint=Durable()),))
     told_s = forecast(at)[-1][1]
     assert told_s == forecast(durable)[-1][1] == pytest.approx(NOW_S + max(0.0, reff_s - 170.0))
     is_due = told_s == NOW_S
@@ -505,7 +507,12 @@ def test_forecast_of_the_blind() -> None:
 
 @pytest.mark.parametrize(
     ("changes", "told"),
-    [({}, True), ({"conduct": Conduct.EXIT}, True), ({"alive": False}, False), ({"conduct": Conduct.CONTINUE}, False)],
+    [
+        ({}, True),
+        ({"conduct": Conduct.EXIT}, True),
+        ({"activity": Activity.GONE}, False),
+        ({"conduct": Conduct.CONTINUE}, False),
+    ],
 )
 def test_pauses(changes: dict[str, object], *, told: bool) -> None:
     trainer = replace(Trainer(name="a", conduct=Conduct.PAUSE), **changes)  # type: ignore[arg-type]
@@ -540,5 +547,9 @@ def test_a_checkpoint_on_its_way_has_a_say_in_the_stop_until_it_is_late(
         name="a", in_flight=CheckpointInFlight(order="o-1"), ordered_at_s=NOW_S - after_s, checkpoint_s=checkpoint_s
     )
     assert conditions.is_saving(State(trainers=(trainer,)), NOW_S) is saving
-    for other in (replace(trainer, in_flight=None), replace(trainer, durable=True), replace(trainer, alive=False)):
+    for other in (
+        replace(trainer, in_flight=None),
+        replace(trainer, checkpoint=Durable()),
+        replace(trainer, activity=Activity.GONE),
+    ):
         assert not conditions.is_saving(State(trainers=(other,)), NOW_S)

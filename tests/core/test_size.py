@@ -26,7 +26,14 @@ from powerguard.core.energy.size import (
 )
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import CheckpointInFlight, EmergencyCheckpoint, Outage
+from powerguard.core.model.state import (
+    Activity,
+    CheckpointInFlight,
+    Durable,
+    EmergencyCheckpoint,
+    NotDurable,
+    Outage,
+)
 from tests.core.play import Player
 
 SRT = ((0.5, 540.0), (0.75, 360.0), (1.0, 240.0))
@@ -317,11 +324,11 @@ def _commits_when_due(given_site: Site) -> None:
         battery = replace(began.battery, load=given_site.load_paused)
         trainer = replace(
             began.trainers[0],
-            paused=True,
+            activity=Activity.PAUSED,
+            checkpoint=Durable() if at_s >= course.durable_s else NotDurable(),
             told_pause=True,
             in_flight=CheckpointInFlight(order="1", eta_at_s=course.durable_s),
             ordered_at_s=course.training_s,
-            durable=at_s >= course.durable_s,
         )
         state = replace(
             began,

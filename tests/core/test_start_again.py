@@ -9,7 +9,16 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.model.actions import Grade, Level, Note, ResumeTraining
 from powerguard.core.model.events import Done, Failed, Tick
 from powerguard.core.model.policy import Learned
-from powerguard.core.model.state import Battery, Feed, OnBattery, Outage, Start, State, Supply
+from powerguard.core.model.state import (
+    Activity,
+    Battery,
+    Feed,
+    OnBattery,
+    Outage,
+    Start,
+    State,
+    Supply,
+)
 from powerguard.core.trainers import lifecycle
 from tests.core.play import make_policy
 
@@ -75,7 +84,7 @@ def test_one_odd_reading_starts_nothing() -> None:
 
 
 def test_the_next_return_begins_to_count_anew() -> None:
-    gone = replace(A, alive=False, told_pause=True)
+    gone = replace(A, activity=Activity.GONE, told_pause=True)
     at = Turn(POLICY, replace(waiting(Start(outage="x", retry_at_s=1.0, tries=2)), trainers=(gone,)), 100.0)
     lifecycle.resume_all(at)
     assert [type(action) for action in at.actions] == [ResumeTraining]

@@ -18,11 +18,15 @@ from powerguard.core.model.actions import (
 from powerguard.core.model.events import CheckpointProgress, Done, Failed, TrainerSeen
 from powerguard.core.model.policy import Learned
 from powerguard.core.model.state import (
+    Activity,
     Battery,
     CheckpointInFlight,
+    Durable,
     EmergencyCheckpoint,
     Feed,
+    GivenUp,
     Holding,
+    NotDurable,
     OnBattery,
     Online,
     Outage,
@@ -125,10 +129,10 @@ def test_what_is_not_told_stays() -> None:
     known = replace(A, step=4, durable_step=3, durable_at_s=90.0, disk="x", conduct=Conduct.PAUSE)
     at = turn(known)
     lifecycle.handle(at, seen(paused=True))
-    assert only(at) == replace(known, paused=True)
+    assert only(at) == replace(known, activity=Activity.PAUSED)
     lifecycle.handle(at, seen(step=6, durable_step=5, durable_age_s=2.0, disk="w", conduct=Conduct.EXIT))
     assert only(at) == replace(
-        known, step=6, durable_step=5, durable_at_s=98.0, disk="w", conduct=Conduct.EXIT, paused=False
+        known, step=6, durable_step=5, durable_at_s=98.0, disk="w", conduct=Conduct.EXIT, activity=Activity.TRAINING
     )
     lifecycle.handle(at, seen(durable_age_s=50.0))
     assert only(at).durable_at_s == 98.0, "the newest one counts"
@@ -141,15 +145,19 @@ def test_what_is_not_told_stays() -> None:
 
 def test_one_that_goes_is_told_once_and_one_that_comes_again_is_new() -> None:
     known = replace(
-        A, durable=True, told_pause=True, failed="f", tries=2, in_flight=CheckpointInFlight(order="o-1"), paused=True
+        A,
+        activity=Activity.PAUSED,
+        checkpoint=GivenUp(because="f", tries=2),
+        told_pause=True,
+        in_flight=CheckpointInFlight(order="o-1"),
     )
     at = turn(known)
     lifecycle.handle(at, seen(alive=False, paused=True, conduct=Conduct.EXIT))
-    assert only(at) == replace(known, alive=False, paused=False), "its conduct is remembered"
+    assert only(at) == replace(known, activity=Activity.GONE), "its conduct is remembered"
     lifecycle.handle(at, seen(alive=False))
     assert notes(at) == ["trainer_gone"]
     lifecycle.handle(at, seen())
-    assert only(at) == replace(A, alive=True)
+    assert only(at) == replace(A, activity=Activity.TRAINING)
 
 
 @pytest.mark.parametrize(
@@ -163,9 +171,9 @@ def test_progress(eta_s: float | None, eta_at_s: float | None) -> None:
     )
     at = turn(flying)
     lifecycle.handle(at, told)
-    assert only(at) == replace(flying, in_flight=flight(eta_at_s, copied=True), paused=True, step=9)
+    assert only(at) == replace(flying, in_flight=flight(eta_at_s, copied=True), activity=Activity.PAUSED, step=9)
     lifecycle.handle(at, replace(told, paused=False, step=None, eta_s=None))
-    assert only(at) == replace(flying, in_flight=flight(copied=True), paused=True, step=9)
+    assert only(at) == replace(flying, in_flight=flight(copied=True), activity=Activity.PAUSED, step=9)
     lifecycle.handle(at, replace(told, stage="snapshot"))
     assert only(at).in_flight == flight(eta_at_s), "its state is being copied: training must not go on"
     for other in (replace(told, action_id="o-0"), replace(told, trainer="who")):
@@ -181,7 +189,13 @@ def flight(eta_at_s: float | None = None, *, copied: bool = False) -> Checkpoint
     return CheckpointInFlight(order="o-1", eta_at_s=eta_at_s, copied=copied)
 
 
-FLYING = replace(A, in_flight=CheckpointInFlight(order="o-1", eta_at_s=105.0), tries=1, told_pause=True, step=40)
+FLYING = replace(
+    A,
+    in_flight=CheckpointInFlight(order="o-1", eta_at_s=105.0),
+    checkpoint=NotDurable(tries=1),
+    told_pause=True,
+    step=40,
+)
 
 
 def test_a_checkpoint_at_the_paused_step_is_durable() -> None:
@@ -190,7 +204,13 @@ def test_a_checkpoint_at_the_paused_step_is_durable() -> None:
         at, done((("step", 42), ("at_paused_step", True), ("paused", True), ("verified", True), ("bytes", 7)))
     )
     assert only(at) == replace(
-        FLYING, in_flight=None, durable=True, durable_at_s=100.0, durable_step=42, step=42, paused=True
+        FLYING,
+        in_flight=None,
+        activity=Activity.PAUSED,
+        checkpoint=Durable(),
+        durable_at_s=100.0,
+        durable_step=42,
+        step=42,
     )
     (note,) = at.notes
     assert note.because == "reported by the trainer"
@@ -207,7 +227,7 @@ def test_a_checkpoint_at_the_paused_step_is_durable() -> None:
 def test_a_dumb_answer_is_durable_as_well_but_unverified() -> None:
     at = turn(FLYING)
     lifecycle.handle(at, done(()))
-    assert only(at) == replace(FLYING, in_flight=None, durable=True, durable_at_s=100.0, durable_step=40)
+    assert only(at) == replace(FLYING, in_flight=None, checkpoint=Durable(), durable_at_s=100.0, durable_step=40)
     assert at.notes[0].because == "reported by the trainer, unverified"
 
 
@@ -247,7 +267,7 @@ OLDER: Detail = (("step", 30), ("at_paused_step", False))
 def test_an_older_checkpoint_stands_only_where_no_second_one_fits(
     tries: int, left: float | None, cut_at_s: float | None, *, durable: bool
 ) -> None:
-    at = turn(replace(FLYING, tries=tries), left=left, cut_at_s=cut_at_s)
+    at = turn(replace(FLYING, checkpoint=NotDurable(tries=tries)), left=left, cut_at_s=cut_at_s)
     lifecycle.handle(at, done(OLDER))
     assert only(at).durable is durable
     assert ("older_checkpoint_stands" in notes(at)) is durable
@@ -256,7 +276,7 @@ def test_an_older_checkpoint_stands_only_where_no_second_one_fits(
 
 
 def test_one_that_goes_on_has_no_paused_step() -> None:
-    at = turn(replace(FLYING, conduct=Conduct.CONTINUE, tries=1))
+    at = turn(replace(FLYING, conduct=Conduct.CONTINUE, checkpoint=NotDurable(tries=1)))
     lifecycle.handle(at, done(OLDER, order(after=Conduct.CONTINUE)))
     assert only(at).durable
 
@@ -274,7 +294,7 @@ def test_one_that_goes_on_has_no_paused_step() -> None:
 def test_a_failure_is_final_at_its_limit_or_after_three(
     tries: int, phase: object, failed: str, *, timed_out: bool
 ) -> None:
-    at = turn(replace(FLYING, tries=tries), phase=phase)
+    at = turn(replace(FLYING, checkpoint=NotDurable(tries=tries)), phase=phase)
     lifecycle.handle(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="refused", timed_out=timed_out))
     assert (only(at).failed, only(at).in_flight) == (failed, None)
 
@@ -324,14 +344,14 @@ def test_a_checkpoint_that_had_too_little_time_is_asked_for_again_in_a_hold(limi
 
 
 def test_all_are_ordered_by_their_own_conduct() -> None:
-    at = turn(A, B, replace(A, name="dead", alive=False))
+    at = turn(A, B, replace(A, name="dead", activity=Activity.GONE))
     lifecycle.order_emergency(at, by_s=150.0)
     told = [(o.trainer, o.after, o.by_s, o.reason, o.outage) for o in at.actions if isinstance(o, TriggerCheckpoint)]
     assert told == [("a", Conduct.PAUSE, 150.0, "on_battery", "o"), ("b", Conduct.CONTINUE, 150.0, "on_battery", "o")]
     a, b, dead = at.state.trainers
-    assert (a.order, a.told_pause, a.tries, a.ordered_at_s) == (at.actions[0].id, True, 1, 100.0)
-    assert (b.order, b.told_pause, b.tries) == (at.actions[1].id, False, 1)
-    assert (dead.order, dead.tries) == (None, 0)
+    assert (a.order, a.told_pause, a.checkpoint, a.ordered_at_s) == (at.actions[0].id, True, NotDurable(tries=1), 100.0)
+    assert (b.order, b.told_pause, b.checkpoint) == (at.actions[1].id, False, NotDurable(tries=1))
+    assert (dead.order, dead.checkpoint) == (None, NotDurable())
     assert notes(at) == ["checkpoint_ordered", "checkpoint_ordered"]
 
 
@@ -350,22 +370,39 @@ def test_beside_training_one_in_flight_is_enough() -> None:
     ("changes", "hold", "ordered"),
     [
         ({}, False, True),
-        ({"durable": True}, False, False),
+        ({"checkpoint": Durable()}, False, False),
         ({"in_flight": flight()}, False, False),
-        ({"failed": "f"}, False, False),
-        ({"alive": False}, False, False),
-        ({"durable": True, "conduct": Conduct.CONTINUE, "durable_at_s": 40.0}, True, True),
-        ({"durable": True, "conduct": Conduct.CONTINUE, "durable_at_s": 40.1}, True, False),
-        ({"durable": True, "conduct": Conduct.CONTINUE, "durable_at_s": 1.0, "ordered_at_s": 60.0}, True, False),
-        ({"durable": True, "conduct": Conduct.CONTINUE, "durable_at_s": 1.0}, False, False),
-        ({"durable": True, "conduct": Conduct.CONTINUE}, True, False),
-        ({"durable": True, "durable_at_s": 1.0}, True, False),
+        ({"checkpoint": GivenUp(because="f", tries=1)}, False, False),
+        ({"activity": Activity.GONE}, False, False),
+        ({"checkpoint": Durable(), "conduct": Conduct.CONTINUE, "durable_at_s": 40.0}, True, True),
+        ({"checkpoint": Durable(), "conduct": Conduct.CONTINUE, "durable_at_s": 40.1}, True, False),
+        (
+            {"checkpoint": Durable(), "conduct": Conduct.CONTINUE, "durable_at_s": 1.0, "ordered_at_s": 60.0},
+            True,
+            False,
+        ),
+        ({"checkpoint": Durable(), "conduct": Conduct.CONTINUE, "durable_at_s": 1.0}, False, False),
+        ({"checkpoint": Durable(), "conduct": Conduct.CONTINUE}, True, False),
+        ({"checkpoint": Durable(), "durable_at_s": 1.0}, True, False),
     ],
 )
 def test_what_is_owed_is_tended(changes: dict[str, object], *, hold: bool, ordered: bool) -> None:
     at = turn(replace(A, **changes), phase=HOLD if hold else EMERGENCY)  # type: ignore[arg-type]
     lifecycle.reconcile(at, hold=hold, repeat_s=60.0)
     assert bool(at.actions) is ordered
+
+
+@pytest.mark.parametrize("timed_out", [False, True])
+def test_a_repeated_checkpoint_that_fails_in_a_hold_takes_nothing_back_and_is_repeated(*, timed_out: bool) -> None:
+    """It trains on through a long hold: the checkpoint of the outage stays durable, however often another one fails."""
+    at = turn(replace(A, conduct=Conduct.CONTINUE, checkpoint=Durable(), durable_at_s=1.0), phase=HOLD)
+    for ordered in range(1, 6):
+        lifecycle.reconcile(at, hold=True, repeat_s=60.0)
+        assert [type(action) for action in at.actions] == [TriggerCheckpoint] * ordered
+        failed = Failed(at_s=at.now_s, action=at.actions[-1], took_s=1.0, reason="refused", timed_out=timed_out)
+        lifecycle.handle(at, failed)
+        assert (only(at).checkpoint, only(at).in_flight) == (Durable(), None)
+        at.now_s += 60.0
 
 
 def test_one_that_must_wait_is_told_to_pause_and_holds_nobody_up() -> None:
@@ -401,7 +438,7 @@ def test_one_that_is_stopped_is_passed_over_and_the_next_is_not() -> None:
 def test_what_a_signal_brought_is_no_pause(signalled: tuple[Signalled, ...]) -> None:
     """The load fell since it was stopped: its own pause may bring nothing at all."""
     hold = replace(HOLD, outage=replace(OUTAGE, load_at_start=2.0), paused_load=1.0, settle_by_s=99.0)
-    at = turn(replace(A, told_pause=True, paused=True), phase=hold)
+    at = turn(replace(A, told_pause=True, activity=Activity.PAUSED), phase=hold)
     at.update(owed=signalled)
     lifecycle.learn_drop(at, hold)
     assert [name for name, _ in at.state.learned.pauses] == ([] if signalled else ["a"])
@@ -426,7 +463,7 @@ def test_one_that_hears_late_that_it_may_go_on_is_told_to_pause_again() -> None:
     at = turn(replace(A, told_pause=True), replace(B, told_pause=True))
     lifecycle.handle_resumed(at, Done(at_s=100.0, action=word, took_s=0.1))
     assert [(o.trainer, o.outage) for o in at.actions if isinstance(o, PauseTrainer)] == [("a", "o")]
-    for changes in ({"told_pause": False}, {"told_pause": True, "alive": False}):
+    for changes in ({"told_pause": False}, {"told_pause": True, "activity": Activity.GONE}):
         at = turn(replace(A, **changes))  # type: ignore[arg-type]
         lifecycle.handle_resumed(at, Done(at_s=100.0, action=word, took_s=0.1))
         assert at.actions == []
@@ -436,13 +473,20 @@ def test_one_that_hears_late_that_it_may_go_on_is_told_to_pause_again() -> None:
 
 
 def test_who_settles_the_emergency() -> None:
-    durable, failed, dead = replace(A, durable=True), replace(B, failed="f"), replace(A, alive=False)
+    durable, failed, dead = (
+        replace(A, checkpoint=Durable()),
+        replace(B, checkpoint=GivenUp(because="f", tries=1)),
+        replace(A, activity=Activity.GONE),
+    )
     assert lifecycle.all_settled((durable, failed, dead))
     assert lifecycle.all_settled(())
     assert not lifecycle.all_settled((durable, B))
     assert lifecycle.settled_because((durable, dead)) == "every checkpoint is durable"
     assert lifecycle.settled_because((durable, failed)) == "no checkpoint from b is confirmed"
-    assert lifecycle.settled_because((replace(A, failed="f"), failed)) == "no checkpoint from a, b is confirmed"
+    assert (
+        lifecycle.settled_because((replace(A, checkpoint=GivenUp(because="f", tries=1)), failed))
+        == "no checkpoint from a, b is confirmed"
+    )
     assert lifecycle.settled_because((dead,)) == "no trainer is alive"
 
 
@@ -456,7 +500,7 @@ def test_who_settles_the_emergency() -> None:
         ({"durable_at_s": 80.1}, False),  # 15 s more, for less than 15 s of work
         ({"durable_at_s": 10.0, "checkpoint_s": 120.0}, False),
         ({"in_flight": None}, False),
-        ({"alive": False}, False),
+        ({"activity": Activity.GONE}, False),
         ({"ordered_at_s": 60.1}, True),
         ({"ordered_at_s": 60.0}, False),  # twice its 20 s are over
         ({"ordered_at_s": 50.0, "in_flight": flight(100.1)}, True),
@@ -476,10 +520,10 @@ def test_a_write_holds_a_return_where_it_saves_more_than_it_takes(changes: dict[
     ("changes", "resumed", "started"),
     [
         ({}, False, False),
-        ({"paused": True}, True, False),
+        ({"activity": Activity.PAUSED}, True, False),
         ({"told_pause": True}, True, False),
-        ({"told_pause": True, "alive": False}, False, True),
-        ({"alive": False}, False, False),
+        ({"told_pause": True, "activity": Activity.GONE}, False, True),
+        ({"activity": Activity.GONE}, False, False),
         ({"told_pause": True, "conduct": Conduct.EXIT}, True, True),
         ({"conduct": Conduct.EXIT}, False, False),
     ],
@@ -495,17 +539,17 @@ def test_who_is_resumed_and_who_is_started_again(changes: dict[str, object], *, 
 
 
 def test_what_was_true_in_an_outage_is_forgotten_with_it() -> None:
-    spent = replace(FLYING, durable=True, failed="f", paused=True)
+    spent = replace(FLYING, activity=Activity.PAUSED, checkpoint=GivenUp(because="f", tries=1))
     at = turn(spent, phase=HOLD)
     lifecycle.forget_outage(at)
-    assert only(at) == replace(spent, durable=False, failed="", tries=0, told_pause=False, paused=False)
+    assert only(at) == replace(spent, activity=Activity.TRAINING, checkpoint=NotDurable(), told_pause=False)
 
 
 def test_a_living_one_that_is_seen_again_keeps_what_it_was_told() -> None:
     """Only another process begins anew; its status comes every second while a checkpoint is written."""
-    at = turn(replace(FLYING, durable=True))
+    at = turn(replace(FLYING, checkpoint=Durable()))
     lifecycle.handle(at, seen(paused=True, step=41))
-    assert only(at) == replace(FLYING, durable=True, paused=True, step=41)
+    assert only(at) == replace(FLYING, activity=Activity.PAUSED, checkpoint=Durable(), step=41)
 
 
 def test_each_is_bounded_by_its_own_settings() -> None:
@@ -546,7 +590,7 @@ def test_an_order_says_its_limit_and_expects_no_end_yet() -> None:
 
 
 def test_one_that_owes_nothing_does_not_hide_the_next() -> None:
-    at = turn(replace(A, alive=False), B)
+    at = turn(replace(A, activity=Activity.GONE), B)
     lifecycle.reconcile(at, hold=False, repeat_s=60.0)
     assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
 
@@ -563,15 +607,15 @@ def test_a_rehearsed_checkpoint_says_so() -> None:
 
 
 def test_where_no_step_is_known_none_is_said_to_be_lost() -> None:
-    at = turn(replace(FLYING, step=None, tries=3))
+    at = turn(replace(FLYING, step=None, checkpoint=NotDurable(tries=3)))
     lifecycle.handle(at, done((("at_paused_step", False),)))
     assert dict(at.notes[0].numbers) == {"steps_lost": None}
 
 
 def test_online_too_what_was_true_is_forgotten() -> None:
-    at = turn(replace(FLYING, durable=True), phase=Online())
+    at = turn(replace(FLYING, checkpoint=Durable()), phase=Online())
     lifecycle.forget_outage(at)
-    assert (only(at).durable, only(at).told_pause, only(at).tries) == (False, False, 0)
+    assert (only(at).checkpoint, only(at).told_pause) == (NotDurable(), False)
 
 
 def test_a_claim_in_flight_is_bounded_by_its_own_settings() -> None:

@@ -10,10 +10,14 @@ from powerguard.core.model.actions import Conduct, Grade, Scalar, TriggerCheckpo
 from powerguard.core.model.events import Done, TrainerSeen
 from powerguard.core.model.policy import Drop, Learned
 from powerguard.core.model.state import (
+    Activity,
     Battery,
     CheckpointInFlight,
+    Durable,
     Feed,
+    GivenUp,
     Holding,
+    NotDurable,
     OnBattery,
     Online,
     Outage,
@@ -144,12 +148,12 @@ def test_a_precaution_is_no_try_and_has_twice_its_time() -> None:
         (order,) = at.actions
         assert isinstance(order, TriggerCheckpoint)
         assert (order.reason, order.after, order.by_s) == ("on_battery", Conduct.CONTINUE, 1000.0 + limit_s)
-        assert only(at).tries == 0
+        assert only(at).checkpoint == NotDurable()
 
 
 def test_a_precaution_passes_over_the_dead_the_busy_and_the_recent_but_not_those_behind_them() -> None:
     """Each by itself is a reason."""
-    dead = replace(CHEAP, name="dead", alive=False)
+    dead = replace(CHEAP, name="dead", activity=Activity.GONE)
     busy = replace(CHEAP, name="busy", in_flight=CheckpointInFlight(order="o-7"), ordered_at_s=0.0)
     recent = replace(CHEAP, name="recent", ordered_at_s=1000.0 - EVERY_S + 0.1)
     due = replace(CHEAP, name="due", ordered_at_s=1000.0 - EVERY_S)
@@ -201,7 +205,7 @@ def test_those_on_one_disk_come_together_while_there_is_time_for_all() -> None:
 
 def test_who_has_a_checkpoint_or_has_given_up_holds_nobody_up() -> None:
     """Neither is asked again, and neither takes the other's time, whatever its priority."""
-    for settled in ({"durable": True}, {"failed": "disk full"}):
+    for settled in ({"checkpoint": Durable()}, {"checkpoint": GivenUp(because="disk full", tries=1)}):
         first = replace(A, name="first", priority=9, checkpoint_s=300.0, **settled)  # type: ignore[arg-type]
         assert asked(first, replace(A, checkpoint_s=300.0)) == {"a": "TriggerCheckpoint"}
 
@@ -211,7 +215,7 @@ def test_who_has_a_checkpoint_or_has_given_up_holds_nobody_up() -> None:
 HOLD = Holding(
     outage=Outage(id="o", since_s=900.0, grade=Grade.FULL, load_at_start=0.75), began_s=950.0, settle_by_s=980.0
 )
-PAUSED = replace(A, told_pause=True, paused=True)
+PAUSED = replace(A, told_pause=True, activity=Activity.PAUSED)
 DROP = Drop(before=0.75, after=0.4, at_s=1000.0)
 
 
@@ -227,7 +231,7 @@ def shown(*known: Trainer, now_s: float = 1000.0, load: float = 0.4, before: Dro
 def test_a_hold_shows_what_a_pause_brings() -> None:
     """Of the one that paused, once the load has settled; an older outage's drop is replaced by it."""
     training_on = replace(A, name="b", conduct=Conduct.CONTINUE)
-    dead = replace(PAUSED, name="dead", alive=False)
+    dead = replace(PAUSED, name="dead", activity=Activity.GONE)
     assert shown(PAUSED) == shown(PAUSED, training_on) == shown(PAUSED, dead) == DROP
     assert shown(PAUSED, before=replace(DROP, at_s=899.0)) == DROP
     assert shown(PAUSED, now_s=980.0) == replace(DROP, at_s=980.0)
@@ -236,7 +240,7 @@ def test_a_hold_shows_what_a_pause_brings() -> None:
 def test_a_hold_shows_nothing_of_a_load_that_may_have_other_reasons() -> None:
     """Not settled, not paused, two at once, no fall at all, or a gauge that is silent."""
     assert shown(PAUSED, now_s=979.9) is None
-    assert shown(replace(PAUSED, paused=False)) is None
+    assert shown(replace(PAUSED, activity=Activity.TRAINING)) is None
     assert shown(PAUSED, replace(PAUSED, name="c")) is None
     assert shown(PAUSED, load=0.75) is None
     assert shown(PAUSED, load=0.0) is None

@@ -19,7 +19,13 @@ import pytest
 
 from powerguard.core.model.events import Abort, BatteryReplaced, CheckpointNow, SetMaintenance
 from powerguard.core.model.policy import Mode
-from powerguard.core.model.state import Feed, Maintenance, State, Supply
+from powerguard.core.model.state import (
+    Activity,
+    Feed,
+    Maintenance,
+    State,
+    Supply,
+)
 from powerguard.daemon.control.admin import GROUP, Admin, Caller, admin_server, may_change, owns_shutdown, peer_of
 from tests.daemon.watched import NOW_S, PHASES, in_mode, scene
 
@@ -136,7 +142,7 @@ async def test_checkpoint_needs_a_trainer(path: str) -> None:
         assert (code, body["trainers"]) == (202, ["llm"])
         (event,) = daemon.events
         assert isinstance(event, CheckpointNow)
-        daemon.state = replace(daemon.state, trainers=(replace(daemon.state.trainers[0], alive=False),))
+        daemon.state = replace(daemon.state, trainers=(replace(daemon.state.trainers[0], activity=Activity.GONE),))
         code, body = await post(path, "checkpoint")
     assert (code, len(daemon.events)) == (409, 1)
 

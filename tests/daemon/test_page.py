@@ -16,7 +16,13 @@ import aiohttp
 import pytest
 
 from powerguard.core.model.policy import FeedPolicy, Mode
-from powerguard.core.model.state import Recovery, Supplied, Supply
+from powerguard.core.model.state import (
+    Activity,
+    GivenUp,
+    Recovery,
+    Supplied,
+    Supply,
+)
 from powerguard.daemon.journal import history, read_only
 from powerguard.daemon.journal.records import OutageRecord
 from powerguard.daemon.observe.http import http_server
@@ -120,7 +126,7 @@ def test_what_is_only_recorded_says_so(mode: Mode) -> None:
 def test_every_name_is_escaped() -> None:
     """Names and texts of trainers, UPSes, sources, alarms, hosts and outages are text, whatever they hold."""
     daemon = scene("holding")
-    trainer = replace(daemon.state.trainers[0], name=MARKUP, failed=MARKUP)
+    trainer = replace(daemon.state.trainers[0], name=MARKUP, checkpoint=GivenUp(because=MARKUP, tries=1))
     reading = daemon.state.feed.reading
     assert reading is not None
     feed = replace(daemon.state.feed, reading=replace(reading, alarms=(MARKUP,), ups=MARKUP))
@@ -167,7 +173,14 @@ def test_nothing_is_known() -> None:
 def test_the_page_stays_small_with_many_trainers() -> None:
     """Of hundreds the urgent ones are shown, in their order, and the others are counted."""
     daemon = scene("holding")
-    many = [replace(daemon.state.trainers[0], name=f"rank-{at:03}", alive=at not in {7, 431}) for at in range(500)]
+    many = [
+        replace(
+            daemon.state.trainers[0],
+            name=f"rank-{at:03}",
+            activity=Activity.TRAINING if at not in {7, 431} else Activity.GONE,
+        )
+        for at in range(500)
+    ]
     daemon.state = replace(daemon.state, trainers=tuple(many))
     html = Page(daemon, status, returning).html("en")
     assert len(html.encode()) <= 60_000

@@ -15,7 +15,13 @@ from powerguard.core.energy import account, budget
 from powerguard.core.model.actions import Grade, PollNow, SyncFilesystems
 from powerguard.core.model.events import Done, Failed, Outcome, OutputSource
 from powerguard.core.model.policy import Drop, Learned, Mode, Policy
-from powerguard.core.model.state import Battery, Feed, Maintenance, OnBattery
+from powerguard.core.model.state import (
+    Activity,
+    Battery,
+    Feed,
+    Maintenance,
+    OnBattery,
+)
 from powerguard.daemon.observe.port import ActionFigures, BmcView, Daemon, SourceView
 from powerguard.daemon.observe.readiness import WARNINGS, is_ready, readiness
 from powerguard.daemon.observe.status import messages_view, plan_view, required_steps, status
@@ -192,7 +198,9 @@ BROKEN = [
     ("other", lambda d: replace(d, state=replace(d.state, told=("a_name_of_tomorrow",)))),
     (
         "training_paused",
-        lambda d: replace(d, state=replace(d.state, trainers=(replace(d.state.trainers[0], paused=True),))),
+        lambda d: replace(
+            d, state=replace(d.state, trainers=(replace(d.state.trainers[0], activity=Activity.PAUSED),))
+        ),
     ),
     ("low_charge", lambda d: replace(d, state=replace(d.state, guarded_since_s=NOW_S + 9.0))),
     (
@@ -215,7 +223,7 @@ BROKEN = [
 @pytest.mark.parametrize("phase", PHASES)
 def test_paused_in_an_outage_is_no_fault(phase: str) -> None:
     daemon = scene(phase)
-    state = replace(daemon.state, trainers=tuple(replace(t, paused=True) for t in daemon.state.trainers))
+    state = replace(daemon.state, trainers=tuple(replace(t, activity=Activity.PAUSED) for t in daemon.state.trainers))
     assert ("training_paused" in names(replace(daemon, state=state))) is (phase == "online")
 
 

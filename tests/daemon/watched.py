@@ -23,13 +23,16 @@ from powerguard.core.model.policy import (
     TrainerPolicy,
 )
 from powerguard.core.model.state import (
+    Activity,
     Battery,
     CheckpointInFlight,
     Drill,
     DrillStage,
+    Durable,
     EmergencyCheckpoint,
     Feed,
     Holding,
+    NotDurable,
     OnBattery,
     Online,
     Outage,
@@ -223,13 +226,18 @@ def scene(name: str = "online") -> Watched:
             in_flight=CheckpointInFlight(order="a-1", eta_at_s=NOW_S + 12.0),
             told_pause=True,
             ordered_at_s=NOW_S - 5.0,
-            tries=1,
+            checkpoint=NotDurable(tries=1),
         )
     if name in ("holding", "shutdown"):
         battery = replace(battery, load=0.37)
         told = replace(told, load_pct=37.0)
         trainer = replace(
-            trainer, paused=True, told_pause=True, durable=True, durable_at_s=NOW_S - 20.0, durable_step=48214, tries=1
+            trainer,
+            activity=Activity.PAUSED,
+            checkpoint=Durable(),
+            told_pause=True,
+            durable_at_s=NOW_S - 20.0,
+            durable_step=48214,
         )
     source = SourceView(
         ups="rack-a", source="snmp:10.0.0.5", up=True, last_reading_at_s=NOW_S - 0.5, polls=4000, failures=2,
@@ -354,7 +362,7 @@ def running_drill() -> Watched:
         load=0.62,
         figures=(("load_before", 0.62), ("checkpoint_expected_s", 21.375), ("checkpoint_s", 18.4)),
     )
-    paused = replace(daemon.state.trainers[0], paused=True, told_pause=True)
+    paused = replace(daemon.state.trainers[0], activity=Activity.PAUSED, told_pause=True)
     daemon.state = replace(daemon.state, drill=drill, trainers=(paused,))
     return daemon
 

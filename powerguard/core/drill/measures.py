@@ -1,5 +1,6 @@
 """What a drill measures: the load before and after, once it has settled, and the speed of training."""
 
+from collections.abc import Callable
 from dataclasses import replace
 
 from powerguard.core.decide.turn import Turn
@@ -43,14 +44,9 @@ def find(turn: Turn, name: str) -> Trainer | None:
     return next((trainer for trainer in turn.state.trainers if trainer.name == name), None)
 
 
-def mark(turn: Turn, name: str, **changes: object) -> None:
-    """Change fields of one trainer."""
-    turn.update(
-        trainers=tuple(
-            replace(t, **changes) if t.name == name else t  # type: ignore[arg-type]
-            for t in turn.state.trainers
-        )
-    )
+def mark(turn: Turn, name: str, changed: Callable[[Trainer], Trainer]) -> None:
+    """Change what is known of one trainer."""
+    turn.update(trainers=tuple(changed(t) if t.name == name else t for t in turn.state.trainers))
 
 
 def order(turn: Turn, kind: type[Action], what: str, *, limit_s: float, trainer: str = "", **fields: object) -> str:

@@ -197,7 +197,7 @@ def _handle_stranger(turn: Turn, action: Action) -> None:
 def _handle_done(turn: Turn, waited: DrillOrder, done: Done) -> None:
     recorded = events.is_recorded(done)
     if recorded:
-        mark(turn, waited.trainer, paused=False)  # It was not asked.
+        mark(turn, waited.trainer, lambda t: t.found(paused=False))  # It was not asked.
     match waited.what:
         case "checkpoint" if not recorded:
             verified = events.checkpoint_done(done).verified
@@ -371,7 +371,8 @@ def _order_checkpoint(turn: Turn, trainer: Trainer, *, pausing: bool) -> None:
     lease_s = LEASE_S if after is Conduct.PAUSE else None
     fields: dict[str, Any] = {"trainer": trainer.name, "reason": "drill", "after": after, "lease_s": lease_s}
     id_ = order(turn, TriggerCheckpoint, "checkpoint", limit_s=limit_s, **fields)
-    mark(turn, trainer.name, in_flight=CheckpointInFlight(order=id_), ordered_at_s=turn.now_s)
+    flight = CheckpointInFlight(order=id_)
+    mark(turn, trainer.name, lambda t: replace(t, in_flight=flight, ordered_at_s=turn.now_s))
 
 
 def _will_pause(turn: Turn, trainer: Trainer) -> None:
@@ -379,7 +380,7 @@ def _will_pause(turn: Turn, trainer: Trainer) -> None:
     drill = turn.state.drill
     if drill is not None and find(turn, trainer.name) is not None:
         change(turn, paused=(*drill.paused, trainer.name), told=(*drill.told, trainer.name))
-        mark(turn, trainer.name, told_pause=True)
+        mark(turn, trainer.name, lambda t: replace(t, told_pause=True))
 
 
 def _record_power_off(turn: Turn) -> None:
@@ -443,7 +444,7 @@ def heard(turn: Turn, name: str, order_id: str, *, resumed: bool) -> None:
         return
     _forget(turn, name)
     if resumed:
-        mark(turn, name, paused=False)
+        mark(turn, name, lambda t: t.found(paused=False))
 
 
 def owe_resume(turn: Turn, name: str, after_s: float = 0.0) -> None:
@@ -456,7 +457,7 @@ def _forget(turn: Turn, name: str) -> None:
     """Enter that this trainer is no longer owed a resume."""
     if turn.state.drill is not None:
         change(turn, paused=tuple(other for other in turn.state.drill.paused if other != name))
-    mark(turn, name, told_pause=False)
+    mark(turn, name, lambda t: replace(t, told_pause=False))
 
 
 def restore(turn: Turn) -> None:
@@ -495,7 +496,7 @@ def finish(turn: Turn, drill: Drill, undoing: Undoing) -> None:
     for name in drill.paused:
         # From here on the obligation repeats the resume, for as long as the trainer is alive.
         owe_resume(turn, name)
-        mark(turn, name, told_pause=False)
+        mark(turn, name, lambda t: replace(t, told_pause=False))
     turn.note("drill_left_behind", "not put back yet; powerguard keeps trying", Level.ERROR, what=", ".join(left))
     report(
         turn, drill, "failed", f"{', '.join(left)} could not be put back; powerguard keeps trying ({undoing.because})"
@@ -560,7 +561,8 @@ def interrupt(turn: Turn, because: str) -> None:
         turn.note("drill_stage", "outage", drill=drill.id, pulled_by=drill.who)
         return
     for name in drill.paused:
-        mark(turn, name, told_pause=True)  # Until the resume is confirmed, the load is that of a pause.
+        # Until the resume is confirmed, the load is that of a pause.
+        mark(turn, name, lambda t: replace(t, told_pause=True))
     report(turn, drill, "interrupted", f"a real outage: {because}")
     # The drill waits at its end for an order that may still reach a trainer after the outage.
     waiting = tuple(each for each in drill.waiting if each.what in PAUSING)
@@ -643,7 +645,7 @@ def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ..
     own |= {each.id for each in drill.waiting}
     for trainer in turn.state.trainers:
         if trainer.order in own:
-            mark(turn, trainer.name, in_flight=None)
+            mark(turn, trainer.name, lambda t: replace(t, in_flight=None))
     cap = turn.state.cap
     if cap is not None and cap.order in own:
         turn.owe(replace(cap, order=None))

@@ -82,7 +82,7 @@ def checkpoint_s(trainers: tuple[Trainer, ...], now_s: float) -> float:
     """
     by_disk: dict[str, float] = {}
     for trainer in trainers:
-        if not trainer.alive or trainer.durable or trainer.failed:
+        if not trainer.owes:
             continue
         rest_s = trainer.checkpoint_s
         if trainer.in_flight is not None:

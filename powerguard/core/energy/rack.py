@@ -19,8 +19,10 @@ from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OwnSource
 from powerguard.core.model.policy import Policy, Shared, Shed
 from powerguard.core.model.state import (
+    Activity,
     Battery,
     CheckpointInFlight,
+    Durable,
     EmergencyCheckpoint,
     Feed,
     Holding,
@@ -166,14 +168,10 @@ class _Member:
         if paused_s is None:
             return known
         in_flight = CheckpointInFlight(order="checkpoint", eta_at_s=paused_s + self.group.checkpoint_s)
-        return replace(
-            known,
-            told_pause=True,
-            paused=True,
-            ordered_at_s=paused_s,
-            durable=self.is_durable,
-            in_flight=None if self.is_durable else in_flight,
-        )
+        paused = replace(known, activity=Activity.PAUSED, told_pause=True, ordered_at_s=paused_s)
+        if self.is_durable:
+            return replace(paused, checkpoint=Durable())
+        return replace(paused, in_flight=in_flight)
 
     def _state(self, battery: Battery) -> State:
         outage = Outage(id="size", since_s=0.0, grade=self.grade)

@@ -3,7 +3,7 @@
 Part of it is kept for each source of a UPS, and for the host's own network.
 """
 
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
@@ -258,45 +258,103 @@ class CheckpointInFlight:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
+class NotDurable:
+    """The checkpoint of the outage is owed. tries: how often it was ordered. Without an outage, none is owed."""
+
+    tries: int = 0
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Durable:
+    """The checkpoint of the outage is durable: for a trainer that pauses, at the step where it stands."""
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class GivenUp:
+    """The checkpoint of the outage failed for good after so many tries, and why.
+
+    cut_short: it had less time than it needs, so it is asked again in a hold that leaves enough.
+    """
+
+    because: str
+    tries: int
+    cut_short: bool = False
+
+
+class Activity(StrEnum):
+    """What a trainer does, as last seen. One that has not been seen yet is taken for training."""
+
+    TRAINING = "training"
+    PAUSED = "paused"
+    GONE = "gone"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
 class Trainer:
     """One trainer as last seen.
 
-    checkpoint_s: seconds from order to durable, the best estimate there is; told_s: the estimate of the trainer or the
-    settings.
-    in_flight: its checkpoint that has no outcome yet. ordered_at_s: when the last one was ordered.
+    checkpoint: that of the outage. checkpoint_s: seconds from order to durable, the best estimate there is; told_s: the
+    estimate of the trainer or the settings.
+    in_flight: its checkpoint that has no outcome yet, of whatever cause. ordered_at_s: when the last one was ordered.
     told_pause: it was asked to pause or exit in this outage and has not been resumed.
-    durable: this outage's checkpoint is durable (for a trainer that pauses: at the step where it stands).
-    durable_at_s: when the newest known checkpoint became durable.
-    tries: checkpoints ordered in this outage.
-    failed: why the checkpoint of this outage failed for good; "" when it did not. cut_short: it had less time than it
-        needs, so it is asked again in a hold that leaves enough.
+    durable_at_s, durable_step: of the newest known checkpoint.
     stall_s: how long a checkpoint during training delays it, as it reports; None: not reported.
     priority: as in `TrainerPolicy`.
     hosts: of its job. held_by: names of the other ones that want training to stand; "" for none.
     """
 
     name: str
-    alive: bool = True
+    activity: Activity = Activity.TRAINING
     conduct: Conduct = Conduct.CONTINUE
     checkpoint_s: float = 60.0
     told_s: float | None = None
     disk: str = ""
     step: int | None = None
     step_s: float = 0.0
-    paused: bool = False
-    in_flight: CheckpointInFlight | None = None
     told_pause: bool = False
+    checkpoint: NotDurable | Durable | GivenUp = field(default_factory=NotDurable)
+    in_flight: CheckpointInFlight | None = None
     ordered_at_s: float = 0.0
-    durable: bool = False
     durable_at_s: float | None = None
     durable_step: int | None = None
-    tries: int = 0
-    failed: str = ""
-    cut_short: bool = False
     stall_s: float | None = None
     priority: int = 0
     hosts: int = 1
     held_by: str = ""
+
+    @property
+    def alive(self) -> bool:
+        """It can be reached, or has not been found gone."""
+        return self.activity is not Activity.GONE
+
+    @property
+    def paused(self) -> bool:
+        """It is there and stands still."""
+        return self.activity is Activity.PAUSED
+
+    @property
+    def durable(self) -> bool:
+        """The checkpoint of the outage is durable."""
+        return isinstance(self.checkpoint, Durable)
+
+    @property
+    def failed(self) -> str:
+        """Why the checkpoint of the outage failed for good; "" when it did not."""
+        return self.checkpoint.because if isinstance(self.checkpoint, GivenUp) else ""
+
+    @property
+    def owes(self) -> bool:
+        """It is there, and the checkpoint of the outage is neither durable nor given up."""
+        return self.alive and isinstance(self.checkpoint, NotDurable)
+
+    def found(self, *, paused: bool) -> "Trainer":
+        """Return it as paused or training; one that is gone stays so."""
+        activity = Activity.PAUSED if paused else Activity.TRAINING
+        return replace(self, activity=activity) if self.alive else self
+
+    def without_outage(self) -> "Trainer":
+        """Return it with nothing asked of it and nothing owed by it for an outage."""
+        return replace(self, checkpoint=NotDurable(), told_pause=False)
 
     @property
     def order(self) -> str | None:

@@ -163,7 +163,7 @@ def _next_rung(turn: Turn, trainer: Trainer) -> str:
     """Return the next rung for a trainer, or "": its checkpoint is in flight, or no rung is left."""
     if not trainer.alive or not trainer.told_pause or trainer.conduct is Conduct.CONTINUE:
         return ""
-    if trainer.order is not None or not (trainer.durable or trainer.failed):
+    if trainer.order is not None or trainer.owes:
         return ""
     if turn.policy.shared is not None and trainer.paused:
         fall = own.fall(turn.policy, turn.state, turn.now_s)

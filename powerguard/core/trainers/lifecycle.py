@@ -20,10 +20,14 @@ from powerguard.core.model.actions import (
 from powerguard.core.model.events import CheckpointProgress, Done, Failed, Outcome, TrainerSeen
 from powerguard.core.model.policy import Drop, Learned, Policy, TrainerPolicy
 from powerguard.core.model.state import (
+    Activity,
     CheckpointInFlight,
+    Durable,
     Emergency,
+    GivenUp,
     Holding,
     JobEnded,
+    NotDurable,
     Obligation,
     OnBattery,
     Online,
@@ -132,12 +136,12 @@ def handle(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed) 
                 eta_at_s = turn.now_s + min(event.eta_s or 0.0, most_s) if told else None
                 step = trainer.step if event.step is None else event.step
                 flight = CheckpointInFlight(order=event.action_id, eta_at_s=eta_at_s, copied=event.stage in COPIED)
-                paused = event.paused or trainer.paused
-                _put(turn, replace(trainer, in_flight=flight, paused=paused, step=step))
+                seen = trainer.found(paused=event.paused or trainer.paused)
+                _put(turn, replace(seen, in_flight=flight, step=step))
         case Done() | Failed() if isinstance(event.action, PauseTrainer):
             trainer = _find(turn, event.action.trainer)
             if trainer is not None and isinstance(event, Done):
-                _put(turn, replace(trainer, paused=True))
+                _put(turn, trainer.found(paused=True))
         case Done():
             _handle_done(turn, event)
         case Failed():
@@ -167,9 +171,12 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
             return
     if seen.alive and not known.alive:
         # Another process: it trains, and checkpoints and orders of the one before do not apply to it.
-        known = replace(known, in_flight=None, told_pause=False, durable=False, failed="", tries=0)
+        known = replace(known.without_outage(), in_flight=None)
         escalation.forget(turn, seen.trainer)
     _handle_job(turn, known, seen)
+    activity = Activity.GONE
+    if seen.alive:
+        activity = Activity.PAUSED if seen.paused else Activity.TRAINING
     told_s = known.told_s
     if seen.checkpoint_s is not None and seen.checkpoint_s > 0:
         told_s = min(seen.checkpoint_s, limits.max_checkpoint_s)
@@ -183,7 +190,7 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
         turn,
         replace(
             known,
-            alive=seen.alive,
+            activity=activity,
             conduct=seen.conduct if seen.alive else known.conduct,
             checkpoint_s=min(needs.checkpoint_s(turn.state.learned, seen.trainer, seed_s), limits.max_checkpoint_s),
             told_s=told_s,
@@ -192,7 +199,6 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
             step=known.step if seen.step is None else seen.step,
             # The load may lag a pause by two steps, and the commit believes it: so this claim is bounded as well.
             step_s=min(max(0.0, seen.step_s), limits.max_checkpoint_s),
-            paused=seen.paused and seen.alive,
             durable_at_s=durable_at_s,
             durable_step=known.durable_step if seen.durable_step is None else seen.durable_step,
             hosts=max(1, seen.hosts) if seen.alive else known.hosts,
@@ -213,14 +219,15 @@ def _handle_done(turn: Turn, done: Done) -> None:
         if not found.older:
             fresh = _measured(turn, fresh, done.took_s, found.tier)
     if trainer.order == action.id:
-        fresh = replace(fresh, in_flight=None, paused=trainer.paused or found.paused)
+        fresh = replace(fresh, in_flight=None).found(paused=trainer.paused or found.paused)
         if _in_emergency(turn):
             # One that joined an older checkpoint is not at the paused step: a second one, if there is time.
             older = found.older and action.after is not Conduct.CONTINUE
             # One that trains on is stopped: asked again, it would empty the battery for as long once more.
             stopped = older and escalation.is_to_be_stopped(turn)
-            again = older and not stopped and trainer.tries < MAX_TRIES and _fits_again(turn, trainer)
-            fresh = replace(fresh, durable=not again)
+            again = older and not stopped and _may_try_again(turn, trainer)
+            if not again:
+                fresh = replace(fresh, checkpoint=Durable())
             if older and fresh.durable:
                 lost = None if trainer.step is None or found.step is None else trainer.step - found.step
                 because = "it does not pause, so it is stopped" if stopped else "a second one does not fit"
@@ -256,14 +263,23 @@ def _handle_failed(turn: Turn, failed: Failed) -> None:
         return
     if trainer.order != action.id:
         return
-    give_up = failed.timed_out or trainer.tries >= MAX_TRIES or not _fits_again(turn, trainer)
-    reason = failed.reason if _in_emergency(turn) and give_up else ""
-    cut_short = bool(reason) and failed.timed_out and action.by_s - trainer.ordered_at_s < trainer.checkpoint_s
-    _put(turn, replace(trainer, in_flight=None, failed=reason, cut_short=cut_short))
+    fresh, owed = replace(trainer, in_flight=None), trainer.checkpoint
+    give_up = failed.timed_out or not _may_try_again(turn, trainer)
+    if isinstance(owed, NotDurable) and _in_emergency(turn) and give_up:
+        cut_short = failed.timed_out and action.by_s - trainer.ordered_at_s < trainer.checkpoint_s
+        given_up = GivenUp(because=failed.reason, tries=owed.tries, cut_short=cut_short)
+        fresh = replace(fresh, checkpoint=given_up)
+    _put(turn, fresh)
 
 
 def _in_emergency(turn: Turn) -> bool:
     return isinstance(turn.state.phase, Emergency)
+
+
+def _may_try_again(turn: Turn, trainer: Trainer) -> bool:
+    """Say whether one more checkpoint is worth ordering in this outage."""
+    tries = 0 if isinstance(trainer.checkpoint, Durable) else trainer.checkpoint.tries
+    return tries < MAX_TRIES and _fits_again(turn, trainer)
 
 
 def _fits_again(turn: Turn, trainer: Trainer) -> bool:
@@ -311,7 +327,7 @@ def order_emergency(turn: Turn, *, by_s: float) -> None:
     """
     now = turn.budget()
     for trainer in turn.state.trainers:
-        if not trainer.alive or trainer.durable or trainer.failed:
+        if not trainer.owes:
             continue
         if _comes_now(turn, trainer, now):
             _order(turn, trainer, reason="on_battery", after=trainer.conduct, by_s=by_s)
@@ -320,11 +336,7 @@ def order_emergency(turn: Turn, *, by_s: float) -> None:
 
 
 def _comes_now(turn: Turn, trainer: Trainer, now: Budget) -> bool:
-    others = [
-        t
-        for t in turn.state.trainers
-        if t.alive and t.disk == trainer.disk and t.name != trainer.name and not (t.durable or t.failed)
-    ]
+    others = [t for t in turn.state.trainers if t.owes and t.disk == trainer.disk and t.name != trainer.name]
     if now.reff_paused_s is None or not others:
         return True
     left_s = now.reff_paused_s - budget.stop_s(turn.policy, now.grade, reserve_s=20.0)
@@ -417,27 +429,28 @@ def _order(turn: Turn, trainer: Trainer, *, reason: str, after: Conduct, by_s: f
         after=after,
         outage=turn.outage_id,
     )
-    _put(
-        turn,
-        replace(
-            trainer,
-            in_flight=CheckpointInFlight(order=id_),
-            ordered_at_s=turn.now_s,
-            told_pause=trainer.told_pause or after is not Conduct.CONTINUE,
-            tries=trainer.tries + counts,
-        ),
+    ordered = replace(
+        trainer,
+        in_flight=CheckpointInFlight(order=id_),
+        ordered_at_s=turn.now_s,
+        told_pause=trainer.told_pause or after is not Conduct.CONTINUE,
     )
+    if counts and isinstance(ordered.checkpoint, NotDurable):
+        ordered = replace(ordered, checkpoint=NotDurable(tries=ordered.checkpoint.tries + 1))
+    _put(turn, ordered)
     turn.note("checkpoint_ordered", reason, trainer=trainer.name, after=after, limit_s=round(by_s - turn.now_s, 3))
 
 
 def reconcile(turn: Turn, *, hold: bool, repeat_s: float) -> None:
     """In the emergency and in a hold: order what is owed, pause newcomers, repeat for trainers that continue."""
     for each in turn.state.trainers:
-        trainer = _given_another_chance(turn, each) if hold and each.cut_short else each
-        if not trainer.alive or trainer.order is not None or trainer.failed:
+        trainer = _given_another_chance(turn, each) if hold else each
+        state = trainer.checkpoint
+        if not trainer.alive or trainer.order is not None or isinstance(state, GivenUp):
             continue
         # Three tries within a moment would count as one: the cause of a refusal gets a second or two to clear.
-        owes = not trainer.durable and turn.now_s - trainer.ordered_at_s >= trainer.tries * TRY_AGAIN_S
+        waited_s = turn.now_s - trainer.ordered_at_s
+        owes = isinstance(state, NotDurable) and waited_s >= state.tries * TRY_AGAIN_S
         at_risk = (
             hold
             and trainer.conduct is Conduct.CONTINUE
@@ -455,16 +468,19 @@ def reconcile(turn: Turn, *, hold: bool, repeat_s: float) -> None:
 
 def _given_another_chance(turn: Turn, trainer: Trainer) -> Trainer:
     """Ask again in a hold if the time was too short and now suffices: a gauge may have been wrong."""
+    given_up = trainer.checkpoint
     waited = turn.now_s - trainer.ordered_at_s >= AGAIN_IN_HOLD_S
-    if trainer.alive and waited and trainer.tries < MAX_TRIES and _fits_again(turn, trainer):
-        trainer = replace(trainer, failed="", cut_short=False)
+    if not (isinstance(given_up, GivenUp) and given_up.cut_short and trainer.alive and waited):
+        return trainer
+    if _may_try_again(turn, trainer):
+        trainer = replace(trainer, checkpoint=NotDurable(tries=given_up.tries))
         _put(turn, trainer)
     return trainer
 
 
 def all_settled(known: tuple[Trainer, ...]) -> bool:
     """Every living trainer has its checkpoint, or has failed for good."""
-    return all(t.durable or t.failed or not t.alive for t in known)
+    return not any(t.owes for t in known)
 
 
 def settled_because(known: tuple[Trainer, ...]) -> str:
@@ -589,9 +605,7 @@ def forget_outage(turn: Turn) -> None:
     """A new outage begins, or one ends: reset its facts, and forget found trainers that are gone."""
     configured = {t.name for t in turn.policy.trainers}
     known = tuple(
-        replace(t, durable=False, failed="", tries=0, told_pause=False, paused=False)
-        for t in turn.state.trainers
-        if t.alive or t.name in configured
+        t.without_outage().found(paused=False) for t in turn.state.trainers if t.alive or t.name in configured
     )
     _keep(turn, known)
 

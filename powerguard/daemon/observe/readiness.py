@@ -244,10 +244,7 @@ def full_battery(policy: Policy, state: State, now_s: float) -> FullBattery | No
     points = account.table(policy, state.battery)
     if not points:
         return None
-    fresh = tuple(
-        replace(trainer, durable=False, failed="", in_flight=None, paused=False, told_pause=False)
-        for trainer in state.trainers
-    )
+    fresh = tuple(replace(trainer.without_outage().found(paused=False), in_flight=None) for trainer in state.trainers)
     load = account.load_of(state.battery)
     if not isinstance(state.phase, Online):
         load = max(load, state.phase.outage.load_at_start or load)

@@ -33,7 +33,9 @@ from powerguard.core.model.state import (
     Battery,
     EmergencyCheckpoint,
     Feed,
+    GivenUp,
     Holding,
+    NotDurable,
     OnBattery,
     Online,
     Outage,
@@ -234,7 +236,8 @@ def _check_checkpoint(before: State, event: Done | Failed, action: TriggerCheckp
     now = next((each for each in answer.state.trainers if each.name == action.trainer), None)
     if was is None or now is None:
         return
-    hold(now.tries <= lifecycle.MAX_TRIES, "no trainer is asked without end for the checkpoint of one pause")
+    tries = now.checkpoint.tries if isinstance(now.checkpoint, NotDurable | GivenUp) else 0
+    hold(tries <= lifecycle.MAX_TRIES, "no trainer is asked without end for the checkpoint of one pause")
     if was.durable or not now.durable:
         return
     hold(isinstance(event, Done), "a checkpoint that failed is not durable")
@@ -259,7 +262,7 @@ def _check_signal(policy: Policy, before: State, state: State, action: StopTrain
     )
     if trainer is not None:
         hold(trainer.conduct is not Conduct.CONTINUE, "no trainer is signalled whose settings let it continue")
-        settled = trainer.order is None and (trainer.durable or trainer.failed)
+        settled = trainer.order is None and not trainer.owes
         hold(settled, "no trainer is signalled while its checkpoint is in flight")
     known = escalation.of(before, action.trainer)
     stopped = known is not None and known.carried_out == escalation.STOP
@@ -302,7 +305,7 @@ def is_orderly_again(before: Outage, state: State) -> bool:
     if not isinstance(phase, Holding | Shutdown) or not before.lowered:
         return False
     rose = (before.grade, phase.outage.grade) == (Grade.BARE, Grade.SHORT)
-    return rose and all(t.durable or t.failed or not t.alive for t in state.trainers)
+    return rose and not any(t.owes for t in state.trainers)
 
 
 def _check_latch(policy: Policy, before: State, state: State, phase: Shutdown) -> None:

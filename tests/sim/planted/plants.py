@@ -212,8 +212,8 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.core.trainers.lifecycle",
         swaps=(
             (
-                "_put(turn, replace(trainer, in_flight=None, failed=reason, cut_short=cut_short))",
-                "_put(turn, replace(trainer, in_flight=None, failed=reason, durable=True))",
+                "fresh, owed = replace(trainer, in_flight=None), trainer.checkpoint",
+                "fresh, owed = replace(trainer, in_flight=None, checkpoint=Durable()), trainer.checkpoint",
             ),
         ),
         site=_FULL,
@@ -221,7 +221,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="failed_checkpoint_asked_for_without_end",
         module="powerguard.core.trainers.lifecycle",
-        swaps=(("failed.timed_out or trainer.tries >= MAX_TRIES or not _fits", "failed.timed_out or not _fits"),),
+        swaps=(("failed.timed_out or not _may_try_again", "failed.timed_out or not _fits_again"),),
         site=_FULL,
     ),
     # --- Several sources, several UPSes, and a network that goes ------------------------------------------------------
@@ -480,7 +480,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="signalled_while_it_saves",
         module="powerguard.core.trainers.escalation",
-        swaps=(("    if trainer.order is not None or not (trainer.durable or trainer.failed):\n", "    if False:\n"),),
+        swaps=(("    if trainer.order is not None or trainer.owes:\n", "    if False:\n"),),
         site=_DRAWING,
     ),
     Plant(
