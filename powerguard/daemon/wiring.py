@@ -519,9 +519,9 @@ def _relief(
     if StopTrainer not in ports.effectors and acts and settings.signals.kind != "none":
         watchers["signals"] = lambda: signals.hold(lambda: bool(state().signalled), rest)
     power: Effector = gpu if acts else DryRunEffector()
-    ladder: Effector = signals if acts else DryRunEffector()
+    signal_effector: Effector = signals if acts else DryRunEffector()
     caps = dict.fromkeys((CapPower, RestorePower), power)
-    stops = dict.fromkeys((StopTrainer, TerminateTrainer, ContinueTrainer), ladder)
+    stops = dict.fromkeys((StopTrainer, TerminateTrainer, ContinueTrainer), signal_effector)
     marks = dict.fromkeys((DrainNode, SignalJobs, ReturnNode), scheduler if acts else DryRunEffector())
     ends: dict[type[Action], Effector] = {LeaveNode: scheduler, LeaveJob: trainers}
     ends = ends if settings.mode == "armed" else dict.fromkeys(ends, DryRunEffector())

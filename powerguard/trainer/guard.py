@@ -41,7 +41,7 @@ from powerguard.trainer.loop.endpoint import (
 )
 from powerguard.trainer.loop.requests import STEPS, RequestQueue
 from powerguard.trainer.loop.step_hook import NEVER_S, StepHook, StopTraining
-from powerguard.trainer.loop.writer import Uploads, Writer
+from powerguard.trainer.loop.writer import UploadSchedule, Writer
 from powerguard.trainer.ranks import Ranks, RanksError, detect
 from powerguard.trainer.ranks.base import boottime_s
 from powerguard.trainer.ranks.coordinator import RankCoordinator
@@ -374,7 +374,7 @@ class Guard:
         if restored is not None:
             self._began_at = restored.step
             self._begin_from(restored)
-        self._uploads: Uploads | None = None
+        self._uploads: UploadSchedule | None = None
         self._together: RankCoordinator | None = None
         try:
             if ranks.size > 1:
@@ -386,7 +386,7 @@ class Guard:
                     and isinstance(self._checkpointer, StoreCheckpointer)
                     and self._checkpointer.leads
                 ):
-                    self._uploads = Uploads(Uploader(self._remote, job=job), every_s=remote_every_s, clock=clock)
+                    self._uploads = UploadSchedule(Uploader(self._remote, job=job), every_s=remote_every_s, clock=clock)
                     self.requests.uploads = self._uploads
         except BaseException:
             self.close(finish=False)

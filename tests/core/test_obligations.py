@@ -5,9 +5,10 @@ import json
 import pytest
 
 from powerguard.core import obligations
+from powerguard.core.comeback.validation import validated
 from powerguard.core.decide.turn import Turn
 from powerguard.core.model.actions import Way
-from powerguard.core.model.serialisation import from_plain, sane, to_plain
+from powerguard.core.model.serialisation import from_plain, to_plain
 from powerguard.core.model.state import (
     Armed,
     GpuCap,
@@ -83,4 +84,4 @@ def test_another_boot_leaves_what_the_hardware_keeps() -> None:
 def test_the_journal_keeps_every_kind() -> None:
     state = State(owed=ONE_OF_EACH)
     assert from_plain(json.loads(json.dumps(to_plain(state))), State) == state
-    assert sane(state, 100.0) == (state, ())
+    assert validated(state, 100.0) == (state, ())

@@ -6,11 +6,11 @@ import pytest
 
 from powerguard.core.decide import conditions
 from powerguard.core.energy import account
-from powerguard.core.energy.rack import Group, RackCourse, Stage, course
-from powerguard.core.energy.size import Verdict
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Battery, Feed, OnBattery, Outage, State, Supply, Trainer
+from powerguard.core.size.host import Verdict
+from powerguard.core.size.rack import Group, RackCourse, Stage, course
 
 TABLE = ((0.25, 3600.0), (0.50, 1500.0), (1.00, 600.0))
 POLICY = Policy(boot_id="b", ups="rack", runtime_table=TABLE, rating_w=20000.0, health=0.75, paused_load_share=0.6)

@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from powerguard.core.comeback.recovery import Stored, reloaded, restore
+from powerguard.core.comeback.validation import BOOTS_KEPT
 from powerguard.core.decide.machine import step
 from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import needs
@@ -24,7 +25,6 @@ from powerguard.core.model.actions import (
 )
 from powerguard.core.model.events import OutputSource, Reading, Tick
 from powerguard.core.model.policy import BatteryModel, Discharge, Drop, Learned
-from powerguard.core.model.serialisation import BOOTS_KEPT
 from powerguard.core.model.state import (
     Armed,
     Battery,

@@ -11,7 +11,17 @@ from hypothesis import strategies as st
 
 from powerguard.core.decide import conditions
 from powerguard.core.energy import account
-from powerguard.core.energy.size import (
+from powerguard.core.model.actions import Conduct, Grade
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import (
+    Activity,
+    CheckpointInFlight,
+    Durable,
+    EmergencyCheckpoint,
+    NotDurable,
+    Outage,
+)
+from powerguard.core.size.host import (
     LEAST_RESERVE_S,
     MOST_BATTERY,
     Lever,
@@ -23,16 +33,6 @@ from powerguard.core.energy.size import (
     size,
     state_at,
     works,
-)
-from powerguard.core.model.actions import Conduct, Grade
-from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import (
-    Activity,
-    CheckpointInFlight,
-    Durable,
-    EmergencyCheckpoint,
-    NotDurable,
-    Outage,
 )
 from tests.core.play import Player
 

@@ -8,11 +8,11 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerguard.core.comeback.recovery import restore
+from powerguard.core.comeback.validation import validated
 from powerguard.core.decide.machine import step
 from powerguard.core.energy import account
 from powerguard.core.model.events import Reading, SourceFailed
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.serialisation import sane
 from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply, Watch, Witness
 from powerguard.core.supply import feeds, silence
 from tests.core.play import make_policy, play
@@ -468,11 +468,11 @@ def test_a_stored_watch_that_cannot_be_true_is_dropped(wrong: Watch) -> None:
     """It would divide by nothing, or take what is silent for alive."""
     state = played(until_s=100.0)[-1][1]
     stored = replace(state, upses=tuple(replace(each, watch=wrong) for each in state.upses))
-    read, dropped = sane(stored, 100.0)
+    read, dropped = validated(stored, 100.0)
     assert [each.watch for each in read.upses] == [None, None]
     assert dropped == ("a.watch", "b.watch")
     assert step(ONE_OF_TWO, read, says(101.0, "b", "utility")).state.upses
-    assert sane(state, 100.0) == (state, ())
+    assert validated(state, 100.0) == (state, ())
 
 
 # --- One that has ended, and whose load has moved --------------------------------------------------------------------

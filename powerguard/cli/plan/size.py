@@ -15,8 +15,8 @@ from powerguard.cli.plan.size_input import AmountError, Asked, SettingsError, as
 from powerguard.cli.render import Paint, clean, duration, fold, is_utf8, table
 from powerguard.cli.shared import EX_CONFIG, EX_USAGE, fail
 from powerguard.core.energy import account
-from powerguard.core.energy.size import Fix, Lever, Size, Verdict, size
 from powerguard.core.model.actions import Grade
+from powerguard.core.size.host import Fix, Lever, Size, Verdict, size
 
 SCHEMA_VERSION: Final = 1
 

@@ -12,8 +12,8 @@ from powerguard.cli.plan.picture import Stretch
 from powerguard.cli.plan.size_input import AmountError, AskedHosts, SettingsError, asked_hosts
 from powerguard.cli.render import Paint, clean, duration, fold, is_utf8, table
 from powerguard.cli.shared import EX_CONFIG, EX_USAGE, fail
-from powerguard.core.energy.rack import GroupCourse, RackCourse, course
-from powerguard.core.energy.size import Verdict
+from powerguard.core.size.host import Verdict
+from powerguard.core.size.rack import GroupCourse, RackCourse, course
 
 SCHEMA_VERSION: Final = 1
 

@@ -8,13 +8,13 @@ from dataclasses import dataclass, replace
 
 from powerguard.core import obligations
 from powerguard.core.comeback import methods
+from powerguard.core.comeback.validation import BOOTS_KEPT, validated
 from powerguard.core.decide.transitions import TABLE, Cause
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.energy import learning, needs
 from powerguard.core.model.actions import Action, EnsurePolicy, Level, Note, PowerOff, StopTrainer, TerminateTrainer
 from powerguard.core.model.policy import Learned, Policy
-from powerguard.core.model.serialisation import BOOTS_KEPT, sane
 from powerguard.core.model.state import (
     Battery,
     Feed,
@@ -53,7 +53,7 @@ def restore(policy: Policy, stored: Stored | None, now_s: float) -> Step:
     """Return the state to start with, and what has to be ordered (again) at once. Never raises."""
     if stored is None:
         return _no_history(policy, now_s)
-    state, dropped = sane(stored.state, stored.at_s)
+    state, dropped = validated(stored.state, stored.at_s)
     stored = replace(stored, state=state)
     same = stored.boot_id == policy.boot_id and stored.at_s <= now_s
     step = _same_boot(policy, stored, now_s) if same else _next_boot(policy, stored, now_s)

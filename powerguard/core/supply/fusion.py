@@ -67,7 +67,7 @@ _Vote = tuple[Heard, Reading, OutputSource]
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Together:
+class MergedAnswer:
     """The merged answer of all sources at one moment.
 
     feed: with the new reading entered in `heard`. reading: the merged one, at the new reading's time.
@@ -186,7 +186,7 @@ def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
     return Supply.BATTERY if too_long else Supply.UTILITY
 
 
-def _supply(feed: Feed, reading: Reading, together: Together | None = None) -> Feed:
+def _supply(feed: Feed, reading: Reading, together: MergedAnswer | None = None) -> Feed:
     """Enter what the reading says of the supply. together: of several sources, which are each other's witnesses."""
     last = feed.reading
     test_since_s = feed.test_since_s
@@ -369,7 +369,7 @@ def is_stable(policy: Policy, feed: Feed, now_s: float, *, stable_s: float) -> b
 # minutes while the charge does not fall, and another source sees the input, is marked doubtful.
 
 
-def _together(policy: Policy, feed: Feed, reading: Reading) -> Together | None:
+def _together(policy: Policy, feed: Feed, reading: Reading) -> MergedAnswer | None:
     """Enter the reading of one of several sources; None if it is older than the newest of its source."""
     old = _of(feed, reading.source)
     if old.reading is not None and reading.at_s <= old.reading.at_s:
@@ -388,7 +388,7 @@ def _together(policy: Policy, feed: Feed, reading: Reading) -> Together | None:
     source = _output_source(votes, reading, disagree_since_s)
     last_s = reading.at_s if feed.reading is None else feed.reading.at_s + _NEXT_S
     claims = [each for each, _, vote in votes if vote is OutputSource.BATTERY]
-    return Together(
+    return MergedAnswer(
         feed=replace(feed, heard=heard, disagree_since_s=disagree_since_s),
         reading=_merged(votes, new, reading, source, max(reading.at_s, last_s)),
         witness=_witness(heard, claims, reading.at_s),

@@ -22,7 +22,7 @@ from powerguard.trainer.tiers.upload import Uploader
 from powerguard.wire import Phase
 
 
-class Uploads:
+class UploadSchedule:
     """Offers the uploader one checkpoint in every_s seconds, and each that was asked for; see `requests.Uploads`."""
 
     def __init__(self, uploader: Uploader, *, every_s: float, clock: Callable[[], float] = boottime_s) -> None:

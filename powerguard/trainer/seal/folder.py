@@ -140,7 +140,7 @@ def named(names: list[str]) -> str:
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
 
-class Told:
+class BytesDone:
     """Counts bytes for a display of progress."""
 
     def __init__(self, total: int, progress: Progress | None) -> None:
@@ -337,7 +337,8 @@ def verify(folder: Path | str, *, progress: Progress | None = None, direct: bool
         raise SealError(msg)
     tree = walk(root, refuse=False)
     findings = _listed(sealed, tree)
-    told = Told(sum(min(f.size_bytes, tree.files[f.path].size) for f in sealed.files if f.path in tree.files), progress)
+    total = sum(min(f.size_bytes, tree.files[f.path].size) for f in sealed.files if f.path in tree.files)
+    told = BytesDone(total, progress)
 
     def compare(file: SealedFile) -> list[Finding]:
         return _compare(root, file, sealed.chunk_bytes, told, direct=direct)
@@ -384,7 +385,7 @@ def _flush_and_digest(
 ) -> dict[str, str]:
     """Return the digests of every file, each flushed before it is read."""
     hasher()
-    told = Told(sum(stamp.size for stamp in tree.files.values()), progress)
+    told = BytesDone(sum(stamp.size for stamp in tree.files.values()), progress)
 
     def work(name: str) -> str:
         size = tree.files[name].size
@@ -463,7 +464,7 @@ def _differing(before: Seal, made: Seal) -> list[Finding]:
     return found
 
 
-def _compare(root: Path, file: SealedFile, chunk_bytes: int, told: Told, *, direct: bool) -> list[Finding]:
+def _compare(root: Path, file: SealedFile, chunk_bytes: int, told: BytesDone, *, direct: bool) -> list[Finding]:
     """Read one file and return what differs. The bytes that are compared are those that the disk gives now."""
     found: list[Finding] = []
     differ: list[int] = []

@@ -3,7 +3,7 @@
 from dataclasses import replace
 from pathlib import Path
 
-from powerguard.trainer.loop.writer import Uploads
+from powerguard.trainer.loop.writer import UploadSchedule
 from powerguard.trainer.store.folders import SavedCheckpoint
 from powerguard.trainer.store.manifest import MANIFEST, Manifest
 from powerguard.trainer.tiers.base import period_of
@@ -43,7 +43,7 @@ def test_the_first_of_each_period_is_copied_and_what_was_asked_for(tmp_path: Pat
     for host, first in (("a", 0), ("b", 3)):
         uploader = Uploader(str(tmp_path / "nas"), job=host)
         uploader.hold()
-        uploads = Uploads(uploader, every_s=1800.0)
+        uploads = UploadSchedule(uploader, every_s=1800.0)
         saved = save(tmp_path / host, 7, mib=1)
         for number in range(first, 16):  # one every five minutes
             saved = dated(saved, f"2026-01-01T{number // 12:02d}:{number * 5 % 60:02d}:07Z")

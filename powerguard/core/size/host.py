@@ -95,7 +95,7 @@ class GradeFit:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class Stage:
+class CourseStage:
     """One stretch of the outage. left, left_after: energy at its begin and end, a share of a full new battery."""
 
     name: str
@@ -117,7 +117,7 @@ class Course:
     durable_s: float
     commit_s: float
     durable: bool
-    stages: tuple[Stage, ...]
+    stages: tuple[CourseStage, ...]
 
 
 class Lever(StrEnum):
@@ -240,7 +240,9 @@ def _step(steps: tuple[conditions.Forecast, ...], action: str) -> float:
     return next((step.at_s for step in steps if step.action == action and step.at_s is not None), 0.0)
 
 
-def _stages(site: Site, then: Budget, *, training_s: float, durable_s: float, commit_s: float) -> tuple[Stage, ...]:
+def _stages(
+    site: Site, then: Budget, *, training_s: float, durable_s: float, commit_s: float
+) -> tuple[CourseStage, ...]:
     """Lay the stretches end to end until the battery would be empty; those of no length are left out."""
     policy, grade = site.policy, then.grade
     tau_now_s, tau_paused_s = then.tau_now_s or math.inf, then.tau_paused_s or math.inf
@@ -253,14 +255,14 @@ def _stages(site: Site, then: Budget, *, training_s: float, durable_s: float, co
         ("reserve", then.stop_s - off_s, site.load_paused, tau_paused_s),
         ("margin", math.inf, site.load_paused, tau_paused_s),
     ]
-    stages: list[Stage] = []
+    stages: list[CourseStage] = []
     at_s, left = 0.0, policy.health
     for name, wanted_s, load, tau_s in stretches:
         lasts_s = min(wanted_s, left * tau_s)
         if lasts_s <= 1e-9:
             continue
         after = max(0.0, left - lasts_s / tau_s)
-        stages.append(Stage(name=name, begins_s=at_s, lasts_s=lasts_s, load=load, left=left, left_after=after))
+        stages.append(CourseStage(name=name, begins_s=at_s, lasts_s=lasts_s, load=load, left=left, left_after=after))
         at_s, left = at_s + lasts_s, after
     return tuple(stages)
 

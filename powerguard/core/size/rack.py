@@ -14,7 +14,6 @@ from powerguard.core.decide import conditions
 from powerguard.core.energy import account, budget
 from powerguard.core.energy.budget import Budget
 from powerguard.core.energy.own import Own
-from powerguard.core.energy.size import MOST_BATTERY, Verdict
 from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OwnSource
 from powerguard.core.model.policy import Policy, Shared, Shed
@@ -33,6 +32,7 @@ from powerguard.core.model.state import (
     Supply,
     Trainer,
 )
+from powerguard.core.size.host import MOST_BATTERY, Verdict
 
 _HALVINGS, _GRAIN = 40, 0.01
 _POLL_S = 2.0

@@ -7,10 +7,10 @@ from typing import Any
 import pytest
 
 from powerguard.core.comeback.recovery import Stored, restore
+from powerguard.core.comeback.validation import validated
 from powerguard.core.energy import needs
 from powerguard.core.model.actions import Grade, Way
 from powerguard.core.model.policy import BatteryModel, Discharge, Drop, Health, Learned, Need, Recharge, TauPoint
-from powerguard.core.model.serialisation import sane
 from powerguard.core.model.state import (
     Armed,
     Battery,
@@ -45,8 +45,8 @@ STATE = State(battery=BATTERY, learned=LEARNED, upses=(Supplied(ups="a", feed=Fe
 
 
 def test_a_true_state_stays_as_it_is() -> None:
-    assert sane(STATE, AT_S) == (STATE, ())
-    assert sane(State(), 0.0) == (State(), ())
+    assert validated(STATE, AT_S) == (STATE, ())
+    assert validated(State(), 0.0) == (State(), ())
 
 
 @pytest.mark.parametrize(
@@ -79,7 +79,7 @@ def test_a_true_state_stays_as_it_is() -> None:
 )
 def test_an_account_that_cannot_be(field: str, value: object, after: object) -> None:
     changes: dict[str, Any] = {field: value}
-    kept, dropped = sane(replace(STATE, battery=replace(BATTERY, **changes)), AT_S)
+    kept, dropped = validated(replace(STATE, battery=replace(BATTERY, **changes)), AT_S)
     assert (getattr(kept.battery, field), dropped) == (after, (f"battery.{field}",))
     assert kept.learned == LEARNED
 
@@ -114,7 +114,7 @@ def test_a_model_that_cannot_be(field: str, value: object, after: object) -> Non
     """Of a UPS among several it is named with its UPS."""
     changes: dict[str, Any] = {field: value}
     odd = replace(BATTERY, model=replace(MODEL, **changes))
-    kept, dropped = sane(replace(STATE, battery=odd, upses=(replace(STATE.upses[0], battery=odd),)), AT_S)
+    kept, dropped = validated(replace(STATE, battery=odd, upses=(replace(STATE.upses[0], battery=odd),)), AT_S)
     assert (getattr(kept.battery.model, field), getattr(kept.upses[0].battery.model, field)) == (after, after)
     assert dropped == (f"battery.{field}", f"a.battery.{field}")
 
@@ -153,7 +153,7 @@ LATEST_S = AT_S + 60.0
 def test_an_account_that_is_only_just_possible_stays(changes: dict[str, Any]) -> None:
     """A battery that is as good as empty is the one whose account must not be lost."""
     state = replace(STATE, battery=replace(BATTERY, **changes))
-    assert sane(state, AT_S) == (state, ())
+    assert validated(state, AT_S) == (state, ())
 
 
 @pytest.mark.parametrize(
@@ -173,7 +173,7 @@ def test_an_account_that_is_only_just_possible_stays(changes: dict[str, Any]) ->
 )
 def test_a_model_that_is_only_just_possible_stays(changes: dict[str, Any]) -> None:
     state = replace(STATE, battery=replace(BATTERY, model=replace(MODEL, **changes)))
-    assert sane(state, AT_S) == (state, ())
+    assert validated(state, AT_S) == (state, ())
 
 
 def test_what_was_learned_stays_to_its_edges() -> None:
@@ -184,7 +184,7 @@ def test_what_was_learned_stays_to_its_edges() -> None:
     state = replace(
         STATE, learned=Learned(needs=(longest,), pauses=(("llm", all_of_it), ("vit", nothing)), cap=nothing)
     )
-    assert sane(state, AT_S) == (state, ())
+    assert validated(state, AT_S) == (state, ())
 
 
 @pytest.mark.parametrize(
@@ -198,7 +198,7 @@ def test_what_was_learned_stays_to_its_edges() -> None:
     ],
 )
 def test_a_need_that_cannot_be(changes: dict[str, Any], after: tuple[float, ...], name: str) -> None:
-    kept, dropped = sane(replace(STATE, learned=replace(LEARNED, **changes)), AT_S)
+    kept, dropped = validated(replace(STATE, learned=replace(LEARNED, **changes)), AT_S)
     assert (needs.samples(kept.learned, "stop"), dropped) == (after, (name,))
     assert {need.of for need in kept.learned.needs} <= set(needs.NEEDS)
 
@@ -216,7 +216,7 @@ def test_a_need_that_cannot_be(changes: dict[str, Any], after: tuple[float, ...]
 )
 def test_a_drop_that_cannot_be(drop: Drop) -> None:
     odd = replace(LEARNED, pauses=(("llm", drop), ("vit", DROP)), cap=drop)
-    kept, dropped = sane(replace(STATE, learned=odd), AT_S)
+    kept, dropped = validated(replace(STATE, learned=odd), AT_S)
     assert (kept.learned.pauses, kept.learned.cap) == ((("vit", DROP),), None)
     assert dropped == ("learned.pauses", "learned.cap")
 
@@ -229,14 +229,14 @@ def test_a_way_back_with_impossible_times_is_taken_back_all_the_same() -> None:
     node = NodeMarked(outage="o", drained=True, retry_at_s=math.inf)
     outage = Outage(id="o", since_s=800.0, grade=Grade.FULL, boots=(math.nan, 900.0, 1e9), back_off_s=1e300)
     state = replace(STATE, phase=OnBattery(outage=outage), owed=(odd, good, odd, late, node))
-    kept, dropped = sane(state, AT_S)
+    kept, dropped = validated(state, AT_S)
     assert kept.armed == (replace(odd, at_s=AT_S, acts_at_s=AT_S), good)
     assert kept.temporary_policy == replace(late, retry_at_s=0.0)
     assert kept.node == replace(node, retry_at_s=0.0)
     assert kept.phase == OnBattery(outage=replace(outage, boots=(900.0,), back_off_s=0.0))
     names = ("outage.boots", "outage.back_off_s", "armed.watchdog", "armed.watchdog", "temporary_policy.retry_at_s")
     assert dropped == (*names, "node_marked.retry_at_s")
-    assert sane(kept, AT_S) == (kept, ())
+    assert validated(kept, AT_S) == (kept, ())
 
 
 MONTH_S = 30 * 86400.0
@@ -253,7 +253,7 @@ MONTH_S = 30 * 86400.0
 )
 def test_a_way_back_of_which_the_times_are_only_just_possible(at_s: float, acts_at_s: float, *, is_time: bool) -> None:
     one = Armed(way=Way.RTC, outage="o", at_s=at_s, acts_at_s=acts_at_s)
-    kept, dropped = sane(replace(STATE, owed=(one,)), AT_S)
+    kept, dropped = validated(replace(STATE, owed=(one,)), AT_S)
     assert kept.armed == ((one,) if is_time else (replace(one, at_s=AT_S, acts_at_s=AT_S),))
     assert dropped == (() if is_time else ("armed.rtc",))
 
@@ -274,7 +274,7 @@ def test_what_was_seen_of_a_silent_ups_and_is_only_just_possible(
     share: float, least: float, load: float, counted_s: float | None, *, is_one: bool
 ) -> None:
     seen = Watch(load=load, others=(Witness(ups="b", share=share, least=least),), counted_s=counted_s)
-    kept, dropped = sane(replace(STATE, upses=(replace(STATE.upses[0], watch=seen),)), AT_S)
+    kept, dropped = validated(replace(STATE, upses=(replace(STATE.upses[0], watch=seen),)), AT_S)
     assert (kept.upses[0].watch, dropped) == ((seen, ()) if is_one else (None, ("a.watch",)))
 
 
@@ -283,16 +283,16 @@ def test_an_outage_that_is_only_just_possible() -> None:
     true = replace(
         STATE, phase=OnBattery(outage=outage), owed=(TemporaryPolicy(policy="x", retry_at_s=LATEST_S + 3600.0),)
     )
-    assert sane(true, AT_S) == (true, ())
+    assert validated(true, AT_S) == (true, ())
     odd = replace(outage, boots=(-math.inf, *outage.boots))
-    assert sane(replace(true, phase=OnBattery(outage=odd)), AT_S) == (true, ("outage.boots",))
+    assert validated(replace(true, phase=OnBattery(outage=odd)), AT_S) == (true, ("outage.boots",))
 
 
 @pytest.mark.parametrize(("count", "kept", "names"), [(32, 32, ()), (33, 32, ("armed",)), (100_000, 32, ("armed",))])
 def test_no_host_has_so_many_ways_back(count: int, kept: int, names: tuple[str, ...]) -> None:
     """Each would be ordered away in the first step, and kept in every entry of the journal for ever."""
     many = tuple(Armed(way=Way.OUTPUT, ups=f"u{n}", outage="o", at_s=900.0, acts_at_s=4000.0) for n in range(count))
-    state, dropped = sane(replace(STATE, owed=many), AT_S)
+    state, dropped = validated(replace(STATE, owed=many), AT_S)
     assert (len(state.armed), dropped) == (kept, names)
 
 
