@@ -17,6 +17,7 @@ from powerguard.trainer.torch import TorchState
 from powerguard.trainer.torch.copier import OVERLAPS, ChangedError
 from powerguard.trainer.torch.device import CudaDevice, DeviceError
 from tests.torch.copied import OPTIMIZERS, Training, training
+from tests.torch.kept import from_device, kept
 from tests.torch.test_late_kills import killed
 
 WIDTH = 200_000  # 20 MB a matrix, 120 MB of state
@@ -89,6 +90,25 @@ def test_a_state_larger_than_a_piece_of_registered_memory_is_loaded(tmp_path: Pa
             while time.monotonic() < until_s:
                 again.step()
                 guard.step(1)
+
+
+def test_a_checkpoint_of_a_gpu_that_is_not_here_is_put_on_this_one() -> None:
+    """Device numbers change when a GPU is taken out, or when a job is given others."""
+    model = nn.Linear(64, 64).cuda()
+    optimizer = torch.optim.AdamW(model.parameters(), fused=True)
+    model(torch.randn(8, 64, device="cuda")).sum().backward()
+    optimizer.step()
+    average = torch.randn(7, device="cuda")
+    state = TorchState(model=model, optimizer=optimizer, extra={"run": {"average": average}})
+    items, _ = from_device(kept(state.items()), "cuda:63", ("model", "optimizer", "extra.run"), generators=0)
+    again, run = nn.Linear(64, 64).cuda(), {"average": torch.zeros(7)}
+    other = torch.optim.AdamW(again.parameters(), fused=True)
+    TorchState(model=again, optimizer=other, extra={"run": run}).load(items)
+    assert torch.equal(again.weight, model.weight)
+    assert torch.equal(run["average"], average)
+    for one, two in zip(optimizer.state.values(), other.state.values(), strict=True):
+        assert all(torch.equal(one[key], two[key]) for key in one)
+    other.step()
 
 
 def test_memory_that_cannot_be_registered_goes_through_buffers() -> None:

@@ -1,12 +1,16 @@
 """Takes a state through a snapshot and back, as the store does, without a disk."""
 
-from collections.abc import Iterable, Mapping
+import json
+from collections.abc import Collection, Iterable, Mapping
 from ctypes import c_ubyte
+from dataclasses import replace
 from typing import Any
 
 from powerguard.trainer.store.items import Item, Loaded, State
 from powerguard.trainer.store.manifest import Layout
 from powerguard.trainer.store.shards import Snapshot
+from powerguard.trainer.torch.state import INDEX
+from powerguard.trainer.torch.tree import TAG
 
 
 def kept(items: Iterable[Item]) -> Mapping[str, Loaded]:
@@ -22,6 +26,29 @@ def held(snapshot: Snapshot, layout: Layout) -> Mapping[str, Loaded]:
         data = bytes(snapshot.buffer[entry.offset : entry.offset + entry.size_bytes])
         found[entry.name] = Loaded(entry.name, entry.dtype, entry.shape, memoryview(data))
     return found
+
+
+def from_device(
+    items: Mapping[str, Loaded], device: str, parts: Collection[str], *, generators: int
+) -> tuple[Mapping[str, Loaded], int]:
+    """Return the checkpoint as if all tensors of these parts had been on this device; how many they are.
+
+    generators: how many GPUs had random numbers of their own; the states are those of the CPU's.
+    """
+    index, moved = json.loads(bytes(items[INDEX].data)), 0
+
+    def move(node: Any) -> None:
+        nonlocal moved
+        if isinstance(node, dict) and node.get(TAG) == "tensor":
+            node["device"] = device
+            moved += 1
+        for each in node.values() if isinstance(node, dict) else node if isinstance(node, list) else ():
+            move(each)
+
+    for name in parts:
+        move(index["parts"][name])
+    index["parts"]["random"]["cuda"] = [index["parts"]["random"]["torch"]] * generators
+    return {**items, INDEX: replace(items[INDEX], data=memoryview(json.dumps(index).encode()))}, moved
 
 
 def carried(old: State, new: State) -> None:

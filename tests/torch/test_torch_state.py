@@ -14,7 +14,7 @@ from torch import nn
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.torch.state import INDEX, TorchState
 from powerguard.trainer.torch.tree import DTYPES, Packer, StateError, Unpacker
-from tests.torch.kept import bytes_of, carried, kept
+from tests.torch.kept import bytes_of, carried, from_device, kept
 
 
 @pytest.fixture(autouse=True)
@@ -487,6 +487,24 @@ def test_a_checkpoint_without_classes_is_loaded() -> None:
     again, other = stepped(torch.optim.AdamW)
     TorchState(model=again, optimizer=other).load(items)
     assert all(torch.equal(one, two) for one, two in zip(model.parameters(), again.parameters(), strict=True))
+
+
+def test_a_checkpoint_of_gpus_that_are_not_here_is_put_on_what_is_here(caplog: pytest.LogCaptureFixture) -> None:
+    """A host comes back with fewer GPUs, or a job is given others: what a parameter has goes with it."""
+    model, optimizer = stepped(torch.optim.AdamW)
+    average = torch.randn(7)
+    state = TorchState(model=model, optimizer=optimizer, extra={"run": {"average": average}})
+    items, moved = from_device(kept(state.items()), "cuda:5", ("model", "optimizer", "extra.run"), generators=9)
+    assert moved == 2 + 2 * 3 + 1, "parameters, two moments and a step of each, and the average"
+    again, other = stepped(torch.optim.AdamW)
+    run = {"average": torch.zeros(7)}
+    TorchState(model=again, optimizer=other, extra={"run": run}).load(items)
+    assert all(torch.equal(one, two) for one, two in zip(model.parameters(), again.parameters(), strict=True))
+    for one, two in zip(optimizer.state.values(), other.state.values(), strict=True):
+        assert all(torch.equal(one[key], two[key]) and two[key].device.type == "cpu" for key in one)
+    assert torch.equal(run["average"].cpu(), average)
+    assert f"9 GPUs had random numbers of their own, {torch.cuda.device_count()} are here" in caplog.text
+    other.step()
 
 
 def test_a_group_without_an_option_of_its_own_is_refused() -> None:

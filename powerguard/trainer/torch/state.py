@@ -37,7 +37,6 @@ from powerguard.trainer.torch.tree import (
     Tensor,
     Unpacker,
     Value,
-    fill,
     layout_of,
     local,
 )
@@ -415,7 +414,7 @@ class _Module:
         rest = {}
         for key, part in source.pairs(node["state"]).items():
             if isinstance(here[key], torch.Tensor):
-                fill(local(here[key]), source.loaded(part))
+                source.put(part, local(here[key]))
             else:
                 rest[key] = source.unpack(f"{name}/{key}", part)
         if rest:  # what modules return from get_extra_state()
@@ -427,7 +426,7 @@ class _Module:
                 if _misfit(key, buffer, part, source):  # such a cache may have grown
                     owner._buffers[leaf] = source.unpack(key, part).to(buffer.device)  # noqa: SLF001 - keeps it non-persistent
                 else:
-                    fill(local(buffer), source.loaded(part))
+                    source.put(part, local(buffer))
 
 
 def _misfit(name: str, here: Tensor, node: Json, source: Unpacker) -> list[str]:
@@ -608,11 +607,8 @@ class RandomStates(_OwnEach):
             "cuda": torch.cuda.get_rng_state_all() if cuda else [],
         }
 
-    def check(self, name: str, node: Json, _source: Unpacker) -> list[str]:
-        here, there = torch.cuda.device_count(), len(node["cuda"])
-        if there in (0, here):
-            return []
-        return [f"{name} has the states of {there} GPUs, {here} are here"]
+    def check(self, _name: str, _node: Json, _source: Unpacker) -> list[str]:
+        return []
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
         self.put_back(source.unpack(name, node))
@@ -625,5 +621,8 @@ class RandomStates(_OwnEach):
 
             np.random.set_state(state["numpy"])  # noqa: NPY002 - it is the old global one that scripts draw from
         torch.set_rng_state(state["torch"])
-        if state["cuda"]:
-            torch.cuda.set_rng_state_all(state["cuda"])
+        here, there = torch.cuda.device_count(), len(state["cuda"])
+        if there not in (0, here):
+            _log.warning("%d GPUs had random numbers of their own, %d are here: each of these goes on", there, here)
+        for index, each in enumerate(state["cuda"][:here]):
+            torch.cuda.set_rng_state(each, index)

@@ -345,11 +345,13 @@ class Unpacker:
     """Makes the values again from verified items.
 
     Tensors come as copies in memory of their own, one object for each that was kept; `view` gives one without a copy.
+    Each lies where the parameters of its device lie now: a resume may find other GPUs, or another number of them.
     """
 
     def __init__(self, items: Mapping[str, Loaded]) -> None:
         self._items = items
         self._made: dict[tuple[str, str], Any] = {}
+        self._places: dict[str, torch.device] = {}
 
     def unpack(self, where: str, node: Json) -> Value:
         """Return the value that a node stands for. Raises StateError when the checkpoint does not hold together."""
@@ -391,7 +393,7 @@ class Unpacker:
         key = (node["item"], node.get("device", "cpu"))
         tensor = self._made.get(key)
         if tensor is None:
-            tensor = self._made[key] = _copied(self._items[node["item"]], node.get("device", "cpu"))
+            tensor = self._made[key] = _copied(self._items[node["item"]], self._place(node.get("device", "cpu")))
         return tensor if "sharded" not in node else Sharded(tensor, node["sharded"])
 
     def _numpy(self, node: Mapping[str, Json]) -> Value:
@@ -401,9 +403,28 @@ class Unpacker:
         array = np.frombuffer(bytes(loaded.data), dtype=loaded.dtype).reshape(loaded.shape).copy()
         return array[()] if node["number"] else array
 
+    def _place(self, device: str) -> torch.device:
+        """Return the device for a tensor that was kept from `device`.
+
+        That is where parameters from there have been put; else the same device, if it is here; else this process's GPU,
+        or the CPU where there is none.
+        """
+        place = self._places.get(device)
+        if place is None:
+            place = torch.device(device)
+            if place.type == "cuda" and (place.index or 0) >= torch.cuda.device_count():
+                place = torch.device("cuda" if torch.cuda.is_available() else "cpu")
+        return place
+
+    def put(self, node: Mapping[str, Json], tensor: Tensor) -> None:
+        """Copy a node's bytes into a tensor of its dtype and shape; what was kept from the same device follows it."""
+        fill(tensor, self.loaded(node))
+        if "device" in node:  # what was on the CPU stays there: a step counter, the state of a generator
+            self._places.setdefault(node["device"], tensor.device)
+
     def fill(self, node: Mapping[str, Json], tensor: Tensor) -> None:
         """Copy a node's bytes into a tensor of its dtype and shape; `unpack` then returns it, and no new one."""
-        fill(tensor, self.loaded(node))
+        self.put(node, tensor)
         self._made[node["item"], node.get("device", "cpu")] = tensor
 
     def loaded(self, node: Mapping[str, Json]) -> Loaded:
@@ -436,7 +457,7 @@ def _on_cpu(loaded: Loaded) -> Tensor:
     return torch.frombuffer(loaded.data, dtype=DTYPES[loaded.dtype]).view(loaded.shape)
 
 
-def _copied(loaded: Loaded, device: str) -> Tensor:
+def _copied(loaded: Loaded, device: torch.device) -> Tensor:
     """Return a new tensor with the loaded bytes. Raises KeyError, ValueError, RuntimeError."""
     tensor = torch.empty(loaded.shape, dtype=DTYPES[loaded.dtype], device=device)
     fill(tensor, loaded)
