@@ -38,8 +38,8 @@ from powerguard.daemon.journal import (
 )
 from powerguard.daemon.journal.records import BEFORE_S, LIMIT_EVENTS, QUICK_EVENTS, Recorder, joined, pack, unpack
 from powerguard.daemon.journal.store import MIGRATIONS, Store
+from tests.daemon.journal.test_faults import Held
 from tests.daemon.looped import POLICY, World, in_virtual_time, until
-from tests.daemon.test_journal_faults import Held
 
 WALL = 1_795_000_000.0
 OUTAGE = State(phase=OnBattery(outage=Outage(id="o-1", since_s=100.0, grade=Grade.FULL)))

@@ -134,6 +134,11 @@ class Node:
         lines = [json.loads(line) for line in self.log().splitlines() if line.startswith("{")]
         return [line for line in lines if line["event"] == event and wanted.items() <= line.items()]
 
+    async def line(self, event: str, **wanted: object) -> dict[str, Any]:
+        """Return the newest line of that event, once it is there: a thread writes the log after the answer."""
+        await self.until(lambda: self.logged(event, **wanted), f"{event} {wanted} in its log")
+        return self.logged(event, **wanted)[-1]
+
 
 @contextlib.asynccontextmanager
 async def node(world: Rig, *, pace: float) -> AsyncIterator[Node]:
@@ -207,7 +212,7 @@ async def test_another_host_powers_it_on_and_the_report_says_so(tmp_path: Path, 
         await world.off()
         armed = numbers(await world.note("way_armed", way="sentinel"))
         await world.kill()
-        assert sentinel.logged("intent_stored", host="node-1", in_s=armed["in_s"])
+        await sentinel.line("intent_stored", host="node-1", in_s=armed["in_s"])
         (latched,) = world.notes("phase_changed", new="shutdown")
         assert world.actions("PowerOff")[0].at_s - latched.at_s <= PREPARED_S + BUSY_S
         await sentinel.of("node-2").carry_out(arm("node-2", 1.0))
@@ -233,13 +238,13 @@ async def test_another_host_powers_it_on_and_the_report_says_so(tmp_path: Path, 
         assert (boottime_s() - ordered_at_s) * sentinel.pace >= STAGGER_S - 2.0, "less what it took to see the first"
 
         await boot(world)
-        (ended,) = sentinel.logged("intent_ended", host="node-1")
+        ended = await sentinel.line("intent_ended", host="node-1")
         assert (ended["how"], ended["outage"]) == ("withdrawn", world.one_outage())
         assert {host: len(set(orders(host))) for host in bmcs} == {"node-1": 1, "node-2": 1, "node-3": 0, "node-4": 0}
         if sim is None:
             assert [bmc.resets for bmc in bmcs.values()] == [["On"], ["On"], [], []]
         await sentinel.of("node-3").carry_out(disarm("node-3"))
-        assert sentinel.logged("intent_ended", host="node-3", how="withdrawn")
+        await sentinel.line("intent_ended", host="node-3", how="withdrawn")
         assert "Traceback" not in sentinel.log()
 
 
@@ -396,6 +401,6 @@ async def test_sentinels_of_no_use_are_told_and_hold_nothing_up(tmp_path: Path) 
         assert numbers(await world.note("way_armed", way="output"))["returns"] == "cycles"
         assert world.ups.output.off_at_s is not None
         assert not sentinel.logged("intent_stored")
-        assert sentinel.logged("request_refused")
+        await sentinel.line("request_refused")
         assert "Traceback" not in sentinel.log()
         world.no_traceback()

@@ -13,7 +13,7 @@ import pytest
 
 from powerguard.clock import boot_id
 
-HOOK = Path(__file__).parents[2] / "systemd" / "powerguard-shutdown"
+HOOK = Path(__file__).parents[3] / "systemd" / "powerguard-shutdown"
 REBOOT = ["systemctl reboot --force --force", "sysrq b"]
 TOOL = '#!/bin/sh\necho "${0##*/} $*" >>"${0%/*}/calls"\n'
 SLEEP = '#!/bin/sh\nuntil [ -s "${0%/*}/calls" ]; do :; done\n'  # long enough for what was started before it

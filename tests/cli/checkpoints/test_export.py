@@ -10,7 +10,7 @@ from tests.cli.checkpoint_sites import IDS, flip, save
 from tests.golden import FIGURES, Golden
 from tests.trainer.test_weights import floats, index_of, saved, tensor
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -11,7 +11,7 @@ from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.trainer.loop.endpoint import Endpoint
 from powerguard.trainer.loop.requests import RequestQueue
 from powerguard.wire import After
-from tests.effectors.test_trainer_watch import until
+from tests.effectors.trainer.test_watch import until
 from tests.effectors.trainer_peers import effector, serve
 from tests.peers.hurried import now_s
 from tests.trainer.test_many_hosts import Others

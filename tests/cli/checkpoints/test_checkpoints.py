@@ -21,7 +21,7 @@ from tests.cli.checkpoint_sites import IDS, flip, save
 from tests.golden import FIGURES, Golden
 from tests.trainer.checkpoints import break_description
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -13,7 +13,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.daemon.journal import sqlite
-from tests.daemon.test_journal_log import FRAME, LONG_S, Copy, frames, transactions
+from tests.daemon.journal.test_log import FRAME, LONG_S, Copy, frames, transactions
 
 X = b"x" * 200
 

@@ -29,7 +29,7 @@ from tests.peers.ipmi import ENSURE
 from tests.peers.ipmi_device import IpmiDevice
 from tests.peers.machine import quickly
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SYSTEMD = ROOT / "systemd"
 
 

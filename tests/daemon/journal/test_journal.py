@@ -161,7 +161,8 @@ def test_kill_9_loses_nothing_that_was_acknowledged(tmp_path: Path) -> None:
     acknowledged = 0
     for _ in range(6):
         writer = subprocess.Popen(
-            [sys.executable, str(Path(__file__).with_name("journal_writer.py")), str(path)], stdout=subprocess.PIPE
+            [sys.executable, str(Path(__file__).parent.with_name("journal_writer.py")), str(path)],
+            stdout=subprocess.PIPE,
         )
         assert writer.stdout is not None
         lines = [writer.stdout.readline() for _ in range(chance.randrange(1, 60))]
@@ -190,7 +191,7 @@ def test_a_reader_in_another_process_sees_every_commit_while_we_write(tmp_path: 
     """The command line reads beside the daemon: neither waits for, nor breaks, the other."""
     path = tmp_path / "journal.db"
     writer = subprocess.Popen(
-        [sys.executable, str(Path(__file__).with_name("journal_writer.py")), str(path)], stdout=subprocess.PIPE
+        [sys.executable, str(Path(__file__).parent.with_name("journal_writer.py")), str(path)], stdout=subprocess.PIPE
     )
     try:
         assert writer.stdout is not None

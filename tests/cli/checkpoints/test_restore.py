@@ -17,7 +17,7 @@ from powerguard.trainer.store.store import Store
 from tests.cli.checkpoint_sites import IDS, content, flip, items_of, save
 from tests.golden import FIGURES, Golden
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 
 
 @pytest.fixture

@@ -16,7 +16,7 @@ from powerguard.sim.world.report import Layers, Return, Sample, SimulationOption
 from powerguard.sim.world.run import Result
 from powerguard.sim.world.site import Site, load
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 KEYS = {
     "outages",
     "excess_s_mean",

@@ -20,13 +20,13 @@ from structlog.testing import capture_logs
 from powerguard.daemon.journal import Journal, JournalLimits, Loaded, read_all, read_only, sqlite
 from powerguard.daemon.journal.queries import LOST_ALL
 from powerguard.daemon.journal.store import Batch, Store
-from tests.daemon.test_journal_faults import file_size_limit, serials, step
+from tests.daemon.journal.test_faults import file_size_limit, serials, step
 
 HEADER = 32
 FRAME = 24
 LONG_S = 60.0
 SLOW = JournalLimits(append_s=LONG_S, load_s=LONG_S)
-WRITER = Path(__file__).with_name("journal_writer.py")
+WRITER = Path(__file__).parent.with_name("journal_writer.py")
 
 
 class Patient(Store):

@@ -8,7 +8,7 @@ import pytest
 
 from tests.peers.jobs import Jobs
 
-REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+REFERENCE = Path(__file__).parents[3] / "docs" / "reference"
 
 pytestmark = pytest.mark.root
 

@@ -10,7 +10,7 @@ import pytest
 
 from powerguard.effectors.host.check import MEMORY
 from powerguard.effectors.options import GPU_SOCKET
-from tests.effectors.test_gpu_systemd import WORLD, Host, booted
+from tests.effectors.gpu.test_systemd import WORLD, Host, booted
 
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter", "cc")]
 

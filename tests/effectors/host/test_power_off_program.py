@@ -25,9 +25,9 @@ from powerguard.clock import boot_id, boottime_s
 from powerguard.core.model.actions import Grade, PowerOff
 from powerguard.effectors.host.power import HostEffector, say, unanswered
 from powerguard.effectors.options import HostOptions
-from tests.effectors.test_host_findings import found
+from tests.effectors.host.test_findings import found
 
-PROGRAM = Path(__file__).parents[2] / "systemd" / "powerguard-off"
+PROGRAM = Path(__file__).parents[3] / "systemd" / "powerguard-off"
 SOCKET = PROGRAM.with_suffix(".socket")
 PIPE_SIZE = next(
     int(line.removeprefix("PipeSize=")) for line in SOCKET.read_text("ascii").splitlines() if "PipeSize=" in line

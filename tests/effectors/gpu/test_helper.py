@@ -17,7 +17,7 @@ import pytest
 from powerguard.clock import boot_id
 from tests.peers.nvml import HELPER, Gpus, did, until
 
-ROOT = Path(__file__).parents[2]
+ROOT = Path(__file__).parents[3]
 SET = "DeviceSetPowerManagementLimit"
 LOST, NOT_PERMITTED, NOT_SUPPORTED = 15, 4, 3
 
