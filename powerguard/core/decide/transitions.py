@@ -78,7 +78,7 @@ TABLE: dict[tuple[type[Phase], Cause], type[Phase]] = {
 class Decision:
     """Which cause ends the phase now, why it holds, and the sums on which this was decided.
 
-    The journal, `explain` and `report` show these sums, and no others.
+    The journal, `explain` and `report` show these sums, and no others (docs/decisions/0235).
     """
 
     cause: Cause
