@@ -176,7 +176,7 @@ async def test_a_net_slave_goes_down_with_its_master(kind: str) -> None:
                 await world.phase("on_battery")
                 master.set(0x05060250)
                 await world.until(lambda: shut_down(made), "the slave's own shutdown")
-        assert world.logged("hint_received", hint="doshutdown-slave")
+        await world.until(lambda: world.logged("hint_received", hint="doshutdown-slave"), "hint_received")
 
 
 # --- The scripts themselves ---------------------------------------------------------------------------------------

@@ -23,7 +23,7 @@ async def test_an_outage_is_rehearsed() -> None:
         assert (status["mode"], status["ready"]) == ("dry-run", False)
         assert "dry_run" in [reason["name"] for reason in status["reasons"]]
         await world.metric_becomes("powerguard_armed", 0.0)
-        assert world.logged("daemon_started", mode="dry-run")
+        await world.until(lambda: world.logged("daemon_started", mode="dry-run"), "daemon_started")
         world.ups.utility = False
         await world.note("power_off_accepted", dry_run=True)
         world.ups.utility = True

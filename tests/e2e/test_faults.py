@@ -101,7 +101,7 @@ async def test_the_journal_is_no_journal() -> None:
     async with rig() as world:
         world.journal.write_bytes(b"not a database " * 4096)
         await world.start()
-        assert world.logged("journal_set_aside", level="error")
+        await world.until(lambda: world.logged("journal_set_aside", level="error"), "journal_set_aside")
         assert [path for path in world.journal.parent.iterdir() if path.read_bytes().startswith(b"not a database ")]
         await cut(world)
         await ends_right(world)
@@ -217,7 +217,7 @@ async def test_the_card_is_lost_in_the_outage(fault: Fault) -> None:
         world.agent.fault = fault
         await ends_right(world)
         assert numbers(world.notes("source_lost")[0])["conduct"].startswith("dead reckoning")
-        assert world.logged("source_lost", level="error")
+        await world.until(lambda: world.logged("source_lost", level="error"), "source_lost")
         world.one_outage()
 
 

@@ -151,7 +151,7 @@ async def test_rfc_1628_whose_gauge_exaggerates_sixty_times() -> None:
         cut_at_s = boottime_s()
         off = await cut_and_wait(world)
         story_is_in_order(world, cut_at_s, off)
-        assert world.logged("source_found", profiles=["rfc1628"])
+        await world.until(lambda: world.logged("source_found", profiles=["rfc1628"]), "source_found")
         (began,) = world.notes("outage_began")
         assert numbers(began)["runtime_s"] >= 60.0
         world.no_traceback()

@@ -36,5 +36,5 @@ async def test_a_trap_brings_the_poll_and_the_poll_brings_the_truth(tmp_path: Pa
         began = await world.note("outage_began")
         assert began.at_s < polled_at_s + 0.95 * POLL_S, "before its own turn"
         await world.metric_becomes("powerguard_traps_answered_total", 3.0)  # two informs, and one engine id
-        assert world.logged("trap_received", name="on_battery", ups="rack-a")
+        await world.until(lambda: world.logged("trap_received", name="on_battery", ups="rack-a"), "trap_received")
         world.no_traceback()
