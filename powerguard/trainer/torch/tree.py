@@ -419,8 +419,9 @@ class Unpacker:
     def put(self, node: Mapping[str, Json], tensor: Tensor) -> None:
         """Copy a node's bytes into a tensor of its dtype and shape; what was kept from the same device follows it."""
         fill(tensor, self.loaded(node))
-        if "device" in node:  # what was on the CPU stays there: a step counter, the state of a generator
-            self._places.setdefault(node["device"], tensor.device)
+        device = node.get("device")  # what was on the CPU stays there: a step counter, the state of a generator
+        if device is not None and (device not in self._places or str(tensor.device) == device):
+            self._places[device] = tensor.device
 
     def fill(self, node: Mapping[str, Json], tensor: Tensor) -> None:
         """Copy a node's bytes into a tensor of its dtype and shape; `unpack` then returns it, and no new one."""
