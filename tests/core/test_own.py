@@ -7,7 +7,8 @@ from pathlib import Path
 import pytest
 
 from powerguard.core.decide import conditions
-from powerguard.core.energy import account, budget, own
+from powerguard.core.decide.turn import Turn
+from powerguard.core.energy import account, budget, needs, own
 from powerguard.core.model.actions import Conduct, Grade, StopTrainer, TerminateTrainer
 from powerguard.core.model.events import OutputSource, OwnLoad, OwnSource, Reading
 from powerguard.core.model.policy import Drop, FeedPolicy, Learned, Policy, Shared, Shed
@@ -16,14 +17,17 @@ from powerguard.core.model.state import (
     Battery,
     EmergencyCheckpoint,
     Feed,
+    GpuCap,
+    Holding,
     Outage,
     OwnBefore,
     OwnHeard,
+    Signalled,
     State,
     Supply,
     Trainer,
 )
-from powerguard.core.trainers import escalation
+from powerguard.core.trainers import escalation, lifecycle
 from tests.core.play import Player, Told, play
 
 POLICY = Policy(boot_id="boot-one", ups="ups", rating_w=5000.0, shared=Shared(hosts=4))
@@ -355,3 +359,43 @@ def test_gpus_at_rest_between_two_epochs_hide_no_load() -> None:
     busy = [(1.0, 5000.0, "gpu"), (601.0, 6000.0, "gpu")]
     assert _gpu_share(TRAINING, *busy) == 0.6
     assert _gpu_share(TRAINING, *busy, (1201.0, 1000.0, "gpu")) == 0.55
+
+
+# --- What a hold shows of this host -----------------------------------------------------------------------------------
+
+PAUSED = Trainer(name="llm", conduct=Conduct.PAUSE, activity=Activity.PAUSED, told_pause=True)
+SHOWN = Drop(before=0.3, after=0.18, at_s=160.0, watts=600.0)
+"""1500 W of 5000 W before, 900 W in the pause."""
+
+
+def _shown(*trainers: Trainer, now_s: float = 160.0, now_w: float = 900.0, **changes: object) -> Drop | None:
+    """What is known of the drop of `llm` after a look at this hold, 60 s after the pause."""
+    before = (OwnBefore(source=OwnSource.BMC, watts=1500.0, drop_w=600.0),)
+    outage = Outage(id="one", since_s=50.0, grade=Grade.FULL, load_at_start=0.8)
+    phase = Holding(outage=outage, began_s=110.0, paused_at_s=100.0, settle_by_s=145.0, own=before, own_drop=0.12)
+    state = replace(STATE, phase=phase, trainers=trainers or (PAUSED,), **changes)  # type: ignore[arg-type]
+    turn = Turn(POLICY, _heard(state, (now_s - 1.0, now_w)), now_s)
+    lifecycle.learn_drop(turn, phase)
+    return needs.drop_of(turn.state.learned, "llm")
+
+
+def test_a_hold_shows_what_a_pause_brings_in_watts() -> None:
+    """Of the one that paused, whatever the neighbours draw; an older outage's drop is replaced by it."""
+    training_on = Trainer(name="b", conduct=Conduct.CONTINUE)
+    dead = replace(PAUSED, name="dead", activity=Activity.GONE)
+    assert _shown() == _shown(PAUSED, training_on) == _shown(PAUSED, dead) == SHOWN
+    assert _shown(learned=Learned(pauses=(("llm", replace(SHOWN, at_s=49.0)),))) == SHOWN
+    assert _shown(now_s=145.0) == replace(SHOWN, at_s=145.0)
+
+
+def test_a_hold_shows_nothing_of_a_draw_that_may_have_other_reasons() -> None:
+    """Not settled, not paused, two at once, a cap, a signal, or no fall that a pause explains."""
+    assert _shown(now_s=144.9) is None
+    assert _shown(replace(PAUSED, activity=Activity.TRAINING)) is None
+    assert _shown(PAUSED, replace(PAUSED, name="c")) is None
+    assert _shown(owed=(GpuCap(),)) is None
+    assert _shown(owed=(Signalled(trainer="llm", word="stop"),)) is None
+    assert _shown(now_w=1500.0) is None
+    for at_s in (50.0, 150.0):
+        known = replace(SHOWN, after=0.25, at_s=at_s)
+        assert _shown(learned=Learned(pauses=(("llm", known),))) == known, "an outage shows a drop once"

@@ -10,6 +10,7 @@ from powerguard.core.comeback.recovery import Stored, restore
 from powerguard.core.comeback.validation import validated
 from powerguard.core.energy import needs
 from powerguard.core.model.actions import Grade, Way
+from powerguard.core.model.events import OwnSource
 from powerguard.core.model.policy import BatteryModel, Discharge, Drop, Health, Learned, Need, Recharge, TauPoint
 from powerguard.core.model.state import (
     Armed,
@@ -18,6 +19,7 @@ from powerguard.core.model.state import (
     NodeMarked,
     OnBattery,
     Outage,
+    OwnHeard,
     State,
     Supplied,
     TemporaryPolicy,
@@ -75,6 +77,7 @@ def test_a_true_state_stays_as_it_is() -> None:
         ("composed", ((0.0, 100.0),), ()),
         ("composed", ((4.01, 100.0),), ()),
         ("composed", ((0.5, 0.0),), ()),
+        ("higher_since_s", AT_S + 60.5, None),
     ],
 )
 def test_an_account_that_cannot_be(field: str, value: object, after: object) -> None:
@@ -108,6 +111,10 @@ def test_an_account_that_cannot_be(field: str, value: object, after: object) -> 
         ("recharge", Recharge(since_s=0.0, charge=1.01), None),
         ("recharge", Recharge(since_s=AT_S + 61.0, charge=0.5), None),
         ("replaced_at_s", 1e12, None),
+        ("denied", TauPoint(load=0.0, tau_s=50.0, at_s=0.0), None),
+        ("denied", TauPoint(load=2.01, tau_s=50.0, at_s=0.0), None),
+        ("denied", TauPoint(load=0.5, tau_s=0.5, at_s=0.0), None),
+        ("denied", TauPoint(load=0.5, tau_s=7 * 86400.0 + 1.0, at_s=0.0), None),
     ],
 )
 def test_a_model_that_cannot_be(field: str, value: object, after: object) -> None:
@@ -148,6 +155,7 @@ LATEST_S = AT_S + 60.0
         },
         {"health": 0.0, "away_charge": 0.0, "tau_point": (0.0, 1.0), "composed": ((0.01, 0.1),)},
         {"health": 1.0, "away_charge": 1.0, "tau_point": (2.0, 7 * 86400.0), "composed": ((4.0, 1e9),)},
+        {"higher_since_s": LATEST_S},
     ],
 )
 def test_an_account_that_is_only_just_possible_stays(changes: dict[str, Any]) -> None:
@@ -169,11 +177,22 @@ def test_an_account_that_is_only_just_possible_stays(changes: dict[str, Any]) ->
         {"recharge": Recharge(since_s=LATEST_S, charge=0.0)},
         {"recharge": Recharge(since_s=0.0, charge=1.0)},
         {"replaced_at_s": LATEST_S},
+        {"denied": TauPoint(load=2.0, tau_s=1.0, at_s=0.0)},
+        {"denied": TauPoint(load=0.01, tau_s=7 * 86400.0, at_s=0.0)},
     ],
 )
 def test_a_model_that_is_only_just_possible_stays(changes: dict[str, Any]) -> None:
     state = replace(STATE, battery=replace(BATTERY, model=replace(MODEL, **changes)))
     assert validated(state, AT_S) == (state, ())
+
+
+def test_a_report_on_the_own_load_that_cannot_be_is_dropped_alone() -> None:
+    """It is from the future, or it has said the same for longer than it has said anything."""
+    just = OwnHeard(source=OwnSource.BMC, watts=900.0, at_s=LATEST_S, since_s=LATEST_S)
+    assert validated(replace(STATE, own=(just,)), AT_S) == (replace(STATE, own=(just,)), ())
+    for odd in (replace(just, at_s=LATEST_S + 0.5), replace(just, at_s=900.0, since_s=900.5)):
+        kept, dropped = validated(replace(STATE, own=(odd, just)), AT_S)
+        assert (kept.own, dropped) == ((just,), ("own",))
 
 
 def test_what_was_learned_stays_to_its_edges() -> None:
