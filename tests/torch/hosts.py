@@ -13,7 +13,7 @@ from typing import Any, Self
 
 import pytest
 
-from powerguard.wire import CheckpointStatus, LeaveRequest, TrainerStatus, TriggerRequest
+from powerguard.wire import HOST_LEFT, CheckpointStatus, LeaveRequest, TrainerStatus, TriggerRequest
 from tests.peers.ports import free_port
 from tests.torch.processes import ROOT, descendants
 from tests.trainer.toy import LIMIT_S, ask
@@ -105,6 +105,13 @@ class Host:
         status = CheckpointStatus.parse(ask(self.folder / "s", "GET", f"/api/v1/checkpoints/{name}?wait=5")[2])
         assert isinstance(status, CheckpointStatus)
         return status
+
+    def has_lost_the_others(self, name: str) -> bool:
+        """Return whether a checkpoint failed for a missing rank. The rank that says so ends a moment later."""
+        try:
+            return "rank" in self.ended(name).error
+        except OSError:
+            return self.end() == HOST_LEFT
 
     def leave(self) -> None:
         """Commit: the daemon says that this host leaves; then the host goes dark."""

@@ -112,7 +112,7 @@ def test_a_host_vanishes_between_durable_and_committed(folder: Path, dying: int,
         (dies.folder / f"die-{moment}").touch()
         stays.trigger("second", after=After.PAUSE, deadline_s=60.0)
         assert dies.end() == -9
-        hosts.until(lambda: "rank" in stays.ended("second").error)
+        hosts.until(lambda: stays.has_lost_the_others("second"))
         for host in hosts.all:
             host.lose_power()
         (dies.folder / f"die-{moment}").unlink()
