@@ -503,7 +503,7 @@ def test_a_checkpoint_of_gpus_that_are_not_here_is_put_on_what_is_here(caplog: p
     for one, two in zip(optimizer.state.values(), other.state.values(), strict=True):
         assert all(torch.equal(one[key], two[key]) and two[key].device.type == "cpu" for key in one)
     assert torch.equal(run["average"].cpu(), average)
-    assert f"9 GPUs had random numbers of their own, {torch.cuda.device_count()} are here" in caplog.text
+    assert f"the random numbers of 9 GPUs, and {torch.cuda.device_count()} are here" in caplog.text
     other.step()
 
 

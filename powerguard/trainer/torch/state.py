@@ -537,6 +537,9 @@ class _OwnEach:
     def alike(self, _name: str) -> Callable[[str], bool]:
         return lambda _item: False
 
+    def check(self, _name: str, _node: Json, _source: Unpacker) -> list[str]:
+        return []  # nothing here can be known not to fit
+
 
 class _Stateful(_OwnEach):
     """A scheduler, a GradScaler, a sampler: whatever has a state_dict of plain values and tensors."""
@@ -546,9 +549,6 @@ class _Stateful(_OwnEach):
 
     def tree(self) -> object:
         return self._thing.state_dict()
-
-    def check(self, _name: str, _node: Json, _source: Unpacker) -> list[str]:
-        return []
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
         if node or self.tree():  # a scaler that is switched off has nothing, and refuses nothing
@@ -607,9 +607,6 @@ class RandomStates(_OwnEach):
             "cuda": torch.cuda.get_rng_state_all() if cuda else [],
         }
 
-    def check(self, _name: str, _node: Json, _source: Unpacker) -> list[str]:
-        return []
-
     def load(self, name: str, node: Json, source: Unpacker) -> None:
         self.put_back(source.unpack(name, node))
 
@@ -623,6 +620,11 @@ class RandomStates(_OwnEach):
         torch.set_rng_state(state["torch"])
         here, there = torch.cuda.device_count(), len(state["cuda"])
         if there not in (0, here):
-            _log.warning("%d GPUs had random numbers of their own, %d are here: each of these goes on", there, here)
+            _log.warning(
+                "the checkpoint has the random numbers of %d GPUs, and %d are here: each goes on with its own. "
+                "Training that ran on another GPU draws others from now on",
+                there,
+                here,
+            )
         for index, each in enumerate(state["cuda"][:here]):
             torch.cuda.set_rng_state(each, index)

@@ -344,7 +344,7 @@ def _kind(value: object) -> str:
 class Unpacker:
     """Makes the values again from verified items.
 
-    Tensors come as copies in memory of their own, one object for each that was kept; `view` gives one without a copy.
+    Tensors come as copies in memory of their own, one object for each that was kept.
     Each lies where the parameters of its device lie now: a resume may find other GPUs, or another number of them.
     """
 
