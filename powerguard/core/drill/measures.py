@@ -39,11 +39,6 @@ def is_recorded(drill: Drill) -> bool:
     return dict(drill.figures).get("dry_run") is True
 
 
-def find(turn: Turn, name: str) -> Trainer | None:
-    """Return a trainer by its name; None when it is not known any more."""
-    return next((trainer for trainer in turn.state.trainers if trainer.name == name), None)
-
-
 def mark(turn: Turn, name: str, changed: Callable[[Trainer], Trainer]) -> None:
     """Change what is known of one trainer."""
     turn.update(trainers=tuple(changed(t) if t.name == name else t for t in turn.state.trainers))

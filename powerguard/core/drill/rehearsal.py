@@ -22,7 +22,6 @@ from powerguard.core.drill.measures import (
     change,
     change_stage,
     figure,
-    find,
     is_recorded,
     look_at_baseline,
     look_at_load,
@@ -265,7 +264,7 @@ def _look(turn: Turn, drill: Drill) -> str | None:
     """Return the state of the stage: None = it continues; "" = it is over; else why the drill has failed."""
     if drill.failures and drill.stage not in ("policy", "sync", "record"):
         return "; ".join(drill.failures)
-    gone = [name for name in drill.told if (trainer := find(turn, name)) is None or not trainer.alive]
+    gone = [name for name in drill.told if (trainer := turn.state.trainer(name)) is None or not trainer.alive]
     if gone and drill.stage in ("checkpoint", "pause", "resume"):
         return f"{', '.join(gone)}: died while the drill held it"
     stage = drill.part
@@ -378,7 +377,7 @@ def _order_checkpoint(turn: Turn, trainer: Trainer, *, pausing: bool) -> None:
 def _will_pause(turn: Turn, trainer: Trainer) -> None:
     """From before the order on, this trainer counts as paused by the drill."""
     drill = turn.state.drill
-    if drill is not None and find(turn, trainer.name) is not None:
+    if drill is not None and turn.state.trainer(trainer.name) is not None:
         change(turn, paused=(*drill.paused, trainer.name), told=(*drill.told, trainer.name))
         mark(turn, trainer.name, lambda t: replace(t, told_pause=True))
 
@@ -426,7 +425,7 @@ def _begin_to_undo(turn: Turn, drill: Drill, result: str, because: str) -> None:
 
 def resume(turn: Turn, name: str) -> None:
     """Resume a trainer. One that is gone is not paused."""
-    drill, trainer = turn.state.drill, find(turn, name)
+    drill, trainer = turn.state.drill, turn.state.trainer(name)
     if drill is None:
         return
     if trainer is None or not trainer.alive:
@@ -449,7 +448,7 @@ def heard(turn: Turn, name: str, order_id: str, *, resumed: bool) -> None:
 
 def owe_resume(turn: Turn, name: str, after_s: float = 0.0) -> None:
     """Owe it a resume from after_s on, for as long as it is alive."""
-    if find(turn, name) is not None:
+    if turn.state.trainer(name) is not None:
         lifecycle.owe_resume(turn, name, turn.now_s + after_s)
 
 
@@ -471,7 +470,7 @@ def restore(turn: Turn) -> None:
 def finish(turn: Turn, drill: Drill, undoing: Undoing) -> None:
     """End the drill once no trainer is paused by it and none of its orders is on its way."""
     for name in drill.paused:
-        trainer = find(turn, name)
+        trainer = turn.state.trainer(name)
         if trainer is None or not trainer.alive:
             _forget(turn, name)
     drill = turn.state.drill or drill
@@ -484,7 +483,7 @@ def finish(turn: Turn, drill: Drill, undoing: Undoing) -> None:
     if cap is not None and not cap.lifting:
         restore(turn)  # One that failed is tried again by `escalation.reconcile_cap`.
     for name in drill.paused:
-        trainer = find(turn, name)
+        trainer = turn.state.trainer(name)
         # A failed resume is repeated: `lifecycle.resume_again`.
         owed = lifecycle.resume_owed(turn.state, name)
         if trainer is not None and owed is None and not _is_on_its_way(drill, name):
@@ -582,7 +581,7 @@ def reconcile_in_outage(turn: Turn) -> None:
     forget_lost_orders(turn, drill)
     first = turn.now_s <= drill.part.at_s
     for name in drill.paused:
-        drill, trainer = turn.state.drill or drill, find(turn, name)
+        drill, trainer = turn.state.drill or drill, turn.state.trainer(name)
         told = any(each.what == "resume" and each.trainer == name for each in drill.waiting)
         if trainer is None or not trainer.alive:
             _forget(turn, name)
@@ -611,7 +610,7 @@ def end_of_outage(turn: Turn, because: str) -> None:
         return
     told = {action.trainer for action in turn.actions if isinstance(action, ResumeTrainer)}
     for name in drill.paused:
-        trainer = find(turn, name)
+        trainer = turn.state.trainer(name)
         stopped = escalation.is_stopped(turn.state, name)  # it cannot answer yet, and is owed a resume: `resume_again`
         if trainer is not None and trainer.alive and name not in told and not stopped:
             order(turn, ResumeTrainer, "resume", limit_s=_RESUME_S, trainer=name)
@@ -651,7 +650,7 @@ def after_restart(turn: Turn, in_flight: tuple[Action, ...]) -> tuple[Action, ..
         turn.owe(replace(cap, order=None))
     # A trainer that was given up as gone is back, and the order to pause may have reached it.
     reached = [each.trainer for each in drill.waiting if each.what in PAUSING and each.trainer in drill.told]
-    standing = [name for name in reached if (found := find(turn, name)) is not None and found.alive]
+    standing = [name for name in reached if (found := turn.state.trainer(name)) is not None and found.alive]
     change(turn, waiting=(), paused=tuple(dict.fromkeys((*drill.paused, *standing))))
     if isinstance(drill.part, DrillStage):
         _begin_to_undo(turn, turn.state.drill or drill, "interrupted", "the daemon was restarted in the middle of it")

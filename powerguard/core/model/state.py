@@ -763,6 +763,10 @@ class State:
     owed: tuple[Obligation, ...] = ()
     own: tuple[OwnHeard, ...] = ()
 
+    def trainer(self, name: str) -> Trainer | None:
+        """Return the trainer of this name, if it is known."""
+        return next((each for each in self.trainers if each.name == name), None)
+
     def owing(self, kind: type[Owed]) -> tuple[Owed, ...]:
         """Return what is owed of this kind."""
         return tuple(each for each in self.owed if isinstance(each, kind))

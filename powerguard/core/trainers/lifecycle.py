@@ -85,10 +85,6 @@ def _policy_of(policy: Policy, name: str) -> TrainerPolicy:
     return next((t for t in policy.trainers if t.name == name), TrainerPolicy(name=name, conduct=Conduct.PAUSE))
 
 
-def _find(turn: Turn, name: str) -> Trainer | None:
-    return next((t for t in turn.state.trainers if t.name == name), None)
-
-
 def _put(turn: Turn, trainer: Trainer) -> None:
     others = turn.state.trainers
     if any(t.name == trainer.name for t in others):
@@ -128,7 +124,7 @@ def handle(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed) 
         case TrainerSeen():
             _handle_seen(turn, event)
         case CheckpointProgress():
-            trainer = _find(turn, event.trainer)
+            trainer = turn.state.trainer(event.trainer)
             if trainer is not None and trainer.order == event.action_id:
                 # An infinite or missing number must not delay a return or hurry a commit.
                 most_s = _policy_of(turn.policy, event.trainer).max_checkpoint_s
@@ -139,7 +135,7 @@ def handle(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed) 
                 seen = trainer.found(paused=event.paused or trainer.paused)
                 _put(turn, replace(seen, in_flight=flight, step=step))
         case Done() | Failed() if isinstance(event.action, PauseTrainer):
-            trainer = _find(turn, event.action.trainer)
+            trainer = turn.state.trainer(event.action.trainer)
             if trainer is not None and isinstance(event, Done):
                 _put(turn, trainer.found(paused=True))
         case Done():
@@ -149,7 +145,7 @@ def handle(turn: Turn, event: TrainerSeen | CheckpointProgress | Done | Failed) 
 
 
 def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
-    known = _find(turn, seen.trainer)
+    known = turn.state.trainer(seen.trainer)
     limits = _policy_of(turn.policy, seen.trainer)
     if known is None:
         if not seen.alive:
@@ -209,7 +205,7 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
 
 def _handle_done(turn: Turn, done: Done) -> None:
     action = done.action
-    if not isinstance(action, TriggerCheckpoint) or (trainer := _find(turn, action.trainer)) is None:
+    if not isinstance(action, TriggerCheckpoint) or (trainer := turn.state.trainer(action.trainer)) is None:
         return
     found = events.checkpoint_done(done)
     step = trainer.step if found.step is None else found.step
@@ -259,7 +255,7 @@ def _measured(turn: Turn, trainer: Trainer, took_s: float, tier: str) -> Trainer
 
 def _handle_failed(turn: Turn, failed: Failed) -> None:
     action = failed.action
-    if not isinstance(action, TriggerCheckpoint) or (trainer := _find(turn, action.trainer)) is None:
+    if not isinstance(action, TriggerCheckpoint) or (trainer := turn.state.trainer(action.trainer)) is None:
         return
     if trainer.order != action.id:
         return
@@ -577,7 +573,7 @@ def handle_resumed(turn: Turn, outcome: Done | Failed) -> None:
     if not isinstance(outcome.action, ResumeTrainer):
         return
     name, heard = outcome.action.trainer, isinstance(outcome, Done)
-    trainer = _find(turn, name)
+    trainer = turn.state.trainer(name)
     if trainer is not None:
         if heard or not trainer.alive:
             _settle_resume(turn, name)

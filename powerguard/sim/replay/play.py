@@ -489,7 +489,7 @@ class _Player:
         takes_s = _TAKES_S.get(type(action), 1.0)
         detail: Detail = ()
         if isinstance(action, TriggerCheckpoint):
-            trainer = next((t for t in self._state.trainers if t.name == action.trainer), None)
+            trainer = self._state.trainer(action.trainer)
             takes_s = 1.0 if trainer is None else trainer.checkpoint_s
             paused = action.after is not Conduct.CONTINUE
             step_done = None if trainer is None else trainer.step

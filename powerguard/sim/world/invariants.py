@@ -232,8 +232,8 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
 
 def _check_checkpoint(before: State, event: Done | Failed, action: TriggerCheckpoint, answer: Step) -> None:
     """A checkpoint counts for what it is: of the paused step, of an older one, or none."""
-    was = next((each for each in before.trainers if each.name == action.trainer), None)
-    now = next((each for each in answer.state.trainers if each.name == action.trainer), None)
+    was = before.trainer(action.trainer)
+    now = answer.state.trainer(action.trainer)
     if was is None or now is None:
         return
     tries = now.checkpoint.tries if isinstance(now.checkpoint, NotDurable | GivenUp) else 0
@@ -255,7 +255,7 @@ def _check_signal(policy: Policy, before: State, state: State, action: StopTrain
     hold(state.feed.supply is Supply.BATTERY and on_battery, "no trainer is signalled except on battery")
     hold(state.maintenance is None, "no trainer is signalled in maintenance")
     hold(budget.power_off_at_s(state.feed) is None, "no trainer is signalled for a cut that comes anyway")
-    trainer = next((each for each in state.trainers if each.name == action.trainer), None)
+    trainer = state.trainer(action.trainer)
     hold(
         trainer is not None and trainer.alive and trainer.told_pause,
         "no trainer is signalled unless it was asked to pause",

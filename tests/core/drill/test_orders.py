@@ -290,7 +290,7 @@ def test_only_the_trainer_that_is_paused_counts_as_told_to_pause() -> None:
 
 def test_a_trainer_that_nobody_knows_is_not_found_and_none_is_marked_for_it() -> None:
     turn = Turn(make_policy(WORDS.split()), State(trainers=(Trainer(name="a"), Trainer(name="b"))), 1.0)
-    assert drill_turn.find(turn, "c") is None
+    assert turn.state.trainer("c") is None
     drill_turn.mark(turn, "a", lambda t: t.found(paused=True))
     assert [trainer.paused for trainer in turn.state.trainers] == [True, False]
 
