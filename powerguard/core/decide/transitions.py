@@ -73,6 +73,26 @@ TABLE: dict[tuple[type[Phase], Cause], type[Phase]] = {
 }
 """Every move. NEXT_BOOT is made by `recovery.restore`, when the daemon starts; all others by `step`."""
 
+OVERDUE_S = 5.0
+"""powerguard-off promises 2 s: a host that lives this long after its deadline is not being powered off."""
+AGAIN_S = 30.0
+"""Interval of the orders to a host that is overdue, each to take effect at once."""
+RETRY_S = 5.0
+GUARD_CHECKPOINT_S = 60.0
+"""Interval of checkpoints for a trainer that continues through a hold."""
+GUARD_LEAST_S = 60.0
+CALIBRATION_CHECKPOINT_S = 600.0
+"""Seconds that a checkpoint during training may take in a calibration, as one that the operator asks for."""
+DEADTIME_S = 15.0
+"""A UPS that reported utility and is silent for this long might be on battery (upsmon's DEADTIME)."""
+SILENCE_S = 3600.0
+"""A UPS that is silent for longer is not on battery: no battery of a GPU host lasts this long."""
+PAUSED_LOAD_GUARD = 1.25
+"""With the source lost, a measured paused load counts as this much of it (docs/decisions/0034)."""
+_WORTH_TELLING_S = 1.0
+_CUT_SOONER = "the UPS cuts its output sooner"
+_EMPTY_SOONER = "the battery ends sooner"
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -108,27 +128,6 @@ class Decision:
         }
 
 
-OVERDUE_S = 5.0
-"""powerguard-off promises 2 s: a host that lives this long after its deadline is not being powered off."""
-AGAIN_S = 30.0
-"""Interval of the orders to a host that is overdue, each to take effect at once."""
-RETRY_S = 5.0
-GUARD_CHECKPOINT_S = 60.0
-"""Interval of checkpoints for a trainer that continues through a hold."""
-GUARD_LEAST_S = 60.0
-CALIBRATION_CHECKPOINT_S = 600.0
-"""Seconds that a checkpoint during training may take in a calibration, as one that the operator asks for."""
-DEADTIME_S = 15.0
-"""A UPS that reported utility and is silent for this long might be on battery (upsmon's DEADTIME)."""
-SILENCE_S = 3600.0
-"""A UPS that is silent for longer is not on battery: no battery of a GPU host lasts this long."""
-PAUSED_LOAD_GUARD = 1.25
-"""With the source lost, a measured paused load counts as this much of it (docs/decisions/0034)."""
-_WORTH_TELLING_S = 1.0
-_CUT_SOONER = "the UPS cuts its output sooner"
-_EMPTY_SOONER = "the battery ends sooner"
-
-
 def move(turn: Turn, decision: Decision) -> None:
     """Change the phase, and log the decision with it."""
     old, cause, because = turn.state.phase, decision.cause, decision.because
@@ -140,8 +139,6 @@ def move(turn: Turn, decision: Decision) -> None:
     consequences, turn.notes[told:] = turn.notes[told:], []
     if isinstance(old, Online):
         turn.open_outage(because)
-        if cause is Cause.BATTERY:  # A witness decided, and no sums: logged are the first ones of the outage.
-            decision = replace(decision, sums=turn.budget())
     turn.note(
         "phase_changed",
         because,
