@@ -57,6 +57,7 @@ def carried(old: State, new: State) -> None:
 
 
 def bytes_of(tensor: Any) -> memoryview:
-    """Return the memory of a contiguous tensor on the CPU, to be read or written. The tensor must outlive it."""
-    size = int(tensor.numel() * tensor.element_size())
-    return memoryview((c_ubyte * size).from_address(tensor.data_ptr())).cast("B")
+    """Return the memory of a contiguous tensor on the CPU, to be read or written."""
+    array = (c_ubyte * int(tensor.numel() * tensor.element_size())).from_address(tensor.data_ptr())
+    array.tensor = tensor  # which lives as long as this view of it
+    return memoryview(array).cast("B")

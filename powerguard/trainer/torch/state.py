@@ -37,6 +37,7 @@ from powerguard.trainer.torch.tree import (
     Tensor,
     Unpacker,
     Value,
+    has_other_rows,
     layout_of,
     local,
 )
@@ -404,21 +405,36 @@ class _Module:
         there = source.pairs(node["state"])
         slips = [f"{name}/{key} is in the checkpoint and not in the model" for key in there if key not in here]
         slips += [f"{name}/{key} is in the model and not in the checkpoint" for key in here if key not in there]
-        for key in here:
-            if key in there and isinstance(here[key], torch.Tensor):
-                slips += _misfit(f"{name}/{key}", here[key], there[key], source)
+        for key, tensor in self._in_place(here).items():
+            if key in there:
+                slips += _misfit(f"{name}/{key}", tensor, there[key], source)
         return slips
+
+    def _in_place(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
+        """Return what of a state_dict is memory of the module itself.
+
+        The rest is a copy that get_extra_state() or a hook has made (the FP8 scales of Transformer Engine, for one).
+        """
+        module = self.module
+        own = dict((*module.named_parameters(remove_duplicate=False), *module.named_buffers(remove_duplicate=False)))
+        memory = {_memory(tensor) for tensor in own.values() if tensor.numel()}
+        return {
+            key: value
+            for key, value in state.items()
+            if isinstance(value, torch.Tensor) and (_memory(value) in memory if value.numel() else key in own)
+        }
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
         here = self.module.state_dict()
+        in_place = self._in_place(here)
         rest = {}
         for key, part in source.pairs(node["state"]).items():
-            if isinstance(here[key], torch.Tensor):
-                source.put(part, local(here[key]))
+            if key in in_place:
+                source.put(part, local(in_place[key]))
             else:
-                rest[key] = source.unpack(f"{name}/{key}", part)
-        if rest:  # what modules return from get_extra_state()
-            self.module.load_state_dict(rest, strict=False)
+                rest[key] = _spread(source.unpack(f"{name}/{key}", part), here[key])
+        if rest and (unknown := self.module.load_state_dict(rest, strict=False).unexpected_keys):
+            _log.warning("%s: its state_dict() has keys that its load_state_dict() leaves out: %s", name, unknown)
         passing = self._passing(here)
         for key, part in source.pairs(node["buffers"]).items():
             if key in passing:  # one that is made later, when it is first needed, is not there yet
@@ -429,15 +445,21 @@ class _Module:
                     source.put(part, local(buffer))
 
 
+def _memory(tensor: Tensor) -> int:
+    return int(local(tensor).untyped_storage().data_ptr())
+
+
 def _misfit(name: str, here: Tensor, node: Json, source: Unpacker) -> list[str]:
     if not isinstance(node, dict) or "item" not in node:
         return [f"{name} is not a tensor in the checkpoint"]
     loaded = source.loaded(node)
     mine = (str(here.dtype).removeprefix("torch."), tuple(local(here).shape), layout_of(here))
     kept = (loaded.dtype, tuple(loaded.shape), node.get("sharded"))
-    if mine == kept:
-        return []
-    return [f"{name} is {_told(kept)} in the checkpoint, {_told(mine)} here"]
+    if mine != kept:
+        return [f"{name} is {_told(kept)} in the checkpoint, {_told(mine)} here"]
+    if has_other_rows(local(here), loaded):
+        return [f"{name} repeats one row here (expand), and its rows differ in the checkpoint (clone() it before)"]
+    return []
 
 
 def _told(kind: tuple[str, tuple[int, ...], Mapping[str, Json] | None]) -> str:

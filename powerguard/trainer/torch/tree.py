@@ -471,6 +471,25 @@ def fill(tensor: Tensor, loaded: Loaded) -> None:
     torch copies with all its threads, and to a GPU straight from the memory that the disk was read into.
     """
     if tensor.numel():
-        data = bytearray(loaded.data) if loaded.data.readonly else loaded.data  # torch warns of what is read-only
-        kept = torch.frombuffer(data, dtype=DTYPES[loaded.dtype]).view(loaded.shape)
+        kept = _kept(loaded)
+        for dim in _repeated(tensor):
+            tensor, kept = tensor.narrow(dim, 0, 1), kept.narrow(dim, 0, 1)
         tensor.detach().copy_(kept)
+
+
+def has_other_rows(tensor: Tensor, loaded: Loaded) -> bool:
+    """Return whether the loaded bytes differ along a dimension in which `tensor` is one row many times (expand)."""
+    dims = _repeated(tensor)
+    if not dims:
+        return False
+    kept = _kept(loaded).unsqueeze(-1).view(torch.uint8)  # bit for bit: a NaN is its own equal
+    return not all(torch.equal(kept, kept.narrow(dim, 0, 1).expand_as(kept)) for dim in dims)
+
+
+def _repeated(tensor: Tensor) -> list[int]:
+    return [dim for dim, size in enumerate(tensor.shape) if size > 1 and tensor.stride(dim) == 0]
+
+
+def _kept(loaded: Loaded) -> Tensor:
+    data = bytearray(loaded.data) if loaded.data.readonly else loaded.data  # torch warns of what is read-only
+    return torch.frombuffer(data, dtype=DTYPES[loaded.dtype]).view(loaded.shape)
