@@ -334,7 +334,8 @@ def test_fp32_moments_of_bf16_weights_keep_their_bits() -> None:
     """Optimizer.load_state_dict casts to the dtype of the parameter; the master weights would be rounded."""
     param = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     old = torch.optim.SGD([param], lr=0.1)
-    old.state[param]["master"] = torch.rand(4)
+    rows = [torch.rand(4), torch.rand(2)]
+    old.state[param] |= {"master": torch.rand(4), "deep": [rows, {"at": (rows[1], 1)}], "kind": "soap"}
     other = nn.Parameter(torch.ones(4, dtype=torch.bfloat16))
     new = torch.optim.SGD([other], lr=0.1)
     carried(
@@ -342,6 +343,11 @@ def test_fp32_moments_of_bf16_weights_keep_their_bits() -> None:
         TorchState(model=nn.ParameterList([other]), optimizer=new),
     )
     assert same_bits(new.state[other]["master"], old.state[param]["master"])
+    (one, two), deep = new.state[other]["deep"]
+    assert same_bits(one, rows[0])
+    assert same_bits(two, rows[1])
+    assert deep == {"at": (two, 1)}, "torch makes a generator of a text, and casts deep inside, too"
+    assert new.state[other]["kind"] == "soap"
 
 
 def test_wrapped_and_bare_are_the_same_model() -> None:

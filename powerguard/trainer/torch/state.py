@@ -512,11 +512,14 @@ class _Optimizer:
         for group in state["param_groups"]:
             group["params"] = _quick(group["params"])
         self._optimizer.load_state_dict(state)
-        # Torch casts what it loads to the dtype of the parameter; fp32 moments of bf16 weights would lose their bits.
+        # Torch casts what it loads, deep inside too, to the dtype of the parameter: fp32 moments of bf16 weights would
+        # lose their bits. Of a text it makes a generator (torch 2.13).
         for param, parts in kept:
             mine = self._optimizer.state[param]
             for key, part in parts.items():
-                if isinstance(part, torch.Tensor) and mine[key].dtype != part.dtype:
+                if key in mine and not isinstance(part, torch.Tensor):
+                    mine[key] = part
+                elif key in mine and mine[key].dtype != part.dtype:
                     mine[key] = part.to(param.device)
 
     def _pairs(self, state: Mapping[int, Any], groups: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
@@ -540,9 +543,16 @@ def _quick(numbers: list[int]) -> Sequence[int]:
 
 
 def _spread(part: Value, param: Tensor) -> Value:
-    """Make a DTensor again of a local shard, spread like its parameter."""
+    """Make a DTensor again of a local shard, spread like its parameter; also deep inside."""
+    if type(part) is dict:
+        return {key: _spread(each, param) for key, each in part.items()}
+    if type(part) in (list, tuple):
+        return type(part)(_spread(each, param) for each in part)
     if not isinstance(part, Sharded):
         return part
+    if part.layout != layout_of(param):
+        msg = f"a tensor was spread as {part.layout}, its parameter is spread as {layout_of(param)}"
+        raise StateError(msg)
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
