@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from powerguard.trainer.torch.data import ResumableLoader, ResumableSampler
-from powerguard.trainer.torch.state import TorchState
+from powerguard.trainer.torch.state import StateError, TorchState
 from tests.torch.kept import carried
 
 
@@ -78,6 +78,23 @@ class Stream(torch.utils.data.IterableDataset):
 def test_a_stream_is_refused_with_what_to_use() -> None:
     with pytest.raises(TypeError, match=r"^Stream has no length and no numbered samples: .*StatefulDataLoader"):
         ResumableLoader(Stream(), batch_size=2)
+
+
+def test_other_data_is_refused_before_the_model_is_touched() -> None:
+    model = torch.nn.Linear(1, 1)
+    before = model.weight.clone()
+    state = TorchState(model=model, dataloader=loader(size=101))
+    with pytest.raises(StateError, match="dataloader: the checkpoint's sampler had size=100, this one has 101"):
+        carried(TorchState(model=torch.nn.Linear(1, 1), dataloader=loader()), state)
+    assert torch.equal(model.weight, before)
+    with pytest.raises(StateError, match="dataloader: the checkpoint's loader had batch_size=None, this one has 8"):
+        carried(
+            TorchState(
+                model=model,
+                dataloader=torch.optim.lr_scheduler.LambdaLR(torch.optim.SGD(model.parameters()), lambda _: 1.0),
+            ),
+            TorchState(model=model, dataloader=loader()),
+        )
 
 
 def test_other_data_is_refused() -> None:

@@ -63,13 +63,16 @@ class ResumableSampler(Sampler):
             "ranks": self._ranks,
         }
 
-    def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
-        """Go on from there. Raises ValueError when it was another order of other data."""
-        mine = self.state_dict()
-        for key, value in state.items():
-            if key not in ("epoch", "position") and value != mine.get(key):
-                msg = f"the checkpoint's sampler had {key}={value}, this one has {mine.get(key)}: not the same data"
+    def check(self, state: Mapping[str, int | bool]) -> None:
+        """Raise ValueError if this is a place in another order, or in other data."""
+        for key, mine in self.state_dict().items():
+            if key not in ("epoch", "position") and state.get(key) != mine:
+                msg = f"the checkpoint's sampler had {key}={state.get(key)}, this one has {mine}: not the same data"
                 raise ValueError(msg)
+
+    def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
+        """Go on from there. Raises what `check` does."""
+        self.check(state)
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
 
@@ -126,9 +129,14 @@ class ResumableLoader(DataLoader):
     def state_dict(self) -> dict[str, int | bool]:
         return {**self.sampler.state_dict(), "batch_size": self.batch_size}
 
-    def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
-        """Go on from there, before the next `iter`. Raises ValueError when it was another order of other data."""
-        if state["batch_size"] != self.batch_size:
-            msg = f"the checkpoint's loader had batch_size={state['batch_size']}, this one has {self.batch_size}"
+    def check(self, state: Mapping[str, int | bool]) -> None:
+        """Raise ValueError if this is a place in another order, or in other data."""
+        if state.get("batch_size") != self.batch_size:
+            msg = f"the checkpoint's loader had batch_size={state.get('batch_size')}, this one has {self.batch_size}"
             raise ValueError(msg)
-        self.sampler.load_state_dict({key: value for key, value in state.items() if key != "batch_size"})
+        self.sampler.check(state)
+
+    def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
+        """Go on from there, before the next `iter`. Raises what `check` does."""
+        self.check(state)
+        self.sampler.load_state_dict(state)

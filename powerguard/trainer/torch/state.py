@@ -26,6 +26,7 @@ import torch.distributed as dist
 
 from powerguard.trainer.store.items import JSON, Buffer, Item, Loaded
 from powerguard.trainer.torch.copier import OVERLAPS, Copier
+from powerguard.trainer.torch.data import ResumableLoader, ResumableSampler
 from powerguard.trainer.torch.ddp import settle_buckets, warn_of_unwrapped
 from powerguard.trainer.torch.device import CudaDevice, Device
 from powerguard.trainer.torch.tree import (
@@ -581,6 +582,14 @@ class _Stateful(_OwnEach):
 
     def tree(self) -> object:
         return self._thing.state_dict()
+
+    def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
+        if isinstance(self._thing, ResumableSampler | ResumableLoader):
+            try:
+                self._thing.check(source.unpack(name, node))
+            except ValueError as error:
+                return [f"{name}: {error}"]
+        return []
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
         if node or self.tree():  # a scaler that is switched off has nothing, and refuses nothing
