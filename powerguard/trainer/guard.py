@@ -11,6 +11,7 @@ the guard is made: an error days later, in a step, would end the training.
 """
 
 import atexit
+import contextlib
 import logging
 import operator
 import os
@@ -18,7 +19,6 @@ import re
 import secrets
 import signal
 import threading
-import weakref
 from collections.abc import Callable, Iterator
 from contextlib import closing, contextmanager
 from dataclasses import dataclass
@@ -262,9 +262,10 @@ class Signals:
         self._requests.asked = True
 
     def restore(self) -> None:
-        """Listen no more."""
-        for number in list(self._before):
-            self._put_back(number)
+        """Listen no more. Only the main thread may say so to Python; from another one, the handlers stay."""
+        if threading.current_thread() is threading.main_thread():
+            for number in list(self._before):
+                self._put_back(number)
 
     def _put_back(self, number: int) -> None:
         signal.signal(number, self._before.pop(number))  # type: ignore[arg-type] # what getsignal() gave
@@ -282,11 +283,12 @@ class Guarding(Protocol):
         ...
 
 
-_guards: "weakref.WeakSet[Guarding]" = weakref.WeakSet()
+_guards: set[Guarding] = set()
+"""Held here, because a guard that its training lets go of still has a write under way and the lock of its folder."""
 
 
 def look_after(guard: Guarding) -> None:
-    """Register this guard for forks and for the end of the process, for as long as it lives."""
+    """Register this guard for forks and for the end of the process, until it is closed."""
     _guards.add(guard)
 
 
@@ -407,6 +409,7 @@ class Guard:
         no checkpoint, or the disk does not go on with that write, and what `state.load` raises.
         """
         step = None if step is None else whole(step)
+        self._hook.refuse_forked()
         if self._is_new_or_rolled_back:
             msg = "restore(): training was said to begin elsewhere (leave out new_run, restored and start_from)"
             raise StoreError(msg)
@@ -514,6 +517,7 @@ class Guard:
         and StopTraining when asked to end.
         """
         step = whole(step)
+        self._hook.refuse_forked()
         keep = None if keep_as is None else self._keeper(keep_as)
         self._begin()
         began_s = self._clock()
@@ -560,18 +564,23 @@ class Guard:
         finish = finish and not self.requests.departed  # a host has left: what is not durable yet will not be
         if self._together is not None and not finish:
             self._together.close()  # the other ranks need not wait for this one any more
-        self._writer.close(finish=finish)
-        if self._together is not None:
-            self._together.close()
-        self.requests.close()
-        if self._endpoint is not None:
-            self._endpoint.close()
-        if self._uploads is not None:
-            self._uploads.close()
-        if self._signals is not None:
-            self._signals.restore()
-        self._checkpointer.close()
-        self._ranks.close()
+        with contextlib.ExitStack() as rest:  # whatever fails or is interrupted here, all of it is closed
+            rest.callback(_guards.discard, self)
+            rest.callback(self._ranks.close)
+            rest.callback(self._checkpointer.close)
+            for each in (self._uploads, self._endpoint):
+                if each is not None:
+                    rest.callback(each.close)
+            if self._signals is not None:
+                rest.callback(self._signals.restore)
+            rest.callback(self.requests.close)
+            if self._together is not None:
+                rest.callback(self._together.close)
+            try:
+                self._writer.close(finish=finish)
+            except BaseException:
+                self._writer.close(finish=False)
+                raise
 
     def __enter__(self) -> Self:
         return self
@@ -617,8 +626,8 @@ class Guard:
 
     def forsake(self) -> None:
         """In a child of fork (a data loader's worker): disable this guard, release the parent's sockets and locks."""
-        self._hook.closed, self.requests.asked = True, False
-        self._pace.due_s = NEVER_S
+        self._hook.closed = self._hook.forked = self._has_begun = True
+        self.requests.asked, self._pace.due_s = False, -NEVER_S  # the first step here, if there is one, says so
         if self._endpoint is not None:
             self._endpoint.forsake()
         if self._signals is not None:

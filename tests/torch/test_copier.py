@@ -91,6 +91,9 @@ def test_tensors_of_all_kinds(*, late: bool, registered: bool) -> None:
             size = torch.empty(shape, dtype=dtype, device="meta").nbytes
             noise = torch.randint(0, 2 if name == "bool" else 256, (size,), dtype=torch.uint8)
             values[f"{name}{shape}"] = noise.view(dtype).view(shape) if size else torch.empty(shape, dtype=dtype)
+    for name in ("int16", "uint32", "complex64"):
+        values[f"column of {name}"] = torch.ones(9, 2).to(DTYPES[name])[:, 1]
+        values[f"repeated {name}"] = torch.ones(1).to(DTYPES[name]).expand(9)
     values["turned"] = torch.randn(30, 41).t()
     values["conjugated"] = torch.randn(20, 30, dtype=torch.complex64).conj()
     values["negated"] = torch.randn(20, 30, dtype=torch.complex64).conj().imag

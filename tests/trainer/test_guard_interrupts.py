@@ -1,5 +1,6 @@
 """Ctrl-C into a training that survives it, or a handler that raises: nobody waits for ever, nobody is lied to."""
 
+import itertools
 import os
 import signal
 import sys
@@ -16,6 +17,7 @@ import powerguard.trainer
 from powerguard.trainer import Guard
 from powerguard.trainer.loop.step_hook import StepHook
 from powerguard.trainer.ranks import Memory, MemoryRanks
+from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.items import Parts
 from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.wire import After, Phase, TriggerRequest
@@ -242,3 +244,43 @@ def test_an_interrupt_of_one_of_two_ranks(number: int, after: After) -> None:
             each.join()
         for guard in guards:
             guard.close(finish=False)
+
+
+def test_an_interrupted_close_closes_all_the_same(tmp_path: Path) -> None:
+    """The folder is free for the next training of this process, and what was being written is given up."""
+    root = tmp_path / "ck"
+
+    writes = threading.Event()
+
+    class Slow(Disk):
+        def write(self, descriptor: int, chunk: memoryview, offset: int) -> int:
+            writes.set()
+            time.sleep(0.1)
+            return super().write(descriptor, chunk, offset)
+
+    state = Parts(lambda: {"bulk": bytes(40_000_000)}, lambda _: None)
+    guard = Guard(state, root, job="loop", socket=None, disk=Slow(), every_s=0.001)
+    for step in itertools.count(1):
+        guard.step(step)
+        if writes.wait(0.01):
+            break
+    with interrupted(lambda: guard._hook.closed):
+        guard.close()
+    guard.close()
+    with Guard(state, root, job="loop", socket=None, new_run=True) as again:
+        assert again.save(1).step == 1
+
+
+def test_a_guard_that_listens_to_signals_is_closed_by_another_thread(tmp_path: Path) -> None:
+    state = Parts(lambda: {"step": 1}, lambda _: None)
+    before = signal.getsignal(signal.SIGTERM)
+    guard = Guard(state, tmp_path, job="loop", socket=None, signals=True)
+    try:
+        closing = threading.Thread(target=guard.close)
+        closing.start()
+        closing.join(60)
+        with Guard(state, tmp_path, job="loop", socket=None) as again:
+            assert again.save(1).step == 1
+    finally:
+        for number in (signal.SIGTERM, signal.SIGUSR1):
+            signal.signal(number, before)

@@ -206,6 +206,53 @@ def test_a_forked_worker_keeps_nothing_of_the_guard(folder: Path) -> None:
         until(lambda: not Path(f"/proc/{pid}/exe").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
 
 
+def test_a_fork_that_trains_is_told_that_nothing_is_saved(folder: Path) -> None:
+    """The thread that writes is the parent's: a save would wait for it for ever."""
+    fork = """
+    child = os.fork()
+    if child == 0:
+        guard.step(1)
+        guard.step(2)
+        for call in (lambda: guard.save(2), guard.restore):
+            try:
+                call()
+            except Exception as error:
+                os.write(1, f"{type(error).__name__}: {error}; ".encode())
+        os.write(1, b"over\\n")
+        os._exit(0)
+    os.waitpid(child, 0)
+    """
+    with Training(folder, "every_s=0.001", fork) as training:
+        refusal = "GivenUp: this process is a fork of the one that made the guard (make a Guard here, too); "
+        assert training.said == f"{refusal}{refusal}over"
+        training.process.terminate()
+        assert training.process.communicate(timeout=100)[1].count("its steps are not saved") == 1
+
+
+def test_what_a_guard_that_was_let_go_is_writing_becomes_durable(folder: Path) -> None:
+    """A function made it, without `with`, and has returned; then the program ends."""
+    lost = """
+    import gc, threading
+    guard.step(1)
+    open(root + "/stuck", "w").close()
+    while not guard._writer.busy:
+        time.sleep(0.01)
+        state["step"] += 1
+        guard.step(state["step"])
+    taken = guard.requests.pace.step
+    del guard
+    gc.collect()
+    later = threading.Timer(0.5, os.unlink, [root + "/stuck"])
+    later.daemon = True
+    later.start()
+    print(taken, flush=True)
+    raise SystemExit
+    """
+    with Training(folder, "every_s=0.001", lost) as training:
+        assert training.end() == (0, "")
+    assert steps(folder)[-1] == int(training.said)
+
+
 def test_a_child_that_is_started_has_no_descriptor_of_ours(folder: Path) -> None:
     look = """
     import subprocess

@@ -658,3 +658,15 @@ def test_a_killed_writer_never_costs_what_it_acknowledged(root: Path) -> None:
         assert found.step >= acknowledged
         assert loaded["a"].data == bytes([found.step % 251]) * 4_000_000
         assert loaded["step"].value() == found.step
+
+
+def test_a_host_at_its_limit_of_threads_writes_and_reads_all_the_same(store: Store) -> None:
+    """No helper can be started: the thread that asked does it all."""
+    before = threading.stack_size(1 << 46)  # more than there is
+    try:
+        with pytest.raises(RuntimeError):
+            threading.Thread(target=print).start()
+        saved = save(store, 1, items(1, pages=1000))
+    finally:
+        threading.stack_size(before)
+    assert newest_in(store.root) == saved

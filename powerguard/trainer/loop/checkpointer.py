@@ -34,6 +34,7 @@ Tell = Callable[[Phase, int | None, int | None], None]
 """Called with (WRITING or COMMITTING, bytes done, bytes in all), from any thread."""
 
 CLOSED = "the guard is closed (step and save before close(), and before the end of its `with`)"
+FORKED = "this process is a fork of the one that made the guard (make a Guard here, too)"
 
 _Value = TypeVar("_Value")
 _log = logging.getLogger("powerguard.trainer")

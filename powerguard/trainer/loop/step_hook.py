@@ -6,11 +6,12 @@ saving has come to nothing, and the next boundary finds all wishes that are left
 entered here by `with`: between what they take and the block an interrupt has room.
 """
 
+import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
-from powerguard.trainer.loop.checkpointer import CLOSED, Checkpointer, GivenUp, Taken, attempted
+from powerguard.trainer.loop.checkpointer import CLOSED, FORKED, Checkpointer, GivenUp, Taken, attempted
 from powerguard.trainer.loop.requests import Operation, RequestQueue
 from powerguard.trainer.loop.writer import FINAL, PERIODIC, Writer
 from powerguard.trainer.ranks import Ranks
@@ -18,6 +19,8 @@ from powerguard.trainer.ranks.coordinator import Collective, RankCoordinator, St
 from powerguard.trainer.ranks.machine import Generation
 from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.wire import HOST_LEFT, Phase
+
+_log = logging.getLogger("powerguard.trainer")
 
 NEVER_S = float("inf")
 _LAST_WORDS_S = 2.0
@@ -49,6 +52,7 @@ class StepHook:
     """One training thread's stops. every_s: seconds from one periodic checkpoint to the next.
 
     together: set where there are other ranks. closed: training has ended, and takes part in nothing any more.
+    forked: so it is in a child of fork, which is told once.
     """
 
     def __init__(
@@ -76,16 +80,26 @@ class StepHook:
         """The last generation of all ranks of which the writer has this rank's part, or which is over for it."""
         self.together: RankCoordinator | None = None
         self.closed = False
+        self.forked = False
 
     # --- Where a step ends -------------------------------------------------------------------------------------------
 
     def attend(self, step: int) -> None:
         """Do what is asked, and what is due by the clock; pause for as long as a caller holds training."""
+        if self.forked:
+            self._pace.due_s = NEVER_S
+            _log.warning("%s; its steps are not saved", FORKED)
+            return
         if self.closed:
             raise GivenUp(CLOSED)
         began_s = self._clock()
         self._here(step, partial(self._attend, step, began_s), whole=True)
         self._pace.rested(self._clock() - began_s)  # a pause is no step time
+
+    def refuse_forked(self) -> None:
+        """Raise GivenUp in a child of fork: the thread that writes is the parent's."""
+        if self.forked:
+            raise GivenUp(FORKED)
 
     def _attend(self, step: int, began_s: float) -> None:
         if self.together is None:

@@ -297,10 +297,18 @@ def over_chunks(
                 errors.append(error)
 
     useful = min(threads, count, 1 + size_bytes // _WORTH_A_THREAD)
-    helpers = [Thread(target=run, name="powerguard-chunks", daemon=True) for _ in range(useful - 1)]
-    for helper in helpers:
-        helper.start()
-    run()
+    helpers: list[Thread] = []
+    try:
+        with contextlib.suppress(RuntimeError):  # this user's threads are at their limit, or Python ends: fewer will do
+            for _ in range(useful - 1):
+                helper = Thread(target=run, name="powerguard-chunks", daemon=True)
+                helper.start()
+                helpers.append(helper)
+        run()
+        for helper in helpers:
+            helper.join()
+    except BaseException as error:  # noqa: BLE001 - raised below, when no thread writes to the caller's file any more
+        errors.append(error)
     for helper in helpers:
         helper.join()
     if errors:

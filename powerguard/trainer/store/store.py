@@ -612,7 +612,10 @@ def _locked(root: Path) -> FolderLock:
     try:
         lock = FolderLock(root / ".lock", create=True)
     except BlockingIOError as error:
-        msg = f"{root}: another process writes checkpoints here (give each training its own folder)"
+        msg = (
+            f"{root}: another process writes checkpoints here, or a Guard of this one that is not closed"
+            " (give each training its own folder)"
+        )
         raise StoreError(msg) from error
     if not lock.is_held:
         _log.warning("%s: %s", root, NO_LOCKS)

@@ -518,7 +518,7 @@ def _flat(tensor: Tensor) -> Tensor:
     """The elements in C order, in one dimension: a view where they lie so."""
     if tensor.is_complex():
         tensor = tensor.resolve_conj()
-    return tensor.resolve_neg().reshape(-1)
+    return tensor.resolve_neg().contiguous().view(-1)
 
 
 def _join(items: Arranged, run: Run, target: Tensor) -> None:
