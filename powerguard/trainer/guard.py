@@ -534,7 +534,8 @@ class Guard:
             msg = "keep_as: a function that saves by itself keeps its own checkpoints (needs a state with items())"
             raise StoreError(msg)
         if not isinstance(name, str) or not _KEPT_NAME.fullmatch(name):
-            msg = f"keep_as={name!r}: a name is letters, digits, '-' and '_', at most 64 (example: best)"
+            rule = "letters, digits, '-' and '_', at most 64, and begins with none of step-, bad-, old- (example: best)"
+            msg = f"keep_as={name!r}: a name is {rule}"
             raise StoreError(msg)
         return partial(self._checkpointer.keep_as, name=name)
 

@@ -453,7 +453,7 @@ def test_what_cannot_be_loaded_from_registered_memory_is_loaded_once_more(
     again.optimizer.device, again.optimizer.error, again.optimizer.fails = device, error, fails
     with Guard(again.state, tmp_path, job="load", socket=None) as guard:
         if fails:
-            with pytest.raises(type(error), match="invalid argument"):
+            with pytest.raises(StateError, match=r"optimizer: was not put back .*invalid argument"):
                 guard.restore()
         else:
             assert guard.restore() == 1

@@ -97,6 +97,11 @@ def test_other_data_is_refused_before_the_model_is_touched() -> None:
         )
 
 
+def test_batches_of_no_size_are_refused() -> None:
+    with pytest.raises(TypeError, match=r"batch_size=None: must be how many samples a batch has"):
+        ResumableLoader(torch.arange(3), batch_size=None)  # type: ignore[arg-type]
+
+
 def test_other_data_is_refused() -> None:
     with pytest.raises(ValueError, match="had size=100, this one has 101"):
         loader(size=101).load_state_dict(loader().state_dict())
@@ -104,3 +109,39 @@ def test_other_data_is_refused() -> None:
         loader(batch_size=4).load_state_dict(loader().state_dict())
     with pytest.raises(ValueError, match="each rank from 0 needs at least one"):
         ResumableSampler(2, rank=0, ranks=3)
+
+
+def test_a_roll_back_ends_the_iteration_that_runs() -> None:
+    """Its samples would be counted from the old place, which training has left."""
+    source = loader(workers=0)
+    seen = []
+    kept = None
+    while source.epoch == 0:
+        for batch in source:
+            seen.append(batch.tolist())
+            if len(seen) == 2:
+                kept = source.state_dict()
+            if len(seen) == 5 and kept is not None:
+                source.load_state_dict(kept)
+    expected = batches(loader(), 13)
+    assert seen == expected[:5] + expected[2:]
+
+
+def test_a_loader_that_nobody_draws_from_is_named_once(caplog: pytest.LogCaptureFixture) -> None:
+    state = TorchState(model=torch.nn.Linear(1, 1), dataloader=loader())
+    for _ in range(4):
+        list(state.items())
+    assert [each.message.partition(":")[0] for each in caplog.records] == ["dataloader"]
+    caplog.clear()
+    used = loader()
+    state = TorchState(model=torch.nn.Linear(1, 1), dataloader=used)
+    for _ in used:
+        list(state.items())
+    assert not caplog.records
+
+
+def test_accelerates_own_loader_is_refused_and_a_bare_one_goes_on() -> None:
+    accelerate = pytest.importorskip("accelerate")
+    prepared = accelerate.Accelerator(cpu=True).prepare(loader())
+    with pytest.raises(StateError, match="a loader that Accelerate has prepared does not keep its position"):
+        TorchState(model=torch.nn.Linear(1, 1), dataloader=prepared)

@@ -2,7 +2,8 @@
 
 import json
 import random
-from collections import Counter, OrderedDict, defaultdict
+from array import array
+from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import replace
 from typing import Any
 
@@ -85,6 +86,18 @@ def test_two_keys_that_read_the_same_are_two_items() -> None:
     value = {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}}
     back = round_trip(value)
     assert back == {"a/b": torch.zeros(1), "a": {"b": torch.ones(1)}}
+
+
+def test_a_name_that_cannot_be_printed_is_kept_with_its_key() -> None:
+    value = {"a\nb": torch.ones(1), "a\xa0b": torch.zeros(1), "\ud800": torch.ones(2)}
+    packer = Packer()
+    packer.pack("it", value)
+    assert [item.name for item in packer.items] == ["it/a?b", "it/a?b~2", "it/?"]
+    assert {key: each.tolist() for key, each in round_trip(value).items()} == {
+        "a\nb": [1.0],
+        "a\xa0b": [0.0],
+        "\ud800": [1.0, 1.0],
+    }
 
 
 def test_a_very_long_name_is_cut_for_the_manifest() -> None:
@@ -359,6 +372,24 @@ def test_wrapped_and_bare_are_the_same_model() -> None:
 
 
 @pytest.mark.filterwarnings("ignore")
+def test_one_layer_that_is_compiled_is_the_same_layer() -> None:
+    def made(*, compiled: bool) -> tuple[nn.Module, TorchState]:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Sequential(Late(), nn.Linear(1, 1)))
+        layer = torch.compile(model[1], backend="eager")
+        if compiled:
+            model[1] = layer
+        return model, TorchState(model=model, optimizer=torch.optim.Adam(model.parameters()))
+
+    for compiled in (False, True):
+        (one, old), (other, new) = made(compiled=compiled), made(compiled=not compiled)
+        one(torch.ones(3, 2))
+        carried(old, new)
+        for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+            assert same_bits(mine.detach(), theirs.detach())
+        late = other[1] if compiled else other[1]._orig_mod
+        assert late[0].seen is not None
+
+
 def test_what_accelerate_has_prepared_is_kept() -> None:
     """A loop of one's own with Accelerate needs no adapter: its optimizer and schedule are wrappers of torch's."""
     from accelerate import Accelerator
@@ -500,6 +531,83 @@ def test_rows_that_differ_are_not_put_where_one_is_repeated() -> None:
     one.mask = torch.randn(2, 8, 4)
     with pytest.raises(StateError, match=r"model/mask repeats one row here"):
         carried(TorchState(model=one), TorchState(model=other))
+
+
+class Late(nn.Module):
+    """Makes a buffer when it is first needed, and counts in it."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(1))
+        self.register_buffer("seen", None, persistent=False)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        self.seen = (torch.zeros(1) if self.seen is None else self.seen) + x.sum()
+        return self.weight * self.seen
+
+
+def test_a_buffer_that_is_made_later_comes_back() -> None:
+    one, other = nn.Sequential(Late()), nn.Sequential(Late())
+    one(torch.ones(3))
+    carried(TorchState(model=one), TorchState(model=other))
+    assert one(torch.ones(3)).item() == other(torch.ones(3)).item() == 6.0
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning", "ignore:Please use quant_min")
+def test_a_quantised_training_goes_on_though_its_observers_begin_empty() -> None:
+    quantisation = pytest.importorskip("torch.ao.quantization")
+
+    def made() -> nn.Module:
+        model = nn.Sequential(nn.Linear(4, 8), nn.ReLU(), nn.Linear(8, 2)).train()
+        model.qconfig = quantisation.get_default_qat_qconfig("fbgemm")
+        prepared: nn.Module = quantisation.prepare_qat(model)
+        return prepared
+
+    one, other = made(), made()
+    one(torch.randn(3, 4))
+    carried(TorchState(model=one), TorchState(model=other))
+    for mine, theirs in zip(one.state_dict().values(), other.state_dict().values(), strict=True):
+        assert same_bits(mine, theirs)
+
+
+def test_what_training_holds_by_other_names_is_filled_and_not_replaced() -> None:
+    def made() -> tuple[nn.Module, dict[str, Any], TorchState]:
+        model = nn.Linear(2, 2)
+        flat = torch.randn(6)
+        own: dict[str, Any] = {"flat": flat, "deep": [(flat[:2], {"free": [nn.Parameter(torch.randn(2))]})]}
+        own["weight"] = model.weight
+        return model, own, TorchState(model=model, extra={"own": own})
+
+    _, one, old = made()
+    model, other, new = made()
+    flat, free = other["flat"], other["deep"][0][1]["free"][0]
+    carried(old, new)
+    assert other["flat"] is flat
+    assert same_bits(flat, one["flat"])
+    assert other["deep"][0][1]["free"][0] is free
+    assert other["weight"] is model.weight
+    assert other["deep"][0][0].data_ptr() == flat.data_ptr(), "it is still a part of the other one"
+
+
+def test_what_is_one_only_here_does_not_get_the_bytes_of_two() -> None:
+    one, other = {"a": torch.ones(2), "b": torch.zeros(2)}, dict.fromkeys("ab", torch.full((2,), 5.0))
+    carried(state_of(nn.Linear(1, 1), extra={"x": one}), state_of(nn.Linear(1, 1), extra={"x": other}))
+    assert [each.tolist() for each in other.values()] == [[1.0, 1.0], [0.0, 0.0]]
+    untied, tied = (nn.ModuleList([nn.Linear(2, 2), nn.Linear(2, 2)]) for _ in range(2))
+    tied[1].weight = tied[0].weight
+    with pytest.raises(StateError, match=r"model/0.weight and model/1.weight are one tensor here, and differ in the"):
+        carried(TorchState(model=untied), TorchState(model=tied))
+    untied[1].load_state_dict(untied[0].state_dict())
+    carried(TorchState(model=untied), TorchState(model=tied))
+    assert same_bits(tied[1].weight.detach(), untied[0].weight.detach())
+
+
+@pytest.mark.parametrize("made", [lambda: deque([1, 2], maxlen=2), lambda: array("d", [1, 2]), lambda: [1, 2]])
+def test_what_acts_as_a_list_comes_back(made: Any) -> None:
+    one, other = made(), made()
+    one.append(7)
+    carried(state_of(nn.Linear(1, 1), extra={"x": one}), state_of(nn.Linear(1, 1), extra={"x": other}))
+    assert other == one
 
 
 # --- What does not fit --------------------------------------------------------------------------------------------
@@ -692,3 +800,45 @@ def test_a_checkpoint_that_lacks_a_tensor_is_refused() -> None:
     del items["model/state/weight"]
     with pytest.raises(StateError, match="model/state/weight is missing"):
         state_of(nn.Linear(1, 1)).load(items)
+
+
+def test_a_model_without_memory_is_refused() -> None:
+    """Nothing would be loaded, and nothing said."""
+    with torch.device("meta"):
+        other = nn.Linear(2, 2)
+    with pytest.raises(StateError, match=r"model/weight is on the meta device here \(give it memory before"):
+        carried(TorchState(model=nn.Linear(2, 2)), TorchState(model=other))
+
+
+def test_parameters_in_another_order_are_refused() -> None:
+    """An optimizer's state names them by number; a set of them has another order in each process."""
+
+    def made(order: list[int]) -> TorchState:
+        model = nn.ParameterList([torch.ones(2) for _ in range(3)])
+        return TorchState(model=model, optimizer=torch.optim.Adam([model[number] for number in order]))
+
+    carried(made([0, 1, 2]), made([0, 1, 2]))
+    with pytest.raises(StateError, match=r"optimizer had other parameters of the model, or another order \(sort them"):
+        carried(made([0, 1, 2]), made([0, 2, 1]))
+
+
+def test_what_is_half_loaded_is_said() -> None:
+    class Refusing:
+        def state_dict(self) -> dict[str, int]:
+            return {}
+
+        def load_state_dict(self, state: dict[str, int]) -> None:
+            raise IndexError(state["there"])
+
+    told = r"^sampler: was not put back \(KeyError: 'there'\); what comes before it has been \(make all objects again"
+    model = nn.Linear(1, 1)
+    with pytest.raises(StateError, match=told):
+        carried(TorchState(model=model, sampler=Other()), TorchState(model=model, sampler=Refusing()))
+
+
+class Other:
+    def state_dict(self) -> dict[str, int]:
+        return {"here": 1}
+
+    def load_state_dict(self, state: dict[str, int]) -> None:
+        pass

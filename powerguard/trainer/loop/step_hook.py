@@ -52,7 +52,7 @@ class StepHook:
     """One training thread's stops. every_s: seconds from one periodic checkpoint to the next.
 
     together: set where there are other ranks. closed: training has ended, and takes part in nothing any more.
-    forked: so it is in a child of fork, which is told once.
+    forked: this is a child of fork, in which nothing is saved.
     """
 
     def __init__(

@@ -23,7 +23,7 @@ from powerguard.trainer.ranks.base import Ranks, boottime_s
 from powerguard.trainer.store.folders import Found
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.manifest import ManifestError, Shard, StoreError, committed_ms
-from powerguard.trainer.store.shards import READERS, CorruptError, ShardReader, Snapshot, over_chunks
+from powerguard.trainer.store.shards import READERS, CorruptError, ShardReader, Snapshot, held, over_chunks
 from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers.base import Kind, Source, Tier, TierError, items_in, ranks_told
 from powerguard.trainer.tiers.transfer import Gate
@@ -277,6 +277,8 @@ class _Choice:
             sources: list[tuple[Tier, Found, Source]] = []
             for tier, found in copies:
                 try:
+                    if isinstance(tier, LocalTier):  # in a roll-back, this process's own writer may prune meanwhile
+                        stack.enter_context(held(Path(found.path)))
                     source = self._gates[tier.word].call(lambda t=tier, f=found: t.open_shard(f, shard))  # type: ignore[misc]
                 except (TierError, StoreError, OSError) as error:
                     self._note(report, tier, error)

@@ -27,6 +27,8 @@ class ResumableSampler(Sampler):
         self._ranks = ranks
         self.epoch = 0
         self.position = 0
+        self.loads = 0
+        """How often a place was loaded: who iterates since before that is elsewhere."""
 
     @property
     def epoch_seed(self) -> int:
@@ -39,9 +41,10 @@ class ResumableSampler(Sampler):
 
     def __iter__(self) -> Iterator[int]:
         """The rest of this epoch."""
-        order = torch.arange(self._size)
+        order = torch.arange(self._size, device="cpu")
         if self._shuffle:
-            order = torch.randperm(self._size, generator=torch.Generator().manual_seed(self.epoch_seed))
+            drawn = torch.Generator("cpu").manual_seed(self.epoch_seed)
+            order = torch.randperm(self._size, generator=drawn, device="cpu")
         mine = order[self._rank : len(self) * self._ranks : self._ranks]
         return iter(mine[self.position :].tolist())
 
@@ -73,6 +76,7 @@ class ResumableSampler(Sampler):
     def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
         """Go on from there. Raises what `check` does."""
         self.check(state)
+        self.loads += 1
         self.epoch, self.position = int(state["epoch"]), int(state["position"])
 
 
@@ -84,7 +88,9 @@ class ResumableLoader(DataLoader):
         while loader.epoch < epochs:
             for batch in loader: ...
 
-    Iterating gives the rest of the epoch. After its last batch `epoch` is already the next one.
+    Iterating gives the rest of the epoch. After its last batch `epoch` is already the next one. A roll-back ends the
+    iteration that runs. What reads ahead of training (a prefetcher) would be counted as training: do not wrap it.
+    is_used: training has begun to iterate.
     options: DataLoader's own. It draws from no global random numbers; its workers are seeded for each epoch, and begin
     again with that seed after a resume: where every bit matters, seed a random transform from epoch and sample.
     """
@@ -106,8 +112,12 @@ class ResumableLoader(DataLoader):
                 " place in a stream (torchdata's StatefulDataLoader, over a data set with a state_dict)"
             )
             raise TypeError(msg)
+        if not isinstance(batch_size, int):
+            msg = f"batch_size={batch_size!r}: must be how many samples a batch has (it counts the place in the data)"
+            raise TypeError(msg)
         sampler = ResumableSampler(len(data), seed=seed, shuffle=shuffle, rank=rank, ranks=ranks)
-        super().__init__(data, batch_size=batch_size, sampler=sampler, generator=torch.Generator(), **options)
+        super().__init__(data, batch_size=batch_size, sampler=sampler, generator=torch.Generator("cpu"), **options)
+        self.is_used = False
         self._dropped = len(sampler) % batch_size if self.drop_last else 0
 
     @property
@@ -116,11 +126,14 @@ class ResumableLoader(DataLoader):
         return int(self.sampler.epoch)
 
     def __iter__(self) -> Any:  # noqa: ANN401 - batches as they were collated
+        self.is_used = True
         self.generator.manual_seed(self.sampler.epoch_seed)
-        batches = super().__iter__()
+        batches, loads = super().__iter__(), self.sampler.loads
 
         def counted() -> Iterator[Any]:
             for batch in batches:
+                if self.sampler.loads != loads:
+                    return
                 self.sampler.advance(self.batch_size, drop_last=self._dropped)
                 yield batch
 

@@ -6,14 +6,8 @@
 Each rank keeps its own: of DDP that is a full copy, of FSDP2 (`fully_shard`) the local shards, which need the same
 number of ranks again (torch.distributed.checkpoint reshards, see `powerguard.trainer.dcp`). A step boundary is after
 `optimizer.step()` (and `scheduler.step()`): gradients are not kept, so never checkpoint between two micro-batches.
-
-What all ranks of a DDP job hold alike, divided among them: each keeps its share, and gets the rest from the others.
-
-Eight ranks on one host would else write the same parameters and moments eight times, and an emergency would take eight
-times as long. Only loading needs a collective; saving needs none, since every rank finds the same division by itself.
 """
 
-import json
 import logging
 import random
 import sys
@@ -22,13 +16,13 @@ from hashlib import sha256
 from typing import Any, Final, Protocol
 
 import torch
-import torch.distributed as dist
 
 from powerguard.trainer.store.items import JSON, Buffer, Item, Loaded
 from powerguard.trainer.torch.copier import OVERLAPS, Copier
 from powerguard.trainer.torch.data import ResumableLoader, ResumableSampler
 from powerguard.trainer.torch.ddp import settle_buckets, warn_of_unwrapped
 from powerguard.trainer.torch.device import CudaDevice, Device
+from powerguard.trainer.torch.divide import Division
 from powerguard.trainer.torch.tree import (
     Json,
     Packer,
@@ -42,89 +36,11 @@ from powerguard.trainer.torch.tree import (
     layout_of,
     local,
 )
-from powerguard.trainer.weights import FORMAT, INDEX
+from powerguard.trainer.weights import FORMAT, INDEX, TAG
 
 _log = logging.getLogger("powerguard.trainer")
 _INDEX_BYTES: Final = 4096
 """The index is filled up to a multiple of this with spaces: a number with one more digit moves nothing behind it."""
-
-_SMALL_BYTES: Final = 4096  # not worth a message: every rank keeps these
-_PIECE_BYTES: Final = 256 << 20
-
-
-class Division:
-    """The ranks of the default process group, which must be there. Raises StateError without one."""
-
-    def __init__(self) -> None:
-        if not (dist.is_available() and dist.is_initialized()):
-            msg = "divide=True: torch.distributed is not initialised: call init_process_group first"
-            raise StateError(msg)
-        self._rank = dist.get_rank()
-        self._ranks = dist.get_world_size()
-        # NCCL alone moves only what lies on a GPU.
-        self._device = torch.device("cuda" if "gloo" not in str(dist.get_backend()) else "cpu")
-        self._structure: Sequence[Any] = ()
-        self._mine: list[int] = []
-        self._told = ""
-
-    def check_alike(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Raise StateError, on every rank, unless all of them hold the same bits. A collective."""
-        seen = sha256()
-        for name, tensor in tensors:
-            count = int(tensor.detach().contiguous().view(-1).view(torch.uint8).sum(dtype=torch.int64))
-            seen.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {count}\n".encode())
-        told: list[Any] = [None] * self._ranks
-        dist.all_gather_object(told, seen.hexdigest())
-        if len(set(told)) != 1:
-            msg = "divide=True: the ranks hold different parameters (make the state after DDP has wrapped the model)"
-            raise StateError(msg)
-
-    def share(
-        self, items: Sequence[Item], structure: Sequence[Any], alike: Callable[[], Sequence[Callable[[str], bool]]]
-    ) -> tuple[list[Item], str]:
-        """What this rank keeps of these items, and who keeps what, as JSON: as the last time for an equal structure.
-
-        alike: returns which items all ranks have, by name.
-        """
-        if structure != self._structure or not structure:
-            self._structure = ()  # until it is divided: as in `Copier.arranged`
-            self._divide(items, alike())
-            self._structure = structure
-        return [items[number] for number in self._mine], self._told
-
-    def _divide(self, items: Sequence[Item], alike: Sequence[Callable[[str], bool]]) -> None:
-        loads = [0] * self._ranks
-        owners: dict[str, int] = {}
-        large = [item for item in items if item.size_bytes >= _SMALL_BYTES]
-        divided = [item for item in large if any(is_alike(item.name) for is_alike in alike)]
-        for item in sorted(divided, key=lambda each: (-each.size_bytes, each.name)):
-            owner = loads.index(min(loads))
-            loads[owner] += item.size_bytes
-            owners[item.name] = owner
-        self._mine = [at for at, item in enumerate(items) if owners.get(item.name, self._rank) == self._rank]
-        told = [[item.name, owners[item.name], item.dtype, list(item.shape), item.size_bytes] for item in divided]
-        self._told = json.dumps({"ranks": self._ranks, "items": told}, separators=(",", ":"))
-
-    def complete(self, items: Mapping[str, Loaded], told: Json) -> Mapping[str, Loaded]:
-        """All items, those of the other ranks too. A collective: each rank sends its share to all."""
-        if told["ranks"] != self._ranks:
-            msg = f"the checkpoint is divided among {told['ranks']} ranks, here are {self._ranks}"
-            raise StateError(msg)
-        whole = dict(items)
-        for name, owner, dtype, shape, size_bytes in told["items"]:
-            memory = bytearray(items[name].data) if owner == self._rank else bytearray(size_bytes)
-            self._tell(torch.frombuffer(memory, dtype=torch.uint8), owner)
-            whole[name] = Loaded(name, dtype, tuple(shape), memoryview(memory))
-        return whole
-
-    def _tell(self, buffer: Tensor, owner: int) -> None:
-        for start in range(0, buffer.numel(), _PIECE_BYTES):
-            piece = buffer[start : start + _PIECE_BYTES]
-            moved = piece.to(self._device)
-            dist.broadcast(moved, src=owner)
-            if moved is not piece:
-                piece.copy_(moved)
-
 
 Module = Any
 Optimizer = Any
@@ -132,6 +48,8 @@ Optimizer = Any
 
 _TOLD: Final = 5
 _MANY: Final = 1000
+_UNUSED: Final = 2
+"""States of a training that has begun: the first one may be taken before its first sample."""
 
 
 class Component(Protocol):
@@ -221,12 +139,12 @@ class TorchState:
         warn_of_unwrapped(modules)
         self._division = self._divided() if divide else None
         self._known: dict[str, Rows] = {}
+        self._ordered: dict[str, tuple[list[int], str]] = {}
         optimizers = [inner(part) for _, part in _each("optimizer", optimizer)] if overlap == "optimizer" else []
         self.copier = Copier(device or CudaDevice(), overlap, optimizers)
         self.copier.meet(param for module in modules for param in module.parameters())
 
-    def _divided(self) -> "Division":
-
+    def _divided(self) -> Division:
         division = Division()
         modules = [component.module for component in self._components.values() if isinstance(component, _Module)]
         named = [pair for module in modules for pair in module.named_parameters()]
@@ -240,7 +158,7 @@ class TorchState:
         """One item for each tensor, live, and one of JSON. Raises StateError naming the key that cannot be kept."""
         packer = Packer(self._known)
         parts = {name: packer.pack(name, component.tree()) for name, component in self._components.items()}
-        index: dict[str, Json] = {"format": FORMAT, "parts": parts, "kinds": self._kinds}
+        index: dict[str, Json] = {"format": FORMAT, "parts": parts, "kinds": self._kinds, "orders": self._orders()}
         items, structure = packer.items, packer.structure
         if self._division is not None:
             items, told = self._division.share(items, structure, self._alike)
@@ -265,6 +183,7 @@ class TorchState:
         slips = [f"{name} is in the checkpoint and not given" for name in parts if name not in self._components]
         slips += [f"{name} is given and not in the checkpoint" for name in self._components if name not in parts]
         slips += self._other_kinds(index.get("kinds", {}))
+        slips += self._other_orders(index.get("orders", {}))
         source = Unpacker(self._whole(items, index))
         for name, component in self._components.items():
             if name in parts:
@@ -280,23 +199,57 @@ class TorchState:
         self.copier.before_update()
         try:
             self._put_back(parts, source)
-        except (RuntimeError, StateError) as error:  # what a GPU refuses deep in a state is a StateError
+        except StateError as error:
             if not self.copier.unregister_loaded():
                 raise
             _log.warning(
-                "the load from registered memory failed, and is made once more from ordinary memory: %s", error
+                "the load from registered memory failed, and is made once more from ordinary memory: %s",
+                error.__cause__,
             )
             self._put_back(parts, source)
 
     def _put_back(self, parts: Mapping[str, Json], source: Unpacker) -> None:
         for name, component in self._components.items():  # random numbers come last: loading the others may draw some
-            component.load(name, parts[name], source)
+            try:
+                component.load(name, parts[name], source)
+            except Exception as error:
+                msg = (
+                    f"{name}: was not put back ({type(error).__name__}: {error}); what comes before it has been"
+                    " (make all objects again before you retry)"
+                )
+                raise StateError(msg) from error
 
     def _other_kinds(self, kinds: Mapping[str, Json]) -> Iterable[str]:
         """Name each optimizer and schedule of another class: most would be loaded, and fail at the next step."""
         for name, mine in self._kinds.items():
             if (kept := kinds.get(name, mine)) != mine:
                 yield f"{name} is {kept} in the checkpoint, {mine} here (make it with {kept})"
+
+    def _orders(self) -> dict[str, str]:
+        """Say in which order each optimizer has the model's parameters: a digest of their names.
+
+        The state of an optimizer names them by number alone, and a set has another order in each process.
+        """
+        names: dict[int, str] | None = None
+        for name, component in self._components.items():
+            if not isinstance(component, _Optimizer):
+                continue
+            order = component.params()
+            if self._ordered.get(name, ([], ""))[0] != order:
+                names = names or {id(param): key for key, param in self._named_parameters()}
+                told = "\n".join(names.get(each, "") for each in order)
+                self._ordered[name] = (order, sha256(told.encode()).hexdigest()[:16])
+        return {name: digest for name, (_, digest) in self._ordered.items()}
+
+    def _other_orders(self, orders: Mapping[str, Json]) -> Iterable[str]:
+        for name, mine in self._orders().items():
+            if orders.get(name, mine) != mine:
+                yield f"{name} had other parameters of the model, or another order (sort them by name, if it is a set)"
+
+    def _named_parameters(self) -> Iterable[tuple[str, Tensor]]:
+        for name, component in self._components.items():
+            if isinstance(component, _Module):
+                yield from ((f"{name}/{_bare(key)}", param) for key, param in component.module.named_parameters())
 
     def _whole(self, items: Mapping[str, Loaded], index: Mapping[str, Json]) -> Mapping[str, Loaded]:
         """What this rank keeps, and what the others keep for it."""
@@ -337,6 +290,14 @@ def _component(name: str, thing: object) -> Component:
         return _TorchGenerator(thing)
     if hasattr(thing, "bit_generator"):
         return _NumpyGenerator(thing)
+    if type(thing).__name__ in ("DataLoaderShard", "DataLoaderDispatcher") and not hasattr(thing, "dl_state_dict"):
+        msg = (
+            f"{name}: a loader that Accelerate has prepared does not keep its position (give TorchState and the loop"
+            " a ResumableLoader that is not prepared, with rank=process_index and ranks=num_processes)"
+        )
+        raise StateError(msg)
+    if isinstance(thing, ResumableLoader):
+        return _Loader(name, thing)
     if hasattr(thing, "state_dict") and hasattr(thing, "load_state_dict"):
         return _Stateful(thing)
     if isinstance(thing, MutableMapping | MutableSequence):
@@ -382,8 +343,8 @@ class _Module:
         self._refuse_lazy()
         state = self.module.state_dict(keep_vars=False)
         return {
-            "state": dict(state),
-            "buffers": {name: buffer for name, (_, _, buffer) in self._passing(state).items()},
+            "state": {_bare(key): value for key, value in state.items()},
+            "buffers": {_bare(name): buffer for name, (_, _, buffer) in self._passing(state).items()},
         }
 
     def _passing(self, state: Mapping[str, object]) -> dict[str, tuple[Any, str, Any]]:
@@ -397,19 +358,36 @@ class _Module:
         return found
 
     def alike(self, name: str) -> Callable[[str], bool]:
-        params = {f"{name}/state/{param}" for param, _ in self.module.named_parameters()}
+        params = {f"{name}/state/{_bare(param)}" for param, _ in self.module.named_parameters()}
         return params.__contains__  # buffers are not: each rank has the running statistics of its own data
 
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
         self._refuse_lazy()
         here = self.module.state_dict()
         there = source.pairs(node["state"])
-        slips = [f"{name}/{key} is in the checkpoint and not in the model" for key in there if key not in here]
-        slips += [f"{name}/{key} is in the model and not in the checkpoint" for key in here if key not in there]
+        named = {_bare(key): key for key in here}
+        slips = [f"{name}/{key} is in the checkpoint and not in the model" for key in there if key not in named]
+        slips += [f"{name}/{key} is in the model and not in the checkpoint" for key in named if key not in there]
+        first: dict[object, str] = {}
         for key, tensor in self._in_place(here).items():
-            if key in there:
-                slips += _misfit(f"{name}/{key}", tensor, there[key], source)
+            bare = _bare(key)
+            if bare not in there:
+                continue
+            misfit = _misfit(f"{name}/{bare}", tensor, there[bare], source)
+            slips += [] if misfit and self._sizes_itself(key) else misfit
+            other = first.setdefault(_place(tensor), bare)
+            if other != bare and not misfit and not source.are_same(there[other], there[bare]):
+                slips.append(f"{name}/{other} and {name}/{bare} are one tensor here, and differ in the checkpoint")
         return slips
+
+    def _sizes_itself(self, key: str) -> bool:
+        """Whether a tensor's module sees to its size at a load, as the observers of a quantisation do."""
+        try:
+            owner = type(self.module.get_submodule(key.rpartition(".")[0]))
+        except AttributeError:  # a hook has made the name
+            return False
+        is_own = owner._load_from_state_dict is not torch.nn.Module._load_from_state_dict  # noqa: SLF001 - documented
+        return is_own and not owner.__module__.startswith("torch.nn.")
 
     def _in_place(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
         """Return what of a state_dict is memory of the module itself.
@@ -426,33 +404,56 @@ class _Module:
         }
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
-        here = self.module.state_dict()
+        here, there = self.module.state_dict(), source.pairs(node["state"])
         in_place = self._in_place(here)
         rest = {}
-        for key, part in source.pairs(node["state"]).items():
-            if key in in_place:
-                source.put(part, local(in_place[key]))
+        for key, mine in here.items():
+            part = there[_bare(key)]
+            if key in in_place and not _misfit(key, mine, part, source):
+                source.put(part, local(mine))
             else:
-                rest[key] = _spread(source.unpack(f"{name}/{key}", part), here[key])
+                rest[key] = _spread(source.unpack(f"{name}/{key}", part), mine)
         if rest and (unknown := self.module.load_state_dict(rest, strict=False).unexpected_keys):
             _log.warning("%s: its state_dict() has keys that its load_state_dict() leaves out: %s", name, unknown)
-        passing = self._passing(here)
+        passing = {_bare(key): found for key, found in self._passing(here).items()}
         for key, part in source.pairs(node["buffers"]).items():
-            if key in passing:  # one that is made later, when it is first needed, is not there yet
-                owner, leaf, buffer = passing[key]
-                if _misfit(key, buffer, part, source):  # such a cache may have grown
-                    owner._buffers[leaf] = source.unpack(key, part).to(buffer.device)  # noqa: SLF001 - keeps it non-persistent
-                else:
-                    source.put(part, local(buffer))
+            if key not in passing:
+                self._set_late(key, part, source)
+                continue
+            owner, leaf, buffer = passing[key]
+            if _misfit(key, buffer, part, source):  # such a cache may have grown
+                owner._buffers[leaf] = source.unpack(key, part).to(buffer.device)  # noqa: SLF001 - keeps it non-persistent
+            else:
+                source.put(part, local(buffer))
+
+    def _set_late(self, key: str, part: Json, source: Unpacker) -> None:
+        """Set a buffer that has a name and, until it is first needed, no value."""
+        prefix, _, leaf = key.rpartition(".")
+        owners = {_bare(f"{name}.").removesuffix("."): owner for name, owner in self.module.named_modules()}
+        if prefix in owners and leaf in owners[prefix]._buffers:  # noqa: SLF001 - as above
+            owners[prefix]._buffers[leaf] = source.unpack(key, part)  # noqa: SLF001
+
+
+def _bare(key: str) -> str:
+    """Return a name in a state_dict without the wrappers of torch.compile, with which a job may begin or not."""
+    return key.replace("_orig_mod.", "")
 
 
 def _memory(tensor: Tensor) -> int:
     return int(local(tensor).untyped_storage().data_ptr())
 
 
+def _place(tensor: Tensor) -> object:
+    """Where a tensor lies, and as what; an empty one lies nowhere else."""
+    mine = local(tensor)
+    return (mine.data_ptr(), mine.dtype, mine.shape, mine.stride()) if mine.numel() else id(tensor)
+
+
 def _misfit(name: str, here: Tensor, node: Json, source: Unpacker) -> list[str]:
     if not isinstance(node, dict) or "item" not in node:
         return [f"{name} is not a tensor in the checkpoint"]
+    if here.is_meta:
+        return [f"{name} is on the meta device here (give it memory before restore(): to_empty())"]
     loaded = source.loaded(node)
     mine = (str(here.dtype).removeprefix("torch."), tuple(local(here).shape), layout_of(here))
     kept = (loaded.dtype, tuple(loaded.shape), node.get("sharded"))
@@ -474,6 +475,10 @@ def _told(kind: tuple[str, tuple[int, ...], Mapping[str, Json] | None]) -> str:
 class _Optimizer:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
+
+    def params(self) -> list[int]:
+        """Return which parameters it has, in its order: `id` of each."""
+        return [id(param) for group in self._optimizer.param_groups for param in group["params"]]
 
     def tree(self) -> object:
         return self._optimizer.state_dict()
@@ -584,7 +589,7 @@ class _Stateful(_OwnEach):
         return self._thing.state_dict()
 
     def check(self, name: str, node: Json, source: Unpacker) -> list[str]:
-        if isinstance(self._thing, ResumableSampler | ResumableLoader):
+        if isinstance(self._thing, ResumableSampler | ResumableLoader):  # the others say so when they are loaded
             try:
                 self._thing.check(source.unpack(name, node))
             except ValueError as error:
@@ -594,6 +599,25 @@ class _Stateful(_OwnEach):
     def load(self, name: str, node: Json, source: Unpacker) -> None:
         if node or self.tree():  # a scaler that is switched off has nothing, and refuses nothing
             self._thing.load_state_dict(source.unpack(name, node))
+
+
+class _Loader(_Stateful):
+    """A loader from which training must draw by itself: what draws for it would not be counted."""
+
+    def __init__(self, name: str, loader: ResumableLoader) -> None:
+        super().__init__(loader)
+        self._name = name
+        self._looks = 0
+
+    def tree(self) -> object:
+        self._looks += 1
+        if self._looks == _UNUSED and not self._thing.is_used:
+            _log.warning(
+                "%s: training draws nothing from this loader, so that a resume begins at the epoch's first sample"
+                " (iterate over this very loader, not over one that Accelerate has prepared)",
+                self._name,
+            )
+        return super().tree()
 
 
 class _Plain(_OwnEach):
@@ -611,12 +635,31 @@ class _Plain(_OwnEach):
         return [] if kept == mine else [f"{name} is a {kept} in the checkpoint, a {mine} here"]
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
+        _fill_alike(self._thing, node, source)
         value = source.unpack(name, node)
         if isinstance(self._thing, MutableMapping):
             self._thing.clear()
             self._thing.update(value)
         else:
-            self._thing[:] = value
+            while self._thing:
+                self._thing.pop()
+            self._thing.extend(value)
+
+
+def _fill_alike(here: object, node: Json, source: Unpacker) -> None:
+    """Fill each tensor that fits what was kept in its place: training may hold it by other names, too."""
+    if isinstance(here, torch.Tensor):
+        if isinstance(node, dict) and node.get(TAG) == "tensor" and not _misfit("", here, node, source):
+            source.fill(node, local(here))
+        return
+    inside = source.inside(node)
+    if isinstance(here, Mapping):
+        pairs: Iterable[tuple[Any, Any]] = here.items()
+    else:
+        pairs = enumerate(here) if isinstance(here, Sequence) and not isinstance(here, str | bytes) else ()
+    for key, each in pairs:
+        if key in inside:
+            _fill_alike(each, inside[key], source)
 
 
 class _TorchGenerator(_Stateful):

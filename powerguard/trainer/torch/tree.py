@@ -237,7 +237,7 @@ class Packer:
             case _:
                 pass
         numpy = sys.modules.get("numpy")
-        if numpy is not None and isinstance(value, numpy.ndarray | numpy.generic):
+        if numpy is not None and (isinstance(value, numpy.generic) or type(value) in (numpy.ndarray, numpy.memmap)):
             return self._pack_numpy(where, value, number=isinstance(value, numpy.generic))
         msg = (
             f"{where}: a {_kind(value)} cannot be kept: a checkpoint holds tensors and plain values only"
@@ -246,11 +246,7 @@ class Packer:
         raise StateError(msg)
 
     def _pack_numpy(self, where: str, value: Value, *, number: bool) -> Json:
-        if (
-            value.dtype.kind not in "biufc"
-            or not value.dtype.isnative
-            or type(value).__name__ in ("matrix", "recarray")
-        ):
+        if value.dtype.kind not in "biufc" or not value.dtype.isnative:
             msg = f"{where}: a numpy array of {value.dtype} cannot be kept (plain numbers in native order can)"
             raise StateError(msg)
         name = self._name(where)
@@ -259,6 +255,9 @@ class Packer:
         return {TAG: "numpy", "item": name, "number": number}
 
     def _pack_tensor(self, where: str, value: Tensor) -> Json:
+        if value.is_nested:
+            msg = f"{where}: a nested tensor cannot be kept (keep its parts in a list)"
+            raise StateError(msg)
         layout = layout_of(value)
         tensor = value.detach() if layout is None else value.detach().to_local()
         plain = type(value) in (torch.Tensor, torch.nn.Parameter, torch.nn.Buffer) or layout is not None
@@ -292,6 +291,8 @@ class Packer:
     def _name(self, where: str) -> str:
         """Return a name of its own for an item: two keys may read the same ("a/b" of one dict, "b" of "a")."""
         where = where[:_LONGEST_NAME]
+        if not where.isprintable():  # the key itself is in the index
+            where = "".join(each if each.isprintable() else "?" for each in where)
         name, more = where, 2
         while name in self._names:
             name, more = f"{where}~{more}", more + 1
@@ -351,6 +352,7 @@ class Unpacker:
     def __init__(self, items: Mapping[str, Loaded]) -> None:
         self._items = items
         self._made: dict[tuple[str, str], Any] = {}
+        self._filled: dict[Hashable, tuple[str, str]] = {}
         self._places: dict[str, torch.device] = {}
 
     def unpack(self, where: str, node: Json) -> Value:
@@ -424,9 +426,27 @@ class Unpacker:
             self._places[device] = tensor.device
 
     def fill(self, node: Mapping[str, Json], tensor: Tensor) -> None:
-        """Copy a node's bytes into a tensor of its dtype and shape; `unpack` then returns it, and no new one."""
-        self.put(node, tensor)
-        self._made[node["item"], node.get("device", "cpu")] = tensor
+        """Copy a node's bytes into a tensor of its dtype and shape; `unpack` then returns it, and no new one.
+
+        A tensor that has another node's bytes already, which was one with it only here, is left as it is.
+        """
+        key, place = (node["item"], node.get("device", "cpu")), (tensor.data_ptr(), tensor.shape, tensor.stride())
+        if self._filled.setdefault(place, key) == key:
+            self.put(node, tensor)
+            self._made[key] = tensor
+
+    def are_same(self, one: Mapping[str, Json], other: Mapping[str, Json]) -> bool:
+        """Whether two tensors' nodes have the same bytes."""
+        return one["item"] == other["item"] or self.loaded(one).data == self.loaded(other).data
+
+    def inside(self, node: Json) -> Mapping[Any, Json]:
+        """Return the node of each value in that of a dict, list or tuple, by key or number; {}: it is another value."""
+        if isinstance(node, dict) and node.get(TAG) == "tuple":
+            node = node["of"]
+        if isinstance(node, list):
+            return dict(enumerate(node))
+        is_dict = isinstance(node, dict) and node.get(TAG, "dict") in ("dict", "ordered", "counter")
+        return self.pairs(node) if is_dict else {}
 
     def loaded(self, node: Mapping[str, Json]) -> Loaded:
         """The bytes of a tensor's node, as they lie in the checkpoint."""
