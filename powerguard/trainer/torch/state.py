@@ -139,7 +139,6 @@ class TorchState:
         warn_of_unwrapped(modules)
         self._division = self._divided() if divide else None
         self._known: dict[str, Rows] = {}
-        self._ordered: dict[str, tuple[list[int], str]] = {}
         optimizers = [inner(part) for _, part in _each("optimizer", optimizer)] if overlap == "optimizer" else []
         self.copier = Copier(device or CudaDevice(), overlap, optimizers)
         self.copier.meet(param for module in modules for param in module.parameters())
@@ -230,16 +229,13 @@ class TorchState:
 
         The state of an optimizer names them by number alone, and a set has another order in each process.
         """
-        names: dict[int, str] | None = None
+        names = {id(param): key for key, param in self._named_parameters()}
+        orders = {}
         for name, component in self._components.items():
-            if not isinstance(component, _Optimizer):
-                continue
-            order = component.params()
-            if self._ordered.get(name, ([], ""))[0] != order:
-                names = names or {id(param): key for key, param in self._named_parameters()}
-                told = "\n".join(names.get(each, "") for each in order)
-                self._ordered[name] = (order, sha256(told.encode()).hexdigest()[:16])
-        return {name: digest for name, (_, digest) in self._ordered.items()}
+            if isinstance(component, _Optimizer):
+                told = "\n".join(names.get(id(param), "") for param in component.params())
+                orders[name] = sha256(told.encode()).hexdigest()[:16]
+        return orders
 
     def _other_orders(self, orders: Mapping[str, Json]) -> Iterable[str]:
         for name, mine in self._orders().items():
@@ -476,9 +472,9 @@ class _Optimizer:
     def __init__(self, optimizer: Optimizer) -> None:
         self._optimizer = optimizer
 
-    def params(self) -> list[int]:
-        """Return which parameters it has, in its order: `id` of each."""
-        return [id(param) for group in self._optimizer.param_groups for param in group["params"]]
+    def params(self) -> list[Tensor]:
+        """Return its parameters, in its order."""
+        return [param for group in self._optimizer.param_groups for param in group["params"]]
 
     def tree(self) -> object:
         return self._optimizer.state_dict()
@@ -530,9 +526,8 @@ class _Optimizer:
 
     def _pairs(self, state: Mapping[int, Any], groups: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
         """Each parameter that has a state, with that."""
-        params = [param for group in self._optimizer.param_groups for param in group["params"]]
         numbers = [number for group in groups for number in group["params"]]
-        for param, number in zip(params, numbers, strict=True):
+        for param, number in zip(self.params(), numbers, strict=True):
             if number in state:
                 yield param, state[number]
 
