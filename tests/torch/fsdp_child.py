@@ -3,6 +3,7 @@
 import os
 import sys
 from pathlib import Path
+from typing import Any
 
 import pytest
 import torch
@@ -86,6 +87,36 @@ def divided(rank: int) -> None:
         TorchState(model=nn.Linear(3, 3), divide=True)
 
 
+class Average:
+    """An EMA of its own kind, with what FSDP2 has spread."""
+
+    def __init__(self, model: nn.Module) -> None:
+        self.shadow = {name: value.detach().clone() for name, value in model.state_dict().items()}
+
+    def state_dict(self) -> dict[str, object]:
+        return {"shadow": self.shadow, "decay": 0.5}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:
+        self.shadow = state["shadow"]
+
+
+def spread_elsewhere() -> None:
+    """DTensors in what is not a parameter come back as such: in an object's state and in lists and dicts."""
+    (model, _), (again, _) = made(1), made(2)
+    mine, theirs = Average(model), Average(again)
+    extra, own = ({"deep": [(each.shadow["0.weight"].clone(),)]} for each in (mine, theirs))
+    items = kept(TorchState(model=model, ema=mine, extra={"own": extra}).items())
+    held = own["deep"][0][0]
+    TorchState(model=again, ema=theirs, extra={"own": own}).load(items)
+    for name, value in mine.shadow.items():
+        assert torch.equal(theirs.shadow[name].full_tensor(), value.full_tensor())
+    assert torch.equal(held.full_tensor(), extra["deep"][0][0].full_tensor())
+    assert own["deep"][0][0] is held
+    own["deep"].clear()
+    with pytest.raises(StateError, match=r"extra.own: was not put back .*what has its place here is spread as None"):
+        TorchState(model=again, ema=theirs, extra={"own": own}).load(items)
+
+
 def resharded(folder: Path, model: nn.Module) -> None:
     """DCP, sealed, of both ranks: the test loads it on one. A failure of the coordinator is one of every rank."""
     state = {"model": model.state_dict()}
@@ -122,6 +153,7 @@ def main(folder: Path) -> None:
     wider, third = made(3, width=12)
     with pytest.raises(StateError, match="in the checkpoint"):
         TorchState(model=wider, optimizer=third).load(items)
+    spread_elsewhere()
     divided(rank)
     resharded(folder, model)
     (folder / f"good-{rank}").touch()

@@ -8,9 +8,11 @@ number of ranks again (torch.distributed.checkpoint reshards, see `powerguard.tr
 `optimizer.step()` (and `scheduler.step()`): gradients are not kept, so never checkpoint between two micro-batches.
 """
 
+import json
 import logging
 import random
 import sys
+from collections import OrderedDict
 from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from hashlib import sha256
 from typing import Any, Final, Protocol
@@ -543,22 +545,32 @@ def _quick(numbers: list[int]) -> Sequence[int]:
     return ordered if numbers == list(ordered) else numbers
 
 
-def _spread(part: Value, param: Tensor) -> Value:
-    """Make a DTensor again of a local shard, spread like its parameter; also deep inside."""
-    if type(part) is dict:
-        return {key: _spread(each, param) for key, each in part.items()}
+def _spread(part: Value, here: Value) -> Value:
+    """Make DTensors of local shards again: each as what has its place here or, within a parameter's state, as that."""
+    if type(part) in (dict, OrderedDict):
+        return type(part)((key, _spread(each, _within(here, key))) for key, each in part.items())
     if type(part) in (list, tuple):
-        return type(part)(_spread(each, param) for each in part)
+        return type(part)(_spread(each, _within(here, at)) for at, each in enumerate(part))
     if not isinstance(part, Sharded):
         return part
-    if part.layout != layout_of(param):
-        msg = f"a tensor was spread as {part.layout}, its parameter is spread as {layout_of(param)}"
+    if part.layout != layout_of(here):
+        msg = f"a tensor was spread as {part.layout}, and what has its place here is spread as {layout_of(here)}"
         raise StateError(msg)
+    if local(here).data_ptr() == part.local.data_ptr():
+        return here  # it was filled
     from torch.distributed.tensor import DTensor
 
     return DTensor.from_local(
-        part.local, param.device_mesh, param.placements, run_check=False, shape=param.shape, stride=param.stride()
+        part.local, here.device_mesh, here.placements, run_check=False, shape=here.shape, stride=here.stride()
     )
+
+
+def _within(here: Value, key: Value) -> Value:
+    if isinstance(here, Mapping):
+        return here.get(key)
+    if isinstance(here, Sequence):
+        return here[key] if key < len(here) else None
+    return here
 
 
 # --- All the rest -------------------------------------------------------------------------------------------------
@@ -592,8 +604,11 @@ class _Stateful(_OwnEach):
         return []
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
-        if node or self.tree():  # a scaler that is switched off has nothing, and refuses nothing
-            self._thing.load_state_dict(source.unpack(name, node))
+        if not node and not self.tree():
+            return  # a scaler that is switched off has nothing, and would refuse nothing
+        value = source.unpack(name, node)
+        is_spread = '"sharded":' in json.dumps(node, separators=(",", ":"))
+        self._thing.load_state_dict(_spread(value, self._thing.state_dict()) if is_spread else value)
 
 
 class _Loader(_Stateful):
@@ -631,7 +646,7 @@ class _Plain(_OwnEach):
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
         _fill_alike(self._thing, node, source)
-        value = source.unpack(name, node)
+        value = _spread(source.unpack(name, node), self._thing)
         if isinstance(self._thing, MutableMapping):
             self._thing.clear()
             self._thing.update(value)
