@@ -96,7 +96,7 @@ def _index(folder: Path, shard: Shard) -> Mapping[str, Node]:
 def _kept(index: Mapping[str, Node], part: str, folder: Path) -> Mapping[str, Node]:
     """Return a module's state_dict, as nodes."""
     parts = index["parts"]
-    modules = [name for name, node in parts.items() if isinstance(node, dict) and node.keys() == {"state", "buffers"}]
+    modules = [name for name, node in parts.items() if isinstance(node, dict) and node.keys() >= {"state", "buffers"}]
     if part not in modules:
         msg = f"{folder}: has no module {part!r} (part is one of: {', '.join(modules) or 'none, it has no module'})"
         raise StoreError(msg)

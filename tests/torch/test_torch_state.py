@@ -503,7 +503,7 @@ def test_what_no_module_takes_back_is_named(caplog: pytest.LogCaptureFixture) ->
     one = nn.Linear(2, 2)
     one._register_state_dict_hook(lambda _, state, prefix, __: state.update({f"{prefix}version": 3}))
     carried(TorchState(model=one), TorchState(model=one))
-    assert "model: its state_dict() has keys that its load_state_dict() leaves out: ['version']" in caplog.text
+    assert "model: its state_dict() has keys that its load_state_dict() leaves out: 1 (version ...)" in caplog.text
 
 
 class Repeated(nn.Module):
@@ -608,6 +608,107 @@ def test_what_acts_as_a_list_comes_back(made: Any) -> None:
     one.append(7)
     carried(state_of(nn.Linear(1, 1), extra={"x": one}), state_of(nn.Linear(1, 1), extra={"x": other}))
     assert other == one
+
+
+# --- Frozen parameters --------------------------------------------------------------------------------------------
+
+
+class Adapted(nn.Module):
+    """A large frozen base with a small part that is trained, as LoRA makes it."""
+
+    def __init__(self, seed: int = 1) -> None:
+        super().__init__()
+        torch.manual_seed(seed)
+        self.base = nn.Sequential(nn.Linear(20, 20), nn.BatchNorm1d(20)).requires_grad_(False)
+        self.small = nn.Linear(20, 2)
+
+    def forward(self, x: torch.Tensor) -> torch.Tensor:
+        result: torch.Tensor = self.small(self.base(x))
+        return result
+
+
+def adapted(seed: int = 1, *, keep_frozen: bool = False) -> tuple[Adapted, Any, TorchState]:
+    model = Adapted(seed)
+    optimizer = torch.optim.AdamW(model.small.parameters())
+    return model, optimizer, TorchState(model=model, optimizer=optimizer, keep_frozen=keep_frozen, random=False)
+
+
+def train(model: nn.Module, optimizer: Any, steps: int) -> list[float]:
+    torch.manual_seed(steps)
+    losses = []
+    for _ in range(steps):
+        loss = model(torch.randn(4, 20)).square().mean()
+        loss.backward()
+        optimizer.step()
+        optimizer.zero_grad()
+        losses.append(loss.item())
+    return losses
+
+
+@pytest.mark.parametrize("keeps_now", [False, True])
+@pytest.mark.parametrize("kept_then", [False, True])
+def test_a_training_of_a_small_part_goes_on_without_the_frozen_one(kept_then: bool, keeps_now: bool) -> None:
+    model, optimizer, state = adapted(keep_frozen=kept_then)
+    train(model, optimizer, 3)
+    items = kept(state.items())
+    assert ("model/state/base.0.weight" in items) == kept_then
+    assert "model/state/base.1.running_mean" in items, "no gradient reaches it, and it changes"
+    expected = train(model, optimizer, 2)
+    again, other, new = adapted(keep_frozen=keeps_now)
+    new.load(items)
+    assert train(again, other, 2) == expected
+
+
+def test_another_base_is_refused() -> None:
+    model, optimizer, state = adapted()
+    train(model, optimizer, 1)
+    items = kept(state.items())
+    again, _, new = adapted(seed=2)
+    before = again.small.weight.clone()
+    with pytest.raises(StateError, match=r"model was kept without 4 frozen parameters, and those here are others"):
+        new.load(items)
+    assert torch.equal(again.small.weight, before)
+
+
+@pytest.mark.parametrize("trained", [False, True])
+def test_what_was_frozen_and_is_changed_is_kept_from_then_on(trained: bool, caplog: pytest.LogCaptureFixture) -> None:
+    model, _, state = adapted()
+    kept(state.items())
+    if trained:
+        model.base[0].weight.requires_grad_(True)
+        kept(state.items())
+        model.base[0].weight.requires_grad_(False)
+    else:
+        with torch.no_grad():
+            model.base[0].weight.add_(1.0)
+    for _ in range(2):
+        items = kept(state.items())
+        assert "model/state/base.0.weight" in items
+        assert "model/state/base.0.bias" not in items
+    assert "are changed or trained now, and are kept from now on: 1 (base.0.weight ...)" in caplog.text
+    assert len(caplog.records) == 1
+    again, _, new = adapted()
+    new.load(items)
+    assert torch.equal(again.base[0].weight, model.base[0].weight)
+
+
+class Quantised(nn.Module):
+    """Names the scale of its frozen weight after that one, and takes it back from nobody, as bitsandbytes does."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.weight = nn.Parameter(torch.ones(8, dtype=torch.uint8), requires_grad=False)
+        self.small = nn.Parameter(torch.ones(2))
+        self._register_state_dict_hook(
+            lambda _, state, prefix, __: state.update({f"{prefix}weight.absmax": torch.ones(1)})
+        )
+
+
+def test_what_belongs_to_a_frozen_parameter_is_left_out_with_it(caplog: pytest.LogCaptureFixture) -> None:
+    items = kept(TorchState(model=nn.Sequential(Quantised()), keep_frozen=False, random=False).items())
+    assert set(items) == {INDEX, "model/state/0.small"}
+    TorchState(model=nn.Sequential(Quantised()), keep_frozen=False, random=False).load(items)
+    assert not caplog.records
 
 
 # --- What does not fit --------------------------------------------------------------------------------------------

@@ -13,7 +13,7 @@ import torch
 import torch.distributed as dist
 
 from powerguard.trainer.store.items import Item, Loaded
-from powerguard.trainer.torch.tree import Json, StateError, Tensor
+from powerguard.trainer.torch.tree import Json, StateError, Tensor, mark_of
 
 _SMALL_BYTES: Final = 4096  # not worth a message: every rank keeps these
 _PIECE_BYTES: Final = 256 << 20
@@ -35,11 +35,8 @@ class Division:
         self._told = ""
 
     def check_alike(self, tensors: Iterable[tuple[str, Tensor]]) -> None:
-        """Raise StateError, on every rank, unless all of them hold the same bits. A collective."""
-        seen = sha256()
-        for name, tensor in tensors:
-            count = int(tensor.detach().contiguous().view(-1).view(torch.uint8).sum(dtype=torch.int64))
-            seen.update(f"{name} {tensor.dtype} {tuple(tensor.shape)} {count}\n".encode())
+        """Raise StateError, on every rank, unless all hold the same, by the sums of their bytes. A collective."""
+        seen = sha256(b"".join(mark_of(name, tensor) for name, tensor in tensors))
         told: list[Any] = [None] * self._ranks
         dist.all_gather_object(told, seen.hexdigest())
         if len(set(told)) != 1:

@@ -13,8 +13,9 @@ import logging
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from hashlib import sha256
+from operator import itemgetter
 from typing import Any, Final, Protocol
 
 import torch
@@ -37,6 +38,7 @@ from powerguard.trainer.torch.tree import (
     has_other_rows,
     layout_of,
     local,
+    mark_of,
 )
 from powerguard.trainer.weights import FORMAT, INDEX, TAG
 
@@ -86,6 +88,8 @@ class TorchState:
     ema: a module, or anything `extra` takes.
     extra: by name, what else the training depends on: modules, what has a state_dict, torch.Generator, numpy
         Generator, or dicts and lists of plain values and tensors, which are filled again in place.
+    keep_frozen: False leaves out the parameters of the model that need no gradient (LoRA, QLoRA). Load them, as before
+        the training, before `restore`, which refuses others. One that is changed or trained later is kept from then on.
     divide: for plain DDP: parameters and moments, which all ranks hold alike, are divided among them. Each keeps its
         share and gets the rest from the others at `restore`. Make the state after DDP has wrapped the model.
     overlap: what a periodic save copies while training goes on. "": nothing. "optimizer": large parameters and moments
@@ -107,6 +111,7 @@ class TorchState:
         dataloader: object = None,
         ema: object = None,
         extra: Mapping[str, object] | None = None,
+        keep_frozen: bool = True,
         divide: bool = False,
         overlap: str = "",
         random: bool = True,
@@ -127,7 +132,7 @@ class TorchState:
         self._kinds: dict[str, str] = {}
         for word, thing in given.items():
             for name, part in _each(word, thing):
-                self._components[name] = _component(name, part)
+                self._components[name] = _component(name, part, keep_frozen=keep_frozen or word != "model")
                 if word in ("optimizer", "scheduler"):
                     self._kinds[name] = _kind(word, part)
         if ema is not None:
@@ -279,9 +284,10 @@ def inner(thing: Value, word: str = "optimizer") -> Value:
     return getattr(thing, word) if is_wrapped else thing
 
 
-def _component(name: str, thing: object) -> Component:
+def _component(name: str, thing: object, *, keep_frozen: bool = True) -> Component:
     if isinstance(thing, torch.nn.Module):
-        return _Module(name, unwrapped(thing))
+        module = unwrapped(thing)
+        return _Module(name, module, None if keep_frozen else _Frozen(name, module))
     if isinstance(thing, torch.optim.Optimizer):
         return _Optimizer(thing)
     if isinstance(thing, torch.Generator):
@@ -324,12 +330,68 @@ def unwrapped(module: Module) -> Module:
 # --- Modules ------------------------------------------------------------------------------------------------------
 
 
+class _Frozen:
+    """Which parameters of a module nothing trains, so that they need not be kept."""
+
+    def __init__(self, name: str, module: Module) -> None:
+        self._name = name
+        self._module = module
+        self._versions = {key: _version(param) for key, param in _named(module) if not param.requires_grad}
+        self._digest: tuple[set[str], str] = (set(), "")
+
+    def names(self) -> set[str]:
+        """Return those that still need no gradient, and were not changed in place: torch counts that."""
+        now = {key: param for key, param in _named(self._module) if key in self._versions}
+        begun = {
+            key
+            for key, version in self._versions.items()
+            if key not in now or now[key].requires_grad or _version(now[key]) != version
+        }
+        if begun:
+            _log.warning(
+                "%s: parameters that were frozen are changed or trained now, and are kept from now on: %d (%s ...)",
+                self._name,
+                len(begun),
+                min(begun),
+            )
+            self._versions = {key: version for key, version in self._versions.items() if key not in begun}
+        return set(self._versions)
+
+    def digest(self) -> str:
+        """Return a digest of what they hold; computed once, as it is read to the last byte."""
+        names = set(self._versions)
+        if self._digest[0] != names:
+            self._digest = names, _digest(self._module, names)
+        return self._digest[1]
+
+
+def _named(module: Module) -> Iterable[tuple[str, Tensor]]:
+    return ((_bare(key), param) for key, param in module.named_parameters(remove_duplicate=False))
+
+
+def _version(tensor: Tensor) -> int:
+    return -1 if tensor.is_inference() else tensor._version  # noqa: SLF001 - as in copier.py
+
+
+def _digest(module: Module, names: Collection[str]) -> str:
+    lines = (mark_of(key, param) for key, param in sorted(_named(module), key=itemgetter(0)) if key in names)
+    return sha256(b"".join(lines)).hexdigest()[:32]
+
+
+def _is_within(key: str, names: Collection[str]) -> bool:
+    """Whether this is one of these parameters, or what belongs to it, as the scales of a quantised one do."""
+    while key and key not in names:
+        key = key.rpartition(".")[0]
+    return bool(key)
+
+
 class _Module:
     """Loaded in place, tensor by tensor: no second copy of the model is ever in memory."""
 
-    def __init__(self, name: str, module: Module) -> None:
+    def __init__(self, name: str, module: Module, frozen: _Frozen | None = None) -> None:
         self.module = module
         self._name = name
+        self._frozen = frozen
 
     def _refuse_lazy(self) -> None:
         for key, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
@@ -340,10 +402,12 @@ class _Module:
     def tree(self) -> object:
         self._refuse_lazy()
         state = self.module.state_dict(keep_vars=False)
-        return {
-            "state": {_bare(key): value for key, value in state.items()},
-            "buffers": {_bare(name): buffer for name, (_, _, buffer) in self._passing(state).items()},
-        }
+        kept: dict[str, Any] = {_bare(key): value for key, value in state.items()}
+        buffers = {_bare(name): buffer for name, (_, _, buffer) in self._passing(state).items()}
+        if self._frozen is None or not (frozen := self._frozen.names()):
+            return {"state": kept, "buffers": buffers}
+        kept = {key: value for key, value in kept.items() if not _is_within(key, frozen)}
+        return {"state": kept, "buffers": buffers, "frozen": self._frozen.digest()}
 
     def _passing(self, state: Mapping[str, object]) -> dict[str, tuple[Any, str, Any]]:
         """Buffers that no state_dict has (persistent=False): owner, name in it, buffer."""
@@ -365,7 +429,11 @@ class _Module:
         there = source.pairs(node["state"])
         named = {_bare(key): key for key in here}
         slips = [f"{name}/{key} is in the checkpoint and not in the model" for key in there if key not in named]
-        slips += [f"{name}/{key} is in the model and not in the checkpoint" for key in named if key not in there]
+        missing = [key for key in named if key not in there]
+        if missing and "frozen" in node:
+            slips += self._other_frozen(missing, node["frozen"])
+        else:
+            slips += [f"{name}/{key} is in the model and not in the checkpoint" for key in missing]
         first: dict[object, str] = {}
         for key, tensor in self._in_place(here).items():
             bare = _bare(key)
@@ -377,6 +445,15 @@ class _Module:
             if other != bare and not misfit and not source.are_same(there[other], there[bare]):
                 slips.append(f"{name}/{other} and {name}/{bare} are one tensor here, and differ in the checkpoint")
         return slips
+
+    def _other_frozen(self, missing: Collection[str], digest: Json) -> Iterable[str]:
+        """Say whether what the checkpoint left out is something else here."""
+        frozen = {key for key, _ in _named(self.module) if key in missing}
+        if _digest(self.module, frozen) != digest:
+            yield (
+                f"{self._name} was kept without {len(frozen)} frozen parameters, and those here are others (before"
+                " restore(), load the base model that training began with; load_weights() reads the trained ones alone)"
+            )
 
     def _sizes_itself(self, key: str) -> bool:
         """Whether a tensor's module sees to its size at a load, as the observers of a quantisation do."""
@@ -406,13 +483,20 @@ class _Module:
         in_place = self._in_place(here)
         rest = {}
         for key, mine in here.items():
+            if _bare(key) not in there:
+                continue  # frozen
             part = there[_bare(key)]
             if key in in_place and not _misfit(key, mine, part, source):
                 source.put(part, local(mine))
             else:
                 rest[key] = _spread(source.unpack(f"{name}/{key}", part), mine)
         if rest and (unknown := self.module.load_state_dict(rest, strict=False).unexpected_keys):
-            _log.warning("%s: its state_dict() has keys that its load_state_dict() leaves out: %s", name, unknown)
+            _log.warning(
+                "%s: its state_dict() has keys that its load_state_dict() leaves out: %d (%s ...)",
+                name,
+                len(unknown),
+                unknown[0],
+            )
         passing = {_bare(key): found for key, found in self._passing(here).items()}
         for key, part in source.pairs(node["buffers"]).items():
             if key not in passing:

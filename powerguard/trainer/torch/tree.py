@@ -334,6 +334,13 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if layout_of(tensor) is None else tensor.detach().to_local()
 
 
+def mark_of(name: str, tensor: Tensor) -> bytes:
+    """Return a line for a digest of several tensors: the name, what it is, and the sum of its bytes."""
+    mine = local(tensor.detach())
+    total = int(mine.contiguous().view(-1).view(torch.uint8).sum(dtype=torch.int64)) if mine.numel() else 0
+    return f"{name} {tensor.dtype} {tuple(tensor.shape)} {total}\n".encode()
+
+
 def _kind(value: object) -> str:
     kind = type(value)
     return kind.__qualname__ if kind.__module__ == "builtins" else f"{kind.__module__}.{kind.__qualname__}"
