@@ -2,7 +2,7 @@
 
     <root>/step-000000001234-9f86d081/shard-00000     one rank's items, in chunks with digests
                                       MANIFEST.json   what there is, to the byte; written last
-          .slot-0  .slot-1                            ready-made folders for the next ones (slots.py)
+          .slot-0  .slot-1                            ready-made folders for the next ones (folders.py)
           bad-step-...                                what did not verify
 
 The order is the promise: every rank writes its shard and flushes it, its folder and the root; when all have, one of
@@ -89,7 +89,7 @@ class Store:
     rank, ranks: who this is among how many; each has a Store of its own. leader: exactly one per root is; it holds the
     root's lock for as long as it lives, commits, prunes and sets aside. hosts: those of all ranks. keep: how many of
     the newest stay, at least 2, so that a rotten one does not cost the training; fewer only where an emergency would
-    find no room. slots: how many ready-made folders (see slots.py); 0 for none.
+    find no room. slots: how many ready-made folders (see folders.py); 0 for none.
 
     Methods raise StoreError or OSError, which say what and where. Threads: one save at a time; `prepare`, `scrub`,
     `found` and reading may run at the same time.
@@ -473,7 +473,7 @@ class Store:
         progress: Progress | None = None,
         cancel: Event | None = None,
     ) -> dict[str, Loaded]:
-        """Read and verify one rank's shard, in one pass; see `reader.read_shard`. Raises CorruptError, OSError."""
+        """Read and verify one rank's shard, in one pass; see `shards.read_shard`. Raises CorruptError, OSError."""
         if not 0 <= rank < found.manifest.ranks:
             msg = (
                 f"{found.path}: has shards of {found.manifest.ranks} ranks, none of rank {rank} (same number of ranks?)"

@@ -429,11 +429,11 @@ class _Module:
         there = source.pairs(node["state"])
         named = {_bare(key): key for key in here}
         slips = [f"{name}/{key} is in the checkpoint and not in the model" for key in there if key not in named]
-        missing = [key for key in named if key not in there]
+        missing = named.keys() - there.keys()
         if missing and "frozen" in node:
             slips += self._other_frozen(missing, node["frozen"])
         else:
-            slips += [f"{name}/{key} is in the model and not in the checkpoint" for key in missing]
+            slips += [f"{name}/{key} is in the model and not in the checkpoint" for key in named if key in missing]
         first: dict[object, str] = {}
         for key, tensor in self._in_place(here).items():
             bare = _bare(key)
@@ -461,7 +461,7 @@ class _Module:
             owner = type(self.module.get_submodule(key.rpartition(".")[0]))
         except AttributeError:  # a hook has made the name
             return False
-        is_own = owner._load_from_state_dict is not torch.nn.Module._load_from_state_dict  # noqa: SLF001 - documented
+        is_own = owner._load_from_state_dict is not torch.nn.Module._load_from_state_dict  # noqa: SLF001 - torch's way to load otherwise
         return is_own and not owner.__module__.startswith("torch.nn.")
 
     def _in_place(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
