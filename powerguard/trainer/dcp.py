@@ -22,6 +22,7 @@ import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint.api import CheckpointException
 
 from powerguard.trainer.seal.folder import (
     Sealed,
@@ -118,12 +119,17 @@ def _check_file(root: Path, file: SealedFile, chunk_bytes: int) -> None:
         if size != file.size_bytes:
             msg = f"{root / file.path}: {size} bytes, sealed with {file.size_bytes}"
             raise SealError(msg)
-        for chunk, (digest, _) in enumerate(digests(descriptor, size, chunk_bytes)):
+        read = 0
+        for chunk, (digest, length) in enumerate(digests(descriptor, size, chunk_bytes)):
+            read += length
             if digest != file.digest(chunk):
                 msg = (
                     f"{root / file.path}: changed since it was sealed, in chunk {chunk} (offset {chunk * chunk_bytes})"
                 )
                 raise SealError(msg)
+        if read != size:
+            msg = f"{root / file.path}: was cut to {read} bytes while it was read"
+            raise SealError(msg)
     finally:
         os.close(descriptor)
 
@@ -145,6 +151,9 @@ def _take(folder: Path) -> None:
     (folder / UNBORN).touch()
 
 
+_NAMES: Final = "dcp-step-*"
+
+
 # --- One folder per step ------------------------------------------------------------------------------------------
 
 
@@ -160,19 +169,23 @@ def save_sealed(
 
     keep: how many sealed ones stay, at least 2; older ones go when this one is durable. Those of higher steps are set
     aside as `old-...`: training was rolled back behind them. options: FileSystemWriter's.
-    Raises CheckpointException (of DCP) on every rank when it failed on any; the earlier checkpoints then stand.
+    Raises SealError on every rank when it failed on any; the earlier checkpoints then stand.
     """
 
     def new() -> str:
-        leave_behind(Path(root), step)
+        leave_behind(Path(root), step, _NAMES)
         # Not as the store names its own: those it removes when they have no manifest.
         return f"dcp-step-{step}-{secrets.token_hex(4)}"
 
     folder = Path(root) / _from_coordinator(new)
     writer = SealedFileSystemWriter(folder, step=step, **options)
-    dcp.save(dict(state), storage_writer=writer)
+    try:
+        dcp.save(dict(state), storage_writer=writer)
+    except CheckpointException as error:  # no Exception of Python's, so that it would end the training
+        msg = f"{folder}: the checkpoint of step {step} failed: {error}"
+        raise SealError(msg) from error
     if writer.sealed is not None:
-        prune(Path(root), max(keep, 2))
+        prune(Path(root), max(keep, 2), _NAMES)
     return saved_in(folder, step)
 
 
@@ -184,8 +197,12 @@ def load_newest_sealed(state: dict[str, Any], root: str | os.PathLike[str]) -> i
     folder = _from_coordinator(lambda: newest_whole(root))
     if folder is None:
         return None
+    step = _sealed(folder).step
+    if step is None:
+        msg = f"{folder}: its seal has no step to go on from (seal it with --step, or move it away)"
+        raise SealError(msg)
     dcp.load(state, storage_reader=SealedFileSystemReader(folder))
-    return _sealed(folder).step
+    return step
 
 
 def _from_coordinator(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it makes

@@ -12,7 +12,7 @@ Transformers takes any folder for whole; `newest_checkpoint` takes only what ver
 """
 
 from pathlib import Path
-from typing import Any
+from typing import Any, Final
 
 import torch.distributed as dist
 from transformers import TrainerCallback
@@ -21,6 +21,8 @@ from powerguard.trainer.guard import Guard
 from powerguard.trainer.seal.folder import leave_behind, newest_whole, prune, saved_in, seal, unseal
 from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.trainer.torch.ddp import settle_buckets
+
+_NAMES: Final = "checkpoint-[0-9]*"
 
 Trainer = Any
 Arguments = Any
@@ -34,7 +36,7 @@ def newest_checkpoint(output_dir: Path | str) -> str | None:
 
     One that does not verify is renamed to `bad-...`. Call it before ranks start to train, on a file system they share.
     """
-    folder = newest_whole(output_dir)
+    folder = newest_whole(output_dir, _NAMES)
     return None if folder is None else str(folder)
 
 
@@ -42,13 +44,17 @@ class PowerguardCallback(TrainerCallback):
     """Guards one Trainer, to which it adds itself.
 
     job: its name for the daemon. keep: how many sealed checkpoints stay, at least 2; older ones go when a newer one is
-    durable. options: as `Guard` has them. Raises ValueError where `save_total_limit` is set: Transformers then removes
-    the old checkpoint before the new one is on the disk.
+    durable. options: as `Guard` has them. Raises ValueError where `save_total_limit` is set (Transformers then removes
+    the old checkpoint before the new one is on the disk), or `save_only_model`. The best checkpoint, which
+    `load_best_model_at_end` needs, stays in addition to `keep`.
     """
 
     def __init__(self, trainer: Trainer, *, job: str, keep: int = 2, **options: Any) -> None:  # noqa: ANN401 - see Guard
         if trainer.args.save_total_limit is not None:
             msg = "save_total_limit removes checkpoints before the next one is durable: leave it out, and say keep=..."
+            raise ValueError(msg)
+        if trainer.args.save_only_model:
+            msg = "save_only_model leaves the optimizer out, so that no training goes on as it was: leave it out"
             raise ValueError(msg)
         self._trainer = trainer
         self._job = job
@@ -61,6 +67,7 @@ class PowerguardCallback(TrainerCallback):
 
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
         self._close()  # a training that failed before
+        self._written = -1
         settle_buckets([self._trainer.model_wrapped])
         restored = None
         folder = self._folder(state.global_step)
@@ -77,6 +84,11 @@ class PowerguardCallback(TrainerCallback):
                 raise
             if self._written == state.global_step:
                 control.should_save = False  # by its own plan it would write the same once more
+        return control
+
+    def on_epoch_end(self, args: Arguments, state: State, control: Control, **_: object) -> Control:  # noqa: ARG002
+        if self._written == state.global_step:
+            control.should_save = False  # as above: it would write over a checkpoint that is sealed
         return control
 
     def on_save(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
@@ -105,17 +117,18 @@ class PowerguardCallback(TrainerCallback):
         folder = self._folder(step)
         is_first = self._trainer.is_world_process_zero()
         if is_first:
-            leave_behind(folder.parent, step)
+            leave_behind(folder.parent, step, _NAMES)
             if folder.is_dir():
                 unseal(folder)
         _meet()
-        if self._written != step:
+        if self._written != step or not folder.is_dir():
             self._trainer._save_checkpoint(self._trainer.model, trial=None)  # noqa: SLF001 - see above
             self._written = step
         _meet()  # the other ranks' files are in the folder, too
         if is_first:
             seal(folder, step=step)
-            prune(folder.parent, self._keep)
+            best = self._trainer.state.best_model_checkpoint
+            prune(folder.parent, self._keep, _NAMES, "" if best is None else Path(best).name)
         _meet()
         return saved_in(folder, step)
 

@@ -1,9 +1,11 @@
 """The sealed writer and reader of torch.distributed.checkpoint, and what DCP does without them."""
 
+import errno
 import io
 import os
 from collections.abc import Iterator
 from contextlib import contextmanager
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +15,7 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 from torch.distributed.checkpoint.filesystem import FileSystem
 
+from powerguard.trainer import Guard
 from powerguard.trainer.dcp import SealedFileSystemReader, SealedFileSystemWriter, load_newest_sealed, save_sealed
 from powerguard.trainer.seal.folder import verify
 from powerguard.trainer.seal.manifest import SEAL, UNBORN, SealError
@@ -245,3 +248,23 @@ def test_ours_flushes_the_folder(tmp_path: Path) -> None:
 def test_torch_itself_flushes_the_folder(tmp_path: Path) -> None:
     """As above: the day this passes, say so in docs/guides/torch.md."""
     assert opened_folder("plain", Path(os.path.realpath(tmp_path)) / "step-1") > 0
+
+
+def test_a_save_that_fails_is_an_error_that_training_survives(tmp_path: Path) -> None:
+    """DCP raises what is no Exception of Python's, and it would end the training."""
+    with Guard(partial(save_sealed, {"x": Unpicklable()}, tmp_path), job="d", socket=None) as guard:
+        with pytest.raises(SealError, match=r"the checkpoint of step 1 failed: "):
+            guard.save(1)
+        guard.step(2)
+
+
+def test_a_checkpoint_without_a_step_is_refused(tmp_path: Path) -> None:
+    state = {"x": torch.ones(2)}
+    dcp.save(state, storage_writer=SealedFileSystemWriter(tmp_path / "final"))
+    with pytest.raises(SealError, match="its seal has no step to go on from"):
+        load_newest_sealed(state, tmp_path)
+
+
+class Unpicklable:
+    def __reduce__(self) -> str:
+        raise OSError(errno.ENOSPC, "No space left on device")

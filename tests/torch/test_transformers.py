@@ -140,3 +140,54 @@ def test_a_torn_one_is_passed_over(folder: Path) -> None:
 def test_a_limit_that_removes_too_early_is_refused(folder: Path) -> None:
     with pytest.raises(ValueError, match="save_total_limit removes checkpoints before"):
         trained(folder, Net(), save_total_limit=1)
+
+
+def test_half_a_checkpoint_is_refused(folder: Path) -> None:
+    with pytest.raises(ValueError, match="save_only_model leaves the optimizer out"):
+        trained(folder, Net(), save_strategy="steps", save_only_model=True)
+
+
+def test_a_second_training_writes_its_own_checkpoints(folder: Path) -> None:
+    """Another fold with the same trainer: at a step that the first one saved, its own weights are saved."""
+    data = [{"x": row, "labels": row} for row in torch.randn(40, 8)]
+    arguments = TrainingArguments(
+        output_dir=str(folder / "out"),
+        max_steps=4,
+        per_device_train_batch_size=8,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        save_strategy="steps",
+        save_steps=4,
+    )
+    trainer = Trainer(Net(), arguments, train_dataset=data)
+    PowerguardCallback(trainer, job="net", socket=None)
+    trainer.train()
+    first = (folder / "out" / "checkpoint-4" / "model.safetensors").read_bytes()
+    trainer.train()
+    assert (folder / "out" / "checkpoint-4" / "model.safetensors").read_bytes() != first
+    assert verify(folder / "out" / "checkpoint-4").is_whole
+
+
+def test_the_best_checkpoint_stays_with_the_newest_ones(folder: Path) -> None:
+    data = [{"x": row, "labels": row} for row in torch.randn(40, 8)]
+    arguments = TrainingArguments(
+        output_dir=str(folder / "out"),
+        max_steps=10,
+        per_device_train_batch_size=8,
+        use_cpu=True,
+        report_to=[],
+        disable_tqdm=True,
+        learning_rate=100.0,
+        eval_strategy="steps",
+        save_strategy="steps",
+        eval_steps=2,
+        save_steps=2,
+        load_best_model_at_end=True,
+    )
+    trainer = Trainer(Net(), arguments, train_dataset=data, eval_dataset=data)
+    PowerguardCallback(trainer, job="net", socket=None)
+    trainer.train()
+    best = Path(trainer.state.best_model_checkpoint).name
+    left = {path.name for path in (folder / "out").glob("checkpoint-*")}
+    assert left == {best, "checkpoint-8", "checkpoint-10"}

@@ -10,12 +10,14 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.seal.folder import Finding, seal, verify
+import powerguard.trainer.seal
+from powerguard.trainer.seal.folder import Finding, newest_whole, prune, seal, sealed_in, verify
 from powerguard.trainer.seal.manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal, step_in
 from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.store import Store
 from tests.trainer.checkpoints import save
+from tests.trainer.toy import short_folder
 
 MIB = 1 << 20
 
@@ -416,3 +418,69 @@ def test_findings_are_words() -> None:
         str(Finding(kind="changed", path="a", chunk=2, offset_bytes=16777216, chunks=3))
         == "a: changed at chunk 2, offset 16777216 (3 chunks in all)"
     )
+
+
+# --- Many in one folder -------------------------------------------------------------------------------------------
+
+
+def made(root: Path, *names: str) -> None:
+    for name in names:
+        (root / name).mkdir()
+        (root / name / "model").write_bytes(name.encode() * 1000)
+        seal(root / name)
+
+
+def there(root: Path) -> list[str]:
+    return sorted(path.name for path in root.iterdir())
+
+
+def test_all_that_the_guide_imports_is_there() -> None:
+    for name in powerguard.trainer.seal.__all__:
+        assert callable(getattr(powerguard.trainer.seal, name)), name
+    with pytest.raises(AttributeError):
+        powerguard.trainer.seal.nothing  # noqa: B018
+
+
+def test_a_link_to_a_checkpoint_counts_for_none(tmp_path: Path) -> None:
+    made(tmp_path, "checkpoint-10", "checkpoint-12")
+    (tmp_path / "latest").symlink_to("checkpoint-12")
+    (tmp_path / "best").symlink_to("checkpoint-10")
+    prune(tmp_path, 2)
+    assert [folder.name for folder in sealed_in(tmp_path)] == ["checkpoint-12", "checkpoint-10"]
+
+
+def test_nothing_is_removed_that_others_have_sealed(tmp_path: Path) -> None:
+    made(tmp_path, "final-export", "checkpoint-1", "checkpoint-2", "checkpoint-3", "other-2")
+    (tmp_path / "checkpoint-9").mkdir()
+    (tmp_path / "checkpoint-9" / SEAL).write_text("of a newer version")
+    prune(tmp_path, 2, "checkpoint-*")
+    assert there(tmp_path) == ["checkpoint-2", "checkpoint-3", "checkpoint-9", "final-export", "other-2"]
+    prune(tmp_path, 1, "checkpoint-*", spare="checkpoint-2")
+    assert there(tmp_path) == ["checkpoint-2", "checkpoint-3", "checkpoint-9", "final-export", "other-2"]
+
+
+def test_what_is_damaged_is_set_aside_and_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    made(tmp_path, "checkpoint-1", "checkpoint-2")
+    (tmp_path / "checkpoint-2" / "model").write_bytes(b"short")
+    assert newest_whole(tmp_path) == tmp_path / "checkpoint-1"
+    assert there(tmp_path) == ["bad-checkpoint-2", "checkpoint-1"]
+    assert "checkpoint-2: kept as bad-checkpoint-2: model: truncated" in caplog.text
+
+
+@pytest.mark.root
+def test_what_cannot_be_read_is_left_where_it_is() -> None:
+    """It may be good, and the cause a passing one: too many open files, a mount that is not there yet, another user."""
+    with short_folder() as root:
+        made(root, "checkpoint-1", "checkpoint-2")
+        for path in (root, *root.rglob("*")):
+            os.chown(path, 65534, -1)
+        (root / "checkpoint-2" / "model").chmod(0)
+        os.seteuid(65534)
+        try:
+            assert newest_whole(root) == root / "checkpoint-1"
+            (root / "checkpoint-1" / "model").chmod(0)
+            with pytest.raises(OSError, match=r"no older checkpoint is whole .* model: .*Permission denied"):
+                newest_whole(root)
+        finally:
+            os.seteuid(0)
+        assert there(root) == ["checkpoint-1", "checkpoint-2"]

@@ -46,8 +46,8 @@ def restore(
 ) -> list[str]:
     """Copy the chosen files of a sealed folder into a new one, verified, and seal that; return their names.
 
-    Without `only` links and empty folders are copied, too. What fails leaves no folder behind. Raises FilesError,
-    SealError, OSError.
+    Without `only` links and empty folders are copied, too. With it the new seal has no step: training cannot go on from
+    a part. What fails leaves no folder behind. Raises FilesError, SealError, OSError.
     """
     disk = disk or Disk()
     sealed = read_seal(source)
@@ -68,7 +68,7 @@ def restore(
                 (target / path).symlink_to(to)
             for folder in sealed.folders:
                 (target / folder).mkdir(parents=True, exist_ok=True)
-        seal(target, step=sealed.step, disk=disk)
+        seal(target, step=sealed.step, part=bool(only), disk=disk)
     except BaseException:
         if not was_there:
             shutil.rmtree(target, ignore_errors=True)

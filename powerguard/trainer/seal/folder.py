@@ -282,13 +282,15 @@ def seal(
     *,
     again: bool = False,
     step: int | None = None,
+    part: bool = False,
     disk: Disk | None = None,
     progress: Progress | None = None,
 ) -> Sealed:
     """Make a folder durable and seal it. Returns only when a power cut could do no harm any more.
 
     again: put a new seal in the place of one that does not hold (any more); without it that is refused. step: training
-    step; None: as the folder's name has it (checkpoint-1200). Raises SealError, OSError; then there is no new seal.
+    step; None: as the folder's name has it (checkpoint-1200). part: the seal has no step, since training cannot go on
+    from what is there. Raises SealError, OSError; then there is no new seal.
     """
     root, disk = Path(folder).resolve(), disk or Disk()
     _check_foreign(root)
@@ -309,7 +311,7 @@ def seal(
         files=tuple(SealedFile(path=name, size_bytes=tree.files[name].size, digests=found[name]) for name in found),
         links=tuple(tree.links.items()),
         folders=tuple(tree.folders),
-        step=step if step is not None else step_in(root.name) if before is None else before.step,
+        step=_step_of(root, before, step) if not part else None,
         sealed_at=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
         chunk_bytes=chunk_bytes,
     )
@@ -471,7 +473,7 @@ def _compare(root: Path, file: SealedFile, chunk_bytes: int, told: BytesDone, *,
     try:
         descriptor = open_to_read(root / file.path, direct=direct)
         try:
-            size = os.fstat(descriptor).st_size
+            size, read = os.fstat(descriptor).st_size, 0
             whole = min(size, file.size_bytes) // chunk_bytes + (size == file.size_bytes)
             for chunk, (digest, length) in enumerate(digests(descriptor, size, chunk_bytes)):
                 if chunk >= whole or chunk * chunk_bytes >= file.size_bytes:
@@ -479,8 +481,11 @@ def _compare(root: Path, file: SealedFile, chunk_bytes: int, told: BytesDone, *,
                 if digest != file.digest(chunk):
                     differ.append(chunk)
                 told.add(length)
+                read += length
         finally:
             os.close(descriptor)
+        if size == file.size_bytes and not differ:
+            size = read  # it was cut while it was read
         if resized := _resized(file, size, chunk_bytes):
             found.append(resized)
     except OSError as error:
@@ -555,11 +560,20 @@ _OLD: Final = "old-"
 _log = logging.getLogger("powerguard.trainer")
 
 
-def sealed_in(root: Path) -> list[Path]:
-    """The folders under root that have a seal, newest step first; of one step, the last sealed first."""
+def _step_of(root: Path, before: Seal | None, step: int | None) -> int | None:
+    if step is not None:
+        return step
+    return step_in(root.name) if before is None else before.step
+
+
+def sealed_in(root: Path, names: str = "*") -> list[Path]:
+    """The folders under root that have a seal, newest step first; of one step, the last sealed first.
+
+    names: a pattern of theirs, where one writer looks for its own. A link to a folder is none: it would count twice.
+    """
     found = []
-    for path in root.glob(f"*/{SEAL}"):
-        if not path.parent.name.startswith((_BAD, _OLD)):
+    for path in root.glob(f"{names}/{SEAL}"):
+        if not path.parent.name.startswith((_BAD, _OLD)) and not path.parent.is_symlink():
             with contextlib.suppress(FileNotFoundError):  # another rank removes it, or sets it aside
                 found.append((_step(path.parent), path.stat().st_mtime_ns, path.parent))
     return [folder for _, _, folder in sorted(found, reverse=True)]
@@ -574,30 +588,44 @@ def _step(folder: Path) -> int:
     return -1 if seal is None or seal.step is None else seal.step
 
 
-def newest_whole(root: str | os.PathLike[str]) -> Path | None:
+def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
     """The newest sealed checkpoint that verifies to the last byte; None without one.
 
-    One that does not is renamed to `bad-...`: never looked at again, never lost. Every rank may look at once. Raises
-    OSError.
+    One that does not is renamed to `bad-...`: never looked at again, never lost. Every rank may look at once. names: as
+    for `sealed_in`. Raises SealError where xxhash is missing, and OSError where one cannot be read and no older one is
+    whole: it may be good, and training would begin at step 0 without it.
     """
-    for folder in sealed_in(Path(root)):
+    hasher()
+    unread = ""
+    for folder in sealed_in(Path(root), names):
         try:
-            is_whole = verify(folder).is_whole
-        except (SealError, FileNotFoundError):
-            is_whole = False
-        if is_whole:
+            findings = verify(folder).findings
+        except FileNotFoundError:
+            continue  # another rank has set it aside
+        except SealError as error:
+            findings = (Finding(kind="changed", path=SEAL, because=str(error)),)
+        if not findings:
             return folder
-        _set_aside(folder, _BAD)
+        told = "; ".join(map(str, findings[:TOLD]))
+        if any(each.kind == "unreadable" for each in findings):
+            _log.warning("%s: passed over, and left where it is: %s", folder, told)
+            unread = unread or f"{folder}: {told}"
+        else:
+            _log.warning("%s: kept as %s%s: %s", folder, _BAD, folder.name, told)
+            _set_aside(folder, _BAD)
+    if unread:
+        msg = f"cannot be read, and no older checkpoint is whole (move it away to go on without): {unread}"
+        raise OSError(errno.EIO, msg)
     return None
 
 
-def leave_behind(root: Path, above: int) -> None:
+def leave_behind(root: Path, above: int, names: str = "*") -> None:
     """Rename the sealed checkpoints of steps above this one, which is about to be saved, to `old-...`.
 
     Training was rolled back behind them, or has begun again. `newest_whole` would choose them, and `prune` keep them,
     before what is saved from now on.
     """
-    later = [folder for folder in sealed_in(root) if _step(folder) > above]
+    later = [folder for folder in sealed_in(root, names) if _step(folder) > above]
     for folder in later:
         _log.warning("%s: kept as %s%s: training has gone back to step %d", folder, _OLD, folder.name, above)
         _set_aside(folder, _OLD)
@@ -643,8 +671,12 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
-def prune(root: Path, keep: int) -> None:
-    """Remove all but the newest `keep`. Call it when the newest is durable, and never before."""
-    for folder in sealed_in(root)[keep:]:
-        unseal(folder)
-        shutil.rmtree(folder, ignore_errors=True)
+def prune(root: Path, keep: int, names: str = "*", spare: str = "") -> None:
+    """Remove all but the newest `keep` of these names. Call it when the newest is durable, and never before.
+
+    spare: the name of one that stays in any case. One whose seal has no step, or cannot be read, stays as well.
+    """
+    for folder in [each for each in sealed_in(root, names) if _step(each) >= 0][keep:]:
+        if folder.name != spare:
+            unseal(folder)
+            shutil.rmtree(folder, ignore_errors=True)

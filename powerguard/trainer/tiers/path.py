@@ -13,6 +13,7 @@ import errno
 import fcntl
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import closing, contextmanager
 from dataclasses import replace
@@ -166,7 +167,10 @@ class PathTier:
                     (folder / MANIFEST).unlink(missing_ok=True)
                     _sync(folder)
                     for entry in list(folder.iterdir()):
-                        entry.unlink(missing_ok=True)
+                        if entry.is_dir() and not entry.is_symlink():  # a NAS's own: @eaDir
+                            shutil.rmtree(entry, ignore_errors=True)
+                        else:
+                            entry.unlink(missing_ok=True)
                 with contextlib.suppress(OSError):  # NFS keeps a file that is still open, under another name
                     folder.rmdir()
         return names
