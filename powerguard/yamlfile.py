@@ -49,7 +49,7 @@ _INTEGER: Final = re.compile(r"-?(?:0|[1-9][0-9]*)")
 FRACTION: Final = re.compile(r"-?(?:0|[1-9][0-9]*)(?:\.[0-9]+)?(?:[eE][+-]?[0-9]+)?")
 """Pattern of a number, also for writers of such files (fullmatch)."""
 # Control characters, lone surrogates, and the line ends that YAML 1.1 counts and editors do not.
-_UNSEEN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff]")
+_UNSEEN: Final = re.compile("[\x00-\x08\x0b\x0c\x0e-\x1f\x7f-\x9f\u2028\u2029\ud800-\udfff\ufffe\uffff]")
 _MAX_DIGITS: Final = 15
 """Digits that survive in the float of a reader of the JSON."""
 
@@ -132,6 +132,8 @@ def load(text: str, name: str, *, loader: Loader = LOADER) -> Document:
         pass
     except yaml.MarkedYAMLError as error:
         builder.problems.append(_syntax(name, text, error))
+    except yaml.YAMLError as error:
+        builder.problems.append(Problem(name, 1, 1, f"is not YAML: {error}"))
     if builder.problems:
         raise YamlFileError(builder.problems)
     return Document(name, builder.root, builder.values, builder.keys, builder.texts)

@@ -127,6 +127,7 @@ def test_size_is_bounded() -> None:
         ("a: 1\nb: \x07\n", "f.yaml:2:4: character U+0007 is invisible in an editor; remove it"),
         ("a: 1\r\nb: \u2028\n", "f.yaml:2:4: character U+2028 is invisible in an editor; remove it"),
         ("a: \ud800", "f.yaml:1:4: character U+D800 is invisible in an editor; remove it"),
+        ("# \uffff\na: 1", "f.yaml:1:3: character U+FFFF is invisible in an editor; remove it"),
         ('a: "\\0"', "f.yaml:1:4: a control character in the text; remove it"),
         ("a: 9999999999999999", "f.yaml:1:4: a number of more than 15 digits; quote it when it is text"),
         ("a: 1e999", "f.yaml:1:4: a number too large for any computer; quote it when it is text"),

@@ -83,7 +83,7 @@ from powerguard.effectors.ups_output.effector import Notes, Opening, OutputEffec
 from powerguard.options import Secret, SecretError
 from powerguard.settings.cautions import secrets_in, warnings
 from powerguard.settings.explain import dotted
-from powerguard.settings.load import SettingsError, load
+from powerguard.settings.load import MESSAGES, SettingsError, load
 from powerguard.settings.policy import policy as make_policy
 from powerguard.settings.schema import Settings, SourceOptions, sender
 from powerguard.settings.show import changed
@@ -568,8 +568,10 @@ def assemble(
     def reload() -> Components:
         try:
             fresh = load(config)
-        except SettingsError as error:
-            raise ValueError(str(error)) from error
+            parts = make(fresh)
+        except Exception as error:  # whatever a file brings about, the daemon goes on with the settings so far
+            where = "" if isinstance(error, SettingsError) else f"{config}: cannot be used: {type(error).__name__}: "
+            raise ValueError(where + str(error)) from error
         for key in changed(accepted[-1], fresh):
             log.info("setting_changed", setting=key)
         if fresh.http != settings.http or fresh.control != settings.control or fresh.journal != settings.journal:
@@ -577,7 +579,6 @@ def assemble(
         if unpassed := _unpassed(accepted[-1], fresh):
             because = f"systemd passes credentials only at the start: {', '.join(unpassed)}"
             log.warning("restart_needed", because=because, right="systemctl restart powerguard.service")
-        parts = make(fresh)
         messenger.use(fresh.notify)
         accepted[:] = [fresh]
         return parts
@@ -591,7 +592,7 @@ def assemble(
         journal = Journal(path, boot_id=ports.boot(), wall=ports.wall, retention=retention)
     messenger = Messenger(
         settings.notify,
-        Path(settings.journal.path).with_name("messages.sqlite"),
+        Path(settings.journal.path).with_name(MESSAGES),
         host=ports.host(),
         spawn=ports.spawn,
         wall=ports.wall,

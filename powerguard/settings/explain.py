@@ -102,7 +102,7 @@ class Explainer:
         place = _Place(path=(), node=self._schema, parent={}, value=data)
         for step in loc:
             node = self.resolve(place.node)
-            if step == "[key]":
+            if step == "[key]" and step not in (place.value if isinstance(place.value, dict) else ()):
                 place.of_key, place.node = True, place.parent
                 continue
             tags = node.get("discriminator", {}).get("mapping", {})

@@ -363,7 +363,13 @@ def cross_checks(settings: Settings, upses: Sequence[str], lacks: Callable[[KeyP
             what = f"trainers[{seen[trainer.name]}] has this name already; give each its own"
             mistakes.append(Mistake(("trainers", place, "name"), what))
         seen.setdefault(trainer.name, place)
+    if Path(settings.journal.path).name == MESSAGES and not lacks(("journal", "path")):
+        mistakes.append(Mistake(("journal", "path"), f"{MESSAGES} is the queue of messages there; give another name"))
     return mistakes
+
+
+MESSAGES: Final = "messages.sqlite"
+"""The queue of messages, in the journal's folder."""
 
 
 _PEER: Final = {"snmp": "card", "nut": "UPS of the same upsd", "apcupsd": "apcupsd"}

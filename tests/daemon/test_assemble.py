@@ -358,6 +358,11 @@ def test_a_reload_reads_the_file_again(folder: Path, capsys: pytest.CaptureFixtu
         assert not daemon.settings_ok
         assert daemon.policy.reserve_s == 60
 
+        for hostile in ("# \uffff\n", '"[key]": 1\n', "budget: {'[key]': 1}\n"):
+            write(folder, more=hostile)
+            assert "settings_refused" in await reloaded()
+            assert daemon.policy.reserve_s == 60
+
         config.unlink()
         assert "settings_refused" in await reloaded()
 

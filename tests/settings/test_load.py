@@ -43,6 +43,16 @@ def mistakes(folder: Path, text: str) -> list[str]:
     return [problem.removeprefix(f"{folder}/") for problem in caught.value.problems]
 
 
+def test_a_key_that_reads_as_a_mark_of_pydantic_is_unknown(tmp_path: Path) -> None:
+    (told,) = mistakes(tmp_path, LEAST + '"[key]": 1\n')
+    assert told.startswith("powerguard.yaml:6:1: '[key]': unknown key (known here: ")
+
+
+def test_the_journal_is_not_the_queue_of_messages(tmp_path: Path) -> None:
+    (told,) = mistakes(tmp_path, LEAST + "journal: {path: /var/lib/x/messages.sqlite}\n")
+    assert told.endswith("messages.sqlite is the queue of messages there; give another name")
+
+
 def test_the_least_that_is_needed(tmp_path: Path) -> None:
     settings = read(tmp_path, LEAST)
     assert (settings.mode, settings.feed, settings.budget.margin, settings.http.port) == (

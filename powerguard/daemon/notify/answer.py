@@ -1,6 +1,9 @@
 """How the other side answered: its first line for people, and whether a status of success hides an error."""
 
+import base64
 import json
+import re
+from collections.abc import Sequence
 from typing import Final
 
 from powerguard.fields import clean_text
@@ -10,11 +13,13 @@ REDIRECTED: Final = "redirects elsewhere: not followed (store the new address)"
 _LINE: Final = 160
 _GOOD: Final = (0, 200, "0", "200", "ok", None)
 _REDACTED: Final = "[redacted]"
+_SECRET: Final = 6
+"""Characters of a part that is a secret by itself: shorter ones are found in every text."""
 
 
-def first_line(body: bytes) -> str:
-    """Return the first line of an answer, fit for a terminal."""
-    text = body[:MAX_ANSWER_BYTES].decode("utf-8", "replace").strip()
+def first_line(body: bytes, secrets: Sequence[str] = ()) -> str:
+    """Return the first line of an answer, fit for a terminal, without secrets."""
+    text = redact(body[:MAX_ANSWER_BYTES].decode("utf-8", "replace"), secrets).strip()
     return clean_text(text.partition("\n")[0].strip(), _LINE)
 
 
@@ -34,15 +39,32 @@ def error_in(body: bytes) -> bool:
     return "msg" in told and told.get("code") not in _GOOD
 
 
-def redact(text: str, secrets: list[str]) -> str:
-    """Return text without secrets, nor any longer part of a secret URL: the other side may echo what it was sent."""
-    parts = {part for secret in secrets for part in [secret, *_parts(secret)] if len(part) >= 6}
+def redact(text: str, secrets: Sequence[str]) -> str:
+    """Return text without secrets, nor any longer part of one: the other side may echo what it was sent.
+
+    In upper or lower case, with what a Basic authorization encodes, and with one that a limit has cut at the end.
+    """
+    is_cut = len(text) >= _LINE
+    whole = [each for secret in secrets for each in (secret, _decoded(secret))]
+    parts = {part for secret in whole for part in [secret, *_parts(secret)] if len(part) >= _SECRET}
     for part in sorted(parts, key=len, reverse=True):
-        text = text.replace(part, _REDACTED)
+        text = re.sub(re.escape(part), _REDACTED, text, flags=re.IGNORECASE)
+        shown, sought = text.lower(), part.lower()
+        begun = next((n for n in range(len(part) - 1, _SECRET - 1, -1) if shown.endswith(sought[:n])), 0)
+        if is_cut and begun:
+            text = text[:-begun] + _REDACTED
     return text
 
 
+def _decoded(secret: str) -> str:
+    scheme, _, encoded = secret.partition(" ")
+    if scheme.lower() != "basic":
+        return ""
+    try:
+        return base64.b64decode(encoded, validate=True).decode("utf-8", "replace")
+    except ValueError:
+        return ""
+
+
 def _parts(secret: str) -> list[str]:
-    for mark in "?&=@:":
-        secret = secret.replace(mark, "/")
-    return secret.split("/")
+    return re.split(r"[/?&=@:\s]", secret)

@@ -68,6 +68,7 @@ class Target(ABC):
         self.name = name
         self.thread = WorkerThread(f"powerguard-notify {name}")
         self.secrets: list[str] = []
+        """Those that were read, also older ones: an answer on its way may hold them."""
 
     @abstractmethod
     async def deliver(self, message: Message) -> str:
@@ -83,7 +84,8 @@ class Target(ABC):
         except UnicodeDecodeError:
             msg = f"notify.targets.{self.name}.{key}: is not text"
             raise DeliveryError(msg) from None
-        self.secrets.append(text)
+        if text not in self.secrets:
+            self.secrets.append(text)
         return text
 
     async def refresh(self) -> str:
@@ -126,7 +128,6 @@ class _Resolver(AbstractResolver):
 class _Http(Target):
     """POST over HTTP and HTTPS: verified, without redirects to other hosts, cookies and proxies of the environment."""
 
-    answer = ""
     _tls: ssl.SSLContext | None = None
 
     async def post(
@@ -138,8 +139,8 @@ class _Http(Target):
         authorization: str | None = None,
         ca_file: str | None = None,
         proxy: str | None = None,
-    ) -> bytes:
-        """Return the body of a successful answer, and its status in `self.answer`. Raises DeliveryError."""
+    ) -> tuple[bytes, str]:
+        """Return the body of a successful answer, and how to show it. Raises DeliveryError."""
         headers = {"Content-Type": content_type, "User-Agent": "powerguard"}
         if authorization is not None:
             headers["Authorization"] = authorization
@@ -159,20 +160,20 @@ class _Http(Target):
 
     async def _exchange(
         self, session: aiohttp.ClientSession, url: str, body: bytes, headers: Mapping[str, str], proxy: str | None
-    ) -> bytes:
+    ) -> tuple[bytes, str]:
         async with session.post(url, data=body, headers=headers, proxy=proxy, allow_redirects=False) as told:
             content = b""
             async for chunk in told.content.iter_any():
                 content += chunk
                 if len(content) >= MAX_ANSWER_BYTES:
                     break
-        self.answer = f"{told.status} {redact(first_line(content), self.secrets)}".strip()
+        answer = f"{told.status} {first_line(content, self.secrets)}".strip()
         if 200 <= told.status < 300:
-            return content
+            return content, answer
         if 300 <= told.status < 400:
             raise DeliveryError(REDIRECTED, refused=True)
         refused = told.status < 500 and told.status not in (408, 425, 429)
-        raise DeliveryError(self.answer, refused=refused, again_s=_seconds(told.headers.get("Retry-After")))
+        raise DeliveryError(answer, refused=refused, again_s=_seconds(told.headers.get("Retry-After")))
 
 
 def _seconds(text: str | None) -> float | None:
@@ -211,12 +212,11 @@ class Webhook(_Http):
 
     async def deliver(self, message: Message) -> str:
         options = self._options
-        self.secrets.clear()
         url = await self.read("url", options.url)
         authorization = None
         if options.authorization is not None:
             authorization = await self.read("authorization", options.authorization)
-        content = await self.post(
+        content, answer = await self.post(
             url,
             await self._body(message),
             content_type=options.content_type,
@@ -225,8 +225,8 @@ class Webhook(_Http):
             proxy=options.proxy,
         )
         if error_in(content):
-            raise DeliveryError(self.answer, refused=True)
-        return self.answer
+            raise DeliveryError(answer, refused=True)
+        return answer
 
     async def _body(self, message: Message) -> bytes:
         if self._options.template is None:
@@ -294,12 +294,12 @@ class Alertmanager(_Http):
     async def _send(self, alerts: list[dict[str, Any]]) -> str:
         options = self._options
         authorization = None
-        self.secrets.clear()
         if options.authorization is not None:
             authorization = await self.read("authorization", options.authorization)
         url = f"{options.url}/api/v2/alerts"
-        await self.post(url, json.dumps(alerts).encode(), authorization=authorization, ca_file=options.ca_file)
-        return self.answer
+        body = json.dumps(alerts).encode()
+        _, answer = await self.post(url, body, authorization=authorization, ca_file=options.ca_file)
+        return answer
 
 
 def _iso(at: float) -> str:
@@ -345,7 +345,6 @@ class Child(Program):
         key, secret = ("url", options.url) if isinstance(options, AppriseOptions) else ("password", None)
         if isinstance(options, MailOptions):
             secret = options.password
-        self.secrets.clear()
         request = {
             "kind": options.kind,
             "message": message.plain(),

@@ -328,6 +328,10 @@ class TrainerEffector:
             if answer.status in (404, 405, 501):
                 return (("native", False), ("resumed", False))
             status = TrainerStatus.parse(answer.body)
+            if 200 <= answer.status < 300 and peer.native and not isinstance(status, TrainerStatus):
+                reason = answer.fault or status.reason
+                what = f"{peer.options.url}: POST {RESUME_PATH} has no valid answer: {reason}"
+                continue
             if 200 <= answer.status < 300:
                 if not isinstance(status, TrainerStatus):
                     return (("native", False), ("resumed", True))

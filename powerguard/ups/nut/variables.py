@@ -187,7 +187,8 @@ def _states(tokens: frozenset[str], variables: Mapping[str, str], draft: Draft) 
     # "In progress" (usbhid-ups), "TestInProgress" (snmp-ups): no token stands for a self-test in these.
     if "inprogress" in "".join(filter(str.isalpha, variables.get(_TEST, "")[:64].lower())):
         draft.states.setdefault(State.SELF_TEST, _TEST)
-    if variables.get(_BAD_PACKS, "0").strip("0. "):
+    bad = variables.get(_BAD_PACKS, "").partition(".")[0].strip()
+    if bad.isdecimal() and bad.isascii() and bad.strip("0"):
         draft.states.setdefault(State.REPLACE_BATTERY, _BAD_PACKS)
 
 

@@ -14,6 +14,7 @@ import pytest
 from aiohttp import web
 
 from powerguard.core.model.actions import Level
+from powerguard.daemon.notify.answer import first_line, redact
 from tests.daemon.notify.post import Clock, began, ended, note, options, post, secret
 from tests.peers.nut_tls import Authority
 
@@ -214,6 +215,29 @@ async def test_no_secret_gets_out(receiver: Receiver, tmp_path: Path, caplog: py
     assert "SECRET" not in told
     assert "SECRET" not in caplog.text
     assert not any(b"SECRET" in path.read_bytes() for path in Path.glob(tmp_path, "messages.sqlite*"))
+
+
+@pytest.mark.parametrize(
+    ("text", "secret", "shown"),
+    [
+        ("invalid token TOKEN123", "Bearer TOKEN123", "invalid token [redacted]"),
+        ("no Token123 here", "Bearer TOKEN123", "no [redacted] here"),
+        ("who is watch:dog42x?", "Basic d2F0Y2g6ZG9nNDJ4", "who is [redacted]?"),
+        (f"{'x' * 150} S3CRETS3CRET", "https://h/S3CRETS3CRET", f"{'x' * 150} [redacted"),
+        ("no_service", "https://h/services/T1", "no_service"),
+    ],
+)
+def test_an_answer_shows_no_part_of_a_secret(text: str, secret: str, shown: str) -> None:
+    assert first_line(text.encode(), [secret]) == shown
+    assert "S3CRET" not in redact(first_line(text.encode()), [secret])
+
+
+async def test_two_deliveries_at_a_time_hide_each_others_secrets(receiver: Receiver, tmp_path: Path) -> None:
+    """A test is sent while an answer is on its way that holds what the first one sent."""
+    receiver.answer = lambda: web.Response(status=404, text=f"no such hook {PATH}")
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
+        told = await asyncio.gather(*(made.messenger.test(["hook"], 30.0) for _ in range(8)))
+    assert {each["hook"][1] for each in told} == {"404 no such hook /[redacted]/[redacted]/[redacted]"}
 
 
 async def test_order_is_kept_and_a_failure_is_retried(receiver: Receiver, tmp_path: Path) -> None:

@@ -554,6 +554,16 @@ async def test_resume(answers: list[dict[str, object]], *, native_: bool, resume
     assert (detail["native"], detail["resumed"]) == (native_, resumed)
 
 
+async def test_a_resume_whose_answer_is_cut_off_is_asked_again() -> None:
+    """The trainer is known to answer with its status; half an answer does not say that it trains."""
+    status = {"body": {"job": "llm", "step": 7, "paused": True}}
+    script = {STATUS: [status], RESUME: [{"body": "{"}, {"body": "<html>"}, {"body": {"job": "llm", "step": 7}}]}
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
+        await made.look()
+        detail = dict(await made.carry_out(resume()))
+        assert (detail["native"], detail["resumed"], peer.count(RESUME)) == (True, True, 3)
+
+
 async def test_resume_that_fails_says_what_to_do() -> None:
     async with serve({RESUME: [{"status": 500}]}) as peer, effector(llm(peer.url)) as (made, _):
         with pytest.raises(EffectorError, match=r"answered 500 .*training may still be paused"):
