@@ -379,7 +379,7 @@ def _decide(turn: Turn, event: Event) -> Decision | None:
 def _decide_online(turn: Turn) -> Decision | None:
     feed = turn.state.feed
     if feed.supply is Supply.BATTERY:
-        return Decision(Cause.BATTERY, feed.proven_by, conditions.foretold(turn.policy, turn.state, turn.now_s))
+        return Decision(Cause.BATTERY, feed.proven_by, turn.budget())
     if budget.power_off_at_s(feed) is not None:
         because = "countdown" if feed.countdown_at_s is not None else "fsd"
         return Decision(Cause.POWER_OFF_ORDERED, because, turn.budget())

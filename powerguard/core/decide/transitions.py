@@ -139,6 +139,8 @@ def move(turn: Turn, decision: Decision) -> None:
     consequences, turn.notes[told:] = turn.notes[told:], []
     if isinstance(old, Online):
         turn.open_outage(because)
+        if cause is Cause.BATTERY:  # A witness decided, and no sums: logged are the first ones of the outage.
+            decision = replace(decision, sums=turn.budget())
     turn.note(
         "phase_changed",
         because,
