@@ -80,13 +80,35 @@ def test_at_start_the_configured_ones_are_presumed_alive() -> None:
 @pytest.mark.parametrize("confirmed", [True, False])
 def test_a_checkpoint_that_has_only_begun_settles_the_order_and_is_no_durable_step(*, confirmed: bool) -> None:
     """Its trainer has had its time, so the order ends; but the core must not count on such a checkpoint."""
-    at = turn(replace(A, step=40, in_flight=CheckpointInFlight(order="o-1"), durable_step=7, durable_at_s=5.0))
+    flight = CheckpointInFlight(order="o-1")
+    at = turn(replace(A, conduct=Conduct.CONTINUE, step=40, in_flight=flight, durable_step=7, durable_at_s=5.0))
     detail = (("step", None), ("at_paused_step", False), ("verified", False), ("confirmed", confirmed))
     lifecycle.handle(at, done(detail, order(after=Conduct.CONTINUE)))
     assert (only(at).order, only(at).durable) == (None, True)
     assert (only(at).durable_step, only(at).durable_at_s) == ((40, 100.0) if confirmed else (7, 5.0))
     (note,) = [note for note in at.notes if note.event == "checkpoint_durable"]
     assert dict(note.numbers)["confirmed"] is confirmed
+
+
+@pytest.mark.parametrize(
+    ("conduct", "paused", "saved", "counts"),
+    [
+        (Conduct.PAUSE, False, 40, False),  # it trains on
+        (Conduct.PAUSE, True, 39, False),  # it stands behind it
+        (Conduct.PAUSE, True, 40, True),
+        (Conduct.EXIT, True, None, False),
+        (Conduct.CONTINUE, False, 39, True),
+    ],
+)
+def test_a_checkpoint_during_training_is_none_of_a_pause(
+    *, conduct: Conduct, paused: bool, saved: int | None, counts: bool
+) -> None:
+    """A precaution that ends in the emergency, or one that the operator asked for: what is owed is ordered again."""
+    standing = replace(A, conduct=conduct, step=40, in_flight=CheckpointInFlight(order="o-1")).found(paused=paused)
+    at = turn(standing)
+    lifecycle.handle(at, done((("step", saved), ("verified", True)), order(after=Conduct.CONTINUE)))
+    assert (only(at).order, only(at).durable) == (None, counts)
+    assert only(at).owes is not counts
 
 
 # --- What they say ------------------------------------------------------------------------------------------------

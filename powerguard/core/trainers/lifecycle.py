@@ -216,7 +216,7 @@ def _handle_done(turn: Turn, done: Done) -> None:
             fresh = _measured(turn, fresh, done.took_s, found.tier)
     if trainer.order == action.id:
         fresh = replace(fresh, in_flight=None).found(paused=trainer.paused or found.paused)
-        if _in_emergency(turn):
+        if _in_emergency(turn) and _is_of_the_pause(fresh, trainer.step, action, found.step):
             # One that joined an older checkpoint is not at the paused step: a second one, if there is time.
             older = found.older and action.after is not Conduct.CONTINUE
             # One that trains on is stopped: asked again, it would empty the battery for as long once more.
@@ -241,6 +241,17 @@ def _handle_done(turn: Turn, done: Done) -> None:
         Level.INFO,
         **{"trainer": trainer.name, "step": step, "took_s": round(done.took_s, 3), **told},
     )
+
+
+def _is_of_the_pause(fresh: Trainer, stands_at: int | None, action: TriggerCheckpoint, saved: int | None) -> bool:
+    """Whether a checkpoint can be what is owed before the power-off.
+
+    One that was ordered during training (a precaution, or by the operator) is none for a trainer that is to pause,
+    unless it has saved the very step at which training stands.
+    """
+    if action.after is not Conduct.CONTINUE or fresh.conduct is Conduct.CONTINUE:
+        return True
+    return fresh.paused and saved is not None and saved == stands_at
 
 
 def _measured(turn: Turn, trainer: Trainer, took_s: float, tier: str) -> Trainer:
