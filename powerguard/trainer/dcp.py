@@ -14,6 +14,7 @@ The coordinator must see the files of all ranks (one host, or a shared file syst
 
 import os
 import secrets
+import shutil
 from collections.abc import Callable, Mapping
 from pathlib import Path
 from typing import Any, Final
@@ -182,6 +183,8 @@ def save_sealed(
     try:
         dcp.save(dict(state), storage_writer=writer)
     except CheckpointException as error:  # no Exception of Python's, so that it would end the training
+        if not dist.is_initialized() or dist.get_rank() == 0:
+            shutil.rmtree(folder, ignore_errors=True)  # all ranks have failed: else a full disk would stay full
         msg = f"{folder}: the checkpoint of step {step} failed: {error}"
         raise SealError(msg) from error
     if writer.sealed is not None:

@@ -11,6 +11,8 @@ Transformers takes any folder for whole; `newest_checkpoint` takes only what ver
 `Trainer._save_checkpoint` is the one private name in use: only it writes a checkpoint within a callback.
 """
 
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any, Final
 
@@ -19,6 +21,7 @@ from transformers import TrainerCallback
 
 from powerguard.trainer.guard import Guard
 from powerguard.trainer.seal.folder import leave_behind, newest_whole, prune, saved_in, seal, unseal
+from powerguard.trainer.seal.manifest import SealError
 from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.trainer.torch.ddp import settle_buckets
 
@@ -115,24 +118,43 @@ class PowerguardCallback(TrainerCallback):
     def _save(self, step: int) -> SavedCheckpoint:
         """Write unless it is written, and seal. On every rank; durable on all when it returns."""
         folder = self._folder(step)
-        is_first = self._trainer.is_world_process_zero()
-        if is_first:
+        _on_all(partial(self._make_room, folder, step))
+        _on_all(partial(self._write, folder, step))
+        _on_all(partial(self._seal, folder, step))
+        return saved_in(folder, step)
+
+    def _make_room(self, folder: Path, step: int) -> None:
+        if self._trainer.is_world_process_zero():
             leave_behind(folder.parent, step, _NAMES)
             if folder.is_dir():
                 unseal(folder)
-        _meet()
+
+    def _write(self, folder: Path, step: int) -> None:
         if self._written != step or not folder.is_dir():
             self._trainer._save_checkpoint(self._trainer.model, trial=None)  # noqa: SLF001 - see above
             self._written = step
-        _meet()  # the other ranks' files are in the folder, too
-        if is_first:
+
+    def _seal(self, folder: Path, step: int) -> None:
+        if self._trainer.is_world_process_zero():  # the other ranks' files are in the folder, too
             seal(folder, step=step)
             best = self._trainer.state.best_model_checkpoint
             prune(folder.parent, self._keep, _NAMES, "" if best is None else Path(best).name)
-        _meet()
-        return saved_in(folder, step)
 
 
-def _meet() -> None:
+def _on_all(does: Callable[[], None]) -> None:
+    """Do this on every rank, and fail on all where it failed on one: the others would wait for it in a collective."""
+    failed: Exception | None = None
+    try:
+        does()
+    except Exception as error:  # noqa: BLE001 - raised below, when the others know
+        failed = error
+    told: list[Any] = [""]
     if dist.is_available() and dist.is_initialized():
-        dist.barrier()
+        told *= dist.get_world_size()
+        dist.all_gather_object(told, "" if failed is None else f"{type(failed).__name__}: {failed}")
+    if failed is not None:
+        raise failed
+    for rank, why in enumerate(told):
+        if why:
+            msg = f"rank {rank} could not save: {why}"
+            raise SealError(msg)

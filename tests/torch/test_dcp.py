@@ -256,6 +256,7 @@ def test_a_save_that_fails_is_an_error_that_training_survives(tmp_path: Path) ->
         with pytest.raises(SealError, match=r"the checkpoint of step 1 failed: "):
             guard.save(1)
         guard.step(2)
+    assert list(tmp_path.iterdir()) == [], "what it wrote would fill the disk"
 
 
 def test_a_checkpoint_without_a_step_is_refused(tmp_path: Path) -> None:

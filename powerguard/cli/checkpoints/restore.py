@@ -16,7 +16,6 @@ import sys
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from datetime import UTC, datetime
 from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
@@ -24,17 +23,22 @@ from typing import Final
 from powerguard.cli.checkpoints.found import BAD, NEWER, Entry, PlaceError, access_of, entries_at, tier_at
 from powerguard.cli.render import Bar, agreed, amount, clean
 from powerguard.cli.shared import fail
+from powerguard.trainer.loop.checkpointer import commit_time
 from powerguard.trainer.seal.folder import Progress, seal
 from powerguard.trainer.seal.manifest import SEAL, Seal, SealedFile, SealError, read_seal
 from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.folders import Found, SavedCheckpoint
 from powerguard.trainer.store.items import Buffer, Loaded
-from powerguard.trainer.store.manifest import Manifest, Packed, StoreError, checkpoint_name, step_of
+from powerguard.trainer.store.manifest import Manifest, Packed, StoreError, checkpoint_name, committed_ms, step_of
 from powerguard.trainer.store.memory import available_bytes
 from powerguard.trainer.store.shards import Snapshot, digest_of, held, read_shard
 from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers.base import SET_ASIDE, TierError
 from powerguard.trainer.tiers.base import read_shard as read_stored
+
+
+def _committed(found: Found) -> int:
+    return committed_ms(found.manifest.created)
 
 
 class FilesError(Exception):
@@ -290,7 +294,10 @@ class Native:
         else:
             saved, names = self._write(store, found, None, bar)
             path = saved.path
-        newer = [each for each in store.found() if each.step >= found.step and each.path != path]
+        # A resume takes what was committed last, which after an earlier roll-back may be of a lower step.
+        at_ms = next((_committed(each) for each in store.found() if each.path == path), 0)
+        others = [each for each in store.found() if each.path != path]
+        newer = [each for each in others if each.step >= found.step or _committed(each) >= at_ms]
         for each in newer:
             Path(each.path).rename(store.root / f"{NEWER}{each.name}")
         Disk().sync_folder(store.root)
@@ -358,7 +365,7 @@ class Native:
             manifest = Manifest(
                 job=model.manifest.job,
                 step=model.step,
-                created=datetime.now(UTC).strftime("%Y-%m-%dT%H:%M:%SZ"),
+                created=commit_time(max((_committed(each) for each in store.found()), default=0)),
                 reason=f"{_REASON}{self._found.name}{what}"[:512],
                 ranks=model.manifest.ranks,
                 hosts=1,

@@ -3,6 +3,7 @@
 import json
 import logging
 import shutil
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -13,6 +14,8 @@ from powerguard.cli.checkpoints.restore import restore
 from powerguard.cli.main import main
 from powerguard.trainer.seal.folder import seal, verify
 from powerguard.trainer.seal.manifest import SEAL, SealError
+from powerguard.trainer.store.folders import Found
+from powerguard.trainer.store.manifest import MANIFEST, Manifest, committed_ms
 from powerguard.trainer.store.store import Store
 from tests.cli.checkpoint_sites import IDS, content, flip, items_of, save
 from tests.golden import FIGURES, Golden
@@ -65,6 +68,27 @@ def test_a_rotten_checkpoint_leaves_no_new_root_behind(job: Path, tmp_path: Path
     assert main(["checkpoints", "restore", str(at(job, 20)), "--to", str(tmp_path / "new")]) == 1
     assert not (tmp_path / "new").exists()
     assert main(["checkpoints", "restore", str(at(job, 10)), "--to", str(tmp_path / "new")]) == 0
+
+
+def test_a_roll_back_counts_whatever_steps_and_clocks_say(tmp_path: Path) -> None:
+    """Training went back to 25 once, which was committed after 30; then the clock was set back by a year."""
+    root = tmp_path / "llm"
+    for step, minute in ((10, 10), (30, 30), (25, 40)):
+        save(root, step, minute=minute)
+    assert last_committed(root).step == 25
+    assert main(["checkpoints", "restore", str(at(root, 30)), "--into", str(root), "--yes"]) == 0
+    assert last_committed(root).step == 30
+    later = Manifest.parse((at(root, 30) / MANIFEST).read_bytes())
+    (at(root, 30) / MANIFEST).write_bytes(replace(later, created="2999-01-01T00:00:00Z").to_json())
+    words = ["checkpoints", "restore", str(root), "--step", "10", "--into", str(root), "--only", "model.*", "--yes"]
+    assert main(words) == 0
+    assert items_of(Path(last_committed(root).path))["model.w"] == content(10, "model.w")
+
+
+def last_committed(root: Path) -> Found:
+    """Return what a resume takes."""
+    with Store(root, job="") as store:
+        return max(store.found(), key=lambda found: committed_ms(found.manifest.created))
 
 
 def test_items_are_rolled_back_and_the_rest_stays(
