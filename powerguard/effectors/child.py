@@ -74,6 +74,8 @@ async def run_child(
             with contextlib.suppress(TimeoutError):  # reaped here also when cancelled: the loop may end right after
                 async with asyncio.timeout(0.2):
                     await process.wait()
+        # A program that has ended may have left a child with its pipes: they would be ours for as long as that lives.
+        process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no public way
     code = process.returncode
     return Ended(
         returncode=-signal.SIGKILL if code is None else code, stdout=stdout, stderr=stderr, timed_out=timed_out
