@@ -20,6 +20,7 @@ import torch.distributed as dist
 from transformers import TrainerCallback
 
 from powerguard.trainer.guard import Guard
+from powerguard.trainer.loop.checkpointer import attempted
 from powerguard.trainer.seal.folder import leave_behind, newest_whole, prune, saved_in, seal, unseal
 from powerguard.trainer.seal.manifest import SealError
 from powerguard.trainer.store.store import SavedCheckpoint
@@ -143,11 +144,8 @@ class PowerguardCallback(TrainerCallback):
 
 def _on_all(does: Callable[[], None]) -> None:
     """Do this on every rank, and fail on all where it failed on one: the others would wait for it in a collective."""
-    failed: Exception | None = None
-    try:
-        does()
-    except Exception as error:  # noqa: BLE001 - raised below, when the others know
-        failed = error
+    outcome = attempted(does, "the checkpoint")
+    failed = outcome if isinstance(outcome, Exception) else None
     told: list[Any] = [""]
     if dist.is_available() and dist.is_initialized():
         told *= dist.get_world_size()
