@@ -74,6 +74,7 @@ def test_a_node_leaves_and_the_job_is_requeued() -> None:
                 cluster.until(lambda: cluster.job(job)["JobState"] == "PENDING", "the job is requeued")
                 assert cluster.job(job)["Restarts"] == "1"
                 cluster.ask("scontrol", "update", "NodeName=gpu2", "State=RESUME")
+                until(lambda: hosts[1].status() is None, hosts)  # Slurm ends the rank that a dead node would not have
                 time.sleep(2.0)  # slurmd may refuse a launch of the second in which it has revoked the older one
                 cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
                 cluster.until(
