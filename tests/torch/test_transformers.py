@@ -1,5 +1,7 @@
 """The callback for the Trainer of Transformers, against the real package: asked, sealed, torn, resumed."""
 
+import subprocess
+import sys
 from pathlib import Path
 from typing import Any
 
@@ -14,6 +16,7 @@ from powerguard.trainer.seal.folder import verify
 from powerguard.trainer.seal.manifest import SEAL
 from powerguard.trainer.transformers import PowerguardCallback, newest_checkpoint
 from powerguard.wire import After
+from tests.peers.ports import free_port
 from tests.torch.wishes import Dip, wish
 
 pytestmark = [pytest.mark.filterwarnings("ignore"), pytest.mark.timeout(230, method="thread")]
@@ -147,21 +150,26 @@ def test_half_a_checkpoint_is_refused(folder: Path) -> None:
         trained(folder, Net(), save_strategy="steps", save_only_model=True)
 
 
+def made(folder: Path, **options: Any) -> Trainer:
+    """Return a trainer of its own data and callback, to be trained more than once."""
+    data = [{"x": row, "labels": row} for row in torch.randn(40, 8)]
+    steps = {"save_strategy": "steps", "per_device_train_batch_size": 8, "use_cpu": True}
+    arguments = TrainingArguments(str(folder / "out"), report_to=[], disable_tqdm=True, **steps, **options)
+    trainer = Trainer(Net(), arguments, train_dataset=data, eval_dataset=data)
+    PowerguardCallback(trainer, job="net", socket=None)
+    return trainer
+
+
+class Worse(TrainerCallback):
+    """Has each evaluation come out worse than the one before."""
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: object) -> None:
+        metrics["eval_loss"] = float(state.global_step)
+
+
 def test_a_second_training_writes_its_own_checkpoints(folder: Path) -> None:
     """Another fold with the same trainer: at a step that the first one saved, its own weights are saved."""
-    data = [{"x": row, "labels": row} for row in torch.randn(40, 8)]
-    arguments = TrainingArguments(
-        output_dir=str(folder / "out"),
-        max_steps=4,
-        per_device_train_batch_size=8,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        save_strategy="steps",
-        save_steps=4,
-    )
-    trainer = Trainer(Net(), arguments, train_dataset=data)
-    PowerguardCallback(trainer, job="net", socket=None)
+    trainer = made(folder, max_steps=4, save_steps=4)
     trainer.train()
     first = (folder / "out" / "checkpoint-4" / "model.safetensors").read_bytes()
     trainer.train()
@@ -170,24 +178,37 @@ def test_a_second_training_writes_its_own_checkpoints(folder: Path) -> None:
 
 
 def test_the_best_checkpoint_stays_with_the_newest_ones(folder: Path) -> None:
-    data = [{"x": row, "labels": row} for row in torch.randn(40, 8)]
-    arguments = TrainingArguments(
-        output_dir=str(folder / "out"),
-        max_steps=10,
-        per_device_train_batch_size=8,
-        use_cpu=True,
-        report_to=[],
-        disable_tqdm=True,
-        learning_rate=100.0,
-        eval_strategy="steps",
-        save_strategy="steps",
-        eval_steps=2,
-        save_steps=2,
-        load_best_model_at_end=True,
-    )
-    trainer = Trainer(Net(), arguments, train_dataset=data, eval_dataset=data)
-    PowerguardCallback(trainer, job="net", socket=None)
+    often = {"eval_strategy": "steps", "eval_steps": 2, "save_steps": 2, "max_steps": 10}
+    trainer = made(folder, load_best_model_at_end=True, **often)
+    trainer.add_callback(Worse())
     trainer.train()
-    best = Path(trainer.state.best_model_checkpoint).name
-    left = {path.name for path in (folder / "out").glob("checkpoint-*")}
-    assert left == {best, "checkpoint-8", "checkpoint-10"}
+    left = sorted(path.name for path in (folder / "out").glob("checkpoint-*"))
+    assert left == ["checkpoint-10", "checkpoint-2", "checkpoint-8"]
+
+
+RANK = """
+import os, torch.distributed as dist
+from powerguard.trainer.transformers import _on_all
+dist.init_process_group("gloo")
+def stage():
+    if dist.get_rank() == 0:
+        raise OSError(28, "No space left on device")
+try:
+    _on_all(stage)
+except Exception as error:
+    os.write(1, f"{dist.get_rank()} {type(error).__name__}: {error}\\n".encode())
+_on_all(lambda: None)
+dist.destroy_process_group()
+"""
+
+
+def test_what_fails_on_one_rank_fails_on_all(tmp_path: Path) -> None:
+    """The others would stand in a barrier until torch gives up, after half an hour."""
+    (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
+    launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
+    ended = subprocess.run([*launch, tmp_path / "rank.py"], capture_output=True, text=True, timeout=100, check=False)
+    assert ended.returncode == 0, ended.stderr[-2000:]
+    assert sorted(line for line in ended.stdout.splitlines() if line[:1] in "01") == [
+        "0 OSError: [Errno 28] No space left on device",
+        "1 SealError: rank 0 could not save: OSError: [Errno 28] No space left on device",
+    ]

@@ -11,7 +11,7 @@ import pytest
 from powerguard.cli.checkpoints.found import entries_at
 from powerguard.cli.checkpoints.prune import remove_one
 from powerguard.cli.main import main
-from powerguard.trainer.seal.folder import seal
+from powerguard.trainer.seal.folder import newest_whole, seal
 from powerguard.trainer.store.disk import FolderLock
 from powerguard.trainer.store.manifest import MANIFEST
 from powerguard.trainer.store.store import Store
@@ -118,6 +118,22 @@ def test_sealed_folders_are_pruned_and_others_left_alone(tmp_path: Path) -> None
             os.utime(folder / "SEAL.json", (time.time(), 1_000_000 + step))
     assert prune(tmp_path, "--keep", "1", "--yes") == 0
     assert steps(tmp_path) == [4, 2]
+
+
+def test_a_part_that_was_restored_is_no_checkpoint_that_stays_for_another(tmp_path: Path) -> None:
+    """It is sealed last, has a step in its name, and no optimizer. Nor does the time of a seal make a step newer."""
+    for step in (8, 9):
+        folder = tmp_path / f"checkpoint-{step}"
+        folder.mkdir()
+        (folder / "model.bin").write_bytes(b"m")
+        (folder / "optimizer.bin").write_bytes(b"o")
+        seal(folder)
+        os.utime(folder / "SEAL.json", (time.time(), 2_000_000 - step))
+    source, part = str(tmp_path / "checkpoint-9"), tmp_path / "model-9"
+    assert main(["checkpoints", "restore", source, "--only", "model*", "--to", str(part)]) == 0
+    assert prune(tmp_path, "--keep", "1", "--yes") == 0
+    assert sorted(path.name for path in tmp_path.iterdir()) == ["checkpoint-9", "model-9"]
+    assert newest_whole(tmp_path) == tmp_path / "checkpoint-9"
 
 
 def test_each_root_is_judged_alone(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:

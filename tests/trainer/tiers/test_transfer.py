@@ -152,6 +152,20 @@ def state_file(saved: SavedCheckpoint) -> bytes:
     return Path(saved.path, shard.file).read_bytes()[: shard.size_bytes]
 
 
+def test_a_folder_that_the_nas_puts_into_a_checkpoint_goes_with_it(tmp_path: Path) -> None:
+    """With it, the retention stopped for ever, and the NAS filled."""
+    nas = tmp_path / "nas"
+    nas.mkdir()
+    remote = Remote(url=str(nas), keep=1, keep_days=0)
+    for step in (7, 8, 9):
+        assert carried(save(tmp_path / "root", step), remote)
+        for folder in nas.rglob("step-*"):
+            (folder / "@eaDir").mkdir(exist_ok=True)
+            (folder / "@eaDir" / "shard@SynoEAStream").write_bytes(b"x")
+    assert [found.step for found in PathTier(remote, "llm").found()] == [9]
+    assert len(list(nas.rglob("step-*"))) == 1
+
+
 def test_an_nas_that_gives_back_other_bytes_commits_nothing(tmp_path: Path) -> None:
     """Verified by reading it back: rot in the server's memory is found now, and not when it is needed."""
     saved = save(tmp_path / "root", 7)
