@@ -340,6 +340,10 @@ def _in_order(files: Files, mistakes: Sequence[Mistake]) -> list[str]:
     return list(dict.fromkeys(f"{files.where(mistake.path, of_key=mistake.of_key)}: {mistake}" for mistake in ordered))
 
 
+MESSAGES: Final = "messages.sqlite"
+"""The queue of messages, in the journal's folder."""
+
+
 def cross_checks(settings: Settings, upses: Sequence[str], lacks: Callable[[KeyPath], bool]) -> list[Mistake]:
     """Return what the schema cannot see: names that must agree.
 
@@ -366,10 +370,6 @@ def cross_checks(settings: Settings, upses: Sequence[str], lacks: Callable[[KeyP
     if Path(settings.journal.path).name == MESSAGES and not lacks(("journal", "path")):
         mistakes.append(Mistake(("journal", "path"), f"{MESSAGES} is the queue of messages there; give another name"))
     return mistakes
-
-
-MESSAGES: Final = "messages.sqlite"
-"""The queue of messages, in the journal's folder."""
 
 
 _PEER: Final = {"snmp": "card", "nut": "UPS of the same upsd", "apcupsd": "apcupsd"}

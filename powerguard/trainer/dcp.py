@@ -209,18 +209,21 @@ def load_newest_sealed(state: dict[str, Any], root: str | os.PathLike[str]) -> i
 
 
 def _from_coordinator(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it makes
-    """What the first rank makes of it, on every rank."""
+    """What the first rank makes of it, on every rank; its error is one of every rank, too."""
     if not (dist.is_available() and dist.is_initialized()):
         return make()
-    box: list[Any] = [None]
-    error: OSError | None = None
+    box: list[Any] = [None, ""]
+    error: Exception | None = None
     if dist.get_rank() == 0:
         try:
             box[0] = make()
-        except OSError as raised:  # the others wait for an answer
-            error = raised
+        except (OSError, SealError) as raised:  # the others wait for an answer
+            error, box[1] = raised, f"{type(raised).__name__}: {raised}"
     device = torch.device("cuda") if dist.get_backend() == "nccl" else None
     dist.broadcast_object_list(box, src=0, device=device)
     if error is not None:
         raise error
+    if box[1]:
+        msg = f"rank 0 could not go on: {box[1]}"
+        raise SealError(msg)
     return box[0]

@@ -11,7 +11,6 @@ the guard is made: an error days later, in a step, would end the training.
 """
 
 import atexit
-import contextlib
 import logging
 import operator
 import os
@@ -20,7 +19,7 @@ import secrets
 import signal
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import closing, contextmanager
+from contextlib import ExitStack, closing, contextmanager
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -565,7 +564,7 @@ class Guard:
         finish = finish and not self.requests.departed  # a host has left: what is not durable yet will not be
         if self._together is not None and not finish:
             self._together.close()  # the other ranks need not wait for this one any more
-        with contextlib.ExitStack() as rest:  # whatever fails or is interrupted here, all of it is closed
+        with ExitStack() as rest:  # whatever fails or is interrupted here, all of it is closed
             rest.callback(_guards.discard, self)
             rest.callback(self._ranks.close)
             rest.callback(self._checkpointer.close)

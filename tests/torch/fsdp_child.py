@@ -15,7 +15,8 @@ from torch.distributed.device_mesh import init_device_mesh
 from torch.distributed.fsdp import fully_shard
 from torch.nn.parallel import DistributedDataParallel
 
-from powerguard.trainer.dcp import SealedFileSystemWriter, load_newest_sealed, save_sealed
+from powerguard.trainer.dcp import SealedFileSystemWriter, _from_coordinator, load_newest_sealed, save_sealed
+from powerguard.trainer.seal.manifest import SealError
 from powerguard.trainer.torch.state import StateError, TorchState
 from tests.torch.kept import bytes_of, kept
 
@@ -132,6 +133,12 @@ def resharded(folder: Path, model: nn.Module) -> None:
     for value in state["model"].values():
         value.to_local().zero_()
     assert load_newest_sealed(state, folder / "dcp") == 7
+
+    def fails() -> None:
+        raise SealError("xxhash is not installed")
+
+    with pytest.raises(SealError, match="xxhash is not installed"):  # on both: one that waited would wait for ever
+        _from_coordinator(fails)
     assert all(torch.equal(value.full_tensor(), whole[name]) for name, value in state["model"].items())
 
 

@@ -328,14 +328,13 @@ class TrainerEffector:
             if answer.status in (404, 405, 501):
                 return (("native", False), ("resumed", False))
             status = TrainerStatus.parse(answer.body)
-            if 200 <= answer.status < 300 and peer.native and not isinstance(status, TrainerStatus):
-                reason = answer.fault or status.reason
-                what = f"{peer.options.url}: POST {RESUME_PATH} has no valid answer: {reason}"
-                continue
             if 200 <= answer.status < 300:
-                if not isinstance(status, TrainerStatus):
+                if isinstance(status, TrainerStatus):
+                    return (("native", True), ("resumed", not status.paused), ("step", status.step))
+                if not peer.native:
                     return (("native", False), ("resumed", True))
-                return (("native", True), ("resumed", not status.paused), ("step", status.step))
+                what = f"{peer.options.url}: POST {RESUME_PATH} has no valid answer: {answer.fault or status.reason}"
+                continue
             what = f"{peer.options.url}: POST {RESUME_PATH} answered {answer.status}"
             if answer.status < 500 and answer.status != 429:
                 break

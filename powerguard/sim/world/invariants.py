@@ -241,11 +241,13 @@ def _check_checkpoint(before: State, event: Done | Failed, action: TriggerCheckp
     if was.durable or not now.durable:
         return
     hold(isinstance(event, Done), "a checkpoint that failed is not durable")
-    older = action.after is not Conduct.CONTINUE and isinstance(event, Done) and events.checkpoint_done(event).older
+    found = events.checkpoint_done(event) if isinstance(event, Done) else None
+    older = action.after is not Conduct.CONTINUE and found is not None and found.older
     told = any(note.event == "older_checkpoint_stands" for note in answer.notes)
     hold(not older or told, "an older checkpoint is not taken for one of the paused step")
     during = action.after is Conduct.CONTINUE and was.conduct is not Conduct.CONTINUE
-    hold(not during or now.paused, "a checkpoint during training is not taken for one of a pause")
+    stands = now.paused and found is not None and found.step == was.step
+    hold(not during or stands, "a checkpoint during training is not taken for one of a pause")
 
 
 def _check_signal(policy: Policy, before: State, state: State, action: StopTrainer | TerminateTrainer) -> None:

@@ -506,6 +506,12 @@ def _refuse_changes(root: Path, findings: Sequence[Finding]) -> None:
         raise SealError(msg)
 
 
+def _step_of(root: Path, before: Seal | None, step: int | None) -> int | None:
+    if step is not None:
+        return step
+    return step_in(root.name) if before is None else before.step
+
+
 def _read_old(root: Path, *, again: bool) -> Seal | None:
     """Return the seal that is there. One that does not hold counts as none where a new one is wanted."""
     try:
@@ -560,12 +566,6 @@ _OLD: Final = "old-"
 _log = logging.getLogger("powerguard.trainer")
 
 
-def _step_of(root: Path, before: Seal | None, step: int | None) -> int | None:
-    if step is not None:
-        return step
-    return step_in(root.name) if before is None else before.step
-
-
 def sealed_in(root: Path, names: str = "*") -> list[Path]:
     """The folders under root that have a seal, newest step first; of one step, the last sealed first.
 
@@ -606,12 +606,12 @@ def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
             findings = (Finding(kind="changed", path=SEAL, because=str(error)),)
         if not findings:
             return folder
-        told = "; ".join(map(str, findings[:TOLD]))
+        why = "; ".join(map(str, findings[:TOLD]))
         if any(each.kind == "unreadable" for each in findings):
-            _log.warning("%s: passed over, and left where it is: %s", folder, told)
-            unread = unread or f"{folder}: {told}"
+            _log.warning("%s: left where it is, and an older checkpoint is taken: %s", folder, why)
+            unread = unread or f"{folder}: {why}"
         else:
-            _log.warning("%s: kept as %s%s: %s", folder, _BAD, folder.name, told)
+            _log.warning("%s: kept as %s%s: %s", folder, _BAD, folder.name, why)
             _set_aside(folder, _BAD)
     if unread:
         msg = f"cannot be read, and no older checkpoint is whole (move it away to go on without): {unread}"

@@ -39,6 +39,7 @@ from powerguard.trainer.torch.tree import (
     layout_of,
     local,
     mark_of,
+    place_of,
 )
 from powerguard.trainer.weights import FORMAT, INDEX, TAG
 
@@ -441,7 +442,7 @@ class _Module:
                 continue
             misfit = _misfit(f"{name}/{bare}", tensor, there[bare], source)
             slips += [] if misfit and self._sizes_itself(key) else misfit
-            other = first.setdefault(_place(tensor), bare)
+            other = first.setdefault(place_of(local(tensor)), bare)
             if other != bare and not misfit and not source.are_same(there[other], there[bare]):
                 slips.append(f"{name}/{other} and {name}/{bare} are one tensor here, and differ in the checkpoint")
         return slips
@@ -461,7 +462,7 @@ class _Module:
             owner = type(self.module.get_submodule(key.rpartition(".")[0]))
         except AttributeError:  # a hook has made the name
             return False
-        is_own = owner._load_from_state_dict is not torch.nn.Module._load_from_state_dict  # noqa: SLF001 - torch's way to load otherwise
+        is_own = owner._load_from_state_dict is not torch.nn.Module._load_from_state_dict  # noqa: SLF001 - overridden to load otherwise
         return is_own and not owner.__module__.startswith("torch.nn.")
 
     def _in_place(self, state: Mapping[str, Any]) -> dict[str, Tensor]:
@@ -523,12 +524,6 @@ def _bare(key: str) -> str:
 
 def _memory(tensor: Tensor) -> int:
     return int(local(tensor).untyped_storage().data_ptr())
-
-
-def _place(tensor: Tensor) -> object:
-    """Where a tensor lies, and as what; an empty one lies nowhere else."""
-    mine = local(tensor)
-    return (mine.data_ptr(), mine.dtype, mine.shape, mine.stride()) if mine.numel() else id(tensor)
 
 
 def _misfit(name: str, here: Tensor, node: Json, source: Unpacker) -> list[str]:

@@ -273,7 +273,7 @@ class Packer:
                 ones = list(zip(*rows.ends, strict=True))
                 self._seen.update((ones[at], name) for at, name in zip(rows.firsts, rows.names, strict=True))
             self._again.clear()
-        one = next(zip(*_ends([tensor]), strict=True))
+        one = place_of(tensor)
         name = self._seen.get(one) if tensor.numel() else None
         if name is None:
             name = self._name(where)
@@ -311,6 +311,11 @@ def _ends(tensors: Sequence[Tensor]) -> tuple[list[Any], ...]:
         [each.is_conj() for each in tensors],
         [each.is_neg() for each in tensors],
     )
+
+
+def place_of(tensor: Tensor) -> tuple[Any, ...]:
+    """Return where a tensor lies, and as what."""
+    return next(zip(*_ends([tensor]), strict=True))
 
 
 def _is_plain(value: object) -> bool:
@@ -437,8 +442,8 @@ class Unpacker:
 
         A tensor that has another node's bytes already, which was one with it only here, is left as it is.
         """
-        key, place = (node["item"], node.get("device", "cpu")), (tensor.data_ptr(), tensor.shape, tensor.stride())
-        if self._filled.setdefault(place, key) == key:
+        key = node["item"], node.get("device", "cpu")
+        if self._filled.setdefault(place_of(tensor), key) == key:
             self.put(node, tensor)
             self._made[key] = tensor
 
