@@ -135,7 +135,8 @@ def resharded(folder: Path, model: nn.Module) -> None:
     assert load_newest_sealed(state, folder / "dcp") == 7
 
     def fails() -> None:
-        raise SealError("xxhash is not installed")
+        msg = "xxhash is not installed"
+        raise SealError(msg)
 
     with pytest.raises(SealError, match="xxhash is not installed"):  # on both: one that waited would wait for ever
         _from_coordinator(fails)
