@@ -17,12 +17,14 @@ from typing import Any
 import pytest
 
 from powerguard.trainer.ranks.base import Alone
+from powerguard.trainer.store.folders import Found
+from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.resume import LocalTier, choose
-from powerguard.trainer.store.shards import Snapshot
 from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers import Remote, tier_of
-from powerguard.trainer.tiers.base import TierError, read_shard
+from powerguard.trainer.tiers.base import Tier, TierError, read_shard
 from powerguard.trainer.tiers.path import PathTier
+from powerguard.trainer.tiers.transfer import Gate
 from powerguard.trainer.tiers.upload import Uploader, UploadStatus
 from tests.trainer.tiers.rig import (
     CHUNK,
@@ -100,7 +102,7 @@ def test_a_checkpoint_arrives_in_an_object_store(uploads: Uploads, tmp_path: Pat
     (found,) = tier.found()
     assert (found.step, found.digest, found.tier) == (7, saved.manifest_digest, "s3")
     assert tier.has(found.name, saved.manifest_digest)
-    items = read_shard(tier, found, 0, Snapshot())
+    items = read_back(tier, found)
     assert items["state"].data == state(7)
     assert items["step"].value() == 7
 
@@ -153,6 +155,11 @@ def test_no_secret_is_in_arguments_environment_or_log(
 # --- Killed, held, orphaned ----------------------------------------------------------------------------------------
 
 
+def read_back(tier: Tier, found: Found, rank: int = 0) -> dict[str, Loaded]:
+    """Read a shard as a resume does: what the network or a busy server refuses is asked for again."""
+    return Gate(patience_s=60.0).call(lambda: read_shard(tier, found, rank))
+
+
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 9))]
 
 
@@ -179,7 +186,7 @@ def test_killed_at_random_instants_it_ends_with_the_same_bytes(
     tier = tier_of(remote, "llm")
     (found,) = tier.found()
     assert found.digest == saved.manifest_digest
-    assert read_shard(tier, found, 0)["state"].data == state(7, mib=40)
+    assert read_back(tier, found)["state"].data == state(7, mib=40)
     assert sent(proxy) <= 6 + 3 * remote.connections  # each kill costs what was on its way, and no more
 
 
@@ -204,7 +211,7 @@ def test_a_hold_stops_it_at_once_and_it_goes_on_by_part(
     uploader.release()
     committed(uploader)
     assert sent(proxy) <= 11 + remote.connections
-    assert read_shard(tier_of(remote, "llm"), tier_of(remote, "llm").found()[0], 0)["state"].data == state(7, mib=80)
+    assert read_back(tier_of(remote, "llm"), tier_of(remote, "llm").found()[0])["state"].data == state(7, mib=80)
 
 
 def test_a_hold_at_any_instant_leaves_no_child(uploads: Uploads, tmp_path: Path) -> None:
@@ -253,7 +260,7 @@ def test_two_hosts_in_a_storm_with_kills_and_holds(
     tier = tier_of(remote, "llm")
     (found,) = tier.found()
     for rank in roots:
-        assert read_shard(tier, found, rank)["state"].data == state(7, rank, 40)
+        assert read_back(tier, found, rank)["state"].data == state(7, rank, 40)
 
 
 def test_an_orphan_ends(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
@@ -301,7 +308,7 @@ def test_a_storm_of_errors_and_cut_connections_is_weathered(
     assert status.failures == {}
     proxy.rule = lambda _method, _path: None
     tier = tier_of(remote, "llm")
-    assert read_shard(tier, tier.found()[0], 0)["state"].data == state(7, mib=40)
+    assert read_back(tier, tier.found()[0])["state"].data == state(7, mib=40)
 
 
 def test_a_store_that_is_down_is_asked_less_and_less_and_then_served(
