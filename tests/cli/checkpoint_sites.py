@@ -18,7 +18,9 @@ def content(step: int, name: str, rank: int = 0) -> bytes:
     return f"{name} of rank {rank} at step {step};".encode() * 1000
 
 
-def save(root: Path, step: int, *, ranks: int = 1, job: str = "llm", extra: str = "", minute: int = 0) -> Path:
+def save(
+    root: Path, step: int, *, ranks: int = 1, job: str = "llm", extra: str = "", minute: int = 0, year: int = 2026
+) -> Path:
     """Write one checkpoint as a training does: two buffers and a plain value for each rank."""
     with Store(root, job=job, ranks=ranks) as store:
         name = store.name(step, secrets.token_hex(4))
@@ -28,7 +30,7 @@ def save(root: Path, step: int, *, ranks: int = 1, job: str = "llm", extra: str 
             with Snapshot() as snapshot:
                 layout = snapshot.take([*items, Buffer.json("step", step)])
                 shards.append(store.write_shard(name, rank, snapshot, layout))
-        created = f"2026-11-21T04:{minute or step % 60:02d}:00Z"
+        created = f"{year}-11-21T04:{minute or step % 60:02d}:00Z"
         manifest = Manifest(
             job=job,
             step=step,

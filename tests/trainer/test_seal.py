@@ -2,6 +2,7 @@
 
 import os
 import random
+import shutil
 import socket
 import tempfile
 import threading
@@ -484,3 +485,15 @@ def test_what_cannot_be_read_is_left_where_it_is() -> None:
         finally:
             os.seteuid(0)
         assert there(root) == ["checkpoint-1", "checkpoint-2"]
+
+
+def test_what_a_newer_powerguard_sealed_is_left_where_it_is(tmp_path: Path) -> None:
+    """After a way back to an older version it is no damage; the next version takes it again."""
+    made(tmp_path, "checkpoint-1", "checkpoint-2")
+    newer = (tmp_path / "checkpoint-2" / SEAL).read_bytes().replace(b"powerguard.seal/v1", b"powerguard.seal/v9")
+    (tmp_path / "checkpoint-2" / SEAL).write_bytes(newer)
+    assert newest_whole(tmp_path) == tmp_path / "checkpoint-1"
+    assert there(tmp_path) == ["checkpoint-1", "checkpoint-2"]
+    shutil.rmtree(tmp_path / "checkpoint-1")
+    with pytest.raises(OSError, match=r"no older checkpoint is whole .* schema is 'powerguard.seal/v9'"):
+        newest_whole(tmp_path)

@@ -17,7 +17,7 @@ from typing import Final
 from powerguard.cli.render import Bar
 from powerguard.effectors.host.filesystems import NETWORKED, kind_of
 from powerguard.trainer.seal.folder import glance, verify
-from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
+from powerguard.trainer.seal.manifest import SEAL, SealError, UnjudgedError, step_in
 from powerguard.trainer.store.folders import Found, Refused, look
 from powerguard.trainer.store.manifest import MANIFEST, Shard, StoreError, step_of
 from powerguard.trainer.store.shards import ShardReader, Snapshot, held, over_chunks
@@ -27,10 +27,12 @@ from powerguard.trainer.tiers.transfer import Gate
 
 BAD: Final = "bad-"
 NEWER: Final = "newer-"
-"""Prefixes of a checkpoint's name: set aside because it did not verify, or by a roll-back to an older one."""
+OLD: Final = "old-"
+"""Prefixes of a checkpoint's name: set aside because it did not verify, by a roll-back to an older one, or (a sealed
+folder) because training had gone back before it."""
 _DEPTH: Final = 2
 _READERS: Final = 4
-_PATIENCE_S: Final = 30.0
+PATIENCE_S: Final = 30.0
 """Retries for an object store that is throttling, or a network that fails for a moment."""
 
 
@@ -193,7 +195,11 @@ def _checkpoint(path: Path, tier: str, natives: dict[str, Found | Refused] | Non
             natives = {each.name: each for each in look(path.parent) if each.name == name}
         return _native_at(path, tier, natives.get(name))
     if (path / SEAL).exists():
-        return _sealed(path, tier)
+        entry = _sealed(path, tier)
+        for mark, because in ((BAD, "it did not verify"), (OLD, "training had gone back before its step")):
+            if name.startswith(mark):  # no resume looks at it
+                entry = replace(entry, state="set_aside", because=because, step=entry.step or step_in(name))
+        return entry
     if step_in(name) is not None and any(path.iterdir()):
         because = f"run `powerguard seal {path}` to make it safe against a power cut"
         return Entry(
@@ -250,6 +256,8 @@ def _sealed(path: Path, tier: str) -> Entry:
     try:
         verdict = glance(path)
         created_s = (path / SEAL).stat().st_mtime
+    except UnjudgedError as error:
+        return replace(entry, state="unreadable", because=str(error))
     except SealError as error:
         return replace(entry, state="corrupt", because=str(error))
     except OSError as error:
@@ -275,11 +283,13 @@ def verified(entry: Entry, bar: Bar, **access: str | None) -> Entry:
     if entry.kind == "sealed" and entry.state in ("complete", "corrupt"):
         try:
             verdict = verify(entry.path, progress=bar.renamed(entry.name))
+        except UnjudgedError as error:
+            return replace(entry, state="unreadable", because=str(error))
         except SealError as error:
             return replace(entry, state="corrupt", because=str(error))
         except OSError as error:
             return replace(entry, state="unreadable", because=f"{error.filename}: {error.strerror}")
-        state = "verified" if verdict.is_whole else "corrupt"
+        state = "verified" if verdict.is_whole else "unreadable" if verdict.is_unread else "corrupt"
         return replace(entry, state=state, because=_told(verdict.findings))
     if entry.found is None or not entry.is_whole:
         return entry
@@ -304,10 +314,10 @@ def _read_native(found: Found, bar: Bar, **access: str | None) -> int:
         tier = tier_at(found.path.rpartition("/")[0], **access)
         shards = found.manifest.shards
         total, done = sum(shard.size_bytes for shard in shards), 0
-        gate = Gate(patience_s=_PATIENCE_S)
+        gate = Gate(patience_s=PATIENCE_S)
         for packed in shards:
             shard = found.shard(packed.rank)
-            with contextlib.closing(_Patient(tier, found, shard, gate)) as source:
+            with contextlib.closing(Patient(tier, found, shard, gate)) as source:
                 done = each_chunk(source, shard, lambda size, at=done: bar(at + size, total)) + done  # type: ignore[misc]
         return len(shards)
     folder = Path(found.path)
@@ -321,7 +331,7 @@ def _read_native(found: Found, bar: Bar, **access: str | None) -> int:
     return len(shards)
 
 
-class _Patient:
+class Patient:
     """A shard in an object store; transient errors are retried. Raises TierError."""
 
     def __init__(self, tier: ObjectTier, found: Found, shard: Shard, gate: Gate) -> None:

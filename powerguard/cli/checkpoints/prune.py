@@ -45,7 +45,8 @@ def run(args: argparse.Namespace) -> int:
         return fail(args, _VERB, "--keep must be at least 1: the last checkpoint that verifies is always kept", 64)
     try:
         with Bar("", quiet=args.json) as bar:
-            choices = [each for place in args.place for each in _choices(place, args, bar)]
+            places = dict.fromkeys(each if "://" in each else str(Path(each).resolve()) for each in args.place)
+            choices = [each for place in places for each in _choices(place, args, bar)]
         going = [entry for choice in choices for entry in choice.going]
         if not args.json:
             _tell(choices)

@@ -20,7 +20,17 @@ from fnmatch import fnmatchcase
 from pathlib import Path
 from typing import Final
 
-from powerguard.cli.checkpoints.found import BAD, NEWER, Entry, PlaceError, access_of, entries_at, tier_at
+from powerguard.cli.checkpoints.found import (
+    BAD,
+    NEWER,
+    PATIENCE_S,
+    Entry,
+    Patient,
+    PlaceError,
+    access_of,
+    entries_at,
+    tier_at,
+)
 from powerguard.cli.render import Bar, agreed, amount, clean
 from powerguard.cli.shared import fail
 from powerguard.trainer.loop.checkpointer import commit_time
@@ -35,10 +45,16 @@ from powerguard.trainer.store.shards import Snapshot, digest_of, held, read_shar
 from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers.base import SET_ASIDE, TierError
 from powerguard.trainer.tiers.base import read_shard as read_stored
+from powerguard.trainer.tiers.transfer import Gate
 
 
 def _committed(found: Found) -> int:
     return committed_ms(found.manifest.created)
+
+
+def _by_commit(store: Store) -> list[Found]:
+    """A store's checkpoints, committed last first: a resume takes them in this order."""
+    return sorted(store.found(), key=lambda each: (_committed(each), each.step), reverse=True)
 
 
 class FilesError(Exception):
@@ -68,10 +84,10 @@ def restore(
     try:
         _Copy(source, sealed, disk, progress).run(target, {file.path: file for file in chosen})
         if not only:
-            for path, to in sealed.links:
-                (target / path).symlink_to(to)
             for folder in sealed.folders:
                 (target / folder).mkdir(parents=True, exist_ok=True)
+            for path, to in sealed.links:
+                (target / path).symlink_to(to)
         seal(target, step=sealed.step, part=bool(only), disk=disk)
     except BaseException:
         if not was_there:
@@ -236,7 +252,9 @@ def _mark_newer(entry: Entry, args: argparse.Namespace) -> dict[str, object]:
         msg = f"{args.into}: an object store can only be rolled back as a whole, to a checkpoint that it has"
         raise RestoreError(msg)
     _ask(entry, args.into, args)
-    newer = [each for each in there if each.step >= entry.found.step and each.digest != entry.found.digest]
+    at_ms = _committed(entry.found)
+    others = [each for each in there if each.digest != entry.found.digest]
+    newer = [each for each in others if each.step >= entry.found.step or _committed(each) >= at_ms]
     for each in newer:
         tier.set_aside(each, f"rolled back to {entry.name}")
     note = f"; {len(newer)} newer checkpoints are marked there (to undo, remove their {SET_ASIDE})"
@@ -265,7 +283,7 @@ class Native:
         with Store(self._target, job=found.manifest.job, ranks=found.manifest.ranks, slots=0) as store:
             if self._is_new:
                 return self._made(store, found, bar)
-            base = next(iter(store.found()), None)
+            base = next(iter(_by_commit(store)), None)
             if self._only and base is not None and base.digest != found.digest:
                 self._check_alike(base)
                 saved, names = self._write(store, base, base, bar)
@@ -392,7 +410,8 @@ class Native:
 
     def _read(self, found: Found, rank: int) -> Mapping[str, Loaded]:
         if "://" in found.path:
-            return read_stored(tier_at(found.path.rpartition("/")[0], **self._access), found, rank)
+            tier, gate = tier_at(found.path.rpartition("/")[0], **self._access), Gate(patience_s=PATIENCE_S)
+            return read_stored(lambda found, shard: Patient(tier, found, shard, gate), found, rank)
         return read_shard(Path(found.path), found.shard(rank))
 
 
@@ -406,15 +425,18 @@ def _undo(target: Path) -> dict[str, object]:
         msg = f"{target}: has no restore to undo"
         raise RestoreError(msg)
     with Store(target, job="", slots=0) as store:
+        made = next((found for found in _by_commit(store) if found.manifest.reason.startswith(_REASON)), None)
         newer = sorted(path for path in target.iterdir() if path.name.startswith(NEWER))
-        for path in newer:
-            path.rename(target / path.name.removeprefix(NEWER))
-        if newer:
-            Disk().sync_folder(target)
-            return {**told, "note": f": {len(newer)} checkpoints are back"}
-        made = next((found for found in store.found() if found.manifest.reason.startswith(_REASON)), None)
-        if made is None:
+        back = [path.rename(target / path.name.removeprefix(NEWER)) for path in newer]
+        Disk().sync_folder(target)
+        notes = [f"{len(back)} checkpoints are back"] if back else []
+        last_ms = next((_committed(each) for each in _by_commit(store) if Path(each.path) in back), 0)
+        if made is not None and _committed(made) > last_ms:  # else an earlier restore, from which training went on
+            store.set_aside(made, "its restore was undone")
+            notes.append(f"{made.name} is set aside as {BAD}{made.name}")
+        if not notes:
             msg = f"{target}: has no restore to undo"
             raise RestoreError(msg)
-        store.set_aside(made, "its restore was undone")
-        return {**told, "note": f": {made.name} is set aside as {BAD}{made.name}"}
+        newest = next(iter(_by_commit(store)), None)
+        notes.append("no checkpoint is left" if newest is None else f"a resume takes {newest.name}")
+        return {**told, "note": f": {'; '.join(notes)}"}

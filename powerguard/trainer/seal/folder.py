@@ -41,6 +41,7 @@ from powerguard.trainer.seal.manifest import (
     Seal,
     SealedFile,
     SealError,
+    UnjudgedError,
     read_seal,
     step_in,
 )
@@ -54,6 +55,8 @@ Progress = Callable[[int, int | None], None]
 """Called with (bytes read, bytes in all), now and then, from any thread."""
 
 TOLD = 8  # names in one message
+UNREADABLE = "unreadable"
+"""A finding of this kind says nothing about the bytes: they could not be read."""
 _WORKERS = 4  # flushes of several files share their cost; digests keep two cores busy
 
 
@@ -208,7 +211,7 @@ def hasher() -> Callable[[memoryview], str]:
         from xxhash import xxh3_128_hexdigest
     except ImportError as error:
         msg = f"sealing needs xxhash, which is not installed ({sys.executable} -m pip install xxhash)"
-        raise SealError(msg) from error
+        raise UnjudgedError(msg) from error
     return xxh3_128_hexdigest
 
 
@@ -275,6 +278,11 @@ class Verdict:
     def is_whole(self) -> bool:
         """Every byte is as it was sealed, and nothing else is there."""
         return not self.findings
+
+    @property
+    def is_unread(self) -> bool:
+        """Nothing differs in what could be read, and some could not be."""
+        return bool(self.findings) and all(each.kind == UNREADABLE for each in self.findings)
 
 
 def seal(
@@ -489,7 +497,7 @@ def _compare(root: Path, file: SealedFile, chunk_bytes: int, told: BytesDone, *,
         if resized := _resized(file, size, chunk_bytes):
             found.append(resized)
     except OSError as error:
-        found.append(Finding(kind="unreadable", path=file.path, because=error.strerror or str(error)))
+        found.append(Finding(kind=UNREADABLE, path=file.path, because=error.strerror or str(error)))
     if differ:
         first = differ[0]
         found.append(
@@ -575,14 +583,17 @@ def sealed_in(root: Path, names: str = "*") -> list[Path]:
     for path in root.glob(f"{names}/{SEAL}"):
         if not path.parent.name.startswith((_BAD, _OLD)) and not path.parent.is_symlink():
             with contextlib.suppress(FileNotFoundError):  # another rank removes it, or sets it aside
-                found.append((_step(path.parent), path.stat().st_mtime_ns, path.parent))
+                found.append((_step(path.parent, by_name=True), path.stat().st_mtime_ns, path.parent))
     return [folder for _, _, folder in sorted(found, reverse=True)]
 
 
-def _step(folder: Path) -> int:
-    """The step of a seal; a seal without a step, or a damaged one, is looked at last."""
+def _step(folder: Path, *, by_name: bool = False) -> int:
+    """The step of a seal; -1 without one, or of a damaged one. by_name: a seal that cannot be judged has its name's."""
     try:
         seal = read_seal(folder)
+    except UnjudgedError:
+        step = step_in(folder.name) if by_name else None
+        return -1 if step is None else step
     except SealError:
         return -1
     return -1 if seal is None or seal.step is None else seal.step
@@ -592,8 +603,8 @@ def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
     """The newest sealed checkpoint that verifies to the last byte; None without one.
 
     One that does not is renamed to `bad-...`: never looked at again, never lost. Every rank may look at once. names: as
-    for `sealed_in`. Raises SealError where xxhash is missing, and OSError where one cannot be read and no older one is
-    whole: it may be good, and training would begin at step 0 without it.
+    for `sealed_in`. Raises SealError where xxhash is missing, and OSError where one cannot be read (by the disk, or for
+    a seal of a newer powerguard) and no older one is whole: it may be good, and training would begin at step 0 without.
     """
     hasher()
     unread = ""
@@ -602,12 +613,14 @@ def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
             findings = verify(folder).findings
         except FileNotFoundError:
             continue  # another rank has set it aside
+        except UnjudgedError as error:
+            findings = (Finding(kind=UNREADABLE, path=SEAL, because=str(error)),)
         except SealError as error:
             findings = (Finding(kind="changed", path=SEAL, because=str(error)),)
         if not findings:
             return folder
         why = "; ".join(map(str, findings[:TOLD]))
-        if any(each.kind == "unreadable" for each in findings):
+        if any(each.kind == UNREADABLE for each in findings):
             _log.warning("%s: left where it is, and an older checkpoint is taken: %s", folder, why)
             unread = unread or f"{folder}: {why}"
         else:

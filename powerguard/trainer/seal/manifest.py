@@ -33,6 +33,10 @@ class SealError(Exception):
     """A folder that cannot be sealed, or a seal that does not hold: what, where, what would be right."""
 
 
+class UnjudgedError(SealError):
+    """A seal of which nothing is known here: a newer powerguard wrote it, or xxhash is missing. It may well hold."""
+
+
 @dataclass(frozen=True, slots=True, kw_only=True)
 class SealedFile:
     """One file: its path under the folder, its size, and the xxh3-128 of each chunk as hexadecimal digits in a row."""
@@ -95,8 +99,12 @@ class Seal:
         """Read a seal; raises SealError when it does not hold together."""
         try:
             document: dict[str, Any] = json.loads(content)
-            if document["schema"] != SCHEMA:
-                msg = f"{SEAL}: its schema is {str(document['schema'])[:60]!r}, not {SCHEMA}"
+            schema = document["schema"]
+            if schema != SCHEMA:
+                msg = f"{SEAL}: its schema is {str(schema)[:60]!r}, not {SCHEMA}"
+                if str(schema).startswith(SCHEMA.rstrip("0123456789")):
+                    msg = f"{msg} (use the version that wrote it)"
+                    raise UnjudgedError(msg)
                 raise SealError(msg)
             seal = cls(
                 files=tuple(

@@ -283,15 +283,20 @@ class Tier(Protocol):
 
 
 def read_shard(
-    tier: Tier, found: Found, rank: int, into: Snapshot | None = None, *, threads: int = THREADS
+    open_shard: Callable[[Found, Shard], Source],
+    found: Found,
+    rank: int,
+    into: Snapshot | None = None,
+    *,
+    threads: int = THREADS,
 ) -> dict[str, Loaded]:
-    """Read and verify one rank's shard from a tier, in one pass; its items are views of `into` or of own memory.
+    """Read and verify one rank's shard, in one pass; its items are views of `into` or of own memory.
 
-    Raises what the tier raises; what is in `into` then must not be used.
+    open_shard: a tier's, or one that tries again. Raises what it raises; what is in `into` then must not be used.
     """
     shard = found.shard(rank)
     memory = Snapshot() if into is None else into
-    with closing(tier.open_shard(found, shard)) as source:  # before the memory: its size was checked against real bytes
+    with closing(open_shard(found, shard)) as source:  # before the memory: its size was checked against real bytes
         memory.reserve(shard.size_bytes)
         buffer = memory.buffer
         over_chunks(

@@ -173,6 +173,22 @@ def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capsys: py
     assert "\x1b" not in capsys.readouterr().out
 
 
+@pytest.mark.parametrize("mark", ["bad-", "old-"])
+def test_a_sealed_one_that_no_resume_looks_at_is_set_aside(tmp_path: Path, mark: str) -> None:
+    (tmp_path / "checkpoint-9").mkdir()
+    (tmp_path / "checkpoint-9" / "model").write_bytes(b"weights")
+    seal(tmp_path / "checkpoint-9")
+    assert states(tmp_path) == [(9, "complete")]
+    (tmp_path / "checkpoint-9").rename(tmp_path / f"{mark}checkpoint-9")
+    assert states(tmp_path) == [(9, "set_aside")]
+
+
+def test_a_seal_of_a_newer_powerguard_is_no_damage(tmp_path: Path) -> None:
+    (tmp_path / "checkpoint-9").mkdir()
+    (tmp_path / "checkpoint-9" / SEAL).write_text('{"schema": "powerguard.seal/v9"}')
+    assert states(tmp_path) == [(9, "unreadable")]
+
+
 def test_a_marked_one_is_set_aside(tmp_path: Path) -> None:
     """As a slower tier marks what did not verify."""
     path = save(tmp_path / "llm", 5)

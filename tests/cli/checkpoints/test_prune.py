@@ -116,7 +116,8 @@ def test_sealed_folders_are_pruned_and_others_left_alone(tmp_path: Path) -> None
         if step != 2:
             seal(folder)
             os.utime(folder / "SEAL.json", (time.time(), 1_000_000 + step))
-    assert prune(tmp_path, "--keep", "1", "--yes") == 0
+    (tmp_path / "link").symlink_to(tmp_path)
+    assert prune(tmp_path, str(tmp_path / "link"), "--keep", "1", "--yes") == 0
     assert steps(tmp_path) == [4, 2]
 
 

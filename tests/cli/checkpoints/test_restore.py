@@ -36,8 +36,9 @@ def at(root: Path, step: int) -> Path:
 
 
 def newest(root: Path) -> Path:
+    """What a resume takes: the checkpoint that was committed last."""
     with Store(root, job="") as store:
-        return Path(store.found()[0].path)
+        return Path(max(store.found(), key=lambda each: committed_ms(each.manifest.created)).path)
 
 
 def tree(folder: Path) -> dict[str, bytes]:
@@ -128,6 +129,21 @@ def test_everything_is_rolled_back_to_another_places_copy(job: Path, tmp_path: P
     save(nas / "llm", 5, ranks=2)
     assert main(["checkpoints", "restore", str(nas), "--into", str(job), "--yes"]) == 0
     assert items_of(newest(job), 1)["model.w"] == content(5, "model.w", 1)
+    assert main(["checkpoints", "restore", "--undo", str(job)]) == 0
+    assert items_of(newest(job), 1)["model.w"] == content(30, "model.w", 1)
+
+
+def test_an_undone_roll_back_leaves_an_earlier_restore_alone(job: Path) -> None:
+    """Training has gone on from it; only the roll-back is undone."""
+    words = ["checkpoints", "restore", str(job), "--step", "10", "--into", str(job), "--only", "optim.*", "--yes"]
+    assert main(words) == 0
+    made = newest(job)
+    save(job, 40, ranks=2, year=2099)
+    assert main(["checkpoints", "restore", str(made), "--into", str(job), "--yes"]) == 0
+    assert newest(job) == made
+    assert main(["checkpoints", "restore", "--undo", str(job)]) == 0
+    assert newest(job) == at(job, 40)
+    assert made.is_dir()
 
 
 def test_a_second_tier_is_rolled_back_to_the_same_checkpoint(job: Path, tmp_path: Path) -> None:
@@ -215,6 +231,8 @@ def old(tmp_path: Path) -> Path:
     folder = write(tmp_path / "checkpoint-10", OLD)
     (folder / "latest").symlink_to("model")
     (folder / "empty").mkdir()
+    (folder / "links").mkdir()
+    (folder / "links" / "a.bin").symlink_to("../model/a.bin")
     seal(folder)
     return folder
 

@@ -69,7 +69,10 @@ def test_damage_is_told(place: list[str], s3: S3Server, proxy: Proxy, capsys: py
     assert states == ["corrupt", "verified", "verified", "verified"]
 
 
-def test_restored_into_a_root_of_this_host(place: list[str], tmp_path: Path) -> None:
+def test_restored_into_a_root_of_this_host(place: list[str], tmp_path: Path, proxy: Proxy) -> None:
+    """A store that is busy for a moment is asked again."""
+    hiccups = [Fault(503, "SlowDown"), Fault(cut=0)]
+    proxy.rule = lambda method, path: hiccups.pop() if hiccups and method == "GET" and "/shard-00000/" in path else None
     assert main(["checkpoints", "restore", *place, "--step", "2", "--to", str(tmp_path / "new")]) == 0
     with Store(tmp_path / "new", job="llm") as store:
         (found,) = store.found()

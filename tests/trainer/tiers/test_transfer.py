@@ -61,7 +61,7 @@ def test_what_is_there_in_parts_of_another_size_counts(tmp_path: Path, remote: R
     progress = Progress()
     assert carried(saved, replace(remote, part_bytes=2 * CHUNK), progress)
     assert progress.bytes_sent == shard.size_bytes - 2 * CHUNK
-    assert read_shard(tier, tier.found()[0], 0)["state"].data == state(7)
+    assert read_shard(tier.open_shard, tier.found()[0], 0)["state"].data == state(7)
 
 
 def test_hosts_upload_side_by_side_and_the_last_one_commits(tmp_path: Path, remote: Remote) -> None:
@@ -74,7 +74,10 @@ def test_hosts_upload_side_by_side_and_the_last_one_commits(tmp_path: Path, remo
     assert told == [True, True]
     tier = tier_of(remote, "llm")
     (found,) = tier.found()
-    assert [bytes(read_shard(tier, found, rank)["state"].data) for rank in (0, 1)] == [state(7, 0, 9), state(7, 1, 9)]
+    assert [bytes(read_shard(tier.open_shard, found, rank)["state"].data) for rank in (0, 1)] == [
+        state(7, 0, 9),
+        state(7, 1, 9),
+    ]
 
 
 def test_one_host_alone_commits_nothing(tmp_path: Path, remote: Remote) -> None:
@@ -216,10 +219,10 @@ def test_an_object_that_was_cut_or_spoilt_is_noticed(tmp_path: Path, s3: S3Serve
     content[9] ^= 1
     s3.put(f"/{folder}/shard-00000/{key}", bytes(content))
     with pytest.raises(TierError, match="chunk 1 does not match its digest"):
-        read_shard(tier, found, 0)
+        read_shard(tier.open_shard, found, 0)
     s3.put(f"/{folder}/shard-00000/{key}", bytes(content[:-1]))
     with pytest.raises(TierError, match=f"the part with chunk {first} is missing"):
-        read_shard(tier, found, 0)
+        read_shard(tier.open_shard, found, 0)
 
 
 def test_a_hostile_manifest_in_a_bucket_is_passed_by(tmp_path: Path, s3: S3Server, bucket: str) -> None:

@@ -157,7 +157,7 @@ def test_no_secret_is_in_arguments_environment_or_log(
 
 def read_back(tier: Tier, found: Found, rank: int = 0) -> dict[str, Loaded]:
     """Read a shard as a resume does: what the network or a busy server refuses is asked for again."""
-    return Gate(patience_s=60.0).call(lambda: read_shard(tier, found, rank))
+    return Gate(patience_s=60.0).call(lambda: read_shard(tier.open_shard, found, rank))
 
 
 SEEDS = [1, *(pytest.param(seed, marks=pytest.mark.slow) for seed in range(2, 9))]
@@ -448,7 +448,7 @@ def test_a_mount_that_hangs_holds_up_nobody_and_is_used_again(uploads: Uploads, 
         uploader.release()
     committed(uploader)
     tier = PathTier(Remote(url=str(nas)), "llm")
-    assert read_shard(tier, tier.found()[0], 0)["state"].data == state(7, mib=56)
+    assert read_shard(tier.open_shard, tier.found()[0], 0)["state"].data == state(7, mib=56)
 
 
 def test_a_mount_that_hangs_does_not_hang_a_start(tmp_path: Path) -> None:
