@@ -670,3 +670,21 @@ def test_a_host_at_its_limit_of_threads_writes_and_reads_all_the_same(store: Sto
     finally:
         threading.stack_size(before)
     assert newest_in(store.root) == saved
+
+
+def test_a_root_may_be_a_link(tmp_path: Path) -> None:
+    """As from a home folder to a larger disk. Turned while training runs, it moves nothing; one to nothing is refused."""
+    (tmp_path / "disk").mkdir()
+    link = tmp_path / "checkpoints"
+    link.symlink_to(tmp_path / "disk")
+    with Store(link, job="llm") as store:
+        first = save(store, 1, items(1))
+        link.unlink()
+        link.symlink_to(tmp_path / "elsewhere")
+        second = save(store, 2, items(2))
+        assert [Path(each).parent for each in (first.path, second.path)] == [tmp_path / "disk"] * 2
+    with pytest.raises(
+        StoreError, match=r"checkpoints: cannot be made, .*is a link to .*elsewhere, which is not there"
+    ):
+        Store(link, job="llm")
+    assert not (tmp_path / "elsewhere").exists()

@@ -157,8 +157,8 @@ class Disk:
         os.fsync(descriptor)
 
     def sync_folder(self, path: Path) -> None:
-        """Flush the names in a folder to the disk itself."""
-        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC | os.O_NOFOLLOW)
+        """Flush the names in a folder, which a link may lead to, to the disk itself."""
+        descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         except OSError as error:

@@ -112,7 +112,8 @@ class Store:
         if keep < 2:
             msg = f"keep={keep}: keep at least 2 checkpoints, so that a rotten one can be passed over"
             raise StoreError(msg)
-        self.root = Path(root).absolute()
+        make_root(Path(root).absolute())
+        self.root = Path(root).resolve()  # a link that is turned while training runs would tear a checkpoint
         self.job = job
         self.rank = rank
         self.ranks = ranks
@@ -138,7 +139,6 @@ class Store:
         self._lock: FolderLock | None = None
         self._left: list[str] = []
         """What an earlier run has left here besides checkpoints, as it was found at the start."""
-        make_root(self.root)
         if leader:
             self._lock = _locked(self.root)
             self._tidy()
@@ -590,6 +590,8 @@ def make_root(root: Path) -> None:
         if isinstance(error, FileExistsError) and root.is_dir():
             return
         why = "is not a folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        if root.is_symlink():
+            why = f"is a link to {root.readlink()}, which is not there"
         msg = f"{root}: cannot be made, for checkpoints: {why} (name a folder on a disk, or one to be made)"
         raise StoreError(msg) from error
     else:
