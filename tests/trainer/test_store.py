@@ -673,7 +673,7 @@ def test_a_host_at_its_limit_of_threads_writes_and_reads_all_the_same(store: Sto
 
 
 def test_a_root_may_be_a_link(tmp_path: Path) -> None:
-    """As from a home folder to a larger disk. Turned while training runs, it moves nothing; one to nothing is refused."""
+    """As from a home folder to a larger disk. Turned during training, it moves nothing; one to nothing is refused."""
     (tmp_path / "disk").mkdir()
     link = tmp_path / "checkpoints"
     link.symlink_to(tmp_path / "disk")
