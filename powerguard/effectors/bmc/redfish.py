@@ -124,7 +124,8 @@ class Talk:
         self, method: str, path: str, *, login: bool, change: Mapping[str, Any] | None, etag: str | None
     ) -> tuple[int, Mapping[str, str], dict[str, Any] | None]:
         self.doing = f"{method} {path}"
-        url = URL.build(scheme="https", host=self.host, port=self.port, path=path, encoded=True)
+        host = f"[{self.host}]" if ":" in self.host else self.host  # an IPv6 address, RFC 3986 section 3.2.2
+        url = URL.build(scheme="https", host=host, port=self.port, path=path, encoded=True)
         # Identity: no decompression, so that a small answer cannot become a large one.
         headers = {"Accept": "application/json", "Accept-Encoding": "identity", "OData-Version": "4.0"}
         if login:

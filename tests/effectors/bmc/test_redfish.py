@@ -50,6 +50,15 @@ async def test_the_draw_is_read_of_the_one_chassis(tmp_path: Path, certificate: 
         assert await mine.power_watts(30.0) is None
 
 
+async def test_a_bmc_with_an_ipv6_address(tmp_path: Path, certificate: Certificate) -> None:
+    """An address with colons goes into the URL in brackets; this one reaches 127.0.0.1."""
+    async with OwnRedfish(certificate) as bmc:
+        given = redfish_options(
+            tmp_path, bmc.port, certificate, host="::ffff:127.0.0.1", fingerprint=certificate.sha256
+        )
+        assert dict(await BmcEffector(given).carry_out(ENSURE))["verified"] is True
+
+
 async def failure_of(bmc: BmcEffector) -> BmcError:
     with pytest.raises(BmcError) as caught:
         await bmc.carry_out(ENSURE)
