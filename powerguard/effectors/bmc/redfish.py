@@ -13,7 +13,6 @@ import asyncio
 import base64
 import errno
 import json
-import math
 import re
 import ssl
 from collections.abc import AsyncIterator, Mapping
@@ -43,6 +42,8 @@ MAX_BODY_BYTES: Final = 262_144
 _PATH: Final = re.compile(r"/redfish/[!-~]{0,1000}")
 _MAX_RETRY_AFTER_S: Final = 2.0
 _TRIES_WITH_FRESH_ETAG: Final = 3
+_MAX_W: Final = 1e6
+"""Watts that no single host draws."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -496,7 +497,8 @@ def _reading(body: Mapping[str, Any], outer: str, name: str) -> float | None:
     """Watts of a property (DSP0268: EnvironmentMetrics.PowerWatts.Reading, Power.PowerControl.PowerConsumedWatts)."""
     within = body.get(outer)
     told = within.get(name) if isinstance(within, Mapping) else None
-    return float(told) if isinstance(told, int | float) and not isinstance(told, bool) and math.isfinite(told) else None
+    # A host that answers draws something: services write 0 where they have not measured yet.
+    return float(told) if isinstance(told, int | float) and 0 < told < _MAX_W and not isinstance(told, bool) else None
 
 
 def _seen(system: Resource) -> _Seen:

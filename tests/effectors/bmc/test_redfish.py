@@ -50,6 +50,20 @@ async def test_the_draw_is_read_of_the_one_chassis(tmp_path: Path, certificate: 
         assert await mine.power_watts(30.0) is None
 
 
+@pytest.mark.parametrize("reading", [0, -1, True, pytest.param(10**400, id="huge"), float("nan")])
+async def test_a_draw_that_is_none_is_not_believed(tmp_path: Path, certificate: Certificate, reading: float) -> None:
+    """Services write 0 before they have measured; what is no figure of a host must not end the task that asks."""
+    async with OwnRedfish(certificate) as bmc:
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=30.0)
+        bmc.chassis["/redfish/v1/Chassis/1"] = {
+            "EnvironmentMetrics": {"@odata.id": "/redfish/v1/Chassis/1/EnvironmentMetrics"},
+            "Power": {"@odata.id": "/redfish/v1/Chassis/1/Power"},
+        }
+        bmc.chassis["/redfish/v1/Chassis/1/EnvironmentMetrics"] = {"PowerWatts": {"Reading": reading}}
+        bmc.chassis["/redfish/v1/Chassis/1/Power"] = {"PowerControl": [{"PowerConsumedWatts": 1234}]}
+        assert await mine.power_watts(30.0) == 1234.0
+
+
 async def test_a_bmc_with_an_ipv6_address(tmp_path: Path, certificate: Certificate) -> None:
     """An address with colons goes into the URL in brackets; this one reaches 127.0.0.1."""
     async with OwnRedfish(certificate) as bmc:
