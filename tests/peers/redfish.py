@@ -79,12 +79,14 @@ class Faults:
     """How our own service misbehaves.
 
     answers: status of the next requests of a method, before it behaves again; retry_after: sent with them.
-    always: the same, for ever. lie: a PATCH is acknowledged, not stored; late_reads: so many reads still show the old.
+    always: the same, for ever. bios: status of the BIOS resource, which many refuse without a license.
+    lie: a PATCH is acknowledged, not stored; late_reads: so many reads still show the old.
     hang: "headers" sends them and half a body, then nothing; "answer" sends nothing at all.
     """
 
     answers: dict[str, list[int]] = field(default_factory=dict)
     always: dict[str, int] = field(default_factory=dict)
+    bios: int = 200
     retry_after: str | None = None
     lie: bool = False
     late_reads: int = 0
@@ -184,7 +186,7 @@ class OwnRedfish:
         if request.path in self.chassis:
             return self._told(self.chassis[request.path])
         if request.path.endswith("/Bios"):
-            return self._told(self.bios)
+            return self._told(self.bios) if faults.bios == 200 else web.json_response({}, status=faults.bios)
         if request.path.endswith("/Actions/ComputerSystem.Reset") and request.method == "POST":
             return await self._on_reset(request)
         return await self._of_system(request)

@@ -73,6 +73,18 @@ async def test_redfish_powers_on(tmp_path: Path, certificate: Certificate) -> No
         assert bmc.resets == ["On", "ForceOn", "On"]
 
 
+async def test_redfish_powers_on_without_its_bios(tmp_path: Path, certificate: Certificate) -> None:
+    """A board without a policy, whose BIOS resource needs a license: neither matters here, and it is not asked for."""
+    async with OwnRedfish(certificate, shape="none", faults=Faults(bios=403)) as bmc:
+        bmc.system["PowerState"] = "Off"
+        told = redfish_options(tmp_path, bmc.port, certificate)
+        assert await is_on(told) is False
+        heard = len(bmc.heard)
+        await on(told)
+        assert bmc.resets == ["On"]
+        assert not any(line.endswith("/Bios") for line in bmc.heard[heard:])
+
+
 @pytest.mark.parametrize(
     ("reset", "always", "told"),
     [

@@ -48,7 +48,7 @@ class RedfishPower(RedfishEngine):
 
     async def power_on(self, by_s: float) -> None:
         async with self._talk(by_s) as talk:
-            body = (await self._look(talk)).system.body
+            body = (await self._system(talk)).body
             actions = body.get("Actions")
             action = actions.get(_RESET) if isinstance(actions, Mapping) else None
             if not isinstance(action, Mapping):

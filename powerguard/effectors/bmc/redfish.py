@@ -329,7 +329,7 @@ _BIOS_WORDS: Final = {
 
 @dataclass(frozen=True, slots=True)
 class _Seen:
-    """A system as read. knob: None if it has none of them; then `bios` names the attribute that was read instead."""
+    """A system as read. knob: None if it has none of them; then `bios` says what was read instead, or why not."""
 
     system: Resource
     knob: Knob | None
@@ -372,7 +372,7 @@ class RedfishEngine:
     async def power_watts(self, by_s: float) -> float | None:
         """Read it of the one chassis that the system is in; None where there are several: they may hold others too."""
         async with self._talk(by_s) as talk:
-            links = (await self._look(talk)).system.body.get("Links")
+            links = (await self._system(talk)).body.get("Links")
             chassis = links.get("Chassis") if isinstance(links, Mapping) else None
             if not isinstance(chassis, list) or len(chassis) != 1 or not isinstance(chassis[0], Mapping):
                 return None
@@ -431,13 +431,21 @@ class RedfishEngine:
         return BmcError(f"{self.where}: {seen}; {_REMEDIES[failure]}", failure)
 
     async def _look(self, talk: Talk) -> _Seen:
-        """Find the one system that is ours, and read it; a BIOS only if there is no other source."""
+        """Read the policy; of a BIOS only if there is no other source."""
+        seen = _seen(await self._system(talk))
+        if seen.knob is not None or "Bios" not in seen.system.body:
+            return seen
+        try:
+            bios = await talk.get(link(seen.system.body, "Bios"))
+        except BmcFailure as refused:  # some services link to one that needs a license, or that is not there
+            return _Seen(seen.system, None, seen.policy, str(refused))
+        return _with_bios(seen, bios.body)
+
+    async def _system(self, talk: Talk) -> Resource:
+        """Find the one system that is ours, and read it."""
         root = await talk.get(ROOT, login=False)
         systems = await talk.get(link(root.body, "Systems"))
-        seen = _seen(await talk.get(self._chosen(systems)))
-        if seen.knob is None and "Bios" in seen.system.body:
-            return _with_bios(seen, (await talk.get(link(seen.system.body, "Bios"))).body)
-        return seen
+        return await talk.get(self._chosen(systems))
 
     def _chosen(self, systems: Resource) -> str:
         """Path of the one system, or of the one that the settings name: never guessed. Raises BmcFailure."""

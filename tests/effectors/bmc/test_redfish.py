@@ -156,6 +156,21 @@ async def test_what_the_bios_stages_is_read_and_never_written(tmp_path: Path, ce
         assert (told["verified"], told["changed"], bmc.count("PATCH")) == (True, False, 0)
 
 
+@pytest.mark.parametrize("status", [401, 403, 404, 500])
+async def test_a_bios_that_is_refused_hides_nothing_else(tmp_path: Path, certificate: Certificate, status: int) -> None:
+    """It is linked, but needs a license or is not there: the system and its draw are read, and the login is good."""
+    async with OwnRedfish(certificate, shape="none", faults=Faults(bios=status)) as bmc:
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=30.0)
+        assert (await mine.status(30.0)).power_on is True
+        error = await failure_of(mine)
+        assert error.failure is Failure.UNSUPPORTED
+        assert "GET /redfish/v1/Systems/1/Bios: " in str(error)
+        assert f"(HTTP {status}); powerguard only reads BIOS attributes" in str(error)
+        bmc.chassis["/redfish/v1/Chassis/1"] = {"Power": {"@odata.id": "/redfish/v1/Chassis/1/Power"}}
+        bmc.chassis["/redfish/v1/Chassis/1/Power"] = {"PowerControl": [{"PowerConsumedWatts": 1234}]}
+        assert await mine.power_watts(30.0) == 1234.0
+
+
 @pytest.mark.parametrize(
     ("faults", "failure", "told", "patches"),
     [
