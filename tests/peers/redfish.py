@@ -80,6 +80,8 @@ class Faults:
 
     answers: status of the next requests of a method, before it behaves again; retry_after: sent with them.
     always: the same, for ever. bios: status of the BIOS resource, which many refuse without a license.
+    if_match: "as sent" takes its own ETag as it sent it; "strong" takes it as RFC 9110 has it, so that a weak one
+    matches nothing; "none" takes no If-Match at all.
     lie: a PATCH is acknowledged, not stored; late_reads: so many reads still show the old.
     hang: "headers" sends them and half a body, then nothing; "answer" sends nothing at all.
     """
@@ -87,6 +89,7 @@ class Faults:
     answers: dict[str, list[int]] = field(default_factory=dict)
     always: dict[str, int] = field(default_factory=dict)
     bios: int = 200
+    if_match: str = "as sent"
     retry_after: str | None = None
     lie: bool = False
     late_reads: int = 0
@@ -169,6 +172,8 @@ class OwnRedfish:
         if request.path == "/redfish/v1/":
             assert "Authorization" not in request.headers
             return self._told({"Systems": {"@odata.id": "/redfish/v1/Systems"}})
+        if status == 412:
+            self.touch()
         if status:
             headers = {} if faults.retry_after is None else {"Retry-After": faults.retry_after}
             if 300 <= status < 400:
@@ -198,7 +203,8 @@ class OwnRedfish:
                 self.faults.late_reads -= 1
                 return self._told(self._before, etag=etag)
             return self._told(self.system, etag=etag)
-        if request.headers.get("If-Match") != etag:
+        wanted = {"as sent": etag, "strong": etag.removeprefix("W/"), "none": None}[self.faults.if_match]
+        if request.headers.get("If-Match") != wanted:
             return web.json_response({}, status=412)
         self._version += 1
         self._before = json.loads(json.dumps(self.system))

@@ -41,7 +41,7 @@ MAX_BODY_BYTES: Final = 262_144
 """Largest answer that is read; a ComputerSystem takes 4 to 20 KB."""
 _PATH: Final = re.compile(r"/redfish/[!-~]{0,1000}")
 _MAX_RETRY_AFTER_S: Final = 2.0
-_TRIES_WITH_FRESH_ETAG: Final = 3
+_TRIES: Final = 3
 _MAX_W: Final = 1e6
 """Watts that no single host draws."""
 
@@ -83,15 +83,22 @@ class Talk:
     async def patch(self, resource: Resource, change: Mapping[str, Any]) -> None:
         """Change a resource as it was read; if it has changed since, read it again. Raises BmcFailure.
 
-        Only what reads back counts, so any 2xx will do (202: a task of its own).
+        Only what reads back counts, so any 2xx will do (202: a task of its own). Services refuse ETags that still hold:
+        a weak one matches nothing in If-Match (RFC 9110 section 13.1.1), and some Lenovo XCC take none at all.
         """
-        for left in range(_TRIES_WITH_FRESH_ETAG - 1, -1, -1):
-            status, _, body = await self._patient("PATCH", resource.path, change=change, etag=resource.etag)
+        etag = resource.etag
+        for left in range(_TRIES - 1, -1, -1):
+            status, _, body = await self._patient("PATCH", resource.path, change=change, etag=etag)
             if 200 <= status < 300:
                 return
             if status not in (412, 428) or not left:
                 raise _refusal(self.doing, status, body)
-            resource = await self.get(resource.path)
+            fresh = await self.get(resource.path)
+            if fresh.etag != resource.etag:
+                etag = fresh.etag
+            else:
+                etag = etag.removeprefix("W/") if etag is not None and etag.startswith("W/") else None
+            resource = fresh
 
     async def post(self, path: str, told: Mapping[str, Any]) -> None:
         """Call an action. Raises BmcFailure. Any 2xx will do: the result is checked afterwards."""
@@ -199,7 +206,7 @@ _MEANINGS: Final = {
     404: (Failure.PROTOCOL, "is not there"),
     405: (Failure.UNSUPPORTED, "cannot be changed"),
     412: (Failure.BUSY, "was changed by another client each time"),
-    428: (Failure.PROTOCOL, "requires an ETag, but sent none"),
+    428: (Failure.PROTOCOL, "requires an ETag, but sent none that it accepts"),
     501: (Failure.UNSUPPORTED, "is not implemented"),
     503: (Failure.BUSY, "is not ready"),
 }

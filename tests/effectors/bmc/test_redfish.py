@@ -238,6 +238,16 @@ async def test_what_passes_is_waited_for(tmp_path: Path, certificate: Certificat
         assert (told["verified"], told["before"], bmc.count("PATCH")) == (True, "last-state", 2)
 
 
+@pytest.mark.parametrize(("if_match", "patches"), [("as sent", 1), ("strong", 2), ("none", 3)])
+async def test_an_etag_that_its_own_service_refuses(
+    tmp_path: Path, certificate: Certificate, if_match: str, patches: int
+) -> None:
+    """A weak one matches nothing where RFC 9110 is kept; other services refuse each of theirs."""
+    async with OwnRedfish(certificate, faults=Faults(if_match=if_match)) as bmc:
+        told = dict(await BmcEffector(redfish_options(tmp_path, bmc.port, certificate)).carry_out(ENSURE))
+        assert (told["verified"], told["changed"], bmc.count("PATCH")) == (True, True, patches)
+
+
 async def test_a_failure_spoils_nothing_that_follows(tmp_path: Path, certificate: Certificate) -> None:
     """After one that hung, a hundred in the same process are as good as the first, and no connection is left open."""
     async with OwnRedfish(certificate, faults=Faults(hang="headers")) as bmc:
