@@ -89,6 +89,17 @@ async def test_armed_known_after_a_restart_and_called_off(tmp_path: Path) -> Non
         assert driver.off_at_s is None
 
 
+async def test_a_timer_at_its_end_is_no_countdown(tmp_path: Path) -> None:
+    """Tripp Lite's read 65535 where none runs."""
+    driver = Driver(idle=65535)
+    driver.values |= {"ups.timer.shutdown": "65535", "ups.timer.reboot": "65535"}
+    async with behind(driver) as served:
+        there = effector(tmp_path, served.port)
+        assert (await check(there))["shown"] is True
+        assert (await arm(there))["again"] is False
+        assert (await disarm(there))["disarmed"] is True
+
+
 async def test_drivers_round_up_and_the_site_says_what_it_has_tried(tmp_path: Path) -> None:
     driver = Driver(step_s=50)
     async with behind(driver) as served:

@@ -26,7 +26,8 @@ class Driver:
 
     commands, settable: what it offers; most_s: what it takes for a delay, as it tells upsd. status: how it says that a
     command ended; None: it never does. ignores: commands are taken and do nothing. step_s: delays are rounded up to it.
-    down: they are rounded down. timers: whether it shows its countdown. told: every SET and INSTCMD that came.
+    down: they are rounded down. timers: whether it shows its countdown; idle: as which where none runs.
+    told: every SET and INSTCMD that came.
     """
 
     commands: tuple[str, ...] = ("shutdown.return", "shutdown.stop", "test.battery.start")
@@ -48,6 +49,7 @@ class Driver:
     step_s: int = 1
     down: bool = False
     timers: bool = True
+    idle: int = -1
     told: list[str] = field(default_factory=list)
     off_at_s: float | None = None
     _writers: list[asyncio.StreamWriter] = field(default_factory=list)
@@ -73,7 +75,7 @@ class Driver:
         while True:
             await asyncio.sleep(_TICK_S)
             if self.timers:
-                left_s = -1 if self.off_at_s is None else max(0, int(self.off_at_s - boottime_s()))
+                left_s = self.idle if self.off_at_s is None else max(0, int(self.off_at_s - boottime_s()))
                 self._tell("ups.timer.shutdown", str(left_s))
 
     def _tell(self, name: str, value: str) -> None:

@@ -14,6 +14,7 @@ from powerguard.core.model.actions import Detail
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.options import OutputOffOptions
 from powerguard.effectors.ups_output.effector import Output
+from powerguard.ups.profiles.vocabulary import SATURATED
 
 COMMAND: Final = "shutdown.return"
 CANCEL: Final = "shutdown.stop"
@@ -132,9 +133,12 @@ class NutOutput:
         return problems
 
     async def standing_s(self) -> float | None:
-        """Return the seconds of the timer that runs out first; drivers write -1, -60 or 0 where none runs."""
-        told = [await self._upsd.get(name) for name in TIMERS if name in self._variables]
-        running = [seconds for text in told if (seconds := _seconds(text or "")) is not None and seconds > 0]
+        """Return the seconds of the timer that runs out first.
+
+        Drivers write -1, -60, 0 or (Tripp Lite) 65535 where none runs.
+        """
+        told = [_seconds(await self._upsd.get(name) or "") for name in TIMERS if name in self._variables]
+        running = [seconds for seconds in told if seconds is not None and seconds > 0 and seconds not in SATURATED]
         return min(running, default=None)
 
     async def prepare(self, in_s: float) -> float:

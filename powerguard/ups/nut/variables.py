@@ -10,7 +10,7 @@ from typing import Final
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.ups.profiles.decode import Draft
 from powerguard.ups.profiles.text_values import enter, is_input_there, reading
-from powerguard.ups.profiles.vocabulary import State
+from powerguard.ups.profiles.vocabulary import SATURATED, State
 
 STATUS: Final = "ups.status"
 _INPUT_VOLTS: Final = ("input.voltage", "input.L1-N.voltage", "input.L2-N.voltage", "input.L3-N.voltage")
@@ -18,6 +18,7 @@ _LOADS: Final = ("ups.load", *(f"output.L{line}.power.percent" for line in (1, 2
 _WATTS: Final = ("ups.realpower", "output.realpower")
 _WATTS_OF_LINES: Final = tuple(f"output.L{line}.realpower" for line in (1, 2, 3))
 _TIMERS: Final = ("ups.timer.shutdown", "ups.timer.reboot")
+_SATURATED: Final = frozenset(str(each) for each in SATURATED)
 _TEST: Final = "ups.test.result"
 _ALARM: Final = "ups.alarm"
 _BAD_PACKS: Final = "battery.packs.bad"
@@ -128,8 +129,8 @@ def _numbers(variables: Mapping[str, str], draft: Draft) -> None:
 
 
 def _is_running(text: str) -> bool:
-    """Whether a timer counts down: drivers write -1, -60 or 0 where none does."""
-    return bool(text.strip("0. ")) and not text.lstrip().startswith("-")
+    """Whether a timer counts down: drivers write -1, -60, 0 or (Tripp Lite) 65535 where none does."""
+    return bool(text.strip("0. ")) and not text.lstrip().startswith("-") and text.strip() not in _SATURATED
 
 
 def _largest(field_name: str, names: tuple[str, ...], variables: Mapping[str, str], draft: Draft) -> list[float]:

@@ -169,6 +169,8 @@ def test_a_discharge_without_input_is_battery() -> None:
     [
         ("-1", "-1", None),
         ("-60", "0", None),
+        ("65535", "65535", None),
+        ("20", "65535", 20),
         ("0", "0", None),
         ("", "", None),
         ("20", "-1", 20),
