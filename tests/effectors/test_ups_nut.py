@@ -109,6 +109,16 @@ async def test_drivers_round_up_and_the_site_says_what_it_has_tried(tmp_path: Pa
         assert told["returns"] == "cycles"
 
 
+async def test_a_driver_that_rounds_down_gets_the_next_minute(tmp_path: Path) -> None:
+    """As nutdrv_qx, for which a delay of 170 s is one of 120 s: later is no failure, sooner is."""
+    driver = Driver(step_s=60, down=True)
+    async with behind(driver) as served:
+        told = await arm(effector(tmp_path, served.port), in_s=170.0)
+        assert isinstance(told["in_s"], float)
+        assert 120 < told["in_s"] <= 181
+        assert (driver.values["ups.delay.start"], driver.values["ups.delay.shutdown"]) == ("240", "180")
+
+
 async def test_a_driver_without_timers_is_believed_when_upsd_tells_how_it_ended(tmp_path: Path) -> None:
     driver = Driver(timers=False)
     async with behind(driver) as served:

@@ -155,7 +155,10 @@ class NutOutput:
         return await self._set(OFF_DELAY, off_s)
 
     async def _set(self, name: str, seconds: int) -> float:
-        """Set a delay, and return what is read back: drivers take the next one that the UPS knows."""
+        """Set a delay, and return what is read back: drivers take the next one that the UPS knows.
+
+        Those of Megatec's protocol (nutdrv_qx) count in minutes and round down: they get the next whole minute.
+        """
         self._changed.append((name, self._variables.get(name, "")))
         await self._upsd.set(name, str(seconds))
         told: float | None = None
@@ -163,6 +166,9 @@ class NutOutput:
             told = _seconds(await self._upsd.get(name) or "")
             if told is not None and told >= seconds:
                 return told
+            if told == seconds // 60 * 60:
+                seconds = int(told) + 60
+                await self._upsd.set(name, str(seconds))
             if attempt < _TRIES - 1:
                 await asyncio.sleep(_HEED_S)  # noqa: TID251 - a driver does not report when it has polled its UPS
         msg = f"{self.where}: {name} was set to {seconds} s but reads {'no value' if told is None else f'{told:g} s'}"
