@@ -1,10 +1,11 @@
 """The settings of the effectors. They import no library of any peer, so that reading the settings stays cheap."""
 
 import ipaddress
+import re
 from typing import Annotated, Final, Literal, Self
 from urllib.parse import urlsplit
 
-from pydantic import Field, model_validator
+from pydantic import Field, field_validator, model_validator
 
 from powerguard.effectors.sentinel.protocol import NAME
 from powerguard.options import AbsolutePath, Fingerprint, Options, Secret
@@ -78,6 +79,7 @@ IPMI_SOCKET: Final = "/run/powerguard-ipmi/ipmi.sock"
 """Where powerguard-ipmi.socket listens (systemd/powerguard-ipmi.socket)."""
 
 _IPMI_USER_BYTES: Final = 16
+_NAME_OF_HOST: Final = re.compile(r"[A-Za-z0-9_-]{1,63}(\.[A-Za-z0-9_-]{1,63})*\.?")
 
 
 class BmcOptions(Options):
@@ -120,6 +122,18 @@ class BmcOptions(Options):
     )
     policy: Literal["ensure", "bracket", "observe"] = "ensure"
     watchdog: bool = Field(default=False, examples=[True])
+
+    @field_validator("host")
+    @classmethod
+    def _is_a_host(cls, host: str | None) -> str | None:
+        """Refuse what no resolver takes: a port in the host, and an empty label as in 10.0.8..21."""
+        if host is not None and not _NAME_OF_HOST.fullmatch(host):
+            try:
+                ipaddress.IPv6Address(host)
+            except ValueError:
+                msg = "must be an address or a name, such as 10.0.8.21; a port goes into port or https_port"
+                raise ValueError(msg) from None
+        return host
 
     @model_validator(mode="after")
     def _reachable(self) -> Self:

@@ -128,6 +128,9 @@ def test_every_completion_code_has_a_kind_and_a_sentence() -> None:
             "at most 16",
         ),
         ({"kind": "ipmi-lan", "host": "-o ProxyCommand", "user": "u"}, "pattern"),
+        ({"kind": "auto", "host": "10.0.8.21:443"}, "a port goes into port or https_port"),
+        ({"kind": "auto", "host": "10.0.8..21"}, "must be an address or a name"),
+        ({"kind": "auto", "host": "bmc%eno1"}, "must be an address or a name"),
         ({"kind": "none", "policy": "brackets"}, "'ensure', 'bracket' or 'observe'"),
         ({"kind": "auto", "host": "10.0.8.21"}, "kind auto needs user, password"),
     ],
@@ -140,6 +143,6 @@ def test_settings_mistakes_are_named(given: dict[str, object], told: str) -> Non
 
 def test_settings_take_names_and_addresses() -> None:
     """IPv4, IPv6 with a zone, and names are hosts."""
-    for host in ("10.0.8.21", "fe80::1%eno1", "bmc-7.rack.example"):
+    for host in ("10.0.8.21", "fe80::1%eno1", "2001:db8::7", "bmc-7.rack.example", "bmc_7."):
         options = BmcOptions(kind="ipmi-lan", host=host, user="u", password=Secret(credential="bmc"))
         assert (options.host, options.port, options.policy) == (host, 623, "ensure")
