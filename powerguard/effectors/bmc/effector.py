@@ -38,28 +38,28 @@ class FoundPolicy:
     def __init__(self, folder: Path | None = None) -> None:
         self._path = None if folder is None else folder / FILE
         self._known: PowerRestorePolicy | None = None
+        self._on_disk: PowerRestorePolicy | None = None
 
     async def read(self) -> PowerRestorePolicy | None:
         """Return it; None if unknown. Never raises."""
         if self._known is None and self._path is not None:
             try:
                 async with asyncio.timeout(_LIMIT_S):
-                    self._known = await asyncio.to_thread(_read, self._path)
+                    self._known = self._on_disk = await asyncio.to_thread(_read, self._path)
             except (OSError, ValueError, KeyError, TypeError, RecursionError) as error:
                 self._doubt("bmc_policy_unreadable", error)
         return self._known
 
     async def write(self, found: PowerRestorePolicy) -> None:
         """Keep it, on disk where it is another one. Never raises."""
-        if found is self._known:
-            return
         self._known = found
-        if self._path is None:
+        if self._path is None or found is self._on_disk:
             return
         told = json.dumps({"schema_version": 1, "policy": found.value}).encode() + b"\n"
         try:
             async with asyncio.timeout(_LIMIT_S):
                 await asyncio.to_thread(replace_file, self._path, told)
+            self._on_disk = found
         except OSError as error:  # of which TimeoutError is one
             self._doubt("bmc_policy_unwritten", error)
 

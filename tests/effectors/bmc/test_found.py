@@ -40,3 +40,13 @@ async def test_a_folder_that_cannot_be_had_costs_the_memory_of_a_restart_alone(t
     assert await mine.read() is None
     await mine.write(LAST)
     assert (await mine.read(), await FoundPolicy(tmp_path / "none").read()) == (LAST, None)
+
+
+async def test_a_file_that_could_not_be_written_is_written_with_the_next_check(tmp_path: Path) -> None:
+    """The disk was full: the same policy is found an hour later, and must not count as kept."""
+    (tmp_path / FILE).mkdir()
+    mine = FoundPolicy(tmp_path)
+    await mine.write(LAST)
+    (tmp_path / FILE).rmdir()
+    await mine.write(LAST)
+    assert await FoundPolicy(tmp_path).read() is LAST
