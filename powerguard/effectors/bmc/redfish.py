@@ -493,6 +493,8 @@ class RedfishEngine:
             raise self._error(Failure.TIMEOUT, f"answered, then fell silent during {talk.doing}") from None
         except BmcFailure as failed:
             text = str(failed)
+            if failed.failure is Failure.SETTINGS:
+                self._verify = None  # read bmc.ca again: the authority may have been renewed since
             if failed.failure is Failure.AUTH:
                 self._login.refuse(password)
                 text += f"; the next try is in {BACK_OFF_S / 60:g} minutes"

@@ -295,6 +295,18 @@ async def test_only_our_own_bmc_is_given_the_login(tmp_path: Path, certificate: 
         assert dict(await pinned.carry_out(ENSURE))["verified"] is True
 
 
+async def test_a_renewed_authority_needs_no_restart(tmp_path: Path, certificate: Certificate) -> None:
+    """The file of bmc.ca is another one since the engine was made: after a failure it is read again."""
+    (tmp_path / "old").mkdir()
+    authority = tmp_path / "ca.pem"
+    authority.write_bytes(make_certificate(tmp_path / "old").cert.read_bytes())
+    async with OwnRedfish(certificate) as bmc:
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate, ca=str(authority)))
+        assert (await failure_of(mine)).failure is Failure.SETTINGS
+        authority.write_bytes(certificate.cert.read_bytes())
+        assert dict(await mine.carry_out(ENSURE))["verified"] is True
+
+
 async def test_who_is_not_there_is_told_at_once(tmp_path: Path, certificate: Certificate) -> None:
     """A closed port, and a listener without TLS."""
     server = await asyncio.start_server(lambda _, writer: writer.close(), "127.0.0.1", 0)
