@@ -151,7 +151,7 @@ class Worker:
         self._answered = False
         self._doing = "start"
         self._in_session = False
-        self._refused: BmcFailure | None = None
+        self._busy: BmcFailure | None = None
 
     def answer(self, answer: dict[str, Any]) -> None:
         """Write the one answer; the first thread to have one wins."""
@@ -174,9 +174,9 @@ class Worker:
         """Say what was being waited for, before the daemon has to kill us."""
         while (left_s := by_s - boottime_s()) > 0:
             time.sleep(left_s)
-        if self._refused is not None:
+        if self._busy is not None:
             # It answers, and always "busy": the question that is open now may just have been lost on its way.
-            self.fail(self._refused.failure, str(self._refused))
+            self.fail(self._busy.failure, str(self._busy))
         if self._in_session:
             self.fail(Failure.TIMEOUT, f"answered the login, then fell silent during {self._doing}")
         if self._doing == _LOGIN:
@@ -210,7 +210,8 @@ class Worker:
         def send(command: Command) -> tuple[int, bytes]:
             self._doing = command.name
             code, data = session.send(command)
-            self._refused = refusal(command, code)
+            refused = refusal(command, code)
+            self._busy = refused if refused is not None and refused.failure is Failure.BUSY else None
             return code, data
 
         exchange = Exchange(send, Pace(clock=boottime_s, sleep=time.sleep, by_s=request.by_s))

@@ -1,10 +1,14 @@
 """What is said inside one session, with a BMC made of a list of answers and a clock that only pauses move."""
 
+import json
+import socket
+import sys
 from collections.abc import Callable
 
 import pytest
 
 from powerguard.effectors.bmc.ipmi import BmcFailure, Command, EnsuredBytes, Exchange, Failure, Pace, PowerRestorePolicy
+from powerguard.effectors.child import run_child
 
 ON, OFF, LAST, UNKNOWN = b"\x41\x00\x00", b"\x01\x00\x00", b"\x21\x00\x00", b"\x61\x00\x00"
 ALWAYS_ON = PowerRestorePolicy.ALWAYS_ON
@@ -138,3 +142,35 @@ def test_a_probe_does_not_hide_a_busy_bmc() -> None:
     """Busy to the end is a failure of the probe, not a missing feature."""
     bmc = Scripted((0, ON), *[(0xC0, b"")] * 20, by_s=1.0)
     assert refusal(lambda: bmc.exchange.probe(ask_support=True))[0] is Failure.BUSY
+
+
+_FALLS_SILENT = """
+import os, sys, time
+from powerguard.clock import boottime_s
+from powerguard.effectors.bmc import worker
+from powerguard.effectors.bmc.ipmi import Session
+
+class Silent(worker.Worker):
+    def _log_in(self, request):
+        self._in_session = True
+        return Session(self.send, lambda: None)
+
+    def send(self, command):
+        if command.number == 0x07:
+            time.sleep(60)
+        return (0xC1, b"") if command.number == 0x06 else (0, b"\\x41\\x00\\x00")
+
+by_s, port = boottime_s() + 3.0, int(sys.argv[1])
+request = worker.WorkerRequest(operation="probe", host="127.0.0.1", port=port, by_s=by_s, user=b"u", password=b"p")
+Silent(os.dup(1)).run(request)
+"""
+
+
+async def test_silence_after_a_refusal_is_silence() -> None:
+    """The optional question before it was refused: that is no reason to look into the firmware setup."""
+    with socket.socket(socket.AF_INET, socket.SOCK_DGRAM) as bmc:
+        bmc.bind(("127.0.0.1", 0))
+        argv = (sys.executable, "-c", _FALLS_SILENT, str(bmc.getsockname()[1]))
+        told = json.loads((await run_child(argv, limit_s=60.0)).stdout)
+    assert (told["ok"], told["failure"]) == (False, Failure.TIMEOUT)
+    assert told["text"] == "answered the login, then fell silent during Get System Restart Cause"
