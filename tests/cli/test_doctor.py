@@ -29,6 +29,7 @@ from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.wire import After, TrainerStatus
 from tests.daemon.watched import scene
 from tests.golden import FIGURES, Golden
+from tests.peers.redfish import OwnRedfish, make_certificate
 from tests.ups.snmp.snmp_helpers import table
 
 COMMUNITY, PASSWORD = "c0mmunity-of-the-tests", "bmc-password-1"
@@ -152,6 +153,17 @@ async def test_what_would_not_hold_is_a_failure(folder: Path, golden: Golden) ->
     assert verdicts(checks, "daemon") == ["FAIL"]
     assert verdicts(checks, "power_on") == ["FAIL"], "as it looks without a daemon: nothing covers the race"
     golden("doctor", text_of(checks, "power_on"), "way back")
+
+
+async def test_a_wrong_password_is_tried_once(folder: Path) -> None:
+    """BMCs lock accounts after a few refused logins, and doctor asks several things."""
+    async with OwnRedfish(make_certificate(folder)) as bmc:
+        config = settings(folder, snmp=9, bmc=9)
+        pinned = f"kind: redfish, https_port: {bmc.port}, fingerprint: {bmc.certificate.sha256}"
+        config.write_text(config.read_text(encoding="utf-8").replace("kind: ipmi-lan", pinned), encoding="utf-8")
+        _, checks, _ = await doctor(config, "--socket", f"{folder}/none.sock")
+    assert "login refused" in text_of(checks, "bmc", "FAIL")
+    assert bmc.heard.count("GET /redfish/v1/Systems") == 1
 
 
 async def test_nobody_answers(folder: Path, golden: Golden) -> None:

@@ -135,7 +135,7 @@ class OwnRedfish:
         self._systems = systems
         self._version = 1
         self._before: dict[str, Any] = {}
-        self._certificate = certificate
+        self.certificate = certificate
         self._never = asyncio.Event()
         self._runner: web.AppRunner | None = None
 
@@ -145,7 +145,7 @@ class OwnRedfish:
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
         tls = ssl.SSLContext(ssl.PROTOCOL_TLS_SERVER)
-        tls.load_cert_chain(self._certificate.cert, self._certificate.key)
+        tls.load_cert_chain(self.certificate.cert, self.certificate.key)
         await web.TCPSite(self._runner, "127.0.0.1", 0, ssl_context=tls).start()
         self.port = self._runner.addresses[0][1]
         return self

@@ -500,10 +500,13 @@ async def _bmc(ward: Ward) -> list[Finding]:
         return []  # reported with the settings
     if _is_elsewhere(options.password):
         return [_bmc_of_the_daemon(ward.status)]
-    watts = await BmcEffector(options).power_watts(BMC_LIMIT_S)
+    bmc = BmcEffector(options, limit_s=BMC_LIMIT_S)  # one for all, as a refused login is not repeated
+    folder = Path(ward.settings.journal.path).parent
+    found = await bmc_findings(options, folder=folder, limit_s=BMC_LIMIT_S, bmc=bmc)
+    watts = await bmc.power_watts(BMC_LIMIT_S)
     if watts is not None:
         ward.own.append(OwnLoad(at_s=boottime_s(), source=OwnSource.BMC, watts=watts))
-    return await bmc_findings(options, folder=Path(ward.settings.journal.path).parent, limit_s=BMC_LIMIT_S)
+    return found
 
 
 async def _outlets(ward: Ward) -> list[Finding]:

@@ -214,6 +214,14 @@ class BmcEffector:
         except BmcError:
             return None
 
+    async def account_level(self, limit_s: float) -> int | None:
+        """Privilege of powerguard's account; None if unknown, or if it does not log in over LAN. Never raises."""
+        lan = next((engine for engine in self._engines if isinstance(engine, LanEngine)), None)
+        try:
+            return None if lan is None else await lan.account_level(boottime_s() + limit_s)
+        except BmcError:  # another engine has answered already: this is optional
+            return None
+
     async def status(self, limit_s: float) -> ChassisStatus:
         """Read the chassis status within limit_s. Raises BmcError."""
         return (await self._first(lambda engine, by_s: engine.status(by_s), limit_s))[1]

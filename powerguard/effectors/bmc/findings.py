@@ -21,7 +21,6 @@ from powerguard.core.model.actions import CheckWay, Way
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError, Probe
 from powerguard.effectors.bmc.ipmi import ADMINISTRATOR, PowerRestorePolicy, RestartCause
-from powerguard.effectors.bmc.lan import LanEngine
 from powerguard.effectors.bmc.watchdog import DrillFile, WatchdogEffector
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host.findings import Finding
@@ -150,12 +149,21 @@ _GUIDE: Final = "docs/guides/bmc.md"
 
 
 async def findings(
-    options: BmcOptions, *, folder: Path | None = None, spawn: Spawn = run_child, limit_s: float = LIMIT_S
+    options: BmcOptions,
+    *,
+    folder: Path | None = None,
+    spawn: Spawn = run_child,
+    limit_s: float = LIMIT_S,
+    bmc: BmcEffector | None = None,
 ) -> list[Finding]:
-    """Look, and say what was found. Four times limit_s at most. folder: the daemon's, where drills are kept."""
+    """Look, and say what was found. Four times limit_s at most.
+
+    folder: the daemon's, where drills are kept. bmc: the caller's own, for which a refused login is not repeated here.
+    """
     if options.kind == "none":
         return []
-    bmc = BmcEffector(options, spawn=spawn, limit_s=limit_s)
+    if bmc is None:
+        bmc = BmcEffector(options, spawn=spawn, limit_s=limit_s)
     try:
         seen = await bmc.probe(limit_s)
     except BmcError as error:
@@ -171,7 +179,7 @@ async def findings(
     except* OSError:  # no route, no name: the probe has reported it if it matters
         openness = Openness(cipher_0=None, cipher_17=None, anonymous=None, null_user=None)
     is_silent = openness.cipher_0 is None and openness.anonymous is None
-    level = await _level(options, spawn, limit_s) if answered and not is_silent else None
+    level = await bmc.account_level(limit_s) if answered and not is_silent else None
     return [*found, *_security(openness, level, options)]
 
 
@@ -208,17 +216,6 @@ def _last(seen: Probe) -> str:
     cause = seen.restart_cause
     told = "" if cause in {None, RestartCause.UNKNOWN} else f"; last powered on by {cause}"
     return f"{told}; its last power-off was a loss of AC" if seen.status.ac_failed else told
-
-
-async def _level(options: BmcOptions, spawn: Spawn, limit_s: float) -> int | None:
-    """Privilege of powerguard's account; None if unknown, or if it does not log in over LAN."""
-    if options.kind not in {"ipmi-lan", "auto"} or not (options.host and options.user and options.password):
-        return None
-    lan = LanEngine(options, spawn=spawn, clock=boottime_s)
-    try:
-        return await lan.account_level(boottime_s() + limit_s)
-    except BmcError:  # another engine has answered already: this is optional
-        return None
 
 
 def _security(seen: Openness, level: int | None, options: BmcOptions) -> list[Finding]:
