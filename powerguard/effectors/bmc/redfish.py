@@ -207,15 +207,14 @@ _MEANINGS: Final = {
     405: (Failure.UNSUPPORTED, "cannot be changed"),
     412: (Failure.BUSY, "was changed by another client each time"),
     428: (Failure.PROTOCOL, "requires an ETag, but sent none that it accepts"),
+    500: (Failure.PROTOCOL, "failed inside the service"),
     501: (Failure.UNSUPPORTED, "is not implemented"),
     503: (Failure.BUSY, "is not ready"),
 }
 
 
 def _refusal(doing: str, status: int, body: Mapping[str, Any] | None) -> BmcFailure:
-    failure, meaning = _MEANINGS.get(
-        status, (Failure.PROTOCOL, "was answered with a status that Redfish does not define")
-    )
+    failure, meaning = _MEANINGS.get(status, (Failure.PROTOCOL, "was answered with an unexpected status"))
     if 300 <= status < 400:
         meaning = "redirects, which is not followed"
     words = _words(body)
