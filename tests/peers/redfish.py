@@ -132,7 +132,7 @@ class OwnRedfish:
         self.resets: list[str] = []
         self.system["Links"] = {"Chassis": [{"@odata.id": "/redfish/v1/Chassis/1"}]}
         self.chassis: dict[str, dict[str, Any]] = {"/redfish/v1/Chassis/1": {}}
-        self._systems = systems
+        self.systems = systems
         self._version = 1
         self._before: dict[str, Any] = {}
         self.certificate = certificate
@@ -186,7 +186,7 @@ class OwnRedfish:
         if faults.body is not None:
             return web.Response(body=faults.body, content_type="application/json")
         if request.path == "/redfish/v1/Systems":
-            paths = [{"@odata.id": f"/redfish/v1/Systems/{name}"} for name in self._systems]
+            paths = [{"@odata.id": f"/redfish/v1/Systems/{name}"} for name in self.systems]
             return self._told({"Members": paths})
         if request.path in self.chassis:
             return self._told(self.chassis[request.path])
@@ -197,6 +197,8 @@ class OwnRedfish:
         return await self._of_system(request)
 
     async def _of_system(self, request: web.Request) -> web.StreamResponse:
+        if request.path.rpartition("/")[2] not in self.systems:
+            return web.json_response({}, status=404)
         etag = f'W/"{self._version}"'
         if request.method == "GET":
             if self._before and self.faults.late_reads:

@@ -368,6 +368,7 @@ class RedfishEngine:
         self._options = options
         self._login = Login(options.user, options.password, clock=clock)
         self._verify: Verify | None = None
+        self._path: str | None = None
 
     async def ensure(self, wanted: PowerRestorePolicy, by_s: float) -> Ensured:
         return await self._set(wanted, by_s, None)
@@ -448,10 +449,20 @@ class RedfishEngine:
         return _with_bios(seen, bios.body)
 
     async def _system(self, talk: Talk) -> Resource:
-        """Find the one system that is ours, and read it."""
+        """Find the one system that is ours, and read it.
+
+        Where it was found is kept: some services take a second for each answer, and an outage leaves five for all.
+        """
+        if self._path is not None:
+            try:
+                return await talk.get(self._path)
+            except BmcFailure as failed:
+                if failed.failure is not Failure.PROTOCOL:
+                    raise
         root = await talk.get(ROOT, login=False)
         systems = await talk.get(link(root.body, "Systems"))
-        return await talk.get(self._chosen(systems))
+        self._path = self._chosen(systems)
+        return await talk.get(self._path)
 
     def _chosen(self, systems: Resource) -> str:
         """Path of the one system, or of the one that the settings name: never guessed. Raises BmcFailure."""

@@ -124,6 +124,20 @@ async def test_the_policy_is_set_once_and_verified(tmp_path: Path, certificate: 
         assert bmc.count("PATCH") == 1
 
 
+async def test_the_system_is_looked_for_once(tmp_path: Path, certificate: Certificate) -> None:
+    """A slow service has no time for the way to it in an outage; one that has moved is found again."""
+    async with OwnRedfish(certificate) as bmc:
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate))
+        await mine.status(15.0)
+        assert bmc.heard == ["GET /redfish/v1/", "GET /redfish/v1/Systems", "GET /redfish/v1/Systems/1"]
+        bmc.heard.clear()
+        assert dict(await mine.carry_out(ENSURE))["verified"] is True
+        assert bmc.heard == ["GET /redfish/v1/Systems/1", "PATCH /redfish/v1/Systems/1", "GET /redfish/v1/Systems/1"]
+        bmc.systems = ("Self",)
+        assert (await mine.status(15.0)).power_on is True
+        assert bmc.heard[-1] == "GET /redfish/v1/Systems/Self"
+
+
 async def test_observe_never_writes(tmp_path: Path, certificate: Certificate) -> None:
     async with OwnRedfish(certificate) as bmc:
         options = redfish_options(tmp_path, bmc.port, certificate, policy="observe")
