@@ -6,6 +6,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from powerguard.clock import boottime_s
 from powerguard.core.model.actions import ArmWay, CheckWay, DisarmWay, Way
@@ -124,7 +125,9 @@ async def test_a_driver_without_timers_is_believed_when_upsd_tells_how_it_ended(
     async with behind(driver) as served:
         there = effector(tmp_path, served.port)
         assert (await check(there))["shown"] is False
-        assert (await arm(there))["in_s"] == pytest.approx(120, abs=20)
+        with capture_logs() as logs:
+            assert (await arm(there))["in_s"] == pytest.approx(120, abs=20)
+        assert [each["because"] for each in logs] == ["accepted; the UPS shows no countdown"]
         with pytest.raises(EffectorError, match=r"already has the order of this boot"):
             await arm(effector(tmp_path, served.port))
         assert driver.told.count("shutdown.return") == 1

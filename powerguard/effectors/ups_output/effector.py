@@ -265,7 +265,8 @@ class OutputEffector:
         await self._notes.write(action.ups, sent)
         left_s = await self._send(output, action, prepared_s)
         in_s = self._clock() - came_s + left_s
-        log.info("output_ordered", ups=action.ups, in_s=round(in_s, 1), returns=output.returns, because="read back")
+        because = "read back" if output.shows else "accepted; the UPS shows no countdown"
+        log.info("output_ordered", ups=action.ups, in_s=round(in_s, 1), returns=output.returns, because=because)
         return self._told(output, in_s, again=False)
 
     def _standing(self, output: Output, standing_s: float, sent: Sent | None) -> Detail:
