@@ -291,7 +291,10 @@ def do_restore(folder: GpuFolder, word: GpuRequest) -> Answer:
         kept = replace(kept, ordered_s=kept.ordered_s or began_s)
         if word.unasked:
             kept = replace(kept, tries=kept.tries + 1, tried_s=began_s)
-        folder.write(kept)
+        try:
+            folder.write(kept)
+        except KeptError as error:  # the limits are restored anyway, and the old file says what was found
+            tell(4, str(error))
         nvml = Nvml.open(look_by_s)
         told = _put_back(nvml, kept, nvml.look(look_by_s), began_s + word.within_s)
         left = tuple(

@@ -192,6 +192,18 @@ def test_a_restore_that_fails_is_kept_and_tried_again(gpus: Gpus) -> None:
     assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
 
 
+def test_a_file_that_cannot_be_written_keeps_no_limit_down(gpus: Gpus) -> None:
+    """As where /run is full: what was found is known, and removing the file takes no room."""
+    gpus.ask("cap", 0.6)
+    (gpus.folder / "limits.json.new").mkdir()
+    gpus.fail(SET, 999, 1)
+    told = gpus.ask("restore")
+    assert (told["ok"], "cannot write" in told["error"], gpus.watts()) == (False, True, [700, 420])
+    gpus.fail(SET, 0, 1)
+    assert gpus.ask("restore")["ok"]
+    assert (gpus.watts(), gpus.limits.exists()) == ([700, 700], False)
+
+
 def test_a_gpu_that_falls_off_the_bus_does_not_hold_up_the_others(gpus: Gpus) -> None:
     """It is told, and remembered in case that it comes back as it was."""
     gpus.ask("cap", 0.6)
