@@ -355,18 +355,19 @@ def decode(profiles: Sequence[Profile], answers: Answers) -> Decoded:
     return _finish(draft, profiles[0].kind if profiles else "ups")
 
 
-def redundant(profiles: Sequence[Profile], answers: Answers) -> frozenset[str]:
+def redundant(profiles: Sequence[Profile], answers: Answers, decoded: Decoded) -> frozenset[str]:
     """Return the OIDs of numbers that a more trusted object of this device already reports.
 
-    On utility they need not be asked every second: a card's CPU is slow, and so is taking answers apart.
+    On utility they need not be asked every second: a card's CPU is slow, and so is taking answers apart. decoded: of
+    these answers; the object that a field is from is needed, also where another one is more trusted.
     """
-    tables = _tables(profiles, answers)
+    tables, counts = _tables(profiles, answers), dict(decoded.provenance)
     needed: set[str] = set()
     spare: set[str] = set()
     for name in NUMBERS:
         told = False
         for source in (source for sources in _sources(profiles, name) for source in sources):
-            (spare if told else needed).update(source.places(tables))
+            (spare if told and source.object != counts.get(name) else needed).update(source.places(tables))
             if not told:
                 value = _number(source, answers, tables, Draft())
                 told = value is not None and not _is_doubtful(source, value)

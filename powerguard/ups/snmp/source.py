@@ -227,7 +227,7 @@ class SnmpSource:
                 decoded = decode(plan.profiles, {**answers, **self._alarms})
                 rest = []
         if not rest:
-            self._spare = redundant(plan.profiles, answers)
+            self._spare = redundant(plan.profiles, answers, decoded)
             self._fields = _fields_of(decoded)
         if decoded.output_source is None:
             objects = " or ".join(source.object for profile in plan.profiles for source in profile.output_source)

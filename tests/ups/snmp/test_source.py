@@ -341,6 +341,16 @@ async def test_what_a_better_object_tells_is_asked_now_and_then_only() -> None:
                 await until(heard, Reading)
 
 
+async def test_the_smaller_of_two_runtimes_is_in_every_reading() -> None:
+    """Far apart, the less trusted object's counts: not only in the polls that ask for everything."""
+    values = table("apc") | {oid: value for oid, value in table("rfc1628").items() if oid.startswith(U)}
+    values[f"{U}.2.3.0"] = sim.integer(10)
+    async with card(values) as agent, listening(agent) as (source, heard):
+        for _ in range(4):
+            source.poll_now()
+            assert (await until(heard, Reading)).runtime_s == 600
+
+
 # --- The probe ------------------------------------------------------------------------------------------------------
 
 
