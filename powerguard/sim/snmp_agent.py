@@ -196,6 +196,8 @@ class Fault(StrEnum):
     TOO_BIG = "too_big"
     """More than four objects at once are too many."""
     BAD_INDEX = "bad_index"
+    REFUSES = "refuses"
+    """An object that it lacks is a general error."""
     NULLS = "nulls"
     TEXT = "text"
     """Numbers come as strings of rubbish."""
@@ -424,6 +426,10 @@ class SnmpAgent:
                 return replace(answer, status=_GEN_ERR, index=99)
             case Fault.TOO_BIG if len(rows) > 4:
                 return replace(answer, status=_TOO_BIG, varbinds=asked.varbinds)
+            case Fault.REFUSES if asked.kind is rfc1905.GetRequestPDU:
+                absent = [place for place, (_, value) in enumerate(rows, 1) if value.tag in _EXCEPTIONS]
+                place = answer.index or next(iter(absent), 0)
+                return replace(answer, status=_GEN_ERR, index=place, varbinds=asked.varbinds) if place else answer
             case Fault.NULLS:
                 return replace(answer, varbinds=tuple((name, sim.NULL_VALUE) for name, _ in rows))
             case Fault.TEXT:

@@ -66,7 +66,7 @@ async def discover(
     if not chosen or (wanted is not None and chosen[0].name != wanted):
         refused = [oid for oid, answer in answers.items() if answer is Missing.REFUSED]
         raise SnmpError(_nothing_fits(where, identity, candidates, wanted, refused))
-    answers = await scalars(port, chosen)
+    answers = await _told(port, _scalars_of(chosen))
     answers.update(await _tables(port, dict.fromkeys(column for profile in chosen for column in profile.columns())))
     return Plan(identity=identity, profiles=chosen, oids=worth_polling(answers), answers=answers)
 
@@ -159,7 +159,29 @@ async def _ask_families(port: SnmpPort, candidates: tuple[Profile, ...]) -> dict
 
 async def scalars(port: SnmpPort, profiles: tuple[Profile, ...]) -> dict[str, Answer]:
     """Ask for every scalar of the chosen profiles: objects come and go, on battery more than else."""
-    return await port.get(list(dict.fromkeys([SYS_UP_TIME, *(oid for one in profiles for oid in one.scalars())])))
+    return await port.get(_scalars_of(profiles))
+
+
+def _scalars_of(profiles: tuple[Profile, ...]) -> list[str]:
+    return list(dict.fromkeys([SYS_UP_TIME, *(oid for one in profiles for oid in one.scalars())]))
+
+
+async def _told(port: SnmpPort, oids: Sequence[str]) -> dict[str, Answer]:
+    """Ask for objects of which a card may lack many: some refuse what they lack with a general error."""
+    answers: dict[str, Answer] = {}
+    try:
+        return await port.get(oids)
+    except SnmpError as error:
+        if error.unanswered:
+            raise
+    for oid in oids:
+        try:
+            answers.update(await port.get([oid]))
+        except SnmpError as error:
+            if error.unanswered:
+                raise
+            answers[oid] = Missing.REFUSED
+    return answers
 
 
 def worth_polling(answers: dict[str, Answer]) -> tuple[str, ...]:
@@ -233,7 +255,7 @@ class SnmpControl:
             )
             raise SnmpError(msg)
         wanted = [SYS_DESCR, SYS_OBJECT_ID, *(oid for one in families for oid in one.mandatory())]
-        answers = await self.get(list(dict.fromkeys(wanted)))
+        answers = await _told(self._reads, list(dict.fromkeys(wanted)))
         device = {name: answers.get(name) for name in (SYS_DESCR, SYS_OBJECT_ID)}
         described = device[SYS_DESCR]
         named = device[SYS_OBJECT_ID]

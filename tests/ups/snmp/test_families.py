@@ -10,6 +10,7 @@ import pytest
 
 from powerguard.core.model.events import Reading, SourceFailed
 from powerguard.sim import snmp_values as sim
+from powerguard.sim.snmp_agent import Fault
 from powerguard.ups.profiles.load import load_profiles
 from powerguard.ups.profiles.vocabulary import Answer, Missing, Oid
 from powerguard.ups.profiles.walk import parse_walk
@@ -80,6 +81,19 @@ async def test_what_the_search_costs(name: str, version: int | str) -> None:
         await port.close()
     assert plan.profiles[0].name == name
     assert port.trips <= (35 if version == 1 else 12)
+
+
+@pytest.mark.parametrize("name", FAMILIES)
+async def test_a_card_that_refuses_whatever_it_lacks_is_found(name: str) -> None:
+    """A general error for each object that is not there, and there are many of those in every family."""
+    values = {oid: as_sim(answer) for oid, answer in family(name).items()}
+    async with card(values) as agent:
+        agent.fault = Fault.REFUSES
+        report = await probe(options(agent.port, timeout_s=5.0), profiles=PROFILES)
+        agent.fault = Fault.NONE
+        whole = await probe(options(agent.port, timeout_s=5.0), profiles=PROFILES)
+    assert report.profiles == whole.profiles
+    assert (report.decoded.output_source, report.decoded.numbers) == ("utility", whole.decoded.numbers)
 
 
 @pytest.mark.parametrize("version", [1, "2c"])
