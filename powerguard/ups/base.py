@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import re
 from collections.abc import Callable
 from typing import Final, Protocol, runtime_checkable
 
@@ -14,6 +15,7 @@ log = structlog.get_logger(__name__)
 
 _MOST_ODDITIES: Final = 100
 _MOST_OF_A_TROUBLE: Final = 8
+_NUMBER: Final = re.compile(r"[0-9]+(\.[0-9]+)?")
 
 
 class Notices:
@@ -32,8 +34,8 @@ class Notices:
         return "; ".join(self._troubles.values())
 
     def once(self, event: str, because: str, *, key: str = "", **keyed: object) -> None:
-        """Log a lasting oddity. key: identifies it if its text changes."""
-        key = key or because
+        """Log a lasting oddity. key: identifies it if its text changes by more than its numbers."""
+        key = key or _NUMBER.sub("", because)
         if key not in self._told and len(self._told) < _MOST_ODDITIES:
             self._told.add(key)
             log.warning(event, because=because, **self._keyed, **keyed)

@@ -514,7 +514,8 @@ class NutSource:
         if told.alarm:
             self._notices.once("ups_alarm", f"{self._where}, {self._options.name}: {told.alarm}")
         for token in told.unknown:
-            self._notices.once("status_token_unknown", f"{self._where}: ups.status has the unknown word {token!r}")
+            because = f"{self._where}: ups.status has the unknown word {token!r}"
+            self._notices.once("status_token_unknown", because, key=token)
         return told
 
     async def _get(self, link: Link, names: tuple[str, ...]) -> dict[str, str]:

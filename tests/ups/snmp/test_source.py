@@ -306,6 +306,21 @@ async def test_oddities_are_told_once() -> None:
     assert told["because"] == "runtime_s: means: not measured"
 
 
+async def test_an_oddity_with_other_figures_is_the_same_one() -> None:
+    """Both families count down in an outage, and temperatures change: not a warning for each poll."""
+    values = table("apc") | {oid: value for oid, value in table("rfc1628").items() if oid.startswith(U)}
+    values[f"{U}.2.3.0"] = sim.integer(10)
+    with capture_logs() as logs:
+        async with card(values) as agent, listening(agent) as (source, heard):
+            for turn in range(3):
+                values[f"{A}.2.2.3.0"] = sim.timeticks(174_000 - 100 * turn)
+                values[f"{A}.2.3.2.0"] = sim.integer(1205 + turn)
+                source.poll_now()
+                await until(heard, Reading)
+    told = [entry["event"] for entry in logs if entry["log_level"] == "warning"]
+    assert sorted(told) == ["objects_disagree", "value_rejected"]
+
+
 async def test_what_a_better_object_tells_is_asked_now_and_then_only() -> None:
     """A quiet card with both families is asked half; on battery, or when a number falls silent, everything at once."""
     values = table("apc") | {oid: value for oid, value in table("rfc1628").items() if oid.startswith(U)}
