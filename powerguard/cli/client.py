@@ -206,8 +206,10 @@ _ANY = {"0.0.0.0": "127.0.0.1", "::": "[::1]"}  # noqa: S104 - a daemon that lis
 
 def settle(args: argparse.Namespace) -> str:
     """Fill in what the command line left open of socket, port and journal. Return the error in the settings."""
-    from powerguard.settings.load import SettingsError, load
-
+    try:
+        from powerguard.settings.load import SettingsError, load
+    except ImportError as error:
+        return f"the settings cannot be read: {error} (a part of the installation is missing: install powerguard again)"
     try:
         settings = load(Path(args.config))
     except SettingsError as error:

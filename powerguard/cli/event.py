@@ -47,7 +47,7 @@ def register(subparsers: Subparsers) -> None:
     )
     add_options(parser)
     # A hook must not fail over its own options either, unless a shutdown would be lost.
-    if "nut-shutdown" not in sys.argv:
+    if not any(word in {"nut-shutdown", "--for=nut-shutdown"} for word in sys.argv):
         parser.error = _shrug  # type: ignore[method-assign]
     parser.set_defaults(run=run)
 

@@ -410,6 +410,20 @@ async def test_event_for_nut(folder: Path) -> None:
     assert (await powerguard_alone("event", "--socket", path, "--for", "nut-shutdown")).code == 64
 
 
+@pytest.mark.parametrize("words", [["--for", "nut-shutdown"], ["--for=nut-shutdown"]])
+async def test_a_wrong_option_is_an_error_where_it_would_cost_a_shutdown(words: list[str]) -> None:
+    assert (await powerguard_alone("event", *words, "--bogus", "--", "true")).code == 64
+
+
+async def test_a_damaged_installation_costs_no_shutdown(folder: Path) -> None:
+    """The settings need third-party packages; what upsmon was to run does not wait for these."""
+    (folder / "pydantic.py").write_text("raise ImportError('no pydantic')", encoding="utf-8")
+    config = settings_in(folder)
+    words = ("event", "--config", str(config), "--for", "nut-shutdown", "--", "sh", "-c", "exit 7")
+    ended = await powerguard_alone(*words, PYTHONPATH=str(folder))
+    assert (ended.code, "the settings cannot be read: no pydantic" in ended.err) == (7, True)
+
+
 async def test_event_does_not_wait_for_a_daemon_that_hangs(folder: Path) -> None:
     """A socket that takes the call and never answers: two seconds, then the hook goes on."""
     with socket.socket(socket.AF_UNIX) as silent:
