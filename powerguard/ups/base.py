@@ -1,9 +1,11 @@
-"""The interface between the daemon and a source, and what sources share: a warning once for each oddity and trouble."""
+"""The interface between the daemon and a source, and what sources share: names, and a warning once for each oddity."""
 
 import asyncio
 import contextlib
+import ipaddress
 import re
-from collections.abc import Callable
+import socket
+from collections.abc import Callable, Sequence
 from typing import Final, Protocol, runtime_checkable
 
 import structlog
@@ -114,6 +116,64 @@ class Troubled(Protocol):
     def trouble(self) -> str:
         """The error that a person must correct, in one line; "" if none."""
         ...
+
+
+_RESOLVE_S: Final = 2.0
+
+
+class Resolver:
+    """Looks one name up without ever waiting long: on an outage the name service is often the first to go.
+
+    A look-up cannot be stopped, so there is never more than one of them: each holds one of the few threads that other
+    work waits for. While it hangs the old addresses serve.
+    """
+
+    def __init__(self, host: str, error: Callable[[str], Exception]) -> None:
+        """Do not look it up yet. error: what is raised, of one line for the operator."""
+        self._host, self._error = host, error
+        self._known: list[str] = []
+        self._running: asyncio.Future[list[str]] | None = None
+        with contextlib.suppress(ValueError):
+            self._known = [str(ipaddress.ip_address(host))]
+        self._is_address = bool(self._known)
+
+    async def addresses(self, limit_s: float = _RESOLVE_S) -> Sequence[str]:
+        """Return what to connect to, IPv4 first. Raises the error when no address is known."""
+        if self._is_address:
+            return self._known
+        if self._running is None:
+            self._running = asyncio.get_running_loop().create_task(self._look_up())
+            self._running.add_done_callback(lambda done: done.cancelled() or done.exception())
+        try:
+            async with asyncio.timeout(limit_s):
+                found = await asyncio.shield(self._running)
+        except (OSError, TimeoutError, UnicodeError) as error:
+            if not isinstance(error, TimeoutError):
+                self._running = None
+            if self._known:
+                return self._known
+            because = why_not_found(error)
+            msg = f"cannot look up {self._host}: {because} (an address in the settings needs no name service)"
+            raise self._error(msg) from error
+        self._running = None
+        self._known = found
+        return found
+
+    async def _look_up(self) -> list[str]:
+        found = await asyncio.get_running_loop().getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
+        found.sort(key=lambda one: one[0] is not socket.AF_INET)
+        return list(dict.fromkeys(_with_zone(*one[4]) for one in found))
+
+    def close(self) -> None:
+        """Wait for no look-up any more."""
+        if self._running is not None:
+            self._running.cancel()
+            self._running = None
+
+
+def _with_zone(address: str, _port: int, *more: int) -> str:
+    """Return an address of the socket module, with the number of its interface where it is good on one link only."""
+    return f"{address}%{more[1]}" if any(more[1:]) and "%" not in address else address
 
 
 def why_not_found(error: Exception) -> str:

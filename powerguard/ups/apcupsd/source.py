@@ -5,10 +5,9 @@ From a status of apcupsd to what it says in our words: pure, and as slow to beli
 
 import asyncio
 import contextlib
-import errno
 import math
 import random
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
@@ -18,7 +17,7 @@ from powerguard.clock import Clock, boottime_s
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.protocol import PORT, Flag, NisError, Reply, Status, parse_status, request
-from powerguard.ups.base import Bell, Notices, Publish, why_not_found
+from powerguard.ups.base import Bell, Notices, Publish, Resolver
 from powerguard.ups.profiles import text_values
 from powerguard.ups.profiles.decode import Draft
 from powerguard.ups.profiles.vocabulary import State
@@ -125,13 +124,17 @@ def source_name(options: ApcupsdOptions) -> str:
     return f"apcupsd:{options.host}" if options.port == PORT else f"apcupsd:{_where(options)}"
 
 
+Streams = tuple[asyncio.StreamReader, asyncio.StreamWriter]
+
+
 class NisClient:
     """Asks one apcupsd, over a connection that is kept. Raises NisError only."""
 
     def __init__(self, options: ApcupsdOptions) -> None:
         """Do not connect yet."""
         self._options = options
-        self._streams: tuple[asyncio.StreamReader, asyncio.StreamWriter] | None = None
+        self._resolver = Resolver(options.host, OSError)
+        self._streams: Streams | None = None
 
     async def status(self, limit_s: float) -> Status:
         """Ask for a status. A kept connection that proves dead is replaced at once: apcupsd was restarted."""
@@ -140,30 +143,37 @@ class NisClient:
             async with asyncio.timeout(limit_s):
                 if self._streams is not None:
                     with contextlib.suppress(OSError, EOFError):
-                        return await self._ask()
-                    self.close()
-                return await self._ask()
+                        return await self._ask(self._streams)
+                    self._drop()
+                addresses = await self._resolver.addresses(limit_s / 2)
+                self._streams = await self._connect(addresses)
+                return await self._ask(self._streams)
         except NisError as error:
-            self.close()
+            self._drop()
             msg = f"{where} {error}"
             raise NisError(msg) from error
         except TimeoutError as error:
-            self.close()
+            self._drop()
             msg = f"no answer from {where} in time: apcupsd hangs, or waits for its UPS"
             raise NisError(msg) from error
-        except (OSError, EOFError, UnicodeError) as error:
-            self.close()
+        except (OSError, EOFError) as error:
+            self._drop()
             msg = f"{where}: {_why(error)}"
             raise NisError(msg) from error
         except BaseException:
-            self.close()
+            self._drop()
             raise
 
-    async def _ask(self) -> Status:
-        if self._streams is None:
-            host, port = self._options.host, self._options.port
-            self._streams = await asyncio.open_connection(host, port, limit=_CHUNK_BYTES)
-        reader, writer = self._streams
+    async def _connect(self, addresses: Sequence[str]) -> Streams:
+        """Connect to the first address that answers: `localhost` is ::1 as well, where apcupsd never listens."""
+        *others, last = addresses
+        for address in others:
+            with contextlib.suppress(OSError):
+                return await asyncio.open_connection(address, self._options.port, limit=_CHUNK_BYTES)
+        return await asyncio.open_connection(last, self._options.port, limit=_CHUNK_BYTES)
+
+    async def _ask(self, streams: Streams) -> Status:
+        reader, writer = streams
         writer.write(request("status"))
         await writer.drain()
         reply = Reply()
@@ -177,7 +187,12 @@ class NisClient:
                 return parse_status(frames)
 
     def close(self) -> None:
-        """Close it; the next request connects again."""
+        """Close it, and wait for no look-up of its name any more."""
+        self._resolver.close()
+        self._drop()
+
+    def _drop(self) -> None:
+        """Close the connection; the next request connects again."""
         streams, self._streams = self._streams, None
         if streams is not None:
             streams[1].transport.abort()
@@ -186,20 +201,14 @@ class NisClient:
 _HUNG_UP = "hangs up without an answer (does hosts.allow or hosts.deny there keep this host out?)"
 
 
-_REFUSED = f"[Errno {errno.ECONNREFUSED}]"
-"""asyncio makes one error of several, with their texts: `localhost` is ::1 as well, where apcupsd never listens."""
-
-
-def _why(error: OSError | EOFError | UnicodeError) -> str:
+def _why(error: OSError | EOFError) -> str:
     """Say what an operator would do about it."""
-    if isinstance(error, ConnectionRefusedError) or _REFUSED in str(error):
+    if isinstance(error, ConnectionRefusedError):
         return (
             "connection refused: check that apcupsd runs with NETSERVER on, and NISIP and NISPORT as in these settings"
         )
     if isinstance(error, ConnectionResetError):
         return _HUNG_UP
-    if isinstance(error, UnicodeError):
-        return why_not_found(error)
     return getattr(error, "strerror", None) or str(error)
 
 

@@ -11,7 +11,6 @@ driver's result; without that, only what can be read back afterwards counts.
 
 import asyncio
 import contextlib
-import ipaddress
 import os
 import socket
 import ssl
@@ -21,12 +20,11 @@ from contextlib import asynccontextmanager
 from typing import Final
 
 from powerguard.options import SecretError
-from powerguard.ups.base import why_not_found
+from powerguard.ups.base import Resolver, why_not_found
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.nut.protocol import Answer, Decoder, Err, Line, NutError, Ok, Table, encode
 from powerguard.ups.profiles.vocabulary import DeviceError
 
-_RESOLVE_S: Final = 2.0
 _CLOSE_S: Final = 0.5
 _QUICK_ACK: Final = getattr(socket, "TCP_QUICKACK", None)
 
@@ -107,56 +105,6 @@ def _reason(error: BaseException) -> str:
     if isinstance(error, OSError):
         return error.strerror or type(error).__name__
     return type(error).__name__
-
-
-class Resolver:
-    """Looks one name up without ever waiting long: on an outage the name service is often the first to go.
-
-    A look-up cannot be stopped, so there is never more than one of them; while it hangs the old addresses serve.
-    """
-
-    def __init__(self, host: str, port: int) -> None:
-        """Do not look it up yet."""
-        self._host, self._port = host, port
-        self._known: list[str] = []
-        self._running: asyncio.Future[list[str]] | None = None
-        with contextlib.suppress(ValueError):
-            self._known = [str(ipaddress.ip_address(host))]
-        self._is_address = bool(self._known)
-
-    async def addresses(self) -> Sequence[str]:
-        """Return what to connect to, IPv4 first. Raises LinkError when no address is known."""
-        if self._is_address:
-            return self._known
-        if self._running is None:
-            self._running = asyncio.get_running_loop().create_task(self._look_up())
-            self._running.add_done_callback(lambda done: done.cancelled() or done.exception())
-        try:
-            async with asyncio.timeout(_RESOLVE_S):
-                found = await asyncio.shield(self._running)
-        except (OSError, TimeoutError, UnicodeError) as error:
-            if not isinstance(error, TimeoutError):
-                self._running = None
-            if self._known:
-                return self._known
-            because = why_not_found(error)
-            msg = f"cannot look up {self._host}: {because} (an address in the settings needs no name service)"
-            raise LinkError(msg) from error
-        self._running = None
-        self._known = found
-        return found
-
-    async def _look_up(self) -> list[str]:
-        loop = asyncio.get_running_loop()
-        found = await loop.getaddrinfo(self._host, self._port, type=socket.SOCK_STREAM)
-        found.sort(key=lambda one: one[0] is not socket.AF_INET)
-        return list(dict.fromkeys(str(one[4][0]) for one in found))
-
-    def close(self) -> None:
-        """Wait for no look-up any more."""
-        if self._running is not None:
-            self._running.cancel()
-            self._running = None
 
 
 class Link:
@@ -421,7 +369,7 @@ async def opened(options: NutOptions, *, reads_only: bool = False) -> AsyncItera
     if not reads_only and (options.user is None or options.password is None):
         msg = f"upsd at {options.host}:{options.port}: orders need user and password in the source's settings"
         raise DeviceError(msg)
-    resolver = Resolver(options.host, options.port)
+    resolver = Resolver(options.host, LinkError)
     link: Link | None = None
     where = f"upsd at {options.host}:{options.port}"
     try:

@@ -18,8 +18,8 @@ import structlog
 from powerguard.clock import Clock
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.options import SecretError
-from powerguard.ups.base import Notices, Publish
-from powerguard.ups.nut.connection import LateError, Link, LinkError, Resolver, TlsError
+from powerguard.ups.base import Notices, Publish, Resolver
+from powerguard.ups.nut.connection import LateError, Link, LinkError, TlsError
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.nut.protocol import Answer, Err, Line, NutError, Ok, Table, encode
 from powerguard.ups.nut.variables import STATUS, WANTED, DecodedVariables, forgeable_behind, interpret, slow_behind
@@ -218,7 +218,7 @@ class NutSource:
         self._where = _where(options)
         self._woken = asyncio.Event()
         self._asked = False
-        self._resolver = Resolver(options.host, options.port)
+        self._resolver = Resolver(options.host, LinkError)
         self._link: Link | None = None
         self._login = Login(options, clock)
         self._plain_until_s = 0.0

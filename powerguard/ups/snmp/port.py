@@ -8,16 +8,14 @@
 
 import asyncio
 import contextlib
-import ipaddress
 import math
-import socket
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Any, Final, Literal, Protocol
+from typing import Final, Literal, Protocol
 
 from powerguard.options import SecretError
-from powerguard.ups.base import why_not_found
+from powerguard.ups.base import Resolver
 from powerguard.ups.profiles.vocabulary import Answer, DeviceError, Missing, below, parts
 from powerguard.ups.snmp.engine import (
     GET,
@@ -35,10 +33,7 @@ from powerguard.ups.snmp.engine import (
 )
 from powerguard.ups.snmp.options import SnmpOptions
 
-_RESOLVE_S: Final = 2.0
-
-Address = tuple[Any, ...]
-"""As the socket module has it: (host, port), of IPv6 with two numbers more."""
+Address = tuple[str, int]
 Asked = tuple[int, int, dict[str, Answer]]
 """Error status, error index, and what was answered, by OID."""
 
@@ -64,6 +59,7 @@ class CardAddress:
         self.again = False
         self._options = options
         self._known: Address | None = None
+        self._resolver = Resolver(options.host, SnmpError)
 
     def silent(self, tries_s: float, check: str, late: str) -> SnmpError:
         """Return what to say of a card that did not answer for so long; its address is looked up again.
@@ -80,29 +76,18 @@ class CardAddress:
         """Return it, looked up if that is due; while the name service is down the old address serves."""
         if self._known is not None and not self.again:
             return self._known
-        try:
-            address = await self._resolve()
-        except (OSError, TimeoutError, UnicodeError) as error:
-            if self._known is not None:
-                return self._known
-            because = why_not_found(error)
-            msg = f"cannot look up {self._options.host}: {because} (an address in the settings needs no name service)"
-            raise SnmpError(msg) from error
+        # The first one: of a name with both many cards have an IPv6 address and no SNMP on it.
+        address = (await self._resolver.addresses())[0]
         self.again = False
-        if "%" in address[0] or any(address[3:]):  # numbers of interfaces change
-            msg = f"{self.where}: {address[0]} is good on one link only: name an address of the card without a zone"
+        if "%" in address:  # numbers of interfaces change
+            msg = f"{self.where}: {address} is good on one link only: name an address of the card without a zone"
             raise SnmpError(msg)
-        self._known = address
-        return address
+        self._known = (address, self._options.port)
+        return self._known
 
-    async def _resolve(self) -> Address:
-        host, port = self._options.host, self._options.port
-        with contextlib.suppress(ValueError):
-            return (host, port) if ipaddress.ip_address(host).version == 4 else (host, port, 0, 0)
-        async with asyncio.timeout(_RESOLVE_S):
-            found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_DGRAM)
-        # A name with both: many cards have an IPv6 address and no SNMP on it.
-        return tuple(min(found, key=lambda one: one[0] is not socket.AF_INET)[4])
+    def close(self) -> None:
+        """Wait for no look-up any more."""
+        self._resolver.close()
 
 
 _GOOD_S: Final = 30.0
@@ -222,6 +207,7 @@ class CardPort:
 
     async def close(self) -> None:
         """Forget the target."""
+        self._address.close()
         sockets = [self._old, self._socket]
         self._old = self._socket = None
         for each in sockets:
@@ -381,7 +367,7 @@ class CardPort:
                 self._access = await self._read()
             made = CardSocket(await engine_for(self._access.user), self._access, self._heard)
             try:
-                await made.open(address[:2])
+                await made.open(address)
             except OSError as error:
                 msg = f"no way to {self.where}: {error.strerror or error}"
                 raise SnmpError(msg, unanswered=True) from error

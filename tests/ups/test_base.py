@@ -1,0 +1,81 @@
+"""What sources share: one look-up of a name at a time, whatever the name service does."""
+
+import asyncio
+import socket
+from collections.abc import Callable
+from typing import Any
+
+import pytest
+
+from powerguard.clock import boottime_s
+from powerguard.core.model.events import Reading, SourceFailed
+from powerguard.ups.apcupsd.options import ApcupsdOptions
+from powerguard.ups.apcupsd.source import ApcupsdSource
+from powerguard.ups.base import Resolver, Source
+from powerguard.ups.nut.options import NutOptions
+from powerguard.ups.nut.source import NutSource
+from powerguard.ups.snmp.options import SnmpOptions
+from powerguard.ups.snmp.source import SnmpSource
+
+HOST = "ups.example"
+SOURCES: dict[str, Callable[[], Source]] = {
+    "snmp": lambda: SnmpSource(SnmpOptions(kind="snmp", host=HOST, timeout_s=0.5), ups="a", clock=boottime_s),
+    "nut": lambda: NutSource(NutOptions(kind="nut", host=HOST, name="a", timeout_s=0.5), ups="a", clock=boottime_s),
+    "apcupsd": lambda: ApcupsdSource(
+        ApcupsdOptions(kind="apcupsd", host=HOST, timeout_s=0.5), ups="a", clock=boottime_s
+    ),
+}
+
+
+class Loop(asyncio.SelectorEventLoop):
+    """A name service that answers while it is there, and else never; each look-up takes a thread for as long."""
+
+    def __init__(self) -> None:
+        super().__init__()
+        self.found: list[Any] | None = None
+        self.asked = 0
+
+    async def getaddrinfo(self, *_: object, **__: object) -> list[Any]:
+        self.asked += 1
+        if self.found is None:
+            await asyncio.Event().wait()
+        return self.found or []
+
+
+async def until_lost(source: Source) -> SourceFailed:
+    heard: asyncio.Queue[Reading | SourceFailed] = asyncio.Queue()
+    async with asyncio.timeout(60), asyncio.TaskGroup() as group:
+        polling = group.create_task(source.run(heard.put_nowait))
+        while not isinstance(told := await heard.get(), SourceFailed) or not told.lost:
+            source.poll_now()
+        polling.cancel()
+    return told
+
+
+@pytest.mark.parametrize("kind", SOURCES)
+def test_a_name_service_that_hangs_is_asked_once(kind: str) -> None:
+    """A look-up cannot be stopped, and holds one of the threads that read passwords and write orders down."""
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        failed = runner.run(until_lost(SOURCES[kind]()))
+        loop = runner.get_loop()
+    assert isinstance(loop, Loop)
+    assert loop.asked == 1
+    assert f"cannot look up {HOST}: no answer from the name service" in failed.reason
+
+
+def test_the_old_addresses_serve_while_the_name_service_hangs() -> None:
+    resolver = Resolver(HOST, OSError)
+    v4 = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))
+    v6 = (socket.AF_INET6, socket.SOCK_STREAM, 6, "", ("fe80::1", 0, 0, 3))
+
+    async def told(loop: Loop, found: list[Any] | None) -> list[str]:
+        loop.found = found
+        return list(await resolver.addresses(0.01))
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, Loop)
+        assert runner.run(told(loop, [v6, v4])) == ["192.0.2.1", "fe80::1%3"]
+        assert runner.run(told(loop, None)) == ["192.0.2.1", "fe80::1%3"]
+        resolver.close()
+        assert runner.run(told(loop, [v4])) == ["192.0.2.1"]
