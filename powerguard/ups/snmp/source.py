@@ -280,14 +280,16 @@ class SnmpSource:
             for problem in self._profiles.problems:
                 log.error("profile_refused", ups=self._ups, because=problem)
         plan = await discover(self._port, _where(self._options), self._profiles, self._options.profile)
-        log.info(
-            "source_found",
-            ups=self._ups,
-            source=self.name,
-            profiles=[profile.name for profile in plan.profiles],
-            device=plan.identity.sys_descr,
-            objects=len(plan.oids),
-        )
+        known = self._plan
+        if known is None or (known.profiles, set(known.oids)) != (plan.profiles, set(plan.oids)):
+            log.info(
+                "source_found",
+                ups=self._ups,
+                source=self.name,
+                profiles=[profile.name for profile in plan.profiles],
+                device=plan.identity.sys_descr,
+                objects=len(plan.oids),
+            )
         device = f"{plan.profiles[0].name} {plan.identity.sys_object_id}"
         if self._device not in ("", device):
             because = "another card or UPS answers there; if its battery is another: `powerguard battery replaced`"

@@ -229,6 +229,17 @@ async def test_a_rebooted_card_is_looked_at_anew() -> None:
     assert [entry["up_s"] for entry in logs if entry["event"] == "card_rebooted"] == [3]
 
 
+async def test_a_card_that_is_as_it_was_is_no_news() -> None:
+    """It is looked at again every five minutes."""
+    values = table("apc")
+    with capture_logs() as logs:
+        async with card(values) as agent, listening(agent, poll_s=10.0, limit_s=1000.0) as (_, heard):
+            began_s = now_s()
+            while now_s() - began_s < 320.0:
+                await until(heard, Reading)
+    assert [entry["event"] for entry in logs].count("source_found") == 1
+
+
 async def test_another_card_takes_the_place() -> None:
     """An address that suddenly belongs to another family: found at once, and told, for its battery is another, too."""
     values = table("apc")
