@@ -330,6 +330,7 @@ class NutSource:
 
     async def _poll_and_publish(self, publish: Publish, *, whole: bool) -> None:
         self._late = False
+        plain_until_s = self._plain_until_s
         try:
             link = await self._connected()
             told = await self._poll(link, whole=whole)
@@ -344,7 +345,8 @@ class NutSource:
             await self._drop()
             if not self._asked:
                 self._woken.clear()  # it has been looked at
-            self._put_off(str(error))
+            if self._plain_until_s <= plain_until_s:  # else the next try does without TLS, and need not wait
+                self._put_off(str(error))
             self._miss(publish, str(error))
         else:
             self._misses, self._is_lost = 0, False

@@ -366,6 +366,29 @@ async def test_tls_that_hangs_or_breaks_off(answer: bytes | None, says: str, tmp
     assert [entry["event"] for entry in logs if entry["log_level"] == "error"] == ["tls_broken"]
 
 
+async def test_tls_that_is_tried_again_costs_a_shared_ups_no_seconds(tmp_path: Path) -> None:
+    """Every five minutes: what was lost is not upsd, so there is no moment to draw."""
+
+    def answers(upsd: FakeUpsd, words: tuple[str, ...], writer: asyncio.StreamWriter) -> bytes | None:
+        if words != ("STARTTLS",):
+            return upsd.honest(words)
+        writer.close()
+        return None
+
+    clock, heard = Later(), Heard()
+    async with FakeUpsd(answer=answers).serving() as upsd:
+        settings = options(upsd.port, ca=str(make_certificate(tmp_path).cert))
+        source = NutSource(settings, ups="a", clock=clock, jitter=lambda: 1.0, spread_s=5.0)
+        task = asyncio.get_running_loop().create_task(source.run(heard.put_nowait))
+        await until(heard, Reading)
+        clock.ahead_s = 301.0
+        await fails(heard, "upsd closed the connection")
+        told = await heard.get()
+        task.cancel()
+        await asyncio.wait([task])
+    assert isinstance(told, Reading)
+
+
 async def test_the_authorities_are_read_once_and_outside_the_time_that_upsd_has(tmp_path: Path) -> None:
     """A busy machine takes a second for all of the system's; here they come through a pipe, and when we say so."""
     pipe = tmp_path / "ca.pem"
