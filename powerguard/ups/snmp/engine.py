@@ -12,6 +12,8 @@ What is overridden, each for a test that pysnmp 7.1.30 alone fails (decision 022
 - `_Usm`: the time that any message names is taken (test_nothing_is_sealed_for_a_time_that_nobody_proved), the digest
   of a message without a user is not looked at (test_what_is_forged_..., "a Report: without a user"), and notes of each
   message are kept (test_ten_thousand_polls_leave_nothing, test_garbage_is_counted_and_nothing_else).
+- `_Integers`: pyasn1 refuses an answer of version 1 or 2c with a number that lacks its first byte
+  (test_a_number_without_the_byte_that_makes_it_positive).
 """
 
 import asyncio
@@ -78,6 +80,16 @@ _PRIV: Final[dict[PrivProtocol, tuple[int, ...]]] = {
     "AES-192": config.USM_PRIV_CFB192_AES,
     "AES-256": config.USM_PRIV_CFB256_AES,
 }
+_UNSIGNED: Final = tuple(
+    kind
+    for module, names in (
+        (api.PROTOCOL_MODULES[0], ("Counter", "Gauge", "TimeTicks")),
+        (rfc1902, ("Counter32", "Gauge32", "Unsigned32", "TimeTicks", "Counter64")),
+    )
+    for kind in (getattr(module, name) for name in names)
+)
+_LONGEST_INTEGER: Final = 8
+"""Bytes of the largest one that a card may mean: a Counter64."""
 _TYPES: Final = {
     "integer": rfc1902.Integer32,
     "gauge": rfc1902.Gauge32,
@@ -633,12 +645,44 @@ def community_message(version: int, community: bytes, pdu: Any) -> bytes:  # noq
     return bytes(encoder.encode(message))
 
 
+class _Integers(decoder.IntegerPayloadDecoder):  # type: ignore[misc]
+    """Integers as cards send them: unsigned ones without the byte that makes them positive, and -1 as 2^32-1.
+
+    pyasn1 refuses a whole answer for one of them: a sysUpTime of 249 days would end the readings of such a card.
+    """
+
+    def valueDecoder(self, *told: Any, **options: Any) -> Any:  # noqa: ANN401, N802 - pyasn1's
+        return super().valueDecoder(*told, size=told[3], **options)
+
+    def _createComponent(self, spec: Any, tags: Any, value: int, *, size: int, **options: Any) -> Any:  # noqa: ANN401, N802 - pyasn1's
+        if value < 0 and size <= _LONGEST_INTEGER and isinstance(spec, _UNSIGNED):
+            value += 256**size
+        elif isinstance(spec, rfc1902.Integer32) and _LAST < value < 2**32:
+            value -= 2**32
+        return super()._createComponent(spec, tags, value, **options)
+
+
+class _Items(decoder.SingleItemDecoder):  # type: ignore[misc]
+    TYPE_MAP: Final = decoder.TYPE_MAP | {univ.Integer.typeId: _Integers()}
+
+
+class _Stream(decoder.StreamingDecoder):  # type: ignore[misc]
+    SINGLE_ITEM_DECODER = _Items
+
+
+class _Decoder(decoder.Decoder):  # type: ignore[misc]
+    STREAMING_DECODER = _Stream
+
+
+_decode: Final = _Decoder()
+
+
 def read_message(data: bytes) -> tuple[int, Any]:
     """Read the outside of a message. Raises MessageError."""
     try:
         version = int(api.decodeMessageVersion(data))
         spec = SNMPv3Message() if version == V3 else api.PROTOCOL_MODULES[version].Message()
-        return version, decoder.decode(data, asn1Spec=spec)[0]
+        return version, _decode(data, asn1Spec=spec)[0]
     except Exception as error:
         # pysnmp's and pyasn1's errors, and what their code trips over on hostile bytes.
         msg = "no SNMP message"

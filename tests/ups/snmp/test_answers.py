@@ -10,7 +10,17 @@ from contextlib import asynccontextmanager
 
 import pytest
 
-from powerguard.ups.snmp.engine import GET, Access, CardSocket, Response, User, engine_for, garbled_packets
+from powerguard.ups.snmp.engine import (
+    GET,
+    Access,
+    CardSocket,
+    Response,
+    User,
+    engine_for,
+    garbled_packets,
+    plain,
+    read_message,
+)
 from powerguard.ups.snmp.options import SnmpOptions
 from tests.ups import damage
 
@@ -89,6 +99,41 @@ async def fuzz(version: object, times: int) -> None:
 @pytest.mark.parametrize("version", VERSIONS)
 async def test_answers_with_bytes_changed(version: object) -> None:
     await fuzz(version, 500)
+
+
+def answer(version: int, value: bytes) -> bytes:
+    """Return an answer with one object; every length fits into a byte."""
+
+    def part(tag: int, *content: bytes) -> bytes:
+        whole = b"".join(content)
+        return bytes((tag, len(whole))) + whole
+
+    row = part(0x30, bytes.fromhex("06082b06010201010300"), value)
+    pdu = part(0xA2, b"\x02\x01\x05", b"\x02\x01\x00", b"\x02\x01\x00", part(0x30, row))
+    return part(0x30, bytes((2, 1, version)), b"\x04\x06public", pdu)
+
+
+@pytest.mark.parametrize("version", [0, 1])
+@pytest.mark.parametrize(
+    ("value", "number"),
+    [
+        ("4304b39961ed", 0xB39961ED),
+        ("430500b39961ed", 0xB39961ED),
+        ("4204ffffffff", 2**32 - 1),
+        ("420280e8", 33000),
+        ("0204ffffffff", -1),
+        ("02047fffffff", 2**31 - 1),
+    ],
+)
+def test_a_number_without_the_byte_that_makes_it_positive(version: int, value: str, number: int) -> None:
+    """Cards send these from 2^31 on: a sysUpTime of 249 days. One of them must not cost the whole answer."""
+    _, message = read_message(answer(version, bytes.fromhex(value)))
+    assert plain(message[2].getComponent()[3][0][1]) == number
+
+
+def test_minus_one_as_a_number_without_a_sign() -> None:
+    _, message = read_message(answer(1, bytes.fromhex("020500ffffffff")))
+    assert plain(message[2].getComponent()[3][0][1]) == -1
 
 
 @pytest.mark.slow
