@@ -112,25 +112,43 @@ def _roots(folder: Path) -> list[Path]:
     """Return the folder itself where checkpoints lie in it, else those in it that have some: one for each job."""
     if _has_some(folder):
         return [folder]
-    found = []
+    found: list[Path] = []
+    closed: PermissionError | None = None
     for path in _folders_in(folder)[: 8 * MOST_ROOTS]:
-        with contextlib.suppress(PermissionError, NotADirectoryError, FileNotFoundError):
-            if _has_some(path):
-                found.append(path)
+        try:
+            found += [path] if _has_some(path) else []
+        except PermissionError as error:
+            closed = error
+        except (NotADirectoryError, FileNotFoundError):
+            continue
+    if closed is not None and not found:
+        raise closed  # what lies there is unknown
     return found[:MOST_ROOTS] or [folder]
 
 
 def _has_some(folder: Path) -> bool:
     below = _folders_in(folder)
     named = any(step_of(path.name) is not None for path in below)
-    return named or (folder / SEAL).exists() or any((path / SEAL).exists() for path in below)
+    return named or (folder / SEAL).exists() or any(map(_is_sealed, below))
+
+
+def _is_sealed(folder: Path) -> bool:
+    """Say whether a seal lies in a folder. Another user's own, which may not be entered, counts as one without."""
+    with contextlib.suppress(PermissionError):
+        return (folder / SEAL).exists()
+    return False
 
 
 def _folders_in(folder: Path) -> list[Path]:
-    """Return the folders in this one, by the kernel's type of each entry, without a request to the file server."""
+    """Return the folders in this one, by the kernel's type of each entry, without a request to the file server.
+
+    lost+found of ext4 is not one: only root may enter it.
+    """
     with os.scandir(folder) as entries:
         listed = [each for each in itertools.islice(entries, MOST_ENTRIES) if not each.name.startswith(".")]
-    return sorted(Path(each.path) for each in listed if each.is_dir(follow_symlinks=False))
+    return sorted(
+        Path(each.path) for each in listed if each.name != "lost+found" and each.is_dir(follow_symlinks=False)
+    )
 
 
 def _newest(root: Path, how: str, by_s: float) -> Iterator[JobCheckpoint]:
@@ -220,7 +238,8 @@ def _read(found: Found, by_s: float) -> tuple[str, str]:
 def _sealed(root: Path, how: str, by_s: float) -> JobCheckpoint | None:
     """Return the newest sealed folder that holds, of this one and those in it; None: none is sealed."""
     found = JobCheckpoint(job="", root=str(root), because="no sealed checkpoint is whole")
-    folders = [path for path in (root, *_folders_in(root)) if (path / SEAL).exists()]
+    folders = [root] if (root / SEAL).exists() else []
+    folders += filter(_is_sealed, _folders_in(root))
     for path in sorted(folders, key=_order, reverse=True):
         try:
             verdict = glance(path)

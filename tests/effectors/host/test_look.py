@@ -156,6 +156,38 @@ async def test_sealed_and_foreign_checkpoints(tmp_path: Path, golden: Golden) ->
     golden("host-look", str(full["newest"]), "full")
 
 
+async def without_privileges(
+    argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+) -> Ended:
+    """Run a child as the daemon's user would: even as root it may enter no folder that is closed to it."""
+    drop = ["setpriv", "--inh-caps=-all", "--bounding-set=-all"] if os.geteuid() == 0 else []
+    return await run_child([*drop, *argv], limit_s=limit_s, stdin=stdin, env=env)
+
+
+@pytest.mark.parametrize("jobs", [False, True])
+@pytest.mark.parametrize("closed", ["lost+found", "alice"])
+async def test_a_folder_that_only_another_may_enter_hides_no_checkpoint_beside_it(
+    tmp_path: Path, closed: str, *, jobs: bool
+) -> None:
+    """Every ext4 file system has root's own lost+found, and users of one disk have folders that only they may enter."""
+    root = tmp_path / "disk"
+    save(root / "llm" if jobs else root, 100)
+    (root / closed).mkdir(mode=0)
+    found = await checks(tmp_path, root, spawn=without_gpus(without_privileges)).check()
+    assert "llm: step 100 " in str(found["newest"])
+    assert found["notes"] == ""
+
+
+@pytest.mark.parametrize(("closed", "note"), [("lost+found", ""), ("llm", "judged by its mount alone")])
+async def test_an_empty_disk_is_told_from_one_that_may_not_be_seen(tmp_path: Path, closed: str, note: str) -> None:
+    root = tmp_path / "disk"
+    (root / closed).mkdir(mode=0, parents=True)
+    found = await checks(tmp_path, root, spawn=without_gpus(without_privileges)).check()
+    assert found["newest"] == ""
+    assert note in str(found["notes"])
+    assert bool(found["notes"]) == bool(note)
+
+
 async def test_pipes_in_place_of_files_hang_nothing(tmp_path: Path) -> None:
     root = tmp_path / "llm"
     good = save(root, 100)
