@@ -165,7 +165,8 @@ class IntentFile:
         except FileNotFoundError:
             return IntentTable(), ""
         except OSError as error:
-            return IntentTable(), f"{self.path}: cannot be read ({error.strerror})"
+            why = f"cannot be read ({error.strerror})"
+            return IntentTable(), f"{self.path}: {why}; its intents do not count; {self._set_aside()}"
         except IntentFileError as error:
             return IntentTable(), f"{self.path}: {error}; its intents do not count; {self._set_aside()}"
 

@@ -114,10 +114,15 @@ def test_no_damage_is_taken_for_good(noise: bytes, at: int) -> None:
 
 
 def test_a_link_is_not_followed(tmp_path: Path) -> None:
+    """What cannot be read is kept for a person too: the next write would replace it."""
     other = tmp_path / "other"
     other.write_bytes(encode(TABLE, NOW))
     folder = tmp_path / "state"
     folder.mkdir()
     (folder / "intents.json").symlink_to(other)
-    table, why = IntentFile(folder).load(NOW)
+    store = IntentFile(folder)
+    table, why = store.load(NOW)
     assert (table, "cannot be read" in why) == (IntentTable(), True)
+    assert "its intents do not count; it was set aside as intents.json.damaged" in why
+    store.save(table, NOW)
+    assert (folder / "intents.json.damaged").read_bytes() == encode(TABLE, NOW)
