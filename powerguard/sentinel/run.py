@@ -400,16 +400,24 @@ class Sentinel:
         }
 
     async def _withdraw(self, asked: wire.Request) -> Answer:
-        intent = self.keeper.table.intents.get(asked.host)
-        was_there = intent is not None and intent.outage == asked.outage
+        was_there = self._end_withdrawn(asked)
+        error = await self.keeper.flush(DISK_LIMIT_S) if was_there or self.keeper.is_behind else ""
+        if not error and self._end_withdrawn(asked):  # the disk has taken an earlier request to store it only now
+            was_there = True
+            error = await self.keeper.flush(DISK_LIMIT_S)
         orders = self.keeper.table.orders(asked.host, asked.outage)
-        if was_there:
-            because = "the host is up and has withdrawn it"
-            self._end(End(host=asked.host, outage=asked.outage, how=Ending.WITHDRAWN, because=because))
-        error = await self.keeper.flush(DISK_LIMIT_S) if was_there or self.keeper.error else ""
         if error:
             return 503, refusal(f"withdrawn, but it would be back after a restart: {error}")
         return 200, {"object": "withdrawn", "outage": asked.outage, "was_there": was_there, "orders": orders}
+
+    def _end_withdrawn(self, asked: wire.Request) -> bool:
+        """End the intent that the host withdraws; say whether there was one."""
+        intent = self.keeper.table.intents.get(asked.host)
+        if intent is None or intent.outage != asked.outage:
+            return False
+        because = "the host is up and has withdrawn it"
+        self._end(End(host=asked.host, outage=asked.outage, how=Ending.WITHDRAWN, because=because))
+        return True
 
     def _hello(self, asked: wire.Request) -> dict[str, Any]:
         now_s, rules = self.clock(), self.hosts[asked.host]

@@ -188,7 +188,8 @@ log = structlog.get_logger()
 
 MAX_WAITING: Final = 64
 STAMP_S: Final = 60.0
-"""How often a file with intents is written again: across a reboot the wall clock counts from the last time only."""
+"""How often a file with intents is written again: across a reboot the wall clock counts from the last time only. And
+how often a write that failed is tried again."""
 
 Change = Callable[[IntentTable], IntentTable]
 
@@ -246,13 +247,18 @@ class IntentStore:
 
         return await self._within(write, limit_s)
 
-    async def run(self) -> None:
+    @property
+    def is_behind(self) -> bool:
+        """Whether the disk does not hold all that was asked for: a write runs, or has failed."""
+        return self._waiting > 0 or bool(self.error)
+
+    async def run(self, every_s: float = STAMP_S) -> None:
         """Write what has changed, and again while the disk does not take it. Never returns."""
         while True:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(STAMP_S):
+                async with asyncio.timeout(every_s):
                     await self._stale.wait()
-            if not self._stale.is_set() and not self.table.intents:
+            if not (self._stale.is_set() or self.table.intents or self.error):
                 continue
             self._stale.clear()
             was = self.error

@@ -7,6 +7,7 @@ import re
 import secrets
 import socket
 import ssl
+import threading
 import time
 from asyncio.subprocess import PIPE, STDOUT
 from pathlib import Path
@@ -25,6 +26,7 @@ from tests.peers.redfish import make_certificate
 from tests.sentinel.rig import KEYS, Rig, arm, disarm, running, settings_of, told
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+INTENT = Intent(host="n1", outage="o1", boot_id="b1", feeds=("a",), stored_s=0.0, not_before_s=0.0, expires_s=1e6)
 STORE = {"feeds": ("a",), "outage": "o1", "boot_id": "b1", "in_s": 30.0, "valid_s": 3600.0}
 
 
@@ -326,6 +328,21 @@ class Slow(IntentFile):
         super().save(table, now)
 
 
+class Held(IntentFile):
+    """A disk that takes nothing while it is not free. busy: a write has begun since it was held."""
+
+    def __init__(self, folder: Path) -> None:
+        super().__init__(folder)
+        self.free, self.busy = threading.Event(), threading.Event()
+        self.free.set()
+
+    def save(self, table: IntentTable, now: Clocks) -> None:
+        if not self.free.is_set():
+            self.busy.set()
+            self.free.wait(60.0)
+        super().save(table, now)
+
+
 class Full(IntentFile):
     full = True
 
@@ -371,16 +388,55 @@ async def test_a_full_disk_keeps_nobody_off_who_is_stored(tmp_path: Path) -> Non
         assert rig.outages == {}
 
 
+async def test_a_withdrawal_reaches_the_disk_once_it_has_room_again(tmp_path: Path) -> None:
+    """Without it the next start would bring the intent back, and power on a host that a person has switched off."""
+    disk = Full(tmp_path)
+    disk.full = False
+    now = Clocks(boot_id="b", boottime_s=10.0, wall_s=20.0)
+    async with asyncio.TaskGroup() as tasks:
+        keeper = IntentStore(disk, lambda: now, tasks)
+        assert await keeper.commit(lambda table: table.put(INTENT), 5.0) == ""
+        disk.full = True
+        keeper.apply(lambda table: table.drop("n1"))
+        writer = tasks.create_task(keeper.run(every_s=0.05))
+        while not keeper.error:  # noqa: ASYNC110 - the disk reports no failure
+            await asyncio.sleep(0.01)
+        disk.full = False
+        async with asyncio.timeout(20.0):
+            while keeper.error:  # noqa: ASYNC110 - nor its end
+                await asyncio.sleep(0.01)
+        writer.cancel()
+    assert disk.load(now) == (IntentTable(), "")
+
+
+async def test_a_withdrawal_overtakes_no_intent_on_its_way_to_the_disk(tmp_path: Path) -> None:
+    """The host waits for 2 s only: it may withdraw what the disk takes later."""
+    settings = settings_of(tmp_path / "state")
+    disk = Held(Path(settings.state))
+    async with running(tmp_path, settings, store=disk) as rig, aiohttp.ClientSession() as session:
+        client = Client(rig, session)
+        await rig.until(lambda: not rig.sentinel.keeper.is_behind)
+        disk.free.clear()
+        stores = asyncio.create_task(client.say("store"))
+        await asyncio.to_thread(disk.busy.wait, 20.0)
+        withdraws = asyncio.create_task(client.say("withdraw", outage="o1"))
+        await asyncio.wait((withdraws,), timeout=0.5)
+        disk.free.set()
+        assert await withdraws == 200
+        await stores
+        assert rig.outages == {}
+        assert disk.load(Clocks(boot_id="", boottime_s=0.0, wall_s=0.0))[0].intents == {}
+
+
 async def test_a_disk_that_hangs_holds_nobody_up(tmp_path: Path) -> None:
     """The caller is told in time; what the disk takes later counts later, and what came meanwhile is not lost."""
     disk = Slow(tmp_path)
     now = Clocks(boot_id="b", boottime_s=10.0, wall_s=20.0)
-    intent = Intent(host="n1", outage="o1", boot_id="b1", feeds=("a",), stored_s=0.0, not_before_s=0.0, expires_s=1e6)
     async with asyncio.TaskGroup() as tasks:
         keeper = IntentStore(disk, lambda: now, tasks)
         await keeper.load()
         disk.wait_s = 0.4
-        assert "has not taken it within 0.05 s" in await keeper.commit(lambda table: table.put(intent), 0.05)
+        assert "has not taken it within 0.05 s" in await keeper.commit(lambda table: table.put(INTENT), 0.05)
         assert keeper.table.intents == {}
         keeper.apply(lambda table: IntentTable(intents=table.intents, last_order_s=5.0))
         disk.wait_s = 0.0
