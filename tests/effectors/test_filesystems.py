@@ -13,7 +13,7 @@ from powerguard.core.model.actions import PollNow, SyncFilesystems
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, run_child
 from powerguard.effectors.host import syncfs_child
-from powerguard.effectors.host.filesystems import SyncEffector, distinct
+from powerguard.effectors.host.filesystems import SyncEffector, by_filesystem
 
 MOUNTINFO = r"""22 1 8:1 / / rw,relatime shared:1 - ext4 /dev/sda1 rw
 30 22 259:1 / /nvme rw shared:2 - xfs /dev/nvme0n1 rw
@@ -30,21 +30,21 @@ def order(seconds: float) -> SyncFilesystems:
 @pytest.mark.parametrize(
     ("paths", "chosen"),
     [
-        (["/nvme/a", "/nvme/b", "/nvme"], ["/nvme/a"]),
-        (["/nvme/a", "/nvme/nas/b", "/home/c"], ["/nvme/a", "/nvme/nas/b", "/home/c"]),
-        (["/also nvme/a", "/nvme/b"], ["/also nvme/a"]),
-        (["/nvme/x/../nas/a", "/nvme/nas"], ["/nvme/nas/a"]),
-        (["/nvmes"], ["/nvmes"]),
+        (["/nvme/a", "/nvme/b", "/nvme", "/nvme/a"], [["/nvme/a", "/nvme/b", "/nvme"]]),
+        (["/nvme/a", "/nvme/nas/b", "/home/c"], [["/nvme/a"], ["/nvme/nas/b"], ["/home/c"]]),
+        (["/also nvme/a", "/nvme/b"], [["/also nvme/a", "/nvme/b"]]),
+        (["/nvme/x/../nas/a", "/nvme/nas"], [["/nvme/nas/a", "/nvme/nas"]]),
+        (["/nvmes"], [["/nvmes"]]),
         ([], []),
     ],
 )
-def test_one_path_per_filesystem_without_touching_any(paths: list[str], chosen: list[str]) -> None:
+def test_by_filesystem_without_touching_any(paths: list[str], chosen: list[list[str]]) -> None:
     """A stat() of a path on a dead NFS server would hang the daemon."""
-    assert distinct(paths, MOUNTINFO) == chosen
+    assert by_filesystem(paths, MOUNTINFO) == chosen
 
 
 def test_where_no_mounts_are_listed_every_path_counts() -> None:
-    assert distinct(["/a", "/b", "/a"], "") == ["/a", "/b"]
+    assert by_filesystem(["/a", "/b", "/a"], "") == [["/a"], ["/b"]]
 
 
 async def test_real_filesystems_are_flushed(tmp_path: Path) -> None:
@@ -57,6 +57,29 @@ async def test_a_missing_folder_is_named_and_the_others_are_flushed(tmp_path: Pa
     effector = SyncEffector([str(tmp_path / "none"), "/proc"], mounts=tmp_path / "no mountinfo")
     with pytest.raises(EffectorError, match=r"1 of 2 filesystems not flushed: .*none: No such file or directory"):
         await effector.carry_out(order(60))
+
+
+async def test_a_link_to_another_filesystem_is_flushed_too(tmp_path: Path) -> None:
+    """By its name it lies on the disk of the first folder; the child follows it. A missing one is named."""
+    (tmp_path / "ckpt").symlink_to("/dev/shm")
+    code = (
+        "import runpy, sys; sys.argv = sys.argv[1:]; "
+        "sys.addaudithook(lambda name, told: name == 'open' and print(told[0])); "
+        "runpy.run_path(sys.argv[0], run_name='__main__')"
+    )
+    opened: list[str] = []
+
+    async def spawn(
+        argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        ended = await run_child([*argv[:3], "-c", code, *argv[3:]], limit_s=limit_s, stdin=stdin, env=env)
+        opened.extend(ended.stdout.decode().splitlines())
+        return ended
+
+    paths = [str(tmp_path), str(tmp_path / "ckpt"), str(tmp_path / "none")]
+    with pytest.raises(EffectorError, match=r"1 of 1 filesystems not flushed: \S*/none: No such file or directory$"):
+        await SyncEffector(paths, spawn=spawn).carry_out(order(60))
+    assert set(paths) <= set(opened)
 
 
 async def test_a_hung_one_holds_nothing_up(tmp_path: Path) -> None:

@@ -42,7 +42,7 @@ NETWORKED = frozenset(
 
 
 class SyncEffector:
-    """Carries out SyncFilesystems for these paths, one child per filesystem, all at once.
+    """Carries out SyncFilesystems for these paths, one child per listed filesystem, all at once.
 
     told: returns more paths, called each time: the folders that trainers report. spawn: starts the child. clock: that
     of the actions' deadlines. mounts: where the kernel lists the mount points.
@@ -68,28 +68,29 @@ class SyncEffector:
         if not isinstance(action, SyncFilesystems):
             msg = f"{type(action).__name__} is not an order to flush filesystems"
             raise EffectorError(msg)
-        chosen = distinct([*self._paths, *self._told()], self._listed())
+        chosen = by_filesystem([*self._paths, *self._told()], self._listed())
         limit_s = max(0.0, action.by_s - self._clock() - _LAST_WORDS_S)
         async with asyncio.TaskGroup() as group:
-            tasks = [group.create_task(self._flush(path, limit_s)) for path in chosen]
+            tasks = [group.create_task(self._flush(paths, limit_s)) for paths in chosen]
         faults = [fault for task in tasks if (fault := task.result())]
         if faults:
             msg = f"{len(faults)} of {len(chosen)} filesystems not flushed: " + "; ".join(faults)
             raise EffectorError(msg)
-        return (("filesystems", len(chosen)), ("paths", ", ".join(chosen)))
+        return (("filesystems", len(chosen)), ("paths", ", ".join(paths[0] for paths in chosen)))
 
-    async def _flush(self, path: str, limit_s: float) -> str:
+    async def _flush(self, paths: Sequence[str], limit_s: float) -> str:
         """Return the error; "" if there was none."""
-        argv = [sys.executable, "-I", "-S", str(syncfs_child.__file__), path]
+        argv = [sys.executable, "-I", "-S", str(syncfs_child.__file__), *paths]
+        named = ", ".join(paths)
         try:
             ended = await self._spawn(argv, limit_s=limit_s)
         except OSError as error:
-            return f"{path}: no child can be started ({error.strerror})"
+            return f"{named}: no child can be started ({error.strerror})"
         if ended.timed_out:
-            return f"{path}: not flushed within {limit_s:.1f} s (a hung disk or network file system)"
+            return f"{named}: not flushed within {limit_s:.1f} s (a hung disk or network file system)"
         if ended.returncode != 0:
-            reason = clean_text(ended.stderr.decode("utf-8", "replace").strip(), 200)
-            return f"{path}: {reason or f'the child ended with {ended.returncode}'}"
+            reason = clean_text("; ".join(ended.stderr.decode("utf-8", "replace").splitlines()), 200)
+            return reason or f"{named}: the child ended with {ended.returncode}"
         return ""
 
     def _listed(self) -> str:
@@ -112,7 +113,7 @@ class Mount(NamedTuple):
 def mount_of(path: str, mountinfo: str) -> Mount | None:
     """Return the mount that a path lies below, without touching it; None where none is listed.
 
-    mountinfo: as for `distinct`; type, source and the filesystem's own options follow " - ". Of several mounts
+    mountinfo: as for `by_filesystem`; type, source and the filesystem's own options follow " - ". Of several mounts
     over one another the last counts.
     """
     normal = os.path.normpath(path)
@@ -135,23 +136,23 @@ def kind_of(path: str, mountinfo: str) -> str:
     return "" if mount is None else mount.kind
 
 
-def distinct(paths: Sequence[str], mountinfo: str) -> list[str]:
-    """Return one path per filesystem, in order, without touching any of them.
+def by_filesystem(paths: Sequence[str], mountinfo: str) -> list[list[str]]:
+    """Return the paths by the filesystem whose mount point is above them, in order, without touching any of them.
 
-    mountinfo: text of /proc/self/mountinfo; proc(5): "36 35 98:0 /root /mount/point options ...", with space, tab,
-    newline and backslash in octal. Paths whose mount point is not listed all stay.
+    Below a symbolic link a path lies on another one, so none may stand for the others. mountinfo: text of
+    /proc/self/mountinfo; proc(5): "36 35 98:0 /root /mount/point options ...", with space, tab, newline and backslash
+    in octal. Paths whose mount point is not listed are apart.
     """
     mounts: dict[str, str] = {}
     for line in mountinfo.splitlines():
         fields = line.split(" ")
         if len(fields) > 4:
             mounts[_unescaped(fields[4])] = fields[2]
-    chosen: dict[str, str] = {}
-    for path in paths:
-        normal = os.path.normpath(path)
-        above = [normal, *map(str, Path(normal).parents)]
-        device = next((mounts[point] for point in above if point in mounts), normal)
-        chosen.setdefault(device, normal)
+    chosen: dict[str, list[str]] = {}
+    for path in dict.fromkeys(map(os.path.normpath, paths)):
+        above = [path, *map(str, Path(path).parents)]
+        device = next((mounts[point] for point in above if point in mounts), path)
+        chosen.setdefault(device, []).append(path)
     return list(chosen.values())
 
 
