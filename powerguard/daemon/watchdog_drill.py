@@ -81,6 +81,7 @@ class WatchdogDrill:
         self._pause = pause
         self._begun = asyncio.Event()
         self._underway = False
+        self._judging = False
 
     # --- Beginning -----------------------------------------------------------------------------------------------
 
@@ -164,6 +165,8 @@ class WatchdogDrill:
         refused = refused or checks.unsaved(host.state, host.clock())
         if not refused and host.host_kind != "systemd":
             refused = f"host.kind is {host.host_kind}: only powerguard-off (systemd) is sure to be done by then"
+        if not refused and self._judging:
+            refused = "the last drill is not judged yet, and judging stops the timer: repeat this in a few minutes"
         if refused:
             raise EffectorError(refused)
         seen = await watchdog.look(self._by_s())
@@ -213,11 +216,14 @@ class WatchdogDrill:
             if drill is None or drill.state != "pending":
                 return
             if drill.boot_id != self._host.boot_id:
+                self._judging = True
                 await self._judge(watchdog, drill)
             elif not await is_host_stopping(self._spawn):
                 await self._take_back(watchdog, drill, "the host was not powered off after it")
         except EffectorError as error:
             self._note("watchdog_drill_unjudged", str(error), Level.ERROR)
+        finally:
+            self._judging = False
 
     async def _judge(self, watchdog: "WatchdogEffector", drill: "DrillRecord") -> None:
         """Ask the BMC what brought the host back, record it, and stop a timer that is still armed."""
@@ -238,9 +244,11 @@ class WatchdogDrill:
         passed, why = verdict(drill, seen, boot_wall_s)
         if because:
             passed, why = False, f"board or firmware changed in between: {because}"
-        await self._end(watchdog, drill, passed=passed, because=why)
-        with contextlib.suppress(EffectorError):
-            await watchdog.disarm(self._by_s())
+        try:
+            await self._end(watchdog, drill, passed=passed, because=why)
+        finally:
+            with contextlib.suppress(EffectorError):
+                await watchdog.disarm(self._by_s())
 
     async def _end(self, watchdog: "WatchdogEffector", drill: "DrillRecord", *, passed: bool, because: str) -> None:
         judged = drill.judged(passed=passed, because=because, wall_s=self._host.wall())

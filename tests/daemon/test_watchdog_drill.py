@@ -251,6 +251,48 @@ async def test_the_next_boot_judges_stops_the_timer_and_from_then_on_it_may_be_a
 
 
 @needs_device
+async def test_a_result_that_cannot_be_written_leaves_no_timer_running(device: IpmiDevice) -> None:
+    """A host that a person has switched on early must not be power-cycled because its disk is full."""
+    async with bench(device) as mine:
+        DrillFile(device.folder).store(OLD)
+        (device.folder / f"{FILE}.new").mkdir()
+        device.set_timer(4, 3)
+        await mine.run_until(lambda: mine.daemon.notes and mine.daemon.notes[-1].event == "watchdog_drill_unjudged")
+        assert (mine.told["state"], device.timer[1]) == ("pending", 0)
+
+
+@needs_device
+async def test_none_begins_before_the_last_one_is_judged(device: IpmiDevice) -> None:
+    """Its judge would stop the timer of the new one, and the host would stay off."""
+    async with bench(device) as mine:
+        DrillFile(device.folder).store(OLD)
+        device.set_board(cause=4)
+        device.set_timer(4, 3, expired=0x10)
+        begun, judged = asyncio.Event(), asyncio.Event()
+
+        async def pause(_seconds: float) -> None:
+            begun.set()
+            await judged.wait()
+
+        mine.drill = WatchdogDrill(
+            mine.daemon, lambda: mine.effectors, spawn=mine.spawn, host_name=lambda: "gpu07", pause=pause
+        )
+        task = asyncio.get_running_loop().create_task(mine.drill.run())
+        await begun.wait()
+        assert "is not judged yet" in str((await mine.drill.plan())["refused"])
+        with pytest.raises(EffectorError, match="is not judged yet"):
+            await mine.drill.begin("root", "gpu07")
+        assert (mine.offs, mine.told["boot_id"]) == ([], OLD.boot_id)
+        judged.set()
+        async with asyncio.timeout(60.0):
+            while (await mine.drill.plan())["refused"]:  # noqa: ASYNC110 - a drill reports no end
+                await asyncio.sleep(0.1)
+        assert (mine.told["state"], device.timer[1]) == ("passed", 0)
+        assert await mine.drill.begin("root", "gpu07") > 100.0
+        task.cancel()
+
+
+@needs_device
 async def test_another_board_or_a_bmc_that_does_not_answer_is_no_proof(device: IpmiDevice) -> None:
     async with bench(device) as mine:
         DrillFile(device.folder).store(OLD)
