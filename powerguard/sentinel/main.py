@@ -222,12 +222,12 @@ async def _serve(
 
 
 async def _notify(notifier: Notifier, sentinel: Sentinel) -> None:
-    """Report progress to systemd while decisions continue."""
+    """Report progress to systemd while decisions continue: at once, for each reload begins this again."""
     notifier.ready()
     while True:
-        await rest(notifier.watchdog_every_s or HUNG_AFTER_S)
         if sentinel.clock() - sentinel.turned_s <= HUNG_AFTER_S:
             notifier.watchdog()
+        await rest(notifier.watchdog_every_s or HUNG_AFTER_S)
 
 
 def _check_state(folder: str) -> None:

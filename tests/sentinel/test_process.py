@@ -2,7 +2,10 @@
 
 import asyncio
 import contextlib
+import os
+import secrets
 import signal
+import socket
 import sys
 from collections.abc import AsyncIterator
 from pathlib import Path
@@ -54,11 +57,16 @@ class Program:
         return (self.folder / "log").read_text(encoding="utf-8")
 
     @contextlib.asynccontextmanager
-    async def running(self) -> AsyncIterator[asyncio.subprocess.Process]:
+    async def running(self, **environ: str) -> AsyncIterator[asyncio.subprocess.Process]:
         argv = (sys.executable, "-m", "powerguard", "sentinel", "--config", str(self.folder / "sentinel.yaml"))
         with (self.folder / "log").open("ab") as log:
             process = await asyncio.create_subprocess_exec(
-                *argv, stdin=asyncio.subprocess.DEVNULL, stdout=log, stderr=log, cwd=Path(__file__).parents[2]
+                *argv,
+                stdin=asyncio.subprocess.DEVNULL,
+                stdout=log,
+                stderr=log,
+                cwd=Path(__file__).parents[2],
+                env={**os.environ, **environ},
             )
         try:
             await self._listens(process)
@@ -143,6 +151,24 @@ async def test_settings_are_read_anew_and_what_stands_stays(tmp_path: Path) -> N
             assert await process.wait() == 0
     assert "intents=n1" in program.log
     assert "Traceback" not in program.log
+
+
+async def test_systemd_hears_of_progress_after_each_reload(tmp_path: Path) -> None:
+    """Two reloads in one interval of the watchdog must not end in a kill."""
+    program = Program(tmp_path, nut=1, bmc=1, password="x")
+    name = f"pg-{os.getpid()}-{secrets.token_hex(4)}"
+    with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+        manager.bind(f"\0{name}")
+        manager.settimeout(20.0)
+
+        def hears(*words: bytes) -> None:
+            assert [manager.recv(4096).partition(b"\n")[0] for _ in words] == list(words)
+
+        async with program.running(NOTIFY_SOCKET=f"@{name}", WATCHDOG_USEC="3600000000") as process:
+            await asyncio.to_thread(hears, b"READY=1", b"WATCHDOG=1")
+            for _ in range(2):
+                process.send_signal(signal.SIGHUP)
+                await asyncio.to_thread(hears, b"RELOADING=1", b"READY=1", b"WATCHDOG=1")
 
 
 @pytest.mark.slow
