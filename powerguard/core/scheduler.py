@@ -17,6 +17,8 @@ from powerguard.core.model.state import Emergency, NodeMarked, OnBattery, Online
 from powerguard.core.supply import fusion
 
 LIMIT_S: Final = 10.0
+DRAIN_LIMIT_S: Final = LIMIT_S + 30.0
+"""Longest `scheduler.spread_s`, for which a host waits first, and then the order itself."""
 AGAIN_S: Final = 5.0
 """Between two orders in an outage, while the scheduler does not do what it was asked."""
 LATER_S: Final = 60.0
@@ -67,7 +69,7 @@ def _drain(turn: Turn, node: NodeMarked | None) -> NodeMarked | None:
     node = _of_this(turn, node)
     if node.drained or node.left or turn.now_s < node.retry_at_s:
         return node
-    order = turn.order(DrainNode, limit_s=LIMIT_S, outage=node.outage)
+    order = turn.order(DrainNode, limit_s=DRAIN_LIMIT_S, outage=node.outage)
     node = replace(node, order=order, returning=False, at_s=turn.now_s)
     turn.owe(node)
     return node

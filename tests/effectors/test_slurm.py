@@ -13,13 +13,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from annotated_types import Le
 
 from powerguard.core.model.actions import Action, DrainNode, LeaveNode, ReturnNode, SignalJobs
+from powerguard.core.scheduler import DRAIN_LIMIT_S
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.options import SchedulerOptions
 from powerguard.effectors.root_helper import RefusedError
 from powerguard.effectors.slurm import helper
-from powerguard.effectors.slurm.effector import SlurmEffector, findings
+from powerguard.effectors.slurm.effector import LIMIT_S, SlurmEffector, findings
 from tests.peers import slurm
 from tests.peers.slurm import Cluster
 
@@ -87,6 +89,13 @@ def test_drained_once_with_a_mark_of_the_outage_and_given_back(rig: Cluster, pat
     assert do(path, give_back("o-2"))["did"] == "resumed"
     assert rig.node("gpu1")["State"].startswith("IDLE")
     assert do(path, give_back("o-2"))["did"] == "in_service"
+
+
+def test_the_longest_spread_leaves_time_for_the_word() -> None:
+    """A host that waits until its order has ended is never drained."""
+    (most_s,) = [each.le for each in SchedulerOptions.model_fields["spread_s"].metadata if isinstance(each, Le)]
+    assert isinstance(most_s, float)
+    assert most_s + LIMIT_S <= DRAIN_LIMIT_S
 
 
 @pytest.mark.parametrize("state", ["DRAIN", "DOWN"])
