@@ -129,6 +129,21 @@ def test_our_mark_with_words_of_a_person_is_theirs(rig: Cluster, path: Path, mor
     assert "DRAIN" in rig.state("gpu1")
 
 
+@pytest.mark.parametrize(("more", "did"), [("", "resumed"), ("        bad disk", "not_ours")])
+def test_what_newer_versions_print_below_the_reason_is_not_part_of_it(
+    rig: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch, more: str, did: str
+) -> None:
+    """From 23.02 on, the reservation that a node is in; a further line of the reason is eight spaces in."""
+    monkeypatch.setenv("SLURM_CONF", str(rig.conf))
+    monkeypatch.setenv("PATH", f"{tmp_path}:{rig.env['PATH']}")
+    real = shutil.which("scontrol", path=rig.env["PATH"])
+    below = f"{more} InstanceId=i-1 InstanceType=y ReservationName=class"
+    program(tmp_path, "scontrol", f'{real} "$@" | sed "s/ Reason=.*/&{below}/"')
+    word: dict[str, object] = {"node": "gpu1", "outage": "o-1"}
+    assert helper.carry_out({**word, "word": "drain", "ups": "a"})["did"] == "drained"
+    assert helper.carry_out({**word, "word": "return", "hold": False, "jobs": []})["did"] == did
+
+
 def test_a_comment_of_several_lines_adds_no_job(rig: Cluster, path: Path) -> None:
     """Anybody may submit it; root would requeue or signal the job of another user that the second line names."""
     line = f"{'999999':<32}{'R':<4}{'gpu1':<72}{'1':<8}powerguard:signal=TERM"

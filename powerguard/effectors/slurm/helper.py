@@ -229,11 +229,14 @@ def _node(request: Request) -> Node:
 
 
 def _reason(text: str) -> str:
-    """Return the Reason, with the lines below its first one, which stand behind who wrote it and when; "": none."""
+    """Return the Reason, with the lines below its first one, which stand behind who wrote it and when; "": none.
+
+    Such a line is eight spaces in, and a further field one: Comment, Extra, InstanceId, ReservationName.
+    """
     found = _REASON.search(text.rstrip())
     if found is None:
         return ""
-    below = re.sub(r"^ \[[^\]]*\]|\s(Comment|Extra)=.*", "", found[2] or "", flags=re.DOTALL)
+    below = re.sub(r"^ \[[^\]]*\]|(?<! ) [A-Z]\w*=.*", "", found[2] or "", flags=re.DOTALL)
     return " ".join(f"{found[1]} {below}".split())
 
 
