@@ -15,7 +15,7 @@ from typing import Any, Final
 import structlog
 
 from powerguard.clock import Clock, boot_id, boottime_s
-from powerguard.core.model.events import Reading, SourceFailed
+from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Feed, Supply
 from powerguard.core.supply.fusion import is_fresh, is_stable, lose, observe, plausible
@@ -79,8 +79,14 @@ def _absent(policy: Policy, feed: Feed, now_s: float) -> str:
     if feed.fsd_at_s is not None or reading.forced_shutdown:
         return "a forced shutdown is set (NUT: FSD)"
     if feed.supply is not Supply.UTILITY or feed.suspect:
-        return f"on {reading.output_source}"
+        return _NO_UTILITY.get(reading.output_source, f"on {reading.output_source}")
     return ""
+
+
+_NO_UTILITY: Final = {
+    OutputSource.OFF: "its output is off",
+    OutputSource.UNKNOWN: "does not report what its output comes from",
+}
 
 
 def _wanting(policy: Policy, feed: Feed, now_s: float, stable_s: float, charge_pct: float) -> str:

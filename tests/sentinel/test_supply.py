@@ -66,8 +66,8 @@ def test_since_when_there_is_utility() -> None:
         ([*steady(0, 20), reading(21, BATTERY, input_present=None)], 21.0, "on battery"),
         ([*steady(0, 20), reading(21, BATTERY), reading(22, BATTERY), *steady(23, 28)], 28.0, "on utility for 5 of 10"),
         ([reading(0, BATTERY, input_present=None)], 0.0, "on battery"),
-        ([reading(float(at), OutputSource.OFF) for at in range(12)], 11.0, "on off"),
-        ([reading(float(at), OutputSource.UNKNOWN) for at in range(12)], 11.0, "on unknown"),
+        ([reading(float(at), OutputSource.OFF) for at in range(12)], 11.0, "its output is off"),
+        ([reading(float(at), OutputSource.UNKNOWN) for at in range(12)], 11.0, "does not report what its output"),
         ([*steady(0, 20), reading(21, output_off_in_s=60.0)], 21.0, "a countdown to output off runs"),
         ([*steady(0, 20), reading(21, output_off_in_s=60.0), reading(22, output_off_in_s=59.0)], 22.0, "a countdown"),
         (
