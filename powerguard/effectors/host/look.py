@@ -51,10 +51,11 @@ class HostGpu:
 class Gpus:
     """The GPUs as they are now. because: why they cannot be asked, "" if they can. faults: of single ones.
 
-    cards: NVIDIA devices that the kernel lists.
+    silent: how many are listed, but do not identify themselves. cards: NVIDIA devices that the kernel lists.
     """
 
     there: tuple[HostGpu, ...] = ()
+    silent: int = 0
     faults: tuple[str, ...] = ()
     worn: tuple[str, ...] = ()
     because: str = ""
@@ -174,7 +175,7 @@ def _gpus(before: Sequence[HostGpu], now: Gpus) -> tuple[list[str], list[str]]:
     problems = [f"{text}; {ANYWAY}" for text in now.faults]
     there = {gpu.uuid for gpu in now.there}
     missing = [gpu for gpu in before if gpu.uuid not in there]
-    if len(now.there) + len(now.faults) < len(before):
+    if len(now.there) + now.silent < len(before):
         named = ", ".join(f"{gpu.uuid} ({gpu.name})" for gpu in missing[:_NAMED])
         more = f" and {len(missing) - _NAMED} more" if len(missing) > _NAMED else ""
         problems.append(
@@ -566,11 +567,12 @@ def _cards(pci: Path) -> int:
 
 
 def _gpus_of(told: Sequence[Mapping[str, Any]]) -> Gpus:
-    there, faults, worn = [], [], []
+    there, faults, worn, silent = [], [], [], 0
     for gpu in told:
         name = f"GPU {gpu.get('index')}"
         if gpu.get("because") or not isinstance(gpu.get("uuid"), str):
             faults.append(f"{name}: {gpu.get('because') or 'it has no UUID'}")
+            silent += 1
             continue
         there.append(HostGpu(uuid=str(gpu["uuid"]), name=str(gpu.get("name"))))
         pending = [str(word) for word in gpu.get("pending") or ()]
@@ -587,7 +589,7 @@ def _gpus_of(told: Sequence[Mapping[str, Any]]) -> Gpus:
             )
         if gpu.get("worn") is True:
             worn.append(f"{name} ({gpu['uuid']})")
-    return Gpus(there=tuple(there), faults=tuple(faults), worn=tuple(worn))
+    return Gpus(there=tuple(there), silent=silent, faults=tuple(faults), worn=tuple(worn))
 
 
 def _found(told: Mapping[str, Any]) -> ResumePoint:

@@ -347,6 +347,10 @@ async def test_gpus_that_are_gone_or_want_a_reset_keep_training_from_starting(
     with pytest.raises(EffectorError, match=r"GPU-00000001-") as raised:
         await effector.check()
     golden("host-look", str(raised.value), "gone")
+    gpus.put(0, "remap_pending", 1)
+    with pytest.raises(EffectorError, match=r"GPU 0 \(GPU-00000000-.*1 of 2 GPUs are there: GPU-00000001-"):
+        await effector.check()
+    gpus.put(0, "remap_pending", 0)
     anyway = checks(tmp_path, spawn=spawn, any_gpus=True)
     assert "GPU-00000001-" in str((await anyway.check())["notes"])
     gpus.fail("InitWithFlags", 9)
@@ -472,7 +476,7 @@ def test_a_folder_that_only_training_may_enter_is_judged_by_its_mount(golden: Go
         ((), Gpus(there=TWO), "", ""),
         ((), Gpus(), "", ""),
         (TWO[:1], Gpus(because="gone"), "one GPU was here, and none can be queried now: gone", ""),
-        (TWO, Gpus(there=TWO[:1], faults=("GPU 1: off the bus",)), "GPU 1: off the bus", ""),
+        (TWO, Gpus(there=TWO[:1], silent=1, faults=("GPU 1: off the bus",)), "GPU 1: off the bus", ""),
         ((), Gpus(there=TWO, worn=("GPU 1",)), "", "GPU 1: its memory"),
     ],
 )
