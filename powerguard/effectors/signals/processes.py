@@ -63,6 +63,7 @@ _STARTERS: Final = _SHELLS | {
     "mosh-server",
     "node",
     "nvim",
+    "powerguard",
     "rsession",
     "runuser",
     "screen",

@@ -54,10 +54,14 @@ def test_a_unit_is_stopped_whole(jobs: Jobs) -> None:
 
 
 @pytest.mark.root
-def test_a_unit_of_a_terminal_server_is_no_job(jobs: Jobs) -> None:
-    """tmux.service, code-server, a notebook server: all that a person does runs there, and would be ended with it."""
-    cgroup = jobs.cgroup("tmux.service")
-    script = f'printf "tmux: server" > /proc/$$/comm; {PYTHON} -c "$0" $1 rank0 listens & {PYTHON} -c "$0" $2 rank0 &'
+@pytest.mark.parametrize("name", ["tmux: server", "powerguard"])
+def test_a_unit_of_a_terminal_server_is_no_job(jobs: Jobs, name: str) -> None:
+    """tmux.service, code-server, a notebook server: all that a person does runs there, and would be ended with it.
+
+    So does the daemon: what resume.command leaves running is in the daemon's own unit, which must not be stopped.
+    """
+    cgroup = jobs.cgroup("server.service")
+    script = f'printf "{name}" > /proc/$$/comm; {PYTHON} -c "$0" $1 rank0 listens & {PYTHON} -c "$0" $2 rank0 &'
     server = jobs.start("/bin/sh", "-c", f"{script} wait", RANK, jobs.path("a.sock"), jobs.path("b"), cgroup=cgroup)
     other = jobs.pid("b")
     told = jobs.ask("stop", "a.sock")
