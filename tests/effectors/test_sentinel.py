@@ -22,6 +22,7 @@ from powerguard.effectors.options import SentinelOptions
 from powerguard.effectors.sentinel import protocol as wire
 from powerguard.effectors.sentinel.effector import SentinelEffector
 from powerguard.options import Secret
+from powerguard.sentinel.store import Clocks, IntentFile, IntentTable
 from powerguard.settings.load import load
 from tests.peers.redfish import make_certificate
 from tests.sentinel.rig import KEYS, arm, check, disarm, options_of, running, settings_of, told
@@ -95,6 +96,21 @@ async def test_without_history_whatever_a_sentinel_holds_is_withdrawn(tmp_path: 
         await told(mine, arm())
         assert (await told(mine, disarm("")))["disarmed"] is True
         assert (await told(mine, disarm()))["disarmed"] is False
+
+
+class SlowCard(IntentFile):
+    """An SD card that takes its time for each intent."""
+
+    def save(self, table: IntentTable, now: Clocks) -> None:
+        time.sleep(2.3 if table.intents else 0.0)
+        super().save(table, now)
+
+
+async def test_a_sentinel_with_a_slow_disk_is_waited_for(tmp_path: Path) -> None:
+    """It waits for its disk for 3 s itself, and only then says that the intent is not stored."""
+    settings = settings_of(tmp_path / "state")
+    async with running(tmp_path, settings, store=SlowCard(Path(settings.state))) as rig:
+        assert (await told(rig.effector(), arming(30.0)))["sentinels"] == rig.url
 
 
 async def test_in_dry_run_nothing_is_stored(tmp_path: Path) -> None:

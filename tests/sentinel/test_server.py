@@ -410,7 +410,7 @@ async def test_a_withdrawal_reaches_the_disk_once_it_has_room_again(tmp_path: Pa
 
 
 async def test_a_withdrawal_overtakes_no_intent_on_its_way_to_the_disk(tmp_path: Path) -> None:
-    """The host waits for 2 s only: it may withdraw what the disk takes later."""
+    """The host does not wait for long: it may withdraw what the disk takes later."""
     settings = settings_of(tmp_path / "state")
     disk = Held(Path(settings.state))
     async with running(tmp_path, settings, store=disk) as rig, aiohttp.ClientSession() as session:

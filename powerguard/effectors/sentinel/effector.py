@@ -29,6 +29,8 @@ _AGAIN_S: Final = 0.3
 
 _TRY_S: Final = 2.0
 """One request that a flooded sentinel has accepted and does not answer: the next may get through."""
+_WRITE_TRY_S: Final = 3.5
+"""The same of one that the sentinel answers once its disk has taken it, for which it waits 3 s."""
 
 Answer = Mapping[str, Any]
 
@@ -41,7 +43,6 @@ def session(verify: Verify) -> aiohttp.ClientSession:
     """Make a session for one order. No proxy, no cookie, no netrc; no decompression."""
     return aiohttp.ClientSession(
         connector=aiohttp.TCPConnector(ssl=verify, force_close=True, use_dns_cache=False),
-        timeout=aiohttp.ClientTimeout(total=_TRY_S),  # the order has a limit of its own, and several tries fit into it
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
         auto_decompress=False,
@@ -97,10 +98,12 @@ class SentinelPeer:
         self, method: str, path: str, body: bytes | None = None, headers: Mapping[str, str] | None = None
     ) -> tuple[int, str | None, bytes]:
         all_headers = {"Accept": "application/json", "Accept-Encoding": "identity", **(headers or {})}
+        limit = aiohttp.ClientTimeout(total=_TRY_S)  # the order has a limit of its own, and several tries fit into it
         if body is not None:
             all_headers["Content-Type"] = "application/json"
+            limit = aiohttp.ClientTimeout(total=_WRITE_TRY_S)
         async with self.session.request(
-            method, f"{self.url}{path}", data=body, headers=all_headers, allow_redirects=False
+            method, f"{self.url}{path}", data=body, headers=all_headers, allow_redirects=False, timeout=limit
         ) as told:
             content = b""
             async for chunk in told.content.iter_chunked(16_384):
