@@ -14,12 +14,16 @@ MAX_OUTPUT_BYTES: Final = 1 << 20
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Ended:
-    """How a child ended. returncode: negative for a signal; timed_out: it was killed at its limit."""
+    """How a child ended. returncode: negative for a signal; timed_out: it was killed at its limit.
+
+    left_open: it ended by itself, but at the limit a process that it had started still held its output.
+    """
 
     returncode: int
     stdout: bytes
     stderr: bytes
     timed_out: bool = False
+    left_open: bool = False
 
 
 class Spawn(Protocol):
@@ -44,6 +48,8 @@ async def run_child(
     """Run argv in a session of its own; at limit_s, or when cancelled, its whole process group is killed.
 
     A child in uninterruptible sleep (a hung disk) cannot be killed: it is left behind and reported as timed out.
+    A program that ends is awaited until its output is closed, at most until limit_s: a process that it has left behind
+    may still be at its work, and is not killed.
     """
     process = await asyncio.create_subprocess_exec(
         *argv,
@@ -53,20 +59,18 @@ async def run_child(
         env=clean_environment() if env is None else dict(env),
         start_new_session=True,
     )
-    timed_out = False
-    stdout = stderr = b""
+    timed_out = left_open = False
+    stdout, stderr = bytearray(), bytearray()
     try:
         async with asyncio.timeout(limit_s):
             async with asyncio.TaskGroup() as tasks:
-                told, complained = (
-                    tasks.create_task(_output(process.stdout)),
-                    tasks.create_task(_output(process.stderr)),
-                )
+                tasks.create_task(_output(process.stdout, stdout))
+                tasks.create_task(_output(process.stderr, stderr))
                 await _feed(process.stdin, stdin)
-            stdout, stderr = told.result(), complained.result()
             await process.wait()
     except TimeoutError:
-        timed_out = True
+        timed_out = process.returncode is None
+        left_open = not timed_out
     finally:
         if process.returncode is None:
             with contextlib.suppress(ProcessLookupError):
@@ -78,16 +82,18 @@ async def run_child(
         process._transport.close()  # type: ignore[attr-defined]  # noqa: SLF001 - asyncio has no public way
     code = process.returncode
     return Ended(
-        returncode=-signal.SIGKILL if code is None else code, stdout=stdout, stderr=stderr, timed_out=timed_out
+        returncode=-signal.SIGKILL if code is None else code,
+        stdout=bytes(stdout),
+        stderr=bytes(stderr),
+        timed_out=timed_out,
+        left_open=left_open,
     )
 
 
-async def _output(stream: asyncio.StreamReader | None) -> bytes:
-    """Read to the end and return the beginning: a program that never stops writing must not fill our memory."""
-    kept = b""
+async def _output(stream: asyncio.StreamReader | None, kept: bytearray) -> None:
+    """Read to the end and keep the beginning: a program that never stops writing must not fill our memory."""
     while stream is not None and (more := await stream.read(65536)):
         kept += more[: MAX_OUTPUT_BYTES - len(kept)]
-    return kept
 
 
 async def _feed(stream: asyncio.StreamWriter | None, content: bytes) -> None:

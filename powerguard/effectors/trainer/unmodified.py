@@ -17,7 +17,7 @@ from powerguard.core.model.actions import Detail, TriggerCheckpoint
 from powerguard.core.model.events import CheckpointProgress
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, clean_environment
-from powerguard.effectors.trainer.checkpoint import SETTLED_S, Run, tried
+from powerguard.effectors.trainer.checkpoint import LAST_WORDS_S, SETTLED_S, Run, tried
 from powerguard.effectors.trainer.options import (
     CommandOptions,
     CommandTrainerOptions,
@@ -131,7 +131,7 @@ class CommandRun(Run):
     async def checkpoint(self) -> Detail:
         """Run the program to its end."""
         program = self.options.command[0]
-        limit_s = min(self.common.max_checkpoint_s, self.left_s())
+        limit_s = max(0.0, min(self.common.max_checkpoint_s, self.left_s() - LAST_WORDS_S))
         told = {
             "POWERGUARD_ID": self.action.id,
             "POWERGUARD_REASON": self.action.reason,
@@ -150,7 +150,8 @@ class CommandRun(Run):
             how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"status {ended.returncode}"
             self.fail(f"{program} ended with {how}{last and ': ' + last}")
         found = await self.newest(limit_s=0.0)
-        return await self.flushed(self.dumb() if found is None else found)
+        # What it has left behind may be what saves.
+        return await self.flushed(self.dumb(confirmed=not ended.left_open) if found is None else found)
 
 
 def _last_line(output: bytes) -> str:

@@ -273,6 +273,16 @@ async def test_a_program_that_says_done_is_believed_as_far_as_that_goes(tmp_path
     assert stages == ["running_command"]
 
 
+async def test_a_program_that_leaves_a_child_at_work_is_not_believed_to_be_done(tmp_path: Path) -> None:
+    """It is awaited, since it may be what saves; it is neither killed nor started a second time."""
+    script = f'echo . >>"{tmp_path}/starts"; sleep 60 & echo $! >"{tmp_path}/left"'
+    try:
+        detail, _ = await asked(by_command("sh", "-c", script, max_checkpoint_s=5.0, checkpoint_s=1.0))
+    finally:
+        os.kill(int((tmp_path / "left").read_text()), numbers.SIGKILL)  # it still runs, or this raises
+    assert (detail["confirmed"], (tmp_path / "starts").read_text()) == (False, ".\n")
+
+
 @pytest.mark.parametrize(
     ("command", "told"),
     [
