@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, TypedDict
+from typing import TYPE_CHECKING, Final, NoReturn, TypedDict
 
 import structlog
 
@@ -682,11 +682,11 @@ async def run(
     config: Path,
     dry_run: bool,
     ports: Ports | None = None,
-    flush: Callable[[], None] = lambda: None,
-) -> int:
-    """Run a daemon in this loop until SIGTERM or SIGINT. SIGHUP reads the settings again.
+    flush: Callable[[], None],
+) -> NoReturn:
+    """Run a daemon in this loop until SIGTERM or SIGINT, and end the process. SIGHUP reads the settings again.
 
-    flush: writes the log's last lines if the process must exit without Python's own end.
+    flush: writes the log's last lines.
     """
     open_scope()
     for caution in warnings(settings, today=datetime.now().astimezone().date()):
@@ -716,15 +716,15 @@ async def run(
             for number in (signal.SIGTERM, signal.SIGINT, signal.SIGHUP):
                 running.remove_signal_handler(number)
         if daemon.abandoned.running:
-            # A task that swallowed its cancellation would block our exit, and with it the shutdown.
             log.error("exit_forced", because=f"{len(daemon.abandoned.running)} tasks never ended")
-            flush()
-            os._exit(0)
-    return 0
+        # Python's own end would wait for these, and for threads that hang in a disk or a name server; and the shutdown
+        # of the host with it.
+        flush()
+        os._exit(0)
 
 
 def main(config: Path, *, dry_run: bool = False) -> int:
-    """Load the settings and run. Returns the exit status: 78 when the settings cannot be used, 69 when one runs."""
+    """Load the settings and run. Returns only with an exit status of 78 or 69: settings cannot be used, one runs."""
     try:
         settings = load(config)
     except SettingsError as error:
@@ -733,7 +733,7 @@ def main(config: Path, *, dry_run: bool = False) -> int:
     written = configure(style=settings.log.format, level=settings.log.level)
     try:
         with alone(Path(settings.control.socket)):
-            return asyncio.run(run(settings, config=config, dry_run=dry_run, flush=written.close))
+            asyncio.run(run(settings, config=config, dry_run=dry_run, flush=written.close))
     except TakenError as error:
         log.error("daemon_refused", because=str(error))  # noqa: TRY400 - reported in full
         written.close()
