@@ -107,7 +107,8 @@ def _outcome(task: asyncio.Task[_Result], action: Action, clock: Clock, began_s:
         return Done(at_s=now_s, action=action, took_s=now_s - began_s, detail=result.detail or ())
     if isinstance(error, EffectorError):
         reason = describe(error, 600).removeprefix(f"{type(error).__name__}: ")  # it may name several peers
-        return replace(_failed(action, clock, began_s, reason), harmless=error.harmless, detail=error.detail)
+        failed = _failed(action, clock, began_s, reason, timed_out=error.timed_out)
+        return replace(failed, harmless=error.harmless, detail=error.detail)
     log.error("action_failed", action_id=action.id, action=type(action).__name__, exc_info=error)
     return _failed(action, clock, began_s, describe(error))
 

@@ -22,12 +22,14 @@ class Effector(Protocol):
 class EffectorError(Exception):
     """An expected failure of the world outside, in one line that an operator understands.
 
-    harmless: the action certainly had no effect, so no undo is needed. detail: as in `events.Failed`.
+    harmless: the action certainly had no effect, so no undo is needed. timed_out: the effector ended it at its
+    deadline. detail: as in `events.Failed`.
     """
 
-    def __init__(self, text: str, *, harmless: bool = False, detail: Detail = ()) -> None:
+    def __init__(self, text: str, *, harmless: bool = False, timed_out: bool = False, detail: Detail = ()) -> None:
         super().__init__(text)
         self.harmless = harmless
+        self.timed_out = timed_out
         self.detail = detail
 
 

@@ -67,6 +67,14 @@ async def test_an_effector_that_is_certain_that_it_did_nothing(*, harmless: bool
     assert (found.harmless, found.reason, found.detail) == (harmless, "refused", detail)
 
 
+@pytest.mark.parametrize("timed_out", [True, False])
+@in_virtual_time
+async def test_an_effector_that_ends_at_the_deadline_by_itself_has_timed_out(*, timed_out: bool) -> None:
+    found = await outcome(lambda: raising(EffectorError("late", timed_out=timed_out)))
+    assert isinstance(found, Failed)
+    assert found.timed_out is timed_out
+
+
 @pytest.mark.parametrize(
     ("error", "reason"),
     [

@@ -99,7 +99,7 @@ class Run:
                 self.since_ns = await self.stamp()
                 return await self.checkpoint()
         except TimeoutError:
-            self.fail(self._late())
+            self.fail(self._late(), timed_out=True)
 
     async def checkpoint(self) -> Detail:
         """Carry it out. Cancelled at the deadline."""
@@ -208,7 +208,7 @@ class Run:
         """Seconds that are left; raises EffectorError if there are none."""
         left_s = self.action.by_s - LAST_WORDS_S - self.clock()
         if left_s <= 0:
-            self.fail(self._late())
+            self.fail(self._late(), timed_out=True)
         return left_s
 
     def took_s(self) -> float:
@@ -232,10 +232,10 @@ class Run:
             CheckpointProgress(at_s=self.clock(), trainer=self.action.trainer, action_id=self.action.id, stage=stage)
         )
 
-    def fail(self, what: str) -> NoReturn:
-        """Raise EffectorError with the address in front."""
+    def fail(self, what: str, *, timed_out: bool = False) -> NoReturn:
+        """Raise EffectorError with the address in front. timed_out: the time of the order is over."""
         msg = f"{self.where}: {what}"
-        raise EffectorError(msg)
+        raise EffectorError(msg, timed_out=timed_out)
 
 
 _Result = TypeVar("_Result")
@@ -249,7 +249,7 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
     EffectorError that says why each has failed.
     """
     brought: Detail | None = None
-    faults: list[str] = []
+    faults: list[EffectorError] = []
     async with asyncio.TaskGroup() as group:
         asked = group.create_task(tried(first))
         waiting = group.create_task(hung.wait())
@@ -267,7 +267,7 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
             for task in sorted(done, key=lambda each: each is not asked):
                 match task.result():
                     case EffectorError() as error:
-                        faults.append(str(error))
+                        faults.append(error)
                     case detail if task is asked:
                         brought = brought or detail
                     case detail:
@@ -275,7 +275,7 @@ async def instead(first: Callable[[], Awaitable[Detail]], second: Run, hung: asy
         for task in pending:
             task.cancel()
     if brought is None:
-        raise EffectorError("; instead: ".join(faults))
+        raise EffectorError("; instead: ".join(map(str, faults)), timed_out=any(each.timed_out for each in faults))
     return brought
 
 

@@ -145,7 +145,8 @@ class CommandRun(Run):
             self.fail(f"{program} cannot be started: {error.strerror or error}")
         last = _last_line(ended.stderr) or _last_line(ended.stdout)
         if ended.timed_out:
-            self.fail(f"{program} did not end within {limit_s:.0f} s, and was killed{last and ': ' + last}")
+            what = f"{program} did not end within {limit_s:.0f} s, and was killed{last and ': ' + last}"
+            self.fail(what, timed_out=limit_s < self.common.max_checkpoint_s)
         if ended.returncode != 0:
             how = f"signal {-ended.returncode}" if ended.returncode < 0 else f"status {ended.returncode}"
             self.fail(f"{program} ended with {how}{last and ': ' + last}")

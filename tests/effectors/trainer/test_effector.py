@@ -127,9 +127,10 @@ async def test_nonsense_is_borne_five_times() -> None:
     async with serve({TRIGGER: [accepted()], FOLLOW: [*lies, DURABLE]}) as peer, effector(llm(peer.url)) as (made, _):
         assert dict(await made.carry_out(order()))["step"] == 7
     async with serve({TRIGGER: [accepted()], FOLLOW: [{"body": "[]"}]}) as peer, effector(llm(peer.url)) as (made, _):
-        with pytest.raises(EffectorError, match="not a JSON object"):
+        with pytest.raises(EffectorError, match="not a JSON object") as error:
             await made.carry_out(order())
     assert peer.count(FOLLOW) == 5
+    assert not error.value.timed_out
 
 
 async def test_one_that_never_ends_ends_before_the_deadline_and_is_not_polled_to_death() -> None:
@@ -138,9 +139,10 @@ async def test_one_that_never_ends_ends_before_the_deadline_and_is_not_polled_to
         effector(llm(peer.url)) as (made, _),
     ):
         action = order(3.0)
-        with pytest.raises(EffectorError, match=r"out of time: its checkpoint is still writing"):
+        with pytest.raises(EffectorError, match=r"out of time: its checkpoint is still writing") as error:
             await made.carry_out(action)
         assert now_s() < action.by_s
+        assert error.value.timed_out  # so the core gives it up, and asks again in a hold that leaves enough time
     assert 2 <= peer.count(FOLLOW) <= 16
 
 

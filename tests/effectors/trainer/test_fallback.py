@@ -188,6 +188,7 @@ async def test_a_program_may_be_the_fallback(tmp_path: Path) -> None:
 async def test_the_deadline_holds_for_both(tmp_path: Path) -> None:
     async with serve({TRIGGER: [slow], STATUS: [{"body": {"job": "llm"}}]}) as peer:
         began_s = now_s()
-        with pytest.raises(EffectorError, match="out of time"):
+        with pytest.raises(EffectorError, match="out of time") as error:
             await asked(llm(peer.url, tmp_path), Helper(tmp_path, after_s=60.0), limit_s=5.0)
         assert now_s() - began_s < 15.0
+        assert error.value.timed_out

@@ -243,9 +243,14 @@ async def test_nobody_there_is_not_waited_for(tmp_path: Path) -> None:
 
 
 async def test_out_of_time_is_told_before_the_bulkhead_does(tmp_path: Path) -> None:
-    with pytest.raises(EffectorError, match="out of time: its checkpoint is still waiting_folder"):
+    with pytest.raises(EffectorError, match="out of time: its checkpoint is still waiting_folder") as error:
         async with asyncio.timeout(60):
             await asked(by_signal(tmp_path), Helper(), limit_s=2.0)
+    assert error.value.timed_out
+    with pytest.raises(EffectorError, match="was killed") as error:
+        async with asyncio.timeout(60):
+            await asked(by_command("sleep", "60"), limit_s=2.0)
+    assert error.value.timed_out
 
 
 # --- By a program -----------------------------------------------------------------------------------------------------
