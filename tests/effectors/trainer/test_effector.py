@@ -266,8 +266,8 @@ async def test_dumb_and_asynchronous_is_watched_by_its_folder(tmp_path: Path) ->
         asyncio.TaskGroup() as group,
     ):
         task = group.create_task(made.carry_out(order(60.0)))
-        await asyncio.sleep(0.6)
-        assert not task.done()
+        while told.stages != ["waiting_folder"]:  # noqa: ASYNC110 - what was there before has been looked at by then
+            await asyncio.sleep(0.02)
         await asyncio.to_thread(save_native, tmp_path, 8)
         detail = dict(await task)
     assert (detail["step"], detail["verified"], detail["bytes"]) == (8, True, 57344)
