@@ -422,12 +422,10 @@ def _delete_recorded(db: sqlite3.Connection, outage: str) -> int:
 
 
 def _forget(db: sqlite3.Connection, outage: str) -> int:
-    gone = _delete(db, "outage = ?", outage)
-    gone += _delete_recorded(db, outage)
+    gone = _delete(db, "outage = ?", outage) + _delete_recorded(db, outage)
     db.execute("DELETE FROM actions WHERE outage = ?", (outage,))
-    if gone < CHUNK_ROWS:
-        gone += db.execute("DELETE FROM outages WHERE id = ?", (outage,)).rowcount
-    return gone
+    # Rows of an outage that is no longer listed would never go.
+    return gone or db.execute("DELETE FROM outages WHERE id = ?", (outage,)).rowcount
 
 
 def _shrink(db: sqlite3.Connection, open_outage: str | None) -> int:

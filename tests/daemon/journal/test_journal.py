@@ -31,6 +31,9 @@ from powerguard.daemon.journal import (
     JournalError,
     JournalLimits,
     Loaded,
+    OutageRecord,
+    Recorded,
+    RecordedEvents,
     Retention,
     counters,
     read_all,
@@ -40,6 +43,7 @@ from powerguard.daemon.journal import (
 from powerguard.daemon.journal import history as query_history
 from powerguard.daemon.journal import outage as query_outage
 from powerguard.daemon.journal.queries import LEARNED, LOST_ALL, MODEL
+from powerguard.daemon.journal.records import Record
 from powerguard.daemon.journal.store import MIGRATIONS, Batch, Store
 
 WALL = 1_795_000_000.0
@@ -514,6 +518,25 @@ async def test_retention_bounds_outages_and_quiet_lines_but_never_the_outage_tha
         assert db.execute("SELECT count(*) FROM entries WHERE outage = 'runs'").fetchone() == (60,)
         orphans = "SELECT count(*) FROM actions WHERE outage NOT IN (SELECT id FROM outages)"
         assert db.execute(orphans).fetchone() == (0,)
+
+
+def test_a_long_outage_goes_with_all_that_was_recorded_of_it(tmp_path: Path) -> None:
+    """Its inputs go in smaller chunks than its lines; what is left without its outage would stay in the file."""
+    path = tmp_path / "journal.db"
+    store = Store(path, Retention(outages=1))
+    store.load()
+    rows = tuple(Recorded(boot_id="b", at_s=1.0, wall=WALL, heard=RecordedEvents(outage="long")) for _ in range(1000))
+    ended = [
+        OutageRecord(id=name, boot_id="b", started_at_s=1.0, started_wall=WALL, ended_at_s=2.0, ended_wall=WALL)
+        for name in ("long", "next")
+    ]
+    store.write(Batch(records=(Record(outages=tuple(ended), recorded=rows),)))
+    while store.prune(None):
+        pass
+    store.close()
+    with read_only(path) as db:
+        assert [each.id for each in query_history(db, 10)] == ["next"]
+        assert db.execute("SELECT count(*) FROM recorded").fetchone() == (0,)
 
 
 def test_the_file_stays_small_through_an_outage_without_end(tmp_path: Path) -> None:
