@@ -373,6 +373,7 @@ class Loop:
 
         All of them, though their settings be the same: a reload also takes a password, a key or a profile that changed.
         """
+        self._return_watch.set_parts(self.parts)
         while not self._stopping:
             # Not in the group: one that swallows its cancellation would block our exit without end.
             create_task = asyncio.get_running_loop().create_task
@@ -385,7 +386,6 @@ class Loop:
             ]
             running += [create_task(keep_running(name, run), name=name) for name, run in self.parts.watchers.items()]
             self._sources.begin(self.parts.sources)
-            self._return_watch.set_parts(self.parts)
             old = self.parts
             try:
                 await self._wait_for_change()
@@ -444,6 +444,7 @@ class Loop:
             self.state = reloaded(old, self.policy, self.state, self.clock())
             self.settings_ok = True
             self.settings_at_s = self.clock()
+            self._return_watch.set_parts(self.parts)
             self.check_soon()
             log.info("settings_reloaded", mode=self.policy.mode.value)
         self._notifier.ready(self._status_line())

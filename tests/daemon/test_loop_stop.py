@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.model.actions import EnsurePolicy, Note
+from powerguard.core.model.actions import CheckWay, EnsurePolicy, Note, Way
 from powerguard.core.model.events import CheckpointNow
 from powerguard.core.model.policy import TrainerPolicy
 from powerguard.core.model.state import Holding, OnBattery, Online
@@ -20,7 +20,7 @@ from powerguard.daemon.journal import Inline, JournalLimits
 from powerguard.daemon.loop import CHECK_S, CLOSE_LIMIT_S, SOURCE_SILENT_S, STOP_LIMIT_S, Components
 from powerguard.daemon.observe.port import BmcView
 from powerguard.daemon.systemd import Notifier
-from tests.daemon.looped import World, in_virtual_time, now_s, until
+from tests.daemon.looped import Doer, World, in_virtual_time, now_s, until
 
 # --- Stopping -------------------------------------------------------------------------------------------------------
 
@@ -300,6 +300,26 @@ async def test_a_bmc_comes_and_goes_with_the_settings(tmp_path: Path) -> None:
         daemon._reload = world.parts
         daemon.reload()
         await until(lambda: daemon.bmc is not None and daemon.bmc.verified, 5.0)
+
+
+@in_virtual_time
+async def test_what_new_settings_name_for_the_return_is_checked_at_once(tmp_path: Path) -> None:
+    """And not at the next hour, although a poller of the earlier settings takes its time to end."""
+    world = World(tmp_path / "journal.sqlite", bmc_kind="none")
+    clock = Doer(world.clock)
+    async with world.running() as daemon:
+        await until(lambda: daemon.sources[0].up, 5.0)
+        (card,) = world.cards
+        card.stubborn = asyncio.Event()
+        new = world.parts(bmc_kind="ipmi-lan", policy=replace(world.policy, ways=(Way.RTC,)))
+        world.bmc.takes_s = 0.0
+        daemon._reload = lambda: replace(new, effectors={**new.effectors, CheckWay: clock})
+        daemon.reload()
+        await rest(5.0)
+        card.stubborn.set()
+        assert [view.ready for view in daemon.ways] == [True]
+        assert daemon.bmc is not None
+        assert daemon.bmc.verified
 
 
 # --- The watchdog -----------------------------------------------------------------------------------------------------
