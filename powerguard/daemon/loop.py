@@ -613,7 +613,7 @@ RETRY_S = 60.0
 
 
 class ReturnWatch:
-    """Status of the power-on methods, and the duty to check them again: at start, after a reload and hourly.
+    """Status of the power-on methods, and the duty to check them: at start, after a reload or an outage, and hourly.
 
     A method that did not answer well is checked again after a minute, then ever less often: a BMC that was busy at the
     boot, or hung, must not leave the host without a power-on method until the next request.
@@ -684,6 +684,7 @@ class ReturnWatch:
         failures = 0
         while True:
             self._asked.clear()
+            rest_s = RETRY_S  # in an outage; what it has changed is checked soon after its end
             if is_quiet():
                 self._checks += 1
                 by_s = self._clock() + limit_s
@@ -696,7 +697,7 @@ class ReturnWatch:
                 async with asyncio.TaskGroup() as tasks:
                     asking = [tasks.create_task(self._ask(attempt, each)) for each in asked if can(type(each))]
                 failures = 0 if all(task.result() for task in asking) else failures + 1
-            rest_s = RETRY_S * 2.0 ** min(failures - 1, 10) if failures else CHECK_S
+                rest_s = RETRY_S * 2.0 ** min(failures - 1, 10) if failures else CHECK_S
             with contextlib.suppress(TimeoutError):
                 async with asyncio.timeout(min(rest_s, CHECK_S)):
                     await self._asked.wait()

@@ -26,7 +26,7 @@ from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.observe.readiness import readiness
-from tests.daemon.looped import World, in_virtual_time, now_s, until
+from tests.daemon.looped import Doer, World, in_virtual_time, now_s, until
 
 
 def outage_of(daemon: Loop) -> Outage:
@@ -166,6 +166,28 @@ async def test_the_host_comes_back(tmp_path: Path) -> None:
         assert daemon.last_outage.outcome == "clean_shutdown"
     (record,) = world.outages()
     assert (record.id, record.outcome) == (before.id, "clean_shutdown")
+
+
+@in_virtual_time
+async def test_what_brings_a_host_back_is_checked_soon_after_its_return(tmp_path: Path) -> None:
+    """The BMC starts with the host and may be busy, and no outage checks the power-on methods."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        await dark_until(world, daemon, lambda: world.host.done)
+        await rest(0.5)
+    world.next_boot()
+    world.ups.utility = True
+    world.bmc.error = "busy"
+    clock = Doer(world.clock)
+    parts = world.parts(policy=replace(world.policy, ways=(Way.RTC,)))
+    async with world.running(replace(parts, effectors={**parts.effectors, CheckWay: clock})) as daemon:
+        await until(lambda: isinstance(daemon.state.phase, Recovery) and daemon.bmc is not None and daemon.bmc.error)
+        world.bmc.error = ""
+        await until(lambda: isinstance(daemon.state.phase, Online), 6 * 3600.0)
+        await rest(120.0)
+        assert daemon.bmc is not None
+        assert daemon.bmc.verified
+        assert [view.ready for view in daemon.ways] == [True]
 
 
 @in_virtual_time
