@@ -47,6 +47,7 @@ from powerguard.effectors.trainer.peer import (
     HEADERS_S,
     GoneError,
     HttpAnswer,
+    HungError,
     PeerError,
     StrangerError,
     TrainerPeer,
@@ -113,7 +114,9 @@ class UploadHold:
                 self._told.pop(name, None)
             return
         knows_no_such_call = isinstance(answer, HttpAnswer) and answer.status in _NO_ROUTE
-        self._told[name] = float("inf") if knows_no_such_call else self._clock() + RENEW_S
+        # One that did not answer may have heard it, so it is released in any case; and asked again at the next turn.
+        wait_s = RENEW_S if isinstance(answer, HttpAnswer) else 0.0
+        self._told[name] = float("inf") if knows_no_such_call else self._clock() + wait_s
 
 
 Unmodified = SignalTrainerOptions | CommandTrainerOptions
@@ -375,9 +378,11 @@ class TrainerEffector:
             if status.conduct is After.CONTINUE:
                 msg = f"{peer.options.url}: refuses to pause (its conduct is continue)"
                 raise EffectorError(msg)
-            # The time of a step boundary is unknown, and the trainer cannot call the daemon.
-            await asyncio.sleep(PAUSE_LOOK_S)  # noqa: TID251
-            answer = await peer.call("GET", STATUS_PATH)
+            answer = HungError()
+            while isinstance(answer, HungError):  # a long step may keep the trainer's server waiting, too
+                # The time of a step boundary is unknown, and the trainer cannot call the daemon.
+                await asyncio.sleep(PAUSE_LOOK_S)  # noqa: TID251
+                answer = await peer.call("GET", STATUS_PATH)
 
     # --- Leaving a job on several hosts ---------------------------------------------------------------------------
 

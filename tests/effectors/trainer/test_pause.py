@@ -7,6 +7,7 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from aiohttp import web
 
 from powerguard.core.model.actions import PauseTrainer, ResumeTrainer
 from powerguard.effectors.base import EffectorError
@@ -66,6 +67,18 @@ async def test_it_waits_for_the_step_boundary() -> None:
     assert detail == {"native": True, "paused": True, "step": 7}
     assert peer.count(PAUSE) == 1
     assert [seen.paused for seen in news.seen] == [False, False, False, True]
+
+
+async def hang(_: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    return web.Response()
+
+
+async def test_one_that_hangs_in_its_step_is_waited_for() -> None:
+    """A compilation, or a copy, that keeps the interpreter's lock for seconds is no failure of the pause."""
+    script: dict[str, list[Any]] = {PAUSE: [told(step=6)], STATUS: [hang, hang, told(step=7, paused=True)]}
+    async with serve(script) as peer, effector(llm(peer.url)) as (made, _):
+        assert dict(await made.carry_out(pause(60.0)))["paused"] is True
 
 
 async def test_a_busy_one_is_asked_again() -> None:

@@ -88,11 +88,21 @@ async def test_a_stranger_is_not_asked() -> None:
         await made.close()
 
 
-async def test_one_that_hangs_holds_up_nobody_and_is_told_later() -> None:
-    async def hang(_: web.Request) -> web.Response:
-        await asyncio.Event().wait()
-        return web.Response()
+async def hang(_: web.Request) -> web.Response:
+    await asyncio.Event().wait()
+    return web.Response()
 
+
+async def test_one_that_does_not_answer_is_asked_again_at_the_next_turn() -> None:
+    """Else its uploads would take the disk and the network for half a minute of the outage."""
+    async with serve({STATUS: [NATIVE], HOLD: [hang, NATIVE]}) as peer, effector(llm(peer.url)) as (made, _):
+        await made.look()
+        for _ in range(3):
+            await made.uploads.turn(wanted=True)
+        assert peer.count(HOLD) == 2
+
+
+async def test_one_that_hangs_holds_up_nobody_and_is_told_later() -> None:
     async with (
         serve({STATUS: [NATIVE], HOLD: [NATIVE, hang, NATIVE]}) as slow,
         serve({STATUS: [NATIVE], HOLD: [NATIVE]}) as quick,
