@@ -129,6 +129,7 @@ PAUSE_LOOK_S = 0.25
 """Interval of the polls of a trainer that is to pause."""
 _SOCKET_NAME = re.compile(r"([A-Za-z0-9][A-Za-z0-9_.-]{0,63})\.sock")
 _ORDER = (After.CONTINUE, After.PAUSE, After.EXIT)
+_ORDERS = (TriggerCheckpoint, PauseTrainer, ResumeTrainer, LeaveJob)
 _log = structlog.get_logger("powerguard.trainer")
 
 
@@ -223,6 +224,8 @@ class TrainerEffector:
 
         The caller cancels it at `action.by_s`; it ends by itself a little before that.
         """
+        if isinstance(action, _ORDERS) and action.trainer not in self.names:
+            await self._discover()  # A daemon that was restarted in an outage repeats orders before its first poll.
         match action:
             case TriggerCheckpoint(trainer=name):
                 return await self._run(action).run()
@@ -524,16 +527,17 @@ class TrainerEffector:
         """Add a found socket once it has answered: until then, its owner is not proved."""
         answer = await watched.peer.call("GET", STATUS_PATH)
         path = str(watched.peer.options.socket_path)
-        if isinstance(answer, HttpAnswer):
+        name = watched.peer.options.name
+        if isinstance(answer, HttpAnswer) and name not in self._watched:  # an order may look for sockets meanwhile
             self._ignored.discard(path)
             self._strangers.pop(path, None)
-            self._watched[watched.peer.options.name] = watched
+            self._watched[name] = watched
             return
         self._strangers.pop(path, None)
         if isinstance(answer, StrangerError):
             self._strangers[path] = str(answer)
             self._ignore(path, str(answer), level=logging.ERROR)
-        elif not isinstance(answer, GoneError):  # the socket of a dead trainer is not news
+        elif isinstance(answer, PeerError) and not isinstance(answer, GoneError):  # a dead trainer's socket is not news
             self._ignore(path, str(answer))
         await watched.peer.close()
 

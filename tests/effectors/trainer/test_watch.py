@@ -208,6 +208,18 @@ async def test_one_of_an_earlier_daemon_that_nobody_has_any_more_is_told_as_gone
             assert not [seen for seen in told if seen.trainer == "found"]
 
 
+async def test_an_order_before_the_first_look_finds_its_trainer(folder: Path) -> None:
+    """A daemon that was restarted in an outage repeats its orders at once: none of their tries must be lost."""
+    script = {STATUS: [SAID], RESUME: [SAID]}
+    async with serve(script, path=folder / "llm.sock"), effector(discover=folder) as (made, _told):
+        orders = [ResumeTrainer(id=f"r{n}", by_s=boottime_s() + 60, trainer="llm", outage="o1") for n in range(2)]
+        first, second = await asyncio.gather(*(made.carry_out(each) for each in orders))
+        assert dict(first)["resumed"] is dict(second)["resumed"] is True
+        with pytest.raises(EffectorError, match="no trainer 'other'"):
+            await made.carry_out(replace(orders[0], trainer="other"))
+        assert made.names == ("llm",)
+
+
 async def test_a_socket_that_is_no_trainers_is_left_alone(folder: Path) -> None:
     """The daemon's own admin socket in the folder of trainers, also if it is named by another path."""
     named = folder / "elsewhere"
