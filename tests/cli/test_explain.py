@@ -492,6 +492,8 @@ def test_names_that_are_words_of_ours() -> None:
         "boots": ["b0075678-aaaa"],
         "because": "pause, at 10.0.0.5 and fe80::1 (/srv/ckpt/x.bin): http://u:p@h/x, unix:/run/a b",
         "numbers": {"who": "alice", "source": "snmp:rack-a.example"},
+        "reason": "card at rack-a.example:161: no answer; upsd at nas.example:3493: no answer",
+        "sources": [{"source": "nut:ups@nas.example"}, {"source": "apcupsd:localhost"}],
     }
     made = Scrub(told)(told)
     assert made == {
@@ -500,6 +502,8 @@ def test_names_that_are_words_of_ours() -> None:
         "boots": ["boot-1"],
         "because": "trainer-1, at [address] and [address] ([path]): [url], [url] b",
         "numbers": {"who": "person-1", "source": "source-1"},
+        "reason": "card at host-1:161: no answer; upsd at host-2:3493: no answer",
+        "sources": [{"source": "source-2"}, {"source": "source-3"}],
     }
     assert Scrub(())(told) == told | {"because": "pause, at 10.0.0.5 and fe80::1 (/srv/ckpt/x.bin): [url], [url] b"}
 

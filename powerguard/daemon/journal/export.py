@@ -21,7 +21,9 @@ OBJECT: Final = "outage_export"
 _URL = re.compile(r"\b[a-zA-Z][a-zA-Z0-9+.-]{1,15}:(?://|(?=/))[^\s\"'<>,;)\]]*")
 _PATH = re.compile(r"(?<![\w/.:-])/[\w.@%+-]+(?:/[\w.@%+-]*)*")
 _V4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
-_V6 = re.compile(r"(?<![\w:])(?=[0-9a-fA-F:]*:[0-9a-fA-F:]*:)[0-9a-fA-F:]{2,39}(?![\w:])")
+_V6 = re.compile(r"(?<![\w:-])(?=[0-9a-fA-F:]*:[0-9a-fA-F:]*:)[0-9a-fA-F:]{2,39}(?![\w:])")
+_HOST = re.compile(r"(?:snmp|apcupsd|nut):(?:.*@)?([\w.-]+)(?::\d+)?")
+"""The host in the name of a source, by which errors name it."""
 _NAMING: Final = {
     "ups": "ups",
     "source": "source",
@@ -176,6 +178,9 @@ class Scrub:
                 self._gather(item, "boot_id" if key == "boots" else key)
         elif isinstance(value, str) and key in _NAMING and value not in _KEPT:
             self._name(value, _NAMING[key])
+            host = _HOST.fullmatch(value) if key == "source" else None
+            if host is not None and host[1] != "localhost" and not _V4.fullmatch(host[1]):
+                self._name(host[1], "host")
 
     def _name(self, text: str, what: str) -> None:
         if text in self._words:
