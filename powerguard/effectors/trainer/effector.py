@@ -495,7 +495,7 @@ class TrainerEffector:
     # --- Finding --------------------------------------------------------------------------------------------------
 
     async def _discover(self) -> frozenset[str]:
-        """Look for trainers' sockets; return the names that there are."""
+        """Look for trainers' sockets; return the names of those that may be alive."""
         if self._discover_dir is None:
             return frozenset()
         configured = {
@@ -507,13 +507,13 @@ class TrainerEffector:
         folder = Path(os.path.realpath(self._discover_dir))  # noqa: ASYNC240 - a local folder, listed in any case
         sockets = {n: path for n, path in found.items() if not {path, str(folder / Path(path).name)} & others}
         self._strangers = {path: told for path, told in self._strangers.items() if path in sockets.values()}
+        gone: set[str] = set()
         async with asyncio.TaskGroup() as group:
             for name, path in sockets.items():
                 if name not in self._watched:
                     options = TrainerOptions(name=name, url=f"unix:{path}")
-                    group.create_task(
-                        self._admit(_Watched(TrainerPeer(options, uids=self._discover_uids, found=True), found=True))
-                    )
+                    fresh = _Watched(TrainerPeer(options, uids=self._discover_uids, found=True), found=True)
+                    group.create_task(self._admit(fresh, gone))
                 elif not self._watched[name].found:
                     self._ignore(path, f"the settings have another trainer {name!r} (rename this socket)")
         for name, watched in list(self._watched.items()):
@@ -521,10 +521,13 @@ class TrainerEffector:
                 del self._watched[name]
                 self._tell(watched, self._absent(watched))
                 await watched.peer.close()
-        return frozenset(sockets)
+        return frozenset(sockets) - gone
 
-    async def _admit(self, watched: _Watched) -> None:
-        """Add a found socket once it has answered: until then, its owner is not proved."""
+    async def _admit(self, watched: _Watched, gone: set[str]) -> None:
+        """Add a found socket once it has answered: until then, its owner is not proved.
+
+        gone: takes its name if no process listens there, or none that can be asked.
+        """
         answer = await watched.peer.call("GET", STATUS_PATH)
         path = str(watched.peer.options.socket_path)
         name = watched.peer.options.name
@@ -534,6 +537,8 @@ class TrainerEffector:
             self._watched[name] = watched
             return
         self._strangers.pop(path, None)
+        if isinstance(answer, GoneError | StrangerError):
+            gone.add(name)
         if isinstance(answer, StrangerError):
             self._strangers[path] = str(answer)
             self._ignore(path, str(answer), level=logging.ERROR)

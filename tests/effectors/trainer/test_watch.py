@@ -189,18 +189,22 @@ async def test_sockets_are_found_by_name_and_lost_when_they_go(folder: Path) -> 
 
 
 async def test_one_of_an_earlier_daemon_that_nobody_has_any_more_is_told_as_gone(folder: Path) -> None:
-    """Taken out of the settings before a restart, or its socket is gone since: else it counts in every sum for ever.
+    """Taken out of the settings before a restart, or ended since: else it counts in every sum for ever.
 
-    One whose socket is there and that does not answer (stopped by a signal, say) is not gone.
+    One that was killed leaves its socket. One whose socket is there and that does not answer (stopped by a signal, say)
+    is not gone.
     """
+    with socket.socket(socket.AF_UNIX) as killed:
+        killed.bind(str(folder / "killed.sock"))
     hung = socket.socket(socket.AF_UNIX)
     with contextlib.closing(hung):
         hung.bind(str(folder / "hung.sock"))
         hung.listen(5)
-        remembered = ["llm", "found", "hung"]
+        remembered = ["llm", "found", "hung", "killed"]
         async with effector(llm(f"unix:{folder}/x"), discover=folder, remembered=lambda: remembered) as (made, told):
             await made.look()
-            assert {seen.trainer: seen.alive for seen in told if seen.trainer == "found"} == {"found": False}
+            there = {seen.trainer: seen.alive for seen in told if seen.trainer != "llm"}
+            assert there == {"found": False, "killed": False}
             assert not [seen for seen in told if seen.trainer == "hung" and not seen.alive]
             remembered.remove("found")
             told.clear()
