@@ -19,6 +19,7 @@ def descriptors() -> int:
 def leaving(folder: Path, status: int = 0) -> Iterator[list[str]]:
     """Yield a program that ends at once, and leaves a child with its output."""
     pids = folder / "left"
+    pids.touch()
     try:
         yield ["sh", "-c", f'sleep 60 & echo $! >>"{pids}"; echo said; exit {status}']
     finally:
