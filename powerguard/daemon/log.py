@@ -48,7 +48,7 @@ _SECRET_KEY = re.compile(
     r"|(api|auth|priv|private|session)[_\-. ]?(key|pass|password))($|[_\-. ])",
     re.IGNORECASE,
 )
-_USERINFO = re.compile(r"(?<=://)[^/@\s]*@")
+_USERINFO = re.compile(r"(?<=://)[^/\s]*@")
 _NOT_IN_A_FIELD = re.compile(r"[^A-Z0-9_]")
 _NOT_IN_A_KEY = re.compile(r"[^A-Za-z0-9_.]")
 _PRIORITY = {"critical": 2, "error": 3, "warning": 4, "info": 6, "debug": 7}

@@ -199,6 +199,7 @@ def _caught(call: Callable[[], None]) -> Exception:
         {"login": Login("pg", PASSWORD)},
         {"raw": PASSWORD.encode()},
         {"url": f"https://pg:{PASSWORD.replace(' ', '')}@10.0.0.5/"},
+        {"url": f"https://pg:p@{PASSWORD.replace(' ', '')}@10.0.0.5/"},
         {"what": Log},
     ],
     ids=",".join,
