@@ -72,6 +72,14 @@ async def test_upsmon(tmp_path: Path, conf: str | None, expected: list[tuple[str
     assert await told(tmp_path, "nut-monitor.service", armed=armed) == expected
 
 
+@pytest.mark.parametrize("folder", ["etc/nut", "etc/ups", "usr/local/ups/etc"])
+async def test_upsmon_is_read_where_its_package_keeps_its_settings(tmp_path: Path, folder: str) -> None:
+    """Debian's folder, that of Red Hat and SUSE, and that of NUT's own sources."""
+    put(tmp_path, f"{FOLDER}/nutshutdown", NUT_HOOK, 0o755)
+    put(tmp_path, f"{folder}/upsmon.conf", 'SHUTDOWNCMD "/sbin/shutdown -h +0"\n')
+    assert await told(tmp_path, "nut-monitor.service") == [("rivals.upsmon", "FAIL")]
+
+
 @pytest.mark.parametrize(
     ("flag", "left", "active", "cuts", "expected"),
     [
@@ -115,6 +123,16 @@ async def test_apcupsd(tmp_path: Path, golden: Golden) -> None:
     found = await findings(armed=True, cuts=True, spawn=units(), root=tmp_path)  # type: ignore[arg-type]
     golden("doctor", found[0].text)
     assert found[0].fix == f"rm {tmp_path}/etc/apcupsd/powerfail"
+
+
+async def test_an_apcupsd_whose_own_apccontrol_asks_us(tmp_path: Path) -> None:
+    """Our script under the name of the event is the first way of the guide; apccontrol runs it only if it may."""
+    put(tmp_path, "etc/apcupsd/apccontrol", "#!/bin/sh\nshutdown -h now\n", 0o755)
+    ours = put(tmp_path, "usr/lib/powerguard/apcupsd/powerguard-event", "#!/bin/sh\n# asks powerguard\n", 0o755)
+    (tmp_path / "etc/apcupsd/doshutdown").symlink_to(ours)
+    assert await told(tmp_path, "apcupsd.service") == NOBODY
+    ours.chmod(0o644)
+    assert await told(tmp_path, "apcupsd.service") == [("rivals.apcupsd", "FAIL")]
 
 
 async def test_systemd_that_cannot_be_asked_and_files_that_are_none(tmp_path: Path) -> None:

@@ -31,7 +31,8 @@ from powerguard.ups.nut.source import NutSource
 
 UNITS: Final = ("nut-monitor.service", "nut-client.service", "apcupsd.service")
 HOOK_FOLDERS: Final = ("usr/lib/systemd/system-shutdown", "lib/systemd/system-shutdown")
-UPSMON_CONF: Final = "etc/nut/upsmon.conf"
+UPSMON_CONFS: Final = ("etc/nut/upsmon.conf", "etc/ups/upsmon.conf", "usr/local/ups/etc/upsmon.conf")
+"""Where Debian's, Red Hat's and SUSE's packages, and NUT's own sources put it."""
 APCUPSD: Final = "etc/apcupsd"
 OWN_HOOK: Final = "powerguard"
 PROGRAM: Final = "etc/powerguard/output-off"
@@ -78,9 +79,11 @@ async def _active(spawn: Spawn) -> set[str] | None:
 def _upsmon(root: Path, active: set[str]) -> list[Finding]:
     if not {"nut-monitor.service", "nut-client.service"} & active:
         return []
-    text = _text(root / UPSMON_CONF)
+    conf = _upsmon_conf(root)
+    text = _text(conf)
     if text is None:
-        because = f"upsmon runs, but its /{UPSMON_CONF} cannot be read: not checked whether it shuts this host down"
+        shown = f"/{conf.relative_to(root)}"
+        because = f"upsmon runs, but its {shown} cannot be read: not checked whether it shuts this host down"
         return [Finding("rivals.upsmon", "WARN", because, "run doctor as root")]
     command = " ".join(_directive(text, "SHUTDOWNCMD"))
     if not command or "powerguard" in command:
@@ -90,13 +93,20 @@ def _upsmon(root: Path, active: set[str]) -> list[Finding]:
     return [Finding("rivals.upsmon", "FAIL", because, right)]
 
 
+def _upsmon_conf(root: Path) -> Path:
+    known = [root / place for place in UPSMON_CONFS]
+    return next(filter(os.path.lexists, known), known[0])
+
+
 def _apcupsd(root: Path, active: set[str]) -> list[Finding]:
     if "apcupsd.service" not in active:
         return []
     found = []
-    if "powerguard" not in (_text(root / APCUPSD / "apccontrol") or ""):
+    script = root / APCUPSD / "doshutdown"  # apccontrol passes over one that is not executable
+    asked = [root / APCUPSD / "apccontrol", *([script] if os.access(script, os.X_OK) else [])]
+    if not any("powerguard" in (_text(path) or "") for path in asked):
         because = "apcupsd shuts this host down itself, without a checkpoint"
-        right = "use powerguard's apccontrol (docs/guides/apcupsd.md), or: systemctl disable --now apcupsd"
+        right = "use powerguard's scripts (docs/guides/apcupsd.md), or: systemctl disable --now apcupsd"
         found.append(Finding("rivals.apcupsd", "FAIL", because, right))
     delay = _directive(_text(root / APCUPSD / "apcupsd.conf") or "", "KILLDELAY")
     if delay and delay[0].isdecimal() and int(delay[0]) > 0:
@@ -141,7 +151,7 @@ def _flag(root: Path, kind: Kind) -> Path | None:
     if kind == "apcupsd":
         folder = _directive(_text(root / APCUPSD / "apcupsd.conf") or "", "PWRFAILDIR")
         return root / (folder[0].lstrip("/") if folder else APCUPSD) / "powerfail"
-    text = _text(root / UPSMON_CONF)
+    text = _text(_upsmon_conf(root))
     name = ["etc/killpower"] if text is None else _directive(text, "POWERDOWNFLAG")
     return root / name[0].lstrip("/") if name else None
 
