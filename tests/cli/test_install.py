@@ -12,6 +12,7 @@ import pty
 import re
 import subprocess
 import sys
+import tempfile
 from collections.abc import Callable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
@@ -324,6 +325,18 @@ def test_where_units_cannot_look_or_others_can_write_is_no_place_for_the_program
         assert code == 1
         assert why in told["error"]
     assert "is not there" in host.wrong_prefix(f"/opt{tmp_path}", live=True)
+
+
+@pytest.mark.root
+def test_a_python_where_units_cannot_look_is_none_for_them(tmp_path: Path) -> None:
+    """uv keeps the Pythons that it downloads in its user's home: root's helpers would fail, each when it is asked."""
+    assert f"{tmp_path}".startswith("/tmp/")
+    (tmp_path / "python").touch()
+    with tempfile.TemporaryDirectory(dir="/var/tmp") as prefix:
+        (Path(prefix) / "bin").mkdir()
+        (Path(prefix) / "bin/powerguard").touch()
+        (Path(prefix) / "bin/python").symlink_to(tmp_path / "python")
+        assert host.wrong_prefix(prefix, live=True).startswith(f"{tmp_path}/python: units cannot see this Python")
 
 
 @pytest.mark.root

@@ -97,10 +97,16 @@ def wrong_prefix(prefix: str, *, live: bool) -> str:
     program = Path(prefix) / "bin" / "powerguard"
     if not program.exists():
         return f"{program}: is not there: name the virtual environment with --prefix"
+    python = Path(os.path.realpath(f"{prefix}/bin/python"))
+    if f"{python}".startswith(hidden):
+        return (
+            f"{python}: units cannot see this Python (ProtectHome=): make the virtual environment again with a Python "
+            "elsewhere, such as /usr/bin/python3"
+        )
     package = Path(powerguard.__file__).resolve().parent
     if f"{package}/".startswith(hidden):
         return f"{package}: units cannot see this folder (ProtectHome=): install powerguard without --editable"
-    return next(filter(None, map(not_roots, (program, Path(os.path.realpath(f"{prefix}/bin/python")), package))), "")
+    return next(filter(None, map(not_roots, (program, python, package))), "")
 
 
 def not_roots(path: Path) -> str:
