@@ -62,6 +62,7 @@ def image(tmp_path: Path) -> Path:
     (made / "usr/bin/python3").touch()
     (made / "opt/powerguard/bin").mkdir(parents=True)
     (made / "opt/powerguard/bin/powerguard").touch()
+    (made / "opt/powerguard/pyvenv.cfg").touch()
     return made
 
 
@@ -246,6 +247,18 @@ def test_uninstall_leaves_nothing_and_keeps_what_is_the_operators(image: Path, r
     code, told = run(verb="uninstall")
     assert code == 1
     golden("uninstall", told["error"], varies={image: "IMAGE"})
+
+
+def test_uninstall_proposes_to_remove_only_a_virtual_environment(image: Path, run: Run) -> None:
+    """Where pip put powerguard among the system's own programs, the folder is /usr."""
+    (image / "usr/bin/powerguard").touch()
+    run("--prefix", "/usr")
+    _, told = run(verb="uninstall")
+    assert not [line for line in told["next"] if "rm -r" in line]
+    assert any(line.startswith("/usr/bin/python -m pip uninstall powerguard") for line in told["next"])
+    run()
+    _, told = run(verb="uninstall")
+    assert any(line.startswith("rm -r /opt/powerguard and") for line in told["next"])
 
 
 @pytest.mark.parametrize("parts", [(), ("--with", "slurm")])

@@ -112,7 +112,9 @@ def _uninstall(args: argparse.Namespace, disk: "Disk", report: Report) -> str:
         if disk.place(path).exists():
             report.files.append((path, what, "kept"))
     prefix = disk.manifest.prefix
-    report.then.append(f"rm -r {prefix} and userdel powerguard, to remove the rest")
+    is_alone = disk.place(f"{prefix}/pyvenv.cfg").exists()  # else other programs are there, as in /usr
+    remove = f"rm -r {prefix}" if is_alone else f"{prefix}/bin/python -m pip uninstall powerguard"
+    report.then.append(f"{remove} and userdel powerguard, to remove the rest")
     return ""
 
 
