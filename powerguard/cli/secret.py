@@ -108,9 +108,13 @@ def _set(args: argparse.Namespace, root: Path, known: list[Named] | None) -> int
 
 
 def asked_for(name: str) -> bytes:
-    """Ask for a secret twice, without showing it. Raises ValueError if the two differ."""
-    first = getpass(f"{name} (not shown): ")
-    if first != getpass(f"{name} again: "):
+    """Ask for a secret twice, without showing it. Raises ValueError if the two differ, or at Ctrl-D."""
+    try:
+        first, again = getpass(f"{name} (not shown): "), getpass(f"{name} again: ")
+    except EOFError:
+        msg = "no answer: the secret was not written"
+        raise ValueError(msg) from None
+    if first != again:
         msg = "the two are different: the secret was not written"
         raise ValueError(msg)
     return first.encode()

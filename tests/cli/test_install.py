@@ -609,6 +609,9 @@ def secret(image: Path, *words: str, given: bytes = b"") -> tuple[int, dict[str,
     return told.returncode, json.loads(told.stdout) if told.stdout else {}
 
 
+CTRL_D = "\x04"
+
+
 def typed(*words: str, lines: Sequence[str]) -> str:
     """Run it on a terminal of its own, and type a line at each prompt; returns what the terminal shows."""
     ours, theirs = pty.openpty()
@@ -625,7 +628,8 @@ def typed(*words: str, lines: Sequence[str]) -> str:
         while part := os.read(ours, 4096):
             shown += part.decode()
             if left and shown.endswith(("not shown): ", "again: ")):
-                os.write(ours, f"{left.pop(0)}\n".encode())
+                line = left.pop(0)
+                os.write(ours, line.encode() if line == CTRL_D else f"{line}\n".encode())
     os.close(ours)
     assert (process.wait(timeout=60), left) == (0, [])
     return shown
@@ -694,6 +698,15 @@ def test_a_secret_is_put_in_place_whole_and_shown_to_nobody(image: Path, run: Ru
     _, told = secret(image, "list")
     assert {each["name"]: each["stands"] for each in told["secrets"]}["bmc"] == "set"
     assert secret(image, "set", "../bmc", given=b"x")[0] == 64
+
+
+def test_a_person_who_gives_no_answer_is_asked_for_the_next(image: Path) -> None:
+    """Ctrl-D at one secret leaves out that one alone: the others, and the steps after them, follow."""
+    write_settings(image, NAMING)
+    told = typed("install", "--root", str(image), lines=[CTRL_D, "two-2", CTRL_D, "three-3", "three-3"])
+    assert [path.name for path in (image / "etc/powerguard/secrets").iterdir()] == ["bmc"]
+    assert "next: powerguard secret set snmp-auth: no answer" in told
+    assert "next: powerguard secret set snmp-priv: no answer" in told
 
 
 def test_a_person_at_install_is_asked_for_what_is_missing(image: Path, golden: Golden) -> None:
