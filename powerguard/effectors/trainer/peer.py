@@ -38,7 +38,7 @@ from aiohttp.tracing import Trace
 
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.fields import clean_text
-from powerguard.options import SecretError
+from powerguard.options import Secret, SecretError
 from powerguard.wire import CHECKPOINTS_PATH, MAX_BODY_BYTES
 
 BACKOFF_S = (0.2, 0.5, 1.0)
@@ -225,7 +225,7 @@ class TrainerPeer:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self.options.token is not None:
             if self._token is None:
-                self._token = self.options.token.read()
+                self._token = _checked_token(self.options.token)
             headers["Authorization"] = f"Bearer {self._token.decode('ascii', 'replace')}"
         return headers
 
@@ -259,6 +259,15 @@ class TrainerPeer:
         # Only the kind of the error is reported: its text may hold the peer's data, and headers that we sent.
         kind = f"{type(error).__name__}" + (f" {errno.errorcode.get(number, number)}" if number else "")
         return BrokenError(f"{self.options.url}: {method} {path} got an incomplete answer ({clean_text(kind, 80)})")
+
+
+def _checked_token(secret: Secret) -> bytes:
+    """Read a token. Raises SecretError, also for one that HTTP cannot carry in a header."""
+    token = secret.read()
+    if not re.fullmatch(rb"[ -~]+", token):
+        msg = f"{secret.file or secret.credential}: it must be one line of ASCII characters"
+        raise SecretError(msg)
+    return token
 
 
 def places_of(path: str, uids: Collection[int] | None) -> Iterator[str]:

@@ -339,6 +339,21 @@ async def test_a_refused_token_is_told_at_once(tmp_path: Path, status: int) -> N
     assert peer.asked == [TRIGGER]
 
 
+@pytest.mark.parametrize("token", [b"two\nlines\n", "caf\u00e9".encode()])
+async def test_a_token_that_no_header_can_carry_is_told_as_such(tmp_path: Path, token: bytes) -> None:
+    """It is no fault of the trainer, which is not asked."""
+    secret = tmp_path / "token"
+    secret.write_bytes(token)
+    secret.chmod(0o600)
+    async with (
+        serve({TRIGGER: [accepted()]}) as peer,
+        effector(llm(peer.url, token=Secret(file=str(secret)))) as (made, _),
+    ):
+        with pytest.raises(EffectorError, match=r"`token` cannot be read: .*token: it must be one line of ASCII"):
+            await made.carry_out(order())
+    assert peer.asked == []
+
+
 async def test_busy_is_asked_again_soon() -> None:
     """Retry-After is heeded, but never for more than a tenth of what is left."""
     busy = [{"status": 503, "headers": {"Retry-After": "3600"}}, {"status": 429, "headers": {"Retry-After": "soon"}}]
