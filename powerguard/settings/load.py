@@ -268,11 +268,19 @@ def _additions(path: Path, conf_d: Path | None, problems: list[str]) -> list[Pat
     except OSError as error:
         problems.append(f"{folder}: cannot be read: {error.strerror}")
         return []
-    problems += [f"{name}: is not read; call it {name.stem}.yaml" for name in names if name.suffix == ".yml"]
+    problems += [
+        f"{name}: is not read; call it {name.stem}.yaml"
+        for name in names
+        if name.suffix != ".yaml" and name.suffix.lower() in _ALSO_MEANT
+    ]
     files = [name for name in names if name.suffix == ".yaml"]
     if len(files) > MAX_FILES:
         problems.append(f"{folder}: holds more than {MAX_FILES} settings files")
     return files[:MAX_FILES]
+
+
+_ALSO_MEANT: Final = {".yaml", ".yml", ".conf", ".json"}
+"""Endings of a file in conf.d that was meant to be read. Any other one is a backup or a note."""
 
 
 def _merge(
@@ -361,14 +369,23 @@ def cross_checks(settings: Settings, upses: Sequence[str], lacks: Callable[[KeyP
     if settings.traps is not None and upses:
         unknown = sorted(settings.traps.names - set(upses))
         mistakes += [Mistake(("traps",), f"no UPS {name} under ups (known: {names})") for name in unknown]
-    seen: dict[str, int] = {}
-    for place, trainer in enumerate(settings.trainers):
-        if trainer.name in seen:
-            what = f"trainers[{seen[trainer.name]}] has this name already; give each its own"
-            mistakes.append(Mistake(("trainers", place, "name"), what))
-        seen.setdefault(trainer.name, place)
+    mistakes += _trainers_twice(settings)
     if Path(settings.journal.path).name == MESSAGES and not lacks(("journal", "path")):
         mistakes.append(Mistake(("journal", "path"), f"{MESSAGES} is the queue of messages there; give another name"))
+    return mistakes
+
+
+def _trainers_twice(settings: Settings) -> list[Mistake]:
+    """Return the trainers that have the name or the url of an earlier one: one job would be asked and counted twice."""
+    mistakes: list[Mistake] = []
+    seen: dict[tuple[str, str], int] = {}
+    for place, trainer in enumerate(settings.trainers):
+        for key in ("name", "url"):
+            value = getattr(trainer, key, None)
+            first = place if value is None else seen.setdefault((key, value), place)
+            if first != place:
+                what = f"trainers[{first}] has this {key} already; give each its own"
+                mistakes.append(Mistake(("trainers", place, key), what))
     return mistakes
 
 

@@ -426,8 +426,13 @@ class HttpOptions(Options):
 class ControlOptions(Options):
     """The unix socket for requests that make a change."""
 
-    socket: AbsolutePath = Field(
-        default="/run/powerguard/powerguard.sock", description="Its path.", examples=["/run/powerguard/powerguard.sock"]
+    socket: str = Field(
+        default="/run/powerguard/powerguard.sock",
+        pattern=r"^/[^\x00]+$",
+        max_length=107,  # sun_path of unix(7) has 108 bytes
+        description="Its path.",
+        examples=["/run/powerguard/powerguard.sock"],
+        json_schema_extra={"x-wanted": "an absolute path of at most 107 characters"},
     )
     group: str = Field(
         default="powerguard-admin",

@@ -102,7 +102,8 @@ def test_every_mistake_of_a_file_is_told_at_once() -> None:
         ("host: {kind: comand}", "host.kind: must be systemd or command, got 'comand' (write command)"),
         ("lgo: {}", "lgo: unknown key (did you mean 'log'?)"),
         ("journal: {zzz: 1}", "journal.zzz: unknown key (known here: keep_outages, path)"),
-        ("control: {socket: run/x}", "control.socket: must be an absolute path, got 'run/x'"),
+        ("control: {socket: run/x}", "control.socket: must be an absolute path of at most 107 characters, got 'run/x'"),
+        (f"control: {{socket: /{'x' * 107}}}", "control.socket: must be an absolute path of at most 107 characters"),
         (
             'log: {level: "\\u202einfo"}',
             "log.level: must be debug, info, warning or error, got '\\u202einfo' (write info)",
@@ -147,6 +148,10 @@ def test_a_runtime_table_that_cannot_be(tmp_path: Path, table: str, problem: str
         (
             "trainers: [{name: a, url: 'unix:/a'}, {name: a, url: 'unix:/b'}]",
             "6:46: trainers[1].name: trainers[0] has this name already; give each its own",
+        ),
+        (
+            "trainers: [{name: a, url: 'unix:/a'}, {name: b, url: 'unix:/a'}]",
+            "6:54: trainers[1].url: trainers[0] has this url already; give each its own",
         ),
     ],
 )
@@ -324,11 +329,15 @@ def test_users_are_named_or_numbered(tmp_path: Path) -> None:
     assert (trainer.uids, settings.trainer_uids) == ([0, 7], [0, 5])
 
 
-def test_a_yml_file_in_conf_d_is_not_silently_left_out(tmp_path: Path) -> None:
+@pytest.mark.parametrize("ending", ["yml", "YAML", "conf", "json"])
+def test_a_file_in_conf_d_with_another_ending_is_not_silently_left_out(tmp_path: Path, ending: str) -> None:
     path = write(tmp_path, LEAST)
-    write(tmp_path, "mode: armed\n", "conf.d/a.yml")
-    with pytest.raises(SettingsError, match=r"a\.yml: is not read; call it a\.yaml"):
+    write(tmp_path, "mode: armed\n", f"conf.d/a.{ending}")
+    for backup in ("a.yaml~", "a.yaml.bak", "a.yaml.dpkg-old", "README", ".a.yaml.swp"):
+        write(tmp_path, "not even YAML: {", f"conf.d/{backup}")
+    with pytest.raises(SettingsError) as caught:
         load(path)
+    assert caught.value.problems == (f"{tmp_path}/conf.d/a.{ending}: is not read; call it a.yaml",)
 
 
 def test_where_each_value_comes_from(tmp_path: Path) -> None:

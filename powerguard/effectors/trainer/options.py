@@ -62,7 +62,7 @@ class Common(Options):
     )
     max_checkpoint_s: float = Field(
         default=600.0,
-        gt=0,
+        ge=1,
         le=86400,
         description="Longest time in seconds that the trainer may claim for a checkpoint, and the limit for "
         "one that does not report progress.",
@@ -177,6 +177,9 @@ class TrainerOptions(Common):
     def _check_together(self) -> Self:
         if self.token is None and not self.is_local:
             msg = "a trainer on another host needs a token (token: {credential: NAME})"
+            raise ValueError(msg)
+        if self.uids is not None and self.socket_path is None:
+            msg = "uids has no effect with a TCP port (write url: unix:/path/to.sock, or remove uids)"
             raise ValueError(msg)
         return self
 

@@ -133,6 +133,8 @@ def test_no_claim_brings_a_shutdown_nearer() -> None:
         ({"url": "http://10.0.0.5:80"}, "needs a token"),
         ({"url": "unix:/a", "size_bytes": 5}, "go together"),
         ({"url": "unix:/a", "checkpoint_s": 700.0}, "longer than max_checkpoint_s"),
+        ({"url": "unix:/a", "max_checkpoint_s": 1e-9}, "greater than or equal to 1"),
+        ({"url": "http://localhost:80", "uids": [0]}, "no effect with a TCP port"),
         ({"url": "unix:/a", "after": "burn"}, "'pause', 'exit' or 'continue'"),
         ({"url": "unix:/a", "name": "a/b"}, "should match pattern"),
         ({"url": "unix:/a", "checkpoint_dir": "here"}, "should match pattern"),

@@ -276,7 +276,7 @@ async def test_dumb_and_asynchronous_is_watched_by_its_folder(tmp_path: Path) ->
 
 async def test_dumb_and_mute_gets_the_configured_time() -> None:
     async with serve({TRIGGER: [{"status": 202}]}) as peer:
-        async with effector(llm(peer.url, max_checkpoint_s=0.5)) as (made, told):
+        async with effector(llm(peer.url, max_checkpoint_s=1.0)) as (made, told):
             detail = dict(await made.carry_out(order()))
         assert (detail["verified"], detail["native"]) == (False, False)
         assert told.stages == ["waiting"]
