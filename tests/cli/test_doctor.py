@@ -19,7 +19,7 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from powerguard.cli.doctor.checks import filesystem_of, source_name
+from powerguard.cli.doctor.checks import filesystem_of, source_name, unreadable
 from powerguard.cli.main import main
 from powerguard.daemon.control.admin import admin_server
 from powerguard.settings.load import load
@@ -295,6 +295,25 @@ async def test_open_secret_is_a_failure(folder: Path) -> None:
     (folder / "community").chmod(0o444)
     _, checks, _ = await doctor(settings(folder, snmp=9, bmc=9), "--socket", f"{folder}/none.sock")
     assert "other users can read" in text_of(checks, "secret", "FAIL")
+
+
+@pytest.mark.root
+def test_settings_that_only_root_can_read_are_a_failure(folder: Path) -> None:
+    """A root with umask 077 writes them so, and the daemon, which is not root, then does not start."""
+    config = settings(folder, snmp=9, bmc=9)
+    folder.chmod(0o755)
+    config.chmod(0o644)
+    assert load(config).mode == "armed"  # doctor does so first: by then Python has read what it needs
+    assert unreadable(config, "nobody") == []
+    config.chmod(0o600)
+    (found,) = unreadable(config, "nobody")
+    assert (found.name, found.verdict, found.text) == (
+        "settings",
+        "FAIL",
+        f"{config}: cannot be read: Permission denied",
+    )
+    assert os.geteuid() == 0
+    assert config.read_bytes()
 
 
 async def test_for_people(folder: Path) -> None:

@@ -171,7 +171,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
     with contextlib.suppress(DownError, RefusedError):  # reported with the daemon
         ward.status = get(args, "/api/v1/status")
     text = f"{path}: valid; mode {loaded.settings.mode}, fed by {' and '.join(loaded.settings.feeding)}"
-    told = [Finding("settings", "PASS", text)]
+    told = _looked("settings", lambda: unreadable(path)) or [Finding("settings", "PASS", text)]
     told += [
         Finding("settings", "WARN", f"{loaded.files.where(mistake.path)}: {mistake}")
         for mistake in warnings(loaded.settings, today=today)
@@ -188,6 +188,17 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         *_looked("messages", lambda: message_findings(ward.settings, ward.status)),
         *_looked("daemon", lambda: _daemon(args)),
     ]
+
+
+def unreadable(path: Path, user: str = DAEMON_USER) -> list[Finding]:
+    """As root, which can read every file: can the daemon's user read the settings, too?"""
+    try:
+        with _as_the_daemon(user):
+            load_with_origins(path)
+    except SettingsError as error:
+        fix = f"chmod 0644 on the file, 0755 on its folder: user {user} must read them"
+        return [Finding("settings", "FAIL", problem, fix) for problem in error.problems]
+    return []
 
 
 def message_findings(settings: Settings, status: dict[str, Any] | None) -> list[Finding]:
@@ -303,10 +314,10 @@ def _right(secret: Secret, cause: BaseException | None) -> str:
 
 
 @contextlib.contextmanager
-def _as_the_daemon() -> Iterator[None]:
+def _as_the_daemon(name: str = DAEMON_USER) -> Iterator[None]:
     """As root: check a file as the daemon's user, if there is one. No other thread runs yet."""
     try:
-        user = pwd.getpwnam(DAEMON_USER) if os.geteuid() == 0 else None
+        user = pwd.getpwnam(name) if os.geteuid() == 0 else None
     except KeyError:
         user = None
     if user is None:
