@@ -20,7 +20,7 @@ from typing import Any
 import pytest
 
 from powerguard.cli.install import host
-from powerguard.cli.install.disk import MANIFEST, Disk
+from powerguard.cli.install.disk import MANIFEST, Disk, PlaceError
 from powerguard.cli.install.pieces import (
     ALWAYS,
     AT_BOOT,
@@ -326,6 +326,17 @@ def test_a_second_one_at_the_same_time_is_kept_out(image: Path, run: Run) -> Non
         os.close(descriptor)
     assert code == 1
     assert "is running" in told["error"]
+
+
+def test_one_that_ended_meanwhile_is_not_forgotten(image: Path, run: Run) -> None:
+    """Its record must not be replaced by one made before: uninstall would leave its files behind."""
+    late = Disk(image)
+    assert not late.load()
+    run("--with", "gpu")
+    with pytest.raises(PlaceError, match="run this again"), late.alone():
+        late.begin(pieces(image, "/opt/powerguard", [], with_daemon=False))
+    run(verb="uninstall")
+    assert not [name for name, value in tree(image / "etc").items() if value != "folder"]
 
 
 def test_where_units_cannot_look_or_others_can_write_is_no_place_for_the_program(run: Run, tmp_path: Path) -> None:

@@ -53,6 +53,8 @@ class Disk:
     def __init__(self, root: Path) -> None:
         self.root = Path(os.path.realpath(root))
         self.manifest = Manifest()
+        self._loaded: bytes | None = None
+        """The manifest's text when it was read; None if there was none."""
         self._changed: set[Path] = set()
         """Folders whose entries are not durable yet."""
 
@@ -71,7 +73,8 @@ class Disk:
         """Read the manifest; False if there is none."""
         path = self.place(MANIFEST)
         try:
-            told = json.loads(path.read_bytes())
+            self._loaded = path.read_bytes()
+            told = json.loads(self._loaded)
             self.manifest = Manifest(
                 prefix=str(told["prefix"]),
                 parts=_strings(told["parts"]),
@@ -97,11 +100,14 @@ class Disk:
 
     @contextlib.contextmanager
     def alone(self) -> Iterator[None]:
-        """Exclude a second install or uninstall of the same system."""
+        """Exclude a second install or uninstall of the same system, also one that has ended since `load`."""
         self._folders(MANIFEST)
         descriptor = os.open(self.place(MANIFEST).parent, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             fcntl.flock(descriptor, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            if self._loaded != _bytes(self.place(MANIFEST)):
+                msg = "another powerguard install or uninstall has changed files meanwhile: run this again"
+                raise PlaceError(msg)
             yield
         except BlockingIOError:
             msg = "another powerguard install or uninstall is running: wait for its end"
@@ -263,6 +269,13 @@ def mark_of(path: Path) -> str:
     if stat.S_ISREG(mode):
         return f"sha256:{hashlib.sha256(path.read_bytes()).hexdigest()}"
     return "folder" if stat.S_ISDIR(mode) else "special"
+
+
+def _bytes(path: Path) -> bytes | None:
+    try:
+        return path.read_bytes()
+    except FileNotFoundError:
+        return None
 
 
 def _parents(path: str) -> list[str]:
