@@ -188,13 +188,15 @@ def test_a_unit_that_somebody_has_disabled_stays_so(image: Path, run: Run, golde
 
 def test_what_trains_is_named_once_and_stays(image: Path, run: Run) -> None:
     """The daemon may start it, and is stopped after it; a later word replaces the first, and none changes nothing."""
-    run("--resume-unit", "old.service")
-    assert run("--resume-unit", "train.service", "--resume-unit", "eval@1.service")[0] == 0
+    assert run("--resume-unit", "old.service", "--resume-unit", "train.service")[1]["doubts"] == []
+    code, told = run("--resume-unit", "train.service", "--resume-unit", "eval@1.service")
+    assert (code, [doubt.split()[0] for doubt in told["doubts"]]) == (0, ["old.service"]), "it does not go unnoticed"
     wants = image / UNITS / "powerguard-resume.target.d/50-resume-units.conf"
     assert wants.read_text(encoding="ascii").splitlines()[-1] == "Wants=train.service eval@1.service"
     before = image / UNITS / "powerguard.service.d/50-resume-units.conf"
     assert before.read_text(encoding="ascii").splitlines()[-1] == "Before=train.service eval@1.service"
     told = run()[1]
+    assert told["doubts"] == []
     assert did(told, f"{UNITS}/powerguard-resume.target.d/50-resume-units.conf") == "unchanged"
     wants.unlink()
     assert run()[0] == 0, "somebody took it away: it is not ours any more"

@@ -128,6 +128,10 @@ def _install(args: argparse.Namespace, report: Report, prefix: str) -> None:
     else:
         report.offers = [(offer.piece.path, offer.why, offer.piece.content.decode()) for offer in offered]
     disk.manifest.prefix, disk.manifest.parts = prefix, parts
+    report.doubts += [
+        f"{unit} was named earlier, but not now: it is no longer started after a power-off (name all units together)"
+        for unit in _named_earlier(disk, args.resume)
+    ]
     if not _put(disk, wanted, report, force=args.force):
         return
     given = settings is not None and _secrets(args, disk, report, settings)
@@ -154,6 +158,18 @@ def _install(args: argparse.Namespace, report: Report, prefix: str) -> None:
         )
     if disk.place(parts_of.SENTINEL_SETTINGS).exists():
         _then_sentinel(disk, report)
+
+
+def _named_earlier(disk: "Disk", units: list[str]) -> list[str]:
+    """Return the training units of an earlier run that this one, which names others, leaves out."""
+    from powerguard.cli.install.pieces import resume_pieces
+
+    found: list[str] = []
+    for piece in resume_pieces(tuple(units))[:1]:
+        if piece.path in disk.manifest.files and disk.state_of(piece.path) == "same":
+            text = disk.place(piece.path).read_text(encoding="utf-8")
+            found = " ".join(re.findall(r"^Wants=(.*)$", text, re.MULTILINE)).split()
+    return [unit for unit in found if unit not in units]
 
 
 def _then_sentinel(disk: "Disk", report: Report) -> None:
