@@ -207,8 +207,9 @@ def _bytes(path: Path) -> bytes:
 
 
 def passed(root: Path) -> dict[str, str]:
-    """Return the credentials that unit files give to the daemon, each with its file."""
-    return {name: path for path, text in _unit_files(root) for name in _PASSES.findall(text)}
+    """Return the credentials that unit files give to the daemon, each with its file: the site's own before ours."""
+    files = sorted(_unit_files(root), key=lambda each: each[0] != CREDENTIALS)
+    return {name: path for path, text in files for name in _PASSES.findall(text)}
 
 
 def _unit_files(root: Path) -> Iterator[tuple[str, str]]:

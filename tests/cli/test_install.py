@@ -674,9 +674,13 @@ def test_the_daemon_is_handed_the_secrets_that_its_settings_name(image: Path, ru
         "powerguard secret set snmp-auth",
         "powerguard secret set snmp-priv",
     ]
-    theirs.unlink()
+    sealed = theirs.rename(theirs.with_name("unused"))
     assert did(run()[1], CREDENTIALS[1:]) == "updated"
     assert "LoadCredential=bmc:" in drop_in.read_text(encoding="utf-8")
+    sealed.rename(theirs.with_name("10-sealed.conf"))
+    run()
+    assert "LoadCredential=bmc:" not in drop_in.read_text(encoding="utf-8"), "systemd reads ours last: it would win"
+    theirs.with_name("10-sealed.conf").unlink()
 
     write_settings(image, NAMING.replace("rehearse", "rehears"))
     code, told = run()
