@@ -200,7 +200,7 @@ MADE: Final[dict[str, tuple[dict[str, Any], dict[str, list[int]]]]] = {
             },
             "feeds": {"supplies": ["a", "b_side"], "minimum_supplies": 1},
         },
-        {"snmp_forgeable": [10], "killpower_snmp": [7]},
+        {"snmp_forgeable": [10], "killpower_snmp": [7], "feeds_presumed": [6]},
     ),
     "apcupsd-usb": (
         {
@@ -432,6 +432,16 @@ def test_several_of_one_name(folder: Path) -> None:
     ended = imported("nut", folder, "--json")
     assert list(ended.object["settings"]["ups"]) == ["ups", "ups-2", "x" * 28]
     assert ended.warned["odd_monitor"] == [5]
+
+
+def test_several_apcupsds_do_not_say_which_of_them_feeds_this_host(folder: Path) -> None:
+    """Two desk UPSes with their own hosts are no two feeds of this one: that must not go unsaid."""
+    for name, port in (("a", 3551), ("b", 3552)):
+        text = f"UPSNAME {name}\nUPSTYPE usb\nNISPORT {port}\nPOLLTIME 1\n"
+        (folder / f"apcupsd.{name}.conf").write_text(text, encoding="ascii")
+    ended = imported("apcupsd", folder, "--json")
+    assert ended.object["settings"]["feeds"] == {"supplies": ["a", "b"], "minimum_supplies": 1}
+    assert list(ended.warned) == ["feeds_presumed"]
 
 
 # --- Words, as the programs read them ---------------------------------------------------------------------------------

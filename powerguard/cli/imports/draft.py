@@ -138,6 +138,17 @@ class Draft:
         if finding not in self.findings:
             self.findings.append(finding)
 
+    def presume_feeds(self) -> None:
+        """Warn if the files do not say which of several UPSes feed this host: all of them are taken."""
+        if len(self.upses) > 1:
+            names = ", ".join(ups.name for ups in self.upses)
+            self.warn(
+                "feeds_presumed",
+                self.upses[-1].where,
+                f"no file says which of {names} feed this host: the settings presume that each one alone carries it",
+                "feeds: {supplies: [the UPS of each power supply of this host]}",
+            )
+
     def secret(self, kind: str, value: str, ups: str, what: str, found: str) -> dict[str, str]:
         """Return the settings' reference to a secret. The same one is kept once. Its value is never stored."""
         name = self._known.get((kind, value))

@@ -280,6 +280,7 @@ def make(nut: Nut, draft: Draft) -> None:
     else:
         for section in nut.drivers.values():
             _add_served(nut, section, draft)
+        draft.presume_feeds()
     _budget(nut, draft)
     _check(nut, draft)
 

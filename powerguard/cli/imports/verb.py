@@ -82,6 +82,7 @@ def _import_apcupsd(paths: list[Path], draft: Any) -> None:  # noqa: ANN401 - li
 
     for path in apcupsd.gather(paths or [Path(apcupsd.FOLDER)]):
         apcupsd.make(apcupsd.load(path, draft), draft)
+    draft.presume_feeds()
 
 
 def _problems(text: str) -> list[str]:
