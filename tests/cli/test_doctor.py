@@ -297,6 +297,18 @@ async def test_open_secret_is_a_failure(folder: Path) -> None:
     assert "other users can read" in text_of(checks, "secret", "FAIL")
 
 
+async def test_settings_whose_mode_the_daemon_has_not_read_are_told(folder: Path) -> None:
+    """Whoever wrote dry-run and forgot the reload must not pull the plug of an armed host."""
+    config = settings(folder, snmp=9, bmc=9)
+    async with admin_server(scene(), path=f"{folder}/s.sock") as path:
+        _, checks, _ = await doctor(config, "--socket", path)
+        assert text_of(checks, "settings", "WARN").count("the running daemon") == 0
+        written = config.read_text(encoding="utf-8")
+        config.write_text(written.replace("mode: armed", "mode: dry-run"), encoding="utf-8")
+        _, checks, _ = await doctor(config, "--socket", path)
+    assert "the running daemon is in mode armed, not in mode dry-run" in text_of(checks, "settings", "WARN")
+
+
 @pytest.mark.root
 def test_settings_that_only_root_can_read_are_a_failure(folder: Path) -> None:
     """A root with umask 077 writes them so, and the daemon, which is not root, then does not start."""

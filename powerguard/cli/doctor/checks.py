@@ -176,6 +176,10 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         Finding("settings", "WARN", f"{loaded.files.where(mistake.path)}: {mistake}")
         for mistake in warnings(loaded.settings, today=today)
     ]
+    running = loaded.settings.mode if ward.status is None else ward.status["mode"]
+    if running != loaded.settings.mode:
+        text = f"the running daemon is in mode {running}, not in mode {loaded.settings.mode} of these settings"
+        told.append(Finding("settings", "WARN", text, _RELOAD))
     return [
         *told,
         *_looked("secret", lambda: _secrets(ward)),
