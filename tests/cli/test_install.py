@@ -154,10 +154,20 @@ def test_what_was_laid_by_hand_is_taken_over_with_its_mode(image: Path, run: Run
     program.write_bytes((ROOT / "systemd/powerguard-off").read_bytes())
     program.chmod(0o644)
     code, told = run()
-    assert (code, did(told, "usr/lib/powerguard/powerguard-off")) == (0, "mode set")
+    assert (code, did(told, "usr/lib/powerguard/powerguard-off")) == (0, "owner and mode set")
     assert program.stat().st_mode & 0o111
     run(verb="uninstall")
     assert not program.exists()
+
+
+@pytest.mark.root
+def test_what_another_user_owns_is_taken_over_with_its_owner(image: Path, run: Run) -> None:
+    """A copy from somebody's checkout: its owner could change what root runs."""
+    run()
+    helper = image / "usr/lib/powerguard/powerguard-helper"
+    os.chown(helper, 65534, 65534)
+    assert did(run()[1], "usr/lib/powerguard/powerguard-helper") == "owner and mode set"
+    assert helper.stat().st_uid == 0
 
 
 def test_an_update_replaces_what_it_has_written_and_refuses_what_was_changed_since(

@@ -40,7 +40,10 @@ class Manifest:
 
 
 class Look(NamedTuple):
-    """The present state of a piece's place. foreign: not ours, or changed since; disabled: a link that was removed."""
+    """The present state of a piece's place.
+
+    mode: another mode or owner; foreign: not ours, or changed since; disabled: a link that was removed.
+    """
 
     piece: Piece
     found: Found
@@ -127,7 +130,8 @@ class Disk:
                 return Look(piece, "disabled", "was removed since, and stays so (--force puts it back)")
             return Look(piece, "absent")
         if mark == wanted(piece):
-            is_right = piece.link or stat.S_IMODE(path.lstat().st_mode) == piece.mode
+            told, owner = path.lstat(), 0 if self.root == Path("/") else os.geteuid()
+            is_right = piece.link or (stat.S_IMODE(told.st_mode), told.st_uid) == (piece.mode, owner)
             return Look(piece, "same" if is_right else "mode")
         if mark in known:
             return Look(piece, "ours")

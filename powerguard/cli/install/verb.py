@@ -24,7 +24,7 @@ _WORDS: Final = {
     "absent": "written",
     "disabled": "written",
     "ours": "updated",
-    "mode": "mode set",
+    "mode": "owner and mode set",
     "foreign": "overwritten",
 }
 
