@@ -27,7 +27,7 @@ from powerguard.sim import snmp_values as sim
 from powerguard.sim.bmc import SimBmc
 from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.wire import After, TrainerStatus
-from tests.daemon.watched import scene
+from tests.daemon.watched import WALL_S, scene
 from tests.golden import FIGURES, Golden
 from tests.peers.redfish import OwnRedfish, make_certificate
 from tests.ups.snmp.snmp_helpers import table
@@ -297,12 +297,16 @@ async def test_open_secret_is_a_failure(folder: Path) -> None:
     assert "other users can read" in text_of(checks, "secret", "FAIL")
 
 
-async def test_settings_whose_mode_the_daemon_has_not_read_are_told(folder: Path) -> None:
+async def test_settings_that_the_daemon_has_not_read_are_told(folder: Path) -> None:
     """Whoever wrote dry-run and forgot the reload must not pull the plug of an armed host."""
     config = settings(folder, snmp=9, bmc=9)
-    async with admin_server(scene(), path=f"{folder}/s.sock") as path:
+    async with admin_server(replace(scene(), config_path=str(config)), path=f"{folder}/s.sock") as path:
+        os.utime(config, (WALL_S + 1e6, WALL_S + 1e6))
         _, checks, _ = await doctor(config, "--socket", path)
-        assert text_of(checks, "settings", "WARN").count("the running daemon") == 0
+        assert f"{config}: was changed after the running daemon has read it" in text_of(checks, "settings", "WARN")
+        os.utime(config, (WALL_S - 1e6, WALL_S - 1e6))
+        _, checks, _ = await doctor(config, "--socket", path)
+        assert "the running daemon" not in text_of(checks, "settings", "WARN")
         written = config.read_text(encoding="utf-8")
         config.write_text(written.replace("mode: armed", "mode: dry-run"), encoding="utf-8")
         _, checks, _ = await doctor(config, "--socket", path)

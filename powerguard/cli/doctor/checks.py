@@ -176,10 +176,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         Finding("settings", "WARN", f"{loaded.files.where(mistake.path)}: {mistake}")
         for mistake in warnings(loaded.settings, today=today)
     ]
-    running = loaded.settings.mode if ward.status is None else ward.status["mode"]
-    if running != loaded.settings.mode:
-        text = f"the running daemon is in mode {running}, not in mode {loaded.settings.mode} of these settings"
-        told.append(Finding("settings", "WARN", text, _RELOAD))
+    told += _not_reloaded(ward, path)
     return [
         *told,
         *_looked("secret", lambda: _secrets(ward)),
@@ -203,6 +200,22 @@ def unreadable(path: Path, user: str = DAEMON_USER) -> list[Finding]:
         fix = f"chmod 0644 on the file, 0755 on its folder: user {user} must read them"
         return [Finding("settings", "FAIL", problem, fix) for problem in error.problems]
     return []
+
+
+def _not_reloaded(ward: Ward, path: Path) -> list[Finding]:
+    """Does the running daemon have older settings than these?"""
+    if ward.status is None:
+        return []
+    running, told = ward.status["mode"], ward.status["daemon"]
+    if running != ward.settings.mode:
+        text = f"the running daemon is in mode {running}, not in mode {ward.settings.mode} of these settings"
+        return [Finding("settings", "WARN", text, _RELOAD)]
+    if Path(told["config_path"]) != path:
+        return []
+    files = [Path(document.name) for document in ward.loaded.files.documents]
+    changed = [file for file in files if file.stat().st_mtime > told["settings_at"]]
+    text = "was changed after the running daemon has read it"
+    return [Finding("settings", "WARN", f"{file}: {text}", _RELOAD) for file in changed]
 
 
 def message_findings(settings: Settings, status: dict[str, Any] | None) -> list[Finding]:
