@@ -249,7 +249,6 @@ def _sources(sources: Iterable[dict[str, object]], targets: Targets) -> list[str
 
 
 SCHEMA_VERSION: Final = 1
-NUT: Final = "/etc/nut"
 APCUPSD: Final = "/etc/apcupsd/apcupsd.conf"
 LEAST_S: Final = 15.0
 EACH_S: Final = 0.06
@@ -262,7 +261,7 @@ def register(subparsers: Subparsers) -> None:
         "discover",
         help="find UPSes and PDUs and print settings for them",
         description="Look for SNMP cards, upsd and apcupsd on the targets: addresses, names, or networks up to a /22. "
-        "Without a target: on this host, and on the addresses in the settings, /etc/nut and /etc/apcupsd. Prints the "
+        "Without a target: on this host, and on the addresses in the settings and of NUT and apcupsd. Prints the "
         "devices found, and settings (mode: dry-run) for them. Exit 0: found; 1: not found.",
     )
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="10.0.0.5, ups-a.example or 10.0.0.0/24")
@@ -277,7 +276,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--nut-port", type=int, default=3493, metavar="PORT", help="TCP port of upsd (3493)")
     parser.add_argument("--nis-port", type=int, default=3551, metavar="PORT", help="TCP port of apcupsd (3551)")
     parser.add_argument(
-        "--nut", default=NUT, metavar="FOLDER", help=f"folder of NUT's files, used without a target ({NUT})"
+        "--nut", metavar="FOLDER", help="folder of NUT's files, used without a target (/etc/nut or /etc/ups)"
     )
     parser.add_argument(
         "--apcupsd", default=APCUPSD, metavar="FILE", help=f"file of apcupsd, used without a target ({APCUPSD})"
@@ -314,13 +313,15 @@ def _told(error: ValueError) -> str:
 
 
 async def _run(args: argparse.Namespace) -> int:
+    from powerguard.cli.imports.nut import folder as nut_folder
     from powerguard.ups.discover import Search
 
     wanted = _wanted(args)
     if args.targets:
         targets = await from_words(args.targets)
     else:
-        targets = await of_this_host(Path(args.config), Path(args.nut), Path(args.apcupsd))
+        nut = nut_folder() if args.nut is None else Path(args.nut)
+        targets = await of_this_host(Path(args.config), nut, Path(args.apcupsd))
     wanted = _with_targets(wanted, targets)
     limit_s = args.deadline if args.deadline is not None else LEAST_S + EACH_S * len(targets.addresses)
     progress = _Progress(quiet=args.json or not sys.stderr.isatty())

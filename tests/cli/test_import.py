@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from powerguard.cli.imports.apcupsd import apcupsd_words
 from powerguard.cli.imports.draft import MAX_BYTES
 from powerguard.cli.imports.nut import FILES, nut_sections, nut_words, shell_words
+from powerguard.cli.imports.nut import folder as nut_folder
 from powerguard.cli.main import main
 from powerguard.options import Secret
 from powerguard.settings.load import load
@@ -432,6 +433,14 @@ def test_several_of_one_name(folder: Path) -> None:
     ended = imported("nut", folder, "--json")
     assert list(ended.object["settings"]["ups"]) == ["ups", "ups-2", "x" * 28]
     assert ended.warned["odd_monitor"] == [5]
+
+
+@pytest.mark.parametrize("place", ["etc/nut", "etc/ups", "usr/local/ups/etc"])
+def test_the_folder_of_each_package_is_known(tmp_path: Path, place: str) -> None:
+    """Debian's, that of Red Hat and SUSE, and that of NUT's own sources: for import, and for discover as well."""
+    assert nut_folder(tmp_path) == tmp_path / "etc/nut"
+    (tmp_path / place).mkdir(parents=True)
+    assert nut_folder(tmp_path) == tmp_path / place
 
 
 def test_several_apcupsds_do_not_say_which_of_them_feeds_this_host(folder: Path) -> None:

@@ -106,6 +106,12 @@ class Nut:
 # --- Reading ----------------------------------------------------------------------------------------------------------
 
 
+def folder(root: Path = Path("/")) -> Path:
+    """Return the folder of NUT's files on this host, which its packages call differently."""
+    known = [root / place[1:] for place in FOLDERS]
+    return next(filter(Path.is_dir, known), known[0])
+
+
 def gather(paths: list[Path]) -> dict[str, Path]:
     """Return the files of NUT among these files and folders, by their names. Raises ReadError."""
     found: dict[str, Path] = {}

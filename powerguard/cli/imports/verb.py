@@ -72,9 +72,7 @@ def run(args: argparse.Namespace) -> int:
 def _import_nut(paths: list[Path], draft: Any) -> None:  # noqa: ANN401 - a Draft, whose module is imported late
     from powerguard.cli.imports import nut as import_nut
 
-    if not paths:
-        paths = [next((Path(folder) for folder in import_nut.FOLDERS if Path(folder).is_dir()), Path("/etc/nut"))]
-    import_nut.make(import_nut.load(import_nut.gather(paths), draft), draft)
+    import_nut.make(import_nut.load(import_nut.gather(paths or [import_nut.folder()]), draft), draft)
 
 
 def _import_apcupsd(paths: list[Path], draft: Any) -> None:  # noqa: ANN401 - likewise
