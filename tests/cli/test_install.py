@@ -351,6 +351,11 @@ def test_one_that_ended_meanwhile_is_not_forgotten(image: Path, run: Run) -> Non
     assert not [name for name, value in tree(image / "etc").items() if value != "folder"]
 
 
+def test_a_prefix_is_taken_as_a_shell_completes_it(image: Path, run: Run) -> None:
+    assert run("--prefix", "/opt/powerguard/")[0] == 0
+    assert "=/opt/powerguard/bin/powerguard run" in (image / UNITS / "powerguard.service").read_text(encoding="utf-8")
+
+
 def test_where_units_cannot_look_or_others_can_write_is_no_place_for_the_program(run: Run, tmp_path: Path) -> None:
     for prefix, why in (
         ("/home/me/.venv", "ProtectHome"),

@@ -85,7 +85,7 @@ def run(args: argparse.Namespace) -> int:
 
     report = Report("install", Path(args.root).resolve(), args.dry_run)
     is_here = report.root == Path("/")
-    prefix = args.prefix or (sys.prefix if is_here else PREFIX)
+    prefix = (args.prefix or (sys.prefix if is_here else PREFIX)).rstrip("/") or "/"
     if wrong := report.refused or wrong_prefix(prefix, live=is_here):
         return fail(args, "install", wrong, EX_NOT_DONE)
     try:
