@@ -12,7 +12,7 @@ from pydantic import AfterValidator, BaseModel, BeforeValidator, ConfigDict, Fie
 MAX_SECRET_BYTES: Final = 16384
 """Largest secret; a longer file was named by mistake."""
 SECRETS: Final = "/etc/powerguard/secrets"
-"""Where root keeps them, a file for each, named as the credential is."""
+"""Where root keeps them, a file for each, named as the credential is. The daemon cannot enter it; systemd can."""
 CREDENTIAL_NAME: Final = r"^[A-Za-z0-9_-][A-Za-z0-9_.-]*$"
 """No slash and no "..": it is a name in a folder."""
 
@@ -104,7 +104,7 @@ class Secret(Options):
     file: AbsolutePath | None = Field(
         default=None,
         description="Absolute path of a file that only its owner can read (chmod 0400).",
-        examples=["/etc/powerguard/secrets/snmp-auth"],
+        examples=["/etc/powerguard/snmp-auth"],
     )
 
     @model_validator(mode="after")

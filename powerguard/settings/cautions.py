@@ -7,6 +7,7 @@ The daemon starts without them: one UPS whose profile or secret is missing must 
 
 import difflib
 import ipaddress
+import os
 import stat
 from collections.abc import Iterator, Sequence
 from datetime import date
@@ -16,7 +17,7 @@ from typing import Final
 from pydantic import BaseModel
 
 from powerguard.effectors.trainer.options import TrainerOptions
-from powerguard.options import NO_USER, Secret
+from powerguard.options import NO_USER, SECRETS, Secret
 from powerguard.settings.explain import Mistake
 from powerguard.settings.notify import TemplateError, WebhookOptions, read_template
 from powerguard.settings.policy import OLD_MONTHS, battery_age_months
@@ -100,8 +101,15 @@ def secrets_in(value: object, path: KeyPath = ()) -> Iterator[tuple[KeyPath, Sec
             yield from secrets_in(inner, (*path, key))
 
 
+def is_roots(file: str) -> bool:
+    """Return whether a file is where only root can read it, which systemd does for a credential."""
+    return os.path.normpath(file).startswith(f"{SECRETS}/")
+
+
 def _trouble(path: Path) -> str:
     """Return why a file is not suitable for a secret; "" if it is. It is not opened. Raises PermissionError."""
+    if is_roots(str(path)):
+        return f"{path}: only root may enter {SECRETS} (write {{credential: {path.name}}})"
     try:
         mode = path.stat().st_mode
     except PermissionError:

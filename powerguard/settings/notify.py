@@ -70,7 +70,7 @@ class WebhookOptions(_Target):
     """
 
     kind: Literal["webhook"]
-    url: Secret = Field(examples=[{"file": "/etc/powerguard/secrets/slack-url"}])
+    url: Secret = Field(examples=[{"credential": "slack-url"}])
     authorization: Secret | None = Field(default=None, examples=[{"credential": "hook-authorization"}])
     template: AbsolutePath | None = Field(default=None, examples=["/etc/powerguard/slack.json"])
     content_type: str = Field(
@@ -149,7 +149,7 @@ class AppriseOptions(_Target):
     """
 
     kind: Literal["apprise"]
-    url: Secret = Field(examples=[{"file": "/etc/powerguard/secrets/dingtalk-url"}])
+    url: Secret = Field(examples=[{"credential": "dingtalk-url"}])
     proxy: PlainUrl | None = Field(default=None, description=_PROXY, examples=["http://10.0.0.3:3128"])
     ca_file: AbsolutePath | None = Field(default=None, description=_CA, examples=["/etc/powerguard/site-ca.pem"])
 

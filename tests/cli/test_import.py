@@ -411,7 +411,15 @@ def test_nothing_to_be_made(folder: Path, golden: Golden) -> None:
 
 
 @pytest.mark.parametrize(
-    "words", [["nut", "--checkpoint", "soon"], ["nut", "--secrets-in", "here"], ["windows"], [], ["nut", *"x" * 40]]
+    "words",
+    [
+        ["nut", "--checkpoint", "soon"],
+        ["nut", "--secrets-in", "here"],
+        ["nut", "--secrets-in", "/etc/powerguard/secrets/"],
+        ["windows"],
+        [],
+        ["nut", *"x" * 40],
+    ],
 )
 def test_wrong_options(words: list[str]) -> None:
     assert imported(*words).code == 64

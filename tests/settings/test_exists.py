@@ -78,13 +78,13 @@ def test_a_secret_that_is_not_there_or_open_to_others(tmp_path: Path, golden: Go
         "mode: dry-run\nups: {a: {sources: [{kind: apcupsd, host: h}]}}\ntrainers:\n"
         + "".join(
             f"  - {{name: {path.name}, url: 'unix:/{path.name}', token: {{file: {path}}}}}\n"
-            for path in (kept, shared, tmp_path / "absent", tmp_path)
+            for path in (kept, shared, tmp_path / "absent", tmp_path, Path("/etc/powerguard/secrets/llm"))
         ).replace(f"name: {tmp_path.name}", "name: folder"),
         encoding="utf-8",
     )
     before_ns = kept.stat().st_atime_ns
     mistakes, doubts = missing(load(settings), tmp_path / "no-profiles")
-    assert [one.path for one in mistakes] == [("trainers", at, "token", "file") for at in (1, 2, 3)]
+    assert [one.path for one in mistakes] == [("trainers", at, "token", "file") for at in (1, 2, 3, 4)]
     golden("exists", "\n".join(one.what for one in mistakes))
     assert (doubts, kept.stat().st_atime_ns) == ([], before_ns)
 

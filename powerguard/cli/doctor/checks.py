@@ -49,8 +49,8 @@ from powerguard.effectors.slurm.effector import findings as slurm_findings
 from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.trainer.findings import crowding, ways
 from powerguard.effectors.trainer.findings import findings as checkpoint_findings
-from powerguard.options import Secret, SecretError
-from powerguard.settings.cautions import secrets_in, warnings
+from powerguard.options import SECRETS, Secret, SecretError
+from powerguard.settings.cautions import is_roots, secrets_in, warnings
 from powerguard.settings.explain import dotted
 from powerguard.settings.load import LoadedSettings, SettingsError, load_with_origins
 from powerguard.settings.policy import policy as make_policy
@@ -324,7 +324,9 @@ def _secret(path: KeyPath, secret: Secret) -> Finding:
 
 
 def _right(secret: Secret, cause: BaseException | None) -> str:
-    """Return the command that makes a secret readable; "" if its error names it."""
+    """Return what makes a secret readable; "" if its error names it."""
+    if secret.file and is_roots(secret.file):
+        return f"write {{credential: {Path(secret.file).name}}}: only root may enter {SECRETS}"
     if isinstance(cause, FileNotFoundError) and secret.file:
         return f"install -m 0400 -o {DAEMON_USER} /dev/stdin {secret.file}"
     return f"chown {DAEMON_USER} {secret.file}" if isinstance(cause, PermissionError) and secret.file else ""

@@ -46,12 +46,16 @@ def register(subparsers: Subparsers) -> None:
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     from powerguard.cli.imports.draft import CHECKPOINT_S, Draft, ReadError
+    from powerguard.options import SECRETS
+    from powerguard.settings.cautions import is_roots
 
     checkpoint_s = CHECKPOINT_S if args.checkpoint is None else told_seconds(args.checkpoint)
     if checkpoint_s is None or not 0 < checkpoint_s <= 86400:
         return fail(args, "import", "--checkpoint: write seconds, such as 90 or 2m", EX_USAGE)
     if args.secrets_in is not None and not args.secrets_in.startswith("/"):
         return fail(args, "import", "--secrets-in: must be an absolute path", EX_USAGE)
+    if args.secrets_in is not None and is_roots(f"{args.secrets_in}/x"):
+        return fail(args, "import", f"--secrets-in: only root may enter {SECRETS}: leave it out", EX_USAGE)
     if len(args.paths) > MAX_FILES:
         return fail(args, "import", f"more than {MAX_FILES} files; name the folder", EX_USAGE)
     draft = Draft(checkpoint_s, args.secrets_in)

@@ -83,7 +83,7 @@ class TrapUser(Options):
     user: str = Field(min_length=1, max_length=32, description="Its name on the card.", examples=["pgtrap"])
     auth: Secret = Field(
         description="Authentication passphrase, 8 characters or more.",
-        examples=[{"file": "/etc/powerguard/secrets/trap-auth"}],
+        examples=[{"credential": "trap-auth"}],
     )
     auth_protocol: AuthProtocol = Field(default="SHA", description="Authentication protocol.")
     priv: Secret | None = Field(default=None, description="Privacy passphrase, 8 characters or more.")
@@ -117,21 +117,21 @@ class TrapOptions(Options):
         default=None,
         description="Community that traps of versions 1 and 2c must have. Not set: any, for a trap causes a poll and "
         "no more.",
-        examples=[{"file": "/etc/powerguard/secrets/trap-community"}],
+        examples=[{"credential": "trap-community"}],
     )
     communities: dict[UpsName, Secret] = Field(
         default_factory=dict,
         max_length=64,
         description="Community that only this UPS's card puts into its traps, by the UPS's name: so it is known behind "
         "a relay that keeps no address. That of an snmp source is known already, where it has one.",
-        examples=[{"rack-a": {"file": "/etc/powerguard/secrets/trap-rack-a"}}],
+        examples=[{"rack-a": {"credential": "trap-rack-a"}}],
         json_schema_extra={"x-keys": "a name under ups"},
     )
     users: list[TrapUser] = Field(
         default_factory=list,
         max_length=MAX_USERS,
         description="Users of version 3.",
-        examples=[[{"user": "pgtrap", "auth": {"file": "/etc/powerguard/secrets/trap-auth"}}]],
+        examples=[[{"user": "pgtrap", "auth": {"credential": "trap-auth"}}]],
     )
     addresses: dict[UpsName, Annotated[list[str], Field(min_length=1, max_length=MAX_ADDRESSES)]] = Field(
         default_factory=dict,
