@@ -137,8 +137,11 @@ def put(root: Path, name: str, secret: bytes) -> Path:
 def _next(root: Path, name: str, known: list[Named] | None) -> list[str]:
     if known is not None and name not in {each.name for each in known}:
         return [f"write {{credential: {name}}} into the settings: they do not use it yet"]
-    if name not in passed(root):
+    by = passed(root).get(name)
+    if by is None:
         return ["powerguard install, to give it to the daemon"]
+    if by != CREDENTIALS and f"LoadCredential={name}:{SECRETS}/{name}" not in dict(_unit_files(root))[by]:
+        return [f"{by} gives the daemon another secret of this name: change that one, or remove it and install again"]
     return [f"systemctl restart {DAEMON}, unless power is out: the running daemon has the old one"]
 
 

@@ -727,6 +727,16 @@ def test_a_secret_is_put_in_place_whole_and_shown_to_nobody(image: Path, run: Ru
     _, told = secret(image, "set", "bmc", given=b"another")
     assert told["next"][0].startswith("systemctl restart powerguard.service")
     golden("secret", secret(image, "set", "bmv", given=b"another")[1]["next"][0], "not named")
+    theirs = image / UNITS / "powerguard.service.d/site.conf"
+    for line, is_used in (
+        ("LoadCredential=bmc:/etc/powerguard/secrets/bmc", True),
+        ("LoadCredentialEncrypted=bmc:/etc/powerguard/secrets/bmc.cred", False),
+    ):
+        theirs.write_text(f"[Service]\n{line}\n", encoding="utf-8")
+        (then,) = secret(image, "set", "bmc", given=b"another")[1]["next"]
+        assert then.startswith("systemctl restart powerguard.service") is is_used
+    assert then.startswith("/etc/systemd/system/powerguard.service.d/site.conf gives the daemon another secret")
+    theirs.unlink()
     _, told = secret(image, "list")
     assert {each["name"]: each["stands"] for each in told["secrets"]}["bmc"] == "set"
     assert secret(image, "set", "../bmc", given=b"x")[0] == 64
