@@ -580,6 +580,17 @@ async def test_a_host_that_cannot_mount_is_installed_all_the_same() -> None:
     assert not told.failed
 
 
+@pytest.mark.parametrize(("module", "fails"), [("ipmi_si", False), ("ipmi_devintf", True)])
+async def test_a_bmc_with_another_interface_fails_no_install(module: str, *, fails: bool) -> None:
+    """ipmi_si does not load without a KCS, SMIC or BT interface, and a BMC behind SSIF has none of them."""
+    refused = says("", 1, f"modprobe: ERROR: could not insert '{module}': No such device\n")
+    answers = {"systemd": says(""), "udevadm": says(""), f"modprobe {module}": refused, "modprobe": says("")}
+    told = Report("install", Path("/nowhere"), dry_run=False)
+    await host.carry_out(Systemd({**answers, "systemctl": says("")}), host.steps(["ipmi"], with_daemon=False), told)
+    assert [command for command, _, did in told.steps if did.startswith("failed")] == [f"modprobe {module}"]
+    assert told.failed is fails
+
+
 @pytest.mark.parametrize(
     ("state", "order", "goes"),
     [
