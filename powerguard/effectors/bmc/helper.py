@@ -189,7 +189,7 @@ def _cannot(path: str, error: OSError) -> BmcFailure:
             right = (
                 "its driver found no BMC (dmesg | grep -i ipmi): there is none, or it is disabled in the firmware setup"
                 if has_driver and Path("/sys/module/ipmi_devintf").exists()
-                else "modprobe ipmi_si ipmi_devintf (cloud kernels have neither: install the usual one)"
+                else "modprobe -a ipmi_si ipmi_devintf (cloud kernels have neither: install the usual one)"
             )
             return BmcFailure(Failure.UNREACHABLE, f"{path}: not there: {right}")
         case errno.EACCES | errno.EPERM:

@@ -84,7 +84,7 @@ def test_answers_to_others_are_passed_over(device: IpmiDevice) -> None:
         ({"code": 0xD4}, "privilege", "0xD4"),
         ({"number": 16}, "busy", "another program holds it"),
         ({"number": 13}, "privilege", "it is root's alone"),
-        ({"number": 19}, "unreachable", "modprobe ipmi_si ipmi_devintf"),
+        ({"number": 19}, "unreachable", "modprobe -a ipmi_si ipmi_devintf"),
         ({"number": 5}, "protocol-error", "Input/output error"),
     ],
 )
@@ -102,7 +102,7 @@ def test_a_device_that_is_none(device: IpmiDevice, tmp_path: Path) -> None:
     """Absent, the driver missing; a folder; a file that knows no such call."""
     status, told = device.say("status", device=tmp_path / "ipmi9")
     assert (status, told["failure"]) == (1, "unreachable")
-    assert "ipmi9: not there: modprobe ipmi_si ipmi_devintf" in told["text"]
+    assert "ipmi9: not there: modprobe -a ipmi_si ipmi_devintf" in told["text"]
     assert device.say("status", device=tmp_path)[1]["failure"] == "protocol-error"
     plain = tmp_path / "plain"
     plain.touch()
