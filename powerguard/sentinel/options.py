@@ -178,16 +178,33 @@ def load(path: Path) -> SentinelSettings:
         raise SettingsError([msg])
     # No conf.d: that one is the daemon's.
     settings = validate(SentinelSettings, Files(document.data, (document,), {}), schema=_schema)
-    unknown: list[tuple[KeyPath, str]] = [
-        (("hosts", host, "feeds", place), feed)
+    mistakes = [*_unknown_feeds(settings), *_shared_bmcs(settings)]
+    if mistakes:
+        raise SettingsError([f"{document.where(at)}: {dotted(at)}: {what}" for at, what in mistakes])
+    return settings
+
+
+def _unknown_feeds(settings: SentinelSettings) -> list[tuple[KeyPath, str]]:
+    what = f"unknown UPS (known: {', '.join(settings.ups)})"
+    return [
+        (("hosts", host, "feeds", place), what)
         for host, its in settings.hosts.items()
         for place, feed in enumerate(its.feeds)
         if feed not in settings.ups
     ]
-    if unknown:
-        names = ", ".join(settings.ups)
-        raise SettingsError([f"{document.where(at)}: {dotted(at)}: unknown UPS (known: {names})" for at, _ in unknown])
-    return settings
+
+
+def _shared_bmcs(settings: SentinelSettings) -> list[tuple[KeyPath, str]]:
+    """Return the hosts whose BMC is that of an earlier one: powered on would be the wrong one."""
+    found: list[tuple[KeyPath, str]] = []
+    owners: dict[object, str] = {}
+    for host, its in settings.hosts.items():
+        bmc = its.bmc
+        door = (bmc.host, bmc.https_port, bmc.system) if bmc.kind == "redfish" else (bmc.host, bmc.port)
+        owner = owners.setdefault(door, host)
+        if owner != host:
+            found.append((("hosts", host, "bmc"), f"this is the BMC of {owner} already; give each host its own"))
+    return found
 
 
 def read_keys(settings: SentinelSettings) -> tuple[dict[str, bytes], bytes]:

@@ -81,6 +81,14 @@ def test_the_reference_names_every_setting() -> None:
         ("mode: dry-run", "mode: dry-run\nlisten: manager", "listen: must be an IP address of this host"),
         ("mode: dry-run", "mode: dry-run\nutility_stabel_s: 5", "did you mean 'utility_stable_s'?"),
         ("mode: dry-run", "mode: dry-run\ncharge_pct: 100", "charge_pct: must be 0 to 95, got 100"),
+        (
+            "hosts:\n",
+            (
+                "hosts:\n  node-0: {key: {credential: c}, feeds: [rack-a], bmc: {kind: ipmi-lan, host: 10.0.8.22, user: u, "
+                "password: {credential: b}}}\n"
+            ),
+            "hosts.node-1.bmc: this is the BMC of node-0 already; give each host its own",
+        ),
         ("  node-1:", "  ../node:", "as a key here must be a host's name, such as node-1"),
     ],
 )
