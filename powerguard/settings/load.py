@@ -1,7 +1,7 @@
 """Reads the settings: powerguard.yaml, and over it conf.d/*.yaml in the order of their names.
 
-Maps are merged, other values replaced. Every mistake of every file is reported at once, with file, line and column,
-what is wrong, and the fix.
+Maps are merged, other values (and a table of numbers) replaced. Every mistake of every file is reported at once, with
+file, line and column, what is wrong, and the fix.
 """
 
 import json
@@ -289,12 +289,17 @@ def _merge(
     origins.setdefault(path, document)
     for key, value in data.items():
         below = (*path, key)
-        if isinstance(value, dict) and isinstance(into.get(key), dict):
+        if isinstance(value, dict) and isinstance(into.get(key), dict) and not _is_table(value):
             _merge(into[key], value, below, document, origins)
             continue
         if key in into:
             _forget(into[key], below, origins)
         into[key] = _copy(value, below, document, origins)
+
+
+def _is_table(value: dict[Any, Any]) -> bool:
+    """Say whether all keys are numbers: points of two UPSes' runtime tables would make one of neither."""
+    return bool(value) and all(isinstance(key, int | float) for key in value)
 
 
 def _forget(value: Any, path: KeyPath, origins: dict[KeyPath, Document]) -> None:  # noqa: ANN401 - any parsed file

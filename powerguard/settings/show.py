@@ -92,7 +92,7 @@ commented sample. `powerguard config validate` checks a file, `powerguard config
 value comes from.
 
 - The file is `/etc/powerguard/powerguard.yaml`; then `conf.d/*.yaml` in the same folder, in the order of
-  their names. Maps are merged, other values replaced.
+  their names. Maps are merged; other values, and a `runtime_table`, are replaced.
 - In parentheses: what is allowed, then the default. A setting that is "not set" by default may also be `null`.
 - Names end with the unit: `_s` seconds, `_h` hours, `_w` watts, `_pct` percent. Shares are 0 to 1.
 - Strict YAML: only `true` and `false` are booleans, numbers are decimal, a key may appear once; anchors, aliases, merge

@@ -84,8 +84,8 @@ def test_the_reference_names_every_setting() -> None:
         (
             "hosts:\n",
             (
-                "hosts:\n  node-0: {key: {credential: c}, feeds: [rack-a], bmc: {kind: ipmi-lan, host: 10.0.8.22, user: u, "
-                "password: {credential: b}}}\n"
+                "hosts:\n  node-0: {key: {credential: c}, feeds: [rack-a], bmc: "
+                "{kind: ipmi-lan, host: 10.0.8.22, user: u, password: {credential: b}}}\n"
             ),
             "hosts.node-1.bmc: this is the BMC of node-0 already; give each host its own",
         ),
@@ -113,7 +113,7 @@ def test_what_lies_in_the_daemons_conf_d_is_not_read(tmp_path: Path) -> None:
 
 
 def test_each_host_has_a_key_of_its_own_that_is_long_enough(tmp_path: Path) -> None:
-    second = LEAST.partition("hosts:\n")[2].replace("node-1", "node-2")
+    second = LEAST.partition("hosts:\n")[2].replace("node-1", "node-2").replace("10.0.8.22", "10.0.8.23")
     settings = load(write(tmp_path, LEAST + second))
     with pytest.raises(SettingsError, match=r"hosts\.node-1\.key: .*No such file"):
         read_keys(settings)
