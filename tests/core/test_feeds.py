@@ -146,7 +146,7 @@ def test_the_feed_is_lost_when_all_are() -> None:
     assert back.state.feed.lost_since_s is None
     assert next((note.event, dict(note.numbers)) for note in back.notes) == (
         "source_recovered",
-        {"lost_s": 3.0, "ups": "a"},
+        {"source": "snmp", "lost_s": 3.0, "ups": "a"},
     )
 
 

@@ -90,7 +90,11 @@ def test_a_source_that_is_lost_says_what_we_do_about_it() -> None:
     assert (lost.because, lost.level) == ("no answer", Level.ERROR)
     assert numbers(lost) == {"source": "snmp", "conduct": "alarm; no action on utility"}
     back = on_utility["source_recovered"]
-    assert (back.because, back.level, numbers(back)) == ("snmp answers", Level.INFO, {"lost_s": 12.0})
+    assert (back.because, back.level, numbers(back)) == (
+        "snmp answers",
+        Level.INFO,
+        {"source": "snmp", "lost_s": 12.0},
+    )
     on_battery = told(BATTERY, "87 lost no answer")["source_lost"]
     assert numbers(on_battery)["conduct"] == "dead reckoning from the last reading"
 

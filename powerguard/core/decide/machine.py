@@ -177,7 +177,13 @@ def _handle_reading(turn: Turn, reading: Reading) -> None:
         turn.count_transfer()
     if came_back is not None:
         lost_s = turn.now_s - came_back
-        turn.note("source_recovered", f"{reading.source} answers", lost_s=lost_s, **_which(turn, reading.ups))
+        turn.note(
+            "source_recovered",
+            f"{reading.source} answers",
+            source=reading.source,
+            lost_s=lost_s,
+            **_which(turn, reading.ups),
+        )
     was_left, is_left = before.battery.left, entered.battery.left
     on_battery = old.supply is Supply.BATTERY and feed.supply is Supply.BATTERY
     if on_battery and was_left is not None and is_left is not None and is_left > was_left + WRONG:
@@ -267,9 +273,10 @@ def _handle_network(turn: Turn, event: NetworkSeen) -> None:
     was = turn.state.feed.supply
     turn.state = feeds.presume(turn.policy, entered, turn.now_s)
     if event.up:
-        turn.note("network_back", f"{event.part} is back")
+        turn.note("network_back", f"{event.part} is back", part=event.part)
     else:
-        turn.note("network_lost", f"{event.part} went down, and no program on this host took it down", Level.WARNING)
+        why = f"{event.part} went down, and no program on this host took it down"
+        turn.note("network_lost", why, Level.WARNING, part=event.part)
     _note_presumed(turn, was)
 
 

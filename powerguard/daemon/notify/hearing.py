@@ -12,6 +12,7 @@ from typing import Any, Final
 
 from powerguard.core.model.actions import Conduct, Level, Note
 from powerguard.core.model.state import Online, Shutdown, State
+from powerguard.core.supply import feeds, fusion
 from powerguard.daemon.observe.readiness import ERRORS, FIXES
 from powerguard.fields import clean_text
 from powerguard.yamlfile import load_file
@@ -20,7 +21,6 @@ AGAIN_S: Final = 3600.0
 BURST: Final = 60
 """Messages that may follow each other at once; then one a minute. The rest is summed up in one message."""
 REFILL_S: Final = 60.0
-STALE_S: Final = 7 * 86400.0
 MAX_TEXT: Final = 1500
 LEVELS: Final = ("info", "warning", "error")
 
@@ -196,10 +196,7 @@ class Hearing:
             {f"power_off:{open_outage}"} if isinstance(state.phase, Shutdown) else set()
         )
         for key, began in [*self.standing.items(), *self._muted.items()]:
-            if key.startswith("pair:"):
-                if wall - began.at > STALE_S:
-                    self.standing.pop(key, None)
-            elif key not in still:
+            if not (_is_open(began, state) if key.startswith("pair:") else key in still):
                 told += self.end(key, "", wall)
         for key, began in list(self._muted.items()):
             if not self._was_said(key, wall):
@@ -313,7 +310,21 @@ _WORDED: Final = frozenset(
 
 
 def _pair_key(event: str, numbers: Mapping[str, Any]) -> str:
-    return f"pair:{event}:{numbers.get('ups') or ''}"
+    whose = (str(numbers[each]) for each in ("ups", "source", "part") if numbers.get(each))
+    return ":".join(["pair", event, *whose])[:200]
+
+
+def _is_open(began: Message, state: State) -> bool:
+    """Return whether the beginning of a pair still holds: a reboot leaves no note of its end."""
+    if began.event == "guard_started":
+        return state.guarded_since_s is not None
+    if began.event == "network_lost":
+        return any(each.part == began.numbers.get("part") for each in state.gone)
+    known = feeds.of(state, str(began.numbers.get("ups")))
+    if known is None and state.upses:  # not in the settings any more
+        return False
+    feed = state.feed if known is None else known.feed
+    return fusion.lost_since_s(feed, str(began.numbers.get("source"))) is not None
 
 
 def _was_asked(state: State, name: str) -> bool:

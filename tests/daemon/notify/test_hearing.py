@@ -9,7 +9,7 @@ import pytest
 from powerguard.cli.words import _SENTENCES
 from powerguard.core.model.actions import Action, Conduct, Level, Note
 from powerguard.core.model.policy import Mode
-from powerguard.core.model.state import State
+from powerguard.core.model.state import Battery, Feed, Gone, State, Supplied
 from powerguard.daemon.notify.hearing import Heard, Hearing, Message, composed, is_wanted, texts
 from powerguard.daemon.notify.messenger import _drill
 from tests.daemon.notify.post import began, ended, note
@@ -113,8 +113,38 @@ def test_a_source_that_comes_back_ends_its_alarm() -> None:
     hears = Listener()
     (lost,) = hears.tell(note("source_lost", Level.ERROR, "no answer", source="snmp:10.0.0.5", conduct="count on"))
     assert lost.title == "gpu-01: UPS source snmp:10.0.0.5 does not answer"
-    (back,) = hears.tell(note("source_recovered", Level.INFO, "snmp:10.0.0.5 answers"))
+    (back,) = hears.tell(note("source_recovered", Level.INFO, "snmp:10.0.0.5 answers", source="snmp:10.0.0.5"))
     assert (back.status, back.key) == ("end", lost.key)
+
+
+def test_each_source_has_an_alarm_of_its_own() -> None:
+    """The second loss leaves the UPS unread, and the return of the first does not end it."""
+    hears, two = Listener(), ("snmp:10.0.0.5", "nut:rack@10.0.0.6")
+    told = [hears.tell(note("source_lost", Level.ERROR, "no answer", source=each, conduct="alarm")) for each in two]
+    assert [len(each) for each in told] == [1, 1]
+    (back,) = hears.tell(note("source_recovered", Level.INFO, f"{two[0]} answers", source=two[0]))
+    assert back.key == told[0][0].key
+    assert list(hears.standing) == [told[1][0].key]
+
+
+def test_what_a_reboot_has_ended_does_not_stand() -> None:
+    """The next boot begins without feeds, guard and lost links, and no note says so."""
+    hears = Listener()
+    (lost,) = hears.tell(note("source_lost", Level.ERROR, "no answer", source="snmp:10.0.0.5", conduct="alarm"))
+    hears.tell(note("network_lost", because="eth0 went down", part="eth0"))
+    hears.tell(note("guard_started"))
+    silent = replace(State(), feed=Feed(lost_since_s=NOW_S), gone=(Gone(part="eth0", heard_s=NOW_S, at_s=NOW_S),))
+    assert hears.watch({}, replace(silent, guarded_since_s=NOW_S), "armed") == []
+    several = replace(State(), upses=(Supplied(ups="a", feed=Feed(), battery=Battery()),))
+    for after in (State(), several):
+        again = Listener()
+        again.standing = dict(hears.standing)
+        assert [each.event for each in again.watch({}, after, "armed")] == [
+            "source_lost",
+            "network_lost",
+            "guard_started",
+        ]
+        assert lost.key not in again.standing
 
 
 @pytest.mark.parametrize(
