@@ -69,10 +69,19 @@ def message_of(plain: Mapping[str, Any]) -> Message:
     """Return the message that `plain` made. Raises ValueError, TypeError."""
     known = {each.name: plain[each.name] for each in fields(Message) if each.name in plain}
     made = Message(**known)
-    if not isinstance(made.at, int | float) or not all(isinstance(each, str) for each in (made.key, made.text)):
+    are_texts = all(isinstance(getattr(made, each.name), str) for each in fields(Message) if each.type is str)
+    if not (are_texts and is_moment(made.at) and made.level in LEVELS and isinstance(made.numbers, Mapping)):
         msg = "no message"
         raise ValueError(msg)
     return made
+
+
+def is_moment(value: object) -> bool:
+    """Say whether a value is Unix seconds that can be shown as a date."""
+    return isinstance(value, int | float) and 0 <= value < _LATEST_S
+
+
+_LATEST_S: Final = 1e11
 
 
 @dataclass(frozen=True, slots=True)

@@ -28,6 +28,7 @@ from powerguard.daemon.notify.hearing import (
     Hearing,
     Message,
     composed,
+    is_moment,
     is_wanted,
     message_of,
     reason_levels,
@@ -68,7 +69,7 @@ class Messenger:
     ) -> None:
         """Start the targets' threads; the disk is first touched by `run`."""
         self.hearing = Hearing(host.partition(".")[0] or "host", options.language, wall)
-        self.queue = Queue(path, writer, wall)
+        self.queue = Queue(path, writer, wall, self._take_kept)
         self._spawn = spawn
         self._wall = wall
         self._heard: deque[Heard] = deque(maxlen=MOST_HEARD)
@@ -152,7 +153,7 @@ class Messenger:
         while True:
             self._changed.clear()
             if self._targets and not self._loaded:
-                self._take_kept(await self.queue.load())
+                await self.queue.load()
                 self._loaded = True
             self.queue.retain(self._targets)
             self._arrived = {name: asyncio.Event() for name in self._targets}
@@ -176,13 +177,17 @@ class Messenger:
             target.close()
 
     def _take_kept(self, kept: Mapping[str, Any]) -> None:
-        for key, plain in dict(kept.get("standing") or {}).items():
-            with contextlib.suppress(ValueError, TypeError, KeyError):
-                self.hearing.standing[key] = message_of(plain)
-        self.hearing.said.update({str(key): float(at) for key, at in dict(kept.get("said") or {}).items()})
-        for name, plain in dict(kept.get("records") or {}).items():
-            with contextlib.suppress(TypeError):
-                self._records[name] = TargetView(**plain)
+        """Take what an earlier daemon has kept; values that are none of ours are passed over."""
+        standing, said, records = (
+            each if isinstance(each := kept.get(name), dict) else {} for name in ("standing", "said", "records")
+        )
+        for key, plain in standing.items():
+            with contextlib.suppress(ValueError, TypeError):
+                self.hearing.standing.setdefault(key, message_of(plain))
+        self.hearing.said = {key: at for key, at in said.items() if is_moment(at)} | self.hearing.said
+        for name, plain in records.items():
+            with contextlib.suppress(ValueError, TypeError):
+                self._records.setdefault(name, _record_of(plain, name))
 
     async def _listen(self) -> None:
         while True:
@@ -290,6 +295,17 @@ class Messenger:
             log.info("target_reached", target=name, answer=answer)
         elif not ok and old.since is None:
             log.warning("target_failed", target=name, because=answer)
+
+
+def _record_of(plain: Mapping[str, Any], name: str) -> TargetView:
+    """Return the record of a target as it was kept. Raises ValueError, TypeError."""
+    made = TargetView(**{**plain, "name": name})
+    counts, moments = (made.delivered, made.failed, made.dropped), (made.at, made.since)
+    are_counts = all(isinstance(each, int) for each in counts)
+    if not (are_counts and all(each is None or is_moment(each) for each in moments) and isinstance(made.answer, str)):
+        msg = "no record"
+        raise ValueError(msg)
+    return made
 
 
 def _drill(daemon: Daemon) -> dict[str, tuple[str, str]]:

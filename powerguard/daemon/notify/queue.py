@@ -12,7 +12,7 @@ import os
 import sqlite3
 from collections.abc import Callable, Iterable, Mapping
 from pathlib import Path
-from typing import Any, Final
+from typing import Any, Final, cast
 
 import structlog
 
@@ -149,8 +149,14 @@ class File:
 class Queue:
     """All methods belong to the event loop's thread; none blocks it, none raises."""
 
-    def __init__(self, path: Path, writer: Executor | None, wall: Callable[[], float]) -> None:
-        """Touch nothing yet. writer: None: a thread that `load` starts."""
+    def __init__(
+        self,
+        path: Path,
+        writer: Executor | None,
+        wall: Callable[[], float],
+        take: Callable[[Mapping[str, Any]], None] = lambda _: None,
+    ) -> None:
+        """Touch nothing yet. writer: None: a thread that `load` starts. take: gets what `keep` has kept, once read."""
         self.file = File(path)
         self.lost = 0
         self.full = ""
@@ -159,42 +165,62 @@ class Queue:
         """Why messages are in memory only; "" while they are on disk."""
         self._writer = writer
         self._wall = wall
+        self._take = take
         self._messages: dict[int, Message] = {}
         self._pending: dict[str, dict[int, None]] = {}
         self._kept: dict[str, str] = {}
         self._seq = 0
         self._ops: list[Op] = []
         self._whole = False
-        self._writing: asyncio.Future[None] | None = None
+        self._unread = True
+        self._busy: asyncio.Future[Any] | None = None
         self._retry: asyncio.TimerHandle | None = None
 
-    async def load(self) -> Mapping[str, Any]:
-        """Take in what the file holds; return what `keep` has kept. A silent disk delays no message."""
+    async def load(self) -> None:
+        """Take in what the file holds. A silent disk delays no message: what it holds is then taken in later."""
         self._writer = self._writer or WorkerThread("powerguard-messages")
-        loading = in_thread(self._writer, self.file.load)
-        loading.add_done_callback(lambda ended: ended.exception())
-        try:
-            async with asyncio.timeout(LOAD_S):
-                messages, pending, kept = await asyncio.shield(loading)
-        except (TimeoutError, JournalError) as error:
-            self._failed(str(error) or f"{self.file.path}: no answer from the disk in {LOAD_S:g} s")
-            return {}
-        finally:
-            self._tell()
-        self._seq = max(messages, default=0)
+        self._busy = reading = self._read()
+        await asyncio.wait((reading,), timeout=LOAD_S)
+        if self._unread:
+            # Above the numbers in the file: those of its messages are not known yet.
+            self._seq = int(1000 * self._wall())
+            if not reading.done():
+                self._failed(f"{self.file.path}: no answer from the disk in {LOAD_S:g} s")
+
+    def _read(self) -> asyncio.Future[tuple[dict[int, str], list[tuple[str, int]], dict[str, str]]]:
+        reading = in_thread(cast("Executor", self._writer), self.file.load)
+        reading.add_done_callback(self._taken)
+        return reading
+
+    def _taken(self, ended: asyncio.Future[tuple[dict[int, str], list[tuple[str, int]], dict[str, str]]]) -> None:
+        """Put what the file holds before what has come since."""
+        self._busy = None
+        self._tell()
+        error = ended.exception()
+        if error is not None:
+            self._failed(str(error) if isinstance(error, JournalError) else f"{self.file.path}: {type(error).__name__}")
+            return
+        messages, pending, kept = ended.result()
+        found: dict[int, Message] = {}
         for seq, payload in messages.items():
             with contextlib.suppress(ValueError, TypeError, RecursionError):
-                self._messages[seq] = message_of(json.loads(payload))
+                found[seq] = message_of(json.loads(payload))
+        owed: dict[str, dict[int, None]] = {}
         for target, seq in pending:
-            if seq in self._messages:
-                self._pending.setdefault(target, {})[seq] = None
-        self._kept = kept
-        self.prune()
-        found: dict[str, Any] = {}
+            if seq in found:
+                owed.setdefault(target, {})[seq] = None
+        self._seq = max(self._seq, max(messages, default=0))
+        self._messages = found | self._messages
+        self._pending = {name: owed.get(name, {}) | self._pending.get(name, {}) for name in owed | self._pending}
+        self._kept = kept | self._kept
+        self._unread = False
+        values: dict[str, Any] = {}
         for name, payload in kept.items():
             with contextlib.suppress(ValueError, RecursionError):
-                found[name] = json.loads(payload)
-        return found
+                values[name] = json.loads(payload)
+        self._take(values)
+        self._cancel_retry()
+        self.prune()
 
     # --- Changes ------------------------------------------------------------------------------------------------------
 
@@ -274,17 +300,20 @@ class Queue:
     # --- Writing ------------------------------------------------------------------------------------------------------
 
     def _write(self) -> None:
-        if self._writer is None or self._writing is not None or self._retry is not None:
+        if self._writer is None or self._busy is not None or self._retry is not None:
+            return
+        if self._unread:
+            self._busy = self._read()
             return
         if not (self._ops or self._whole):
             return
         ops, self._ops = (self._all() if self._whole else self._ops), []
         self._whole = False
-        self._writing = in_thread(self._writer, lambda: self.file.write(ops))
-        self._writing.add_done_callback(self._written)
+        self._busy = writing = in_thread(self._writer, lambda: self.file.write(ops))
+        writing.add_done_callback(self._written)
 
     def _written(self, ended: asyncio.Future[None]) -> None:
-        self._writing = None
+        self._busy = None
         error = ended.exception()
         self._tell()
         if error is not None:
@@ -300,7 +329,13 @@ class Queue:
             log.error("messages_not_durable", because=why, going_on="in memory")
         self.trouble, self._whole = why, True
         self._ops.clear()
+        self._cancel_retry()
         self._retry = asyncio.get_running_loop().call_later(RETRY_S, self._again)
+
+    def _cancel_retry(self) -> None:
+        if self._retry is not None:
+            self._retry.cancel()
+            self._retry = None
 
     def _again(self) -> None:
         self._retry = None
@@ -322,18 +357,15 @@ class Queue:
         """Bring out what was not written yet, for at most limit_s."""
         if self._writer is None:
             return
-        if self._retry is not None:
-            self._retry.cancel()
-            self._retry = None
+        self._cancel_retry()
         with contextlib.suppress(TimeoutError):
             async with asyncio.timeout(limit_s):
-                while self._writing is not None or ((self._ops or self._whole) and not self.trouble):
+                while self._busy is not None or ((self._ops or self._whole) and not self.trouble):
                     self._write()
-                    if self._writing is not None:
-                        await asyncio.wait((self._writing,))
+                    if self._busy is not None:
+                        await asyncio.wait((self._busy,))
                 await in_thread(self._writer, self.file.close)
-        if self._retry is not None:
-            self._retry.cancel()
+        self._cancel_retry()
         self._writer.close(0.0)
 
 

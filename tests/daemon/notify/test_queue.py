@@ -5,17 +5,22 @@ import itertools
 import json
 import shutil
 import sqlite3
+import threading
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Callable, Mapping
+from dataclasses import asdict
 from pathlib import Path
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
 
 from powerguard.core.model.actions import Level
+from powerguard.core.model.state import State
 from powerguard.daemon.journal.journal import WorkerThread
 from powerguard.daemon.notify.hearing import Message
 from powerguard.daemon.notify.queue import KEEP_S, MOST, VERSION, Queue
+from powerguard.daemon.observe.http import as_json
 from tests.daemon.notify.post import Clock, began, note, options, post, settled
 
 
@@ -93,7 +98,7 @@ async def test_a_kill_at_any_instant_loses_nothing_that_was_written(tmp_path: Pa
     path, copy = tmp_path / "q.sqlite", tmp_path / "copy.sqlite"
     async with queue(path) as made:
         made.add(message(1), ("a",))
-        await settled(lambda: made._writing is None and not made._ops)
+        await settled(lambda: made._busy is None and not made._ops)
         for suffix in ("", "-wal"):
             shutil.copyfile(f"{path}{suffix}", f"{copy}{suffix}")
     async with queue(copy) as made:
@@ -146,6 +151,36 @@ async def test_rows_that_are_no_messages_are_passed_over(tmp_path: Path) -> None
         assert titles(made, "a") == ["message 3"]
 
 
+NO_MESSAGE = '{"reason:undersized": {"key": "k", "level": "loud"}}'
+FOREIGN = {
+    "standing": ('[["a", 1]]', '"text"', '{"pair:source_lost": 5}', NO_MESSAGE),
+    "said": ("[1, 2]", '{"event:x": "noon", "event:y": null}'),
+    "records": ('[["own"]]', '{"own": {"delivered": "many"}}', '{"own": {"kind": "command", "at": Infinity}}'),
+}
+
+
+@pytest.mark.parametrize(("name", "payload"), [(name, each) for name, some in FOREIGN.items() for each in some])
+async def test_foreign_json_does_not_end_messages(tmp_path: Path, name: str, payload: str) -> None:
+    """What is none of ours is passed over: the queue is delivered, and the status can be shown."""
+    works = {"kind": "command", "command": ["/bin/true"], "limit_s": 30}
+    async with post(options(own=works), tmp_path) as made:
+        made.hear(*began())
+        await made.until(lambda: made.view("own").delivered == 1)
+    with contextlib.closing(sqlite3.connect(tmp_path / "messages.sqlite")) as db, db:
+        db.execute("INSERT OR REPLACE INTO kept VALUES (?, ?)", (name, payload))
+        for at, text in enumerate(("-1e300", "Infinity", "NaN", f"1{'0' * 400}"), 100):
+            plain = json.dumps(message(at).plain())
+            db.execute("INSERT INTO messages VALUES (?, ?)", (at, f'{plain[:-1]}, "at": {text}}}'))
+            db.execute("INSERT INTO pending VALUES ('own', ?)", (at,))
+    async with post(options(own=works), tmp_path) as made:
+        was = made.view("own").delivered
+        made.hear(*began("o2"), outage="o2")
+        await made.until(lambda: made.view("own").delivered == was + 1)
+        assert made.view("own").queued == 0
+        made.messenger._add(made.messenger.hearing.watch({}, State(), "armed"))
+        as_json({"targets": [asdict(each) for each in made.messenger.views()]})
+
+
 async def test_a_disk_that_cannot_be_written_leaves_memory_and_an_alarm(tmp_path: Path) -> None:
     """Messages go on; once the disk is back, the file has all of them."""
     (tmp_path / "state").write_text("a file where the folder should be", encoding="utf-8")
@@ -171,13 +206,13 @@ async def test_a_full_disk_is_no_traceback(tmp_path: Path) -> None:
     path = tmp_path / "q.sqlite"
     async with queue(path) as made:
         made.add(message(1), ("a",))
-        await settled(lambda: made._writing is None and not made._ops)
+        await settled(lambda: made._busy is None and not made._ops)
         assert made.file._db is not None
         made.file._db.execute("PRAGMA max_page_count = 1")
         with capture_logs() as logs:
             for number in range(2, 60):
                 made.add(message(number), ("a",))
-            await settled(lambda: made._writing is None)
+            await settled(lambda: made._busy is None)
         assert [line["event"] for line in logs] == ["messages_not_durable"]
         assert "full" in made.trouble
         assert made.count("a") == 59
@@ -191,6 +226,37 @@ class Hung:
 
     def close(self, limit_s: float) -> None:
         """Likewise."""
+
+
+class Slow(WorkerThread):
+    """A writer whose disk answers once the gate is open."""
+
+    def __init__(self) -> None:
+        super().__init__("slow")
+        self.gate = threading.Event()
+        self.submit(self.gate.wait)
+
+
+async def test_a_disk_that_answers_late_loses_nothing(tmp_path: Path) -> None:
+    """What an earlier daemon has left comes first, and is in the file for the next one, too."""
+    path, slow = tmp_path / "q.sqlite", Slow()
+    async with queue(path) as made:
+        made.add(message(1), ("a", "b"))
+        made.add(message(2), ("a",))
+        made.keep("said", {"x": 1.0})
+    kept: list[Mapping[str, Any]] = []
+    made = Queue(path, slow, time.time, kept.append)
+    await made.load()
+    assert (titles(made, "a"), kept, made.trouble) == ([], [], f"{path}: no answer from the disk in 2 s")
+    made.add(message(3), ("a",))
+    slow.gate.set()
+    await settled(lambda: not made.trouble)
+    assert (titles(made, "a"), titles(made, "b")) == (["message 1", "message 2", "message 3"], ["message 1"])
+    assert kept == [{"said": {"x": 1.0}}]
+    made.done("a", [seq for seq, _ in made.waiting("a")[:2]])
+    await made.close(5.0)
+    async with queue(path) as made:
+        assert (titles(made, "a"), titles(made, "b")) == (["message 3"], ["message 1"])
 
 
 async def test_a_hung_disk_holds_nothing_up(tmp_path: Path) -> None:
