@@ -238,7 +238,7 @@ class Messenger:
                     message = composed((each for _, each in batch), self._options.language, self._wall(), LATE_S)
                     self._enter(name, ok=True, answer=await bounded(target.deliver(message), limit_s))
                     self.queue.done(name, [seq for seq, _ in batch])
-                elif self._wall() - refreshed >= RESEND_S:
+                elif not 0.0 <= self._wall() - refreshed < RESEND_S:  # a clock that was set back is no reason to wait
                     answer = await bounded(target.refresh(), limit_s)
                     refreshed = self._wall()
                     if answer and (record := self._records.get(name)) is not None and record.since is not None:

@@ -62,6 +62,7 @@ async def serve(receiver: Receiver, tls: ssl.SSLContext | None = None) -> web.Ap
     app = web.Application()
     app.router.add_post(PATH, receiver.take)
     app.router.add_post("/drip", receiver.drip)
+    app.router.add_post("/api/v2/alerts", receiver.take)
     runner = web.AppRunner(app, shutdown_timeout=0.1, access_log=None)
     await runner.setup()
     site = web.TCPSite(runner, "127.0.0.1", 0, ssl_context=tls)
@@ -274,6 +275,20 @@ async def test_a_new_message_is_a_reason_to_try_sooner(receiver: Receiver, tmp_p
         made.hear(*began())
         await made.until(lambda: made.view("hook").queued == 0)
         assert time.monotonic() - began_s < 7
+
+
+async def test_alerts_are_sent_again_after_the_clock_was_set_back(receiver: Receiver, tmp_path: Path) -> None:
+    """Else they would end by themselves in Alertmanager, for as long as the clock was ahead."""
+    clock = Clock(ahead_s=86400.0)
+    target = {"kind": "alertmanager", "url": receiver.url, "limit_s": 30}
+    async with post(options(alerts=target), tmp_path, clock) as made:
+        made.hear(*began())
+        await made.until(lambda: made.view("alerts").delivered == 1)
+        clock.ahead_s = 0.0
+        made.messenger._arrived["alerts"].set()
+        await made.until(lambda: len(receiver.bodies) == 2)
+        before, after = (json.loads(body)[0]["endsAt"] for body in receiver.bodies)
+        assert after < before
 
 
 async def test_begin_and_end_that_are_late_become_one(receiver: Receiver, tmp_path: Path) -> None:
