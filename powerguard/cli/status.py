@@ -192,10 +192,9 @@ def _once(args: argparse.Namespace, *, clear: bool, curves: "Curves | None" = No
     elif args.short:
         _show([short(told)], clear=clear)
     elif clear:
-        size = os.get_terminal_size(sys.stdout.fileno())
         if curves is not None:
             curves.take(told)
-        _draw(watched(told, Paint(), size.columns, size.lines, curves))
+        _draw(watched(told, Paint(), *_screen(), curves))
     else:
         print("\n".join(fold(describe(told, Paint()))))
     return exit_code(told)
@@ -203,10 +202,15 @@ def _once(args: argparse.Namespace, *, clear: bool, curves: "Curves | None" = No
 
 def _show(lines: Sequence[str], *, clear: bool) -> None:
     if clear:
-        size = os.get_terminal_size(sys.stdout.fileno())
-        _draw(fitted([(0, line) for line in lines], size.columns, size.lines))
+        _draw(fitted([(0, line) for line in lines], *_screen()))
     else:
         print("\n".join(fold(lines)))
+
+
+def _screen() -> tuple[int, int]:
+    """Return the terminal's columns and lines. A serial console has none: it is taken for 80 by 24."""
+    size = os.get_terminal_size(sys.stdout.fileno())
+    return size.columns or 80, size.lines or 24
 
 
 def _draw(lines: Sequence[str]) -> None:

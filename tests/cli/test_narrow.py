@@ -113,6 +113,20 @@ async def test_watch_fits_its_terminal(tmp_path: Path) -> None:
         await asyncio.to_thread(look, path)
 
 
+async def test_watch_on_a_terminal_without_a_size(tmp_path: Path) -> None:
+    """A serial console, such as a BMC's, has 0 columns and 0 lines: it is taken for 80 by 24."""
+
+    def look(path: str) -> None:
+        with watching(path, 0, 0) as (_, screen):
+            shown = screen()
+            assert "on battery" in shown[0]
+            assert len(shown) <= 24
+            assert max(len(line) for line in shown) <= COLUMNS
+
+    async with admin_server(scene("on_battery"), path=f"{tmp_path}/s.sock") as path:
+        await asyncio.to_thread(look, path)
+
+
 @pytest.mark.parametrize("columns", [44, 60, 130])
 async def test_a_picture_is_as_wide_as_the_terminal(columns: int, tmp_path: Path) -> None:
     """Its bar goes from edge to edge and is not torn; a narrow one has less beside it."""
