@@ -11,7 +11,7 @@ from collections.abc import Callable, Sequence
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
-from powerguard.cli.render import Paint, agreed, clean, columns, duration, mode_note, moment, table
+from powerguard.cli.render import Paint, agreed, clean, columns, duration, fold, mode_note, moment, table
 from powerguard.cli.shared import EX_DOWN, EX_REFUSED, EX_USAGE, Subparsers, fail
 from powerguard.cli.words import because_of
 
@@ -137,7 +137,7 @@ def drill_watchdog(args: argparse.Namespace) -> int:
     if args.json and (dry or plan["refused"] or not args.host):
         print(json.dumps(plan, indent=2))
     elif not args.json:
-        print("\n".join(_watchdog_outline(plan)))
+        print("\n".join(fold(_watchdog_outline(plan))))
     if plan["refused"]:
         return (
             fail(args, "drill", f"refused: {because_of(plan['refused'])}", EX_REFUSED) if not args.json else EX_REFUSED
@@ -273,9 +273,9 @@ def _report(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told, indent=2))
     elif told["last"] is None:
-        print("There was no drill yet: run `powerguard drill` to rehearse an outage.")
+        print("\n".join(fold(["There was no drill yet: run `powerguard drill` to rehearse an outage."])))
     else:
-        print("\n".join(describe(told["last"], Paint())))
+        print("\n".join(fold(describe(told["last"], Paint()))))
     return 0
 
 
@@ -298,7 +298,7 @@ def _drill(args: argparse.Namespace) -> int:
     if plan["refused"]:
         return fail(args, "drill", f"refused: {because_of(plan['refused'])}", EX_REFUSED)
     if not args.json:
-        print("\n".join(_outline(plan)), flush=True)  # before the output on stderr: both may be one pipe
+        print("\n".join(fold(_outline(plan))), flush=True)  # before the output on stderr: both may be one pipe
     if not args.yes:
         if not sys.stdin.isatty():
             return fail(args, "drill", "stdin is not a terminal, so powerguard cannot ask: repeat with --yes", EX_USAGE)
@@ -317,7 +317,7 @@ def _tell(args: argparse.Namespace, told: dict[str, Any], *, good: tuple[str, ..
     if args.json:
         print(json.dumps(told, indent=2))
     else:
-        print("\n".join(describe(told["last"], Paint())))
+        print("\n".join(fold(describe(told["last"], Paint()))))
     return 0 if told["last"]["result"] in good else EX_REFUSED
 
 

@@ -52,7 +52,7 @@ def run(args: argparse.Namespace) -> int:
     if args.json:
         print(json.dumps(told, indent=2, ensure_ascii=False))
     else:
-        print("\n".join(_pending(told) if args.notify_verb == "pending" else _list(told)))
+        print("\n".join(fold(_pending(told) if args.notify_verb == "pending" else _list(told))))
     return EX_REFUSED if any(target["since"] is not None for target in told["targets"]) else 0
 
 

@@ -11,12 +11,15 @@ import argparse
 import json
 
 from powerguard.cli.client import DownError, RefusedError, add_options, post
-from powerguard.cli.render import clean, duration, mode_note, told_seconds
+from powerguard.cli.render import clean, duration, fold, mode_note, told_seconds
 from powerguard.cli.shared import EX_DOWN, EX_REFUSED, Subparsers, fail
 
 
-def ask(args: argparse.Namespace, verb: str, body: dict[str, object], done: str) -> int:
-    """Ask the daemon for a change and print the answer. done: the text if it was accepted."""
+def ask(args: argparse.Namespace, verb: str, body: dict[str, object], done: str, late: str = "") -> int:
+    """Ask the daemon for a change and print the answer. done: the text if it was accepted.
+
+    late: the text if it was accepted after the commit point, if another one.
+    """
     try:
         answer = post(args, verb, body)
     except DownError as error:
@@ -27,7 +30,8 @@ def ask(args: argparse.Namespace, verb: str, body: dict[str, object], done: str)
         print(json.dumps(answer, indent=2))
     else:
         note = mode_note(answer.get("mode"), "the host would not be powered off anyway")
-        print(f"{done}; phase {clean(answer.get('phase'))}{note}")
+        text = late if late and answer.get("phase") == "shutdown" else done
+        print("\n".join(fold([f"{text}; phase {clean(answer.get('phase'))}{note}"])))
     return 0
 
 
@@ -84,8 +88,10 @@ def run_maintenance(args: argparse.Namespace) -> int:
     """Carry out the verb."""
     if args.maintenance_verb == "off":
         return ask(args, "maintenance", {"for_s": 0}, "maintenance off: the power-off is no longer suspended")
-    done = f"maintenance on for {duration(args.for_s)}: this host is NOT powered off when the battery runs low"
-    return ask(args, "maintenance", {"for_s": args.for_s, "reason": args.reason}, done)
+    on = f"maintenance on for {duration(args.for_s)}"
+    done = f"{on}: this host is NOT powered off when the battery runs low"
+    late = f"{on}, but too late for this outage: its power-off is decided and cannot be undone in this boot"
+    return ask(args, "maintenance", {"for_s": args.for_s, "reason": args.reason}, done, late)
 
 
 def register_checkpoint(subparsers: Subparsers) -> None:

@@ -555,6 +555,15 @@ async def test_after_an_abort_nothing_is_promised(folder: Path, golden: Golden) 
     golden("abort", again.err)
 
 
+async def test_maintenance_after_the_commit_promises_nothing(folder: Path) -> None:
+    """It is kept for later, and this outage's power-off goes on."""
+    async with admin_server(scene("shutdown"), path=f"{folder}/s.sock") as path:
+        ended = await powerguard("maintenance", "on", "--for", "2h", "--reason", "fan swap", "--socket", path)
+    assert ended.code == 0
+    assert "NOT powered off" not in ended.out
+    assert "too late for this outage" in ended.out
+
+
 async def test_maintenance(folder: Path, golden: Golden) -> None:
     daemon = scene()
     async with served(daemon, folder) as path:

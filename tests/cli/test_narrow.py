@@ -23,7 +23,7 @@ from powerguard.daemon.control.admin import admin_server
 from powerguard.daemon.journal import Entry, Journal
 from powerguard.daemon.observe.port import BmcView
 from tests.cli.checkpoint_sites import save
-from tests.daemon.watched import BOOT, NOW_S, WALL_S, in_mode, scene
+from tests.daemon.watched import BOOT, NOW_S, WALL_S, drilled, in_mode, scene
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = 80
@@ -141,6 +141,18 @@ async def test_a_picture_is_as_wide_as_the_terminal(columns: int, tmp_path: Path
         assert sum(line.startswith(" ██ training") for line in lines) == 1
     assert any(" energy left" in line for line in plan)
     assert any("from" in line for line in plan) is (columns > 44)
+
+
+@pytest.mark.parametrize(
+    "words",
+    ["notify list", "drill report", "drill --yes --no-wait", "maintenance on --for 2h --reason x"],
+)
+async def test_no_answer_of_the_daemon_runs_over_the_edge(words: str, tmp_path: Path) -> None:
+    daemon = drilled()
+    daemon.message_targets = (replace(daemon.message_targets[0], answer=" ".join(["a long answer"] * 9)),)
+    async with admin_server(daemon, path=f"{tmp_path}/s.sock") as path:
+        lines = await asyncio.to_thread(shown, *words.split(), "--socket", path)
+    assert [line for line in lines if len(line) > COLUMNS] == []
 
 
 async def _journal(path: Path) -> None:
