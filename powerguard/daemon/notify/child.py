@@ -5,6 +5,7 @@ Answer: `ok`; `answer`: what the other side said, or what went wrong; `refused`:
 """
 
 import contextlib
+import hashlib
 import io
 import json
 import logging
@@ -52,7 +53,9 @@ def mail(request: dict[str, Any]) -> Result:
     made["From"] = options["sender"]
     made["To"] = ", ".join(options["to"])
     made["Date"] = format_datetime(_moment(message["at"]))
-    made["Message-ID"] = f"<{message['id']}.{message['key'].replace(':', '.')}@powerguard.invalid>"
+    # The key has names, which may have a space, an @ or letters that no Message-ID has.
+    whose = hashlib.sha256(f"{message['host']} {message['key']}".encode()).hexdigest()[:16]
+    made["Message-ID"] = f"<{message['id']}.{whose}@powerguard.invalid>"
     made["Auto-Submitted"] = "auto-generated"
     made["X-Powerguard-Event"] = message["event"]
     made.set_content(f"{message['text']}\n\nhost {message['host']}, event {message['event']}\n")

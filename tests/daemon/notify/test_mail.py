@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import email
 import json
+import re
 import ssl
 import time
 from collections.abc import Iterator
@@ -15,7 +16,8 @@ import pytest
 from aiosmtpd.controller import Controller
 from aiosmtpd.smtp import SMTP, AuthResult, Envelope, Session
 
-from tests.daemon.notify.post import began, options, post, secret
+from powerguard.core.model.actions import Level
+from tests.daemon.notify.post import began, note, options, post, secret
 from tests.peers.nut_tls import Authority
 from tests.peers.ports import free_port
 
@@ -102,6 +104,21 @@ async def test_an_outage_arrives_as_mail(server: Server, box: Mailbox, authority
         await made.until(lambda: made.view("ops").delivered == 1)
         assert made.view("ops").answer == "accepted"
     assert box.encrypted == [True]
+
+
+async def test_every_name_gives_a_whole_message_id(
+    server: Server, box: Mailbox, authority: Authority, tmp_path: Path
+) -> None:
+    """A source, link or trainer may have a space, an @ or another script in its name."""
+    names = ({"source": "nut:rack@10.0.0.6"}, {"part": "link enp1s0"}, {"trainer": "\u8bad\u7ec3"})
+    async with post(options(ops=mail(server.port, tmp_path, authority)), tmp_path) as made:
+        for name in names:
+            made.hear(note("way_blocked" if "trainer" in name else "source_lost", Level.ERROR, **name))
+        await made.until(lambda: len(box.mails) == len(names))
+        assert made.view("ops").failed == 0
+    ids = [str(each["Message-ID"]) for each in box.mails]
+    assert all(re.fullmatch(r"<[0-9a-z.-]+@powerguard\.invalid>", each) for each in ids), ids
+    assert len(set(ids)) == len(ids)
 
 
 async def test_refusals_are_told(server: Server, box: Mailbox, authority: Authority, tmp_path: Path) -> None:
