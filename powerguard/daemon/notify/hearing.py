@@ -259,6 +259,8 @@ class Hearing:
         title, text = worded(self.language, kind, values)
         if at.mode in ("dry-run", "rehearse") and name in ("outage_began", "emergency_checkpoint", "shutdown"):
             text = f"{text} {worded(self.language, at.mode, {})[1]}"
+        elif at.before.maintenance is not None and name in ("outage_began", "emergency_checkpoint"):
+            text = f"{text} {worded(self.language, 'maintenance', {})[1]}"
         return Message(
             id=self._id(at.wall),
             at=round(at.wall, 3),

@@ -9,7 +9,7 @@ import pytest
 from powerguard.cli.words import _SENTENCES
 from powerguard.core.model.actions import Action, Conduct, Level, Note
 from powerguard.core.model.policy import Mode
-from powerguard.core.model.state import Battery, Feed, Gone, State, Supplied
+from powerguard.core.model.state import Battery, Feed, Gone, Maintenance, State, Supplied
 from powerguard.daemon.notify.hearing import Heard, Hearing, Message, composed, is_wanted, texts
 from powerguard.daemon.notify.messenger import _drill
 from tests.daemon.notify.post import began, ended, note
@@ -67,6 +67,17 @@ def test_a_rehearsed_power_off_ends_with_its_outage() -> None:
     told = hears.tell(*ended(outcome="rehearsed"))
     assert [(each.key, each.status) for each in told] == [("power_off:o1", "end"), ("outage:o1", "end")]
     assert (told[0].title, told[0].text) == ("gpu-01: over: power off", "it was only recorded.")
+
+
+def test_an_outage_in_maintenance_promises_no_power_off() -> None:
+    """The host then runs until the battery is empty."""
+    state = replace(State(), maintenance=Maintenance(until_s=NOW_S + 3600.0, reason="fan", who="a"))
+    told = Listener().tell(*began(), state=state)
+    told += Listener().tell(
+        note("phase_changed", because="budget", old="on_battery", new="emergency_checkpoint"), state=state
+    )
+    assert len(told) == 2
+    assert all("Maintenance is on: powerguard does not power the host off" in each.text for each in told)
 
 
 def test_the_same_trouble_is_told_once_an_hour() -> None:
