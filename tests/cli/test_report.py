@@ -88,6 +88,29 @@ class Seldom(Card):
             await rest(8.0)
 
 
+class Terse(Card):
+    """A card that reports its output source, charge and runtime alone."""
+
+    def reading(self) -> Reading:
+        return replace(super().reading(), on_battery_s=None, input_present=None, input_v=None)
+
+
+async def _dip_before(world: World) -> None:
+    """One reading of battery, and the outage twenty seconds later."""
+    parts = replace(world.parts(), sources=[("rack-a", "card", Terse(world.ups, world.clock))])
+    async with world.running(parts, kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await rest(1.0)
+        world.ups.utility = True
+        await rest(20.0)
+        world.ups.utility = False
+        await until(in_phase("OnBattery", daemon))
+        await rest(5.0)
+        world.ups.utility = True
+        await until(in_phase("Online", daemon))
+
+
 async def _everything_fails(world: World) -> None:
     """No checkpoint, no BMC, a load that stays, a source that falls silent, and a card that was asked too seldom."""
     world.trainer.error, world.bmc.error = FAILURE, "no session"
@@ -301,7 +324,9 @@ ENDS = {
     "utility-stayed": _utility_stayed,
     "lost-before": _lost_before_the_pause,
 }
-STORIES = {**TOLD, **ENDS, "twice": _twice, "many": _feeds_and_many, "bad": _everything_fails, "crashed": _crashed}
+STORIES = {**TOLD, **ENDS, "twice": _twice, "many": _feeds_and_many, "bad": _everything_fails, "crashed": _crashed} | {
+    "dip-before": _dip_before
+}
 
 
 @pytest.fixture(scope="module")
@@ -652,6 +677,15 @@ def test_a_load_that_nobody_read_is_not_measured(journals: dict[str, Path], repo
     assert any(b["phase"] == "emergency_checkpoint" for b in told["budget"])
     assert [p for p in told["predictions"] if p["unit"] == "share"] == []
     assert "load_high" not in rules(told)
+
+
+def test_a_dip_before_the_outage_is_no_late_detection(journals: dict[str, Path], report: Report) -> None:
+    told = report(journals["dip-before"])
+    assert told["feeds"][0]["stretches"][1]["source"] == "battery"
+    assert told["feeds"][0]["stretches"][1]["from_s"] < -15.0
+    assert told["detection"]["first_heard_s"] >= -1.0
+    assert told["detection"]["confirmed_s"] - told["detection"]["power_lost_s"] <= 2.5
+    assert "late_detection" not in rules(told)
 
 
 def test_feeds_and_trainers_by_the_dozen(journals: dict[str, Path], report: Report, run: Run) -> None:

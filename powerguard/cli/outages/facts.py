@@ -169,17 +169,25 @@ def runtime(facts: OutageFacts) -> list[dict[str, Any]]:
 def detection(facts: OutageFacts) -> dict[str, float | None]:
     """Return when power went, by the UPS's own clock or the last reading on utility, and how late that was known."""
     began = facts.first("outage_began")
-    first = next(((at_s, r) for at_s, r in facts.readings if r.output_source.value == "battery" and at_s > -30.0), None)
+    confirmed_s = None if began is None else began.after_s
+    first = _first_on_battery(facts.readings, math.inf if confirmed_s is None else confirmed_s)
     if first is None:
-        return {"power_lost_s": None, "first_heard_s": None, "confirmed_s": None if began is None else began.after_s}
+        return {"power_lost_s": None, "first_heard_s": None, "confirmed_s": confirmed_s}
     lost_s = first[0] - (first[1].on_battery_s or 0.0)
     before = [at_s for at_s, r in facts.readings if at_s < first[0] and r.ups == first[1].ups]
     lost_s = max([lost_s, *before[-1:]]) if before else lost_s
-    return {
-        "power_lost_s": _r(lost_s),
-        "first_heard_s": _r(first[0]),
-        "confirmed_s": None if began is None else began.after_s,
-    }
+    return {"power_lost_s": _r(lost_s), "first_heard_s": _r(first[0]), "confirmed_s": confirmed_s}
+
+
+def _first_on_battery(readings: Sequence[tuple[float, Reading]], until_s: float) -> tuple[float, Reading] | None:
+    """Return the reading that the outage began with: a dip just before it, with utility in between, is none of it."""
+    firsts: dict[str, tuple[float, Reading]] = {}
+    for at_s, reading in readings:
+        if reading.output_source.value == "battery" and at_s > -30.0:
+            firsts.setdefault(reading.ups, (at_s, reading))
+        elif reading.output_source.value == "utility" and at_s <= until_s:
+            firsts.pop(reading.ups, None)
+    return min(firsts.values(), key=lambda each: each[0], default=None)
 
 
 # --- Phases -----------------------------------------------------------------------------------------------------------
