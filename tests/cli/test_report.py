@@ -578,6 +578,16 @@ def test_few_readings_of_a_long_outage_are_one_line(journals: dict[str, Path], r
     assert [len(line) for line in drawn_lines(ET.fromstring(timeline(told, [])), "charge")] == [10]
 
 
+def test_a_checkpoint_at_the_end_has_its_words_within_the_drawing(journals: dict[str, Path], report: Report) -> None:
+    """The outage still runs: behind the bar there is no room for them."""
+    told = report(journals["running"])
+    drawing = ET.fromstring(timeline(told, []))
+    (words,) = (text for text in drawing.iter("text") if (text.text or "").startswith("checkpoint of step"))
+    at, width = float(words.get("x", "")), 6.0 * len(words.text or "")
+    left = {"start": at, "middle": at - width / 2, "end": at - width}[words.get("text-anchor", "start")]
+    assert 118.0 <= left <= left + width <= 960.0
+
+
 def test_what_the_ups_does_not_report_is_not_drawn(journals: dict[str, Path], report: Report) -> None:
     told = report(journals["held"])
     told["runtime"] = [point | {"reported_s": None, "load_pct": None} for point in told["runtime"]]

@@ -218,8 +218,7 @@ def _checkpoints(trainers: Sequence[Mapping[str, Any]], x: _Scale, y: float) -> 
         name = "emergency_checkpoint" if len(durable) == len(trainers) else "bad"
         begun_s = min(t["asked_s"] for t in trainers)
         parts.append(_bar(name, words, (begun_s, max(durable, default=begun_s)), x, y))
-        if not _is_room(words, x(max(durable, default=begun_s)) - x(begun_s)):
-            parts.append(_soft(x(max(durable, default=begun_s)) + 6, y + _LANE - 7, words))
+        parts += _beside(words, x(begun_s), x(max(durable, default=begun_s)), y)
         return parts, y + _LANE + _GAP
     for each in trainers:
         parts.append(_label(y, each["trainer"]))
@@ -230,10 +229,18 @@ def _checkpoints(trainers: Sequence[Mapping[str, Any]], x: _Scale, y: float) -> 
         parts.append(
             _bar("emergency_checkpoint" if done_s is not None else "bad", words, (each["asked_s"], end_s), x, y)
         )
-        if not _is_room(words, x(end_s) - x(each["asked_s"])):
-            parts.append(_soft(x(end_s) + 6, y + _LANE - 7, words))
+        parts += _beside(words, x(each["asked_s"]), x(end_s), y)
         y += _LANE + _GAP
     return parts, y
+
+
+def _beside(words: str, x0: float, x1: float, y: float) -> list[str]:
+    """Return the words of a bar that is too short for them: behind it, or before it at the end of the drawing."""
+    if _is_room(words, x1 - x0):
+        return []
+    if x1 + 6 + _LETTER * len(words) > _WIDE:
+        return [_soft(x0 - 6, y + _LANE - 7, words, "end")]
+    return [_soft(x1 + 6, y + _LANE - 7, words)]
 
 
 class _Stretch(NamedTuple):
