@@ -13,7 +13,7 @@ from powerguard.core.drill.rehearsal import RESULTS
 from powerguard.core.model.actions import SyncFilesystems
 from powerguard.core.model.events import Done
 from powerguard.core.model.policy import Mode
-from powerguard.core.model.state import Battery, Feed, GpuCap, Online, State
+from powerguard.core.model.state import Battery, Feed, GpuCap, Maintenance, Online, State
 from powerguard.daemon.observe.metrics import LIFETIME, OPENMETRICS, SECTIONS, TEXT, reference, registry, scrape
 from powerguard.daemon.observe.port import Daemon
 from powerguard.ups.snmp.traps import TrapCounts
@@ -127,6 +127,16 @@ def test_no_deadline_is_foretold_of_what_was_called_off(phase: str) -> None:
     outage = replace(daemon.state.phase.outage, aborted_by="root: diesel")
     daemon.state = replace(daemon.state, phase=replace(daemon.state.phase, outage=outage))
     assert value(daemon, "deadline_timestamp_seconds") is None
+
+
+@pytest.mark.parametrize(("phase", "has"), [("on_battery", False), ("holding", False), ("shutdown", True)])
+def test_maintenance_has_a_deadline_only_after_the_commit(phase: str, *, has: bool) -> None:
+    """Else a host that loses its power in maintenance would count as powered off in order."""
+    daemon = scene(phase)
+    assert value(daemon, "deadline_timestamp_seconds") is not None
+    maintenance = Maintenance(until_s=daemon.now_s + 900.0, reason="fan", who="a")
+    daemon.state = replace(daemon.state, maintenance=maintenance)
+    assert (value(daemon, "deadline_timestamp_seconds") is not None) is has
 
 
 def test_status_flags_are_nuts() -> None:

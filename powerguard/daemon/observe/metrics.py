@@ -35,7 +35,7 @@ from powerguard.core.energy.budget import Budget
 from powerguard.core.energy.own import looks_shared
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import DrillReport, Health, Policy
-from powerguard.core.model.state import Drill, Online, State, Supply, Trainer, phase_name
+from powerguard.core.model.state import Drill, Online, Shutdown, State, Supply, Trainer, phase_name
 from powerguard.core.supply.feeds import each_alone
 from powerguard.daemon.observe import figures
 from powerguard.daemon.observe.port import ACTION_WORDS, BOUNDS_S, BmcView, Daemon, LastOutage, SourceView, TargetView
@@ -411,7 +411,8 @@ def _outage_start(view: View) -> Number:
 
 def _deadline(view: View) -> Number:
     state = view.daemon.state
-    if isinstance(state.phase, Online) or aborted_by(state):
+    is_suspended = state.maintenance is not None and not isinstance(state.phase, Shutdown)
+    if isinstance(state.phase, Online) or aborted_by(state) or is_suspended:
         return None
     steps = conditions.forecast(view.daemon.policy, state, view.budget)
     ends = [step.at_s for step in steps if step.action in ("shutdown", "forced power-off")]
@@ -577,7 +578,8 @@ _BUDGET: Final = (
     gauge("outage_start_timestamp_seconds", "When the outage began; absent outside an outage.", plain(_outage_start)),
     gauge(
         "deadline_timestamp_seconds",
-        "When the host would be powered off without further changes; absent outside an outage, and after an abort.",
+        "When the host would be powered off without further changes; absent outside an outage, after an abort, and in "
+        "maintenance.",
         plain(_deadline),
     ),
     gauge(
