@@ -12,6 +12,7 @@ from typing import Any, Final
 import aiohttp
 import pytest
 
+from powerguard.core.model.state import Maintenance
 from powerguard.daemon.journal import history, read_only
 from powerguard.daemon.observe.http import http_server
 from powerguard.daemon.observe.page.updates import Reports
@@ -144,10 +145,13 @@ async def tab(folder: Path, url: str) -> AsyncIterator[Tab]:
 
 
 def hostile() -> Watched:
-    """A daemon whose trainer has a script for a name."""
+    """A daemon whose trainer has a script for a name, and whose maintenance has a long link for a reason."""
     daemon = scene("holding")
     name = "<img src=x onerror=\"document.title='owned'\">"
-    daemon.state = replace(daemon.state, trainers=(replace(daemon.state.trainers[0], name=name),))
+    trainer = replace(daemon.state.trainers[0], name=name)
+    reason = f"https://tickets.example.org/{'x' * 120}"
+    maintenance = Maintenance(until_s=daemon.now_s + 900.0, reason=reason, who="root")
+    daemon.state = replace(daemon.state, trainers=(trainer,), maintenance=maintenance)
     return daemon
 
 
@@ -160,6 +164,7 @@ async def test_a_browser_follows_the_daemon(tmp_path: Path) -> None:
         await page.until("document.getElementById('phase')?.textContent.trim() === 'Holding'")
         assert await page.eval("document.querySelectorAll('img').length") == 0
         assert await page.eval("document.getElementById('trainers').textContent.includes('<img src=x onerror=')")
+        assert await page.eval("document.documentElement.scrollWidth <= innerWidth")
         await page.eval("window.kept = true")
         daemon.state = scene("shutdown").state
         daemon.now_s += 1.0
