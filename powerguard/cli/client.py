@@ -90,7 +90,7 @@ def _ask_unix(
         try:
             return _exchange(sock, path, f"{method} {target}", "localhost", body=body, limit_s=limit_s)
         except OSError as error:
-            raise DownError(_why(error, path, _missing() if path == SOCKET else "")) from error
+            raise DownError(_why(error, path, _missing() if path == SOCKET else "", limit_s)) from error
 
 
 def _ask_tcp(url: str, target: str) -> tuple[int, bytes]:
@@ -135,12 +135,12 @@ def _why_elsewhere(error: OSError, url: str, host: str) -> str:
     return _why(error, url)
 
 
-def _why(error: OSError, where: str, missing: str = "") -> str:
+def _why(error: OSError, where: str, missing: str = "", limit_s: float = LIMIT_S) -> str:
     """Return the error with the operator's fix. missing: of `_missing`."""
     if missing and error.errno in (errno.ENOENT, errno.ECONNREFUSED):
         return f"{where}: {missing}"
     if isinstance(error, TimeoutError):
-        return f"{where}: no answer within {LIMIT_S:g} s: the daemon hangs (systemctl status powerguard)"
+        return f"{where}: no answer within {limit_s:g} s: the daemon hangs (systemctl status powerguard)"
     if error.errno == errno.ENOENT:
         return f"{where}: not there: the daemon is not running (systemctl start powerguard)"
     if error.errno == errno.ECONNREFUSED:

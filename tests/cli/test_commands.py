@@ -24,7 +24,7 @@ from typing import Any
 import pytest
 import structlog
 
-from powerguard.cli.client import _missing, _why, _why_elsewhere
+from powerguard.cli.client import DownError, _missing, _why, _why_elsewhere, post
 from powerguard.cli.main import VERBS, Verbs, main
 from powerguard.cli.plan.verb import describe as describe_plan
 from powerguard.cli.render import Paint
@@ -422,6 +422,14 @@ async def test_a_damaged_installation_costs_no_shutdown(folder: Path) -> None:
     words = ("event", "--config", str(config), "--for", "nut-shutdown", "--", "sh", "-c", "exit 7")
     ended = await powerguard_alone(*words, PYTHONPATH=str(folder))
     assert (ended.code, "the settings cannot be read: no pydantic" in ended.err) == (7, True)
+
+
+def test_a_daemon_that_hangs_is_reported_with_the_time_that_it_had(folder: Path) -> None:
+    with socket.socket(socket.AF_UNIX) as silent:
+        silent.bind(f"{folder}/s.sock")
+        silent.listen(4)
+        with pytest.raises(DownError, match=r"no answer within 0\.2 s: the daemon hangs"):
+            post(argparse.Namespace(socket=f"{folder}/s.sock"), "notify-test", {}, 0.2)
 
 
 async def test_event_does_not_wait_for_a_daemon_that_hangs(folder: Path) -> None:
