@@ -90,6 +90,19 @@ async def test_maintenance_on_and_off(path: str) -> None:
     assert off.until_s <= off.at_s
 
 
+@pytest.mark.hurried
+async def test_an_answer_may_take_as_long_as_its_caller_waits(path: str) -> None:
+    """A slow BMC: the watchdog drill must not look failed when it powers the host off."""
+
+    async def slow(_names: list[str], _limit_s: float) -> dict[str, tuple[bool, str]]:
+        await asyncio.sleep(15.0)
+        return {"ops": (True, "ok")}
+
+    async with admin_server(scene(), path=path, tester=slow):
+        code, body = await post(path, "notify-test")
+    assert (code, body["results"][0]["delivered"]) == (202, True)
+
+
 WRONG = [
     ({}, "for_s"),
     ({"for_s": -1, "reason": "x"}, "for_s"),

@@ -133,8 +133,10 @@ NUT_SHUTDOWN: Final = "nut-shutdown"
 SLAVE: Final = "-slave"
 """How the events of an apcupsd end that is ordered down by its master (config/apcupsd/powerguard-event)."""
 
+CONNECTION_LIMIT_S: Final = 20.0
+"""Timeout of a connection: the drill of the watchdog asks the BMC several times, for 5 s each at most."""
 TEST_LIMIT_S: Final = 8.0
-"""For all targets of a test, which are asked at the same time: a connection here ends after 10 s."""
+"""For all targets of a test, which are asked at the same time: their caller waits for 12 s."""
 Tester = Callable[[list[str], float], Awaitable[Mapping[str, tuple[bool, str]]]]
 """Sends a test message to targets within a limit; returns for each whether it arrived, and what it answered."""
 _MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
@@ -500,7 +502,7 @@ async def admin_server(
     app = application()
     add_reads(app, daemon)
     Admin(daemon, group=group, watchdog=watchdog, tester=tester).add(app)
-    async with guarded(app) as make:
+    async with guarded(app, CONNECTION_LIMIT_S) as make:
         sock = bind_unix(Path(path), mode, group_id(group))
         server = await asyncio.get_running_loop().create_unix_server(make, sock=sock, backlog=BACKLOG)
         log.info("admin_listening", path=path)
