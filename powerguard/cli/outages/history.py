@@ -207,9 +207,7 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--limit", type=int, metavar="N", default=20, help="how many (20)")
     parser.add_argument("--sum", action="store_true", help="what all outages cost together, instead of the list")
-    parser.add_argument(
-        "--since", metavar="WHEN", help="with --sum: only outages that began since 2026-11-01, or in 30d"
-    )
+    parser.add_argument("--since", metavar="WHEN", help="only outages that began since 2026-11-01, or in 30d")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_journal(parser)
     parser.set_defaults(run=run)
@@ -270,21 +268,28 @@ def _since(text: str | None) -> float:
         raise SinceError(message) from None
 
 
+def _began_since(db: sqlite3.Connection, since_s: float) -> list[OutageRecord]:
+    return [each for each in history(db, _ALL) if each.started_wall >= since_s]
+
+
 def _sum(args: argparse.Namespace, db: sqlite3.Connection) -> int:
     """Print what the outages cost together. The metrics count the same, since the journal began."""
     since_s = _since(args.since)
-    records = [each for each in history(db, _ALL) if each.started_wall >= since_s]
+    records = _began_since(db, since_s)
     found = figures.total(figures.cost_of(each.figures) if each.ended_wall is not None else None for each in records)
     if args.json:
         head = {"schema_version": 1, "object": "history-sum", "since": None if args.since is None else since_s}
         whole = {**head, "outages": found.outages, "unknown": found.unknown, **figures.plain_cost(found)}
         print(json.dumps(whole, indent=2))
         return 0
-    since = "" if args.since is None else f" since {moment(since_s)[:16]}"
     more = f", and {found.unknown} whose cost is not known" if found.unknown else ""
-    print(f"{found.outages} outages{since}{more}")
+    print(f"{found.outages} outage{'' if found.outages == 1 else 's'}{_since_words(args.since, since_s)}{more}")
     print("\n".join(fold(table(cost_rows(figures.plain_cost(found))))))
     return 0
+
+
+def _since_words(text: str | None, since_s: float) -> str:
+    return "" if text is None else f" since {moment(since_s)[:16]}"
 
 
 _RETURN_WORDS: Final = {
@@ -314,9 +319,8 @@ def cost_rows(told: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 
 def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above
-    from powerguard.daemon.journal import history
-
-    records = history(db, min(max(1, args.limit), _MOST))
+    since_s = _since(args.since)
+    records = _began_since(db, since_s)[: min(max(1, args.limit), _MOST)]
     told = [
         {
             "outage": each.id,
@@ -335,7 +339,7 @@ def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above
         print(json.dumps({"schema_version": 1, "object": "history", "outages": told}, indent=2))
         return 0
     if not told:
-        print("the journal has no outage")
+        print(f"the journal has no outage{_since_words(args.since, since_s)}")
         return 0
     rows = [
         (

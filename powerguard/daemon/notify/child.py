@@ -128,7 +128,8 @@ def apprise(request: dict[str, Any]) -> Result:
     vars_of.send = watched
     message = request["message"]
     kinds = {"error": NotifyType.FAILURE, "warning": NotifyType.WARNING, "info": NotifyType.INFO}
-    kind = NotifyType.SUCCESS if message["status"] == "end" else kinds[message["level"]]
+    is_good = message["status"] == "end" and message["level"] == "info"
+    kind = NotifyType.SUCCESS if is_good else kinds[message["level"]]
     with contextlib.redirect_stdout(io.StringIO()), contextlib.redirect_stderr(io.StringIO()):
         sender = Apprise(asset=AppriseAsset(async_mode=False))
         if not sender.add(request["secret"]):
