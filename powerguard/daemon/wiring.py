@@ -303,6 +303,16 @@ def _sources(settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
     return made
 
 
+def _with_sources(policy: Policy, sources: Sequence[tuple[str, str, Source]]) -> Policy:
+    """Return the policy with the names of the sources of each UPS."""
+
+    def named(one: Policy) -> Policy:
+        return replace(one, source_names=tuple(name for ups, name, _ in sources if ups == one.ups))
+
+    feeds = tuple(replace(each, policy=named(each.policy)) for each in policy.feeds)
+    return replace(named(policy), feeds=feeds)
+
+
 def source_of(options: SourceOptions, ups: str, clock: Clock, *, hosts: int = 1) -> NamedSource:
     """Make one poller. A kind's modules are loaded here, so that a host without it saves memory (ciphers: 6 MB).
 
@@ -365,6 +375,7 @@ def build(
     watchers |= _own_load(settings, ports, bmc_effector, policy=policy, publish=publish, state=state)
     watchers |= _watchers(settings, ports, trainers, check, host, policy=policy, publish=publish, state=state)
     sources = (ports.sources or _sources)(settings, ports.clock)
+    policy = _with_sources(policy, sources)
     traps = trap_listener(settings, sources, clock=ports.clock, wall=ports.wall)
     if traps is not None:
         watchers["traps"] = lambda: _served(f"traps {traps.where}", traps.run, right=_TRAPS_RIGHT)

@@ -5,10 +5,12 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.comeback.recovery import restore
+from powerguard.core.comeback.recovery import reloaded, restore
 from powerguard.core.decide.conditions import may_latch, outage_budget
+from powerguard.core.decide.machine import step
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
-from powerguard.core.model.state import Feed, Heard, Measures, Supply
+from powerguard.core.model.policy import Policy
+from powerguard.core.model.state import Feed, Heard, Measures, State, Supply
 from powerguard.core.supply import fusion
 from tests.core.play import make_policy
 
@@ -602,3 +604,55 @@ def test_a_test_flag_of_who_is_proven_counts() -> None:
     feed = after((2.0, "snmp", "battery", clock), (2.1, "nut", "utility"), (3.0, "snmp", "battery", clock), feed=calm)
     assert feed.reading is not None
     assert feed.reading.calibrating
+
+
+# --- Sources that the settings no longer name -------------------------------------------------------------------------
+
+
+def named(*names: str) -> Policy:
+    return replace(POLICY, sources=len(names), source_names=names)
+
+
+def lost(at_s: float, name: str) -> SourceFailed:
+    return SourceFailed(at_s=at_s, ups="ups", source=name, reason="no answer", lost=True)
+
+
+def test_a_source_that_was_taken_out_does_not_hide_that_the_others_are_lost() -> None:
+    """Its poller has ended, so no report says that it is lost, too."""
+    before, now = named("snmp", "nut", "apcupsd"), named("snmp", "nut")
+    state = State(feed=CALM)
+    for event in (says(1.2, "apcupsd", "utility"), says(2.0, "snmp", "utility"), says(2.1, "nut", "utility")):
+        state = step(before, state, event).state
+    state = reloaded(before, now, state, 3.0)
+    assert [each.source for each in state.feed.heard] == ["snmp", "nut"]
+    for event in (lost(6.0, "snmp"), lost(6.1, "nut")):
+        state = step(now, state, event).state
+    assert state.feed.lost_since_s == 6.1
+
+
+@pytest.mark.parametrize(("down", "lost_since_s"), [(("snmp", "nut"), 5.1), (("nut",), None)])
+def test_those_that_stay_may_be_lost_already(down: tuple[str, ...], lost_since_s: float | None) -> None:
+    """Their further failures would be no news."""
+    before = named("snmp", "nut", "apcupsd")
+    state = step(before, State(feed=CALM), says(4.0, "apcupsd", "utility")).state
+    for place, name in enumerate(down):
+        state = step(before, state, lost(5.0 + 0.1 * place, name)).state
+    assert reloaded(before, named("snmp", "nut"), state, 6.0).feed.lost_since_s == lost_since_s
+
+
+def test_the_only_source_that_is_left_disagrees_with_none_and_recovers_once() -> None:
+    before, now = named("snmp", "nut"), named("snmp")
+    state = step(before, State(feed=CALM), lost(2.0, "snmp")).state
+    state = reloaded(before, now, replace(state, feed=replace(state.feed, disagree_since_s=1.0)), 3.0)
+    assert (state.feed.heard, state.feed.disagree_since_s, state.feed.lost_since_s) == ((), None, 2.0)
+    notes = []
+    for at_s in (4.0, 5.0):
+        answer = step(now, state, says(at_s, "snmp", "utility"))
+        state, notes = answer.state, [*notes, *answer.notes]
+    assert [note.event for note in notes] == ["source_recovered"]
+
+
+@pytest.mark.parametrize("policy", [named("snmp", "nut"), POLICY])
+def test_sources_that_stay_keep_what_is_known_of_them(policy: Policy) -> None:
+    """A replay polls none and names none."""
+    assert reloaded(policy, policy, State(feed=CALM), 3.0).feed == CALM

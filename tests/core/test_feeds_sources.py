@@ -68,3 +68,16 @@ def test_the_second_witness_of_a_commit_is_of_one_ups() -> None:
     state = after(ONE_OF_TWO, *both(3.0, "battery", "battery"), state=state)
     assert feeds.told_again(ONE_OF_TWO, state, 3.25)
     assert not feeds.told_again(ONE_OF_TWO, after(ONE_OF_TWO, *CALM), 3.25)
+
+
+def test_a_source_of_one_feed_that_was_taken_out_is_forgotten() -> None:
+    def named(*names: str) -> Policy:
+        each = tuple(
+            replace(feed, policy=replace(feed.policy, sources=len(names), source_names=names))
+            for feed in ONE_OF_TWO.feeds
+        )
+        return replace(ONE_OF_TWO, feeds=each)
+
+    told = [replace(says(1.0, ups, "utility"), source=source) for ups in "ab" for source in ("snmp", "nut")]
+    state = feeds.adopt(named("nut"), after(named("snmp", "nut"), *told), 2.0)
+    assert [each.feed.heard for each in state.upses] == [(), ()]

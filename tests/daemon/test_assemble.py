@@ -109,6 +109,7 @@ def test_dry_run_touches_nothing(folder: Path) -> None:
         assert host._mode is Mode.DRY_RUN
         assert parts.effectors[ResumeTraining] is host
         assert [type(source) for _, _, source in parts.sources] == [SnmpSource]
+        assert parts.policy.source_names == ("snmp:127.0.0.1",)
 
 
 async def test_the_admin_socket_is_no_trainer(folder: Path) -> None:

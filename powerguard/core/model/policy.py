@@ -202,7 +202,8 @@ class Shed:
 class Policy:
     """Everything that the settings decide, with their defaults (docs/reference/settings.md).
 
-    sources: number of sources of the UPS.
+    sources: number of sources of the UPS. source_names: their names in readings; empty where nothing polls them, as in
+        a replay.
     runtime_table: (load share of the rating, seconds) of a full, healthy battery, ascending; empty when unknown.
     table_origin: who says so: "settings" (or ""), or "nameplate" (made from battery energy and rating, cautious).
     health: share of a new battery's energy that is left, until a discharge has measured it. health_from: who says
@@ -233,6 +234,7 @@ class Policy:
     boot_id: str
     ups: str
     sources: int = 1
+    source_names: tuple[str, ...] = ()
     rating_w: float | None = None
     runtime_table: tuple[tuple[float, float], ...] = ()
     table_origin: str = ""

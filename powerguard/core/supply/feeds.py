@@ -107,18 +107,19 @@ def advance(policy: Policy, state: State, now_s: float) -> State:
 
 
 def adopt(policy: Policy, state: State, now_s: float) -> State:
-    """Fit a stored state to the feeds of the settings: one may have become several, or several one."""
+    """Fit a stored state to the settings: one feed may have become several, several one, and sources others."""
     if not policy.feeds:
         if not state.upses:
-            return state
+            return replace(state, feed=fusion.without_former(policy, state.feed))
         mine = of(state, policy.ups)
         kept = (Feed(since_s=now_s), Battery(at_s=now_s, health=policy.health))
         feed, battery = kept if mine is None else (mine.feed, mine.battery)
-        return replace(state, upses=(), feed=feed, battery=battery)
+        return replace(state, upses=(), feed=fusion.without_former(policy, feed), battery=battery)
     upses = tuple(each for each in state.upses if policy_of(policy, each.ups) is not None)
     heard = None if state.feed.reading is None else policy_of(policy, state.feed.reading.ups)
     if not state.upses and heard is not None:
         upses = (Supplied(ups=heard.policy.ups, feed=state.feed, battery=state.battery),)
+    upses = tuple(replace(each, feed=fusion.without_former(_own(policy, each.ups), each.feed)) for each in upses)
     return compose(policy, state, upses, now_s, None)
 
 

@@ -340,6 +340,20 @@ def lose(policy: Policy, feed: Feed, failure: SourceFailed) -> Feed:
     return replace(feed, heard=heard, lost_since_s=failure.at_s if all_lost else feed.lost_since_s)
 
 
+def without_former(policy: Policy, feed: Feed) -> Feed:
+    """Return the feed without sources that the settings no longer name: they are not polled, and so are never lost."""
+    kept = tuple(each for each in feed.heard if each.source in policy.source_names)
+    if not policy.source_names or (kept == feed.heard and (policy.sources > 1 or not kept)):
+        return feed
+    lost = [each.lost_since_s for each in kept if each.lost_since_s is not None]
+    return replace(
+        feed,
+        heard=kept if policy.sources > 1 else (),
+        disagree_since_s=None,
+        lost_since_s=max(lost) if len(lost) >= policy.sources else feed.lost_since_s,
+    )
+
+
 def is_draining(feed: Feed) -> bool:
     """Say whether the battery carries the load, whatever the cause; one that is not believed does not."""
     on_battery = feed.reading is not None and feed.reading.output_source is OutputSource.BATTERY
