@@ -274,7 +274,7 @@ def test_an_outage_begins_with_those_who_are_there_and_those_of_the_settings() -
         for name, alive in (("a", False), ("b", True), ("c", False))
     )
     at = Turn(POLICY, at_100(Online(), *known), 100.0)
-    lifecycle.forget_outage(at)
+    lifecycle.forget_outage(at, resumed=False)
     assert [t.name for t in at.state.trainers] == ["a", "b"]
 
 

@@ -36,7 +36,7 @@ from powerguard.core.model.state import (
     Trainer,
 )
 from powerguard.core.trainers import lifecycle
-from tests.core.play import make_policy
+from tests.core.play import make_policy, play
 
 POLICY = make_policy(["table=50:2000,100:1000", "trainer=a:pause:20:x", "trainer=b:continue:10:y"])
 OUTAGE = Outage(id="o", since_s=0.0, grade=Grade.FULL)
@@ -563,7 +563,7 @@ def test_who_is_resumed_and_who_is_started_again(changes: dict[str, object], *, 
 def test_what_was_true_in_an_outage_is_forgotten_with_it() -> None:
     spent = replace(FLYING, activity=Activity.PAUSED, checkpoint=GivenUp(because="f", tries=1))
     at = turn(spent, phase=HOLD)
-    lifecycle.forget_outage(at)
+    lifecycle.forget_outage(at, resumed=True)
     assert only(at) == replace(spent, activity=Activity.TRAINING, checkpoint=NotDurable(), told_pause=False)
 
 
@@ -636,8 +636,23 @@ def test_where_no_step_is_known_none_is_said_to_be_lost() -> None:
 
 def test_online_too_what_was_true_is_forgotten() -> None:
     at = turn(replace(FLYING, checkpoint=Durable()), phase=Online())
-    lifecycle.forget_outage(at)
+    lifecycle.forget_outage(at, resumed=False)
     assert (only(at).checkpoint, only(at).told_pause) == (NotDurable(), False)
+
+
+@pytest.mark.parametrize("outage", ["battery", "utility"])
+def test_one_that_a_person_has_paused_stands_from_the_first_moment_of_an_outage(outage: str) -> None:
+    """Counted as running, its pause would promise a drop of the load that never comes, and it would be signalled."""
+    told = play(
+        "policy table=50:540,75:360,100:240 trainer=llm:pause:20 signals=1",
+        "auto checkpoint=5",
+        "0..3 utility load=75 charge=100 runtime=360",
+        "3.5 trainer llm paused=true step=7",
+        f"4 {outage} load=75 charge=100 off_in=300",
+        f"5 {outage} load=75 charge=100 off_in=299",
+    )
+    assert isinstance(told.state.phase, EmergencyCheckpoint)
+    assert told.state.phase.paused_load is None
 
 
 def test_a_claim_in_flight_is_bounded_by_its_own_settings() -> None:

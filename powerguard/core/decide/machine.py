@@ -208,7 +208,7 @@ def _end_abort(turn: Turn) -> None:
     """An outage that was aborted while all evidence contradicted battery is real now."""
     if turn.outage is not None and turn.outage.aborted_by:
         turn.set_outage(aborted_by="")
-        lifecycle.forget_outage(turn)
+        lifecycle.forget_outage(turn, resumed=True)
         turn.note(
             "abort_ended", "the UPS no longer contradicts its report of battery, so the outage counts", Level.WARNING
         )

@@ -72,6 +72,8 @@ TABLE: dict[tuple[type[Phase], Cause], type[Phase]] = {
     (Recovery, Cause.COMMIT): Shutdown,
 }
 """Every move. NEXT_BOOT is made by `recovery.restore`, when the daemon starts; all others by `step`."""
+_RESUMES = (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED)
+"""Causes with which every trainer is ordered to resume."""
 
 OVERDUE_S = 5.0
 """powerguard-off promises 2 s: a host that lives this long after its deadline is not being powered off."""
@@ -161,7 +163,7 @@ def _leave(turn: Turn, cause: Cause, because: str) -> None:
     """What is undone on the way out."""
     if cause is Cause.COMMIT:
         gate.clear(turn, "the host powers off again and is checked again when it is back")
-    if cause in (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED):
+    if cause in _RESUMES:
         lifecycle.resume_all(turn)
     if cause is Cause.ABORTED:
         turn.set_outage(aborted_by=because)
@@ -171,7 +173,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], decision: Decision) -> P
     """Return the new phase and order what it begins with."""
     because = decision.because
     if target is Online or isinstance(old, Online):
-        lifecycle.forget_outage(turn)
+        lifecycle.forget_outage(turn, resumed=decision.cause in _RESUMES)
     if isinstance(old, Online):
         rehearsal.interrupt(turn, because)
     if target is Online:

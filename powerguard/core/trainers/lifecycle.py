@@ -608,13 +608,14 @@ def resume_again(turn: Turn) -> None:
             _resume(turn, trainer)
 
 
-def forget_outage(turn: Turn) -> None:
-    """A new outage begins, or one ends: reset its facts, and forget found trainers that are gone."""
+def forget_outage(turn: Turn, *, resumed: bool) -> None:
+    """A new outage begins, or one ends: reset its facts, and forget found trainers that are gone.
+
+    resumed: every trainer was ordered to resume. Else one that a person has paused still stands.
+    """
     configured = {t.name for t in turn.policy.trainers}
-    known = tuple(
-        t.without_outage().found(paused=False) for t in turn.state.trainers if t.alive or t.name in configured
-    )
-    _keep(turn, known)
+    known = tuple(t.without_outage() for t in turn.state.trainers if t.alive or t.name in configured)
+    _keep(turn, tuple(t.found(paused=False) for t in known) if resumed else known)
 
 
 # --- A job on several hosts --------------------------------------------------------------------------------------
