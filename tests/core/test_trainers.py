@@ -379,13 +379,35 @@ def test_all_are_ordered_by_their_own_conduct() -> None:
 
 def test_beside_training_one_in_flight_is_enough() -> None:
     at = turn(replace(A, in_flight=CheckpointInFlight(order="o-1")), B)
+    at.set_phase(OnBattery(outage=OUTAGE))
     lifecycle.order_all(at, reason="operator", by_s=100.5)
     assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
+    assert at.state.trainers[1].checkpoint == NotDurable(), "it is no try of the one at the paused step"
     assert at.actions[0].by_s == 102.0, "no order has less than two seconds"
     assert not at.state.trainers[0].told_pause
     at = turn(replace(A, in_flight=CheckpointInFlight(order="o-1")))
     lifecycle.order_emergency(at, by_s=150.0)
     assert len(at.actions) == 1, "the one at the paused step is ordered all the same"
+
+
+@pytest.mark.parametrize(
+    ("changes", "after"),
+    [
+        ({"checkpoint": GivenUp(because="no space", tries=3)}, Conduct.PAUSE),
+        ({"checkpoint": NotDurable(tries=2), "ordered_at_s": 99.5}, Conduct.PAUSE),
+        ({"checkpoint": Durable()}, Conduct.CONTINUE),
+    ],
+)
+@pytest.mark.parametrize("phase", [EMERGENCY, HOLD])
+def test_an_operator_who_asks_in_a_hold_gives_all_tries_again(
+    changes: dict[str, object], after: Conduct, phase: object
+) -> None:
+    """The disk has space again: the trainer is asked to pause and save, and a refusal is not the end of it."""
+    at = turn(replace(A, told_pause=True, **changes), phase=phase)  # type: ignore[arg-type]
+    lifecycle.order_all(at, reason="operator", by_s=700.0)
+    lifecycle.reconcile(at, hold=phase is HOLD, repeat_s=60.0)
+    assert [o.after for o in at.actions if isinstance(o, TriggerCheckpoint)] == [after]
+    assert only(at).checkpoint == (NotDurable(tries=1) if after is Conduct.PAUSE else Durable())
 
 
 @pytest.mark.parametrize(
@@ -450,7 +472,7 @@ def test_one_that_is_stopped_is_passed_over_and_the_next_is_not() -> None:
     )
     lifecycle.take_precautions(at, since_s=0.0)
     assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]
-    at = turn(A, B)
+    at = turn(A, B, phase=OnBattery(outage=OUTAGE))
     at.update(owed=(STOPPED,))
     lifecycle.order_all(at, reason="operator", by_s=150.0)
     assert [o.trainer for o in at.actions if isinstance(o, TriggerCheckpoint)] == ["b"]

@@ -320,10 +320,18 @@ def _stop_s(turn: Turn, now: Budget) -> float:
 
 
 def order_all(turn: Turn, *, reason: str, by_s: float) -> None:
-    """Order a checkpoint of every living trainer that has none in flight; training continues meanwhile."""
+    """Order a checkpoint of every living trainer that has none in flight; training continues meanwhile.
+
+    In the emergency and in a hold, one that is owed or given up is owed again, with all its tries: `reconcile` orders
+    it at once, with the pause that belongs to it.
+    """
     for trainer in turn.state.trainers:
-        if trainer.alive and trainer.order is None and not escalation.is_stopped(turn.state, trainer.name):
-            _order(turn, trainer, reason=reason, after=Conduct.CONTINUE, by_s=by_s)
+        if not trainer.alive or trainer.order is not None or escalation.is_stopped(turn.state, trainer.name):
+            continue
+        if _in_emergency(turn) and not trainer.durable:
+            _put(turn, replace(trainer, checkpoint=NotDurable()))
+        else:
+            _order(turn, trainer, reason=reason, after=Conduct.CONTINUE, by_s=by_s, counts=False)
 
 
 def order_emergency(turn: Turn, *, by_s: float) -> None:
