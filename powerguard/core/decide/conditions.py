@@ -273,14 +273,13 @@ def _has_input(state: State) -> bool:
 def is_saving(state: State, now_s: float) -> bool:
     """Say whether a checkpoint that is owed is on its way, and not much later than it should be."""
     return any(
-        t.alive and t.order is not None and not t.durable and now_s - t.ordered_at_s <= _LATE * t.checkpoint_s
-        for t in state.trainers
+        t.owes and t.order is not None and now_s - t.ordered_at_s <= _LATE * t.checkpoint_s for t in state.trainers
     )
 
 
 def _progresses(state: State, plan: Budget, stop_s: float) -> bool:
     """A checkpoint that is owed is on its way, and what is left of it fits before the stop."""
-    owed = any(t.alive and t.order is not None and not t.durable for t in state.trainers)
+    owed = any(t.owes and t.order is not None for t in state.trainers)
     return owed and plan.reff_s is not None and plan.checkpoint_s + stop_s <= plan.reff_s
 
 
