@@ -139,7 +139,7 @@ def _check_signal(policy: Policy, before: State, state: State, action: StopTrain
     assert trainer.told_pause
     assert trainer.conduct is not Conduct.CONTINUE
     assert trainer.order is None, "nobody is signalled with his checkpoint on its way"
-    assert trainer.durable or trainer.failed
+    assert trainer.durable or trainer.given_up
     if isinstance(action, TerminateTrainer):
         known = escalation.of(before, action.trainer)
         assert known is not None

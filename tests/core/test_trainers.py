@@ -264,7 +264,7 @@ def test_the_outcome_of_an_older_order_is_not_the_newest_ones() -> None:
     lifecycle.handle(at, done((("step", 39),)))
     assert (only(at).durable, only(at).order, only(at).durable_step) == (False, "o-2", 39)
     lifecycle.handle(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="r"))
-    assert (only(at).failed, only(at).order) == ("", "o-2")
+    assert (only(at).given_up, only(at).order) == (None, "o-2")
     lifecycle.handle(at, done((), order("who")))
     lifecycle.handle(at, Failed(at_s=100.0, action=order("who"), took_s=1.0, reason="r"))
     assert only(at).order == "o-2"
@@ -306,19 +306,20 @@ def test_one_that_goes_on_has_no_paused_step() -> None:
 @pytest.mark.parametrize(
     ("tries", "timed_out", "phase", "failed"),
     [
-        (1, False, EMERGENCY, ""),
-        (1, True, EMERGENCY, "refused"),
-        (2, False, HOLD, ""),
-        (3, False, HOLD, "refused"),
-        (3, True, Online(), ""),
+        (1, False, EMERGENCY, False),
+        (1, True, EMERGENCY, True),
+        (2, False, HOLD, False),
+        (3, False, HOLD, True),
+        (3, True, Online(), False),
     ],
 )
 def test_a_failure_is_final_at_its_limit_or_after_three(
-    tries: int, phase: object, failed: str, *, timed_out: bool
+    tries: int, phase: object, *, failed: bool, timed_out: bool
 ) -> None:
     at = turn(replace(FLYING, checkpoint=NotDurable(tries=tries)), phase=phase)
     lifecycle.handle(at, Failed(at_s=100.0, action=order(), took_s=1.0, reason="refused", timed_out=timed_out))
-    assert (only(at).failed, only(at).in_flight) == (failed, None)
+    given_up = GivenUp(because="refused", tries=tries) if failed else None
+    assert (only(at).given_up, only(at).in_flight) == (given_up, None)
 
 
 # --- Orders -------------------------------------------------------------------------------------------------------
@@ -359,10 +360,11 @@ def test_a_checkpoint_that_had_too_little_time_is_asked_for_again_in_a_hold(limi
     at = turn(replace(FLYING, checkpoint_s=20.0, ordered_at_s=98.0))
     late = replace(order(), by_s=98.0 + limit_s)
     lifecycle.handle(at, Failed(at_s=100.0, action=late, took_s=limit_s, reason="no answer", timed_out=True))
-    assert only(at).failed == "no answer"
+    assert only(at).given_up is not None
+    assert only(at).given_up.because == "no answer"
     at.now_s = 131.0
     lifecycle.reconcile(at, hold=True, repeat_s=60.0)
-    assert (only(at).order is not None, only(at).failed == "") == (again, again)
+    assert (only(at).order is not None, only(at).given_up is None) == (again, again)
 
 
 def test_all_are_ordered_by_their_own_conduct() -> None:
@@ -519,7 +521,7 @@ def test_one_that_hears_late_that_it_may_go_on_is_told_to_pause_again() -> None:
 def test_who_settles_the_emergency() -> None:
     durable, failed, dead = (
         replace(A, checkpoint=Durable()),
-        replace(B, checkpoint=GivenUp(because="f", tries=1)),
+        replace(B, checkpoint=GivenUp(because="", tries=1)),
         replace(A, activity=Activity.GONE),
     )
     assert lifecycle.all_settled((durable, failed, dead))

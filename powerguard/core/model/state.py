@@ -338,9 +338,9 @@ class Trainer:
         return isinstance(self.checkpoint, Durable)
 
     @property
-    def failed(self) -> str:
-        """Why the checkpoint of the outage failed for good; "" when it did not."""
-        return self.checkpoint.because if isinstance(self.checkpoint, GivenUp) else ""
+    def given_up(self) -> GivenUp | None:
+        """How the checkpoint of the outage failed for good; None if it did not."""
+        return self.checkpoint if isinstance(self.checkpoint, GivenUp) else None
 
     @property
     def owes(self) -> bool:

@@ -500,7 +500,7 @@ def all_settled(known: tuple[Trainer, ...]) -> bool:
 
 def settled_because(known: tuple[Trainer, ...]) -> str:
     """Return a sentence: which checkpoints are durable and which are not."""
-    failed = [t.name for t in known if t.failed]
+    failed = [t.name for t in known if t.given_up is not None]
     if failed:
         return f"no checkpoint from {', '.join(failed)} is confirmed"
     return "every checkpoint is durable" if any(t.durable for t in known) else "no trainer is alive"

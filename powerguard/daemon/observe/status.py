@@ -513,7 +513,7 @@ def _trainer(trainer: Trainer, state: State, times: Times) -> Json:
         "durable": trainer.durable,
         "durable_step": trainer.durable_step,
         "durable_age_s": times.ago_s(trainer.durable_at_s),
-        "failed": trainer.failed,
+        "failed": "" if trainer.given_up is None else trainer.given_up.because,
         "hosts": trainer.hosts,
         "held_by": trainer.held_by,
         "ended_by": "" if (ended := lifecycle.ended_job(state, trainer.name)) is None else ended.because,

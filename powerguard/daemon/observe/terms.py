@@ -302,8 +302,8 @@ def _needs(policy: Policy, state: State, now: Budget) -> tuple[Term, ...]:
             source = "not alive"
         elif trainer.durable:
             source = "durable"
-        elif trainer.failed:
-            source = f"given up: {trainer.failed}"
+        elif trainer.given_up is not None:
+            source = f"given up: {trainer.given_up.because}"
         elif trainer.order is not None:
             source = "in flight: what is left of it"
         else:
