@@ -31,6 +31,7 @@ _HOLDS: dict[tuple[Cause, str], Callable[[dict[str, Any]], bool]] = {
     (Cause.CHECKPOINT_NEEDED, "low_battery"): lambda n: n["flagged"],
     (Cause.CHECKPOINT_NEEDED, "blind"): lambda n: n["reff_paused_s"] is None or n["reff_now_s"] is None,
     (Cause.CALIBRATION_LOW, "low_battery"): lambda n: n["flagged"],
+    (Cause.CALIBRATION_LOW, "budget"): lambda n: 0.75 * n["reff_paused_s"] <= n["checkpoint_s"] + _commit_s(n),
     (Cause.COMMIT, "budget"): lambda n: n["reff_s"] <= _commit_s(n),
     (Cause.COMMIT, "power_off_at"): lambda n: n["cut_in_s"] <= n["stop_s"] + _GRAIN,
     (Cause.COMMIT, "power_off_at permits no hold"): lambda n: n["old"] == "holding" and n["cut_in_s"] >= 0.0,
@@ -66,9 +67,14 @@ def test_scenario(path: Path, request: pytest.FixtureRequest) -> None:
         path.write_text(f"{story}\n{RULE}\n{answers}\n", encoding="utf-8")
         return
     assert answers == expected.strip()
-    flagged = False
+    flagged, grade = False, None
     for note in told.notes:
         flagged = flagged or note.event == "battery_low"
+        if note.event == "outage_began":
+            grade = dict(note.numbers)["grade"]
+        elif grade is not None and note.event == "phase_changed":
+            assert dict(note.numbers)["grade"] == grade, "an outage begins with one grade"
+            grade = None
         if note.event == "phase_changed":
             assert _holds(note.because, {**dict(note.numbers), "flagged": flagged}), note
 

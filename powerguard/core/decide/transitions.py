@@ -141,7 +141,7 @@ def move(turn: Turn, decision: Decision) -> None:
     consequences, turn.notes[told:] = turn.notes[told:], []
     if isinstance(old, Online):
         turn.open_outage(because)
-        if cause is Cause.BATTERY:  # A witness decided, and no sums: logged are the first ones of the outage.
+        if not _is_by_sums(decision):  # A witness or a flag decided: logged are the first sums of the outage.
             decision = replace(decision, sums=turn.budget())
     turn.note(
         "phase_changed",
@@ -157,6 +157,11 @@ def move(turn: Turn, decision: Decision) -> None:
         if not conditions.gate_open(turn.policy, turn.state, turn.now_s, least_load=least_load):
             turn.update(guarded_since_s=turn.now_s)
             turn.note("guard_started", "a second outage now would leave no time for a full stop", Level.WARNING)
+
+
+def _is_by_sums(decision: Decision) -> bool:
+    """Say whether an outage begins because of sums: a calibration has left too little. Its stop is that of the sums."""
+    return decision.cause is Cause.CALIBRATION_LOW and decision.because != "low_battery"
 
 
 def _leave(turn: Turn, cause: Cause, because: str) -> None:
@@ -178,7 +183,7 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], decision: Decision) -> P
         rehearsal.interrupt(turn, because)
     if target is Online:
         return Online()
-    outage = _new_outage(turn) if isinstance(old, Online) else old.outage
+    outage = _new_outage(turn, decision) if isinstance(old, Online) else old.outage
     if target is OnBattery:
         return OnBattery(outage=replace(outage, aborted_by=turn.aborted_by(outage)))
     if target is Shutdown:
@@ -216,13 +221,15 @@ def _enter(turn: Turn, old: Phase, target: type[Phase], decision: Decision) -> P
     )
 
 
-def _new_outage(turn: Turn) -> Outage:
-    feed = turn.state.feed
+def _new_outage(turn: Turn, decision: Decision) -> Outage:
+    feed, sums = turn.state.feed, decision.sums
+    if not _is_by_sums(decision):
+        sums = conditions.foretold(turn.policy, turn.state, turn.now_s)
     since_s = feed.since_s if feed.supply is Supply.BATTERY else turn.now_s
     return Outage(
         id=f"{turn.policy.boot_id[:8]}-{max(0, int(turn.now_s * 10))}",
         since_s=since_s,
-        grade=conditions.foretold(turn.policy, turn.state, turn.now_s).grade,
+        grade=sums.grade,
         load_at_start=rehearsal.load_at_start(turn),
         charge_at_start_pct=None if feed.reading is None else feed.reading.charge_pct,
     )
