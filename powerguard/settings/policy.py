@@ -5,9 +5,9 @@ from datetime import date
 from typing import Final
 
 from powerguard.core.energy.budget import CUT_GUARD_S
+from powerguard.core.energy.nameplate import nameplate_table
 from powerguard.core.model.actions import Conduct
 from powerguard.core.model.policy import FeedPolicy, Mode, Policy, Shared, Shed, TrainerPolicy
-from powerguard.core.size.host import nameplate_table
 from powerguard.settings.schema import Settings, UpsOptions
 
 HEALTH: Final = 0.75

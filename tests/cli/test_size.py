@@ -19,7 +19,7 @@ from powerguard.cli.plan import picture
 from powerguard.cli.plan.amounts import AmountError, rate_bytes, seconds, share, size_bytes, table, watts
 from powerguard.cli.plan.picture import Stretch
 from powerguard.cli.render import Paint, is_utf8
-from powerguard.core.size.host import nameplate_table
+from powerguard.core.energy.nameplate import nameplate_table
 from powerguard.daemon.control.admin import admin_server
 from powerguard.daemon.observe.terms import tau_from
 from powerguard.settings.load import load

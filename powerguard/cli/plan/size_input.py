@@ -11,10 +11,11 @@ from powerguard.cli.plan import amounts
 from powerguard.cli.plan.amounts import AmountError
 from powerguard.cli.shared import CONFIG
 from powerguard.core.energy import budget
+from powerguard.core.energy.nameplate import nameplate_table
 from powerguard.core.model.actions import Conduct
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Trainer
-from powerguard.core.size.host import Site, nameplate_table
+from powerguard.core.size.host import Site
 from powerguard.core.size.rack import Group
 from powerguard.daemon.observe.terms import PRESUMED
 from powerguard.settings.load import SettingsError, load

@@ -17,15 +17,6 @@ from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Battery, Feed, State, Supply, Trainer
 
-NAMEPLATE_PEUKERT = 1.35
-"""Exponent from the 20-hour rate, at which nameplates state energy, down to minutes. Cautious: `nameplate_table`."""
-NAMEPLATE_EFFICIENCY = 0.9
-NAMEPLATE_OWN_LOAD = 0.04
-"""What the UPS itself draws, as a share of its rating."""
-_RATED_H = 20.0
-_NAMEPLATE_LOADS = (0.25, 0.5, 0.75, 1.0)
-_LONGEST_S = 172800.0
-
 LEAST_RESERVE_S = 20.0
 """Smallest reserve that is proposed; a smaller one would be a gamble."""
 MOST_BATTERY = 20.0
@@ -33,28 +24,6 @@ MOST_BATTERY = 20.0
 _LEAST_LOAD = 0.05
 _LEAST_CHECKPOINT_S = 1.0
 _LEAST_STOP_S = 5.0
-
-
-def nameplate_table(battery_wh: float, rating_w: float) -> tuple[tuple[float, float], ...]:
-    """Return a cautious (load share, seconds) table from the nameplate alone: battery energy and rating.
-
-    battery_wh: volts x ampere-hours of all batteries, as printed (20-hour rate); rating_w: watts, not VA; both > 0.
-    Peukert's law from the 20-hour rate, 90 % inverter efficiency, and 4 % of the rating for the UPS itself.
-
-    Held against the makers' figures (runtime by VA in the manual of the APC Smart-UPS 420, 650, 1000 and 1400, section
-    13; nameplates 84, 144, 288 and 408 Wh) it is 10 to 52 % short, and never long; exponent 1.30 is 7 % long at one of
-    them. Given the energy that meets its 240 s at full load, it says 348 s and 581 s where an SRT 6000VA has 360 s and
-    540 s, at 75 % and 50 %. A data sheet's table is always worth more.
-    """
-    rate_w = battery_wh * NAMEPLATE_EFFICIENCY / _RATED_H
-    return tuple(
-        (load, min(_LONGEST_S, _RATED_H * 3600.0 * _peukert(rate_w / ((load + NAMEPLATE_OWN_LOAD) * rating_w))))
-        for load in _NAMEPLATE_LOADS
-    )
-
-
-def _peukert(ratio: float) -> float:
-    return float(ratio**NAMEPLATE_PEUKERT)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
