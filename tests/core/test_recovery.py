@@ -24,7 +24,7 @@ from powerguard.core.model.actions import (
     Way,
 )
 from powerguard.core.model.events import OutputSource, Reading, Tick
-from powerguard.core.model.policy import BatteryModel, Discharge, Drop, Learned
+from powerguard.core.model.policy import BatteryModel, Discharge, Drop, Learned, Mode
 from powerguard.core.model.state import (
     Armed,
     Battery,
@@ -51,7 +51,7 @@ from powerguard.core.model.state import (
     Trainer,
 )
 from powerguard.core.trainers import lifecycle
-from tests.core.play import make_policy
+from tests.core.play import make_policy, play
 
 POLICY = make_policy(["boot_id=boot-one-of-many", "trainer=a:pause:20:x"])
 OUTAGE = Outage(id="o", since_s=1000.0, grade=Grade.SHORT, load_at_start=0.8, policy_verified=True, aborted_by="who")
@@ -112,6 +112,61 @@ def test_the_same_boot_goes_on() -> None:
     (note,) = answer.notes
     assert (note.event, note.level) == ("outage_continued", Level.WARNING)
     assert dict(note.numbers) == {"phase": "holding", "outage": "o", "away_s": 2.5, "repeated": 1}
+
+
+SITE = "policy table=50:540,75:360,100:240 trainer=llm:pause:20"
+CALM = "0..5 utility load=75 charge=100 runtime=360"
+
+
+@pytest.mark.parametrize("before", ["dry-run", "rehearse"])
+def test_a_checkpoint_that_was_only_recorded_is_none_when_the_mode_becomes_armed(before: str) -> None:
+    """Else the host would be powered off without one: in dry-run no trainer was asked."""
+    told = play(
+        f"{SITE} mode={before}",
+        "auto policy sync poweroff checkpoint=10",
+        CALM,
+        "6..103 battery load=75 charge=100-0.27 runtime=360-1",
+        SITE,
+        "104 restart",
+        "105..200 battery load=75 charge=73-0.27 runtime=260-1",
+    )
+    assert told.phase == "shutdown"
+    assert len(told.ordered(TriggerCheckpoint)) == 2
+    assert len(told.ordered(ResumeTrainer)) == 1, "one that a rehearsal has paused stands in no other way"
+    assert isinstance(told.state.phase, Shutdown)
+    assert told.state.phase.outage.mode is Mode.ARMED
+
+
+@pytest.mark.parametrize("before", ["dry-run", "rehearse"])
+def test_a_power_off_that_was_only_recorded_is_no_latch_when_the_mode_becomes_armed(before: str) -> None:
+    """The host would be powered off by force at once, seconds after utility has come back."""
+    told = play(
+        f"{SITE} mode={before}",
+        "auto policy sync poweroff checkpoint=10 trainer_resume",
+        CALM,
+        "6..200 battery load=75 charge=100-0.3 runtime=360-1.1",
+        "201..203 utility load=75 charge=45 runtime=100",
+        SITE,
+        "204 restart",
+        "205..230 utility load=75 charge=45 runtime=100",
+    )
+    (recorded,) = told.ordered(PowerOff)
+    assert (recorded.by_s < 201.0, told.phase) == (True, "online")
+
+
+@pytest.mark.parametrize("mode", [Mode.REHEARSE, Mode.DRY_RUN])
+def test_a_latch_stays_one_in_a_mode_that_carries_out_less(mode: Mode) -> None:
+    answer = restore(replace(POLICY, mode=mode), stored(SHUTDOWN), 2002.0)
+    assert isinstance(answer.state.phase, Shutdown)
+
+
+def test_a_power_off_that_was_only_recorded_did_not_end_the_host() -> None:
+    outage = replace(OUTAGE, mode=Mode.DRY_RUN)
+    answer = restore(POLICY, stored(replace(SHUTDOWN, outage=outage), boot="another"), 30.0)
+    assert isinstance(answer.state.phase, Recovery)
+    assert not answer.state.phase.clean
+    (note,) = [note for note in answer.notes if note.event == "host_returned"]
+    assert note.because == "the host went down after a power-off that was only recorded"
 
 
 def test_an_order_out_of_time_is_not_repeated_and_is_owed_again() -> None:

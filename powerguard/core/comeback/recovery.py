@@ -14,10 +14,12 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.energy import learning, needs
 from powerguard.core.model.actions import Action, EnsurePolicy, Level, Note, PowerOff, StopTrainer, TerminateTrainer
-from powerguard.core.model.policy import Learned, Policy
+from powerguard.core.model.policy import Learned, Mode, Policy
 from powerguard.core.model.state import (
     Battery,
+    Emergency,
     Feed,
+    OnBattery,
     Online,
     Phase,
     Recovery,
@@ -85,6 +87,11 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     """Go on in the same phase with the same deadline; repeat what may not have happened (twice is as good as once)."""
     state = feeds.adopt(policy, stored.state, now_s)
     turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)
+    because = "the daemon restarted within the same boot"
+    if _is_only_recorded(policy, state.phase):
+        _begin_again(turn)
+        because += f" in mode {policy.mode}: what was only recorded before is decided again"
+        stored = replace(stored, in_flight=())
     # Signals are not repeated blindly: the next reading shows whether the load still requires them.
     again = [
         action
@@ -116,7 +123,7 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     if not isinstance(phase, Online):
         turn.note(
             "outage_continued",
-            "the daemon restarted within the same boot",
+            because,
             Level.WARNING,
             phase=phase_name(phase),
             outage=phase.outage.id,
@@ -125,6 +132,23 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         )
     step = turn.step()
     return Step(step.state, (*again, *step.actions), step.notes)
+
+
+def _is_only_recorded(policy: Policy, phase: Phase) -> bool:
+    """Say whether the orders of this outage were recorded in a mode that carries out less than the present one."""
+    modes = tuple(Mode)
+    return isinstance(phase, OnBattery | Emergency | Shutdown) and modes.index(policy.mode) < modes.index(
+        phase.outage.mode
+    )
+
+
+def _begin_again(turn: Turn) -> None:
+    """Take the outage back to its beginning: no checkpoint of it is durable, training runs, no stop is latched."""
+    turn.set_outage(mode=turn.policy.mode)
+    if turn.outage is not None:
+        turn.set_phase(OnBattery(outage=turn.outage))
+    lifecycle.resume_all(turn)  # A rehearsal has paused trainers.
+    lifecycle.forget_outage(turn, resumed=True)
 
 
 def _known(policy: Policy, state: State) -> tuple[Trainer, ...]:
@@ -192,6 +216,8 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
 def _why_gone(phase: Phase) -> str:
     if not isinstance(phase, Shutdown):
         return "the host went down before the commit point"
+    if phase.outage.mode is not Mode.ARMED:
+        return "the host went down after a power-off that was only recorded"
     return "powered off by us" if phase.force_at_s else "the host went down between the commit and its power-off"
 
 
@@ -205,5 +231,5 @@ def _back(phase: Phase, now_s: float, shift_s: float) -> Phase:
         return Recovery(outage=outage, began_s=now_s, clean=phase.clean)
     if TABLE[type(phase), Cause.NEXT_BOOT] is not Recovery:  # pragma: no cover - the table is checked by a test
         return phase
-    clean = isinstance(phase, Shutdown) and bool(phase.force_at_s)
+    clean = isinstance(phase, Shutdown) and phase.powers_off
     return Recovery(outage=outage, began_s=now_s, clean=clean)

@@ -230,6 +230,7 @@ def _new_outage(turn: Turn, decision: Decision) -> Outage:
         id=f"{turn.policy.boot_id[:8]}-{max(0, int(turn.now_s * 10))}",
         since_s=since_s,
         grade=sums.grade,
+        mode=turn.policy.mode,
         load_at_start=rehearsal.load_at_start(turn),
         charge_at_start_pct=None if feed.reading is None else feed.reading.charge_pct,
     )

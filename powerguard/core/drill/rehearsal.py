@@ -670,6 +670,6 @@ def after_reboot(turn: Turn, old: State, shift_s: float) -> None:
     drill = replace(drill, began_s=drill.began_s + shift_s, part=replace(drill.part, at_s=drill.part.at_s + shift_s))
     if isinstance(drill.part, PlugPulled):
         turn.update(drill=drill)
-        figure(turn, powered_off_clean=isinstance(old.phase, Shutdown) and bool(old.phase.force_at_s))
+        figure(turn, powered_off_clean=isinstance(old.phase, Shutdown) and old.phase.powers_off)
     else:
         report(turn, drill, "interrupted", "the host was restarted in the middle of it")

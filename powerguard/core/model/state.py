@@ -9,7 +9,7 @@ from typing import TypeVar
 
 from powerguard.core.model.actions import Action, Conduct, Grade, Note, Scalar, Way
 from powerguard.core.model.events import OwnSource, Reading
-from powerguard.core.model.policy import BatteryModel, Learned
+from powerguard.core.model.policy import BatteryModel, Learned, Mode
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -604,7 +604,7 @@ class Online:
 class Outage:
     """What is true in every phase of an outage. One id, from the first reading on battery until training runs.
 
-    lowered: the grade was lowered so that a checkpoint fits.
+    lowered: the grade was lowered so that a checkpoint fits. mode: in which its orders were given.
     boots: when the host came back in it, newest last. back_off_s: how long it had to stay off the last time, because it
         came back too often; 0: no such wait.
     """
@@ -613,6 +613,7 @@ class Outage:
     since_s: float
     grade: Grade
     lowered: bool = False
+    mode: Mode = Mode.ARMED
     load_at_start: float | None = None
     charge_at_start_pct: float | None = None
     policy_asked: bool = False
@@ -687,6 +688,11 @@ class Shutdown:
     ordered: bool = False
     force_at_s: float = 0.0
     again_at_s: float = 0.0
+
+    @property
+    def powers_off(self) -> bool:
+        """The power-off was ordered, and not only recorded."""
+        return bool(self.force_at_s) and self.outage.mode is Mode.ARMED
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
