@@ -23,7 +23,7 @@ from powerguard.core.model.actions import (
     TriggerCheckpoint,
     Way,
 )
-from powerguard.core.model.events import OutputSource, Reading, Tick
+from powerguard.core.model.events import OutputSource, OwnLoad, OwnSource, Reading, Tick
 from powerguard.core.model.policy import BatteryModel, Discharge, Drop, Learned, Mode
 from powerguard.core.model.state import (
     Armed,
@@ -167,6 +167,26 @@ def test_a_power_off_that_was_only_recorded_did_not_end_the_host() -> None:
     assert not answer.state.phase.clean
     (note,) = [note for note in answer.notes if note.event == "host_returned"]
     assert note.because == "the host went down after a power-off that was only recorded"
+
+
+@pytest.mark.parametrize("restarted", [True, False])
+def test_what_measured_the_own_load_before_the_settings_changed_raises_no_alarm(*, restarted: bool) -> None:
+    """The PDU was taken out of the settings: it would be doubted for its silence for ever."""
+    made = make_policy(["boot_id=boot-one-of-many", "shared=hosts:2", "rating_w=5400", "table=50:540,100:240"])
+    state = restore(made, None, 0.0).state
+    for source in (OwnSource.PDU, OwnSource.GPU):
+        state = step(made, state, OwnLoad(at_s=1.0, source=source, watts=1500.0)).state
+    state = (
+        restore(made, Stored(state=state, boot_id=made.boot_id, at_s=1.0), 2.0).state
+        if restarted
+        else reloaded(made, made, state, 2.0)
+    )
+    for event in (
+        Reading(at_s=500.0, ups="ups", source="snmp", output_source=OutputSource.UTILITY, load_pct=75.0),
+        OwnLoad(at_s=501.0, source=OwnSource.GPU, watts=1501.0),
+    ):
+        state = step(made, state, event).state
+    assert state.told == ()
 
 
 def test_an_order_out_of_time_is_not_repeated_and_is_owed_again() -> None:

@@ -80,12 +80,15 @@ def reloaded(old: Policy, policy: Policy, state: State, now_s: float) -> State:
     """Return the state under settings that have changed in the running daemon."""
     state = feeds.adopt(policy, state, now_s)
     trainers = lifecycle.after_reload(old, policy, state.trainers, state.learned)
-    return replace(state, trainers=trainers, owed=lifecycle.without_strangers(state.owed, trainers))
+    # What measures this host's own load is other now, perhaps; what still does will report soon.
+    return replace(state, trainers=trainers, owed=lifecycle.without_strangers(state.owed, trainers), own=())
 
 
 def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     """Go on in the same phase with the same deadline; repeat what may not have happened (twice is as good as once)."""
     state = feeds.adopt(policy, stored.state, now_s)
+    if isinstance(state.phase, Online):
+        state = replace(state, own=())  # As after a reload.
     turn = Turn(policy, replace(state, trainers=_known(policy, state)), now_s)
     because = "the daemon restarted within the same boot"
     if _is_only_recorded(policy, state.phase):
