@@ -448,7 +448,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="pause_never_undone",
         module="powerguard.core.decide.transitions",
-        swaps=(("if cause in (Cause.UTILITY_STABLE, Cause.ABORTED, Cause.REHEARSED):", "if cause is Cause.ABORTED:"),),
+        swaps=(("if cause in _RESUMES:", "if cause is Cause.ABORTED:"),),
         hint=22,
     ),
     Plant(
