@@ -34,7 +34,11 @@ _RETRY_FIRST_S: Final = 30.0
 _RETRY_MOST_S: Final = 900.0
 _STALL_S: Final = 600.0
 _LOOK_EVERY_S: Final = 1.0
-_CHILD: Final = "powerguard.trainer.tiers.upload_child"
+_CHILD: Final = (
+    "import sys; sys.path += [each for each in sys.argv[1:] if each not in sys.path]; "
+    "from powerguard.trainer.tiers.upload_child import main; sys.exit(main())"
+)
+"""Finds us where this process does: a script may have put a checkout into its own `sys.path`."""
 _DIES_WITHIN_S: Final = 0.4
 _DONE_WITH: Final = frozenset({"waiting", Kind.LOST, Kind.CORRUPT})
 """Not to be tried again: what is here is there, or what is here is no good."""
@@ -199,7 +203,7 @@ class Uploader:
         """Run one child to its end, or until it is not wanted or moves nothing any more."""
         order = UploadOrder(remote=self._remote, job=self._job, path=saved.path, digest=saved.manifest_digest)
         child = subprocess.Popen(
-            [sys.executable or "python3", "-P", "-m", _CHILD],
+            [sys.executable or "python3", "-P", "-c", _CHILD, *filter(None, sys.path)],
             stdin=subprocess.PIPE,
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,  # its last words, when it cannot even begin
@@ -231,8 +235,10 @@ class Uploader:
         unread = b""
         moved: object = None
         moved_at_s = self._clock()
+        poll = select.poll()  # select() takes no descriptor above 1023, and a training may have many files open
+        poll.register(pipe, select.POLLIN)
         while True:
-            ready, _, _ = select.select([pipe], [], [], _LOOK_EVERY_S)
+            ready = poll.poll(1000 * _LOOK_EVERY_S)
             with self._changed:
                 if self._called_off:
                     return

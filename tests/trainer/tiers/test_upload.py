@@ -4,11 +4,13 @@ import json
 import logging
 import os
 import random
+import resource
 import signal
 import subprocess
 import sys
 import threading
 import time
+import venv
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -119,6 +121,49 @@ def test_a_checkpoint_arrives_on_a_mounted_folder(uploads: Uploads, tmp_path: Pa
         assert found.digest == saved.manifest_digest
         assert reader.read_shard(found, 0)["state"].data == state(7)
     assert sorted(path.name for path in Path(found.path).iterdir()) == ["MANIFEST.json", "shard-00000"]
+
+
+def test_a_training_with_many_open_files_uploads(uploads: Uploads, tmp_path: Path) -> None:
+    """The child's pipe has a number above 1023, which select(2) does not take."""
+    (tmp_path / "nas").mkdir()
+    saved = save(tmp_path / "root", 7, mib=1)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (min(hard, 2048), hard))
+    many = [os.open(os.devnull, os.O_RDONLY) for _ in range(1024)]
+    try:
+        uploader = uploads(str(tmp_path / "nas"))
+        uploader.offer(saved)
+        assert committed(uploader).error == ""
+    finally:
+        for descriptor in many:
+            os.close(descriptor)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_the_child_finds_the_library_where_the_training_does(tmp_path: Path) -> None:
+    """A script has put a checkout into its `sys.path`; no environment says so, and none of it is installed."""
+    saved = save(tmp_path / "root", 7, mib=1)
+    (tmp_path / "nas").mkdir()
+    script = (
+        "import json, sys, time\nsys.path += json.loads(sys.argv[1])\n"
+        "from powerguard.trainer.store.store import SavedCheckpoint\n"
+        "from powerguard.trainer.tiers.upload import Uploader\n"
+        "uploader = Uploader(sys.argv[2], job='llm')\n"
+        "uploader.offer(SavedCheckpoint(**json.loads(sys.argv[3])))\n"
+        "while not (status := uploader.status()).commits and not status.error: time.sleep(0.01)\n"
+        "print(status.error, status.committed_step)\n"
+    )
+    told = json.dumps({name: getattr(saved, name) for name in saved.__slots__})
+    bare = venv.EnvBuilder(symlinks=True)
+    bare.create(tmp_path / "bare")
+    done = subprocess.run(
+        [tmp_path / "bare/bin/python", "-I", "-c", script, json.dumps(sys.path), tmp_path / "nas", told],
+        check=True,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.stdout, done.stderr) == (" 7\n", "")
 
 
 def test_the_newest_offer_is_next(uploads: Uploads, tmp_path: Path) -> None:
