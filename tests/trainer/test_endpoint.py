@@ -2,6 +2,7 @@
 
 import json
 import os
+import signal
 import socket
 import stat
 import subprocess
@@ -232,6 +233,36 @@ def test_those_who_trickle_hold_up_nobody_for_long(where: Path) -> None:
         time.sleep(0.2)
     for peer in slow:
         peer.close()
+
+
+def test_requests_for_which_there_is_no_thread_take_no_slot(guard: Guard, where: Path) -> None:
+    """Where the threads of this user are at their limit, requests are turned away; later ones are served again."""
+    assert ask(where, "GET", "/api/v1/healthz")[0] == 200
+    before = threading.stack_size(1 << 47)  # more than there are addresses: no thread starts
+    try:
+        codes = {ask(where, "GET", "/api/v1/healthz")[0] for _ in range(20)}
+    finally:
+        threading.stack_size(before)
+    assert codes == {503}
+    assert ask(where, "GET", "/api/v1/healthz")[0] == 200
+
+
+def test_a_peer_that_hangs_up_raises_no_signal(guard: Guard, where: Path) -> None:
+    """A training may have given SIGPIPE its default back, which would end it with the daemon that asks."""
+    heard: list[int] = []
+    before = signal.signal(signal.SIGPIPE, lambda number, _frame: heard.append(number))
+    try:
+        for _ in range(3):
+            with socket.socket(socket.AF_UNIX) as peer:
+                peer.connect(str(where))
+                peer.sendall(b"GET /api/v1/status HTTP/1.1\r\n\r\n")
+        assert ask(where, "GET", "/api/v1/healthz")[0] == 200
+        for thread in threading.enumerate():
+            if "process_request" in thread.name:
+                thread.join(60)
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+    assert not heard
 
 
 def test_the_socket_is_for_owner_and_group_and_goes_with_the_endpoint(guard: Guard, folder: Path) -> None:

@@ -123,6 +123,22 @@ def test_one_that_waits_holds_nobody_up(make: Make) -> None:
     assert one.get("late", 0.0) == b"now"
 
 
+def test_a_store_that_has_gone_raises_no_signal(tmp_path: Path) -> None:
+    """A training may have given SIGPIPE its default back: it hears of the end of rank 0 by an error."""
+    heard: list[int] = []
+    one, two = together(lambda rank: SocketRanks(tmp_path / "s", rank, 2, join_s=60.0), 2)
+    one.farewell_s = 0.0
+    one.close()
+    before = signal.signal(signal.SIGPIPE, lambda number, _frame: heard.append(number))
+    try:
+        with pytest.raises(RanksError, match="does not answer"):
+            two.set("key", b"value")
+    finally:
+        signal.signal(signal.SIGPIPE, before)
+        two.close()
+    assert not heard
+
+
 def test_of_many_claims_one_wins(make: Make) -> None:
     """Eight threads claim the same fifty keys: all read the same winners; eight counters count to the end."""
     (rank,) = make(1)

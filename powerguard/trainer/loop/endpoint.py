@@ -290,12 +290,16 @@ class _Bounded(socketserver.ThreadingMixIn, socketserver.BaseServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - socketserver's signature
         if self._slots.acquire(blocking=False):
-            super().process_request(request, client_address)
-            return
+            try:
+                super().process_request(request, client_address)
+            except RuntimeError:  # this user's threads are at their limit
+                self._slots.release()
+            else:
+                return
         # Answered without being read, and closed a little later: one that is still sending must find the answer.
         with contextlib.suppress(OSError):
             request.setblocking(False)
-            request.send(_BUSY)
+            request.send(_BUSY, socket.MSG_NOSIGNAL)
         self._turned_away.append((time.perf_counter(), request))
         self._let_go(keep=_CONNECTIONS)
 
@@ -398,6 +402,20 @@ class _Deadlined(io.RawIOBase):
         return self._connection.recv_into(buffer)
 
 
+class _Answer(io.BufferedIOBase):
+    """Writes to a socket, whose peer may have hung up: SIGPIPE would end a training that has given it its default."""
+
+    def __init__(self, connection: socket.socket) -> None:
+        self._connection = connection
+
+    def writable(self) -> bool:
+        return True
+
+    def write(self, content: Any) -> int:  # noqa: ANN401 - any bytes
+        self._connection.sendall(content, socket.MSG_NOSIGNAL)
+        return len(content)
+
+
 class _Handler(BaseHTTPRequestHandler):
     """One request, one answer, connection closed."""
 
@@ -411,6 +429,7 @@ class _Handler(BaseHTTPRequestHandler):
         super().setup()
         self._deadlined = _Deadlined(self.connection, _REQUEST_S if self.server.token is None else _HELLO_S)
         self.rfile = io.BufferedReader(self._deadlined)
+        self.wfile = _Answer(self.connection)
 
     def log_message(self, format: str, *args: object) -> None:  # noqa: A002 - http.server's signature
         """Log nothing: the training's output is its own."""

@@ -173,7 +173,7 @@ class Server:
             return
         try:
             while client.unsent:
-                del client.unsent[: client.connection.send(client.unsent)]
+                del client.unsent[: client.connection.send(client.unsent, socket.MSG_NOSIGNAL)]
         except BlockingIOError:
             if len(client.unsent) > _MAX_UNSENT:
                 self._drop(client)
@@ -359,7 +359,9 @@ class SocketRanks(Place):
         connection = self._connection or self._connect()
         until_s = boottime_s() + timeout_s
         connection.settimeout(max(0.001, until_s - boottime_s()))
-        connection.sendall(framed(body))
+        connection.sendall(
+            framed(body), socket.MSG_NOSIGNAL
+        )  # no SIGPIPE, to which a training may have given its default
         while True:
             connection.settimeout(max(0.001, until_s - boottime_s()))
             data = connection.recv(_READ_BYTES)
