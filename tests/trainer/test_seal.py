@@ -4,6 +4,8 @@ import os
 import random
 import shutil
 import socket
+import subprocess
+import sys
 import tempfile
 import threading
 from collections.abc import Callable
@@ -55,6 +57,20 @@ def test_a_sealed_folder_verifies(folder: Path) -> None:
     verdict = verify(folder)
     assert (verdict.is_whole, verdict.read_bytes, verdict.seal) == (True, 36 * MIB + 22, sealed.seal)
     assert verify(folder, direct=False).is_whole
+
+
+def test_a_training_goes_on_sealing_after_the_main_thread(folder: Path) -> None:
+    """The script has started its training in a thread and come to its end: an executor would take no more work."""
+    script = (
+        "import sys, threading\nfrom powerguard.trainer.seal import seal, verify\n"
+        "def train():\n"
+        "    threading.main_thread().join()\n"
+        "    print(seal(sys.argv[1]).is_new, verify(sys.argv[1]).is_whole)\n"
+        "threading.Thread(target=train).start()\n"
+    )
+    argv = [sys.executable, "-c", script, folder]
+    done = subprocess.run(argv, check=True, capture_output=True, text=True, timeout=100)
+    assert (done.stdout, done.stderr) == ("True True\n", "")
 
 
 def test_sealing_again_what_is_unchanged_changes_nothing(folder: Path) -> None:

@@ -25,7 +25,6 @@ import shutil
 import sys
 import threading
 from collections.abc import Callable, Iterator, Sequence
-from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
@@ -47,6 +46,7 @@ from powerguard.trainer.seal.manifest import (
 )
 from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.manifest import MANIFEST, step_of
+from powerguard.trainer.store.shards import in_threads
 from powerguard.trainer.store.store import SavedCheckpoint
 
 _Item = TypeVar("_Item")
@@ -161,12 +161,13 @@ class BytesDone:
 
 def each_of(work: Callable[[_Item], _Made], items: Sequence[_Item]) -> list[_Made]:
     """Do one work for each item, a few at a time; the first error ends it and is raised."""
-    with ThreadPoolExecutor(max_workers=_WORKERS, thread_name_prefix="seal") as pool:
-        try:
-            return list(pool.map(work, items))
-        except BaseException:
-            pool.shutdown(wait=True, cancel_futures=True)
-            raise
+    made: dict[int, _Made] = {}
+
+    def one(index: int) -> None:
+        made[index] = work(items[index])
+
+    in_threads(len(items), one, threads=_WORKERS)
+    return [made[index] for index in range(len(items))]
 
 
 _own = threading.local()

@@ -278,7 +278,20 @@ def over_chunks(
 
     The first error ends it and is raised here, after every thread has ended. Raises CancelledError when cancelled.
     """
-    count = -(-size_bytes // chunk_bytes)
+
+    def one(index: int) -> None:
+        start = index * chunk_bytes
+        work(index, start, min(start + chunk_bytes, size_bytes))
+
+    threads = min(threads, 1 + size_bytes // _WORTH_A_THREAD)
+    in_threads(-(-size_bytes // chunk_bytes), one, threads=threads, cancel=cancel)
+
+
+def in_threads(count: int, work: Callable[[int], None], *, threads: int, cancel: Event | None = None) -> None:
+    """Call work(index) for each of so many, in this thread and others. Raises as `over_chunks` does.
+
+    Not by a ThreadPoolExecutor, which takes no work once the main thread has ended: training may go on in another one.
+    """
     errors: list[BaseException] = []
     lock = Lock()
     indices = iter(range(count))
@@ -291,16 +304,14 @@ def over_chunks(
                 return
             try:
                 _check(cancel)
-                start = index * chunk_bytes
-                work(index, start, min(start + chunk_bytes, size_bytes))
+                work(index)
             except BaseException as error:  # noqa: BLE001 - carried over to the thread that waits, and raised there
                 errors.append(error)
 
-    useful = min(threads, count, 1 + size_bytes // _WORTH_A_THREAD)
     helpers: list[Thread] = []
     try:
         with contextlib.suppress(RuntimeError):  # this user's threads are at their limit, or Python ends: fewer will do
-            for _ in range(useful - 1):
+            for _ in range(min(threads, count) - 1):
                 helper = Thread(target=run, name="powerguard-chunks", daemon=True)
                 helper.start()
                 helpers.append(helper)
