@@ -1,5 +1,7 @@
 """What a user does wrong is answered at once, and with a sentence."""
 
+import errno
+import logging
 import subprocess
 import sys
 import threading
@@ -12,6 +14,7 @@ import powerguard.trainer
 from powerguard.trainer import Buffer, Guard, Parts, StoreError
 from powerguard.trainer.loop.checkpointer import GivenUp
 from powerguard.trainer.loop.endpoint import SOCKETS
+from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.folders import newest_in
 from powerguard.wire import Loop
 
@@ -179,3 +182,38 @@ def test_failures_are_heard_where_no_logging_is_set_up() -> None:
     )
     told = subprocess.run([sys.executable, "-c", script], check=True, capture_output=True, text=True, timeout=60)
     assert told.stderr == "checkpoint of step 7 failed\n"
+
+
+def test_a_log_handler_that_raises_costs_nothing_but_its_line(tmp_path: Path) -> None:
+    """Such as one that wants the event loop of its thread: the thread that writes goes on, and no save waits for it."""
+    outcomes: list[object] = []
+
+    class Failing(Disk):
+        def sync(self, descriptor: int) -> None:
+            if not outcomes:
+                raise OSError(errno.EIO, "broken")
+            super().sync(descriptor)
+
+    class Raising(logging.Handler):
+        def emit(self, record: logging.LogRecord) -> None:
+            raise RuntimeError(record.getMessage())
+
+    def saves() -> None:
+        for step in (1, 2):
+            try:
+                outcomes.append(guard.save(step).step)
+            except OSError as error:
+                outcomes.append(error.errno)
+
+    logger, handler = logging.getLogger("powerguard.trainer"), Raising()
+    state = Parts(lambda: {"w": bytes(10)}, lambda _: None)
+    guard = Guard(state, tmp_path, job="a", socket=None, disk=Failing())
+    logger.addHandler(handler)
+    try:
+        thread = threading.Thread(target=saves, daemon=True)
+        thread.start()
+        thread.join(60)
+        assert outcomes == [errno.EIO, 2]
+        guard.close()
+    finally:
+        logger.removeHandler(handler)

@@ -258,8 +258,9 @@ def attempted(call: Callable[[], _Value], what: str) -> _Value | Exception:
     except GivenUp as end:
         return end
     except Exception as error:  # noqa: BLE001 - a failing disk must not end the training; the caller gets the error
-        _log.warning("%s failed: %s: %s", what, type(error).__name__, error)
-        _log.debug("%s failed", what, exc_info=True)
+        with contextlib.suppress(Exception):  # a log handler of the training's own may raise
+            _log.warning("%s failed: %s: %s", what, type(error).__name__, error)
+            _log.debug("%s failed", what, exc_info=True)
         return error
 
 
