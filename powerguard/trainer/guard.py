@@ -267,7 +267,9 @@ class Signals:
                 self._put_back(number)
 
     def _put_back(self, number: int) -> None:
-        signal.signal(number, self._before.pop(number))  # type: ignore[arg-type] # what getsignal() gave
+        before = self._before.pop(number)
+        if signal.getsignal(number) == self._heard:  # else training has put its own in our place meanwhile
+            signal.signal(number, before)  # type: ignore[arg-type] # what getsignal() gave
 
 
 class Guarding(Protocol):

@@ -284,3 +284,19 @@ def test_a_guard_that_listens_to_signals_is_closed_by_another_thread(tmp_path: P
     finally:
         for number in (signal.SIGTERM, signal.SIGUSR1):
             signal.signal(number, before)
+
+
+def test_a_handler_that_training_has_set_since_stays(tmp_path: Path) -> None:
+    """What comes after training, an upload say, is to be ended by the program's own rules."""
+    before = signal.getsignal(signal.SIGTERM)
+
+    def mine(_number: int, _frame: FrameType | None) -> None: ...
+
+    try:
+        state = Parts(lambda: {"step": 1}, lambda _: None)
+        with Guard(state, tmp_path, job="loop", socket=None, signals=True):
+            signal.signal(signal.SIGTERM, mine)
+        assert signal.getsignal(signal.SIGTERM) is mine
+        assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
+    finally:
+        signal.signal(signal.SIGTERM, before)
