@@ -48,7 +48,7 @@ from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.items import State
 from powerguard.trainer.store.manifest import MAX_TEXT
 from powerguard.trainer.store.store import HERE, SavedCheckpoint, Store, StoreError, make_root
-from powerguard.trainer.tiers.base import Remote
+from powerguard.trainer.tiers.base import Remote, folder_of
 from powerguard.trainer.tiers.upload import Uploader
 from powerguard.wire import HOST_LEFT, MAX_STEP, After, LastSave, Loop, Phase
 
@@ -161,6 +161,16 @@ def checkpointer_of(
         msg = f"{root}: a root needs a state with items() and load(); a function that saves by itself has its own"
         raise StoreError(msg)
     return FunctionCheckpointer(state)
+
+
+def second_tier(remote: Remote | str, job: str, root: Path | str | None) -> Remote:
+    """Return where the second copy goes. Raises StoreError if that is where the first one is."""
+    tier = Remote.of(remote)
+    # By name alone: a mount whose server has gone would hang here.
+    if tier.is_folder and root is not None and Path(root).absolute() == Path(tier.url, folder_of(job)):
+        msg = f"remote={tier.url!r}: its folder for this job is the root itself, {root} (name a folder on another disk)"
+        raise StoreError(msg)
+    return tier
 
 
 def _leads(root: Path, ranks: Ranks) -> bool:
@@ -357,7 +367,7 @@ class Guard:
         )
         self._clock = clock
         self._ranks = ranks = detect() if ranks is None else checked(ranks)
-        self._remote = None if remote is None else Remote.of(remote)
+        self._remote = None if remote is None else second_tier(remote, job, root)
         options = StoreOptions(job=job, keep=keep, snapshots=snapshots, disk=disk, must_exist=must_exist)
         self._checkpointer = checkpointer_of(state, root, options, ranks=ranks, remote=remote is not None)
         requests = RequestQueue(job=job, conduct=After(conduct), clock=clock, ranks=ranks.size, hosts=ranks.hosts)

@@ -84,6 +84,14 @@ def test_a_second_tier_without_a_bucket_is_refused_at_once(tmp_path: Path, url: 
         Guard(Parts(dict, lambda _: None), tmp_path, job="a", socket=None, remote=url)
 
 
+def test_a_second_tier_that_is_the_first_is_refused_at_once(tmp_path: Path) -> None:
+    """Each checkpoint would be its own second copy."""
+    state = Parts(lambda: {"w": bytes(10)}, lambda _: None)
+    with pytest.raises(StoreError, match=f"^remote='{tmp_path}/': its folder for this job is the root itself"):
+        Guard(state, tmp_path / "a", job="a", socket=None, remote=f"{tmp_path}/")
+    Guard(state, tmp_path / "b", job="a", socket=None, remote=str(tmp_path)).close()
+
+
 @pytest.mark.parametrize("step", [-1, 2**62 + 1, 2**70])
 def test_a_step_that_no_checkpoint_can_name_is_refused_at_once(tmp_path: Path, step: int) -> None:
     """At the first step, and not by the first checkpoint, which may be the emergency's."""
