@@ -6,6 +6,7 @@ import signal
 import socket
 import stat
 import subprocess
+import sys
 import threading
 import time
 from collections.abc import Iterator
@@ -274,6 +275,16 @@ def test_the_socket_is_for_owner_and_group_and_goes_with_the_endpoint(guard: Gua
 
 
 @pytest.mark.root
+def test_a_socket_named_from_the_folder_of_the_start_goes_with_the_endpoint(folder: Path) -> None:
+    """Training may have gone into another folder meanwhile."""
+    script = (
+        "import os\nfrom powerguard.trainer import Guard\n"
+        "with Guard(lambda step: None, job='j', socket='t.sock'):\n    os.chdir('/')\n"
+    )
+    subprocess.run([sys.executable, "-c", script], check=True, cwd=folder, timeout=100)
+    assert not list(folder.iterdir())
+
+
 def test_the_folder_gives_the_socket_its_group(guard: Guard, folder: Path) -> None:
     """A folder that is sticky and set-group-ID (3777, group powerguard) lets the daemon ask every user's trainer."""
     group = 4242

@@ -154,7 +154,7 @@ class Endpoint:
         if port is not None and (type(port) is not int or not 0 <= port <= _MAX_PORT):
             msg = f"port {port!r}: must be 0 (any that is free) to {_MAX_PORT}"
             raise EndpointError(msg)
-        self._path = path
+        self._path = path.absolute()  # to be removed, wherever training has gone by then
         self._servers: list[_UnixServer | _TcpServer] = []
         self.port: int | None = None
         try:
