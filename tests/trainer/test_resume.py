@@ -273,6 +273,27 @@ def test_a_rotten_manifest_alone_is_an_error(root: Path) -> None:
         resumed(root)
 
 
+def test_a_manifest_that_cannot_be_read_is_no_missing_one(
+    root: Path, nas: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Another user's, say, or on a bad sector: training must not begin at step 0; an older one is taken with a word."""
+    saved = save(root, 7)
+    upload(saved, nas)
+    for folder in (Path(saved.path), nas / "llm" / Path(saved.path).name):
+        (folder / MANIFEST).rename(folder / "elsewhere")
+        (folder / MANIFEST).symlink_to("elsewhere")  # refused also for root, who may read everything
+    with pytest.raises(ResumeError, match=rf"may be some: local: {saved.path}: .*symbolic links.*; path: .*symbolic"):
+        resumed(root, nas_tier(nas))
+    with pytest.raises(ResumeError, match=r"may be some: path: .*symbolic links"):
+        resumed(root.with_name("lost"), nas_tier(nas))
+    save(root, 5)
+    caplog.clear()
+    chosen = resumed(root)
+    assert chosen is not None
+    assert (chosen.step, chosen.refused) == (5, ())
+    assert "tier_unreadable local: " in caplog.text
+
+
 def test_a_checkpoint_of_another_job_is_refused(root: Path) -> None:
     save(root, 7, job="vision")
     with pytest.raises(ResumeError, match=rf"^{root}/step-0+7-\w+: .*'vision', not to 'llm'"):

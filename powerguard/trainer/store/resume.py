@@ -223,7 +223,11 @@ class _Choice:
             except (TierError, StoreError, OSError) as error:
                 self._trouble(f"{tier.word}: {error}")
             if isinstance(tier, LocalTier):
-                self._refused += [f"{each.name}: {each.reason}" for each in tier.store.refused() if each.rotten]
+                for each in tier.store.refused():
+                    if each.rotten:
+                        self._refused.append(f"{each.name}: {each.reason}")
+                    else:  # it may be good
+                        self._trouble(f"{tier.word}: {each.reason}")
         have: list[tuple[int, int, str, str, int]] = []
         for (step, digest), copies in self._copies.items():
             manifest = copies[0][1].manifest

@@ -22,7 +22,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from powerguard.trainer.store.disk import refuses_direct
-from powerguard.trainer.store.folders import Found, look
+from powerguard.trainer.store.folders import Found, Refused, look
 from powerguard.trainer.store.manifest import MANIFEST, MAX_MANIFEST_BYTES, Manifest, Shard, step_of
 from powerguard.trainer.store.shards import ShardReader, Snapshot
 from powerguard.trainer.tiers.base import (
@@ -200,13 +200,18 @@ class PathTier:
 
     def _found(self) -> list[Found]:
         found: list[Found] = []
+        unread = ""
         if names := self._names():
             by_commit = sorted((self._root / name for name in names), key=_committed_ns, reverse=True)
             for each in look(self._root, among=by_commit):
                 if isinstance(each, Found) and not self._is_aside(each.name):
                     found.append(replace(each, tier=self.word))
+                elif isinstance(each, Refused) and not each.rotten:
+                    unread = unread or each.reason
                 if len(found) == NEWEST:
                     break
+        if unread and not found:  # else training would begin at step 0
+            raise TierError(Kind.UNUSABLE, unread)
         return found
 
     def _is_aside(self, name: str) -> bool:
