@@ -35,6 +35,15 @@ def test_an_array_comes_back_in_its_dtype_and_shape(dtype: str, shape: tuple[int
     assert np.array_equal(again, value)
 
 
+@pytest.mark.parametrize("dtype", ["float32", "uint32", "bool"])
+def test_a_read_only_array_without_dimensions_keeps_its_dtype(dtype: str) -> None:
+    """What `numpy.asarray` makes of a step counter of JAX."""
+    value = np.ones((), dtype)
+    value.setflags(write=False)
+    again = np.asarray(kept(value))
+    assert (again.dtype, again.shape, again) == (value.dtype, (), value)
+
+
 @pytest.mark.parametrize(("dtype", "number"), [("float32", 0.1), ("int64", 7), ("bool", True)])
 def test_a_scalar_comes_back_as_a_number(dtype: str, number: object) -> None:
     value = np.dtype(dtype).type(number)

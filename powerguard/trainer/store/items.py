@@ -7,6 +7,7 @@ training goes on, so they may be views of live memory. What comes back was verif
 import ctypes
 import json
 import math
+import sys
 from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass, replace
 from typing import Any, Final, Protocol
@@ -262,14 +263,14 @@ def _item(name: str, value: object) -> Item:
     if isinstance(value, (str, int, float, list, tuple, dict)):
         return Buffer.json(name, value)
     try:
-        view = memoryview(value)  # type: ignore[arg-type] # that is the question
+        memoryview(value)  # type: ignore[arg-type] # that is the question
     except TypeError:
         return Buffer.json(name, value)
     except (ValueError, BufferError):  # a buffer of a kind that memoryview does not know: the next line names it
         return Buffer.of(name, value)
-    plain = getattr(value, "item", None)
-    if view.ndim == 0 and view.readonly and callable(plain):  # a scalar of numpy
-        return Buffer.json(name, plain())
+    numpy = sys.modules.get("numpy")
+    if numpy is not None and isinstance(value, numpy.generic):
+        return Buffer.json(name, value.item())
     return Buffer.of(name, value)
 
 
