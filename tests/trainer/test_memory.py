@@ -2,12 +2,14 @@
 
 import subprocess
 import sys
+from contextlib import closing
 from pathlib import Path
+from threading import Event
 
 import pytest
 
-from powerguard.trainer import Buffer
-from powerguard.trainer.loop.checkpointer import StoreCheckpointer
+from powerguard.trainer import Buffer, Parts
+from powerguard.trainer.loop.checkpointer import Nobody, Order, StoreCheckpointer, Taken
 from powerguard.trainer.store.memory import available_bytes, physical_bytes
 from powerguard.trainer.store.store import Store
 
@@ -157,3 +159,20 @@ def test_host_memory_holds_as_many_states_as_are_told(tmp_path: Path, snapshots:
     )
     before, peak = map(int, told.stdout.split())
     assert snapshots - 0.1 <= (peak - before) / size <= snapshots + 0.1
+
+
+def test_where_no_memory_can_be_had_old_checkpoints_go_all_the_same(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As under a limit of address space, or without overcommit: else they would fill the disk."""
+    with Store(tmp_path, job="llm") as store:
+        kept = StoreCheckpointer(Parts(lambda: {"w": bytes(10)}, lambda _: None), store)
+        for step in (1, 2, 3):
+            taken = kept.take(step, 0)
+            assert isinstance(taken, Taken)
+            order = Order(reason="test", urgent=False, cancel=Event(), others=Nobody())
+            kept.write(taken, lambda *_: None, order)
+        with closing(StoreCheckpointer(Parts(dict, lambda _: None), store)) as empty:
+            empty.prepare(1 << 47, Event())  # more than there are addresses
+        assert [each.step for each in store.found()] == [3]
+    assert "host memory for a snapshot cannot be had: " in caplog.text

@@ -489,9 +489,12 @@ class StoreCheckpointer:
         Returns bytes a second that the disk took meanwhile; None when there was nothing to write, or it was stopped.
         """
         for held in tuple(self._held):
-            with held.lock:
-                if held.layout is None:  # else growing or touching it would lose what it holds
-                    held.snapshot.reserve(size_bytes, stop=stop)
+            try:
+                with held.lock:
+                    if held.layout is None:  # else growing or touching it would lose what it holds
+                        held.snapshot.reserve(size_bytes, stop=stop)
+            except OSError as error:  # old checkpoints must go all the same
+                _log.warning("host memory for a snapshot cannot be had: %s (snapshots=1 needs half of it)", error)
             self._register(held, stop)
             if stop.is_set():
                 return None
