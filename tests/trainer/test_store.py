@@ -19,6 +19,7 @@ from powerguard.trainer.store.manifest import MANIFEST, ManifestError
 from powerguard.trainer.store.shards import CancelledError, CorruptError, Snapshot
 from powerguard.trainer.store.store import SavedCheckpoint, Store, StoreError, newest_in
 from tests.trainer.checkpoints import manifest, save
+from tests.trainer.toy import short_folder
 
 PAGE = 4096
 
@@ -670,6 +671,21 @@ def test_a_host_at_its_limit_of_threads_writes_and_reads_all_the_same(store: Sto
     finally:
         threading.stack_size(before)
     assert newest_in(store.root) == saved
+
+
+def test_a_root_of_another_user_is_refused_in_words() -> None:
+    """As a folder that a group shares, in which a colleague has trained."""
+    user = os.geteuid()
+    with short_folder() as folder:
+        Store(folder, job="llm").close()
+        (folder / ".lock").chmod(0)
+        folder.chmod(0o777)
+        os.seteuid(user or 65534)
+        try:
+            with pytest.raises(StoreError, match=f"^{folder}: this user may not write checkpoints here: Permission"):
+                Store(folder, job="llm")
+        finally:
+            os.seteuid(user)
 
 
 def test_a_root_may_be_a_link(tmp_path: Path) -> None:

@@ -619,6 +619,12 @@ def _locked(root: Path) -> FolderLock:
             " (give each training its own folder)"
         )
         raise StoreError(msg) from error
+    except PermissionError as error:
+        msg = (
+            f"{root}: this user may not write checkpoints here: {error.strerror}: {error.filename}"
+            " (give each user a folder of its own, or change the owner of this one and of what lies in it)"
+        )
+        raise StoreError(msg) from error
     if not lock.is_held:
         _log.warning("%s: %s", root, NO_LOCKS)
     return lock
