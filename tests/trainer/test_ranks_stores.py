@@ -139,6 +139,30 @@ def test_a_store_that_has_gone_raises_no_signal(tmp_path: Path) -> None:
     assert not heard
 
 
+def test_a_forked_worker_holds_no_connection_of_a_rank(tmp_path: Path) -> None:
+    """A data loader's worker outlives its killed rank: the others see at once that the store has gone."""
+    one, two = together(lambda rank: SocketRanks(tmp_path / "s", rank, 2, join_s=60.0), 2)
+    heard, ended = os.pipe()
+    worker = os.fork()
+    if worker == 0:
+        os.close(ended)
+        os.read(heard, 1)
+        os._exit(0)
+    try:
+        one._server.close()  # type: ignore[attr-defined] # as if rank 0 had been killed
+        with pytest.raises(RanksError, match=r"has hung up|Broken pipe|reset"):
+            two.check("key")
+        with pytest.raises(RanksError, match="refused"):
+            two.check("key")
+    finally:
+        os.close(ended)
+        os.close(heard)
+        os.waitpid(worker, 0)
+        one.farewell_s = 0.0
+        one.close()
+        two.close()
+
+
 def test_of_many_claims_one_wins(make: Make) -> None:
     """Eight threads claim the same fifty keys: all read the same winners; eight counters count to the end."""
     (rank,) = make(1)

@@ -20,6 +20,7 @@ import socket
 import struct
 import threading
 import time
+import weakref
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Self
@@ -44,6 +45,19 @@ _MAX_STORE_BYTES: Final = 1 << 30
 _CALL_S: Final = 10.0
 _CONNECT_S: Final = 3.0
 _AGAIN_S: Final = 0.05
+
+
+_open: Final["weakref.WeakSet[socket.socket]"] = weakref.WeakSet()
+
+
+def _let_go() -> None:
+    for each in list(_open):
+        each.close()
+
+
+os.register_at_fork(
+    after_in_child=_let_go
+)  # a data loader's worker must not answer, by silence, for a rank that is dead
 
 
 class FrameError(Exception):
@@ -114,6 +128,7 @@ class Server:
         self._selector.register(listening, selectors.EVENT_READ)
         self._selector.register(wake, selectors.EVENT_READ)
         self._woken = wake
+        _open.update((listening, self._wake, wake))
         self._closing = False
         self._look_at_s = math.inf  # no request has waited long enough before then
         self._thread = threading.Thread(target=self._serve, name="powerguard-ranks", daemon=True)
@@ -149,6 +164,7 @@ class Server:
         except OSError as error:  # out of file descriptors, or the peer has gone again
             _log.debug("accepting: %s", error)
             return
+        _open.add(connection)
         connection.setblocking(False)
         self._clients[connection] = _Client(connection)
         self._selector.register(connection, selectors.EVENT_READ)
@@ -373,6 +389,7 @@ class SocketRanks(Place):
 
     def _connect(self) -> socket.socket:
         connection = socket.socket(socket.AF_UNIX)
+        _open.add(connection)
         try:
             connection.settimeout(_CONNECT_S)
             connection.connect(str(self._path))
