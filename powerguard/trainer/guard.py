@@ -279,7 +279,8 @@ class Signals:
     def _put_back(self, number: int) -> None:
         before = self._before.pop(number)
         if signal.getsignal(number) == self._heard:  # else training has put its own in our place meanwhile
-            signal.signal(number, before)  # type: ignore[arg-type] # what getsignal() gave
+            # None: one that Python has not set, as of a program that embeds it. It cannot be put back.
+            signal.signal(number, signal.SIG_DFL if before is None else before)  # type: ignore[arg-type]
 
 
 class Guarding(Protocol):

@@ -2,7 +2,9 @@
 
 import itertools
 import os
+import shutil
 import signal
+import subprocess
 import sys
 import threading
 import time
@@ -300,3 +302,32 @@ def test_a_handler_that_training_has_set_since_stays(tmp_path: Path) -> None:
         assert signal.getsignal(signal.SIGUSR1) is signal.SIG_DFL
     finally:
         signal.signal(signal.SIGTERM, before)
+
+
+def test_a_handler_that_python_has_not_set_fails_no_close(tmp_path: Path) -> None:
+    """As of a simulator that embeds Python, or of a library that was preloaded."""
+    compiler = shutil.which("cc")
+    if compiler is None:
+        pytest.skip("there is no C compiler (apt install gcc)")
+    code = "#include <signal.h>\nstatic void heard(int number) {}\n"
+    code += "__attribute__((constructor)) static void begin(void) { signal(SIGTERM, heard); }\n"
+    (tmp_path / "handler.c").write_text(code)
+    library = tmp_path / "handler.so"
+    subprocess.run([compiler, "-shared", "-fPIC", "-o", library, tmp_path / "handler.c"], check=True, timeout=100)
+    script = (
+        "import signal, sys\nfrom powerguard.trainer import Guard, Parts\n"
+        "print(signal.getsignal(signal.SIGTERM))\n"
+        "state = Parts(lambda: {'step': 1}, lambda _: None)\n"
+        "with Guard(state, sys.argv[1], job='loop', socket=None, signals=True) as guard:\n"
+        "    print(guard.save(1).step)\n"
+    )
+    (tmp_path / "root").mkdir()
+    done = subprocess.run(
+        [sys.executable, "-c", script, tmp_path / "root"],
+        env={**os.environ, "LD_PRELOAD": str(library)},
+        check=False,
+        capture_output=True,
+        text=True,
+        timeout=100,
+    )
+    assert (done.stderr, done.stdout) == ("", "None\n1\n")
