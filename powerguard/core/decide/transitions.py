@@ -286,6 +286,7 @@ def duties(turn: Turn) -> None:
     obligations.reconcile(turn, saved_first=True)
     match phase:
         case Online():
+            turn.set_alarm("load_not_fallen", "the outage is over", holds=False)
             rehearsal.reconcile(turn)
         case OnBattery() | EmergencyCheckpoint() | Holding():
             if isinstance(phase, OnBattery):
@@ -306,9 +307,9 @@ def duties(turn: Turn) -> None:
                 turn.restore_grade()
         case Shutdown():
             _finish(turn, phase)
-            _report_overdue(turn)
         case Recovery():
             gate.reconcile(turn, phase)
+    _report_overdue(turn)
 
 
 def _reckon_lost(turn: Turn, phase: OnBattery | Emergency) -> None:
@@ -446,17 +447,14 @@ def _finish(turn: Turn, phase: Shutdown) -> None:
 
 def _report_overdue(turn: Turn) -> None:
     """Raise an alarm if the host still runs after its forced power-off was due."""
-    phase = turn.state.phase
-    if not isinstance(phase, Shutdown) or not phase.force_at_s or (phase.ordered and not turn.policy.powers_off):
-        return
-    late_s = turn.now_s - phase.force_at_s
-    who = "the power-off was accepted" if phase.ordered else "no power-off was accepted"
-    turn.set_alarm(
-        "power_off_overdue",
-        f"{who}, and the host still runs {late_s:.0f} s after its forced power-off was due; ordered again",
-        holds=late_s >= OVERDUE_S,
-        level=Level.ERROR,
-    )
+    phase, because = turn.state.phase, ""
+    if isinstance(phase, Shutdown) and phase.force_at_s and (turn.policy.powers_off or not phase.ordered):
+        late_s = turn.now_s - phase.force_at_s
+        if late_s >= OVERDUE_S:
+            who = "the power-off was accepted" if phase.ordered else "no power-off was accepted"
+            because = f"{who}, and the host still runs {late_s:.0f} s after its forced power-off was due; ordered again"
+    over = because or "the host is not to be powered off any more"
+    turn.set_alarm("power_off_overdue", over, holds=bool(because), level=Level.ERROR)
 
 
 def _latest_off(turn: Turn, grade: Grade, force_at_s: float) -> tuple[float, str]:

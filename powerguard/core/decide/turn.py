@@ -158,15 +158,19 @@ class Turn:
             self._watch_own_load(phase)
             return
         load = account.load_of(self.state.battery)
-        high = self.now_s >= phase.settle_by_s and self.load_stays_high(phase)
+        stays = self.load_stays_high(phase)
+        high = self.now_s >= phase.settle_by_s and stays
         if not (high or self.state.told):
             return
-        self.set_alarm(
-            "load_not_fallen",
-            f"training was paused, the load is still {100 * load:.0f} % (expected {100 * phase.paused_load:.0f} %)",
-            holds=high,
-            level=Level.ERROR,
-        )
+        because = f"the load has fallen to {100 * load:.0f} %"
+        if self.state.feed.lost_since_s is not None:
+            because = "no source reports the load"
+        elif stays:
+            because = "training has just been asked to pause again"
+        if high:
+            because = f"training was paused, the load is still {100 * load:.0f} % "
+            because += f"(expected {100 * phase.paused_load:.0f} %)"
+        self.set_alarm("load_not_fallen", because, holds=high, level=Level.ERROR)
 
     def _watch_own_load(self, phase: Emergency) -> None:
         """Do the same on a UPS that is shared, by this host's own draw: what the others draw accuses no trainer."""
