@@ -10,7 +10,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.trainer.ranks import RanksError, launched
+from powerguard.trainer.ranks import RanksError, launched, private_folder
 
 TORCHRUN = {
     "RANK": "3",
@@ -152,3 +152,19 @@ def test_a_folder_that_others_enter_is_not_used(short: Path) -> None:
     folder.chmod(0o777)
     launch = {"WORLD_SIZE": "2", "LOCAL_WORLD_SIZE": "2", "RANK": "0"}
     assert "is not a folder of this user alone" in str(run(short, [launch])[0])
+
+
+def test_a_runtime_folder_of_another_user_is_not_used(short: Path) -> None:
+    """`su` keeps XDG_RUNTIME_DIR: the ranks meet in /tmp, as where there is none."""
+    short.chmod(0o500)
+    before, user = os.environ.get("XDG_RUNTIME_DIR"), os.geteuid()
+    os.environ["XDG_RUNTIME_DIR"] = str(short)
+    os.seteuid(user or 65534)
+    try:
+        assert private_folder() == Path(f"/tmp/powerguard-{os.geteuid()}")
+    finally:
+        os.seteuid(user)
+        os.environ.pop("XDG_RUNTIME_DIR")
+        if before is not None:
+            os.environ["XDG_RUNTIME_DIR"] = before
+        short.chmod(0o700)

@@ -89,7 +89,9 @@ def launched(environment: Mapping[str, str]) -> Launch | None:
 def private_folder() -> Path:
     """Return a folder of this host that only this user can enter. Raises RanksError."""
     runtime = os.environ.get("XDG_RUNTIME_DIR", "")
-    usable = runtime.startswith("/") and Path(runtime).is_dir() and len(os.fsencode(runtime)) <= _LONGEST
+    # After `su` it may still be another user's.
+    is_mine = os.access(runtime, os.W_OK | os.X_OK, effective_ids=True) and Path(runtime).is_dir()
+    usable = is_mine and runtime.startswith("/") and len(os.fsencode(runtime)) <= _LONGEST
     path = Path(runtime if usable else "/tmp") / f"powerguard-{os.geteuid()}"  # noqa: S108 - looked at below
     try:
         path.mkdir(mode=0o700, exist_ok=True)
