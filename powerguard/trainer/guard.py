@@ -163,7 +163,7 @@ def checkpointer_of(
     return FunctionCheckpointer(state)
 
 
-def second_tier(remote: Remote | str, job: str, root: Path | str | None) -> Remote:
+def second_tier(remote: Remote | Path | str, job: str, root: Path | str | None) -> Remote:
     """Return where the second copy goes. Raises StoreError if that is where the first one is."""
     tier = Remote.of(remote)
     # By name alone: a mount whose server has gone would hang here.
@@ -348,7 +348,7 @@ class Guard:
         job: str,
         conduct: After | str = After.PAUSE,
         every_s: float | None = 300.0,
-        remote: Remote | str | None = None,
+        remote: Remote | Path | str | None = None,
         remote_every_s: float = 1800.0,
         keep: int = 2,
         snapshots: int | None = None,

@@ -89,7 +89,7 @@ def test_a_second_tier_that_is_the_first_is_refused_at_once(tmp_path: Path) -> N
     state = Parts(lambda: {"w": bytes(10)}, lambda _: None)
     with pytest.raises(StoreError, match=f"^remote='{tmp_path}/': its folder for this job is the root itself"):
         Guard(state, tmp_path / "a", job="a", socket=None, remote=f"{tmp_path}/")
-    Guard(state, tmp_path / "b", job="a", socket=None, remote=str(tmp_path)).close()
+    Guard(state, tmp_path / "b", job="a", socket=None, remote=tmp_path).close()
 
 
 @pytest.mark.parametrize("step", [-1, 2**62 + 1, 2**70])

@@ -6,6 +6,7 @@ one checkpoint can be taken for another's. One checkpoint in so many seconds is 
 job the same ones. `within` limits calls that may never return: a mount whose server has gone.
 """
 
+import os
 import re
 from collections.abc import Callable, Iterable, Mapping, Sequence
 from contextlib import closing
@@ -130,9 +131,9 @@ class Remote:
             raise ValueError(msg)
 
     @classmethod
-    def of(cls, remote: "str | Remote") -> "Remote":
+    def of(cls, remote: "str | Path | Remote") -> "Remote":
         """Take a plain URL or path as it is."""
-        return remote if isinstance(remote, Remote) else cls(url=remote)
+        return remote if isinstance(remote, Remote) else cls(url=os.fspath(remote))
 
     @property
     def is_folder(self) -> bool:
