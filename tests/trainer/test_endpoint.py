@@ -2,6 +2,7 @@
 
 import json
 import os
+import resource
 import signal
 import socket
 import stat
@@ -246,6 +247,27 @@ def test_requests_for_which_there_is_no_thread_take_no_slot(guard: Guard, where:
         threading.stack_size(before)
     assert codes == {503}
     assert ask(where, "GET", "/api/v1/healthz")[0] == 200
+
+
+def test_a_training_without_a_free_descriptor_is_asked_later(guard: Guard, where: Path) -> None:
+    """Whoever connects waits until there is one, and costs the training no processor meanwhile."""
+    (server,) = [each for each in threading.enumerate() if each.name == "powerguard-endpoint" and each.is_alive()][-1:]
+    clock = time.pthread_getcpuclockid(server.ident or 0)
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(60)
+        free = os.dup(peer.fileno())
+        os.close(free)
+        resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+        try:
+            peer.connect(str(where))
+            peer.sendall(b"GET /api/v1/healthz HTTP/1.1\r\n\r\n")
+            began_s = time.clock_gettime(clock)
+            time.sleep(1.0)
+            assert time.clock_gettime(clock) - began_s < 0.2
+        finally:
+            resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+        assert b" 200 OK" in peer.recv(1000)
 
 
 def test_a_peer_that_hangs_up_raises_no_signal(guard: Guard, where: Path) -> None:

@@ -1,6 +1,7 @@
 """Every kind of store keeps the same few promises; and what each of them has to fear is answered."""
 
 import os
+import resource
 import signal
 import socket
 import stat
@@ -8,7 +9,7 @@ import struct
 import threading
 import time
 from collections.abc import Callable, Iterator
-from contextlib import ExitStack
+from contextlib import ExitStack, closing
 from pathlib import Path
 
 import pytest
@@ -137,6 +138,27 @@ def test_a_store_that_has_gone_raises_no_signal(tmp_path: Path) -> None:
         signal.signal(signal.SIGPIPE, before)
         two.close()
     assert not heard
+
+
+def test_a_store_without_a_free_descriptor_costs_no_processor(tmp_path: Path) -> None:
+    """A rank that connects waits until there is one."""
+    with closing(SocketRanks(tmp_path / "s", 0, 1)) as one:
+        clock = time.pthread_getcpuclockid(one._server._thread.ident or 0)  # type: ignore[union-attr]
+        soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+        with socket.socket(socket.AF_UNIX) as peer:
+            peer.settimeout(60)
+            free = os.dup(peer.fileno())
+            os.close(free)
+            resource.setrlimit(resource.RLIMIT_NOFILE, (free, hard))
+            try:
+                peer.connect(str(tmp_path / "s"))
+                peer.sendall(framed(packed(b"C", "key")))
+                began_s = time.clock_gettime(clock)
+                time.sleep(1.0)
+                assert time.clock_gettime(clock) - began_s < 0.2
+            finally:
+                resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+            assert list(Frames().bodies(peer.recv(1000))) == [b"N"]
 
 
 def test_a_forked_worker_holds_no_connection_of_a_rank(tmp_path: Path) -> None:

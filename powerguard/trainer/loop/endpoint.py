@@ -288,6 +288,13 @@ class _Bounded(socketserver.ThreadingMixIn, socketserver.BaseServer):
         self._turned_away: deque[tuple[float, socket.socket]] = deque()
         super().__init__(*args)
 
+    def get_request(self) -> tuple[Any, Any]:
+        try:
+            return super().get_request()
+        except OSError:
+            time.sleep(_POLL_S)  # without a free descriptor the socket stays readable: not again at once
+            raise
+
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - socketserver's signature
         if self._slots.acquire(blocking=False):
             try:

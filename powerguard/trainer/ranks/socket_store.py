@@ -163,6 +163,7 @@ class Server:
             connection, _ = self._listening.accept()
         except OSError as error:  # out of file descriptors, or the peer has gone again
             _log.debug("accepting: %s", error)
+            time.sleep(_AGAIN_S)  # it stays readable: not again at once
             return
         _open.add(connection)
         connection.setblocking(False)
