@@ -294,6 +294,15 @@ def test_a_manifest_that_cannot_be_read_is_no_missing_one(
     assert "tier_unreadable local: " in caplog.text
 
 
+def test_a_root_that_cannot_be_listed_is_no_empty_one_on_any_rank(root: Path) -> None:
+    """The rank that meets it says so to the others, which would wait for it for ten minutes."""
+    with Store(root, job="llm", slots=0) as store:
+        shutil.rmtree(root)
+        root.touch()
+        with pytest.raises(ResumeError, match=r"may be some: local: .*Not a directory"):
+            choose([LocalTier(store)], Alone(), job="llm", patience_s=0.0)
+
+
 def test_a_checkpoint_of_another_job_is_refused(root: Path) -> None:
     save(root, 7, job="vision")
     with pytest.raises(ResumeError, match=rf"^{root}/step-0+7-\w+: .*'vision', not to 'llm'"):

@@ -220,14 +220,13 @@ class _Choice:
                     for found in self._gates[tier.word].call(tier.found):
                         self._copies.setdefault((found.step, found.digest), []).append((tier, found))
                     aside += self._gates[tier.word].call(tier.aside)
-            except (TierError, StoreError, OSError) as error:
-                self._trouble(f"{tier.word}: {error}")
-            if isinstance(tier, LocalTier):
-                for each in tier.store.refused():
+                for each in tier.store.refused() if isinstance(tier, LocalTier) else ():
                     if each.rotten:
                         self._refused.append(f"{each.name}: {each.reason}")
                     else:  # it may be good
                         self._trouble(f"{tier.word}: {each.reason}")
+            except (TierError, StoreError, OSError) as error:
+                self._trouble(f"{tier.word}: {error}")
         have: list[tuple[int, int, str, str, int]] = []
         for (step, digest), copies in self._copies.items():
             manifest = copies[0][1].manifest
