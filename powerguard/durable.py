@@ -11,8 +11,12 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o640) -> None:
     Raises OSError, and then the old one remains.
     """
     fresh = path.with_name(f"{path.name}.new")
-    # Not through a link of another user.
-    descriptor = os.open(fresh, os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW, mode)
+    flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW  # not through a link of another user
+    try:
+        descriptor = os.open(fresh, flags, mode)
+    except PermissionError:
+        fresh.unlink()  # of another user's command that was killed; the folder is ours
+        descriptor = os.open(fresh, flags, mode)
     with os.fdopen(descriptor, "wb") as file:
         file.write(data)
         file.flush()

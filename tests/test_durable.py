@@ -1,11 +1,13 @@
 """A small file is there as it was, or as it is to be, and never as something between."""
 
+import os
 import stat
 from pathlib import Path
 
 import pytest
 
 from powerguard.durable import replace_file
+from tests.trainer.toy import short_folder
 
 
 def test_replaced_whole_with_its_mode_and_nothing_beside_it(tmp_path: Path) -> None:
@@ -21,6 +23,21 @@ def test_what_a_kill_has_left_is_written_over(tmp_path: Path) -> None:
     (tmp_path / "kept.new").write_bytes(b"half of something long")
     replace_file(tmp_path / "kept", b"whole")
     assert (tmp_path / "kept").read_bytes() == b"whole"
+
+
+@pytest.mark.root
+def test_what_a_killed_command_of_root_has_left_is_no_hindrance() -> None:
+    """The folder is the daemon's, and the file was root's."""
+    with short_folder() as folder:
+        replace_file(folder / "kept", b"old")
+        (folder / "kept.new").touch(0o600)
+        os.chown(folder, 65534, -1)
+        os.seteuid(65534)
+        try:
+            replace_file(folder / "kept", b"new")
+        finally:
+            os.seteuid(0)
+        assert (folder / "kept").read_bytes() == b"new"
 
 
 def test_never_through_a_link_that_somebody_has_put_there(tmp_path: Path) -> None:

@@ -266,6 +266,14 @@ def test_all_rotten_is_an_error_now_and_at_the_next_start(root: Path) -> None:
         resumed(root)
 
 
+def test_a_second_tier_of_rotten_manifests_alone_is_an_error(root: Path, tmp_path: Path) -> None:
+    """The local disk is a new one."""
+    saved = save(tmp_path / "nas" / "llm", 7)
+    flip(Path(saved.path, MANIFEST), 100)
+    with pytest.raises(ResumeError, match="set aside as corrupt"):
+        resumed(root, nas_tier(tmp_path / "nas"))
+
+
 def test_a_rotten_manifest_alone_is_an_error(root: Path) -> None:
     saved = save(root, 7)
     flip(Path(saved.path, MANIFEST), 100)

@@ -704,3 +704,10 @@ def test_a_root_may_be_a_link(tmp_path: Path) -> None:
     ):
         Store(link, job="llm")
     assert not (tmp_path / "elsewhere").exists()
+
+
+def test_a_file_system_without_anything_to_flush_in_a_folder_is_no_error() -> None:
+    """As a shared folder of a virtual machine. /proc answers the same, EINVAL."""
+    Disk().sync_folder(Path("/proc/self"))
+    with pytest.raises(FileNotFoundError):
+        Disk().sync_folder(Path("/proc/self/elsewhere"))

@@ -644,7 +644,7 @@ def leave_behind(root: Path, above: int, names: str = "*") -> None:
         _log.warning("%s: kept as %s%s: training has gone back to step %d", folder, _OLD, folder.name, above)
         _set_aside(folder, _OLD)
     if later:
-        _sync(root)
+        Disk().sync_folder(root)
 
 
 def _set_aside(folder: Path, word: str) -> None:
@@ -674,15 +674,7 @@ def saved_in(folder: Path | str, step: int) -> SavedCheckpoint:
 def unseal(folder: Path) -> None:
     """Take the seal away, durably, before anything in the folder changes: half of a checkpoint must not look whole."""
     (folder / SEAL).unlink(missing_ok=True)
-    _sync(folder)
-
-
-def _sync(folder: Path) -> None:
-    descriptor = os.open(folder, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
-    try:
-        os.fsync(descriptor)
-    finally:
-        os.close(descriptor)
+    Disk().sync_folder(folder)
 
 
 def prune(root: Path, keep: int, names: str = "*", spare: str = "") -> None:

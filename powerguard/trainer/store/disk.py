@@ -157,12 +157,16 @@ class Disk:
         os.fsync(descriptor)
 
     def sync_folder(self, path: Path) -> None:
-        """Flush the names in a folder, which a link may lead to, to the disk itself."""
+        """Flush the names in a folder, which a link may lead to, to the disk itself.
+
+        Some file systems have nothing to flush there: 9p, shared folders of virtual machines, FUSE.
+        """
         descriptor = os.open(path, os.O_RDONLY | os.O_DIRECTORY | os.O_CLOEXEC)
         try:
             os.fsync(descriptor)
         except OSError as error:
-            raise OSError(error.errno, error.strerror, str(path)) from error
+            if error.errno != errno.EINVAL:
+                raise OSError(error.errno, error.strerror, str(path)) from error
         finally:
             os.close(descriptor)
 

@@ -196,7 +196,13 @@ class PathTier:
         self._limited(mark)
 
     def aside(self) -> list[str]:
-        return self._limited(lambda: [name for name in self._names()[:NEWEST] if self._is_aside(name)])
+        return self._limited(self._aside)
+
+    def _aside(self) -> list[str]:
+        names = self._names()[:NEWEST]
+        refused = look(self._root, among=[self._root / name for name in names])
+        rotten = {each.name for each in refused if isinstance(each, Refused) and each.rotten}
+        return [name for name in names if name in rotten or self._is_aside(name)]
 
     def _found(self) -> list[Found]:
         found: list[Found] = []
