@@ -35,8 +35,8 @@ def fleet(folder: Path) -> Path:
     sample = (ROOT / "config" / "sentinel.yaml").read_text(encoding="utf-8")
     hosts = "".join(
         f"  {name}:\n    key: {{credential: {name}}}\n"
-        f"    bmc: {{kind: ipmi-lan, host: 10.0.8.2, user: s, password: {{credential: b}}}}\n    feeds: {feeds}\n"
-        for name, feeds in HOSTS.items()
+        f"    bmc: {{kind: ipmi-lan, host: 10.0.8.{place}, user: s, password: {{credential: b}}}}\n    feeds: {feeds}\n"
+        for place, (name, feeds) in enumerate(HOSTS.items())
     )
     path = folder / "fleet.yaml"
     text = re.sub(r"(?ms)^hosts:\n.*?(?=^log:)", f"hosts:\n{hosts}\n", sample)
