@@ -10,12 +10,12 @@ from math import ceil
 from typing import Final
 
 from powerguard.ups.profiles.schema import OF_OUTLETS, Control, Profile, SetStep, SetType, Verb
-from powerguard.ups.profiles.vocabulary import UNITS, Answer, Missing, Oid
+from powerguard.ups.profiles.vocabulary import SATURATED, UNITS, Answer, Missing, Oid
 
 _SLACK_S: Final = 5.0
 """By so much a countdown that is read back may lag: cards look at their UPS every few seconds."""
 _NO_COUNTDOWN: Final = 2**31 - 1
-"""Raw values from here on are not a countdown: -1 of cards without signs, and full objects."""
+"""Raw values from here on are no countdown: -1 of cards without signs, and full objects. Nor is a shorter full one."""
 
 
 class DelayError(Exception):
@@ -162,7 +162,11 @@ class Switch:
     def standing_s(self, answers: Mapping[str, Answer]) -> float | None:
         """Return the seconds of the countdown that runs out first; None: none runs, or the device reports none."""
         told = [(answers.get(oid), unit_s) for oid, unit_s in self.countdowns().items()]
-        running = [raw * unit_s for raw, unit_s in told if isinstance(raw, int) and 0 < raw < _NO_COUNTDOWN]
+        running = [
+            raw * unit_s
+            for raw, unit_s in told
+            if isinstance(raw, int) and 0 < raw < _NO_COUNTDOWN and raw not in SATURATED
+        ]
         return min(running, default=None)
 
     def place(self, step: SetStep) -> Oid:

@@ -111,6 +111,7 @@ def test_any_countdown_of_the_family_stands() -> None:
     assert eaton.standing_s({Oid(f"{base}.9.6.0"): -1, Oid(f"{base}.9.1.0"): 40}) == 40
     assert eaton.standing_s({Oid(f"{base}.9.6.0"): 30, Oid(f"{base}.9.1.0"): 40}) == 30
     assert eaton.standing_s({Oid(f"{base}.9.6.0"): 2**32 - 1, Oid(f"{base}.9.1.0"): 0}) is None
+    assert eaton.standing_s({Oid(f"{base}.9.6.0"): 65535, Oid(f"{base}.9.1.0"): -1}) is None
     assert eaton.standing_s({Oid(f"{base}.12.2.1.7.2"): 20}) is None
     outlet = switch("xups", Verb.OUTLET_OFF_WITH_RETURN, "2")
     assert outlet.standing_s({Oid(f"{base}.12.2.1.7.2"): 20}) == 20
