@@ -9,6 +9,7 @@ import socket
 import stat
 import sys
 import tempfile
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
@@ -26,7 +27,16 @@ from powerguard.core.model.state import (
     State,
     Supply,
 )
-from powerguard.daemon.control.admin import GROUP, Admin, Caller, admin_server, may_change, owns_shutdown, peer_of
+from powerguard.daemon.control.admin import (
+    GROUP,
+    Admin,
+    Caller,
+    Directory,
+    admin_server,
+    may_change,
+    owns_shutdown,
+    peer_of,
+)
 from tests.daemon.watched import NOW_S, PHASES, in_mode, scene
 
 
@@ -279,6 +289,27 @@ def test_kernel_names_the_peer() -> None:
     assert set(peer.groups) == set(os.getgroups())
 
 
+async def test_a_name_service_that_hangs_holds_nobody_up() -> None:
+    """As LDAP without a network: the user is called by the number, and the group of before still counts."""
+    hangs, goes_on = threading.Event(), threading.Event()
+
+    def user_of(uid: int) -> str:
+        if hangs.is_set():
+            goes_on.wait(60.0)
+        return f"user-{uid}"
+
+    directory = Directory("admins", user_of=user_of, group_of=lambda _: 991)
+    alice, bob = (Caller(pid=1, uid=uid, gid=uid, name=f"uid {uid}") for uid in (1000, 1001))
+    assert (await directory.named(alice)).name == "user-1000"
+    hangs.set()
+    assert [(await directory.named(each)).name for each in (alice, alice, bob)] == ["uid 1000", "uid 1000", "uid 1001"]
+    assert directory.gid == 991
+    goes_on.set()
+    async with asyncio.timeout(30.0):
+        while (await directory.named(bob)).name != "user-1001":
+            pass
+
+
 ASK = (
     "import os,socket,sys\n"
     "os.setgroups([int(g) for g in sys.argv[3:]]);os.setgid(65534);os.setuid(65534)\n"
@@ -350,7 +381,7 @@ async def test_file_in_the_way_is_left_alone(path: str) -> None:
 def test_examples_in_the_reference_are_true() -> None:
     """What the reference shows is what the socket answers."""
     reference = Path(__file__).parents[2] / "docs" / "reference"
-    root = Caller(pid=4711, uid=0, gid=0)
+    root = Caller(pid=4711, uid=0, gid=0, name="root")
     taken = Admin(scene(), group=GROUP).maintenance(root, {"for_s": 7200, "reason": "fan swap"})
     refused = Admin(scene("shutdown"), group=GROUP).abort(root, {})
     for name, answer in (("accepted", taken), ("error", refused)):

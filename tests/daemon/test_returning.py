@@ -12,7 +12,7 @@ from powerguard.daemon.observe.status import gates, returning, stage
 from powerguard.effectors.host.check import HostSeen
 from tests.daemon.watched import NOW_S, Watched, outage, reading, scene
 
-ME = Caller(pid=1, uid=0, gid=0)
+ME = Caller(pid=1, uid=0, gid=0, name="root")
 WHOLE = HostSeen(0.0, notes=("llm: 1 newer passed over",), gpus=2, folders=1)
 LESS = HostSeen(0.0, problems=("1 of 2 GPUs are there: GPU-b is missing",), gpus=1)
 

@@ -25,7 +25,7 @@ import socket
 import stat
 import struct
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final
 
@@ -43,6 +43,7 @@ from powerguard.core.model.events import (
     StopDrill,
 )
 from powerguard.core.model.state import Online, Recovery, Supply, phase_name
+from powerguard.daemon.journal.journal import WorkerThread, in_thread
 from powerguard.daemon.observe.http import (
     BACKLOG,
     Answer,
@@ -139,6 +140,7 @@ TEST_LIMIT_S: Final = 8.0
 """For all targets of a test, which are asked at the same time: their caller waits for 12 s."""
 Tester = Callable[[list[str], float], Awaitable[Mapping[str, tuple[bool, str]]]]
 """Sends a test message to targets within a limit; returns for each whether it arrived, and what it answered."""
+_LOOK_UP_S: Final = 1.0
 _MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 _SO_PEERGROUPS: Final = 59
 """socket(7), Linux 4.13; Python has no name for it. The same number on every architecture but PA-RISC and SPARC."""
@@ -146,20 +148,13 @@ _SO_PEERGROUPS: Final = 59
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Caller:
-    """The process at the other end, as the kernel reports it."""
+    """The process at the other end, as the kernel reports it. name: of the user, for the log."""
 
     pid: int
     uid: int
     gid: int
     groups: tuple[int, ...] = ()
-
-    @property
-    def name(self) -> str:
-        """Name of the user for the log; the number where there is no name."""
-        try:
-            return pwd.getpwuid(self.uid).pw_name
-        except KeyError:
-            return f"uid {self.uid}"
+    name: str = ""
 
 
 def peer_of(sock: socket.socket) -> Caller:
@@ -170,7 +165,15 @@ def peer_of(sock: socket.socket) -> Caller:
     with contextlib.suppress(OSError):  # before Linux 4.13: only the primary group counts then
         told = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * 256)
         groups = struct.unpack(f"{len(told) // 4}I", told)
-    return Caller(pid=pid, uid=uid, gid=gid, groups=groups)
+    return Caller(pid=pid, uid=uid, gid=gid, groups=groups, name=f"uid {uid}")
+
+
+def user_name(uid: int) -> str:
+    """Return the name of the user; the number where there is none."""
+    try:
+        return pwd.getpwuid(uid).pw_name
+    except KeyError:
+        return f"uid {uid}"
 
 
 def group_id(name: str = GROUP) -> int | None:
@@ -215,6 +218,43 @@ class _BadRequestError(Exception):
     """An invalid request: what is wrong, and the fix."""
 
 
+class Directory:
+    """The names of users, and the group that may make changes, looked up in a thread.
+
+    A name service in the network may hang, in an outage above all. After `_LOOK_UP_S` a user is called by the number,
+    and the group is the one that was found last. user_of, group_of: as `user_name` and `group_id`.
+    """
+
+    def __init__(
+        self,
+        group: str,
+        *,
+        user_of: Callable[[int], str] = user_name,
+        group_of: Callable[[str], int | None] = group_id,
+    ) -> None:
+        """Find the group once."""
+        self._group = group
+        self._user_of, self._group_of = user_of, group_of
+        self.gid = group_of(group)
+        self._thread: WorkerThread | None = None
+        self._asked: dict[int, asyncio.Future[tuple[str, int | None]]] = {}
+
+    async def named(self, peer: Caller) -> Caller:
+        """Return the caller with its name; `gid` is up to date then."""
+        self._thread = self._thread or WorkerThread("powerguard-names")
+        uid = peer.uid
+        asked = self._asked.get(uid)
+        if asked is None:
+            asked = in_thread(self._thread, lambda: (self._user_of(uid), self._group_of(self._group)))
+            self._asked[uid] = asked
+        await asyncio.wait((asked,), timeout=_LOOK_UP_S)
+        if not asked.done():
+            return peer
+        self._asked.pop(uid, None)
+        name, self.gid = asked.result()
+        return replace(peer, name=name)
+
+
 class Admin:
     """The verbs that make a change."""
 
@@ -226,6 +266,7 @@ class Admin:
         self._tester = tester
         self._watchdog = watchdog
         self._group = group
+        self.directory = Directory(group)
 
     def abort(self, who: Caller, body: Mapping[str, object]) -> Answer:
         """Abort this outage's shutdown; refused, with the reason, if there is none to abort."""
@@ -406,7 +447,8 @@ class Admin:
                 peer = peer_of(sock)
             except OSError as error:
                 return respond(error_json(f"the kernel does not report the caller: {error.strerror}", 403))
-            if changes and not may_change(peer, own_uid=os.getuid(), admin_gid=group_id(self._group)):
+            peer = await self.directory.named(peer)
+            if changes and not may_change(peer, own_uid=os.getuid(), admin_gid=self.directory.gid):
                 log.warning("operator_refused", who=peer.name, pid=peer.pid, path=request.path)
                 return respond(error_json(f"{peer.name} is neither root nor in group {self._group}", 403))
             try:
@@ -501,9 +543,10 @@ async def admin_server(
     """Serve the admin socket; yields its path. Raises OSError when it cannot be made."""
     app = application()
     add_reads(app, daemon)
-    Admin(daemon, group=group, watchdog=watchdog, tester=tester).add(app)
+    admin = Admin(daemon, group=group, watchdog=watchdog, tester=tester)
+    admin.add(app)
     async with guarded(app, CONNECTION_LIMIT_S) as make:
-        sock = bind_unix(Path(path), mode, group_id(group))
+        sock = bind_unix(Path(path), mode, admin.directory.gid)
         server = await asyncio.get_running_loop().create_unix_server(make, sock=sock, backlog=BACKLOG)
         log.info("admin_listening", path=path)
         try:
