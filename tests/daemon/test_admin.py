@@ -290,7 +290,7 @@ def test_kernel_names_the_peer() -> None:
 
 
 async def test_a_name_service_that_hangs_holds_nobody_up() -> None:
-    """As LDAP without a network: the user is called by the number, and the group of before still counts."""
+    """As LDAP without a network: the user is called by the number, and the group of before still counts. Not root's."""
     hangs, goes_on = threading.Event(), threading.Event()
 
     def user_of(uid: int) -> str:
@@ -299,15 +299,26 @@ async def test_a_name_service_that_hangs_holds_nobody_up() -> None:
         return f"user-{uid}"
 
     directory = Directory("admins", user_of=user_of, group_of=lambda _: 991)
-    alice, bob = (Caller(pid=1, uid=uid, gid=uid, name=f"uid {uid}") for uid in (1000, 1001))
+    root, alice, bob = (Caller(pid=1, uid=uid, gid=uid, name=f"uid {uid}") for uid in (0, 1000, 1001))
     assert (await directory.named(alice)).name == "user-1000"
     hangs.set()
     assert [(await directory.named(each)).name for each in (alice, alice, bob)] == ["uid 1000", "uid 1000", "uid 1001"]
-    assert directory.gid == 991
+    assert (directory.gid, (await directory.named(root)).name) == (991, "root")
     goes_on.set()
     async with asyncio.timeout(30.0):
         while (await directory.named(bob)).name != "user-1001":
             pass
+    await directory.aclose()
+
+
+async def test_no_thread_is_left_behind_by_a_server(path: str) -> None:
+    """Each reload makes a new one."""
+    before = set(threading.enumerate())
+    async with admin_server(scene(), path=path):
+        assert (await post(path, "event", {"name": "x"}))[0] == 202
+    for thread in set(threading.enumerate()) - before:
+        thread.join(60.0)
+        assert not thread.is_alive()
 
 
 ASK = (
@@ -382,8 +393,8 @@ def test_examples_in_the_reference_are_true() -> None:
     """What the reference shows is what the socket answers."""
     reference = Path(__file__).parents[2] / "docs" / "reference"
     root = Caller(pid=4711, uid=0, gid=0, name="root")
-    taken = Admin(scene(), group=GROUP).maintenance(root, {"for_s": 7200, "reason": "fan swap"})
-    refused = Admin(scene("shutdown"), group=GROUP).abort(root, {})
+    taken = Admin(scene(), Directory(GROUP)).maintenance(root, {"for_s": 7200, "reason": "fan swap"})
+    refused = Admin(scene("shutdown"), Directory(GROUP)).abort(root, {})
     for name, answer in (("accepted", taken), ("error", refused)):
         assert json.loads((reference / f"{name}.json").read_text(encoding="utf-8")) == json.loads(answer[1])
 

@@ -6,7 +6,7 @@ import pytest
 
 from powerguard.core.model.events import OutputSource, RecoverNow
 from powerguard.core.model.state import Battery, Feed, Recovery, State, Supply
-from powerguard.daemon.control.admin import Admin, Caller
+from powerguard.daemon.control.admin import Admin, Caller, Directory
 from powerguard.daemon.observe.port import ReturnView
 from powerguard.daemon.observe.status import gates, returning, stage
 from powerguard.effectors.host.check import HostSeen
@@ -111,7 +111,7 @@ def test_how_far_a_recovery_is(changes: dict[str, float], word: str) -> None:
 def test_a_persons_word_is_taken_or_refused_with_the_reason(daemon: Watched, *, unchecked: bool, refused: str) -> None:
     """The gate may be overruled, the host's check only knowingly, a battery never."""
     daemon.events.clear()
-    code, body, _ = Admin(daemon, group="nobody").recover(ME, {"unchecked": unchecked})
+    code, body, _ = Admin(daemon, Directory("nobody")).recover(ME, {"unchecked": unchecked})
     assert (code, refused in body.decode()) == (409 if refused else 202, True)
     assert daemon.events == ([] if refused else [RecoverNow(at_s=NOW_S, who="root")])
 
@@ -122,7 +122,7 @@ def test_nothing_is_started_before_a_cut_nor_twice() -> None:
     assert told is not None
     feed = replace(daemon.state.feed, reading=replace(told, output_off_in_s=30.0), countdown_at_s=NOW_S + 30.0)
     daemon.state = replace(daemon.state, feed=feed)
-    assert Admin(daemon, group="nobody").recover(ME, {"unchecked": True})[0] == 409
+    assert Admin(daemon, Directory("nobody")).recover(ME, {"unchecked": True})[0] == 409
     assert not gates(daemon)[1].open
     daemon = with_phase(back(), started_at_s=NOW_S)
-    assert b"waits for its first step" in Admin(daemon, group="nobody").recover(ME, {})[1]
+    assert b"waits for its first step" in Admin(daemon, Directory("nobody")).recover(ME, {})[1]

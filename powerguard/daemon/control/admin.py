@@ -222,7 +222,8 @@ class Directory:
     """The names of users, and the group that may make changes, looked up in a thread.
 
     A name service in the network may hang, in an outage above all. After `_LOOK_UP_S` a user is called by the number,
-    and the group is the one that was found last. user_of, group_of: as `user_name` and `group_id`.
+    and the group is the one that was found last; root is never looked up. gid: of the group; None: not found, or not
+    yet. user_of, group_of: as `user_name` and `group_id`.
     """
 
     def __init__(
@@ -232,41 +233,51 @@ class Directory:
         user_of: Callable[[int], str] = user_name,
         group_of: Callable[[str], int | None] = group_id,
     ) -> None:
-        """Find the group once."""
-        self._group = group
+        """Look nothing up yet."""
+        self.group = group
         self._user_of, self._group_of = user_of, group_of
-        self.gid = group_of(group)
-        self._thread: WorkerThread | None = None
+        self.gid: int | None = None
+        self._thread = WorkerThread("powerguard-names")
         self._asked: dict[int, asyncio.Future[tuple[str, int | None]]] = {}
 
     async def named(self, peer: Caller) -> Caller:
         """Return the caller with its name; `gid` is up to date then."""
-        self._thread = self._thread or WorkerThread("powerguard-names")
-        uid = peer.uid
+        return replace(peer, name=await self.look_up(peer.uid) if peer.uid else "root")
+
+    async def look_up(self, uid: int) -> str:
+        """Return the name of a user, and bring `gid` up to date."""
         asked = self._asked.get(uid)
         if asked is None:
-            asked = in_thread(self._thread, lambda: (self._user_of(uid), self._group_of(self._group)))
+            asked = in_thread(self._thread, lambda: (self._user_of(uid), self._group_of(self.group)))
             self._asked[uid] = asked
         await asyncio.wait((asked,), timeout=_LOOK_UP_S)
         if not asked.done():
-            return peer
+            return f"uid {uid}"
         self._asked.pop(uid, None)
         name, self.gid = asked.result()
-        return replace(peer, name=name)
+        return name
+
+    async def aclose(self) -> None:
+        """End the thread, as soon as no look-up hangs in it."""
+        self._thread.close(0.0)
 
 
 class Admin:
     """The verbs that make a change."""
 
     def __init__(
-        self, daemon: Daemon, *, group: str, watchdog: WatchdogDrill | None = None, tester: Tester | None = None
+        self,
+        daemon: Daemon,
+        directory: Directory,
+        *,
+        watchdog: WatchdogDrill | None = None,
+        tester: Tester | None = None,
     ) -> None:
-        """Serve this daemon. group: may make changes, like root and our own user; it need not exist."""
+        """Serve this daemon. directory: its group may make changes, like root and our own user; it need not exist."""
         self._daemon = daemon
+        self._directory = directory
         self._tester = tester
         self._watchdog = watchdog
-        self._group = group
-        self.directory = Directory(group)
 
     def abort(self, who: Caller, body: Mapping[str, object]) -> Answer:
         """Abort this outage's shutdown; refused, with the reason, if there is none to abort."""
@@ -447,10 +458,10 @@ class Admin:
                 peer = peer_of(sock)
             except OSError as error:
                 return respond(error_json(f"the kernel does not report the caller: {error.strerror}", 403))
-            peer = await self.directory.named(peer)
-            if changes and not may_change(peer, own_uid=os.getuid(), admin_gid=self.directory.gid):
+            peer = await self._directory.named(peer)
+            if changes and not may_change(peer, own_uid=os.getuid(), admin_gid=self._directory.gid):
                 log.warning("operator_refused", who=peer.name, pid=peer.pid, path=request.path)
-                return respond(error_json(f"{peer.name} is neither root nor in group {self._group}", 403))
+                return respond(error_json(f"{peer.name} is neither root nor in group {self._directory.group}", 403))
             try:
                 answer = verb(peer, _parsed(await request.read()))
                 return respond(await answer if isinstance(answer, Awaitable) else answer)
@@ -543,10 +554,11 @@ async def admin_server(
     """Serve the admin socket; yields its path. Raises OSError when it cannot be made."""
     app = application()
     add_reads(app, daemon)
-    admin = Admin(daemon, group=group, watchdog=watchdog, tester=tester)
-    admin.add(app)
-    async with guarded(app, CONNECTION_LIMIT_S) as make:
-        sock = bind_unix(Path(path), mode, admin.directory.gid)
+    directory = Directory(group)
+    Admin(daemon, directory, watchdog=watchdog, tester=tester).add(app)
+    async with contextlib.aclosing(directory), guarded(app, CONNECTION_LIMIT_S) as make:
+        await directory.look_up(os.getuid())
+        sock = bind_unix(Path(path), mode, directory.gid)
         server = await asyncio.get_running_loop().create_unix_server(make, sock=sock, backlog=BACKLOG)
         log.info("admin_listening", path=path)
         try:
