@@ -17,8 +17,10 @@ from powerguard.core.model.state import Emergency, NodeMarked, OnBattery, Online
 from powerguard.core.supply import fusion
 
 LIMIT_S: Final = 10.0
-DRAIN_LIMIT_S: Final = LIMIT_S + 30.0
-"""Longest `scheduler.spread_s`, for which a host waits first, and then the order itself."""
+MOST_SPREAD_S: Final = 30.0
+"""Longest `scheduler.spread_s`."""
+DRAIN_LIMIT_S: Final = LIMIT_S + MOST_SPREAD_S
+"""A host waits for its share of the spread, and then for the scheduler."""
 AGAIN_S: Final = 5.0
 """Between two orders in an outage, while the scheduler does not do what it was asked."""
 LATER_S: Final = 60.0

@@ -7,6 +7,7 @@ from urllib.parse import urlsplit
 
 from pydantic import Field, field_validator, model_validator
 
+from powerguard.core.scheduler import MOST_SPREAD_S
 from powerguard.effectors.sentinel.protocol import NAME
 from powerguard.options import AbsolutePath, Fingerprint, Options, Secret
 
@@ -349,7 +350,7 @@ class SchedulerOptions(Options):
     kind: Literal["none", "slurm"] = Field(default="none", examples=["slurm"])
     node: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,62})?$", examples=["gpu1"])
     hold: bool = Field(default=False, examples=[True])
-    spread_s: float = Field(default=0.5, ge=0.0, le=30.0, examples=[6.0])
+    spread_s: float = Field(default=0.5, ge=0.0, le=MOST_SPREAD_S, examples=[6.0])
     socket: str = Field(
         default=SLURM_SOCKET,
         pattern=r"^/[^\x00]+$",

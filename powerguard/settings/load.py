@@ -1,6 +1,6 @@
 """Reads the settings: powerguard.yaml, and over it conf.d/*.yaml in the order of their names.
 
-Maps are merged, other values (and a table of numbers) replaced. Every mistake of every file is reported at once, with
+Maps are merged; other values, and a runtime_table, are replaced. Every mistake of every file is reported at once, with
 file, line and column, what is wrong, and the fix.
 """
 
@@ -289,7 +289,7 @@ def _merge(
     origins.setdefault(path, document)
     for key, value in data.items():
         below = (*path, key)
-        if isinstance(value, dict) and isinstance(into.get(key), dict) and not _is_table(value):
+        if isinstance(value, dict) and isinstance(into.get(key), dict) and key not in _WHOLE:
             _merge(into[key], value, below, document, origins)
             continue
         if key in into:
@@ -297,9 +297,8 @@ def _merge(
         into[key] = _copy(value, below, document, origins)
 
 
-def _is_table(value: dict[Any, Any]) -> bool:
-    """Say whether all keys are numbers: points of two UPSes' runtime tables would make one of neither."""
-    return bool(value) and all(isinstance(key, int | float) for key in value)
+_WHOLE: Final = {"runtime_table"}
+"""Maps that are replaced as a whole: points of two batteries' tables would make one of neither."""
 
 
 def _forget(value: Any, path: KeyPath, origins: dict[KeyPath, Document]) -> None:  # noqa: ANN401 - any parsed file

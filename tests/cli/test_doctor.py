@@ -303,7 +303,7 @@ async def test_settings_that_the_daemon_has_not_read_are_told(folder: Path) -> N
     async with admin_server(replace(scene(), config_path=str(config)), path=f"{folder}/s.sock") as path:
         os.utime(config, (WALL_S + 1e6, WALL_S + 1e6))
         _, checks, _ = await doctor(config, "--socket", path)
-        assert f"{config}: was changed after the running daemon has read it" in text_of(checks, "settings", "WARN")
+        assert f"{config}: was changed after the running daemon read it" in text_of(checks, "settings", "WARN")
         os.utime(config, (WALL_S - 1e6, WALL_S - 1e6))
         _, checks, _ = await doctor(config, "--socket", path)
         assert "the running daemon" not in text_of(checks, "settings", "WARN")

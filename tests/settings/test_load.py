@@ -234,10 +234,11 @@ def test_conf_d_comes_on_top_in_the_order_of_names(tmp_path: Path) -> None:
     assert (settings.checkpoint_dirs, settings.log.level) == (["/c"], "debug")
 
 
-def test_a_runtime_table_in_conf_d_replaces_the_whole_one(tmp_path: Path) -> None:
+@pytest.mark.parametrize("small", ["{50: 400, 100: 150}", '{"50": 400, "100": 150}'])
+def test_a_runtime_table_in_conf_d_replaces_the_whole_one(tmp_path: Path, small: str) -> None:
     """Points of two batteries would make a table of neither, with a runtime that is too long in between."""
     path = write(tmp_path, f"{LEAST}    runtime_table: {{25: 1260, 50: 540, 75: 360, 100: 240}}\n")
-    write(tmp_path, "ups: {rack-a: {runtime_table: {50: 400, 100: 150}}}\n", "conf.d/10-small.yaml")
+    write(tmp_path, f"ups: {{rack-a: {{runtime_table: {small}}}}}\n", "conf.d/10-small.yaml")
     table = load(path).ups["rack-a"].runtime_table
     assert table is not None
     assert dict(table) == {50: 400, 100: 150}

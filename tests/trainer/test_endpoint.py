@@ -296,7 +296,6 @@ def test_the_socket_is_for_owner_and_group_and_goes_with_the_endpoint(guard: Gua
     assert list(folder.iterdir()) == []
 
 
-@pytest.mark.root
 def test_a_socket_named_from_the_folder_of_the_start_goes_with_the_endpoint(folder: Path) -> None:
     """Training may have gone into another folder meanwhile."""
     script = (
@@ -307,6 +306,7 @@ def test_a_socket_named_from_the_folder_of_the_start_goes_with_the_endpoint(fold
     assert not list(folder.iterdir())
 
 
+@pytest.mark.root
 def test_the_folder_gives_the_socket_its_group(guard: Guard, folder: Path) -> None:
     """A folder that is sticky and set-group-ID (3777, group powerguard) lets the daemon ask every user's trainer."""
     group = 4242

@@ -18,18 +18,15 @@ from powerguard.cli.render import Bar
 from powerguard.effectors.host.filesystems import NETWORKED, kind_of
 from powerguard.trainer.seal.folder import glance, verify
 from powerguard.trainer.seal.manifest import SEAL, SealError, UnjudgedError, step_in
-from powerguard.trainer.store.folders import Found, Refused, look
+from powerguard.trainer.store.folders import BAD, OLD, Found, Refused, look
 from powerguard.trainer.store.manifest import MANIFEST, Shard, StoreError, step_of
 from powerguard.trainer.store.shards import ShardReader, Snapshot, held, over_chunks
 from powerguard.trainer.tiers import ObjectTier
 from powerguard.trainer.tiers.base import SET_ASIDE, Kind, Remote, Source, TierError
 from powerguard.trainer.tiers.transfer import Gate
 
-BAD: Final = "bad-"
 NEWER: Final = "newer-"
-OLD: Final = "old-"
-"""Prefixes of a checkpoint's name: set aside because it did not verify, by a roll-back to an older one, or (a sealed
-folder) because training had gone back before it."""
+"""Prefix of a checkpoint's name that a roll-back to an older one has set aside."""
 _DEPTH: Final = 2
 _READERS: Final = 4
 PATIENCE_S: Final = 30.0

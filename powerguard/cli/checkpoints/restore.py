@@ -21,7 +21,6 @@ from pathlib import Path
 from typing import Final
 
 from powerguard.cli.checkpoints.found import (
-    BAD,
     NEWER,
     PATIENCE_S,
     Entry,
@@ -37,7 +36,7 @@ from powerguard.trainer.loop.checkpointer import commit_time
 from powerguard.trainer.seal.folder import Progress, seal
 from powerguard.trainer.seal.manifest import SEAL, Seal, SealedFile, SealError, read_seal
 from powerguard.trainer.store.disk import Disk
-from powerguard.trainer.store.folders import Found, SavedCheckpoint
+from powerguard.trainer.store.folders import BAD, Found, SavedCheckpoint
 from powerguard.trainer.store.items import Buffer, Loaded
 from powerguard.trainer.store.manifest import Manifest, Packed, StoreError, checkpoint_name, committed_ms, step_of
 from powerguard.trainer.store.memory import available_bytes
@@ -55,6 +54,14 @@ def _committed(found: Found) -> int:
 def _by_commit(store: Store) -> list[Found]:
     """A store's checkpoints, committed last first: a resume takes them in this order."""
     return sorted(store.found(), key=lambda each: (_committed(each), each.step), reverse=True)
+
+
+def _newer(found: Found, at_ms: int, others: Sequence[Found]) -> list[Found]:
+    """Return what a roll-back to this one, committed at at_ms, sets aside: of its step or above, or committed later.
+
+    A resume takes what was committed last, which after an earlier roll-back may be of a lower step.
+    """
+    return [each for each in others if each.step >= found.step or _committed(each) >= at_ms]
 
 
 class FilesError(Exception):
@@ -252,9 +259,8 @@ def _mark_newer(entry: Entry, args: argparse.Namespace) -> dict[str, object]:
         msg = f"{args.into}: an object store can only be rolled back as a whole, to a checkpoint that it has"
         raise RestoreError(msg)
     _ask(entry, args.into, args)
-    at_ms = _committed(entry.found)
     others = [each for each in there if each.digest != entry.found.digest]
-    newer = [each for each in others if each.step >= entry.found.step or _committed(each) >= at_ms]
+    newer = _newer(entry.found, _committed(entry.found), others)
     for each in newer:
         tier.set_aside(each, f"rolled back to {entry.name}")
     note = f"; {len(newer)} newer checkpoints are marked there (to undo, remove their {SET_ASIDE})"
@@ -312,10 +318,9 @@ class Native:
         else:
             saved, names = self._write(store, found, None, bar)
             path = saved.path
-        # A resume takes what was committed last, which after an earlier roll-back may be of a lower step.
         at_ms = next((_committed(each) for each in store.found() if each.path == path), 0)
         others = [each for each in store.found() if each.path != path]
-        newer = [each for each in others if each.step >= found.step or _committed(each) >= at_ms]
+        newer = _newer(found, at_ms, others)
         for each in newer:
             Path(each.path).rename(store.root / f"{NEWER}{each.name}")
         Disk().sync_folder(store.root)

@@ -176,7 +176,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         Finding("settings", "WARN", f"{loaded.files.where(mistake.path)}: {mistake}")
         for mistake in warnings(loaded.settings, today=today)
     ]
-    told += _not_reloaded(ward, path)
+    told += _looked("settings", lambda: _not_reloaded(ward, path))
     return [
         *told,
         *_looked("secret", lambda: _secrets(ward)),
@@ -214,7 +214,7 @@ def _not_reloaded(ward: Ward, path: Path) -> list[Finding]:
         return []
     files = [Path(document.name) for document in ward.loaded.files.documents]
     changed = [file for file in files if file.stat().st_mtime > told["settings_at"]]
-    text = "was changed after the running daemon has read it"
+    text = "was changed after the running daemon read it"
     return [Finding("settings", "WARN", f"{file}: {text}", _RELOAD) for file in changed]
 
 

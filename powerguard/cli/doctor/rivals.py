@@ -13,6 +13,7 @@ from pathlib import Path
 from typing import Any, Final, Literal
 
 from powerguard.cli.doctor.comeback import restart_charge
+from powerguard.cli.imports.nut import FOLDERS
 from powerguard.clock import boottime_s
 from powerguard.core.energy import own
 from powerguard.core.energy.budget import shed_s
@@ -31,8 +32,6 @@ from powerguard.ups.nut.source import NutSource
 
 UNITS: Final = ("nut-monitor.service", "nut-client.service", "apcupsd.service")
 HOOK_FOLDERS: Final = ("usr/lib/systemd/system-shutdown", "lib/systemd/system-shutdown")
-UPSMON_CONFS: Final = ("etc/nut/upsmon.conf", "etc/ups/upsmon.conf", "usr/local/ups/etc/upsmon.conf")
-"""Where Debian's, Red Hat's and SUSE's packages, and NUT's own sources put it."""
 APCUPSD: Final = "etc/apcupsd"
 OWN_HOOK: Final = "powerguard"
 PROGRAM: Final = "etc/powerguard/output-off"
@@ -94,7 +93,7 @@ def _upsmon(root: Path, active: set[str]) -> list[Finding]:
 
 
 def _upsmon_conf(root: Path) -> Path:
-    known = [root / place for place in UPSMON_CONFS]
+    known = [root / folder[1:] / "upsmon.conf" for folder in FOLDERS]
     return next(filter(os.path.lexists, known), known[0])
 
 

@@ -15,6 +15,7 @@ from powerguard.cli.imports.draft import Draft, Line, ReadError, Ups, number, re
 from powerguard.settings.ups_models import from_data_sheet
 
 FOLDERS: Final = ("/etc/nut", "/etc/ups", "/usr/local/ups/etc")
+"""Where Debian's packages, those of Red Hat and SUSE, and NUT's own sources keep its files."""
 FILES: Final = ("nut.conf", "ups.conf", "upsd.conf", "upsmon.conf", "upssched.conf")
 PORT: Final = 3493
 LOCAL: Final = frozenset(("localhost", "127.0.0.1", "::1", "ip6-localhost"))

@@ -320,7 +320,7 @@ def cost_rows(told: Mapping[str, Any]) -> list[tuple[str, str]]:
 
 def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above
     since_s = _since(args.since)
-    records = _began_since(db, since_s)[: min(max(1, args.limit), _MOST)]
+    records = _began_since(db, since_s)[: max(1, args.limit)]
     told = [
         {
             "outage": each.id,
@@ -355,7 +355,6 @@ def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above
     return 0
 
 
-_MOST: Final = 1_000_000
 _HEAD: Final = ("began", "lasted", "on battery", "checkpoint", "commit after", "recovery", "outcome", "outage")
 
 

@@ -265,7 +265,7 @@ def _checked_token(secret: Secret) -> bytes:
     """Read a token. Raises SecretError, also for one that HTTP cannot carry in a header."""
     token = secret.read()
     if not re.fullmatch(rb"[ -~]+", token):
-        msg = f"{secret.file or secret.credential}: it must be one line of ASCII characters"
+        msg = f"{secret.file or secret.credential}: a token must be one line of ASCII characters"
         raise SecretError(msg)
     return token
 

@@ -14,7 +14,7 @@ from powerguard.core.model.actions import Detail
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.options import OutputOffOptions
 from powerguard.effectors.ups_output.effector import Output
-from powerguard.ups.profiles.vocabulary import SATURATED
+from powerguard.ups.nut.variables import is_running
 
 COMMAND: Final = "shutdown.return"
 CANCEL: Final = "shutdown.stop"
@@ -133,13 +133,10 @@ class NutOutput:
         return problems
 
     async def standing_s(self) -> float | None:
-        """Return the seconds of the timer that runs out first.
-
-        Drivers write -1, -60, 0 or (Tripp Lite) 65535 where none runs.
-        """
-        told = [_seconds(await self._upsd.get(name) or "") for name in TIMERS if name in self._variables]
-        running = [seconds for seconds in told if seconds is not None and seconds > 0 and seconds not in SATURATED]
-        return min(running, default=None)
+        """Return the seconds of the timer that runs out first; None: none runs, or none is shown."""
+        texts = [await self._upsd.get(name) or "" for name in TIMERS if name in self._variables]
+        running = [_seconds(text) for text in texts if is_running(text)]
+        return min((seconds for seconds in running if seconds is not None), default=None)
 
     async def prepare(self, in_s: float) -> float:
         """Set the delays where they can be set, the one to on first: drivers want it to be the longer one."""

@@ -55,9 +55,8 @@ def _let_go() -> None:
         each.close()
 
 
-os.register_at_fork(
-    after_in_child=_let_go
-)  # a data loader's worker must not answer, by silence, for a rank that is dead
+# A data loader's worker must not keep the connections of a rank open that has been killed.
+os.register_at_fork(after_in_child=_let_go)
 
 
 class FrameError(Exception):
@@ -376,9 +375,8 @@ class SocketRanks(Place):
         connection = self._connection or self._connect()
         until_s = boottime_s() + timeout_s
         connection.settimeout(max(0.001, until_s - boottime_s()))
-        connection.sendall(
-            framed(body), socket.MSG_NOSIGNAL
-        )  # no SIGPIPE, to which a training may have given its default
+        # A training may have given SIGPIPE its default, which would end it.
+        connection.sendall(framed(body), socket.MSG_NOSIGNAL)
         while True:
             connection.settimeout(max(0.001, until_s - boottime_s()))
             data = connection.recv(_READ_BYTES)

@@ -29,7 +29,7 @@ from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import count
 from pathlib import Path
-from typing import Final, TypeVar
+from typing import TypeVar
 
 from powerguard.trainer.seal.manifest import (
     CHUNK_BYTES,
@@ -45,6 +45,7 @@ from powerguard.trainer.seal.manifest import (
     step_in,
 )
 from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.folders import BAD, OLD
 from powerguard.trainer.store.manifest import MANIFEST, step_of
 from powerguard.trainer.store.shards import in_threads
 from powerguard.trainer.store.store import SavedCheckpoint
@@ -570,8 +571,6 @@ def _sync_above(root: Path, disk: Disk) -> None:
             disk.sync_folder(above)
 
 
-_BAD: Final = "bad-"
-_OLD: Final = "old-"
 _log = logging.getLogger("powerguard.trainer")
 
 
@@ -582,7 +581,7 @@ def sealed_in(root: Path, names: str = "*") -> list[Path]:
     """
     found = []
     for path in root.glob(f"{names}/{SEAL}"):
-        if not path.parent.name.startswith((_BAD, _OLD)) and not path.parent.is_symlink():
+        if not path.parent.name.startswith((BAD, OLD)) and not path.parent.is_symlink():
             with contextlib.suppress(FileNotFoundError):  # another rank removes it, or sets it aside
                 found.append((_step(path.parent, by_name=True), path.stat().st_mtime_ns, path.parent))
     return [folder for _, _, folder in sorted(found, reverse=True)]
@@ -625,8 +624,8 @@ def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
             _log.warning("%s: left where it is, and an older checkpoint is taken: %s", folder, why)
             unread = unread or f"{folder}: {why}"
         else:
-            _log.warning("%s: kept as %s%s: %s", folder, _BAD, folder.name, why)
-            _set_aside(folder, _BAD)
+            _log.warning("%s: kept as %s%s: %s", folder, BAD, folder.name, why)
+            _set_aside(folder, BAD)
     if unread:
         msg = f"cannot be read, and no older checkpoint is whole (move it away to go on without): {unread}"
         raise OSError(errno.EIO, msg)
@@ -641,8 +640,8 @@ def leave_behind(root: Path, above: int, names: str = "*") -> None:
     """
     later = [folder for folder in sealed_in(root, names) if _step(folder) > above]
     for folder in later:
-        _log.warning("%s: kept as %s%s: training has gone back to step %d", folder, _OLD, folder.name, above)
-        _set_aside(folder, _OLD)
+        _log.warning("%s: kept as %s%s: training has gone back to step %d", folder, OLD, folder.name, above)
+        _set_aside(folder, OLD)
     if later:
         Disk().sync_folder(root)
 

@@ -164,7 +164,10 @@ def folders(root: Path) -> Sequence[Path]:
 
 
 FULL: Final = {errno.ENOSPC, errno.EDQUOT}
-_OURS: Final = ("step-*", ".slot-*", "bad-*")
+BAD: Final = "bad-"
+OLD: Final = "old-"
+"""What the name of a checkpoint begins with that did not verify, or before whose step training has gone back."""
+_OURS: Final = ("step-*", ".slot-*", f"{BAD}*")
 
 
 @dataclass(frozen=True, slots=True)

@@ -20,7 +20,7 @@ from typing import Any, Final
 
 from powerguard.fields import clean_text
 from powerguard.trainer.ranks.base import Ranks, boottime_s
-from powerguard.trainer.store.folders import Found
+from powerguard.trainer.store.folders import BAD, Found
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.manifest import ManifestError, Shard, StoreError, committed_ms
 from powerguard.trainer.store.shards import READERS, CorruptError, ShardReader, Snapshot, held, over_chunks
@@ -34,7 +34,6 @@ _TELL_S: Final = 10.0
 _LOOK_S: Final = 600.0
 _LOAD_S: Final = 6 * 3600.0
 _CONNECTIONS: Final = 8
-_BAD: Final = "bad-"
 _MAX_REASON: Final = 400
 
 
@@ -85,7 +84,7 @@ class LocalTier:
             self.store.set_aside(found, reason)
 
     def aside(self) -> list[str]:
-        return [entry.name for entry in self.store.root.iterdir() if entry.name.startswith(_BAD)]
+        return [entry.name for entry in self.store.root.iterdir() if entry.name.startswith(BAD)]
 
     def mend(self, found: Found, shard: Shard, index: int, content: memoryview) -> None:
         """Write one verified chunk over a rotten one, flush it, and see that it reads back. A cut leaves it as bad."""

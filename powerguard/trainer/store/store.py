@@ -24,8 +24,10 @@ from typing import Final, Self, TypeVar
 
 from powerguard.trainer.store.disk import NO_LOCKS, Disk, DiskFile, FolderLock, shared_soon
 from powerguard.trainer.store.folders import (
+    BAD,
     FULL,
     MANIFEST_ROOM,
+    OLD,
     UNBORN,
     Found,
     Refused,
@@ -73,8 +75,6 @@ __all__ = ["MANIFEST", "CorruptError", "Found", "Refused", "SavedCheckpoint", "S
 HERE: Final = ".here-"
 """Of a file by which the first rank is seen to share this root: gone a moment later, unless it was killed."""
 
-_BAD: Final = "bad-"
-_OLD: Final = "old-"
 _NEW: Final = ".new-"
 _KEPT_BAD: Final = 2
 _NO_TIME: Final = Event()
@@ -410,7 +410,7 @@ class Store:
         except OSError as error:
             if error.errno != errno.EIO:
                 raise
-            self._disk.rename(path, path.with_name(f"{_BAD}{path.name}"))
+            self._disk.rename(path, path.with_name(f"{BAD}{path.name}"))
             return write()
 
     def _write_manifest(self, path: Path, content: bytes) -> None:
@@ -436,7 +436,7 @@ class Store:
 
     def warn_of_none(self) -> None:
         """Say what lies here where training begins at step 0: an earlier run's leftovers, without a checkpoint."""
-        aside = [path.name for path in files_in(self.root) if path.name.startswith((_BAD, _OLD)) and is_folder(path)]
+        aside = [path.name for path in files_in(self.root) if path.name.startswith((BAD, OLD)) and is_folder(path)]
         left = [*self._left, *aside]
         if self.leader and left:
             shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
@@ -454,11 +454,11 @@ class Store:
         """
         for each in self.found() if self.leader else []:
             if each.step > above:
-                new = self.root / f"{_OLD}{each.name}"
+                new = self.root / f"{OLD}{each.name}"
                 number = 1
                 while is_folder(new):
                     number += 1
-                    new = self.root / f"{_OLD}{number}-{each.name}"
+                    new = self.root / f"{OLD}{number}-{each.name}"
                 _log.warning("%s: kept as %s: training goes on from step %d", each.path, new.name, max(above, 0))
                 self._disk.rename(self.root / each.name, new)
         if self.leader:
@@ -490,12 +490,12 @@ class Store:
 
     def set_aside(self, found: Found | Refused, reason: str) -> None:
         """Take a checkpoint that does not verify out of the way, for good: `bad-<name>`. Only the leader; counted."""
-        _log.error("%s: set aside as %s%s: %s", self.root, _BAD, found.name, reason)
+        _log.error("%s: set aside as %s%s: %s", self.root, BAD, found.name, reason)
         self.set_aside_count += 1
         if isinstance(found, Found):
             self._written.pop(found.digest, None)
             self._read.discard(found.digest)
-        old, new = self.root / found.name, self.root / f"{_BAD}{found.name}"
+        old, new = self.root / found.name, self.root / f"{BAD}{found.name}"
         if self.leader and is_folder(old):
             if is_folder(new):
                 remove(self._disk, new)  # the same one, put back by hand and rotten again
@@ -533,7 +533,7 @@ class Store:
             is_dead = path.name in self._dead or (step_of(path.name) or 0) < newest
             if is_dead and not (path / MANIFEST).exists() and self._went(path, self._given_back):
                 gone.append(path.name)
-        bad = [path for path in files_in(self.root) if path.name.startswith(_BAD) and is_folder(path)]
+        bad = [path for path in files_in(self.root) if path.name.startswith(BAD) and is_folder(path)]
         rest = sorted(bad, key=changed_ns, reverse=True)[_KEPT_BAD:]
         return gone + [path.name for path in rest if self._went(path, self._removed)]
 
@@ -590,9 +590,10 @@ def make_root(root: Path) -> None:
         if isinstance(error, FileExistsError) and root.is_dir():
             return
         why = "is not a folder" if isinstance(error, FileExistsError | NotADirectoryError) else error.strerror
+        right = "name a folder on a disk, or one to be made"
         if root.is_symlink():
-            why = f"is a link to {root.readlink()}, which is not there"
-        msg = f"{root}: cannot be made, for checkpoints: {why} (name a folder on a disk, or one to be made)"
+            why, right = f"is a link to {root.readlink()}, which is not there", "mount its disk, or correct the link"
+        msg = f"{root}: cannot be made, for checkpoints: {why} ({right})"
         raise StoreError(msg) from error
     else:
         _log.warning(

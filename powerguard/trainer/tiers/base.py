@@ -279,7 +279,7 @@ class Tier(Protocol):
         ...
 
     def aside(self) -> list[str]:
-        """The names of those that were set aside, or are known to be none."""
+        """The names of those that were set aside."""
         ...
 
 

@@ -196,28 +196,22 @@ class PathTier:
         self._limited(mark)
 
     def aside(self) -> list[str]:
-        return self._limited(self._aside)
-
-    def _aside(self) -> list[str]:
-        names = self._names()[:NEWEST]
-        refused = look(self._root, among=[self._root / name for name in names])
-        rotten = {each.name for each in refused if isinstance(each, Refused) and each.rotten}
-        return [name for name in names if name in rotten or self._is_aside(name)]
+        return self._limited(lambda: [name for name in self._names()[:NEWEST] if self._is_aside(name)])
 
     def _found(self) -> list[Found]:
         found: list[Found] = []
-        unread = ""
+        refused = ""
         if names := self._names():
             by_commit = sorted((self._root / name for name in names), key=_committed_ns, reverse=True)
             for each in look(self._root, among=by_commit):
                 if isinstance(each, Found) and not self._is_aside(each.name):
                     found.append(replace(each, tier=self.word))
-                elif isinstance(each, Refused) and not each.rotten:
-                    unread = unread or each.reason
+                elif isinstance(each, Refused):
+                    refused = refused or each.reason
                 if len(found) == NEWEST:
                     break
-        if unread and not found:  # else training would begin at step 0
-            raise TierError(Kind.UNUSABLE, unread)
+        if refused and not found:  # else training would begin at step 0
+            raise TierError(Kind.UNUSABLE, refused)
         return found
 
     def _is_aside(self, name: str) -> bool:

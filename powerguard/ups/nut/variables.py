@@ -120,7 +120,7 @@ def _numbers(variables: Mapping[str, str], draft: Draft) -> None:
         told = [value for value in watts if value is not None]
         if told and len(told) == len(watts):
             enter(draft, "watts", f"{sum(told):.3f}", "output.L*.realpower")
-    running = [name for name in _TIMERS if _is_running(variables.get(name, ""))]
+    running = [name for name in _TIMERS if is_running(variables.get(name, ""))]
     for name in running:
         before_s = draft.numbers.get("output_off_in_s")
         value = enter(draft, "output_off_in_s", variables[name], name)
@@ -128,7 +128,7 @@ def _numbers(variables: Mapping[str, str], draft: Draft) -> None:
             draft.numbers["output_off_in_s"], draft.provenance["output_off_in_s"] = value, name
 
 
-def _is_running(text: str) -> bool:
+def is_running(text: str) -> bool:
     """Whether a timer counts down: drivers write -1, -60, 0 or (Tripp Lite) 65535 where none does."""
     return bool(text.strip("0. ")) and not text.lstrip().startswith("-") and text.strip() not in _SATURATED
 

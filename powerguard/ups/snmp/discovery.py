@@ -66,7 +66,7 @@ async def discover(
     if not chosen or (wanted is not None and chosen[0].name != wanted):
         refused = [oid for oid, answer in answers.items() if answer is Missing.REFUSED]
         raise SnmpError(_nothing_fits(where, identity, candidates, wanted, refused))
-    answers = await _told(port, _scalars_of(chosen))
+    answers = await _each_that_it_has(port, _scalars_of(chosen))
     answers.update(await _tables(port, dict.fromkeys(column for profile in chosen for column in profile.columns())))
     return Plan(identity=identity, profiles=chosen, oids=worth_polling(answers), answers=answers)
 
@@ -166,7 +166,7 @@ def _scalars_of(profiles: tuple[Profile, ...]) -> list[str]:
     return list(dict.fromkeys([SYS_UP_TIME, *(oid for one in profiles for oid in one.scalars())]))
 
 
-async def _told(port: SnmpPort, oids: Sequence[str]) -> dict[str, Answer]:
+async def _each_that_it_has(port: SnmpPort, oids: Sequence[str]) -> dict[str, Answer]:
     """Ask for objects of which a card may lack many: some refuse what they lack with a general error."""
     answers: dict[str, Answer] = {}
     try:
@@ -255,7 +255,7 @@ class SnmpControl:
             )
             raise SnmpError(msg)
         wanted = [SYS_DESCR, SYS_OBJECT_ID, *(oid for one in families for oid in one.mandatory())]
-        answers = await _told(self._reads, list(dict.fromkeys(wanted)))
+        answers = await _each_that_it_has(self._reads, list(dict.fromkeys(wanted)))
         device = {name: answers.get(name) for name in (SYS_DESCR, SYS_OBJECT_ID)}
         described = device[SYS_DESCR]
         named = device[SYS_OBJECT_ID]

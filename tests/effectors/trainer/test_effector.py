@@ -349,7 +349,7 @@ async def test_a_token_that_no_header_can_carry_is_told_as_such(tmp_path: Path, 
         serve({TRIGGER: [accepted()]}) as peer,
         effector(llm(peer.url, token=Secret(file=str(secret)))) as (made, _),
     ):
-        with pytest.raises(EffectorError, match=r"`token` cannot be read: .*token: it must be one line of ASCII"):
+        with pytest.raises(EffectorError, match=r"`token` cannot be read: .*token: a token must be one line of ASCII"):
             await made.carry_out(order())
     assert peer.asked == []
 
