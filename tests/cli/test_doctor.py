@@ -298,7 +298,7 @@ async def test_open_secret_is_a_failure(folder: Path) -> None:
 
 
 async def test_settings_that_the_daemon_has_not_read_are_told(folder: Path) -> None:
-    """Whoever wrote dry-run and forgot the reload must not pull the plug of an armed host."""
+    """An operator who wrote dry-run and forgot the reload must not pull the plug of an armed host."""
     config = settings(folder, snmp=9, bmc=9)
     async with admin_server(replace(scene(), config_path=str(config)), path=f"{folder}/s.sock") as path:
         os.utime(config, (WALL_S + 1e6, WALL_S + 1e6))

@@ -162,7 +162,7 @@ def test_what_was_laid_by_hand_is_taken_over_with_its_mode(image: Path, run: Run
 
 @pytest.mark.root
 def test_what_another_user_owns_is_taken_over_with_its_owner(image: Path, run: Run) -> None:
-    """A copy from somebody's checkout: its owner could change what root runs."""
+    """A copy from a user's checkout: its owner could change what root runs."""
     run()
     helper = image / "usr/lib/powerguard/powerguard-helper"
     os.chown(helper, 65534, 65534)

@@ -474,7 +474,7 @@ http: {{port: {free_port()}}}
         child = await asyncio.create_subprocess_exec(*argv, stderr=subprocess.PIPE)
         try:
             async with asyncio.timeout(100):
-                while (held := opened_by_a_reader(folder / "ca.pem")) is None:  # noqa: ASYNC110 - the thread tells nobody
+                while (held := opened_by_a_reader(folder / "ca.pem")) is None:  # noqa: ASYNC110 - the thread gives no sign
                     await asyncio.sleep(0.05)
                 child.terminate()
                 _, said = await child.communicate()

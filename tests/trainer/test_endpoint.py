@@ -250,7 +250,7 @@ def test_requests_for_which_there_is_no_thread_take_no_slot(guard: Guard, where:
 
 
 def test_a_training_without_a_free_descriptor_is_asked_later(guard: Guard, where: Path) -> None:
-    """Whoever connects waits until there is one, and costs the training no processor meanwhile."""
+    """A daemon that connects waits until there is one, and costs the training no processor meanwhile."""
     (server,) = [each for each in threading.enumerate() if each.name == "powerguard-endpoint" and each.is_alive()][-1:]
     clock = time.pthread_getcpuclockid(server.ident or 0)
     soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
