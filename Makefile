@@ -13,7 +13,7 @@ help:
 	@echo 'make demo       an outage from "battery" to power-off, simulated on real protocols (a minute, no root, no hardware)'
 	@echo 'make check      style, types, directions, and what the core decides: four minutes, for each change'
 	@echo 'make test       that, and every other test that a fresh machine can run in 10 to 20 minutes on two cores'
-	@echo 'make test-long  the slow tests, another Python, and the mutation score of the core'
+	@echo 'make test-long  the slow tests, other random examples, another Python, and the mutation score of the core: hours'
 	@echo 'make test-vm    the tests that boot containers and virtual machines'
 	@echo 'make test-gpu   the tests that need a GPU, with a Python that has PyTorch: 8 minutes'
 	@echo 'make bench      the figures of the README, measured here'
@@ -41,6 +41,7 @@ test-long:
 	scripts/venv .venv test,mutation
 	scripts/test-peers --browser || echo 'Going on without them: their tests are skipped and named at the end.'
 	scripts/marked slow $(ARGS)
+	set -- $(ARGS); test $$# -gt 0 || scripts/hunt 10 -n 2
 	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch
 	set -- $(ARGS); test $$# -gt 0 || scripts/test-torch -m slow -o faulthandler_timeout=6000
 	set -- $(ARGS); test $$# -gt 0 || scripts/test-system

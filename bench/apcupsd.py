@@ -21,7 +21,6 @@ from powerguard.core.model.events import Reading, SourceFailed
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Feed, Supply
 from powerguard.core.supply import fusion
-from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.ups import SimUps, UpsBattery
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.protocol import Flag
@@ -31,6 +30,7 @@ from powerguard.ups.snmp.options import SnmpOptions
 from powerguard.ups.snmp.source import SnmpSource
 from tests.peers import find
 from tests.peers.apcupsd import Apcupsd, Scripts, apcupsd, scripts
+from tests.peers.snmp_agent import SnmpAgent
 
 _TUNED: Final = {"POLLTIME": 1, "ONBATTERYDELAY": 0, "MINUTES": 0, "BATTERYLEVEL": 0}
 _DEFAULT: Final = {"POLLTIME": 60, "ONBATTERYDELAY": 6, "MINUTES": 0, "BATTERYLEVEL": 0}

@@ -13,8 +13,8 @@ from bench.figure import Figure
 from powerguard.clock import boottime_s
 from powerguard.daemon.wiring import assemble
 from powerguard.settings.load import load
-from powerguard.sim.snmp_agent import SimUser, SnmpAgent
 from powerguard.sim.ups import SimUps, UpsBattery
+from tests.peers.snmp_agent import SimUser, SnmpAgent
 
 _PROBE_S = 0.01
 AS_INSTALLED = "import sys; sys.modules['rich'] = None; from powerguard.cli.main import main; sys.exit(main())"

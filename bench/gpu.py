@@ -66,6 +66,9 @@ def run(*, quick: bool) -> Iterator[Figure]:
     if python is None:
         print("  no torch here (scripts/test-torch --env gets it): nothing measured")
         return
+    if subprocess.run([python, "-c", "import xxhash"], capture_output=True, check=False).returncode:
+        print(f"  {python} has torch and no xxhash, which powerguard needs (pip install xxhash): nothing measured")
+        return
     folder = Path("build/bench/gpu").absolute()
     folder.mkdir(parents=True, exist_ok=True)
     has_gpu = _has_gpu(python)

@@ -11,10 +11,10 @@ from bench.daemon import AS_INSTALLED, cpu_s, rss_mb
 from bench.figure import Figure, quantile
 from powerguard.clock import boottime_s
 from powerguard.sim.demo.story import numbers
-from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.ups import SimUps, UpsBattery
 from tests.e2e.rig import LONG, rig
 from tests.e2e.test_page import pages
+from tests.peers.snmp_agent import SnmpAgent
 
 PAGES = 10
 SPELL_S = 5.0

@@ -18,9 +18,9 @@ from powerguard.core.model.events import OutputSource, Reading
 from powerguard.daemon.journal import read_only, recent
 from powerguard.daemon.wiring import Ports, assemble
 from powerguard.settings.load import load
-from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.ups import SimUps, UpsBattery
 from powerguard.ups.base import Publish
+from tests.peers.snmp_agent import SnmpAgent
 
 # No grade of stop fits beside a checkpoint of 60 s: the first confirmed reading on battery is already late.
 _TABLE = {50: 90, 100: 40}

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from powerguard.clock import boottime_s
-from powerguard.sim.snmp_agent import SimUser
+from tests.peers.snmp_agent import SimUser
 
 
 @contextlib.contextmanager

@@ -56,6 +56,15 @@ AbsolutePath = Annotated[
     # the length not in the pattern: a counted repetition of 4095 costs 8 MB in pydantic's regex engine
     Field(pattern=r"^/[^\x00]+$", max_length=4096, json_schema_extra={"x-wanted": "an absolute path"}),
 ]
+SocketPath = Annotated[
+    str,
+    Field(
+        pattern=r"^/[^\x00]+$",
+        max_length=107,  # sun_path of unix(7) has 108 bytes
+        json_schema_extra={"x-wanted": "an absolute path of at most 107 characters"},
+    ),
+]
+"""Of a unix socket."""
 
 
 def _uid(value: object) -> object:

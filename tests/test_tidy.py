@@ -33,6 +33,7 @@ SWALLOWERS: Final[Mapping[str, str]] = {
     "powerguard/ups/snmp/engine.py": "what a hostile message makes pysnmp raise: counted, or told in one line",
     "powerguard/ups/snmp/notification.py": "what a hostile message makes pysnmp raise: counted",
     "powerguard/trainer/loop/checkpointer.py": "a checkpoint that fails must not end the training; its asker is told",
+    "powerguard/trainer/log.py": "a log handler of the training's own that raises must end nothing",
 }
 STARTERS: Final[Mapping[str, str]] = {
     "powerguard/effectors/child.py": "the one way in which the daemon starts a program",
@@ -69,6 +70,8 @@ NOT_HABITS: Final = re.compile(
     r"|\b(?:told|beside)(?=:)|`[^`\n]*`|\b\w*[._]\w*\b"  # fields, parameters and code
 )
 MOCKS: Final = {"mock", "MagicMock", "AsyncMock", "Mock", "mocker", "flexmock", "create_autospec"}
+MOCKING: Final = re.compile(r"[Mm]ock|patch|create_autospec")
+"""A file without a match has none of these words and no patch, and need not be parsed."""
 SUBPROCESS: Final = re.compile(
     r"^(?:subprocess\.\w+|asyncio\.create_subprocess_\w+|os\.(?:system|popen|fork|forkpty|posix_spawnp?|exec\w+|spawn\w+)"
     r"|multiprocessing\.\w+)$"
@@ -152,7 +155,7 @@ def reraises(handler: ast.ExceptHandler) -> bool:
 
 
 def mocks(name: str, source: str) -> Iterator[str]:
-    for node in nodes_of(source):
+    for node in nodes_of(source) if MOCKING.search(source) else ():
         found = ""
         if isinstance(node, ast.ImportFrom | ast.Import):
             names = {alias.name.rpartition(".")[2] for alias in node.names} | {getattr(node, "module", None) or ""}

@@ -5,14 +5,16 @@ import json
 import re
 import sys
 import time
+from functools import partial
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
 from powerguard.cli.render import Paint, agreed, clean, duration, moment, number, table
-from powerguard.cli.shared import EX_DOWN, EX_REFUSED, EX_USAGE, Subparsers, fail
+from powerguard.cli.shared import EX_DOWN, EX_REFUSED, EX_USAGE, fail, print_answer
 from powerguard.cli.status import JOURNAL, last_battery
 
 _MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
+_percent: Final = partial(number, unit="%", times=100)
 _NEEDS: Final = {
     "checkpoint": "a checkpoint to durable",
     "stop": "the host's stop",
@@ -21,13 +23,9 @@ _NEEDS: Final = {
 }
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "battery",
-        help="show what was learned of the battery; record a replacement",
-        description="Show what was learned of the battery, or record a new one.",
-    )
+    parser.description = "Show what was learned of the battery, or record a new one."
     verbs = parser.add_subparsers(dest="battery_verb", metavar="show|replaced", required=True)
     show = verbs.add_parser(
         "show",
@@ -35,9 +33,7 @@ def register(subparsers: Subparsers) -> None:
         description="Show health, runtime by load, recharge, load drops and needs, each with its origin and age. "
         "Exit 0: shown; 4: the daemon is down (then the journal's last values are shown).",
     )
-    show.add_argument(
-        "--journal", metavar="FILE", default=None, help=f"journal that is read if the daemon is down ({JOURNAL})"
-    )
+    show.add_argument("--journal", metavar="FILE", help=f"journal that is read if the daemon is down ({JOURNAL})")
     add_options(show, reads=True)
     replaced = verbs.add_parser(
         "replaced",
@@ -47,13 +43,12 @@ def register(subparsers: Subparsers) -> None:
     )
     replaced.add_argument("--ups", metavar="NAME", default="", help="the UPS (needed if several feed this host)")
     replaced.add_argument(
-        "--installed", type=_month, default=None, metavar="YYYY-MM", help="when it was installed (default: this month)"
+        "--installed", type=_month, metavar="YYYY-MM", help="when it was installed (default: this month)"
     )
     replaced.add_argument("--yes", action="store_true", help="do not ask")
     add_options(replaced)
     for each in (show, replaced):
         each.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=run)
 
 
 def _month(text: str) -> str:
@@ -85,7 +80,7 @@ def _show(args: argparse.Namespace) -> int:
         return _down(args, str(error))
     except RefusedError as error:
         return fail(args, "battery show", str(error), EX_DOWN)
-    print(json.dumps(told, indent=2) if args.json else "\n".join(describe(told, Paint())))
+    print_answer(args, told, lambda: describe(told, Paint()))
     return 0
 
 
@@ -216,12 +211,6 @@ def _measurement(measured: dict[str, Any]) -> str:
     return f"measured {_day(measured['at'])}: {told}, {depth} deep, by the {clean(measured['how'])}"
 
 
-def _percent(share: Any) -> str:  # noqa: ANN401 - any value of a JSON object
-    if not isinstance(share, int | float) or isinstance(share, bool):
-        return "?"
-    return f"{100 * share:.0f} %"
-
-
 def _day(unix_s: float | None) -> str:
     return moment(unix_s)[:10]
 
@@ -253,10 +242,7 @@ def _replaced(args: argparse.Namespace) -> int:
         return fail(args, verb, str(error), EX_DOWN)
     except RefusedError as error:
         return fail(args, verb, f"refused: {error}", EX_REFUSED)
-    if args.json:
-        print(json.dumps(answer, indent=2))
-    else:
-        print("\n".join(_taken(answer, installed)))
+    print_answer(args, answer, lambda: _taken(answer, installed))
     return 0
 
 

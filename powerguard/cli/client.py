@@ -43,9 +43,7 @@ def add_options(parser: argparse.ArgumentParser, *, reads: bool = False) -> None
     """Add the options of the daemon's address."""
     parser.add_argument("--socket", metavar="PATH", default=argparse.SUPPRESS, help=f"admin socket ({SOCKET})")
     if reads:
-        parser.add_argument(
-            "--url", metavar="URL", default=None, help=f"read-only port, such as that of another host ({URL})"
-        )
+        parser.add_argument("--url", metavar="URL", help=f"read-only port, such as that of another host ({URL})")
 
 
 def get(args: argparse.Namespace, path: str) -> dict[str, Any]:
@@ -106,6 +104,11 @@ def _ask_tcp(url: str, target: str) -> tuple[int, bytes]:
 def _split(url: str) -> tuple[str, int]:
     text = url.removeprefix("http://").partition("/")[0]
     host, _, port = text.rpartition(":")
+    if not host.isascii():
+        try:
+            host = host.encode("idna").decode()
+        except UnicodeError:  # an empty or a long label, which the socket would refuse with a TypeError
+            host = ""
     if "://" in text or not host or not port.isdecimal() or not 0 < int(port) < 65536:
         msg = f"{url}: not a powerguard URL (write http://HOST:PORT, for example {URL})"
         raise DownError(msg)

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any, Final
 
 from powerguard.cli.render import fold, say
-from powerguard.cli.shared import CONFIG, EX_CONFIG, Subparsers
+from powerguard.cli.shared import CONFIG, EX_CONFIG
 
 SCHEMA_VERSION: Final = 1
 """Of the JSON objects that this verb prints."""
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "config", help="check or show the settings", description="Check or show the settings, or print their schema."
-    )
-    parser.set_defaults(run=run)
+    parser.description = "Check or show the settings, or print their schema."
     verbs = parser.add_subparsers(dest="config_verb", metavar="VERB", required=True)
 
     validate = verbs.add_parser(
@@ -47,7 +44,7 @@ def register(subparsers: Subparsers) -> None:
 def _add_common(parser: argparse.ArgumentParser) -> None:
     # SUPPRESS: a --config before the verb is not overwritten by this one's default.
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help=f"settings ({CONFIG})")
-    parser.add_argument("--conf-d", metavar="DIR", default=None, help="additions (default: conf.d next to the file)")
+    parser.add_argument("--conf-d", metavar="DIR", help="additions (default: conf.d next to the file)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
 
 

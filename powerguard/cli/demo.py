@@ -11,18 +11,16 @@ from pathlib import Path
 from selectors import SelectSelector
 
 from powerguard.cli.render import fold, say
-from powerguard.cli.shared import EX_USAGE, Subparsers, fail
+from powerguard.cli.shared import EX_INTERRUPTED, EX_USAGE, fail
 from powerguard.sim.demo import story
 from powerguard.sim.demo.story import Report, Stage, StoryError
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "demo",
-        help="play three simulated outages in a minute; without settings, root or hardware",
-        description="Play three outages on simulated hardware with the real daemon, in about a minute: no settings, no "
-        "root, no real power-off. Exit 0: the host was saved each time; 1: it would have been lost.",
+    parser.description = (
+        "Play three outages on simulated hardware with the real daemon, in about a minute: no settings, no "
+        "root, no real power-off. Exit 0: the host was saved each time; 1: it would have been lost."
     )
     parser.add_argument(
         "--hosts",
@@ -49,7 +47,6 @@ def register(subparsers: Subparsers) -> None:
         help="serve only the simulated UPS, over SNMP on 127.0.0.1 (port 1161), for a daemon of your own; Enter pulls "
         "the plug",
     )
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -67,7 +64,7 @@ def run(args: argparse.Namespace) -> int:
         return 1
     except KeyboardInterrupt:
         print("\npowerguard demo: stopped", file=sys.stderr)
-        return 130
+        return EX_INTERRUPTED
 
 
 async def _serve_ups(port: int) -> int:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 
 from powerguard.cli.imports.draft import scalar
 from powerguard.cli.render import Paint, clean, duration, number, table
-from powerguard.cli.shared import EX_NOINPUT, EX_NOTHING, EX_USAGE, Subparsers, fail
+from powerguard.cli.shared import EX_NOINPUT, EX_NOTHING, EX_USAGE, add_snmp_secrets, fail, snmp_secrets
 from powerguard.settings.load import SettingsError, load
 from powerguard.settings.ups_models import from_data_sheet
 from powerguard.ups.apcupsd.options import ApcupsdOptions
@@ -200,13 +200,18 @@ def _from_settings(config: Path, targets: Targets) -> None:
             return
         settings = load(config)
     except OSError as error:
-        targets.notes.append(f"{config} is skipped: {error.strerror or error}")
+        targets.notes.append(_skipped(config, error))
         return
     except SettingsError as error:
         targets.notes.append(f"{config} is skipped: {error.problems[0]}")
         return
     targets.files.append(str(config))
     targets.known += [source for ups in settings.ups.values() for source in ups.sources]
+
+
+def _skipped(path: Path, error: OSError) -> str:
+    fix = " (run this as root)" if isinstance(error, PermissionError) else ""
+    return f"{path} is skipped: {error.strerror or error}{fix}"
 
 
 def _from_files(nut: Path, apcupsd: Path, targets: Targets) -> list[str]:
@@ -221,12 +226,16 @@ def _from_files(nut: Path, apcupsd: Path, targets: Targets) -> list[str]:
             import_nut.make(import_nut.load(import_nut.gather([nut]), draft), draft)
     except ReadError as error:
         targets.notes.append(f"{nut} is skipped: {error}")
+    except OSError as error:
+        targets.notes.append(_skipped(nut, error))
     try:
         if apcupsd.exists():
             for path in import_apcupsd.gather([apcupsd]):
                 import_apcupsd.make(import_apcupsd.load(path, draft), draft)
     except ReadError as error:
         targets.notes.append(f"{apcupsd} is skipped: {error}")
+    except OSError as error:
+        targets.notes.append(_skipped(apcupsd, error))
     targets.files += draft.files
     return _sources((source for ups in draft.upses for source in ups.sources), targets)
 
@@ -255,23 +264,16 @@ EACH_S: Final = 0.06
 """Seconds for each address (measured: 6 datagrams at 300 a second, 2 unanswered connections, 48 at once)."""
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "discover",
-        help="find UPSes and PDUs and print settings for them",
-        description="Look for SNMP cards, upsd and apcupsd on the targets: addresses, names, or networks up to a /22. "
+    parser.description = (
+        "Look for SNMP cards, upsd and apcupsd on the targets: addresses, names, or networks up to a /22. "
         "Without a target: on this host, and on the addresses in the settings and of NUT and apcupsd. Prints the "
-        "devices found, and settings (mode: dry-run) for them. Exit 0: found; 1: not found.",
+        "devices found, and settings (mode: dry-run) for them. Exit 0: found; 1: not found."
     )
     parser.add_argument("targets", nargs="*", metavar="TARGET", help="10.0.0.5, ups-a.example or 10.0.0.0/24")
-    parser.add_argument("--only", metavar="KINDS", default=None, help="of snmp,nut,apcupsd (all)")
-    parser.add_argument("--community-file", metavar="FILE", default=None, help="SNMP community of v1 and v2c (public)")
-    parser.add_argument("--user", default=None, help="user of SNMP v3")
-    parser.add_argument("--auth-file", metavar="FILE", default=None, help="its authentication passphrase")
-    parser.add_argument("--auth-protocol", default=None, help="MD5, SHA (default), SHA-224, SHA-256, SHA-384, SHA-512")
-    parser.add_argument("--priv-file", metavar="FILE", default=None, help="its privacy passphrase")
-    parser.add_argument("--priv-protocol", default=None, help="DES, AES (default), AES-192, AES-256")
+    parser.add_argument("--only", metavar="KINDS", help="of snmp,nut,apcupsd (all)")
+    add_snmp_secrets(parser)
     parser.add_argument("--snmp-port", type=int, default=161, metavar="PORT", help="UDP port of cards (161)")
     parser.add_argument("--nut-port", type=int, default=3493, metavar="PORT", help="TCP port of upsd (3493)")
     parser.add_argument("--nis-port", type=int, default=3551, metavar="PORT", help="TCP port of apcupsd (3551)")
@@ -282,11 +284,10 @@ def register(subparsers: Subparsers) -> None:
         "--apcupsd", default=APCUPSD, metavar="FILE", help=f"file of apcupsd, used without a target ({APCUPSD})"
     )
     parser.add_argument(
-        "--deadline", type=float, default=None, metavar="S", help="seconds for all of it (15, more for many addresses)"
+        "--deadline", type=float, metavar="S", help="seconds for all of it (15, more for many addresses)"
     )
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings whose addresses are used")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -357,13 +358,7 @@ def _wanted(args: argparse.Namespace) -> "Wanted":
         msg = f"--deadline: write 1 to 3600 seconds, got {args.deadline:g}"
         raise ValueError(msg)
     snmp: dict[str, Any] = {} if args.user is None else {"version": 3, "user": args.user}
-    for key in ("community", "auth", "priv"):
-        file = getattr(args, f"{key}_file")
-        if file is not None:
-            snmp[key] = {"file": str(Path(file).absolute())}
-    for key in ("auth_protocol", "priv_protocol"):
-        if getattr(args, key) is not None:
-            snmp[key] = getattr(args, key)
+    snmp |= snmp_secrets(args)
     options = SnmpOptions.model_validate({"kind": "snmp", "host": "any", **snmp})
     for secret in (options.auth, options.priv):
         if secret is not None:

@@ -8,11 +8,12 @@ import json
 import sys
 import time
 from collections.abc import Callable, Sequence
+from functools import partial
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
-from powerguard.cli.render import Paint, agreed, clean, columns, duration, fold, mode_note, moment, table
-from powerguard.cli.shared import EX_DOWN, EX_REFUSED, EX_USAGE, Subparsers, fail
+from powerguard.cli.render import Paint, agreed, clean, columns, duration, fold, mode_note, moment, number, table
+from powerguard.cli.shared import EX_DOWN, EX_REFUSED, EX_USAGE, fail, print_answer
 from powerguard.cli.words import because_of
 
 _COLOURS: Final = {"passed": "green", "recorded": "yellow", "interrupted": "yellow", "failed": "red"}
@@ -22,26 +23,13 @@ def _seconds(value: object) -> str:
     return duration(float(value)) if isinstance(value, int | float) and not isinstance(value, bool) else "?"
 
 
-def _share(value: object) -> str:
-    return f"{100 * value:.1f} %" if isinstance(value, int | float) and not isinstance(value, bool) else "?"
-
-
-def _percent(value: object) -> str:
-    return f"{value:.0f} %" if isinstance(value, int | float) and not isinstance(value, bool) else "?"
-
-
-def _watts(value: object) -> str:
-    return f"{value:.0f} W" if isinstance(value, int | float) and not isinstance(value, bool) else "?"
-
-
-def _times(value: object) -> str:
-    return f"{value:.2f} times" if isinstance(value, int | float) and not isinstance(value, bool) else "?"
-
-
 def _word(value: object) -> str:
     return ("yes" if value else "no") if isinstance(value, bool) else clean(value)
 
 
+_percent: Final = partial(number, unit="%")
+_share: Final = partial(number, unit="%", digits=1, times=100)
+_watts: Final = partial(number, unit="W")
 _ROWS: Final[tuple[tuple[str, str, str, Callable[[object], str]], ...]] = (
     ("load before", "", "load_before", _share),
     ("charge before", "", "charge_before_pct", _percent),
@@ -54,7 +42,7 @@ _ROWS: Final[tuple[tuple[str, str, str, Callable[[object], str]], ...]] = (
     ("saved by capping", "", "drop_capped", _share),
     ("saved by capping", "", "drop_capped_w", _watts),
     ("training speed capped", "", "cap_speed", _share),
-    ("training per charge, capped", "", "cap_gain", _times),
+    ("training per charge, capped", "", "cap_gain", partial(number, unit="times", digits=2)),
     ("capping pays", "", "cap_pays", _word),
     ("BMC policy", "", "policy", _word),
     ("BMC policy verified", "", "policy_verified", _word),
@@ -209,17 +197,15 @@ _GOOD: Final = ("passed", "recorded")
 _PATH: Final = "/api/v1/drill"
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "drill",
-        help="rehearse an outage on this host and measure it",
-        description="Rehearse an outage on this host: checkpoint, pause, GPU power cap, BMC policy, or all of it; "
+    parser.description = (
+        "Rehearse an outage on this host: checkpoint, pause, GPU power cap, BMC policy, or all of it; "
         "the power-off is only recorded. It shows the steps first, measures, and always ends with "
         "everything as it was; Ctrl-C, or `drill stop`, puts everything back at once. A real outage ends the drill "
         "and comes first. `drill report` shows the last one. Scope bmc-watchdog is different: it arms the BMC's "
         "watchdog and powers this host off, and the next boot checks what brought it back. Exit 0: passed, or only "
-        "recorded (dry-run); 1: failed, interrupted or refused; 4: the daemon is down.",
+        "recorded (dry-run); 1: failed, interrupted or refused; 4: the daemon is down."
     )
     parser.add_argument(
         "action", nargs="?", choices=("report", "stop"), help="show the report of the last drill; stop the running one"
@@ -242,7 +228,6 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument("--no-wait", action="store_true", help="start it and return; it ends by itself")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def _scopes(text: str) -> list[str]:
@@ -270,12 +255,8 @@ def run(args: argparse.Namespace) -> int:
 
 def _report(args: argparse.Namespace) -> int:
     told = get(args, _PATH)
-    if args.json:
-        print(json.dumps(told, indent=2))
-    elif told["last"] is None:
-        print("\n".join(fold(["There was no drill yet: run `powerguard drill` to rehearse an outage."])))
-    else:
-        print("\n".join(fold(describe(told["last"], Paint()))))
+    none = ["There was no drill yet: run `powerguard drill` to rehearse an outage."]
+    print_answer(args, told, lambda: fold(none if told["last"] is None else describe(told["last"], Paint())))
     return 0
 
 
@@ -306,18 +287,15 @@ def _drill(args: argparse.Namespace) -> int:
             print("Cancelled: the drill did not start.", file=sys.stderr)
             return EX_REFUSED
     before = _last_id(get(args, _PATH))
-    answer = post(args, "drill", asked)
+    begin = partial(post, args, "drill", asked)
     if args.no_wait:
-        print(json.dumps(answer, indent=2) if args.json else "started; `powerguard drill report` shows the result")
+        print_answer(args, begin(), lambda: ["started; `powerguard drill report` shows the result"])
         return 0
-    return _tell(args, _watch(args, before), good=_GOOD)
+    return _tell(args, _watch(args, before, begin), good=_GOOD)
 
 
 def _tell(args: argparse.Namespace, told: dict[str, Any], *, good: tuple[str, ...]) -> int:
-    if args.json:
-        print(json.dumps(told, indent=2))
-    else:
-        print("\n".join(fold(describe(told["last"], Paint()))))
+    print_answer(args, told, lambda: fold(describe(told["last"], Paint())))
     return 0 if told["last"]["result"] in good else EX_REFUSED
 
 
@@ -339,13 +317,19 @@ def _last_id(told: dict[str, Any]) -> str | None:
     return None if told["last"] is None else str(told["last"]["id"])
 
 
-def _watch(args: argparse.Namespace, before: str | None) -> dict[str, Any]:
-    """Show the drill's progress until its report is there. Ctrl-C stops it, and waits until all is put back."""
+def _watch(args: argparse.Namespace, before: str | None, begin: Callable[[], object] | None = None) -> dict[str, Any]:
+    """Show the drill's progress until its report is there. Ctrl-C stops it, and waits until all is put back.
+
+    begin: starts the drill first; Ctrl-C stops it also while the daemon's answer is on its way.
+    """
     shown = _Progress(quiet=args.json)
     stopping = False
     began_s = down_s = time.perf_counter()
     while True:
         try:
+            if begin is not None:
+                asks, begin = begin, None
+                asks()
             try:
                 told = get(args, _PATH)
                 down_s = time.perf_counter()
@@ -363,6 +347,8 @@ def _watch(args: argparse.Namespace, before: str | None) -> dict[str, Any]:
                     return told
                 if time.perf_counter() - began_s > _BEGIN_S:
                     msg = "the daemon did not start it; its log has the reason (drill_refused)"
+                    if stopping:
+                        msg = "interrupted before the daemon began it"
                     raise RefusedError(msg)
             else:
                 shown.stage(running, told["load"])
@@ -371,15 +357,20 @@ def _watch(args: argparse.Namespace, before: str | None) -> dict[str, Any]:
             if stopping:
                 raise
             stopping = True
-            try:
-                post(args, "drill-stop", {"reason": "interrupted"})
-            except DownError as error:
-                shown.line(f"not stopped, and not put back yet: {error}")
-                shown.line(shown.left_behind())
-            except RefusedError as error:
-                shown.line(f"not stopped: {error}")
-            else:
-                shown.line("stopping: the daemon puts everything back (Ctrl-C again leaves; the daemon continues)")
+            _interrupt(args, shown)
+
+
+def _interrupt(args: argparse.Namespace, shown: "_Progress") -> None:
+    """Ask the daemon to stop the drill, and show what it answers."""
+    try:
+        post(args, "drill-stop", {"reason": "interrupted"})
+    except DownError as error:
+        shown.line(f"not stopped, and not put back yet: {error}")
+        shown.line(shown.left_behind())
+    except RefusedError as error:
+        shown.line(f"not stopped: {error}")
+    else:
+        shown.line("stopping: the daemon puts everything back (Ctrl-C again leaves; the daemon continues)")
 
 
 class _Progress:

@@ -14,7 +14,7 @@ from typing import Final, NoReturn
 
 from powerguard.cli.client import DownError, RefusedError, add_options, post
 from powerguard.cli.render import clean, say
-from powerguard.cli.shared import SOCKET, Subparsers
+from powerguard.cli.shared import SOCKET
 
 OWNED: Final = 99
 """apccontrol(8): exit 99 of a hook suppresses what apcupsd would do by default."""
@@ -27,29 +27,26 @@ NUT_SHUTDOWN: Final = "nut-shutdown"
 """Name of the event when upsmon is about to shut the host down."""
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "event",
-        help="request a poll (for the hooks of apcupsd and NUT)",
-        usage="powerguard event [--] NAME [UPS]\n"
+    parser.usage = (
+        "powerguard event [--] NAME [UPS]\n"
         "       powerguard event --for apcupsd|nut [--] NAME [UPS]\n"
-        "       powerguard event --for nut-shutdown -- COMMAND...",
-        description="Report an event to the daemon: it polls at once and decides by the reading. "
+        "       powerguard event --for nut-shutdown -- COMMAND..."
+    )
+    parser.description = (
+        "Report an event to the daemon: it polls at once and decides by the reading. "
         "Always exits 0. --for apcupsd and --for nut: 99 if the daemon is alive and owns the shutdown, so that the "
         "other program does not shut down; else 0. --for nut-shutdown: runs COMMAND (the old SHUTDOWNCMD) unless the "
-        "daemon owns the shutdown. Hooks write -- before NAME, so that the name of a UPS is never read as an option.",
+        "daemon owns the shutdown. Hooks write -- before NAME, so that the name of a UPS is never read as an option."
     )
     parser.add_argument("name", nargs="?", default="", help="the event, such as onbattery")
     parser.add_argument("ups", nargs="?", default="", help="which UPS")
-    parser.add_argument(
-        "--for", dest="caller", choices=("apcupsd", "nut", "nut-shutdown"), default=None, help="who asks"
-    )
+    parser.add_argument("--for", dest="caller", choices=("apcupsd", "nut", "nut-shutdown"), help="who asks")
     add_options(parser)
     # A hook must not fail over its own options either, unless a shutdown would be lost.
     if not any(word in {"nut-shutdown", "--for=nut-shutdown"} for word in sys.argv):
         parser.error = _shrug  # type: ignore[method-assign]
-    parser.set_defaults(run=run)
 
 
 def _shrug(message: str) -> NoReturn:

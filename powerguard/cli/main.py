@@ -16,14 +16,26 @@ from io import TextIOWrapper
 from typing import Any, Final, NamedTuple, NoReturn
 
 from powerguard.cli.render import forget, say
-from powerguard.cli.shared import CONFIG, EX_CONFIG, EX_IOERR, EX_USAGE, SOCKET, Subparsers, UntoldError
+from powerguard.cli.shared import (
+    CONFIG,
+    EX_CONFIG,
+    EX_DOWN,
+    EX_INTERRUPTED,
+    EX_IOERR,
+    EX_USAGE,
+    SOCKET,
+    UntoldError,
+    fail,
+    print_answer,
+)
 
 
 class Verb(NamedTuple):
     """A verb of the command line.
 
-    text: its line of help. place: its module in powerguard/cli, and after a colon the function that registers it; "":
-    the module has the verb's name. asks: it asks the daemon of the settings, whose socket `client.settle` finds.
+    text: its line of help. place: its module in powerguard/cli, "": the module has the verb's name; its functions are
+    `register` and `run`, and after a colon stands what follows these names in a module of several verbs. asks: it asks
+    the daemon of the settings, whose socket `client.settle` finds.
     """
 
     text: str
@@ -38,9 +50,9 @@ VERBS: Final = {
     "battery": Verb("show what was learned of the battery; record a replacement", asks=True),
     "doctor": Verb("check every part in advance and print remedies", place="doctor.checks", asks=True),
     "discover": Verb("find UPSes and PDUs and print settings for them"),
-    "abort": Verb("abort this outage's shutdown (before the commit point)", place="operate:register_abort", asks=True),
-    "maintenance": Verb("suspend the power-off for a while", place="operate:register_maintenance", asks=True),
-    "checkpoint": Verb("ask every trainer for a checkpoint now", place="operate:register_checkpoint", asks=True),
+    "abort": Verb("abort this outage's shutdown (before the commit point)", place="operate:_abort", asks=True),
+    "maintenance": Verb("suspend the power-off for a while", place="operate:_maintenance", asks=True),
+    "checkpoint": Verb("ask every trainer for a checkpoint now", place="operate:_checkpoint", asks=True),
     "recover": Verb("show what training waits for after a return, or start it now", asks=True),
     "checkpoints": Verb("list, verify, restore, export and prune checkpoints", place="checkpoints.verb"),
     "seal": Verb("make a checkpoint folder of any framework safe against a power cut", place="checkpoints.seal"),
@@ -77,6 +89,7 @@ _SECRETS: Final = {
 _WITH_SECRETS: Final = frozenset(("snmp", "discover"))
 _DAEMONS: Final = ("run", "sentinel")
 """Verbs whose tracebacks go to the system journal."""
+_Functions = tuple[Callable[[argparse.ArgumentParser], None], Callable[[argparse.Namespace], int]]
 _SHARED: Final = (
     ("--config", "FILE", f"settings (default: {CONFIG})"),
     ("--socket", "PATH", f"the daemon's admin socket (default: from the settings, else {SOCKET})"),
@@ -112,13 +125,16 @@ class Verbs:
         )
         self.parser.add_argument("--version", action="store_true", help="print the version")
         for option, metavar, text in _SHARED:
-            self.parser.add_argument(option, metavar=metavar, default=None, help=text)
+            self.parser.add_argument(option, metavar=metavar, help=text)
         self.subparsers = self.parser.add_subparsers(dest="verb", metavar="VERB", title="verbs")
 
     def add(self, verb: str) -> None:
         """Add one verb in full; its file is imported here."""
-        _registering(verb)(self.subparsers)
-        _share(self.subparsers.choices[verb])
+        register, run = _functions(verb)
+        parser = self.subparsers.add_parser(verb, help=VERBS[verb].text)
+        register(parser)
+        parser.set_defaults(run=run)
+        _share(parser)
 
     def list_all(self) -> None:
         """Add all verbs by name only: for the help page."""
@@ -148,13 +164,13 @@ def _own_options(parser: argparse.ArgumentParser) -> set[str]:
     return {option for action in parser._actions for option in action.option_strings}  # noqa: SLF001 - no other way
 
 
-def _registering(verb: str) -> Callable[[Any], None]:
-    """Return the function that adds the verb's parser; its module is imported here."""
+def _functions(verb: str) -> _Functions:
+    """Return what adds the verb's options, and what carries it out; its module is imported here."""
     if verb in _SHORT:
         return _SHORT[verb]
-    module, _, function = (VERBS[verb].place or verb).partition(":")
-    register: Callable[[Any], None] = getattr(import_module(f"powerguard.cli.{module}"), function or "register")
-    return register
+    name, _, ending = (VERBS[verb].place or verb).partition(":")
+    module = import_module(f"powerguard.cli.{name}")
+    return getattr(module, f"register{ending}"), getattr(module, f"run{ending}")
 
 
 def verb_in(argv: Sequence[str]) -> str | None:
@@ -213,7 +229,7 @@ def main(argv: Sequence[str] | None = None) -> int:
             # The output may still be in memory: a closed pipe would otherwise show only when Python ends.
             sys.stdout.flush()
     except KeyboardInterrupt:
-        return 130
+        return EX_INTERRUPTED
     except BrokenPipeError:
         forget(sys.stdout)
         return 141  # the reader (head, less) has closed the pipe
@@ -271,14 +287,10 @@ def _run(words: list[str]) -> int:
     if named and verb is not None and VERBS[verb].asks and (wrong := _settle(args)):
         args.nowhere = f"{wrong}, so the daemon's address is unknown: correct the settings or give --socket PATH"
         if verb != "event":  # a hook must not fail: it only reports this
-            from powerguard.cli.shared import fail
-
             return fail(args, verb, args.nowhere, EX_CONFIG)
     try:
         return int(args.run(args))
     except UntoldError as error:
-        from powerguard.cli.shared import EX_DOWN, fail
-
         why = f"the daemon does not report {error.args[0]}: it is older than this command"
         return fail(args, str(verb), f"{why} (systemctl restart powerguard, unless power is out)", EX_DOWN)
 
@@ -298,16 +310,13 @@ def _settle(args: argparse.Namespace) -> str:
 # --- The verbs of a few lines -----------------------------------------------------------------------------------------
 
 
-def _register_run(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "run",
-        help="run the daemon",
-        description="Run the daemon in the foreground. SIGTERM stops it, SIGHUP reloads the settings. "
-        "Exit 0: stopped; 69: another one runs with these settings; 78: the settings are wrong.",
+def _register_run(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run the daemon in the foreground. SIGTERM stops it, SIGHUP reloads the settings. "
+        "Exit 0: stopped; 69: another one runs with these settings; 78: the settings are wrong."
     )
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
     parser.add_argument("--dry-run", action="store_true", help="record the power-off instead of doing it, in any mode")
-    parser.set_defaults(run=_run_daemon)
 
 
 def _run_daemon(args: argparse.Namespace) -> int:
@@ -318,20 +327,17 @@ def _run_daemon(args: argparse.Namespace) -> int:
     return wiring.main(Path(args.config), dry_run=args.dry_run)
 
 
-def _register_sentinel(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "sentinel",
-        help="run on a management node: power registered hosts on after an outage",
-        description="Run a sentinel in the foreground: hosts register with it at their power-off, and "
+def _register_sentinel(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Run a sentinel in the foreground: hosts register with it at their power-off, and "
         "it powers them on once utility is stable and their BMC reports that they are off. SIGTERM stops it. It has "
         "its own settings (sample: config/sentinel.yaml). Exit 0: stopped; 69: another one uses the same state; 78: "
-        "the settings are wrong.",
+        "the settings are wrong."
     )
     # Not the daemon's settings, which are the default elsewhere.
     parser.add_argument("--config", metavar="FILE", dest="file", required=True, help="the sentinel's own settings")
     parser.add_argument("--dry-run", action="store_true", help="only record what it would do, in any mode")
     parser.add_argument("--check", action="store_true", help="check the settings and end")
-    parser.set_defaults(run=_run_sentinel)
 
 
 def _run_sentinel(args: argparse.Namespace) -> int:
@@ -342,14 +348,12 @@ def _run_sentinel(args: argparse.Namespace) -> int:
     return sentinel.main(Path(args.file), dry_run=args.dry_run, check=args.check)
 
 
-def _register_version(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser("version", help="print the version", description="Print the version.")
+def _register_version(parser: argparse.ArgumentParser) -> None:
+    parser.description = "Print the version."
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=_version)
 
 
 def _version(args: argparse.Namespace) -> int:
-    import json
     import platform
     from importlib.metadata import PackageNotFoundError, version
 
@@ -357,24 +361,18 @@ def _version(args: argparse.Namespace) -> int:
         own = version("powerguard")
     except PackageNotFoundError:
         own = "unknown"
-    if args.json:
-        told = {"schema_version": 1, "object": "version", "version": own, "python": platform.python_version()}
-        print(json.dumps(told, indent=2))
-    else:
-        print(f"powerguard {own} (Python {platform.python_version()})")
+    told = {"schema_version": 1, "object": "version", "version": own, "python": platform.python_version()}
+    print_answer(args, told, lambda: [f"powerguard {own} (Python {told['python']})"])
     return 0
 
 
-def _register_completion(subparsers: Subparsers) -> None:
-    parser = subparsers.add_parser(
-        "completion",
-        help="print a completion script for bash, zsh or fish",
-        description="Print a completion script: `powerguard completion bash > /etc/bash_completion.d/powerguard`, "
+def _register_completion(parser: argparse.ArgumentParser) -> None:
+    parser.description = (
+        "Print a completion script: `powerguard completion bash > /etc/bash_completion.d/powerguard`, "
         "`powerguard completion zsh > /usr/local/share/zsh/site-functions/_powerguard`, "
-        "`powerguard completion fish > ~/.config/fish/completions/powerguard.fish`.",
+        "`powerguard completion fish > ~/.config/fish/completions/powerguard.fish`."
     )
     parser.add_argument("shell", choices=("bash", "zsh", "fish"))
-    parser.set_defaults(run=_completion)
 
 
 def _completion(args: argparse.Namespace) -> int:
@@ -398,11 +396,11 @@ _COMPLETED: Final[Mapping[Any, str]] = {
 }
 """Completion of a value, by its name in the help."""
 
-_SHORT: Final[Mapping[str, Callable[[Subparsers], None]]] = {
-    "run": _register_run,
-    "sentinel": _register_sentinel,
-    "version": _register_version,
-    "completion": _register_completion,
+_SHORT: Final[Mapping[str, _Functions]] = {
+    "run": (_register_run, _run_daemon),
+    "sentinel": (_register_sentinel, _run_sentinel),
+    "version": (_register_version, _version),
+    "completion": (_register_completion, _completion),
 }
 
 

@@ -8,11 +8,10 @@
 """
 
 import argparse
-import json
 
 from powerguard.cli.client import DownError, RefusedError, add_options, post
 from powerguard.cli.render import clean, duration, fold, mode_note, told_seconds
-from powerguard.cli.shared import EX_DOWN, EX_REFUSED, Subparsers, fail
+from powerguard.cli.shared import EX_DOWN, EX_REFUSED, fail, print_answer
 
 
 def ask(args: argparse.Namespace, verb: str, body: dict[str, object], done: str, late: str = "") -> int:
@@ -26,28 +25,22 @@ def ask(args: argparse.Namespace, verb: str, body: dict[str, object], done: str,
         return fail(args, verb, str(error), EX_DOWN)
     except RefusedError as error:
         return fail(args, verb, f"refused: {error}", EX_REFUSED)
-    if args.json:
-        print(json.dumps(answer, indent=2))
-    else:
-        note = mode_note(answer.get("mode"), "the host would not be powered off anyway")
-        text = late if late and answer.get("phase") == "shutdown" else done
-        print("\n".join(fold([f"{text}; phase {clean(answer.get('phase'))}{note}"])))
+    note = mode_note(answer.get("mode"), "the host would not be powered off anyway")
+    text = late if late and answer.get("phase") == "shutdown" else done
+    print_answer(args, answer, lambda: fold([f"{text}; phase {clean(answer.get('phase'))}{note}"]))
     return 0
 
 
-def register_abort(subparsers: Subparsers) -> None:
+def register_abort(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "abort",
-        help="abort this outage's shutdown (before the commit point)",
-        description="Abort this outage's shutdown and continue training, at your own risk: powerguard no longer "
+    parser.description = (
+        "Abort this outage's shutdown and continue training, at your own risk: powerguard no longer "
         "powers the host off in this outage. Possible only before the commit point. "
-        "Exit 0: aborted; 1: refused, with the reason; 4: the daemon is down.",
+        "Exit 0: aborted; 1: refused, with the reason; 4: the daemon is down."
     )
     parser.add_argument("--reason", default="", metavar="TEXT", help="why, for the journal")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_options(parser)
-    parser.set_defaults(run=run_abort)
 
 
 def run_abort(args: argparse.Namespace) -> int:
@@ -55,13 +48,11 @@ def run_abort(args: argparse.Namespace) -> int:
     return ask(args, "abort", {"reason": args.reason}, "asked the daemon to abort this outage's shutdown")
 
 
-def register_maintenance(subparsers: Subparsers) -> None:
+def register_maintenance(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "maintenance",
-        help="suspend the power-off for a while",
-        description="Suspend the power-off for a while; alarms and checkpoints continue. It ends by itself. "
-        "Exit 0: done; 1: refused, with the reason; 4: the daemon is down.",
+    parser.description = (
+        "Suspend the power-off for a while; alarms and checkpoints continue. It ends by itself. "
+        "Exit 0: done; 1: refused, with the reason; 4: the daemon is down."
     )
     verbs = parser.add_subparsers(dest="maintenance_verb", metavar="on|off", required=True)
     on = verbs.add_parser("on", help="suspend", description="Suspend the power-off.")
@@ -73,7 +64,6 @@ def register_maintenance(subparsers: Subparsers) -> None:
     for each in (on, off):
         each.add_argument("--json", action="store_true", help="one JSON object on stdout")
         add_options(each)
-    parser.set_defaults(run=run_maintenance)
 
 
 def _seconds(text: str) -> float:
@@ -94,17 +84,14 @@ def run_maintenance(args: argparse.Namespace) -> int:
     return ask(args, "maintenance", {"for_s": args.for_s, "reason": args.reason}, done, late)
 
 
-def register_checkpoint(subparsers: Subparsers) -> None:
+def register_checkpoint(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "checkpoint",
-        help="ask every trainer for a checkpoint now",
-        description="Ask every trainer for a checkpoint now; training continues. `powerguard status` shows the "
-        "progress. Exit 0: asked; 1: refused, with the reason; 4: the daemon is down.",
+    parser.description = (
+        "Ask every trainer for a checkpoint now; training continues. `powerguard status` shows the "
+        "progress. Exit 0: asked; 1: refused, with the reason; 4: the daemon is down."
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_options(parser)
-    parser.set_defaults(run=run_checkpoint)
 
 
 def run_checkpoint(args: argparse.Namespace) -> int:

@@ -2,7 +2,6 @@
 
 import argparse
 import asyncio
-import json
 import shlex
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
@@ -10,7 +9,7 @@ from typing import TYPE_CHECKING, Any
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.operate import ask
 from powerguard.cli.render import Paint, clean, fold, mode_note
-from powerguard.cli.shared import EX_DOWN, EX_REFUSED, Subparsers, fail
+from powerguard.cli.shared import EX_DOWN, EX_REFUSED, fail, print_answer
 
 if TYPE_CHECKING:
     from powerguard.effectors.host.findings import Finding
@@ -29,22 +28,19 @@ _STAGES = {
 _MARKS = {True: ("ok", "green"), False: ("waiting", "red"), None: ("?", "yellow")}
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "recover",
-        help="show what training waits for after a return, or start it now",
-        description="Start training now on a host that is back from a power-off, even if the gate (utility, charge) "
+    parser.description = (
+        "Start training now on a host that is back from a power-off, even if the gate (utility, charge) "
         "would still wait. It is refused on battery, and if the host is not complete: --unchecked accepts it as it "
         "is. --dry-run shows each gate and whether it waits, and what would be started; also without the daemon, as "
         "far as possible. Exit 0: asked, or (with --dry-run) no gate waits; 1: refused, or a gate "
-        "waits; 4: the daemon is down.",
+        "waits; 4: the daemon is down."
     )
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument("--unchecked", action="store_true", help="start although a GPU or a checkpoint is missing")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -61,10 +57,7 @@ def run(args: argparse.Namespace) -> int:
     found = _target(starts["target"], starts["command"])
     told["gates"] += [_gate(finding) for finding in found]
     closed = any(gate["open"] is False for gate in told["gates"])
-    if args.json:
-        print(json.dumps(told, indent=2))
-    else:
-        print("\n".join(fold(_lines(told))))
+    print_answer(args, told, lambda: fold(_lines(told)))
     return EX_REFUSED if closed else 0
 
 
@@ -79,14 +72,17 @@ def _lines(told: dict[str, Any]) -> list[str]:
     for gate in told["gates"]:
         word, colour = _MARKS[gate["open"]]
         lines.append(f"  {paint(f'{word:<7}', colour)}  {clean(gate['name']):<{width}}  {clean(gate['text'])}")
-    lines.append(f"would start: {clean(_start(told['starts']))}")
+    lines.append(f"would start: {clean(_start(told['starts'])) or 'nothing, because the scheduler starts training'}")
     if told.get("refused"):
         lines.append(f"`powerguard recover` would be refused: {clean(told['refused'])}")
     return lines
 
 
 def _start(starts: dict[str, Any]) -> str:
-    return shlex.join(starts["command"]) if starts["command"] else f"systemctl start {starts['target']}"
+    """Return the command that starts training; "" if the scheduler does."""
+    if starts["command"]:
+        return shlex.join(starts["command"])
+    return "" if starts["target"] is None else f"systemctl start {starts['target']}"
 
 
 def _target(target: str | None, command: list[str]) -> "list[Finding]":
@@ -94,7 +90,10 @@ def _target(target: str | None, command: list[str]) -> "list[Finding]":
     from powerguard.effectors.host import findings
     from powerguard.effectors.options import ResumeOptions
 
-    options = ResumeOptions(command=command) if target is None else ResumeOptions(target=target)
+    if target is not None:
+        options = ResumeOptions(target=target)
+    else:
+        options = ResumeOptions(command=command, by="host" if command else "scheduler")
     return asyncio.run(findings.target(options))
 
 
@@ -132,13 +131,12 @@ def _alone(args: argparse.Namespace, why: str) -> int:
         return fail(args, "recover", f"{why}; and the settings are invalid: {error.problems[0]}", EX_DOWN)
     checked = asyncio.run(host_look(settings).look(_LOOK_S))
     problems, notes = checked.verdict.problems, checked.verdict.notes
-    resume = settings.resume
-    target = None if resume.command else resume.target
+    target, command = settings.resume.starts
     unseen = "unknown: the daemon is down (`powerguard doctor` asks the UPS)"
     gates = [
         *({"name": name, "open": None, "text": unseen} for name in ("utility", "countdown", "charge")),
         {"name": "host", "open": not problems, "text": "; ".join(problems or notes) or "as it was"},
-        *(_gate(finding) for finding in _target(target, list(resume.command))),
+        *(_gate(finding) for finding in _target(target, command)),
     ]
     told: dict[str, Any] = {
         "schema_version": 1,
@@ -151,15 +149,13 @@ def _alone(args: argparse.Namespace, why: str) -> int:
         "stage": None,
         "forced_by": None,
         "gates": gates,
-        "starts": {"target": target, "command": list(resume.command)},
+        "starts": {"target": target, "command": command},
         "refused": why,
         "refused_unchecked": why,
     }
-    if args.json:
-        print(json.dumps(told, indent=2))
-        return EX_DOWN
     lines = _lines({**told, "phase": "unknown", "stage": "the daemon is down; this is the state without it"})
     lines.append("to start training with the battery watched: systemctl start powerguard.service")
-    lines.append(f"to start it by hand, without a watch on the battery: {clean(_start(told['starts']))}")
-    print("\n".join(fold(lines)))
+    if by_hand := clean(_start(told["starts"])):
+        lines.append(f"to start it by hand, without a watch on the battery: {by_hand}")
+    print_answer(args, told, lambda: fold(lines))
     return EX_DOWN

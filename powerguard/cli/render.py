@@ -102,6 +102,12 @@ def duration(seconds: float | None) -> str:
     return f"{sign}{whole // 86400} d {whole % 86400 // 3600} h"
 
 
+def after_start(seconds: float) -> str:
+    """Return a time from an outage's start, for display: +45 s."""
+    text = duration(seconds)
+    return text if text.startswith("-") else f"+{text}"
+
+
 def is_endless(seconds: float | None) -> bool:
     """Say whether this runtime is endless: a feed with utility carries the host (1e7 s in `supply.feeds`)."""
     return seconds is not None and seconds >= 1e6
@@ -122,11 +128,11 @@ def clock_of(unix_s: float | None) -> str:
     return "?" if unix_s is None else moment(unix_s)[11:19]
 
 
-def number(value: Any, unit: str = "", digits: int = 0) -> str:  # noqa: ANN401 - any value of a JSON object
+def number(value: Any, unit: str = "", digits: int = 0, times: int = 1) -> str:  # noqa: ANN401 - any value of JSON
     """Return a number with its unit; "?" when not known."""
     if not isinstance(value, int | float) or isinstance(value, bool):
         return "?"
-    return f"{value:.{digits}f}{' ' + unit if unit else ''}"
+    return f"{times * value:.{digits}f}{' ' + unit if unit else ''}"
 
 
 def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:

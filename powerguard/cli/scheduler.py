@@ -1,24 +1,21 @@
 """`powerguard scheduler topology`: which Slurm nodes share a feed, as node features and as a topology file."""
 
 import argparse
-import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Final
 
-from powerguard.cli.shared import EX_CONFIG, Subparsers, fail
+from powerguard.cli.shared import EX_CONFIG, fail, print_answer
 from powerguard.settings.load import SettingsError
 
 _ROOT: Final = "power"
 """The switch above those of the feeds, so that one job may have nodes of several feeds."""
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "scheduler",
-        help="print the UPSes of the fleet as Slurm features and a topology file",
-        description="Print which nodes share a UPS, so that Slurm places a job on one feed, or spreads it over two.",
+    parser.description = (
+        "Print which nodes share a UPS, so that Slurm places a job on one feed, or spreads it over two."
     )
     verbs = parser.add_subparsers(dest="what", metavar="topology", required=True)
     topology = verbs.add_parser(
@@ -31,7 +28,6 @@ def register(subparsers: Subparsers) -> None:
         "files", metavar="FILE", nargs="+", type=Path, help="the sentinel's settings, or the settings of each host"
     )
     topology.add_argument("--json", action="store_true", help="one JSON object: the feeds of each node")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -46,10 +42,7 @@ def run(args: argparse.Namespace) -> int:
         if twice:
             return fail(args, "scheduler", f"{path}: node {twice[0]} is in an earlier file, too", EX_CONFIG)
         feeds |= found
-    if args.json:
-        print(json.dumps({"schema_version": 1, "object": "topology", "nodes": feeds}, indent=2))
-    else:
-        print("\n".join(_lines(feeds)))
+    print_answer(args, {"schema_version": 1, "object": "topology", "nodes": feeds}, lambda: _lines(feeds))
     return 0
 
 

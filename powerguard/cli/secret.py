@@ -13,7 +13,7 @@ from typing import Final, Literal, NamedTuple
 from powerguard.cli.client import UNIT_FOLDERS
 from powerguard.cli.install.pieces import CREDENTIALS, DAEMON
 from powerguard.cli.render import clean, table
-from powerguard.cli.shared import EX_REFUSED, EX_USAGE, Subparsers, fail
+from powerguard.cli.shared import EX_REFUSED, EX_USAGE, fail, print_answer
 from powerguard.durable import replace_file
 from powerguard.options import CREDENTIAL_NAME, MAX_SECRET_BYTES, SECRETS
 from powerguard.settings.cautions import secrets_in
@@ -40,14 +40,12 @@ class Named(NamedTuple):
     passed_by: str = ""
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "secret",
-        help="enter a secret without showing it; list missing ones",
-        description="The settings never contain a secret: {credential: NAME} names one. Its file is in "
+    parser.description = (
+        "The settings never contain a secret: {credential: NAME} names one. Its file is in "
         f"{SECRETS}, readable by root only, and systemd gives it to the daemon. Exit 0: done, none is missing; "
-        "1: refused, or one is missing.",
+        "1: refused, or one is missing."
     )
     verbs = parser.add_subparsers(dest="what", metavar="set|list", required=True)
     put = verbs.add_parser(
@@ -64,7 +62,6 @@ def register(subparsers: Subparsers) -> None:
     for each in (put, listed):
         each.add_argument("--root", metavar="DIR", default="/", help="root of an image, instead of this system")
         each.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=run)
 
 
 def _name(text: str) -> str:
@@ -86,9 +83,11 @@ def run(args: argparse.Namespace) -> int:
     try:
         config = Path(args.config) if root == Path("/") else root / args.config.lstrip("/")
         known = named(root, load(config))
-    except SettingsError:
+    except SettingsError as error:
+        if args.what == "list":
+            return fail(args, "secret", "; ".join(error.problems), EX_REFUSED)
         known = None
-    return _list(args, known) if args.what == "list" else _set(args, root, known)
+    return _set(args, root, known) if known is None or args.what == "set" else _list(args, known)
 
 
 def _set(args: argparse.Namespace, root: Path, known: list[Named] | None) -> int:
@@ -100,10 +99,8 @@ def _set(args: argparse.Namespace, root: Path, known: list[Named] | None) -> int
     except OSError as error:
         return fail(args, "secret", f"{error.filename or SECRETS}: {error.strerror}", EX_REFUSED)
     then = _next(root, args.name, known)
-    if args.json:
-        print(json.dumps({"schema_version": 1, "object": "secret", "path": str(path), "next": then}, indent=2))
-    else:
-        print(f"{path}: written, readable by root only", *(f"next: {line}" for line in then), sep="\n")
+    told = {"schema_version": 1, "object": "secret", "path": str(path), "next": then}
+    print_answer(args, told, lambda: [f"{path}: written, readable by root only", *(f"next: {line}" for line in then)])
     return 0
 
 
@@ -149,9 +146,7 @@ def _words(one: Named) -> str:
     return f"passed by {one.passed_by}" if one.passed_by else one.stands
 
 
-def _list(args: argparse.Namespace, known: list[Named] | None) -> int:
-    if known is None:
-        return fail(args, "secret", f"{args.config}: is not valid: run powerguard config validate", EX_REFUSED)
+def _list(args: argparse.Namespace, known: list[Named]) -> int:
     if args.json:
         secrets = [each._asdict() for each in known]
         print(json.dumps({"schema_version": 1, "object": "secrets", "secrets": secrets}, indent=2))

@@ -3,7 +3,8 @@
 import argparse
 import json
 import sys
-from typing import Any, Final, Protocol
+from collections.abc import Callable, Iterable, Mapping
+from typing import Any, Final
 
 from powerguard.cli.render import Paint, clean, say
 
@@ -25,6 +26,8 @@ EX_IOERR: Final = 74
 """sysexits.h: the output could not be written."""
 EX_CONFIG: Final = 78
 """sysexits.h: the settings are wrong."""
+EX_INTERRUPTED: Final = 130
+"""Ctrl-C ended it, as a shell reports it."""
 SOCKET: Final = "/run/powerguard/powerguard.sock"
 CONFIG: Final = "/etc/powerguard/powerguard.yaml"
 
@@ -33,12 +36,9 @@ class UntoldError(KeyError):
     """The daemon's answer lacks this key."""
 
 
-class Subparsers(Protocol):
-    """What `add_subparsers` returns; argparse keeps its class private."""
-
-    def add_parser(self, name: str, **keywords: Any) -> argparse.ArgumentParser:  # noqa: ANN401 - argparse's own
-        """Add the parser of one verb."""
-        ...
+def print_answer(args: argparse.Namespace, told: Mapping[str, Any], lines: Callable[[], Iterable[str]]) -> None:
+    """Print an answer: with --json the object, else the lines."""
+    print(json.dumps(told, indent=2) if args.json else "\n".join(lines()))
 
 
 def fail(args: argparse.Namespace, verb: str, why: str, code: int) -> int:
@@ -49,3 +49,27 @@ def fail(args: argparse.Namespace, verb: str, why: str, code: int) -> int:
         paint = Paint(sys.stderr)
         say(f"powerguard {verb}: {paint('error', 'red')}: {clean(why)}")
     return code
+
+
+def add_snmp_secrets(parser: argparse.ArgumentParser) -> None:
+    """Add the options by which a verb reads SNMP cards; `snmp_secrets` returns what they say."""
+    parser.add_argument("--community-file", metavar="FILE", help="SNMP community of v1 and v2c (public)")
+    parser.add_argument("--user", help="user of SNMP v3")
+    parser.add_argument("--auth-file", metavar="FILE", help="its authentication passphrase")
+    parser.add_argument("--auth-protocol", help="MD5, SHA (default), SHA-224, SHA-256, SHA-384, SHA-512")
+    parser.add_argument("--priv-file", metavar="FILE", help="its privacy passphrase")
+    parser.add_argument("--priv-protocol", help="DES, AES (default), AES-192, AES-256")
+
+
+def snmp_secrets(args: argparse.Namespace) -> dict[str, Any]:
+    """Return the files and protocols that were given, as the settings of a source have them."""
+    from pathlib import Path
+
+    found: dict[str, Any] = {}
+    for key in ("community", "auth", "priv"):
+        if (file := getattr(args, f"{key}_file")) is not None:
+            found[key] = {"file": str(Path(file).absolute())}
+    for key in ("auth_protocol", "priv_protocol"):
+        if (protocol := getattr(args, key)) is not None:
+            found[key] = protocol
+    return found

@@ -9,7 +9,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from powerguard.cli.render import Bar, Paint, fold, say, table
-from powerguard.cli.shared import EX_CONFIG, EX_USAGE, Subparsers, fail
+from powerguard.cli.shared import EX_CONFIG, EX_INTERRUPTED, EX_USAGE, fail
 
 if TYPE_CHECKING:
     from powerguard.sim.world.many import Tell
@@ -17,7 +17,6 @@ if TYPE_CHECKING:
     from powerguard.sim.world.site import Site
 
 EX_VIOLATED: Final = 1
-EX_INTERRUPTED: Final = 130
 _POLICIES: Final = ("powerguard", "fixed", "nut", "apcupsd", "oracle")
 _LEVELS: Final = ("core", "loop")
 _OUTAGES: Final = {"core": 1000, "loop": 50}
@@ -28,14 +27,12 @@ _MOST_SETS: Final = 12
 _CAUSES: Final = ("held", "stopped", "boot", "rolled_back")
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "simulate",
-        help="simulate thousands of outages",
-        description="Play outages in a seeded world in which batteries, gauges, trainers, BMCs and other daemons "
+    parser.description = (
+        "Play outages in a seeded world in which batteries, gauges, trainers, BMCs and other daemons "
         "report wrong values, hang and die. Exit 0: no invariant was violated; 1: one was, and the command that "
-        "plays it again is printed.",
+        "plays it again is printed."
     )
     parser.add_argument(
         "--seed", type=_at_least(0), default=1, metavar="N", help="seed of the first outage, below 10^15 (default 1)"
@@ -43,7 +40,6 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--outages",
         type=_at_least(1),
-        default=None,
         metavar="N",
         help="how many (default 1000; level loop 50; with several hosts 100)",
     )
@@ -53,12 +49,9 @@ def register(subparsers: Subparsers) -> None:
         "--hosts",
         metavar="N,N,...",
         type=_hosts,
-        default=None,
         help="several hosts on one UPS: how many in each shed tier, the lowest tier first; without faults",
     )
-    parser.add_argument(
-        "--site", metavar="FILE", default=None, help="file with the world's parameters (docs/reference/simulate.md)"
-    )
+    parser.add_argument("--site", metavar="FILE", help="file with the world's parameters (docs/reference/simulate.md)")
     parser.add_argument(
         "--faults", action=argparse.BooleanOptionalAction, default=True, help="inject faults (default: yes)"
     )
@@ -71,9 +64,8 @@ def register(subparsers: Subparsers) -> None:
         default="core",
         help="how much of powerguard is real: the core (default); the loop, bulkhead and journal too, in virtual time",
     )
-    parser.add_argument("--jobs", type=_at_least(1), default=None, metavar="N", help="processes (default: all cores)")
+    parser.add_argument("--jobs", type=_at_least(1), metavar="N", help="processes (default: all cores)")
     parser.add_argument("--json", action="store_true", help="one JSON object")
-    parser.set_defaults(run=run)
 
 
 def _at_least(least: int) -> Any:  # noqa: ANN401 - a type for argparse
@@ -118,8 +110,11 @@ def run(args: argparse.Namespace) -> int:
         print(f"powerguard simulate: interrupted; {played} of {whole} outages were played", file=sys.stderr)
         return EX_INTERRUPTED
     if told is not None:
-        show = {"simulate": _print, "simulate_rack": _print_rack, "simulate_job": _print_job}
-        print(json.dumps(told, indent=2)) if args.json else show[told["object"]](told)
+        if args.json:
+            print(json.dumps(told, indent=2))
+        else:
+            {"simulate": _print, "simulate_rack": _print_rack, "simulate_job": _print_job}[told["object"]](told)
+            _print_end(told)
     return status
 
 
@@ -147,43 +142,35 @@ def _told(args: argparse.Namespace, tell: "Tell") -> tuple[int, dict[str, Any] |
         site=None if args.site is None else shlex.quote(args.site),
         level=args.level,
     )
-    if args.job:
-        return _told_job(args, site, options, tell)
-    if args.hosts is not None or site.rack.hosts:
-        return _told_rack(args, site, options, tell)
-    told = report(_play(site, options, args.jobs, tell), options) | {"warnings": warnings(site)}
-    return EX_VIOLATED if told["invariant_violations"] else 0, told
-
-
-def _told_rack(
-    args: argparse.Namespace, site: "Site", options: "SimulationOptions", tell: "Tell"
-) -> tuple[int, dict[str, Any] | None]:
-    """Play several hosts on one UPS. Returns as `_told` does."""
-    from powerguard.sim.world import rack
-    from powerguard.sim.world.many import play_racks
-    from powerguard.sim.world.site import warnings
-
-    if args.policy not in rack.KINDS or args.level != "core":
-        kinds = " or ".join(rack.KINDS)
-        return fail(args, "simulate", f"several hosts need --level core and --policy {kinds}", EX_USAGE), None
-    if args.hosts is not None:
-        site = rack.with_hosts(site, args.hosts)
-    told = rack.report(play_racks(site, options, jobs=args.jobs, tell=tell), site, options)
+    several = _several(args, site, options, tell)
+    if isinstance(several, str):
+        return fail(args, "simulate", several, EX_USAGE), None
+    told = report(_play(site, options, args.jobs, tell), options) if several is None else several
     told |= {"warnings": warnings(site)}
     return EX_VIOLATED if told["invariant_violations"] else 0, told
 
 
-def _told_job(
+def _several(
     args: argparse.Namespace, site: "Site", options: "SimulationOptions", tell: "Tell"
-) -> tuple[int, dict[str, Any] | None]:
-    """Play several hosts that run one job. Returns as `_told` does."""
-    from powerguard.sim.cluster.play import play_clusters, report
-    from powerguard.sim.world.site import warnings
+) -> dict[str, Any] | str | None:
+    """Play several hosts; return the report, or which options do not go together; None: it is one host."""
+    if args.job:
+        from powerguard.sim.cluster.play import play_clusters
+        from powerguard.sim.cluster.play import report as of_job
 
-    if args.policy != "powerguard" or args.level != "core":
-        return fail(args, "simulate", "--job needs --level core and --policy powerguard", EX_USAGE), None
-    told = report(play_clusters(site, options, jobs=args.jobs, tell=tell), options) | {"warnings": warnings(site)}
-    return EX_VIOLATED if told["invariant_violations"] else 0, told
+        if args.policy != "powerguard" or args.level != "core":
+            return "--job needs --level core and --policy powerguard"
+        return of_job(play_clusters(site, options, jobs=args.jobs, tell=tell), options)
+    if args.hosts is None and not site.rack.hosts:
+        return None
+    from powerguard.sim.world import rack
+    from powerguard.sim.world.many import play_racks
+
+    if args.policy not in rack.KINDS or args.level != "core":
+        return f"several hosts need --level core and --policy {' or '.join(rack.KINDS)}"
+    if args.hosts is not None:
+        site = rack.with_hosts(site, args.hosts)
+    return rack.report(play_racks(site, options, jobs=args.jobs, tell=tell), site, options)
 
 
 def _play(site: "Site", options: "SimulationOptions", jobs: int | None, tell: "Tell") -> "list[Sample]":
@@ -196,7 +183,6 @@ def _play(site: "Site", options: "SimulationOptions", jobs: int | None, tell: "T
 
 
 def _print(told: dict[str, Any]) -> None:
-    paint = Paint(sys.stdout)
     count = told["outages"]
 
     def share(key: str) -> str:
@@ -221,18 +207,10 @@ def _print(told: dict[str, Any]) -> None:
     lines.append(f"  shut down                         {share('shutdowns')}, needlessly {share('needless')}")
     lines.append(f"  stranded                          {share('stranded')}")
     print("\n".join(fold(lines)))
-    for warning in told["warnings"]:
-        print("\n" + "\n".join(fold([f"{paint('warning', 'yellow')}: {warning}"])))
-    _print_ways(told["stranded_by_ways"])
-    for lost in told["planning_dirty_outages"][:5]:
-        print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")
-    for violated in told["invariant_violations"]:
-        print(f"\n{paint('violated', 'red')}: {violated['violation']}\n  {violated['reproduce']}")
 
 
 def _print_rack(told: dict[str, Any]) -> None:
     """Show how the hosts of each tier fared."""
-    paint = Paint(sys.stdout)
     hosts, judged = sum(told["hosts"]), told["hosts_judged"]
     share = 100.0 * told["planning_dirty_hosts"] / max(1, judged)
     played = "1 outage" if told["outages"] == 1 else f"{told['outages']} outages"
@@ -251,17 +229,10 @@ def _print_rack(told: dict[str, Any]) -> None:
         for each in reversed(told["tiers"])
     ]
     print("\n".join(table([head, *rows])))
-    for warning in told["warnings"]:
-        print("\n" + "\n".join(fold([f"{paint('warning', 'yellow')}: {warning}"])))
-    for lost in told["planning_dirty_outages"][:5]:
-        print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")
-    for violated in told["invariant_violations"]:
-        print(f"\n{paint('violated', 'red')}: {violated['violation']}\n  {violated['reproduce']}")
 
 
 def _print_job(told: dict[str, Any]) -> None:
     """Show what a job on several hosts lost, and what Slurm and persons had to do."""
-    paint = Paint(sys.stdout)
     faults = "with faults" if told["faults"] else "without faults"
     site = "" if told["site"] is None else f", site {told['site']}"
     played = "1 outage" if told["outages"] == 1 else f"{told['outages']} outages"
@@ -276,8 +247,16 @@ def _print_job(told: dict[str, Any]) -> None:
         f"  nodes reported to a person        {told['reported']}",
     ]
     print("\n".join(fold(lines)))
+
+
+def _print_end(told: dict[str, Any]) -> None:
+    """Show what every report ends with: what makes it doubtful, and the outages to look at."""
+    paint = Paint(sys.stdout)
     for warning in told["warnings"]:
         print("\n" + "\n".join(fold([f"{paint('warning', 'yellow')}: {warning}"])))
+    _print_ways(told.get("stranded_by_ways", []))
+    for lost in told.get("planning_dirty_outages", [])[:5]:
+        print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")
     for violated in told["invariant_violations"]:
         print(f"\n{paint('violated', 'red')}: {violated['violation']}\n  {violated['reproduce']}")
 

@@ -27,7 +27,7 @@ from powerguard.cli.render import (
     number,
     table,
 )
-from powerguard.cli.shared import EX_DOWN, Subparsers
+from powerguard.cli.shared import EX_DOWN, EX_INTERRUPTED
 
 if TYPE_CHECKING:
     from powerguard.core.model.state import State
@@ -142,24 +142,19 @@ class Row(NamedTuple):
     colour: str = ""
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "status",
-        help="show phase, battery, slack and trainers",
-        description="Show phase, battery, budget, trainers and all conditions that reduce protection. Exit 0: "
+    parser.description = (
+        "Show phase, battery, budget, trainers and all conditions that reduce protection. Exit 0: "
         "online; 1: in an outage or coming back; 2: shutting down; 3: online, but protection is reduced; 4: the "
-        "daemon is down.",
+        "daemon is down."
     )
     how = parser.add_mutually_exclusive_group()
     how.add_argument("--json", action="store_true", help="one JSON object on stdout")
     how.add_argument("--short", action="store_true", help="one line")
     parser.add_argument("-w", "--watch", action="store_true", help="refresh every second, until interrupted")
-    parser.add_argument(
-        "--journal", metavar="FILE", default=None, help=f"journal that is read if the daemon is down ({JOURNAL})"
-    )
+    parser.add_argument("--journal", metavar="FILE", help=f"journal that is read if the daemon is down ({JOURNAL})")
     add_options(parser, reads=True)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -167,7 +162,7 @@ def run(args: argparse.Namespace) -> int:
     if not args.watch:
         return _once(args, clear=False)
     clear = sys.stdout.isatty() and not args.json and os.environ.get("TERM") != "dumb"
-    code, curves = 0, Curves()
+    code, curves = EX_INTERRUPTED, Curves()  # until the first look has ended
     try:
         if clear:  # an empty screen, and no cursor
             print("\x1b[2J\x1b[?25l", end="")
@@ -578,12 +573,12 @@ def _next(told: dict[str, Any]) -> list[Row]:
     is_fine = told["outage"] is None or (told["phase"] == "recovery" and told["supply"] == "utility")
     for place, step in enumerate(told["next"]):
         label = ("if power fails" if is_fine else "next") if place == 0 else ""
-        rows.append(Row(0, label, describe_step(step, is_suspended=told["maintenance"] is not None)))
+        rows.append(Row(0, label, describe_step(step)))
     return rows
 
 
-def describe_step(step: dict[str, Any], *, is_suspended: bool = False) -> str:
-    """Return one forecast as a line: when, what, why. is_suspended: maintenance keeps the host on."""
+def describe_step(step: dict[str, Any]) -> str:
+    """Return one forecast as a line: when, what, why."""
     in_s = step["in_s"]
     when = "at an unknown time" if in_s is None else "now" if in_s <= 0 else f"in {duration(in_s)}"
     at = "" if step["at"] is None else f" ({clock_of(step['at'])})"
@@ -592,7 +587,7 @@ def describe_step(step: dict[str, Any], *, is_suspended: bool = False) -> str:
         return f"{when}{at}: {action}, even if units still run"
     words = _STEPS.get(action, {"pause": "power-off" if action == "shutdown" else clean(action)})
     what = words.get(step.get("training") or "pause", words["pause"])
-    if is_suspended and action == "shutdown":
+    if step["suspended"]:
         what += ", if maintenance did not suspend it"
     return f"{when}{at}: {what}: {_why(step['because'], action)}"
 

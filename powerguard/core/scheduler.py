@@ -12,7 +12,7 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.model import events
 from powerguard.core.model.actions import DrainNode, LeaveNode, Level, ReturnNode, SignalJobs
 from powerguard.core.model.events import Done, Outcome
-from powerguard.core.model.policy import Policy
+from powerguard.core.model.policy import Mode, Policy
 from powerguard.core.model.state import Emergency, NodeMarked, OnBattery, Online, Recovery, Shutdown, State, Supply
 from powerguard.core.supply import fusion
 
@@ -114,6 +114,16 @@ def _is_over(turn: Turn, node: NodeMarked) -> bool:
     if fusion.is_stable(turn.policy, feed, turn.now_s, stable_s=turn.policy.node_return_s):
         return True
     return feed.lost_since_s is not None and turn.now_s - feed.lost_since_s >= turn.policy.unknown_hold_s
+
+
+def begin_again(turn: Turn, *, was: Mode) -> None:
+    """Forget what was only recorded of this outage, in a mode that carries out less. was: that mode."""
+    node = turn.state.node
+    if node is not None and node.outage == turn.outage_id:
+        node = replace(node, left=False, leaving=False, recorded=False)
+        if was is Mode.DRY_RUN:
+            node = replace(node, drained=False, signalled=False, running=())
+        turn.owe(node)
 
 
 def handle(turn: Turn, outcome: Outcome) -> None:

@@ -146,10 +146,11 @@ async def keep_running(
 ) -> None:
     """Run a task that should not end, again and again: a bug in one source must not take the daemon down.
 
-    on_failure: called each time, with why it ended, in one line. once: do not start it again. Raises only
-    CancelledError.
+    on_failure: called each time, with why it ended, in one line. once: do not start it again. One that swallowed its
+    cancellation is not started again either. Raises only CancelledError.
     """
     loop = asyncio.get_running_loop()
+    task = asyncio.current_task()
     rest_s = RESTART_S
     while True:
         reason = "it ended by itself"
@@ -159,7 +160,7 @@ async def keep_running(
         except Exception as error:  # The same bulkhead, for permanent tasks: a bug must not end the daemon.
             reason = describe(error)
             log.exception("task_failed", task=name)
-        if once:
+        if once or (task is not None and task.cancelling()):
             return
         rest_s = RESTART_S if loop.time() - began_s > RESTART_MAX_S else rest_s
         on_failure(f"{name}: {reason}")

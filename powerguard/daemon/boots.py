@@ -13,7 +13,7 @@ ACPI's FPDT or a boot loader of systemd's. Neither delays other work; a missing 
 import asyncio
 import json
 import re
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Sequence
 from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Final, Protocol
@@ -26,7 +26,7 @@ from powerguard.core.model.events import Event, Measured, PoweredOn
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.serialisation import PlainError, from_plain
 from powerguard.daemon.attempt import rest
-from powerguard.daemon.journal import Journal, Line
+from powerguard.daemon.journal import Journal, Line, pairs
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc.engine import Probe
 from powerguard.effectors.bmc.ipmi import RestartCause
@@ -197,19 +197,14 @@ def powered_off(before: Sequence[Line], returned: Line) -> PoweredOff | str:
 
 
 def _is_latch(line: Line) -> bool:
-    return _pairs(line.payload.get("numbers")).get("new") == "shutdown"
+    return pairs(line.payload.get("numbers")).get("new") == "shutdown"
 
 
 def _was_accepted(line: Line, order: Line) -> bool:
     """Accepted, and not only recorded, as in dry-run."""
     if line.kind != "outcome" or line.event != "Done" or line.action != order.action:
         return False
-    return _pairs(line.payload.get("detail")).get("dry_run") is not True
-
-
-def _pairs(value: object) -> Mapping[str, object]:
-    pairs = value if isinstance(value, list) else []
-    return {str(pair[0]): pair[1] for pair in pairs if isinstance(pair, list) and len(pair) == 2}
+    return pairs(line.payload.get("detail")).get("dry_run") is not True
 
 
 # --- The system's journal ---------------------------------------------------------------------------------------------

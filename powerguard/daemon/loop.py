@@ -61,7 +61,7 @@ from powerguard.effectors.bmc.engine import Probe
 from powerguard.effectors.host.check import HostCheckEffector
 from powerguard.effectors.host.power import HostEffector
 from powerguard.effectors.options import ResumeOptions
-from powerguard.ups.base import Source
+from powerguard.ups.base import Publish, Source
 from powerguard.ups.snmp.traps import TrapCounts
 
 log = structlog.get_logger()
@@ -218,9 +218,9 @@ class Loop:
     @property
     def returning(self) -> ReturnView:
         """How the host is, and what starts training."""
-        resume, check = self.parts.resume, self.parts.check
-        seen = None if check is None else check.last
-        return ReturnView(target=resume.target, command=tuple(resume.command), seen=seen)
+        target, command = self.parts.resume.starts
+        check = self.parts.check
+        return ReturnView(target=target, command=tuple(command), seen=None if check is None else check.last)
 
     @property
     def strangers(self) -> Sequence[str]:
@@ -377,9 +377,10 @@ class Loop:
         while not self._stopping:
             # Not in the group: one that swallows its cancellation would block our exit without end.
             create_task = asyncio.get_running_loop().create_task
+            publish = partial(self._publish_of, self.parts)
             running = [
                 create_task(
-                    keep_running(f"source {name}", partial(source.run, self.publish), self._blame(ups, name)),
+                    keep_running(f"source {name}", partial(source.run, publish), self._blame(publish, ups, name)),
                     name=f"source {name}",
                 )
                 for ups, name, source in self.parts.sources
@@ -394,6 +395,11 @@ class Loop:
             if self.parts is not old:
                 await close(old)
 
+    def _publish_of(self, parts: Components, event: Reading | SourceFailed) -> None:
+        """Take a report of a source of these parts. One that outlives its settings no longer speaks for a UPS."""
+        if parts is self.parts:
+            self.publish(event)
+
     async def _end(self, running: Sequence[asyncio.Task[None]]) -> None:
         for task in running:
             task.cancel()
@@ -404,11 +410,11 @@ class Loop:
             log.error("task_left_behind", task=task.get_name(), because=f"did not end within {CLOSE_LIMIT_S:g} s")
             self.abandoned.take(task)
 
-    def _blame(self, ups: str, name: str) -> Callable[[str], None]:
+    def _blame(self, publish: Publish, ups: str, name: str) -> Callable[[str], None]:
         """A poller that breaks is a source that is lost: the core must hear of it."""
 
         def failed(reason: str) -> None:
-            self.publish(SourceFailed(at_s=self.clock(), ups=ups, source=name, reason=reason, lost=True))
+            publish(SourceFailed(at_s=self.clock(), ups=ups, source=name, reason=reason, lost=True))
 
         return failed
 
@@ -610,6 +616,8 @@ class Loop:
 
 CHECK_S = 3600.0
 RETRY_S = 60.0
+POLICY_LIMIT_S = 20.0
+"""Timeout for a check of the BMC's policy without an outage: old boards take 10 s for a login over Redfish."""
 
 
 class ReturnWatch:
@@ -680,16 +688,17 @@ class ReturnWatch:
         boot_id: str,
         limit_s: float,
     ) -> None:
-        """Check periodically. can: an effector exists. is_quiet: no outage checks anyway. limit_s: for one answer."""
+        """Check periodically. can: an effector exists. is_quiet: no outage checks anyway. limit_s: for one method."""
         failures = 0
         while True:
             self._asked.clear()
             rest_s = RETRY_S  # in an outage; what it has changed is checked soon after its end
             if is_quiet():
                 self._checks += 1
-                by_s = self._clock() + limit_s
+                now_s = self._clock()
+                by_s = now_s + limit_s
                 name = f"{boot_id[:8]}-{{}}-{self._checks}"
-                asked: list[Action] = [EnsurePolicy(id=name.format("policy"), by_s=by_s, outage="")]
+                asked: list[Action] = [EnsurePolicy(id=name.format("policy"), by_s=now_s + POLICY_LIMIT_S, outage="")]
                 for view in self.ways:
                     id_ = name.format(f"{view.way}{view.ups}")
                     asked.append(CheckWay(id=id_, by_s=by_s, way=view.way, ups=view.ups))

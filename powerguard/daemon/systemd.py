@@ -90,11 +90,6 @@ class Notifier:
         return cls(manager)
 
     @property
-    def enabled(self) -> bool:
-        """True where a manager listens."""
-        return self._socket is not None
-
-    @property
     def watchdog_every_s(self) -> float | None:
         """How often to call `watchdog`: half the limit, as sd_watchdog_enabled(3) advises; None without a watchdog."""
         return None if self.watchdog_s is None else self.watchdog_s / 2

@@ -107,7 +107,7 @@ class WatchdogDrill:
     async def begin(self, who: str, host_name: str) -> float:
         """Write down, arm, read back, power off; returns the seconds until the timer fires. Raises EffectorError.
 
-        host_name: as the operator has typed it. A failure undoes the steps so far.
+        host_name: as the operator has typed it. A failure undoes the steps so far, but for an order without an answer.
         """
         if not self._host.policy.powers_off:
             msg = f"mode is {self._host.policy.mode}: this drill powers the host off and needs mode: armed"
@@ -123,7 +123,7 @@ class WatchdogDrill:
         try:
             return await self._begin(watchdog, seen, who)
         except BaseException:
-            self._underway = False
+            self._underway = self._begun.is_set()
             raise
 
     async def _begin(self, watchdog: "WatchdogEffector", seen: "WatchdogStatus", who: str) -> float:
@@ -151,6 +151,12 @@ class WatchdogDrill:
             )
             detail = await self._effectors()[PowerOff].carry_out(order)
         except BaseException as error:
+            if isinstance(error, EffectorError) and error.timed_out:
+                # The word may still be obeyed, and the host would stay off without the timer. `run` stops it otherwise.
+                self._begun.set()
+                msg = f"{error}; the order may still be obeyed, so the BMC's timer stays armed: it is stopped if this "
+                msg += f"host is still on in {self._force_s + STILL_HERE_S:.0f} s"
+                raise EffectorError(msg, timed_out=True) from error
             await self._take_back(watchdog, drill, f"it did not start: {error}")
             raise
         because = f"drill of the BMC's watchdog, begun by {who}"

@@ -61,7 +61,7 @@ from powerguard.daemon.control.admin import TakenError, alone
 from powerguard.daemon.control.hints import hint_path, hint_socket
 from powerguard.daemon.journal import Journal, Retention
 from powerguard.daemon.log import configure, open_scope
-from powerguard.daemon.loop import Components, Loop, Runnable
+from powerguard.daemon.loop import POLICY_LIMIT_S, Components, Loop, Runnable
 from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.observe import http
 from powerguard.daemon.observe.page.updates import Reports
@@ -356,7 +356,7 @@ def build(
     ways = _ways(settings, ports, armed=policy.powers_off)
     policy = with_ways(policy, settings, ways, checks_host=CheckHost in ports.effectors or ports.sources is None)
     trainers = _trainers(settings, ports, publish, state)
-    bmc_effector, keeper = _bmc(settings, ports, acts=acts, limit_s=policy.bmc_limit_s)
+    bmc_effector, keeper = _bmc(settings, ports, acts=acts)
     host = HostEffector(settings.host, mode=policy.mode, resume=settings.resume, spawn=ports.spawn, clock=ports.clock)
     hold: Effector = trainers if acts else DryRunEffector()
     disks = SyncEffector(checkpoint_dirs(settings), told=trainers.folders, spawn=ports.spawn, clock=ports.clock)
@@ -499,12 +499,22 @@ def _ways(settings: Settings, ports: Ports, *, armed: bool) -> dict[Way, Effecto
     return ways_of(settings, clock=ports.clock, wall=ports.wall, boot=ports.boot(), armed=armed)
 
 
-def _bmc(settings: Settings, ports: Ports, *, acts: bool, limit_s: float) -> tuple[BmcEffector, Effector]:
-    """Return the effectors of the BMC and its policy. In dry-run the policy is read only."""
+def _bmc(settings: Settings, ports: Ports, *, acts: bool) -> tuple[BmcEffector, Effector]:
+    """Return the effectors of the BMC and its policy. In dry-run the policy is read only.
+
+    An order of the core has its own, shorter limit.
+    """
     options = settings.bmc if acts else settings.bmc.model_copy(update={"policy": "observe"})
     folder = Path(settings.journal.path).parent
     observes = not acts and settings.bmc.policy != "observe"
-    asks = BmcEffector(options, spawn=ports.spawn, clock=ports.clock, limit_s=limit_s, folder=folder, dry_run=observes)
+    asks = BmcEffector(
+        options,
+        spawn=ports.spawn,
+        clock=ports.clock,
+        limit_s=POLICY_LIMIT_S,
+        folder=folder,
+        dry_run=observes,
+    )
     return asks, asks if ports.bmc is None else ports.bmc(options)
 
 
@@ -580,17 +590,17 @@ def assemble(
         try:
             fresh = load(config)
             parts = make(fresh)
+            messenger.use(fresh.notify)
         except Exception as error:  # whatever a file brings about, the daemon goes on with the settings so far
             where = "" if isinstance(error, SettingsError) else f"{config}: cannot be used: {type(error).__name__}: "
             raise ValueError(where + str(error)) from error
         for key in changed(accepted[-1], fresh):
             log.info("setting_changed", setting=key)
-        if fresh.http != settings.http or fresh.control != settings.control or fresh.journal != settings.journal:
-            log.warning("restart_needed", because="http, control and journal change only with a restart")
+        if any(getattr(fresh, name) != getattr(settings, name) for name in ("http", "control", "journal", "log")):
+            log.warning("restart_needed", because="http, control, journal and log change only with a restart")
         if unpassed := _unpassed(accepted[-1], fresh):
             because = f"systemd passes credentials only at the start: {', '.join(unpassed)}"
             log.warning("restart_needed", because=because, right="systemctl restart powerguard.service")
-        messenger.use(fresh.notify)
         accepted[:] = [fresh]
         return parts
 
@@ -607,6 +617,7 @@ def assemble(
         host=ports.host(),
         spawn=ports.spawn,
         wall=ports.wall,
+        clock=ports.clock,
     )
     loop = Loop(
         make(settings),

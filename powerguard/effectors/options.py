@@ -9,7 +9,7 @@ from pydantic import Field, field_validator, model_validator
 
 from powerguard.core.scheduler import MOST_SPREAD_S
 from powerguard.effectors.sentinel.protocol import NAME
-from powerguard.options import AbsolutePath, Fingerprint, Options, Secret
+from powerguard.options import AbsolutePath, Fingerprint, Options, Secret, SocketPath
 
 OFF_FIFO: Final = "/run/powerguard-off/word"
 """Where powerguard-off.socket listens (systemd/powerguard-off.socket)."""
@@ -75,6 +75,13 @@ class ResumeOptions(Options):
     verify: Literal["manifest", "full"] = Field(default="manifest", examples=["manifest"])
     whole_within_s: float = Field(default=900.0, ge=30.0, le=86400.0, examples=[900])
 
+    @property
+    def starts(self) -> tuple[str | None, list[str]]:
+        """The unit that powerguard starts, or the command that it runs instead. With a scheduler, neither."""
+        if self.by == "scheduler":
+            return None, []
+        return (None, self.command) if self.command else (self.target, [])
+
 
 IPMI_SOCKET: Final = "/run/powerguard-ipmi/ipmi.sock"
 """Where powerguard-ipmi.socket listens (systemd/powerguard-ipmi.socket)."""
@@ -114,13 +121,7 @@ class BmcOptions(Options):
     ca: AbsolutePath | None = Field(default=None, examples=["/etc/powerguard/bmc-ca.pem"])
     fingerprint: Fingerprint | None = Field(default=None, examples=["9f" * 32])
     system: str | None = Field(default=None, pattern=r"^[A-Za-z0-9_.:-]{1,255}$", examples=["1"])
-    socket: str = Field(
-        default=IPMI_SOCKET,
-        pattern=r"^/[^\x00]+$",
-        max_length=107,  # sun_path of unix(7) has 108 bytes
-        examples=[IPMI_SOCKET],
-        json_schema_extra={"x-wanted": "an absolute path of at most 107 characters"},
-    )
+    socket: SocketPath = Field(default=IPMI_SOCKET, examples=[IPMI_SOCKET])
     policy: Literal["ensure", "bracket", "observe"] = "ensure"
     watchdog: bool = Field(default=False, examples=[True])
 
@@ -323,13 +324,7 @@ class GpuOptions(Options):
         le=0.95,  # above it is not worth a root helper
         examples=[0.6],
     )
-    socket: str = Field(
-        default=GPU_SOCKET,
-        pattern=r"^/[^\x00]+$",
-        max_length=107,  # sun_path of unix(7) has 108 bytes
-        examples=[GPU_SOCKET],
-        json_schema_extra={"x-wanted": "an absolute path of at most 107 characters"},
-    )
+    socket: SocketPath = Field(default=GPU_SOCKET, examples=[GPU_SOCKET])
 
 
 SLURM_SOCKET: Final = "/run/powerguard-slurm/slurm.sock"
@@ -351,13 +346,7 @@ class SchedulerOptions(Options):
     node: str = Field(default="", pattern=r"^([A-Za-z0-9][A-Za-z0-9_.-]{0,62})?$", examples=["gpu1"])
     hold: bool = Field(default=False, examples=[True])
     spread_s: float = Field(default=0.5, ge=0.0, le=MOST_SPREAD_S, examples=[6.0])
-    socket: str = Field(
-        default=SLURM_SOCKET,
-        pattern=r"^/[^\x00]+$",
-        max_length=107,  # sun_path of unix(7) has 108 bytes
-        examples=[SLURM_SOCKET],
-        json_schema_extra={"x-wanted": "an absolute path of at most 107 characters"},
-    )
+    socket: SocketPath = Field(default=SLURM_SOCKET, examples=[SLURM_SOCKET])
 
 
 SIGNAL_SOCKET: Final = "/run/powerguard-signal/signal.sock"
@@ -373,13 +362,7 @@ class SignalsOptions(Options):
     """
 
     kind: Literal["none", "helper"] = Field(default="none", examples=["helper"])
-    socket: str = Field(
-        default=SIGNAL_SOCKET,
-        pattern=r"^/[^\x00]+$",
-        max_length=107,  # sun_path of unix(7) has 108 bytes
-        examples=[SIGNAL_SOCKET],
-        json_schema_extra={"x-wanted": "an absolute path of at most 107 characters"},
-    )
+    socket: SocketPath = Field(default=SIGNAL_SOCKET, examples=[SIGNAL_SOCKET])
 
 
 RTC_DEVICE: Final = "/dev/rtc0"
@@ -393,10 +376,4 @@ class RtcOptions(Options):
     """
 
     kind: Literal["none", "device"] = Field(default="none", examples=["device"])
-    device: str = Field(
-        default=RTC_DEVICE,
-        pattern=r"^/[^\x00]+$",
-        max_length=4096,
-        examples=[RTC_DEVICE],
-        json_schema_extra={"x-wanted": "an absolute path"},
-    )
+    device: AbsolutePath = Field(default=RTC_DEVICE, examples=[RTC_DEVICE])

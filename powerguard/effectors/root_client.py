@@ -4,7 +4,7 @@ import asyncio
 import errno
 import json
 import os
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any, Final
@@ -108,3 +108,9 @@ async def _exchange(path: str, line: bytes) -> object:
         return json.loads(await reader.readline())
     finally:
         writer.close()
+
+
+def objects_in(answer: Mapping[str, Any], key: str) -> list[dict[str, Any]]:
+    """Return the objects in a list of an answer, whatever else is there."""
+    told = answer.get(key)
+    return [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []

@@ -264,7 +264,12 @@ class RtcEffector:
                 raise
 
         # A daemon thread, and not the loop's own: Python waits for those at its end, and this one may never end.
-        threading.Thread(target=run, name="rtc", daemon=True).start()
+        try:
+            threading.Thread(target=run, name="rtc", daemon=True).start()
+        except RuntimeError:  # of Python, when memory or the unit's tasks are used up
+            self._free.set()
+            msg = "rtc: no thread can be started: this host is short of memory, or the daemon of tasks (TasksMax=)"
+            raise EffectorError(msg) from None
         return answer
 
     # --- What runs in the thread -------------------------------------------------------------------------------

@@ -31,15 +31,30 @@ from powerguard.sentinel.options import SentinelHost, SentinelSettings
 from powerguard.sentinel.server import Answer, refusal
 from powerguard.sentinel.store import Clocks, IntentStore, IntentTable
 from powerguard.settings.schema import SourceOptions
+from powerguard.ups.apcupsd.options import ApcupsdOptions
+from powerguard.ups.apcupsd.source import SLOW_S
 from powerguard.ups.base import Source
+from powerguard.ups.snmp.options import SnmpOptions
+from powerguard.ups.snmp.source import LONGEST, poll_limit_s
 
 _MISSES: Final = 3
 
 
 def policy_of(ups: str, sources: list[SourceOptions]) -> Policy:
     """Return as much of a policy as fusion needs."""
-    stale_s = _MISSES * max(1.0, *(source.poll_s + source.timeout_s for source in sources))
-    return Policy(boot_id="", ups=ups, sources=len(sources), stale_s=stale_s)
+    return Policy(boot_id="", ups=ups, sources=len(sources), stale_s=max(map(_silent_after_s, sources)))
+
+
+def _silent_after_s(source: SourceOptions) -> float:
+    """Return the age from which a reading shows a silence: more than the source needs while it reports no failure."""
+    stale_s = _MISSES * max(1.0, source.poll_s + source.timeout_s)
+    match source:
+        case SnmpOptions():
+            return max(stale_s, LONGEST * source.poll_s + poll_limit_s(source))
+        case ApcupsdOptions():
+            return max(stale_s, _MISSES * SLOW_S)
+        case _:
+            return stale_s
 
 
 def enter(policy: Policy, feed: Feed, event: Reading | SourceFailed) -> Feed:
@@ -115,10 +130,11 @@ TICK_S: Final = 1.0
 LOOK_SOON_S: Final = 5.0
 LOOK_INTENT_S: Final = 60.0
 LOOK_IDLE_S: Final = 300.0
-LOOK_LIMIT_S: Final = 5.0
+LOOK_LIMIT_S: Final = 12.0
+"""Old boards take 6 to 10 s for a login. Two looks LOOK_SOON_S apart are both still fresh (`decide.FRESH_S`)."""
 LOOKS_AT_ONCE: Final = 4
 """Over IPMI each is a process of its own (34 MB). As many again for hosts that are due: a dead BMC delays no other."""
-ORDER_LIMIT_S: Final = 10.0
+ORDER_LIMIT_S: Final = 15.0
 DISK_LIMIT_S: Final = 3.0
 GRACE_S: Final = 600.0
 """An intent stands at least this long past its not-before, whatever it asks for."""
@@ -475,9 +491,12 @@ class Sentinel:
     def _unread(self, name: str, now_s: float) -> str:
         feed = self._feeds[name]
         why = unread(self._policies[name], feed, now_s)
-        if not why and self.settings.charge_pct > 0.0 and feed.reading is not None and feed.reading.charge_pct is None:
+        if why or feed.reading is None:
+            return why
+        if self.settings.charge_pct > 0.0 and feed.reading.charge_pct is None:
             return "does not report its charge (set charge_pct: 0 to ignore it)"
-        return why
+        # "On battery" is an outage, and passes; these may be so for ever, and no host would be powered on.
+        return _NO_UTILITY.get(feed.reading.output_source, "")
 
 
 def _at(tried: Intent, now_s: float, table: IntentTable) -> IntentTable:

@@ -16,6 +16,7 @@ from typing import Final
 
 from pydantic import BaseModel
 
+from powerguard.effectors.options import ResumeOptions
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.options import NO_USER, SECRETS, Secret
 from powerguard.settings.explain import Mistake
@@ -133,7 +134,7 @@ _LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 
 def warnings(settings: Settings, *, today: date) -> list[Mistake]:
     """Return the settings that reduce the protection, each with its path and the better value."""
-    found = [*_host(settings), *_trainers(settings), *_budget(settings)]
+    found = [*_host(settings), *_trainers(settings), *_budget(settings), *_idle(settings)]
     for name, ups in settings.ups.items():
         if name not in settings.feeding:
             found.append(Mistake(("ups", name), "is not in feeds.supplies, so it is not read"))
@@ -247,3 +248,33 @@ def _budget(settings: Settings) -> Iterator[Mistake]:
         )
     if settings.budget.recharge_h < _QUICK_RECHARGE_H:
         yield Mistake(("budget", "recharge_h"), "less than an hour: only supercapacitors charge that fast (better: 8)")
+
+
+KINDS: Final = {"rtc": "device", "sentinel": "http", "gpu": "nvml", "scheduler": "slurm"}
+"""Blocks that do nothing by default, and the kind with which they do something."""
+_USED_ANYWAY: Final = frozenset(("node", "socket"))
+"""Settings that are read without a kind, too: by `powerguard scheduler topology`, the host check and doctor."""
+
+
+def _idle(settings: Settings) -> Iterator[Mistake]:
+    """Name what was set in a block whose kind is none, as it is where only the kind was forgotten; and in resume."""
+    for block, kind in KINDS.items():
+        options = getattr(settings, block)
+        if options.kind != "none":
+            continue
+        plain = type(options)()
+        keys = [key for key in type(options).model_fields if key not in _USED_ANYWAY]
+        yield from (
+            Mistake((block, key), f"has no effect, because {block}.kind is none (write kind: {kind}, or remove it)")
+            for key in keys
+            if getattr(options, key) != getattr(plain, key)
+        )
+    resume, plain_resume = settings.resume, ResumeOptions()
+    if resume.by == "scheduler":
+        yield from (
+            Mistake(("resume", key), "has no effect, because resume.by is scheduler (write by: host, or remove it)")
+            for key in ("target", "command")
+            if getattr(resume, key) != getattr(plain_resume, key)
+        )
+    elif resume.command and resume.target != plain_resume.target:
+        yield Mistake(("resume", "target"), "has no effect, because resume.command is run instead (remove one of them)")

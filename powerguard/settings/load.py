@@ -19,7 +19,6 @@ from powerguard.settings.explain import Explainer, Mistake
 from powerguard.settings.schema import Settings, SourceOptions, UnfitError, json_schema
 from powerguard.yamlfile import Document, KeyPath, Problem, YamlFileError, load_file
 
-DEFAULT_PATH: Final = Path("/etc/powerguard/powerguard.yaml")
 MAX_FILES: Final = 100
 """Most files in conf.d; a folder with more was named by mistake."""
 
@@ -122,7 +121,6 @@ def check(path: Path, conf_d: Path | None = None) -> CheckedSettings:
     """
     files = read_files(path, conf_d)
     left = _Left(files.data)
-    explainer = Explainer(json_schema(), lambda path: files.written(left.original(path)))
     mistakes: list[Mistake] = []
     for turn in range(_TURNS):
         data = left.whole(fill=turn > 0)
@@ -130,8 +128,10 @@ def check(path: Path, conf_d: Path | None = None) -> CheckedSettings:
         if settings is not None:
             names = list(map(str, files.data["ups"])) if isinstance(files.data.get("ups"), dict) else []
             found = cross_checks(settings, names, lambda path: left.lacks(left.original(path)))
+            found += _loads_twice(settings, data["ups"])
             mistakes += [Mistake(left.original(each.path), each.what, each.of_key) for each in found]
             return CheckedSettings(files, settings, mistakes, left.original)
+        explainer = Explainer(json_schema(), lambda path: files.written(left.original(path)))
         told = [(each, explainer.explain(each, data)) for each in details[:MAX_TOLD]]
         new = [(each, Mistake(left.original(what.path), what.what, what.of_key)) for each, what in told]
         mistakes += [mistake for detail, mistake in new if turn == 0 or not left.is_due(detail, mistake.path)]
@@ -377,6 +377,15 @@ def cross_checks(settings: Settings, upses: Sequence[str], lacks: Callable[[KeyP
     if Path(settings.journal.path).name == MESSAGES and not lacks(("journal", "path")):
         mistakes.append(Mistake(("journal", "path"), f"{MESSAGES} is the queue of messages there; give another name"))
     return mistakes
+
+
+def _loads_twice(settings: Settings, written: dict[Any, Any]) -> list[Mistake]:
+    """Return the runtime tables with one load in two spellings (50 and '50.0'): one of the two values was dropped."""
+    return [
+        Mistake(("ups", name, "runtime_table"), "has two values for one load; keep one")
+        for name, ups in written.items()
+        if len(ups.get("runtime_table") or ()) > len(settings.ups[str(name)].runtime_table or ())
+    ]
 
 
 def _trainers_twice(settings: Settings) -> list[Mistake]:

@@ -10,7 +10,6 @@ training that was killed and restored ends with the same bits as one that never 
 
 import argparse
 import contextlib
-import errno
 import json
 import math
 import os
@@ -145,18 +144,6 @@ class SlowDisk(Disk):
         return super().write(descriptor, piece, offset)
 
 
-class FullDisk(Disk):
-    """A disk without a byte to spare."""
-
-    def allocate(self, descriptor: int, size_bytes: int) -> None:  # noqa: ARG002 - as `Disk` has it
-        """Refuse."""
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-    def write(self, descriptor: int, content: memoryview, offset: int) -> int:  # noqa: ARG002 - as `Disk` has it
-        """Refuse."""
-        raise OSError(errno.ENOSPC, os.strerror(errno.ENOSPC))
-
-
 class ToyState:
     """Everything that the next step depends on, and the padding."""
 
@@ -188,7 +175,7 @@ class Training:
             conduct=options.conduct,
             every_s=options.every_s,
             socket=options.socket,
-            disk=_disk(options),
+            disk=None if options.mb_per_s is None else SlowDisk(options.mb_per_s * 1e6),
         )
 
     def run(self) -> None:
@@ -234,12 +221,6 @@ class _Ender(threading.Thread):
             self.join()
 
 
-def _disk(options: argparse.Namespace) -> Disk | None:
-    if options.full:
-        return FullDisk()
-    return None if options.mb_per_s is None else SlowDisk(options.mb_per_s * 1e6)
-
-
 def parser() -> argparse.ArgumentParser:
     """Return the command line."""
     described = argparse.ArgumentParser(prog="powerguard.sim.toy_trainer", description="A trainer for demos and tests.")
@@ -247,7 +228,6 @@ def parser() -> argparse.ArgumentParser:
     described.add_argument("--dir", type=Path, required=True, help="folder for the checkpoints")
     described.add_argument("--mb", type=int, default=0, help="pad the checkpoint by so many megabytes")
     described.add_argument("--mb-per-s", type=float, help="write the padding no faster than this")
-    described.add_argument("--full", action="store_true", help="find no room on the disk, for whatever it saves")
     described.add_argument("--step-ms", type=float, default=20.0, help="a step takes at least this long")
     described.add_argument("--steps", type=int, help="end after this step (default: train for ever)")
     described.add_argument("--every", type=int, default=0, help="also save every so many steps (default: never)")

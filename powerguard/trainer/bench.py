@@ -5,12 +5,11 @@ sees a GPU, its bus is measured, too: a state on a GPU comes over it first.
 """
 
 import argparse
-import os
 import shutil
 import sys
 import tempfile
 import time
-from collections.abc import Mapping
+from collections.abc import Callable, Mapping
 from importlib.util import find_spec
 from pathlib import Path
 from typing import Any, Final
@@ -18,6 +17,7 @@ from typing import Any, Final
 from powerguard.trainer.guard import Guard
 from powerguard.trainer.ranks.base import boottime_s
 from powerguard.trainer.store.items import Parts
+from powerguard.trainer.store.memory import available_bytes
 from powerguard.wire import LastSave
 
 _GB: Final = 1e9
@@ -30,14 +30,14 @@ _MEMORY: Final = 4
 _PREPARED_S: Final = 60.0
 
 
-def main(words: list[str] | None = None) -> int:
+def main(words: list[str] | None = None, *, available: Callable[[], int | None] = available_bytes) -> int:
     """Measure, and print a line for each figure."""
     parser = argparse.ArgumentParser(prog="python -m powerguard.trainer.bench", description=__doc__.partition("\n")[0])
     parser.add_argument("folder", type=Path, help="where checkpoints will lie: the disk that is measured")
     parser.add_argument("--gb", type=float, default=4.0, help="size of the state in 10^9 bytes (default: %(default)g)")
     args = parser.parse_args(words)
     size_bytes = int(args.gb * _GB)
-    wrong = _unfit(args.folder, size_bytes)
+    wrong = _unfit(args.folder, size_bytes, available())
     if wrong:
         print(f"powerguard.trainer.bench: error: {wrong}", file=sys.stderr)  # noqa: T201
         return 2
@@ -51,7 +51,7 @@ def main(words: list[str] | None = None) -> int:
     return 0
 
 
-def _unfit(folder: Path, size_bytes: int) -> str:
+def _unfit(folder: Path, size_bytes: int, memory: int | None) -> str:
     """Return why so much cannot be measured there; "" if it can."""
     if not folder.is_dir():
         return f"{folder}: no such folder (is its disk mounted?)"
@@ -60,9 +60,9 @@ def _unfit(folder: Path, size_bytes: int) -> str:
     free = shutil.disk_usage(folder).free
     if free < _ROOM * size_bytes:
         return f"{folder}: {free / _GB:.1f} GB are free, and {_ROOM * size_bytes / _GB:.1f} GB are needed (--gb)"
-    memory = os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE")
-    if memory < _MEMORY * size_bytes:
-        return f"{memory / _GB:.1f} GB of memory are free, and {_MEMORY * size_bytes / _GB:.1f} GB are needed (--gb)"
+    if memory is not None and memory < _MEMORY * size_bytes:
+        needed = f"{_MEMORY * size_bytes / _GB:.1f} GB are needed (--gb)"
+        return f"{memory / _GB:.1f} GB of memory are available, and {needed}"
     return ""
 
 
@@ -115,16 +115,19 @@ def _bus(size_bytes: int) -> list[str]:
 
     if not torch.cuda.is_available():
         return ["GPU bus   not measured: PyTorch sees no GPU"]
-    on_gpu = torch.empty(min(size_bytes, 2**31), dtype=torch.uint8, device="cuda")
     rates = []
-    for pinned in (False, True):
-        on_host = torch.empty(on_gpu.shape, dtype=torch.uint8, pin_memory=pinned)
-        on_host.copy_(on_gpu)
-        torch.cuda.synchronize()
-        began_s = boottime_s()
-        on_host.copy_(on_gpu)
-        torch.cuda.synchronize()
-        rates.append(on_gpu.numel() / (boottime_s() - began_s) / _GB)
+    try:
+        on_gpu = torch.empty(min(size_bytes, 2**31), dtype=torch.uint8, device="cuda")
+        for pinned in (False, True):
+            on_host = torch.empty(on_gpu.shape, dtype=torch.uint8, pin_memory=pinned)
+            on_host.copy_(on_gpu)
+            torch.cuda.synchronize()
+            began_s = boottime_s()
+            on_host.copy_(on_gpu)
+            torch.cuda.synchronize()
+            rates.append(on_gpu.numel() / (boottime_s() - began_s) / _GB)
+    except RuntimeError as error:  # another process has the GPU, or its memory
+        return [f"GPU bus   not measured: {str(error).partition(chr(10))[0]}"]
     return [f"GPU bus   {rates[0]:.1f} GB/s into ordinary memory, {rates[1]:.1f} GB/s into registered memory"]
 
 

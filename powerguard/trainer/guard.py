@@ -11,15 +11,14 @@ the guard is made: an error days later, in a step, would end the training.
 """
 
 import atexit
-import logging
 import operator
 import os
 import re
 import secrets
 import signal
 import threading
-from collections.abc import Callable, Iterator
-from contextlib import ExitStack, closing, contextmanager
+from collections.abc import Callable, Collection, Iterator
+from contextlib import ExitStack, closing, contextmanager, suppress
 from dataclasses import dataclass
 from enum import StrEnum
 from functools import partial
@@ -27,6 +26,7 @@ from pathlib import Path
 from types import FrameType
 from typing import Protocol, Self, TypeVar
 
+from powerguard.trainer.log import log
 from powerguard.trainer.loop.checkpointer import Checkpointer, FunctionCheckpointer, GivenUp, Save, StoreCheckpointer
 from powerguard.trainer.loop.endpoint import (
     SOCKETS,
@@ -115,7 +115,6 @@ AUTO = "auto"
 """The socket that the daemon finds by itself."""
 
 _MEET_S = 60.0
-_log = logging.getLogger("powerguard.trainer")
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -221,7 +220,7 @@ def endpoint_of(
             raise EndpointError(msg)
         if socket == AUTO:
             why = f"{folder}: may not be written to" if folder.is_dir() else no_folder(folder)
-            _log.warning(
+            log.warning(
                 "this training cannot receive checkpoint requests: %s; pass socket=None if you intend this", why
             )
         return None
@@ -238,33 +237,39 @@ def endpoint_of(
                 continue
             break
         if trouble is not None:
-            _log.warning("this training is asked at %s, because its own name is taken: %s", each, trouble)
+            log.warning("this training is asked at %s, because its own name is taken: %s", each, trouble)
         return endpoint
-    _log.warning("this training cannot receive checkpoint requests: %s", trouble)
+    log.warning("this training cannot receive checkpoint requests: %s", trouble)
     return None
 
 
 class Signals:
-    """Takes SIGTERM and SIGUSR1 (Slurm's warning) for a wish: a checkpoint at the next boundary, then the end.
+    """Takes signals for a wish: a checkpoint at the next boundary, then the end. SIGUSR1 is Slurm's warning.
 
     Asked twice, it is the end at once, as without us.
     """
 
-    def __init__(self, requests: RequestQueue) -> None:
+    def __init__(self, requests: RequestQueue, numbers: Collection[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
         self._requests = requests
         self._before: dict[int, object] = {}
         if threading.current_thread() is not threading.main_thread():
-            _log.warning("signals=True outside the main thread: signals are not listened to")
+            log.warning("signals=True outside the main thread: signals are not listened to")
             return
         requests.signals = True
-        for number in (signal.SIGTERM, signal.SIGUSR1):
+        for number in numbers:
             self._before[number] = signal.getsignal(number)
+            if self._before[number] is signal.SIG_DFL and _is_caught(number):
+                log.warning(
+                    "signals=True: a handler of %s that Python does not know is replaced (if it is faulthandler's: call"
+                    " faulthandler.register after Guard instead, with chain=True)",
+                    signal.Signals(number).name,
+                )
             signal.signal(number, self._heard)
 
     def _heard(self, number: int, _frame: FrameType | None) -> None:
         """Take no lock here: the thread that is interrupted may hold it."""
-        if self._requests.signals_heard:
-            self._put_back(number)
+        if self._requests.signals_heard or self._requests.closed:
+            self._set_back(number)  # also in place of a handler that was set since, and calls this one
             signal.raise_signal(number)
         self._requests.signals_heard = True
         self._requests.signalled = number
@@ -273,14 +278,24 @@ class Signals:
     def restore(self) -> None:
         """Listen no more. Only the main thread may say so to Python; from another one, the handlers stay."""
         if threading.current_thread() is threading.main_thread():
-            for number in list(self._before):
-                self._put_back(number)
+            for number in self._before:
+                if signal.getsignal(number) == self._heard:  # else training has put its own in our place meanwhile
+                    self._set_back(number)
 
-    def _put_back(self, number: int) -> None:
-        before = self._before.pop(number)
-        if signal.getsignal(number) == self._heard:  # else training has put its own in our place meanwhile
-            # None: one that Python has not set, as of a program that embeds it. It cannot be put back.
-            signal.signal(number, signal.SIG_DFL if before is None else before)  # type: ignore[arg-type]
+    def _set_back(self, number: int) -> None:
+        before = self._before[number]
+        # None: one that Python has not set, as of a program that embeds it. It cannot be put back.
+        signal.signal(number, signal.SIG_DFL if before is None else before)  # type: ignore[arg-type]
+
+
+def _is_caught(number: int) -> bool:
+    """Whether this process has a handler of a signal, also one that was set in C: proc(5), SigCgt."""
+    with suppress(OSError):
+        for line in Path("/proc/self/status").read_text("ascii", "replace").splitlines():
+            name, _, mask = line.partition(":")
+            if name == "SigCgt":
+                return bool(int(mask, 16) >> (number - 1) & 1)
+    return False
 
 
 class Guarding(Protocol):
@@ -405,11 +420,15 @@ class Guard:
         except BaseException:
             self.close(finish=False)
             raise
-        self._agreement = None if self._together is None else self._together.agreement
         self._signals = Signals(self.requests) if signals else None
-        if self._checkpointer.beside or signals or self._together is not None:
+        self._agreement = None if self._together is None else self._together.start()
+        if self._checkpointer.beside or signals:
             self._writer.start()
         look_after(self)
+
+    def listen(self, numbers: Collection[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
+        """Listen to signals as with `signals=True`, but from now on: after a framework has set handlers of its own."""
+        self._signals = Signals(self.requests, numbers)
 
     def restore(self, *, step: int | None = None) -> int:
         """Load the newest checkpoint that verifies to the last byte; return how many steps it has done, 0 for none.
@@ -428,6 +447,8 @@ class Guard:
         self._has_begun = True
         with self.requests.lock:
             self._writer.clear()
+        if self._agreement is not None and not self._ranks.rank:  # the others wait for it below
+            self._agreement.go_back()
         if isinstance(self._checkpointer, StoreCheckpointer):
             with closing(self._ranks.clone()) as ranks:
                 restored = self._checkpointer.restore(ranks, self._remote, step)
@@ -449,6 +470,8 @@ class Guard:
         """
         self._began_at, self._is_new_or_rolled_back = whole(step), True
         self._has_begun = False
+        with self.requests.lock:
+            self.requests.last = None
         self._pace.step = self._began_at
         if self._agreement is not None:
             self._agreement.step = self._began_at

@@ -8,7 +8,9 @@ Lightning has no public way to hand over a state that is not a file of its own. 
 connector are used, in this file alone; tests run them against the real package.
 """
 
-from collections.abc import Iterable, Mapping
+import signal
+import threading
+from collections.abc import Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -59,7 +61,8 @@ class _TrainerState:
         if not isinstance(index, dict) or index.get("format") != _FORMAT:
             msg = "the checkpoint was not written by PowerguardCallback for Lightning, or by a newer one"
             raise StateError(msg)
-        source = Unpacker(items)
+        # Its tensors name the GPU of the rank that wrote them, and each rank has another. Lightning moves them.
+        source = Unpacker(items, on_cpu=True)
         slips = self._random.check("random", index["random"], source)
         if slips:
             raise StateError(slips[0])
@@ -77,6 +80,9 @@ class PowerguardCallback(Callback):
 
     root: folder of the checkpoints. job: its name for the daemon. options: as `Guard` has them. A checkpoint that is
     given to `fit(ckpt_path=...)` is used instead, and ours of higher steps are set aside.
+    SIGTERM is a wish for a checkpoint and the end, unless the program has a handler of its own or `signals=False` is
+    given; SIGUSR1 with `signals=True`. Lightning's own handler ends training in the middle of a step, and does not end
+    one that pauses.
     In Slurm, switch Lightning's own requeue off: `plugins=[SLURMEnvironment(auto_requeue=False)]`.
     """
 
@@ -84,6 +90,7 @@ class PowerguardCallback(Callback):
         self._root = root
         self._job = job
         self._options = options
+        self._signals: Collection[int] = ()
         self._state: _TrainerState | None = None
         self._step = -1
         self._phase = ExitStack()
@@ -93,8 +100,9 @@ class PowerguardCallback(Callback):
     def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         if stage != "fit":
             return
+        self._signals = self._listened_to()
         self._state = _TrainerState(trainer)
-        self.guard = Guard(self._state, self._root, job=self._job, **self._options)
+        self.guard = Guard(self._state, self._root, job=self._job, **{**self._options, "signals": False})
         self.guard.restore()
         if self._state.checkpoint is not None:  # Lightning replaces it by the one of ckpt_path, which it reads later
             trainer._checkpoint_connector._loaded_checkpoint = self._state.checkpoint  # noqa: SLF001 - see above
@@ -109,6 +117,14 @@ class PowerguardCallback(Callback):
         else:
             self._state.restore_random()
         self._state.checkpoint = None
+        if self._signals:
+            self.guard.listen(self._signals)  # not before: Lightning would set its own handler in this one's place
+
+    def _listened_to(self) -> Collection[int]:
+        if "signals" in self._options:
+            return (signal.SIGTERM, signal.SIGUSR1) if self._options["signals"] else ()
+        is_free = signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+        return (signal.SIGTERM,) if is_free and threading.current_thread() is threading.main_thread() else ()
 
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         if self.guard is None:

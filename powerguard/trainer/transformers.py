@@ -64,14 +64,24 @@ class PowerguardCallback(TrainerCallback):
         self._job = job
         self._keep = max(keep, 2)
         self._options = options
-        self._written = -1
+        self._written = self._sealed = -1
+        self._write_now = trainer._save_checkpoint  # noqa: SLF001 - see above
+        trainer._save_checkpoint = self._write_once  # noqa: SLF001 - likewise
         self.guard: Guard | None = None
         """While it trains; None before and after."""
         trainer.add_callback(self)
 
+    def _write_once(self, *args: Any, **options: Any) -> None:  # noqa: ANN401 - as Transformers has them
+        """Have Transformers write this step, by its own plan or for a best metric, unless the step is sealed."""
+        state = self._trainer.state
+        if self._sealed != state.global_step:
+            self._write_now(*args, **options)
+        elif state.best_global_step == state.global_step:
+            state.best_model_checkpoint = str(self._folder(state.global_step))
+
     def on_train_begin(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
         self._close()  # a training that failed before
-        self._written = -1
+        self._written = self._sealed = -1
         settle_buckets([self._trainer.model_wrapped])
         restored = None
         folder = self._folder(state.global_step)
@@ -86,19 +96,12 @@ class PowerguardCallback(TrainerCallback):
             except SystemExit:  # Transformers does not inform its callbacks of such an end
                 self._close()
                 raise
-            if self._written == state.global_step:
-                control.should_save = False  # by its own plan it would write the same once more
-        return control
-
-    def on_epoch_end(self, args: Arguments, state: State, control: Control, **_: object) -> Control:  # noqa: ARG002
-        if self._written == state.global_step:
-            control.should_save = False  # as above: it would write over a checkpoint that is sealed
         return control
 
     def on_save(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
         """Seal what Transformers has saved by its own plan."""
-        self._written = state.global_step
-        if self.guard is not None:
+        if self.guard is not None and self._sealed != state.global_step:
+            self._written = state.global_step
             self.guard.save(state.global_step)
 
     def on_prediction_step(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
@@ -122,6 +125,7 @@ class PowerguardCallback(TrainerCallback):
         _on_all(partial(self._make_room, folder, step))
         _on_all(partial(self._write, folder, step))
         _on_all(partial(self._seal, folder, step))
+        self._sealed = step
         return saved_in(folder, step)
 
     def _make_room(self, folder: Path, step: int) -> None:

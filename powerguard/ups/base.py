@@ -5,6 +5,7 @@ import contextlib
 import ipaddress
 import re
 import socket
+import weakref
 from collections.abc import Callable, Sequence
 from typing import Final, Protocol, runtime_checkable
 
@@ -119,6 +120,11 @@ class Troubled(Protocol):
 
 
 _RESOLVE_S: Final = 2.0
+_KNOWN_S: Final = 0.3
+"""The same where an address is known: on battery an answer has 0.8 s, and the wait for the name is part of it."""
+
+_found: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, list[str]]] = weakref.WeakKeyDictionary()
+"""The addresses found last, by name: an order looks the name up by itself, in an outage that has taken the service."""
 
 
 class Resolver:
@@ -141,11 +147,13 @@ class Resolver:
         """Return what to connect to, IPv4 first. Raises the error when no address is known."""
         if self._is_address:
             return self._known
+        found_before = _found.setdefault(asyncio.get_running_loop(), {})
+        self._known = self._known or found_before.get(self._host, [])
         if self._running is None:
             self._running = asyncio.get_running_loop().create_task(self._look_up())
             self._running.add_done_callback(lambda done: done.cancelled() or done.exception())
         try:
-            async with asyncio.timeout(limit_s):
+            async with asyncio.timeout(min(limit_s, _KNOWN_S) if self._known else limit_s):
                 found = await asyncio.shield(self._running)
         except (OSError, TimeoutError, UnicodeError) as error:
             if not isinstance(error, TimeoutError):
@@ -156,7 +164,7 @@ class Resolver:
             msg = f"cannot look up {self._host}: {because} (an address in the settings needs no name service)"
             raise self._error(msg) from error
         self._running = None
-        self._known = found
+        self._known = found_before[self._host] = found
         return found
 
     async def _look_up(self) -> list[str]:

@@ -18,7 +18,7 @@ from functools import partial
 from typing import Any, Final
 
 from powerguard.clock import boottime_s
-from powerguard.core.model.events import OutputSource, Reading
+from powerguard.core.model.events import UNREPORTED, OutputSource, Reading
 from powerguard.ups.apcupsd import source as apcupsd
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.protocol import NisError
@@ -331,6 +331,7 @@ class Search:
             return
         told = report.decoded
         is_pdu = told.kind == "pdu"
+        remark = "a rack PDU, which cannot be a source of a UPS" if is_pdu else told.stale or report.few
         self._add(
             Found(
                 kind="snmp",
@@ -347,7 +348,7 @@ class Search:
                 load_pct=told.load_pct,
                 watts=told.watts,
                 authenticated=report.authenticated,
-                remark="a rack PDU, which cannot be a source of a UPS" if is_pdu else text(told.stale or ""),
+                remark=text(remark),
                 source=None if is_pdu else written(options),
             )
         )
@@ -498,7 +499,7 @@ def _card_behind(told: Mapping[str, str]) -> str:
 
 
 def _with_reading(found: Found, reading: Reading) -> Found:
-    told = reading.output_source not in (OutputSource.UNKNOWN, OutputSource.OFF)
+    told = reading.output_source not in UNREPORTED
     return replace(
         found,
         output_source=str(reading.output_source),

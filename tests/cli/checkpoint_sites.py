@@ -9,6 +9,7 @@ from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.manifest import Manifest
 from powerguard.trainer.store.shards import Snapshot
 from powerguard.trainer.store.store import Store
+from tests.trainer.checkpoints import read
 
 IDS = {re.compile(r"(step-\d+)-[0-9a-f]+"): r"\1-ID"}
 """What varies in the names of checkpoints, as `golden` takes it."""
@@ -48,7 +49,7 @@ def items_of(path: Path, rank: int = 0) -> dict[str, bytes]:
     """Read everything back, verified, by the reader that a resume uses."""
     with Store(path.parent, job="") as store:
         found = next(each for each in store.found() if each.path == str(path))
-        return {name: bytes(item.data) for name, item in store.read_shard(found, rank).items()}
+        return {name: bytes(item.data) for name, item in read(found, rank).items()}
 
 
 def flip(path: Path, offset: int = 5000) -> None:

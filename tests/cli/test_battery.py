@@ -24,7 +24,7 @@ from powerguard.core.model.events import BatteryReplaced
 from powerguard.core.model.policy import FeedPolicy
 from powerguard.core.model.state import Battery, Drill, DrillStage, Feed, State, Supplied
 from powerguard.daemon.control.admin import admin_server
-from powerguard.daemon.journal import Entry, Journal
+from powerguard.daemon.journal import Entry, Inline, Journal
 from powerguard.daemon.observe.http import http_server
 from powerguard.daemon.observe.learned import battery_view
 from tests.cli.test_commands import Ended, powerguard
@@ -164,7 +164,7 @@ async def test_show_over_the_port() -> None:
 async def test_show_when_the_daemon_is_down(folder: Path, golden: Golden) -> None:
     """Exit 4, and what the journal last knew: written by the daemon's own journal."""
     path = folder / "journal.sqlite"
-    journal = Journal(path, boot_id=BOOT, wall=lambda: WALL_S)
+    journal = Journal(path, boot_id=BOOT, wall=lambda: WALL_S, writer=Inline(), reader=Inline())
     await journal.load()
     assert await journal.append(Entry(at_s=NOW_S, state=taught().state))
     assert await journal.close()

@@ -42,7 +42,7 @@ from powerguard.core.model.state import (
 )
 from powerguard.daemon.control.admin import admin_server
 from powerguard.daemon.control.hints import hint_socket
-from powerguard.daemon.journal import Entry, Journal
+from powerguard.daemon.journal import Entry, Inline, Journal
 from powerguard.daemon.observe.http import http_server
 from tests.daemon.watched import BOOT, NOW_S, PHASES, WALL_S, Watched, in_mode, outage, scene
 from tests.golden import Golden
@@ -193,7 +193,7 @@ async def test_status_over_the_port(folder: Path) -> None:
 async def test_status_when_the_daemon_is_down(folder: Path, golden: Golden) -> None:
     """Exit 4, why, and what the journal last knew: written by the daemon's own journal."""
     path = folder / "journal.sqlite"
-    journal = Journal(path, boot_id=BOOT, wall=lambda: WALL_S)
+    journal = Journal(path, boot_id=BOOT, wall=lambda: WALL_S, writer=Inline(), reader=Inline())
     await journal.load()
     assert await journal.append(Entry(at_s=NOW_S, state=scene("holding").state))
     assert await journal.close()
@@ -267,6 +267,24 @@ async def test_status_watches(folder: Path) -> None:
         _, err = await process.communicate()
     assert all(line.startswith(b"holding armed ready") for line in lines)
     assert (process.returncode, err) == (1, b"")
+
+
+async def test_status_watch_that_is_stopped_before_its_first_look(folder: Path) -> None:
+    """Ctrl-C while the daemon has not answered: 130, and not 0, which says that the host is online."""
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(str(folder / "s.sock"))
+        daemon.listen()
+        daemon.setblocking(False)
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "powerguard", "status", "--socket", str(folder / "s.sock"), "--watch",
+            stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE,
+        )  # fmt: skip
+        async with asyncio.timeout(60.0):
+            client, _ = await asyncio.get_running_loop().sock_accept(daemon)
+        with client:
+            process.send_signal(2)
+            ended = await process.communicate()
+    assert (process.returncode, ended) == (130, (b"", b""))
 
 
 async def test_hostile_names_do_not_reach_the_terminal(folder: Path) -> None:
@@ -653,7 +671,7 @@ async def test_a_hook_asks_the_daemon_of_the_named_settings(folder: Path) -> Non
 
 
 async def test_the_journal_of_the_named_settings_is_read_when_it_is_down(folder: Path, golden: Golden) -> None:
-    journal = Journal(folder / "j.sqlite", boot_id=BOOT, wall=lambda: WALL_S)
+    journal = Journal(folder / "j.sqlite", boot_id=BOOT, wall=lambda: WALL_S, writer=Inline(), reader=Inline())
     await journal.load()
     assert await journal.append(Entry(at_s=NOW_S, state=scene("holding").state))
     assert await journal.close()
@@ -709,6 +727,7 @@ USAGE = [
     (["maintenance", "on", "--for", "1h"], "--reason"),
     (["completion", "tcsh"], "bash"),
     (["status", "--url", "ftp://x"], None),
+    (["status", "--url", "http://gpü..example:13493"], None),
     ([], "verbs"),
 ]
 """What is typed wrongly, and the word of the answer that helps."""
@@ -943,5 +962,6 @@ async def test_the_shutdown_of_nut_does_not_hang_on_who_listens(folder: Path) ->
 
 def test_reference_names_every_verb() -> None:
     page = (REFERENCE / "cli.md").read_text(encoding="utf-8")
-    missing = [verb for verb in VERBS if f"`{verb}" not in page and f"## {verb}" not in page]
+    rows = [line.partition(": ")[0] for line in page.splitlines() if line.startswith("- ")]
+    missing = [verb for verb in VERBS if not any(re.search(rf"`{verb}[ `]", row) for row in rows)]
     assert missing == [], "each verb needs its exit statuses in docs/reference/cli.md"

@@ -21,7 +21,7 @@ SECRET = "hunter2"
 def run(*words: str) -> int:
     parser = argparse.ArgumentParser()
     parser.add_argument("--config")
-    config.register(parser.add_subparsers(dest="verb"))
+    config.register(parser.add_subparsers(dest="verb").add_parser("config"))
     return config.run(parser.parse_args(words))
 
 
@@ -181,7 +181,7 @@ def test_registering_the_verb_loads_no_library() -> None:
     """`event` and `status` share the command line with us and must start at once."""
     code = (
         "import argparse, sys; from powerguard.cli import config\n"
-        "config.register(argparse.ArgumentParser().add_subparsers())\n"
+        "config.register(argparse.ArgumentParser())\n"
         "print(sorted(name for name in ('pydantic', 'yaml', 'asyncio', 'powerguard.settings') if name in sys.modules))"
     )
     done = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True, env={**os.environ})

@@ -11,15 +11,15 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.cli.discover import TargetError, Targets, as_yaml, from_words, settings_of
+from powerguard.cli.discover import TargetError, Targets, as_yaml, from_words, of_this_host, settings_of
 from powerguard.cli.main import main
 from powerguard.settings.load import load
 from powerguard.sim import snmp_values as sim
-from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.ups.discover import Found
 from tests.cli.test_commands import Ended, powerguard
 from tests.golden import COLUMNS, FIGURES, Golden
 from tests.peers.nut import upsd
+from tests.peers.snmp_agent import SnmpAgent
 from tests.ups.apcupsd.apcupsd_helpers import apcupsd
 from tests.ups.snmp.snmp_helpers import table
 from tests.ups.snmp.trap_helpers import free_port
@@ -194,6 +194,23 @@ async def test_settings_that_cannot_be_read_are_passed_over(tmp_path: Path) -> N
     ended = await discover("--config", str(wrong), "--only", "nut")
     assert ended.code == 1
     assert f"note: {wrong} is skipped: " in ended.err
+
+
+async def test_what_lies_in_a_closed_folder_is_passed_over(tmp_path: Path) -> None:
+    """Where and why is noted, and how to look there."""
+    places = [tmp_path / "closed" / name for name in ("pg.yaml", "nut", "apcupsd.conf")]
+    places[0].parent.mkdir(mode=0o000)
+    nowhere = Path("/nowhere")
+    await of_this_host(nowhere, nowhere, nowhere)  # loads what a user without rights could not
+    is_root = os.geteuid() == 0
+    if is_root:
+        os.seteuid(65534)
+    try:
+        targets = await of_this_host(*places)
+    finally:
+        if is_root:
+            os.seteuid(0)
+    assert targets.notes == [f"{place} is skipped: Permission denied (run this as root)" for place in places]
 
 
 async def test_progress_on_a_terminal_leaves_nothing_behind() -> None:

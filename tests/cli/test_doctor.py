@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import dataclasses
+import grp
 import io
 import json
 import os
@@ -19,18 +20,18 @@ from typing import Any
 import pytest
 from aiohttp import web
 
-from powerguard.cli.doctor.checks import filesystem_of, source_name, unreadable
+from powerguard.cli.doctor.checks import _group, journal_finding, source_name, unreadable
 from powerguard.cli.main import main
 from powerguard.daemon.control.admin import admin_server
 from powerguard.settings.load import load
 from powerguard.sim import snmp_values as sim
-from powerguard.sim.bmc import SimBmc
-from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.wire import After, TrainerStatus
 from tests.daemon.watched import WALL_S, scene
 from tests.golden import FIGURES, Golden
 from tests.peers.redfish import OwnRedfish, make_certificate
-from tests.ups.snmp.snmp_helpers import table
+from tests.peers.sim_bmc import SimBmc
+from tests.peers.snmp_agent import SnmpAgent
+from tests.ups.snmp.snmp_helpers import NarrowCard, table
 
 COMMUNITY, PASSWORD = "c0mmunity-of-the-tests", "bmc-password-1"
 
@@ -44,7 +45,7 @@ ups:
         port: {snmp}
         version: 2c
         community: {{file: "{folder}/community"}}
-        timeout_s: 0.5
+        timeout_s: {timeout_s}
     runtime_table: {table}
 trainers:
   - {{name: llm, url: "unix:{folder}/llm.sock", after: pause}}
@@ -65,9 +66,18 @@ def folder() -> Iterator[Path]:
     shutil.rmtree(made)
 
 
-def settings(folder: Path, *, snmp: int, bmc: int, runtimes: str = "{50: 1620, 75: 1080, 100: 720}") -> Path:
+def settings(
+    folder: Path,
+    *,
+    snmp: int,
+    bmc: int,
+    runtimes: str = "{50: 1620, 75: 1080, 100: 720}",
+    timeout_s: float = 0.5,
+) -> Path:
+    """Write them. timeout_s: of the card; short for one that is silent, long for one that a busy machine delays."""
+    text = SETTINGS.format(folder=folder, snmp=snmp, bmc=bmc, table=runtimes, timeout_s=timeout_s)
     path = folder / "pg.yaml"
-    path.write_text(SETTINGS.format(folder=folder, snmp=snmp, bmc=bmc, table=runtimes), encoding="utf-8")
+    path.write_text(text, encoding="utf-8")
     return path
 
 
@@ -120,7 +130,7 @@ async def test_everything_answers(folder: Path) -> None:
         SimBmc("pg", PASSWORD, policy="always-on") as bmc,
         admin_server(scene(), path=f"{folder}/s.sock") as path,
     ):
-        code, checks, _ = await doctor(settings(folder, snmp=ups.port, bmc=bmc.port), "--socket", path)
+        code, checks, _ = await doctor(settings(folder, snmp=ups.port, bmc=bmc.port, timeout_s=5.0), "--socket", path)
     assert verdicts(checks, "ups.127.0.0.1") == ["PASS"]
     assert "utility, charge" in text_of(checks, "ups.127.0.0.1")
     assert verdicts(checks, "trainer.llm") == ["PASS"]
@@ -142,7 +152,7 @@ async def test_what_would_not_hold_is_a_failure(folder: Path, golden: Golden) ->
         trainer(folder, After.CONTINUE),
         SimBmc("pg", PASSWORD, policy="always-off") as bmc,
     ):
-        config = settings(folder, snmp=ups.port, bmc=bmc.port, runtimes="{50: 150, 100: 60}")
+        config = settings(folder, snmp=ups.port, bmc=bmc.port, timeout_s=5.0, runtimes="{50: 150, 100: 60}")
         code, checks, _ = await doctor(config, "--socket", f"{folder}/none.sock")
         assert bmc.policy == "always-off"  # doctor changes nothing
     assert code == 2
@@ -192,9 +202,22 @@ async def test_the_charge_at_which_a_card_returns_is_asked(
     """upsAdvConfigMinReturnCapacity, asked once and not polled."""
     values = table("apc") | {"1.3.6.1.4.1.318.1.1.1.5.2.6.0": sim.integer(restart_pct)}
     async with SnmpAgent(lambda: values, community=COMMUNITY) as ups:
-        _, checks, _ = await doctor(settings(folder, snmp=ups.port, bmc=9), "--socket", f"{folder}/none.sock")
+        _, checks, _ = await doctor(
+            settings(folder, snmp=ups.port, bmc=9, timeout_s=5.0), "--socket", f"{folder}/none.sock"
+        )
     assert verdicts(checks, "ups.127.0.0.1") == verdicts_of_card
     assert re.search(rf"\b{restart_pct} %", text_of(checks, "ups.127.0.0.1"))
+
+
+@pytest.mark.parametrize(("told", "part"), [(1, "would not be seen"), (7, "would not be seen"), (9, "on bypass")])
+async def test_a_card_that_answers_and_shows_no_outage_does_not_pass(folder: Path, told: int, part: str) -> None:
+    """upsBasicOutputStatus: unknown, off, bypass. Doctor runs before the daemon, which has an alarm for each."""
+    values = table("apc") | {"1.3.6.1.4.1.318.1.1.1.4.1.1.0": sim.integer(told)}
+    async with SnmpAgent(lambda: values, community=COMMUNITY) as ups:
+        _, checks, _ = await doctor(
+            settings(folder, snmp=ups.port, bmc=9, timeout_s=5.0), "--socket", f"{folder}/none.sock"
+        )
+    assert part in text_of(checks, "ups.127.0.0.1", "FAIL")
 
 
 class ShyCard(SnmpAgent):
@@ -214,8 +237,19 @@ class ShyCard(SnmpAgent):
 @pytest.mark.parametrize("is_mute", [False, True])
 async def test_a_card_that_does_not_show_this_setting_is_well(folder: Path, *, is_mute: bool) -> None:
     async with ShyCard(is_mute=is_mute) as ups:
-        _, checks, _ = await doctor(settings(folder, snmp=ups.port, bmc=9), "--socket", f"{folder}/none.sock")
+        _, checks, _ = await doctor(
+            settings(folder, snmp=ups.port, bmc=9, timeout_s=2.0), "--socket", f"{folder}/none.sock"
+        )
     assert verdicts(checks, "ups.127.0.0.1") == ["PASS"]
+
+
+async def test_a_card_that_answers_one_object_at_a_time(folder: Path) -> None:
+    async with NarrowCard(table("apc"), 1, community=COMMUNITY) as ups:
+        _, checks, _ = await doctor(
+            settings(folder, snmp=ups.port, bmc=9, timeout_s=2.0), "--socket", f"{folder}/none.sock"
+        )
+    assert verdicts(checks, "ups.127.0.0.1") == ["PASS", "WARN"]
+    assert "answers only 1 object in one request" in text_of(checks, "ups.127.0.0.1", "WARN")
 
 
 class SlowCard(SnmpAgent):
@@ -348,6 +382,17 @@ async def test_for_people(folder: Path) -> None:
 
 
 @pytest.mark.root
+def test_a_socket_that_the_group_cannot_use_is_told(folder: Path) -> None:
+    """The daemon could not give it to the group of the settings, because its user is not in that group."""
+    path = folder / "powerguard.sock"
+    group = grp.getgrnam("daemon")
+    path.touch()
+    assert _group(group.gr_name, path).verdict == "WARN"
+    os.chown(path, -1, group.gr_gid)
+    assert _group(group.gr_name, path).verdict == "PASS"
+
+
+@pytest.mark.root
 async def test_a_check_that_may_not_look_does_not_end_the_others(folder: Path) -> None:
     """As an ordinary user, who may not read the daemon's folder: root without the right to read everything."""
     state = folder / "state"
@@ -368,19 +413,12 @@ async def test_a_check_that_may_not_look_does_not_end_the_others(folder: Path) -
     assert verdicts(checks, "daemon") == ["FAIL"]
 
 
-MOUNTS = (
-    "22 1 8:1 / / rw - ext4 /dev/sda1 rw\n"
-    "30 22 0:40 / /var/lib rw - nfs4 server:/x rw\n"
-    "31 30 8:2 / /var/lib/power\\040guard rw - xfs /dev/sdb rw\n"
-    "broken line\n"
-)
-
-
-@pytest.mark.parametrize(
-    ("path", "kind"),
-    [("/etc", "ext4"), ("/var/lib/x", "nfs4"), ("/var/lib/power guard/j", "xfs"), ("/var/library", "ext4")],
-)
-def test_filesystem_of(path: str, kind: str) -> None:
-    """The innermost mount counts, by whole names."""
-    assert filesystem_of(Path(path), MOUNTS) == kind
-    assert filesystem_of(Path(path), "") == ""
+@pytest.mark.parametrize("kind", ["nfs4", "fuse.glusterfs", "gpfs"])
+def test_a_journal_on_a_network_is_not_durable(tmp_path: Path, kind: str) -> None:
+    mounts = tmp_path / "mountinfo"
+    mounts.write_text(
+        f"22 1 8:1 / / rw - ext4 /dev/sda1 rw\n30 22 0:40 / {tmp_path} rw - {kind} server:/x rw\n", "utf-8"
+    )
+    found = journal_finding(tmp_path / "journal.sqlite", mounts)
+    assert (found.verdict, found.fix) == ("FAIL", "use a local disk")
+    assert f"is on {kind}" in found.text

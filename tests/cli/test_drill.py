@@ -3,6 +3,7 @@
 The daemon beside it is the real core behind the real socket, in a world that goes twenty times as fast.
 """
 
+import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -18,15 +19,16 @@ import struct
 import sys
 import tempfile
 import termios
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
 import pytest
 
+from powerguard.cli.client import RefusedError
 from powerguard.cli.doctor.checks import drill_finding
-from powerguard.cli.drill import _Progress, describe
+from powerguard.cli.drill import _Progress, _watch, describe
 from powerguard.cli.render import Paint
 from powerguard.core.decide.machine import step
 from powerguard.core.model.actions import (
@@ -41,6 +43,7 @@ from powerguard.core.model.actions import (
 from powerguard.core.model.events import Done, Event, Failed, OutputSource, TrainerSeen
 from powerguard.core.model.policy import Mode
 from powerguard.daemon.control.admin import admin_server
+from powerguard.daemon.observe.http import FRESH_S
 from powerguard.daemon.observe.status import drill_view
 from tests.cli.test_commands import Ended, powerguard
 from tests.daemon.looped import until
@@ -70,10 +73,19 @@ class Living(Watched):
     stands: bool = False
     battery: bool = False
     still: bool = False
+    views: int = 0
+    at_begin: Callable[[], object] = lambda: None
+
+    def wall(self) -> float:
+        self.views += 1
+        return super().wall()
 
     def submit(self, event: Event) -> None:
         answer = step(self.policy, self.state, event)
+        begins = self.state.drill is None and answer.state.drill is not None
         self.state = answer.state
+        if begins:
+            self.at_begin()
         orders = [action for action in answer.actions if not isinstance(action, PollNow)]
         self.told += orders
         self.open += orders
@@ -99,6 +111,21 @@ class Living(Watched):
         yield
         await until(lambda: self.state.drill is None or self.state.drill.stage == "undo", 60.0)
         self.still = False
+
+    @contextlib.asynccontextmanager
+    async def begun(self) -> AsyncIterator[None]:
+        """Let no time pass until the drill that is begun meanwhile has been looked at in its first stage."""
+        self.still = True
+        yield
+        await until(lambda: self.state.drill is not None, 60.0)
+        await self.seen()
+        self.still = False
+
+    async def seen(self) -> None:
+        """Wait until the drill is looked at once more."""
+        before = self.views
+        self.now_s += 2 * FRESH_S  # an answer that was made a moment ago would be given again
+        await until(lambda: self.views > before, 60.0)
 
     def _carry_out(self, action: Action) -> None:
         if isinstance(action, self.refuses):
@@ -134,16 +161,21 @@ async def drill(folder: Path, *words: str) -> Ended:
     return await powerguard("drill", *words, "--socket", f"{folder}/s.sock")
 
 
+async def drilling(folder: Path, *words: str, **streams: int) -> asyncio.subprocess.Process:
+    """Start the command as a process of its own. streams: other ones than nothing to read, and pipes to write to."""
+    pipes = {"stdin": asyncio.subprocess.DEVNULL, "stdout": asyncio.subprocess.PIPE, "stderr": asyncio.subprocess.PIPE}
+    argv = [sys.executable, "-m", "powerguard", "drill", *words, "--socket", f"{folder}/s.sock"]
+    env = {name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"}
+    return await asyncio.create_subprocess_exec(*argv, cwd=ROOT, env=env, **pipes | streams)
+
+
 # --- Before -----------------------------------------------------------------------------------------------------------
 
 
 async def test_it_says_first_what_will_happen_and_needs_a_yes(folder: Path, golden: Golden) -> None:
     """Where nobody can be asked, it does nothing without --yes."""
     async with living(folder) as daemon:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "powerguard", "drill", "--socket", f"{folder}/s.sock",
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT,
-        )  # fmt: skip
+        process = await drilling(folder)
         out, err = await process.communicate()
         assert daemon.told == []
     assert process.returncode == 64
@@ -155,10 +187,7 @@ async def test_it_says_first_what_will_happen_and_needs_a_yes(folder: Path, gold
 async def test_it_asks_on_a_terminal(folder: Path, answer: bytes, *, begins: bool) -> None:
     async with living(folder) as daemon:
         ours, theirs = pty.openpty()
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "powerguard", "drill", "--scope", "policy", "--socket", f"{folder}/s.sock",
-            stdin=theirs, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT,
-        )  # fmt: skip
+        process = await drilling(folder, "--scope", "policy", stdin=theirs)
         os.write(ours, answer)
         async with asyncio.timeout(60.0):
             _, err = await process.communicate()
@@ -208,7 +237,9 @@ async def test_the_daemon_is_down(folder: Path, golden: Golden) -> None:
 async def test_a_full_drill_from_the_first_word_to_the_report(folder: Path, golden: Golden) -> None:
     """Stages as they begin, then what was expected beside what was measured; training goes on."""
     async with living(folder) as daemon:
-        ended = await drill(folder, "--yes")
+        async with daemon.begun():
+            asking = asyncio.get_running_loop().create_task(drill(folder, "--yes"))
+        ended = await asking
         assert not daemon.stands
         assert daemon.state.drill is None
         report = (await drill(folder, "report")).out
@@ -224,12 +255,9 @@ async def test_a_full_drill_from_the_first_word_to_the_report(folder: Path, gold
 
 async def test_one_pipe_has_it_in_order(folder: Path) -> None:
     """What will happen, then how it goes, then the report: also where both streams are one file or pipe."""
-    async with living(folder):
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "powerguard", "drill", "--scope", "pause", "--yes", "--socket", f"{folder}/s.sock",
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.STDOUT,
-            cwd=ROOT, env={name: value for name, value in os.environ.items() if name != "PYTHONUNBUFFERED"},
-        )  # fmt: skip
+    async with living(folder) as daemon:
+        async with daemon.begun():
+            process = await drilling(folder, "--scope", "pause", "--yes", stderr=asyncio.subprocess.STDOUT)
         async with asyncio.timeout(60.0):
             out, _ = await process.communicate()
     places = [out.find(words) for words in (b"This drill, in this order", b"  baseline: started", b"Drill passed")]
@@ -258,13 +286,11 @@ async def test_a_drill_that_fails(folder: Path, golden: Golden) -> None:
 
 async def test_progress_on_a_terminal(folder: Path) -> None:
     """One line that changes, and fits the terminal: stage, time, load, what follows; gone when the drill is over."""
-    async with living(folder):
+    async with living(folder) as daemon:
         ours, theirs = pty.openpty()
         fcntl.ioctl(theirs, termios.TIOCSWINSZ, struct.pack("HHHH", 24, COLUMNS, 0, 0))
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "powerguard", "drill", "--scope", "pause", "--yes", "--socket", f"{folder}/s.sock",
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=theirs, cwd=ROOT,
-        )  # fmt: skip
+        async with daemon.begun():
+            process = await drilling(folder, "--scope", "pause", "--yes", stderr=theirs)
         async with asyncio.timeout(60.0):
             await process.communicate()
         os.close(theirs)
@@ -304,10 +330,8 @@ async def test_stop_a_drill_that_nobody_watches(folder: Path, golden: Golden) ->
 async def test_ctrl_c_puts_everything_back_first(folder: Path) -> None:
     """One Ctrl-C: stopped, waited for, told; exit 1."""
     async with living(folder) as daemon:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "powerguard", "drill", "--scope", "pause", "--yes", "--socket", f"{folder}/s.sock",
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT,
-        )  # fmt: skip
+        async with daemon.begun():  # only what follows a drill stops it at Ctrl-C
+            process = await drilling(folder, "--scope", "pause", "--yes")
         await until(lambda: daemon.stands, 60.0)
         async with daemon.stopped():
             process.send_signal(signal.SIGINT)
@@ -318,6 +342,35 @@ async def test_ctrl_c_puts_everything_back_first(folder: Path) -> None:
     assert b"stopping: the daemon puts everything back" in err
     assert b"Drill interrupted: stopped by " in out
     assert b"Traceback" not in out + err
+
+
+async def test_ctrl_c_before_the_daemon_has_answered_stops_the_drill_that_it_has_begun(folder: Path) -> None:
+    async with living(folder) as daemon:
+
+        def interrupt() -> None:
+            daemon.still = True  # nothing ends this drill but the word to stop it
+            process.send_signal(signal.SIGINT)
+
+        daemon.at_begin = interrupt
+        process = await drilling(folder, "--scope", "pause", "--yes")
+        await until(lambda: daemon.still, 60.0)
+        async with daemon.stopped():
+            pass
+        async with asyncio.timeout(60.0):
+            out, err = await process.communicate()
+    assert process.returncode == 1, err
+    assert b"Drill interrupted: stopped by " in out
+
+
+async def test_ctrl_c_before_the_daemon_was_asked_begins_nothing(folder: Path) -> None:
+    def interrupted() -> None:
+        raise KeyboardInterrupt
+
+    args = argparse.Namespace(socket=f"{folder}/s.sock", config=None, json=True)
+    async with living(folder) as daemon:
+        with pytest.raises(RefusedError, match="interrupted before the daemon began it"):
+            await asyncio.to_thread(_watch, args, None, interrupted)
+        assert daemon.told == []
 
 
 async def test_a_real_outage_ends_it(folder: Path, golden: Golden) -> None:
@@ -336,22 +389,27 @@ async def test_a_real_outage_ends_it(folder: Path, golden: Golden) -> None:
 async def test_ctrl_c_while_the_daemon_is_down_promises_nothing(folder: Path, golden: Golden) -> None:
     """Nothing is put back then: what stands still is told, and who puts it back."""
     async with living(folder) as daemon:
-        process = await asyncio.create_subprocess_exec(
-            sys.executable, "-m", "powerguard", "drill", "--scope", "pause", "--yes", "--socket", f"{folder}/s.sock",
-            stdin=asyncio.subprocess.DEVNULL, stdout=asyncio.subprocess.PIPE, stderr=asyncio.subprocess.PIPE, cwd=ROOT,
-        )  # fmt: skip
+        async with daemon.begun():  # only what follows a drill stops it at Ctrl-C
+            process = await drilling(folder, "--scope", "pause", "--yes")
         await until(lambda: daemon.stands, 60.0)
         daemon.still = True  # time stands still, so that the drill does not end before we have looked
         assert process.stderr is not None
         seen = b""
         async with asyncio.timeout(60.0):
             while b"pause: started" not in seen:
-                seen += await process.stderr.readline()
-            await asyncio.sleep(0.6)
+                line = await process.stderr.readline()
+                assert line, seen
+                seen += line
+        await daemon.seen()  # what it has to say later is in this answer,
+        await daemon.seen()  # which it has read when it asks again
+        process.send_signal(signal.SIGSTOP)  # so that it does not look while the daemon goes down
     process.send_signal(signal.SIGINT)
+    process.send_signal(signal.SIGCONT)
     async with asyncio.timeout(60.0):
         while b"systemctl start powerguard)" not in seen or b"is paused" not in seen:
-            seen += await process.stderr.readline()
+            line = await process.stderr.readline()
+            assert line, seen
+            seen += line
         process.send_signal(signal.SIGINT)
         await process.wait()
     told = seen.decode()

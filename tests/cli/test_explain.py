@@ -491,9 +491,11 @@ def test_names_that_are_words_of_ours() -> None:
         "action": {"kind": "TriggerCheckpoint", "trainer": "pause", "after": "pause", "outage": "b0075678-9"},
         "boots": ["b0075678-aaaa"],
         "because": "pause, at 10.0.0.5 and fe80::1 (/srv/ckpt/x.bin): http://u:p@h/x, unix:/run/a b",
-        "numbers": {"who": "alice", "source": "snmp:rack-a.example"},
+        "numbers": {"who": "alice", "source": "snmp:rack-a.example", "checkpoint_s.pause": 3.0},
         "reason": "card at rack-a.example:161: no answer; upsd at nas.example:3493: no answer",
+        "error": "BMC gpu-17-bmc port 623: no answer; BMC 10.0.0.9 port 443: refused; upsd at pdu.example:3493: no",
         "sources": [{"source": "nut:ups@nas.example"}, {"source": "apcupsd:localhost"}],
+        "status": {"held_by": "gpu-02, gpu-03", "ended_by": "gpu-03 left the job"},
     }
     made = Scrub(told)(told)
     assert made == {
@@ -501,9 +503,11 @@ def test_names_that_are_words_of_ours() -> None:
         "action": {"kind": "TriggerCheckpoint", "trainer": "trainer-1", "after": "pause", "outage": "outage-1"},
         "boots": ["boot-1"],
         "because": "trainer-1, at [address] and [address] ([path]): [url], [url] b",
-        "numbers": {"who": "person-1", "source": "source-1"},
+        "numbers": {"who": "person-1", "source": "source-1", "checkpoint_s.trainer-1": 3.0},
         "reason": "card at host-1:161: no answer; upsd at host-2:3493: no answer",
+        "error": "BMC host-3 port 623: no answer; BMC [address] port 443: refused; upsd at host-4:3493: no",
         "sources": [{"source": "source-2"}, {"source": "source-3"}],
+        "status": {"held_by": "host-5, host-6", "ended_by": "host-6 left the job"},
     }
     assert Scrub(())(told) == told | {"because": "pause, at 10.0.0.5 and fe80::1 (/srv/ckpt/x.bin): [url], [url] b"}
 

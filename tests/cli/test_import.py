@@ -18,7 +18,7 @@ from hypothesis import given, settings
 from hypothesis import strategies as st
 
 from powerguard.cli.imports.apcupsd import apcupsd_words
-from powerguard.cli.imports.draft import MAX_BYTES
+from powerguard.cli.imports.draft import MAX_BYTES, source_at
 from powerguard.cli.imports.nut import FILES, nut_sections, nut_words, shell_words
 from powerguard.cli.imports.nut import folder as nut_folder
 from powerguard.cli.main import main
@@ -459,6 +459,12 @@ def test_several_apcupsds_do_not_say_which_of_them_feeds_this_host(folder: Path)
     ended = imported("apcupsd", folder, "--json")
     assert ended.object["settings"]["feeds"] == {"supplies": ["a", "b"], "minimum_supplies": 1}
     assert list(ended.warned) == ["feeds_presumed"]
+
+
+@pytest.mark.parametrize("port", ["0", "0.5", "161.5", "65536", "9" * 30])
+def test_what_is_no_port_is_not_rounded_to_one(port: str) -> None:
+    assert source_at("snmp", "10.0.0.5", port, 161) is None
+    assert source_at("snmp", "10.0.0.5", "1161", 161) == {"kind": "snmp", "host": "10.0.0.5", "port": 1161}
 
 
 # --- Words, as the programs read them ---------------------------------------------------------------------------------

@@ -751,6 +751,10 @@ def test_a_secret_is_put_in_place_whole_and_shown_to_nobody(image: Path, run: Ru
     _, told = secret(image, "list")
     assert {each["name"]: each["stands"] for each in told["secrets"]}["bmc"] == "set"
     assert secret(image, "set", "../bmc", given=b"x")[0] == 64
+    write_settings(image, NAMING.replace("rehearse", "rehears"))
+    code, told = secret(image, "list")
+    assert (code, f"{image}/etc/powerguard/powerguard.yaml:1:7: mode: must be" in told["error"]) == (1, True)
+    assert secret(image, "set", "bmc", given=b"another")[0] == 0, "wrong settings refuse no secret"
 
 
 def test_a_person_who_gives_no_answer_is_asked_for_the_next(image: Path) -> None:

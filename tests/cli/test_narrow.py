@@ -20,13 +20,15 @@ import pytest
 
 from powerguard.core.model.policy import Mode
 from powerguard.daemon.control.admin import admin_server
-from powerguard.daemon.journal import Entry, Journal
+from powerguard.daemon.journal import Entry, Inline, Journal
 from powerguard.daemon.observe.port import BmcView
 from tests.cli.checkpoint_sites import save
 from tests.daemon.watched import BOOT, NOW_S, WALL_S, drilled, in_mode, scene
 
 ROOT = Path(__file__).parents[2]
 COLUMNS = 80
+DRAWN = b"\x1b[?2026l"
+"""What `status --watch` writes behind a whole screen."""
 SIZE = "plan --size --no-settings --load-w 4500W --rating-w 5400 --bytes 8.5GB --disk 0.4GB/s --table 50:540,100:240"
 
 
@@ -69,9 +71,11 @@ def watching(path: str, columns: int, lines: int) -> Iterator[tuple[int, Callabl
 
     def screen() -> list[str]:
         said.clear()
-        while b"\x1b[H" not in said or select.select([ours], [], [], 0.3)[0]:  # a second passes between two
-            said.extend(_read(ours))
-        whole = said.rpartition(b"\x1b[H")[2].decode().replace("\r\n", "\n")
+        while not said.endswith(DRAWN) or select.select([ours], [], [], 0.0)[0]:
+            part = _read(ours)
+            assert part, said.decode()
+            said.extend(part)
+        whole = said.rpartition(b"\x1b[H")[2].removesuffix(DRAWN).decode().replace("\r\n", "\n")
         assert "\x1b[?7l" not in said.decode(), "what is too long would be cut"
         return re.sub("\x1b\\[[0-9;?]*[A-Za-z]", "", whole).split("\n")
 
@@ -97,8 +101,8 @@ async def test_watch_fits_its_terminal(tmp_path: Path) -> None:
         with watching(path, 80, 24) as (terminal, screen):
             for columns, lines in ((80, 24), (60, 20)):
                 fcntl.ioctl(terminal, termios.TIOCSWINSZ, struct.pack("HHHH", lines, columns, 0, 0))
-                screen()
-                shown = screen()
+                for _ in range(3):  # on a busy machine two were begun before the change
+                    shown = screen()
                 assert len(shown) <= lines
                 assert max(len(line) for line in shown) <= columns
                 text = re.sub(r"\s+", " ", " ".join(shown))
@@ -118,7 +122,8 @@ async def test_watch_on_a_terminal_without_a_size(tmp_path: Path) -> None:
 
     def look(path: str) -> None:
         with watching(path, 0, 0) as (_, screen):
-            shown = screen()
+            screen()
+            shown = screen()  # by now the exit status is that of the first one
             assert "on battery" in shown[0]
             assert len(shown) <= 24
             assert max(len(line) for line in shown) <= COLUMNS
@@ -156,7 +161,7 @@ async def test_no_answer_of_the_daemon_runs_over_the_edge(words: str, tmp_path: 
 
 
 async def _journal(path: Path) -> None:
-    journal = Journal(path, boot_id=BOOT, wall=lambda: WALL_S)
+    journal = Journal(path, boot_id=BOOT, wall=lambda: WALL_S, writer=Inline(), reader=Inline())
     await journal.load()
     assert await journal.append(Entry(at_s=NOW_S, state=scene("on_battery").state))
     assert await journal.close()
@@ -173,7 +178,7 @@ async def _journal(path: Path) -> None:
         ("plan --socket {folder}/none.sock", "systemctl start powerguard"),
         (SIZE, "It fits in full"),
         ("simulate --outages 1 --jobs 1", "1 outage from seed 1"),
-        ("demo --fast --keep {folder}/kept", "no training was lost"),
+        pytest.param("demo --fast --keep {folder}/kept", "no training was lost", marks=pytest.mark.slow),
         ("history --journal {folder}/journal.sqlite", "6f1d2c3b-49400"),
         ("checkpoints list {folder}/store", "state"),
         ("checkpoints list {folder}/none", "no such folder"),

@@ -4,6 +4,7 @@ import asyncio
 import contextlib
 import io
 import json
+import re
 import shutil
 import tempfile
 from collections.abc import Iterator
@@ -54,7 +55,7 @@ async def recover(folder: Path, *words: str) -> tuple[int, str, str]:
 
 
 def by_command(daemon: Watched) -> Watched:
-    daemon.returning = replace(daemon.returning, command=("/bin/true",))
+    daemon.returning = replace(daemon.returning, target=None, command=("/bin/true",))
     return daemon
 
 
@@ -130,8 +131,25 @@ async def test_without_a_daemon_it_looks_for_itself_and_starts_nothing(folder: P
 
 async def test_a_command_that_is_not_there_is_a_closed_gate(folder: Path, golden: Golden) -> None:
     daemon = back()
-    daemon.returning = replace(daemon.returning, command=("/nowhere/start",), seen=seen(WHOLE))
+    daemon.returning = replace(daemon.returning, target=None, command=("/nowhere/start",), seen=seen(WHOLE))
     async with admin_server(daemon, path=f"{folder}/s.sock"):
         code, out, _ = await recover(folder, "--dry-run")
     assert code == 1
     golden("recover", out)
+
+
+async def test_with_a_scheduler_no_unit_is_named_or_waited_for(folder: Path, golden: Golden) -> None:
+    """resume: {by: scheduler}: powerguard starts nothing, so a target without units is no closed gate."""
+    daemon = back()
+    daemon.returning = ReturnView(target=None, seen=seen(WHOLE))
+    async with admin_server(daemon, path=f"{folder}/s.sock"):
+        code, out, _ = await recover(folder, "--dry-run")
+        assert code == 0
+        golden("recover", out)
+        told = json.loads((await recover(folder, "--dry-run", "--json"))[1])
+    assert told["starts"] == {"target": None, "command": []}
+    settings = (folder / "pg.yaml").read_text(encoding="utf-8")
+    (folder / "pg.yaml").write_text(re.sub(r"(?m)^resume:.*$", "resume: {by: scheduler}", settings), encoding="utf-8")
+    code, out, _ = await recover(folder, "--dry-run")
+    assert (code, "systemctl start powerguard-resume.target" in out, "by hand" in out) == (4, False, False)
+    assert "would start: nothing, because the scheduler starts training" in out

@@ -101,7 +101,7 @@ def test_a_real_controller_places_jobs_by_it(tmp_path: Path, say: Say) -> None:
             shown = cluster.ask("scontrol", "show", "topology")
             assert re.search(r"SwitchName=ups-rack-a Level=0 .*Nodes=gpu1,gpu2", shown)
             assert re.search(r"SwitchName=power Level=1 .*Nodes=gpu\[1-4\]", shown)
-            cluster.submit("sleep 30", "--constraint=ups=rack-b", "--nodes=2", "--job-name=both")
+            cluster.submit("sleep 900", "--constraint=ups=rack-b", "--nodes=2", "--job-name=both")
             assert cluster.ask("squeue", "--noheader", "--format=%N") == "gpu[3-4]"
             with pytest.raises(subprocess.CalledProcessError):
                 cluster.ask("sbatch", "--constraint=ups=rack-c", "--wrap=true")

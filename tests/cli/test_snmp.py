@@ -15,12 +15,12 @@ import pytest
 
 from powerguard.cli.main import main
 from powerguard.sim import snmp_values as sim
-from powerguard.sim.snmp_agent import Fault, SimUser, SnmpAgent
 from powerguard.ups.profiles.vocabulary import Oid
 from powerguard.ups.profiles.walk import read_walk
 from powerguard.ups.snmp.port import SnmpError
 from powerguard.ups.snmp.source import probe
 from tests.golden import FIGURES, Golden
+from tests.peers.snmp_agent import Fault, SimUser, SnmpAgent
 from tests.ups.snmp.snmp_helpers import U, card, options, table
 
 ROOT = Path(__file__).parents[2]
@@ -212,7 +212,9 @@ def test_files_of_test_profile_that_cannot_be_read(tmp_path: Path) -> None:
 
 
 def at(agent: SnmpAgent, *words: str) -> tuple[str, ...]:
-    return ("probe", "127.0.0.1", "--port", str(agent.port), "--timeout", "0.5", *words)
+    """The words of a probe. The card has the longest time-out, unless it is to be silent."""
+    timeout_s = "0.5" if agent.fault is Fault.DROP else "5"
+    return ("probe", "127.0.0.1", "--port", str(agent.port), "--timeout", timeout_s, *words)
 
 
 async def test_probe_tells_what_decode_tells(tmp_path: Path) -> None:
@@ -249,6 +251,10 @@ async def test_a_saved_walk_names_nobody(tmp_path: Path, golden: Golden) -> None
     async with card(values) as agent:
         assert (await snmp(*at(agent, "--save", str(saved)))).code == 0
         assert (await snmp(*at(agent, "--save", str(saved)))).code == 64, "never over a file that is there"
+        asked = agent.requests
+        ended = await snmp(*at(agent, "--save", str(tmp_path / "no-such-folder" / "saved.walk")))
+        assert (ended.code, "its folder is not there" in ended.err) == (64, True)
+        assert agent.requests == asked, "before the walk, which takes minutes"
     text = saved.read_text(encoding="utf-8")
     for secret in ("ZA1234567890", "10.1.2.3", "jane", "room 12", "secret", "0123456789"):
         assert secret not in text, secret
@@ -306,10 +312,10 @@ async def test_a_pdu_is_no_source_of_the_daemon() -> None:
     """It cannot tell whether utility is there, and whoever names its profile is told so."""
     async with card({"1.3.6.1.4.1.318.1.1.12.1.16.0": sim.integer(312)}) as agent:
         with pytest.raises(SnmpError, match="profile apc-rpdu is for rack PDUs"):
-            await probe(options(agent.port, profile="apc-rpdu"))
+            await probe(options(agent.port, timeout_s=5.0, profile="apc-rpdu"))
         with pytest.raises(SnmpError, match="fits no profile"):
-            await probe(options(agent.port))
-        named = await probe(options(agent.port, profile="apc-rpdu"), with_pdus=True)
+            await probe(options(agent.port, timeout_s=5.0))
+        named = await probe(options(agent.port, timeout_s=5.0, profile="apc-rpdu"), with_pdus=True)
     assert named.decoded.watts == 312
 
 
@@ -404,7 +410,7 @@ async def test_a_card_in_a_state_that_its_family_does_not_list(tmp_path: Path) -
     }
     async with card(values) as agent:
         ended = await snmp(*at(agent, "--json"))
-        source = await probe(options(agent.port))
+        source = await probe(options(agent.port, timeout_s=5.0))
     assert (ended.code, ended.object["output_source"], ended.object["charge_pct"]) == (0, "unknown", 97), ended.err
     assert [one["field"] for one in ended.object["rejected"]] == ["output_source"]
     assert (source.profiles, source.decoded.output_source) == (("apc-powernet",), "unknown")

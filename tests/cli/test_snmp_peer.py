@@ -39,7 +39,9 @@ async def compared(path: Path, version: int | str, folder: Path) -> None:
     chosen, _notes = choose_for(PROFILES, served, None)
     want = decode(chosen, served)
     async with snmpd(served) as peer:
-        report = await probe(options(peer.port, **settings(version, folder)), profiles=PROFILES, with_pdus=True)
+        report = await probe(
+            options(peer.port, timeout_s=5.0, **settings(version, folder)), profiles=PROFILES, with_pdus=True
+        )
     got = report.decoded
     assert report.profiles == tuple(profile.name for profile in chosen)
     assert (got.numbers, got.output_source, got.battery_status) == (

@@ -1,12 +1,14 @@
 """The sums, against numbers worked out by hand: interpolation, margins, stop terms, needs."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
 from powerguard.core.energy import budget, needs
 from powerguard.core.model.actions import Conduct, Grade
-from powerguard.core.model.policy import Drop, Learned, Policy
+from powerguard.core.model.events import OutputSource, Reading
+from powerguard.core.model.policy import BatteryModel, Discharge, Drop, Learned, Policy
 from powerguard.core.model.state import (
     Activity,
     Battery,
@@ -44,6 +46,47 @@ def test_energy_for_is_the_inverse_of_usable(needed: float) -> None:
     assert budget.energy_for(POLICY, 0.4) == near(0.5)
     assert budget.energy_for(POLICY, 0.1) == near(0.2)
     assert budget.energy_for(POLICY, 0.8) == near(1.0)
+
+
+# --- against a source that can be forged ---------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize(
+    ("battery", "denial", "on_battery_s", "lasts_s"),
+    [
+        # 80 % less 5 % by our account: 0.8 of that is dared, for 540 s at half load.
+        ({"used": 0.05}, {"charge_pct": 80.0, "load_pct": 50.0}, 60.0, 0.6 * 540.0),
+        # 3 % of it were used before this time on battery.
+        ({"used": 0.05, "began": 0.03}, {"charge_pct": 80.0, "load_pct": 50.0}, 60.0, 0.624 * 540.0),
+        ({"used": 0.05, "began": 0.2}, {"charge_pct": 80.0, "load_pct": 50.0}, 60.0, 0.64 * 540.0),
+        ({"used": None}, {"charge_pct": 80.0, "load_pct": 50.0}, 60.0, 0.64 * 540.0),
+        # Our account may be driven by forged readings: a tenth of the time at full load took no more than a tenth.
+        ({"used": 0.5}, {"charge_pct": 80.0, "load_pct": 50.0}, 24.0, 0.56 * 540.0),
+        # No charge is reported: our own account.
+        ({"used": 0.05}, {"load_pct": 50.0}, 60.0, 0.76 * 540.0),
+        ({"used": 0.25, "began": 0.2}, {"load_pct": 50.0}, 60.0, 0.6 * 540.0),
+        # No load is reported: the last one that was, and never more than full load.
+        ({"used": 0.05, "load": 0.75}, {"charge_pct": 80.0}, 60.0, 0.6 * 360.0),
+        ({"used": 0.05, "load": None}, {"charge_pct": 80.0}, 60.0, 0.6 * 240.0),
+        ({"used": 0.05, "load": 0.5}, {"charge_pct": 80.0, "load_pct": 150.0}, 60.0, 0.6 * 240.0),
+        ({"used": 0.05, "health": 0.5}, {"charge_pct": 80.0, "load_pct": 50.0}, 60.0, 0.25 * 540.0),
+    ],
+)
+def test_how_long_the_battery_lasts_by_what_cannot_be_forged(
+    battery: dict[str, Any], denial: dict[str, float], on_battery_s: float, lasts_s: float
+) -> None:
+    began = battery.pop("began", None)
+    if began is not None:
+        battery["model"] = BatteryModel(discharge=Discharge(since_s=0.0, used=began, charge=1.0))
+    mine = Battery(at_s=100.0, **{"health": 1.0, **battery})
+    reading = Reading(at_s=100.0, ups="ups", source="nut", output_source=OutputSource.UTILITY, **denial)
+    assert budget.outlasts(POLICY, mine, reading, on_battery_s, lasts_s - 1e-6)
+    assert not budget.outlasts(POLICY, mine, reading, on_battery_s, lasts_s + 1e-6)
+
+
+def test_without_a_table_nothing_says_that_the_battery_lasts() -> None:
+    reading = Reading(at_s=100.0, ups="ups", source="nut", output_source=OutputSource.UTILITY, charge_pct=100.0)
+    assert not budget.outlasts(make_policy([]), Battery(at_s=100.0), reading, 1.0, 1.0)
 
 
 # --- needs --------------------------------------------------------------------------------------------------------

@@ -250,6 +250,23 @@ def test_a_countdown_is_told_by_two_readings_and_taken_back_by_two() -> None:
     assert stands.countdown_at_s is None, "the delay that is set, not a countdown that runs"
 
 
+def test_a_shorter_delay_is_no_countdown() -> None:
+    """A person sets 60 s where the card shows 180: the host stays on. What falls from there on is a countdown."""
+    delay = seen(*((float(n), "utility", {"output_off_in_s": 180.0 if n < 5 else 60.0}) for n in range(1, 20)))
+    assert delay.countdown_at_s is None
+    assert seen((20.0, "utility", {"output_off_in_s": 59.0}), feed=delay).countdown_at_s == 79.0
+    rare = seen((1.0, "utility", {"output_off_in_s": 90.0}), (2.0, "utility", {"output_off_in_s": 60.0}))
+    assert rare.countdown_at_s == 62.0, "a driver that reads it every 30 s"
+
+
+def test_a_countdown_that_has_long_passed_is_none() -> None:
+    """The output is still on, and the card shows its delay: nothing is going to be cut."""
+    runs = seen((1.0, "utility", {"output_off_in_s": 21.0}), (2.0, "utility", {"output_off_in_s": 20.0}))
+    later = {"output_off_in_s": 20.0}
+    assert seen((322.0, "utility", later), feed=runs).countdown_at_s == 22.0
+    assert seen((322.0, "utility", later), (323.0, "utility", later), feed=runs).countdown_at_s is None
+
+
 FSD = {"forced_shutdown": True}
 
 

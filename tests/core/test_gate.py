@@ -19,6 +19,7 @@ from powerguard.core.model.state import (
     Supply,
     Trainer,
 )
+from tests.core.play import play
 
 POLICY = Policy(boot_id="boot", ups="ups", checks_host=True, trainers=(TrainerPolicy(name="llm"),))
 OUTAGE = Outage(id="o", since_s=50.0, grade=Grade.FULL)
@@ -69,6 +70,22 @@ def test_first_the_host_then_training() -> None:
     assert len(at.actions) == 2
     assert [note.event for note in at.notes] == ["host_checked", "gate_opened"]
     assert at.notes[0].numbers == (("gpus", 8),)
+
+
+def test_a_gate_is_not_said_to_be_forced_before_the_host_is_complete() -> None:
+    """Each failed check would say that training may start, which it may not."""
+    empty = feed()
+    assert empty.reading is not None
+    at = turn(BACK, at=replace(empty, reading=replace(empty.reading, charge_pct=5.0)), policy=POLICY)
+    at.policy = replace(POLICY, charge_hold_s=10.0)
+    gate.reconcile(at, phase(at))
+    answered(at, well=False)
+    assert [note.event for note in at.notes] == ["host_incomplete_raised"]
+    at.set_phase(replace(phase(at), retry_at_s=0.0))
+    gate.reconcile(at, phase(at))
+    answered(at)
+    gate.reconcile(at, phase(at))
+    assert [note.event for note in at.notes].count("gate_forced") == 1
 
 
 def test_a_check_that_was_overruled_while_it_ran_holds_nothing_up() -> None:
@@ -254,3 +271,24 @@ def test_orders_carry_the_outage() -> None:
     start = at.actions[-1]
     assert isinstance(start, ResumeTraining)
     assert (check.outage, start.outage) == ("o", "o")
+
+
+@pytest.mark.parametrize(("back_s", "ends_in"), [(8, "recovery"), (600, "shutdown")])
+def test_what_was_called_off_in_a_return_counts_again_once_utility_is_stable(back_s: int, ends_in: str) -> None:
+    """The host waits for its storage. An abort at its boot must not cost it the power-off of a failure hours later."""
+    fails_s = 420 + back_s
+    told = play(
+        "policy table=50:540,75:360,100:240 trainer=llm:pause:20 checks_host=1",
+        "auto policy sync poweroff checkpoint=10",
+        "0..5 utility load=75 charge=100 runtime=360",
+        "6..200 battery load=75 charge=100-0.4 runtime=360-1.4",
+        "400 reboot gap=300",
+        "401..405 battery load=30 charge=40-0.1 runtime=300-1",
+        "405.5 abort",
+        "406..419 battery load=30 charge=39-0.1 runtime=300-1",
+        f"420..{fails_s - 1} utility load=30 charge=50+0.05 runtime=400",
+        f"{fails_s}..{fails_s + 300} battery load=30 charge=50-0.2 runtime=400-1.5",
+    )
+    assert told.phase == ends_in
+    ended = [note.because for note in told.notes if note.event == "abort_ended"]
+    assert ended == ["utility is stable, so the power-off comes if it fails again"] * (ends_in == "shutdown")

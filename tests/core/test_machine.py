@@ -5,6 +5,7 @@ from dataclasses import replace
 import pytest
 
 from powerguard.core.decide.machine import LATEST_S, step
+from powerguard.core.energy.account import PRESUMED
 from powerguard.core.model.actions import (
     Conduct,
     Grade,
@@ -27,7 +28,7 @@ from powerguard.core.model.events import (
     SourceFailed,
     Tick,
 )
-from powerguard.core.model.policy import Policy
+from powerguard.core.model.policy import BatteryModel, Policy, TauPoint
 from powerguard.core.model.state import (
     Battery,
     CheckpointInFlight,
@@ -375,3 +376,37 @@ def test_a_utility_that_nobody_sees_ends_no_outage(transfers: tuple[float, ...])
     answer = after(Tick(at_s=700.0), state=state)
     assert isinstance(answer.state.phase, Online)
     assert ("gate_forced", "the last report was utility, and the UPS has not answered for long") in notes(answer)
+
+
+WORN = Battery(
+    at_s=2.0,
+    used=0.3,
+    left=0.2,
+    load=0.5,
+    health=0.5,
+    tau_point=(0.5, 900.0),
+    unflagged=0.2,
+    away_s=600.0,
+    away_charge=0.4,
+    model=BatteryModel(health=0.5, points=(TauPoint(load=0.5, tau_s=800.0, at_s=1.0),), recharge_s=7200.0),
+)
+
+
+@pytest.mark.parametrize("draining", [False, True])
+def test_of_an_older_battery_only_what_holds_for_a_new_one_is_kept(*, draining: bool) -> None:
+    """How long charging takes is kept. On battery what was left counts until the new one's charge is reported."""
+    supply = Supply.BATTERY if draining else Supply.UTILITY
+    read = says(2.0, "battery" if draining else "utility")
+    state = State(battery=WORN, feed=Feed(supply=supply, since_s=1.0, reading=read))
+    new = after(BatteryReplaced(at_s=2.0, who="alice"), state=state)
+    mine = new.state.battery
+    model = BatteryModel(recharge_s=7200.0, replaced_at_s=2.0)
+    assert (mine.model, mine.health, mine.unflagged) == (model, POLICY.health, None)
+    assert (mine.away_s, mine.away_charge) == (0.0, None)
+    assert mine.presumed is draining
+    if draining:
+        assert (mine.used, mine.left, mine.tau_point) == (PRESUMED * POLICY.health, 0.2, (0.5, 900.0))
+    else:
+        assert (mine.used, mine.left, mine.tau_point) == (None, None, None)
+    (note,) = [note for note in new.notes if note.event == "battery_replaced"]
+    assert dict(note.numbers) == {"who": "alice"}

@@ -3,6 +3,7 @@
 import math
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 
@@ -19,6 +20,7 @@ from powerguard.core.model.state import (
     Feed,
     GpuCap,
     Holding,
+    Online,
     Outage,
     OwnBefore,
     OwnHeard,
@@ -76,6 +78,67 @@ def test_the_best_source_that_counts_is_used() -> None:
     assert own.rest_w(state, 1.0) == 470.0
 
 
+@pytest.mark.parametrize(
+    ("readings", "now_s", "watts"),
+    [
+        ({"bmc": (1500.0, 0.0), "pdu": (1600.0, 0.0), "gpu": (1100.0, 0.0)}, 15.0, 400.0),
+        ({"pdu": (1600.0, 0.0), "gpu": (1100.0, 0.0)}, 15.0, 500.0),
+        ({"bmc": (1500.0, 0.0), "gpu": (1100.0, 1.0)}, 15.1, None),  # the BMC's is too old
+        ({"bmc": (1500.0, 1.0), "gpu": (1100.0, 0.0)}, 15.1, None),
+        ({"bmc": (1500.0, 0.0)}, 1.0, None),
+        ({"gpu": (1100.0, 0.0)}, 1.0, None),
+        ({"bmc": (1100.0, 0.0), "gpu": (1100.0, 0.0)}, 1.0, None),  # one of them is wrong
+        ({"bmc": (1100.0, 0.0), "gpu": (0.0, 0.0)}, 1.0, None),
+        ({"bmc": (1.5, 0.0), "gpu": (1.0, 0.0)}, 1.0, 0.5),
+    ],
+)
+def test_what_the_host_draws_besides_its_gpus(
+    readings: dict[str, tuple[float, float]], now_s: float, watts: float | None
+) -> None:
+    heard = tuple(
+        OwnHeard(source=OwnSource(name), watts=told, at_s=at_s, since_s=at_s) for name, (told, at_s) in readings.items()
+    )
+    assert own.rest_w(replace(STATE, own=heard), now_s) == watts
+
+
+BOTH = OwnHeard(source=OwnSource.BMC, watts=1000.0, at_s=9.0, since_s=9.0, ups_w=1500.0)
+
+
+@pytest.mark.parametrize(
+    ("heard", "why"),
+    [
+        ({}, ""),
+        ({"ups_w": None}, ""),
+        # 30 % for the losses of power supplies, and 5 % of the UPS's rating, which is 5000 W.
+        ({"ups_w": 1550.0}, ""),
+        ({"ups_w": 1551.0}, "the UPS carries 1551 W, and this host draws 1000 W (bmc)"),
+        ({"ups_w": 1551.0, "source": OwnSource.GPU}, ""),
+        ({"ups_w": 1551.0, "watts": 9.9}, ""),
+        ({"ups_w": 264.0, "watts": 10.0}, "the UPS carries 264 W, and this host draws 10 W (bmc)"),
+        ({"before_w": 900.0, "before_ups_w": 800.0}, ""),
+        (
+            {"before_w": 900.0, "before_ups_w": 799.0},
+            "the UPS's load moved by +701 W to 1500 W, and this host draws 1000 W (bmc), which moved by +100 W",
+        ),
+        (
+            {"before_w": 1100.0, "before_ups_w": 2201.0},
+            "the UPS's load moved by -701 W to 1500 W, and this host draws 1000 W (bmc), which moved by -100 W",
+        ),
+        ({"before_w": 900.0}, ""),
+        ({"before_ups_w": 100.0}, ""),
+    ],
+)
+def test_by_what_other_hosts_on_the_ups_are_noticed(heard: dict[str, Any], why: str) -> None:
+    """One that the settings do not name: without it the load of the UPS is taken for this host's alone."""
+    alone = replace(POLICY, shared=None)
+    state = replace(STATE, own=(replace(BOTH, **heard),))
+    assert own.looks_shared(alone, state) == why
+    assert own.looks_shared(POLICY, state) == ""
+    assert own.looks_shared(replace(alone, rating_w=None), state) == ""
+    useless = replace(BOTH, source=OwnSource.GPU)
+    assert own.looks_shared(alone, replace(state, own=(useless, *state.own))) == why
+
+
 def test_where_nothing_is_known_no_drop_is_counted_on() -> None:
     """A host without a number in the settings or a rating promises the battery nothing."""
     policy = replace(POLICY, rating_w=None, shared=Shared(own_w=1500.0))
@@ -129,6 +192,36 @@ def test_a_reading_that_does_not_follow_a_step_of_the_ups_is_frozen() -> None:
     state = _heard(state, *((float(at_s), 900.0) for at_s in range(1, 90, 5)))
     assert _own(POLICY, state, 86.0).source is OwnSource.HOSTS
     assert _own(POLICY, _heard(state, (91.0, 901.0)), 91.0).source is OwnSource.BMC
+
+
+def test_what_is_frozen_is_reported_with_its_watts_and_for_how_long() -> None:
+    stepped = _heard(replace(STATE, battery=Battery(load=0.5, step_at_s=20.0)), (1.0, 900.0), (79.9, 900.0))
+    assert own.doubt(POLICY, stepped, stepped.own[0], 80.0) == ""
+    stepped = _heard(stepped, (80.0, 900.0))
+    because = "frozen: 900 W for 79 s, and the UPS's load made a step"
+    assert own.doubt(POLICY, stepped, stepped.own[0], 80.0) == because
+    fresh = _heard(replace(stepped, own=()), (20.0, 900.0), (80.0, 900.0))
+    assert own.doubt(POLICY, fresh, fresh.own[0], 80.0) == "", "new with the step"
+
+
+def test_a_reading_that_does_not_follow_a_pause_is_frozen() -> None:
+    """The same to the watt as before training was asked to pause, a quarter of a minute after that."""
+    before = (OwnBefore(source=OwnSource.BMC, watts=900.0, drop_w=300.0),)
+    outage = Outage(id="one", since_s=50.0, grade=Grade.FULL)
+    phase = Holding(outage=outage, began_s=110.0, paused_at_s=100.0, own=before)
+    state = replace(STATE, phase=phase, trainers=(PAUSED,))
+    frozen = _heard(state, (99.0, 900.0), (115.0, 900.0))
+    because = "frozen: 900 W since before training was asked to pause"
+    assert own.doubt(POLICY, frozen, frozen.own[0], 115.0) == because
+    assert _own(POLICY, frozen, 115.0).passed_over == ((OwnSource.BMC, because),)
+    for calm in (
+        _heard(state, (99.0, 900.0), (114.9, 900.0)),
+        _heard(state, (100.0, 900.0), (115.0, 900.0)),
+        replace(frozen, trainers=PAUSING),
+        replace(frozen, trainers=(replace(PAUSED, activity=Activity.GONE),)),
+        replace(frozen, phase=replace(phase, own=())),
+    ):
+        assert own.doubt(POLICY, calm, calm.own[0], 115.0) == ""
 
 
 def test_twice_own_w_is_a_chassis() -> None:
@@ -237,14 +330,14 @@ def test_a_hold_teaches_the_drop_in_watts() -> None:
     assert drop.before == pytest.approx(1512.0 / 5400.0)
 
 
-def _drill(*own_loads: str) -> Told:
+def _drill(*own_loads: str, scope: str = "pause") -> Told:
     before, after = own_loads
     return play(
         "policy table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=5400 shared=hosts:2",
         "auto policy sync poweroff resume trainer_resume=0.1 pause=0.1 checkpoint=15",
         f"0..20 utility load=72.2 charge=100 runtime=360 {before}",
         "20.2 trainer llm step=100 durable_age_s=60",
-        "20.5 drill scope=pause",
+        f"20.5 drill scope={scope}",
         f"21..34 utility load=72.2 charge=100 runtime=360 {before}",
         "35 trainer llm paused=true",
         f"36..75 utility load=53.7 charge=100 runtime=500 {after}",
@@ -254,17 +347,55 @@ def _drill(*own_loads: str) -> Told:
 
 
 @pytest.mark.parametrize(
-    ("loads", "watts", "of"),
-    [(("| own bmc 1500~6", "| own bmc 500~6"), 1000.0, "bmc"), (("", ""), 999.0, "ups")],
+    ("loads", "watts", "of", "before"),
+    [(("| own bmc 1500~6", "| own bmc 500~6"), 1000.0, "bmc", 0.279), (("", ""), 999.0, "ups", 0.2685)],
 )
-def test_a_drill_learns_watts(loads: tuple[str, str], watts: float, of: str) -> None:
-    """By the BMC where there is one, else by how much the UPS's load fell while this host alone paused."""
+def test_a_drill_learns_watts(loads: tuple[str, str], watts: float, of: str, before: float) -> None:
+    """By the BMC where there is one, else by how much the UPS's load fell while this host alone paused.
+
+    It fell from what this host drew: its half of the UPS's load where nothing measures it.
+    """
     told = _drill(*loads)
     ((_, drop),) = told.state.learned.pauses
     assert drop.watts == pytest.approx(watts, abs=15.0)
+    assert drop.before == pytest.approx(before, abs=0.001)
+    assert drop.before - drop.after == pytest.approx(watts / 5400.0, abs=0.003)
     report = told.state.learned.drill
     assert report is not None
     assert dict(report.figures)["load_of"] == of
+
+
+def test_a_drill_learns_what_the_host_draws_besides_its_gpus() -> None:
+    told = _drill("| own bmc 1500~6 | own gpu 1100~6", "| own bmc 500~6 | own gpu 100~6")
+    assert told.state.learned.rest_w == 400.0
+
+
+def test_a_drill_on_a_shared_ups_records_the_power_off_by_the_load_of_the_whole_ups() -> None:
+    """The battery carries all hosts of the UPS, also where a BMC measures this one: both drills report alike."""
+    for loads in (("| own bmc 1500~6", "| own bmc 500~6"), ("", "")):
+        told = _drill(*loads, scope="full")
+        report = told.state.learned.drill
+        assert report is not None
+        figures = dict(report.figures)
+        assert (report.result, figures["power_off_grade"], figures["stop_s"]) == ("passed", "full", 170.0)
+        assert figures["runtime_paused_s"] == pytest.approx(301.7, abs=5.0)
+
+
+def test_an_outage_in_a_drill_on_a_shared_ups_begins_with_the_load_of_the_whole_ups() -> None:
+    """The drill has paused this host: 72.2 % of the UPS before, 53.7 % now."""
+    told = play(
+        "policy table=50:540,75:360,100:240 trainer=llm:pause:20 rating_w=5400 shared=hosts:2",
+        "auto policy sync poweroff pause=0.1 checkpoint=15",
+        "0..20 utility load=72.2 charge=100 runtime=360 | own bmc 1500~6",
+        "20.2 trainer llm step=100 durable_age_s=60",
+        "20.5 drill scope=pause",
+        "21..34 utility load=72.2 charge=100 runtime=360 | own bmc 1500~6",
+        "35 trainer llm paused=true",
+        "36..40 utility load=53.7 charge=100 runtime=500 | own bmc 500~6",
+        "41..43 battery load=53.7 charge=99 runtime=500 | own bmc 500~6",
+    )
+    assert not isinstance(told.state.phase, Online)
+    assert told.state.phase.outage.load_at_start == pytest.approx(0.722, abs=0.005)
 
 
 def test_a_gpu_cap_pays_less_where_others_draw_on() -> None:
@@ -345,14 +476,20 @@ def test_which_readings_give_the_gpus_part() -> None:
     assert _gpu_share(TRAINING, (1.0, 2500.0, "pdu"), (2.0, 2000.0, "gpu"), policy=POLICY) == 0.8
     assert _gpu_share(TRAINING, (1.0, 2500.0, "pdu"), (200.0, 2000.0, "gpu"), policy=POLICY) is None, "not one moment"
     assert _gpu_share(TRAINING, (1.0, 1000.0, "bmc"), (2.0, 2000.0, "gpu"), policy=POLICY) is None, "more than the host"
+    assert _gpu_share(TRAINING, (1.0, 2000.0, "bmc"), (2.0, 2000.0, "gpu"), policy=POLICY) is None, "the whole host"
+    assert _gpu_share(TRAINING, (1.0, 2500.0, "bmc"), (61.0, 2000.0, "gpu"), policy=POLICY) == 0.8, "within a minute"
     assert _gpu_share(TRAINING, (1.0, 2100.0, "bmc"), (2.0, 2000.0, "gpu")) == 0.2, "a BMC that reads too low"
     assert _gpu_share(TRAINING, (1.0, math.nan, "gpu")) is None
     for state in (
         replace(TRAINING, trainers=()),
         replace(TRAINING, trainers=(replace(PAUSING[0], activity=Activity.PAUSED),)),
+        replace(TRAINING, trainers=(replace(PAUSING[0], activity=Activity.GONE),)),
+        replace(TRAINING, trainers=(replace(PAUSING[0], told_pause=True),)),
+        replace(TRAINING, trainers=(replace(PAUSING[0], conduct=Conduct.CONTINUE),)),
         replace(TRAINING, feed=Feed(supply=Supply.BATTERY)),
+        replace(TRAINING, owed=(GpuCap(),)),
     ):
-        assert _gpu_share(state, (1.0, 2000.0, "gpu")) is None, "no training on utility"
+        assert _gpu_share(state, (1.0, 2000.0, "gpu")) is None, "no training on utility at full power"
 
 
 def test_gpus_at_rest_between_two_epochs_hide_no_load() -> None:

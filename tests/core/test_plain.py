@@ -48,7 +48,7 @@ def instances(cls: type) -> st.SearchStrategy[object]:
 
 
 @pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-@settings(deadline=None, max_examples=30)  # the first builds the strategy; each run draws others
+@settings(deadline=None, max_examples=15)  # the first builds the strategy; each run draws others
 @given(data=st.data())
 def test_every_class_of_the_model_comes_back_unchanged(cls: type, data: st.DataObject) -> None:
     """Through real JSON text, for every dataclass: the journal is only as good as this."""
@@ -60,7 +60,7 @@ def test_every_class_of_the_model_comes_back_unchanged(cls: type, data: st.DataO
 
 
 @pytest.mark.parametrize("cls", [cls for cls in CLASSES if cls in Event.__args__], ids=lambda cls: cls.__name__)
-@settings(deadline=None, max_examples=30)  # the first builds the strategy; each run draws others
+@settings(deadline=None, max_examples=15)  # the first builds the strategy; each run draws others
 @given(data=st.data())
 def test_an_event_is_told_by_its_kind(cls: type, data: st.DataObject) -> None:
     """A union is read without knowing beforehand which of its classes was written."""

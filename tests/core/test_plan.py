@@ -1,6 +1,7 @@
 """Every condition of the rule at its edge, one below it and one above it; and the forecast that people read."""
 
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -356,6 +357,31 @@ def test_a_cut_and_blindness_have_other_witnesses() -> None:
     assert (latch(nothing, 98.0), latch(nothing, 98.1)) == (True, False)
     alone = state(0.2, HOLD)
     assert not latch(replace(alone, feed=replace(alone.feed, previous=None)), 99.0)
+
+
+@pytest.mark.parametrize(
+    ("battery", "told", "due_at_s", "may"),
+    [
+        ({}, {}, 99.0, False),
+        ({"charged": seconds(339.0)}, {}, 99.0, True),  # twice the 170 s of the stop must clearly be left
+        ({"used": 0.75 - seconds(339.0)}, {}, 99.0, True),
+        ({"used": 0.75 - seconds(341.0)}, {}, 99.0, False),
+        ({"charged": None}, {}, 99.0, True),
+        ({}, {"runtime_s": None}, 99.0, True),
+        ({}, {"charge_pct": None}, 99.0, True),
+        ({}, {}, 95.1, False),
+        ({}, {}, 95.0, True),  # the runtime has had its 5 s to come back
+        ({"fell_at_s": 95.0}, {}, 99.0, True),
+        ({"fell_at_s": None}, {}, 99.0, True),
+    ],
+)
+def test_a_runtime_that_fell_alone_has_five_seconds_to_take_it_back(
+    battery: dict[str, Any], told: dict[str, Any], due_at_s: float, *, may: bool
+) -> None:
+    """The charge and our own account both say that the stop clearly fits; only the reported runtime says otherwise."""
+    at = state(0.2, HOLD, now=reading(**{"runtime_s": 100.0, "charge_pct": 60.0, **told}))
+    at = replace(at, battery=replace(at.battery, **{"charged": seconds(341.0), "fell_at_s": 95.1, **battery}))
+    assert latch(at, due_at_s) is may
 
 
 # --- The gate -----------------------------------------------------------------------------------------------------

@@ -1,6 +1,8 @@
 """How the daemon starts: for the first time, in the same boot, after a return."""
 
+from collections.abc import Sequence
 from dataclasses import replace
+from typing import Any
 
 import pytest
 
@@ -12,8 +14,10 @@ from powerguard.core.energy import needs
 from powerguard.core.model.actions import (
     Action,
     CapPower,
+    DrainNode,
     EnsurePolicy,
     Grade,
+    LeaveNode,
     Level,
     PowerOff,
     RestorePower,
@@ -37,6 +41,7 @@ from powerguard.core.model.state import (
     GpuCap,
     Holding,
     Maintenance,
+    NodeMarked,
     OnBattery,
     Online,
     Outage,
@@ -51,6 +56,7 @@ from powerguard.core.model.state import (
     Trainer,
 )
 from powerguard.core.trainers import lifecycle
+from tests.core.invariants import check_step
 from tests.core.play import make_policy, play
 
 POLICY = make_policy(["boot_id=boot-one-of-many", "trainer=a:pause:20:x"])
@@ -152,6 +158,150 @@ def test_a_power_off_that_was_only_recorded_is_no_latch_when_the_mode_becomes_ar
     )
     (recorded,) = told.ordered(PowerOff)
     assert (recorded.by_s < 201.0, told.phase) == (True, "online")
+
+
+def test_a_return_in_dry_run_goes_back_to_before_its_start_of_training_when_the_mode_becomes_armed() -> None:
+    phase = Recovery(
+        outage=replace(OUTAGE, mode=Mode.DRY_RUN),
+        began_s=1990.0,
+        clean=True,
+        asked="r-1",
+        tries=2,
+        retry_at_s=5000.0,
+        started_at_s=1995.0,
+    )
+    begun = Recovery(outage=replace(OUTAGE, mode=Mode.ARMED), began_s=1990.0, clean=True)
+    assert restore(POLICY, stored(phase), 2002.0).state.phase == begun
+
+
+@pytest.mark.parametrize(
+    ("mode", "kept"),
+    [
+        (Mode.DRY_RUN, {}),
+        (Mode.REHEARSE, {"drained": True, "signalled": True, "running": ("12",)}),
+    ],
+)
+def test_a_mark_on_the_node_that_was_only_recorded_is_set_when_the_mode_becomes_armed(
+    mode: Mode, kept: dict[str, Any]
+) -> None:
+    """A rehearsal drains the node and signals its jobs; that it leaves at the commit is only recorded."""
+    marked = NodeMarked(
+        outage="o", at_s=1990.0, drained=True, left=True, leaving=True, recorded=True, signalled=True, running=("12",)
+    )
+    saved = replace(SAVED, phase=Holding(outage=replace(OUTAGE, mode=mode), began_s=1990.0), owed=(marked,))
+    policy = replace(POLICY, scheduler=True)
+    answer = restore(policy, replace(stored(), state=saved), 2002.0)
+    node = answer.state.node
+    assert node == NodeMarked(outage="o", at_s=1990.0, **kept)
+
+
+CAPS = "cap_share=0.6"
+
+
+def test_a_gpu_cap_that_was_only_recorded_is_ordered_when_the_mode_becomes_armed() -> None:
+    told = play(
+        f"{SITE} mode=dry-run {CAPS}",
+        "auto policy sync poweroff checkpoint=10 cap restore",
+        "1 learned cap=75:50:0.8",
+        "2..5 utility load=75 charge=100 runtime=360",
+        "6..30 battery load=75 charge=100-0.27 runtime=360-1",
+        f"{SITE} {CAPS}",
+        "31 restart",
+        "32..40 battery load=75 charge=93-0.27 runtime=335-1",
+    )
+    assert [cap.by_s > 31.0 for cap in told.ordered(CapPower)] == [False, True]
+    assert told.state.cap is not None
+
+
+@pytest.mark.parametrize(("before", "drains"), [("dry-run", 2), ("rehearse", 1)])
+def test_what_the_scheduler_did_not_hear_it_hears_when_the_mode_becomes_armed(before: str, drains: int) -> None:
+    """In rehearse the node is drained, but its jobs are not requeued."""
+    told = play(
+        f"{SITE} scheduler=1 mode={before}",
+        "auto policy sync poweroff checkpoint=10 trainer_resume drain signal"
+        + (" leave" if before == "rehearse" else ""),
+        CALM,
+        "6..200 battery load=75 charge=100-0.3 runtime=360-1.1",
+        f"{SITE} scheduler=1",
+        "201 restart",
+        "202..330 battery load=75 charge=42-0.3 runtime=140-1.1",
+    )
+    assert told.phase == "shutdown"
+    assert len(told.ordered(DrainNode)) == drains
+    assert [each.by_s > 201.0 for each in told.ordered(LeaveNode)][-1]
+
+
+def test_a_checkpoint_that_dry_run_recorded_is_none_although_the_outage_began_armed() -> None:
+    """armed, dry-run, armed: the host would be powered off without the checkpoint of the time between."""
+    told = play(
+        SITE,
+        "auto policy sync poweroff checkpoint=10",
+        CALM,
+        "6..8 battery load=75 charge=100-0.27 runtime=360-1",
+        f"{SITE} mode=dry-run",
+        "9 restart",
+        "10..103 battery load=75 charge=99-0.27 runtime=356-1",
+        SITE,
+        "104 restart",
+        "105..200 battery load=75 charge=73-0.27 runtime=260-1",
+    )
+    assert told.phase == "shutdown"
+    assert len(told.ordered(TriggerCheckpoint)) == 2
+
+
+def test_training_that_was_not_started_in_dry_run_is_started_when_the_mode_becomes_armed() -> None:
+    told = play(
+        f"{SITE} mode=dry-run",
+        "auto policy resume",
+        CALM,
+        "6..60 battery load=75 charge=100-0.27 runtime=360-1",
+        "20 reboot gap=60",
+        "21..50 utility load=20 charge=95 runtime=900",
+        SITE,
+        "51 restart",
+        "52..59 utility load=20 charge=95 runtime=900",
+    )
+    assert len(told.ordered(ResumeTraining)) == 2
+
+
+BATTERY = OutputSource.BATTERY
+UTILITY = OutputSource.UTILITY
+
+
+@pytest.mark.parametrize(
+    ("readings", "grade"),
+    [
+        (((31, UTILITY, 100), (32, BATTERY, 100)), Grade.FULL),
+        (((31, UTILITY, 12), (32, BATTERY, 12)), Grade.BARE),
+        # The power fails twice in one return, and the battery is charged between.
+        (
+            ((31, UTILITY, 12), (32, BATTERY, 12), (33, UTILITY, 12), (28800, UTILITY, 100), (28801, BATTERY, 100)),
+            Grade.FULL,
+        ),
+    ],
+)
+def test_a_stop_after_a_return_is_graded_by_what_the_battery_holds_then(
+    readings: Sequence[tuple[float, OutputSource, int]], grade: Grade
+) -> None:
+    """The last outage ended with an empty battery and a bare stop; this one begins with another charge."""
+    saved = replace(SHUTDOWN, outage=replace(OUTAGE, grade=Grade.BARE, lowered=True))
+    policy = replace(POLICY, runtime_table=((0.5, 2000.0), (1.0, 900.0)))
+    state = restore(policy, stored(saved, boot="another", gap_s=86400.0), 30.0).state
+    for at_s, source, charge in readings:
+        reading = Reading(
+            at_s=at_s,
+            ups="ups",
+            source="snmp",
+            output_source=source,
+            load_pct=50.0,
+            charge_pct=charge,
+            on_battery_s=1.0 if source is BATTERY else None,
+        )
+        answer = step(policy, state, reading)
+        check_step(policy, state, reading, answer)
+        state = answer.state
+    assert isinstance(state.phase, Recovery)
+    assert (state.phase.outage.grade, state.phase.outage.lowered) == (grade, False)
 
 
 @pytest.mark.parametrize("mode", [Mode.REHEARSE, Mode.DRY_RUN])
@@ -359,7 +509,7 @@ def test_what_a_drill_orders_anew_is_not_ordered_twice() -> None:
 def test_another_boot_is_a_return(phase: Phase, because: str, *, clean: bool) -> None:
     """Times are moved into the new clock: the outage began 1000 s before the last entry, and 600 s lie between."""
     answer = restore(POLICY, stored(phase, boot="boot-zero", gap_s=600.0), 30.0)
-    outage = replace(OUTAGE, since_s=30.0 - 600.0 - 1000.0, aborted_by="", boots=(30.0,))
+    outage = replace(OUTAGE, since_s=30.0 - 600.0 - 1000.0, aborted_by="", boots=(30.0,), grade=Grade.FULL)
     assert answer.state == State(
         phase=Recovery(outage=outage, began_s=30.0, clean=clean),
         feed=Feed(since_s=30.0),
@@ -429,7 +579,7 @@ def test_the_charge_before_the_return_is_kept_to_be_compared(
 def test_a_return_that_is_interrupted_goes_on_as_a_return() -> None:
     phase = Recovery(outage=OUTAGE, began_s=1990.0, clean=True, due_at_s=1.0, asked="r-1", tries=2, retry_at_s=1999.0)
     answer = restore(POLICY, stored(phase, boot="boot-zero", gap_s=600.0), 30.0)
-    outage = replace(OUTAGE, since_s=-1570.0, aborted_by="", boots=(30.0,))
+    outage = replace(OUTAGE, since_s=-1570.0, aborted_by="", boots=(30.0,), grade=Grade.FULL)
     assert answer.state.phase == Recovery(outage=outage, began_s=30.0, clean=True)
 
 

@@ -134,3 +134,12 @@ def test_what_is_presumed_is_told_with_how_long_the_ups_has_been_silent() -> Non
     told = play(*CALM, "9.25 lost no answer", "55 network gateway 10.0.0.1 gone heard=2")
     (note,) = [note for note in told.notes if note.event == "battery_presumed"]
     assert dict(note.numbers) == {"silent_s": 45.75}
+
+
+def test_each_part_of_the_network_is_named_when_it_goes_and_when_it_is_back() -> None:
+    told = play(*CALM, "6 network link eth0 gone", "7 network link eth0 back")
+    notes = [(note.event, note.because, dict(note.numbers)) for note in told.notes if "network" in note.event]
+    assert notes == [
+        ("network_lost", "link eth0 went down, and no program on this host took it down", {"part": "link eth0"}),
+        ("network_back", "link eth0 is back", {"part": "link eth0"}),
+    ]

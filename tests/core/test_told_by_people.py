@@ -43,6 +43,18 @@ def test_a_new_battery_is_not_judged_by_the_old_one() -> None:
     assert note(told, "battery_replaced").numbers == (("who", "alice"),)
 
 
+@pytest.mark.parametrize("table", ["table=50:1540,75:1360,100:1240", ""])
+def test_a_new_battery_in_an_outage_pauses_no_training(table: str) -> None:
+    """Until its first reading no figure would be known, and training is paused where none is."""
+    told = Player().play(
+        f"policy {table} trainer=llm:pause:20\n0..5 utility load=75 charge=100 runtime=1360\n"
+        "6..200 battery load=75 charge=80-0.1 runtime=1100-1.4\n200.2 battery_replaced\n200.8 tick\n"
+        "201..205 battery load=75 charge=98-0.07 runtime=1320-1"
+    )
+    assert told.phase == "on_battery"
+    assert told.state.battery.left == pytest.approx(0.735, abs=0.01), "of the new one, at the default health"
+
+
 def test_works_end_at_their_time_and_the_journal_says_whose_they_were() -> None:
     told = Player().play(f"{READY}\n5 maintenance 10\n6..14 utility load=75 charge=100")
     assert told.state.maintenance is not None

@@ -679,6 +679,71 @@ def test_one_that_a_person_has_paused_stands_from_the_first_moment_of_an_outage(
     assert told.state.phase.paused_load is None
 
 
+PERSON = (
+    "policy table=50:540,75:360,100:240 trainer=llm:pause:20 trainer=other:pause:20",
+    "auto policy checkpoint=5 trainer_resume",
+    "0..3 utility load=75 charge=100 runtime=360",
+)
+OUTAGE_OF_A_MINUTE = (
+    "10..70 battery load=75 charge=100-0.7 runtime=360-3",
+    "71..90 utility load=75 charge=60 runtime=200",
+)
+
+
+def test_one_that_a_person_had_paused_before_the_outage_stays_paused_after_it() -> None:
+    told = play(
+        *PERSON,
+        "4 trainer llm paused=true conduct=pause step=7",
+        "9 trainer llm paused=true conduct=pause step=7",
+        *OUTAGE_OF_A_MINUTE,
+    )
+    assert told.phase == "online"
+    assert "llm" in [each.trainer for each in told.ordered(TriggerCheckpoint)], "it saves what it stands at"
+    assert [each.trainer for each in told.ordered(ResumeTrainer)] == ["other"]
+    (left,) = [note for note in told.notes if note.event == "trainer_left_paused"]
+    assert dict(left.numbers) == {"trainer": "llm"}
+
+
+@pytest.mark.parametrize(
+    "before",
+    [
+        ("4 trainer llm paused=true conduct=pause step=7",),  # one report may be older than the last resume
+        (
+            "4 trainer llm paused=true conduct=pause",
+            "9 trainer llm paused=true conduct=pause",
+            "9.5 trainer llm step=8",
+        ),
+        ("4 trainer llm paused=true held_by=gpu2", "9 trainer llm paused=true held_by=gpu2"),
+    ],
+    ids=["once", "resumed by hand", "for another host"],
+)
+def test_a_pause_that_is_no_person_s_ends_with_the_outage(before: tuple[str, ...]) -> None:
+    told = play(*PERSON, *before, *OUTAGE_OF_A_MINUTE)
+    assert "llm" in [each.trainer for each in told.ordered(ResumeTrainer)]
+
+
+def test_without_history_in_an_outage_a_paused_trainer_is_resumed_after_it() -> None:
+    """The daemon's own pause, of before its journal was lost, is not taken for a person's."""
+    told = play(
+        *PERSON,
+        "10..40 battery load=75 charge=100-0.7 runtime=360-3",
+        "41 amnesia",
+        "41.3 trainer llm paused=true conduct=pause step=7",
+        "41.6 trainer llm paused=true conduct=pause step=7",
+        "42..90 battery load=75 charge=78-0.7 runtime=260-3 on_battery=32+1",
+        "91..110 utility load=75 charge=45 runtime=150",
+    )
+    assert "llm" in [each.trainer for each in told.ordered(ResumeTrainer)]
+
+
+def test_a_disk_that_the_settings_no_longer_name_is_forgotten() -> None:
+    """Else its checkpoint counts as one of the same disk, and training pauses too early, until the next boot."""
+    at = turn(A)
+    at.policy = replace(POLICY, trainers=(replace(POLICY.trainers[0], disk=""),))
+    lifecycle.handle(at, seen(step=6))
+    assert only(at).disk == ""
+
+
 def test_a_claim_in_flight_is_bounded_by_its_own_settings() -> None:
     at = turn(replace(A, in_flight=CheckpointInFlight(order="o-1")))
     at.policy = replace(POLICY, trainers=(replace(POLICY.trainers[0], max_checkpoint_s=90.0),))

@@ -16,8 +16,8 @@ from powerguard.core.model.actions import (
     ResumeTraining,
     SyncFilesystems,
 )
-from powerguard.core.model.events import Done, OutputSource, Reading, Tick
-from powerguard.core.model.policy import Mode, Policy
+from powerguard.core.model.events import Done, OutputSource, OwnSource, Reading, Tick
+from powerguard.core.model.policy import Mode, Policy, Shared
 from powerguard.core.model.state import (
     Battery,
     Feed,
@@ -25,6 +25,8 @@ from powerguard.core.model.state import (
     OnBattery,
     Online,
     Outage,
+    OwnBefore,
+    OwnHeard,
     Phase,
     Recovery,
     Shutdown,
@@ -102,6 +104,68 @@ def test_a_pause_that_does_not_show_in_the_load(load: float, now_s: float, *, ra
     at = turn(phase, battery=Battery(load=load))
     at.watch_load(replace(phase, paused_load=None))
     assert not at.notes
+
+
+OURS = replace(POLICY, rating_w=5000.0, shared=Shared(hosts=4))
+"""The policy on a UPS that other hosts share."""
+
+
+def shared(now_w: float | None, now_s: float) -> Turn:
+    """A look at a hold whose pause should lower this host from 1500 to 900 W. None: nothing measures it."""
+    before = (OwnBefore(source=OwnSource.BMC, watts=1500.0, drop_w=600.0),)
+    phase = Holding(
+        outage=OUTAGE, began_s=50.0, paused_at_s=40.0, paused_load=0.6, settle_by_s=100.0, own=before, own_drop=0.12
+    )
+    known = OwnHeard(source=OwnSource.BMC, watts=now_w or 0.0, at_s=now_s - 1.0, since_s=now_s - 1.0)
+    state = State(phase=phase, battery=Battery(load=0.9), own=() if now_w is None else (known,))
+    at = Turn(OURS, state, now_s)
+    at.watch_load(phase)
+    return at
+
+
+@pytest.mark.parametrize(
+    ("now_w", "now_s", "raised", "because"),
+    [
+        (
+            1400.0,
+            100.0,
+            "load_not_fallen",
+            "training was paused, and this host still draws 1400 W (bmc; expected 900 W)",
+        ),
+        (
+            None,
+            100.0,
+            "own_load_unmeasured",
+            "nothing measures what this host draws: no trainer is stopped for a load that may be its neighbours'",
+        ),
+        (1110.0, 100.0, "", ""),  # 1.15 * 900 + 0.05 * 1500 is what a pause may leave
+        (1400.0, 99.9, "", ""),
+        (None, 99.9, "", ""),
+    ],
+)
+def test_a_pause_on_a_shared_ups_is_judged_by_this_hosts_draw(
+    now_w: float | None, now_s: float, raised: str, because: str
+) -> None:
+    at = shared(now_w, now_s)
+    expected = [(f"{raised}_raised", because, Level.ERROR if now_w else Level.WARNING)] if raised else []
+    assert [(note.event, note.because, note.level) for note in at.notes] == expected
+    assert at.state.told == ((raised,) if raised else ())
+
+
+def test_alarms_of_a_shared_ups_end_with_their_cause() -> None:
+    for raised, now_w, because in (
+        ("load_not_fallen", 900.0, "this host draws no more than a pause leaves"),
+        ("own_load_unmeasured", 900.0, "it is measured"),
+        ("load_not_fallen", None, "its draw is not measured"),
+    ):
+        at = shared(1400.0 if raised == "load_not_fallen" else None, 100.0)
+        phase = at.state.phase
+        assert isinstance(phase, Holding)
+        known = () if now_w is None else (OwnHeard(source=OwnSource.BMC, watts=now_w, at_s=109.0, since_s=109.0),)
+        later = Turn(OURS, replace(at.state, own=known), 110.0)
+        later.watch_load(phase)
+        ended = [(note.event, note.because) for note in later.notes if note.event.endswith("_cleared")]
+        assert ended == [(f"{raised}_cleared", because)]
 
 
 # --- Grades -------------------------------------------------------------------------------------------------------
@@ -394,6 +458,14 @@ def test_a_lowered_grade_is_told_with_both() -> None:
     at.regrade()
     (note,) = at.notes
     assert (note.level, dict(note.numbers)) == (Level.WARNING, {"old": Grade.FULL, "new": Grade.SHORT})
+
+
+def test_a_grade_that_rises_again_is_logged_with_both() -> None:
+    """The battery holds more than wrong readings had it when the grade was lowered."""
+    at = on_battery(2000.0, grade=Grade.BARE)
+    at.raise_grade()
+    (note,) = at.notes
+    assert (note.event, dict(note.numbers)) == ("grade_raised", {"old": Grade.BARE, "new": Grade.FULL})
 
 
 @pytest.mark.parametrize(("at_s", "level"), [(210.0, Level.WARNING), (210.1, Level.ERROR)])

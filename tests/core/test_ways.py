@@ -13,6 +13,7 @@ import pytest
 from powerguard.core import obligations
 from powerguard.core.comeback import methods
 from powerguard.core.comeback.recovery import Stored, restore
+from powerguard.core.decide.machine import step
 from powerguard.core.decide.turn import Turn
 from powerguard.core.model.actions import (
     Action,
@@ -25,6 +26,7 @@ from powerguard.core.model.actions import (
     Level,
     Reboot,
     RestorePolicy,
+    ResumeTraining,
     Way,
 )
 from powerguard.core.model.events import Done, Failed, OutputSource, Reading
@@ -353,19 +355,40 @@ def test_an_order_that_is_not_known_changes_nothing() -> None:
 
 
 def test_in_dry_run_nothing_is_armed() -> None:
-    at = turn(shutdown(), armed(order="a-1"))
-    obligations.handle(at, done(order(), dry_run=True))
+    at = turn(shutdown(), policy=replace(POLICY, mode=Mode.DRY_RUN, ways=(Way.RTC,)))
+    methods.arm(at, OUTAGE, (Way.RTC,), off_in_s=60.0, limit_s=5.0)
+    obligations.handle(at, done(at.actions[0], dry_run=True))
+    assert (at.state.armed, at.notes) == ((), [])
+
+
+def test_a_dry_run_that_arms_again_does_not_forget_what_may_be_armed_in_earnest() -> None:
+    """The daemon was killed as it armed, and the settings have become a dry-run: what became of it is not known."""
+    lost = (armed(order="gone-1"),)
+    at = turn(shutdown(), *lost, policy=replace(POLICY, mode=Mode.DRY_RUN, ways=(Way.RTC,)))
+    methods.after_restart(at, lost)
+    obligations.handle(at, done(at.actions[0], dry_run=True))
+    assert [(each.way, each.order, each.recorded) for each in at.state.armed] == [(Way.RTC, None, False)]
+
+
+def test_what_dry_run_has_recorded_is_taken_back_without_a_word() -> None:
+    """Its outcome was lost with the daemon: no device has such an order, nor confirms that it has none."""
+    at = turn(Online(), armed(recorded=True), armed(Way.SENTINEL, outage=""))
+    methods.reconcile(at)
+    for action in tuple(at.actions):
+        obligations.handle(at, done(action, dry_run=True))
     assert (at.state.armed, at.notes) == ((), [])
 
 
 def test_a_dry_run_does_not_forget_what_was_armed_in_earnest() -> None:
     """Settings that have become a dry-run: a BMC that counts on goes on counting, and somebody must be told."""
-    at = turn(Online(), armed(Way.WATCHDOG, confirmed=True), armed(), TemporaryPolicy(policy="last-state"))
+    was = (armed(Way.WATCHDOG, confirmed=True), armed(), armed(Way.SENTINEL, recorded=True))
+    at = turn(Online(), *was, TemporaryPolicy(policy="last-state"), policy=replace(POLICY, mode=Mode.DRY_RUN))
     methods.reconcile(at)
     methods.reconcile_policy(at)
     for action in tuple(at.actions):
         obligations.handle(at, done(action, dry_run=True))
-    assert [(each.way, each.order, each.leaving) for each in at.state.armed] == [(Way.WATCHDOG, None, True)]
+    kept = [(each.way, each.order, each.leaving) for each in at.state.armed]
+    assert kept == [(Way.WATCHDOG, None, True), (Way.RTC, None, True)], "one that is not confirmed may be armed, too"
     assert at.state.temporary_policy == TemporaryPolicy(
         policy="last-state", at_s=NOW_S, retry_at_s=NOW_S + methods.RESTORE_AGAIN_S
     )
@@ -435,6 +458,18 @@ def test_what_was_not_armed_any_more_is_not_told_as_taken_back() -> None:
         ("way_found_disarmed", "it has gone off", Level.INFO, (("way", Way.RTC),)),
         ("way_found_disarmed", "the device had it disarmed already", Level.INFO, (("way", Way.WATCHDOG),)),
     ]
+
+
+def test_an_order_to_cut_the_output_whose_time_has_passed_is_found_disarmed() -> None:
+    """The UPS never confirmed it, and the host still has power ten seconds after the cut was due."""
+    for confirmed, late_s, found in ((False, 10.1, True), (False, 9.9, False), (True, 10.1, False)):
+        cut = armed(Way.OUTPUT, ups="ups", acts_at_s=NOW_S - late_s, confirmed=confirmed)
+        at = turn(Online(), cut, feed=feed(Supply.UTILITY))
+        methods.reconcile(at)
+        because = "the time of its order has passed, and the host has power"
+        told = [("way_found_disarmed", because, Level.INFO, (("way", Way.OUTPUT),))]
+        assert story(at) == (told if found else [])
+        assert bool(at.state.armed) is not found
 
 
 def test_what_cannot_be_taken_back_is_tried_each_minute_until_it_ought_to_have_acted() -> None:
@@ -604,9 +639,46 @@ def test_a_foreign_stop_concerns_an_open_outage(phase: Phase) -> None:
 
 def test_another_boot_has_an_output_less() -> None:
     """The UPS that has cut its output has nothing left to take back."""
-    was = (armed(Way.OUTPUT, ups="ups"), armed(order="a-1", kept=True, leaving=True, confirmed=True))
+    cut, aborted = armed(Way.OUTPUT, ups="ups", acts_at_s=9.0), armed(Way.OUTPUT, ups="b", returns="aborts")
+    was = (cut, aborted, armed(order="a-1", kept=True, leaving=True, confirmed=True))
     before = State(phase=Online(), owed=was)
-    assert methods.after_boot(POLICY, before, 20.0, whole=True) == (armed(at_s=20.0, acts_at_s=20.0, confirmed=True),)
+    policy = replace(POLICY, outputs=("ups", "b"))
+    assert methods.after_boot(policy, before, 20.0, whole=True) == (armed(at_s=20.0, acts_at_s=20.0, confirmed=True),)
+
+
+@pytest.mark.parametrize("cancelled", [True, False])
+def test_a_host_that_is_back_before_the_cut_cancels_it_or_waits_for_it(*, cancelled: bool) -> None:
+    """A person pressed the button. The UPS shows no countdown, so that only the order of the old boot tells of it."""
+    was = armed(Way.OUTPUT, ups="ups", at_s=0.0, acts_at_s=150.0, confirmed=True, returns="cycles")
+    stored = Stored(state=State(phase=shutdown(), owed=(was,)), boot_id="boot-zero", at_s=100.0, gap_s=20.0)
+    policy = replace(POLICY, ways=(Way.OUTPUT,))
+    assert restore(policy, replace(stored, gap_s=None), 15.0).state.armed == (), "no clock: it has cut, most likely"
+    state = restore(policy, stored, 15.0).state
+    assert [each.acts_at_s for each in state.armed] == [45.0]
+    orders: list[Action] = []
+    for at_s in range(16, 80):
+        told = reading(at_s=float(at_s))
+        answer = step(policy, state, replace(told, charge_pct=100.0, load_pct=20.0))
+        state = answer.state
+        for order in answer.actions:
+            if isinstance(order, EnsurePolicy | DisarmWay | ResumeTraining):
+                orders.append(order)
+                well = cancelled or not isinstance(order, DisarmWay)
+                event = done(order) if well else failed(order)
+                state = step(policy, state, replace(event, at_s=float(at_s))).state
+    assert [type(order) for order in orders] == [DisarmWay, ResumeTraining]
+    assert [int(order.by_s) for order in orders] == ([21, 56] if cancelled else [21, 86])
+    assert state.armed == ()
+    assert state.told == ()
+
+
+def test_an_order_of_an_earlier_boot_that_is_being_cancelled_does_not_stand_in_the_way_of_the_next() -> None:
+    """Back on battery, the host commits again at once: without the cut it would stay off."""
+    at = turn(
+        Recovery(outage=OUTAGE, began_s=90.0, clean=True), armed(Way.OUTPUT, ups="ups", order="d-1", leaving=True)
+    )
+    methods.arm(at, OUTAGE, (Way.OUTPUT,), off_in_s=50.0, limit_s=5.0)
+    assert times(at) == {Way.OUTPUT: 80.0}
 
 
 @pytest.mark.parametrize(

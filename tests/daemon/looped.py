@@ -58,12 +58,21 @@ POLICY = Policy(
 )
 
 
+class _EndedLoop(VirtualLoop):
+    """Waits for the threads that read secrets as a call: in virtual time nobody would wait for them."""
+
+    async def shutdown_default_executor(self, *_limit_s: float | None) -> None:
+        """End them."""
+        if self._default_executor is not None:  # type: ignore[attr-defined]
+            self._default_executor.shutdown(wait=True)  # type: ignore[attr-defined]
+
+
 def in_virtual_time(test: Callable[..., Coroutine[Any, Any, None]]) -> Callable[..., None]:
     """Run an asynchronous test in a loop whose time passes only when nobody has anything left to do."""
 
     @functools.wraps(test)
     def run(*args: object, **kwargs: object) -> None:
-        with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        with asyncio.Runner(loop_factory=_EndedLoop) as runner:
             runner.run(test(*args, **kwargs))
 
     assert not inspect.iscoroutinefunction(run)
@@ -96,6 +105,7 @@ class Card:
         self.ends = False
         self.hangs = False
         self.stubborn: asyncio.Event | None = None
+        self.publish: Publish = lambda _: None
         self._asked = asyncio.Event()
 
     def poll_now(self) -> None:
@@ -103,6 +113,7 @@ class Card:
         self._asked.set()
 
     async def run(self, publish: Publish) -> None:
+        self.publish = publish
         self.runs += 1
         try:
             while not self.ends:

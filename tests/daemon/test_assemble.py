@@ -4,11 +4,13 @@ import asyncio
 import contextlib
 import os
 import signal
+import socket
 import subprocess
 import sys
 import tempfile
+import threading
 import time
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping, Sequence
 from pathlib import Path
 
 import pytest
@@ -18,6 +20,8 @@ from powerguard.core.model.actions import (
     KINDS,
     Action,
     ArmWay,
+    CheckHost,
+    CheckWay,
     ContinueTrainer,
     Detail,
     DisarmWay,
@@ -25,10 +29,10 @@ from powerguard.core.model.actions import (
     LeaveJob,
     LeaveNode,
     PowerOff,
+    Reboot,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
-    SyncFilesystems,
     TriggerCheckpoint,
     Way,
 )
@@ -40,6 +44,7 @@ from powerguard.daemon.loop import Loop
 from powerguard.daemon.wiring import DryRunEffector, Ports, assemble, build, main
 from powerguard.effectors.base import EffectorError, Turns, WaysEffector
 from powerguard.effectors.bmc.effector import BmcEffector
+from powerguard.effectors.child import Ended
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.host.power import HostEffector
 from powerguard.effectors.signals.effector import SignalEffector
@@ -51,6 +56,7 @@ from powerguard.ups.base import Source
 from powerguard.ups.snmp.source import SnmpSource
 from tests.daemon.looped import EPOCH_S, TABLE, Card, in_virtual_time, now_s, until
 from tests.effectors.trainer_peers import serve
+from tests.peers.ipmi import keep_secret
 from tests.peers.ports import free_port
 from tests.ups.nut.nut_helpers import FakeUpsd
 
@@ -94,14 +100,18 @@ def journal_in(folder: Path, ports: Ports) -> Journal:
     return Journal(folder / "journal.sqlite", boot_id=ports.boot(), wall=ports.wall, writer=Inline(), reader=Inline())
 
 
+KNOW_THE_MODE = {EnsurePolicy, CheckHost, PowerOff, ResumeTraining, Reboot, CheckWay, ArmWay, DisarmWay}
+"""Kinds of action whose own effectors stay in dry-run: they only look, or know the mode themselves."""
+
+
 def test_dry_run_touches_nothing(folder: Path) -> None:
     """Trainers and disks are recorded, the BMC is only read, the power-off is recorded; the real UPS is watched."""
     for mode, dry_run in (("dry-run", False), ("armed", True)):
         settings = load(write(folder, mode=mode))
         parts = build(settings, Ports(), lambda _: None, dry_run=dry_run)
         assert parts.policy.mode is Mode.DRY_RUN
-        for kind in (TriggerCheckpoint, ResumeTrainer, SyncFilesystems):
-            assert isinstance(parts.effectors[kind], DryRunEffector)
+        acting = {kind for kind, effector in parts.effectors.items() if not isinstance(effector, DryRunEffector)}
+        assert acting == KNOW_THE_MODE, "register a DryRunEffector for the others (`build` in daemon/wiring.py)"
         bmc, host = parts.effectors[EnsurePolicy], parts.effectors[PowerOff]
         assert isinstance(bmc, BmcEffector)
         assert (bmc._options.policy, bmc._dry_run) == ("observe", True)
@@ -110,6 +120,30 @@ def test_dry_run_touches_nothing(folder: Path) -> None:
         assert parts.effectors[ResumeTraining] is host
         assert [type(source) for _, _, source in parts.sources] == [SnmpSource]
         assert parts.policy.source_names == ("snmp:127.0.0.1",)
+
+
+async def test_the_bmc_has_the_time_of_its_order(folder: Path) -> None:
+    """Without an outage a slow board is waited for; the core's orders have limits of their own."""
+    limits_s: list[float] = []
+
+    async def spawn(
+        _argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        del stdin, env
+        limits_s.append(limit_s)
+        return Ended(returncode=0, stdout=b"{}", stderr=b"")
+
+    keep_secret(folder / "bmc", "secret")
+    bmc = f"bmc: {{kind: ipmi-lan, host: 127.0.0.1, user: pg, password: {{file: {folder}/bmc}}}}"
+    config = write(folder, mode="armed")
+    config.write_text(config.read_text().replace("bmc: {kind: none}", bmc))
+    effector = build(load(config), Ports(spawn=spawn), lambda _: None).effectors[EnsurePolicy]
+    for limit_s in (60.0, 3.0):
+        with pytest.raises(EffectorError):
+            await effector.carry_out(EnsurePolicy(id="e", by_s=boottime_s() + limit_s, outage=""))
+    calm_s, ordered_s = limits_s
+    assert calm_s > 10.0
+    assert ordered_s < 3.0
 
 
 async def test_the_admin_socket_is_no_trainer(folder: Path) -> None:
@@ -227,6 +261,24 @@ def test_processes_are_touched_where_the_settings_say_so(
     assert parts.policy.signals is (kind == "helper")
 
 
+@pytest.mark.parametrize(
+    ("resume", "starts"),
+    [
+        ({}, ("powerguard-resume.target", ())),
+        ({"command": ["/x"]}, (None, ("/x",))),
+        ({"by": "scheduler"}, (None, ())),
+        ({"by": "scheduler", "command": ["/x"]}, (None, ())),
+    ],
+)
+def test_what_starts_training_is_shown_as_the_settings_have_it(
+    folder: Path, resume: dict[str, object], starts: tuple[str | None, tuple[str, ...]]
+) -> None:
+    config = write(folder, mode="armed")
+    settings = Settings.model_validate({**load(config).model_dump(), "resume": resume})
+    view = assemble(settings, config=config, journal=journal_in(folder, Ports())).returning
+    assert (view.target, view.command) == starts
+
+
 async def test_a_cap_is_held_for_as_long_as_the_core_remembers_it(folder: Path) -> None:
     """A daemon that has lost its journal must be as silent as one that is gone, or GPUs stay slow for ever."""
     asked: asyncio.Queue[bytes] = asyncio.Queue()
@@ -319,6 +371,31 @@ def test_a_reload_names_the_credentials_that_need_a_restart(
     play()
 
 
+def test_a_reload_without_a_thread_for_a_target_is_refused(folder: Path) -> None:
+    """Where TasksMax= is reached, because children hang in a dead disk, no thread can start: the daemon goes on."""
+
+    @in_virtual_time
+    async def play() -> None:
+        config = write(folder)
+        ports = hands_of(SimUps(UpsBattery(runtime=TABLE), clock=now_s, load=lambda: 0.75))
+        daemon = assemble(load(config), config=config, ports=ports, journal=journal_in(folder, ports))
+        running = asyncio.get_running_loop().create_task(daemon.run())
+        await rest(5.0)
+        write(folder, more="notify: {targets: {own: {kind: command, command: [/bin/true]}}}\n")
+        for size, is_taken in ((1 << 46, False), (0, True)):
+            threading.stack_size(size)
+            try:
+                daemon.reload()
+                await rest(3.0)
+            finally:
+                threading.stack_size(0)
+            assert (daemon.settings_ok, bool(daemon.message_targets)) == (is_taken, is_taken)
+        daemon.stop()
+        await running
+
+    play()
+
+
 def test_a_reload_reads_the_file_again(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
     """What changed is told against what ran until now; a mistake is told with its place and changes nothing."""
 
@@ -370,8 +447,9 @@ def test_a_reload_reads_the_file_again(folder: Path, capsys: pytest.CaptureFixtu
         config.unlink()
         assert "settings_refused" in await reloaded()
 
-        write(folder, reserve_s=70, more="http: {port: 13999}\n")
-        assert "restart_needed" in await reloaded()
+        for fixed in ("log: {level: debug}\n", "http: {port: 13999}\n"):
+            write(folder, reserve_s=70, more=fixed)
+            assert "restart_needed" in await reloaded()
         assert daemon.settings_ok
         assert daemon.policy.reserve_s == 70
         assert isinstance(daemon, Loop)
@@ -416,6 +494,14 @@ asyncio.run(assemble.run(load(config), config=config, dry_run=True, ports=ports,
 """
 
 
+def listens(path: Path) -> bool:
+    """Whether a process listens there: the file is there before."""
+    with socket.socket(socket.AF_UNIX) as asking, contextlib.suppress(OSError):
+        asking.connect(str(path))
+        return True
+    return False
+
+
 def test_a_process_ends_though_an_effector_does_not(folder: Path) -> None:
     """SIGTERM beside an effector that swallows every cancellation: told, and gone in seconds, with status 0."""
     config = write(folder, more=f"http: {{port: {free_port()}}}\n")
@@ -426,7 +512,7 @@ def test_a_process_ends_though_an_effector_does_not(folder: Path) -> None:
             assert child.stdout is not None
             socket_path = folder / "powerguard.sock"
             deadline_s = time.monotonic() + 100.0
-            while not socket_path.exists():
+            while not listens(socket_path):
                 assert time.monotonic() < deadline_s
                 assert child.poll() is None, child.stdout.read()
                 time.sleep(0.05)

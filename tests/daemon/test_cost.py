@@ -8,16 +8,17 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from powerguard.cli.main import main
-from powerguard.core.model.actions import Scalar
+from powerguard.core.model.actions import Conduct, Scalar
 from powerguard.core.model.events import TrainerSeen
 from powerguard.core.model.state import GpuCap, Holding, OnBattery, Online, Shutdown, State, Step, Trainer
 from powerguard.daemon.attempt import rest
+from powerguard.daemon.journal import Inline, Journal
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.observe import figures
 from powerguard.daemon.observe.metrics import registry, scrape
 from powerguard.sim.world import policies
 from tests.daemon.looped import CHECKPOINT_S, World, in_virtual_time, now_s, until
-from tests.daemon.watched import outage
+from tests.daemon.watched import outage, scene
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
 
@@ -52,6 +53,23 @@ async def test_a_hold_costs_the_checkpoint_and_the_wait(tmp_path: Path) -> None:
     assert found.checkpoints == {"asked": 1, "durable": 1, "late": 0, "failed": 0}
     assert found.gpu_s is None
     assert set(found.return_s.values()) == {()}
+
+
+@in_virtual_time
+async def test_a_trainer_that_a_person_had_paused_before_costs_nothing(tmp_path: Path) -> None:
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running() as daemon:
+        await rest(5.0)
+        for _ in range(2):
+            paused = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, paused=True)
+            daemon.submit(paused)
+            await rest(1.0)
+        world.ups.utility = False
+        await until(lambda: isinstance(daemon.state.phase, Holding))
+        await rest(30.0)
+        world.ups.utility = True
+        await over(daemon)
+    assert spent(world).all_lost_s == 0.0
 
 
 async def powered_off(world: World) -> None:
@@ -185,6 +203,17 @@ def test_of_a_running_outage_and_an_old_record_nothing_is_told() -> None:
     assert known.gpu_s == 40.0
     found = figures.total([None, known, figures.cost_of({"on_battery_s": 12.0})])
     assert (found.outages, found.unknown, found.all_lost_s) == (1, 2, 10.0)
+
+
+def test_a_return_whose_record_could_not_be_read_is_no_crash(tmp_path: Path) -> None:
+    """The state is known, the figures are not: the daemon would end at each start until training runs again."""
+    daemon = scene("recovery")
+    journal = Journal(tmp_path / "journal.sqlite", boot_id="b", writer=Inline(), reader=Inline())
+    made = figures.Figures(journal, "gpu-01")
+    made.load(())
+    for _ in range(2):
+        made.note(daemon, Step(daemon.state))
+    assert dict(made.of_outage(Step(daemon.state)))["lost_stopped_s"] == 0.0
 
 
 def test_capped_training_loses_the_steps_that_it_did_not_do() -> None:

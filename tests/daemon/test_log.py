@@ -72,7 +72,7 @@ def test_logfmt(lines: Lines) -> None:
         "source_lost", ups="rack-a", because="three misses", age_s=3.0, armed=True, since=None
     )
     at, _, told = lines.one().partition(" ")
-    assert -5 < (datetime.now(UTC) - datetime.fromisoformat(at.removeprefix("time="))).total_seconds() < 5
+    assert -60 < (datetime.now(UTC) - datetime.fromisoformat(at.removeprefix("time="))).total_seconds() < 60
     assert told == ('level=warning event=source_lost ups=rack-a because="three misses" age_s=3.0 armed=true since=\n')
 
 
@@ -80,7 +80,7 @@ def test_json(lines: Lines) -> None:
     to(lines, Style.JSON)
     structlog.get_logger().info("phase_changed", runtime_s=612.5, numbers=[1, "x"], bad=float("inf"))
     told = json.loads(lines.one())
-    assert -5 < (datetime.now(UTC) - datetime.fromisoformat(told.pop("time"))).total_seconds() < 5
+    assert -60 < (datetime.now(UTC) - datetime.fromisoformat(told.pop("time"))).total_seconds() < 60
     assert told == {
         "level": "info",
         "event": "phase_changed",
@@ -331,11 +331,11 @@ def test_a_full_pipe_holds_nobody_up(lines: Lines) -> None:
     began_s = unhindered_s()
     for number in range(3000):
         structlog.get_logger().info("x_happened", number=number, filler="y" * 400)
-    assert unhindered_s() - began_s < 3
+    assert unhindered_s() - began_s < 10, "else it waits for as long as nobody reads"
     assert log.lost > 1000
     began_s = unhindered_s()
     sink.close(limit_s=0.1)
-    assert unhindered_s() - began_s < 0.5
+    assert unhindered_s() - began_s < 3
     os.close(writer)
     with os.fdopen(reader, "rb") as pipe:
         found = pipe.readlines()  # to the end: the thread has ended, and closed its side
@@ -386,7 +386,7 @@ def test_journald_that_listens_stops_reading_and_goes_away(lines: Lines, folder:
         began_s = unhindered_s()
         for number in range(2000):
             structlog.get_logger().info("x_happened", number=number)
-        assert unhindered_s() - began_s < 2
+        assert unhindered_s() - began_s < 10
         stalled = log.lost
         assert stalled > 1000
     structlog.get_logger().info("x_happened")

@@ -1,6 +1,7 @@
 """The loop: journal before action, in order, whatever the disk does; and nobody who breaks takes it down."""
 
 import asyncio
+import contextlib
 import sqlite3
 from collections.abc import Callable
 from itertools import pairwise
@@ -254,6 +255,25 @@ async def test_a_task_that_ran_long_is_restarted_at_once(tmp_path: Path) -> None
     assert [round(gap - 0.5) for gap in gaps[:7]] == [1, 2, 4, 8, 16, 30, 30]
     assert [round(gap - 3600.0) for gap in gaps[7:]] == [1, 1]
     assert told == ["lasts: it ended by itself"] * 9
+
+
+@in_virtual_time
+async def test_a_task_that_swallowed_its_end_is_not_restarted() -> None:
+    """It was left behind at a reload: started again, it would read the UPS of the earlier settings for ever."""
+    runs: list[float] = []
+
+    async def swallows() -> None:
+        runs.append(now_s())
+        with contextlib.suppress(asyncio.CancelledError):
+            await asyncio.Event().wait()
+        await rest(5.0)
+
+    task = asyncio.get_running_loop().create_task(keep_running("swallows", swallows))
+    await rest(1.0)
+    task.cancel()
+    await asyncio.wait({task}, timeout=60.0)
+    assert task.done()
+    assert len(runs) == 1
 
 
 # --- Too much at once -----------------------------------------------------------------------------------------------

@@ -15,7 +15,7 @@ from powerguard.core.model.events import Done
 from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import Battery, Feed, GpuCap, Maintenance, Online, State
 from powerguard.daemon.observe.metrics import LIFETIME, OPENMETRICS, SECTIONS, TEXT, reference, registry, scrape
-from powerguard.daemon.observe.port import Daemon
+from powerguard.daemon.observe.port import BmcView, Daemon
 from powerguard.ups.snmp.traps import TrapCounts
 from tests.daemon.watched import (
     DAY_S,
@@ -103,6 +103,19 @@ def test_unknown_is_absent() -> None:
         "maintenance_until_timestamp_seconds",
     ):
         assert f"powerguard_{name}" not in names
+
+
+def test_a_bmc_that_was_not_asked_yet_is_not_down() -> None:
+    """Else an alert would fire at each start of the daemon."""
+    daemon = scene()
+    daemon.bmc = BmcView(kind="ipmi-lan")
+    assert value(daemon, "bmc_up") is None
+    daemon.bmc = BmcView(kind="ipmi-lan", error="no answer")
+    assert value(daemon, "bmc_up") == 0.0
+    daemon.bmc = BmcView(kind="ipmi-lan", policy="always-off", error="no answer", checked_at_s=NOW_S)
+    assert value(daemon, "bmc_up") == 0.0
+    daemon.bmc = BmcView(kind="ipmi-lan", policy="always-off", checked_at_s=NOW_S)
+    assert value(daemon, "bmc_up") == 1.0
 
 
 def test_numbers_are_in_base_units() -> None:

@@ -137,3 +137,23 @@ async def test_doctor_says_what_a_upsd_is_good_for(tmp_path: Path) -> None:
     reading, found = await nut_findings("ups.a", options(peer.port), ups="a", is_shared=False, cuts=False)
     assert (reading, [finding.verdict for finding in found]) == (None, ["FAIL"])
     assert "cannot connect to upsd" in found[0].text
+
+
+@pytest.mark.parametrize(
+    ("status", "verdict", "part"),
+    [
+        ("OL CHRG", "PASS", ""),
+        ("OB DISCHRG", "PASS", ""),
+        ("", "FAIL", "does not report its output source, so an outage would not be seen"),
+        ("CHRG LB", "FAIL", "does not report its output source, so an outage would not be seen"),
+        ("OFF", "FAIL", "does not report its output source, so an outage would not be seen"),
+        ("OL BYPASS", "FAIL", "on bypass or in eco mode"),
+    ],
+)
+async def test_doctor_does_not_pass_a_ups_whose_outage_would_not_be_seen(status: str, verdict: str, part: str) -> None:
+    """ups.status is empty with some drivers and cards, in an outage as well."""
+    values = {"driver.name": "usbhid-ups", "ups.status": status, "battery.charge": "100", "ups.load": "0"}
+    async with FakeUpsd(values).serving() as peer:
+        _, found = await nut_findings("ups.a", options(peer.port), ups="a", is_shared=False, cuts=False)
+    assert (found[0].verdict, part in found[0].text) == (verdict, True)
+    assert bool(found[0].fix) is (verdict == "FAIL")

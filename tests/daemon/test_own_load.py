@@ -16,10 +16,10 @@ from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.options import BmcOptions, GpuOptions
 from powerguard.options import Secret
-from powerguard.sim.bmc import Faults, SimBmc
 from powerguard.ups.nut.options import OutletOptions
 from tests.peers import nut
 from tests.peers.ipmi import keep_secret
+from tests.peers.sim_bmc import Faults, SimBmc
 
 POLICY = Policy(boot_id="boot-one", ups="ups", shared=Shared(hosts=2))
 OUTAGE = Outage(id="one", since_s=0.0, grade=Grade.FULL)

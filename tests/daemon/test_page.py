@@ -19,6 +19,7 @@ from powerguard.core.model.policy import FeedPolicy, Mode
 from powerguard.core.model.state import (
     Activity,
     GivenUp,
+    Maintenance,
     Recovery,
     Supplied,
     Supply,
@@ -29,11 +30,12 @@ from powerguard.daemon.observe.http import http_server
 from powerguard.daemon.observe.page.updates import READERS, REPORT_FAILED_S, Page, Reports
 from powerguard.daemon.observe.page.view import MOST_POINTS, MOST_ROWS, Curves, bars, duration
 from powerguard.daemon.observe.page.words import WORDS, language_of
+from powerguard.daemon.observe.readiness import ERRORS
 from powerguard.daemon.observe.status import returning, status
 from powerguard.effectors.child import MAX_OUTPUT_BYTES, Ended, run_child
 from powerguard.sim.virtual import VirtualLoop
 from tests.cli.test_explain import STORIES, told_in
-from tests.daemon.watched import BOOT, PHASES, POLICY, WALL_S, Watched, in_mode, scene
+from tests.daemon.watched import BOOT, NOW_S, PHASES, POLICY, WALL_S, Watched, in_mode, scene
 
 PATIENCE_S = 60.0
 HTML = {"Accept": "text/html,application/xhtml+xml,*/*;q=0.8"}
@@ -121,6 +123,24 @@ def test_what_is_counted_down(phase: str, told: str) -> None:
 def test_what_is_only_recorded_says_so(mode: Mode) -> None:
     text = shown(in_mode(scene("shutdown"), mode)).text
     assert (WORDS["en"]["recorded"] in text) is (mode is not Mode.ARMED)
+
+
+@pytest.mark.parametrize(("lasts_s", "told"), [(3600.0, "Waiting for utility"), (60.0, "Power-off in 13 min 17 s")])
+def test_a_power_off_that_maintenance_suspends_is_not_announced(lasts_s: float, told: str) -> None:
+    """One that comes after its end is."""
+    daemon = scene("holding")
+    daemon.state = replace(daemon.state, maintenance=Maintenance(until_s=NOW_S + lasts_s, reason="fan", who="a"))
+    text = re.sub(r"\s+", " ", shown(daemon).text)
+    assert told in text
+    assert ("power-off of the host" in text) is ("Power-off" in told)
+
+
+@pytest.mark.parametrize(("phase", "holds"), [("holding", True), ("shutdown", False)])
+def test_maintenance_after_the_commit_keeps_no_host_on(phase: str, *, holds: bool) -> None:
+    daemon = scene(phase)
+    daemon.state = replace(daemon.state, maintenance=Maintenance(until_s=NOW_S + 3600.0, reason="fan", who="a"))
+    text = shown(daemon).text
+    assert [told in text for told in (WORDS["en"]["maintenance"], ERRORS["maintenance"])] == [holds, holds]
 
 
 def test_every_name_is_escaped() -> None:

@@ -228,9 +228,14 @@ def test_memory_is_bounded() -> None:
 # --- In the journal ---------------------------------------------------------------------------------------------------
 
 
+LONG_S = 60.0
+PATIENT = JournalLimits(append_s=LONG_S, load_s=LONG_S, read_s=LONG_S)
+"""What a busy machine takes is no fault of the disk's."""
+
+
 async def test_it_is_in_the_file_with_the_entry(tmp_path: Path) -> None:
     path = tmp_path / "journal.db"
-    journal = Journal(path, boot_id="boot-1", wall=lambda: WALL)
+    journal = Journal(path, boot_id="boot-1", wall=lambda: WALL, limits=PATIENT)
     await journal.load()
     start = ReplayStart(at_s=90.0, policy=POLICY, state=State(serial=3))
     first = RecordedEvents(outage="o-1", start=start, events=(reading(90.0), reading(91.0)))
@@ -238,7 +243,7 @@ async def test_it_is_in_the_file_with_the_entry(tmp_path: Path) -> None:
     assert await journal.append(
         Entry(at_s=106.0, state=OUTAGE, heard=(RecordedEvents(outage="o-1", events=(reading(105.0),)),))
     )
-    assert await journal.close()
+    assert await journal.close(LONG_S)
     with read_only(path) as db:
         (row,) = recording(db, "o-1")
         assert recording(db, "o-2") == ()
@@ -276,14 +281,14 @@ async def test_it_waits_for_a_disk_that_hangs(tmp_path: Path) -> None:
     with read_only(path) as db:
         (row,) = recording(db, "o-1")
     assert [event.at_s for event in row.heard.events] == [100.0, 101.0, 102.0, 103.0, 104.0]
-    assert await journal.close()
+    assert await journal.close(LONG_S)
 
 
 async def test_it_goes_with_its_outage(tmp_path: Path) -> None:
     """Retention forgets both, or neither."""
     path = tmp_path / "journal.db"
     store = Store(path, Retention(outages=1))
-    journal = Journal(path, boot_id="boot-1", wall=lambda: WALL, store=store)
+    journal = Journal(path, boot_id="boot-1", wall=lambda: WALL, limits=PATIENT, store=store)
     await journal.load()
     for n in range(3):
         outage = State(phase=OnBattery(outage=Outage(id=f"o-{n}", since_s=float(n), grade=Grade.FULL)))
@@ -292,7 +297,7 @@ async def test_it_goes_with_its_outage(tmp_path: Path) -> None:
     assert await journal.append(Entry(at_s=9.0, state=State()))
     while store.prune(None):
         pass
-    assert await journal.close()
+    assert await journal.close(LONG_S)
     db = sqlite3.connect(path)
     assert db.execute("SELECT DISTINCT outage FROM recorded").fetchall() == [("o-2",)]
     db.close()

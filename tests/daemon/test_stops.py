@@ -405,8 +405,7 @@ set -e
 mount -t tmpfs tmpfs /run; mount -t tmpfs tmpfs /var/log
 mkdir -p /run/systemd/journal "/var/log/journal/$(cat /etc/machine-id)"
 "$1" & journald=$!
-for _ in $(seq 500); do test -S /run/systemd/journal/stdout && break; sleep 0.1; done
-systemd-cat echo up
+for _ in $(seq 500); do systemd-cat echo up && break; sleep 0.1; done  # its socket is there before it listens
 for _ in $(seq 500); do journalctl --quiet MESSAGE=up | grep -q up && break; sleep 0.1; done
 kill -"$2" "$journald"; wait "$journald" || true
 journalctl --boot "$(tr -d - < /proc/sys/kernel/random/boot_id)" --lines 1 --output json \

@@ -35,7 +35,7 @@ def test_systemd_hears_us(folder: Path, kind: str) -> None:
     with listening(told.replace("@", "\0")) as listener:
         notifier = Notifier.take(environ, pid=7)
         assert environ == {"HOME": "/"}
-        assert (notifier.enabled, notifier.watchdog_s, notifier.watchdog_every_s) == (True, 20.0, 10.0)
+        assert (notifier.watchdog_s, notifier.watchdog_every_s) == (20.0, 10.0)
         notifier.ready("online")
         notifier.status("on battery, 9m40s left")
         notifier.watchdog()
@@ -54,9 +54,10 @@ def test_systemd_hears_us(folder: Path, kind: str) -> None:
         ]
         before_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         notifier.reloading()
+        after_us = time.clock_gettime_ns(time.CLOCK_MONOTONIC) // 1000
         name, _, value = listener.recv(500).decode().partition("\nMONOTONIC_USEC=")
         assert name == "RELOADING=1"
-        assert before_us <= int(value) <= before_us + 5_000_000
+        assert before_us <= int(value) <= after_us
         assert notifier.lost == 0
         notifier.close()
 
@@ -98,7 +99,7 @@ def test_without_systemd_nothing_happens() -> None:
     notifier = Notifier.take({})
     everything(notifier)
     notifier.close()
-    assert (notifier.enabled, notifier.watchdog_every_s, notifier.lost) == (False, None, 0)
+    assert (notifier.watchdog_every_s, notifier.lost) == (None, 0)
 
 
 def test_nobody_listens(folder: Path) -> None:

@@ -113,9 +113,11 @@ async def test_a_port_that_another_program_has_is_told_and_tried_again(tmp_path:
         told = settings(tmp_path, f"traps: {{listen: 127.0.0.1, port: {port}}}\n")
         parts = build(told, Ports(sources=lambda *_: []), lambda _: None)
         task = asyncio.get_running_loop().create_task(parts.watchers["traps"]())  # type: ignore[arg-type]
-        await asyncio.sleep(0.3)
-        assert not task.done()
         assert parts.traps is not None
+        async with asyncio.timeout(60):
+            while "in use" not in parts.traps.closed_because:  # noqa: ASYNC110 - the listener tells nobody but its counters
+                await asyncio.sleep(0.05)
+        assert not task.done()
         assert parts.traps.listening is None
     async with asyncio.timeout(60):
         while parts.traps.listening is None:  # noqa: ASYNC110 - the listener tells nobody but its counters

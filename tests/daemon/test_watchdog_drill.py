@@ -55,13 +55,14 @@ def device() -> Iterator[IpmiDevice]:
 
 @dataclass
 class Bench:
-    """A daemon, its drill, and a power-off that only remembers; refuses: it says no."""
+    """A daemon, its drill, and a power-off that only remembers; refuses: it says no; silent: it says nothing."""
 
     device: IpmiDevice
     daemon: Watched
     way: WatchdogEffector
     stopping: bool = False
     refuses: bool = False
+    silent: bool = False
     offs: list[tuple[PowerOff, str, bool]] = field(default_factory=list)
     rests: list[float] = field(default_factory=list)
 
@@ -77,6 +78,9 @@ class Bench:
             msg = "powerguard-off.socket is not listening"
             raise EffectorError(msg)
         self.offs.append((action, str(self.told["state"]), self.device.timer[4]))
+        if self.silent:
+            msg = "powerguard-off has not answered"
+            raise EffectorError(msg, timed_out=True)
         return (("via", "fifo"),)
 
     async def spawn(self, argv: object, **_: object) -> Ended:
@@ -328,6 +332,23 @@ async def test_a_host_that_was_not_powered_off_has_its_timer_stopped(device: Ipm
         running.cancel()
         assert 90.0 in mine.rests
         assert device.timer[1] == 0
+
+
+@needs_device
+async def test_an_order_that_may_still_be_obeyed_keeps_its_way_back(device: IpmiDevice) -> None:
+    """The word was written: a host that goes off late would stay off. One that goes on is not power-cycled."""
+    async with bench(device) as mine:
+        mine.silent = mine.stopping = True
+        mine.way.drills.store(replace(OLD, state="failed"))
+        running = asyncio.get_running_loop().create_task(mine.drill.run())
+        with pytest.raises(EffectorError, match=r"has not answered; .* timer stays armed: .* still on in 90 s"):
+            await mine.drill.begin("root", "gpu07")
+        await until(lambda: 90.0 in mine.rests)
+        assert (mine.told["state"], device.timer[1], device.timer[4]) == ("pending", 3, True)
+        running.cancel()
+        mine.stopping = False
+        await mine.run_until(lambda: mine.told["state"] == "failed")
+        assert (mine.told["because"], device.timer[1]) == ("the host was not powered off after it", 0)
 
 
 @needs_device

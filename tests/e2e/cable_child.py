@@ -12,9 +12,9 @@ import subprocess
 import sys
 from collections.abc import AsyncIterator, Iterator
 
-from powerguard.sim.snmp_agent import SnmpAgent
 from tests.e2e.peers import Trainer
 from tests.e2e.rig import ROOMY, Rig, rig
+from tests.peers.snmp_agent import SnmpAgent
 
 NEW_NETWORK = 0x40000000
 CARD = "10.78.0.5"

@@ -130,7 +130,7 @@ class Host:
             return told, live.verified_step(self.stage.folder / "checkpoints"), self.stage.step
 
         try:
-            await self.until(lambda: self.stage.paused and len(set(steps())) == 1, "one step", 20.0)
+            await self.until(lambda: self.stage.paused and len(set(steps())) == 1, "one step")
         except AssertionError as error:
             error.add_note(f"journal, disk, trainer: {steps()}, paused: {self.stage.paused}")
             raise
@@ -293,7 +293,7 @@ async def trouble() -> None:
         await made.served.kill()
         await made.served.start()
         for host in hosts:
-            await host.until(lambda host=host: _reads_upsd(host), "upsd's first answer after its restart", 15.0)
+            await host.until(lambda host=host: _reads_upsd(host), "upsd's first answer after its restart")
         slow.bmc.misbehave(delay_ms=4000)
         for host in (slow, other):
             await host.note("phase_changed", new="emergency_checkpoint")

@@ -17,7 +17,7 @@ import signal
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Callable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any, Final
 
@@ -26,10 +26,10 @@ import aiohttp
 from powerguard.clock import boottime_s
 from powerguard.daemon.journal import JournalError, Line, OutageRecord, history, read_only, recent
 from powerguard.sim.demo.story import numbers
-from powerguard.sim.snmp_agent import SimUser, SnmpAgent
 from powerguard.sim.ups import UpsBattery
 from tests.e2e.peers import Trainer
 from tests.peers.ports import free_port
+from tests.peers.snmp_agent import SimUser, SnmpAgent
 from tests.peers.ups_output import SwitchedUps
 
 TRAINING, PAUSED = 0.6, 0.3
@@ -39,8 +39,10 @@ LONG: Final = ((PAUSED, 40.0), (TRAINING, 20.0))
 """5 s until the emergency."""
 ROOMY: Final = ((PAUSED, 60.0), (TRAINING, 30.0))
 """Longer than the 8 s before which nothing is committed, so that even a busy machine has time for a full stop."""
+ENDLESS: Final = ((PAUSED, 1600.0), (TRAINING, 800.0))
+"""For an outage that utility ends: nothing is saved or committed before that, however busy the machine is."""
 FORCE_AFTER_S: Final = 10.0
-BUSY_S: Final = 1.0
+BUSY_S: Final = 4.0
 """What a busy machine may add to any promise that is measured from outside."""
 LIMIT_S: Final = 100.0
 """How long a test waits for anything before it fails: no promise, so long enough for a machine that is very busy."""
@@ -120,6 +122,11 @@ class Rig:
         self.trainers.append(trainer)
         listed = {"name": trainer.name, "url": trainer.url, "checkpoint_s": 2.0, **options}
         self.settings["trainers"].append(listed)
+
+    def wear(self, runtime: tuple[tuple[float, float], ...]) -> None:
+        """Give the battery another runtime by load from now on, whatever the settings say."""
+        self.ups.look()
+        self.ups.battery = replace(self.ups.battery, runtime=runtime)
 
     @property
     def load(self) -> float:
@@ -246,7 +253,8 @@ class Rig:
         """Every call of the power-off command."""
         if not self._offs.exists():
             return []
-        return [Off(**json.loads(line)) for line in self._offs.read_text(encoding="ascii").splitlines()]
+        whole = self._offs.read_text(encoding="ascii").rpartition("\n")[0]  # what follows is being written
+        return [Off(**json.loads(line)) for line in whole.splitlines()]
 
     async def off(self, limit_s: float = LIMIT_S) -> Off:
         """Wait for the power-off; return its first call."""

@@ -6,7 +6,7 @@ from collections.abc import AsyncIterator
 import pytest
 
 from powerguard.ups.apcupsd.protocol import Flag
-from tests.e2e.rig import LONG, PAUSED, TRAINING, Rig, rig
+from tests.e2e.rig import ENDLESS, LONG, Rig, rig
 from tests.peers.apcupsd import Apcupsd, apcupsd, scripts
 
 pytestmark = pytest.mark.peer("apcupsd")
@@ -41,7 +41,7 @@ async def test_an_outage_to_the_end() -> None:
 
 
 async def test_utility_back_in_time() -> None:
-    async with rig(runtime=LONG) as world, through_apcupsd(world):
+    async with rig(runtime=ENDLESS) as world, through_apcupsd(world):
         await world.start()
         world.ups.utility = False
         await world.phase("on_battery")
@@ -71,7 +71,7 @@ async def test_beside_the_card_it_is_a_second_source() -> None:
 
     If its last word was "battery", that counts for a minute: the battery lasts longer.
     """
-    async with rig(runtime=((PAUSED, 800.0), (TRAINING, 400.0))) as world:
+    async with rig(runtime=ENDLESS) as world:
         assert world.agent is not None
         async with through_apcupsd(world) as running:
             world.add_snmp(world.agent.port)

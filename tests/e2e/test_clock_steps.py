@@ -6,9 +6,9 @@ CLOCK_MONOTONIC and CLOCK_BOOTTIME stay real, as they do on a real host.
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.sim.snmp_agent import Fault
 from tests.e2e.rig import BUSY_S, LONG, queued_s, rig
 from tests.peers.faketime import faked
+from tests.peers.snmp_agent import Fault
 
 HOUR_S = 3600.0
 LOST_S = 3 * 1.0 + 1.0 + BUSY_S

@@ -1,8 +1,8 @@
 """mode: dry-run, for the cautious: the whole decision, told and journalled, and nobody is touched."""
 
-from powerguard.sim.bmc import SimBmc
 from powerguard.sim.demo.story import numbers
 from tests.e2e.rig import LONG, rig
+from tests.peers.sim_bmc import SimBmc
 
 
 async def test_an_outage_is_rehearsed() -> None:

@@ -11,10 +11,10 @@ from pathlib import Path
 import pytest
 
 from powerguard.sim.demo.story import numbers
-from powerguard.sim.snmp_agent import Fault
 from tests.e2e.peers import Mischief, Trainer
-from tests.e2e.rig import BUSY_S, LONG, ROOMY, Rig, rig
+from tests.e2e.rig import BUSY_S, ENDLESS, LONG, ROOMY, Rig, rig
 from tests.effectors.trainer_peers import serve_raw
+from tests.peers.snmp_agent import Fault
 
 BMC_LIMIT_S = 5.0
 
@@ -223,7 +223,7 @@ async def test_the_card_is_lost_in_the_outage(fault: Fault) -> None:
 
 async def test_the_card_comes_back_and_utility_with_it() -> None:
     """Lost on battery, found again on utility: training never heard of it, and nothing was powered off."""
-    async with rig(runtime=ROOMY) as world:
+    async with rig(runtime=ENDLESS) as world:
         await world.start()
         await cut(world)
         await world.phase("on_battery")

@@ -2,7 +2,6 @@
 
 import random
 from collections.abc import Awaitable, Callable
-from dataclasses import replace
 from typing import Final
 
 import pytest
@@ -68,8 +67,7 @@ async def test_killed_before_the_commit(moment: Moment) -> None:
         await world.start(wait=False)
         await world.phase("holding")
         await world.note("outage_continued")
-        world.ups.look()
-        world.ups.battery = replace(world.ups.battery, runtime=LONG)  # and now it is nearly empty
+        world.wear(LONG)  # and now it is nearly empty
         off = await world.off()
         assert world.one_outage() == before
         (continued,) = world.notes("outage_continued")

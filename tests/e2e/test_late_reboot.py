@@ -13,10 +13,10 @@ import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.daemon.journal import JournalError, Line, read_only, recent
-from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.ups import SimUps, UpsBattery
 from tests.peers.installed import FILES, binds, install
 from tests.peers.nspawn import Container, disk, serving
+from tests.peers.snmp_agent import SnmpAgent
 
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter")]
 

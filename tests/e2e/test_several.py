@@ -6,10 +6,10 @@ from collections.abc import AsyncIterator
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.ups import SimUps, UpsBattery
 from tests.e2e.peers import Trainer
-from tests.e2e.rig import LONG, ROOMY, TRAINING, Rig, rig
+from tests.e2e.rig import ENDLESS, ROOMY, TRAINING, Rig, rig
+from tests.peers.snmp_agent import Fault, SnmpAgent
 
 pytestmark = pytest.mark.xdist_group("several")
 
@@ -53,7 +53,7 @@ async def test_one_feed_of_two_is_no_outage_and_both_are() -> None:
 
 
 async def test_one_feed_is_an_outage_where_both_are_needed_and_its_return_ends_it() -> None:
-    async with rig(Trainer(), runtime=LONG) as world, second_feed(world, LONG, needed=2) as other:
+    async with rig(Trainer(), runtime=ENDLESS) as world, second_feed(world, ENDLESS, needed=2) as other:
         await world.start()
         other.utility = False
         await world.note("outage_began")
@@ -65,7 +65,7 @@ async def test_one_feed_is_an_outage_where_both_are_needed_and_its_return_ends_i
 
 async def test_a_second_source_goes_on_where_the_first_falls_silent() -> None:
     """The card dies in the outage; the other one sees the end of it, and nothing is powered off."""
-    async with rig(Trainer(), runtime=ROOMY) as world, SnmpAgent(world.ups.apc_table) as agent:
+    async with rig(Trainer(), runtime=ENDLESS) as world, SnmpAgent(world.ups.apc_table) as agent:
         world.add_snmp(agent.port)
         await world.start()
         world.ups.utility = False

@@ -12,11 +12,11 @@ from typing import Final
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.sim.bmc import SimBmc
 from powerguard.sim.demo.story import numbers
 from tests.e2e.peers import Trainer
 from tests.e2e.rig import Rig, rig
 from tests.peers import nut
+from tests.peers.sim_bmc import SimBmc
 
 RATING_W: Final = 5400.0
 IDLE_W, TRAINING_W, NEIGHBOUR_W = 500.0, 1000.0, 2400.0

@@ -3,10 +3,10 @@
 import json
 import signal
 
-from powerguard.sim.bmc import SimBmc
 from powerguard.sim.demo.story import numbers
 from tests.e2e.peers import Trainer
-from tests.e2e.rig import LONG, Rig, rig
+from tests.e2e.rig import ENDLESS, PAUSED, ROOMY, TRAINING, Rig, rig
+from tests.peers.sim_bmc import SimBmc
 
 PROMPT_S = 3.0
 """Less than the 5 s that a BMC may take."""
@@ -28,7 +28,7 @@ async def test_sigterm_on_utility_is_prompt_and_clean() -> None:
 
 async def test_sigterm_on_battery_is_recorded_and_the_same_boot_goes_on() -> None:
     """Somebody stops the daemon in an outage: recorded, the BMC is asked for the return, and a restart goes on."""
-    async with rig(Trainer(write_s=1.0), runtime=LONG) as world, SimBmc("powerguard", "of-the-tests") as bmc:
+    async with rig(Trainer(write_s=1.0), runtime=ROOMY) as world, SimBmc("powerguard", "of-the-tests") as bmc:
         world.settings["bmc"] = {
             "kind": "ipmi-lan",
             "host": bmc.host,
@@ -116,7 +116,7 @@ async def test_sighup_takes_good_settings_and_refuses_bad_ones() -> None:
 
 async def test_sighup_is_refused_in_an_outage() -> None:
     """The rules do not change while the game is on; the outage goes on by the old ones."""
-    async with rig(runtime=LONG) as world:
+    async with rig(runtime=ENDLESS) as world:
         await world.start()
         world.ups.utility = False
         await world.phase("on_battery")
@@ -125,6 +125,7 @@ async def test_sighup_is_refused_in_an_outage() -> None:
         (refused,) = await world.until(lambda: world.logged("settings_refused"), "the settings to be refused")
         assert "on_battery" in refused["because"]
         await stop_takes(world, 2.0)
+        world.wear(((PAUSED, 400.0), (TRAINING, 20.0)))
         await world.phase("holding")
         world.ups.utility = True
         ended = await world.note("outage_ended")

@@ -15,8 +15,6 @@ from typing import Any, Final
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.sim.bmc import SimBmc
-from powerguard.sim.snmp_agent import SimUser, SnmpAgent
 from powerguard.sim.snmp_values import SimValue
 from powerguard.sim.ups import APC, UpsBattery
 from tests.e2e.peers import rfc1628_table
@@ -24,6 +22,8 @@ from tests.e2e.test_late_reboot import ONE_BOOT_ID
 from tests.e2e.test_systemd_install import SETTINGS, UNITS, is_active, until
 from tests.peers.installed import FILES, binds
 from tests.peers.nspawn import Container, serving
+from tests.peers.sim_bmc import SimBmc
+from tests.peers.snmp_agent import SimUser, SnmpAgent
 from tests.peers.ups_output import XUPS, SimCard, SwitchedUps
 
 pytestmark = [pytest.mark.vm, pytest.mark.root, pytest.mark.peer("systemd-nspawn", "mmdebstrap", "nsenter")]

@@ -95,10 +95,14 @@ async def test_a_hung_one_holds_nothing_up(tmp_path: Path) -> None:
         return await run_child(argv, limit_s=limit_s, stdin=stdin, env=env)
 
     effector = SyncEffector(["/hung", "/proc"], spawn=spawn, mounts=tmp_path / "no mountinfo")
-    with pytest.raises(EffectorError, match=r"1 of 2 .* /hung: not flushed within 3\.[0-9] s"):
-        async with asyncio.timeout(50):  # the child sleeps for a minute
-            await effector.carry_out(order(4.0))
-    assert flushed == ["/proc"]
+    for limit_s in (4.0, 30.0):  # the second, where the other child took most of the first to start
+        with pytest.raises(EffectorError, match=r" of 2 .* /hung: not flushed within [0-9.]+ s") as caught:
+            async with asyncio.timeout(50):  # the child sleeps for a minute
+                await effector.carry_out(order(limit_s))
+        if str(caught.value).startswith("1 "):
+            break
+    assert str(caught.value).startswith("1 of 2 filesystems not flushed: ")
+    assert set(flushed) == {"/proc"}
 
 
 async def test_no_child_no_traceback(tmp_path: Path) -> None:

@@ -50,7 +50,7 @@ class Driver:
         assert os.fstat(descriptor)
         self.asked.append(number)
         if self.hangs is not None:
-            self.hangs.wait(20)
+            self.hangs.wait(60)
         if number in self.fails:
             raise OSError(self.fails[number], os.strerror(self.fails[number]))
         if number == RTC_RD_TIME:
@@ -233,9 +233,25 @@ async def test_a_driver_that_hangs_costs_one_thread_and_each_order_its_own_time(
         order = ArmWay(id="a", by_s=boottime_s() + 0.5, way=Way.RTC, outage="o1", in_s=60)
         with pytest.raises(EffectorError, match=r"no answer within 0\.\d s: the driver of the clock hangs"):
             await mine.carry_out(order)
+    async with asyncio.timeout(60):
+        while not driver.asked:  # noqa: ASYNC110 - a thread that starts late
+            await asyncio.sleep(0.01)
     assert len(driver.asked) == 1
     driver.hangs.set()
     assert "clock" not in told(await mine.carry_out(arm(60))), "it came back, and so does the effector"
+    assert driver.enabled
+
+
+async def test_an_order_without_a_thread_does_not_hold_up_the_next(driver: Driver, device: Path) -> None:
+    """Threads fail to start when memory is short, and the alarm must not be lost until the daemon's next start."""
+    mine = effector(driver, device)
+    before = threading.stack_size(1 << 46)  # more than there can be
+    try:
+        with pytest.raises(EffectorError, match="no thread"):
+            await mine.carry_out(arm(60))
+    finally:
+        threading.stack_size(before)
+    await mine.carry_out(arm(60))
     assert driver.enabled
 
 

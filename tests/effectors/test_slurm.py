@@ -208,11 +208,13 @@ def test_held_jobs_are_released_at_the_return(rig: Cluster, path: Path) -> None:
 
 def test_only_a_job_that_asked_for_it_gets_its_signal(rig: Cluster, path: Path) -> None:
     told = rig.folder / "told"
-    script = f"trap 'echo asked >> {told}' USR1\n{WAITS}"
+    script = f"trap 'echo asked >> {told}' USR1\ntouch {rig.folder}/ready-$SLURM_JOB_ID\n{WAITS}"
     asks = rig.submit(script, "--nodelist=gpu1", "--comment=powerguard:signal=USR1")
     other = rig.submit(script, "--nodelist=gpu1")
+    for job in (asks, other):  # A job that runs may not have its trap yet.
+        rig.until((rig.folder / f"ready-{job}").exists, f"job {job} is ready")
     assert do(path, SignalJobs(id="s", by_s=0.0, outage="o-1"))["jobs"] == asks
-    rig.until(told.exists, "the signal arrived")
+    rig.until(lambda: told.exists() and told.read_text(), "the signal arrived")
     assert rig.job(other)["JobState"] == "RUNNING"
     assert told.read_text() == "asked\n"
 

@@ -16,7 +16,7 @@ from powerguard.effectors.ups_output import by_nut
 from powerguard.effectors.ups_output.effector import Notes, OutputEffector
 from powerguard.ups.nut.connection import opened
 from powerguard.ups.nut.options import NutOptions
-from tests.peers.machine import folder_in_memory, watched
+from tests.peers.machine import at_once, folder_in_memory, watched
 from tests.peers.nut import USERS, Upsd, upsd
 from tests.peers.nut_driver import FAILED, UNKNOWN, Driver, upsd_with
 from tests.ups.nut.nut_helpers import FakeUpsd
@@ -36,6 +36,7 @@ def effector(
     user: str = "admin",
     least_s: float = 100.0,
     returns: str | None = None,
+    boot: str = "b",
     **more: object,
 ) -> OutputEffector:
     """Return who tells the UPS behind this upsd. more: of the source's settings."""
@@ -49,7 +50,8 @@ def effector(
     )
     wanted = OutputOffOptions.model_validate({"by": "nut", "returns": returns})
     output = by_nut.opening(lambda: opened(source), wanted)
-    return OutputEffector({"a": output}, notes=Notes(tmp_path), clock=boottime_s, boot="b", least_s=least_s)
+    notes = Notes(tmp_path, run=at_once)
+    return OutputEffector({"a": output}, notes=notes, clock=boottime_s, boot=boot, least_s=least_s)
 
 
 async def check(told: OutputEffector) -> dict[str, object]:
@@ -131,6 +133,16 @@ async def test_a_driver_without_timers_is_believed_when_upsd_tells_how_it_ended(
         with pytest.raises(EffectorError, match=r"already has the order of this boot"):
             await arm(effector(tmp_path, served.port))
         assert driver.told.count("shutdown.return") == 1
+
+
+async def test_an_order_that_no_timer_shows_is_cancelled_by_a_host_that_is_back_before_the_cut(tmp_path: Path) -> None:
+    driver = Driver(timers=False)
+    async with behind(driver) as served:
+        await arm(effector(tmp_path, served.port))
+        back = effector(tmp_path, served.port, boot="b2")
+        assert await disarm(back) == {"disarmed": True, "because": "cancelled"}
+        assert driver.told[-1] == "shutdown.stop"
+        assert (await disarm(back))["because"] == "no order was given in this outage"
 
 
 @pytest.mark.parametrize(

@@ -1,6 +1,5 @@
 """Way B over real SNMP: our own agent with the faults of the wire, and net-snmp's snmpd with all that it refuses."""
 
-import asyncio
 import contextlib
 import shlex
 import sys
@@ -18,7 +17,6 @@ from powerguard.effectors.ups_output import by_snmp
 from powerguard.effectors.ups_output.effector import Notes, OutputEffector
 from powerguard.options import Secret
 from powerguard.sim import snmp_values as sim
-from powerguard.sim.snmp_agent import Fault, SnmpAgent
 from powerguard.sim.ups import APC
 from powerguard.ups.profiles.vocabulary import Answer, Oid
 from powerguard.ups.snmp.discovery import opened
@@ -26,6 +24,7 @@ from powerguard.ups.snmp.engine import User, engine_for
 from powerguard.ups.snmp.options import SnmpOptions
 from powerguard.ups.snmp.port import CardPort
 from tests.peers.machine import watched
+from tests.peers.snmp_agent import Fault, SnmpAgent
 from tests.peers.snmpd import AUTH, COMMUNITY, PRIV, USER, WRITE_COMMUNITY, snmpd
 from tests.peers.ups_output import XUPS, SimCard, SimOutput, U
 from tests.ups.snmp.snmp_helpers import options, secret
@@ -178,6 +177,30 @@ def sets(log: Path) -> list[str]:
     return log.read_text(encoding="utf-8").splitlines() if log.exists() else []
 
 
+@asynccontextmanager
+async def ordered_within(
+    limit_s: float, tmp_path: Path, conduct: str
+) -> AsyncIterator[tuple[OutputEffector, Path, dict[str, object] | EffectorError]]:
+    """Order the output off in 35 s: with another card again, where a busy machine has taken most of the time.
+
+    The card has been checked before, as it is each hour: its program has started, and what the card is is known.
+    """
+    for number in range(5):
+        folder = tmp_path / f"{number}"
+        folder.mkdir()
+        async with told_by_snmpd(folder, conduct=conduct) as (effector, log):
+            await effector.carry_out(check())
+            told: dict[str, object] | EffectorError
+            try:
+                told = dict(await effector.carry_out(arm(limit_s=limit_s, in_s=35.0)))
+            except EffectorError as error:
+                told = error
+            if number < 4 and ("answers too slowly" in str(told) or "stays at 35 s yet" in str(told)):
+                continue
+            yield effector, log, told
+            return
+
+
 @pytest.mark.parametrize("version", [3, "2c", 1])
 async def test_armed_and_called_off_over_every_version(tmp_path: Path, version: int | str) -> None:
     async with told_by_snmpd(tmp_path, version=version) as (effector, log):
@@ -195,8 +218,8 @@ async def test_armed_and_called_off_over_every_version(tmp_path: Path, version: 
 @pytest.mark.parametrize("conduct", ["whole", "stuck", "obeys"])
 async def test_a_bare_stop_keeps_an_order_that_reads_back_as_it_was_set(tmp_path: Path, conduct: str) -> None:
     """A bare stop gives the order 2 s: too short to see that a card that counts whole seconds counts at all."""
-    async with told_by_snmpd(tmp_path, conduct=conduct) as (effector, log):
-        told = dict(await effector.carry_out(arm(limit_s=2.0, in_s=35.0)))
+    async with ordered_within(2.0, tmp_path, conduct) as (effector, log, told):
+        assert isinstance(told, dict), told
         assert told["again"] is False
         assert isinstance(told["in_s"], float)
         assert 34 <= told["in_s"] <= 37
@@ -206,12 +229,12 @@ async def test_a_bare_stop_keeps_an_order_that_reads_back_as_it_was_set(tmp_path
 
 async def test_a_bare_stop_leaves_an_order_that_the_card_shows_late(tmp_path: Path) -> None:
     """It is reported as not armed, may be armed all the same, and is called off when the host is back."""
-    async with told_by_snmpd(tmp_path, conduct="late") as (effector, log):
-        with pytest.raises(EffectorError, match="no countdown runs yet") as caught:
-            await effector.carry_out(arm(limit_s=2.0, in_s=35.0))
-        assert not caught.value.harmless
+    async with ordered_within(2.0, tmp_path, "late") as (effector, log, told):
+        assert isinstance(told, EffectorError), told
+        assert "no countdown runs yet" in str(told)
+        assert not told.harmless
         assert sets(log)[-1] == "2 35"
-        await asyncio.sleep(1.1)  # The card shows its countdown after a second.
+        log.with_name("shown").touch()
         assert dict(await effector.carry_out(disarm()))["disarmed"] is True
         assert sets(log)[-2:] == ["2 -1", "3 -1"]
 
@@ -224,9 +247,9 @@ async def test_an_order_is_called_off_on_a_contradiction(
     tmp_path: Path, conduct: str, limit_s: float, because: str
 ) -> None:
     """A countdown that keeps its value for longer than it may, or that shows another value than was set."""
-    async with told_by_snmpd(tmp_path, conduct=conduct) as (effector, log):
-        with pytest.raises(EffectorError, match=because):
-            await effector.carry_out(arm(limit_s=limit_s, in_s=35.0))
+    async with ordered_within(limit_s, tmp_path, conduct) as (_effector, log, told):
+        assert isinstance(told, EffectorError), told
+        assert because in str(told)
         assert sets(log)[4:6] == ["2 -1", "3 -1"]
 
 

@@ -81,6 +81,12 @@ def test_a_state_larger_than_a_piece_of_registered_memory_is_loaded(tmp_path: Pa
         guard.step(1)
         guard.save(1)
         expected = rig.expected()
+        until_s = time.monotonic() + 5.0  # the snapshots are registered meanwhile, in pieces
+        while time.monotonic() < until_s:
+            rig.step()
+            guard.step(1)
+        assert guard.restore() == 1
+        assert rig.expected() == expected
     again = Training(CudaDevice(), width=5 * WIDTH, where="cuda")
     with Guard(again.state, tmp_path, job="large", socket=None, every_s=None) as guard:
         for _ in range(2):
@@ -109,6 +115,30 @@ def test_a_checkpoint_of_a_gpu_that_is_not_here_is_put_on_this_one() -> None:
     for one, two in zip(optimizer.state.values(), other.state.values(), strict=True):
         assert all(torch.equal(one[key], two[key]) for key in one)
     other.step()
+
+
+@pytest.mark.parametrize("make", OPTIMIZERS)
+def test_a_model_in_channels_last_goes_on_with_the_same_bits(make: str) -> None:
+    """A fused optimizer refuses moments that lie in another order than their parameter."""
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Conv2d(16, 32, 3, device="cuda").to(memory_format=torch.channels_last)
+        return model, OPTIMIZERS[make](model.parameters())
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for param in model.parameters():
+            param.grad = param.detach().square()
+        optimizer.step()
+
+    model, optimizer = made()
+    train(model, optimizer)
+    saved = kept(TorchState(model=model, optimizer=optimizer).items())
+    train(model, optimizer)
+    again, other = made()
+    TorchState(model=again, optimizer=other).load(saved)
+    train(again, other)
+    assert torch.equal(again.weight, model.weight)
+    assert torch.equal(again.bias, model.bias)
 
 
 def test_memory_that_cannot_be_registered_goes_through_buffers() -> None:
@@ -164,6 +194,21 @@ def test_a_clone_for_which_the_gpu_has_no_room_is_not_made() -> None:
         torch.cuda.empty_cache()
         rig.step()
         assert found() == expected
+
+
+@pytest.mark.parametrize("how", ["its peak is forgotten", "its cache is emptied"])
+def test_what_training_needs_again_is_no_room_for_a_clone(how: str) -> None:
+    """Many loops do one of these at each step. Training would run out of memory while the clone is copied."""
+    torch.cuda.empty_cache()
+    torch.cuda.reset_peak_memory_stats()
+    free, _ = torch.cuda.mem_get_info()
+    step = torch.empty(4 << 30, dtype=torch.uint8, device="cuda")
+    del step
+    if how == "its cache is emptied":
+        torch.cuda.empty_cache()
+    else:
+        torch.cuda.reset_peak_memory_stats()
+    assert CudaDevice().room(torch.device("cuda", torch.cuda.current_device())) < free - (3 << 30)
 
 
 def broken(folder: Path, told: Connection) -> None:

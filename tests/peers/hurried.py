@@ -16,6 +16,8 @@ from powerguard.clock import boottime_s
 _GLANCE_S: Final = 0.01
 _SHARE: Final = 0.02
 """So much of a wait is waited for, at least _GLANCE_S: a kernel that is very busy may be late with a packet."""
+_LOOK_S: Final = 0.001
+"""The most that one look without a wait may count: if it takes longer, other processes had the processor."""
 
 
 class _Hurried(selectors.DefaultSelector):
@@ -27,7 +29,9 @@ class _Hurried(selectors.DefaultSelector):
         loop, began_s = self._loop, boottime_s()
         if timeout is None or timeout <= 0 or loop.waits_for_others:
             ready = super().select(timeout)
-            loop.jump(boottime_s() - began_s)
+            took_s = boottime_s() - began_s
+            is_look = timeout is not None and timeout <= 0 and not loop.waits_for_others
+            loop.jump(min(took_s, _LOOK_S) if is_look else took_s)
             return ready
         ready = super().select(min(timeout, max(_GLANCE_S, timeout * _SHARE)))
         if not ready:

@@ -52,6 +52,21 @@ def keep_secret(path: Path, secret: str) -> Path:
     return path
 
 
+def until_heard(wanted: list[str]) -> Iterator[list[str]]:
+    """Do it again until a BMC heard exactly this: `for heard in until_heard(["status"]): ...; heard.extend(bmc.heard)`.
+
+    pyghmi sends a command again that a busy machine does not answer within half a second. What we send twice is heard
+    twice every time.
+    """
+    for _ in range(4):
+        heard: list[str] = []
+        yield heard
+        if heard == wanted:
+            return
+    msg = f"heard {heard}, and should have heard {wanted}"
+    raise AssertionError(msg)
+
+
 async def failing(make: Callable[[float], BmcEffector], failure: Failure) -> BmcError:
     """See it fail so: soon, or with more time where its worker took most of that to start."""
     for limit_s in (4.0, 20.0):

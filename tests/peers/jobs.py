@@ -4,6 +4,7 @@ A job is a launcher with ranks, a shell around a trainer, a unit: whatever it is
 """
 
 import contextlib
+import errno
 import itertools
 import json
 import os
@@ -137,6 +138,17 @@ def state(pid: int) -> str:
         return Path(f"/proc/{pid}/stat").read_text(encoding="utf-8").rpartition(")")[2].split()[0]
     except (FileNotFoundError, ProcessLookupError):
         return ""
+
+
+def _is_removed(cgroup: Path) -> bool:
+    """Remove a control group. It is busy for as long as one of its processes has not quite ended."""
+    try:
+        cgroup.rmdir()
+    except OSError as error:
+        if error.errno != errno.EBUSY:
+            raise
+        return False
+    return True
 
 
 def stands(pid: int) -> bool:
@@ -299,8 +311,7 @@ class Jobs:
             process.wait(30)
         until(lambda: all(state(pid) in ("", "Z") for pid in self._children))
         for cgroup in self._cgroups:
-            until(lambda cgroup=cgroup: not (cgroup / "cgroup.procs").read_text(encoding="ascii"))  # type: ignore[misc]
-            cgroup.rmdir()
+            until(lambda cgroup=cgroup: _is_removed(cgroup))  # type: ignore[misc]
         shutil.rmtree(self.root, ignore_errors=True)
 
 

@@ -4,11 +4,11 @@ import asyncio
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager, contextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 _TICK_S: Final = 0.01
 
@@ -55,6 +55,11 @@ def folder_in_memory() -> Iterator[Path]:
     place = next(place for place in ("/dev/shm", "/tmp") if os.access(place, os.W_OK | os.X_OK))
     with tempfile.TemporaryDirectory(prefix="pg-", dir=place) as folder:
         yield Path(folder)
+
+
+async def at_once(function: Callable[..., Any], *args: Any) -> Any:  # noqa: ANN401 - as asyncio.to_thread
+    """Run it here, and not in a thread: one that a busy machine starts late would end the patience of its caller."""
+    return function(*args)
 
 
 def quickly(limit_s: float, tries: int = 8) -> Iterator[None]:

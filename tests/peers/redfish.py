@@ -79,7 +79,8 @@ class Faults:
     """How our own service misbehaves.
 
     answers: status of the next requests of a method, before it behaves again; retry_after: sent with them.
-    always: the same, for ever. bios: status of the BIOS resource, which many refuse without a license.
+    always: the same, for ever. refused: status of single resources of `chassis`.
+    bios: status of the BIOS resource, which many refuse without a license.
     if_match: "as sent" takes its own ETag as it sent it; "strong" takes it as RFC 9110 has it, so that a weak one
     matches nothing; "none" takes no If-Match at all.
     lie: a PATCH is acknowledged, not stored; late_reads: so many reads still show the old.
@@ -88,6 +89,7 @@ class Faults:
 
     answers: dict[str, list[int]] = field(default_factory=dict)
     always: dict[str, int] = field(default_factory=dict)
+    refused: dict[str, int] = field(default_factory=dict)
     bios: int = 200
     if_match: str = "as sent"
     retry_after: str | None = None
@@ -189,7 +191,8 @@ class OwnRedfish:
             paths = [{"@odata.id": f"/redfish/v1/Systems/{name}"} for name in self.systems]
             return self._told({"Members": paths})
         if request.path in self.chassis:
-            return self._told(self.chassis[request.path])
+            refused = faults.refused.get(request.path)
+            return web.json_response({}, status=refused) if refused else self._told(self.chassis[request.path])
         if request.path.endswith("/Bios"):
             return self._told(self.bios) if faults.bios == 200 else web.json_response({}, status=faults.bios)
         if request.path.endswith("/Actions/ComputerSystem.Reset") and request.method == "POST":

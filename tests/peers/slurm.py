@@ -88,7 +88,7 @@ PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=
         self.until(lambda: all(self.state(node) == "IDLE" for node in self.nodes), "the nodes are idle")
 
     def start_munged(self) -> None:
-        """Start it, waiting for its socket."""
+        """Start it, and wait until it listens."""
         here = self.folder
         arguments = [
             "munged",
@@ -101,7 +101,7 @@ PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=
             "--force",
         ]
         self._start("munged", arguments)
-        self.until((here / "munge.sock").exists, "munged listens")
+        self.until(lambda: _listens(here / "munge.sock"), "munged listens")
 
     def start_slurmctld(self, *arguments: str) -> None:
         """Start the controller. arguments: "-c" forgets what it knew."""
@@ -125,7 +125,7 @@ PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=
         """Kill a daemon, and wait for its end."""
         process = self._running.pop(name)
         process.kill()
-        process.wait(10)
+        process.wait(60)
 
     def ask(self, *arguments: str) -> str:
         """Run one of Slurm's commands and return what it printed."""
@@ -178,9 +178,16 @@ PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=
         return state.startswith("IDLE") and "DRAIN" not in state
 
     def until(self, holds: Callable[[], object], what: str, limit_s: float = WAIT_S) -> None:
-        """Wait until it holds."""
+        """Wait until it holds. A command that fails is tried again: a busy slurmctld does not answer each."""
+
+        def is_so() -> object:
+            try:
+                return holds()
+            except subprocess.SubprocessError:
+                return False
+
         by_s = time.monotonic() + limit_s
-        while not holds():
+        while not is_so():
             if time.monotonic() > by_s:
                 logs = "\n".join(
                     f"{p.name}: {p.read_text(errors='replace')[-2000:]}" for p in (self.folder / "log").iterdir()
@@ -206,6 +213,12 @@ PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=
             except subprocess.TimeoutExpired:
                 process.kill()
                 process.wait(10)
+
+
+def _listens(path: Path) -> bool:
+    """Say whether a program listens there: the file alone may be one that a killed program has left."""
+    with socket.socket(socket.AF_UNIX) as probe:
+        return probe.connect_ex(str(path)) == 0
 
 
 @contextlib.contextmanager

@@ -1,9 +1,9 @@
 """A UPS's control group behind net-snmp's snmpd: its pass_persist protocol (snmpd.conf(5)) on standard input.
 
 snmpd_ups.py LOG CONDUCT. LOG: each SET that was taken, as "OBJECT VALUE". CONDUCT: obeys; whole (a countdown drops by
-1 after each whole second), stuck (a countdown keeps its value), late (the countdown to off shows -1 in its first
-second), halves (the countdown to off runs with half of the value); refuses (every SET), refuses-N, wrong-N and hangs-N
-(the SET of upsControl N: refused as not writable, as a wrong value, never answered).
+1 after each whole second), stuck (a countdown keeps its value), late (the countdown to off shows -1 until there is a
+file "shown" in LOG's folder), halves (the countdown to off runs with half of the value); refuses (every SET),
+refuses-N, wrong-N and hangs-N (the SET of upsControl N: refused as not writable, as a wrong value, never answered).
 The standard library alone: snmpd starts it with an environment of its own.
 """
 
@@ -37,7 +37,7 @@ class Card:
                 left_s = ceil(left_s)
             case "stuck":
                 left_s = self.value[number]
-            case "late" if number == 2 and left_s > self.value[number] - 1.0:
+            case "late" if number == 2 and not self.log.with_name("shown").exists():
                 return -1
         return int(left_s) if left_s > 0 else -1
 

@@ -1,7 +1,6 @@
 """Prometheus and Alertmanager as processes of a test, on free ports of the loopback."""
 
 import contextlib
-import socket
 import subprocess
 import time
 import urllib.request
@@ -9,13 +8,6 @@ from collections.abc import Iterator, Sequence
 from pathlib import Path
 
 from tests.peers import UNPACKED, require
-
-
-def free_port() -> int:
-    with socket.socket() as free:
-        free.bind(("127.0.0.1", 0))
-        port: int = free.getsockname()[1]
-        return port
 
 
 @contextlib.contextmanager

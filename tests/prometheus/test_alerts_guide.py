@@ -22,7 +22,8 @@ import yaml
 
 from tests.e2e.rig import ROOMY, Rig, rig
 from tests.peers import require
-from tests.prometheus.served import alertmanager, free_port, prometheus
+from tests.peers.ports import free_port
+from tests.prometheus.served import alertmanager, prometheus
 
 ROOT = Path(__file__).parents[2]
 GUIDE = (ROOT / "docs" / "guides" / "monitoring.md").read_text(encoding="utf-8")

@@ -23,7 +23,8 @@ from powerguard.daemon.observe.metrics import registry, scrape
 from tests.daemon.looped import Card, World, in_virtual_time, now_s, until
 from tests.daemon.watched import drilled
 from tests.peers import require
-from tests.prometheus.served import free_port, prometheus
+from tests.peers.ports import free_port
+from tests.prometheus.served import prometheus
 from tests.prometheus.test_rules import series_of_the_product
 
 ROOT = Path(__file__).parents[2]

@@ -1,5 +1,6 @@
 """The alert rules, judged by Prometheus' own tools: each story, quiet years, and that no name in them is invented."""
 
+import os
 import re
 import subprocess
 from dataclasses import replace
@@ -40,8 +41,9 @@ OF_TRAINERS = {"powerguard_trainer_upload_durable_age_seconds"}
 
 
 def promtool(*words: str, text: bytes = b"") -> str:
-    """Run promtool; return what it says, "" when all is well."""
-    run = subprocess.run([require("promtool"), *words], input=text, capture_output=True, check=False)
+    """Run promtool; return what it says, "" when all is well. It collects less garbage: a tenth of its time."""
+    env = {**os.environ, "GOGC": "400"}
+    run = subprocess.run([require("promtool"), *words], input=text, env=env, capture_output=True, check=False)
     return "" if run.returncode == 0 else (run.stdout + run.stderr).decode()
 
 
@@ -51,7 +53,9 @@ def test_the_rules_hold() -> None:
 
 
 @pytest.mark.peer("promtool")
-@pytest.mark.parametrize("story", [each.name for each in STORIES])
+@pytest.mark.parametrize(
+    "story", [pytest.param(each.name, marks=pytest.mark.slow if each.stem == "months" else ()) for each in STORIES]
+)
 @pytest.mark.timeout(240)
 def test_each_story_ends_as_it_says(story: str) -> None:
     """Which alerts fire, with which words, and which do not."""
@@ -95,7 +99,7 @@ def played(folder: Path, series: list[dict[str, str]], every_s: int, expressions
 
 
 @pytest.mark.peer("promtool")
-@pytest.mark.parametrize(("every_s", "steps"), [(15, 240), (24 * 3600, 365)])
+@pytest.mark.parametrize(("every_s", "steps"), [(15, 240), pytest.param(24 * 3600, 365, marks=pytest.mark.slow)])
 @pytest.mark.timeout(240)
 def test_a_quiet_hour_and_a_quiet_year_fire_nothing(tmp_path: Path, every_s: int, steps: int) -> None:
     """A host in order: at no time is an alert even pending."""

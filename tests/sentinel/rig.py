@@ -142,7 +142,7 @@ class Rig:
         options = options_of(self.folder, host, (*urls, self.url), **more)
         return SentinelEffector(options, feeds=self.settings.hosts[host].feeds, armed=armed, boot=lambda: "boot-1")
 
-    async def until(self, is_so: Callable[[], bool], limit_s: float = 20.0) -> None:
+    async def until(self, is_so: Callable[[], bool], limit_s: float = 60.0) -> None:
         async with asyncio.timeout(limit_s):
             while not is_so():  # noqa: ASYNC110 - what is waited for is a stand-in's state
                 await asyncio.sleep(0.01)
@@ -223,15 +223,15 @@ async def running(
         task.cancel()
 
 
-def arm(outage: str = "o1", in_s: float = 0.0, limit_s: float = 5.0) -> ArmWay:
+def arm(outage: str = "o1", in_s: float = 0.0, limit_s: float = 30.0) -> ArmWay:
     return ArmWay(id=f"arm-{outage}", by_s=boottime_s() + limit_s, way=Way.SENTINEL, outage=outage, in_s=in_s)
 
 
-def disarm(outage: str = "o1", limit_s: float = 5.0) -> DisarmWay:
+def disarm(outage: str = "o1", limit_s: float = 30.0) -> DisarmWay:
     return DisarmWay(id=f"disarm-{outage}", by_s=boottime_s() + limit_s, way=Way.SENTINEL, outage=outage)
 
 
-def check(limit_s: float = 5.0) -> CheckWay:
+def check(limit_s: float = 30.0) -> CheckWay:
     return CheckWay(id="check", by_s=boottime_s() + limit_s, way=Way.SENTINEL)
 
 

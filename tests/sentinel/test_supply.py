@@ -7,7 +7,10 @@ import pytest
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.core.model.state import Feed
 from powerguard.sentinel.run import enter, policy_of, supply, unread
+from powerguard.settings.schema import SourceOptions
+from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.nut.options import NutOptions
+from powerguard.ups.snmp.options import SnmpOptions
 
 POLICY = policy_of("a", [NutOptions(kind="nut", host="127.0.0.1", name="a", poll_s=1.0)])
 BATTERY = OutputSource.BATTERY
@@ -93,6 +96,31 @@ def test_a_delay_that_is_only_set_is_no_countdown() -> None:
     assert why(fed(*steady(0, 20, output_off_in_s=20.0)), 20.0) == ""
 
 
+def test_a_delay_that_fell_and_then_stands_is_no_countdown_for_ever() -> None:
+    """A card shows the delay that is set: a host that sets it for its own cut, or a real countdown, makes it fall once.
+
+    One that is prolonged still runs.
+    """
+    fell = [*steady(0, 20, output_off_in_s=140.0), *steady(21, 30, output_off_in_s=120.0)]
+    countdown = "a countdown to output off runs"
+    assert why(fed(*fell), 30.0) == countdown
+    assert why(fed(*fell, *steady(31, 441, output_off_in_s=120.0)), 441.0) == countdown
+    assert why(fed(*fell, *steady(31, 443, output_off_in_s=120.0)), 443.0) == ""
+    longer = [reading(float(at_s), output_off_in_s=1000.0 - at_s // 2 * 2) for at_s in range(31, 445)]
+    assert why(fed(*fell, *longer), 444.0) == countdown
+    assert why(fed(*fell, *longer, reading(445.0, output_off_in_s=556.0)), 445.0) == countdown
+
+
+def test_of_two_sources_a_delay_that_stands_is_no_countdown_for_ever() -> None:
+    policy, feed = replace(POLICY, sources=2), Feed()
+    for at_s in range(500):
+        card = replace(reading(at_s), source="snmp", output_off_in_s=140.0 if at_s < 20 else 120.0)
+        for each in (card, reading(at_s + 0.5)):
+            feed = enter(policy, feed, each)
+        told = supply(policy, feed, at_s + 0.5, stable_s=10.0, charge_pct=10.0)
+        assert told.good == (9 < at_s < 20 or at_s > 440), at_s
+
+
 def test_whatever_charge_there_is_where_none_is_asked_for() -> None:
     assert why(fed(*steady(0, 20, charge_pct=None)), 20.0, charge_pct=0.0) == ""
 
@@ -105,6 +133,18 @@ def test_after_a_silence_utility_holds_anew() -> None:
     feed = fed(*steady(0, 20), lost, reading(23.0))
     assert why(feed, 23.0) == "on utility for 0 of 10 s"
     assert unread(POLICY, feed, 23.0) == ""
+
+
+@pytest.mark.parametrize(
+    ("source", "every_s"),
+    [(SnmpOptions(kind="snmp", host="10.0.0.5"), 8.0), (ApcupsdOptions(kind="apcupsd"), 6.0)],
+)
+def test_a_slow_source_is_not_silent(source: SourceOptions, every_s: float) -> None:
+    """It reports no failure, so its readings are no silence in which utility could not be seen to hold."""
+    policy, feed = policy_of("a", [source]), Feed()
+    for turn in range(20):
+        feed = enter(policy, feed, reading(turn * every_s))
+    assert supply(policy, feed, 20 * every_s - 0.5, stable_s=60.0, charge_pct=10.0).good
 
 
 def test_one_poll_that_fails_is_not_news() -> None:

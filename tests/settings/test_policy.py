@@ -7,7 +7,7 @@ from pydantic import ValidationError
 
 from powerguard.core.model.actions import Conduct
 from powerguard.core.model.policy import Policy, Shared, Shed, TrainerPolicy
-from powerguard.settings.cautions import warnings
+from powerguard.settings.cautions import KINDS, warnings
 from powerguard.settings.policy import battery_age_months, policy
 from powerguard.settings.schema import Settings
 from tests.golden import Golden
@@ -157,10 +157,26 @@ def test_a_socket_that_only_its_user_can_make_needs_no_uids() -> None:
             },
             "bmc.policy",
         ),
+        ({"gpu": {"cap_share": 0.5}}, "gpu.cap_share"),
+        ({"rtc": {"kind": "none", "device": "/dev/rtc1"}}, "rtc.device"),
+        ({"scheduler": {"hold": True}}, "scheduler.hold"),
+        ({"sentinel": {"name": "node-1"}}, "sentinel.name"),
+        ({"resume": {"by": "scheduler", "command": ["/bin/true"]}}, "resume.command"),
+        ({"resume": {"by": "scheduler", "target": "train.service"}}, "resume.target"),
+        ({"resume": {"command": ["/bin/true"], "target": "train.service"}}, "resume.target"),
     ],
 )
 def test_what_reduces_the_protection_is_told(more: dict[str, object], key: str) -> None:
     assert set(told(made(**more))) - set(told(made())) == {key}
+
+
+def test_a_block_without_its_kind_is_told_and_the_kind_is_one(golden: Golden) -> None:
+    """Where only the kind was forgotten: every setting of the block, and a kind that its schema has."""
+    found = told(made(gpu={"cap_share": 0.5}, scheduler={"node": "a", "hold": True}, rtc={"device": "/dev/rtc1"}))
+    golden("policy", "\n".join(f"{where}: {text}" for where, text in found.items() if "no effect" in text))
+    needs = {"sentinel": {"urls": ["https://a:1"], "key": {"credential": "c"}}}
+    for block, kind in KINDS.items():
+        assert not [where for where in told(made(**{block: {"kind": kind, **needs.get(block, {})}})) if block in where]
 
 
 @pytest.mark.parametrize(("installed", "word"), [("2020-01", "older than 3 years"), ("2027-01", "lies in the future")])

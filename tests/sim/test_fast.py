@@ -139,10 +139,32 @@ def test_it_is_the_same_every_time_and_leaves_nothing(first: dict[str, Any], hom
     )
 
 
-def test_the_picture_of_the_first_page_is_drawn_by_one_command(tmp_path: Path) -> None:
+@pytest.mark.parametrize("kept", [True, pytest.param(False, marks=pytest.mark.slow)])
+def test_the_picture_of_the_first_page_is_drawn_by_one_command(
+    first: dict[str, Any], home: str, tmp_path: Path, kept: bool
+) -> None:
     """It is the picture of the demo's second report; after a change of either: scripts/outage-picture."""
     root = Path(__file__).parents[2]
     drawn = tmp_path / "outage.svg"
-    command = [sys.executable, str(root / "scripts" / "outage-picture"), str(drawn)]
+    command = [sys.executable, str(root / "scripts" / "outage-picture"), str(drawn), *[f"{home}/kept"][:kept]]
     subprocess.run(command, check=True, cwd=root, timeout=250, env={**os.environ, "PYTHONPATH": str(root)})
     assert drawn.read_text(encoding="utf-8") == (root / "docs" / "outage.svg").read_text(encoding="utf-8")
+
+
+def test_a_reader_that_leaves_and_a_full_disk_end_it_without_a_traceback(home: str) -> None:
+    """`powerguard demo --fast | head -1`, and a disk that takes nothing, also where Python keeps no output back."""
+    env = {"PATH": "/usr/bin:/bin", "TMPDIR": home, "PYTHONUNBUFFERED": "1", "PYTHONPATH": str(Path.cwd())}
+    command = [sys.executable, "-m", "powerguard", "demo", "--fast"]
+    read, write = os.pipe()
+    os.close(read)
+    full = os.open("/dev/full", os.O_WRONLY)
+    try:
+        for stdout, code, said in (
+            (write, 141, ""),
+            (full, 74, "powerguard: error: standard output: No space left on device\n"),
+        ):
+            ended = subprocess.run(command, stdout=stdout, stderr=subprocess.PIPE, text=True, env=env, check=False)
+            assert (ended.returncode, ended.stderr) == (code, said)
+    finally:
+        os.close(write)
+        os.close(full)

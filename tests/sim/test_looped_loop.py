@@ -27,9 +27,8 @@ def told_of(folder: Path, *, seed: int = 3, length_s: float = LONG_S, **breaks: 
     return LoopedOutage(scene, Mischief(**breaks), site, folder).play()
 
 
-@pytest.mark.parametrize(
-    "first", [100, *(pytest.param(first, marks=pytest.mark.slow) for first in (110, 120, 130, 140))]
-)
+@pytest.mark.slow
+@pytest.mark.parametrize("first", [100, 110, 120, 130, 140])
 def test_fifty_outages_break_no_invariant(first: int) -> None:
     """Whatever hangs, lies, refuses, steps, dies or is killed; and no power is lost that planning could have saved."""
     told = [outage.play(seed, Site(), faults=True) for seed in range(first, first + 10)]

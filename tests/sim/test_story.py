@@ -58,6 +58,7 @@ class Told:
             TRUE,
         ]
         self.dies_after_s = float("inf")
+        self.back_s: list[float] = []
         self._lines: list[Line] = []
         self._began_s = self.clock()
 
@@ -66,6 +67,7 @@ class Told:
 
     def set_utility(self, present: bool) -> None:
         if present:
+            self.back_s.append(self.clock() - self._began_s)
             return
         now_s = self.clock()
         for after_s, event, told in self.cuts.pop(0):
@@ -121,6 +123,19 @@ def test_a_world_in_which_all_is_well(capsys: pytest.CaptureFixture[str]) -> Non
     out = capsys.readouterr().out
     assert denials(out) == []
     assert "no training was lost" in out
+
+
+def test_a_dip_lasts_until_the_daemon_has_noticed_it(capsys: pytest.CaptureFixture[str]) -> None:
+    """A busy machine notices it after ten seconds: utility is not back before that, or there would be no outage."""
+    stages: list[Told] = []
+
+    def late(stage: Told) -> None:
+        stages.append(stage)
+        stage.cuts[0] = [(10.0 + after_s, event, told) for after_s, event, told in stage.cuts[0]]
+
+    assert played(late) == 0
+    assert stages[0].back_s[0] >= stages[0].settle_s + 10.5
+    assert denials(capsys.readouterr().out) == []
 
 
 def fact(which: int, **changes: object) -> Callable[[Told], None]:

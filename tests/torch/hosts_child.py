@@ -91,6 +91,8 @@ def replicated(rank: int, step_s: float, say: Any) -> None:
         say("start", step)
         while True:
             time.sleep(step_s)
+            if (FOLDER / "hang").exists():
+                say("hangs", step)
             while (FOLDER / "hang").exists():
                 time.sleep(0.05)
             gradient = torch.full((50_000,), float(rank))

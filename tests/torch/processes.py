@@ -35,7 +35,7 @@ class Launched:
                 os.kill(pid, signal.SIGKILL)
         self.process.wait(timeout=60)
 
-    def end(self, *, within_s: float = 100.0) -> None:
+    def end(self, *, within_s: float = 200.0) -> None:
         """Wait for its end, which must be a good one."""
         try:
             code = self.process.wait(timeout=within_s)
@@ -47,8 +47,11 @@ class Launched:
     def until(self, condition: Callable[[], bool], *, within_s: float = 100.0) -> None:
         """Wait for something to be seen, while it still runs."""
         until_s = time.monotonic() + within_s
-        while not condition():
-            assert self.process.poll() is None, f"ended with {self.process.returncode}:\n{self.told()}"
+        while True:
+            code = self.process.poll()  # before the look: its last act may be what is waited for
+            if condition():
+                return
+            assert code is None, f"ended with {code}:\n{self.told()}"
             assert time.monotonic() < until_s, f"not within {within_s} s:\n{self.told()}"
             time.sleep(0.01)
 

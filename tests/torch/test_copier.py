@@ -22,6 +22,7 @@ from powerguard.trainer import Guard
 from powerguard.trainer.store.shards import CancelledError, Snapshot, laid_out
 from powerguard.trainer.torch import TorchState, copier
 from powerguard.trainer.torch.copier import ChangedError, Flight
+from powerguard.trainer.torch.device import CudaDevice
 from powerguard.trainer.torch.state import StateError
 from powerguard.trainer.torch.tree import DTYPES, TensorItem
 from tests.torch import late_device
@@ -608,6 +609,32 @@ def test_a_device_without_room_copies_what_it_has(free_bytes: int, overlap: str)
             assert found() == expected
     if overlap == "clone" and free_bytes < 60_000:
         assert rig.state.copier.how.startswith("at once (the GPU has no room for a copy of ")
+
+
+class Full(LateDevice):
+    """Two GPUs; training has taken all of the second one, whose tensors are on "meta"."""
+
+    def room(self, where: Any) -> int:
+        return -1 if where.type == "meta" else 2**40
+
+
+def test_each_gpu_must_have_room_for_a_clone_of_its_own() -> None:
+    """Where the first one alone were asked, training would run out of memory on the other."""
+    state = TorchState(model=nn.Linear(2, 2), device=Full(), overlap="clone")
+    items, copies = state.items(), state.copier
+    found = [copies._may_clone(items, torch.device(where)) for where in ("cpu", "meta", "cpu", "meta")]
+    assert found == [True, False, True, False]
+
+
+def test_buffers_are_pinned_where_tensors_are_made_on_a_gpu_unless_said_otherwise() -> None:
+    """Also after torch.set_default_device("cuda"): only host memory can be pinned, and without a GPU not even that."""
+    why = ""
+    with torch.device("meta"):
+        try:
+            assert CudaDevice().pinned(16).device.type == "cpu"
+        except RuntimeError as error:
+            why = str(error)
+    assert "dense CPU" not in why
 
 
 @pytest.mark.parametrize("overlap", copier.OVERLAPS)

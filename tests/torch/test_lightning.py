@@ -1,5 +1,10 @@
 """The Lightning callback against the real package: asked over its socket, killed, resumed in the middle of an epoch."""
 
+import json
+import os
+import signal
+import threading
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -11,11 +16,14 @@ import torch
 from torch import nn
 
 from powerguard.trainer import StopTraining
+from powerguard.trainer.guard import Signals
 from powerguard.trainer.lightning import PowerguardCallback
 from powerguard.trainer.store.store import newest_in
 from powerguard.trainer.torch.data import ResumableLoader
 from powerguard.trainer.torch.state import StateError
+from powerguard.wire import After
 from tests.torch.wishes import Dip, wish
+from tests.trainer.toy import ask
 
 pytestmark = [
     pytest.mark.filterwarnings("ignore"),  # Lightning's own, of which there are many
@@ -55,12 +63,13 @@ class Net(lightning.LightningModule):
 
 
 def trained(
-    folder: Path, net: Net, *, accumulate: int = 1, name: str = "ck", begin: Path | None = None
+    folder: Path, net: Net, *, accumulate: int = 1, name: str = "ck", begin: Path | None = None, **options: Any
 ) -> PowerguardCallback:
-    """Train to the end. begin: a checkpoint of Lightning's own to begin at."""
+    """Train to the end. begin: a checkpoint of Lightning's own to begin at. options: of the guard."""
     lightning.seed_everything(1, verbose=False)
     data = torch.randn(100, 8, generator=torch.Generator().manual_seed(1))
-    callback = PowerguardCallback(folder / name, job="net", conduct="exit", every_s=None, socket=folder / "net.sock")
+    options |= {"conduct": "exit", "every_s": None, "socket": folder / "net.sock"}
+    callback = PowerguardCallback(folder / name, job="net", **options)
     trainer = lightning.Trainer(
         max_steps=STEPS,
         accumulate_grad_batches=accumulate,
@@ -112,6 +121,59 @@ def test_it_pauses_and_goes_on_in_place(folder: Path) -> None:
     seen = dip.ended()
     assert (seen["phase"], seen["step"]) == ("committed", 8)
     assert net.losses == whole.losses
+
+
+def end() -> None:
+    """End this process, as systemd does, unless a test has ended already."""
+    if signal.getsignal(signal.SIGTERM) is not signal.SIG_DFL:
+        os.kill(os.getpid(), signal.SIGTERM)
+
+
+def test_a_signal_ends_it_at_a_step_and_not_between_two_micro_batches(folder: Path) -> None:
+    """Lightning's own handler would end it after the batch, without a checkpoint."""
+    net = Net(at=9, does=lambda: net.losses.get(9) is None and end())
+    with pytest.raises(StopTraining):
+        trained(folder, net, accumulate=2)
+    saved = newest_in(folder / "ck")
+    assert saved is not None
+    assert saved.step == 10
+    assert signal.getsignal(signal.SIGTERM) is signal.SIG_DFL
+
+
+@pytest.mark.parametrize(("options", "is_ours"), [({}, True), ({"signals": True}, True), ({"signals": False}, False)])
+def test_who_takes_the_signal(folder: Path, options: dict[str, bool], *, is_ours: bool) -> None:
+    found: list[object] = []
+    trained(folder, Net(at=3, does=lambda: found.append(signal.getsignal(signal.SIGTERM))), **options)
+    assert isinstance(getattr(found[0], "__self__", None), Signals) is is_ours
+
+
+def test_a_signal_ends_it_while_it_pauses(folder: Path) -> None:
+    """The shutdown of a host waits 90 s for a process that stays."""
+    was_resumed = threading.Event()
+    is_over = threading.Event()
+
+    def stop() -> None:
+        for _ in range(200):
+            seen = json.loads(ask(folder / "net.sock", "GET", "/api/v1/checkpoints/w?wait=1")[2])
+            if seen["phase"] == "committed" and seen["paused"]:
+                break
+            time.sleep(0.05)
+        end()
+        if not is_over.wait(60):
+            was_resumed.set()
+            ask(folder / "net.sock", "POST", "/api/v1/resume")
+
+    stopping = threading.Thread(target=stop)
+
+    def begin() -> None:
+        wish(folder, After.PAUSE)
+        stopping.start()
+
+    with pytest.raises(SystemExit):
+        trained(folder, Net(at=7, does=begin))
+    is_over.set()
+    stopping.join()
+    assert not was_resumed.is_set()
 
 
 def test_a_roll_back_to_a_checkpoint_of_lightnings_own(folder: Path) -> None:

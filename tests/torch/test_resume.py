@@ -40,12 +40,15 @@ def killed(folder: Path, ranks: int, steps: int, kills: int, seed: int, *how: st
     """Run, with so many kills. Also returns how many of them it did not go back to the beginning for."""
     chance = random.Random(seed)
     folder.mkdir()
+    final = folder / "final-0"
     for _ in range(kills):
+        if final.exists():  # this process was late, and training has ended before it was killed
+            break
         before = lines(folder)
         job = Launched(ranks, JOB, folder / "ck", folder, str(steps), *how, log=folder / "log")
         wanted = before + chance.randrange(30, max(31, steps // (kills + 1)))
         try:
-            job.until(lambda wanted=wanted: lines(folder) >= wanted, within_s=START_S)
+            job.until(lambda wanted=wanted: lines(folder) >= wanted or final.exists(), within_s=START_S)
             time.sleep(chance.random() * 0.2)
         finally:
             job.kill()

@@ -49,10 +49,11 @@ def script(folder: Path) -> str:
 def until(true: Callable[[], object], hosts: list[Host]) -> None:
     until_s = time.monotonic() + LIMIT_S
     while not true():
-        assert time.monotonic() < until_s, [host.output() for host in hosts]
+        assert time.monotonic() < until_s, "\n\n".join(host.output() for host in hosts)
         time.sleep(0.05)
 
 
+@pytest.mark.slow
 @pytest.mark.timeout(230)
 def test_a_node_leaves_and_the_job_is_requeued() -> None:
     """The batch script runs on the node that stays. The other one leaves, goes down, and comes back."""
@@ -73,15 +74,15 @@ def test_a_node_leaves_and_the_job_is_requeued() -> None:
                 cluster.ask("scontrol", "update", "NodeName=gpu2", "State=DOWN", "Reason=powerguard: on-battery")
                 cluster.until(lambda: cluster.job(job)["JobState"] == "PENDING", "the job is requeued")
                 assert cluster.job(job)["Restarts"] == "1"
+                # A dead node has no step. Here slurmd ends it, and the node must not be back before: slurmctld would
+                # abort the step, and slurmd would end the newer run's step of the same number too, which neither
+                # slurmctld nor srun notices (Slurm 22.05, 1 of 12 runs).
+                cluster.until(lambda: not [*(folder / "spool/gpu2").glob("gpu2_*")], "the node has no step left")
+                assert hosts[1].status() is None
                 cluster.ask("scontrol", "update", "NodeName=gpu2", "State=RESUME")
-                until(lambda: hosts[1].status() is None, hosts)  # Slurm ends the rank that a dead node would not have
                 time.sleep(2.0)  # slurmd may refuse a launch of the second in which it has revoked the older one
                 cluster.ask("scontrol", "update", f"JobId={job}", "StartTime=now")
-                cluster.until(
-                    lambda: all(any(w == "step" and s > step for w, s, _ in host.said()) for host in hosts),
-                    "the ranks on both nodes train again",
-                    LIMIT_S,
-                )
+                until(lambda: all(any(w == "step" and s > step for w, s, _ in host.said()) for host in hosts), hosts)
                 assert [[s for w, s, _ in host.said() if w == "start"] for host in hosts] == [[0, step]] * 2
         finally:
             folder.unlink()

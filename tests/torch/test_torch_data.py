@@ -102,6 +102,24 @@ def test_batches_of_no_size_are_refused() -> None:
         ResumableLoader(torch.arange(3), batch_size=None)  # type: ignore[arg-type]
 
 
+def test_a_loader_that_would_drop_all_samples_is_refused() -> None:
+    """An epoch without a batch never ends: a loop until `epoch` would take no step, and save nothing."""
+    with pytest.raises(ValueError, match=r"batch_size=32: drop_last leaves none of this rank's 10 samples"):
+        ResumableLoader(torch.arange(20), batch_size=32, ranks=2, drop_last=True)
+
+
+def test_a_place_before_samples_that_are_dropped_now_is_the_end_of_the_epoch() -> None:
+    """A run that kept the last samples was stopped before them."""
+    before = ResumableLoader(torch.arange(10), batch_size=4)
+    batches = iter(before)
+    next(batches)
+    next(batches)
+    now = ResumableLoader(torch.arange(10), batch_size=4, drop_last=True)
+    now.load_state_dict(before.state_dict())
+    assert now.epoch == 1
+    assert len(list(now)) == 2
+
+
 def test_other_data_is_refused() -> None:
     with pytest.raises(ValueError, match="had size=100, this one has 101"):
         loader(size=101).load_state_dict(loader().state_dict())

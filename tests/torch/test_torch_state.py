@@ -5,12 +5,13 @@ import random
 from array import array
 from collections import Counter, OrderedDict, defaultdict, deque
 from dataclasses import replace
+from pathlib import Path
 from typing import Any
 
 import numpy as np
 import pytest
 import torch
-from torch import nn
+from torch import distributed, nn
 
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.torch.state import INDEX, TorchState
@@ -68,8 +69,10 @@ def test_every_dtype_and_shape_comes_back(dtype: str, shape: tuple[int, ...]) ->
     ],
     ids=["transposed", "strided", "expanded", "channels_last", "conjugated", "negative", "offset"],
 )
-def test_what_does_not_lie_in_order_comes_back_in_order(tensor: torch.Tensor) -> None:
-    assert torch.equal(round_trip(tensor), tensor)
+def test_what_does_not_lie_in_order_comes_back_as_a_copy_of_it_would_lie(tensor: torch.Tensor) -> None:
+    back = round_trip(tensor)
+    assert torch.equal(back, tensor)
+    assert back.stride() == torch.empty_like(tensor).stride()
 
 
 def test_tied_tensors_are_kept_once_and_stay_tied() -> None:
@@ -80,6 +83,15 @@ def test_tied_tensors_are_kept_once_and_stay_tied() -> None:
     back = Unpacker(kept(packer.items)).unpack("it", node)
     assert back["a"] is back["b"]
     assert torch.equal(back["half"], weight[:50])
+
+
+def test_all_is_unpacked_on_the_cpu_on_request() -> None:
+    """Else each rank of a Lightning training unpacks all of it on the GPU of the rank that kept it."""
+    packer = Packer()
+    node = packer.pack("it", torch.arange(3.0))
+    node["device"] = "meta"  # a device that every machine has
+    assert Unpacker(kept(packer.items)).unpack("it", node).is_meta
+    assert torch.equal(Unpacker(kept(packer.items), on_cpu=True).unpack("it", node), torch.arange(3.0))
 
 
 def test_two_keys_that_read_the_same_are_two_items() -> None:
@@ -295,6 +307,48 @@ def test_training_goes_on_bit_for_bit(name: str) -> None:
     assert notes == training.notes
 
 
+@pytest.mark.parametrize("options", [{"fused": True}, {"foreach": True}, {"foreach": False}], ids=str)
+def test_parameters_that_do_not_lie_in_c_order_go_on_bit_for_bit(options: dict[str, Any]) -> None:
+    """A fused optimizer takes moments that lie in another order than their parameter for other numbers, or refuses."""
+
+    def made() -> tuple[nn.Module, torch.optim.Optimizer]:
+        model = nn.Sequential(nn.Conv2d(3, 5, 3), nn.Conv2d(5, 4, 2)).to(memory_format=torch.channels_last)
+        model.turned = nn.Parameter(torch.randn(6, 4).t())
+        return model, torch.optim.AdamW(model.parameters(), lr=0.1, **options)
+
+    def train(model: nn.Module, optimizer: torch.optim.Optimizer) -> None:
+        for seed in range(3):
+            torch.manual_seed(seed)
+            optimizer.zero_grad()
+            (model(torch.randn(2, 3, 8, 8)).square().mean() + model.turned.pow(3).sum()).backward()
+            optimizer.step()
+
+    model, optimizer = made()
+    train(model, optimizer)
+    saved = kept(TorchState(model=model, optimizer=optimizer).items())
+    train(model, optimizer)
+    resumed, other = made()
+    TorchState(model=resumed, optimizer=other).load(saved)
+    for param in resumed.parameters():
+        assert other.state[param]["exp_avg"].stride() == param.stride()
+    train(resumed, other)
+    for mine, theirs in zip(resumed.parameters(), model.parameters(), strict=True):
+        assert same_bits(mine.detach(), theirs.detach())
+
+
+def test_a_learning_rate_that_is_a_tensor_stays_the_same_one() -> None:
+    """A CUDA graph of the step reads it where it lay when the graph was recorded, and so do its later changes."""
+    model = nn.Linear(2, 2)
+    optimizer = torch.optim.AdamW(model.parameters(), lr=torch.tensor(0.5))
+    state = TorchState(model=model, optimizer=optimizer)
+    saved = kept(state.items())
+    rate = optimizer.param_groups[0]["lr"]
+    rate.fill_(0.25)
+    state.load(saved)
+    assert optimizer.param_groups[0]["lr"] is rate
+    assert rate == 0.5
+
+
 def test_thousands_of_parameters_in_several_groups_go_on_bit_for_bit() -> None:
     """Their numbers are handed to torch as ranges, those of groups that do not count on as lists."""
 
@@ -470,6 +524,46 @@ def test_extra_state_of_a_module_comes_back(told: object) -> None:
     one[1].told, other[1].told = told, torch.ones(2)
     carried(TorchState(model=one), TorchState(model=other))
     assert round_trip(other[1].told) == told if isinstance(told, dict) else torch.equal(other[1].told, told)
+
+
+class Lax(nn.Linear):
+    """Keeps a plain value beside its parameters, and returns nothing when it is loaded."""
+
+    seen = 0
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        return {**super().state_dict(*args, **options), "seen": self.seen}
+
+    def load_state_dict(self, state: dict[str, Any], *, strict: bool = True) -> None:  # type: ignore[override]
+        self.seen = state.pop("seen")
+        super().load_state_dict(state, strict)
+
+
+class Strict(Lax):
+    """Wants all of its state in any case."""
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # type: ignore[override]
+        super().load_state_dict(state)
+
+
+class Nested(Strict):
+    """Has its state in parts."""
+
+    def state_dict(self, *args: Any, **options: Any) -> dict[str, Any]:
+        return {"parts": [super().state_dict(*args, **options)]}
+
+    def load_state_dict(self, state: dict[str, Any]) -> None:  # type: ignore[override]
+        super().load_state_dict(state["parts"][0])
+
+
+@pytest.mark.parametrize("kind", [Lax, Strict, Nested])
+def test_a_model_with_a_load_state_dict_of_its_own_comes_back(kind: type[Lax]) -> None:
+    one, other = kind(3, 2), kind(3, 2)
+    one.seen = 3
+    carried(TorchState(model=one), TorchState(model=other))
+    assert other.seen == 3
+    for mine, theirs in zip(one.parameters(), other.parameters(), strict=True):
+        assert same_bits(mine.detach(), theirs.detach())
 
 
 class Merged(nn.Module):
@@ -847,6 +941,36 @@ def test_a_lazy_parameter_is_named_until_it_has_a_shape() -> None:
             use()
     model(torch.ones(1, 2))
     assert list(state.items())
+
+
+def test_a_group_that_names_no_backend_divides_where_there_is_no_gpu(tmp_path: Path) -> None:
+    """torch then takes gloo on a host without a GPU, and gives the backend's name as "undefined"."""
+    distributed.init_process_group(init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = nn.Linear(64, 64)
+        state = TorchState(model=model, divide=True)
+        items = kept(state.items())
+        expected = model.weight.detach().clone()
+        nn.init.zeros_(model.weight)
+        state.load(items)
+        assert torch.equal(model.weight, expected)
+    finally:
+        distributed.destroy_process_group()
+
+
+@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it is imported
+def test_an_optimizer_whose_state_one_rank_alone_can_have_is_refused_at_once(tmp_path: Path) -> None:
+    """Every save would fail, with the advice to gather the state first: then it fails on the other ranks."""
+    from torch.distributed.optim import ZeroRedundancyOptimizer
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        model = nn.Linear(2, 2)
+        optimizer = ZeroRedundancyOptimizer(model.parameters(), torch.optim.SGD, lr=0.1)
+        with pytest.raises(StateError, match=r"^optimizer: a ZeroRedundancyOptimizer gives its state to one rank"):
+            TorchState(model=model, optimizer=optimizer)
+    finally:
+        distributed.destroy_process_group()
 
 
 def test_nobody_to_divide_with() -> None:

@@ -55,7 +55,7 @@ NEWEST = "newest"
 def trained(
     folder: Path,
     net: Net,
-    *,
+    *callbacks: TrainerCallback,
     at: int = -1,
     does: Any = None,
     out: str = "out",
@@ -76,7 +76,7 @@ def trained(
         seed=3,
         **({"save_strategy": "no"} | options),
     )
-    trainer = Trainer(net, arguments, train_dataset=data, callbacks=[At(at, does)])
+    trainer = Trainer(net, arguments, train_dataset=data, eval_dataset=data[:8], callbacks=[At(at, does), *callbacks])
     PowerguardCallback(trainer, job="net", conduct="exit", socket=folder / "net.sock")
     trainer.train(resume_from_checkpoint=newest_checkpoint(folder / out) if begin == NEWEST else begin)
 
@@ -206,9 +206,46 @@ def test_what_fails_on_one_rank_fails_on_all(tmp_path: Path) -> None:
     """The others would stand in a barrier until torch gives up, after half an hour."""
     (tmp_path / "rank.py").write_text(RANK, encoding="utf-8")
     launch = [sys.executable, "-m", "torch.distributed.run", "--nproc-per-node=2", f"--master-port={free_port()}"]
-    ended = subprocess.run([*launch, tmp_path / "rank.py"], capture_output=True, text=True, timeout=100, check=False)
+    ended = subprocess.run([*launch, tmp_path / "rank.py"], capture_output=True, text=True, timeout=200, check=False)
     assert ended.returncode == 0, ended.stderr[-2000:]
     assert sorted(line for line in ended.stdout.splitlines() if line[:1] in "01") == [
         "0 OSError: [Errno 28] No space left on device",
         "1 SealError: rank 0 could not save: OSError: [Errno 28] No space left on device",
     ]
+
+
+class Judge(TrainerCallback):
+    """Finds each evaluation better than the one before.
+
+    seen: at each, the files of checkpoint-10 and the best checkpoint so far.
+    """
+
+    def __init__(self, folder: Path) -> None:
+        self.seen: list[tuple[dict[str, int], str]] = []
+        self._folder = folder / "out" / "checkpoint-10"
+
+    def on_evaluate(self, args: Any, state: Any, control: Any, metrics: dict[str, float], **_: object) -> None:
+        files = {path.name: path.stat().st_mtime_ns for path in self._folder.iterdir()}
+        self.seen.append((files, Path(state.best_model_checkpoint or "").name))
+        metrics["eval_loss"] = -float(state.global_step)
+
+
+def test_a_best_metric_writes_over_no_emergency_checkpoint(folder: Path) -> None:
+    """It is found after that step, and Transformers would write into the sealed folder: half of it, at a power cut."""
+    judge = Judge(folder)
+    trained(
+        folder,
+        Net(),
+        judge,
+        at=9,
+        does=lambda: wish(folder, After.CONTINUE),
+        eval_strategy="steps",
+        eval_steps=10,
+        save_strategy="best",
+        metric_for_best_model="loss",
+        greater_is_better=False,
+    )
+    (first, _), (second, best), _ = judge.seen
+    assert SEAL in first
+    assert (second, best) == (first, "checkpoint-10")
+    assert [path.name for path in sorted((folder / "out").glob("checkpoint-*"))] == ["checkpoint-20", "checkpoint-30"]

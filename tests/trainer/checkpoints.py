@@ -8,9 +8,10 @@ from dataclasses import replace
 from pathlib import Path
 from threading import Event
 
-from powerguard.trainer.store.items import Item
+from powerguard.trainer.store.folders import Found
+from powerguard.trainer.store.items import Item, Loaded
 from powerguard.trainer.store.manifest import MANIFEST, Manifest, Shard
-from powerguard.trainer.store.shards import Snapshot
+from powerguard.trainer.store.shards import Snapshot, read_shard
 from powerguard.trainer.store.store import SavedCheckpoint, Store
 
 
@@ -37,6 +38,11 @@ def save(
     saved = store.commit(name, manifest(step, [shard]))
     store.prune()
     return saved
+
+
+def read(found: Found, rank: int, into: Snapshot | None = None) -> dict[str, Loaded]:
+    """Read and verify one rank's shard."""
+    return read_shard(Path(found.path), found.shard(rank), into)
 
 
 def break_description(folder: Path, rank: int = 0) -> None:

@@ -30,6 +30,7 @@ from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.folders import newest_in
 from powerguard.trainer.store.store import Store
 from powerguard.wire import After, Phase, Reason, TriggerRequest
+from tests.trainer.checkpoints import read
 
 INJECTED: Final = "a storm's own error"
 EXPECTED: Final = (INJECTED, "a newer state went first", "called off", "training has ended", "has died", "given up by")
@@ -270,7 +271,7 @@ def judged(folder: Path, told: Mapping[str, Any], hosts: Sequence[str], seed: in
                     f"step {told['committed']} was told to be durable: there are {[one.step for one in found]}"
                 )
             for each in found:
-                if store.read_shard(each, rank)["state"].value() != [rank, each.step]:
+                if read(each, rank)["state"].value() != [rank, each.step]:
                     wrong.append(f"{each.name}: is of another step or rank")
     return wrong
 

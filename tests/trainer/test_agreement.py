@@ -173,8 +173,7 @@ def test_storm_of_asks_does_not_grow_the_log() -> None:
 def test_called_off_before_it_began() -> None:
     """Utility is back before any rank stands at the step: aborted everywhere, nothing saved."""
     with job(3, restored=None) as it:
-        hang = threading.Event()
-        it.between = lambda rank: hang.wait(60)
+        hang = hung(it, 1)
         opened = it.agreements[0].open(ask("a", After.PAUSE))
         cancelled = it.agreements[2].cancel(opened.number)
         assert cancelled is not None
@@ -357,12 +356,16 @@ def test_nothing_is_asked_of_a_rank_that_has_not_begun() -> None:
     memory = Memory()
     it = Job([MemoryRanks(memory, rank, 2) for rank in range(2)], restored=None)
     try:  # nobody trains
-        opened = it.agreements[0].open(ask("a", deadline_s=2.0))
-        it.agreements[0].step = 700
-        ended = it.until_ended(opened.number)
-        assert ended.step is None
-        assert ended.ended is not None
-        assert "no word from rank 1" in ended.ended.error
+        for deadline_s in (2.0, 20.0):  # a longer one where rank 0 itself was late on a busy machine
+            it.agreements[0].step = None
+            opened = it.agreements[0].open(ask(f"within-{deadline_s:.0f}-s", deadline_s=deadline_s))
+            it.agreements[0].step = 700
+            ended = it.until_ended(opened.number)
+            assert ended.step is None
+            assert ended.ended is not None
+            if "(no word from rank 1)" in ended.ended.error:
+                break
+        assert "(no word from rank 1)" in ended.ended.error
     finally:
         it.end()
 
@@ -459,7 +462,7 @@ def test_a_store_that_goes_away_lets_everybody_go() -> None:
 
             self.get, self.claim = get, claim
 
-    it = Job([Breakable(0), Breakable(1)], limits=replace(QUICK, lost_s=0.6))
+    it = Job([Breakable(0), Breakable(1)], limits=replace(QUICK, lost_s=3.0))
     it.start()
     try:
         opened = it.agreements[0].open(ask("a", After.PAUSE))
@@ -513,7 +516,10 @@ def test_news_that_cannot_be_heard_ends_no_watcher(caplog: pytest.LogCaptureFixt
     broken.clear()
     agreement.resume()
     assert agreement.wait(8) is None
-    assert agreement.trouble == ""
+    until_s = time.perf_counter() + 60
+    while agreement.trouble:  # the watcher passes it on once it has applied it
+        assert time.perf_counter() < until_s, agreement.trouble
+        time.sleep(0.001)
     agreement.close()
 
 
@@ -603,10 +609,13 @@ def test_a_part_that_was_counted_twice_is_not_taken_for_anothers() -> None:
     try:
         save = it.save
         it.save = lambda rank, generation: (rank == 1 and hang.wait(60), save(rank, generation))[1]
-        ended = it.until_ended(it.agreements[0].open(ask("a", deadline_s=2.0)).number)
-        assert ended.ended is not None
-        assert not ended.ended.ok
-        it.until(lambda: (1, 0) in it.ended)  # rank 0 was let go, too
+        for deadline_s in (2.0, 20.0):  # a longer one where it was over before a busy machine came to the step
+            ended = it.until_ended(it.agreements[0].open(ask(f"a-{deadline_s:.0f}", deadline_s=deadline_s)).number)
+            assert ended.ended is not None
+            assert not ended.ended.ok
+            if ended.begun:
+                break
+        it.until(lambda: (ended.number, 0) in it.ended)  # rank 0 was let go, too
         hang.set()
         it.save = save
         again = it.until_ended(it.agreements[1].open(ask("b", deadline_s=20.0)).number)

@@ -227,6 +227,9 @@ def test_same_step_again_is_known_to_be_durable() -> None:
     later = after(*once, RESUME, ask("b"), step(2, 6)).front
     assert later is not None
     assert later.already == ""
+    back = after(*once, RESUME, {"kind": "back"}, ask("b"), step(2, 5)).front
+    assert back is not None
+    assert back.already == "", "training was rolled back, and comes to that step with another state"
 
 
 @pytest.mark.parametrize("ok", [True, False])

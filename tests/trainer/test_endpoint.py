@@ -11,6 +11,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
+from contextlib import ExitStack
 from pathlib import Path
 
 import pytest
@@ -237,16 +238,18 @@ def test_those_who_trickle_hold_up_nobody_for_long(where: Path) -> None:
         peer.close()
 
 
-def test_requests_for_which_there_is_no_thread_take_no_slot(guard: Guard, where: Path) -> None:
-    """Where the threads of this user are at their limit, requests are turned away; later ones are served again."""
-    assert ask(where, "GET", "/api/v1/healthz")[0] == 200
-    before = threading.stack_size(1 << 47)  # more than there are addresses: no thread starts
-    try:
-        codes = {ask(where, "GET", "/api/v1/healthz")[0] for _ in range(20)}
-    finally:
-        threading.stack_size(before)
-    assert codes == {503}
-    assert ask(where, "GET", "/api/v1/healthz")[0] == 200
+def test_requests_for_which_there_is_no_thread_are_served_one_by_one(guard: Guard, folder: Path) -> None:
+    """The threads of this user are at their limit, or Python 3.12.1 starts none once the main thread has ended."""
+    with Endpoint(guard.requests, folder / "t.sock", port=0, token=b"t" * 16) as endpoint:
+        before = threading.stack_size(1 << 47)  # more than there are addresses: no thread starts
+        try:
+            codes = {ask(folder / "t.sock", "GET", "/api/v1/healthz")[0] for _ in range(20)}
+            codes |= {ask(endpoint.port or 0, "GET", "/api/v1/healthz")[0] for _ in range(20)}
+            assert trigger(folder / "t.sock", "a")[0] == 202
+            assert ask(folder / "t.sock", "GET", "/api/v1/checkpoints/a?wait=30&seen=waiting_step")[0] == 200
+        finally:
+            threading.stack_size(before)
+        assert codes == {200}
 
 
 def test_a_training_without_a_free_descriptor_is_asked_later(guard: Guard, where: Path) -> None:
@@ -410,6 +413,29 @@ def test_strangers_at_the_port_keep_no_holder_of_the_token_out(guard: Guard, fol
         assert answers == [200] * 20
 
 
+def test_a_token_that_was_sent_in_time_is_read_late(guard: Guard, folder: Path) -> None:
+    """Training leaves a thread no time to read it before so many strangers have come that its connection must go."""
+    begun: list[tuple[object, object]] = []
+    with ExitStack() as stack, Endpoint(guard.requests, folder / "t.sock", port=0, token=TOKEN) as endpoint:
+        server = endpoint._servers[-1]
+        begin = server.begin
+
+        def late(request: object, address: object) -> None:
+            begun.append((request, address))
+            for each in begun if len(begun) == 1 + MAX_STRANGERS else []:
+                begin(*each)
+
+        server.begin = late  # type: ignore[method-assign]
+        peers = []
+        for _ in range(1 + MAX_STRANGERS):
+            peers.append(stack.enter_context(socket.create_connection(("127.0.0.1", endpoint.port), timeout=60)))
+            if len(peers) == 1:
+                peers[0].sendall(
+                    f"GET /api/v1/status HTTP/1.1\r\nAuthorization: {GOOD['Authorization']}\r\n\r\n".encode()
+                )
+        assert peers[0].recv(1000).startswith(b"HTTP/1.1 200 ")
+
+
 def _is_open(peer: socket.socket) -> bool:
     try:
         is_open = peer.recv(100) != b""
@@ -430,13 +456,23 @@ def test_a_stranger_has_half_a_second_and_the_token_gives_the_rest(guard: Guard,
             ("Authorization: Bearer wrong\r\n", 0.0, 3.0),
             (f"Authorization: Bearer {TOKEN.decode()}\r\n", 3.5, 60.0),
         ]:
-            with socket.create_connection(address, timeout=60) as peer:
-                began_s = time.perf_counter()
-                end = "" if not head else f"{head}Content-Length: 9\r\n\r\n"
-                peer.sendall(f"POST /api/v1/pause HTTP/1.1\r\n{end}".encode())
-                while peer.recv(1000):
-                    pass
-                assert least_s <= time.perf_counter() - began_s < most_s
+            for _ in range(5):  # of a machine that is busy the best of some: at 5 s all are let go
+                took_s = let_go_after(address, head)
+                assert took_s >= least_s
+                if took_s < most_s:
+                    break
+            assert took_s < most_s
+
+
+def let_go_after(address: tuple[str, int | None], head: str) -> float:
+    """Return how long a request is waited for whose head, or body, never comes whole."""
+    began_s = time.perf_counter()
+    with socket.create_connection(address, timeout=60) as peer:
+        end = "" if not head else f"{head}Content-Length: 9\r\n\r\n"
+        peer.sendall(f"POST /api/v1/pause HTTP/1.1\r\n{end}".encode())
+        while peer.recv(1000):
+            pass
+    return time.perf_counter() - began_s
 
 
 def test_only_the_token_takes_a_slot(guard: Guard, folder: Path) -> None:
@@ -514,3 +550,11 @@ def test_a_second_training_of_the_same_name_and_user_has_no_second_name(
     with Endpoint(guard.requests, folder / "llm.sock"):
         assert endpoint_of(RequestQueue(job="llm", conduct=After.PAUSE), AUTO, None, None, folder=folder) is None
     assert "another trainer answers here" in caplog.text
+
+
+def test_a_job_may_have_any_letters_in_the_metrics(folder: Path) -> None:
+    """Prometheus knows the escapes of a quote, a backslash and a line's end; no others."""
+    guard = Guard(saved_at, job="größe 大")
+    with Endpoint(guard.requests, folder / "t.sock"):
+        lines = ask(folder / "t.sock", "GET", "/metrics")[2].decode().splitlines()
+    assert 'powerguard_trainer_paused{job="größe 大"} 0' in lines

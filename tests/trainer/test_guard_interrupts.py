@@ -1,5 +1,6 @@
 """Ctrl-C into a training that survives it, or a handler that raises: nobody waits for ever, nobody is lied to."""
 
+import faulthandler
 import itertools
 import os
 import shutil
@@ -193,13 +194,16 @@ def test_an_interrupt_at_any_call_of_a_step(tmp_path: Path, after: After | None,
 
 
 def save_alike(guards: list[Guard], cut: Cut, over: threading.Event, rank: int) -> None:
-    """Train as one of two ranks; rank 0 is interrupted while something is asked, and goes on."""
+    """Train as one of two ranks; rank 0 is interrupted while something is asked, and goes on.
+
+    After its first step, at which it measures its state, nothing but a wish is attended to, and counted.
+    """
     step = 0
     while not over.is_set():
         step += 1
         time.sleep(0.0005)
         with suppress(KeyboardInterrupt):
-            if rank or cut.is_done or guards[0].requests.known_as(["early"]) is None:
+            if rank or cut.is_done or step == 1:
                 guards[rank].step(step)
             else:
                 with cut:
@@ -229,8 +233,11 @@ def test_an_interrupt_of_one_of_two_ranks(number: int, after: After) -> None:
     for each in trainings:
         each.start()
     try:
-        requests.trigger(TriggerRequest(id="early", after=after))
         until_s = time.perf_counter() + 60
+        while (requests.pace.step or 0) < 2:
+            assert time.perf_counter() < until_s
+            time.sleep(0.001)
+        requests.trigger(TriggerRequest(id="early", after=after))
         while phase("early") not in {Phase.COMMITTED, Phase.FAILED}:
             assert time.perf_counter() < until_s
         cut.is_done, was_cut = True, cut.is_done
@@ -254,19 +261,20 @@ def test_an_interrupted_close_closes_all_the_same(tmp_path: Path) -> None:
 
     writes = threading.Event()
 
-    class Slow(Disk):
+    class Stuck(Disk):
         def write(self, descriptor: int, chunk: memoryview, offset: int) -> int:
-            writes.set()
-            time.sleep(0.1)
+            for each in guard._writer._queue[:1]:
+                writes.set()
+                assert each.cancel.wait(60)
             return super().write(descriptor, chunk, offset)
 
     state = Parts(lambda: {"bulk": bytes(40_000_000)}, lambda _: None)
-    guard = Guard(state, root, job="loop", socket=None, disk=Slow(), every_s=0.001)
+    guard = Guard(state, root, job="loop", socket=None, disk=Stuck(), every_s=0.001)
     for step in itertools.count(1):
         guard.step(step)
         if writes.wait(0.01):
             break
-    with interrupted(lambda: guard._hook.closed):
+    with interrupted(lambda: guard._writer._over):
         guard.close()
     guard.close()
     with Guard(state, root, job="loop", socket=None, new_run=True) as again:
@@ -331,3 +339,53 @@ def test_a_handler_that_python_has_not_set_fails_no_close(tmp_path: Path) -> Non
         timeout=100,
     )
     assert (done.stderr, done.stdout) == ("", "None\n1\n")
+
+
+def test_a_signal_after_a_guard_that_another_thread_closed_ends_the_process(tmp_path: Path) -> None:
+    """The handlers stay, and no training is there any more that would attend to the first one."""
+    script = (
+        "import os, signal, sys, threading, time\nfrom powerguard.trainer import Guard, Parts\n"
+        "guard = Guard(Parts(dict, print), sys.argv[1], job='loop', socket=None, signals=True)\n"
+        "closing = threading.Thread(target=guard.close)\nclosing.start()\nclosing.join()\n"
+        "os.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], check=False, timeout=100)
+    assert done.returncode == -signal.SIGTERM
+
+
+@pytest.mark.parametrize("end", ["guard.close()", "os.kill(os.getpid(), signal.SIGTERM)"])
+def test_a_handler_that_calls_the_guards_own_ends_the_process(tmp_path: Path, end: str) -> None:
+    """After the guard, or at the second signal: training that survives errors must not survive this."""
+    script = (
+        "import os, signal, sys, time\nfrom powerguard.trainer import Guard, Parts\n"
+        "guard = Guard(Parts(dict, print), sys.argv[1], job='loop', socket=None, signals=True)\n"
+        "before = signal.getsignal(signal.SIGTERM)\n"
+        "signal.signal(signal.SIGTERM, lambda number, frame: before(number, frame))\n"
+        f"{end}\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)\n"
+    )
+    done = subprocess.run([sys.executable, "-c", script, tmp_path], check=False, timeout=100)
+    assert done.returncode == -signal.SIGTERM
+
+
+def test_a_handler_of_faulthandler_is_not_replaced_without_a_word(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Stacks on SIGUSR1 are what clusters ask for. Registered after the guard, both have the signal."""
+    state = Parts(lambda: {"step": 1}, lambda _: None)
+    with (tmp_path / "stacks").open("w") as stacks:
+        try:
+            faulthandler.register(signal.SIGUSR1, stacks)
+            with Guard(state, tmp_path / "root", job="loop", socket=None, signals=True):
+                assert "a handler of SIGUSR1 that Python does not know is replaced" in caplog.text
+                assert "SIGTERM" not in caplog.text
+            faulthandler.unregister(signal.SIGUSR1)
+            caplog.clear()
+            with Guard(state, tmp_path / "root", job="loop", socket=None, signals=True) as guard:
+                assert "is replaced" not in caplog.text
+                faulthandler.register(signal.SIGUSR1, stacks, chain=True)
+                signal.raise_signal(signal.SIGUSR1)
+                assert guard.requests.signals_heard
+        finally:
+            faulthandler.unregister(signal.SIGUSR1)
+            signal.signal(signal.SIGUSR1, signal.SIG_DFL)
+    assert "test_guard_interrupts.py" in (tmp_path / "stacks").read_text()

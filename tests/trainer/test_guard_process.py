@@ -13,7 +13,9 @@ from typing import Any, Self
 
 import pytest
 
+from powerguard.trainer.ranks.replica import process
 from powerguard.trainer.store.store import Store
+from tests.trainer.checkpoints import read
 from tests.trainer.toy import Toy, ask, short_folder
 
 ROOT = Path(__file__).parents[2]
@@ -99,7 +101,7 @@ def until(true: Callable[[], object]) -> None:
 
 def steps(folder: Path) -> list[int]:
     with Store(folder / "ck", job="proc", leader=False) as store:
-        return [store.read_shard(found, 0)["step"].value() for found in store.found()]
+        return [read(found, 0)["step"].value() for found in store.found()]
 
 
 @pytest.fixture
@@ -203,7 +205,7 @@ def test_a_forked_worker_keeps_nothing_of_the_guard(folder: Path) -> None:
         with Training(folder) as again:
             assert again.said == "ready"
         os.kill(pid, signal.SIGTERM)
-        until(lambda: not Path(f"/proc/{pid}/exe").exists() or "Z" in Path(f"/proc/{pid}/stat").read_text().split()[2])
+        until(lambda: process(str(pid))[1] != str(pid))
 
 
 def test_a_fork_that_trains_is_told_that_nothing_is_saved(folder: Path) -> None:
@@ -311,7 +313,7 @@ def test_the_lease_of_one_process_is_not_renewed_by_another(folder: Path) -> Non
 def test_uploads_are_held_when_told_and_released_at_resume(folder: Path) -> None:
     """The dwell has ended: bandwidth and processor are the local write's; after the outage they go on."""
     (folder / "nas").mkdir()
-    remote = f"remote={str(folder / 'nas')!r}, remote_every_s=0.1"
+    remote = f"remote={str(folder / 'nas')!r}, remote_every_s=0.1, every_s=None"
     with Training(folder, remote) as training:
         assert training.ask("POST", "/api/v1/hold_uploads")["uploads_held"]
         assert not training.ask("POST", "/api/v1/hold_uploads", {"lease_s": 0})["uploads_held"]

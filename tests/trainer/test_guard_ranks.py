@@ -1,5 +1,7 @@
 """Guards of several ranks: one asks, all save at one step and stand there; whoever fails costs no good checkpoint."""
 
+import signal
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -12,10 +14,14 @@ import pytest
 from powerguard.trainer import Buffer, Guard, Item, Loaded, StopTraining
 from powerguard.trainer.loop.requests import RequestQueue
 from powerguard.trainer.ranks import Memory, MemoryRanks, RanksError
+from powerguard.trainer.ranks.agreement import Agreement
 from powerguard.trainer.ranks.coordinator import Collective, NotCommittedError, RankCoordinator
-from powerguard.trainer.ranks.replica import SharedParts
+from powerguard.trainer.ranks.replica import SharedParts, process
+from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.store import SavedCheckpoint, Store
 from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
+from tests.trainer.checkpoints import read
+from tests.trainer.test_guard_beside import GatedDisk
 from tests.trainer.toy import short_folder
 
 
@@ -23,7 +29,15 @@ class Rank:
     """One rank: a training loop in a thread of its own, in lockstep with the others as by an all-reduce."""
 
     def __init__(
-        self, memory: Memory, number: int, hosts: list[str], root: Path, barrier: threading.Barrier, *, measures: bool
+        self,
+        memory: Memory,
+        number: int,
+        hosts: list[str],
+        root: Path,
+        barrier: threading.Barrier,
+        *,
+        measures: bool,
+        disk: Disk,
     ) -> None:
         self.number = number
         self.done = 0
@@ -36,6 +50,8 @@ class Rank:
         self.evaluates_at = -1
         self.evaluating = threading.Event()
         self.evaluated = threading.Event()
+        self.goes_back_to: int | None = None
+        """After the next step it is rolled back to this one, and so are all others."""
         self.saves_at = -1
         self.only_saves = False
         """It calls `save` in the place of `step` there."""
@@ -53,7 +69,7 @@ class Rank:
         if not measures:
             self.measured.set()
         self._over = threading.Event()
-        self._root = root
+        self._root, self._disk = root, disk
         self._ranks = MemoryRanks(memory, number, len(hosts), hosts)
         self._thread = threading.Thread(target=self._run, daemon=True)
         self.guard: Guard
@@ -91,6 +107,7 @@ class Rank:
                 snapshots=2 - self.number % 2,
                 socket=None,
                 ranks=self._ranks,
+                disk=self._disk,
             ) as guard:
                 self.guard = guard
                 self.done = guard.restore()
@@ -101,6 +118,9 @@ class Rank:
                     self.done += 1
                     if not (self.only_saves and self.done == self.saves_at):
                         guard.step(self.done)
+                    if self.goes_back_to is not None:
+                        guard.restore(step=self.goes_back_to)
+                        self.goes_back_to = None
                     if self.done == self.evaluates_at:
                         self._evaluate(guard)
                     if self.done == self.saves_at:
@@ -134,14 +154,22 @@ class Rank:
 class World:
     """All ranks of a job. hosts: of each rank. measures: the rank that measures its state until it is let go."""
 
-    def __init__(self, folder: Path, hosts: list[str], *, shared: bool = True, measures: int | None = None) -> None:
+    def __init__(
+        self,
+        folder: Path,
+        hosts: list[str],
+        *,
+        shared: bool = True,
+        measures: int | None = None,
+        disk: Disk = Disk(),  # noqa: B008 - it has no state
+    ) -> None:
         self._memory = Memory()
         # The last one to come decides for all whether there is another step: so all end at the same one.
         self._stop = False
         self._barrier = threading.Barrier(len(hosts), action=self._decide)
         self.roots = [folder / ("ck" if shared else f"ck-{host}") for host in hosts]
         self.ranks = [
-            Rank(self._memory, number, hosts, root, self._barrier, measures=number == measures)
+            Rank(self._memory, number, hosts, root, self._barrier, measures=number == measures, disk=disk)
             for number, root in enumerate(self.roots)
         ]
         for rank in self.ranks:
@@ -177,7 +205,7 @@ class World:
         for number, root in enumerate(self.roots):
             with Store(root, job="ranks", rank=number, ranks=len(self.roots), leader=False) as store:
                 for found in store.found():
-                    assert store.read_shard(found, number)["state"].value() == [number, found.step]
+                    assert read(found, number)["state"].value() == [number, found.step]
                     steps.add(found.step)
         return sorted(steps, reverse=True)
 
@@ -275,17 +303,14 @@ def test_exit_ends_every_rank_after_it_is_durable(folder: Path) -> None:
 def test_a_pause_and_its_lease_are_everybodys(folder: Path) -> None:
     """A daemon that dies in a drill leaves no rank standing."""
     world = World(folder, ["a", "a"])
-    requests = world.ranks[0].guard.requests
+    requests, now_s = world.ranks[0].guard.requests, [1000.0]
+    requests.clock = lambda: now_s[0]  # it lives until they stand, however long a busy machine takes to that
     requests.pause(lease_s=2.0, asker="daemon")
-
-    def stand() -> bool:
-        requests.heard("daemon")  # it lives until they stand, however long a busy machine takes to that
-        return all(rank.guard.requests.status().paused for rank in world.ranks)
-
-    world.until(stand)
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     stood = [rank.done for rank in world.ranks]
     assert stood[0] == stood[1]
     assert world.steps_on_disk() == []
+    now_s[0] += 2.5
     world.until(lambda: all(not rank.guard.requests.status().paused for rank in world.ranks))
     world.until(lambda: world.ranks[1].done > stood[1])
     world.end()
@@ -317,8 +342,8 @@ def test_a_lease_that_ends_releases_its_host_alone(folder: Path) -> None:
     one.pause(asker="lives")
     other.trigger(TriggerRequest(id="b", after=After.PAUSE, lease_s=0.3), asker="dies")
     world.until(lambda: other.status().hosts_holding == 1)  # and was 2: a wish is known here before it is answered
-    assert all(rank.guard.requests.status().paused for rank in world.ranks)
-    assert other.status().lease_s is None
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
+    world.until(lambda: other.status().lease_s is None)
     assert not other.resume(all_hosts=True).hosts_holding, "the word of an operator, for a host that has died"
     before = world.ranks[1].done
     world.until(lambda: world.ranks[1].done > before)
@@ -330,6 +355,7 @@ def test_a_host_whose_training_ends_holds_nobody(folder: Path) -> None:
     for rank in world.ranks:
         rank.guard.requests.pause()
     world.until(lambda: all(rank.guard.requests.status().hosts_holding == 2 for rank in world.ranks))
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     world.ranks[0].guard._together.close()  # type: ignore[union-attr] # as at the end of its process
     world.until(lambda: world.ranks[1].guard.requests.status().hosts_holding == 1)
     assert world.ranks[1].guard.requests.status().paused
@@ -343,7 +369,7 @@ class Late:
     def __init__(self, together: RankCoordinator, settled: Callable[[int], object]) -> None:
         self._together, self._settled = together, settled
         self.paused, self.resumed, self.cancelled = together.paused, together.resumed, together.cancelled
-        self.tick, self.news = together.tick, together.news
+        self.news = together.news
         self.holds, self.hosts_holding, self.trouble = False, None, ""
         self.held_by, self.calls_the_roll, self.departs = (), False, together.departs
 
@@ -357,13 +383,18 @@ class Late:
 
 def test_who_joins_what_ends_meanwhile_is_told(folder: Path) -> None:
     """No news comes any more of what has ended; who asked must not wait for some."""
-    world = World(folder, ["a", "a"])
+    disk = GatedDisk()
+    world = World(folder, ["a", "a"], disk=disk)
     requests, together = world.ranks[0].guard.requests, world.ranks[0].guard._together
     assert together is not None
-    requests.others = Late(
-        together,
-        lambda number: world.until(lambda: requests.last is not None and requests.of_generation(number) is None),
-    )
+    world.until(lambda: all(rank.guard.requests.pace.limit is not None for rank in world.ranks))  # room has been made
+    disk.gate.clear()  # it does not end before it is joined
+
+    def settle(number: int) -> None:
+        disk.gate.set()
+        world.until(lambda: requests.last is not None and requests.of_generation(number) is None)
+
+    requests.others = Late(together, settle)
     assert world.trigger(0, "joins", After.CONTINUE).phase is Phase.COMMITTED
     requests.others = together
     world.end()
@@ -381,7 +412,7 @@ class Lost:
     def _gone(self, *_: object, all_hosts: bool = False) -> Never:
         raise RanksError(self.trouble)
 
-    opened = cancelled = paused = resumed = departs = tick = news = _gone
+    opened = cancelled = paused = resumed = departs = news = _gone
 
 
 def test_a_rank_that_has_lost_the_others_says_so_at_its_endpoint() -> None:
@@ -506,6 +537,29 @@ def test_an_emergency_in_an_evaluation_of_all_ranks(folder: Path) -> None:
     world.end()
 
 
+def test_an_emergency_at_the_step_from_which_all_ranks_were_rolled_back_is_written(folder: Path) -> None:
+    """The first checkpoint of that step is set aside by then: it is no answer."""
+    world = World(folder, ["a", "a"])
+    world.trigger(0, "older", After.CONTINUE)
+    older = world.ended(0, "older").step or 0
+    world.until(lambda: world.ranks[0].done > older)
+    world.trigger(0, "newer", After.PAUSE)
+    newer = world.ended(0, "newer").step or 0
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
+    for rank in world.ranks:
+        rank.goes_back_to, rank.evaluates_at = older, newer
+    world.ranks[0].guard.requests.resume()
+    world.until(lambda: all(rank.evaluating.is_set() for rank in world.ranks))
+    world.trigger(0, "again", After.CONTINUE)
+    told = world.ended(0, "again")
+    assert (told.phase, told.step) == (Phase.COMMITTED, newer)
+    assert Path(told.path).is_dir()
+    assert world.steps_on_disk() == [newer, older]
+    for rank in world.ranks:
+        rank.evaluated.set()
+    world.end()
+
+
 def test_an_end_in_an_evaluation_of_all_ranks(folder: Path) -> None:
     world, step = evaluating(folder)
     world.trigger(0, "e", After.EXIT)
@@ -515,6 +569,11 @@ def test_an_end_in_an_evaluation_of_all_ranks(folder: Path) -> None:
         rank.join()
         assert isinstance(rank.ended_by, StopTraining)
     assert world.steps_on_disk() == [step]
+
+
+def agreement_of(rank: Rank) -> Agreement:
+    assert rank.guard._together is not None
+    return rank.guard._together.agreement
 
 
 def saving(folder: Path, *, late: int = 0, only_saves: bool = False) -> tuple[World, int]:
@@ -530,6 +589,8 @@ def saving(folder: Path, *, late: int = 0, only_saves: bool = False) -> tuple[Wo
     world.ranks[0].guard.requests.resume()
     if late:
         world.until(lambda: all(rank.done == step for rank in world.ranks))
+        ended = step - only_saves  # as far as the guards know
+        world.until(lambda: all(agreement_of(rank).step == ended for rank in world.ranks))
     else:
         for rank in world.ranks:
             assert rank.saving.wait(60), rank.ended_by
@@ -538,9 +599,7 @@ def saving(folder: Path, *, late: int = 0, only_saves: bool = False) -> tuple[Wo
 
 def agreed(world: World) -> int | None:
     """The step at which all are to save, or do."""
-    together = world.ranks[0].guard._together
-    assert together is not None
-    front = together.agreement.state.front
+    front = agreement_of(world.ranks[0]).state.front
     return None if front is None else front.step
 
 
@@ -635,3 +694,85 @@ def test_rank_zeros_clock_saves_for_all(folder: Path) -> None:
     assert world.steps_on_disk() == [guard.requests.status().last_committed.step]  # type: ignore[union-attr]
     assert guard.requests.results == {Phase.COMMITTED: 0, Phase.FAILED: 0, Phase.ABORTED: 0}
     world.end()
+
+
+def test_a_save_names_the_ranks_that_it_waits_for() -> None:
+    """One that hangs, or whose script saves elsewhere: half an hour without a word would be a riddle."""
+    memory, both = Memory(), threading.Barrier(2)
+    told: list[str] = []
+
+    def save(rank: int) -> str:
+        ranks = MemoryRanks(memory, rank, 3)
+        add = ranks.add
+        if rank != 1:  # it has come, and waits for none before the other one has, too
+            ranks.add = lambda key, amount: (add(key, amount), both.wait(60))[0]
+        return Collective(ranks, 1, SharedParts(), 60.0, note_awaited=told.append, words_s=(0.05, 0.1)).token
+
+    with ThreadPoolExecutor(3) as pool:
+        waiting = [pool.submit(save, rank) for rank in (0, 2)]
+        until_s = time.perf_counter() + 60
+        while len(told) < 4:
+            assert time.perf_counter() < until_s
+            time.sleep(0.005)
+        assert all("s for rank 1 (does every rank save here, and is its process alive?)" in each for each in told)
+        token = save(1)
+        assert [each.result() for each in waiting] == [token] * 2
+    assert told[-3:] == [""] * 3
+
+
+def test_what_a_save_waits_for_shows_at_the_endpoint(folder: Path) -> None:
+    world = World(folder, ["a", "a"])
+    guard = world.ranks[0].guard
+    assert guard._together is not None
+    guard._together._note_awaited("guard.save has waited 10 s for rank 1")
+    assert guard.requests.status().trouble == "guard.save has waited 10 s for rank 1"
+    guard._together._note_awaited("")
+    assert guard.requests.status().trouble == ""
+    world.end()
+
+
+def test_a_rank_that_was_killed_ends_the_save_of_the_others_at_once() -> None:
+    """Ranks that were started by hand: no launcher ends them when one of them is killed."""
+    memory = Memory()
+    with subprocess.Popen(["sleep", "600"]) as other:
+        memory.set("process/1", " ".join(process(str(other.pid))).encode())
+        other.kill()
+        with pytest.raises(NotCommittedError, match="rank 1 has died"):
+            Collective(MemoryRanks(memory, 0, 2), 1, SharedParts(), 1800.0)
+
+
+def test_a_signal_ends_a_rank_that_has_lost_the_others(folder: Path) -> None:
+    """Nothing can be saved there any more; the second signal is a kill."""
+    world = World(folder, ["a", "a"])
+    guard = world.ranks[0].guard
+    assert guard._together is not None
+    guard._together.agreement._replica.lose("no answer")
+    guard.requests.signalled = signal.SIGTERM
+    with guard.requests.changed:
+        guard.requests.changed.notify_all()
+    world.ranks[0].join()
+    assert isinstance(world.ranks[0].ended_by, StopTraining)
+    assert world.ranks[0].ended_by.code == 1
+    world.ranks[1].join()
+
+
+def test_a_signal_is_passed_on_in_the_middle_of_a_write(folder: Path) -> None:
+    """What is being written may take a minute, and Slurm kills after thirty seconds."""
+    disk = GatedDisk()
+    world = World(folder, ["a", "a"], disk=disk)
+    requests, together = world.ranks[0].guard.requests, world.ranks[0].guard._together
+    assert together is not None
+    world.until(lambda: all(rank.guard.requests.pace.limit is not None for rank in world.ranks))  # room has been made
+    disk.gate.clear()
+    world.trigger(0, "e", After.CONTINUE)
+    assert disk.stuck.wait(60)
+    requests.signalled, requests.asked = signal.SIGTERM, True
+    with requests.changed:
+        requests.changed.notify_all()
+    world.until(lambda: together.agreement.state.number == 2)
+    assert world.of(0, "e").phase is not Phase.COMMITTED
+    disk.gate.set()
+    for rank in world.ranks:
+        rank.join()
+        assert isinstance(rank.ended_by, StopTraining)
+        assert rank.ended_by.code == 0

@@ -11,6 +11,7 @@ import pytest
 from powerguard.trainer import Guard
 from powerguard.trainer.store.store import Store
 from powerguard.wire import After, CheckpointStatus, Phase, Reason, TriggerRequest
+from tests.trainer.checkpoints import read
 from tests.trainer.test_guard_beside import GatedDisk, State
 from tests.trainer.test_guard_ranks import World
 from tests.trainer.toy import short_folder
@@ -146,8 +147,8 @@ def test_every_wish_ends_and_nothing_is_torn(folder: Path, seed: int) -> None:
     assert storm.lies == []
     with Store(folder / "ck", job="storm", leader=False) as store:
         for found in store.found():
-            assert store.read_shard(found, 0)["step"].value() == found.step
-            storm.state.load(store.read_shard(found, 0))
+            assert read(found, 0)["step"].value() == found.step
+            storm.state.load(read(found, 0))
 
 
 @pytest.mark.parametrize("seed", [1, pytest.param(2, marks=pytest.mark.slow), pytest.param(3, marks=pytest.mark.slow)])

@@ -118,7 +118,7 @@ def test_no_rank_goes_on_where_a_host_has_vanished(folder: Path) -> None:
         return RanksError("the store has gone") if dark.is_set() else None
 
     ranks = [Breakable(memory, 0, hosts, fault), MemoryRanks(memory, 1, 3, hosts), MemoryRanks(memory, 2, 3, hosts)]
-    it = Job(ranks, limits=replace(QUICK, dead_s=1.0, lost_s=60.0))
+    it = Job(ranks, limits=replace(QUICK, dead_s=4.0, lost_s=60.0))
     it.start()
     try:
         held(it)
@@ -152,7 +152,7 @@ def test_a_rank_that_stands_and_loses_the_store_of_another_host_ends(folder: Pat
         return TimeoutError(key)
 
     ranks = [Breakable(memory, 0, ["a", "b"], late), Breakable(memory, 1, ["a", "b"], fault)]
-    it = Job(ranks, limits=replace(QUICK, lost_s=0.6))
+    it = Job(ranks, limits=replace(QUICK, lost_s=3.0))
     it.start()
     try:
         it.agreements[1].open(TriggerRequest(id="a", after=After.PAUSE), save=False)

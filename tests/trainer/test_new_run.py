@@ -12,7 +12,7 @@ from powerguard.trainer.store.manifest import committed_ms
 from powerguard.trainer.store.shards import Snapshot
 from powerguard.trainer.store.store import SavedCheckpoint, Store, mount_of
 from powerguard.trainer.tiers.base import NEWEST
-from powerguard.wire import Loop
+from powerguard.wire import After, Loop, Phase, TriggerRequest
 from tests.trainer.checkpoints import manifest
 from tests.trainer.test_resume import upload
 
@@ -242,6 +242,23 @@ def test_a_rolled_back_run_goes_on_from_what_it_committed_last(tmp_path: Path, d
         copied(root, nas, 42)
         shutil.rmtree(root)
     assert resumed_at(root, remote=str(nas)) == 42
+
+
+def test_an_emergency_at_a_step_that_was_overruled_is_written(tmp_path: Path) -> None:
+    """As Lightning's fit(ckpt_path=older), which comes to the step of the newer checkpoint again."""
+    begun(tmp_path, 40, 42)
+    job = Job(tmp_path)
+    job.guard.restore()
+    job.guard.start_from(40)
+    job.guard.requests.trigger(TriggerRequest(id="e", after=After.CONTINUE))
+    job.state[:] = (42).to_bytes(8, "little")
+    job.guard.step(42)
+    job.guard.close()
+    told = job.guard.requests.checkpoint("e")
+    assert told is not None
+    assert told.phase is Phase.COMMITTED
+    assert Path(told.path).is_dir()
+    assert resumed_at(tmp_path) == 42
 
 
 def test_many_higher_steps_of_the_second_tier_do_not_hide_the_last_commit(tmp_path: Path) -> None:

@@ -19,6 +19,7 @@ from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.manifest import Manifest
 from powerguard.trainer.store.shards import CorruptError, Snapshot, laid_out
 from powerguard.trainer.store.store import Store
+from tests.trainer.checkpoints import read
 from tests.trainer.cuts.recording import Promise, RecordingDisk
 from tests.trainer.cuts.states import Tree, cuts, lay_down
 
@@ -156,7 +157,7 @@ def judge(tree: Tree, target: Path, promised: Promise, snapshot: Snapshot, wrong
 def is_whole(store: Store, found: Found, snapshot: Snapshot, wrong: Wrong) -> bool:
     for rank in range(found.manifest.ranks):
         try:
-            loaded = store.read_shard(found, rank, snapshot)
+            loaded = read(found, rank, snapshot)
         except CorruptError as error:
             wrong.append(f"corrupt: {error}")
             return False

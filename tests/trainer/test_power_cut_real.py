@@ -30,14 +30,14 @@ def check(tally: Tally, cuts: int) -> None:
 
 @pytest.mark.parametrize("kind", ["ext4", "xfs"])
 def test_five_cuts(folder: Path, kind: str) -> None:
-    tally = cut_power(folder, kind, "powerguard", cuts=5, seed=1, wait_s=(0.1, 0.5))
+    tally = cut_power(folder, kind, "powerguard", cuts=5, seed=1, wait_s=(0.1, 0.5), promised=True)
     check(tally, 5)
     assert tally.good >= 2, "else nothing was tried"
 
 
 def test_the_cuts_are_cuts(folder: Path) -> None:
     """What is renamed without a flush is lost: else the test above would prove nothing."""
-    tally = cut_power(folder, "xfs", "write + rename", cuts=2, seed=1, wait_s=(0.3, 0.5))
+    tally = cut_power(folder, "xfs", "write + rename", cuts=2, seed=1, wait_s=(0.3, 0.5), promised=True)
     print(f"{HEAD}\n{tally}")
     assert tally.lost > 0
 

@@ -182,32 +182,6 @@ def test_the_silence_of_one_generation_is_not_held_against_the_next() -> None:
 # --- The writer -----------------------------------------------------------------------------------------------------
 
 
-def test_a_writer_that_is_closed_while_it_asks_the_others_ends_at_once() -> None:
-    """It slept for a minute, and so did the end of training: the word had come while it was not listening."""
-    requests = RequestQueue(job="llm", conduct=After.EXIT)
-    writer = Writer(requests, FunctionCheckpointer(lambda _step: OLD))
-
-    class Others(RankCoordinator):
-        """Asking them takes until somebody closes the writer."""
-
-        def __init__(self) -> None:
-            pass
-
-        def tick(self) -> None:
-            """Be slow."""
-            closing.start()
-            while not requests.wanted.is_set():
-                time.sleep(0.001)
-
-    closing = threading.Thread(target=writer.close, kwargs={"finish": True}, daemon=True)
-    requests.others = Others()
-    writer.start()
-    until_s = time.perf_counter() + 50  # it slept for a minute
-    while closing.ident is None or closing.is_alive():
-        assert time.perf_counter() < until_s, "the writer sleeps"
-        time.sleep(0.01)
-
-
 def test_an_emergency_does_not_wait_until_all_memory_is_touched(tmp_path: Path) -> None:
     """At the first start: the thread that is to write it was busy with pages that nobody needs now."""
     size_bytes, stop = 48 << 20, threading.Event()

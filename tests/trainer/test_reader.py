@@ -14,7 +14,7 @@ from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.manifest import MANIFEST
 from powerguard.trainer.store.shards import CancelledError, CorruptError, Snapshot, held, read_shard
 from powerguard.trainer.store.store import Store, StoreError
-from tests.trainer.checkpoints import save
+from tests.trainer.checkpoints import read, save
 
 CHUNK = 4096
 SHARD = "shard-00000"
@@ -56,7 +56,7 @@ def test_it_comes_back(store: Store, threads: int) -> None:
 
 def test_it_is_read_into_memory_that_is_there(found: Found, store: Store) -> None:
     with Snapshot(1 << 20) as snapshot:
-        items = store.read_shard(found, 0, snapshot)
+        items = read(found, 0, snapshot)
         assert bytes(snapshot.buffer[:100]) == items["a"].data[:100] == content(1)[:100]
         items.clear()
 
@@ -101,7 +101,7 @@ def is_refused(store: Store, snapshot: Snapshot) -> bool:
     if isinstance(seen, Refused):
         return seen.rotten
     try:
-        store.read_shard(seen, 0, snapshot)
+        read(seen, 0, snapshot)
     except CorruptError:
         return True
     return False
@@ -113,7 +113,7 @@ def test_the_error_names_file_chunk_and_offset(found: Found, store: Store) -> No
         file.seek(3 * CHUNK + 5)
         file.write(bytes([content(1)[3 * CHUNK + 5] ^ 1]))
     with pytest.raises(CorruptError) as caught:
-        store.read_shard(found, 0)
+        read(found, 0)
     assert (caught.value.path, caught.value.chunk, caught.value.offset) == (path, 3, 3 * CHUNK)
     assert str(caught.value) == f"{path}: does not match its digest (chunk 3, from byte 12288)"
 
@@ -143,7 +143,7 @@ def test_a_folder_cannot_lead_astray(found: Found, store: Store, kind: str) -> N
         case "socket":
             os.mknod(path, 0o140600)
     with pytest.raises(CorruptError, match="is missing" if kind == "missing" else "not a plain file|bytes"):
-        store.read_shard(found, 0)
+        read(found, 0)
     if kind != "link":
         assert store.found() == []
 
@@ -180,11 +180,6 @@ def test_a_file_of_a_petabyte_of_nothing_takes_no_memory(found: Found, store: St
         read_shard(Path(found.path), sparse)
 
 
-def test_another_rank_than_there_are(found: Found, store: Store) -> None:
-    with pytest.raises(StoreError, match="has shards of 1 ranks, none of rank 1"):
-        store.read_shard(found, 1)
-
-
 def test_reading_can_be_called_off(found: Found) -> None:
     cancel = Event()
     cancel.set()
@@ -198,7 +193,7 @@ def test_held_is_not_pruned(store: Store, found: Found) -> None:
         for step in (2, 3, 4):
             save(store, step, [Buffer("a", content(step))])
         assert [each.step for each in store.found()] == [4, 3, 1]
-        assert store.read_shard(store.found()[2], 0)["a"].data == content(1)
+        assert read(store.found()[2], 0)["a"].data == content(1)
     assert store.prune() == [found.name]
     with pytest.raises(FileNotFoundError), held(Path(found.path)):
         pass

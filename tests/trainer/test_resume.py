@@ -1,5 +1,6 @@
 """What a training starts from: the newest checkpoint that all ranks can read, whatever became of the tiers."""
 
+import os
 import shutil
 import sys
 import threading
@@ -13,7 +14,7 @@ import pytest
 
 from powerguard.trainer.loop.checkpointer import StoreCheckpointer
 from powerguard.trainer.ranks.base import Alone, Memory, MemoryRanks
-from powerguard.trainer.store.folders import Found, SavedCheckpoint
+from powerguard.trainer.store.folders import Found, SavedCheckpoint, newest_in
 from powerguard.trainer.store.items import Parts
 from powerguard.trainer.store.manifest import MANIFEST, Manifest, Shard, StoreError
 from powerguard.trainer.store.resume import Chosen, LocalTier, ResumeError, choose
@@ -25,6 +26,7 @@ from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOr
 from tests.trainer.checkpoints import break_description
 from tests.trainer.test_guard_interrupts import interrupted
 from tests.trainer.tiers.rig import CHUNK, flip, save, state
+from tests.trainer.toy import short_folder
 
 
 def upload(saved: SavedCheckpoint, nas: Path, *, job: str = "llm", linger_s: float = 0.0) -> bool:
@@ -134,7 +136,7 @@ def test_a_scrub_sets_aside_what_has_a_wrong_description(root: Path) -> None:
         scrubbed = store.scrub()
         assert scrubbed is not None
         assert (scrubbed.whole, str(scrubbed.corrupt).endswith("has 0 digests")) == (False, True)
-        assert store.newest() == older
+        assert newest_in(store.root) == older
 
 
 def test_an_upload_of_a_wrong_description_fails_and_commits_nothing(root: Path, nas: Path) -> None:
@@ -453,3 +455,32 @@ def test_a_rank_that_runs_out_of_memory_keeps_nobody_waiting(root: Path, broken:
     assert told[broken] == "MemoryError()"
     assert f"rank {broken} could not resume: MemoryError" in told[1 - broken]
     assert len(list(root.glob("step-*"))) == 1
+
+
+@pytest.mark.root
+def test_a_folder_of_another_user_on_the_nas_keeps_no_training_from_its_own() -> None:
+    """A colleague's training of the same name, say: one that is closed, and one that can be read and not removed."""
+    with short_folder() as folder:
+        root, nas = folder / "root", folder / "nas"
+        (nas / "llm").mkdir(parents=True)
+        upload(save(folder / "theirs", 5, mib=1), nas)
+        (nas / "llm" / "step-000000000099-0000abcd").mkdir(0o700)
+        for path in (folder, nas, nas / "llm"):
+            path.chmod(0o777)
+        os.seteuid(65534)
+        try:
+            for step in (6, 7, 8):
+                saved = save(root, step, mib=1)
+                remote = Remote(url=str(nas), keep=1, keep_days=0)
+                order = UploadOrder(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+                progress = Progress()
+                with pytest.raises(TierError, match="must be writable"):
+                    Transfer(order, PathTier(remote, "llm"), Gate(), progress).run()
+                assert progress.committed
+            chosen = resumed(folder / "new", nas_tier(nas))
+        finally:
+            os.seteuid(0)
+        assert chosen is not None
+        assert (chosen.step, chosen.tiers) == (8, ("path",))
+        there = sorted(path.name[:17] for path in (nas / "llm").iterdir())
+        assert there == ["step-000000000005", "step-000000000008", "step-000000000099"]

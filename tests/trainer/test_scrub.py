@@ -1,11 +1,15 @@
 """What lies on the disk is read again in idle time: slowly, interruptibly, and from the disk itself."""
 
 import os
+from contextlib import closing
 from pathlib import Path
 from threading import Event, Thread
 
 import pytest
 
+from powerguard.trainer import Parts
+from powerguard.trainer.loop.checkpointer import StoreCheckpointer
+from powerguard.trainer.store.folders import newest_in
 from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.shards import scrub
 from powerguard.trainer.store.store import SavedCheckpoint, Store
@@ -51,7 +55,7 @@ def test_a_rotten_one_is_set_aside_and_the_older_one_is_next(store: Store) -> No
     assert scrubbed.corrupt is not None
     assert (scrubbed.corrupt.chunk, scrubbed.corrupt.offset) == (5, 5 * PAGE)
     assert not scrubbed.whole
-    assert store.newest() == older
+    assert newest_in(store.root) == older
     assert store.set_aside_count == 1
     scrubbed = store.scrub()
     assert scrubbed is not None
@@ -114,3 +118,23 @@ def test_what_is_gone_is_no_rot(store: Store) -> None:
     store.set_aside(found, "a test")
     with pytest.raises(FileNotFoundError):
         scrub(Path(found.path), found.manifest)
+
+
+def test_a_disk_that_does_not_answer_is_asked_again_six_hours_later(store: Store) -> None:
+    """Not at once: it would be busy with that, and the log full of it, for as long as it does not answer."""
+    now_s = 0.0
+    away = store.root.with_name("away")
+    with closing(StoreCheckpointer(Parts(dict, lambda _: None), store, clock=lambda: now_s)) as stored:
+        save(store, 1, items(1))
+        rot(save(store, 2, items(2)), 0)
+        now_s += 6 * 3600
+        store.root.rename(away)
+        with pytest.raises(FileNotFoundError):
+            stored.idle(Event())
+        away.rename(store.root)
+        now_s += 60
+        stored.idle(Event())
+        assert stored.corrupt() == 0
+        now_s += 6 * 3600
+        stored.idle(Event())
+        assert stored.corrupt() == 1

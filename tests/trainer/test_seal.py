@@ -513,3 +513,20 @@ def test_what_a_newer_powerguard_sealed_is_left_where_it_is(tmp_path: Path) -> N
     shutil.rmtree(tmp_path / "checkpoint-1")
     with pytest.raises(OSError, match=r"no older checkpoint is whole .* schema is 'powerguard.seal/v9'"):
         newest_whole(tmp_path)
+
+
+@pytest.mark.root
+def test_an_old_checkpoint_of_another_user_fails_no_save(caplog: pytest.LogCaptureFixture) -> None:
+    """What cannot be removed costs room; the new one is durable, and the other old ones go."""
+    with short_folder() as root:
+        made(root, "checkpoint-1", "checkpoint-2", "checkpoint-3")
+        root.chmod(0o777)
+        for path in (root / "checkpoint-1", *(root / "checkpoint-1").iterdir()):
+            os.chown(path, 65534, -1)
+        os.seteuid(65534)
+        try:
+            prune(root, 1)
+        finally:
+            os.seteuid(0)
+        assert there(root) == ["checkpoint-2", "checkpoint-3"]
+        assert "checkpoint-2: cannot be removed, and takes room: " in caplog.text

@@ -18,7 +18,7 @@ from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.manifest import MANIFEST, ManifestError
 from powerguard.trainer.store.shards import CancelledError, CorruptError, Snapshot
 from powerguard.trainer.store.store import SavedCheckpoint, Store, StoreError, newest_in
-from tests.trainer.checkpoints import manifest, save
+from tests.trainer.checkpoints import manifest, read, save
 from tests.trainer.toy import short_folder
 
 PAGE = 4096
@@ -46,7 +46,7 @@ def folders(root: Path) -> list[str]:
 def is_whole(store: Store, step: int) -> bool:
     """Whether the newest checkpoint is this one, to the last byte."""
     found = store.found()[0]
-    loaded = store.read_shard(found, 0)
+    loaded = read(found, 0)
     return found.step == step and all(loaded[item.name].data == item.data for item in items(step))
 
 
@@ -62,9 +62,9 @@ def rot(saved: SavedCheckpoint) -> None:
 
 def test_what_is_saved_is_found(store: Store, root: Path) -> None:
     assert store.found() == []
-    assert newest_in(root) is store.newest() is None
+    assert newest_in(root) is None
     saved = save(store, 7, items(7))
-    assert store.newest() == newest_in(root) == saved
+    assert newest_in(root) == saved
     assert (saved.step, saved.size_bytes) == (7, 3 * PAGE)
     assert store.found()[0].saved() == saved
     assert is_whole(store, 7)
@@ -75,7 +75,7 @@ def test_a_step_saved_twice_has_two_folders_and_the_later_counts(store: Store, r
     first = save(store, 5, items(5))
     second = save(store, 5, items(5))
     assert first.path != second.path
-    assert store.newest() == second
+    assert newest_in(store.root) == second
 
 
 def test_a_name_is_never_used_twice(store: Store) -> None:
@@ -111,8 +111,8 @@ def test_two_ranks_share_a_root(root: Path) -> None:
             leader.commit(name, manifest(step, [shards[0], shards[1]]))
         assert other.prune() == []
         found = other.found()[0]
-        assert other.read_shard(found, 1)["step"].value() == 3
-        assert leader.read_shard(found, 0)["step"].value() == 2
+        assert read(found, 1)["step"].value() == 3
+        assert read(found, 0)["step"].value() == 2
 
 
 def test_each_host_has_a_root_of_its_own(tmp_path: Path) -> None:
@@ -123,13 +123,13 @@ def test_each_host_has_a_root_of_its_own(tmp_path: Path) -> None:
         shards = [store.write_shard(store.name(9, "00000000"), store.rank, snapshot, layout) for store in stores]
     for store in stores:
         saved = store.commit(store.name(9, "00000000"), manifest(9, shards, hosts=2))
-        assert store.newest() == newest_in(store.root) == saved
-        assert store.read_shard(store.found()[0], store.rank)["step"].value() == 9
+        assert newest_in(store.root) == saved
+        assert read(store.found()[0], store.rank)["step"].value() == 9
         scrubbed = store.scrub()
         assert scrubbed is not None
         assert scrubbed.whole
     with pytest.raises(CorruptError, match="is missing"):
-        stores[0].read_shard(stores[0].found()[0], 1)
+        read(stores[0].found()[0], 1)
     (stores[0].root / store.name(9, "00000000") / "shard-00000").unlink()
     assert "none of its shards" in stores[0].refused()[0].reason or "is missing" in stores[0].refused()[0].reason
     for store in stores:
@@ -288,7 +288,7 @@ def test_what_is_set_aside_is_counted_and_not_kept_for_ever(store: Store, root: 
     for step in range(1, 5):
         rot(save(store, step, items(step)))
         with pytest.raises(CorruptError):
-            store.read_shard(store.found()[0], 0)
+            read(store.found()[0], 0)
         store.set_aside(store.found()[0], "a flipped bit")
     assert store.found() == []
     assert store.set_aside_count == 4
@@ -392,7 +392,7 @@ def test_what_was_new_has_room_to_grow_as_a_slot(store: Store) -> None:
 def test_a_state_that_grew_past_its_slot_is_saved_all_the_same(store: Store) -> None:
     store.prepare(3 * PAGE)
     save(store, 1, items(1, pages=100), urgent=True)
-    assert store.read_shard(store.found()[0], 0)["step"].value() == 1
+    assert read(store.found()[0], 0)["step"].value() == 1
     assert store.last_write is not None
     assert not store.last_write.in_place
 
@@ -411,14 +411,14 @@ def test_a_save_does_not_wait_for_the_slots(store: Store) -> None:
     """An emergency in the middle of preparing takes the slot as far as it is; nothing is written into it afterwards."""
     stop = threading.Event()
     result: list[bool] = []
-    preparing = threading.Thread(target=lambda: result.append(store.prepare(64 << 20, rate=40e6, stop=stop)))
+    preparing = threading.Thread(target=lambda: result.append(store.prepare(64 << 20, rate=10e6, stop=stop)))
     preparing.start()
     while not (store.root / ".slot-0" / "shard-00000").exists():
         stop.wait(0.001)
     save(store, 1, items(1, pages=3000), urgent=True)
     preparing.join()
     assert result == [False], "the slot was taken meanwhile"
-    assert store.read_shard(store.found()[0], 0)["a"].data == items(1, pages=3000)[0].data
+    assert read(store.found()[0], 0)["a"].data == items(1, pages=3000)[0].data
     assert store.prepare(8 << 20)
 
 
@@ -626,10 +626,10 @@ WRITER = """
 import os, sys
 from pathlib import Path
 from powerguard.trainer.store.items import Buffer
-from powerguard.trainer.store.store import Store
+from powerguard.trainer.store.store import Store, newest_in
 from tests.trainer.checkpoints import save
 with Store(Path(sys.argv[1]), job="test", chunk_bytes=1 << 18) as store:
-    newest = store.newest()
+    newest = newest_in(store.root)
     step = 1 + (newest.step if newest else 0)
     store.prepare(4_100_000)
     while True:
@@ -655,7 +655,7 @@ def test_a_killed_writer_never_costs_what_it_acknowledged(root: Path) -> None:
         with Store(root, job="test") as store:
             assert store.refused() == []
             found = store.found()[0]
-            loaded = store.read_shard(found, 0)
+            loaded = read(found, 0)
         assert found.step >= acknowledged
         assert loaded["a"].data == bytes([found.step % 251]) * 4_000_000
         assert loaded["step"].value() == found.step
@@ -712,3 +712,24 @@ def test_a_file_system_without_anything_to_flush_in_a_folder_is_no_error() -> No
     Disk().sync_folder(Path("/proc/self"))
     with pytest.raises(FileNotFoundError):
         Disk().sync_folder(Path("/proc/self/elsewhere"))
+
+
+@pytest.mark.root
+def test_a_folder_of_another_user_that_is_closed_costs_no_save(caplog: pytest.LogCaptureFixture) -> None:
+    """As root leaves it, with a strict umask, after `powerguard checkpoints restore`: all goes on beside it."""
+    with short_folder() as folder:
+        other = folder / "step-000000000009-0000abcd"
+        other.mkdir(0o700)
+        os.chown(folder, 65534, -1)
+        os.seteuid(65534)
+        try:
+            with Store(folder, job="test", chunk_bytes=PAGE) as store:
+                for step in range(10, 14):
+                    saved = save(store, step, items(step))
+                assert store.prepare(3 * PAGE)
+                assert [found.step for found in store.found()] == [13, 12]
+                assert newest_in(folder) == saved
+        finally:
+            os.seteuid(0)
+        assert other.is_dir()
+    assert "cannot be removed" not in caplog.text

@@ -15,7 +15,7 @@ from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.store import Store, StoreError, newest_in
 from powerguard.wire import After, Phase, Reason, TriggerRequest
-from tests.trainer.checkpoints import save
+from tests.trainer.checkpoints import read, save
 from tests.trainer.cuts.loops import SMALLEST, make, mounted, needs_loop_devices, run
 from tests.trainer.test_guard_process import until
 
@@ -94,7 +94,7 @@ def test_a_full_disk_loses_no_emergency(tmp_path: Path, kind: str) -> None:
             assert store.last_write.in_place
     with mounted(image, tmp_path / "disk", kind) as disk, Store(disk / "checkpoints", job="test") as store:
         for found in store.found():
-            loaded = store.read_shard(found, 0)
+            loaded = read(found, 0)
             assert all(loaded[item.name].data == item.data for item in items(found.step))
         assert [found.step for found in store.found()] == [13, 12]
         save(store, 14, items(14), urgent=True)
@@ -113,7 +113,7 @@ def test_without_slots_a_full_disk_is_an_error_that_says_so(tmp_path: Path) -> N
         with pytest.raises(OSError, match="No space left on device"):
             save(store, 3, items(3), urgent=True)
         assert [found.step for found in store.found()] == [1]
-        assert store.read_shard(store.found()[0], 0)["weights"].data == items(1)[0].data
+        assert read(store.found()[0], 0)["weights"].data == items(1)[0].data
 
 
 def test_a_disk_with_room_for_three_goes_on(tmp_path: Path) -> None:
@@ -160,8 +160,8 @@ def test_a_disk_that_is_read_only(tmp_path: Path) -> None:
             store.prepare(SIZE + 8192)
         run("mount", "-o", "remount,ro", str(disk))
         with Store(disk / "checkpoints", job="test") as store:
-            assert store.newest() == newest_in(disk / "checkpoints") == saved
-            assert store.read_shard(store.found()[0], 0)["weights"].data == items(1)[0].data
+            assert newest_in(disk / "checkpoints") == saved
+            assert read(store.found()[0], 0)["weights"].data == items(1)[0].data
             with pytest.raises(OSError, match="Read-only file system"):
                 save(store, 2, items(2), urgent=True)
 
@@ -226,7 +226,7 @@ def test_a_small_disk_has_room_for_the_emergency_first(
         assert requests.last.step == 6
         with Store(disk / "ck", job="job", leader=False) as store:
             until(lambda: len(store.found()) == kept)
-            assert store.read_shard(store.found()[0], 0)["weights"].data == bytes(mib << 20)
+            assert read(store.found()[0], 0)["weights"].data == bytes(mib << 20)
         if not periodic:  # nothing is left for another one, and that is said
             with pytest.raises(OSError, match=r"No space left on device: a checkpoint takes .* larger disk\)"):
                 guard.save(7)

@@ -21,7 +21,7 @@ from powerguard.trainer.store.items import Buffer, Parts
 from powerguard.trainer.store.manifest import Manifest, Shard
 from powerguard.trainer.store.shards import Progress, Snapshot
 from powerguard.trainer.store.store import Store
-from tests.trainer.checkpoints import manifest, save
+from tests.trainer.checkpoints import manifest, read, save
 
 PAGE = 4096
 SIZE = 8 * PAGE
@@ -173,7 +173,7 @@ def test_a_rank_of_an_earlier_run_writes_into_nobodys_checkpoint(tmp_path: Path)
         write(orphan, name, 7, a_new_run, urgent=True)
     with leading(tmp_path) as leader:
         assert [found.saved() for found in leader.found()] == saved
-        assert leader.read_shard(leader.found()[0], 1)["a"].data == items(8)[0].data
+        assert read(leader.found()[0], 1)["a"].data == items(8)[0].data
         assert not (tmp_path / name).exists(), "and what it has left goes when it has gone"
 
 
@@ -205,7 +205,7 @@ def test_a_rank_of_an_earlier_run_fills_nobodys_checkpoint(tmp_path: Path) -> No
         assert not orphan.prepare(SIZE)
     with leading(tmp_path) as leader:
         assert [found.saved() for found in leader.found()] == saved
-        assert leader.read_shard(leader.found()[0], 1)["a"].data == items(8)[0].data
+        assert read(leader.found()[0], 1)["a"].data == items(8)[0].data
 
 
 def test_what_is_pruned_while_one_looks_is_not_rotten(tmp_path: Path) -> None:

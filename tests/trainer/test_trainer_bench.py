@@ -1,6 +1,9 @@
 """`python -m powerguard.trainer.bench`: a user's own machine is measured with the library, and left as it was."""
 
+import os
 import re
+import subprocess
+import sys
 from pathlib import Path
 
 import pytest
@@ -28,4 +31,47 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
     ):
         assert bench.main(words) == 2
         assert says in capsys.readouterr().err
+    assert bench.main([str(tmp_path), "--gb", "0.02"], available=lambda: 79_000_000) == 2
+    assert "0.1 GB of memory are available, and 0.1 GB are needed" in capsys.readouterr().err
     assert list(tmp_path.iterdir()) == []
+
+
+TORCH = """
+class cuda:
+    is_available = staticmethod(lambda: True)
+uint8 = None
+def empty(*_, **__):
+    raise RuntimeError("CUDA error: all CUDA-capable devices are busy or unavailable\\nCompile with")
+"""
+
+
+def test_a_gpu_that_another_process_has_costs_no_other_figure(tmp_path: Path) -> None:
+    """A PyTorch whose GPU is in use: what was measured before is printed all the same."""
+    (tmp_path / "torch.py").write_text(TORCH)
+    (tmp_path / "disk").mkdir()
+    paths = os.pathsep.join([str(tmp_path), str(Path(bench.__file__).parents[2])])
+    done = subprocess.run(
+        [sys.executable, "-m", "powerguard.trainer.bench", str(tmp_path / "disk"), "--gb", "0.01"],
+        env={**os.environ, "PYTHONPATH": paths},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    lines = done.stdout.splitlines()
+    assert [line.split()[0] for line in lines] == ["state", "copy", "write", "durable", "restore", "GPU"]
+    assert lines[-1].endswith("not measured: CUDA error: all CUDA-capable devices are busy or unavailable")
+
+
+def test_a_machine_whose_torch_has_no_xxhash_measures_nothing(tmp_path: Path) -> None:
+    """Each save of `python -m bench gpu` would fail there, and be waited for over five minutes."""
+    (tmp_path / "torch.py").write_text(TORCH)
+    (tmp_path / "xxhash.py").write_text("raise ImportError")
+    done = subprocess.run(
+        [sys.executable, "-m", "bench", "gpu", "--quick"],
+        cwd=Path(bench.__file__).parents[2],
+        env={**os.environ, "PYTHONPATH": str(tmp_path)},
+        capture_output=True,
+        text=True,
+        check=True,
+    )
+    assert "no xxhash, which powerguard needs (pip install xxhash): nothing measured" in done.stdout

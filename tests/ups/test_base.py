@@ -7,7 +7,6 @@ from typing import Any
 
 import pytest
 
-from powerguard.clock import boottime_s
 from powerguard.core.model.events import Reading, SourceFailed
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.source import ApcupsdSource
@@ -16,18 +15,17 @@ from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.nut.source import NutSource
 from powerguard.ups.snmp.options import SnmpOptions
 from powerguard.ups.snmp.source import SnmpSource
+from tests.peers.hurried import HurriedLoop, now_s
 
 HOST = "ups.example"
 SOURCES: dict[str, Callable[[], Source]] = {
-    "snmp": lambda: SnmpSource(SnmpOptions(kind="snmp", host=HOST, timeout_s=0.5), ups="a", clock=boottime_s),
-    "nut": lambda: NutSource(NutOptions(kind="nut", host=HOST, name="a", timeout_s=0.5), ups="a", clock=boottime_s),
-    "apcupsd": lambda: ApcupsdSource(
-        ApcupsdOptions(kind="apcupsd", host=HOST, timeout_s=0.5), ups="a", clock=boottime_s
-    ),
+    "snmp": lambda: SnmpSource(SnmpOptions(kind="snmp", host=HOST, timeout_s=0.5), ups="a", clock=now_s),
+    "nut": lambda: NutSource(NutOptions(kind="nut", host=HOST, name="a", timeout_s=0.5), ups="a", clock=now_s),
+    "apcupsd": lambda: ApcupsdSource(ApcupsdOptions(kind="apcupsd", host=HOST, timeout_s=0.5), ups="a", clock=now_s),
 }
 
 
-class Loop(asyncio.SelectorEventLoop):
+class Loop(HurriedLoop):
     """A name service that answers while it is there, and else never; each look-up takes a thread for as long."""
 
     def __init__(self) -> None:
@@ -79,3 +77,39 @@ def test_the_old_addresses_serve_while_the_name_service_hangs() -> None:
         assert runner.run(told(loop, None)) == ["192.0.2.1", "fe80::1%3"]
         resolver.close()
         assert runner.run(told(loop, [v4])) == ["192.0.2.1"]
+
+
+def test_the_old_addresses_serve_in_the_time_of_an_answer_on_battery() -> None:
+    """A card that misses one poll is looked up again, in an outage that has taken the name service: 0.8 s for all."""
+    resolver = Resolver(HOST, OSError)
+
+    async def told(loop: Loop) -> list[str]:
+        loop.found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
+        await resolver.addresses()
+        loop.found = None
+        async with asyncio.timeout(1.5):
+            return list(await resolver.addresses())
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, Loop)
+        assert runner.run(told(loop)) == ["192.0.2.1"]
+
+
+def test_an_order_knows_the_address_that_its_source_has_found() -> None:
+    """Each order opens a connection of its own; the name service may be gone by then."""
+
+    async def told(loop: Loop) -> list[str]:
+        loop.found = [(socket.AF_INET, socket.SOCK_STREAM, 6, "", ("192.0.2.1", 0))]
+        await Resolver(HOST, OSError).addresses()
+        loop.found = None
+        order = Resolver(HOST, OSError)
+        try:
+            return list(await order.addresses())
+        finally:
+            order.close()
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        loop = runner.get_loop()
+        assert isinstance(loop, Loop)
+        assert runner.run(told(loop)) == ["192.0.2.1"]

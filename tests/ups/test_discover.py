@@ -2,7 +2,6 @@
 
 import asyncio
 import contextlib
-import time
 from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -10,10 +9,8 @@ from pathlib import Path
 import pytest
 from pysnmp.proto import api
 
-from powerguard.sim.snmp_agent import Fault, SimUser, SnmpAgent
 from powerguard.ups.discover import MAX_UPSES, Found, Search, Wanted, merged, sweep, text
 from powerguard.ups.nut.options import NutOptions
-from powerguard.ups.profiles.load import load_profiles
 from powerguard.ups.snmp import engine
 from powerguard.ups.snmp.engine import MessageError
 from powerguard.ups.snmp.options import SnmpOptions
@@ -21,18 +18,30 @@ from tests.peers.apcupsd import apcupsd as real_apcupsd
 from tests.peers.apcupsd import scripts
 from tests.peers.hurried import now_s
 from tests.peers.nut import BATTERY, upsd
+from tests.peers.snmp_agent import Fault, SimUser, SnmpAgent
 from tests.peers.snmpd import AUTH, COMMUNITY, PRIV, USER, snmpd
 from tests.ups.apcupsd.apcupsd_helpers import apcupsd
-from tests.ups.snmp.snmp_helpers import secret, table, walk
+from tests.ups.snmp.snmp_helpers import NarrowCard, secret, table, walk
 from tests.ups.snmp.trap_helpers import free_port
+
+pytestmark = pytest.mark.hurried
 
 Talk = Callable[[asyncio.StreamReader, asyncio.StreamWriter], Awaitable[None]]
 
 
-async def found_by(wanted: Wanted, deadline_s: float = 20.0) -> Search:
+async def found_by(wanted: Wanted, deadline_s: float = 60.0) -> Search:
     search = Search(wanted)
     async with asyncio.timeout(deadline_s + 5):
         await search.run(deadline_s=deadline_s)
+    return search
+
+
+async def found_again_by(wanted: Wanted, answers: int = 1) -> Search:
+    """Search for other processes, which a busy machine may keep from answering in time: up to five times."""
+    for _ in range(5):
+        search = await found_by(wanted)
+        if len(search.found) + len(search.others) >= answers:
+            break
     return search
 
 
@@ -114,6 +123,15 @@ async def test_a_card_that_speaks_version_1_only() -> None:
     assert [one.source for one in search.found] == [{"kind": "snmp", "host": "127.0.0.1", "port": port, "version": 1}]
 
 
+async def test_a_card_that_answers_one_object_at_a_time() -> None:
+    """Found and read like any other, with a remark."""
+    async with NarrowCard(table("rfc1628"), 1) as agent:
+        search = await found_by(Wanted(addresses=["127.0.0.1"], kinds=("snmp",), snmp_port=agent.port))
+    assert [(one.profile, one.runtime_s) for one in search.found] == [("rfc1628", 2100)]
+    assert search.found[0].remark == "answers only 1 object in one request, so a poll takes many"
+
+
+@pytest.mark.real_time
 @pytest.mark.peer("snmpd")
 async def test_snmpd_by_community_and_by_user(tmp_path: Path) -> None:
     """Another maker's SNMP: version 2c with a community from a file, version 3 with a user; and version 3 unasked."""
@@ -122,8 +140,8 @@ async def test_snmpd_by_community_and_by_user(tmp_path: Path) -> None:
         community = {"community": secret(tmp_path, "c", COMMUNITY).model_dump(exclude_none=True)}
         user = {"version": 3, "user": USER, "auth": secret(tmp_path, "a", AUTH), "priv": secret(tmp_path, "p", PRIV)}
         here = Wanted(addresses=["127.0.0.1"], kinds=("snmp",), snmp_port=peer.port)
-        plain = await found_by(here)
-        read = await found_by(
+        plain = await found_again_by(here)
+        read = await found_again_by(
             Wanted(
                 addresses=["127.0.0.1"],
                 kinds=("snmp",),
@@ -132,7 +150,7 @@ async def test_snmpd_by_community_and_by_user(tmp_path: Path) -> None:
                 community=COMMUNITY.encode(),
             )
         )
-        proved = await found_by(Wanted(addresses=["127.0.0.1"], kinds=("snmp",), snmp_port=peer.port, snmp=user))
+        proved = await found_again_by(Wanted(addresses=["127.0.0.1"], kinds=("snmp",), snmp_port=peer.port, snmp=user))
     assert plain.found == []
     assert [one.why for one in plain.others] == [
         "answers SNMP, but not to community `public`: --community-file, or --user for version 3"
@@ -205,9 +223,9 @@ async def test_the_sweep_keeps_to_its_rate() -> None:
 
     loop = asyncio.get_running_loop()
     deaf, _ = await loop.create_datagram_endpoint(Deaf, local_addr=("127.0.9.1", port))
-    began_s = time.perf_counter()
+    began_s = now_s()
     await sweep([f"127.0.9.{number}" for number in range(1, 61)], port=port, community=b"public")
-    took_s = time.perf_counter() - began_s
+    took_s = now_s() - began_s
     deaf.close()
     assert asked == 6, "three versions, twice"
     assert took_s >= 60 * 6 / 300
@@ -222,12 +240,13 @@ def test_answers_that_are_none() -> None:
 # --- upsd -------------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real_time
 async def test_upsd_with_two_upses() -> None:
     """The real one: each UPS is told by its own name, with what it says now."""
     async with upsd("rack-a", "rack-b") as peer:
         peer.change(BATTERY, "rack-b")
         await peer.shows(BATTERY["ups.status"], ups="rack-b")
-        search = await found_by(Wanted(addresses=["127.0.0.1"], kinds=("nut",), nut_port=peer.port))
+        search = await found_again_by(Wanted(addresses=["127.0.0.1"], kinds=("nut",), nut_port=peer.port), 2)
     assert [(one.name, one.on_battery, one.runtime_s) for one in search.found] == [
         ("rack-a", False, 1800),
         ("rack-b", True, 1700),
@@ -238,13 +257,14 @@ async def test_upsd_with_two_upses() -> None:
     assert NutOptions.model_validate(source)
 
 
+@pytest.mark.real_time
 async def test_upsd_whose_driver_is_gone() -> None:
     async with upsd() as peer:
         await peer.kill_driver()
         async with asyncio.timeout(60):
             while (await peer.talk("GET VAR dsim ups.status"))[0].startswith("VAR"):  # noqa: ASYNC110 - it tells nobody
                 await asyncio.sleep(0.1)
-        search = await found_by(Wanted(addresses=["127.0.0.1"], kinds=("nut",), nut_port=peer.port))
+        search = await found_again_by(Wanted(addresses=["127.0.0.1"], kinds=("nut",), nut_port=peer.port))
     assert [(one.on_battery, one.remark) for one in search.found] == [(None, "upsd says DRIVER-NOT-CONNECTED")]
 
 
@@ -272,6 +292,7 @@ def test_sources_of_one_model_and_serial_are_one_ups() -> None:
         assert merged([card, unlike]) == [[card], [unlike]]
 
 
+@pytest.mark.real_time
 @pytest.mark.peer("snmpd", "upsd")
 async def test_one_ups_by_its_card_upsd_and_apcupsd(tmp_path: Path) -> None:
     """The real programs: the model stands in place of sysDescr, and the serial number makes three sources one UPS."""
@@ -287,7 +308,7 @@ async def test_one_ups_by_its_card_upsd_and_apcupsd(tmp_path: Path) -> None:
             place = f"127.0.0.1:{card.port}:APC_NOTRAP:{COMMUNITY}"
             async with real_apcupsd("snmp", place, scripts_=made) as apc:
                 await apc.until(lambda status: status.values.get("SERIALNO") == "AS0833001234")
-                search = await found_by(
+                search = await found_again_by(
                     Wanted(
                         addresses=["127.0.0.1"],
                         snmp=community,
@@ -295,7 +316,8 @@ async def test_one_ups_by_its_card_upsd_and_apcupsd(tmp_path: Path) -> None:
                         snmp_port=card.port,
                         nut_port=nut.port,
                         nis_port=apc.port,
-                    )
+                    ),
+                    3,
                 )
     assert [(one.kind, one.model, one.serial) for one in search.found] == [
         ("snmp", "Smart-UPS X 750", "AS0833001234"),
@@ -308,6 +330,7 @@ async def test_one_ups_by_its_card_upsd_and_apcupsd(tmp_path: Path) -> None:
 # --- apcupsd ----------------------------------------------------------------------------------------------------------
 
 
+@pytest.mark.real_time
 async def test_the_real_apcupsd_beside_its_card() -> None:
     """Its own SNMP driver before a simulated card; the search sees both, and what each of them says."""
     port = free_port()
@@ -316,7 +339,7 @@ async def test_the_real_apcupsd_beside_its_card() -> None:
             async with real_apcupsd("snmp", f"127.0.0.1:{port}:APC_NOTRAP:public", scripts_=made) as peer:
                 await peer.until(lambda status: bool(status.flags & 0x8))
                 here = Wanted(addresses=["127.0.0.1"], kinds=("snmp", "apcupsd"), snmp_port=port, nis_port=peer.port)
-                search = await found_by(here)
+                search = await found_again_by(here, 2)
     assert [(one.kind, one.name, one.on_battery) for one in search.found] == [
         ("snmp", "", False),
         ("apcupsd", "rack-a", False),
@@ -360,7 +383,6 @@ async def drip(_reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> N
         await asyncio.sleep(0.05)
 
 
-@pytest.mark.hurried
 @pytest.mark.parametrize("kind", ["nut", "apcupsd"])
 @pytest.mark.parametrize("talk", [flood, mute, hang_up, drip], ids=lambda talk: talk.__name__)
 async def test_whoever_answers_holds_nothing_up(kind: str, talk: Talk) -> None:
@@ -421,11 +443,8 @@ async def test_the_deadline_ends_it_and_keeps_what_was_found() -> None:
         addresses = ["127.0.0.1", *(f"127.0.{block}.{last}" for block in range(10, 18) for last in range(1, 255))]
         kinds = ("snmp", "apcupsd")
         search = Search(Wanted(addresses=addresses, kinds=kinds, snmp_port=free_port(), nis_port=peer.port))
-        began_s = time.perf_counter()
-        load_profiles(None)  # which comes first, and takes a busy machine its time
-        deadline_s = 2.0 + 3.0 * (time.perf_counter() - began_s)
-        async with asyncio.timeout(deadline_s + 20):  # to ask them all takes 40 s
-            await search.run(deadline_s=deadline_s)
+        async with asyncio.timeout(60.0):
+            await search.run(deadline_s=8.0)  # to ask them all takes 40 s
     assert not search.whole
     assert [one.kind for one in search.found] == ["apcupsd"]
 

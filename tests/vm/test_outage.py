@@ -17,10 +17,10 @@ import aiohttp
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.sim.snmp_agent import SnmpAgent
 from powerguard.sim.snmp_values import SimValue
 from powerguard.sim.ups import SimUps, UpsBattery
 from tests.peers.ipmi import free_udp_port
+from tests.peers.snmp_agent import SnmpAgent
 from tests.vm.chassis import BOOT_S, HERE, Chassis
 from tests.vm.debian import host
 

@@ -6,29 +6,24 @@ import sys
 from typing import TYPE_CHECKING
 
 from powerguard.cli.render import Bar, Paint, amount, clean
-from powerguard.cli.shared import EX_REFUSED, Subparsers, fail
+from powerguard.cli.shared import EX_REFUSED, fail
 
 if TYPE_CHECKING:
     from powerguard.trainer.seal.folder import Sealed
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "seal",
-        help="make a checkpoint folder of any framework safe against a power cut",
-        description="Flush a checkpoint folder of any framework and write SEAL.json into it: names, sizes and "
+    parser.description = (
+        "Flush a checkpoint folder of any framework and write SEAL.json into it: names, sizes and "
         "digests of all files. After a power cut, `powerguard checkpoints verify` shows whether a sealed folder is "
         "complete, or what is not. To seal an unchanged folder again has no effect. Exit 0: sealed and durable; 1: "
-        "not.",
+        "not."
     )
     parser.add_argument("folder", metavar="DIR", nargs="+", help="one checkpoint's folder; may be several")
     parser.add_argument("--again", action="store_true", help="seal a changed folder as it is now")
-    parser.add_argument(
-        "--step", type=_step, default=None, metavar="N", help="its training step (default: from its name)"
-    )
+    parser.add_argument("--step", type=_step, metavar="N", help="its training step (default: from its name)")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=run)
 
 
 def _step(text: str) -> int:

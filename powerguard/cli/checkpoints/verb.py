@@ -13,7 +13,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from powerguard.cli.render import Bar, Paint, amount, clean, duration, fold, say, table
-from powerguard.cli.shared import EX_USAGE, Subparsers, fail
+from powerguard.cli.shared import EX_USAGE, fail
 from powerguard.effectors.trainer.effector import sockets_in
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.effectors.trainer.peer import HttpAnswer, TrainerPeer
@@ -75,13 +75,11 @@ _COLOURS: Final = {
 _PLACES: Final = "a folder, a checkpoint, or scheme://bucket/prefix/JOB (default: the trainers' folders)"
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "checkpoints",
-        help="list, verify, restore, export and prune checkpoints",
-        description="List, verify, restore, export and prune native checkpoints and sealed folders of any framework, "
-        "on local disks, a NAS and in object stores.",
+    parser.description = (
+        "List, verify, restore, export and prune native checkpoints and sealed folders of any framework, "
+        "on local disks, a NAS and in object stores."
     )
     verbs = parser.add_subparsers(dest="checkpoints_verb", metavar="list|verify|restore|export|prune", required=True)
     listed = verbs.add_parser(
@@ -99,7 +97,7 @@ def register(subparsers: Subparsers) -> None:
         "changed or cut short. Exit 0: all are complete; 1: one is not, or none was found.",
     )
     checked.add_argument("place", metavar="PLACE", nargs="*", help=_PLACES)
-    _add_restore(verbs)
+    _add_restore(verbs.add_parser("restore", help="roll selected items or files back, into a new folder or in place"))
     export = verbs.add_parser(
         "export",
         help="write the weights of a model alone as a safetensors file",
@@ -108,9 +106,7 @@ def register(subparsers: Subparsers) -> None:
     )
     export.add_argument("place", metavar="CHECKPOINT", help="a checkpoint, or a folder of checkpoints (see --step)")
     export.add_argument("--to", metavar="FILE", required=True, help="the new file (example: model.safetensors)")
-    export.add_argument(
-        "--step", type=_count, default=None, metavar="N", help="the checkpoint of this step (default: the newest)"
-    )
+    export.add_argument("--step", type=_count, metavar="N", help="the checkpoint of this step (default: the newest)")
     export.add_argument("--part", metavar="NAME", default="model", help="model.NAME of several, or ema (model)")
     prune = verbs.add_parser(
         "prune",
@@ -127,27 +123,20 @@ def register(subparsers: Subparsers) -> None:
         if name == "export":
             continue  # it reads folders only
         group = each.add_argument_group("object stores")
-        group.add_argument(
-            "--endpoint", metavar="URL", default=None, help="address of an S3 server other than Amazon's"
-        )
-        group.add_argument("--region", metavar="NAME", default=None, help="region of the bucket")
-        group.add_argument("--credentials-file", metavar="FILE", default=None, help="as ~/.aws/credentials")
-        group.add_argument("--profile", metavar="NAME", default=None, help="section of that file")
-    parser.set_defaults(run=run)
+        group.add_argument("--endpoint", metavar="URL", help="address of an S3 server other than Amazon's")
+        group.add_argument("--region", metavar="NAME", help="region of the bucket")
+        group.add_argument("--credentials-file", metavar="FILE", help="as ~/.aws/credentials")
+        group.add_argument("--profile", metavar="NAME", help="section of that file")
 
 
-def _add_restore(verbs: Subparsers) -> None:
-    restore = verbs.add_parser(
-        "restore",
-        help="roll selected items or files back, into a new folder or in place",
-        description="Restore items (of a native checkpoint) or files (of a sealed folder) from one checkpoint: --to a "
+def _add_restore(restore: argparse.ArgumentParser) -> None:
+    restore.description = (
+        "Restore items (of a native checkpoint) or files (of a sealed folder) from one checkpoint: --to a "
         "new folder, or (items) --into a job's root, without touching the rest. It is verified while it is read. "
-        "--into can be undone. Exit 0: done; 1: not done, and unchanged.",
+        "--into can be undone. Exit 0: done; 1: not done, and unchanged."
     )
     restore.add_argument("place", metavar="CHECKPOINT", nargs="?", help="a checkpoint, or a place (see --step)")
-    restore.add_argument(
-        "--step", type=_count, default=None, metavar="N", help="the checkpoint of this step (default: the newest)"
-    )
+    restore.add_argument("--step", type=_count, metavar="N", help="the checkpoint of this step (default: the newest)")
     where = restore.add_mutually_exclusive_group(required=True)
     where.add_argument("--to", metavar="DIR", help="a new folder")
     where.add_argument("--into", metavar="DIR", help="a job's root or its part of a store")

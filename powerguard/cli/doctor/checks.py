@@ -22,11 +22,11 @@ import structlog
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.doctor import comeback, rivals
-from powerguard.cli.doctor.rivals import apcupsd_findings, nut_findings, trap_findings
+from powerguard.cli.doctor.rivals import apcupsd_findings, nut_findings, supply_finding, trap_findings
 from powerguard.cli.recover import host_look
 from powerguard.cli.render import NOT_ARMED, Paint, clean, fold, waiting
 from powerguard.cli.secret import HANDED, is_set
-from powerguard.cli.shared import Subparsers, UntoldError
+from powerguard.cli.shared import UntoldError
 from powerguard.cli.status import last_known
 from powerguard.clock import boot_id, boottime_s
 from powerguard.core.decide.machine import step
@@ -41,6 +41,7 @@ from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.bmc.findings import findings as bmc_findings
 from powerguard.effectors.gpu.effector import findings as gpu_findings
 from powerguard.effectors.host import findings as resume_findings
+from powerguard.effectors.host.filesystems import NETWORKED, VOLATILE, kind_of
 from powerguard.effectors.host.findings import Finding, findings
 from powerguard.effectors.host.power import DAEMON_USER
 from powerguard.effectors.signals.effector import SignalHelper
@@ -66,7 +67,10 @@ LIMIT_S: Final = 20.0
 """Of one check; several run at a time."""
 OLD_CARD_LIMIT_S: Final = 65.0
 """The same where a card speaks SNMP version 1 only, which takes a request for each object that is not there."""
-BMC_LIMIT_S: Final = 5.0
+BMC_LIMIT_S: Final = 15.0
+"""Of one question to the BMC: old boards take 10 s for a login over Redfish."""
+WATTS_LIMIT_S: Final = 5.0
+"""The same for its power reading, as the daemon needs it every 5 s."""
 OUTLETS_LIMIT_S: Final = 3.0
 RESUME_LIMIT_S: Final = 10.0
 _AS_ROOT: Final = "run doctor as root"
@@ -80,26 +84,21 @@ OLD_MEASUREMENT_S: Final = 9 * 30.44 * 86400.0
 """Age in months from which doctor asks for a new measurement; a measured health expires after 12."""
 SMALL_DISK_BYTES: Final = 500_000_000
 FULL_DISK_BYTES: Final = 20_000_000
-_REMOTE: Final = frozenset({"nfs", "nfs4", "cifs", "smb3", "ceph", "glusterfs", "fuse.sshfs", "9p", "lustre", "beegfs"})
-_VOLATILE: Final = frozenset({"tmpfs", "ramfs", "overlay"})
 
 Verdict = Literal["PASS", "WARN", "FAIL"]
 _COLOURS: Final = {"PASS": "green", "WARN": "yellow", "FAIL": "red"}
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "doctor",
-        help="check every part in advance and print remedies",
-        description="Check settings, secrets, UPS, trainers, BMC, host, budget, journal and the daemon itself. It "
-        "changes nothing; takes some seconds. Exit 0: all pass; 1: warnings; 2: failures.",
+    parser.description = (
+        "Check settings, secrets, UPS, trainers, BMC, host, budget, journal and the daemon itself. It "
+        "changes nothing; takes some seconds. Exit 0: all pass; 1: warnings; 2: failures."
     )
     parser.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     parser.add_argument("--quiet", action="store_true", help="leave out checks that pass")
     add_options(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -184,7 +183,7 @@ def examine(args: argparse.Namespace) -> list[Finding]:
         *_looked("power_on", lambda: _power_on(ward)),
         *_looked("budget", lambda: _budget(ward)),
         *_looked("shared", lambda: _shared(ward)),
-        *_looked("journal", lambda: [_journal(Path(ward.settings.journal.path))]),
+        *_looked("journal", lambda: [journal_finding(Path(ward.settings.journal.path))]),
         *_looked("host", lambda: _here(ward)),
         *_looked("messages", lambda: message_findings(ward.settings, ward.status)),
         *_looked("daemon", lambda: _daemon(args)),
@@ -279,7 +278,10 @@ async def _live(ward: Ward) -> list[Finding]:
     is_old = any(isinstance(each, SnmpOptions) and each.version == 1 for _, each in sources)
     limit_s = OLD_CARD_LIMIT_S if is_old else LIMIT_S
     async with asyncio.TaskGroup() as tasks:
-        running = [tasks.create_task(_bounded(name, check, limit_s)) for name, check in checks]
+        running = [
+            tasks.create_task(_bounded(name, check, 3 * BMC_LIMIT_S if name == "bmc" else limit_s))
+            for name, check in checks
+        ]
     return [finding for task in running for finding in task.result()]
 
 
@@ -430,7 +432,10 @@ async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[F
     load = "no load" if reading.load_pct is None and reading.watts is None else f"load {_load(reading)}"
     speaks = ", ".join(report.profiles)
     text = f"{reading.output_source}, {charge}, {load}, {runtime} ({speaks}; {1000 * report.latency_s:.0f} ms)"
-    found = [Finding(name, "PASS", text)]
+    fix = f"see the UPS, and its profile: powerguard snmp probe {options.host}"
+    found = [supply_finding(name, text, reading, fix)]
+    if report.few:
+        found.append(Finding(name, "WARN", report.few, "update the card's firmware, or replace the card"))
     if report.latency_s > SLOW * options.poll_s:
         text = f"one poll takes {report.latency_s:.1f} s: the card is polled less often than every {options.poll_s:g} s"
         found.append(Finding(name, "WARN", text, "let one upsd read it for all hosts, or set poll_s higher"))
@@ -533,7 +538,7 @@ async def _bmc(ward: Ward) -> list[Finding]:
     bmc = BmcEffector(options, limit_s=BMC_LIMIT_S)  # one for all, as a refused login is not repeated
     folder = Path(ward.settings.journal.path).parent
     found = await bmc_findings(options, folder=folder, limit_s=BMC_LIMIT_S, bmc=bmc)
-    watts = await bmc.power_watts(BMC_LIMIT_S)
+    watts = await bmc.power_watts(WATTS_LIMIT_S)
     if watts is not None:
         ward.own.append(OwnLoad(at_s=boottime_s(), source=OwnSource.BMC, watts=watts))
     return found
@@ -602,29 +607,29 @@ def _shared(ward: Ward) -> list[Finding]:
 
 
 def _here(ward: Ward) -> list[Finding]:
-    found = [_group(ward.settings.control.group)]
+    found = [_group(ward.settings.control.group, Path(ward.settings.control.socket))]
     if not Path("/var/log/journal").is_dir():
         text = "journald loses its log at a power-off (no /var/log/journal)"
         found.append(Finding("log", "WARN", text, "mkdir /var/log/journal; journalctl --flush"))
     return found
 
 
-def _journal(path: Path) -> Finding:
+def journal_finding(path: Path, mounts: Path = Path("/proc/self/mountinfo")) -> Finding:
     """Is the journal on a disk that is there, local, and not full?"""
     folder = path.parent
     try:
-        kind = filesystem_of(folder.resolve(), Path("/proc/self/mountinfo").read_text(encoding="utf-8"))
+        kind = kind_of(str(folder.resolve()), mounts.read_text(encoding="utf-8", errors="surrogateescape"))
         if not folder.is_dir():
             return Finding("journal", "FAIL", f"{folder}: no such folder", "install -d -o powerguard " + str(folder))
         room = os.statvfs(folder)
     except OSError as error:
         return Finding("journal", "FAIL", f"{folder}: {error.strerror}", "make the folder readable")
     free = room.f_bavail * room.f_frsize
-    if kind in _REMOTE:
+    if kind in NETWORKED:
         return Finding(
             "journal", "FAIL", f"{folder} is on {kind}: a network without power is not durable", "use a local disk"
         )
-    if kind in _VOLATILE:
+    if kind in VOLATILE or kind == "overlay":
         return Finding(
             "journal", "WARN", f"{folder} is on {kind}: it may not survive the power-off", "use a local disk"
         )
@@ -638,25 +643,18 @@ def _journal(path: Path) -> Finding:
     return Finding("journal", "PASS", f"{folder} is on {kind}, {free / 1e9:.0f} GB free; {state}")
 
 
-def filesystem_of(path: Path, mountinfo: str) -> str:
-    """Return the type of the filesystem of a path, by the text of /proc/self/mountinfo; "" if not listed."""
-    best, kind = -1, ""
-    for line in mountinfo.splitlines():
-        left, _, right = line.partition(" - ")
-        fields = left.split(" ")
-        if len(fields) > 4 and right:
-            point = Path(fields[4].replace("\\040", " "))
-            if (path == point or point in path.parents) and len(point.parts) >= best:
-                best, kind = len(point.parts), right.split(" ")[0]
-    return kind
-
-
-def _group(name: str) -> Finding:
+def _group(name: str, socket_path: Path) -> Finding:
     try:
-        members = grp.getgrnam(name).gr_mem
+        group = grp.getgrnam(name)
     except KeyError:
         text = f"group {name} does not exist: only root may abort or set maintenance"
         return Finding("admin", "WARN", text, f"groupadd --system {name}")
+    with contextlib.suppress(OSError):  # no daemon runs here
+        if socket_path.stat().st_gid != group.gr_gid:
+            text = f"{socket_path} does not belong to group {name}: its members cannot use it"
+            right = f"SupplementaryGroups={name} in a drop-in of powerguard.service; then restart it"
+            return Finding("admin", "WARN", text, right)
+    members = group.gr_mem
     return Finding("admin", "PASS", f"group {name} may use the admin socket ({len(members)} members)")
 
 

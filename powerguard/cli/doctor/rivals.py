@@ -17,9 +17,10 @@ from powerguard.cli.imports.nut import FOLDERS
 from powerguard.clock import boottime_s
 from powerguard.core.energy import own
 from powerguard.core.energy.budget import shed_s
-from powerguard.core.model.events import OwnLoad, Reading
+from powerguard.core.model.events import UNPROTECTED, UNREPORTED, OwnLoad, Reading
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
+from powerguard.daemon.observe.readiness import ERRORS
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host.findings import Finding, shown
 from powerguard.settings.schema import Settings
@@ -202,6 +203,18 @@ def _directive(text: str, name: str) -> list[str]:
     return found
 
 
+def supply_finding(name: str, text: str, reading: Reading, fix: str) -> Finding:
+    """Return the finding of a source that was read. fix: of one that does not report where the output comes from.
+
+    The daemon raises alarms for both, but doctor also runs before the first start.
+    """
+    if reading.output_source in UNREPORTED:
+        return Finding(name, "FAIL", f"{text}: {ERRORS['output_unknown']}, so an outage would not be seen", fix)
+    if reading.output_source in UNPROTECTED:
+        return Finding(name, "FAIL", f"{text}: {ERRORS['unprotected']}", "return it to normal operation")
+    return Finding(name, "PASS", text)
+
+
 _OLD_S: Final = 6.0
 
 
@@ -220,7 +233,8 @@ async def apcupsd_findings(name: str, options: ApcupsdOptions, *, ups: str) -> t
     load = "no load" if reading.load_pct is None else f"load {reading.load_pct:.0f} %"
     age = "age unknown" if report.age_s is None else f"{max(0.0, report.age_s):.0f} s old"
     text = f"{reading.output_source}, {charge}, {load}, {runtime} (apcupsd {report.name or 'without a name'}; {age})"
-    found = [Finding(name, "PASS", text)]
+    fix = f"STATUS must be ONLINE or ONBATT: `apcaccess -h {options.host}:{options.port}`; see the UPS, and UPSTYPE"
+    found = [supply_finding(name, text, reading, fix)]
     if report.age_s is not None and report.age_s > _OLD_S:
         text = f"apcupsd polled its UPS {report.age_s:.0f} s ago, so an outage is noticed up to its POLLTIME later"
         found.append(Finding(name, "WARN", text, "set POLLTIME 1 in its apcupsd.conf"))
@@ -251,7 +265,11 @@ async def nut_findings(
     held = f"; logs in as {options.user}" if report.is_logged_in else ""
     tls = "TLS" if report.tls else "no TLS"
     text = f"{reading.output_source}, {charge}, {load}, {runtime} (nut; {1000 * report.latency_s:.0f} ms; {tls}{held})"
-    found = [Finding(name, "PASS", text)]
+    fix = (
+        f"ups.status must have OL or OB: `upsc {options.name}@{options.host}:{options.port}`; see the UPS, and its "
+        "driver, or read its card directly (kind: snmp)"
+    )
+    found = [supply_finding(name, text, reading, fix)]
     if report.forgeable:
         found.append(Finding(name, "WARN", f"its answers could be forged: {report.forgeable}", "tls: required"))
     if options.user is None:

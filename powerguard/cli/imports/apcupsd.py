@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from powerguard.cli.imports.draft import FORCE_AFTER_S, RESERVE_S, Draft, Line, ReadError, Ups, number, read
+from powerguard.cli.imports.draft import FORCE_AFTER_S, HOST, RESERVE_S, Draft, Line, ReadError, Ups, read, source_at
 
 FOLDER: Final = "/etc/apcupsd"
 NIS_PORT: Final = 3551
@@ -24,7 +24,6 @@ EVENTS: Final = (
 DEFAULTS: Final = {"POLLTIME": 60.0, "MINUTES": 5.0, "TIMEOUT": 0.0, "NISPORT": 3551.0}
 ALIASES: Final = {"SERVERPORT": "NISPORT", "NETSTATUS": "NETSERVER"}
 _SPACE: Final = " \t\v\f\r"
-_HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
 _STOPS: Final = re.compile(r"^[^#\n]*\b(?:shutdown|poweroff|halt|telinit|init\s+0)\b", re.MULTILINE)
 _SUPPRESSES: Final = re.compile(r"^[^#\n]*\bexit\s+99\b", re.MULTILINE)
 
@@ -157,8 +156,8 @@ def _add(conf: Conf, source: dict[str, Any], about: str, draft: Draft) -> Ups:
 def _snmp(conf: Conf, draft: Draft) -> None:
     """Take DEVICE host:port:vendor:community over: the card is asked directly."""
     host, port_text, _, community = [*conf.text("DEVICE").split(":", 3), "", "", "", ""][:4]
-    port = number(port_text) if port_text else 161.0
-    if not _HOST.fullmatch(host) or port is None or not 0 < port < 65536:
+    source = source_at("snmp", host, port_text, 161)
+    if source is None:
         draft.warn(
             "odd_device",
             conf.place("DEVICE"),
@@ -166,9 +165,6 @@ def _snmp(conf: Conf, draft: Draft) -> None:
             "DEVICE host:port:vendor:community",
         )
         return
-    source: dict[str, Any] = {"kind": "snmp", "host": host}
-    if port != 161:
-        source["port"] = int(port)
     source["version"] = 1  # apcupsd speaks no other
     ups = _add(conf, source, "UPSTYPE snmp; the card is asked directly", draft)
     if community and community != "public":
@@ -190,23 +186,19 @@ def _snmp(conf: Conf, draft: Draft) -> None:
 
 
 def _net(conf: Conf, draft: Draft) -> None:
-    host, _, port_text = (
-        conf.text("DEVICE").rpartition(":") if ":" in conf.text("DEVICE") else (conf.text("DEVICE"), "", "")
-    )
-    port = number(port_text) if port_text else float(NIS_PORT)
-    if not _HOST.fullmatch(host) or port is None or not 0 < port < 65536:
+    device = conf.text("DEVICE")
+    host, _, port_text = device.rpartition(":") if ":" in device else (device, "", "")
+    source = source_at("apcupsd", host, port_text, NIS_PORT)
+    if source is None:
         draft.warn("odd_device", conf.place("DEVICE"), "DEVICE is not the address of an apcupsd", "DEVICE host:3551")
         return
-    source: dict[str, Any] = {"kind": "apcupsd", "host": host}
-    if port != NIS_PORT:
-        source["port"] = int(port)
     _add(conf, source, "UPSTYPE net; its master is asked directly", draft)
 
 
 def _local(conf: Conf, kind: str, draft: Draft) -> None:
     port = conf.number("NISPORT")
     address = conf.text("NISIP", "0.0.0.0")  # noqa: S104 - read, not bound
-    host = address if _HOST.fullmatch(address) and address not in ("0.0.0.0", "localhost") else "127.0.0.1"  # noqa: S104
+    host = address if HOST.fullmatch(address) and address not in ("0.0.0.0", "localhost") else "127.0.0.1"  # noqa: S104
     source: dict[str, Any] = {"kind": "apcupsd", "host": host}
     if port != NIS_PORT and 0 < port < 65536:
         source["port"] = int(port)

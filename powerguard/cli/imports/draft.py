@@ -21,6 +21,7 @@ MAX_BYTES: Final = 1 << 20
 SECRETS: Final = "/etc/powerguard/secrets"
 _PLAIN: Final = re.compile(r"[A-Za-z][A-Za-z0-9_.-]*|[0-9]{1,3}(\.[0-9]{1,3}){3}")
 _NAME: Final = re.compile(r"[^a-z0-9_.-]+")
+HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
 _WORDS: Final = frozenset(("true", "false", "null"))
 
 Scalar = str | int | float | bool
@@ -128,13 +129,13 @@ class Draft:
 
     def warn(self, name: str, where: str, what: str, right: str) -> None:
         """Add a warning."""
-        finding = Finding(name, where, what, right)
-        if finding not in self.findings:
-            self.findings.append(finding)
+        self._add(Finding(name, where, what, right))
 
     def note(self, name: str, where: str, what: str) -> None:
         """Add a note on a directive without an equivalent."""
-        finding = Finding(name, where, what, is_note=True)
+        self._add(Finding(name, where, what, is_note=True))
+
+    def _add(self, finding: Finding) -> None:
         if finding not in self.findings:
             self.findings.append(finding)
 
@@ -253,3 +254,13 @@ def _safe(text: str) -> str:
 def number(text: str) -> float | None:
     """Return a plain number of seconds, minutes or percent; None if the text is not one."""
     return float(text) if re.fullmatch(r"[0-9]{1,9}(\.[0-9]{1,6})?", text) else None
+
+
+def source_at(kind: str, host: str, port: str, usual: int) -> Source | None:
+    """Return a source with its host, and its port if it is not the usual one; None if that is not an address."""
+    if not HOST.fullmatch(host) or not re.fullmatch(r"[0-9]{0,5}", port):
+        return None
+    found = int(port or usual)
+    if not 0 < found < 65536:
+        return None
+    return {"kind": kind, "host": host} | ({} if found == usual else {"port": found})

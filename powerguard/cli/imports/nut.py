@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, Final
 
-from powerguard.cli.imports.draft import Draft, Line, ReadError, Ups, number, read
+from powerguard.cli.imports.draft import HOST, Draft, Line, ReadError, Ups, number, read, source_at
 from powerguard.settings.ups_models import from_data_sheet
 
 FOLDERS: Final = ("/etc/nut", "/etc/ups", "/usr/local/ups/etc")
@@ -28,7 +28,6 @@ _DROPPED: Final = re.compile(r"[^\t\n\v\f\r -\x7e]")
 _SYSTEM: Final = re.compile(r"([^@]+)(?:@(\[[0-9A-Fa-f:.%]+\]|[^:\[\]]+)(?::([0-9]{1,5}))?)?")
 _NUT_NAME: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,63}")
 _USER: Final = re.compile(r"[!-~]{1,64}")
-_HOST: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,252}|[0-9A-Fa-f:.]{2,45}")
 _ANY: Final = frozenset(("0.0.0.0", "::", "*", "127.0.0.1"))  # noqa: S104 - read, not bound
 ROLES: Final = {"primary": "primary", "master": "primary", "secondary": "secondary", "slave": "secondary"}
 _AUTH: Final = {"MD5", "SHA", "SHA-224", "SHA-256", "SHA-384", "SHA-512"}
@@ -227,7 +226,7 @@ def _take_server(nut: Nut, lines: list[Line], _draft: Draft) -> None:
         if line.words[0] == "LISTEN":
             host, port_text, *_ = [*line.words[1:], "", ""]
             port = number(port_text) if port_text else PORT
-            if port is not None and 0 < port < 65536 and (_HOST.fullmatch(host) or host == "*"):
+            if port is not None and 0 < port < 65536 and (HOST.fullmatch(host) or host == "*"):
                 nut.listens.append((host, int(port)))
 
 
@@ -268,7 +267,7 @@ def _monitor(line: Line) -> Monitor | str:
     if power is None or power != int(power) or power > 64:
         return "the second word must be a power value, such as 1"
     name, host, port = found[1], (found[2] or "localhost").strip("[]"), int(found[3] or PORT)
-    if not _NUT_NAME.fullmatch(name) or not _HOST.fullmatch(host) or not 0 < port < 65536:
+    if not _NUT_NAME.fullmatch(name) or not HOST.fullmatch(host) or not 0 < port < 65536:
         return "the name of the UPS, its host or its port has characters that powerguard does not accept"
     if not _USER.fullmatch(user):
         return "the user's name has characters that powerguard does not accept"
@@ -377,13 +376,10 @@ def _output_delay_s(nut: Nut, section: Section | None) -> float:
 def _snmp_first(section: Section, ups: Ups, draft: Draft) -> None:
     """Read the card directly; upsd stays in the list, because only upsd reports a forced shutdown."""
     host, _, port_text = section.text("port").partition(":")
-    port = number(port_text) if port_text else 161
-    if not _HOST.fullmatch(host) or port is None or not 0 < port < 65536:
+    source = source_at("snmp", host, port_text, 161)
+    if source is None:
         draft.warn("odd_driver", section.place("port"), "snmp-ups without an address in port", "port = 10.0.0.5")
         return
-    source: dict[str, Any] = {"kind": "snmp", "host": host}
-    if port != 161:
-        source["port"] = int(port)
     version = section.text("snmp_version", "v1").lower().removeprefix("v")
     if version == "3":
         _snmp_v3(section, source, ups, draft)

@@ -8,22 +8,20 @@ from pathlib import Path
 from typing import Any, Final
 
 from powerguard.cli.render import Paint, clean, told_seconds
-from powerguard.cli.shared import EX_DATA, EX_NOINPUT, EX_USAGE, Subparsers, fail
+from powerguard.cli.shared import EX_DATA, EX_NOINPUT, EX_USAGE, fail
 
 EX_PROBLEMS: Final = 1
 SCHEMA_VERSION: Final = 1
 MAX_FILES: Final = 32
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "import",
-        help="convert a NUT or apcupsd configuration to settings",
-        description="Read an existing configuration and print equivalent settings, in mode dry-run, with "
+    parser.description = (
+        "Read an existing configuration and print equivalent settings, in mode dry-run, with "
         "warnings and notes on stderr. It changes nothing and never prints a secret: it names the file to "
         "keep each in. Exit 1: the settings are printed, but are not valid yet; 65: no settings can be made from the "
-        "files; 66: they cannot be read.",
+        "files; 66: they cannot be read."
     )
     parser.add_argument("program", choices=("nut", "apcupsd"), help="whose configuration")
     parser.add_argument(
@@ -33,14 +31,11 @@ def register(subparsers: Subparsers) -> None:
         metavar="FOLDER or FILE",
         help="default: /etc/nut or /etc/ups; /etc/apcupsd",
     )
+    parser.add_argument("--checkpoint", metavar="SECONDS", help="duration of a checkpoint (60s), to compare times with")
     parser.add_argument(
-        "--checkpoint", metavar="SECONDS", default=None, help="duration of a checkpoint (60s), to compare times with"
-    )
-    parser.add_argument(
-        "--secrets-in", metavar="FOLDER", default=None, help="write secrets as {file: FOLDER/...}, not as credentials"
+        "--secrets-in", metavar="FOLDER", help="write secrets as {file: FOLDER/...}, not as credentials"
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

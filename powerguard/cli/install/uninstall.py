@@ -5,7 +5,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final
 
 from powerguard.cli.install.report import EX_NOT_DONE, Report
-from powerguard.cli.shared import Subparsers, fail
+from powerguard.cli.shared import fail
 
 if TYPE_CHECKING:
     from powerguard.cli.install.disk import Disk
@@ -23,14 +23,12 @@ LEFT_MARKED: Final = (
 )
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "uninstall",
-        help="remove what install has installed",
-        description="Stop the daemon, put back what it may have left changed (GPU power limits, stopped trainers), and "
+    parser.description = (
+        "Stop the daemon, put back what it may have left changed (GPU power limits, stopped trainers), and "
         "remove exactly what `powerguard install` has put in place. Settings, secrets, journal, the user and the "
-        "virtual environment stay. Exit 0: done; 1: not done, or not completely.",
+        "virtual environment stay. Exit 0: done; 1: not done, or not completely."
     )
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument(
@@ -38,7 +36,6 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--root", metavar="DIR", default="/", help="root of an image, instead of this system")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any, Final
 
 import powerguard
 from powerguard.cli.install.report import EX_NOT_DONE, Report
-from powerguard.cli.shared import Subparsers, fail
+from powerguard.cli.shared import fail
 
 if TYPE_CHECKING:
     from powerguard.cli.install.disk import Disk
@@ -29,14 +29,12 @@ _WORDS: Final = {
 }
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "install",
-        help="install units, helpers and rules",
-        description="Put powerguard's units, root helpers, user, folders and rules in place and enable them, and "
+    parser.description = (
+        "Put powerguard's units, root helpers, user, folders and rules in place and enable them, and "
         "report each step. Run it again after an update or an interruption: correct files are left unchanged, "
-        "and so are foreign files. Exit 0: done; 1: not done, or not completely.",
+        "and so are foreign files. Exit 0: done; 1: not done, or not completely."
     )
     parser.add_argument("--dry-run", action="store_true", help="only show what would be done")
     parser.add_argument(
@@ -62,12 +60,10 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--prefix",
         metavar="DIR",
-        default=None,
         help="virtual environment that the units use (default: this one; in an image /opt/powerguard)",
     )
     parser.add_argument("--verbose", action="store_true", help="also list unchanged files")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=run)
 
 
 def _unit(text: str) -> str:

@@ -1,7 +1,6 @@
 """`powerguard explain [ID]`: why each step of an outage happened when it did, from the journal."""
 
 import argparse
-import json
 import sys
 from collections.abc import Callable, Mapping, Sequence
 from typing import TYPE_CHECKING, Any, Final
@@ -17,8 +16,8 @@ from powerguard.cli.outages.history import (
     journal_of,
     read,
 )
-from powerguard.cli.render import Paint, clean, clock_of, duration, fold, mode_note, moment, table
-from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, Subparsers, fail
+from powerguard.cli.render import Paint, after_start, clean, clock_of, duration, fold, mode_note, moment, table
+from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, fail, print_answer
 from powerguard.cli.words import NEED_SHARE, PHASES, durations_in, order, outcome_of, sentence, short_since_s
 from powerguard.daemon.journal import pairs
 
@@ -35,14 +34,12 @@ _SILENT: Final = frozenset(
 """Orders that have a note of their own."""
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "explain",
-        help="explain each step of an outage",
-        description="Explain an outage from the journal: each step with the numbers that decided, what would have "
+    parser.description = (
+        "Explain an outage from the journal: each step with the numbers that decided, what would have "
         "changed the outcome, and how it ended. Works without the daemon and during the outage. Exit 0: explained; "
-        "64: no such outage; 66: the journal cannot be read.",
+        "64: no such outage; 66: the journal cannot be read."
     )
     parser.add_argument(
         "outage",
@@ -54,7 +51,6 @@ def register(subparsers: Subparsers) -> None:
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_journal(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -74,10 +70,7 @@ def run(args: argparse.Namespace) -> int:
         return fail(args, "explain", str(error), EX_USAGE)
     except JournalError as error:
         return fail(args, "explain", str(error), EX_NOINPUT)
-    if args.json:
-        print(json.dumps(told, indent=2))
-    else:
-        print("\n".join(fold([*show(told, Paint(sys.stdout)), *more])))
+    print_answer(args, told, lambda: fold([*show(told, Paint(sys.stdout)), *more]))
     return 0
 
 
@@ -137,8 +130,8 @@ def _add_wait(steps: Sequence[dict[str, Any]], policy: "Policy | None") -> None:
     since_s = short_since_s(moments, latched["after_s"], policy.commit_dwell_s)
     if since_s is not None:
         latched["text"] += (
-            f". The stop did not fit from {_after(since_s)} on: powerguard waited for {policy.commit_dwell_s:.0f} s on "
-            "battery and one more reading, because a shorter dip needs no power-off"
+            f". The stop did not fit from {after_start(since_s)} on: powerguard waited for "
+            f"{policy.commit_dwell_s:.0f} s on battery and one more reading, because a shorter dip needs no power-off"
         )
 
 
@@ -222,7 +215,7 @@ def what_if(
     stable_s = None if policy is None else policy.utility_stable_s
     if latched is not None and stable_s is not None and not latched["because"].startswith("power_off_at"):
         by_s = latched["after_s"]
-        text = f"Utility back before {clock_of(latched['at'])} ({_after(by_s)}) would have spared the power-off: "
+        text = f"Utility back before {clock_of(latched['at'])} ({after_start(by_s)}) would have spared the power-off: "
         text += f"one reading of it holds the commit back, and {stable_s:.0f} s of it end the outage."
         came_s = _returned_s(readings, paused["after_s"] if paused is not None else 0.0)
         if came_s is not None and by_s <= came_s < by_s + 600.0:
@@ -323,11 +316,6 @@ def _durations(
 # --- Output -----------------------------------------------------------------------------------------------------------
 
 
-def _after(seconds: float) -> str:
-    text = duration(seconds)
-    return text if text.startswith("-") else f"+{text}"
-
-
 def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
     """Return the explanation as lines."""
     outcome = clean(outcome_of(told["outcome"] or "", told["mode"]))
@@ -340,7 +328,7 @@ def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
     rows = [
         (
             clock_of(step["at"]),
-            _after(step["after_s"]),
+            after_start(step["after_s"]),
             paint(clean(step["text"]), _COLOURS.get(str(step["level"]), "")),
         )
         for step in told["steps"]

@@ -15,7 +15,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final, NamedTuple
 
 from powerguard.cli.render import Paint, clean, duration, fold, moment, table
-from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, Subparsers, fail
+from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, fail
 from powerguard.cli.status import JOURNAL
 from powerguard.core.comeback.recovery import LONGEST_GAP_S
 from powerguard.daemon.journal import Line, OutageRecord, Recorded, following, history, notes, outage, pairs, recording
@@ -124,7 +124,7 @@ def between(first: float | None, then: float | None) -> float | None:
 def add_journal(parser: argparse.ArgumentParser) -> None:
     """Add the option of the journal's path."""
     parser.add_argument(
-        "--journal", metavar="FILE", default=None, help=f"journal to read (default: from the settings, else {JOURNAL})"
+        "--journal", metavar="FILE", help=f"journal to read (default: from the settings, else {JOURNAL})"
     )
 
 
@@ -197,20 +197,17 @@ def is_late_reboot(story: Sequence[Line], back: Line, numbers: Mapping[str, obje
     return bool(orders) and not any(line.action in orders and line.event == "Failed" for line in gone)
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "history",
-        help="list the outages in the journal; export one",
-        description="List the outages in the journal, the newest first. Works without the daemon. "
-        "Exit 64: no such outage; 66: the journal cannot be read.",
+    parser.description = (
+        "List the outages in the journal, the newest first. Works without the daemon. "
+        "Exit 64: no such outage; 66: the journal cannot be read."
     )
     parser.add_argument("--limit", type=int, metavar="N", default=20, help="how many (20)")
     parser.add_argument("--sum", action="store_true", help="what all outages cost together, instead of the list")
     parser.add_argument("--since", metavar="WHEN", help="only outages that began since 2026-11-01, or in 30d")
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
     add_journal(parser)
-    parser.set_defaults(run=run)
     verbs = parser.add_subparsers(dest="history_verb", metavar="VERB")
     export = verbs.add_parser(
         "export",

@@ -10,8 +10,8 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Any, Final
 
 from powerguard.cli.plan import amounts
-from powerguard.cli.render import Paint, clean, duration, fold, table
-from powerguard.cli.shared import CONFIG, EX_CONFIG, EX_DATA, EX_USAGE, Subparsers, fail
+from powerguard.cli.render import Paint, after_start, clean, duration, fold, table
+from powerguard.cli.shared import CONFIG, EX_CONFIG, EX_DATA, EX_USAGE, fail
 from powerguard.cli.words import PHASES, mark, order, sentence
 
 if TYPE_CHECKING:
@@ -29,18 +29,16 @@ _TOLD_BY_NOTES: Final = frozenset(
 )
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "replay",
-        help="replay a recorded outage with today's decisions",
-        description="Feed a recorded outage to today's decisions, and show when each phase would have begun and why. "
+    parser.description = (
+        "Feed a recorded outage to today's decisions, and show when each phase would have begun and why. "
         "FILE is what `powerguard history export` printed, or CSV with the columns t_s,ups,source,output_source,"
         "runtime_s,charge_pct,load_pct and any further field of a reading (empty: unknown). Exit 0: shown, and with "
-        "--diff the same as recorded; 1: with --diff, not the same; 65: the file cannot be replayed.",
+        "--diff the same as recorded; 1: with --diff, not the same; 65: the file cannot be replayed."
     )
     parser.add_argument("file", metavar="FILE", help="export of the journal, or CSV")
-    parser.add_argument("--config", dest="settings_file", metavar="FILE", default=None, help="use these settings")
+    parser.add_argument("--config", dest="settings_file", metavar="FILE", help="use these settings")
     parser.add_argument("--table", metavar="LOAD:S,...", help="runtime table, such as 50:540,75:360,100:240")
     parser.add_argument(
         "--trainer",
@@ -51,7 +49,7 @@ def register(subparsers: Subparsers) -> None:
     parser.add_argument(
         "--ups", metavar="NAME", default="", help="one of several UPSes; else all feeds of the settings"
     )
-    parser.add_argument("--outage", metavar="ID", default=None, help="only this one of the file's outages")
+    parser.add_argument("--outage", metavar="ID", help="only this one of the file's outages")
     parser.add_argument("--obedient", action="store_true", help="let every order succeed, regardless of the recording")
     parser.add_argument("--diff", action="store_true", help="compare with what the daemon did")
     parser.add_argument(
@@ -62,7 +60,6 @@ def register(subparsers: Subparsers) -> None:
         help="treat events this many seconds apart as simultaneous (1.5: one poll)",
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout")
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:
@@ -231,12 +228,6 @@ def _differs(difference: "Difference") -> bool:
 # --- Output -----------------------------------------------------------------------------------------------------------
 
 
-def after(seconds: float) -> str:
-    """Return a time from the outage's start, for display."""
-    text = duration(seconds)
-    return text if text.startswith("-") else f"+{text}"
-
-
 def _count(count: int, what: str) -> str:
     return f"{count} {what}" if count == 1 else f"{count} {what}s"
 
@@ -250,7 +241,7 @@ def _story(told: "Replayed", paint: Paint) -> list[str]:
     lines = [paint(clean(head), "bold"), *(f"{paint('!', 'yellow')} {clean(text)}" for text in told.told)]
     rows = []
     for each in told.lines:
-        when = after(each.t_s - told.began_s)
+        when = after_start(each.t_s - told.began_s)
         if each.note is not None:
             text = sentence(each.note.event, each.note.because, dict(each.note.numbers))
             rows.append((when, paint(clean(text), _COLOURS.get(each.note.level, ""))))
@@ -262,12 +253,12 @@ def _story(told: "Replayed", paint: Paint) -> list[str]:
         lines.append(
             f"{paint('!', 'yellow')} battery was read, but no second witness confirmed it, so there was no outage"
         )
-    end = f"It ends at {after(told.ended_s - told.began_s)}: {PHASES[told.phase]}"
+    end = f"It ends at {after_start(told.ended_s - told.began_s)}: {PHASES[told.phase]}"
     if told.before_deadline_s is not None:
         end += f"; the recording ends {duration(told.before_deadline_s)} before its deadline: the rest is unknown"
     lines.append(end + ".")
     for step in told.forecast:
-        when = "at an unknown time" if step.at_s is None else f"at {after(step.at_s - told.began_s)}"
+        when = "at an unknown time" if step.at_s is None else f"at {after_start(step.at_s - told.began_s)}"
         lines.append(f"  next, without further changes: {PHASES.get(step.action, step.action)} {when} ({step.because})")
     return lines
 

@@ -18,7 +18,7 @@ from powerguard.cli.outages.facts import LATE_REBOOT
 from powerguard.cli.outages.history import UnknownOutageError, add_journal, cost_rows, journal_of
 from powerguard.cli.outages.picture import PHASE_WORDS, Mark, style, timeline
 from powerguard.cli.render import Paint, clean, duration, fold, is_endless, mode_note, moment, table
-from powerguard.cli.shared import EX_CANTCREAT, EX_NOINPUT, EX_USAGE, Subparsers, fail
+from powerguard.cli.shared import EX_CANTCREAT, EX_NOINPUT, EX_USAGE, fail
 from powerguard.cli.status import last_battery
 from powerguard.cli.words import PHASES, durations_in, outcome_of
 from powerguard.daemon.observe import figures
@@ -395,14 +395,12 @@ def _advice_rows(told: Mapping[str, Any]) -> Sequence[tuple[str, str]]:
     return found or [("no advice", "")]
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "report",
-        help="report an outage: durations, forecast and fact, advice; as text or page",
-        description="Report an outage from the journal: how long each part took, prediction and fact, steps lost, "
+    parser.description = (
+        "Report an outage from the journal: how long each part took, prediction and fact, steps lost, "
         "the return, and advice. Works without the daemon and during the outage. Exit 0: reported; 64: no "
-        "such outage; 66: the journal cannot be read; 73: the page cannot be written.",
+        "such outage; 66: the journal cannot be read; 73: the page cannot be written."
     )
     parser.add_argument(
         "outage", metavar="ID", nargs="?", default="last", help="its id, the beginning of it, or last (default)"
@@ -412,7 +410,6 @@ def register(subparsers: Subparsers) -> None:
     shape.add_argument("--markdown", action="store_true", help="Markdown on stdout, for a ticket")
     shape.add_argument("--html", metavar="FILE", help="write a web page with the timeline; - for stdout")
     add_journal(parser)
-    parser.set_defaults(run=run)
 
 
 def run(args: argparse.Namespace) -> int:

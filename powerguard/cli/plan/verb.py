@@ -1,12 +1,11 @@
 """`powerguard plan`: does it fit, what happens next and when, with a picture; and every term of the budget."""
 
 import argparse
-import json
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
 from powerguard.cli.render import Paint, clean, clock_of, duration, fold, is_endless, is_utf8, table
-from powerguard.cli.shared import EX_DOWN, EX_USAGE, Subparsers, fail
+from powerguard.cli.shared import EX_DOWN, EX_USAGE, fail, print_answer
 from powerguard.cli.status import BEGUN, CALLED_OFF, describe_step
 
 _SIZE_OPTIONS: Final = (
@@ -32,21 +31,18 @@ _SIZE_OPTIONS: Final = (
 )
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "plan",
-        help="show the budget and what would happen next",
-        description="Show whether checkpoint and stop fit the battery, how long training continues, when it pauses and "
+    parser.description = (
+        "Show whether checkpoint and stop fit the battery, how long training continues, when it pauses and "
         "when the host powers off, with a picture, from the same calculation that decides. --terms shows every term. "
-        "Exit 0: a full stop fits; 1: it does not; 4: the daemon is down.",
+        "Exit 0: a full stop fits; 1: it does not; 4: the daemon is down."
     )
     parser.add_argument("--json", action="store_true", help="one JSON object on stdout, with every term")
     parser.add_argument("--picture", action="store_true", help="only the picture: the budget as a bar over time")
     parser.add_argument("--terms", action="store_true", help="show every term of the budget, with its origin")
     add_options(parser, reads=True)
     _add_size(parser)
-    parser.set_defaults(run=run)
 
 
 def _add_size(parser: argparse.ArgumentParser) -> None:
@@ -59,7 +55,7 @@ def _add_size(parser: argparse.ArgumentParser) -> None:
     size.add_argument("--no-settings", action="store_true", help="ignore the settings, for another site than this host")
     size.add_argument("--config", metavar="FILE", default=argparse.SUPPRESS, help="settings")
     for option, metavar, text in _SIZE_OPTIONS:
-        size.add_argument(option, metavar=metavar, default=None, help=text)
+        size.add_argument(option, metavar=metavar, help=text)
     size.add_argument(
         "--host",
         metavar="tier=T,w=W,...",
@@ -83,10 +79,9 @@ def run(args: argparse.Namespace) -> int:
         told = get(args, "/api/v1/plan")
     except (DownError, RefusedError) as error:
         return fail(args, "plan", str(error), EX_DOWN)
-    if args.json:
-        print(json.dumps(told, indent=2))
-    else:
-        print("\n".join(_picture(told) if args.picture else fold(describe(told, Paint(), has_terms=args.terms))))
+    print_answer(
+        args, told, lambda: _picture(told) if args.picture else fold(describe(told, Paint(), has_terms=args.terms))
+    )
     reasons = {reason["name"] for reason in told["reasons"]}
     fits = told["fits"] and told["grade"] == "full" and not {"undersized", "not_protected"} & reasons
     return 0 if fits else 1
@@ -175,8 +170,7 @@ def _steps(told: dict[str, Any]) -> list[str]:
     names = {reason["name"] for reason in told["reasons"]}
     if "aborted" in names:
         return [CALLED_OFF]
-    is_suspended = "maintenance" in names
-    steps = [describe_step(step, is_suspended=is_suspended) for step in told["next"]]
+    steps = [describe_step(step) for step in told["next"]]
     pause = next((step for step in told["next"] if step["action"] == "emergency_checkpoint" and step["at"]), None)
     if pause is not None and pause["in_s"] > 0.0:
         steps.insert(0, f"training continues for {duration(pause['in_s'])}, until {clock_of(pause['at'])}")

@@ -5,7 +5,7 @@ It can also save a walk without names, addresses and serial numbers, to share wi
 
 import argparse
 import asyncio
-import json
+import os
 import re
 import sys
 from collections.abc import Iterable, Mapping, Sequence
@@ -16,7 +16,7 @@ from typing import Any, Final
 from pydantic import ValidationError
 
 from powerguard.cli.render import Paint, clean, duration, table
-from powerguard.cli.shared import EX_NOTHING, EX_USAGE, fail
+from powerguard.cli.shared import EX_NOTHING, EX_USAGE, fail, print_answer, snmp_secrets
 from powerguard.core.model.events import OutputSource
 from powerguard.options import SecretError
 from powerguard.ups.profiles.decode import Decoded
@@ -266,6 +266,9 @@ def run_probe(args: argparse.Namespace) -> int:
         return fail(args, verb, why, EX_USAGE)
     if args.save is not None and Path(args.save).exists():
         return fail(args, verb, f"{args.save}: already exists; name a new file", EX_USAGE)
+    if args.save is not None and not os.access(Path(args.save).absolute().parent, os.W_OK | os.X_OK):
+        # Before the walk, which takes minutes.
+        return fail(args, verb, f"{args.save}: its folder is not there, or you may not write to it", EX_USAGE)
     try:
         look = asyncio.run(_look(options, args))
     except (SnmpError, SecretError) as error:
@@ -280,7 +283,7 @@ def run_probe(args: argparse.Namespace) -> int:
         return fail(args, verb, f"{look.because}; its answers are saved as {args.save}", EX_NOTHING)
     told = _shape(look.report, [look.profiles.by_name[name] for name in look.report.profiles], args.host)
     told["saved"] = args.save
-    print(json.dumps(told, indent=2) if args.json else "\n".join(_lines(told)))
+    print_answer(args, told, lambda: _lines(told))
     return 0
 
 
@@ -296,13 +299,7 @@ def options_of(args: argparse.Namespace) -> SnmpOptions:
         "user": args.user,
         "profile": args.profile,
     }
-    for key in ("community", "auth", "priv"):
-        file = getattr(args, f"{key}_file")
-        given[key] = None if file is None else {"file": str(Path(file).absolute())}
-    for key in ("auth_protocol", "priv_protocol"):
-        if getattr(args, key) is not None:
-            given[key] = getattr(args, key)
-    return SnmpOptions.model_validate(given)
+    return SnmpOptions.model_validate(given | snmp_secrets(args))
 
 
 def _told(problem: Any) -> str:  # noqa: ANN401 - pydantic's own

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any, Final
 
 from powerguard.cli.render import Paint, clean
-from powerguard.cli.shared import EX_DATA, EX_NOTHING, Subparsers, fail
+from powerguard.cli.shared import EX_DATA, EX_NOTHING, add_snmp_secrets, fail, print_answer
 from powerguard.cli.snmp.probe import describe, run_probe, shape
 from powerguard.ups.profiles.decode import decode
 from powerguard.ups.profiles.load import ProfileError, Profiles, load_profiles, read_profile
@@ -20,69 +20,49 @@ from powerguard.ups.profiles.walk import WalkError, read_walk
 SITE: Final = "/etc/powerguard/profiles.d"
 
 
-def register(subparsers: Subparsers) -> None:
+def register(parser: argparse.ArgumentParser) -> None:
     """Add the verb to the command line."""
-    parser = subparsers.add_parser(
-        "snmp",
-        help="read a UPS or rack PDU over SNMP and decode it",
-        description="Read a card, or a recorded walk of one, and decode it as the daemon does.",
-    )
+    parser.description = "Read a card, or a recorded walk of one, and decode it as the daemon does."
     verbs = parser.add_subparsers(dest="snmp_verb", metavar="decode|probe|test-profile", required=True)
-    _register_decode(verbs)
-    _register_probe(verbs)
-    _register_test(verbs)
-    parser.set_defaults(run=run)
+    _register_decode(verbs.add_parser("decode", help="decode a recorded walk"))
+    _register_probe(verbs.add_parser("probe", help="ask a card, and show raw and decoded values"))
+    _register_test(verbs.add_parser("test-profile", help="check a profile file with a recorded walk"))
 
 
-def _register_decode(verbs: Subparsers) -> None:
-    decode = verbs.add_parser(
-        "decode",
-        help="decode a recorded walk",
-        description="Decode a recorded walk (one OID|tag|value per line) as the daemon would decode the device. Exit "
-        "0: decoded; 1: no known family of UPSes or PDUs; 65: the file is not a walk.",
+def _register_decode(decode: argparse.ArgumentParser) -> None:
+    decode.description = (
+        "Decode a recorded walk (one OID|tag|value per line) as the daemon would decode the device. Exit "
+        "0: decoded; 1: no known family of UPSes or PDUs; 65: the file is not a walk."
     )
     decode.add_argument("file", metavar="FILE", help="the walk")
-    decode.add_argument("--profile", metavar="NAME", default=None, help="use this family, not the one found by probing")
+    decode.add_argument("--profile", metavar="NAME", help="use this family, not the one found by probing")
     _common(decode)
 
 
-def _register_probe(verbs: Subparsers) -> None:
-    probe = verbs.add_parser(
-        "probe",
-        help="ask a card, and show raw and decoded values",
-        description="Ask a card once and show its identity, its answers, and which of them are believed, and why. "
-        "Secrets are read from files that only you can read. Exit 0: shown; 1: no answer, or no family fits.",
+def _register_probe(probe: argparse.ArgumentParser) -> None:
+    probe.description = (
+        "Ask a card once and show its identity, its answers, and which of them are believed, and why. "
+        "Secrets are read from files that only you can read. Exit 0: shown; 1: no answer, or no family fits."
     )
     probe.add_argument("host", metavar="HOST", help="address or name of the card")
     probe.add_argument("--port", type=int, default=161, help="UDP port (161)")
-    probe.add_argument(
-        "--version", dest="snmp_version", choices=("1", "2c", "3"), default=None, help="default: 2c, or 3"
-    )
-    probe.add_argument("--community-file", metavar="FILE", default=None, help="community of v1 and v2c (public)")
-    probe.add_argument("--user", default=None, help="user of v3")
-    probe.add_argument("--auth-file", metavar="FILE", default=None, help="authentication passphrase of v3")
-    probe.add_argument("--auth-protocol", default=None, help="MD5, SHA (default), SHA-224, SHA-256, SHA-384, SHA-512")
-    probe.add_argument("--priv-file", metavar="FILE", default=None, help="privacy passphrase of v3")
-    probe.add_argument("--priv-protocol", default=None, help="DES, AES (default), AES-192, AES-256")
+    probe.add_argument("--version", dest="snmp_version", choices=("1", "2c", "3"), help="default: 2c, or 3")
+    add_snmp_secrets(probe)
     probe.add_argument("--timeout", metavar="S", type=float, default=2.0, help="seconds for an answer, asked twice (2)")
-    probe.add_argument("--profile", metavar="NAME", default=None, help="use this family, not the one found by probing")
-    probe.add_argument(
-        "--save", metavar="FILE", default=None, help="also walk the whole device, and write the walk without names"
-    )
+    probe.add_argument("--profile", metavar="NAME", help="use this family, not the one found by probing")
+    probe.add_argument("--save", metavar="FILE", help="also walk the whole device, and write the walk without names")
     _common(probe)
 
 
-def _register_test(verbs: Subparsers) -> None:
-    test = verbs.add_parser(
-        "test-profile",
-        help="check a profile file with a recorded walk",
-        description="Check a profile file, whether it fits a walk, and the decoded values; with EXPECTED, whether "
+def _register_test(test: argparse.ArgumentParser) -> None:
+    test.description = (
+        "Check a profile file, whether it fits a walk, and the decoded values; with EXPECTED, whether "
         "they are right: a JSON object with the keys of `decode --json`, and `accept` for other right answers. "
-        "Exit 0: good; 1: it does not fit, or a value is not as expected; 65: a file that cannot be read.",
+        "Exit 0: good; 1: it does not fit, or a value is not as expected; 65: a file that cannot be read."
     )
     test.add_argument("profile_file", metavar="PROFILE.yaml")
     test.add_argument("walk", metavar="WALK")
-    test.add_argument("expected", metavar="EXPECTED.json", nargs="?", default=None)
+    test.add_argument("expected", metavar="EXPECTED.json", nargs="?")
     _common(test)
 
 
@@ -112,7 +92,7 @@ def _decode(args: argparse.Namespace) -> int:
         return fail(args, "snmp decode", f"{args.file}: {error.args[0]}", EX_NOTHING)
     decoded = decode(chosen, answers)
     told = shape("snmp-decode", chosen, decoded, answers, from_={"file": args.file}, notes=[*notes, *profiles.problems])
-    print(json.dumps(told, indent=2) if args.json else "\n".join(describe(told)))
+    print_answer(args, told, lambda: describe(told))
     return 0
 
 
@@ -172,10 +152,7 @@ def run_test(args: argparse.Namespace) -> int:
     wrong = [] if expected is None else compare(told, expected)
     told["expected"] = args.expected
     told["wrong"] = wrong
-    if args.json:
-        print(json.dumps(told, indent=2))
-    else:
-        print("\n".join([*describe(told), *_verdict(wrong, args.expected)]))
+    print_answer(args, told, lambda: [*describe(told), *_verdict(wrong, args.expected)])
     return EX_NOTHING if wrong else 0
 
 

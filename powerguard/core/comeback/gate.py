@@ -8,6 +8,7 @@ overrule it.
 from dataclasses import replace
 from typing import Final
 
+from powerguard.core.comeback import methods
 from powerguard.core.decide import conditions
 from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import budget
@@ -38,7 +39,7 @@ def reconcile(turn: Turn, phase: Recovery) -> None:
     """Open the gate when it is time; check the host, then start training."""
     if phase.asked is not None or phase.started_at_s is not None or turn.now_s < phase.retry_at_s:
         return
-    because = _because(turn, phase)
+    because, forced = _because(turn, phase)
     if _asks_for_check(turn, phase, because):
         id_ = turn.order(CheckHost, limit_s=CHECK_LIMIT_S, outage=phase.outage.id)
         turn.set_phase(replace(phase, asked=id_))
@@ -46,6 +47,8 @@ def reconcile(turn: Turn, phase: Recovery) -> None:
     if not because:
         return
     clear(turn, "the operator wants training started")
+    if forced is not None:
+        turn.note("gate_forced", because, forced)
     id_ = turn.order(ResumeTraining, limit_s=START_LIMIT_S, outage=phase.outage.id)
     turn.set_phase(replace(phase, asked=id_, tries=phase.tries + 1))
     turn.note("gate_opened", because)
@@ -67,30 +70,29 @@ def clear(turn: Turn, because: str) -> None:
         turn.set_alarm(alarm, because, holds=False)
 
 
-def _because(turn: Turn, phase: Recovery) -> str:
-    """Say why training may start, or "" while it must wait."""
+def _because(turn: Turn, phase: Recovery) -> tuple[str, Level | None]:
+    """Say why training may start, or "" while it must wait; and how severe it is that it starts before it is safe."""
     state, policy = turn.state, turn.policy
     if budget.power_off_at_s(state.feed) is not None or state.feed.supply is Supply.BATTERY:
-        return ""
+        return "", None
+    if methods.cut_at_s(state, turn.now_s) is not None:
+        return "", None  # Training would be cut off.
     if phase.forced_by:
-        return f"{phase.forced_by} wants training started"
+        return f"{phase.forced_by} wants training started", None
     if fusion.is_stable(policy, state.feed, turn.now_s, stable_s=policy.utility_stable_s):
         if because := conditions.may_start(policy, state, turn.now_s):
-            return because
+            return because, None
         if turn.now_s - max(phase.began_s, state.feed.since_s) < policy.charge_hold_s:
-            return ""
+            return "", None
         because = "utility has been back for long; to wait for more charge would cost more than a second outage"
-        turn.note("gate_forced", because, Level.WARNING)
-        return because
+        return because, Level.WARNING
     fresh = fusion.is_fresh(policy, state.feed, turn.now_s)
     if fresh and state.feed.supply is not Supply.UNKNOWN:
-        return ""
+        return "", None
     if turn.now_s - max(phase.began_s, state.feed.lost_since_s or phase.began_s) < policy.unknown_hold_s:
-        return ""
+        return "", None
     what = "has not reported for long whether utility is there" if fresh else "has not answered for long"
-    because = f"the UPS {what}; training starts without its answer"
-    turn.note("gate_forced", because, Level.ERROR)
-    return because
+    return f"the UPS {what}; training starts without its answer", Level.ERROR
 
 
 def handle(turn: Turn, phase: Recovery, outcome: Done | Failed) -> None:

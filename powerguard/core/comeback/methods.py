@@ -45,6 +45,8 @@ LIMIT_S = 5.0
 AGAIN_S = 60.0
 MOST_AGAIN_S = 3600.0
 """Shortest and longest interval of retries to disarm; they grow once the method should have acted."""
+SPENT_S = 10.0
+"""How long after its time an order to cut an output is still waited for, if the UPS does not show its countdown."""
 GIVE_UP_S = 86400.0
 """How long a method that the settings no longer name is kept: they may name it again."""
 RESTORE_AGAIN_S = 3600.0
@@ -111,11 +113,13 @@ def arm(turn: Turn, outage: Outage, ways: Collection[Way], *, off_in_s: float, l
         Way.SENTINEL: max((dark_in_s if is_cut else off_in_s) + SENTINEL_AFTER_S, outage.back_off_s),
         Way.WATCHDOG: dark_in_s + WATCHDOG_AFTER_S,
     }
+    earnest = [(each.way, each.ups) for each in turn.state.armed if not each.recorded]
     ids: list[str] = []
     for way, ups in wanted:
         id_ = turn.order(ArmWay, limit_s=limit_s, way=way, outage=outage.id, in_s=round(in_s[way], 1), ups=ups)
-        acts_at_s = turn.now_s + in_s[way]
-        turn.owe(Armed(way=way, ups=ups, outage=outage.id, at_s=turn.now_s, acts_at_s=acts_at_s, order=id_))
+        mine = Armed(way=way, ups=ups, outage=outage.id, at_s=turn.now_s, acts_at_s=turn.now_s + in_s[way], order=id_)
+        # One that may be armed already stays so, whatever a dry-run records about it.
+        turn.owe(replace(mine, recorded=not turn.policy.powers_off and (way, ups) not in earnest))
         ids.append(id_)
     return tuple(ids)
 
@@ -123,7 +127,8 @@ def arm(turn: Turn, outage: Outage, ways: Collection[Way], *, off_in_s: float, l
 def _may_cut(turn: Turn, standing_s: float | None) -> bool:
     """Say whether outputs may be ordered off. A host whose feeds do not go off together would never see AC return."""
     mine = [each for each in turn.state.armed if each.way is Way.OUTPUT and each.outage]
-    if any(each.confirmed or each.order is not None for each in mine):
+    # One that is being disarmed was of an earlier boot: the orders to a UPS are carried out one after the other.
+    if any(each.confirmed or (each.order is not None and not each.leaving) for each in mine):
         return False
     because = ""
     others = [each.policy.ups for each in turn.policy.feeds if each.policy.ups not in turn.policy.outputs]
@@ -193,12 +198,15 @@ def _handle_armed(turn: Turn, action: ArmWay, outcome: Done | Failed) -> None:
     if mine is None:
         return
     if events.is_recorded(outcome):
-        turn.settle(mine)
+        if mine.recorded:
+            turn.settle(mine)
+        else:
+            turn.owe(replace(mine, order=None))
         return
     found = events.way_armed(outcome)
     if found.in_s is not None:
         mine = replace(mine, acts_at_s=mine.at_s + found.in_s)
-    turn.owe(replace(mine, order=None, confirmed=True, returns=found.returns))
+    turn.owe(replace(mine, order=None, confirmed=True, returns=found.returns, recorded=False))
     if action.way is Way.OUTPUT:
         _retime(turn)
     turn.note(
@@ -222,8 +230,9 @@ def _handle_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> N
     if mine is None:
         return
     because = outcome.reason if isinstance(outcome, Failed) else ""
-    if mine.confirmed and events.is_recorded(outcome):
-        because = "armed before mode became dry-run, which disarms no method: set mode: armed until it is disarmed"
+    is_recorded = events.is_recorded(outcome)
+    if is_recorded and action.outage and not mine.recorded:
+        because = f"it may be armed, and {turn.policy.mode} disarms no method: set mode: armed until it is disarmed"
     if because:
         turn.owe(replace(mine, order=None))
         if action.outage:
@@ -232,6 +241,8 @@ def _handle_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> N
             turn.set_alarm(DOUBTFUL, f"{action.way}: {because}", holds=True)
         return
     turn.settle(mine)
+    if is_recorded:
+        return
     found = events.way_disarmed(outcome)
     if found.disarmed:
         turn.note("way_disarmed", found.because or "confirmed by the device", way=action.way)
@@ -274,6 +285,10 @@ def _take_back(turn: Turn, each: Armed) -> None:
     feed = turn.state.feed
     if feed.suspect:
         return  # One unconfirmed reading only causes a poll.
+    if each.way is Way.OUTPUT and each.outage and not (each.confirmed or _may_still_cut(each, turn.now_s)):
+        turn.settle(each)
+        turn.note("way_found_disarmed", "the time of its order has passed, and the host has power", way=each.way)
+        return
     if each.way is Way.OUTPUT and not each.outage and feed.supply is not Supply.UTILITY:
         return  # It may be an outage's, whose power-off is under way: without the cut AC would never drop.
     if each.leaving and turn.now_s - each.at_s < min(max(AGAIN_S, each.at_s - each.acts_at_s), MOST_AGAIN_S):
@@ -330,15 +345,39 @@ def unknown(policy: Policy, now_s: float) -> tuple[Armed, ...]:
 def after_boot(policy: Policy, old: State, now_s: float, *, whole: bool = True) -> tuple[Armed, ...]:
     """Return what is still to be disarmed in another boot: a UPS that has cut its output is no longer armed.
 
+    A host that is back before that cut would lose its power: the order is cancelled, if that can be done.
     A host that went down in an outage, before its commit as far as the journal knows, may have gone on in memory alone.
     whole: as in `Stored`; what is lost may have armed any of them.
     """
     rest = {each.way: each for each in old.armed if each.way is not Way.OUTPUT}
     if not whole or not isinstance(old.phase, Online | Shutdown):
         rest = {each.way: each for each in unknown(policy, now_s) if each.way is not Way.OUTPUT} | rest
-    return tuple(
-        replace(each, order=None, kept=False, leaving=False, at_s=now_s, acts_at_s=now_s) for each in rest.values()
+    cuts = [each for each in old.armed if _may_still_cut(each, now_s) and (each.way, each.ups) in named(policy)]
+    return (
+        *(replace(each, order=None, kept=False, leaving=False, at_s=now_s, confirmed=False) for each in cuts),
+        *(replace(each, order=None, kept=False, leaving=False, at_s=now_s, acts_at_s=now_s) for each in rest.values()),
     )
+
+
+def _may_still_cut(each: Armed, now_s: float) -> bool:
+    """Say whether an order to cut an output may still act, also when utility is back."""
+    pending = each.way is Way.OUTPUT and each.outage and each.returns != "aborts"
+    return bool(pending) and now_s <= each.acts_at_s + SPENT_S
+
+
+def in_the_clock_of(owed: tuple[Obligation, ...], shift_s: float) -> tuple[Obligation, ...]:
+    """Move the time at which each method acts into the clock of another boot."""
+    return tuple(
+        replace(each, acts_at_s=each.acts_at_s + shift_s) if isinstance(each, Armed) else each for each in owed
+    )
+
+
+def cut_at_s(state: State, now_s: float) -> float | None:
+    """Return when a UPS may cut its output by an order of powerguard that is not known to be cancelled; None: none may.
+
+    Most UPSes show such a countdown themselves (`budget.power_off_at_s`).
+    """
+    return max((each.acts_at_s for each in state.armed if _may_still_cut(each, now_s)), default=None)
 
 
 # --- The BMC's policy -------------------------------------------------------------------------------------------

@@ -4,21 +4,31 @@ A latch holds in the boot that made it and in no other: a stored "shutdown" of a
 reason to power off.
 """
 
+import math
 from dataclasses import dataclass, replace
 
-from powerguard.core import obligations
+from powerguard.core import obligations, scheduler
 from powerguard.core.comeback import methods
 from powerguard.core.comeback.validation import BOOTS_KEPT, validated
 from powerguard.core.decide.transitions import TABLE, Cause
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.energy import learning, needs
-from powerguard.core.model.actions import Action, EnsurePolicy, Level, Note, PowerOff, StopTrainer, TerminateTrainer
+from powerguard.core.model.actions import (
+    Action,
+    EnsurePolicy,
+    Grade,
+    Level,
+    Note,
+    PowerOff,
+    StopTrainer,
+    TerminateTrainer,
+)
 from powerguard.core.model.policy import Learned, Mode, Policy
 from powerguard.core.model.state import (
     Battery,
-    Emergency,
     Feed,
+    GpuCap,
     OnBattery,
     Online,
     Phase,
@@ -95,6 +105,8 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         _begin_again(turn)
         because += f" in mode {policy.mode}: what was only recorded before is decided again"
         stored = replace(stored, in_flight=())
+    elif _acts_less(policy, state.phase):
+        turn.set_outage(mode=policy.mode)
     # Signals are not repeated blindly: the next reading shows whether the load still requires them.
     again = [
         action
@@ -139,17 +151,36 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
 
 def _is_only_recorded(policy: Policy, phase: Phase) -> bool:
     """Say whether the orders of this outage were recorded in a mode that carries out less than the present one."""
-    modes = tuple(Mode)
-    return isinstance(phase, OnBattery | Emergency | Shutdown) and modes.index(policy.mode) < modes.index(
-        phase.outage.mode
-    )
+    if isinstance(phase, Recovery):  # In rehearse, too, training is started.
+        return phase.outage.mode is Mode.DRY_RUN and policy.mode is not Mode.DRY_RUN
+    return not isinstance(phase, Online) and _MODES.index(policy.mode) < _MODES.index(phase.outage.mode)
+
+
+def _acts_less(policy: Policy, phase: Phase) -> bool:
+    """Say whether orders of this outage are only recorded from now on; a latch keeps the mode of its power-off."""
+    return not isinstance(phase, Online | Shutdown) and _MODES.index(policy.mode) > _MODES.index(phase.outage.mode)
+
+
+_MODES = tuple(Mode)
+"""The mode that carries out the most is the first."""
 
 
 def _begin_again(turn: Turn) -> None:
-    """Take the outage back to its beginning: no checkpoint of it is durable, training runs, no stop is latched."""
-    turn.set_outage(mode=turn.policy.mode)
-    if turn.outage is not None:
-        turn.set_phase(OnBattery(outage=turn.outage))
+    """Take the outage back to its beginning: no checkpoint of it is durable, training runs, no stop is latched.
+
+    A return goes back to the moment before training is started. What dry-run has capped or marked is not so.
+    """
+    phase, outage = turn.state.phase, turn.outage
+    if outage is None:
+        return
+    if outage.mode is Mode.DRY_RUN:
+        turn.update(owed=tuple(each for each in turn.state.owed if not isinstance(each, GpuCap)))
+    scheduler.begin_again(turn, was=outage.mode)
+    outage = replace(outage, mode=turn.policy.mode)
+    if isinstance(phase, Recovery):
+        turn.set_phase(replace(phase, outage=outage, asked=None, tries=0, retry_at_s=0.0, started_at_s=None))
+        return
+    turn.set_phase(OnBattery(outage=outage))
     lifecycle.resume_all(turn)  # A rehearsal has paused trainers.
     lifecycle.forget_outage(turn, resumed=True)
 
@@ -161,9 +192,12 @@ def _known(policy: Policy, state: State) -> tuple[Trainer, ...]:
 
 def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     """Another boot: every time of the old one is moved into the new one's clock, as far as the gap is known."""
-    gap_s = stored.gap_s if stored.gap_s is not None and 0.0 <= stored.gap_s <= LONGEST_GAP_S else 0.0
+    known_s = stored.gap_s if stored.gap_s is not None and 0.0 <= stored.gap_s <= LONGEST_GAP_S else None
+    gap_s = known_s or 0.0
     shift_s = now_s - gap_s - stored.at_s
     old = feeds.adopt(policy, stored.state, stored.at_s)
+    # If the gap is unknown, the time of a cut has passed: it is what brings most hosts back.
+    old = replace(old, owed=methods.in_the_clock_of(old.owed, -math.inf if known_s is None else shift_s))
     maintenance = old.maintenance
     if maintenance is not None:
         until_s = maintenance.until_s + shift_s
@@ -203,7 +237,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     phase = old.phase
     if isinstance(phase, Online):
         return turn.step()
-    turn.set_phase(_back(phase, now_s, shift_s))
+    turn.set_phase(_back(policy, phase, now_s, shift_s))
     turn.note(
         "host_returned",
         _why_gone(phase),
@@ -224,10 +258,12 @@ def _why_gone(phase: Phase) -> str:
     return "powered off by us" if phase.force_at_s else "the host went down between the commit and its power-off"
 
 
-def _back(phase: Phase, now_s: float, shift_s: float) -> Phase:
+def _back(policy: Policy, phase: Phase, now_s: float, shift_s: float) -> Phase:
     if isinstance(phase, Online):
         return phase
     outage = replace(phase.outage, since_s=min(now_s, phase.outage.since_s + shift_s), aborted_by="")
+    # The grade of the last stop is not that of the next one (`Turn.grade_again`).
+    outage = replace(outage, grade=Grade.FULL, lowered=False, mode=policy.mode)
     boots = (*(at_s + shift_s for at_s in outage.boots[1 - BOOTS_KEPT :]), now_s)
     outage = replace(outage, boots=boots)
     if isinstance(phase, Recovery):

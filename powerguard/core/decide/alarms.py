@@ -6,7 +6,7 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import own
 from powerguard.core.energy.learning import STEEP
 from powerguard.core.model.actions import Level
-from powerguard.core.model.events import OutputSource, OwnSource, Reading
+from powerguard.core.model.events import UNPROTECTED, UNREPORTED, OutputSource, OwnSource, Reading
 from powerguard.core.model.state import Feed, Online, Shutdown, State, Supply
 from powerguard.core.supply import feeds
 from powerguard.core.supply.fusion import CONTRADICTED, LAG_S
@@ -24,8 +24,6 @@ _OVER = {
     "fsd_at_first": "the UPS no longer reports FSD",
 }
 """Every alarm of a single UPS, in the order in which they are logged, with the text for its end."""
-_UNPROTECTED = frozenset((OutputSource.BYPASS, OutputSource.ECO))
-_UNTOLD = frozenset((OutputSource.UNKNOWN, OutputSource.OFF))
 
 
 def update(turn: Turn, reading: Reading) -> None:
@@ -74,9 +72,9 @@ def _standing(state: State, reading: Reading) -> Iterator[tuple[str, str, Level]
             "the UPS has reported battery since first contact and no second witness confirms it: ignored; check the UPS"
         )
         yield "unproven_battery", because, Level.ERROR
-    if source in _UNPROTECTED:
+    if source in UNPROTECTED:
         yield "unprotected", f"output_source={source}", Level.WARNING
-    elif source in _UNTOLD:
+    elif source in UNREPORTED:
         because = f"output_source={source}: the UPS does not report where its output comes from"
         yield "output_unknown", because, Level.ERROR
     if state.battery.contradicted or any(each.battery.contradicted for each in state.upses):

@@ -19,7 +19,7 @@ from powerguard.core.decide import alarms, conditions
 from powerguard.core.decide.transitions import RETRY_S, Cause, Decision, duties, move
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
-from powerguard.core.energy import budget, needs, own
+from powerguard.core.energy import account, budget, needs, own
 from powerguard.core.model import events
 from powerguard.core.model.actions import (
     ArmWay,
@@ -190,6 +190,10 @@ def _handle_reading(turn: Turn, reading: Reading) -> None:
         turn.raise_grade()
     if before.battery.contradicted and not entered.battery.contradicted and feed.supply is Supply.BATTERY:
         _end_abort(turn)
+    elif isinstance(turn.state.phase, Recovery) and turn.state.phase.outage.aborted_by and _is_stable(turn):
+        # A recovery may wait for long, for the host's storage perhaps: the power may fail again in it.
+        turn.set_outage(aborted_by="")
+        turn.note("abort_ended", "utility is stable, so the power-off comes if it fails again")
     if feed.suspect:
         # One unconfirmed reading may only cause a poll.
         turn.order(PollNow, limit_s=2.0, ups=reading.ups)
@@ -217,8 +221,10 @@ def _end_abort(turn: Turn) -> None:
 def _handle_battery(turn: Turn, event: BatteryReplaced) -> None:
     """A new battery: measurements of the old one do not apply to it, nor does the energy taken from the old one.
 
-    The account begins again with the next charge that is reported.
+    The account begins again with the next charge that is reported. On battery, what was left counts until then: without
+    any figure, training would be paused at once.
     """
+    drains = fusion.is_draining(turn.state.feed)
 
     def renewed(policy: Policy, battery: Battery) -> Battery:
         model = BatteryModel(recharge_s=battery.model.recharge_s, replaced_at_s=turn.now_s)
@@ -226,10 +232,10 @@ def _handle_battery(turn: Turn, event: BatteryReplaced) -> None:
             battery,
             model=model,
             health=policy.health,
-            tau_point=None,
-            used=None,
-            presumed=False,
-            left=None,
+            tau_point=battery.tau_point if drains else None,
+            used=account.PRESUMED * policy.health if drains else None,
+            presumed=drains,
+            left=battery.left if drains else None,
             unflagged=None,
             away_s=0.0,
             away_charge=None,

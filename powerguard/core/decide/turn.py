@@ -137,6 +137,16 @@ class Turn:
                 "grade_raised", "the battery has more left than earlier readings reported", old=outage.grade, new=grade
             )
 
+    def grade_again(self) -> None:
+        """Choose the grade in a recovery in which the power fails again: the battery has been charged, or emptied.
+
+        Neither a checkpoint nor a pause counts: training has not started, or its first step ends the recovery.
+        """
+        if isinstance(self.state.phase, Recovery):
+            now = self.budget()
+            now = replace(now, grade=Grade.FULL, checkpoint_s=0.0, tau_paused_s=now.tau_now_s)
+            self.set_outage(grade=budget.grade_left(self.policy, now))
+
     def restore_grade(self) -> None:
         """Take back in the hold that a checkpoint has made the stop a bare one, once none is owed.
 
@@ -202,6 +212,7 @@ class Turn:
         """The feed went to battery: in a hold too, where it begins no new outage."""
         recent = tuple(at_s for at_s in self.state.transfers if self.now_s - at_s <= 3600.0)
         self.update(transfers=(*recent[-15:], self.now_s))
+        self.grade_again()
 
     def open_outage(self, because: str) -> None:
         """Begin the outage's story. because: the second witness."""

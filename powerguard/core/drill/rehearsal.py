@@ -34,7 +34,7 @@ from powerguard.core.drill.measures import (
     watch_reading,
     watch_trainer,
 )
-from powerguard.core.energy import budget
+from powerguard.core.energy import budget, own
 from powerguard.core.model import events
 from powerguard.core.model.actions import (
     Action,
@@ -382,12 +382,29 @@ def _will_pause(turn: Turn, trainer: Trainer) -> None:
         mark(turn, trainer.name, lambda t: replace(t, told_pause=True))
 
 
+def _as_it_trained(turn: Turn, drill: Drill) -> State:
+    """Return the state with the load that training had before the drill: the newest readings may be those of a pause.
+
+    On a shared UPS whose drill measured this host alone, its part is put back, and the others' load counts as it is.
+    """
+    state, load = turn.state, turn.state.battery.load
+    if drill.load is None:
+        return state
+    if dict(drill.figures).get("load_of", "ups") == "ups":
+        return replace(state, battery=replace(state.battery, load=drill.load))
+    mine = own.own_load(turn.policy, state, turn.now_s)
+    if load is None or mine is None or not mine.measured:
+        return state
+    fell = max(0.0, drill.load - mine.load)
+    fell_w = fell * (mine.rating_w or 0.0)
+    heard = (replace(each, watts=each.watts + fell_w) if each.source is mine.source else each for each in state.own)
+    return replace(state, battery=replace(state.battery, load=load + fell), own=tuple(heard))
+
+
 def _record_power_off(turn: Turn) -> None:
     """Record the power-off that an outage would order; a drill never orders it."""
-    state, drill = turn.state, turn.state.drill
-    if drill is not None and drill.load is not None:
-        # Training continues, but the newest load reading may still be a paused one.
-        state = replace(state, battery=replace(state.battery, load=drill.load))
+    drill = turn.state.drill
+    state = turn.state if drill is None else _as_it_trained(turn, drill)
     now = conditions.outage_budget(turn.policy, state, turn.now_s)
     figures: dict[str, Scalar] = {
         "power_off_grade": now.grade.value,
@@ -598,8 +615,8 @@ def reconcile_in_outage(turn: Turn) -> None:
 def load_at_start(turn: Turn) -> float | None:
     """Return the load with which an outage begins: of training as it ran, not as a drill had paused or capped it."""
     drill = turn.state.drill
-    if drill is not None and isinstance(drill.part, HandedOver) and drill.load is not None:
-        return drill.load
+    if drill is not None and isinstance(drill.part, HandedOver):
+        return _as_it_trained(turn, drill).battery.load
     return turn.state.battery.load
 
 

@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 
 from powerguard.core.energy import learning
-from powerguard.core.model.events import ON_UTILITY, OutputSource, Reading
+from powerguard.core.model.events import ON_UTILITY, UNREPORTED, Reading
 from powerguard.core.model.policy import BatteryModel, Policy, TauPoint
 from powerguard.core.model.state import Battery, Feed
 
@@ -29,7 +29,6 @@ GAP_S = 5.0
 """Longest time between two updates; a longer gap is filled at the larger load."""
 PEUKERT = 1.46
 """Steepest exponent seen in makers' tables; used above a table of one point, where steep is the cautious side."""
-_NOTHING_SEEN = frozenset((OutputSource.OFF, OutputSource.UNKNOWN))
 _PHYSICS, _GRAIN = 3.0, 0.005
 AGREED_S = 20.0
 """How long all three terms must be higher than the held value, on battery, before a fall counts as a glitch."""
@@ -40,7 +39,7 @@ _FALLS = 0.25
 """Seconds by which a reported runtime falls in a second where the battery carries the load: about one, more or less."""
 _DENIED_SHARE = 1.0 / 3.0
 """Share of a full charge that the account must have counted before a reported full charge contradicts battery."""
-_PRESUMED = 0.5
+PRESUMED = 0.5
 """Share of a full charge that counts as used while no charge has been reported."""
 
 
@@ -141,7 +140,7 @@ def enter(
     drained = draining if drained is None else drained
     battery = _caught_up(policy, battery, feed, reading, drained=drained)
     used = battery.used
-    if not draining and reading.output_source in _NOTHING_SEEN and before.used is not None:
+    if not draining and reading.output_source in UNREPORTED and before.used is not None:
         # No source reports a supply to recharge from.
         used = max(before.used, used or 0.0)
     averaged, step_at_s = _averaged(before, load, reading.at_s)
@@ -154,7 +153,7 @@ def enter(
         # A presumed charge gives no bound, and a discharge that began with it cannot measure the health.
         presumed, left, model = False, None, replace(model, discharge=None)
     elif used is None:
-        used, presumed = _PRESUMED * health, True
+        used, presumed = PRESUMED * health, True
     elif charge is not None and not draining:
         # While the host was off there were no readings; the charge now bounds what that time can have put back.
         # One odd charge is a glitch: it counts for the past once a second reading repeats it.
@@ -243,7 +242,7 @@ def _begun(battery: Battery, health: float, charge: float, used: float | None, *
     used: as presumed until now, with what was drained since. On battery that part counts on, whatever the charge says.
     """
     told = min(health, 1.0 - charge)
-    return told if used is None or not draining else max(told, used - _PRESUMED * battery.health)
+    return told if used is None or not draining else max(told, used - PRESUMED * battery.health)
 
 
 def _is_contradicted(battery: Battery, reading: Reading, charge: float | None, used: float) -> bool:

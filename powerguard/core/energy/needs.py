@@ -11,7 +11,8 @@ from powerguard.core.model.policy import Drop, Learned, Need, Policy
 KEPT = 32
 """Newest samples kept of each need."""
 NEEDS = ("checkpoint", "stop", "boot", "resume")
-_ENOUGH = 3
+ENOUGH = 3
+"""Measurements of a need before they count."""
 _DISTRIBUTION = 20
 _MOST_NEEDS = 64
 LONGEST_S = 86400.0
@@ -50,7 +51,7 @@ def fold(policy: Policy, learned: Learned) -> Policy:
     Drivers of `step` call it when settings or measurements change. A number that the operator has set stays.
     """
     stops = samples(learned, "stop")
-    if policy.stop_is_set or len(stops) < _ENOUGH:
+    if policy.stop_is_set or len(stops) < ENOUGH:
         return policy
     # No host stops faster than one that is forced off: a shorter time was not a stop.
     q95_s = min(max(q95(stops), policy.bare_stop_s), policy.force_after_s)
@@ -67,7 +68,7 @@ def checkpoint_s(learned: Learned, trainer: str, told_s: float) -> float:
     if not known:
         return told_s
     measured_s = q95(known)
-    if len(known) < _ENOUGH or told_s > 2.0 * measured_s:
+    if len(known) < ENOUGH or told_s > 2.0 * measured_s:
         return max(measured_s, told_s)
     return measured_s
 

@@ -28,7 +28,11 @@ class OutputSource(StrEnum):
     UNKNOWN = "unknown"
 
 
-ON_UTILITY = frozenset(OutputSource) - {OutputSource.BATTERY, OutputSource.OFF, OutputSource.UNKNOWN}
+UNREPORTED = frozenset((OutputSource.OFF, OutputSource.UNKNOWN))
+"""Where the UPS does not report what its output comes from: an outage would not be seen."""
+UNPROTECTED = frozenset((OutputSource.BYPASS, OutputSource.ECO))
+"""Where the output comes from the grid directly: in an outage it may drop before the battery takes over."""
+ON_UTILITY = frozenset(OutputSource) - {OutputSource.BATTERY} - UNREPORTED
 """Where the output comes from the grid, one way or another."""
 
 

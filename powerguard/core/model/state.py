@@ -296,7 +296,8 @@ class Trainer:
     checkpoint: that of the outage. checkpoint_s: seconds from order to durable, the best estimate there is; told_s: the
     estimate of the trainer or the settings.
     in_flight: its checkpoint that has no outcome yet, of whatever cause. ordered_at_s: when the last one was ordered.
-    told_pause: it was asked to pause or exit in this outage and has not been resumed.
+    told_pause: it was asked to pause or exit in this outage and has not been resumed. stood: it was paused before, on
+    utility, and not by powerguard: it is not resumed.
     durable_at_s, durable_step: of the newest known checkpoint.
     stall_s: how long a checkpoint during training delays it, as it reports; None: not reported.
     priority: as in `TrainerPolicy`.
@@ -312,6 +313,7 @@ class Trainer:
     step: int | None = None
     step_s: float = 0.0
     told_pause: bool = False
+    stood: bool = False
     checkpoint: NotDurable | Durable | GivenUp = field(default_factory=NotDurable)
     in_flight: CheckpointInFlight | None = None
     ordered_at_s: float = 0.0
@@ -480,7 +482,7 @@ class Armed(Obligation):
     acts, not sooner. confirmed: read back from the device. returns: of method OUTPUT, what the UPS does when utility
     returns in its countdown: cycles, aborts, stays_off or unknown; "" until read.
     leaving: it is being disarmed, or could not be. kept: another program stops the host, so the method stays armed
-    until the daemon starts again.
+    until the daemon starts again. recorded: ordered only where no method is armed, as in dry-run.
     """
 
     way: Way
@@ -490,6 +492,7 @@ class Armed(Obligation):
     returns: str = ""
     leaving: bool = False
     kept: bool = False
+    recorded: bool = False
 
     @property
     def key(self) -> tuple[str, ...]:

@@ -33,7 +33,9 @@ _BELIEVABLE = {
 }
 """Least and most of each number of a reading."""
 SPENT_S = 300.0
-"""How long an announcement of a lost source outlives its moment: by then the output should be off."""
+"""How long an announcement outlives its moment, of a lost source or on a UPS that only shows its delay by now."""
+_COARSE_S = 30.0
+"""What a countdown may fall at once, beyond the time between two readings: some drivers of NUT read it that rarely."""
 LAG_S = 30.0
 """How long two sources may disagree and both be right: one lags (NUT snmp-ups 12 to 30 s, apcupsd 32 to 48 s)."""
 COMMIT_LAG_S = 60.0
@@ -298,11 +300,12 @@ def _is_spent(each: Heard, now_s: float) -> bool:
 def _announced(policy: Policy, told: _Teller, last: Reading | None, reading: Reading, supply: Supply) -> _Teller:
     """Enter what a source announces: a countdown to output off, a forced shutdown. Two readings make it true."""
     countdown_at_s = told.countdown_at_s
+    if countdown_at_s is not None and reading.at_s - countdown_at_s > SPENT_S:
+        countdown_at_s = None  # No cut came: the UPS shows its delay. If it was prolonged, it falls again.
     if reading.output_off_in_s is not None and reading.output_off_in_s >= 0.0:
-        # It must be seen to fall: some devices show the delay that is set, not a countdown that runs.
-        if last is not None and last.output_off_in_s is not None and reading.output_off_in_s < last.output_off_in_s:
-            told_at_s = reading.at_s + reading.output_off_in_s
-            countdown_at_s = told_at_s if countdown_at_s is None else min(countdown_at_s, told_at_s)
+        if _runs(last, reading, is_known=countdown_at_s is not None):
+            ends_s = reading.at_s + reading.output_off_in_s
+            countdown_at_s = ends_s if countdown_at_s is None else min(countdown_at_s, ends_s)
     elif last is None or last.output_off_in_s is None:
         countdown_at_s = None
     since_s, fsd_at_s, at_first = told.fsd_since_s, told.fsd_at_s, told.fsd_at_first
@@ -324,6 +327,17 @@ def _announced(policy: Policy, told: _Teller, last: Reading | None, reading: Rea
     if (countdown_at_s, since_s, fsd_at_s, at_first) == old:
         return told
     return replace(told, countdown_at_s=countdown_at_s, fsd_since_s=since_s, fsd_at_s=fsd_at_s, fsd_at_first=at_first)
+
+
+def _runs(last: Reading | None, reading: Reading, *, is_known: bool) -> bool:
+    """Say whether a countdown falls: some devices show the delay that is set, and a person may set a shorter one.
+
+    is_known: one runs already, so any fall counts.
+    """
+    if last is None or last.output_off_in_s is None or reading.output_off_in_s is None:
+        return False
+    fell_s = last.output_off_in_s - reading.output_off_in_s
+    return fell_s > 0.0 and (is_known or fell_s <= reading.at_s - last.at_s + _COARSE_S)
 
 
 def lose(policy: Policy, feed: Feed, failure: SourceFailed) -> Feed:

@@ -304,14 +304,19 @@ def handle_cap(turn: Turn, outcome: Done | Failed) -> None:
         if isinstance(outcome, Done):
             turn.settle(cap)
             turn.set_alarm(_CAP_STUCK, "restored", holds=False)
-            turn.note("gpu_power_restored", "confirmed by the helper", **dict(outcome.detail))
+            turn.note("gpu_power_restored", _because(outcome), **dict(outcome.detail))
         else:
             turn.owe(cap)
             turn.set_alarm(_CAP_STUCK, f"{outcome.reason}: training runs at lower power", holds=True, level=Level.ERROR)
     elif isinstance(outcome, Done):
         turn.owe(cap)
-        turn.note("gpu_power_capped", "confirmed by the helper", **dict(outcome.detail))
+        turn.note("gpu_power_capped", _because(outcome), **dict(outcome.detail))
     else:
         # An error of the helper may have left some of them capped: what was found is put back, then it is over.
         turn.set_alarm(CAP_FAILED, outcome.reason, holds=True)
         _lift_cap(turn, cap)
+
+
+def _because(outcome: Done) -> str:
+    recorded = "dry-run: no power limit was changed, it is only recorded"
+    return recorded if events.is_recorded(outcome) else "confirmed by the helper"

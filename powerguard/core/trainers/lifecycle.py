@@ -187,11 +187,12 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
         replace(
             known,
             activity=activity,
+            stood=activity is Activity.PAUSED and (known.stood or _is_anothers_pause(turn, known, seen)),
             conduct=seen.conduct if seen.alive else known.conduct,
             checkpoint_s=min(needs.checkpoint_s(turn.state.learned, seen.trainer, seed_s), limits.max_checkpoint_s),
             told_s=told_s,
             stall_s=stall_s,
-            disk=seen.disk or known.disk,
+            disk=seen.disk or limits.disk,
             step=known.step if seen.step is None else seen.step,
             # The load may lag a pause by two steps, and the commit believes it: so this claim is bounded as well.
             step_s=min(max(0.0, seen.step_s), limits.max_checkpoint_s),
@@ -201,6 +202,16 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
             held_by=seen.held_by if seen.alive else "",
         ),
     )
+
+
+def _is_anothers_pause(turn: Turn, known: Trainer, seen: TrainerSeen) -> bool:
+    """Say whether a trainer stands on utility by no order of powerguard, by two reports: a person has paused it.
+
+    Not before the supply is known: a daemon without history may have paused it itself, in an outage that goes on.
+    """
+    calm = isinstance(turn.state.phase, Online) and turn.state.feed.supply is Supply.UTILITY and not turn.state.drill
+    asked = known.told_pause or resume_owed(turn.state, known.name) is not None
+    return calm and known.paused and not asked and not seen.held_by
 
 
 def _handle_done(turn: Turn, done: Done) -> None:
@@ -529,7 +540,9 @@ def resume_all(turn: Turn) -> None:
     """Utility is back, or the operator ordered it: resume every trainer; start one that exited or died."""
     restart = False
     for trainer in turn.state.trainers:
-        if trainer.alive and (trainer.paused or trainer.told_pause):
+        if trainer.stood:
+            turn.note("trainer_left_paused", "it was paused before the outage", trainer=trainer.name)
+        elif trainer.alive and (trainer.paused or trainer.told_pause):
             if escalation.is_stopped(turn.state, trainer.name):  # once it can hear: see `resume_again`
                 owe_resume(turn, trainer.name, turn.now_s)
             else:
@@ -623,7 +636,7 @@ def forget_outage(turn: Turn, *, resumed: bool) -> None:
     """
     configured = {t.name for t in turn.policy.trainers}
     known = tuple(t.without_outage() for t in turn.state.trainers if t.alive or t.name in configured)
-    _keep(turn, tuple(t.found(paused=False) for t in known) if resumed else known)
+    _keep(turn, tuple(t.found(paused=t.stood) for t in known) if resumed else known)
 
 
 # --- A job on several hosts --------------------------------------------------------------------------------------

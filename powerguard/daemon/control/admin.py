@@ -134,16 +134,19 @@ NUT_SHUTDOWN: Final = "nut-shutdown"
 SLAVE: Final = "-slave"
 """How the events of an apcupsd end that is ordered down by its master (config/apcupsd/powerguard-event)."""
 
-CONNECTION_LIMIT_S: Final = 20.0
-"""Timeout of a connection: the drill of the watchdog asks the BMC several times, for 5 s each at most."""
-TEST_LIMIT_S: Final = 8.0
-"""For all targets of a test, which are asked at the same time: their caller waits for 12 s."""
+CONNECTION_LIMIT_S: Final = 70.0
+"""Timeout of a connection: a test of messages takes TEST_LIMIT_S and a moment, and its caller waits for 65 s."""
+TEST_LIMIT_S: Final = 60.0
+"""For all targets of a test, which are asked at the same time: the largest `limit_s` that a target may have. One that
+was given less than its own would fail every test, and count as not reached from then on, although messages arrive."""
 Tester = Callable[[list[str], float], Awaitable[Mapping[str, tuple[bool, str]]]]
 """Sends a test message to targets within a limit; returns for each whether it arrived, and what it answered."""
 _LOOK_UP_S: Final = 1.0
 _MONTH: Final = re.compile(r"20[0-9]{2}-(0[1-9]|1[0-2])")
 _SO_PEERGROUPS: Final = 59
 """socket(7), Linux 4.13; Python has no name for it. The same number on every architecture but PA-RISC and SPARC."""
+_MOST_GROUPS: Final = 65536
+"""NGROUPS_MAX of Linux."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -161,11 +164,26 @@ def peer_of(sock: socket.socket) -> Caller:
     """Ask the kernel who connected. Raises OSError when it does not know."""
     raw = sock.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, struct.calcsize("3i"))
     pid, uid, gid = struct.unpack("3i", raw)
-    groups: tuple[int, ...] = ()
-    with contextlib.suppress(OSError):  # before Linux 4.13: only the primary group counts then
-        told = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * 256)
-        groups = struct.unpack(f"{len(told) // 4}I", told)
-    return Caller(pid=pid, uid=uid, gid=gid, groups=groups, name=f"uid {uid}")
+    return Caller(pid=pid, uid=uid, gid=gid, groups=_groups_of(sock), name=f"uid {uid}")
+
+
+def _groups_of(sock: socket.socket) -> tuple[int, ...]:
+    """Return the peer's supplementary groups; none before Linux 4.13, so that only the primary group counts then."""
+    try:
+        raw = sock.getsockopt(socket.SOL_SOCKET, _SO_PEERGROUPS, 4 * 256)
+    except OSError as error:
+        return _many_groups_of(sock) if error.errno == errno.ERANGE else ()
+    return struct.unpack(f"{len(raw) // 4}I", raw)
+
+
+def _many_groups_of(sock: socket.socket) -> tuple[int, ...]:
+    """Return the groups of a user who has more than Python's getsockopt returns, 256, as a directory of users may."""
+    import ctypes  # noqa: PLC0415 - 1 MB, which a host without such a user saves
+
+    told, length = (ctypes.c_uint32 * _MOST_GROUPS)(), ctypes.c_uint32(4 * _MOST_GROUPS)
+    here = sock.fileno(), socket.SOL_SOCKET, _SO_PEERGROUPS
+    failed = ctypes.CDLL(None).getsockopt(*here, told, ctypes.byref(length))
+    return () if failed else tuple(told[: length.value // 4])
 
 
 def user_name(uid: int) -> str:
@@ -531,8 +549,12 @@ def bind_unix(path: Path, mode: int, gid: int | None, kind: socket.SocketKind = 
     finally:
         os.umask(old)
     if gid is not None:
-        with contextlib.suppress(PermissionError):  # not in that group ourselves: then only root can connect
+        try:
             os.chown(path, -1, gid)
+        except PermissionError:
+            because = f"{path}: this daemon's user is not in group {gid}, so the members of that group cannot connect"
+            right = "SupplementaryGroups=GROUP in a drop-in of powerguard.service"
+            log.warning("group_not_set", because=because, right=right)
     return sock
 
 
@@ -558,6 +580,9 @@ async def admin_server(
     Admin(daemon, directory, watchdog=watchdog, tester=tester).add(app)
     async with contextlib.aclosing(directory), guarded(app, CONNECTION_LIMIT_S) as make:
         await directory.look_up(os.getuid())
+        if directory.gid is None:
+            because = f"{path}: group {group} was not found within {_LOOK_UP_S:g} s, so its members cannot connect"
+            log.warning("group_not_set", because=because, right=f"groupadd --system {group}; then restart the daemon")
         sock = bind_unix(Path(path), mode, directory.gid)
         server = await asyncio.get_running_loop().create_unix_server(make, sock=sock, backlog=BACKLOG)
         log.info("admin_listening", path=path)

@@ -1,6 +1,6 @@
 """The journal of decisions, durable before they are carried out (docs/reference/journal.md)."""
 
-from powerguard.daemon.journal.journal import Executor, Inline, Journal, JournalHealth, JournalLimits, WorkerThread
+from powerguard.daemon.journal.journal import Executor, Inline, Journal, JournalLimits, WorkerThread
 from powerguard.daemon.journal.queries import (
     counters,
     following,
@@ -22,7 +22,6 @@ __all__ = [
     "Inline",
     "Journal",
     "JournalError",
-    "JournalHealth",
     "JournalLimits",
     "Line",
     "Loaded",

@@ -24,11 +24,14 @@ _V4 = re.compile(r"(?<![\w.])\d{1,3}(?:\.\d{1,3}){3}(?![\w.])")
 _V6 = re.compile(r"(?<![\w:-])(?=[0-9a-fA-F:]*:[0-9a-fA-F:]*:)[0-9a-fA-F:]{2,39}(?![\w:])")
 _HOST = re.compile(r"(?:snmp|apcupsd|nut):(?:.*@)?([\w.-]+)(?::\d+)?")
 """The host in the name of a source, by which errors name it."""
+_PEER = re.compile(r"\bBMC ([\w.-]+) port \d|\bupsd at ([\w.-]+):\d")
+"""The host in an error of the BMC, or of the upsd of a PDU."""
 _NAMING: Final = {
     "ups": "ups",
     "source": "source",
     "feed": "feed",
     "host": "host",
+    "held_by": "host",
     "trainer": "trainer",
     "disk": "disk",
     "who": "person",
@@ -149,7 +152,8 @@ class Scrub:
     def __call__(self, value: object, key: str = "") -> object:
         """Return value without names and addresses."""
         if isinstance(value, dict):
-            return {str(name): self(item, str(name)) for name, item in value.items()}
+            # A figure of a drill is named by its trainer, behind a dot.
+            return {self._text(n, "") if "." in n else n: self(item, n) for n, item in value.items()}
         if isinstance(value, list):
             return [self(item, key) for item in value]
         return self._text(value, key) if isinstance(value, str) else value
@@ -176,11 +180,15 @@ class Scrub:
         elif isinstance(value, list):
             for item in value:
                 self._gather(item, "boot_id" if key == "boots" else key)
-        elif isinstance(value, str) and key in _NAMING and value not in _KEPT:
-            self._name(value, _NAMING[key])
+        elif isinstance(value, str):
+            if key in _NAMING and value not in _KEPT:
+                for name in value.split(", ") if key == "held_by" else (value,):
+                    self._name(name, _NAMING[key])
             host = _HOST.fullmatch(value) if key == "source" else None
-            if host is not None and host[1] != "localhost" and not _V4.fullmatch(host[1]):
-                self._name(host[1], "host")
+            for found in (*([] if host is None else [host]), *_PEER.finditer(value)):
+                name = str(found[found.lastindex or 0])
+                if name != "localhost" and not _V4.fullmatch(name):
+                    self._name(name, "host")
 
     def _name(self, text: str, what: str) -> None:
         if text in self._words:

@@ -109,14 +109,13 @@ class JournalHealth:
     """Whether what the journal was given is on disk.
 
     reason: why not, and the fix; "" when durable. waiting: steps that are in memory only.
-    dropped: steps that memory could not hold either, since start. set_aside: files that could not be used, since start.
+    dropped: steps that memory could not hold either, since start.
     """
 
     durable: bool = True
     reason: str = ""
     waiting: int = 0
     dropped: int = 0
-    set_aside: int = 0
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -148,7 +147,6 @@ class Journal:
         path: Path,
         *,
         boot_id: str,
-        on_health: Callable[[JournalHealth], None] = lambda _: None,
         wall: Callable[[], float] = time.time,  # noqa: TID251 - the journal is where wall time belongs
         writer: Executor | None = None,
         reader: Executor | None = None,
@@ -156,13 +154,9 @@ class Journal:
         retention: Retention | None = None,
         store: Store | None = None,
     ) -> None:
-        """Start the threads; the disk is first touched by `load`.
-
-        on_health is called, in a turn of the loop of its own, whenever `durable` changes or a file was set aside.
-        """
+        """Start the threads; the disk is first touched by `load`."""
         self.path = path
         self._boot_id = boot_id
-        self._on_health = on_health
         self._wall = wall
         self._limits = limits or JournalLimits()
         self._store = store or Store(path, retention)
@@ -171,7 +165,7 @@ class Journal:
         self._reads_stuck = 0
         self._durable = True
         self._reason = ""
-        self._dropped = self._dropped_untold = self._set_aside = 0
+        self._dropped = self._dropped_untold = 0
         self._lost = ""
         self._pending: deque[tuple[int, Record]] = deque()
         self._snapshot: Snapshot | None = None
@@ -256,7 +250,6 @@ class Journal:
             reason=self._reason,
             waiting=len(self._pending),
             dropped=self._dropped,
-            set_aside=self._set_aside,
         )
 
     @property
@@ -417,8 +410,6 @@ class Journal:
         told, self._store.told = self._store.told, []
         for text in told:
             log.error("journal_set_aside", because=text)
-            self._set_aside += 1
-            self._publish_health()
         return ended.exception()
 
     def _failed(self, error: BaseException) -> None:
@@ -448,11 +439,6 @@ class Journal:
             log.info("journal_recovered", path=str(self.path))
         else:
             log.error("journal_not_durable", because=reason, going_on="in memory")
-        self._publish_health()
-
-    def _publish_health(self) -> None:
-        # In a turn of its own: what the listener does, or raises, is no part of an append.
-        asyncio.get_running_loop().call_soon(self._on_health, self.health)
 
     def _later(self, delay_s: float) -> None:
         if self._timer is None and not self._closed:

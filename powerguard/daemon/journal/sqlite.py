@@ -123,7 +123,7 @@ _ADVICE = {
 
 
 _OWN: Final = "the daemon's user must be able to write the file and its folder"
-_ROOTS: Final = "run this as root: the journal belongs to the daemon; `powerguard status --url` works without root"
+_ROOTS: Final = "run this as root: the journal belongs to the daemon; `powerguard status` asks the daemon, without root"
 
 
 @contextlib.contextmanager

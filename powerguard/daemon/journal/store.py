@@ -108,7 +108,8 @@ class Store:
         self._behind = 0
         self._headless = False
         self._in_use = Path(f"{path}-in-use")
-        """Marker from the first write to an orderly end: a log that is missing meanwhile has been lost."""
+        """From the first write to an orderly end, the digest of the newest state. A log that is missing meanwhile is
+        lost, unless the file alone has that state: the sqlite3 tool folds the log of a killed daemon into it."""
         self._is_marked = False
 
     # --- Opening -----------------------------------------------------------------------------------------------
@@ -146,7 +147,7 @@ class Store:
             return
         if sqlite.mend_versions(self.path):
             self.told.append(f"{self.path}: a byte of its header was damaged, and was put right; look for disk errors")
-        if self._in_use.exists() and not sqlite.has_frames(self.path):
+        if self._in_use.exists() and not sqlite.has_frames(self.path) and not self._holds_newest():
             self._headless = True
             self.told.append(
                 f"{self.path}: its log is gone, and with it the newest transactions; what is older was read"
@@ -171,6 +172,12 @@ class Store:
         self.told.append(
             f"{self.path}: its log is damaged, which hides {hidden}; kept as {kept.name}, and what is older was read"
         )
+
+    def _holds_newest(self) -> bool:
+        with contextlib.suppress(OSError, JournalError), read_only(self.path) as db:
+            newest = db.execute("SELECT digest FROM snapshot").fetchone()
+            return newest is not None and newest[0] == self._in_use.read_text(encoding="ascii", errors="replace")
+        return False
 
     def _set_up(self, db: sqlite3.Connection) -> None:
         version = pragma(db, "user_version")
@@ -203,12 +210,16 @@ class Store:
                 db.close()
                 self._unmark()
 
-    def _mark(self) -> None:
-        """Note that there is a log from now on."""
+    def _mark(self, newest: str) -> None:
+        """Note that there is a log from now on, and the digest of its newest state; "": it has no newer one."""
         if not self._is_marked:
             self._in_use.touch(mode=0o640)
             sync_folder(self.path.parent)
             self._is_marked = True
+        if newest:
+            # In place and not synced: a kill spares it, and after a power cut an older one says no more than none.
+            with contextlib.suppress(OSError), self._in_use.open("r+b") as file:
+                file.write(newest.encode())
 
     def _unmark(self) -> None:
         self._is_marked = False
@@ -306,6 +317,7 @@ class Store:
 
     def _write(self, batch: Batch) -> None:
         db = self._open()
+        newest = ""
         with transaction(db):
             for record in batch.records:
                 for outage in record.outages:
@@ -315,7 +327,7 @@ class Store:
                 for row in record.recorded:
                     _write_recorded(db, row)
             if batch.snapshot is not None:
-                _write_snapshot(db, batch.snapshot)
+                newest = _write_snapshot(db, batch.snapshot)
                 if batch.dropped:
                     _write_line(db, _gap(batch.snapshot, batch.open_outage, batch.dropped))
             if batch.records:
@@ -323,7 +335,7 @@ class Store:
                 _run(db, _LOST, batch.open_outage)
             for name, by in batch.counters.items():
                 _run(db, _COUNT, name, by)
-        self._mark()
+        self._mark(newest)
 
     def prune(self, open_outage: str | None) -> bool:
         """Delete a chunk of what retention no longer covers; True when there may be more. Raises JournalError."""
@@ -400,9 +412,12 @@ def _gap(snapshot: Snapshot, outage: str | None, dropped: int) -> Line:
     )
 
 
-def _write_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> None:
+def _write_snapshot(db: sqlite3.Connection, snapshot: Snapshot) -> str:
+    """Return its digest."""
     row = (snapshot.boot_id, float(snapshot.at_s), float(snapshot.wall), snapshot.state)
-    _run(db, _SNAPSHOT, *row, digest_of(*row))
+    digest = digest_of(*row)
+    _run(db, _SNAPSHOT, *row, digest)
+    return digest
 
 
 def _write_outage(db: sqlite3.Connection, outage: OutageRecord) -> None:

@@ -13,14 +13,17 @@ import os
 import smtplib
 import ssl
 import sys
+from collections.abc import Iterator
 from email.message import EmailMessage
 from email.utils import format_datetime
-from typing import Any
+from typing import Any, Final
 from urllib.parse import urlsplit
 
 from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, REDIRECTED, error_in, first_line
 
 Result = dict[str, object]
+GOODBYE_S: Final = 1.0
+"""Timeout for a mail server's answer to QUIT."""
 
 
 def main() -> int:
@@ -83,10 +86,21 @@ def mail(request: dict[str, Any]) -> Result:
     return {"ok": True, "answer": f"accepted{who}", "refused": False}
 
 
-def _connected(options: dict[str, Any], context: ssl.SSLContext, limit_s: float) -> smtplib.SMTP:
+@contextlib.contextmanager
+def _connected(options: dict[str, Any], context: ssl.SSLContext, limit_s: float) -> Iterator[smtplib.SMTP]:
+    """Connect, and say goodbye at the end. By then the server has answered for the mail: no failure counts any more."""
     if options["tls"] == "tls":
-        return smtplib.SMTP_SSL(options["host"], options["port"], timeout=limit_s, context=context)
-    return smtplib.SMTP(options["host"], options["port"], timeout=limit_s)
+        server: smtplib.SMTP = smtplib.SMTP_SSL(options["host"], options["port"], timeout=limit_s, context=context)
+    else:
+        server = smtplib.SMTP(options["host"], options["port"], timeout=limit_s)
+    try:
+        yield server
+    finally:
+        with contextlib.suppress(OSError):  # of which smtplib.SMTPException is one
+            if server.sock is not None:
+                server.sock.settimeout(GOODBYE_S)
+            server.quit()
+        server.close()
 
 
 def _moment(at: float) -> Any:  # noqa: ANN401 - a datetime, whose module is loaded by email anyway

@@ -19,6 +19,7 @@ from typing import Any, Final
 
 import structlog
 
+from powerguard.clock import Clock, boottime_s
 from powerguard.core.model.actions import Note
 from powerguard.core.model.state import State
 from powerguard.daemon.attempt import keep_running, rest
@@ -65,6 +66,7 @@ class Messenger:
         host: str,
         spawn: Spawn,
         wall: Callable[[], float],
+        clock: Clock = boottime_s,
         writer: Executor | None = None,
     ) -> None:
         """Start the targets' threads; the disk is first touched by `run`."""
@@ -72,11 +74,14 @@ class Messenger:
         self.queue = Queue(path, writer, wall, self._take_kept)
         self._spawn = spawn
         self._wall = wall
+        self._clock = clock
         self._heard: deque[Heard] = deque(maxlen=MOST_HEARD)
         self._overheard = 0
         self._wake = asyncio.Event()
         self._arrived: dict[str, asyncio.Event] = {}
         self._records: dict[str, TargetView] = {}
+        self._failing: dict[str, float] = {}
+        """Since when each target fails, by the clock that is never set."""
         self._refused: dict[str, tuple[int, float]] = {}
         self._changed = asyncio.Event()
         self._loaded = False
@@ -94,13 +99,14 @@ class Messenger:
         self._wake.set()
 
     def use(self, options: NotifyOptions) -> None:
-        """Take the targets of new settings."""
-        for target in self._targets.values():
-            target.close()
-        self._targets = {
+        """Take the targets of new settings. Raises RuntimeError, and keeps the old ones, if no thread can start."""
+        made = {
             name: make(name, each, spawn=self._spawn, wall=self._wall, standing=self.hearing.standing)
             for name, each in options.targets.items()
         }
+        for target in self._targets.values():
+            target.close()
+        self._targets = made
         self._options = options
         self.hearing.language = options.language
         self._changed.set()
@@ -120,7 +126,14 @@ class Messenger:
         kind, oldest = self._options.targets[name].kind, self.queue.oldest(name)
         age_s = None if oldest is None else max(0.0, self._wall() - oldest)
         known = self._records.get(name) or TargetView(name=name, kind=kind)
-        return replace(known, kind=kind, queued=self.queue.count(name), oldest_age_s=age_s)
+        return replace(
+            known, kind=kind, queued=self.queue.count(name), oldest_age_s=age_s, since=self._failing_since(name)
+        )
+
+    def _failing_since(self, name: str) -> float | None:
+        """Return since when a target fails, Unix seconds of the wall clock as it is set now; None if it does not."""
+        failing_s = self._failing.get(name)
+        return None if failing_s is None else round(self._wall() - (self._clock() - failing_s), 3)
 
     def pending(self, most: int) -> list[dict[str, Any]]:
         """Return the oldest messages that wait, for each target in turn."""
@@ -136,7 +149,7 @@ class Messenger:
         async def one(name: str) -> None:
             try:
                 limit = min(limit_s, self._options.targets[name].limit_s)
-                found[name] = True, await bounded(self._targets[name].deliver(message), limit)
+                found[name] = True, await bounded(self._targets[name].deliver(message, limit), limit)
             except DeliveryError as error:
                 found[name] = False, str(error)
             self._enter(name, ok=found[name][0], answer=found[name][1])
@@ -168,11 +181,11 @@ class Messenger:
                 for task in running:
                     task.cancel()
 
-    async def close(self) -> None:
-        """Write what was heard last, for at most CLOSE_S. Nothing is delivered any more: the next start does it."""
+    async def close(self, limit_s: float = CLOSE_S) -> None:
+        """Write what was heard last, for at most limit_s. Nothing is delivered any more: the next start does it."""
         if self._loaded:
             self._take_heard()
-        await self.queue.close(CLOSE_S)
+        await self.queue.close(limit_s)
         for target in self._targets.values():
             target.close()
 
@@ -187,7 +200,9 @@ class Messenger:
         self.hearing.said = {key: at for key, at in said.items() if is_moment(at)} | self.hearing.said
         for name, plain in records.items():
             with contextlib.suppress(ValueError, TypeError):
-                self._records.setdefault(name, _record_of(plain, name))
+                record = self._records.setdefault(name, _record_of(plain, name))
+                if record.since is not None:
+                    self._failing.setdefault(name, self._clock() - max(0.0, self._wall() - record.since))
 
     async def _listen(self) -> None:
         while True:
@@ -236,7 +251,7 @@ class Messenger:
             try:
                 if batch:
                     message = composed((each for _, each in batch), self._options.language, self._wall(), LATE_S)
-                    self._enter(name, ok=True, answer=await bounded(target.deliver(message), limit_s))
+                    self._enter(name, ok=True, answer=await bounded(target.deliver(message, limit_s), limit_s))
                     self.queue.done(name, [seq for seq, _ in batch])
                 elif not 0.0 <= self._wall() - refreshed < RESEND_S:  # a clock that was set back is no reason to wait
                     answer = await bounded(target.refresh(), limit_s)
@@ -254,8 +269,8 @@ class Messenger:
         """Drop what a target has refused for long."""
         seq, since = self._refused.get(name, (0, 0.0))
         if seq != batch[0][0]:
-            self._refused[name] = batch[0][0], self._wall()
-        elif self._wall() - since > GIVE_UP_S:
+            self._refused[name] = batch[0][0], self._clock()
+        elif self._clock() - since > GIVE_UP_S:
             record = self._records[name]
             self._records[name] = replace(record, dropped=record.dropped + len(batch))
             log.error("message_dropped", target=name, because=because, title=batch[-1][1].title)
@@ -287,7 +302,11 @@ class Messenger:
 
     def _enter(self, name: str, *, ok: bool, answer: str) -> None:
         old, now = self._records.get(name) or TargetView(name=name, kind=""), round(self._wall(), 3)
-        since = None if ok else (old.since or now)
+        if ok:
+            self._failing.pop(name, None)
+        else:
+            self._failing.setdefault(name, self._clock())
+        since = self._failing_since(name)
         delivered_, failed = old.delivered + ok, old.failed + (not ok)
         self._records[name] = replace(old, at=now, since=since, answer=answer, delivered=delivered_, failed=failed)
         self.queue.keep("records", {each: asdict(record) for each, record in self._records.items()})

@@ -176,16 +176,16 @@ class Queue:
         self._busy: asyncio.Future[Any] | None = None
         self._retry: asyncio.TimerHandle | None = None
 
-    async def load(self) -> None:
-        """Take in what the file holds. A silent disk delays no message: what it holds is then taken in later."""
+    async def load(self, limit_s: float = LOAD_S) -> None:
+        """Take in what the file holds. After limit_s messages go on; what the file holds is then taken in later."""
         self._writer = self._writer or WorkerThread("powerguard-messages")
         self._busy = reading = self._read()
-        await asyncio.wait((reading,), timeout=LOAD_S)
+        await asyncio.wait((reading,), timeout=limit_s)
         if self._unread:
             # Above the numbers in the file: those of its messages are not known yet.
             self._seq = int(1000 * self._wall())
             if not reading.done():
-                self._failed(f"{self.file.path}: no answer from the disk in {LOAD_S:g} s")
+                self._failed(f"{self.file.path}: no answer from the disk in {limit_s:g} s")
 
     def _read(self) -> asyncio.Future[tuple[dict[int, str], list[tuple[str, int]], dict[str, str]]]:
         reading = in_thread(cast("Executor", self._writer), self.file.load)

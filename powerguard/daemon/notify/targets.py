@@ -39,6 +39,8 @@ LASTS_S: Final = 300.0
 """An alert that stands ends by itself after this long unless it is sent again."""
 AWAY_S: Final = 86400.0
 """The same while the host is powered off and cannot send."""
+GRACE_S: Final = 1.0
+"""From a program's limit to that of its delivery, so that what the program has printed is still read."""
 EVENT_S: Final = 900.0
 """How long an alert of something that only happened stands."""
 _SEVERITY: Final = {"error": "critical", "warning": "warning", "info": "info"}
@@ -71,8 +73,8 @@ class Target(ABC):
         """Those that were read, also older ones: an answer on its way may hold them."""
 
     @abstractmethod
-    async def deliver(self, message: Message) -> str:
-        """Deliver within the caller's limit; return the answer. Raises DeliveryError."""
+    async def deliver(self, message: Message, limit_s: float) -> str:
+        """Deliver; return the answer. Raises DeliveryError. limit_s: of a program; the caller ends the rest."""
 
     async def read(self, key: str, secret: Secret) -> str:
         """Return a secret. Raises DeliveryError."""
@@ -155,6 +157,8 @@ class _Http(Target):
             ) as session:
                 return await self._exchange(session, url, body, headers, proxy)
         except (aiohttp.ClientError, OSError, ValueError) as error:
+            if isinstance(error, aiohttp.ClientConnectorCertificateError):
+                self._tls = None  # read ca_file again next time: the authority may have been renewed
             # From None: its text, and what it was raised from, may hold the URL.
             raise DeliveryError(_failure(error, ca_file)) from None
 
@@ -210,7 +214,7 @@ class Webhook(_Http):
         super().__init__(name)
         self._options = options
 
-    async def deliver(self, message: Message) -> str:
+    async def deliver(self, message: Message, limit_s: float) -> str:  # noqa: ARG002 - the caller ends it
         options = self._options
         url = await self.read("url", options.url)
         authorization = None
@@ -255,7 +259,7 @@ class Alertmanager(_Http):
         self._wall = wall
         self._standing = standing
 
-    async def deliver(self, message: Message) -> str:
+    async def deliver(self, message: Message, limit_s: float) -> str:  # noqa: ARG002 - the caller ends it
         lasts_s = 0.0 if message.status == "end" else EVENT_S
         if message.key in self._standing and message.status != "end":
             lasts_s = self._lasts_s()
@@ -314,18 +318,19 @@ class Program(Target):
         self._options = options
         self._spawn = spawn
 
-    async def deliver(self, message: Message) -> str:
+    async def deliver(self, message: Message, limit_s: float) -> str:
         argv = self._options.command if isinstance(self._options, CommandOptions) else CHILD
-        ended = await self._run(argv, message.plain(), clean_environment())
+        ended = await self._run(argv, message.plain(), clean_environment(), limit_s)
         line = first_line(ended.stdout or ended.stderr)
         answer = f"exit status {ended.returncode}" + (f": {line}" if line else "")
         if ended.returncode != 0:
             raise DeliveryError(answer)
         return answer
 
-    async def _run(self, argv: Sequence[str], request: Mapping[str, Any], env: Mapping[str, str]) -> Ended:
+    async def _run(
+        self, argv: Sequence[str], request: Mapping[str, Any], env: Mapping[str, str], limit_s: float
+    ) -> Ended:
         body = json.dumps(request, ensure_ascii=False, default=str).encode("utf-8", "backslashreplace") + b"\n"
-        limit_s = self._options.limit_s
         try:
             ended = await self._spawn(argv, limit_s=limit_s, stdin=body, env=env)
         except OSError as error:
@@ -340,7 +345,7 @@ class Program(Target):
 class Child(Program):
     """Kinds `mail` and `apprise`: a child of our own for each message."""
 
-    async def deliver(self, message: Message) -> str:
+    async def deliver(self, message: Message, limit_s: float) -> str:
         options = self._options
         key, secret = ("url", options.url) if isinstance(options, AppriseOptions) else ("password", None)
         if isinstance(options, MailOptions):
@@ -348,11 +353,11 @@ class Child(Program):
         request = {
             "kind": options.kind,
             "message": message.plain(),
-            "limit_s": options.limit_s,
+            "limit_s": limit_s,
             "options": options.model_dump(mode="json"),
             "secret": None if secret is None else await self.read(key, secret),
         }
-        ended = await self._run(CHILD, request, self._environment())
+        ended = await self._run(CHILD, request, self._environment(), limit_s)
         try:
             told = json.loads(ended.stdout)
             ok, answer, refused = bool(told["ok"]), redact(str(told["answer"]), self.secrets), bool(told["refused"])
@@ -394,7 +399,8 @@ def make(
 async def bounded(work: Awaitable[str], limit_s: float) -> str:
     """Deliver within limit_s; return what the other side said. Raises DeliveryError, in which no secret stands."""
     try:
-        async with asyncio.timeout(limit_s):
+        # Later than a program's own limit: at that, one that has ended but left a child with its output has delivered.
+        async with asyncio.timeout(limit_s + GRACE_S):
             return await work
     except TimeoutError:
         msg = f"no answer within {limit_s:g} s"

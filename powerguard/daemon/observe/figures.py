@@ -372,7 +372,8 @@ class Meter:
     def _interval(self, figures: dict[str, Scalar], before: State, now: State, took_s: float) -> None:
         """Give the time since the last step to its cause, for each trainer."""
         if isinstance(before.phase, Recovery):
-            _add(figures, "lost_stopped_s", took_s * (_number(figures["trainers"]) or 0.0))
+            # None where the record of an outage that goes on could not be read.
+            _add(figures, "lost_stopped_s", took_s * (_number(figures.get("trainers")) or 0.0))
             return
         ended = isinstance(before.phase, Shutdown)
         for trainer in before.trainers:
@@ -380,7 +381,7 @@ class Meter:
             if not trainer.alive:
                 if trainer.name in self._risk_s or ended:
                     _add(figures, "lost_stopped_s", took_s)
-            elif trainer.paused and not trainer.told_pause:
+            elif trainer.stood or (trainer.paused and not trainer.told_pause):
                 pass  # A person paused it.
             elif trainer.paused or _waits(trainer, after):
                 _add(figures, "lost_held_s" if trainer.durable and not ended else _PAUSED[ended], took_s)

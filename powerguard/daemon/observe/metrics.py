@@ -33,7 +33,7 @@ from powerguard.core.drill.rehearsal import RESULTS
 from powerguard.core.energy import learning, needs
 from powerguard.core.energy.budget import Budget
 from powerguard.core.energy.own import looks_shared
-from powerguard.core.model.events import OutputSource, Reading
+from powerguard.core.model.events import ON_UTILITY, OutputSource, Reading
 from powerguard.core.model.policy import DrillReport, Health, Policy
 from powerguard.core.model.state import Drill, Online, Shutdown, State, Supply, Trainer, phase_name
 from powerguard.core.supply.feeds import each_alone
@@ -365,7 +365,7 @@ def _flags(view: View) -> Iterator[Sample]:
 def _words(reading: Reading) -> dict[str, bool]:
     source = reading.output_source
     return {
-        "OL": source not in (OutputSource.BATTERY, OutputSource.OFF, OutputSource.UNKNOWN),
+        "OL": source in ON_UTILITY,
         "OB": source is OutputSource.BATTERY,
         "LB": reading.low_battery,
         "RB": reading.replace_battery,
@@ -639,8 +639,8 @@ _TRAINERS: Final = (
 _RETURN: Final = (
     gauge(
         "bmc_up",
-        "1 when the BMC answered the last request; absent if the settings have none.",
-        of_bmc(lambda _, b: b.policy is not None and not b.error),
+        "1 when the BMC answered the last request; absent before the first one, and if the settings have none.",
+        of_bmc(lambda _, b: None if b.checked_at_s is None and not b.error else b.policy is not None and not b.error),
     ),
     gauge(
         "bmc_power_restore_policy_ok",

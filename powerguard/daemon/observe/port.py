@@ -159,10 +159,11 @@ class BmcView:
 class ReturnView:
     """Facts about a return from power-off. seen: the newest look at the host; None before the first.
 
-    target: the unit that training starts by; command: what is run in its place, empty for none.
+    target: the unit that training starts by; None: the command is run in its place. Without both the scheduler starts
+    training.
     """
 
-    target: str
+    target: str | None
     command: tuple[str, ...] = ()
     seen: HostSeen | None = None
 

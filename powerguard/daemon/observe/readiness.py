@@ -9,9 +9,9 @@ from typing import Final
 from powerguard.core.energy import account, budget, own
 from powerguard.core.energy.learning import charge_of
 from powerguard.core.model.actions import Grade
-from powerguard.core.model.events import OutputSource
+from powerguard.core.model.events import UNPROTECTED
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import Online, State, Supply
+from powerguard.core.model.state import Online, Shutdown, State, Supply
 from powerguard.daemon.observe.port import Daemon
 
 HUNG_AFTER_S: Final = 5.0
@@ -103,7 +103,7 @@ FIXES: Final = {
     "messages_at_risk": "free the disk of messages.sqlite, or repair the target that takes no message",
     "messages_failing": "powerguard notify test",
     "history_lost": "repeat the drill (`powerguard drill`); this message ends with the daemon's next start",
-    "settings_rejected": "powerguard config validate",
+    "settings_rejected": "powerguard config validate; then systemctl reload powerguard.service",
     "battery_worn": "replace the battery",
     "runtime_steep": "replace the battery; until then only the energy account counts",
     "fsd_at_first": "clear it at the UPS's primary",
@@ -315,7 +315,7 @@ def _of_daemon(daemon: Daemon) -> list[Reason]:
     if daemon.power_off_trouble:
         found.append(_reason("no_power_off", daemon.power_off_trouble))
     maintenance = daemon.state.maintenance
-    if maintenance is not None:
+    if maintenance is not None and not isinstance(daemon.state.phase, Shutdown):  # the commit cannot be undone
         found.append(_reason("maintenance", maintenance.reason, ends_in_s=maintenance.until_s - now_s))
     if who := aborted_by(daemon.state):
         found.append(_reason("aborted", who))
@@ -357,7 +357,7 @@ def _of_alarms(state: State) -> list[Reason]:
     names = list(state.told)
     reading = state.feed.reading
     if reading is not None:
-        if reading.output_source in (OutputSource.BYPASS, OutputSource.ECO):
+        if reading.output_source in UNPROTECTED:
             names.append("unprotected")
         if reading.replace_battery:
             names.append("battery_worn")

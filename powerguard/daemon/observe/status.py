@@ -19,6 +19,7 @@ from dataclasses import asdict, dataclass, replace
 from importlib.metadata import PackageNotFoundError, version
 from typing import Final, NamedTuple
 
+from powerguard.core.comeback import methods
 from powerguard.core.decide import conditions
 from powerguard.core.drill import checks
 from powerguard.core.energy import budget
@@ -465,10 +466,16 @@ def _next(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
             "in_s": times.in_s(step.at_s),
             "because": step.because,
             "training": _training(daemon.state) if step.action in ("emergency_checkpoint", "holding") else None,
+            "suspended": step.action == "shutdown" and _is_maintained(daemon.state, step.at_s),
         }
         for step in told
         if step.at_s is None or (math.isfinite(step.at_s) and not (step.action == "holding" and step.at_s > ends_s))
     ]
+
+
+def _is_maintained(state: State, at_s: float | None) -> bool:
+    """Say whether maintenance lasts until after a moment, so that the host is not powered off then. None: unknown."""
+    return state.maintenance is not None and (at_s is None or at_s < state.maintenance.until_s)
 
 
 def _training(state: State) -> str | None:
@@ -697,7 +704,7 @@ def returning(daemon: Daemon) -> Json:
         "stage": stage(daemon),
         "forced_by": None if told is None else told.forced_by or None,
         "gates": [gate._asdict() for gate in gates(daemon)],
-        "starts": {"target": None if view.command else view.target, "command": list(view.command)},
+        "starts": {"target": view.target, "command": list(view.command)},
         "refused": refusal(daemon) or None,
         "refused_unchecked": refusal(daemon, unchecked=True) or None,
     }
@@ -735,6 +742,7 @@ def _utility(daemon: Daemon) -> TrainingGate:
 
 def _countdown(daemon: Daemon) -> TrainingGate:
     off_at_s = budget.power_off_at_s(daemon.state.feed)
+    off_at_s = methods.cut_at_s(daemon.state, daemon.clock()) if off_at_s is None else off_at_s
     if off_at_s is None:
         return TrainingGate("countdown", open=True, text="none runs")
     left_s = max(0.0, off_at_s - daemon.clock())

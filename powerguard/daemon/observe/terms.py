@@ -20,8 +20,6 @@ from powerguard.daemon.observe.port import Daemon
 Wall = Callable[[float | None], float | None]
 """Turns a moment of this boot's clock into Unix seconds."""
 
-ENOUGH: Final = 3
-"""Stops that must have been measured before they count."""
 PRESUMED: Final = {
     "settings": "budget.health of the settings",
     "default": "assumed, because no discharge has measured it",
@@ -191,9 +189,9 @@ def stop_from(policy: Policy, learned: Learned, grade: Grade) -> str:
     measured = len(needs.samples(learned, "stop"))
     if policy.stop_is_set:
         return f"settings: budget.stop_{word}_s"
-    if measured >= ENOUGH:
+    if measured >= needs.ENOUGH:
         return f"{word} of {measured} measured stops, at most force_after_s"
-    short = f"{measured} of the {ENOUGH} stops measured that it takes"
+    short = f"{measured} of the {needs.ENOUGH} stops measured that it takes"
     return f"default ({short})" if grade is Grade.SHORT else f"host.force_after_s ({short})"
 
 

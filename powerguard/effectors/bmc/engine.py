@@ -7,7 +7,8 @@ import asyncio
 import hashlib
 import math
 from abc import ABC, abstractmethod
-from collections.abc import Callable, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any, Final, Protocol, Self, TypeVar
 
@@ -167,6 +168,27 @@ class Login:
         self._max_bytes = max_bytes
         self._refused_s = 0.0
         self._refused: bytes | None = None
+        self._accepted: bytes | None = None
+        self._turn = asyncio.Lock()
+
+    @asynccontextmanager
+    async def attempt(self, by_s: float, error: Callable[[Failure, str], BmcError]) -> AsyncIterator[bytes]:
+        """Yield the password for one login. Raises BmcError, of which `error` makes one with address and remedy.
+
+        Until the BMC has accepted this password, one login at a time: several at once could lock the account.
+        """
+        password = await self.password(by_s)
+        async with AsyncExitStack() as held:
+            if self._accepted != self._digest(password):
+                try:
+                    async with asyncio.timeout(max(by_s - boottime_s(), 0.0)):
+                        await held.enter_async_context(self._turn)
+                except TimeoutError:
+                    raise error(Failure.UNREACHABLE, "not asked, because an earlier login has no answer yet") from None
+            if self._accepted == self._digest(password):
+                await held.aclose()  # others need not wait
+            self._check_back_off(password, error)
+            yield password
 
     async def password(self, by_s: float) -> bytes:
         """Read the secret in a thread: it may lie on a disk that hangs. Raises BmcError."""
@@ -185,21 +207,25 @@ class Login:
             raise BmcError(msg)
         return password
 
-    def check_back_off(self, where: str, password: bytes, remedy: str) -> None:
+    def _check_back_off(self, password: bytes, error: Callable[[Failure, str], BmcError]) -> None:
         """Raise BmcError if these were refused a short while ago; changed ones are tried at once."""
         if self._refused != self._digest(password):
             return
         left_s = self._refused_s + BACK_OFF_S - self._clock()
         if left_s > 0:
-            msg = (
-                f"{where}: login was refused {BACK_OFF_S - left_s:.0f} s ago, and BMCs lock accounts: next try in "
-                f"{math.ceil(left_s)} s, or at once with a new password; {remedy}"
+            text = (
+                f"login was refused {BACK_OFF_S - left_s:.0f} s ago, and BMCs lock accounts: next try in "
+                f"{math.ceil(left_s)} s, or at once with a new password"
             )
-            raise BmcError(msg, Failure.AUTH)
+            raise error(Failure.AUTH, text)
+
+    def accept(self, password: bytes) -> None:
+        """Remember, by a digest, what was accepted."""
+        self._accepted = self._digest(password)
 
     def refuse(self, password: bytes) -> None:
         """Remember, by a digest, what was refused."""
-        self._refused_s, self._refused = self._clock(), self._digest(password)
+        self._refused_s, self._refused, self._accepted = self._clock(), self._digest(password), None
 
     def _digest(self, password: bytes) -> bytes:
         return hashlib.sha256(self.user.encode() + b"\0" + password).digest()

@@ -11,12 +11,16 @@ from powerguard.effectors.bmc.engine import BACK_OFF_S, AskedEngine, BmcError, L
 from powerguard.effectors.bmc.ipmi import Failure, ReplyError
 from powerguard.effectors.child import Spawn
 from powerguard.effectors.options import BmcOptions
+from powerguard.ups.base import Resolver
 
 WORKER: Final = (sys.executable, "-P", "-m", "powerguard.effectors.bmc.worker")
 """-P: files in the working folder are not imported."""
 
 KILL_MARGIN_S: Final = 0.3
 """The worker ends itself this much before its limit and says what it waited for; else it is killed."""
+
+LOOK_UP_S: Final = 0.5
+"""Timeout for the BMC's name; then the known address serves."""
 
 IPMI_PASSWORD_BYTES: Final = 20
 _T = TypeVar("_T")
@@ -49,6 +53,7 @@ class LanEngine(AskedEngine):
             raise ValueError(msg)
         self._host = options.host
         self._port = options.port
+        self._resolver = Resolver(options.host, OSError)
         self._login = Login(options.user, options.password, clock=clock, max_bytes=IPMI_PASSWORD_BYTES)
         self._spawn = spawn
 
@@ -73,12 +78,24 @@ class LanEngine(AskedEngine):
 
     async def _operate(self, operation: str, by_s: float, **more: str) -> dict[str, Any]:
         """Run one operation in a worker; returns its answer. Raises BmcError with the whole story in one line."""
-        limit_s = by_s - boottime_s()
-        password = await self._login.password(by_s)
-        self._login.check_back_off(self.where, password, _REMEDIES[Failure.AUTH])
+        async with self._login.attempt(by_s, self._error) as password:
+            told = await self._run(operation, password, by_s, more)
+            if told["ok"] is True:
+                self._login.accept(password)
+                return told
+            failure, text = told["failure"], told["text"]
+            if failure is Failure.AUTH:
+                self._login.refuse(password)
+                text = f"login refused ({text}); the next try is in {BACK_OFF_S / 60:g} minutes"
+            raise self._error(failure, text)
+
+    async def _run(self, operation: str, password: bytes, by_s: float, more: Mapping[str, str]) -> dict[str, Any]:
+        """Return a worker's answer, also that the operation has failed. Raises BmcError if there is none."""
+        address = await self._address(by_s)
+        limit_s = max(by_s - boottime_s(), 0.0)
         request = {
             "operation": operation,
-            "host": self._host,
+            "host": address,
             "port": self._port,
             "user": base64.b64encode(self._login.user.encode()).decode(),
             "password": base64.b64encode(password).decode(),
@@ -86,22 +103,25 @@ class LanEngine(AskedEngine):
             **more,
         }
         try:
-            ended = await self._spawn(WORKER, limit_s=max(by_s - boottime_s(), 0.0), stdin=json.dumps(request).encode())
+            ended = await self._spawn(WORKER, limit_s=limit_s, stdin=json.dumps(request).encode())
         except OSError as error:
             msg = f"{self.where}: the IPMI worker cannot be started ({error.strerror})"
             raise BmcError(msg, Failure.PROTOCOL) from None
         if ended.timed_out:
             raise self._error(Failure.TIMEOUT, f"the IPMI worker was killed at its limit of {limit_s:.1f} s")
         try:
-            told = json.loads(ended.stdout)
+            told = dict(json.loads(ended.stdout))
             if told["ok"] is True:
-                return dict(told)
-            failure, text = Failure(told["failure"]), str(told["text"])
+                return told
+            return {"ok": False, "failure": Failure(told["failure"]), "text": str(told["text"])}
         except (ValueError, KeyError, TypeError):
             # stderr is not quoted: a library's last output might hold a secret.
             seen = f"the IPMI worker ended with status {ended.returncode} and no answer"
             raise self._error(Failure.PROTOCOL, seen) from None
-        if failure is Failure.AUTH:
-            self._login.refuse(password)
-            text = f"login refused ({text}); the next try is in {BACK_OFF_S / 60:g} minutes"
-        raise self._error(failure, text)
+
+    async def _address(self, by_s: float) -> str:
+        """Return the BMC's address; its name if none is known, which the worker looks up and reports."""
+        try:
+            return (await self._resolver.addresses(min(LOOK_UP_S, max(by_s - boottime_s(), 0.0))))[0]
+        except OSError:
+            return self._host

@@ -15,7 +15,7 @@ import errno
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any, Final
@@ -34,8 +34,8 @@ from powerguard.effectors.bmc.ipmi import (
     Failure,
     PowerRestorePolicy,
 )
+from powerguard.effectors.http import KnownNames, Verify, verifying
 from powerguard.effectors.options import BmcOptions
-from powerguard.effectors.tls import Verify, verifying
 
 MAX_BODY_BYTES: Final = 262_144
 """Largest answer that is read; a ComputerSystem takes 4 to 20 KB."""
@@ -59,7 +59,8 @@ class Resource:
 class Talk:
     """One operation's requests. by_s: of CLOCK_BOOTTIME; the caller holds the operation to it, we only plan by it.
 
-    doing: the request that is open. heard: the service has sent any answer.
+    doing: the request that is open. heard: the service has sent any answer. is_in: it has taken the login; accepted is
+    called then.
     """
 
     session: aiohttp.ClientSession = field(repr=False)
@@ -67,8 +68,10 @@ class Talk:
     port: int
     authorization: str = field(repr=False)
     by_s: float
+    accepted: Callable[[], object] = tuple
     doing: str = "the connection"
     heard: bool = False
+    is_in: bool = False
 
     async def get(self, path: str, *, login: bool = True) -> Resource:
         """Read a resource. Raises BmcFailure. login: False for the root, which everybody may read (DSP0266 13.3.1)."""
@@ -144,15 +147,18 @@ class Talk:
             # Redirects are not followed: the login would go wherever they lead.
             async with self.session.request(method, url, json=change, headers=headers, allow_redirects=False) as told:
                 self.heard = True
+                if login and 200 <= told.status < 300:
+                    self.is_in = True
+                    self.accepted()
                 return told.status, told.headers, _object(await _read(told))
         except (aiohttp.ClientError, OSError, ValueError) as error:
             raise _failure(self.doing, error) from None
 
 
-def session(verify: Verify) -> aiohttp.ClientSession:
+def session(verify: Verify, names: KnownNames) -> aiohttp.ClientSession:
     """Make a session for one operation. No proxy, no cookie, no netrc."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=verify, limit=1, use_dns_cache=False),
+        connector=aiohttp.TCPConnector(ssl=verify, limit=1, use_dns_cache=False, resolver=names),
         timeout=aiohttp.ClientTimeout(total=None),  # the operation has one
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
@@ -367,6 +373,7 @@ class RedfishEngine:
         self._host = options.host
         self._options = options
         self._login = Login(options.user, options.password, clock=clock)
+        self._names = KnownNames()
         self._verify: Verify | None = None
         self._path: str | None = None
 
@@ -384,12 +391,15 @@ class RedfishEngine:
             if not isinstance(chassis, list) or len(chassis) != 1 or not isinstance(chassis[0], Mapping):
                 return None
             body = (await talk.get(link(chassis[0]))).body
+            told: float | None = None
             if "EnvironmentMetrics" in body:
-                told = _reading((await talk.get(link(body, "EnvironmentMetrics"))).body, "PowerWatts", "Reading")
-                if told is not None:
-                    return told
-            if "Power" not in body:
-                return None
+                try:
+                    metrics = await talk.get(link(body, "EnvironmentMetrics"))
+                    told = _reading(metrics.body, "PowerWatts", "Reading")
+                except BmcFailure:  # some services link to one that needs a license, or that is not there
+                    told = None
+            if told is not None or "Power" not in body:
+                return told
             controls = (await talk.get(link(body, "Power"))).body.get("PowerControl")
             first = controls[0] if isinstance(controls, list) and controls else None
             return _reading({"first": first}, "first", "PowerConsumedWatts")
@@ -488,27 +498,36 @@ class RedfishEngine:
     @asynccontextmanager
     async def _talk(self, by_s: float) -> AsyncIterator[Talk]:
         """Hold one operation to its deadline. Every failure becomes a BmcError."""
-        password = await self._login.password(by_s)
-        self._login.check_back_off(self.where, password, _REMEDIES[Failure.AUTH])
         talk: Talk | None = None
-        try:
-            async with asyncio.timeout(max(by_s - boottime_s(), 0.0)):
-                async with session(await self._verifying()) as open_session:
-                    authorization = basic(self._login.user, password)
-                    talk = Talk(open_session, self._host, self._options.https_port, authorization, by_s)
-                    yield talk
-        except TimeoutError:
-            if talk is None or not talk.heard:
-                raise self._error(Failure.UNREACHABLE, "no answer") from None
-            raise self._error(Failure.TIMEOUT, f"answered, then fell silent during {talk.doing}") from None
-        except BmcFailure as failed:
-            text = str(failed)
-            if failed.failure is Failure.SETTINGS:
-                self._verify = None  # read bmc.ca again: the authority may have been renewed since
-            if failed.failure is Failure.AUTH:
-                self._login.refuse(password)
-                text += f"; the next try is in {BACK_OFF_S / 60:g} minutes"
-            raise self._error(failed.failure, text) from None
+        async with self._login.attempt(by_s, self._error) as password:
+            try:
+                async with asyncio.timeout(max(by_s - boottime_s(), 0.0)):
+                    async with session(await self._verifying(), self._names) as open_session:
+                        talk = self._begin(open_session, password, by_s)
+                        yield talk
+            except TimeoutError:
+                if talk is None or not talk.heard:
+                    raise self._error(Failure.UNREACHABLE, "no answer") from None
+                raise self._error(Failure.TIMEOUT, f"answered, then fell silent during {talk.doing}") from None
+            except BmcFailure as failed:
+                text = str(failed)
+                if failed.failure is Failure.SETTINGS:
+                    self._verify = None  # read bmc.ca again: the authority may have been renewed since
+                # After an answer to this login, 401 is about one resource: some give it for want of a license.
+                if failed.failure is Failure.AUTH and talk is not None and not talk.is_in:
+                    self._login.refuse(password)
+                    text += f"; the next try is in {BACK_OFF_S / 60:g} minutes"
+                raise self._error(failed.failure, text) from None
+
+    def _begin(self, open_session: aiohttp.ClientSession, password: bytes, by_s: float) -> Talk:
+        return Talk(
+            open_session,
+            self._host,
+            self._options.https_port,
+            basic(self._login.user, password),
+            by_s,
+            accepted=lambda: self._login.accept(password),
+        )
 
     async def _verifying(self) -> Verify:
         """The TLS check that proves that it is our BMC. Raises BmcError."""
@@ -536,12 +555,15 @@ def _seen(system: Resource) -> _Seen:
 
 
 def _with_bios(seen: _Seen, bios: Mapping[str, Any]) -> _Seen:
-    attributes = bios.get("Attributes")
+    attributes, found = bios.get("Attributes"), seen
     for name, value in attributes.items() if isinstance(attributes, Mapping) else ():
         if _letters(name).startswith(_BIOS_NAMES) and isinstance(value, str):
             policy = _BIOS_WORDS.get(_letters(value), PowerRestorePolicy.UNKNOWN)
-            return _Seen(seen.system, None, policy, f"BIOS attribute {name[:80]} reads {value[:80]!r}")
-    return seen
+            read = _Seen(seen.system, None, policy, f"BIOS attribute {name[:80]} reads {value[:80]!r}")
+            if policy is not PowerRestorePolicy.UNKNOWN:
+                return read
+            found = found if found.bios else read  # AcPwrRcvryDelay begins like it, and may come first
+    return found
 
 
 def _letters(told: str) -> str:

@@ -15,12 +15,13 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host.findings import Finding, watch
 from powerguard.effectors.options import GPU_SOCKET, GpuOptions
-from powerguard.effectors.root_client import RootHelper
+from powerguard.effectors.root_client import RootHelper, objects_in
 
 log = structlog.get_logger()
 
-LIMIT_S: Final = 6.0
-"""Timeout for one request. The helper itself answers within 4 s, whatever NVML does."""
+LIMIT_S: Final = 4.75
+"""Timeout for one request. The helper itself answers within 4 s, whatever NVML does. Less than an order has
+(CAP_LIMIT_S): at that, only "timed out" would be reported, and not which helper hangs."""
 
 
 class GpuEffector:
@@ -74,8 +75,7 @@ class GpuEffector:
 
 def _detail(answer: dict[str, Any], good: set[str]) -> Detail:
     """The details of an answer, for the journal and for messages."""
-    told = answer.get("gpus", [])
-    gpus = [gpu for gpu in told if isinstance(gpu, dict)] if isinstance(told, list) else []
+    gpus = objects_in(answer, "gpus")
     done = [gpu for gpu in gpus if str(gpu.get("did")) in good]
     rest = [gpu for gpu in gpus if str(gpu.get("did")) not in good]
     because = "; ".join(f"GPU {gpu.get('index')}: {gpu.get('because')}" for gpu in rest)
@@ -99,18 +99,17 @@ WATCH: Final = "powerguard-gpu-watch.path"
 _GUIDE: Final = "docs/guides/gpu-and-signals.md"
 
 
-async def findings(options: GpuOptions, *, spawn: Spawn = run_child) -> list[Finding]:
+async def findings(options: GpuOptions, *, spawn: Spawn = run_child, limit_s: float = LIMIT_S) -> list[Finding]:
     """Return the findings; none if the settings leave GPUs alone. Takes some seconds at most."""
     if options.kind == "none":
         return []
     try:
-        answer = await GpuEffector(options).ask({"word": "list"})
+        answer = await GpuEffector(options, limit_s=limit_s).ask({"word": "list"})
     except EffectorError as error:
         if "only powerguard and root may" in str(error):
             return [Finding("gpu", "WARN", f"{error}: not checked", "run doctor as root or as powerguard")]
         return [Finding("gpu", "FAIL", str(error), _GUIDE)]
-    told = answer.get("gpus")
-    gpus = [gpu for gpu in told if isinstance(gpu, dict)] if isinstance(told, list) else []
+    gpus = objects_in(answer, "gpus")
     found = [_reach(gpus, options.cap_share), *_single(gpus, options.cap_share)]
     capped = answer.get("capped")
     if isinstance(capped, int) and capped:

@@ -138,7 +138,11 @@ def _limits(told: dict[str, Any]) -> KeptLimits:
 
 FOLDER: Final = "/run/powerguard-gpu"
 WITHIN_S: Final = 4.0
-"""Timeout for an answer. The caller waits 5 s; NVML takes 0.1 s, more if the driver must wake its GPUs first."""
+"""Timeout for an answer. The caller waits 4.75 s; NVML takes 0.1 s, more if the driver must wake its GPUs first."""
+
+HEALTH_S: Final = 16.0
+"""The same for health, which only the start of training waits for. After a boot no program uses a GPU yet, and without
+persistence mode the driver must wake each one, for 1 to 3 s (NVIDIA's "Driver Persistence"); then it sleeps again."""
 
 UNASKED_S: Final = 75.0
 """Timeout for the watch, which has no caller."""
@@ -399,7 +403,8 @@ def checked(told: Mapping[str, object]) -> GpuRequest:
     if set(told) != expected:
         msg = f"{word} takes {' and '.join(sorted(expected - {'word'})) or 'no other key'}"
         raise RefusedError(msg)
-    return GpuRequest(word=word, share=_share(told["share"])) if word == "cap" else GpuRequest(word=word)
+    share = _share(told["share"]) if word == "cap" else 1.0
+    return GpuRequest(word=word, share=share, within_s=HEALTH_S if word == "health" else WITHIN_S)
 
 
 def _share(told: object) -> float:
@@ -467,7 +472,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
     parser.add_argument(
         "--lease-s", default=LEASE_S, type=seconds, help="for watch: how long a cap lasts without renewal"
     )
-    parser.add_argument("--within-s", default=WITHIN_S, type=seconds, help="how long NVML may take (%(default)s)")
+    parser.add_argument("--within-s", type=seconds, help=f"how long NVML may take ({WITHIN_S:g}; health {HEALTH_S:g})")
     try:
         args = parser.parse_args(arguments)
     except SystemExit as end:
@@ -478,8 +483,11 @@ def run(arguments: Sequence[str] | None = None) -> int:
     if args.word == "watch":
         return watch(folder, args.lease_s)
     asked: dict[str, object] = {"word": args.word} if args.share is None else {"word": args.word, "share": args.share}
-    within_s = min(max(args.within_s, 1.0), 600.0)
-    return by_hand("powerguard-gpu", lambda: carry_out(folder, replace(checked(asked), within_s=within_s)))
+    return by_hand("powerguard-gpu", lambda: carry_out(folder, _within(checked(asked), args.within_s)))
+
+
+def _within(word: GpuRequest, within_s: float | None) -> GpuRequest:
+    return word if within_s is None else replace(word, within_s=min(max(within_s, 1.0), 600.0))
 
 
 def main() -> NoReturn:

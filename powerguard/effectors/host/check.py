@@ -97,13 +97,14 @@ class HostCheckEffector:
             raise EffectorError(clean_text("; ".join(seen.problems), _MOST_REASON))
         return seen.detail
 
-    async def look(self, limit_s: float = LOOK_LIMIT_S) -> HostSeen:
+    async def look(self, limit_s: float = LOOK_LIMIT_S, *, verify: str | None = None) -> HostSeen:
         """Check the host within limit_s and the start of a child; make no change. A failed check is a problem.
 
-        One at a time: a call during a check gets its result.
+        One at a time: a call during a check gets its result. verify: in place of the settings' `resume.verify`.
         """
         if self._looking is None:
-            self._looking = asyncio.get_running_loop().create_task(self._look(limit_s))
+            verify = self._options.verify if verify is None else verify
+            self._looking = asyncio.get_running_loop().create_task(self._look(limit_s, verify))
             self._looking.add_done_callback(self._looked)
         return await asyncio.shield(self._looking)
 
@@ -112,12 +113,12 @@ class HostCheckEffector:
         if not look.cancelled() and look.exception() is None:
             self.last = look.result()
 
-    async def _look(self, limit_s: float) -> HostSeen:
+    async def _look(self, limit_s: float, verify: str) -> HostSeen:
         asked = {
             "memory": str(self._folder / MEMORY),
             "dirs": [*self._dirs, *self._told()],
             "gpu_socket": self._gpu_socket,
-            "verify": self._options.verify,
+            "verify": verify,
             "any_gpus": self._options.gpus == "any",
             "limit_s": limit_s,
             "wall_s": self._wall(),
@@ -171,7 +172,7 @@ class HostCheckEffector:
         while True:
             if is_calm() and self._clock() >= due_s:
                 due_s = self._clock() + LOOK_EVERY_S
-                seen = await self.look()
+                seen = await self.look(verify="manifest")  # to read every byte would take the disk from training
                 # Still calm: an outage may have begun meanwhile, and taken a switch with it.
                 if is_calm() and seen.memory is not None:
                     await self._remember(seen.memory)

@@ -29,7 +29,7 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host.filesystems import mount_of
 from powerguard.effectors.options import GPU_SOCKET
-from powerguard.effectors.root_client import RootHelper
+from powerguard.effectors.root_client import RootHelper, objects_in
 from powerguard.fields import clean_text
 
 SCHEMA: Final = "powerguard.host/v1"
@@ -275,7 +275,7 @@ def _step(found: ResumePoint) -> str:
 def remembered(before: HostMemory, now: HostView, told: Sequence[str], *, wall_s: float, keep_s: float) -> HostMemory:
     """Return the state to remember after a check on a good day. Faulty parts stay as remembered.
 
-    told: folders that count now; others are forgotten keep_s after they last did.
+    told: folders that count now; others are forgotten keep_s after they last did, or once they are deleted.
     """
     gpus = before.gpus if now.gpus.because or now.gpus.faults else now.gpus.there
     places = {}
@@ -284,6 +284,8 @@ def remembered(before: HostMemory, now: HostView, told: Sequence[str], *, wall_s
         told_at = wall_s if folder in told or kept is None else kept.told_at
         if not 0.0 <= wall_s - told_at <= keep_s:
             continue
+        if kept is not None and folder not in told and _is_deleted(kept, place):
+            continue
         # An empty folder in place of a mount is not remembered; one to which the checkpoints have moved is.
         if _storage(folder, kept, place) and not _is_used(place) and place.errno not in _CLOSED:
             if kept is not None:
@@ -291,7 +293,17 @@ def remembered(before: HostMemory, now: HostView, told: Sequence[str], *, wall_s
             continue
         steps = {key_of(found): found.step for found in place.jobs if found.path and found.step is not None}
         places[folder] = RememberedFolder(real=place.real, mounted=place.mounted, steps=steps, told_at=told_at)
+    ended = sorted((folder for folder in places if folder not in told), key=lambda folder: places[folder].told_at)
+    for folder in ended[:-MOST_ENDED]:
+        del places[folder]
     return HostMemory(gpus=gpus, places=places)
+
+
+def _is_deleted(kept: RememberedFolder, now: FolderLook) -> bool:
+    """Say whether a folder is gone from a storage that is there: a scheduler clears a job's own when the job ends."""
+    was, storage = kept.mounted, now.mounted
+    is_there = was is not None and storage is not None and was.kind == storage.kind and _same(was, storage)
+    return now.errno in _ABSENT and is_there
 
 
 def _is_used(place: FolderLook) -> bool:
@@ -338,9 +350,14 @@ def _mounted(told: Mapping[str, Any]) -> Mounted:
     )
 
 
-GPU_LIMIT_S: Final = 6.0
+GPU_LIMIT_S: Final = 18.0
+"""Longer than the helper takes for this word (HEALTH_S of gpu/helper.py)."""
 FORGOTTEN_S: Final = 86400.0
 """A folder is compared for this long after it last counted as one where a trainer saves."""
+MOST_ENDED: Final = 100
+"""Most folders that are remembered of jobs that have ended, the newest: hundreds of short jobs may end in a day."""
+AT_ONCE: Final = 16
+"""Most folders that are looked at at the same time: each costs a process, of which the daemon's unit may have few."""
 FILE_LIMIT_S: Final = 2.0
 MOST_MEMORY_BYTES: Final = 1 << 20
 _MOUNTS: Final = Path("/proc/self/mountinfo")
@@ -390,6 +407,7 @@ class HostLook:
         self._clock = clock
         self._mounts = mounts
         self._pci = pci
+        self._turns = asyncio.Semaphore(AT_ONCE)
 
     async def look(self, limit_s: float) -> CheckedHost:
         """Check all parts at once, within limit_s; make no change."""
@@ -422,8 +440,7 @@ class HostLook:
                 answer = await self._gpus_by_child(limit_s)
         except EffectorError as error:
             return Gpus(because=str(error), cards=await asyncio.to_thread(_cards, self._pci))
-        told = answer.get("gpus")
-        return _gpus_of([gpu for gpu in told if isinstance(gpu, dict)] if isinstance(told, list) else [])
+        return _gpus_of(objects_in(answer, "gpus"))
 
     async def _gpus_by_child(self, limit_s: float) -> dict[str, Any]:
         """Ask NVML in a child. Under the daemon's own sandbox there is no device for it: it says so."""
@@ -452,7 +469,9 @@ class HostLook:
 
     async def _place(self, folder: str, before: HostMemory, limit_s: float) -> FolderLook:
         kept = before.places.get(folder)
-        told = await self._ask_child(folder, limit_s)
+        by_s = self._clock() + limit_s
+        async with self._turns:
+            told = await self._ask_child(folder, max(1.0, by_s - self._clock()))
         real = str(told.get("real") or (folder if kept is None else kept.real))
         # Only now: an automounter mounts when it is touched.
         mounted = self._mounted(real, told.get("fsid"))
@@ -477,6 +496,9 @@ class HostLook:
         with contextlib.suppress(ValueError, RecursionError):
             told = json.loads(ended.stdout)
             if isinstance(told, dict) and "because" in told:
+                if told.get("hangs") is not True:
+                    with contextlib.suppress(OSError):
+                        lock.unlink()  # each job may have a folder of its own, and leave a file here for good
                 return told
         said = ended.stderr.decode("utf-8", "replace").strip().splitlines()
         return {"because": f"the check of it failed: {said[-1] if said else ended.returncode}", "errno": errno.EIO}

@@ -32,8 +32,9 @@ from powerguard.effectors.options import OFF_FIFO, HostOptions, ResumeOptions
 
 log = structlog.get_logger()
 
-COMMAND_LIMIT_S: Final = 5.0
-"""For a site's own power-off command, which only gives an order and does not wait for its end."""
+COMMAND_LIMIT_S: Final = 4.0
+"""For a site's own power-off command, which only gives an order and does not wait for its end. Less than the order has
+(RETRY_S): a command that has ended and left a child with its output has given it."""
 
 FULL_LIMIT_S: Final = 4.0
 """For room in the FIFO: other words may fill it, and powerguard-off empties it while they do."""
@@ -265,7 +266,7 @@ async def unanswered(options: HostOptions, *, boot: str) -> str:
 
 
 async def say(path: str, word: str, *, limit_s: float = ANSWER_LIMIT_S) -> None:
-    """Write a word and wait for its answer. Raises EffectorError: not written, refused, or not answered."""
+    """Write a word and wait for its answer. Raises EffectorError: not written, refused, or not answered (timed_out)."""
     # The first newline ends an unfinished line in the FIFO, which would corrupt this one.
     await write_word(path, f"\n{word}\n".encode("ascii"))
     said = ""
@@ -277,12 +278,12 @@ async def say(path: str, word: str, *, limit_s: float = ANSWER_LIMIT_S) -> None:
         return
     if said:
         msg = f"powerguard-off did not obey: {said}"
-    else:
-        msg = (
-            f"powerguard-off has not answered within {limit_s:g} s: journalctl -u powerguard-off.service; "
-            "if it is older than this daemon: powerguard install"
-        )
-    raise EffectorError(msg)
+        raise EffectorError(msg)
+    msg = (
+        f"powerguard-off has not answered within {limit_s:g} s: journalctl -u powerguard-off.service; "
+        "if it is older than this daemon: powerguard install"
+    )
+    raise EffectorError(msg, timed_out=True)
 
 
 def _answer(path: str, word: str) -> str:

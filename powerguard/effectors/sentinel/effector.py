@@ -17,10 +17,10 @@ import aiohttp
 from powerguard.clock import Clock, boot_id, boottime_s
 from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay
 from powerguard.effectors.base import EffectorError
+from powerguard.effectors.http import KnownNames, Verify, verifying
 from powerguard.effectors.options import SentinelOptions
 from powerguard.effectors.sentinel import protocol as wire
 from powerguard.effectors.sentinel.protocol import MAX_IN_S, MIN_KEY_BYTES
-from powerguard.effectors.tls import Verify, verifying
 from powerguard.options import SecretError
 
 MAX_ANSWER_BYTES: Final = 65_536
@@ -39,14 +39,32 @@ class _AgainError(Exception):
     """It did not work, and may a moment later."""
 
 
-def session(verify: Verify) -> aiohttp.ClientSession:
+def session(names: KnownNames) -> aiohttp.ClientSession:
     """Make a session for one order. No proxy, no cookie, no netrc; no decompression."""
     return aiohttp.ClientSession(
-        connector=aiohttp.TCPConnector(ssl=verify, force_close=True, use_dns_cache=False),
+        connector=aiohttp.TCPConnector(force_close=True, use_dns_cache=False, resolver=names),
         cookie_jar=aiohttp.DummyCookieJar(),
         trust_env=False,
         auto_decompress=False,
     )
+
+
+class Trust:
+    """The TLS check that proves that it is our sentinel, by the settings."""
+
+    def __init__(self, options: SentinelOptions) -> None:
+        self._options = options
+        self._verify: Verify | None = None
+
+    async def verifying(self) -> Verify:
+        """Return it; sentinel.ca is read once. Raises EffectorError."""
+        if self._verify is None:
+            self._verify = await verifying("sentinel", self._options.fingerprint, self._options.ca)
+        return self._verify
+
+    def doubt(self) -> None:
+        """Read sentinel.ca again next time: a certificate has failed, and the authority may have been renewed."""
+        self._verify = None
 
 
 @dataclass(slots=True)
@@ -55,6 +73,7 @@ class SentinelPeer:
 
     url: str
     session: aiohttp.ClientSession = field(repr=False)
+    trust: Trust = field(repr=False)
     key: bytes = field(repr=False)
     seen: str = "no answer"
 
@@ -72,6 +91,8 @@ class SentinelPeer:
                 refused += self.seen == _NOT_ACCEPTED
             except (aiohttp.ClientError, OSError, ValueError) as error:
                 self.seen = _failure(error)
+                if isinstance(error, aiohttp.ClientConnectorCertificateError):
+                    self.trust.doubt()
             await asyncio.sleep(_AGAIN_S * (1.0 + secrets.randbelow(1000) / 1000.0))  # noqa: TID251 - there is no event to wait for
 
     async def _ask(self, kind: str, asked: Mapping[str, Any], *, is_last: bool) -> Answer:
@@ -102,8 +123,9 @@ class SentinelPeer:
         if body is not None:
             all_headers["Content-Type"] = "application/json"
             limit = aiohttp.ClientTimeout(total=_WRITE_TRY_S)
+        verify, url = await self.trust.verifying(), f"{self.url}{path}"
         async with self.session.request(
-            method, f"{self.url}{path}", data=body, headers=all_headers, allow_redirects=False, timeout=limit
+            method, url, data=body, headers=all_headers, allow_redirects=False, timeout=limit, ssl=verify
         ) as told:
             content = b""
             async for chunk in told.content.iter_chunked(16_384):
@@ -189,7 +211,8 @@ class SentinelEffector:
         self._armed = armed
         self._clock = clock
         self._boot = boot
-        self._verify: Verify | None = None
+        self._names = KnownNames()
+        self._trust = Trust(options)
 
     async def carry_out(self, action: Action) -> Detail:
         """Check: one that would power this host on; arm: one that has stored it; disarm: all that were reached.
@@ -279,16 +302,16 @@ class SentinelEffector:
         try:
             async with asyncio.timeout_at(by_s):
                 key = await self._key()
-                verify = await self._verifying()
+                await self._trust.verifying()
         except TimeoutError:
             msg = f"sentinel.key and sentinel.ca were not read within {limit_s:.1f} s: their disk hangs"
             raise EffectorError(msg) from None
         host = self._options.name or socket.gethostname().partition(".")[0]
         told: _Told = dict.fromkeys(self._options.urls, "")
-        async with session(verify) as open_session, asyncio.TaskGroup() as tasks:
+        async with session(self._names) as open_session, asyncio.TaskGroup() as tasks:
 
             async def ask(url: str) -> None:
-                peer = SentinelPeer(url, open_session, key)
+                peer = SentinelPeer(url, open_session, self._trust, key)
                 try:
                     async with asyncio.timeout_at(by_s):
                         told[url] = await peer.ask(kind, {"host": host, **asked})
@@ -314,12 +337,6 @@ class SentinelEffector:
             msg = f"sentinel.key: {len(key)} bytes are too few, {MIN_KEY_BYTES} are needed (openssl rand -hex 32)"
             raise EffectorError(msg)
         return key
-
-    async def _verifying(self) -> Verify:
-        """The TLS check that proves that it is our sentinel. Raises EffectorError."""
-        if self._verify is None:
-            self._verify = await verifying("sentinel", self._options.fingerprint, self._options.ca)
-        return self._verify
 
 
 def _orders(told: Answer | str) -> int:

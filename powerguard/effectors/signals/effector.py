@@ -20,12 +20,13 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host.findings import Finding, watch
 from powerguard.effectors.options import SIGNAL_SOCKET, SignalsOptions
-from powerguard.effectors.root_client import RootHelper
+from powerguard.effectors.root_client import RootHelper, objects_in
 
 log = structlog.get_logger()
 
-LIMIT_S: Final = 5.0
-"""Timeout for one request. The helper itself answers within 4 s."""
+LIMIT_S: Final = 4.75
+"""Timeout for one request. The helper itself answers within 4 s. Less than an order has (escalation.LIMIT_S): at that,
+only "timed out" would be reported, and not which helper hangs."""
 
 TRAINER_SOCKETS: Final = "/run/powerguard-trainers"
 CheckpointSignal = Literal["USR1", "USR2", "TERM"]
@@ -130,8 +131,7 @@ class SignalEffector:
 
 def _detail(answer: dict[str, Any]) -> Detail:
     """The details of an answer, for the journal and for messages."""
-    told = answer.get("processes", [])
-    processes = [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []
+    processes = objects_in(answer, "processes")
     # Of many only the first are named.
     counts = [count for key in ("stopped", "terminated", "continued") if isinstance(count := answer.get(key), int)]
     return (
@@ -165,7 +165,7 @@ async def findings(
         if "only powerguard and root may" in str(error):
             return [Finding("signals", "WARN", f"{error}: not checked", "run doctor as root or as powerguard")]
         return [Finding("signals", "FAIL", str(error), f"{_GUIDE}, or signals.kind: none")]
-    trainers = {str(each.get("socket")): each for each in _objects(answer, "trainers")}
+    trainers = {str(each.get("socket")): each for each in objects_in(answer, "trainers")}
     left_out = answer.get("left_out")
     absent = f"not listed ({left_out} sockets are left out: remove old ones)" if left_out else "no such socket now"
     wrong = [
@@ -182,7 +182,7 @@ async def findings(
         found.append(Finding("signals", "PASS", "the helper answers; no trainer listens now"))
     if wrong:
         found.append(Finding("signals", "WARN", f"cannot be signalled: {'; '.join(wrong[:8])}", _GUIDE))
-    stopped = _objects(answer, "stopped")
+    stopped = objects_in(answer, "stopped")
     if stopped:
         names = ", ".join(str(each.get("socket")) for each in stopped[:8])
         text = f"stopped now: {names}, by an outage or because SIGCONT fails"
@@ -193,8 +193,3 @@ async def findings(
         )
     well = "stopped trainers continue even if the daemon does not continue them"
     return [*found, await watch(spawn, "signals.watch", WATCH, well=well, ill="training would stand")]
-
-
-def _objects(answer: dict[str, Any], key: str) -> list[dict[str, Any]]:
-    told = answer.get(key)
-    return [each for each in told if isinstance(each, dict)] if isinstance(told, list) else []

@@ -14,7 +14,7 @@ from powerguard.core.model.actions import Action, Detail, DrainNode, LeaveNode, 
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.host.findings import Finding
 from powerguard.effectors.options import SLURM_SOCKET, SchedulerOptions
-from powerguard.effectors.root_client import RootHelper
+from powerguard.effectors.root_client import RootHelper, objects_in
 
 LIMIT_S: Final = 9.0
 """Timeout for one word. The helper itself answers within 8 s, whatever Slurm does."""
@@ -151,8 +151,7 @@ async def findings(options: SchedulerOptions, *, host: str) -> list[Finding]:
 
 def _jobs(answer: dict[str, Any]) -> list[Finding]:
     """Name the jobs that a power-off would end for good."""
-    told = answer.get("jobs")
-    jobs = [job for job in told if isinstance(job, dict)] if isinstance(told, list) else []
+    jobs = objects_in(answer, "jobs")
     lost = [str(job.get("id")) for job in jobs if job.get("requeues") is not True]
     if lost:
         text = f"jobs {', '.join(lost[:20])} cannot be requeued: a power-off ends them"

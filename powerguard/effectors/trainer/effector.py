@@ -517,7 +517,8 @@ class TrainerEffector:
                 elif not self._watched[name].found:
                     self._ignore(path, f"the settings have another trainer {name!r} (rename this socket)")
         for name, watched in list(self._watched.items()):
-            if watched.found and name not in sockets and not watched.peer.calls:
+            known = self._watched.get(name) is watched  # an order may have looked while the one before was closed
+            if known and watched.found and name not in sockets and not watched.peer.calls:
                 del self._watched[name]
                 self._tell(watched, self._absent(watched))
                 await watched.peer.close()

@@ -36,6 +36,7 @@ import aiohttp
 from aiohttp.client_proto import ResponseHandler
 from aiohttp.tracing import Trace
 
+from powerguard.effectors.http import KnownNames
 from powerguard.effectors.trainer.options import TrainerOptions
 from powerguard.fields import clean_text
 from powerguard.options import Secret, SecretError
@@ -163,10 +164,13 @@ class TrainerPeer:
         self.options = options
         self.native: bool | None = None
         self.calls = 0
+        self._closing = False
         self._uids = uids
         self._found = found
         self._session: aiohttp.ClientSession | None = None
+        self._names = KnownNames()
         self._token: bytes | None = None
+        self._reading: asyncio.Future[bytes] | None = None
         self._base = "http://trainer" if options.socket_path is not None else options.url
 
     async def call(
@@ -176,7 +180,7 @@ class TrainerPeer:
         self.calls += 1
         try:
             async with asyncio.timeout(CONNECT_S + headers_s) as patience:
-                headers = self._headers()
+                headers = await self._headers()
                 async with self._open().request(
                     method, f"{self._base}{path}", data=body, headers=headers, allow_redirects=False
                 ) as response:
@@ -192,13 +196,18 @@ class TrainerPeer:
         except PeerError as error:
             return error
         except TimeoutError:
-            return HungError(f"{self.options.url}: no answer to {method} {path} within {CONNECT_S + headers_s:.1f} s")
+            what = f"no answer to {method} {path}"
+            if self._reading is not None:
+                what = "`token` cannot be read, its disk hangs: no answer"
+            return HungError(f"{self.options.url}: {what} within {CONNECT_S + headers_s:.1f} s")
         except SecretError as error:
             return StrangerError(f"{self.options.url}: `token` cannot be read: {error}")
         except (aiohttp.ClientError, OSError, ValueError) as error:
             return self._translated(error, method, path)
         finally:
             self.calls -= 1
+            if self._closing:
+                await self.close()
 
     def places(self) -> Iterator[str]:
         """Yield where it may listen, of its sockets."""
@@ -212,29 +221,45 @@ class TrainerPeer:
         return connector.refused if isinstance(connector, _CheckedUnixConnector) else ""
 
     async def close(self) -> None:
-        """Close the session."""
+        """Close the session, once no call is under way: a trainer whose first request is cut is asked to save again."""
+        self._closing = True
+        if self.calls:
+            return
+        await self._names.close()
         if self._session is not None:
-            await self._session.close()
-            self._session = None
+            session, self._session = self._session, None
+            await session.close()
 
     def forget_token(self) -> None:
         """Read the token again next time: it was refused, and may have been changed since."""
         self._token = None
 
-    def _headers(self) -> dict[str, str]:
+    async def _headers(self) -> dict[str, str]:
         headers = {"Content-Type": "application/json", "Accept": "application/json"}
         if self.options.token is not None:
             if self._token is None:
-                self._token = _checked_token(self.options.token)
+                self._token = await self._read_token(self.options.token)
             headers["Authorization"] = f"Bearer {self._token.decode('ascii', 'replace')}"
         return headers
+
+    async def _read_token(self, secret: Secret) -> bytes:
+        """Read it in a thread, because its disk may hang; in one thread, however many calls wait for it."""
+        if self._reading is None:
+            self._reading = asyncio.get_running_loop().run_in_executor(None, _checked_token, secret)
+            self._reading.add_done_callback(self._read)
+        return await asyncio.shield(self._reading)
+
+    def _read(self, reading: "asyncio.Future[bytes]") -> None:
+        self._reading = None
+        if not reading.cancelled():
+            reading.exception()  # a call may have ended before
 
     def _open(self) -> aiohttp.ClientSession:
         """Return the session; made late, because it belongs to the running loop."""
         if self._session is None:
             path = self.options.socket_path
             connector: aiohttp.BaseConnector = (
-                aiohttp.TCPConnector(force_close=True, limit=8, use_dns_cache=False)
+                aiohttp.TCPConnector(force_close=True, limit=8, use_dns_cache=False, resolver=self._names)
                 if path is None
                 else _CheckedUnixConnector(path, self._uids, self.places)
             )

@@ -380,7 +380,9 @@ class OutputEffector:
         if sent is None or action.outage not in ("", sent.outage):
             return (("disarmed", False), ("because", "no order was given in this outage"))
         standing_s = await output.standing_s()
-        is_over = output.shows or sent.boot != self._boot or sent.left_s(self._clock()) < -_LAG_S
+        # The core orders this for an outage in another boot only if its host may be back before the cut.
+        is_past = sent.left_s(self._clock()) < -_LAG_S if sent.boot == self._boot else not action.outage
+        is_over = output.shows or is_past
         if standing_s is None and is_over:
             await self._notes.write(action.ups, None)
             return (("disarmed", True), ("because", "no countdown runs"))
@@ -392,7 +394,8 @@ class OutputEffector:
             return (("disarmed", False), ("because", f"another program's countdown runs, {standing_s:.0f} s left"))
         if not output.can_cancel:
             left_s = sent.left_s(self._clock()) if standing_s is None else standing_s
-            msg = f"{output.where}: its command cannot be cancelled: its output goes off in {left_s:.0f} s"
+            when = f"in {left_s:.0f} s" if sent.boot == self._boot else f"{sent.in_s:.0f} s after the order"
+            msg = f"{output.where}: its command cannot be cancelled: its output goes off {when}"
             raise EffectorError(msg)
         await output.cancel()
         after_s = await output.standing_s()

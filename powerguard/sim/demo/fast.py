@@ -228,12 +228,12 @@ async def fast(keep: Path | None = None) -> AsyncIterator[FastStage]:
         journal = Journal(path, boot_id=ports.boot(), wall=ports.wall, writer=Inline(), reader=Inline())
         daemon = assemble(settings, config=Path("virtual.yaml"), ports=ports, journal=journal)
         trainer.loop = daemon
-        async with asyncio.TaskGroup() as tasks:
-            running = tasks.create_task(daemon.run())
-            try:
-                yield FastStage(path, ups, trainer, bmc)
-            finally:
-                daemon.stop()
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(60.0):
-                        await running
+        # No group of tasks: what ends the story, such as a reader that leaves, must reach the command line as it is.
+        running = asyncio.get_running_loop().create_task(daemon.run())
+        try:
+            yield FastStage(path, ups, trainer, bmc)
+        finally:
+            daemon.stop()
+            with contextlib.suppress(TimeoutError):
+                async with asyncio.timeout(60.0):
+                    await running

@@ -12,7 +12,7 @@ from typing import Any, Final
 
 from powerguard.sim.demo import live
 from powerguard.sim.demo.live import RATING_W, LiveStage
-from powerguard.sim.demo.story import Act, Check, Facts, Report, Teller, numbers
+from powerguard.sim.demo.story import Act, Check, Facts, Report, Teller, numbers, seconds
 from powerguard.sim.ups import UpsBattery
 
 TIERS: Final = {"llm-1": 1, "llm-2": 1, "batch": 0}
@@ -142,7 +142,7 @@ def _held_checks(held: Mapping[str, Act], paused: Mapping[str, Facts]) -> list[C
             name="the lower tier powered off, the upper one held on",
             holds=held[LOWER].find("power_off_accepted") is not None
             and not any(held[host].find("phase_changed", new="shutdown") for host in UPPER),
-            told=f"{LOWER} off after {_seconds(_after_s(held[LOWER], 'power_off_accepted'))}",
+            told=f"{LOWER} off after {seconds(_after_s(held[LOWER], 'power_off_accepted'))}",
         ),
         Check(
             name="the upper tier's training resumed in place without a reboot",
@@ -179,7 +179,7 @@ def _long_checks(long: Mapping[str, Act]) -> list[Check]:
         Check(
             name="each host went down in order, before the battery was empty",
             holds=len(enough) == len(long) and all(enough),
-            told=", ".join(f"{host} {_seconds(left[host])} left, {_seconds(needed[host])} needed" for host in facts),
+            told=", ".join(f"{host} {seconds(left[host])} left, {seconds(needed[host])} needed" for host in facts),
         ),
     ]
 
@@ -196,7 +196,3 @@ def _signal_check(orders: Sequence[str]) -> Check:
 def _numbers_of(act: Act, event: str) -> dict[str, Any]:
     line = act.last(event)
     return {} if line is None else numbers(line)
-
-
-def _seconds(value: float | None) -> str:
-    return "?" if value is None else f"{value:.0f} s"

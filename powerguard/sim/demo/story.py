@@ -199,6 +199,7 @@ async def play(stage: Stage, tell: Callable[[str], None]) -> Report:
     await teller.until(lambda: stage.clock() - began_s >= stage.settle_s, "start")
     (dip,) = teller.cut("A short dip")
     await teller.wait(stage.dip_s)
+    await teller.until(lambda: dip.find("outage_began") is not None, "the dip to be noticed")
     teller.back()
     await teller.until(lambda: dip.find("outage_ended") is not None, "the dip to end")
     dip.facts = await stage.facts()
@@ -295,7 +296,8 @@ class Teller:
                 self.say(text, at_s, host)
 
 
-def _seconds(value: object) -> str:
+def seconds(value: object) -> str:
+    """Return seconds for display; "?" where they are not known."""
     return f"{value:.0f} s" if isinstance(value, int | float) else "?"
 
 
@@ -308,7 +310,7 @@ def sentence(line: Line) -> str:
         case "outage_began":
             return (
                 f"on battery, the second witness is {line.because}: charge {told.get('charge_pct'):.0f} %, "
-                f"load {told.get('load_pct'):.0f} %, the UPS promises {_seconds(told.get('runtime_s'))}"
+                f"load {told.get('load_pct'):.0f} %, the UPS promises {seconds(told.get('runtime_s'))}"
             )
         case "phase_changed":
             return _phase_sentence(line, told)
@@ -319,9 +321,9 @@ def sentence(line: Line) -> str:
         case "policy_verified":
             return f"BMC policy read back: {told.get('policy')}"
         case "power_off_accepted":
-            return f"power-off ordered (recorded, not done): by force in {_seconds(told.get('deadline_s'))}"
+            return f"power-off ordered (recorded, not done): by force in {seconds(told.get('deadline_s'))}"
         case "outage_ended":
-            return f"outage over: {str(told.get('outcome')).replace('_', ' ')} after {_seconds(told.get('lasted_s'))}"
+            return f"outage over: {str(told.get('outcome')).replace('_', ' ')} after {seconds(told.get('lasted_s'))}"
         case "action_failed" | "source_lost" | "load_not_fallen_raised" | "battery_low":
             return f"{line.event.replace('_', ' ')}: {line.because}"
         case _:
@@ -332,16 +334,16 @@ def _phase_sentence(line: Line, told: dict[str, Any]) -> str:
     match told.get("new"):
         case "on_battery":
             return (
-                f"training goes on: effective runtime {_seconds(told.get('reff_now_s'))}, "
-                f"{_seconds(told.get('reff_paused_s'))} if paused; needed {_seconds(told.get('checkpoint_s'))} "
-                f"+ {_seconds(told.get('stop_s'))}"
+                f"training goes on: effective runtime {seconds(told.get('reff_now_s'))}, "
+                f"{seconds(told.get('reff_paused_s'))} if paused; needed {seconds(told.get('checkpoint_s'))} "
+                f"+ {seconds(told.get('stop_s'))}"
             )
         case "emergency_checkpoint":
-            return f"pause and checkpoint, because of {line.because}: {_seconds(told.get('slack_s'))} to spare"
+            return f"pause and checkpoint, because of {line.because}: {seconds(told.get('slack_s'))} to spare"
         case "holding":
             return f"holding, because {line.because}; the paused load makes the battery last"
         case "shutdown":
-            return f"COMMIT, because of {line.because}: {_seconds(told.get('reff_paused_s'))} left, stop needs it"
+            return f"COMMIT, because of {line.because}: {seconds(told.get('reff_paused_s'))} left, stop needs it"
         case "online":
             return f"back to normal, because {line.because}"
         case _:
@@ -406,7 +408,7 @@ def _long_checks(long: Act) -> list[Check]:
         Check(
             name="the host went down in order, before the battery was empty",
             holds=enough,
-            told=f"{_seconds(left_s)} really left in the battery, {_seconds(deadline_s)} until the forced power-off",
+            told=f"{seconds(left_s)} really left in the battery, {seconds(deadline_s)} until the forced power-off",
         ),
     ]
 

@@ -235,14 +235,20 @@ class SimSource:
                     await self._asked.wait()
 
 
-class SimDisks(SimPeer):
-    """The filesystems with checkpoints."""
+class SimOnlooker(SimPeer):
+    """A peer that changes nothing in the world: it takes its time, and says what it found."""
+
+    def __init__(self, life: DaemonLife, word: str, after_s: float, detail: Detail) -> None:
+        """after_s: 0: at once."""
+        super().__init__(life, word)
+        self._after_s, self._detail = after_s, detail
 
     async def do(self, action: Action) -> Detail:
-        """Sync."""
+        """Say it."""
         del action
-        await rest(0.1)
-        return (("filesystems", 1),)
+        if self._after_s:
+            await rest(self._after_s)
+        return self._detail
 
 
 class SimTrainer(SimPeer):
@@ -309,25 +315,6 @@ class SimHost(SimPeer):
         return ()
 
 
-class SimCheck(SimPeer):
-    """Who looks at a host that is back: its GPUs, its storage, its newest checkpoint."""
-
-    async def do(self, action: Action) -> Detail:
-        """Find everything there."""
-        del action
-        await rest(0.2)
-        return (("gpus", 8),)
-
-
-class SimRecorder(SimPeer):
-    """In dry-run no peer acts."""
-
-    async def do(self, action: Action) -> Detail:
-        """Record it."""
-        del action
-        return (("dry_run", True),)
-
-
 class SimStart(SimPeer):
     """What starts training."""
 
@@ -363,7 +350,7 @@ def effectors(life: DaemonLife, *, acts: bool) -> dict[type[Action], Effector]:
         ResumeTrainer: SimTrainer(life, "resume"),
         LeaveJob: SimTrainer(life, "leave"),
         ResumeTraining: SimStart(life, "start"),
-        SyncFilesystems: SimDisks(life, "disks"),
+        SyncFilesystems: SimOnlooker(life, "disks", 0.1, (("filesystems", 1),)),
         PowerOff: host,
         Reboot: host,
         CapPower: gpus,
@@ -373,8 +360,8 @@ def effectors(life: DaemonLife, *, acts: bool) -> dict[type[Action], Effector]:
         ContinueTrainer: signals,
     }
     if not acts:
-        made = dict.fromkeys(made, SimRecorder(life, "recorder"))
-    return {**made, CheckHost: SimCheck(life, "check")}
+        made = dict.fromkeys(made, SimOnlooker(life, "recorder", 0.0, (("dry_run", True),)))
+    return {**made, CheckHost: SimOnlooker(life, "check", 0.2, (("gpus", 8),))}
 
 
 class SimDisk:

@@ -11,7 +11,7 @@ import re
 from collections.abc import Callable, Iterator
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
-from itertools import pairwise
+from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
@@ -70,7 +70,7 @@ def _decoders() -> dict[str, Callable[[str], object]]:
         elif "OutputSource" in kind:
             told[each.name] = _source
         else:
-            told[each.name] = _text
+            told[each.name] = str
     return told
 
 
@@ -91,10 +91,6 @@ def _bool(text: str) -> bool:
 
 def _names(text: str) -> tuple[str, ...]:
     return tuple(part.strip() for part in text.split("|") if part.strip())
-
-
-def _text(text: str) -> str:
-    return text
 
 
 def _source(text: str) -> OutputSource:
@@ -249,15 +245,10 @@ def load(path: str, wanted: Wanted) -> tuple[Recording, ...]:
             first = next(lines, None)
             if first is None:
                 raise ReplayFileError(path, "empty (expected the journal's export, or CSV with a header)")
-            both = _chain(first, lines)
+            both = chain([first], lines)
             return _load_export(path, both, wanted) if first[1].startswith("{") else _load_table(path, both, wanted)
     except OSError as error:
         raise ReplayFileError(path, error.strerror or str(error)) from error
-
-
-def _chain(first: tuple[int, str], rest: Iterator[tuple[int, str]]) -> Iterator[tuple[int, str]]:
-    yield first
-    yield from rest
 
 
 def _lines(path: str, file: BinaryIO) -> Iterator[tuple[int, str]]:

@@ -38,7 +38,6 @@ from powerguard.core.model.state import (
     NotDurable,
     OnBattery,
     Online,
-    Outage,
     Recovery,
     Shutdown,
     State,
@@ -47,6 +46,7 @@ from powerguard.core.model.state import (
     Supply,
     phase_name,
 )
+from powerguard.core.supply import silence
 from powerguard.core.trainers import escalation, lifecycle
 
 
@@ -160,7 +160,8 @@ def _check_accounts(state: State) -> None:
     """Energy is counted of every feed on battery, heard or not."""
     now_s = state.battery.at_s
     for each in state.upses:
-        if (each.feed.supply is Supply.BATTERY or each.presumed) and not _outlived(each):
+        ended = silence.has_ended(state.upses, each)  # Silent, and others have its load: there is nothing to count.
+        if (each.feed.supply is Supply.BATTERY or each.presumed) and not (_outlived(each) or ended):
             hold(each.battery.at_s >= now_s - 1e-6, "the energy of every feed on battery is counted")
     lefts = [each.battery.left for each in state.upses if each.battery.left is not None]
     if state.battery.left is not None and lefts:
@@ -210,7 +211,8 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
     suspect = state.feed.suspect and state.feed.supply is not Supply.BATTERY  # Of several, another may be proven.
     unproven = isinstance(event, Reading) and suspect and isinstance(before.phase, Online)
     if unproven and budget.power_off_at_s(state.feed) is None:
-        guarded = before.guarded_since_s is not None
+        # One that begins now, too: the calibration of one UPS counts, while the reading of another waits for a second.
+        guarded = any(each.guarded_since_s is not None for each in (before, state))
         allowed = (PollNow, TriggerCheckpoint) if guarded else (PollNow,)
         hold(
             all(isinstance(action, allowed) for action in answer.actions) and isinstance(new, Online),
@@ -297,18 +299,24 @@ def _check_phases(policy: Policy, before: State, answer: Step) -> None:
     through_online = any(move["new"] == "online" for move in moves)
     if not isinstance(old, Online) and not isinstance(new, Online) and not through_online:
         hold(old.outage.id == new.outage.id, "an outage keeps its id")
-        rose = (answer.state.battery.left or 0.0) > (before.battery.left or 0.0) + WRONG
         lowered = _GRADES.index(new.outage.grade) >= _GRADES.index(old.outage.grade)
-        orderly = is_orderly_again(old.outage, answer.state)
-        hold(lowered or rose or orderly, "a grade goes up only after wrong readings, or with no checkpoint owed")
+        hold(lowered or may_raise_grade(before, answer.state), "a grade is raised only for a reason")
 
 
-def is_orderly_again(before: Outage, state: State) -> bool:
-    """Say whether a stop that a checkpoint had made a bare one is a short one again: in a hold, with none owed."""
-    phase = state.phase
-    if not isinstance(phase, Holding | Shutdown) or not before.lowered:
+def may_raise_grade(before: State, state: State) -> bool:
+    """Say whether a step may raise the grade of the stop: what it was lowered for is no longer so.
+
+    More is left than wrong readings reported; or the power has failed again in a recovery, before which the battery
+    was charged; or a stop is short again that a checkpoint had made a bare one, in a hold with none owed.
+    """
+    old, phase = before.phase, state.phase
+    if (state.battery.left or 0.0) > (before.battery.left or 0.0) + WRONG:
+        return True
+    if isinstance(old, Recovery) and state.transfers != before.transfers:
+        return True
+    if not isinstance(phase, Holding | Shutdown) or isinstance(old, Online) or not old.outage.lowered:
         return False
-    rose = (before.grade, phase.outage.grade) == (Grade.BARE, Grade.SHORT)
+    rose = (old.outage.grade, phase.outage.grade) == (Grade.BARE, Grade.SHORT)
     return rose and not any(t.owes for t in state.trainers)
 
 

@@ -17,6 +17,7 @@ the bound is never too strict.
 import math
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from itertools import combinations
 from typing import Final, NamedTuple
 
@@ -247,16 +248,6 @@ class Informed:
         return pause_s
 
 
-def capped(world: World) -> Informed:
-    """Return one that caps."""
-    return Informed(world, caps=True)
-
-
-def uncapped(world: World) -> Informed:
-    """Return one that does not."""
-    return Informed(world, caps=False)
-
-
 def _energy_for(needed: float) -> float:
     """The energy left at which what may be planned with is just `needed` (as the core's budget has it)."""
     return max(needed / (1.0 - _MARGIN), needed + _FLOOR)
@@ -345,8 +336,8 @@ def most_training(seconds: float, energy: float, ways: tuple[Spending, ...]) -> 
 
 
 _LISTED: Final[Mapping[str, Callable[[World], Decider]]] = {
-    "informed, capped": capped,
-    "informed": uncapped,
+    "informed, capped": partial(Informed, caps=True),
+    "informed": partial(Informed, caps=False),
     "nut": Nut,
     "apcupsd": Apcupsd,
     "fixed": Fixed,

@@ -6,11 +6,9 @@ Which ways back there were in an outage, and which of them brought the host back
 
 The letters are those of docs/guides/return.md.
 
-Writes docs/reference/simulate.md: python -m powerguard.sim.world.report > docs/reference/simulate.md, and the site file
-with the defaults: python -m powerguard.sim.world.report site > examples/site.yaml.
+Writes the site file with the defaults: python -m powerguard.sim.world.report > examples/site.yaml.
 """
 
-import sys
 from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from typing import Any, Final, NamedTuple
@@ -229,164 +227,6 @@ def _mean(values: Iterable[float]) -> float:
     return round(sum(known) / len(known), 3) if known else 0.0
 
 
-_KEYS: Final = (
-    ("policy, level, seed, faults, site, outages", "what was asked for"),
-    (
-        "excess_s_mean, excess_s_p95",
-        "seconds of training lost beyond the oracle, per outage",
-    ),
-    ("beyond_bound_s_mean", "the same beyond the bound"),
-    ("loss_s_mean", "seconds of training lost in all, per outage"),
-    ("rollback_s_mean", "of these, work that had to be done again"),
-    ("planning_dirty, physics_dirty", "outages in which power was lost under the host, and why"),
-    (
-        "shutdowns, needless, stranded",
-        "outages with a power-off, with a needless one, with a host that did not come back",
-    ),
-    ("stranded_by_ways", "for each set of power-on methods: which hosts came back, and by what (below)"),
-    ("planning_dirty_outages", "the first hundred of those: {seed, reproduce}"),
-    ("invariant_violations", "every one: {seed, violation, reproduce}"),
-    ("warnings", "what in the site file makes the comparison doubtful, in words"),
-)
-_HEAD: Final = """# The simulator: powerguard simulate
-
-Made from the code: `python -m powerguard.sim.world.report > docs/reference/simulate.md`.
-
-`powerguard simulate` plays outages by the thousand in a simulated world: worn batteries, wrong gauges, trainers that
-hang, BMCs that refuse, other programs that switch the UPS off, a daemon that is killed. It shows whether powerguard
-keeps its promises, and what it costs compared with simple rules. It needs neither settings nor root.
-
-    powerguard simulate                                  # 1,000 outages with faults
-    powerguard simulate --outages 100000 --json          # also finds rare cases; up to an hour on two cores
-    powerguard simulate --policy nut --no-faults         # what upsmon's default rule would have done
-    powerguard simulate --seed 4711 --outages 1          # one outage again, with the same result
-    powerguard simulate --hosts 4,6,6                    # 16 hosts of three shed tiers on one UPS, 100 outages
-    powerguard simulate --job                            # one job over several hosts under Slurm, 100 outages
-
-A problem is printed with the command that plays it again. Exit 0: no invariant was violated; 1: one was. Power lost by
-planning is a figure, not a violation: `powerguard simulate --json | jq -e '.planning_dirty == 0'`.
-
-`--hosts` plays several hosts on one UPS, without faults; the first number is the lowest tier. Each host decides by what
-it measures. The invariants are those of one host, and: no training that obeyed is stopped, a higher tier powers off no
-earlier than a lower one, and no host waits for another. A tier weighs three times as much as the one below it.
-
-`--job` plays two to four hosts, each behind its own UPS and with its own daemon, that run one job under Slurm. Half of
-the clusters have a second feed. The ranks agree by the real log of the trainer's library, and the real root helper
-reads and changes a simulated slurmctld. With faults that one hangs, is late, refuses, shows an old state and garbles
-its answers; it requeues the job by itself and forgets a reason; persons drain a node, resume one, and add words to
-powerguard's reason; daemons are killed. Longer outages are cut to 20 minutes. The invariants are those of one host,
-and:
-
-- the first power-off comes in the same second as without the scheduler: each outage is played twice up to it
-- no other mark than powerguard's is undone, and no node is given back on battery
-- only the host of its batch script requeues a job, and once for one outage and boot
-- a node that powerguard has marked is in service within 3 minutes, or is reported
-- no host trains while another one holds the job, and the ranks elsewhere end within 2 s after a host has left
-- the newest checkpoint that all ranks have is never lost, and the job trains again
-
-`--level loop` also runs the daemon's loop, the journal on disk and the power-on methods, and kills the daemon between
-any two turns. Time, sources and effectors are simulated; `powerguard demo` uses real network connections.
-
-## Words
-
-- **Oracle**: the best result, outage by outage, of `fixed`, `nut`, `apcupsd` and powerguard's rule with the true
-  state of the battery, in seconds of training. **Excess**: training time lost beyond the oracle. **Bound**: a plan
-  that knows everything and keeps no margin.
-- **Lost by planning**: the host lost power although a plan could have saved it with what was known. **By physics**: a
-  bad cell, or less than 15 s between the first sign and the end.
-- **Needless**: utility returned while the battery would still have carried the paused host.
-- **Stranded**: the host was off and AC had never dropped, so a person must press the button. That wait is not counted
-  as loss: the button is pressed at once if no outage follows within 10 minutes, otherwise after the last one.
-
-## Assumptions
-
-- Outage lengths: under 1 minute 31 %, 1 to 5 minutes 27 %, 5 to 30 minutes 14 %, 30 to 120 minutes 17 %, 2 to 4 hours
-  6 %, longer 5 %. A quarter is followed by another one after about two minutes.
-- Batteries hold 60 to 100 % of a new one. Half of the gauges report too much in proportion, half count against the
-  nameplate and drop suddenly. 2 % have a bad cell.
-- A stop takes 45 s, and 15 % of them 105 s or more. A paused host draws 35 %, a capped one 67 % at 80 % of the speed.
-  Trainers save every 300 s, and 2 % of checkpoints hang. From power-on to training: 180 s, and 480 s if power was
-  lost.
-- `fixed` triggers a checkpoint, sleeps 50 s and halts, without a UPS cycle. `nut` waits for low battery; `apcupsd`
-  for 5 %, 3 minutes or low battery. For both, killpower works, and neither asks for a checkpoint.
-
-## Your site
-
-`--site FILE` replaces these numbers. [examples/site.yaml](../../examples/site.yaml) has every number with its meaning
-and default; a file needs only those that differ. A share is 0 to 1; a pair is [least, most].
-
-```yaml
-# A 10 kVA unit at half load, batteries of unknown age, a big model on a slow disk.
-ups:
-  runtime_table: {50: 900, 100: 330}
-  health: [0.5, 0.9]
-host:
-  load: 0.5
-  stop_median_s: 70
-trainer:
-  checkpoint_median_s: 90
-drill: {done: true, cap: false}   # what powerguard has measured beforehand on this site
-outage:
-  bins:
-    - {from_s: 1, to_s: 60, share: 0.7}
-    - {from_s: 60, to_s: 3600, share: 0.3}
-```
-
-`returns` adds power-on methods besides the BMC's policy, and how often they fail:
-
-```yaml
-returns: {output_share: 0.5, hidden_share: 0.5, sentinel_share: 1.0, late_share: 1.0,
-          bracket_share: 0.3, fails_share: 0.1}
-```
-
-## The object
-
-[An example](simulate.json). Counts are of outages; seconds are rounded to a thousandth.
-"""
-_JOB_KEYS: Final = (
-    ("seed, faults, site, outages, hosts", "what was asked for; hosts of all outages"),
-    ("lost_s_mean, rollback_s_mean", "seconds of the job's training lost per outage; of these, work done again"),
-    ("idle_s_mean", "seconds for which hosts with utility were idle because of another host, added up, per outage"),
-    (
-        "power_offs, requeues, submitted_again",
-        "hosts powered off; how often Slurm requeued the job, and how often it failed",
-    ),
-    ("reported", "nodes that were reported and not in service at the end"),
-    ("invariant_violations, warnings", "as above"),
-)
-_WAYS: Final = (
-    ("set, ways", "the set, by the letters and by the names of [the guide](../guides/return.md)"),
-    (
-        "output",
-        "what its UPS is said to do when utility returns in the countdown: cycles, aborts, stays_off, unknown; or null",
-    ),
-    ("policy", "of the BMC (P), in the outage: `always-on`; `lies`: said to be, and is not; `off`"),
-    ("outages, went_off, stranded", "outages with this set; in which the host was off or dark; in which it stayed off"),
-    ("stranded_broken, stranded_seeds", "of these, those with a method that breaks its promise; the first five seeds"),
-    (
-        "back_by",
-        "outages in which that switched it on; output: AC's return, after a cut that it had ordered; policy: any other",
-    ),
-    (
-        "wait_s_mean",
-        "seconds from utility's return (or off, if later) until it was on; mean of those that something brought back",
-    ),
-    ("excess_s_mean", "as above, of this set alone"),
-)
-_SETS: Final = """
-`stranded_by_ways` has a row for each set of power-on methods that occurred:
-"""
-
-
-def page() -> str:
-    """Return the page."""
-    keys, ways, job = (
-        [f"- {', '.join(f'`{name}`' for name in names.split(', '))}: {meaning}" for names, meaning in table]
-        for table in (_KEYS, _WAYS, _JOB_KEYS)
-    )
-    return "\n".join([_HEAD, *keys, _SETS, *ways, "\nWith `--job` the object is `simulate_job`:\n", *job]) + "\n"
-
-
 def site_file() -> str:
     """Return a site file with every number, its meaning and its default."""
     lines = [
@@ -414,4 +254,4 @@ def _shown(value: object) -> str:
 
 
 if __name__ == "__main__":
-    print(site_file() if sys.argv[1:] == ["site"] else page(), end="")
+    print(site_file(), end="")

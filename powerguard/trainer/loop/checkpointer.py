@@ -6,7 +6,6 @@ short.
 
 import contextlib
 import gc
-import logging
 import secrets
 import threading
 from collections.abc import Callable
@@ -16,6 +15,7 @@ from pathlib import Path
 from threading import Event
 from typing import Final, Protocol, TypeVar
 
+from powerguard.trainer.log import log
 from powerguard.trainer.ranks.base import Ranks, boottime_s
 from powerguard.trainer.store.items import Copier, State
 from powerguard.trainer.store.manifest import Layout, Manifest, Packed, Shard, committed_ms
@@ -37,7 +37,6 @@ CLOSED = "the guard is closed (step and save before close(), and before the end 
 FORKED = "this process is a fork of the one that made the guard (make a Guard here, too)"
 
 _Value = TypeVar("_Value")
-_log = logging.getLogger("powerguard.trainer")
 
 
 class GivenUp(Exception):  # noqa: N818 - not an error: other bytes come first
@@ -258,9 +257,8 @@ def attempted(call: Callable[[], _Value], what: str) -> _Value | Exception:
     except GivenUp as end:
         return end
     except Exception as error:  # noqa: BLE001 - a failing disk must not end the training; the caller gets the error
-        with contextlib.suppress(Exception):  # a log handler of the training's own may raise
-            _log.warning("%s failed: %s: %s", what, type(error).__name__, error)
-            _log.debug("%s failed", what, exc_info=True)
+        log.warning("%s failed: %s: %s", what, type(error).__name__, error)
+        log.debug("%s failed", what, exc_info=True)
         return error
 
 
@@ -368,7 +366,7 @@ class StoreCheckpointer:
         missing_bytes = 2 * size_bytes - self._held[0].snapshot.size_bytes  # a restore has read into the first
         if missing_bytes <= _SHARE * share_bytes:
             return True
-        _log.warning(
+        log.warning(
             "host memory holds one snapshot of the state, not two: %.1f GB more are needed, and %.1f GB are available"
             " to this process (snapshots=2 has two in any case)",
             missing_bytes / 1e9,
@@ -481,7 +479,7 @@ class StoreCheckpointer:
         try:
             self._store.leave_room(size_bytes)
         except (OSError, StoreError) as error:  # what was committed is
-            _log.warning("%s: an emergency may find no room: %s", self._store.root, error)
+            log.warning("%s: an emergency may find no room: %s", self._store.root, error)
 
     def prepare(self, size_bytes: int, stop: threading.Event) -> float | None:
         """Touch the snapshots, let old checkpoints go, and fill the emergency slots; see `Store.prepare`.
@@ -494,7 +492,7 @@ class StoreCheckpointer:
                     if held.layout is None:  # else growing or touching it would lose what it holds
                         held.snapshot.reserve(size_bytes, stop=stop)
             except OSError as error:  # old checkpoints must go all the same
-                _log.warning("host memory for a snapshot cannot be had: %s (snapshots=1 needs half of it)", error)
+                log.warning("host memory for a snapshot cannot be had: %s (snapshots=1 needs half of it)", error)
             self._register(held, stop)
             if stop.is_set():
                 return None
@@ -505,7 +503,7 @@ class StoreCheckpointer:
         except StoreError as error:
             is_done, short = True, str(error)
         if short and not self._is_short:
-            _log.warning("%s", short)
+            log.warning("%s", short)
         self._is_short = bool(short)
         made = self._store.slots_ready(size_bytes) - ready
         return made * size_bytes / max(self._clock() - began_s, 1e-6) if is_done and made > 0 else None
@@ -521,9 +519,10 @@ class StoreCheckpointer:
         """Verify the newest checkpoint on the disk every six hours."""
         if not self._store.leader or self._clock() < self._scrub_at_s:
             return
+        due_s, self._scrub_at_s = self._scrub_at_s, self._clock() + _SCRUB_EVERY_S  # after an error, too: it may stay
         scrubbed = self._store.scrub(rate=_SCRUB_RATE, stop=stop)
-        if scrubbed is None or scrubbed.whole or scrubbed.corrupt is not None:
-            self._scrub_at_s = self._clock() + _SCRUB_EVERY_S
+        if scrubbed is not None and not scrubbed.whole and scrubbed.corrupt is None:
+            self._scrub_at_s = due_s  # it was stopped
 
     def corrupt(self) -> int:
         """How many checkpoints were set aside since this was last asked."""

@@ -50,7 +50,7 @@ from powerguard.wire import (
 
 def metrics(requests: RequestQueue) -> bytes:
     """Return every figure with its help and type; one that is not known is left out."""
-    job = json.dumps(requests.job)
+    job = json.dumps(requests.job, ensure_ascii=False)  # Prometheus knows no other escapes than these
     lines: list[str] = []
     described: set[str] = set()
     for name, kind, text, labels, value in _figures(requests):
@@ -275,8 +275,12 @@ def _open_unix(path: Path) -> "_UnixServer":
 
 
 class _Bounded(socketserver.ThreadingMixIn, socketserver.BaseServer):
-    """At most so many requests at a time; one more gets 503."""
+    """At most so many requests at a time; one more gets 503.
 
+    is_alone: a request is being served in the server's own thread, because no other can be had. It waits for no news.
+    """
+
+    is_alone = False
     daemon_threads = True
     block_on_close = False
     requests: RequestQueue
@@ -297,18 +301,25 @@ class _Bounded(socketserver.ThreadingMixIn, socketserver.BaseServer):
 
     def process_request(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - socketserver's signature
         if self._slots.acquire(blocking=False):
-            try:
-                super().process_request(request, client_address)
-            except RuntimeError:  # this user's threads are at their limit
-                self._slots.release()
-            else:
-                return
+            self.begin(request, client_address)
+            return
         # Answered without being read, and closed a little later: one that is still sending must find the answer.
         with contextlib.suppress(OSError):
             request.setblocking(False)
             request.send(_BUSY, socket.MSG_NOSIGNAL)
         self._turned_away.append((time.perf_counter(), request))
         self._let_go(keep=_CONNECTIONS)
+
+    def begin(self, request: Any, client_address: Any) -> None:  # noqa: ANN401 - as above
+        """Serve a request in a thread of its own, if there can be one."""
+        try:
+            super().process_request(request, client_address)
+        except RuntimeError:  # this user's threads are at their limit, or the main thread of Python 3.12.1 has ended
+            self.is_alone = True
+            try:
+                self.process_request_thread(request, client_address)
+            finally:
+                self.is_alone = False
 
     def service_actions(self) -> None:
         """Between two requests, and every now and then without any."""
@@ -359,9 +370,9 @@ class _TcpServer(_Bounded, socketserver.TCPServer):
                 oldest = next(iter(self._strangers))
                 del self._strangers[oldest]
                 with contextlib.suppress(OSError):
-                    oldest.shutdown(socket.SHUT_RDWR)  # its thread wakes up, and closes it
+                    oldest.shutdown(socket.SHUT_RD)  # its thread wakes up, and closes it, unless the token has come
             self._strangers[request] = None
-        socketserver.ThreadingMixIn.process_request(self, request, client_address)
+        self.begin(request, client_address)
 
     def admit(self, request: socket.socket) -> bool:
         """Give a slot to a request that has shown the token; False: all are taken."""
@@ -451,11 +462,11 @@ class _Handler(BaseHTTPRequestHandler):
             self._send(HTTPStatus.OK, metrics(self.server.requests), kind="text/plain; version=0.0.4; charset=utf-8")
         elif parts.path == STATUS_PATH:
             self._heard()
-            self._send_status(_wait_s(parse_qs(parts.query)))
+            self._send_status(self._wait_s(parse_qs(parts.query)))
         elif (name := _checkpoint_name(parts.path)) is not None:
             self._heard()
             query = parse_qs(parts.query)
-            status = self.server.requests.checkpoint(name, wait_s=_wait_s(query), seen=query.get("seen", [""])[0])
+            status = self.server.requests.checkpoint(name, wait_s=self._wait_s(query), seen=query.get("seen", [""])[0])
             self._send_checkpoint(name, status)
         else:
             self._refuse(HTTPStatus.NOT_FOUND, f"no such route: {parts.path}")
@@ -556,6 +567,10 @@ class _Handler(BaseHTTPRequestHandler):
         while left > 0 and (piece := self.rfile.read(min(left, MAX_BODY_BYTES))):
             left -= len(piece)
 
+    def _wait_s(self, query: dict[str, list[str]]) -> float:
+        wait = query.get("wait", ["0"])[0]
+        return min(float(wait), MAX_WAIT_S) if _WAIT.fullmatch(wait) and not self.server.is_alone else 0.0
+
     def _send_status(self, wait_s: float) -> None:
         """Answer at once, or within wait_s as soon as a host has left the job."""
         requests = self.server.requests
@@ -590,11 +605,6 @@ class _Handler(BaseHTTPRequestHandler):
             self.send_header("Location", location)
         self.end_headers()
         self.wfile.write(body)
-
-
-def _wait_s(query: dict[str, list[str]]) -> float:
-    wait = query.get("wait", ["0"])[0]
-    return min(float(wait), MAX_WAIT_S) if _WAIT.fullmatch(wait) else 0.0
 
 
 def _checkpoint_name(path: str) -> str | None:

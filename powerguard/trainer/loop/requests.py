@@ -6,7 +6,6 @@ says how far it has come. They meet under one lock, `changed`. `Operation` is on
 the first request to its end. `Pace` says how fast steps and writes are: the daemon budgets from it before any outage.
 """
 
-import logging
 import secrets
 from collections import deque
 from collections.abc import Callable, Iterable, Mapping
@@ -15,6 +14,7 @@ from threading import Condition, RLock
 from typing import NamedTuple, Protocol
 
 from powerguard.fields import MAX_TEXT, clean_text
+from powerguard.trainer.log import log
 from powerguard.trainer.loop.checkpointer import GivenUp, Taken
 from powerguard.trainer.ranks.base import Flag, RanksError, boottime_s
 from powerguard.trainer.store.store import SavedCheckpoint
@@ -167,7 +167,10 @@ class Uploads(Protocol):
     """What copies checkpoints to slower storage, in the background."""
 
     def offer(self, saved: SavedCheckpoint, *, asked: bool) -> None:
-        """A checkpoint is durable on this host. asked: by a request; else by the schedule."""
+        """A checkpoint is durable on this host. asked: by a request; else by the schedule.
+
+        Never called with the lock of the requests held: it reads the manifest.
+        """
         ...
 
     def hold(self) -> None:
@@ -237,10 +240,6 @@ class Elsewhere(Protocol):
 
     def resumed(self, *, all_hosts: bool = False) -> None:
         """Take back what this host wanted, or what all of them did; all ranks go on, if no host holds them any more."""
-        ...
-
-    def tick(self) -> None:
-        """Now and then, in the writer's thread: ask what the training thread cannot wait for."""
         ...
 
 
@@ -354,7 +353,6 @@ class Operation:
         )
 
 
-_log = logging.getLogger("powerguard.trainer")
 _KEPT_OPERATIONS = 64
 UPLOADS_HELD_S = 900.0  # without a lease and without a pause: a daemon that died must not stop uploads for ever
 
@@ -460,7 +458,7 @@ class RequestQueue:
         note = f"asked for {asked}, but this training allows no more than {self.conduct} (Guard's conduct)"
         if operation.note != note:
             operation.note = note
-            _log.warning("checkpoint %s: %s", operation.id, note)
+            log.warning("checkpoint %s: %s", operation.id, note)
 
     def _opened_elsewhere(self, request: TriggerRequest) -> tuple[int | None, Exception | None]:
         """Have the other ranks save too: the number of the generation, or why it cannot be."""
@@ -609,7 +607,7 @@ class RequestQueue:
             try:
                 wish(self.others)
             except RanksError as error:
-                _log.warning("the other ranks cannot be asked: %s", error)
+                log.warning("the other ranks cannot be asked: %s", error)
 
     def hold_uploads(self, *, lease_s: float | None = None, asker: str = "") -> TrainerStatus:
         """Copy nothing to slower storage until `resume`, or until no request came for lease_s (15 minutes if None).

@@ -6,11 +6,11 @@ saving has come to nothing, and the next boundary finds all wishes that are left
 entered here by `with`: between what they take and the block an interrupt has room.
 """
 
-import logging
 from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 
+from powerguard.trainer.log import log
 from powerguard.trainer.loop.checkpointer import CLOSED, FORKED, Checkpointer, GivenUp, Taken, attempted
 from powerguard.trainer.loop.requests import Operation, RequestQueue
 from powerguard.trainer.loop.writer import FINAL, PERIODIC, Writer
@@ -19,8 +19,6 @@ from powerguard.trainer.ranks.coordinator import Collective, RankCoordinator, St
 from powerguard.trainer.ranks.machine import Generation
 from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.wire import HOST_LEFT, Phase
-
-_log = logging.getLogger("powerguard.trainer")
 
 NEVER_S = float("inf")
 _LAST_WORDS_S = 2.0
@@ -88,7 +86,7 @@ class StepHook:
         """Do what is asked, and what is due by the clock; pause for as long as a caller holds training."""
         if self.forked:
             self._pace.due_s = NEVER_S
-            _log.warning("%s; its steps are not saved", FORKED)
+            log.warning("%s; its steps are not saved", FORKED)
             return
         if self.closed:
             raise GivenUp(CLOSED)
@@ -173,9 +171,7 @@ class StepHook:
             self._leave(together, known)
         with requests.lock:
             requests.boundary, requests.serving, requests.asked = None, False, False
-            if requests.signalled is not None:
-                requests.wanted.set()  # the writer's thread passes it on: it is to leave what can wait
-            requests.changed.notify_all()
+            requests.changed.notify_all()  # a signal, too, is passed on
             if requests.ending is not None:
                 self._end(requests.ending)
 

@@ -7,12 +7,12 @@ go first.
 When checkpoints are copied to slower storage: now and then, and never while an emergency needs the disk.
 """
 
-import logging
 import threading
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass, field
 from typing import TypeVar
 
+from powerguard.trainer.log import log
 from powerguard.trainer.loop.checkpointer import CLOSED, Checkpointer, GivenUp, Nobody, Order, Others, Taken, attempted
 from powerguard.trainer.loop.requests import Operation, RequestQueue, UploadsSeen
 from powerguard.trainer.ranks.base import Flag, boottime_s
@@ -93,7 +93,6 @@ _COMMIT_S = 0.5  # manifest, rename and syncs
 _STUCK_S = 60.0  # how long training waits for a write that makes no progress
 _OTHERS_S = 600.0  # and for the commit behind it: other ranks may still write
 
-_log = logging.getLogger("powerguard.trainer")
 _Value = TypeVar("_Value")
 
 
@@ -211,13 +210,14 @@ class Writer:
     def clear(self) -> None:
         """Wait until all is written, and forget what is in memory: training is rolled back, and reads into it.
 
-        Raises StoreError if the disk, or a rank that has not written its part, does not go on.
+        What is durable counts no more: training comes to that step again, with another state. Raises StoreError if the
+        disk, or a rank that has not written its part, does not go on.
         """
         self._await(None)
         if not self._requests.changed.wait_for(lambda: not self.busy, _OTHERS_S):
             msg = f"a checkpoint was written and is not committed after {_OTHERS_S:g} s (does its disk or a rank hang?)"
             raise StoreError(msg)
-        self._fresh = self._requests.snapshot_step = None
+        self._fresh = self._requests.snapshot_step = self._requests.last = None
 
     def keep(self, taken: Taken) -> None:
         """Hold a state in memory, to be written when an emergency finds no newer one."""
@@ -354,7 +354,7 @@ class Writer:
         if self._thread is not None:
             self._thread.join(_PATIENT_S)
             if finish and self._thread.is_alive():
-                _log.warning("what is being written becomes durable first; a signal (Ctrl-C) ends the wait")
+                log.warning("what is being written becomes durable first; a signal (Ctrl-C) ends the wait")
                 self._thread.join()
 
     def _run(self) -> None:
@@ -362,9 +362,7 @@ class Writer:
         with requests.changed:
             while self._queue or not self._over:
                 requests.wanted.clear()
-                if requests.others is not None:
-                    self._apart(requests.others.tick, "asking the other ranks")
-                else:
+                if requests.others is None:
                     requests.take_signal()
                     self._flush_if_pressed()
                 if self._queue:
@@ -397,14 +395,15 @@ class Writer:
             copy_s, how = self._checkpointer.copied(taken)
             requests.pace.saved(taken, write_s=write_s, copy_s=copy_s, how=how, snapshots=self._checkpointer.snapshots)
             requests.committed(outcome)
-            if requests.uploads is not None:
-                requests.uploads.offer(outcome, asked=write.operation is not None)
         elif not write.given_up:
             requests.pace.totals.failed += write.operation is None
             if self._fresh is None and len(self._queue) == 1:
                 self._fresh = taken  # still whole, and in memory: an emergency may try again
         if write.operation is not None and write.operation in requests.begun:
             requests.settle(write.operation, outcome)
+        if isinstance(outcome, SavedCheckpoint) and (uploads := requests.uploads) is not None:
+            saved, is_asked = outcome, write.operation is not None
+            self._apart(lambda: uploads.offer(saved, asked=is_asked), f"offering step {taken.step} to slower storage")
 
     def _tell(self, write: Write, phase: Phase, done: int | None, total: int | None) -> None:
         """Take in how far the checkpointer is."""

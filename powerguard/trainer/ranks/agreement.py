@@ -24,7 +24,6 @@ Durations are relative, and measured on each rank's own CLOCK_BOOTTIME: no step 
 """
 
 import atexit
-import logging
 import os
 import secrets
 import threading
@@ -33,13 +32,13 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, TypeVar
 
 from powerguard.fields import clean_text
+from powerguard.trainer.log import log
 from powerguard.trainer.loop.checkpointer import attempted
 from powerguard.trainer.ranks.base import Ranks, RanksError, boottime_s
 from powerguard.trainer.ranks.machine import NEVER, Ended, Generation, Move, Stance, State, due, first_boundary, move
 from powerguard.trainer.ranks.replica import Entry, Neighbour, Replica, SharedParts, over
 from powerguard.wire import After, TriggerRequest, escalated
 
-_log = logging.getLogger("powerguard.trainer")
 _T = TypeVar("_T")
 _FINER_S: Final = 0.05  # a deadline that is tighter by less is no news
 _NAMED: Final = 64  # among so many ranks, those that are missing are looked for and named
@@ -184,16 +183,20 @@ class Agreement:
         )
         return self.generation(number)
 
-    def resume(self, *, all_hosts: bool = False) -> None:
+    def resume(self, *, all_hosts: bool = False, may_leave: bool = False) -> None:
         """Take back that this host wants training to stand; it goes on, in all ranks, once no host wants that any more.
 
-        A checkpoint that has begun is finished first. all_hosts: take it back for all of them.
+        A checkpoint that has begun is finished first. all_hosts: take it back for all of them. may_leave: not once all
+        ranks are to end, when some have ended and the others would wait for them.
         """
         host = None if all_hosts else self.ranks.host
-        self._replica.append(
-            {"kind": "resume", "host": host, "roll": self.ranks.hosts > 1},
-            lambda state: not state.holds or (host is not None and state.held_by(host) is After.CONTINUE),
-        )
+
+        def moot(state: State) -> bool:
+            if may_leave and state.leaving is not None:
+                return True
+            return not state.holds or (host is not None and state.held_by(host) is After.CONTINUE)
+
+        self._replica.append({"kind": "resume", "host": host, "roll": self.ranks.hosts > 1}, moot)
 
     def depart(self, because: str) -> None:
         """Say that this host leaves the job: every rank stops at one step and ends.
@@ -204,6 +207,13 @@ class Agreement:
         entry = {"kind": "depart", "host": self.ranks.host, "because": because}
         self._replica.append(entry, lambda state: bool(state.departed))
         self._replica.until(lambda: self._replica.state.leaving is not None and self._standing is not None, _DEPART_S)
+
+    def go_back(self) -> None:
+        """Say that training is rolled back: what was committed is not the state that it has after that step again.
+
+        Raises RanksError.
+        """
+        self._replica.append({"kind": "back"}, lambda state: state.committed_step is None)
 
     @property
     def departed(self) -> str:
@@ -324,7 +334,7 @@ class Agreement:
                 with self._replica.lock:
                     self._stance = replace(self._stance, taken=max(self._stance.taken, number))
         except GenerationOverError as ended:
-            _log.debug("generation %d: %s", number, ended)
+            log.debug("generation %d: %s", number, ended)
 
     def gather(self, number: int, key: str, value: bytes, *, read: bool = True) -> list[bytes]:
         """Hand in this rank's value under a key; return those of all ranks, by rank, once all have handed in theirs.
@@ -373,7 +383,7 @@ class Agreement:
                     lambda state: state.left and (state.leaving is not None or state.held_by(host) is After.CONTINUE),
                 )
             except RanksError as error:
-                _log.debug("closing: %s", error)
+                log.debug("closing: %s", error)
         self._closing.set()
         self._replica.end("closed")
         self._thread.join(_DEPART_S if is_last else _CLOSE_S)
@@ -411,7 +421,7 @@ class Agreement:
             try:
                 return ask(self.ranks) if own else self._replica.call(ask)
             except (RanksError, TimeoutError) as error:
-                _log.warning("generation %d: %s", number, error)
+                log.warning("generation %d: %s", number, error)
             self._replica.until(lambda: over(self._replica.state, number), self._limits.beat_s)
             known = self._known(number)
             if known.ended is not None:
@@ -436,7 +446,7 @@ class Agreement:
                 self._duties()
                 trouble_since_s = None
             except TimeoutError as error:
-                _log.debug("a key of a generation has gone: %s", error)
+                log.debug("a key of a generation has gone: %s", error)
             except RanksError as error:
                 now_s = self._clock()
                 trouble_since_s = now_s if trouble_since_s is None else trouble_since_s

@@ -7,7 +7,6 @@ asks the store of the ranks.
 """
 
 import contextlib
-import logging
 import os
 import secrets
 import sys
@@ -17,20 +16,24 @@ from collections.abc import Callable
 from contextlib import closing
 from dataclasses import replace
 
-from powerguard.trainer.loop.checkpointer import GivenUp, commit_time
+from powerguard.trainer.log import log
+from powerguard.trainer.loop.checkpointer import GivenUp, attempted, commit_time
 from powerguard.trainer.loop.requests import Operation, RequestQueue
 from powerguard.trainer.loop.writer import PERIODIC, Writer
 from powerguard.trainer.ranks.agreement import Agreement, GenerationOverError
 from powerguard.trainer.ranks.base import Flag, Ranks, RanksError
 from powerguard.trainer.ranks.machine import Generation
-from powerguard.trainer.ranks.replica import SharedParts
+from powerguard.trainer.ranks.replica import Processes, SharedParts
 from powerguard.trainer.store.store import SavedCheckpoint
 from powerguard.wire import HOST_LEFT, After, Phase, Reason, TriggerRequest
 
-_log = logging.getLogger("powerguard.trainer")
 _SAVE_S = 1800.0  # how long a save at the end of training waits for the slowest rank
+_WORDS_S = (10.0, 60.0)
+"""After how long such a save names the ranks that it waits for."""
 _GLANCE_S = 0.02
 _SETTLED_S = 5.0
+_LOOK_S = 0.5
+"""How soon a signal is passed on, and a lease that is over is seen."""
 _FORCE_S = 1.5
 """After a host has left: time for a training thread to come to a step boundary."""
 _FAREWELL_S = 0.3
@@ -53,16 +56,23 @@ class RankCoordinator:
         self._periodic = False
         self._saves = 0
         self._save_parts = SharedParts()
+        self._awaited = ""
         requests.others = self
+        self._wishes = threading.Thread(target=self._pass_on, name="powerguard-wishes", daemon=True)
         self._end_by_force: threading.Thread | None = None
         self._is_main = threading.current_thread() is threading.main_thread()
-        self._is_ending = False
+        self._is_ending = self._is_over = False
         self._begun = threading.Event()
         self.agreement = Agreement(ranks, clock=requests.clock, changed=self._changed)
         self._begun.set()
         self.news()
 
-    # --- Wishes, in a server's thread or the writer's ---------------------------------------------------------------
+    def start(self) -> Agreement:
+        """Begin to pass on what the training thread cannot wait for; return what all ranks agree by."""
+        self._wishes.start()
+        return self.agreement
+
+    # --- Wishes, in a server's thread or one of their own -----------------------------------------------------------
 
     @property
     def holds(self) -> bool:
@@ -94,7 +104,7 @@ class RankCoordinator:
     @property
     def trouble(self) -> str:
         """What is wrong between the ranks, for a person; "" while nothing is."""
-        return self.agreement.trouble
+        return self.agreement.trouble or self._awaited
 
     def opened(self, request: TriggerRequest) -> int:
         """Have all ranks save. Raises RanksError."""
@@ -109,9 +119,12 @@ class RankCoordinator:
         """Have all ranks stand still at one step."""
         self.agreement.open(TriggerRequest(id=f"pause-{secrets.token_hex(6)}", after=After.PAUSE), save=False)
 
-    def resumed(self, *, all_hosts: bool = False) -> None:
-        """Take back what this host wanted, or what all of them did; all ranks go on, if no host holds them any more."""
-        self.agreement.resume(all_hosts=all_hosts)
+    def resumed(self, *, all_hosts: bool = False, may_leave: bool = False) -> None:
+        """Take back what this host wanted, or what all of them did; all ranks go on, if no host holds them any more.
+
+        may_leave: as in `Agreement.resume`.
+        """
+        self.agreement.resume(all_hosts=all_hosts, may_leave=may_leave)
         self.news()
 
     def departs(self, because: str) -> None:
@@ -120,11 +133,19 @@ class RankCoordinator:
         self.agreement.depart(f"{name} has left the job: {because or 'it powers off'}")
 
     def due(self) -> None:
-        """A periodic checkpoint is due: asked for by the writer's thread, so that training need not wait."""
+        """A periodic checkpoint is due: asked for in another thread, so that training need not wait."""
         with self._requests.lock:
             self._periodic = True
-            self._requests.wanted.set()
             self._requests.changed.notify_all()
+
+    def _pass_on(self) -> None:
+        """Not in the writer's thread: a write in its middle would hold a signal up, and with it the newer state."""
+        requests = self._requests
+        while not self._is_over:
+            attempted(self.tick, "asking the other ranks")
+            with requests.changed:
+                if not (self._periodic or self._is_over):
+                    requests.changed.wait(_LOOK_S if requests.signals or requests.lease is not None else None)
 
     def tick(self) -> None:
         """Ask for what is due; let a pause go whose lease is over; pass a signal on."""
@@ -135,17 +156,31 @@ class RankCoordinator:
             try:
                 self.agreement.open(TriggerRequest(id=name, reason=Reason.PERIODIC))
             except RanksError as error:
-                _log.warning("no periodic checkpoint: %s", error)
+                log.warning("no periodic checkpoint: %s", error)
         with requests.changed:
             lapsed = requests.lease is not None and requests.lease.left_s(requests.clock()) <= 0
-            request = requests.signal_request()
+            signalled, request = requests.signalled, requests.signal_request()
             must_end = requests.ending is not None and requests.ending.must_end and requests.held
         if request is not None:
-            number = self.agreement.open(request).number
-            with requests.changed:
-                requests.open(request, After.EXIT, "", number).must_end = True
+            self._open_to_end(request, signalled)
         if lapsed or must_end:
-            self.resumed(all_hosts=must_end)
+            self.resumed(all_hosts=must_end, may_leave=True)
+
+    def _open_to_end(self, request: TriggerRequest, signalled: int | None) -> None:
+        """Have all ranks save, and then end. A rank that has lost the others ends without. Raises RanksError."""
+        number, failed = None, None
+        try:
+            number = self.agreement.open(request).number
+        except RanksError as error:
+            if not self.agreement.lost:
+                self._requests.signalled = signalled  # asked again at the next tick
+                raise
+            failed = error
+        with self._requests.changed:
+            operation = self._requests.open(request, After.EXIT, "", number)
+            operation.must_end = True
+            if failed is not None and not operation.ended:
+                self._requests.settle(operation, failed)
 
     # --- What all ranks do, in the watcher's thread ------------------------------------------------------------------
 
@@ -187,7 +222,7 @@ class RankCoordinator:
                 until_s = max(until_s, now_s + _FORCE_S)
             if self._is_ending:
                 until_s, self._is_ending = now_s + _LAST_S, False
-        _log.error("training came to no step: %s; this process ends with status %d", self.agreement.departed, HOST_LEFT)
+        log.error("training came to no step: %s; this process ends with status %d", self.agreement.departed, HOST_LEFT)
         for stream in (sys.stdout, sys.stderr):
             with contextlib.suppress(OSError, ValueError):
                 stream.flush()
@@ -290,7 +325,13 @@ class RankCoordinator:
     def together(self, limit_s: float = _SAVE_S) -> "Collective":
         """Return a save that every rank calls for by itself, at the same step."""
         self._saves += 1
-        return Collective(self._ranks.clone(), self._saves, self._save_parts, limit_s)
+        return Collective(self._ranks.clone(), self._saves, self._save_parts, limit_s, note_awaited=self._note_awaited)
+
+    def _note_awaited(self, awaited: str) -> None:
+        """Show, and log, for which ranks a save waits; "" for none any more."""
+        self._awaited = awaited
+        if awaited:
+            log.warning("%s", awaited)
 
     def stand_in(self, step: int, take_part: Callable[[Generation], None]) -> "StandIn":
         """Have a stand-in wait at this boundary while the training thread is busy elsewhere."""
@@ -299,6 +340,11 @@ class RankCoordinator:
     def close(self) -> None:
         """Say that this rank's training has ended."""
         self.agreement.close()
+        with self._requests.changed:
+            self._is_over = True
+            self._requests.changed.notify_all()
+        if self._wishes.is_alive():
+            self._wishes.join(_LOOK_S)
 
 
 class StandIn:
@@ -379,12 +425,25 @@ class Collective:
     """A save that every rank calls for by itself, as at the end of training: no agreement on a step is needed.
 
     ranks: a connection of its own, let go of when the save has ended. parts: the same for all saves of a rank.
+    note_awaited: called with the ranks that it waits for, in words, after each of words_s, and with "" after that.
     """
 
     number: int | None = None
 
-    def __init__(self, ranks: Ranks, number: int, parts: SharedParts, limit_s: float) -> None:
+    def __init__(
+        self,
+        ranks: Ranks,
+        number: int,
+        parts: SharedParts,
+        limit_s: float,
+        *,
+        note_awaited: Callable[[str], None] = lambda _awaited: None,
+        words_s: tuple[float, ...] = _WORDS_S,
+    ) -> None:
         self._ranks = ranks
+        self._words_s = words_s
+        self._processes = Processes()
+        self._note_awaited = note_awaited
         self._number = -number  # generations count upwards from 1
         self._limit_s = limit_s
         self._parts = parts
@@ -422,21 +481,38 @@ class Collective:
         return f"g/{self._number}/failure"
 
     def _all(self, what: str, value: bytes) -> list[bytes]:
-        ranks, until_s = self._ranks, time.perf_counter() + self._limit_s
         try:
-            self._parts.hand_in(ranks, self._number, what, value)
-            while not self._parts.complete(ranks, self._number, what):
-                if ranks.check(self._failure):
-                    raise NotCommittedError(ranks.get(self._failure, 0.0).decode())
-                if time.perf_counter() > until_s:
-                    missing = self._parts.missing(ranks, self._number, what)
-                    msg = f"ranks {missing[:8]} have not come within {self._limit_s:g} s (does every rank save here?)"
-                    raise NotCommittedError(msg)
-                time.sleep(_GLANCE_S)
-            return self._parts.fetch(ranks, self._number, what)
+            self._parts.hand_in(self._ranks, self._number, what, value)
+            self._await(what)
+            return self._parts.fetch(self._ranks, self._number, what)
         except (RanksError, TimeoutError) as error:
             msg = f"the other ranks cannot be asked: {error}"
             raise NotCommittedError(msg) from error
+        finally:
+            self._note_awaited("")
+
+    def _await(self, what: str) -> None:
+        """Wait for the parts of all ranks, one after the other. Raises NotCommittedError, RanksError."""
+        ranks, began_s, words, rank = self._ranks, time.perf_counter(), list(self._words_s), 0
+        while rank < ranks.size:
+            if self._parts.has(ranks, self._number, what, rank):
+                rank += 1
+                continue
+            if ranks.check(self._failure):
+                raise NotCommittedError(ranks.get(self._failure, 0.0).decode())
+            if self._processes.has_ended(ranks, rank) and not self._parts.has(ranks, self._number, what, rank):
+                msg = f"rank {rank} has died"
+                raise NotCommittedError(msg)
+            waited_s = time.perf_counter() - began_s
+            if waited_s > min([self._limit_s, *words[:1]]):
+                missing = self._parts.missing(ranks, self._number, what)
+                told = f"guard.save has waited {waited_s:.0f} s for rank {', '.join(map(str, missing[:8]))}"
+                told += f"{' ...' if missing[8:] else ''} (does every rank save here, and is its process alive?)"
+                if waited_s > self._limit_s:
+                    raise NotCommittedError(told)
+                self._note_awaited(told)
+                words.pop(0)
+            time.sleep(_GLANCE_S)
 
 
 def _stamped(shard: bytes, after_ms: int) -> bytes:

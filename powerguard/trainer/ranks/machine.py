@@ -94,7 +94,8 @@ class State:
     stand, there or at the end of the generation in front, and whether each of them wants a pause or the end.
     leaving: number of the generation after whose durable end every rank ends. left: a rank has ended its training.
     departed: which host has left the job, and why, so that every rank ends; "" while none has. departing: that host.
-    committed_step, committed_digest: of the newest durable checkpoint of this run. past: ended ones, newest last.
+    committed_step, committed_digest: of the newest durable checkpoint of this run, since training was rolled back.
+    past: ended ones, newest last.
     """
 
     number: int = 0
@@ -314,6 +315,10 @@ def _depart(state: State, entry: Mapping[str, Any]) -> State:
     return replace(state, number=number, front=opened)
 
 
+def _back(state: State, _entry: Mapping[str, Any]) -> State:
+    return replace(state, committed_step=None, committed_digest="")
+
+
 def _leave(state: State, entry: Mapping[str, Any]) -> State:
     if state.leaving is None:
         state = _resume(state, entry)  # a host that has gone says nothing any more, and must not hold the others
@@ -365,6 +370,7 @@ _RULES: Final[Mapping[str, Callable[[State, Mapping[str, Any]], State]]] = {
     "cancel": _cancel,
     "resume": _resume,
     "depart": _depart,
+    "back": _back,
     "leave": _leave,
 }
 

@@ -7,7 +7,6 @@ the others.
 """
 
 import json
-import logging
 import math
 import threading
 from collections.abc import Callable, Mapping
@@ -15,6 +14,7 @@ from itertools import count
 from pathlib import Path
 from typing import Any, Final
 
+from powerguard.trainer.log import log
 from powerguard.trainer.ranks.base import CALL_S, MAX_VALUE_BYTES, Calls, Ranks, RanksError
 from powerguard.trainer.ranks.machine import Generation, State, apply
 
@@ -42,11 +42,15 @@ class SharedParts:
 
     def complete(self, ranks: Ranks, number: int, what: str) -> bool:
         """Are all parts there? The counter is only a hint: where an answer was lost, it has counted twice."""
-        return not self.missing(ranks, number, what)
+        return all(self.has(ranks, number, what, rank) for rank in range(ranks.size))
 
     def missing(self, ranks: Ranks, number: int, what: str) -> list[int]:
         """Return the ranks whose part is not there."""
-        return [rank for rank in range(ranks.size) if not ranks.check(_name(number, what, rank, 0))]
+        return [rank for rank in range(ranks.size) if not self.has(ranks, number, what, rank)]
+
+    def has(self, ranks: Ranks, number: int, what: str, rank: int) -> bool:
+        """Is this rank's part there?"""
+        return ranks.check(_name(number, what, rank, 0))
 
     def fetch(self, ranks: Ranks, number: int, what: str) -> list[bytes]:
         """Return all parts, by rank. Raises TimeoutError where one has been deleted already."""
@@ -70,6 +74,23 @@ def _name(number: int, what: str, rank: int, index: int) -> str:
     return f"g/{number}/{what}/{rank}/{index}"
 
 
+class Processes:
+    """The processes of the ranks, as far as they run on this host."""
+
+    def __init__(self) -> None:
+        self.own = process("self")
+        self._known: dict[int, tuple[str, str]] = {}
+
+    def has_ended(self, ranks: Ranks, rank: int) -> bool:
+        """Whether the process of a rank has ended; False where it cannot be seen from here."""
+        if rank not in self._known and ranks.check(f"process/{rank}"):
+            space, pid, began = ranks.get(f"process/{rank}", 0.0).decode().split(" ")
+            seen = space == self.own[0] != "-" and pid != self.own[1]
+            self._known[rank] = (pid, began) if seen else ("", "")
+        known = self._known.get(rank, ("", ""))
+        return bool(known[0]) and process(known[0])[1:] != known
+
+
 class Neighbour:
     """The next rank, as this one's watcher sees it while something is in flight.
 
@@ -86,10 +107,9 @@ class Neighbour:
         self._heard_at_s: float | None = None
         self._oldest: int | None = None
         self._looked_at_s = 0.0
-        self._process: tuple[str, str] | None = None
-        self._own = process("self")
+        self._processes = Processes()
         if not self._alone:
-            ranks.set(f"process/{ranks.rank}", " ".join(self._own).encode("ascii", "replace"))
+            ranks.set(f"process/{ranks.rank}", " ".join(self._processes.own).encode("ascii", "replace"))
 
     def gone(self, ranks: Ranks, *, oldest: int | None) -> str:
         """Say why the next rank is taken for dead; "" while it is not, or while nothing is in flight.
@@ -106,7 +126,7 @@ class Neighbour:
             return ""
         self._beat += 1
         ranks.set(f"beat/{ranks.rank}", b"%d" % self._beat)
-        if self._killed(ranks):
+        if self._processes.has_ended(ranks, self._rank):
             return f"rank {self._rank} has died"
         heard = ranks.get(f"beat/{self._rank}", 0.0) if ranks.check(f"beat/{self._rank}") else b""
         slept = now_s - self._looked_at_s > self._dead_s / 2
@@ -115,15 +135,6 @@ class Neighbour:
         self._looked_at_s = now_s
         silent_s = now_s - self._heard_at_s
         return f"no message from rank {self._rank} for {silent_s:.1f} s" if silent_s >= self._dead_s else ""
-
-    def _killed(self, ranks: Ranks) -> bool:
-        if self._process is None and ranks.check(f"process/{self._rank}"):
-            space, pid, began = ranks.get(f"process/{self._rank}", 0.0).decode().split(" ")
-            seen = space == self._own[0] != "-" and pid != self._own[1]
-            self._process = (pid, began) if seen else ("", "")
-        if self._process is None or not self._process[0]:
-            return False
-        return process(self._process[0])[1:] != self._process
 
 
 def process(pid: str) -> tuple[str, str, str]:
@@ -144,7 +155,6 @@ def process(pid: str) -> tuple[str, str, str]:
     return space, told.partition(" ")[0], rest[18]
 
 
-_log = logging.getLogger("powerguard.trainer")
 _PRUNE: Final = 64  # entries of the log between two cleanings; between one and two of these are kept
 _LOOK_S: Final = 1.0
 _GLANCE_S: Final = 0.25  # before a long wait: was the entry deleted while this rank slept?
@@ -270,7 +280,7 @@ class Replica:
 
     def lose(self, reason: str) -> None:
         """Go on without the others, whose store does not answer: threads that wait for them are released."""
-        _log.error("this rank has lost the others: %s", reason)
+        log.error("this rank has lost the others: %s", reason)
         self.end(f"this rank has lost the others: {reason}")
 
     def end(self, reason: str) -> None:
@@ -337,7 +347,7 @@ class Replica:
             base = json.loads(self.own.get("base", 0.0))
             at, state = int(base["next"]), State.parse(base["state"])
         except (TimeoutError, ValueError, KeyError, TypeError) as error:
-            _log.warning("the kept state of the ranks cannot be read: %s", error)
+            log.warning("the kept state of the ranks cannot be read: %s", error)
             return False
         if at <= self._next:
             return False

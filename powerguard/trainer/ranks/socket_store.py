@@ -11,7 +11,6 @@ One thread of rank 0 answers all ranks; none of them can hold another up.
 """
 
 import contextlib
-import logging
 import math
 import os
 import secrets
@@ -25,9 +24,8 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Final, Self
 
+from powerguard.trainer.log import log
 from powerguard.trainer.ranks.base import MAX_KEY, MAX_VALUE_BYTES, Place, RanksError, boottime_s, farewell, meet
-
-_log = logging.getLogger("powerguard.trainer")
 
 SET, GET, CHECK, CLAIM, ADD, DELETE = b"S", b"G", b"C", b"K", b"A", b"D"
 VALUE, NOTHING, REFUSED = b"V", b"N", b"R"
@@ -161,7 +159,7 @@ class Server:
         try:
             connection, _ = self._listening.accept()
         except OSError as error:  # out of file descriptors, or the peer has gone again
-            _log.debug("accepting: %s", error)
+            log.debug("accepting: %s", error)
             time.sleep(_AGAIN_S)  # it stays readable: not again at once
             return
         _open.add(connection)
@@ -180,7 +178,7 @@ class Server:
                     self._answer(client, body)
             self._flush(client)
         except (FrameError, OSError, struct.error) as error:
-            _log.debug("a connection of the rank store ends: %s", error)
+            log.debug("a connection of the rank store ends: %s", error)
             self._drop(client)
 
     def _flush(self, client: "_Client") -> None:
@@ -296,6 +294,8 @@ class SocketRanks(Place):
         self._frames = Frames()
         self._server: Server | None = None
         self._identity = 0
+        self._peer = self._served_by = 0
+        """Process at the other end of this connection, and of the one by which this rank has come; 0: none yet."""
         self._met = False  # and not a clone
         until_s = boottime_s() + join_s
         if rank == 0:
@@ -392,7 +392,7 @@ class SocketRanks(Place):
         try:
             connection.settimeout(_CONNECT_S)
             connection.connect(str(self._path))
-            _refuse_strangers(connection)
+            self._peer = _checked_peer(connection, self._served_by)
         except BaseException:
             connection.close()
             raise
@@ -405,6 +405,7 @@ class SocketRanks(Place):
         while True:
             try:
                 if self.claim(f"in/{self.rank}", word) == word:
+                    self._served_by = self._peer
                     return
                 refusal = f"a rank {self.rank} has come already (another job, or an earlier run, lives here)"
             except RanksError as error:
@@ -436,12 +437,17 @@ def listening(path: Path) -> socket.socket:
     return server
 
 
-def _refuse_strangers(connection: socket.socket) -> None:
+def _checked_peer(connection: socket.socket, known: int) -> int:
+    """Return the process that listens. Raises ConnectionError if it is another user's, or not the known one."""
     credentials = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, _CREDENTIALS.size)
-    _, uid, _ = _CREDENTIALS.unpack(credentials)
+    pid, uid, _ = _CREDENTIALS.unpack(credentials)
     if uid not in {0, os.geteuid()}:
         msg = f"user {uid} listens there"
         raise ConnectionError(msg)
+    if known not in {0, pid}:
+        msg = "another job of this user has taken its place (give each job its own MASTER_PORT)"
+        raise ConnectionError(msg)
+    return int(pid)
 
 
 def _inode(path: Path) -> int:

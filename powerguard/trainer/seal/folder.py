@@ -18,7 +18,6 @@ xxhash (xxh3-128, 0.03 CPU s/GB) is needed here; `seal_manifest` and so the daem
 
 import contextlib
 import errno
-import logging
 import mmap
 import os
 import shutil
@@ -31,6 +30,7 @@ from itertools import count
 from pathlib import Path
 from typing import TypeVar
 
+from powerguard.trainer.log import log
 from powerguard.trainer.seal.manifest import (
     CHUNK_BYTES,
     DIGEST_DIGITS,
@@ -571,9 +571,6 @@ def _sync_above(root: Path, disk: Disk) -> None:
             disk.sync_folder(above)
 
 
-_log = logging.getLogger("powerguard.trainer")
-
-
 def sealed_in(root: Path, names: str = "*") -> list[Path]:
     """The folders under root that have a seal, newest step first; of one step, the last sealed first.
 
@@ -621,10 +618,10 @@ def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
             return folder
         why = "; ".join(map(str, findings[:TOLD]))
         if any(each.kind == UNREADABLE for each in findings):
-            _log.warning("%s: left where it is, and an older checkpoint is taken: %s", folder, why)
+            log.warning("%s: left where it is, and an older checkpoint is taken: %s", folder, why)
             unread = unread or f"{folder}: {why}"
         else:
-            _log.warning("%s: kept as %s%s: %s", folder, BAD, folder.name, why)
+            log.warning("%s: kept as %s%s: %s", folder, BAD, folder.name, why)
             _set_aside(folder, BAD)
     if unread:
         msg = f"cannot be read, and no older checkpoint is whole (move it away to go on without): {unread}"
@@ -640,7 +637,7 @@ def leave_behind(root: Path, above: int, names: str = "*") -> None:
     """
     later = [folder for folder in sealed_in(root, names) if _step(folder) > above]
     for folder in later:
-        _log.warning("%s: kept as %s%s: training has gone back to step %d", folder, OLD, folder.name, above)
+        log.warning("%s: kept as %s%s: training has gone back to step %d", folder, OLD, folder.name, above)
         _set_aside(folder, OLD)
     if later:
         Disk().sync_folder(root)
@@ -682,6 +679,11 @@ def prune(root: Path, keep: int, names: str = "*", spare: str = "") -> None:
     spare: the name of one that stays in any case. One whose seal has no step, or cannot be read, stays as well.
     """
     for folder in [each for each in sealed_in(root, names) if _step(each) >= 0][keep:]:
-        if folder.name != spare:
+        if folder.name == spare:
+            continue
+        try:
             unseal(folder)
+        except OSError as error:
+            log.warning("%s: cannot be removed, and takes room: %s", folder, error)
+        else:
             shutil.rmtree(folder, ignore_errors=True)

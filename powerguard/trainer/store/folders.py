@@ -163,6 +163,14 @@ def folders(root: Path) -> Sequence[Path]:
     return [path for _, _, path in sorted(found, reverse=True)]
 
 
+def has_manifest(folder: Path) -> bool:
+    """Whether a folder has a manifest, or may have one: it is another user's, and closed to this one."""
+    try:
+        return (folder / MANIFEST).exists()
+    except PermissionError:
+        return True
+
+
 FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 BAD: Final = "bad-"
 OLD: Final = "old-"
@@ -218,8 +226,11 @@ class Room:
 
     def _held_bytes(self) -> int:
         """Bytes that its checkpoints and slots have already: as long as they are, for all is written."""
-        files = (file for pattern in _OURS for path in self.root.glob(pattern) for file in files_in(path))
-        return sum(size_of(file) for file in files)
+        held_bytes = 0
+        for path in (path for pattern in _OURS for path in self.root.glob(pattern)):
+            with suppress(PermissionError):  # another user's
+                held_bytes += sum(size_of(file) for file in files_in(path))
+        return held_bytes
 
 
 def free_bytes(folder: Path) -> int:

@@ -9,7 +9,6 @@ Training never starts again at 0 because a read failed: that is an error, and sa
 """
 
 import json
-import logging
 import os
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import ExitStack, closing, contextmanager, suppress
@@ -19,6 +18,7 @@ from threading import Lock, Timer
 from typing import Any, Final
 
 from powerguard.fields import clean_text
+from powerguard.trainer.log import log
 from powerguard.trainer.ranks.base import Ranks, boottime_s
 from powerguard.trainer.store.folders import BAD, Found
 from powerguard.trainer.store.items import Loaded
@@ -28,7 +28,6 @@ from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers.base import Kind, Source, Tier, TierError, items_in, ranks_told
 from powerguard.trainer.tiers.transfer import Gate
 
-_log = logging.getLogger("powerguard.trainer")
 _PATIENCE_S: Final = 120.0
 _TELL_S: Final = 10.0
 _LOOK_S: Final = 600.0
@@ -304,7 +303,7 @@ class _Choice:
     def _note(self, report: _Report, tier: Tier, error: Exception) -> None:
         reason = clean_text(f"{tier.word}: {error}", _MAX_REASON)
         if len(report.reasons) < 4:
-            _log.warning("checkpoint_unreadable rank=%d reason=%s", report.rank, reason)
+            log.warning("checkpoint_unreadable rank=%d reason=%s", report.rank, reason)
             report.reasons.append(reason)
         if _is_corrupt(error) and tier.word not in report.corrupt:
             report.corrupt.append(tier.word)
@@ -339,7 +338,7 @@ class _Choice:
         first = bad[0].reasons[0] if bad and bad[0].reasons else "could not be read"
         reason = f"step {candidate.step}: rank {ranks_told([each.rank for each in bad])}: {first}"
         self._refused.append(reason)
-        _log.error("checkpoint_passed_over %s", reason)
+        log.error("checkpoint_passed_over %s", reason)
         for tier, found in self._copies[candidate.step, candidate.digest]:
             local = isinstance(tier, LocalTier)
             mine = [each for each in bad if (each.host == self._ranks.host if local else each.rank == self._ranks.rank)]
@@ -364,7 +363,7 @@ class _Choice:
     def _trouble(self, text: str) -> None:
         text = clean_text(text, _MAX_REASON)
         self._troubles.append(text)
-        _log.warning("tier_unreadable %s", text)
+        log.warning("tier_unreadable %s", text)
 
     def _nothing_left(self, what: str) -> str:
         return f"{what}: {'; '.join(self._refused[-4:])}. To start from step 0, move the checkpoints away"
@@ -410,7 +409,7 @@ class _Load:
                 done += end - start
                 if boottime_s() - told_at_s >= _TELL_S:
                     told_at_s = boottime_s()
-                    _log.info("checkpoint_read bytes=%d of=%d", done, shard.size_bytes)
+                    log.info("checkpoint_read bytes=%d of=%d", done, shard.size_bytes)
 
         threads = READERS if isinstance(self._sources[0][0], LocalTier) else _CONNECTIONS
         try:
@@ -445,16 +444,16 @@ class _Load:
         try:
             tier.mend(found, self._shard, index, content)
         except (StoreError, OSError) as error:
-            _log.warning("chunk_not_mended file=%s/%s chunk=%d reason=%s", found.path, self._shard.file, index, error)
+            log.warning("chunk_not_mended file=%s/%s chunk=%d reason=%s", found.path, self._shard.file, index, error)
         else:
-            _log.warning("chunk_mended file=%s/%s chunk=%d", found.path, self._shard.file, index)
+            log.warning("chunk_mended file=%s/%s chunk=%d", found.path, self._shard.file, index)
 
 
 @contextmanager
 def _told_if_slow(word: str, patience_s: float) -> Iterator[None]:
     """Log once that a tier has not answered yet, and how long it is waited for."""
     text = "tier_slow %s: no answer for %.0f s: tried for about %.0f s, then left out"
-    timer = Timer(_TELL_S, _log.warning, (text, word, _TELL_S, max(patience_s, _TELL_S)))
+    timer = Timer(_TELL_S, log.warning, (text, word, _TELL_S, max(patience_s, _TELL_S)))
     timer.daemon = True
     timer.start()
     try:

@@ -22,6 +22,7 @@ from pathlib import Path
 from threading import Event
 from typing import Final, Self, TypeVar
 
+from powerguard.trainer.log import log
 from powerguard.trainer.store.disk import NO_LOCKS, Disk, DiskFile, FolderLock, shared_soon
 from powerguard.trainer.store.folders import (
     BAD,
@@ -38,6 +39,7 @@ from powerguard.trainer.store.folders import (
     files_in,
     folders,
     free_bytes,
+    has_manifest,
     is_folder,
     look,
     newest_in,
@@ -45,7 +47,6 @@ from powerguard.trainer.store.folders import (
     roomy,
     size_of,
 )
-from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.manifest import (
     CHUNK_BYTES,
     MANIFEST,
@@ -65,7 +66,6 @@ from powerguard.trainer.store.shards import (
     Scrubbed,
     Snapshot,
     Written,
-    read_shard,
     scrub,
     write_file,
 )
@@ -80,7 +80,6 @@ _KEPT_BAD: Final = 2
 _NO_TIME: Final = Event()
 _NO_TIME.set()
 _Result = TypeVar("_Result")
-_log = logging.getLogger("powerguard.trainer")
 
 
 class Store:
@@ -163,16 +162,16 @@ class Store:
                 if path.name.startswith(HERE):
                     self._disk.unlink(path)
             for path in folders(self.root):
-                if not (path / MANIFEST).exists():
+                if not has_manifest(path):
                     self._left.append(path.name)
                     # A ready-made folder has room for a manifest until there is one: a kill cut the save off.
                     level = logging.INFO if (path / UNBORN).exists() else logging.WARNING
                     text = "%s: has no manifest, so it is not a checkpoint: an interrupted save, or a deleted manifest"
-                    _log.log(level, text, path)
+                    log.log(level, text, path)
                     if not self._slots.give_back(path, unborn=True):
                         self._dead.add(path.name)
         except OSError as error:
-            _log.warning("%s: what an earlier run has left stays for now: %s", self.root, error)
+            log.warning("%s: what an earlier run has left stays for now: %s", self.root, error)
 
     def __enter__(self) -> Self:
         return self
@@ -391,7 +390,7 @@ class Store:
         is_tight = free_bytes(self.root) < roomy(size_bytes) * self._sharers
         if urgent:
             self.leave_room(size_bytes)
-        comes_back = any((path / MANIFEST).exists() for path in folders(self.root))
+        comes_back = any(has_manifest(path) for path in folders(self.root))
         if not self._slots.take(folder, leave=0 if urgent or (is_tight and comes_back) else 1):
             if is_tight and not urgent and self._slots.free() and not is_folder(folder):
                 msg = "No space left on device outside of the emergency slot"
@@ -430,17 +429,13 @@ class Store:
         """The folders that look like checkpoints and are none, and why. Rotten ones are for `set_aside`."""
         return [found for found in look(self.root, self.rank) if isinstance(found, Refused)]
 
-    def newest(self) -> SavedCheckpoint | None:
-        """The newest checkpoint whose manifest and sizes hold; None when there is none."""
-        return next((found.saved() for found in self.found()), None)
-
     def warn_of_none(self) -> None:
         """Say what lies here where training begins at step 0: an earlier run's leftovers, without a checkpoint."""
         aside = [path.name for path in files_in(self.root) if path.name.startswith((BAD, OLD)) and is_folder(path)]
         left = [*self._left, *aside]
         if self.leader and left:
             shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
-            _log.warning(
+            log.warning(
                 "%s: training begins at step 0; an earlier run has left %s here, but no checkpoint. If there should be"
                 " one, stop now: was it deleted, or does it lie on a disk that is not mounted?",
                 self.root,
@@ -459,30 +454,10 @@ class Store:
                 while is_folder(new):
                     number += 1
                     new = self.root / f"{OLD}{number}-{each.name}"
-                _log.warning("%s: kept as %s: training goes on from step %d", each.path, new.name, max(above, 0))
+                log.warning("%s: kept as %s: training goes on from step %d", each.path, new.name, max(above, 0))
                 self._disk.rename(self.root / each.name, new)
         if self.leader:
             self._disk.sync_folder(self.root)
-
-    def read_shard(
-        self,
-        found: Found,
-        rank: int,
-        into: Snapshot | None = None,
-        *,
-        progress: Progress | None = None,
-        cancel: Event | None = None,
-    ) -> dict[str, Loaded]:
-        """Read and verify one rank's shard, in one pass; see `shards.read_shard`. Raises CorruptError, OSError."""
-        if not 0 <= rank < found.manifest.ranks:
-            msg = (
-                f"{found.path}: has shards of {found.manifest.ranks} ranks, none of rank {rank} (same number of ranks?)"
-            )
-            raise StoreError(msg)
-        items = read_shard(Path(found.path), found.shard(rank), into, progress=progress, cancel=cancel)
-        if found.manifest.ranks == 1:
-            self.trust(found)
-        return items
 
     def trust(self, found: Found) -> None:
         """Note that every shard of a checkpoint that lies here was just read whole and verified, by whatever way."""
@@ -490,7 +465,7 @@ class Store:
 
     def set_aside(self, found: Found | Refused, reason: str) -> None:
         """Take a checkpoint that does not verify out of the way, for good: `bad-<name>`. Only the leader; counted."""
-        _log.error("%s: set aside as %s%s: %s", self.root, BAD, found.name, reason)
+        log.error("%s: set aside as %s%s: %s", self.root, BAD, found.name, reason)
         self.set_aside_count += 1
         if isinstance(found, Found):
             self._written.pop(found.digest, None)
@@ -531,7 +506,7 @@ class Store:
         newest = max((each.step for each in found), default=-1)
         for path in folders(self.root):
             is_dead = path.name in self._dead or (step_of(path.name) or 0) < newest
-            if is_dead and not (path / MANIFEST).exists() and self._went(path, self._given_back):
+            if is_dead and not has_manifest(path) and self._went(path, self._given_back):
                 gone.append(path.name)
         bad = [path for path in files_in(self.root) if path.name.startswith(BAD) and is_folder(path)]
         rest = sorted(bad, key=changed_ns, reverse=True)[_KEPT_BAD:]
@@ -542,7 +517,7 @@ class Store:
         try:
             return remove_it(path)
         except OSError as error:
-            _log.warning("%s: cannot be removed, and takes room: %s", path, error)
+            log.warning("%s: cannot be removed, and takes room: %s", path, error)
             return False
 
     def _given_back(self, path: Path) -> bool:
@@ -566,7 +541,7 @@ class Store:
         try:
             scrubbed = self._scrubbed(found, None, stop)
         except OSError as error:
-            _log.warning("%s: cannot be read just now: %s", found.path, error)
+            log.warning("%s: cannot be read just now: %s", found.path, error)
             return False
         return scrubbed is not None and scrubbed.whole
 
@@ -596,7 +571,7 @@ def make_root(root: Path) -> None:
         msg = f"{root}: cannot be made, for checkpoints: {why} ({right})"
         raise StoreError(msg) from error
     else:
-        _log.warning(
+        log.warning(
             "%s: was not there and was made, on the file system mounted at %s: if checkpoints should lie there, stop"
             " now and mount their disk (must_exist=True refuses to begin so)",
             root,
@@ -627,5 +602,5 @@ def _locked(root: Path) -> FolderLock:
         )
         raise StoreError(msg) from error
     if not lock.is_held:
-        _log.warning("%s: %s", root, NO_LOCKS)
+        log.warning("%s: %s", root, NO_LOCKS)
     return lock

@@ -53,6 +53,9 @@ NEWEST: Final = 8
 
 MAX_REASON_BYTES: Final = 2048
 
+_CONTAINER: Final = re.compile(r"abfss?://[a-z0-9-]+@")
+"""Of Azure's own form, abfss://CONTAINER@ACCOUNT.dfs.core.windows.net/PATH: no credentials."""
+
 _SAFE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9._+-]{0,127}")
 _DAY_S: Final = 86400
 
@@ -113,7 +116,7 @@ class Remote:
     keep_days: int = 7
 
     def __post_init__(self) -> None:
-        if not self.is_folder and any(mark in self.url + (self.endpoint or "") for mark in "@?"):
+        if not self.is_folder and any(mark in _CONTAINER.sub("", self.url) + (self.endpoint or "") for mark in "@?"):
             msg = "a URL must not hold credentials (name a credentials_file)"
             raise ValueError(msg)
         if not self.is_folder and not self.url.startswith(SCHEMES):

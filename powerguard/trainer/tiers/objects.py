@@ -15,7 +15,7 @@ import os
 import re
 import stat
 from collections.abc import Callable, Iterator, Sequence
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 from datetime import timedelta
 from hashlib import sha256
 from pathlib import Path
@@ -254,28 +254,41 @@ class ObjectTier:
 
     def found(self) -> list[Found]:
         found: list[Found] = []
+        refused = ""
         for name in self._by_commit():
             if len(found) == NEWEST:
                 break
-            content = self._content(f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES)
-            with suppress(ManifestError):  # removed, or rotten: as if it were not there; nothing is lost by that
-                manifest = Manifest.parse(content or b"")
-                if manifest.step == step_of(name):
-                    found.append(
-                        Found(
-                            step=manifest.step,
-                            name=name,
-                            path=f"{self.url}/{name}",
-                            manifest=manifest,
-                            digest=manifest.digest,
-                            tier=self.word,
-                        )
-                    )
+            try:
+                each = self._looked_at(name)
+            except TierError as error:
+                if error.kind is not Kind.CORRUPT:
+                    raise
+                refused = refused or str(error)
+            else:
+                found += [] if each is None else [each]  # None: removed meanwhile
+        if refused and not found:  # else training would begin at step 0
+            raise TierError(Kind.UNUSABLE, refused)
         return found
 
-    def has(self, name: str, digest: str) -> bool:
-        """Is this very checkpoint committed here?"""
-        return self.committed(name) == digest
+    def _looked_at(self, name: str) -> Found | None:
+        content = self._content(f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES)
+        if content is None:
+            return None
+        try:
+            manifest = Manifest.parse(content)
+        except ManifestError as error:
+            raise TierError(Kind.CORRUPT, f"{self.url}/{name}/{MANIFEST}: {error}") from None
+        if manifest.step != step_of(name):
+            msg = f"{self.url}/{name}/{MANIFEST}: is of step {manifest.step}, which is not the folder's"
+            raise TierError(Kind.CORRUPT, msg)
+        return Found(
+            step=manifest.step,
+            name=name,
+            path=f"{self.url}/{name}",
+            manifest=manifest,
+            digest=manifest.digest,
+            tier=self.word,
+        )
 
     def open_shard(self, found: Found, shard: Shard) -> Source:
         where = self._chunks(found.name, shard)

@@ -160,29 +160,20 @@ class PathTier:
     def prune(self, keep: int, keep_days: int) -> list[str]:
         with self._worded("prune"):
             names = outdated(self._listed(), keep, keep_days)
+            denied: OSError | None = None
             for name in names:
-                folder = self._root / name
-                # The manifest goes first and alone: a half-removed checkpoint must not look whole.
-                with contextlib.suppress(FileNotFoundError):  # another host prunes, too
-                    (folder / MANIFEST).unlink(missing_ok=True)
-                    _sync(folder)
-                    for entry in list(folder.iterdir()):
-                        if entry.is_dir() and not entry.is_symlink():  # a NAS's own: @eaDir
-                            shutil.rmtree(entry, ignore_errors=True)
-                        else:
-                            entry.unlink(missing_ok=True)
-                with contextlib.suppress(OSError):  # NFS keeps a file that is still open, under another name
-                    folder.rmdir()
+                try:
+                    _remove(self._root / name)
+                except PermissionError as error:  # another user's, which must not keep ours
+                    denied = denied or error
+            if denied is not None:
+                raise denied
         return names
 
     # --- Reading: in the training's own process, so each call has a limit ------------------------------------------
 
     def found(self) -> list[Found]:
         return self._limited(self._found)
-
-    def has(self, name: str, digest: str) -> bool:
-        """Is this very checkpoint committed here?"""
-        return self._limited(lambda: self.committed(name)) == digest
 
     def open_shard(self, found: Found, shard: Shard) -> Source:
         file = self._limited(lambda: ShardReader(self._root / found.name, shard))
@@ -215,7 +206,10 @@ class PathTier:
         return found
 
     def _is_aside(self, name: str) -> bool:
-        return (self._root / name / SET_ASIDE).exists()
+        try:
+            return (self._root / name / SET_ASIDE).exists()
+        except PermissionError:  # another user's folder
+            return False
 
     def _limited(self, what: Callable[[], _T]) -> _T:
         with self._worded("read"):
@@ -238,7 +232,7 @@ class PathTier:
             try:
                 with os.scandir(self._root / name) as entries:
                     stored = {each.name: each.stat(follow_symlinks=False).st_mtime for each in entries}
-            except FileNotFoundError:  # another host prunes, too
+            except (FileNotFoundError, PermissionError):  # another host prunes, too; another user's folder
                 continue
             listed.append(Listed.of(name, stored))
         return listed
@@ -396,9 +390,23 @@ def _sync(folder: Path) -> None:
         os.close(descriptor)
 
 
+def _remove(folder: Path) -> None:
+    """Remove a checkpoint. Its manifest goes first and alone: a half-removed checkpoint must not look whole."""
+    with contextlib.suppress(FileNotFoundError):  # another host prunes, too
+        (folder / MANIFEST).unlink(missing_ok=True)
+        _sync(folder)
+        for entry in list(folder.iterdir()):
+            if entry.is_dir() and not entry.is_symlink():  # a NAS's own: @eaDir
+                shutil.rmtree(entry, ignore_errors=True)
+            else:
+                entry.unlink(missing_ok=True)
+    with contextlib.suppress(OSError):  # NFS keeps a file that is still open, under another name
+        folder.rmdir()
+
+
 def _committed_ns(folder: Path) -> int:
-    """When its manifest was stored; 0 where there is none, or none any more."""
+    """When its manifest was stored; 0 where there is none, none any more, or another user's that is closed to us."""
     try:
         return (folder / MANIFEST).stat(follow_symlinks=False).st_mtime_ns
-    except FileNotFoundError:
+    except (FileNotFoundError, PermissionError):
         return 0

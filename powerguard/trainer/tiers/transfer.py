@@ -138,7 +138,6 @@ class Progress:
     bytes_done: int = 0
     bytes_sent: int = 0
     """Of the bytes that are done, those that this process put; the others were there."""
-    """Ranks on other hosts whose shards are not there yet."""
     committed: bool = False
     pruned: int = 0
     moved: int = 0

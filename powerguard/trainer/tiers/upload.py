@@ -7,7 +7,6 @@ the way, and the memory comes back, too. Here is one thread that starts the chil
 
 import contextlib
 import json
-import logging
 import os
 import random
 import select
@@ -22,6 +21,7 @@ from types import MappingProxyType
 from typing import IO, Any, Final
 
 from powerguard.fields import clean_text
+from powerguard.trainer.log import log
 from powerguard.trainer.ranks.base import boottime_s
 from powerguard.trainer.store.folders import SavedCheckpoint
 from powerguard.trainer.store.shards import held
@@ -29,7 +29,6 @@ from powerguard.trainer.tiers.base import Kind, Remote
 from powerguard.trainer.tiers.transfer import UploadOrder, backoff_s
 from powerguard.trainer.tiers.upload_child import order_line
 
-_log = logging.getLogger("powerguard.trainer")
 _RETRY_FIRST_S: Final = 30.0
 _RETRY_MOST_S: Final = 900.0
 _STALL_S: Final = 600.0
@@ -315,9 +314,9 @@ class Uploader:
                 self._status = replace(self._status, **self._troubled(error, again=committed))
             self._changed.notify_all()
         if committed:
-            _log.info("upload_committed step=%d tier=%s", saved.step, self._remote.url)
+            log.info("upload_committed step=%d tier=%s", saved.step, self._remote.url)
         if error:
-            _log.warning("upload_failed step=%d reason=%s rest_s=%.0f", saved.step, error, rest_s)
+            log.warning("upload_failed step=%d reason=%s rest_s=%.0f", saved.step, error, rest_s)
 
 
 def _end(returncode: int | None) -> str:

@@ -194,7 +194,8 @@ class Copier:
         self._bounce: list[Tensor] = []
         self._unregistered = "its memory is not registered yet"
         self._no_overlap = ""
-        self._has_room: bool | None = None
+        self._has_room: dict[Any, bool] = {}
+        """Of each GPU, whether it has room for a copy of what lies there."""
         self._structure: Sequence[Any] = ()
         self._order: list[int] = []
         self._plan = Arranged((), Layout((), 0), [])
@@ -264,7 +265,7 @@ class Copier:
                 yield Part(entry.offset, end, own)
                 continue
             if clone:  # training has taken the room since the first one
-                clone = self._has_room = False
+                clone = self._has_room[run.where] = False
                 self._refuse_overlap("the GPU has no room any more for a copy of the state")
             if not lies_flat:
                 host[entry.offset : end].view(tensor.dtype).view(tensor.shape).copy_(tensor.cpu())
@@ -365,13 +366,13 @@ class Copier:
 
     def _may_clone(self, items: Arranged, where: Any) -> bool:  # noqa: ANN401
         """Whether a copy of all fits into what training has never used; found out once, before the first one."""
-        if self._has_room is None:
+        if where not in self._has_room:
             need = sum(run.end - run.start for run in items.runs if run.where == where)
-            self._has_room = self._device.room(where) >= need + self._sizes.spare
-            if not self._has_room:
+            self._has_room[where] = self._device.room(where) >= need + self._sizes.spare
+            if not self._has_room[where]:
                 self._no_overlap = f"the GPU has no room for a copy of {need} bytes"
                 _log.warning("training waits for each copy: %s", self._no_overlap)
-        return self._has_room
+        return self._has_room[where]
 
     def _told(self, *, is_late: bool, at_once: int, end: int) -> str:
         if not is_late or at_once == end:

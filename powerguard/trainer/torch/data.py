@@ -119,6 +119,9 @@ class ResumableLoader(DataLoader):
         super().__init__(data, batch_size=batch_size, sampler=sampler, generator=torch.Generator("cpu"), **options)
         self.is_used = False
         self._dropped = len(sampler) % batch_size if self.drop_last else 0
+        if self._dropped == len(sampler):
+            msg = f"batch_size={batch_size}: drop_last leaves none of this rank's {len(sampler)} samples"
+            raise ValueError(msg)
 
     @property
     def epoch(self) -> int:
@@ -153,3 +156,4 @@ class ResumableLoader(DataLoader):
         """Go on from there, before the next `iter`. Raises what `check` does."""
         self.check(state)
         self.sampler.load_state_dict(state)
+        self.sampler.advance(0, drop_last=self._dropped)  # it may not have dropped the last samples before

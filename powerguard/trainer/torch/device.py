@@ -142,14 +142,16 @@ class CudaDevice:
             raise DeviceError(msg)
 
     def pinned(self, size_bytes: int) -> Tensor:
-        return torch.empty(size_bytes, dtype=torch.uint8, pin_memory=True)
+        return torch.empty(size_bytes, dtype=torch.uint8, device="cpu", pin_memory=True)
 
     def empty(self, like: Tensor, elements: int, dtype: Any) -> Tensor:  # noqa: ANN401
         return torch.empty(elements, dtype=dtype, device=like.device)
 
     def room(self, where: Any) -> int:  # noqa: ANN401
         free, _ = torch.cuda.mem_get_info(where)
-        return int(free + torch.cuda.memory_reserved(where) - torch.cuda.max_memory_allocated(where))
+        # Training may reset its peak or empty its cache at every step, but hardly does both.
+        emptied = max(0, torch.cuda.max_memory_allocated(where) - torch.cuda.memory_reserved(where))
+        return int(free - emptied)
 
     def follow(self, where: Any) -> None:  # noqa: ANN401
         if where.index not in self._streams:

@@ -29,7 +29,8 @@ class Division:
         self._rank = dist.get_rank()
         self._ranks = dist.get_world_size()
         # NCCL alone moves only what lies on a GPU.
-        self._device = torch.device("cuda" if "gloo" not in str(dist.get_backend()) else "cpu")
+        is_on_gpu = torch.cuda.is_available() and "gloo" not in str(dist.get_backend())
+        self._device = torch.device("cuda" if is_on_gpu else "cpu")
         self._structure: Sequence[Any] = ()
         self._mine: list[int] = []
         self._told = ""

@@ -15,6 +15,7 @@ import sys
 from collections import OrderedDict
 from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
 from hashlib import sha256
+from inspect import signature
 from operator import itemgetter
 from typing import Any, Final, Protocol
 
@@ -290,6 +291,12 @@ def _component(name: str, thing: object, *, keep_frozen: bool = True) -> Compone
         module = unwrapped(thing)
         return _Module(name, module, None if keep_frozen else _Frozen(name, module))
     if isinstance(thing, torch.optim.Optimizer):
+        if type(inner(thing)).__name__ == "ZeroRedundancyOptimizer":
+            msg = (
+                f"{name}: a ZeroRedundancyOptimizer gives its state to one rank alone, so that no other could save"
+                " (shard with FSDP2: torch.distributed.fsdp.fully_shard)"
+            )
+            raise StateError(msg)
         return _Optimizer(thing)
     if isinstance(thing, torch.Generator):
         return _TorchGenerator(thing)
@@ -491,7 +498,7 @@ class _Module:
                 source.put(part, local(mine))
             else:
                 rest[key] = _spread(source.unpack(f"{name}/{key}", part), mine)
-        if rest and (unknown := self.module.load_state_dict(rest, strict=False).unexpected_keys):
+        if rest and (unknown := self._load_rest(rest, here)):
             _log.warning(
                 "%s: its state_dict() has keys that its load_state_dict() leaves out: %d (%s ...)",
                 name,
@@ -508,6 +515,20 @@ class _Module:
                 owner._buffers[leaf] = source.unpack(key, part).to(buffer.device)  # noqa: SLF001 - keeps it non-persistent
             else:
                 source.put(part, local(buffer))
+
+    def _load_rest(self, rest: Mapping[str, Any], here: MutableMapping[str, Any]) -> Sequence[str]:
+        """Have the module load what lies nowhere in it, and return what it leaves out, if it says so.
+
+        A load_state_dict of the user's own may return nothing, or be always strict: that one is given all. The tensors
+        in `here` are memory of the module, and hold what was put back.
+        """
+        options = signature(self.module.load_state_dict).parameters.values()
+        if any(each.name == "strict" or each.kind is each.VAR_KEYWORD for each in options):
+            answer = self.module.load_state_dict(rest, strict=False)
+        else:
+            here.update(rest)
+            answer = self.module.load_state_dict(here)
+        return getattr(answer, "unexpected_keys", [])
 
     def _set_late(self, key: str, part: Json, source: Unpacker) -> None:
         """Set a buffer that has a name and, until it is first needed, no value."""
@@ -588,6 +609,7 @@ class _Optimizer:
             for key, mine in self._optimizer.state.get(param, {}).items():
                 if isinstance(mine, torch.Tensor) and not _misfit(key, mine, parts.get(key), source):
                     source.fill(parts[key], local(mine))
+        rates = self._fill_options(node["param_groups"], source)
         state = source.unpack(name, node)
         kept = list(self._pairs(state["state"], state["param_groups"]))
         for param, parts in kept:
@@ -595,6 +617,8 @@ class _Optimizer:
         for group in state["param_groups"]:
             group["params"] = _quick(group["params"])
         self._optimizer.load_state_dict(state)
+        for at, key, mine in rates:
+            self._optimizer.param_groups[at][key] = mine
         # Torch casts what it loads, deep inside too, to the dtype of the parameter: fp32 moments of bf16 weights would
         # lose their bits. Of a text it makes a generator (torch 2.13).
         for param, parts in kept:
@@ -604,6 +628,20 @@ class _Optimizer:
                     mine[key] = part
                 elif key in mine and mine[key].dtype != part.dtype:
                     mine[key] = part.to(param.device)
+
+    def _fill_options(self, groups: Sequence[Mapping[str, Json]], source: Unpacker) -> list[tuple[int, str, Tensor]]:
+        """Fill the groups' options that are tensors, and return them: torch puts copies in their place.
+
+        A CUDA graph reads a learning rate where it lay when the graph was recorded, and a schedule changes it there.
+        """
+        filled = []
+        for at, (here, there) in enumerate(zip(self._optimizer.param_groups, groups, strict=True)):
+            for key, mine in here.items():
+                if isinstance(mine, torch.Tensor) and not _misfit(key, mine, there.get(key), source):
+                    source.fill(there[key], mine)
+                    if source.unpack(key, there[key]) is mine:
+                        filled.append((at, key, mine))
+        return filled
 
     def _pairs(self, state: Mapping[int, Any], groups: Iterable[Any]) -> Iterable[tuple[Any, Any]]:
         """Each parameter that has a state, with that."""

@@ -284,6 +284,8 @@ class Packer:
         node: Json = {TAG: "tensor", "item": name}
         if tensor.device.type != "cpu":
             node["device"] = str(tensor.device)
+        if not tensor.is_contiguous():
+            node["strides"] = list(torch.empty_like(tensor, device="meta").stride())
         if layout is not None:
             node["sharded"] = layout
         return node
@@ -359,10 +361,13 @@ class Unpacker:
 
     Tensors come as copies in memory of their own, one object for each that was kept.
     Each lies where the parameters of its device lie now: a resume may find other GPUs, or another number of them.
+
+    on_cpu: all of them on the CPU; the caller moves them to where they belong.
     """
 
-    def __init__(self, items: Mapping[str, Loaded]) -> None:
+    def __init__(self, items: Mapping[str, Loaded], *, on_cpu: bool = False) -> None:
         self._items = items
+        self._on_cpu = on_cpu
         self._made: dict[tuple[str, str], Any] = {}
         self._filled: dict[Hashable, tuple[str, str]] = {}
         self._places: dict[str, torch.device] = {}
@@ -407,7 +412,8 @@ class Unpacker:
         key = (node["item"], node.get("device", "cpu"))
         tensor = self._made.get(key)
         if tensor is None:
-            tensor = self._made[key] = _copied(self._items[node["item"]], self._place(node.get("device", "cpu")))
+            place = self._place(node.get("device", "cpu"))
+            tensor = self._made[key] = _copied(self._items[node["item"]], place, node.get("strides"))
         return tensor if "sharded" not in node else Sharded(tensor, node["sharded"])
 
     def _numpy(self, node: Mapping[str, Json]) -> Value:
@@ -423,6 +429,8 @@ class Unpacker:
         That is where parameters from there have been put; else the same device, if it is here; else this process's GPU,
         or the CPU where there is none.
         """
+        if self._on_cpu:
+            return torch.device("cpu")
         place = self._places.get(device)
         if place is None:
             place = torch.device(device)
@@ -479,7 +487,7 @@ class Unpacker:
 def load_weights(place: str | os.PathLike[str], *, step: int | None = None, part: str = "model") -> dict[str, Value]:
     """Return the weights alone: what `model.load_state_dict` takes, on the CPU. See `weights.read_weights`."""
     found = read_weights(place, step=step, part=part)
-    others = {key: Unpacker(found.items).unpack(key, node) for key, node in found.others.items()}
+    others = {key: Unpacker(found.items, on_cpu=True).unpack(key, node) for key, node in found.others.items()}
     return {key: _on_cpu(tensor) for key, tensor in found.tensors.items()} | others
 
 
@@ -490,9 +498,16 @@ def _on_cpu(loaded: Loaded) -> Tensor:
     return torch.frombuffer(loaded.data, dtype=DTYPES[loaded.dtype]).view(loaded.shape)
 
 
-def _copied(loaded: Loaded, device: torch.device) -> Tensor:
-    """Return a new tensor with the loaded bytes. Raises KeyError, ValueError, RuntimeError."""
-    tensor = torch.empty(loaded.shape, dtype=DTYPES[loaded.dtype], device=device)
+def _copied(loaded: Loaded, device: torch.device, strides: Sequence[int] | None) -> Tensor:
+    """Return a new tensor with the loaded bytes. Raises KeyError, ValueError, RuntimeError.
+
+    strides: None: C order. A fused optimizer needs moments that lie as their parameter does (channels_last, say).
+    """
+    dtype = DTYPES[loaded.dtype]
+    if strides is None:
+        tensor = torch.empty(loaded.shape, dtype=dtype, device=device)
+    else:
+        tensor = torch.empty_strided(loaded.shape, strides, dtype=dtype, device=device)
     fill(tensor, loaded)
     return tensor
 

@@ -99,7 +99,8 @@ _CLOSEST_S = 0.1
 """Shortest time between two requests, regardless of hints, which can be forged."""
 _EVERY_S = 60.0
 """POLLTIME, until two dates have shown it. It is in no answer."""
-_SLOW_S = 6.0
+SLOW_S = 6.0
+"""POLLTIME from which on apcupsd reads its UPS too seldom."""
 _LONGEST_EVERY_S = 300.0
 _LEAST_PATIENCE_S = 5.0
 _SET_BACK_S = -5.0
@@ -146,7 +147,7 @@ class NisClient:
                         return await self._ask(self._streams)
                     self._drop()
                 addresses = await self._resolver.addresses(limit_s / 2)
-                self._streams = await self._connect(addresses)
+                self._streams = await self._connect(addresses, limit_s / (len(addresses) + 1))
                 return await self._ask(self._streams)
         except NisError as error:
             self._drop()
@@ -164,12 +165,16 @@ class NisClient:
             self._drop()
             raise
 
-    async def _connect(self, addresses: Sequence[str]) -> Streams:
-        """Connect to the first address that answers: `localhost` is ::1 as well, where apcupsd never listens."""
+    async def _connect(self, addresses: Sequence[str], each_s: float) -> Streams:
+        """Connect to the first address that answers: `localhost` is ::1 as well, where apcupsd never listens.
+
+        each_s: for every address but the last one, which may take the rest of the time.
+        """
         *others, last = addresses
         for address in others:
-            with contextlib.suppress(OSError):
-                return await asyncio.open_connection(address, self._options.port, limit=_CHUNK_BYTES)
+            with contextlib.suppress(OSError):  # a TimeoutError is one
+                async with asyncio.timeout(each_s):
+                    return await asyncio.open_connection(address, self._options.port, limit=_CHUNK_BYTES)
         return await asyncio.open_connection(last, self._options.port, limit=_CHUNK_BYTES)
 
     async def _ask(self, streams: Streams) -> Status:
@@ -406,7 +411,7 @@ class ApcupsdSource:
 
     def _warn(self, status: Status) -> None:
         every_s = self._news.every_s
-        if every_s is not None and every_s > _SLOW_S:
+        if every_s is not None and every_s > SLOW_S:
             self._notices.once(
                 "source_doubtful",
                 "apcupsd reads its UPS too seldom: an outage is seen as late as its POLLTIME allows (POLLTIME 1)",

@@ -4,7 +4,7 @@ from typing import Annotated, Literal, Self
 
 from pydantic import Field, field_validator, model_validator
 
-from powerguard.options import Host, Options, Secret
+from powerguard.options import AbsolutePath, Host, Options, Secret
 
 NutName = Annotated[
     str,
@@ -43,13 +43,10 @@ class NutOptions(Options):
         "does not verify, or TLS that hangs, is an alarm, and readings go on without login and unauthenticated. off: "
         "never asked for.",
     )
-    ca: str | None = Field(
+    ca: AbsolutePath | None = Field(
         default=None,
-        pattern=r"^/[^\x00]+$",
-        max_length=4096,
         description="Absolute path of the authority (PEM) that signed upsd's certificate; the system's when not set.",
         examples=["/etc/powerguard/upsd-ca.pem"],
-        json_schema_extra={"x-wanted": "an absolute path"},
     )
     poll_s: float = Field(default=0.25, ge=0.2, le=5.0, description="Seconds from one poll to the next.")
     timeout_s: float = Field(

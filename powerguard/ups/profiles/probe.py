@@ -25,7 +25,7 @@ def fits(profile: Profile, answers: Answers) -> bool:
 
 
 def fits_but_for_its_state(profile: Profile, answers: Answers, sys_object_id: str) -> bool:
-    """Whether a UPS is of this family, and only in a state that the profile does not list: 19 of a later firmware.
+    """Whether a UPS is of this family, and only in a state that the profile does not list: 29 of a later firmware.
 
     Refused, the device would be none at all for as long as the state lasts. So its sysObjectID must name the family,
     and one of the numbers of `any_of` be believable and not 0: a maker's PDUs have the same OID, and zeros there.

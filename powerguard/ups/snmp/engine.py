@@ -12,8 +12,8 @@ What is overridden, each for a test that pysnmp 7.1.30 alone fails (decision 022
 - `_Usm`: the time that any message names is taken (test_nothing_is_sealed_for_a_time_that_nobody_proved), the digest
   of a message without a user is not looked at (test_what_is_forged_..., "a Report: without a user"), and notes of each
   message are kept (test_ten_thousand_polls_leave_nothing, test_garbage_is_counted_and_nothing_else).
-- `_Integers`: pyasn1 refuses an answer of version 1 or 2c with a number that lacks its first byte
-  (test_a_number_without_the_byte_that_makes_it_positive).
+- `_Integers`: pyasn1 refuses an answer with a number that lacks its first byte
+  (test_a_number_without_the_byte_that_makes_it_positive). pysnmp's models of version 3 read with it as well.
 """
 
 import asyncio
@@ -24,6 +24,7 @@ import random
 import weakref
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
+from types import SimpleNamespace
 from typing import Any, Final, Literal, Self, cast
 
 import structlog
@@ -35,9 +36,11 @@ from pysnmp.entity.engine import SnmpEngine
 from pysnmp.proto import api, errind, rfc1902, rfc1905, rfc3411
 from pysnmp.proto.error import ProtocolError, StatusInformation
 from pysnmp.proto.mpmod import cache as message_cache
+from pysnmp.proto.mpmod import rfc3412
 from pysnmp.proto.mpmod.rfc3412 import SNMPv3Message, SnmpV3MessageProcessingModel
 from pysnmp.proto.secmod import cache as security_cache
 from pysnmp.proto.secmod.rfc3414 import SnmpUSMSecurityModel
+from pysnmp.proto.secmod.rfc3414 import service as rfc3414
 from pysnmp.proto.secmod.rfc3414.service import UsmSecurityParameters
 
 from powerguard.ups.profiles.vocabulary import Answer, Missing, Oid, parts
@@ -675,6 +678,8 @@ class _Decoder(decoder.Decoder):  # type: ignore[misc]
 
 
 _decode: Final = _Decoder()
+# The models of version 3 have the decoder as a name of their modules.
+rfc3412.decoder = rfc3414.decoder = SimpleNamespace(decode=_decode)
 
 
 def read_message(data: bytes) -> tuple[int, Any]:

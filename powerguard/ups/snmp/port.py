@@ -4,15 +4,18 @@
 - An answer with an error status still carries objects that look good: the status is looked at first, always.
 - SNMPv1 refuses a whole request for one missing object: the one that the error index names is taken out and the rest
   is asked again.
+- Some cards drop a request with more objects than they can answer (CyberPower UPS-IPCARD: more than one): while a
+  larger request than any before goes unanswered, a smaller one is sent as well.
 """
 
 import asyncio
 import contextlib
 import math
+import weakref
 from collections import deque
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Final, Literal, Protocol
+from typing import Any, Final, Literal, Protocol
 
 from powerguard.options import SecretError
 from powerguard.ups.base import Resolver
@@ -25,6 +28,7 @@ from powerguard.ups.snmp.engine import (
     CardSocket,
     RefusedError,
     RequestError,
+    Response,
     User,
     UserError,
     engine_for,
@@ -158,6 +162,11 @@ _ERROR_STATUS: Final = (
 class SnmpPort(Protocol):
     """What a source needs of SNMP. Everything raises SnmpError, and nothing else but CancelledError."""
 
+    @property
+    def at_once(self) -> int:
+        """How many objects one request may have, as far as is known of the card."""
+        ...
+
     async def get(self, oids: Sequence[str]) -> dict[str, Answer]:
         """Return an answer for each OID asked for, `Missing` where there is no value."""
         ...
@@ -166,8 +175,8 @@ class SnmpPort(Protocol):
         """Return the objects that come next after these, each once, by their own OIDs."""
         ...
 
-    async def walk(self, root: str) -> dict[str, Answer]:
-        """Return everything under root, at most MAX_ROWS objects."""
+    async def walk(self, root: str, *, limit_s: float | None = None) -> dict[str, Answer]:
+        """Return everything under root, at most MAX_ROWS objects. Raises TimeoutError after limit_s for one of them."""
         ...
 
     async def set(self, values: Mapping[str, Typed]) -> None:
@@ -177,6 +186,22 @@ class SnmpPort(Protocol):
     async def close(self) -> None:
         """Forget the target. The port cannot be used any more."""
         ...
+
+
+@dataclass(slots=True)
+class _Sizes:
+    """Objects in one request to a card. most: what it may be asked for; answered: the largest that it has answered."""
+
+    most: int = MAX_BATCH
+    answered: int = 1
+
+
+_sizes_of: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[Address, _Sizes]] = weakref.WeakKeyDictionary()
+"""What is known of each card: an order opens a port of its own, and has no time to find it out."""
+
+
+class _TooManyError(Exception):
+    """The card leaves a request unanswered, and answers a smaller one. CardPort asks in smaller ones from then on."""
 
 
 _ABSENT: Final = frozenset({Missing.NO_SUCH_OBJECT, Missing.NO_SUCH_INSTANCE, Missing.END_OF_MIB})
@@ -219,15 +244,32 @@ class CardPort:
         """So many questions were answered after they had been given up."""
         return self._late.count
 
+    @property
+    def at_once(self) -> int:
+        """How many objects one request may have, as far as is known of the card."""
+        return self._sizes.most
+
+    @property
+    def _sizes(self) -> _Sizes:
+        cards = _sizes_of.setdefault(asyncio.get_running_loop(), {})
+        return cards.setdefault((self._options.host, self._options.port), _Sizes())
+
+    def _takes_at_most(self, objects: int) -> None:
+        self._sizes.most = min(self.at_once, max(1, objects))
+
     # --- Requests -----------------------------------------------------------------------------------------------
 
     async def get(self, oids: Sequence[str]) -> dict[str, Answer]:
         """Return an answer for each OID, `Missing` where there is no value. Raises SnmpError if all are refused."""
         answers: dict[str, Answer] = {}
-        for start in range(0, len(oids), MAX_BATCH):
+        rest = list(oids)
+        while rest:
             batch: dict[str, Answer] = {}
-            await self._get(oids[start : start + MAX_BATCH], batch, most=min(_MOST_REFUSALS, len(oids)))
-            answers |= batch
+            asked = rest[: self.at_once]
+            with contextlib.suppress(_TooManyError):
+                await self._get(asked, batch, most=min(_MOST_REFUSALS, len(oids)))
+                answers |= batch
+                rest = rest[len(asked) :]
         return answers
 
     async def _get(self, oids: Sequence[str], answers: dict[str, Answer], *, most: int) -> None:
@@ -252,7 +294,9 @@ class CardPort:
                 if list(answers.values()).count(Missing.REFUSED) >= most:
                     raise self._refused(status, f"for {rest[0]}")
                 return
-            if status != _TOO_BIG and named is not None:
+            if status == _TOO_BIG:
+                self._takes_at_most(len(rest) // 2)
+            elif named is not None:
                 await self._get([named], answers, most=most)
                 rest.remove(named)
                 if answers[named] is Missing.REFUSED:
@@ -268,8 +312,12 @@ class CardPort:
         card comes nothing.
         """
         answers: dict[str, Answer] = {}
-        for start in range(0, len(oids), MAX_BATCH):
-            answers.update(await self._following(list(oids[start : start + MAX_BATCH])))
+        rest = list(oids)
+        while rest:
+            asked = rest[: self.at_once]
+            with contextlib.suppress(_TooManyError):
+                answers.update(await self._following(asked))
+                rest = rest[len(asked) :]
         return answers
 
     async def _following(self, oids: list[str]) -> dict[str, Answer]:
@@ -279,6 +327,7 @@ class CardPort:
                 return {oid: answer for oid, answer in found.items() if answer is not Missing.END_OF_MIB}
             if status == _TOO_BIG and len(oids) > 1:
                 half = len(oids) // 2
+                self._takes_at_most(half)
                 return await self._following(oids[:half]) | await self._following(oids[half:])
             if status != _NO_SUCH_NAME or not 1 <= index <= len(oids):
                 raise self._refused(status, "to what comes next")
@@ -286,15 +335,17 @@ class CardPort:
             oids = [oid for oid in oids if parts(oid) < end]
         return {}
 
-    async def walk(self, root: str, after: str | None = None) -> dict[str, Answer]:
+    async def walk(self, root: str, after: str | None = None, *, limit_s: float | None = None) -> dict[str, Answer]:
         """Return what lies under root, by GETNEXT: version 1 knows nothing better. after: begin behind this object.
 
-        Raises SnmpError where the card refuses to say what comes first; what it refuses later on may lie beyond root.
+        limit_s: for each request; one that takes longer raises TimeoutError. Raises SnmpError where the card refuses to
+        say what comes first; what it refuses later on may lie beyond root.
         """
         answers: dict[str, Answer] = {}
         at = root if after is None else after
         while len(answers) < MAX_ROWS:
-            status, _index, found = await self._request(GET_NEXT, [at])
+            async with asyncio.timeout(limit_s):
+                status, _index, found = await self._request(GET_NEXT, [at])
             if status not in (0, _NO_SUCH_NAME) and not answers:
                 raise self._refused(status, f"after {at}")
             if status or not found:
@@ -330,7 +381,7 @@ class CardPort:
             socket = await self._opened()
         asked_s = asyncio.get_running_loop().time()
         try:
-            answer = await socket.ask(kind, oids, told, timeout_s=timeout_s, tries=tries)
+            answer = await self._ask(socket, kind, oids, told)
         except TimeoutError as error:
             check = "address, user, priv passphrase" if self._options.version == 3 else "address, community"
             self._is_stale = True
@@ -348,7 +399,42 @@ class CardPort:
         except asyncio.CancelledError:
             self._is_stale = True  # The caller's limit was shorter: this host's own address may be another by now.
             raise
+        if answer.status != _TOO_BIG:
+            self._sizes.answered = max(self._sizes.answered, len(oids))
         return answer.status, answer.index, answer.found
+
+    async def _ask(self, socket: CardSocket, kind: str, oids: Sequence[str], told: Sequence[Any] | None) -> Response:
+        """Ask, and find out whether a request is unanswered because it is too large, in the time that it has anyway.
+
+        Raises what `CardSocket.ask` does, and _TooManyError. Cards that know version 3 are not that old.
+        """
+        timeout_s, tries, answered = self._options.timeout_s, self._retries + 1, self._sizes.answered
+        if told is not None or len(oids) <= answered or tries == 1 or self._options.version == 3:
+            return await socket.ask(kind, oids, told, timeout_s=timeout_s, tries=tries)
+        loop = asyncio.get_running_loop()
+        whole = loop.create_task(socket.ask(kind, oids, None, timeout_s=timeout_s, tries=tries))
+        few: asyncio.Task[bool] | None = None
+        try:
+            await asyncio.wait((whole,), timeout=timeout_s)
+            if not whole.done():
+                few = loop.create_task(self._is_answered(socket, kind, oids[:answered]))
+            return await whole
+        except TimeoutError:
+            if few is not None and few.done() and few.result() and self._sizes.answered < len(oids):
+                self._takes_at_most(self._sizes.answered)
+                raise _TooManyError from None
+            raise
+        finally:
+            asking = [each for each in (whole, few) if each is not None]
+            for each in asking:
+                each.cancel()
+            await asyncio.wait(asking)
+
+    async def _is_answered(self, socket: CardSocket, kind: str, oids: Sequence[str]) -> bool:
+        with contextlib.suppress(TimeoutError, RefusedError, RequestError):
+            await socket.ask(kind, oids, None, timeout_s=self._options.timeout_s, tries=self._retries)
+            return True
+        return False
 
     async def _heard_late(self, asked_s: float, timeout_s: float) -> str:
         """Return what to say of answers that come too late; "": of none."""

@@ -16,7 +16,7 @@ from powerguard.ups.base import Bell, Notices, Publish
 from powerguard.ups.profiles.decode import Decoded, decode, redundant
 from powerguard.ups.profiles.load import Profiles, load_profiles
 from powerguard.ups.profiles.schema import Profile
-from powerguard.ups.profiles.vocabulary import NUMBERS, Answer, Missing
+from powerguard.ups.profiles.vocabulary import NUMBERS, Answer, Missing, below
 from powerguard.ups.snmp.discovery import SYS_UP_TIME, Identity, Plan, discover, scalars, worth_polling
 from powerguard.ups.snmp.options import SnmpOptions
 from powerguard.ups.snmp.port import MAX_BATCH, CardPort, SnmpError, SnmpPort
@@ -36,7 +36,7 @@ _CLOSEST_S = 0.2
 """Between two polls, however often a poll is requested: hints can be forged, and old cards drown."""
 SLOW = 0.5
 """A card that answers for more than this share of the time from poll to poll is slow: others may ask it, too."""
-_LONGEST = 2.0
+LONGEST = 2.0
 """A slow card is polled at most so many times more rarely than poll_s: a reading is stale after three of them."""
 _ON_BATTERY_POLL_S = 2.0
 _POLL_JITTER = 0.1
@@ -60,6 +60,8 @@ _MODELS = (
 """upsBasicIdentModel (PowerNet), xupsIdentModel (XUPS), upsBaseIdentModel (CPS) and upsIdentModel (RFC 1628)."""
 _SERIALS = ("1.3.6.1.4.1.318.1.1.1.1.2.3.0", "1.3.6.1.4.1.3808.1.1.1.1.2.3.0", "1.3.6.1.4.1.705.1.1.7.0")
 """upsAdvIdentSerialNumber (PowerNet), upsAdvanceIdentSerialNumber (CPS) and upsmgIdentSerialNumber (MGE)."""
+_FEW = 4
+"""Objects in one request: a card that answers no more is reported."""
 _WRAP_TICKS = 2**32 - 60_000
 """sysUpTime starts again at 0 after 497 days: from its last ten minutes a step back is no reboot."""
 
@@ -75,6 +77,11 @@ def source_name(options: SnmpOptions) -> str:
 
 def _fields_of(decoded: Decoded) -> frozenset[str]:
     return frozenset(name for name in NUMBERS if getattr(decoded, name) is not None)
+
+
+def poll_limit_s(options: SnmpOptions) -> float:
+    """Return the time that one poll of a known card has: three requests, each asked twice."""
+    return 6 * options.timeout_s + 1.0
 
 
 class SnmpSource:
@@ -152,7 +159,7 @@ class SnmpSource:
     def _every_s(self) -> float:
         """Return the time to the next poll: more than poll_s where the card is slow, and said once."""
         poll_s, took_s = self._options.poll_s, min(self._polls_took_s)
-        longest_s = _LONGEST * poll_s
+        longest_s = LONGEST * poll_s
         if self._output_source is OutputSource.BATTERY:
             longest_s = min(longest_s, max(poll_s, _ON_BATTERY_POLL_S))
         every_s = min(took_s / SLOW, longest_s)
@@ -206,10 +213,9 @@ class SnmpSource:
 
         One that is not known yet, and answers slowly, is given longer the next time: failures are reported meanwhile.
         """
-        tries_s = 2 * self._options.timeout_s
         if self._plan is not None:
-            return tries_s * 3 + 1.0
-        return min(_LONGEST_LOOK_S, (tries_s * 5 + 5.0) * 2.0 ** min(self._too_slow, 4))
+            return poll_limit_s(self._options)
+        return min(_LONGEST_LOOK_S, (10 * self._options.timeout_s + 5.0) * 2.0 ** min(self._too_slow, 4))
 
     async def _poll(self) -> Decoded:
         if self._plan is None:
@@ -250,21 +256,25 @@ class SnmpSource:
 
         A source that is lost on battery has its time again: it may be slow, and no other source sees utility return.
         """
-        began_s = self._clock()
-        if self._output_source is not OutputSource.BATTERY or self._is_lost:
-            answers = await self._port.get(oids)
-        else:
-            answers = await self._ask_on_battery(oids)
-        self._took_s.append((self._clock() - began_s) / max(1, math.ceil(len(oids) / MAX_BATCH)))
+        began_s, limit_s = self._clock(), self._battery_limit_s
+        answers = await (self._port.get(oids) if limit_s is None else self._ask_on_battery(oids, limit_s))
+        self._took_s.append((self._clock() - began_s) / max(1, math.ceil(len(oids) / self._port.at_once)))
         return answers
 
-    async def _ask_on_battery(self, oids: Sequence[str]) -> dict[str, Answer]:
-        limit_s = max(min(_ON_BATTERY_LIMIT_S, self._options.timeout_s), _SLOWER * min(self._took_s))
+    @property
+    def _battery_limit_s(self) -> float | None:
+        """Limit for one answer on battery; None: it has its whole time."""
+        if self._output_source is not OutputSource.BATTERY or self._is_lost:
+            return None
+        return max(min(_ON_BATTERY_LIMIT_S, self._options.timeout_s), _SLOWER * min(self._took_s))
+
+    async def _ask_on_battery(self, oids: Sequence[str], limit_s: float) -> dict[str, Answer]:
         answers: dict[str, Answer] = {}
+        at_once = self._port.at_once
         try:
-            for start in range(0, len(oids), MAX_BATCH):
+            for start in range(0, len(oids), at_once):
                 async with asyncio.timeout(limit_s):
-                    answers.update(await self._port.get(oids[start : start + MAX_BATCH]))
+                    answers.update(await self._port.get(oids[start : start + at_once]))
         except TimeoutError as error:
             msg = f"no answer from {_where(self._options)} in {limit_s:.1f} s, on battery"
             raise SnmpError(msg, unanswered=True) from error
@@ -304,7 +314,7 @@ class SnmpSource:
     async def _alarm_rows(self, plan: Plan, answers: Mapping[str, Answer]) -> Mapping[str, Answer]:
         """Walk the alarm tables while there are alarms: when the count or the status changed, else every few polls.
 
-        A table that cannot be walked must not cost the reading.
+        A table that cannot be walked must not cost the reading: what stood in it counts as long as nothing changes.
         """
         tables = [profile.alarm_table for profile in plan.profiles if profile.alarm_table is not None]
         counts = tuple(answers.get(table.count.oid) for table in tables)
@@ -321,9 +331,11 @@ class SnmpSource:
         for table, count in zip(tables, counts, strict=True):
             if isinstance(count, int) and count > 0:
                 try:
-                    rows.update(await self._port.walk(table.column))
-                except SnmpError as error:
-                    log.debug("alarms_unreadable", ups=self._ups, source=self.name, because=str(error))
+                    rows.update(await self._port.walk(table.column, limit_s=self._battery_limit_s))
+                except (SnmpError, TimeoutError) as error:
+                    if (counts, statuses) == self._alarms_told:
+                        rows |= {oid: raw for oid, raw in self._alarms.items() if below(oid, table.column)}
+                    log.debug("alarms_unreadable", ups=self._ups, source=self.name, because=str(error) or "too slow")
         self._alarms, self._alarms_told, self._alarms_age = rows, (counts, statuses), 0
         return rows
 
@@ -385,6 +397,7 @@ class ProbeReport:
     profiles: names of the families it speaks, most trusted first. raw: every object asked for. latency_s: one poll.
     model, serial: what the card calls the UPS, and its serial number; "" if it does not say.
     restart_pct: the charge at which the UPS switches its output on again; None: not known of its family.
+    at_once: objects that the card answers in one request, at most MAX_BATCH.
     """
 
     where: str
@@ -396,8 +409,16 @@ class ProbeReport:
     decoded: Decoded
     latency_s: float
     authenticated: bool
+    at_once: int = MAX_BATCH
     restart_pct: float | None = None
     profile_problems: tuple[str, ...] = ()
+
+    @property
+    def few(self) -> str:
+        """What to say of a card that answers few objects in one request; "" of any other."""
+        if self.at_once > _FEW:
+            return ""
+        return f"answers only {self.at_once} object{'s' * (self.at_once > 1)} in one request, so a poll takes many"
 
 
 async def probe(
@@ -424,7 +445,8 @@ async def probe(
             for profile in plan.profiles:
                 table = profile.alarm_table
                 if table is not None and raw.get(table.count.oid) != 0:
-                    raw |= await port.walk(table.column)
+                    with contextlib.suppress(SnmpError):  # it does not cost a source its readings either
+                        raw |= await port.walk(table.column)
             restart_pct = await _restart_pct(port, plan.profiles)
             model, serial = await _model_and_serial(port)
     except TimeoutError as error:
@@ -442,6 +464,7 @@ async def probe(
         decoded=decode(plan.profiles, raw),
         latency_s=latency_s,
         authenticated=options.version == 3 and options.auth is not None,
+        at_once=port.at_once,
         restart_pct=restart_pct,
         profile_problems=profiles.problems,
     )

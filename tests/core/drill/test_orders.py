@@ -286,6 +286,7 @@ def test_only_the_trainer_that_is_paused_counts_as_told_to_pause() -> None:
     orders = {order.trainer: order for order in told.actions if isinstance(order, TriggerCheckpoint)}
     assert (orders["llm"].after, orders["vit"].after) == (Conduct.PAUSE, Conduct.CONTINUE)
     assert {order.reason for order in orders.values()} == {"drill"}
+    assert (orders["llm"].lease_s, orders["vit"].lease_s) == (60.0, None), "should the daemon die, training goes on"
 
 
 def test_a_trainer_that_nobody_knows_is_not_found_and_none_is_marked_for_it() -> None:

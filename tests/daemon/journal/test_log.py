@@ -251,14 +251,7 @@ async def test_what_is_hidden_is_lost_and_told(killed: Path, tmp_path: Path) -> 
     broken = sqlite.log_of(copy.path).read_bytes()
     with read_only(copy.path) as db:
         before = read_all(db)[0].state
-    told: list[int] = []
-    journal = Journal(
-        copy.path,
-        boot_id="b",
-        store=Patient(copy.path),
-        limits=SLOW,
-        on_health=lambda health: told.append(health.set_aside),
-    )
+    journal = Journal(copy.path, boot_id="b", store=Patient(copy.path), limits=SLOW)
     with capture_logs() as logged:
         loaded = await journal.load()
     assert (loaded.durable, loaded.state) == (True, before)
@@ -267,10 +260,10 @@ async def test_what_is_hidden_is_lost_and_told(killed: Path, tmp_path: Path) -> 
     assert copy.newest - serial(loaded) <= behind <= copy.newest - serial(loaded) + 3
     assert journal.lost == lost["lost"] == f"the last {behind} transactions"
     assert "its log is damaged" in lost["because"]
-    aside = next(each for each in logged if each["event"] == "journal_set_aside")
+    (aside,) = [each for each in logged if each["event"] == "journal_set_aside"]
     assert aside["because"].endswith("kept as journal.db-wal.corrupt-1, and what is older was read")
     assert (tmp_path / "journal.db-wal.corrupt-1").read_bytes() == broken
-    assert (await journal.close(LONG_S), told) == (True, [1])
+    assert await journal.close(LONG_S)
 
 
 def test_a_young_journal_that_is_lost_whole_is_told(killed: Path, tmp_path: Path) -> None:

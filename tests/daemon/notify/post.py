@@ -11,7 +11,7 @@ from typing import Any
 from powerguard.core.model.actions import Level, Note, Scalar
 from powerguard.core.model.state import State
 from powerguard.daemon.journal.journal import Executor
-from powerguard.daemon.notify.messenger import Messenger
+from powerguard.daemon.notify.messenger import CLOSE_S, Messenger
 from powerguard.daemon.observe.port import TargetView
 from powerguard.effectors.child import run_child
 from powerguard.settings.notify import NotifyOptions
@@ -58,12 +58,16 @@ async def settled(reached: Callable[[], object]) -> None:
 
 @dataclass
 class Clock:
-    """Wall time, which a test may set forward."""
+    """Wall time, which a test may set. passed_s: time that passes for a test by both clocks."""
 
     ahead_s: float = 0.0
+    passed_s: float = 0.0
 
     def __call__(self) -> float:
-        return time.time() + self.ahead_s
+        return time.time() + self.ahead_s + self.passed_s
+
+    def monotonic(self) -> float:
+        return time.monotonic() + self.passed_s
 
 
 @dataclass
@@ -95,12 +99,16 @@ async def post(
     """Run a messenger until the end of the block; then it is closed, as the daemon closes it."""
     clock = clock or Clock()
     path = folder / "messages.sqlite"
-    messenger = Messenger(made, path, host="gpu-01.example", spawn=run_child, wall=clock, writer=writer)
+    messenger = Messenger(
+        made, path, host="gpu-01.example", spawn=run_child, wall=clock, clock=clock.monotonic, writer=writer
+    )
     task = asyncio.get_running_loop().create_task(messenger.run(scene()))
     try:
-        await settled(lambda: messenger._loaded or not made.targets)
+        await settled(lambda: not made.targets or messenger._loaded)
+        if writer is None:  # a slow disk costs the daemon no message; a test begins once the file has been read
+            await settled(lambda: not messenger.queue._unread or messenger.queue._busy is None)
         yield Post(messenger, clock, task)
     finally:
         task.cancel()
         await asyncio.wait((task,))
-        await messenger.close()
+        await messenger.close(LIMIT_S if writer is None else CLOSE_S)

@@ -118,6 +118,7 @@ async def test_a_webhook_goes_through_the_proxy_too(services: Services, tmp_path
         "template": str(template),
         "proxy": services.proxy,
         "ca_file": str(services.authority.pem),
+        "limit_s": 30,
     }
     async with post(options(chat=hook), tmp_path) as made:
         made.hear(*began())

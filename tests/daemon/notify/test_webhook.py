@@ -15,6 +15,7 @@ from aiohttp import web
 
 from powerguard.core.model.actions import Level
 from powerguard.daemon.notify.answer import first_line, redact
+from powerguard.daemon.observe.readiness import UNREACHED_S
 from tests.daemon.notify.post import Clock, began, ended, note, options, post, secret
 from tests.peers.nut_tls import Authority
 
@@ -199,6 +200,21 @@ async def test_a_certificate_is_verified(tmp_path: Path) -> None:
         assert await made.messenger.test(["hook"], 30.0) == {"hook": (False, none)}
 
 
+async def test_an_authority_that_was_replaced_on_disk_is_read_at_the_next_try(tmp_path: Path) -> None:
+    """Its file is what the failure names, so the test that follows must not still hold the old one against it."""
+    receiver, authority = Receiver(), Authority(tmp_path)
+    tls = ssl.create_default_context(ssl.Purpose.CLIENT_AUTH)
+    tls.load_cert_chain(*authority.files("127.0.0.1"))
+    runner = await serve(receiver, tls)
+    believed = tmp_path / "ca.pem"
+    believed.write_bytes(Authority(tmp_path, "the one before").pem.read_bytes())
+    async with post(options(hook=hook(receiver, tmp_path, ca_file=str(believed))), tmp_path) as made:
+        assert (await made.messenger.test(["hook"], 30.0))["hook"][0] is False
+        believed.write_bytes(authority.pem.read_bytes())
+        assert (await made.messenger.test(["hook"], 30.0))["hook"] == (True, "200 ok")
+    await runner.cleanup()
+
+
 async def test_no_secret_gets_out(receiver: Receiver, tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
     """Not by an error, an answer that echoes it, the queue, the views or the log."""
     caplog.set_level(logging.DEBUG)
@@ -320,10 +336,30 @@ async def test_what_a_target_refuses_for_an_hour_is_dropped(receiver: Receiver, 
     async with post(options(hook=hook(receiver, tmp_path)), tmp_path, clock) as made:
         made.hear(note("overload_raised", Level.ERROR, "poison"))
         await made.until(lambda: made.view("hook").failed >= 1)
-        clock.ahead_s += 3700.0
+        clock.passed_s += 3700.0
         made.hear(note("way_blocked", because="next"))
         await made.until(lambda: made.view("hook").delivered == 1)
         assert (made.view("hook").dropped, receiver.messages[-1]["because"]) == (1, "next")
+
+
+@pytest.mark.parametrize("set_s", [86400.0, -86400.0])
+async def test_a_clock_that_is_set_changes_no_failure(receiver: Receiver, tmp_path: Path, set_s: float) -> None:
+    """As after a boot with an empty clock battery: no target has failed for a day, and no message is given up."""
+    clock = Clock()
+    receiver.answer = lambda: web.Response(status=400)
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path, clock) as made:
+        made.hear(note("overload_raised", Level.ERROR))
+        await made.until(lambda: made.view("hook").failed >= 1)
+        clock.ahead_s += set_s
+        await made.until(lambda: made.view("hook").failed >= 3)
+        view = made.view("hook")
+        assert (view.dropped, view.queued) == (0, 1)
+        assert view.since is not None
+        assert 0.0 <= clock() - view.since < UNREACHED_S
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path, clock) as made:
+        kept = made.view("hook").since
+        assert kept is not None
+        assert 0.0 <= clock() - kept < UNREACHED_S
 
 
 async def test_a_reload_takes_new_targets(receiver: Receiver, tmp_path: Path) -> None:

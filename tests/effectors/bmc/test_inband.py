@@ -38,7 +38,7 @@ def device(tmp_path: Path) -> IpmiDevice:
     return IpmiDevice(tmp_path)
 
 
-async def ensure(path: Path, *, limit_s: float = 5.0) -> Detail:
+async def ensure(path: Path, *, limit_s: float = 30.0) -> Detail:
     return await BmcEffector(BmcOptions(kind="in-band", socket=str(path)), limit_s=limit_s).carry_out(ENSURE)
 
 
@@ -51,10 +51,10 @@ async def test_the_policy_is_set_once_and_verified(device: IpmiDevice) -> None:
         assert (told["changed"], told["verified"], told["ac_failed"]) == (True, True, True)
         assert dict(await ensure(path))["changed"] is False
         assert device.heard == ["00/01", "00/06", "00/01", "00/01"]
-        seen = await BmcEffector(BmcOptions(kind="in-band", socket=str(path))).probe(5.0)
+        seen = await BmcEffector(BmcOptions(kind="in-band", socket=str(path))).probe(30.0)
         assert seen.supported == frozenset(PowerRestorePolicy) - {PowerRestorePolicy.UNKNOWN}
         assert seen.restart_cause is RestartCause.POLICY_ALWAYS_ON
-        assert (await BmcEffector(BmcOptions(kind="in-band", socket=str(path))).why_on(5.0)).status.ac_failed
+        assert (await BmcEffector(BmcOptions(kind="in-band", socket=str(path))).why_on(30.0)).status.ac_failed
         device.misbehave(lie=True)
         (device.folder / "policy").write_text("0\n")
         with pytest.raises(BmcError, match="acknowledged always-on but still reads always-off") as caught:

@@ -12,6 +12,7 @@ from powerguard.clock import boottime_s
 from powerguard.effectors.bmc.effector import BACK_OFF_S, BmcEffector, BmcError
 from powerguard.effectors.bmc.ipmi import BmcFailure, Failure, PowerRestorePolicy
 from powerguard.effectors.bmc.redfish import Resource, Talk, basic, session
+from powerguard.effectors.http import KnownNames
 from tests.peers.ipmi import ENSURE, keep_secret
 from tests.peers.machine import watched
 from tests.peers.ports import free_port
@@ -46,6 +47,9 @@ async def test_the_draw_is_read_of_the_one_chassis(tmp_path: Path, certificate: 
         assert await mine.power_watts(30.0) == 1230.5
         bmc.chassis["/redfish/v1/Chassis/1/EnvironmentMetrics"] = {"PowerWatts": {"Reading": None}}
         assert await mine.power_watts(30.0) == 1234.0
+        for status in (401, 403, 404):
+            bmc.faults.refused["/redfish/v1/Chassis/1/EnvironmentMetrics"] = status
+            assert await mine.power_watts(30.0) == 1234.0, "a link to what is not there, or needs a license"
         bmc.system["Links"]["Chassis"].append({"@odata.id": "/redfish/v1/Chassis/2"})
         assert await mine.power_watts(30.0) is None
 
@@ -104,7 +108,7 @@ async def test_several_systems_are_named_and_none_is_guessed(tmp_path: Path, cer
         assert (seen.status.power_on, seen.status.policy, seen.supported) == (True, "unknown", frozenset())
         # It refuses a PATCH of the property, too.
         tls = ssl.create_default_context(cafile=str(certificate.cert))
-        async with session(tls) as open_session:
+        async with session(tls, KnownNames()) as open_session:
             talk = Talk(open_session, "127.0.0.1", bmc.port, basic(USER, b"x"), boottime_s() + 30.0)
             system = Resource(path=f"/redfish/v1/Systems/{ours}", body={}, etag=None)
             with pytest.raises(BmcFailure, match="HTTP 400") as caught:
@@ -170,6 +174,16 @@ async def test_what_the_bios_stages_is_read_and_never_written(tmp_path: Path, ce
         assert (told["verified"], told["changed"], bmc.count("PATCH")) == (True, False, 0)
 
 
+async def test_another_bios_attribute_that_begins_alike_is_not_the_policy(
+    tmp_path: Path, certificate: Certificate
+) -> None:
+    """JSON objects have no order: Dell's AcPwrRcvryDelay may come before AcPwrRcvry."""
+    async with OwnRedfish(certificate, shape="none") as bmc:
+        bmc.bios["Attributes"] = {"AcPwrRcvryDelay": "Immediate", "AcPwrRcvry": "On", "AcPwrRcvryUserDelay": 60}
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=30.0)
+        assert (await mine.status(30.0)).policy is PowerRestorePolicy.ALWAYS_ON
+
+
 @pytest.mark.parametrize("status", [401, 403, 404, 500])
 async def test_a_bios_that_is_refused_hides_nothing_else(tmp_path: Path, certificate: Certificate, status: int) -> None:
     """It is linked, but needs a license or is not there: the system and its draw are read, and the login is good."""
@@ -229,20 +243,23 @@ async def test_a_fault_is_told_with_where_and_what_would_be_right(
     tmp_path: Path, certificate: Certificate, faults: Faults, failure: Failure, told: str, patches: int
 ) -> None:
     """Each failure names the BMC, what was seen and what to do, in time; nothing is tried more often than it may."""
-    async with OwnRedfish(certificate, faults=faults) as bmc:
-        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=3.0)
-        async with watched() as machine:
-            began_s = boottime_s()
-            error = await failure_of(mine)
-            assert boottime_s() - began_s < 4.2 + machine.late_s
-        assert (error.failure, bmc.count("PATCH")) == (failure, patches)
-        assert str(error).startswith(f"BMC 127.0.0.1 port {bmc.port}: ")
-        assert told in str(error)
-        assert str(error).isprintable()
-        assert bmc.system["PowerRestorePolicy"] == "LastState"
-        assert "GET /redfish/v1/elsewhere" not in bmc.heard
-        if failure in {Failure.AUTH, Failure.PRIVILEGE} and not patches:
-            assert bmc.count("GET") == 2, "the root, which is everybody's, and one try"
+    for limit_s in (3.0, 20.0):  # the second, where a busy machine took most of the first
+        async with OwnRedfish(certificate, faults=faults) as bmc:
+            mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=limit_s)
+            async with watched() as machine:
+                began_s = boottime_s()
+                error = await failure_of(mine)
+                assert boottime_s() - began_s < limit_s + 1.2 + machine.late_s
+        if error.failure is failure:
+            break
+    assert (error.failure, bmc.count("PATCH")) == (failure, patches)
+    assert str(error).startswith(f"BMC 127.0.0.1 port {bmc.port}: ")
+    assert told in str(error)
+    assert str(error).isprintable()
+    assert bmc.system["PowerRestorePolicy"] == "LastState"
+    assert "GET /redfish/v1/elsewhere" not in bmc.heard
+    if failure in {Failure.AUTH, Failure.PRIVILEGE} and not patches:
+        assert bmc.count("GET") == 2, "the root, which is everybody's, and one try"
 
 
 async def test_what_passes_is_waited_for(tmp_path: Path, certificate: Certificate) -> None:
@@ -290,6 +307,29 @@ async def test_a_refused_login_rests_and_a_new_password_does_not(tmp_path: Path,
         assert "in 1 s" in str(await failure_of(mine))
         assert len(bmc.heard) == heard
         keep_secret(tmp_path / "bmc-password", PASSWORD)
+        assert dict(await mine.carry_out(ENSURE))["verified"] is True
+
+
+async def test_a_wrong_password_is_not_sent_by_several_questions_at_once(
+    tmp_path: Path, certificate: Certificate
+) -> None:
+    async with OwnRedfish(certificate) as bmc:
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate, password="wrong"))
+        told = await asyncio.gather(mine.status(60.0), mine.probe(60.0), mine.power_watts(60.0), return_exceptions=True)
+        assert bmc.heard == ["GET /redfish/v1/", "GET /redfish/v1/Systems"]
+        # Which of the three was first is for the threads that read the password.
+        assert any("the next try is in 10 minutes" in str(each) for each in told), told
+        assert any("login was refused" in str(each) for each in told), told
+
+
+async def test_a_resource_that_is_refused_is_no_refused_login(tmp_path: Path, certificate: Certificate) -> None:
+    """Some services answer 401 for want of a license: the policy is ensured all the same, and not 10 minutes later."""
+    async with OwnRedfish(certificate) as bmc:
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=30.0)
+        bmc.chassis["/redfish/v1/Chassis/1"] = {"Power": {"@odata.id": "/redfish/v1/Chassis/1/Power"}}
+        bmc.chassis["/redfish/v1/Chassis/1/Power"] = {}
+        bmc.faults.refused["/redfish/v1/Chassis/1/Power"] = 401
+        assert await mine.power_watts(30.0) is None
         assert dict(await mine.carry_out(ENSURE))["verified"] is True
 
 

@@ -54,7 +54,7 @@ def effector(device: IpmiDevice, socket: Path, drill: DrillRecord | None = PASSE
     drills = DrillFile(device.folder)
     if drill is not None:
         drills.store(drill)
-    return WatchdogEffector(options(socket), drills, dmi=device.folder / "dmi")
+    return WatchdogEffector(options(socket), drills, dmi=device.folder / "dmi", limit_s=30.0)
 
 
 async def blocked(doing: WatchdogEffector, action: CheckWay | ArmWay = CHECK) -> str:
@@ -206,7 +206,7 @@ async def test_armed_read_back_and_disarmed(device: IpmiDevice) -> None:
         assert dict(await way.carry_out(DISARM_WAY)) == {"disarmed": True}
         assert device.timer[1] == 0
         assert dict(await way.carry_out(DISARM_WAY)) == {"disarmed": False}
-        dry = WatchdogEffector(options(socket), way.drills, armed=False, dmi=device.folder / "dmi")
+        dry = WatchdogEffector(options(socket), way.drills, armed=False, dmi=device.folder / "dmi", limit_s=30.0)
         assert await dry.carry_out(CHECK)
         for order in (ARM, DISARM_WAY):
             assert dict(await dry.carry_out(order)) == {"dry_run": True}

@@ -8,9 +8,11 @@ from typing import Any
 import pytest
 
 from powerguard.core.model.actions import Action, CapPower, PollNow, RestorePower
+from powerguard.core.trainers.escalation import CAP_LIMIT_S
 from powerguard.daemon.own_load import gpu_watts
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.gpu.effector import GpuEffector
+from powerguard.effectors.gpu.effector import LIMIT_S, GpuEffector
+from powerguard.effectors.gpu.helper import WITHIN_S
 from powerguard.effectors.options import GPU_SOCKET, GpuOptions
 from tests.effectors.root_peers import answering
 from tests.peers.nvml import Gpus
@@ -119,6 +121,11 @@ async def test_a_helper_that_hangs_is_not_waited_for(tmp_path: Path) -> None:
     async with answering(tmp_path, None) as (path, _):
         with pytest.raises(EffectorError, match=r"no answer within 0\.2 s: .* hangs"):
             await effector(path, limit_s=0.2).carry_out(CAP)
+
+
+def test_a_helper_that_hangs_is_named_before_the_order_times_out() -> None:
+    """Later there would only be "timed out"; and sooner no answer that the helper still gives in its time."""
+    assert WITHIN_S < LIMIT_S < CAP_LIMIT_S
 
 
 async def test_an_answer_that_is_only_half_sense_does_no_harm(tmp_path: Path) -> None:

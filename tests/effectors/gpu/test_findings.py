@@ -32,7 +32,7 @@ class Systemctl:
 
 async def found(path: Path, systemctl: Systemctl | None = None, cap_share: float = 0.6) -> dict[str, Finding]:
     options = GpuOptions(kind="nvml", socket=str(path), cap_share=cap_share)
-    told = await findings(options, spawn=systemctl or Systemctl())
+    told = await findings(options, spawn=systemctl or Systemctl(), limit_s=60.0)
     assert all(finding.fix for finding in told if finding.verdict != "PASS")
     return {finding.name: finding for finding in told}
 

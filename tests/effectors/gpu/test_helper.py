@@ -15,6 +15,9 @@ from typing import Any
 import pytest
 
 from powerguard.clock import boot_id
+from powerguard.effectors.gpu.helper import checked
+from powerguard.effectors.host.check import LOOK_LIMIT_S
+from powerguard.effectors.host.look import GPU_LIMIT_S
 from tests.peers.nvml import HELPER, Gpus, did, until
 
 ROOT = Path(__file__).parents[3]
@@ -302,6 +305,12 @@ def test_mig_and_what_a_gpu_does_not_tell(gpus: Gpus) -> None:
     gpu = gpus.ask("list")["gpus"][0]
     assert (gpu["mig"], gpu["utilization_pct"], gpu["power_w"], gpu["persistent"]) == (True, None, None, None)
     assert did(gpus.ask("cap", 0.6)) == ["capped", "capped"]
+
+
+def test_health_has_time_for_a_driver_that_must_wake_its_gpus() -> None:
+    """After a boot nothing keeps eight of them awake: 1 to 3 s for each. The host check waits for the answer."""
+    assert checked({"word": "list"}).within_s == 4.0
+    assert 16.0 <= checked({"word": "health"}).within_s < GPU_LIMIT_S < LOOK_LIMIT_S
 
 
 def test_health_tells_who_is_there_and_who_wants_a_reset(gpus: Gpus) -> None:

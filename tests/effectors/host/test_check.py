@@ -4,6 +4,7 @@ import asyncio
 import json
 from collections.abc import Mapping, Sequence
 from pathlib import Path
+from typing import Literal
 
 import pytest
 
@@ -20,11 +21,13 @@ def order(seconds: float = 60.0) -> CheckHost:
     return CheckHost(id="c1", by_s=boottime_s() + seconds, outage="o1")
 
 
-def effector_of(tmp_path: Path, *dirs: Path, spawn: Spawn = run_child) -> HostCheckEffector:
+def effector_of(
+    tmp_path: Path, *dirs: Path, spawn: Spawn = run_child, verify: Literal["manifest", "full"] = "manifest"
+) -> HostCheckEffector:
     state = tmp_path / "state"
     state.mkdir(exist_ok=True)
     names = [str(each) for each in dirs]
-    options = ResumeOptions(gpus="any")  # this machine's GPUs are not the tests' business
+    options = ResumeOptions(gpus="any", verify=verify)  # this machine's GPUs are not the tests' business
     socket = str(tmp_path / "no.sock")
     return HostCheckEffector(
         options,
@@ -111,6 +114,7 @@ class Days:
         self.memory = memory
         self.problems = list(problems)
         self.looks = 0
+        self.verify: list[str] = []
         self.left = rounds
         self.calm = self.waiting = False
         self.ends_calm = False
@@ -119,6 +123,7 @@ class Days:
         self, argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
     ) -> Ended:
         self.looks += 1
+        self.verify.append(json.loads(stdin)["verify"])
         self.calm = self.calm and not self.ends_calm
         told = {"problems": self.problems, "notes": [], "gpus": 0, "folders": 0, "detail": {}, "memory": self.memory}
         return Ended(returncode=0, stdout=json.dumps(told).encode(), stderr=b"")
@@ -131,7 +136,7 @@ class Days:
 
     async def watch(self, tmp_path: Path) -> str | None:
         """Watch; return what stands in the file afterwards."""
-        effector = effector_of(tmp_path, spawn=self.spawn)
+        effector = effector_of(tmp_path, spawn=self.spawn, verify="full")
         with pytest.raises(TimeoutError):
             await effector.keep(lambda: self.calm, lambda: self.waiting, self.rest, first_s=0.0)
         path = tmp_path / "state" / MEMORY
@@ -143,6 +148,15 @@ async def test_a_good_day_is_remembered_once_in_ten_minutes(tmp_path: Path) -> N
     days.calm = True
     assert (await days.watch(tmp_path), days.looks) == ("new", 1)
     assert not list((tmp_path / "state").glob("*.new")), "half a file is never there"
+
+
+async def test_on_a_good_day_no_checkpoint_is_read_although_it_is_before_training_starts(tmp_path: Path) -> None:
+    """Every byte, each ten minutes, at the daemon's priority, would take the disk from the training that runs."""
+    for calm, verify in ((True, "manifest"), (False, "full")):
+        days = Days()
+        days.calm, days.waiting = calm, not calm
+        await days.watch(tmp_path)
+        assert days.verify == [verify]
 
 
 async def test_an_outage_that_begins_during_the_look_is_not_remembered(tmp_path: Path) -> None:

@@ -13,11 +13,12 @@ from tempfile import TemporaryDirectory
 import pytest
 from pydantic import ValidationError
 
+from powerguard.core.decide.transitions import RETRY_S
 from powerguard.core.model.actions import Grade, PollNow, PowerOff, Reboot, ResumeTraining
 from powerguard.core.model.policy import Mode
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, run_child
-from powerguard.effectors.host.power import HostEffector, obstacle, say
+from powerguard.effectors.host.power import COMMAND_LIMIT_S, HostEffector, obstacle, say
 from powerguard.effectors.options import OFF_FIFO, HostOptions, ResumeOptions
 
 BOOT = "0d3a7d2c-6a3c-4f0e-9a51-2f1f3f1d9b10"
@@ -166,10 +167,18 @@ async def test_a_command_is_told_how_many_seconds_are_left() -> None:
 async def test_a_real_command_really_runs(tmp_path: Path) -> None:
     """Through the one way in which the daemon starts programs."""
     told = tmp_path / "told"
-    script = "import sys; open(sys.argv[1], 'w').write(sys.argv[2])"
-    options = HostOptions(kind="command", command=[sys.executable, "-c", script, str(told), "{deadline_s}"])
+    script = 'printf %s "$1" >"$0"'
+    options = HostOptions(kind="command", command=["/bin/sh", "-c", script, str(told), "{deadline_s}"])
     await HostEffector(options, spawn=run_child, clock=lambda: 0.0).carry_out(OFF)
     assert told.read_text(encoding="ascii") == "110"
+
+
+async def test_a_command_that_leaves_a_child_behind_has_given_its_order() -> None:
+    """Its limit comes before that of the order: else the power-off would count as failed, and be ordered again."""
+    ended = Ended(returncode=0, stdout=b"", stderr=b"", left_open=True)
+    options = HostOptions(kind="command", command=["/opt/off"])
+    assert dict(await effector(options, spawn=Spawned(ended)).carry_out(OFF))["via"] == "command"
+    assert COMMAND_LIMIT_S < RETRY_S
 
 
 @pytest.mark.parametrize(
@@ -177,7 +186,7 @@ async def test_a_real_command_really_runs(tmp_path: Path) -> None:
     [
         (Ended(returncode=1, stdout=b"", stderr=b"first\nno such verb\n"), "/opt/off: exit status 1: no such verb"),
         (Ended(returncode=2, stdout=b"", stderr=b""), "/opt/off: exit status 2: no output"),
-        (Ended(returncode=-9, stdout=b"", stderr=b"", timed_out=True), "/opt/off: did not return within 5 s"),
+        (Ended(returncode=-9, stdout=b"", stderr=b"", timed_out=True), "/opt/off: did not return within 4 s"),
         (FileNotFoundError(2, "No such file or directory"), "/opt/off: cannot be started: No such file"),
     ],
 )
@@ -283,15 +292,16 @@ async def test_the_daemon_checks_that_it_can_power_off(tmp_path: Path) -> None:
 async def test_a_word_that_is_not_obeyed_is_no_power_off(fifo: Fifo, said: bytes, because: str) -> None:
     """What was written has powered nothing off yet: without an answer the core orders it again."""
     (fifo.path.parent / "answer").write_bytes(said.replace(b"{boot}", BOOT.encode()))
-    with pytest.raises(EffectorError, match=because):
+    with pytest.raises(EffectorError, match=because) as told:
         await say(str(fifo.path), f"off {BOOT} 1110", limit_s=0.2)
+    assert told.value.timed_out is ("answered" in because), "else it may still be obeyed"
 
 
 @pytest.mark.root
 async def test_an_answer_of_another_user_is_none(fifo: Fifo) -> None:
     answer = fifo.path.parent / "answer"
     answer.write_bytes(f"off {BOOT} 1110 accepted\n".encode())
-    await say(str(fifo.path), f"off {BOOT} 1110", limit_s=0.2)
+    await say(str(fifo.path), f"off {BOOT} 1110", limit_s=30.0)
     os.chown(answer, 65534, 65534)
     with pytest.raises(EffectorError, match="has not answered"):
         await say(str(fifo.path), f"off {BOOT} 1110", limit_s=0.2)

@@ -5,10 +5,12 @@ bindings; what they see is judged without anything.
 """
 
 import asyncio
+import errno
 import fcntl
 import json
 import os
 import re
+import shutil
 import subprocess
 import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
@@ -22,6 +24,8 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended, Spawn, clean_environment, run_child
 from powerguard.effectors.host.check import MEMORY
 from powerguard.effectors.host.look import (
+    AT_ONCE,
+    MOST_ENDED,
     FolderLook,
     Gpus,
     HostGpu,
@@ -229,6 +233,39 @@ async def test_a_folder_that_was_never_there_is_no_reason_to_wait(tmp_path: Path
         await effector.check()
 
 
+async def test_many_folders_are_looked_at_in_turns(tmp_path: Path) -> None:
+    """One process for each at once would be more than the daemon's unit may have, and each look would fail."""
+    folders = [tmp_path / f"job-{number}" for number in range(2 * AT_ONCE)]
+    running, most = 0, 0
+
+    async def spawn(
+        argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        nonlocal running, most
+        running += 1
+        most = max(most, running)
+        await asyncio.sleep(0.01)
+        running -= 1
+        return Ended(returncode=0, stdout=b'{"because": "", "errno": 0}', stderr=b"")
+
+    await checks(tmp_path, *folders, spawn=without_gpus(spawn)).check()
+    assert most == AT_ONCE
+
+
+async def test_a_folder_that_was_deleted_after_its_job_is_no_reason_to_wait(tmp_path: Path) -> None:
+    """As a scheduler clears the scratch folder of each job. Of a job that still saves there, it is a fault."""
+    root = tmp_path / "job-17"
+    save(root, 100)
+    await checks(tmp_path, root).remember()
+    shutil.rmtree(root)
+    await checks(tmp_path, root).remember()
+    with pytest.raises(EffectorError, match=r"job-17: it cannot be read: No such file or directory"):
+        await checks(tmp_path).check()
+    await checks(tmp_path).remember()
+    await checks(tmp_path).check()
+    assert [path.name for path in (tmp_path / "state").iterdir()] == [MEMORY], "no job leaves a file here for good"
+
+
 @pytest.fixture
 def mount(tmp_path: Path) -> Iterator[Callable[[], Path]]:
     """A file system of its own, mounted anew each time that it is called."""
@@ -282,8 +319,8 @@ async def test_a_storage_that_hangs_costs_its_limit_and_is_asked_by_one_child_on
     async with asyncio.timeout(50):  # the child sleeps for a minute
         with pytest.raises(EffectorError, match=r"llm: it does not answer: no answer within 1 s \(a hung disk"):
             await checks(tmp_path, root, spawn=without_gpus(hung)).check(1.0)
-    assert "step 100" in str((await checks(tmp_path, root).check())["newest"])
     lock = next((tmp_path / "state").glob(".look-*"))
+    assert "step 100" in str((await checks(tmp_path, root).check())["newest"])
     with lock.open("w") as file:
         fcntl.flock(file, fcntl.LOCK_EX)
         with pytest.raises(EffectorError, match=r"llm: it does not answer: an earlier check of it still hangs"):
@@ -504,6 +541,19 @@ def test_what_looks_wrong_is_not_remembered() -> None:
     assert after(place(NAS, newest(7)), Gpus(there=TWO[:1], faults=("GPU 1: off the bus",))).gpus == TWO
     assert after(place(NAS), wall_s=1000.0 + 86400.0, told=()).places
     assert not after(place(NAS), wall_s=1001.0 + 86400.0, told=()).places, "a job that has ended is not missed for ever"
+    gone: dict[str, Any] = {"because": "No such file or directory", "errno": errno.ENOENT}
+    assert not after(place(NAS, **gone), told=()).places, "its folder was deleted"
+    assert after(place(NAS, **gone)) == before, "a trainer still saves there"
+    for away in (ROOT_DISK, replace(NAS, kind="autofs", source="systemd-1", fsid=None), None):
+        assert after(place(away, **gone), told=()) == before, "its storage is away"
+
+
+def test_of_jobs_that_have_ended_only_the_newest_are_remembered() -> None:
+    names = [f"/nas/job-{number:03}" for number in range(2 * MOST_ENDED)]
+    before = HostMemory(places={name: kept(told_at=1000.0 + at) for at, name in enumerate(names)})
+    now = HostView(at_s=1.0, gpus=Gpus(), places={name: place(NAS) for name in names})
+    fresh = remembered(before, now, names[:1], wall_s=2000.0, keep_s=86400.0)
+    assert list(fresh.places) == [names[0], *names[-MOST_ENDED:]]
 
 
 def test_a_folder_of_another_framework_is_not_walked(tmp_path: Path) -> None:

@@ -80,6 +80,11 @@ class Helper:
                 start_new_session=True,
             )
 
+    def start_and_wait(self) -> None:
+        """Start it, and wait until it listens: who speaks to it waits for 4 s."""
+        self.start()
+        until((self.folder / "answer").exists)
+
     def say(self, word: str) -> None:
         """Write one word with its end of line."""
         os.write(self.fifo, word.encode() + b"\n")
@@ -236,7 +241,7 @@ async def test_doctor_and_the_daemon_hear_whether_it_would_obey(helper: Helper) 
     options = HostOptions(fifo=str(helper.folder / "word"))
     silent = (await found(options))["host.helper"]
     assert (silent.verdict, "has not answered" in silent.text) == ("FAIL", True)
-    helper.start()
+    helper.start_and_wait()
     assert (await found(options))["host.helper"].text == "powerguard-off.service answers, and would act"
     assert await unanswered(options, boot=boot_id()) == ""
     elsewhere = await unanswered(options, boot="00000000-0000-0000-0000-000000000000")
@@ -246,7 +251,7 @@ async def test_doctor_and_the_daemon_hear_whether_it_would_obey(helper: Helper) 
 
 def test_hello_powers_nothing_off(helper: Helper) -> None:
     """doctor and the daemon ask whether a word would be heard, on a host that trains."""
-    helper.start()
+    helper.start_and_wait()
     asyncio.run(say(str(helper.folder / "word"), f"hello {boot_id()} 5"))
     helper.say("nonsense")
     until(lambda: "refused nonsense" in helper.log)
@@ -318,13 +323,13 @@ for tool in systemctl sync kill sysrq; do printf '#!/bin/bash\\n' >"$1/$tool"; c
 [ -z "$5" ] || for order in off reboot; do (umask 077; printf %s "$5" >"$1/$order"); done
 [ -z "$5" ] || echo none >"$1/answer"
 POWERGUARD_OFF_TOOLS=$1 /bin/bash "$2" <>"$3" >"$4" 2>&1 & program=$!
-for _ in {1..100}; do [ -e "$1/reboot" ] && break; sleep 0.05; done
+for _ in {1..600}; do [ -e "$1/reboot" ] && break; sleep 0.05; done
 head -c 1M /dev/zero >"$1/filler" 2>/dev/null || :
 for number in {1..40}; do { : >"$1/$number"; } 2>/dev/null || break; done
 { ! : >"$1/one-more"; } 2>/dev/null
 at=$(($(cut -d. -f1 /proc/uptime) + 600)) boot=$(</proc/sys/kernel/random/boot_id)
 printf '%s\\n' "off $boot $at" "reboot $boot $at" >"$3"
-for _ in {1..100}; do [ "$(grep -c 'for the last step\\|last step of' "$4")" = 2 ] && break; sleep 0.05; done
+for _ in {1..600}; do [ "$(grep -c 'for the last step\\|last step of' "$4")" = 2 ] && break; sleep 0.05; done
 kill -KILL "$program"
 stat --format=%a:%s "$1/off" "$1/reboot"
 cat "$1/off" "$1/reboot"
@@ -337,7 +342,7 @@ def test_memory_that_others_have_filled_does_not_keep_an_order_out(helper: Helpe
     """A tmpfs without a page or an inode left, as /run may be: the files are there beforehand and written in place."""
     paths = (helper.tools, PROGRAM, helper.folder / "word", helper.log_file)
     argv = ["unshare", "--mount", "bash", "-c", FULL, "bash", *map(str, paths), beforehand]
-    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=60)
+    ended = subprocess.run(argv, capture_output=True, text=True, check=False, timeout=100)
     assert ended.returncode == 0, ended.stderr
     assert "cannot be written" not in helper.log
     assert ended.stdout.splitlines() == ["600:37", "600:37", boot_id(), boot_id()]
@@ -347,7 +352,7 @@ def test_memory_that_others_have_filled_does_not_keep_an_order_out(helper: Helpe
 def test_what_stands_in_the_fifo_does_not_spoil_the_daemons_word(helper: Helper, before: bytes) -> None:
     """A line that another writer has not ended: the daemon begins its own."""
     os.write(helper.fifo, before)
-    helper.start()
+    helper.start_and_wait()
     asyncio.run(HostEffector(HostOptions(fifo=str(helper.folder / "word"))).carry_out(OFF))
     until(lambda: STARTED in helper.calls)
     assert ("refused" in helper.log) is bool(before.strip(b"\n")), "an empty line is nothing to report"
@@ -359,7 +364,7 @@ def test_a_writer_that_keeps_the_fifo_full_does_not_keep_the_word_out(helper: He
     flood = subprocess.Popen(["/usr/bin/yes", "off with it"], stdout=helper.fifo)
     try:
         until(lambda: not select.select([], [helper.fifo], [], 0)[1])
-        helper.start()
+        helper.start_and_wait()
         asyncio.run(host.carry_out(OFF))
         until(lambda: STARTED in helper.calls)
     finally:

@@ -8,11 +8,13 @@ from typing import Any
 import pytest
 
 from powerguard.core.model.actions import Action, ContinueTrainer, PollNow, StopTrainer, TerminateTrainer
+from powerguard.core.trainers import escalation
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Ended
 from powerguard.effectors.host.findings import Finding
 from powerguard.effectors.options import SIGNAL_SOCKET, SignalsOptions
-from powerguard.effectors.signals.effector import SignalEffector, SignalHelper, findings
+from powerguard.effectors.signals.effector import LIMIT_S, SignalEffector, SignalHelper, findings
+from powerguard.effectors.signals.helper import WITHIN_S
 from tests.effectors.root_peers import answering
 from tests.peers.jobs import Jobs, state, until
 
@@ -89,6 +91,11 @@ async def test_a_trainer_whose_process_nobody_can_tell_is_left_alone(tmp_path: P
 async def test_other_orders_are_not_carried_out() -> None:
     with pytest.raises(EffectorError, match="cannot carry out PollNow"):
         await effector("/nowhere.sock").carry_out(PollNow(id="p", by_s=0.0, ups="ups"))
+
+
+def test_a_helper_that_hangs_is_named_before_the_order_times_out() -> None:
+    """Later there would only be "timed out"; and sooner no answer that the helper still gives in its time."""
+    assert WITHIN_S < LIMIT_S < escalation.LIMIT_S
 
 
 async def test_of_a_long_answer_all_are_counted(tmp_path: Path) -> None:

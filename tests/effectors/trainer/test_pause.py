@@ -44,14 +44,14 @@ async def test_a_real_trainer_stands_still_and_goes_on(folder: Path) -> None:
     """Paused twice is paused once; resumed, it trains on from where it stood."""
     with Toy(folder, "--step-ms", "5", socket_name="toy.sock") as toy:
         async with effector(llm(f"unix:{toy.socket}")) as (made, news):
-            detail = dict(await made.carry_out(pause()))
+            detail = dict(await made.carry_out(pause(60.0)))
             assert (detail["native"], detail["paused"]) == (True, True)
             stands = detail["step"]
             assert isinstance(stands, int)
             assert news.seen[-1].paused
             await asyncio.sleep(0.1)
-            assert dict(await made.carry_out(pause()))["step"] == stands
-            await made.carry_out(ResumeTrainer(id="r1", by_s=now_s() + 20, trainer="llm", outage="d1"))
+            assert dict(await made.carry_out(pause(60.0)))["step"] == stands
+            await made.carry_out(ResumeTrainer(id="r1", by_s=now_s() + 60, trainer="llm", outage="d1"))
             async with asyncio.timeout(60):
                 while news.seen[-1].paused or (news.seen[-1].step or 0) <= stands:
                     await asyncio.sleep(0.05)

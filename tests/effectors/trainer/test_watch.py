@@ -157,7 +157,7 @@ async def test_a_token_never_shows(log: io.StringIO, tmp_path: Path) -> None:
             async with effector(options) as (made, told):
                 await made.look()
                 resume = ResumeTrainer(id="r", by_s=boottime_s() + 30, trainer="llm", outage="o")
-                for action in (order(1.0), resume):
+                for action in (order(3.0), resume):
                     with pytest.raises(EffectorError) as caught:
                         await made.carry_out(action)
                     said.append(repr(caught.value))
@@ -186,6 +186,23 @@ async def test_sockets_are_found_by_name_and_lost_when_they_go(folder: Path) -> 
         await made.look()
         assert made.names == ()
         assert (last(told).trainer, last(told).alive) == ("new", False)
+
+
+async def test_sockets_that_go_together_are_lost_once_although_orders_look_as_well(folder: Path) -> None:
+    """The trainers of a job end together, and an order for one that is not known lists the folder as the watch does."""
+    paths = [folder / f"llm-{number}.sock" for number in range(6)]
+    async with contextlib.AsyncExitStack() as stack:
+        for path in paths:
+            await stack.enter_async_context(serve({STATUS: [SAID]}, path=path))
+        made, told = await stack.enter_async_context(effector(discover=folder))
+        await made.look()
+        assert len(made.names) == len(paths)
+        for path in paths:
+            path.unlink()
+        unknown = [ResumeTrainer(id=f"r{n}", by_s=boottime_s() + 60, trainer="x", outage="o1") for n in range(3)]
+        ended = await asyncio.gather(made.look(), *map(made.carry_out, unknown), return_exceptions=True)
+    assert [type(each) for each in ended] == [type(None), *[EffectorError] * 3]
+    assert sorted(seen.trainer for seen in told.seen if not seen.alive) == [path.stem for path in paths]
 
 
 async def test_one_of_an_earlier_daemon_that_nobody_has_any_more_is_told_as_gone(folder: Path) -> None:

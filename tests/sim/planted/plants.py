@@ -625,8 +625,8 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.daemon.journal.store",
         swaps=(
             (
-                "            if batch.snapshot is not None:\n                _write_snapshot(db, batch.snapshot)",
-                "            if batch.snapshot is not None:\n                pass",
+                "                newest = _write_snapshot(db, batch.snapshot)",
+                '                newest = ""',
             ),
         ),
         level="loop",

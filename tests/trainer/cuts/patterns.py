@@ -17,7 +17,7 @@ from typing import Any
 from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.shards import CorruptError
 from powerguard.trainer.store.store import Found, Store
-from tests.trainer.checkpoints import save
+from tests.trainer.checkpoints import read, save
 
 HALF_BYTES = 6_000_000
 GAP_S = 0.02
@@ -66,7 +66,7 @@ def judge_store(root: Path) -> Judged:
 
 
 def verdict(store: Store, found: Found) -> str:
-    items = store.read_shard(found, 0)
+    items = read(found, 0)
     whole = items["a"].data == items["b"].data == half(found.step) and items["step"].value() == found.step
     return "good" if whole else "torn"
 

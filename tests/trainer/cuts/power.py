@@ -110,10 +110,12 @@ def cut_power(
     cuts: int,
     seed: int,
     wait_s: tuple[float, float] = (0.0, 0.3),
+    promised: bool = False,
     program: Sequence[str] = PROGRAM,
 ) -> Tally:
     """Run a pattern's writer on a new file system, and cut so many times. wait_s: from one cut to the next.
 
+    promised: from the second cut on, only once a step was acknowledged: else a slow writer has nothing to lose.
     program: what plays writer and judge.
     """
     rng = random.Random(seed)
@@ -140,6 +142,8 @@ def cut_power(
                     if not (there / "run").exists():
                         continue
                     step = acknowledged.look()
+                    if promised and tally.cuts and not step:
+                        continue
                     run("cp", "--reflink=always", str(disk), str(frozen))
                     with mounted(frozen, base / "after", kind) as after:
                         count(tally, step, judge(after / "run"))

@@ -190,6 +190,7 @@ class Proxy:
             started.set()
             await self._ended.wait()
             server.close()
+            await asyncio.sleep(0.05)  # cancelled while it is being accepted, a connection would stay open
             while tasks := [task for task in asyncio.all_tasks() if task is not asyncio.current_task()]:
                 for task in tasks:
                     task.cancel()

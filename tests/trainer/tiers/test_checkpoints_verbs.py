@@ -10,6 +10,7 @@ from powerguard.cli.main import main
 from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers import tier_of
 from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOrder
+from tests.trainer.checkpoints import read
 from tests.trainer.tiers.rig import SECRET, Fault, Proxy, S3Server, credentials, remote_of, save, state
 
 
@@ -76,7 +77,7 @@ def test_restored_into_a_root_of_this_host(place: list[str], tmp_path: Path, pro
     assert main(["checkpoints", "restore", *place, "--step", "2", "--to", str(tmp_path / "new")]) == 0
     with Store(tmp_path / "new", job="llm") as store:
         (found,) = store.found()
-        assert store.read_shard(found, 0)["state"].data == state(2, mib=1)
+        assert read(found, 0)["state"].data == state(2, mib=1)
     assert main(["checkpoints", "restore", *place, "--step", "2", "--into", str(tmp_path / "root"), "--yes"]) == 0
     with Store(tmp_path / "root", job="llm") as store:
         assert store.found()[0].step == 2

@@ -4,12 +4,15 @@ import shutil
 import time
 from pathlib import Path
 
+import pytest
+
 from powerguard.trainer.ranks.base import Alone
-from powerguard.trainer.store.resume import LocalTier, choose
+from powerguard.trainer.store.manifest import MANIFEST, MAX_MANIFEST_BYTES
+from powerguard.trainer.store.resume import LocalTier, ResumeError, choose
 from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers import ObjectTier
 from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOrder
-from tests.trainer.tiers.rig import CHUNK, Proxy, flip, remote_of, save, state, storm
+from tests.trainer.tiers.rig import CHUNK, Proxy, S3Server, flip, remote_of, save, state, storm
 
 
 def test_of_an_object_store_only_the_rotten_chunk_is_fetched(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
@@ -53,3 +56,24 @@ def test_an_object_store_in_a_storm_still_yields_it(tmp_path: Path, proxy: Proxy
     assert chosen is not None
     assert (chosen.tiers, chosen.items["state"].data == state(7, mib=24)) == (("s3",), True)
     assert proxy.met.total() > proxy.met["ok"]
+
+
+def test_a_rotten_manifest_is_passed_over_and_alone_it_is_no_empty_bucket(
+    tmp_path: Path, s3: S3Server, bucket: str
+) -> None:
+    """The older checkpoint is taken; without one, training must not begin at step 0."""
+    remote, folder = remote_of(bucket, s3.url, tmp_path), f"/{bucket.removeprefix('s3://')}/llm"
+    for step in (7, 9):
+        saved = save(tmp_path / "root", step, mib=1)
+        order = UploadOrder(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
+        assert Transfer(order, ObjectTier(remote, "llm"), Gate(), Progress()).run()
+    names = sorted(path.name for path in (tmp_path / "root").glob("step-*"))
+    s3.put(f"{folder}/{names[1]}/{MANIFEST}", bytes(MAX_MANIFEST_BYTES + 1))
+    with Store(tmp_path / "new", job="llm", slots=0) as store:
+        chosen = choose([LocalTier(store), ObjectTier(remote, "llm")], Alone(), job="llm")
+        assert chosen is not None
+        assert (chosen.step, chosen.items["state"].data == state(7, mib=1)) == (7, True)
+        for name in names:
+            s3.put(f"{folder}/{name}/{MANIFEST}", b"rotten")
+        with pytest.raises(ResumeError, match=rf"may be some: s3: {bucket}/llm/step-.*/{MANIFEST}: is not readable"):
+            choose([LocalTier(store), ObjectTier(remote, "llm")], Alone(), job="llm", key="again")

@@ -19,6 +19,7 @@ from typing import Any
 import pytest
 
 from powerguard.trainer.ranks.base import Alone
+from powerguard.trainer.ranks.replica import process
 from powerguard.trainer.store.folders import Found
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.store.resume import LocalTier, choose
@@ -28,6 +29,7 @@ from powerguard.trainer.tiers.base import Tier, TierError, read_shard
 from powerguard.trainer.tiers.path import PathTier
 from powerguard.trainer.tiers.transfer import Gate
 from powerguard.trainer.tiers.upload import Uploader, UploadStatus
+from tests.trainer.checkpoints import read
 from tests.trainer.tiers.rig import (
     CHUNK,
     MIB,
@@ -103,7 +105,7 @@ def test_a_checkpoint_arrives_in_an_object_store(uploads: Uploads, tmp_path: Pat
     tier = tier_of(remote, "llm")
     (found,) = tier.found()
     assert (found.step, found.digest, found.tier) == (7, saved.manifest_digest, "s3")
-    assert tier.has(found.name, saved.manifest_digest)
+    assert tier.committed(found.name) == saved.manifest_digest
     items = read_back(tier, found)
     assert items["state"].data == state(7)
     assert items["step"].value() == 7
@@ -119,7 +121,7 @@ def test_a_checkpoint_arrives_on_a_mounted_folder(uploads: Uploads, tmp_path: Pa
     with Store(tmp_path / "nas" / "llm", job="llm", slots=0) as reader:
         (found,) = reader.found()
         assert found.digest == saved.manifest_digest
-        assert reader.read_shard(found, 0)["state"].data == state(7)
+        assert read(found, 0)["state"].data == state(7)
     assert sorted(path.name for path in Path(found.path).iterdir()) == ["MANIFEST.json", "shard-00000"]
 
 
@@ -183,10 +185,10 @@ def test_no_secret_is_in_arguments_environment_or_log(
 ) -> None:
     """Arguments are everybody's to read; the environment is every child's; a log is for ever."""
     caplog.set_level(logging.DEBUG)
-    proxy.bytes_per_s = 4 * MIB
+    proxy.bytes_per_s = MIB
     uploader = uploads(remote_of(bucket, proxy.url, tmp_path))
     uploader.offer(save(tmp_path / "root", 7))
-    until(lambda: proxy.bytes_up > MIB)
+    until(lambda: proxy.bytes_up)
     proc = Path(f"/proc/{pid_of(uploader)}")
     assert SECRET.encode() not in proc.joinpath("cmdline").read_bytes() + proc.joinpath("environ").read_bytes()
     assert int(proc.joinpath("stat").read_text().split()[18]) == 19  # nice
@@ -238,15 +240,16 @@ def test_killed_at_random_instants_it_ends_with_the_same_bytes(
 def test_a_hold_stops_it_at_once_and_it_goes_on_by_part(
     uploads: Uploads, tmp_path: Path, proxy: Proxy, bucket: str
 ) -> None:
-    proxy.bytes_per_s = 20 * MIB
+    proxy.bytes_per_s = 8 * MIB
     saved = save(tmp_path / "root", 7, mib=80)
     remote = remote_of(bucket, proxy.url, tmp_path)
     uploader = uploads(remote)
     uploader.offer(saved)
     until(lambda: uploader.status().bytes_sent >= CHUNK)
     pid = pid_of(uploader)
-    assert uploader.hold()
-    assert uploader.status().state == "held"
+    uploader.hold()
+    until(lambda: uploader._child is None and not uploader._busy)
+    assert (uploader.status().state, uploader.status().commits) == ("held", 0)
     assert not Path(f"/proc/{pid}").exists()
     until(lambda: not proxy.in_flight)
     up = proxy.bytes_up
@@ -330,9 +333,9 @@ def test_an_orphan_ends(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
         assert training.stdout is not None
         child = Path("/proc") / training.stdout.readline().decode().strip()
         until(lambda: proxy.bytes_up > MIB)
-        assert child.exists()
+        assert process(child.name)[1] == child.name
         training.kill()
-        until(lambda: not child.exists() or " Z " in child.joinpath("stat").read_text())
+        until(lambda: process(child.name)[1] != child.name)
 
 
 # --- A store that misbehaves ---------------------------------------------------------------------------------------
@@ -367,11 +370,11 @@ def test_a_store_that_is_down_is_asked_less_and_less_and_then_served(
     until(lambda: uploader.status().failures.get("throttled"))
     assert "asks us to slow down [503 SlowDown]" in uploader.status().error
     attempts = len(proxy.asked)
-    assert 4 <= attempts <= 80  # at full speed it would be hundreds
+    assert 2 <= attempts <= 80  # at full speed it would be hundreds
     proxy.rule = lambda _method, _path: None
     status = committed(uploader)
     assert status.error == ""
-    assert sum(status.retries.values()) >= attempts - 1
+    assert sum(status.retries.values()) >= attempts - sum(status.failures.values())
 
 
 @pytest.mark.parametrize(
@@ -481,15 +484,16 @@ def test_a_mount_that_hangs_holds_up_nobody_and_is_used_again(uploads: Uploads, 
     nas.mkdir()
     saved = save(tmp_path / "root", 7, mib=56)
     uploader = uploads(
-        Remote(url=str(nas), part_bytes=CHUNK, connections=1, bytes_per_s=16 * MIB), stall_s=2.5, retry_s=0.2
+        Remote(url=str(nas), part_bytes=CHUNK, connections=1, bytes_per_s=16 * MIB), stall_s=10.0, retry_s=0.2
     )
     uploader.offer(saved)
     until(lambda: any(nas.rglob("*.part")))
     with hung(nas):
         until(lambda: uploader.status().failures.get("stalled"))
-        assert "no progress for 2.5 s" in uploader.status().error
+        assert "no progress for 10 s" in uploader.status().error
         until(lambda: uploader._child is not None)  # it tries again, and hangs again
-        assert uploader.hold()
+        uploader.hold()
+        until(lambda: not uploader._busy)
         uploader.release()
     committed(uploader)
     tier = PathTier(Remote(url=str(nas)), "llm")
@@ -533,7 +537,7 @@ def test_what_is_on_its_way_is_not_pruned(uploads: Uploads, tmp_path: Path, prox
         save(tmp_path / "root", step, mib=1)
     with Store(tmp_path / "root", job="llm", slots=0) as store:
         for found in store.found():
-            store.read_shard(found, 0)
+            read(found, 0)
         store.prune()
         assert Path(saved.path).exists()
         proxy.bytes_per_s = None

@@ -6,11 +6,13 @@ import sys
 import pytest
 
 from powerguard.cli.doctor.rivals import apcupsd_findings
-from powerguard.clock import boottime_s
 from powerguard.core.model.events import OutputSource
 from powerguard.effectors.host.findings import Finding
+from tests.peers.hurried import now_s
 from tests.peers.ports import free_port
 from tests.ups.apcupsd.apcupsd_helpers import ONLINE, FakeApcupsd, apcupsd, options
+
+pytestmark = pytest.mark.hurried
 
 
 async def findings(peer: FakeApcupsd, **more: object) -> list[Finding]:
@@ -33,7 +35,7 @@ async def test_a_good_one() -> None:
 
 async def test_everything_that_is_doubtful() -> None:
     async with apcupsd(LOADPCT="") as peer:
-        peer.every_s, peer.looked_s, peer.flags = None, boottime_s() - 42, ONLINE | 0x600
+        peer.every_s, peer.looked_s, peer.flags = None, now_s() - 42, ONLINE | 0x600
         warned = of(await findings(peer), "WARN")
     assert len(warned) == 4
     assert "POLLTIME" in warned[0]
@@ -59,6 +61,13 @@ async def test_charge_at_which_the_output_returns(told: str, verdicts: list[str]
     """At an empty battery, hosts boot into the next outage; at a full one, they stay off for hours."""
     async with apcupsd(RETPCT=told) as peer:
         assert [finding.verdict for finding in await findings(peer)] == verdicts
+
+
+async def test_neither_online_nor_on_battery() -> None:
+    """In bypass and off, apcupsd sets neither bit: it takes that for utility, and an outage would not be seen."""
+    async with apcupsd() as peer:
+        peer.flags = ONLINE & ~0x8
+        assert "an outage would not be seen" in of(await findings(peer), "FAIL")[0]
 
 
 async def test_one_that_gives_no_reading() -> None:

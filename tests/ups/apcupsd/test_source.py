@@ -1,10 +1,12 @@
 """The apcupsd source against an apcupsd of ours: what it publishes, when it gives up, how it comes back."""
 
 import asyncio
+import contextlib
 import gc
 import os
 import socket
 import tracemalloc
+from typing import Any
 
 import pytest
 from structlog.testing import capture_logs
@@ -12,7 +14,7 @@ from structlog.testing import capture_logs
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.ups.apcupsd.protocol import NisError
 from powerguard.ups.apcupsd.source import News, NisClient, draft_of, probe
-from tests.peers.hurried import now_s
+from tests.peers.hurried import HurriedLoop, now_s
 from tests.peers.machine import watched
 from tests.peers.ports import free_port
 from tests.ups.apcupsd.apcupsd_helpers import (
@@ -323,7 +325,35 @@ async def test_a_name_that_nobody_knows(host: str, says: str) -> None:
 async def test_a_name_with_two_addresses_and_nobody_at_either() -> None:
     client = NisClient(options(free_port(), host="localhost"))
     with pytest.raises(NisError, match="connection refused"):
-        await client.status(2.0)
+        await client.status(60.0)
+
+
+class TwoAddresses(HurriedLoop):
+    """A name service that knows two addresses of every name."""
+
+    async def getaddrinfo(self, *_: object, **__: object) -> list[Any]:
+        return [(socket.AF_INET, socket.SOCK_STREAM, 6, "", (f"127.0.0.{last}", 0)) for last in (2, 1)]
+
+
+def test_an_address_that_drops_what_comes_does_not_hide_the_next_one() -> None:
+    """A host with two interfaces, of which the first is down, or behind a firewall that drops."""
+
+    async def ask() -> str:
+        async with apcupsd() as peer:
+            with contextlib.ExitStack() as sockets:
+                dead = sockets.enter_context(socket.create_server(("127.0.0.2", peer.port), backlog=0))
+                for _ in range(4):  # what does not fit into its queue is dropped
+                    caller = sockets.enter_context(socket.socket())
+                    caller.setblocking(False)
+                    caller.connect_ex(dead.getsockname())
+                client = NisClient(options(peer.port, host="ups.example"))
+                try:
+                    return (await client.status(5.0)).values["UPSNAME"]
+                finally:
+                    client.close()
+
+    with asyncio.Runner(loop_factory=TwoAddresses) as runner:
+        assert runner.run(ask()) == "rack-a"
 
 
 async def test_a_slow_dribble_is_cut_off_at_the_limit() -> None:

@@ -12,6 +12,7 @@ from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.nut.protocol import NutError, split
 from powerguard.ups.nut.source import NutSource
 from tests.peers.hurried import now_s
+from tests.peers.ports import free_port
 
 Heard = asyncio.Queue[Reading | SourceFailed]
 Kind = TypeVar("Kind", Reading, SourceFailed)
@@ -91,7 +92,7 @@ class FakeUpsd:
         self.answer = answer or (lambda upsd, words, _writer: upsd.honest(words))
         self.requests: list[tuple[str, ...]] = []
         self.connections = 0
-        self.port = 0
+        self.port = free_port()  # the same when it serves again, and nobody's when it does not
         self._tasks: set[asyncio.Task[None]] = set()
 
     def honest(self, words: tuple[str, ...]) -> bytes:
@@ -123,7 +124,6 @@ class FakeUpsd:
     @asynccontextmanager
     async def serving(self) -> AsyncIterator["FakeUpsd"]:
         server = await asyncio.start_server(self._serve, "127.0.0.1", self.port)
-        self.port = server.sockets[0].getsockname()[1]
         try:
             yield self
         finally:

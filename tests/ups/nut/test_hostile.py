@@ -395,8 +395,6 @@ async def test_the_authorities_are_read_once_and_outside_the_time_that_upsd_has(
     os.mkfifo(pipe)
     authorities = make_certificate(tmp_path).cert.read_bytes()
     upsd = FakeUpsd()
-    async with upsd.serving():
-        pass  # It has a port by now, and is away.
     try:
         async with listening(options(upsd.port, timeout_s=0.5, ca=str(pipe))) as (_, heard):
             async with upsd.serving():

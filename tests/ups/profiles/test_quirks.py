@@ -291,7 +291,7 @@ def families(answers: dict[str, Answer], sys_object_id: str) -> list[str]:
     return [profile.name for profile in found]
 
 
-@pytest.mark.parametrize(("family", "state"), [("apc-powernet", 19), ("apc-powernet", 40), ("cps", 12)])
+@pytest.mark.parametrize(("family", "state"), [("apc-powernet", 29), ("apc-powernet", 40), ("cps", 12)])
 def test_a_state_of_a_later_firmware_is_unknown_and_no_reason_to_lose_the_device(family: str, state: int) -> None:
     """At the daemon's start it would be no UPS, for as long as the state lasts."""
     object_id, place, numbers = CARDS[family]
@@ -327,7 +327,7 @@ def test_a_value_that_the_mib_does_not_have_is_rejected_by_name(family: str, pla
         ({f"{APC}.4.1.1.0": 0}, "1.3.6.1.4.1.318.1.3.32"),
         ({f"{APC}.4.1.1.0": -1}, "1.3.6.1.4.1.318.1.3.32"),
         ({f"{APC}.4.1.1.0": 2**31 - 1}, "1.3.6.1.4.1.318.1.3.32"),
-        ({f"{APC}.4.1.1.0": b"19"}, "1.3.6.1.4.1.318.1.3.32"),
+        ({f"{APC}.4.1.1.0": b"29"}, "1.3.6.1.4.1.318.1.3.32"),
         ({f"{APC}.2.2.1.0": 0, f"{APC}.2.2.3.0": 0}, "1.3.6.1.4.1.318.1.3.32"),
         ({f"{APC}.2.2.1.0": 255, f"{APC}.2.2.3.0": Missing.NULL}, "1.3.6.1.4.1.318.1.3.32"),
     ],
@@ -337,7 +337,7 @@ def test_what_is_no_ups_does_not_become_one_by_a_state_that_is_not_listed(
 ) -> None:
     """Another maker's device, and a maker's switch that fills the UPS's objects with zeros."""
     _, place, numbers = CARDS["apc-powernet"]
-    assert families({place: 19, **numbers, **changed}, object_id) == []
+    assert families({place: 29, **numbers, **changed}, object_id) == []
 
 
 def test_a_pdu_stays_one_beside_a_state_that_is_not_listed() -> None:
@@ -345,9 +345,9 @@ def test_a_pdu_stays_one_beside_a_state_that_is_not_listed() -> None:
     path = Path(__file__).parent / "walks" / "pdus" / "apc-rpdu2.walk"
     _, place, numbers = CARDS["apc-powernet"]
     outlets = parse_walk(path.read_text(encoding="utf-8"), path.name)
-    idle = {**outlets, Oid(place): 19, **dict.fromkeys(numbers, 0)}
+    idle = {**outlets, Oid(place): 29, **dict.fromkeys(numbers, 0)}
     assert families(idle, "1.3.6.1.4.1.318.1.3.4.6") == ["apc-rpdu2", "apc-rpdu"]
-    charged = {**outlets, Oid(place): 19, **numbers}
+    charged = {**outlets, Oid(place): 29, **numbers}
     assert families(charged, "1.3.6.1.4.1.318.1.3.4.6") == []
 
 
@@ -355,7 +355,7 @@ def test_the_standard_does_not_hide_the_family_whose_state_is_not_listed() -> No
     """A card that speaks both is of both: `profile: apc-powernet` in the settings must hold."""
     object_id, place, numbers = CARDS["apc-powernet"]
     standard = {f"{U}.4.1.0": 5, f"{U}.2.4.0": 90, f"{U}.2.2.0": 7}
-    answers: dict[str, Answer] = {place: 19, **numbers, **standard}
+    answers: dict[str, Answer] = {place: 29, **numbers, **standard}
     assert families(answers, object_id) == ["apc-powernet", "rfc1628"]
     decoded = decode(choose(PROFILES.every(), answers, sys_object_id=object_id, sys_descr=""), answers)
     assert (decoded.output_source, decoded.on_battery) == (OutputSource.BATTERY, True)

@@ -3,15 +3,16 @@
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Any
 
 from powerguard.options import Secret
 from powerguard.sim import snmp_values as sim
-from powerguard.sim.snmp_agent import OnSet, SimUser, SnmpAgent
 from powerguard.sim.snmp_values import SimValue
 from powerguard.ups.profiles.vocabulary import Answer, Missing, Oid
 from powerguard.ups.profiles.walk import parse_walk
 from powerguard.ups.snmp.options import SnmpOptions
 from powerguard.ups.snmp.port import CardPort
+from tests.peers.snmp_agent import OnSet, SimUser, SnmpAgent
 
 A = "1.3.6.1.4.1.318.1.1.1"
 U = "1.3.6.1.2.1.33.1"
@@ -59,6 +60,17 @@ async def port_to(agent: SnmpAgent, *, retries: int = 0, **more: object) -> Asyn
         yield port
     finally:
         await port.close()
+
+
+class NarrowCard(SnmpAgent):
+    """Drops every request with more objects than `most`, as a CyberPower UPS-IPCARD does with 1."""
+
+    def __init__(self, values: dict[str, SimValue], most: int, **more: object) -> None:
+        super().__init__(lambda: values, **more)  # type: ignore[arg-type]
+        self.most = most
+
+    def _respond(self, pdu: Any, *, v1: bool, may_write: bool) -> Any:  # noqa: ANN401 - the agent's own type is private
+        return super()._respond(pdu, v1=v1, may_write=may_write) if len(pdu.varbinds) <= self.most else None
 
 
 @asynccontextmanager

@@ -10,14 +10,14 @@ import pytest
 
 from powerguard.core.model.events import Reading, SourceFailed
 from powerguard.sim import snmp_values as sim
-from powerguard.sim.snmp_agent import Fault
 from powerguard.ups.profiles.load import load_profiles
 from powerguard.ups.profiles.vocabulary import Answer, Missing, Oid
 from powerguard.ups.profiles.walk import parse_walk
 from powerguard.ups.snmp.discovery import discover
-from powerguard.ups.snmp.port import CardPort, SnmpError
+from powerguard.ups.snmp.port import MAX_BATCH, CardPort, SnmpError
 from powerguard.ups.snmp.source import SnmpSource, probe
 from tests.peers.hurried import now_s
+from tests.peers.snmp_agent import Fault
 from tests.peers.snmpd import COMMUNITY, snmpd
 from tests.ups.snmp.snmp_helpers import WALKS, as_sim, card, options, secret
 
@@ -136,6 +136,8 @@ async def test_the_source_reads_every_family(name: str) -> None:
 class WithoutNext:
     """A card that answers what it is asked for, and never what comes next."""
 
+    at_once = MAX_BATCH
+
     def __init__(self, answers: Mapping[str, Answer], how: str) -> None:
         self.answers = answers
         self.how = how
@@ -149,7 +151,7 @@ class WithoutNext:
             raise SnmpError(msg)
         return {} if self.how == "says nothing" else {Oid("1.3.6.1.2.1.1.1.0"): b"the same again"}
 
-    async def walk(self, root: str) -> dict[str, Answer]:
+    async def walk(self, root: str, *, limit_s: float | None = None) -> dict[str, Answer]:
         return {oid: answer for oid, answer in self.answers.items() if oid.startswith(f"{root}.")}
 
     async def set(self, values: object) -> None:

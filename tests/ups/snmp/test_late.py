@@ -12,11 +12,11 @@ import pytest
 
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.sim import snmp_values as sim
-from powerguard.sim.snmp_agent import Fault, SimUser, SnmpAgent
 from powerguard.ups.profiles.load import load_profiles
 from powerguard.ups.snmp.port import CardPort, LateAnswers, SnmpError, garbled_packets
 from powerguard.ups.snmp.source import SnmpSource, probe
 from tests.peers.hurried import now_s
+from tests.peers.snmp_agent import Fault, SimUser, SnmpAgent
 from tests.ups.snmp.snmp_helpers import A, options, port_to, secret, table
 from tests.wire import ber, v3
 

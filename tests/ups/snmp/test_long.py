@@ -11,10 +11,10 @@ import pytest
 
 from powerguard.clock import boottime_s
 from powerguard.core.model.events import Reading, SourceFailed
-from powerguard.sim.snmp_agent import Fault, SimUser, SnmpAgent
 from powerguard.ups.profiles.load import load_profiles
 from powerguard.ups.snmp.port import CardPort
 from powerguard.ups.snmp.source import SnmpSource
+from tests.peers.snmp_agent import Fault, SimUser, SnmpAgent
 from tests.ups.snmp.snmp_helpers import card, options, secret, table
 
 pytestmark = pytest.mark.slow

@@ -13,12 +13,12 @@ import pytest
 
 from powerguard.options import Secret
 from powerguard.sim import snmp_values as sim
-from powerguard.sim.snmp_agent import Fault, SimUser, SnmpAgent
 from powerguard.ups.profiles.vocabulary import Missing, Oid
-from powerguard.ups.snmp.port import MAX_ROWS, CardPort, SnmpError, Typed, garbled_packets
+from powerguard.ups.snmp.port import MAX_BATCH, MAX_ROWS, CardPort, SnmpError, Typed, garbled_packets
 from tests.peers.hurried import now_s
 from tests.peers.machine import watched
-from tests.ups.snmp.snmp_helpers import A, U, card, options, port_to, secret, table
+from tests.peers.snmp_agent import Fault, SimUser, SnmpAgent
+from tests.ups.snmp.snmp_helpers import A, NarrowCard, U, card, options, port_to, secret, table
 
 pytestmark = pytest.mark.hurried
 
@@ -120,6 +120,78 @@ async def test_too_big_is_asked_in_parts() -> None:
         assert set(answers) == set(values)
         assert all(not isinstance(answer, Missing) for answer in answers.values())
         assert agent.requests >= 6
+
+
+async def test_a_card_that_calls_a_request_too_big_gets_smaller_ones() -> None:
+    values = table("apc")
+    async with card(values) as agent, port_to(agent) as port:
+        agent.fault = Fault.TOO_BIG
+        await port.get(list(values))
+        assert port.at_once == 3
+        before = agent.requests
+        await port.get(list(values)[:6])
+        assert agent.requests - before == 2
+
+
+@pytest.mark.parametrize("version", [1, "2c"])
+@pytest.mark.parametrize(("most", "at_once"), [(1, 1), (4, 2), (14, 2), (15, MAX_BATCH)])
+async def test_a_card_that_drops_what_is_too_large_gets_smaller_requests(
+    most: int, at_once: int, version: int | str
+) -> None:
+    """It is found out within the time of one request, and the ports that come after know it."""
+    values = table("apc")
+    async with (
+        NarrowCard(values, most) as agent,
+        port_to(agent, version=version, retries=1, timeout_s=0.5) as port,
+        watched() as machine,
+    ):
+        began_s = now_s()
+        await port.get(ASKED[:2])
+        answers = await port.get(list(values)[:20])
+        assert now_s() - began_s <= 1.5 + machine.late_s
+        assert not [oid for oid, answer in answers.items() if isinstance(answer, Missing)]
+        assert port.at_once == at_once
+        assert set(await port.following([f"{A}.4.1.1", f"{A}.2.2.3", f"{A}.2.2.1"])) == set(ASKED)
+        async with port_to(agent, version=version) as other:
+            assert await other.get(ASKED) == ANSWERED
+
+
+async def test_a_card_that_is_silent_or_slow_is_not_taken_for_one_that_drops_large_requests() -> None:
+    """Silence takes no longer to find than before."""
+    async with card(table("apc")) as agent, port_to(agent, retries=1, timeout_s=0.5) as port:
+        agent.fault = Fault.DROP
+        began_s = now_s()
+        with pytest.raises(SnmpError, match=r"in 1\.0 s \(v2c\): check address") as caught:
+            await port.get(ASKED)
+        assert caught.value.unanswered
+        assert 1.0 <= now_s() - began_s <= 1.1
+        agent.fault, agent.late_s = Fault.LATE, 0.7
+        assert await port.get(ASKED) == ANSWERED
+        assert port.at_once == MAX_BATCH
+
+
+class LosesTwo(SnmpAgent):
+    """A card behind a network that loses two requests in a row, and lets the next one through."""
+
+    lost = 0
+
+    def receive(self, message: bytes, sender: tuple[str, int]) -> None:
+        if self.lost:
+            self.lost -= 1
+        else:
+            super().receive(message, sender)
+
+
+async def test_a_size_that_was_answered_once_is_never_too_large_for_a_card() -> None:
+    """Each order has a port of its own: two lost packets must not make its requests small for good."""
+    async with LosesTwo(lambda: table("apc")) as agent:
+        async with port_to(agent) as port:
+            assert await port.get(ASKED) == ANSWERED
+        agent.lost = 2
+        async with port_to(agent, retries=1, timeout_s=0.5) as port:
+            with pytest.raises(SnmpError, match="no answer"):
+                await port.get(ASKED)
+            assert port.at_once == MAX_BATCH
 
 
 async def test_version_1_gives_up_one_object_not_all() -> None:

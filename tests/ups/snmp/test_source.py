@@ -3,23 +3,25 @@
 import asyncio
 from collections.abc import AsyncIterator, Sequence
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
 from typing import Any, TypeVar
 
 import pytest
+from pysnmp.proto import rfc1905
 from structlog.testing import capture_logs
 
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.sim import snmp_values as sim
-from powerguard.sim.snmp_agent import Fault, SimUser, SnmpAgent
 from powerguard.ups.profiles.load import load_profiles
 from powerguard.ups.profiles.vocabulary import Answer, Missing
-from powerguard.ups.snmp.port import CardPort, SnmpError, SnmpPort
+from powerguard.ups.snmp.port import MAX_BATCH, CardPort, SnmpError, SnmpPort
 from powerguard.ups.snmp.source import SnmpSource, probe
 from tests.peers.hurried import now_s
 from tests.peers.machine import watched
-from tests.ups.snmp.snmp_helpers import A, U, card, options, secret, table, walk
+from tests.peers.snmp_agent import Fault, SimUser, SnmpAgent
+from tests.ups.snmp.snmp_helpers import A, NarrowCard, U, card, options, secret, table, walk
 
 pytestmark = pytest.mark.hurried
 
@@ -258,6 +260,8 @@ async def test_another_card_takes_the_place() -> None:
 class Drowsy:
     """A port whose card answers well until it falls asleep: each request then takes longer than any patience."""
 
+    at_once = MAX_BATCH
+
     def __init__(self, answers: dict[str, Answer]) -> None:
         self.answers = answers
         self.asleep = False
@@ -270,7 +274,7 @@ class Drowsy:
     async def following(self, oids: Sequence[str]) -> dict[str, Answer]:
         return {}
 
-    async def walk(self, root: str) -> dict[str, Answer]:
+    async def walk(self, root: str, *, limit_s: float | None = None) -> dict[str, Answer]:
         return {}
 
     async def set(self, values: object) -> None:
@@ -304,6 +308,56 @@ async def test_a_card_slower_than_patience() -> None:
         assert (await until(heard, Reading)).runtime_s == 1740
         port.asleep = True
         assert "answers too slowly: no whole reading in 4 s" in (await until(heard, SourceFailed)).reason
+
+
+async def test_a_card_that_answers_one_object_at_a_time_is_heard_through_an_outage() -> None:
+    """It takes 50 ms for each: what is patience with a whole request on battery is patience with one object here."""
+    values = table("rfc1628")
+    async with NarrowCard(values, 1) as agent:
+        agent.fault, agent.late_s = Fault.LATE, 0.05
+        async with listening(agent, timeout_s=1.0) as (_, heard):
+            for _ in range(3):
+                assert (await until(heard, Reading)).output_source is OutputSource.UTILITY
+            values |= {f"{U}.4.1.0": sim.integer(5), f"{U}.2.2.0": sim.integer(4)}
+            told = [await heard.get() for _ in range(8)]
+    assert [each for each in told if isinstance(each, SourceFailed)] == []
+    assert isinstance(told[-1], Reading)
+    assert told[-1].output_source is OutputSource.BATTERY
+
+
+class Forgetful(SnmpAgent):
+    """A card that stops to answer what comes next among its alarms, or refuses it: the table cannot be walked."""
+
+    is_mute = False
+    refuses = False
+
+    def _respond(self, pdu: Any, *, v1: bool, may_write: bool) -> Any:  # noqa: ANN401 - the agent's own type is private
+        answer = super()._respond(pdu, v1=v1, may_write=may_write)
+        if pdu.kind is not rfc1905.GetNextRequestPDU or not pdu.varbinds[0][0].startswith(f"{U}.6.2"):
+            return answer
+        return None if self.is_mute else replace(answer, status=5, index=1) if self.refuses else answer
+
+
+async def test_on_battery_no_reading_waits_for_the_alarms() -> None:
+    """They are walked with every fifth poll. What stood in the table counts on, while nothing else has changed."""
+    values = table("rfc1628") | {
+        f"{U}.4.1.0": sim.integer(5),
+        f"{U}.2.2.0": sim.integer(4),
+        f"{U}.6.1.0": sim.gauge(2),
+        f"{U}.6.2.1.2.1": sim.oid(f"{U}.6.3.2"),
+        f"{U}.6.2.1.2.2": sim.oid(f"{U}.6.3.3"),
+    }
+    async with Forgetful(lambda: values) as agent, listening(agent, timeout_s=5.0) as (_, heard), watched() as machine:
+        while (before := await until(heard, Reading)).alarms != ("low_battery", "on_battery"):
+            pass
+        await until(heard, Reading)
+        agent.is_mute = True
+        for _ in range(12):
+            reading = await heard.get()
+            assert isinstance(reading, Reading)
+            assert reading.alarms == ("low_battery", "on_battery")
+            assert reading.at_s - before.at_s <= 2.0 + machine.late_s
+            before = reading
 
 
 async def test_oddities_are_told_once() -> None:
@@ -390,6 +444,16 @@ async def test_a_probe_tells_what_a_card_is() -> None:
     assert report.raw[f"{A}.4.1.1.0"] == 2
     assert (report.decoded.runtime_s, report.authenticated) == (1740, False)
     assert 0 < report.latency_s < 10
+
+
+@pytest.mark.parametrize("how", ["is_mute", "refuses"])
+async def test_a_probe_of_a_card_whose_alarms_cannot_be_walked(how: str) -> None:
+    """Its source reads it, so doctor and discover do."""
+    values = table("rfc1628") | {f"{U}.6.1.0": sim.gauge(1)}
+    async with Forgetful(lambda: values) as agent:
+        setattr(agent, how, True)
+        report = await probe(options(agent.port), profiles=PROFILES)
+    assert (report.decoded.output_source, report.decoded.runtime_s) == (OutputSource.UTILITY, 2100)
 
 
 @pytest.mark.parametrize(

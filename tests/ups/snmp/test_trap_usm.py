@@ -5,10 +5,10 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.sim.snmp_agent import localized_key
 from powerguard.ups.snmp.engine import MessageError
 from powerguard.ups.snmp.notification import Heard, NotATrapError, TrapReceiver
 from powerguard.ups.snmp.options import TrapUser
+from tests.peers.snmp_agent import localized_key
 from tests.ups.snmp.trap_helpers import AUTH, ENGINE, secret_file, users
 from tests.wire import ber
 from tests.wire import v3 as codec

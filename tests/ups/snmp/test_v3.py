@@ -8,6 +8,7 @@ import itertools
 import random
 import traceback
 from collections.abc import Callable
+from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,9 @@ from structlog.testing import capture_logs
 
 from powerguard.options import Secret
 from powerguard.sim import snmp_values as sim
-from powerguard.sim.snmp_agent import Fault, OnSet, ReportError, Request, SimUser, SnmpAgent, _Pdu
 from powerguard.ups.snmp.engine import Access, User
 from powerguard.ups.snmp.port import SnmpError, Typed
+from tests.peers.snmp_agent import Fault, OnSet, ReportError, Request, SimUser, SnmpAgent, _Pdu
 from tests.ups.snmp.snmp_helpers import A, options, port_to, secret, table
 from tests.wire import ber
 from tests.wire import v3 as codec
@@ -77,6 +78,33 @@ class Card(SnmpAgent):
     def become(self, user: SimUser) -> None:
         """Be another card from now on."""
         self.user = self._user = user
+
+
+class Unsigned(Card):
+    """A card that sends a large number without the byte that makes it positive."""
+
+    def _respond(self, pdu: _Pdu, *, v1: bool, may_write: bool) -> Any:  # noqa: ANN401
+        answer = super()._respond(pdu, v1=v1, may_write=may_write)
+        return None if answer is None else Shortened(answer)
+
+
+@dataclass(frozen=True)
+class Shortened:
+    pdu: _Pdu
+
+    def encode(self) -> bytes:
+        return self.pdu.encode().replace(b"\x43\x04\x33", b"\x43\x04\xb3")
+
+
+@pytest.mark.parametrize("priv", [True, False])
+async def test_a_number_without_the_byte_that_makes_it_positive(tmp_path: Path, *, priv: bool) -> None:
+    """One of them must not cost the whole answer, nor read as a wrong priv passphrase."""
+    user = SimUser(name="pg", auth=AUTH.encode(), priv=PRIV.encode() if priv else None)
+    given = {key: value for key, value in credentials(tmp_path).items() if priv or key != "priv"}
+    up_time = "1.3.6.1.2.1.1.3.0"
+    async with Unsigned(user) as agent, port_to(agent, **given) as port:
+        agent.values[up_time] = sim.timeticks(0x339961ED)
+        assert await port.get([up_time, STATUS]) == {up_time: 0xB39961ED, STATUS: 2}
 
 
 def sealed(request: Request, pdu: bytes, *, by: SimUser, level: int = _AUTH | _PRIV, **changes: object) -> bytes:

@@ -136,7 +136,7 @@ def countdown(told: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, s
         etas = [each["checkpoint_eta_s"] for each in told["trainers"] if each["checkpoint_eta_s"] is not None]
         if etas:
             return words["count.holding"], _left(max(etas), words)
-    coming = next((each for each in told["next"] if each["in_s"] is not None), None)
+    coming = next((each for each in told["next"] if each["in_s"] is not None and not each["suspended"]), None)
     if coming is None:
         return words["count.none"], ""
     return word(words, "count", coming["action"]), _left(coming["in_s"], words)
@@ -388,6 +388,7 @@ def context(
         "steps": [
             (word(words, "action", each["action"]), "" if each["in_s"] is None else _left(each["in_s"], words))
             for each in told["next"]
+            if not each["suspended"]
         ],
         "gates": gate_rows(returning, words) if phase == "recovery" else [],
         "trainers": shortened(trainer_rows(told, words), words),
