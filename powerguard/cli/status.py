@@ -6,6 +6,7 @@ While the daemon answers, only the standard library is imported. When it does no
 import argparse
 import json
 import os
+import signal
 import sys
 import time
 from collections.abc import Sequence
@@ -164,7 +165,8 @@ def run(args: argparse.Namespace) -> int:
     clear = sys.stdout.isatty() and not args.json and os.environ.get("TERM") != "dumb"
     code, curves = EX_INTERRUPTED, Curves()  # until the first look has ended
     try:
-        if clear:  # an empty screen, and no cursor
+        if clear:  # an empty screen, and no cursor until the end, however it comes
+            signal.signal(signal.SIGTERM, signal.default_int_handler)
             print("\x1b[2J\x1b[?25l", end="")
         while True:
             code = _once(args, clear=clear, curves=curves)

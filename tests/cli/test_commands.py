@@ -11,6 +11,7 @@ import re
 import select
 import shlex
 import shutil
+import signal
 import socket
 import sys
 import tempfile
@@ -267,6 +268,29 @@ async def test_status_watches(folder: Path) -> None:
         _, err = await process.communicate()
     assert all(line.startswith(b"holding armed ready") for line in lines)
     assert (process.returncode, err) == (1, b"")
+
+
+@pytest.mark.parametrize("sent", [signal.SIGINT, signal.SIGTERM])
+async def test_a_watch_that_ends_gives_the_terminal_its_cursor_back(folder: Path, sent: signal.Signals) -> None:
+    ours, terminal = os.openpty()
+    seen = b""
+    async with served(scene("holding"), folder) as path:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "powerguard", "status", "--socket", path, "--watch",
+            stdout=terminal, env={**os.environ, "TERM": "xterm"},
+        )  # fmt: skip
+        os.close(terminal)
+        async with asyncio.timeout(60.0):
+            while b"holding" not in seen:
+                seen += await asyncio.to_thread(os.read, ours, 4096)
+            process.send_signal(sent)
+            await process.wait()
+            with contextlib.suppress(OSError):  # a terminal that nobody holds any more
+                while more := await asyncio.to_thread(os.read, ours, 4096):
+                    seen += more
+    os.close(ours)
+    assert seen.startswith(b"\x1b[2J\x1b[?25l")
+    assert seen.endswith(b"\x1b[?25h\r\n")
 
 
 async def test_status_watch_that_is_stopped_before_its_first_look(folder: Path) -> None:
