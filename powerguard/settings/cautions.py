@@ -257,7 +257,7 @@ _USED_ANYWAY: Final = frozenset(("node", "socket"))
 
 
 def _idle(settings: Settings) -> Iterator[Mistake]:
-    """Name what was set in a block whose kind is none, as it is where only the kind was forgotten; and in resume."""
+    """Name what was set and does nothing: in a block whose kind is none (forgotten, mostly), in bmc and in resume."""
     for block, kind in KINDS.items():
         options = getattr(settings, block)
         if options.kind != "none":
@@ -268,6 +268,13 @@ def _idle(settings: Settings) -> Iterator[Mistake]:
             Mistake((block, key), f"has no effect, because {block}.kind is none (write kind: {kind}, or remove it)")
             for key in keys
             if getattr(options, key) != getattr(plain, key)
+        )
+    bmc = settings.bmc
+    if bmc.kind not in {"auto", "redfish"}:
+        yield from (
+            Mistake(("bmc", key), f"has no effect, because bmc.kind is {bmc.kind}, without Redfish (remove it)")
+            for key in ("ca", "fingerprint", "system")
+            if getattr(bmc, key) is not None
         )
     resume, plain_resume = settings.resume, ResumeOptions()
     if resume.by == "scheduler":

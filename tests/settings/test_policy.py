@@ -157,6 +157,8 @@ def test_a_socket_that_only_its_user_can_make_needs_no_uids() -> None:
             },
             "bmc.policy",
         ),
+        ({"bmc": {"kind": "in-band", "ca": "/etc/ca.pem"}}, "bmc.ca"),
+        ({"bmc": {"kind": "in-band", "system": "1"}}, "bmc.system"),
         ({"gpu": {"cap_share": 0.5}}, "gpu.cap_share"),
         ({"rtc": {"kind": "none", "device": "/dev/rtc1"}}, "rtc.device"),
         ({"scheduler": {"hold": True}}, "scheduler.hold"),

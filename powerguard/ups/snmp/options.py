@@ -62,6 +62,9 @@ class SnmpOptions(Options):
         elif self.user is not None or self.auth is not None or self.priv is not None:
             msg = f"user, auth and priv belong to version 3, and version is {self.version}"
             raise ValueError(msg)
+        elif (self.auth_protocol, self.priv_protocol) != ("SHA", "AES"):
+            msg = f"auth_protocol and priv_protocol belong to version 3, and version is {self.version}"
+            raise ValueError(msg)
         return self
 
 

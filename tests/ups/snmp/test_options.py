@@ -52,6 +52,8 @@ def test_what_fits(more: dict[str, Any]) -> None:
         ({"version": 3, "user": "pg", "priv": SECRET}, "priv needs auth as well"),
         ({"user": "pg"}, "belong to version 3, and version is 2c"),
         ({"version": 1, "auth": SECRET}, "belong to version 3, and version is 1"),
+        ({"auth_protocol": "SHA-256"}, "belong to version 3, and version is 2c"),
+        ({"version": 1, "priv_protocol": "AES-256"}, "belong to version 3, and version is 1"),
         ({"community": "public"}, "community"),
         ({"poll_s": 0.1}, "poll_s"),
         ({"port": 0}, "port"),
