@@ -48,6 +48,13 @@ def test_one_that_is_broken_is_not_called_unsteady(tmp_path: Path) -> None:
     assert run(tmp_path, UNSTEADY + BROKEN)[::2] == (1, NAMED)
 
 
+@pytest.mark.parametrize(("test", "named"), [(BROKEN, []), (UNSTEADY, NAMED)], ids=["broken", "unsteady"])
+def test_one_of_a_group_is_found_again(tmp_path: Path, test: str, named: list[str]) -> None:
+    """One worker runs a group, and adds its name to those of the tests."""
+    grouped = f"import pytest\n\npytestmark = pytest.mark.xdist_group('two words')\n{test}"
+    assert run(tmp_path, grouped, "-n", "2", "--dist", "loadgroup")[::2] == (1, named)
+
+
 def test_many_are_not_asked_again(tmp_path: Path) -> None:
     status, told, named = run(tmp_path, "".join(f"def test_{which}():\n    assert 0\n" for which in range(21)))
     assert (status, "once more" in told, named) == (1, False, [])
