@@ -178,18 +178,19 @@ class Uploader:
             self._conclude(saved, told)
 
     def _awaited(self) -> SavedCheckpoint | None:
-        """The next checkpoint, once it is its time; None: closed."""
+        """The next checkpoint, once it is its time; None: closed, and no child is left that nobody has waited for."""
         with self._changed:
-            while not self._closed:
+            while True:
                 now_s = self._clock()
                 if self._child is not None and self._child.poll() is not None:
                     self._child = None
-                ready = self._next is not None and not self._held and self._child is None
+                if self._closed and self._child is None:
+                    return None
+                ready = self._next is not None and not self._held and not self._closed and self._child is None
                 if ready and now_s >= self._rest_until_s:
                     self._busy, self._called_off = True, False
                     return self._next
                 self._changed.wait(self._until_next_s(now_s, ready=ready))
-            return None
 
     def _until_next_s(self, now_s: float, *, ready: bool) -> float | None:
         """How long nothing can change by itself; None: for ever."""
