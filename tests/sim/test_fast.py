@@ -32,15 +32,16 @@ SKELETON = [
 
 
 def skeleton(told: dict[str, Any]) -> list[list[str]]:
-    """The order of events, each move by the phase it leads to; the BMC's answer comes when it comes.
+    """The order of events, each move by the phase it leads to.
 
-    What depends on how long the world has run is left out: precautions beside training, and the guard afterwards.
+    What depends on how long the world has run is left out: precautions beside training, and the guard afterwards. So is
+    how the BMC answers: on a busy machine it may be too late.
     """
     return [
         [
             event.get("new", event["event"])
             for at, event in enumerate(outage["events"])
-            if event["event"] not in ("policy_verified", "guard_started", "guard_ended")
+            if event["event"] not in ("policy_verified", "action_failed", "guard_started", "guard_ended")
             and not _is_precaution(outage["events"], at)
         ]
         for outage in told["outages"]
