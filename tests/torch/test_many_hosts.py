@@ -44,7 +44,7 @@ def test_one_host_commits_in_the_hold_and_all_come_back(folder: Path, leaver: in
         assert names == ["" if number == leaver else f"gpu{leaver}" for number in range(4)]
         took_s = committed(hosts, leaver)
         print(f"\nhost {leaver} of 4 commits in the hold: the last other rank ended after {took_s:.2f} s")
-        assert took_s < 25.0
+        assert took_s < 100.0
         assert {max(s for _, s, _ in host.said()) for host in hosts.all} == {step}
         began_s = time.monotonic()
         hosts.start()
@@ -64,7 +64,7 @@ def test_a_host_leaves_while_training_runs(folder: Path) -> None:
         hosts.until_training()
         took_s = committed(hosts, 3)
         print(f"\nhost 3 of 4 leaves while training runs: the last other rank ended after {took_s:.2f} s")
-        assert took_s < 25.0
+        assert took_s < 100.0
         assert len({max(s for _, s, _ in host.said()) for host in hosts.all[:3]}) == 1
 
 
@@ -78,7 +78,7 @@ def test_a_rank_that_hangs_in_a_collective_is_ended(folder: Path) -> None:
         hosts.until(lambda: any(word == "hangs" for word, _, _ in hosts.all[1].said()))
         took_s = committed(hosts, 2)
         print(f"\na host leaves while a rank hangs: the last other rank ended after {took_s:.2f} s")
-        assert took_s < 25.0
+        assert took_s < 100.0
         assert "training came to no step: gpu2 has left the job" in hosts.all[0].output()
 
 
