@@ -178,7 +178,7 @@ class Uploader:
             self._conclude(saved, told)
 
     def _awaited(self) -> SavedCheckpoint | None:
-        """The next checkpoint, once it is its time; None: closed, and no child is left that nobody has waited for."""
+        """The next checkpoint, once it is its time; None: closed, and the last child has ended."""
         with self._changed:
             while True:
                 now_s = self._clock()
