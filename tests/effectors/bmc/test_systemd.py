@@ -6,8 +6,9 @@ of its own, and what ends it, the next word starts it again.
 
 import json
 import statistics
-from collections.abc import Iterator
+from collections.abc import Iterator, Mapping
 from contextlib import contextmanager
+from types import MappingProxyType
 from typing import Any
 
 import pytest
@@ -39,6 +40,25 @@ for word in sys.argv[2:]:
 print(json.dumps([json.loads(answer), took]))
 """
 
+# In place of the daemon: it asks the BMC when it is stopped, as the daemon does in an outage.
+ASKS_LATE = f"""import json, signal, socket, threading
+stopped = threading.Event()
+signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+stopped.wait()
+with socket.socket(socket.AF_UNIX) as client:
+    client.connect("{IPMI_SOCKET}")
+    client.sendall(b'{{"word": "arm", "in_s": 900}}\\n')
+    print("late answer:", client.makefile().readline())
+"""
+LATE = f"""[Service]
+Type=exec
+WatchdogSec=0
+ExecStart=
+ExecStart={PYTHON} -I /opt/asks-late.py
+StandardOutput=journal+console
+"""
+LATE_FILES = {"/opt/asks-late.py": ASKS_LATE, "/etc/systemd/system/powerguard.service.d/late.conf": LATE}
+
 
 class Host:
     """A booted host with a BMC that is a folder, and the socket of the helper."""
@@ -57,13 +77,14 @@ class Host:
 
 
 @contextmanager
-def booted() -> Iterator[Host]:
+def booted(more: Mapping[str, str] = MappingProxyType({})) -> Iterator[Host]:
     preload = f"export FAKE_IPMI={FAKE} LD_PRELOAD=/opt/ipmi.so LD_LIBRARY_PATH="
     files = {
         **FILES,
         PYTHON: FILES[PYTHON].replace("export LD_LIBRARY_PATH=", preload),
         f"/etc/systemd/system/{UNIT}.d/fake.conf": DROP_IN,
         "/usr/sbin/modprobe": "#!/bin/sh\nexit 0\n",
+        **more,
     }
     with Container(binds={**binds(), "/opt/ipmi.so": library()}, files=files) as container:
         container.check("sh", "-c", f"mkdir {FAKE}; mkfifo {FAKE}/ipmi0; echo 1 > {FAKE}/policy")
@@ -95,3 +116,16 @@ def test_one_process_hears_our_user_alone_and_forks_for_each_word() -> None:
         log = host.container.check("journalctl", "--identifier=powerguard-ipmi", "--output=cat")
         assert "power restore policy set to always-on" in log
         assert "watchdog armed: power cycle in 900 s" in log
+
+
+@pytest.mark.parametrize("is_running", [True, False], ids=["runs", "has-ended"])
+def test_the_daemon_reaches_the_bmc_while_another_program_stops_the_host(is_running: bool) -> None:
+    """What runs then must outlive the daemon, and what has ended for want of words must start once more."""
+    with booted(LATE_FILES) as host:
+        host.container.check("systemctl", "start", "powerguard.service")
+        if is_running:
+            assert host.say({"word": "status"})[0]["failure"] is None
+        assert (host.main_pid() > 0) is is_running
+        host.container.run("systemctl", "poweroff")
+        host.container.off_within(60.0)
+        assert '"failure":null' in host.container.console.partition("late answer:")[2].partition("\n")[0]
