@@ -139,6 +139,8 @@ def steps(parts: Collection[str], *, with_daemon: bool) -> list[Step]:
         # It refuses to load where the BMC has another interface, as on many ARM boards: ipmi_ssif loads itself there.
         made.append(Step(("modprobe", "ipmi_si"), "load the BMC's usual driver", may_fail=True))
         made.append(Step(("modprobe", "ipmi_devintf"), "load the BMC's device"))
+        # Words about a shared UPS's load come so often that it never ends by itself. The next word starts it again.
+        made.append(Step(("systemctl", "stop", "powerguard-ipmi.service"), "end the BMC helper of an older version"))
     started = [*ALWAYS, *(unit for part in PARTS if part in parts for unit in PARTS[part])]
     listening = [unit for unit in started if unit.endswith((".socket", ".path"))]
     made.append(Step(("systemctl", "start", *listening), "listen"))

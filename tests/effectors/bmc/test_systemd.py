@@ -129,3 +129,13 @@ def test_the_daemon_reaches_the_bmc_while_another_program_stops_the_host(is_runn
         host.container.run("systemctl", "poweroff")
         host.container.off_within(60.0)
         assert '"failure":null' in host.container.console.partition("late answer:")[2].partition("\n")[0]
+
+
+def test_an_update_ends_the_process_of_the_older_version() -> None:
+    """On a shared UPS the daemon reads the host's draw every minute, so that it never ends for want of words."""
+    with booted() as host:
+        host.say({"word": "status"})
+        pid = host.main_pid()
+        install(host.container)
+        assert host.say({"word": "status"})[0]["failure"] is None
+        assert host.main_pid() not in (0, pid)
