@@ -263,7 +263,7 @@ def _there(steps: Iterable[Step]) -> list[Step]:
 async def is_powering_off(spawn: Spawn, order: Path = Path("/run/powerguard-off/off")) -> bool:
     """Return whether powerguard-off was ordered to power off: then it must not be removed.
 
-    It also runs for 30 s after each question of the daemon or doctor. At an order it writes the id of this boot into
+    It also runs for a moment after a question of the daemon or doctor. At an order it writes the id of this boot into
     `order`. A file that cannot be read counts as an order.
     """
     if (await _show(spawn, HELPER, "ActiveState")).get("ActiveState") not in {"active", "activating", "deactivating"}:
