@@ -17,6 +17,7 @@ from typing import Any, Final, Self
 
 import pytest
 from aiohttp import web
+from aiohttp.typedefs import Handler
 from cryptography import x509
 from cryptography.hazmat.primitives import hashes, serialization
 from cryptography.hazmat.primitives.asymmetric import ec
@@ -85,6 +86,7 @@ class Faults:
     matches nothing; "none" takes no If-Match at all.
     lie: a PATCH is acknowledged, not stored; late_reads: so many reads still show the old.
     hang: "headers" sends them and half a body, then nothing; "answer" sends nothing at all.
+    closes: a connection is good for one request, and that is not announced.
     """
 
     answers: dict[str, list[int]] = field(default_factory=dict)
@@ -97,6 +99,7 @@ class Faults:
     late_reads: int = 0
     hang: str = ""
     hang_at: str = "/redfish/v1/Systems"
+    closes: bool = False
     body: bytes | None = None
 
 
@@ -138,11 +141,12 @@ class OwnRedfish:
         self._version = 1
         self._before: dict[str, Any] = {}
         self.certificate = certificate
+        self._used: set[object] = set()
         self._never = asyncio.Event()
         self._runner: web.AppRunner | None = None
 
     async def __aenter__(self) -> Self:
-        app = web.Application()
+        app = web.Application(middlewares=[self._once])
         app.router.add_route("*", "/{path:.*}", self._answer)
         self._runner = web.AppRunner(app, shutdown_timeout=0.1)
         await self._runner.setup()
@@ -161,6 +165,14 @@ class OwnRedfish:
 
     def count(self, method: str) -> int:
         return sum(line.startswith(f"{method} ") for line in self.heard)
+
+    @web.middleware
+    async def _once(self, request: web.Request, handler: Handler) -> web.StreamResponse:
+        if self.faults.closes and request.transport is not None and request.protocol in self._used:
+            request.transport.abort()
+            return web.Response()
+        self._used.add(request.protocol)
+        return await handler(request)
 
     async def _answer(self, request: web.Request) -> web.StreamResponse:
         self.heard.append(f"{request.method} {request.path}")

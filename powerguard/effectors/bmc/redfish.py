@@ -143,16 +143,24 @@ class Talk:
             headers["Authorization"] = self.authorization
         if etag is not None:
             headers["If-Match"] = etag
-        try:
-            # Redirects are not followed: the login would go wherever they lead.
-            async with self.session.request(method, url, json=change, headers=headers, allow_redirects=False) as told:
-                self.heard = True
-                if login and 200 <= told.status < 300:
-                    self.is_in = True
-                    self.accepted()
-                return told.status, told.headers, _object(await _read(told))
-        except (aiohttp.ClientError, OSError, ValueError) as error:
-            raise _failure(self.doing, error) from None
+        again = self.heard
+        while True:
+            try:
+                # Redirects are not followed: the login would go wherever they lead.
+                async with self.session.request(
+                    method, url, json=change, headers=headers, allow_redirects=False
+                ) as told:
+                    self.heard = True
+                    if login and 200 <= told.status < 300:
+                        self.is_in = True
+                        self.accepted()
+                    return told.status, told.headers, _object(await _read(told))
+            except (aiohttp.ClientError, OSError, ValueError) as error:
+                # Some services close the connection after each answer and do not announce it. aiohttp repeats only what
+                # reads; all that we change may be asked for twice.
+                if not again or not _is_cut(error):
+                    raise _failure(self.doing, error) from None
+                again = False
 
 
 def session(verify: Verify, names: KnownNames) -> aiohttp.ClientSession:
@@ -236,6 +244,12 @@ def _words(body: Mapping[str, Any] | None) -> str:
     first = more[0] if isinstance(more, list) and more and isinstance(more[0], Mapping) else {}
     told = first.get("Message") or error.get("message")
     return "".join(c if c.isprintable() else " " for c in told[:160]).strip() if isinstance(told, str) else ""
+
+
+def _is_cut(error: Exception) -> bool:
+    """Return whether an open connection has ended without an answer."""
+    is_cut = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | ConnectionResetError)
+    return is_cut and not isinstance(error, aiohttp.ClientConnectorError)
 
 
 def _failure(doing: str, error: Exception) -> BmcFailure:

@@ -270,6 +270,14 @@ async def test_what_passes_is_waited_for(tmp_path: Path, certificate: Certificat
         assert (told["verified"], told["before"], bmc.count("PATCH")) == (True, "last-state", 2)
 
 
+async def test_a_service_that_closes_each_connection_unannounced(tmp_path: Path, certificate: Certificate) -> None:
+    """As iLO 5 was seen to do. What reads is repeated by aiohttp, what changes is not."""
+    async with OwnRedfish(certificate, faults=Faults(closes=True)) as bmc:
+        mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=30.0)
+        assert dict(await mine.carry_out(ENSURE))["changed"] is True
+        assert bmc.count("PATCH") == 1
+
+
 @pytest.mark.parametrize(("if_match", "patches"), [("as sent", 1), ("strong", 2), ("none", 3)])
 async def test_an_etag_that_its_own_service_refuses(
     tmp_path: Path, certificate: Certificate, if_match: str, patches: int
