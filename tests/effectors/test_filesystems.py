@@ -59,6 +59,24 @@ async def test_a_missing_folder_is_named_and_the_others_are_flushed(tmp_path: Pa
         await effector.carry_out(order(60))
 
 
+@pytest.mark.root
+async def test_a_folder_that_only_its_user_may_open_is_flushed(tmp_path: Path) -> None:
+    """A training user's home is closed to the daemon's user; here root without its capabilities is that one."""
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    os.chown(folder, 65534, 65534)
+    rights = "-dac_override,-dac_read_search"
+
+    async def spawn(
+        argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        drop = ["setpriv", f"--bounding-set={rights}", f"--inh-caps={rights}"]
+        return await run_child([*drop, *argv], limit_s=limit_s, stdin=stdin, env=env)
+
+    effector = SyncEffector([str(folder / "checkpoints")], spawn=spawn)
+    assert dict(await effector.carry_out(order(60)))["filesystems"] == 1
+
+
 async def test_a_link_to_another_filesystem_is_flushed_too(tmp_path: Path) -> None:
     """By its name it lies on the disk of the first folder; the child follows it. A missing one is named."""
     (tmp_path / "ckpt").symlink_to("/dev/shm")
