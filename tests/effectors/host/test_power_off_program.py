@@ -531,6 +531,13 @@ def test_recording_does_nothing(helper: Helper) -> None:
     assert helper.calls == []
 
 
+async def test_the_daemon_hears_of_a_rehearsal_that_was_forgotten(helper: Helper) -> None:
+    """Else an armed host would not be powered off in an outage, and only doctor would say so."""
+    helper.start(POWERGUARD_OFF_RECORD=str(helper.folder / "record"))
+    because = await unanswered(HostOptions(fifo=str(helper.folder / "word")), boot=boot_id())
+    assert because.endswith("did not obey: refused: it only records: systemctl revert powerguard-off.service")
+
+
 def test_under_test_it_refuses_to_act_for_real(helper: Helper) -> None:
     """Neither a record nor tools: then no word is obeyed."""
     helper.start(POWERGUARD_OFF_TOOLS="")
