@@ -81,6 +81,17 @@ async def test_another_unit_needs_a_rule_and_a_command_a_program() -> None:
     assert (await target(ResumeOptions(command=["/nowhere/x"])))[0].verdict == "FAIL"
 
 
+@pytest.mark.root
+async def test_a_command_that_root_alone_may_run_would_start_nothing(tmp_path: Path) -> None:
+    """doctor is mostly run as root; the daemon is not."""
+    program = tmp_path / "start-training"
+    program.write_text("#!/bin/sh\n")
+    program.chmod(0o700)
+    (found,) = await target(ResumeOptions(command=[str(program)]), user="nobody")
+    assert (found.verdict, "user nobody may not run it" in found.text) == ("FAIL", True)
+    assert (await target(ResumeOptions(command=["true"]), user="nobody"))[0].verdict == "PASS"
+
+
 def looked(
     verdict: HostVerdict | None = None, before: HostMemory | None = None, gpus: Gpus | None = None
 ) -> CheckedHost:

@@ -7,8 +7,10 @@ and not too early? Is the host as it was on the last good day?
 """
 
 import asyncio
+import contextlib
 import json
 import os
+import pwd
 import re
 import shlex
 import shutil
@@ -21,7 +23,7 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host.check import MEMORY
 from powerguard.effectors.host.look import CheckedHost
-from powerguard.effectors.host.power import RESTART_SOCKET, obstacle, open_word, unanswered
+from powerguard.effectors.host.power import DAEMON_USER, RESTART_SOCKET, obstacle, open_word, unanswered
 from powerguard.effectors.options import HostOptions, ResumeOptions
 
 LOOK_LIMIT_S: Final = 2.0
@@ -78,7 +80,7 @@ async def findings(options: HostOptions, *, spawn: Spawn = run_child, last_step:
         upgrades = group.create_task(_look(spawn, "apt-config", "dump"))
     told = (helper.result() or [{}])[0]
     return [
-        _way(options),
+        await _way(options, spawn),
         *await _helper(options, told),
         *_last_step(options, last_step),
         _inhibitors(options, delay_s.result(), locks.result()),
@@ -88,14 +90,14 @@ async def findings(options: HostOptions, *, spawn: Spawn = run_child, last_step:
     ]
 
 
-def _way(options: HostOptions) -> Finding:
+async def _way(options: HostOptions, spawn: Spawn) -> Finding:
     name = "host.power_off"
     if options.kind == "command":
         program = options.command[0]
-        if Path(program).is_absolute() and os.access(program, os.X_OK):
-            return Finding(name, "PASS", f"{program} powers this host off, without a forced deadline")
-        fix = "name an executable by its absolute path in host.command"
-        return Finding(name, "FAIL", f"{program}: is not an executable by absolute path", fix)
+        because = "" if Path(program).is_absolute() else f"{program}: is not an absolute path"
+        if because := because or await unfit(program, spawn):
+            return Finding(name, "FAIL", because, "name an executable by its absolute path in host.command")
+        return Finding(name, "PASS", f"{program} powers this host off, without a forced deadline")
     try:
         os.close(open_word(options.fifo))
     except EffectorError as error:
@@ -267,6 +269,19 @@ async def watch(spawn: Spawn, name: str, unit: str, *, well: str, ill: str) -> F
     return Finding(name, "FAIL", text, f"systemctl enable --now {unit}")
 
 
+async def unfit(program: str, spawn: Spawn = run_child, user: str = DAEMON_USER) -> str:
+    """Return why the daemon cannot run a program; "" if it can. Root may run all, so there its user is tried."""
+    path = shutil.which(program)
+    if path is None:
+        return f"{program}: no such program, or not executable"
+    with contextlib.suppress(KeyError, OSError):
+        account = pwd.getpwnam(user)
+        become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups"]
+        if os.geteuid() == 0 and (await spawn([*become, "test", "-x", path], limit_s=LOOK_LIMIT_S)).returncode == 1:
+            return f"{program}: user {user} may not run it (ls -ld {path} and its folders)"
+    return ""
+
+
 async def shown(spawn: Spawn, *argv: str) -> list[dict[str, str]] | None:
     """Return the properties that `systemctl show` prints of each unit; None where systemd cannot be asked."""
     said = await _look(spawn, "systemctl", "show", *argv)
@@ -297,15 +312,18 @@ _GUIDE: Final = "docs/guides/return.md"
 _PROPERTIES: Final = "--property=Id,LoadState,WantedBy,RequiredBy,Wants,Requires"
 
 
-async def target(options: ResumeOptions, *, spawn: Spawn = run_child) -> list[Finding]:
-    """Check what starts training: would it start a unit, and not one that starts before the gate?"""
+async def target(options: ResumeOptions, *, spawn: Spawn = run_child, user: str = DAEMON_USER) -> list[Finding]:
+    """Check what starts training: would it start a unit, and not one that starts before the gate?
+
+    user: the daemon's, which runs a command.
+    """
     name = "resume.target"
     if options.by == "scheduler":
         return [Finding(name, "PASS", "the scheduler starts training")]
     if options.command:
         program = options.command[0]
-        if shutil.which(program) is None:
-            return [Finding(name, "FAIL", f"{program}: no such program, or not executable", "correct resume.command")]
+        if because := await unfit(program, spawn, user):
+            return [Finding(name, "FAIL", because, "correct resume.command")]
         return [Finding(name, "PASS", f"training is started by {program}")]
     unit = options.target
     told = await _show(spawn, unit)

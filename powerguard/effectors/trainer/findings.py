@@ -2,7 +2,6 @@
 
 import asyncio
 import json
-import shutil
 import stat
 import sys
 from collections.abc import Awaitable, Callable, Collection, Mapping, Sequence
@@ -12,7 +11,7 @@ from typing import Any, Final
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host.filesystems import NETWORKED, VOLATILE, kind_of
-from powerguard.effectors.host.findings import Finding
+from powerguard.effectors.host.findings import Finding, unfit
 from powerguard.effectors.trainer.options import AnyTrainerOptions, SignalOptions, TrainerOptions
 
 Ask = Callable[[dict[str, object]], Awaitable[dict[str, Any]]]
@@ -47,9 +46,8 @@ async def ways(options: Sequence[AnyTrainerOptions], ask: Ask) -> list[Finding]:
         way = trainer.fallback if isinstance(trainer, TrainerOptions) else trainer
         if isinstance(way, SignalOptions):
             signals.append((trainer.name, way))
-        elif way is not None and shutil.which(way.command[0]) is None:
-            text = f"{way.command[0]}: no such program, or not executable"
-            found.append(Finding(f"trainer.{trainer.name}", "FAIL", text, "name it by its absolute path"))
+        elif way is not None and (because := await unfit(way.command[0])):
+            found.append(Finding(f"trainer.{trainer.name}", "FAIL", because, "correct its command"))
     if not signals:
         return found
     try:
