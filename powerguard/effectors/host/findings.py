@@ -274,12 +274,23 @@ async def unfit(program: str, spawn: Spawn = run_child, user: str = DAEMON_USER)
     path = shutil.which(program)
     if path is None:
         return f"{program}: no such program, or not executable"
+    if await _fails(spawn, user, "-x", path):
+        return f"{program}: user {user} may not run it (ls -ld {path} and its folders)"
+    return ""
+
+
+async def is_closed(folder: str, spawn: Spawn = run_child, user: str = DAEMON_USER) -> bool:
+    """Say whether root can enter a folder and the daemon cannot; False where doctor is not run by root."""
+    return await _fails(spawn, user, "-r", folder, "-a", "-x", folder) and not await _fails(spawn, "root", "-e", folder)
+
+
+async def _fails(spawn: Spawn, user: str, *test: str) -> bool:
+    """As root, say whether test(1) fails for a user; False where it cannot be tried."""
     with contextlib.suppress(KeyError, OSError):
         account = pwd.getpwnam(user)
-        become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups"]
-        if os.geteuid() == 0 and (await spawn([*become, "test", "-x", path], limit_s=LOOK_LIMIT_S)).returncode == 1:
-            return f"{program}: user {user} may not run it (ls -ld {path} and its folders)"
-    return ""
+        become = ["setpriv", f"--reuid={account.pw_uid}", f"--regid={account.pw_gid}", "--init-groups", "test"]
+        return os.geteuid() == 0 and (await spawn([*become, *test], limit_s=LOOK_LIMIT_S)).returncode == 1
+    return False
 
 
 async def shown(spawn: Spawn, *argv: str) -> list[dict[str, str]] | None:

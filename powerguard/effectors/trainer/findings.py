@@ -11,7 +11,8 @@ from typing import Any, Final
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host.filesystems import NETWORKED, VOLATILE, kind_of
-from powerguard.effectors.host.findings import Finding, unfit
+from powerguard.effectors.host.findings import Finding, is_closed, unfit
+from powerguard.effectors.host.power import DAEMON_USER
 from powerguard.effectors.trainer.options import AnyTrainerOptions, SignalOptions, TrainerOptions
 
 Ask = Callable[[dict[str, object]], Awaitable[dict[str, Any]]]
@@ -38,15 +39,22 @@ async def findings(
     return [finding for task in tasks for finding in task.result()]
 
 
-async def ways(options: Sequence[AnyTrainerOptions], ask: Ask) -> list[Finding]:
-    """Check before an outage that signals may be sent and programs started. ask: of powerguard-signal."""
+async def ways(options: Sequence[AnyTrainerOptions], ask: Ask, *, user: str = DAEMON_USER) -> list[Finding]:
+    """Check before an outage that signals may be sent, programs started and folders read.
+
+    ask: of powerguard-signal. user: the daemon's.
+    """
     found: list[Finding] = []
     signals: list[tuple[str, SignalOptions]] = []
     for trainer in options:
         way = trainer.fallback if isinstance(trainer, TrainerOptions) else trainer
+        if trainer.checkpoint_dir is not None and await is_closed(trainer.checkpoint_dir, user=user):
+            text = f"{trainer.checkpoint_dir}: user {user} may not read it: the daemon sees no checkpoint there"
+            fix = f"let {user} read it (setfacl -m u:{user}:rx), and enter the folders above it (u:{user}:x)"
+            found.append(Finding(f"trainer.{trainer.name}", "WARN", text, fix))
         if isinstance(way, SignalOptions):
             signals.append((trainer.name, way))
-        elif way is not None and (because := await unfit(way.command[0])):
+        elif way is not None and (because := await unfit(way.command[0], user=user)):
             found.append(Finding(f"trainer.{trainer.name}", "FAIL", because, "correct its command"))
     if not signals:
         return found

@@ -225,6 +225,21 @@ async def test_a_way_that_would_fail_is_told_beforehand(
     assert text in finding.text
 
 
+@pytest.mark.root
+async def test_a_folder_that_is_closed_to_the_daemon_is_told(tmp_path: Path) -> None:
+    """Root, who mostly runs doctor, can read it. One that is not there is another finding's."""
+
+    async def ask(_: dict[str, object]) -> dict[str, object]:
+        return dict(LISTED)
+
+    folder = tmp_path / "home"
+    folder.mkdir(mode=0o700)
+    saves = trainers({**SIGNAL, "checkpoint_dir": str(folder)}, {**SIGNAL, "checkpoint_dir": str(tmp_path / "gone")})
+    found = await ways(saves, ask, user="nobody")
+    assert [each.verdict for each in found] == ["WARN", "PASS", "PASS"]
+    assert f"{folder}: user nobody may not read it" in found[0].text
+
+
 async def test_who_needs_no_way_is_not_asked_about() -> None:
     async def ask(_: dict[str, object]) -> dict[str, object]:
         raise AssertionError
