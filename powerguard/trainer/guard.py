@@ -513,6 +513,7 @@ class Guard:
         """Call it where no step ends for long: training may then stand still, or end, in the middle of things.
 
         It never saves: only at a step boundary, or in a phase with a step, is the state known to be whole.
+        Several ranks stand here only in a phase with a step: else they save and stand at the next boundary.
         """
         self._hook.poll()
 

@@ -48,6 +48,8 @@ class Rank:
         self.failed_save: BaseException | None = None
         self._barrier = barrier
         self.evaluates_at = -1
+        self.keeps_state = True
+        """It evaluates in a phase with a step."""
         self.evaluating = threading.Event()
         self.evaluated = threading.Event()
         self.goes_back_to: int | None = None
@@ -131,7 +133,7 @@ class Rank:
             self._barrier.abort()
 
     def _evaluate(self, guard: Guard) -> None:
-        with guard.phase("eval", step=self.done):
+        with guard.phase("eval", step=self.done if self.keeps_state else None):
             self.evaluating.set()
             while not self.evaluated.wait(0.01):
                 guard.poll()
@@ -569,6 +571,31 @@ def test_an_end_in_an_evaluation_of_all_ranks(folder: Path) -> None:
         rank.join()
         assert isinstance(rank.ended_by, StopTraining)
     assert world.steps_on_disk() == [step]
+
+
+def test_a_signal_in_an_evaluation_without_a_state_ends_all_ranks_after_the_next_step(folder: Path) -> None:
+    """As in Lightning and Transformers. The rank that polls must not keep the wish for itself."""
+    world = World(folder, ["a", "a"])
+    requests = world.ranks[1].guard.requests
+    requests.signals = True
+    with requests.changed:
+        requests.changed.notify_all()
+    world.ranks[0].guard.requests.pause()
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
+    step = world.ranks[0].done + 1
+    for rank in world.ranks:
+        rank.evaluates_at, rank.keeps_state = step, False
+    world.ranks[0].guard.requests.resume()
+    world.until(lambda: all(rank.evaluating.is_set() for rank in world.ranks))
+    requests.signalled, requests.asked = signal.SIGTERM, True
+    world.until(lambda: agreed(world) == step + 1)
+    for rank in world.ranks:
+        rank.evaluated.set()
+    for rank in world.ranks:
+        rank.join()
+        assert isinstance(rank.ended_by, StopTraining)
+        assert rank.ended_by.code == 0
+    assert world.steps_on_disk() == [step + 1]
 
 
 def agreement_of(rank: Rank) -> Agreement:

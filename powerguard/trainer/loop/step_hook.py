@@ -381,10 +381,13 @@ class StepHook:
     # --- Where no step ends ------------------------------------------------------------------------------------------
 
     def poll(self) -> None:
-        """Stand still, or end, in the middle of things, where that is asked for."""
+        """Stand still, or end, in the middle of things, where that is asked for.
+
+        Of several ranks only in a phase with a state: else they stand and end at the next boundary that all agree on.
+        """
         if self._stand_in is not None:
             self._stand_by_together(self._stand_in)
-        elif self._pace.asked:
+        elif self._pace.asked and self.together is None:
             self._stand_by()
 
     def _stand_by(self) -> None:
