@@ -115,6 +115,8 @@ AUTO = "auto"
 """The socket that the daemon finds by itself."""
 
 _MEET_S = 60.0
+_SAME_SIGNAL_S = 5.0
+"""How long a second signal is the same wish: systemd signals all processes of a unit, and torchrun passes it on."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -246,12 +248,13 @@ def endpoint_of(
 class Signals:
     """Takes signals for a wish: a checkpoint at the next boundary, then the end. SIGUSR1 is Slurm's warning.
 
-    Asked twice, it is the end at once, as without us.
+    Asked again after a while, it is the end at once, as without us.
     """
 
     def __init__(self, requests: RequestQueue, numbers: Collection[int] = (signal.SIGTERM, signal.SIGUSR1)) -> None:
         self._requests = requests
         self._before: dict[int, object] = {}
+        self._heard_at_s = -NEVER_S
         if threading.current_thread() is not threading.main_thread():
             log.warning("signals=True outside the main thread: signals are not listened to")
             return
@@ -268,12 +271,16 @@ class Signals:
 
     def _heard(self, number: int, _frame: FrameType | None) -> None:
         """Take no lock here: the thread that is interrupted may hold it."""
-        if self._requests.signals_heard or self._requests.closed:
+        requests, now_s = self._requests, self._requests.clock()
+        if not requests.closed and now_s < self._heard_at_s + _SAME_SIGNAL_S:
+            return
+        if requests.signals_heard or requests.closed:
             self._set_back(number)  # also in place of a handler that was set since, and calls this one
             signal.raise_signal(number)
-        self._requests.signals_heard = True
-        self._requests.signalled = number
-        self._requests.asked = True
+        self._heard_at_s = now_s
+        requests.signals_heard = True
+        requests.signalled = number
+        requests.asked = True
 
     def restore(self) -> None:
         """Listen no more. Only the main thread may say so to Python; from another one, the handlers stay."""

@@ -353,12 +353,13 @@ def test_a_signal_after_a_guard_that_another_thread_closed_ends_the_process(tmp_
     assert done.returncode == -signal.SIGTERM
 
 
-@pytest.mark.parametrize("end", ["guard.close()", "os.kill(os.getpid(), signal.SIGTERM)"])
+@pytest.mark.parametrize("end", ["guard.close()", "os.kill(os.getpid(), signal.SIGTERM); now.append(60.0)"])
 def test_a_handler_that_calls_the_guards_own_ends_the_process(tmp_path: Path, end: str) -> None:
     """After the guard, or at the second signal: training that survives errors must not survive this."""
     script = (
-        "import os, signal, sys, time\nfrom powerguard.trainer import Guard, Parts\n"
-        "guard = Guard(Parts(dict, print), sys.argv[1], job='loop', socket=None, signals=True)\n"
+        "import os, signal, sys, time\nfrom powerguard.trainer import Guard, Parts\nnow = [0.0]\n"
+        "clock = lambda: now[-1]\n"
+        "guard = Guard(Parts(dict, print), sys.argv[1], job='loop', socket=None, signals=True, clock=clock)\n"
         "before = signal.getsignal(signal.SIGTERM)\n"
         "signal.signal(signal.SIGTERM, lambda number, frame: before(number, frame))\n"
         f"{end}\nos.kill(os.getpid(), signal.SIGTERM)\ntime.sleep(60)\n"

@@ -142,6 +142,18 @@ def test_a_signal_whose_checkpoint_fails_still_ends_it(folder: Path) -> None:
     assert steps(folder) == []
 
 
+def test_a_signal_that_is_passed_on_as_well_is_one_wish(folder: Path) -> None:
+    """`systemctl stop` signals torchrun and each rank, and torchrun passes on to them what it got."""
+    busy = "print('ready', flush=True)\nwhile not os.path.exists(root + '/go'): time.sleep(0.01)"
+    with Training(folder, "signals=True", busy) as training:
+        training.process.send_signal(signal.SIGTERM)
+        until(lambda: training.status()["checkpoint"])  # before that the kernel would make one of two
+        training.process.send_signal(signal.SIGTERM)
+        (folder / "go").touch()
+        assert training.end() == (0, "")
+    assert len(steps(folder)) == 1
+
+
 def test_the_second_signal_ends_it_at_once(folder: Path) -> None:
     """Somebody is in a hurry: the loop does not come to a boundary."""
     # Not one long sleep: a signal that comes just before it would be heard when it ends.
@@ -149,7 +161,11 @@ def test_the_second_signal_ends_it_at_once(folder: Path) -> None:
     with Training(folder, "signals=True", stuck) as training:
         training.process.send_signal(signal.SIGTERM)
         until(lambda: training.status()["checkpoint"])  # before that the kernel would make one of two
-        training.process.send_signal(signal.SIGTERM)
+        began_s = time.monotonic()
+        while training.process.poll() is None:
+            training.process.send_signal(signal.SIGTERM)
+            assert time.monotonic() < began_s + 60
+            time.sleep(0.05)
         assert training.end()[0] == -signal.SIGTERM
 
 
