@@ -564,7 +564,7 @@ class Guard:
         keep = None if keep_as is None else self._keeper(keep_as)
         self._begin()
         began_s = self._clock()
-        others = self._together.together() if self._together is not None and self._checkpointer.beside else None
+        others = self._together.together(step) if self._together is not None and self._checkpointer.beside else None
         outcome = self._hook.save(step, others, keep)
         self._pace.rested(self._clock() - began_s)
         if isinstance(outcome, SavedCheckpoint):

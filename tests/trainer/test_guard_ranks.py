@@ -55,6 +55,8 @@ class Rank:
         self.goes_back_to: int | None = None
         """After the next step it is rolled back to this one, and so are all others."""
         self.saves_at = -1
+        self.saves_as: int | None = None
+        """It calls `save` for another step there."""
         self.only_saves = False
         """It calls `save` in the place of `step` there."""
         self.saves = threading.Event()
@@ -141,7 +143,7 @@ class Rank:
     def _save(self, guard: Guard) -> None:
         assert self.saves.wait(60)
         try:
-            guard.save(self.done)
+            guard.save(self.done if self.saves_as is None else self.saves_as)
         except (NotCommittedError, OSError) as error:
             self.failed_save = error
 
@@ -442,7 +444,7 @@ def test_saves_of_all_ranks_leave_nothing_behind(folder: Path) -> None:
     ranks, parts = [Counted(memory, rank, 2) for rank in range(2)], [SharedParts(), SharedParts()]
 
     def save(rank: int, number: int) -> str:
-        one = Collective(ranks[rank].clone(), number, parts[rank], 10.0)
+        one = Collective(ranks[rank].clone(), number, number, parts[rank], 10.0)
         shards = one.gather(b"shard", read=rank == 0)
         assert len(shards) == (0 if rank else 2)
         saved = SavedCheckpoint(step=number, path="", size_bytes=1, manifest_digest="" if rank else f"d{number}")
@@ -723,6 +725,24 @@ def test_rank_zeros_clock_saves_for_all(folder: Path) -> None:
     world.end()
 
 
+def test_a_save_at_different_steps_fails_on_all_ranks(folder: Path) -> None:
+    """The data of one rank ended earlier. Together, these states would be a checkpoint that no resume can load."""
+    world, step = saving(folder)
+    let_save(world)
+    world.until(lambda: all(rank.done > step for rank in world.ranks))
+    world.ranks[0].guard.requests.pause()
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
+    later = world.ranks[0].done + 1
+    for rank in world.ranks:
+        rank.saves_at, rank.saves_as = later, later - rank.number
+    world.ranks[0].guard.requests.resume()
+    world.until(lambda: all(rank.failed_save for rank in world.ranks))
+    told = f"rank 0 called guard.save for step {later}, rank 1 for step {later - 1}"
+    assert all(str(rank.failed_save).startswith(told) for rank in world.ranks)
+    assert world.steps_on_disk() == [step]
+    world.end()
+
+
 def test_a_save_names_the_ranks_that_it_waits_for() -> None:
     """One that hangs, or whose script saves elsewhere: half an hour without a word would be a riddle."""
     memory, both = Memory(), threading.Barrier(2)
@@ -733,7 +753,7 @@ def test_a_save_names_the_ranks_that_it_waits_for() -> None:
         add = ranks.add
         if rank != 1:  # it has come, and waits for none before the other one has, too
             ranks.add = lambda key, amount: (add(key, amount), both.wait(60))[0]
-        return Collective(ranks, 1, SharedParts(), 60.0, note_awaited=told.append, words_s=(0.05, 0.1)).token
+        return Collective(ranks, 1, 7, SharedParts(), 60.0, note_awaited=told.append, words_s=(0.05, 0.1)).token
 
     with ThreadPoolExecutor(3) as pool:
         waiting = [pool.submit(save, rank) for rank in (0, 2)]
@@ -765,7 +785,7 @@ def test_a_rank_that_was_killed_ends_the_save_of_the_others_at_once() -> None:
         memory.set("process/1", " ".join(process(str(other.pid))).encode())
         other.kill()
         with pytest.raises(NotCommittedError, match="rank 1 has died"):
-            Collective(MemoryRanks(memory, 0, 2), 1, SharedParts(), 1800.0)
+            Collective(MemoryRanks(memory, 0, 2), 1, 7, SharedParts(), 1800.0)
 
 
 def test_a_signal_ends_a_rank_that_has_lost_the_others(folder: Path) -> None:

@@ -322,10 +322,11 @@ class RankCoordinator:
         """Return this rank's part in a generation, for the writer."""
         return Part(self.agreement, known)
 
-    def together(self, limit_s: float = _SAVE_S) -> "Collective":
-        """Return a save that every rank calls for by itself, at the same step."""
+    def together(self, step: int, limit_s: float = _SAVE_S) -> "Collective":
+        """Return a save that every rank calls for by itself, at the same step. Raises NotCommittedError."""
         self._saves += 1
-        return Collective(self._ranks.clone(), self._saves, self._save_parts, limit_s, note_awaited=self._note_awaited)
+        ranks = self._ranks.clone()
+        return Collective(ranks, self._saves, step, self._save_parts, limit_s, note_awaited=self._note_awaited)
 
     def _note_awaited(self, awaited: str) -> None:
         """Show, and log, for which ranks a save waits; "" for none any more."""
@@ -426,6 +427,7 @@ class Collective:
 
     ranks: a connection of its own, let go of when the save has ended. parts: the same for all saves of a rank.
     note_awaited: called with the ranks that it waits for, in words, after each of words_s, and with "" after that.
+    Raises NotCommittedError, on every rank, if they are not all at this step.
     """
 
     number: int | None = None
@@ -434,6 +436,7 @@ class Collective:
         self,
         ranks: Ranks,
         number: int,
+        step: int,
         parts: SharedParts,
         limit_s: float,
         *,
@@ -449,12 +452,23 @@ class Collective:
         self._parts = parts
         self.created = ""
         try:
-            self.token = self._all("token", secrets.token_hex(4).encode())[0].decode()
-            # All have come to this one: no rank reads the ones before any more.
-            self._parts.forget(ranks, keep={self._number}, before=0)
+            self.token = self._met(step)
         except BaseException:
             ranks.close()
             raise
+
+    def _met(self, step: int) -> str:
+        """Wait until all ranks are here, and return the token of rank 0."""
+        told = [value.decode().split() for value in self._all("token", f"{secrets.token_hex(4)} {step}".encode())]
+        # All have come to this one: no rank reads the ones before any more.
+        self._parts.forget(self._ranks, keep={self._number}, before=0)
+        token, first = told[0]
+        for rank, (_, its) in enumerate(told):
+            if its != first:
+                both = f"rank 0 called guard.save for step {first}, rank {rank} for step {its}"
+                msg = f"{both}: nothing was saved (call it for the same step on every rank)"
+                raise NotCommittedError(msg)
+        return token
 
     def gather(self, shard: bytes, *, read: bool, after_ms: int = 0) -> list[bytes]:
         """Wait for all shards. Raises NotCommittedError."""
