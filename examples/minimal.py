@@ -28,7 +28,7 @@ def load(saved):
 
 
 random.seed(1)
-with Guard(Parts(save, load), folder, job="llm", every_s=60) as guard:
+with Guard(Parts(save, load), folder, job="llm", every_s=60, signals=True) as guard:
     first = guard.restore() + 1  # 1, or one more than the step of the newest checkpoint
     print(f"begin at step {first}", flush=True)
     for step in range(first, last_step + 1):

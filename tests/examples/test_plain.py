@@ -58,3 +58,18 @@ def test_the_least_example_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     rest = run(tmp_path / "pieces", text)
     assert int(re.match(r"begin at step (\d+)", rest)[1]) > 1  # type: ignore[index]
     assert rest.splitlines()[-1] == whole.splitlines()[-1]
+
+
+def test_the_least_example_saves_when_its_unit_is_stopped(tmp_path: Path) -> None:
+    """`systemctl stop` sends SIGTERM to the main process, and to no worker of a data loader."""
+    text = (ROOT / "examples" / "minimal.py").read_text(encoding="utf-8")
+    text = text.replace("        train()\n", "        import time; time.sleep(0.01)\n        train()\n")
+    argv = [sys.executable, "-c", text, str(tmp_path)]
+    with subprocess.Popen(argv, stdout=subprocess.PIPE, text=True, cwd=ROOT) as training:
+        assert training.stdout is not None
+        assert training.stdout.readline() == "begin at step 1\n"
+        training.terminate()
+        assert training.wait(60) == 0
+    assert len(list(tmp_path.glob("step-*/MANIFEST.json"))) == 1
+    unit = (ROOT / "examples" / "llm.service").read_text(encoding="utf-8")
+    assert "\nKillMode=mixed\n" in unit
