@@ -27,6 +27,7 @@ from powerguard.trainer.tiers.transfer import Gate
 
 NEWER: Final = "newer-"
 """Prefix of a checkpoint's name that a roll-back to an older one has set aside."""
+_GONE_BACK: Final = "training had gone back before its step"
 _DEPTH: Final = 2
 _READERS: Final = 4
 PATIENCE_S: Final = 30.0
@@ -181,9 +182,10 @@ def _checkpoint(path: Path, tier: str, natives: dict[str, Found | Refused] | Non
     for mark, because in (
         (BAD, "it did not verify, or its restore was undone"),
         (NEWER, "newer than the checkpoint of a roll-back"),
+        (OLD, _GONE_BACK),
     ):
-        if name.startswith(mark) and step_of(name.removeprefix(mark)) is not None:
-            step = step_of(name.removeprefix(mark))
+        step = step_of(name[name.find("step-") :])
+        if name.startswith(mark) and step is not None:
             return Entry(
                 kind="native", state="set_aside", name=name, path=str(path), tier=tier, step=step, because=because
             )
@@ -193,7 +195,7 @@ def _checkpoint(path: Path, tier: str, natives: dict[str, Found | Refused] | Non
         return _native_at(path, tier, natives.get(name))
     if (path / SEAL).exists():
         entry = _sealed(path, tier)
-        for mark, because in ((BAD, "it did not verify"), (OLD, "training had gone back before its step")):
+        for mark, because in ((BAD, "it did not verify"), (OLD, _GONE_BACK)):
             if name.startswith(mark):  # no resume looks at it
                 entry = replace(entry, state="set_aside", because=because, step=entry.step or step_in(name))
         return entry

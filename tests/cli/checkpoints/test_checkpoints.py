@@ -17,6 +17,7 @@ from powerguard.cli.main import main
 from powerguard.trainer.seal.folder import seal
 from powerguard.trainer.seal.manifest import SEAL
 from powerguard.trainer.store.manifest import MANIFEST
+from powerguard.trainer.store.store import Store
 from tests.cli.checkpoint_sites import IDS, flip, save
 from tests.golden import FIGURES, Golden
 from tests.trainer.checkpoints import break_description
@@ -181,6 +182,17 @@ def test_a_sealed_one_that_no_resume_looks_at_is_set_aside(tmp_path: Path, mark:
     assert states(tmp_path) == [(9, "complete")]
     (tmp_path / "checkpoint-9").rename(tmp_path / f"{mark}checkpoint-9")
     assert states(tmp_path) == [(9, "set_aside")]
+
+
+def test_what_a_training_left_behind_is_set_aside(tmp_path: Path) -> None:
+    """Of one name each, as copies may bring back. No resume looks at these, and no seal is missing."""
+    for number in ("", "2-"):
+        path = save(tmp_path, 9)
+        path.rename(tmp_path / "step-000000000009-0123abcd")
+        with Store(tmp_path, job="llm") as store:
+            store.leave_behind(5)
+        assert (tmp_path / f"old-{number}step-000000000009-0123abcd").is_dir()
+    assert states(tmp_path) == [(9, "set_aside")] * 2
 
 
 def test_a_seal_of_a_newer_powerguard_is_no_damage(tmp_path: Path) -> None:
