@@ -79,7 +79,8 @@ class PowerguardCallback(Callback):
     """Guards a Lightning training: `Trainer.fit` begins where the newest checkpoint stands.
 
     root: folder of the checkpoints. job: its name for the daemon. options: as `Guard` has them. A checkpoint that is
-    given to `fit(ckpt_path=...)` is used instead, and ours of higher steps are set aside.
+    given to `fit(ckpt_path=...)` is used instead, and ours of higher steps are set aside. The last step is saved, too,
+    unless `every_s` is None.
     SIGTERM is a wish for a checkpoint and the end, unless the program has a handler of its own or `signals=False` is
     given; SIGUSR1 with `signals=True`. Lightning's own handler ends training in the middle of a step, and does not end
     one that pauses.
@@ -93,6 +94,7 @@ class PowerguardCallback(Callback):
         self._signals: Collection[int] = ()
         self._state: _TrainerState | None = None
         self._step = -1
+        self._has_trained = False
         self._phase = ExitStack()
         self.guard: Guard | None = None
         """While it trains; None before and after."""
@@ -108,7 +110,7 @@ class PowerguardCallback(Callback):
             trainer._checkpoint_connector._loaded_checkpoint = self._state.checkpoint  # noqa: SLF001 - see above
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:  # noqa: ARG002 - Lightning's signature
-        self._step = trainer.global_step
+        self._step, self._has_trained = trainer.global_step, False
         settle_buckets([trainer.strategy.model])
         if self.guard is None or self._state is None:
             return
@@ -131,7 +133,7 @@ class PowerguardCallback(Callback):
             return
         if trainer.global_step == self._step:
             return  # gradients are still being gathered: no step has ended
-        self._step = trainer.global_step
+        self._step, self._has_trained = trainer.global_step, True
         self.guard.step(self._step)
 
     def on_validation_start(self, *_: object) -> None:
@@ -144,6 +146,11 @@ class PowerguardCallback(Callback):
 
     def on_validation_end(self, *_: object) -> None:
         self._phase.close()
+
+    def on_train_end(self, *_: object) -> None:
+        """Save what the last minutes brought: what comes later, another fit too, begins there."""
+        if self.guard is not None and self._has_trained and self._options.get("every_s", 0.0) is not None:
+            self.guard.save(self._step)
 
     def on_exception(self, trainer: Trainer, pl_module: Module, exception: BaseException) -> None:  # noqa: ARG002
         self._close(finish=isinstance(exception, SystemExit))

@@ -68,7 +68,7 @@ def trained(
     """Train to the end. begin: a checkpoint of Lightning's own to begin at. options: of the guard."""
     lightning.seed_everything(1, verbose=False)
     data = torch.randn(100, 8, generator=torch.Generator().manual_seed(1))
-    options |= {"conduct": "exit", "every_s": None, "socket": folder / "net.sock"}
+    options = {"every_s": None} | options | {"conduct": "exit", "socket": folder / "net.sock"}
     callback = PowerguardCallback(folder / name, job="net", **options)
     trainer = lightning.Trainer(
         max_steps=STEPS,
@@ -195,6 +195,20 @@ def test_a_roll_back_to_a_checkpoint_of_lightnings_own(folder: Path) -> None:
     newest = newest_in(folder / "ck")
     assert newest is not None
     assert newest.step == 21
+
+
+def test_the_end_of_a_training_is_saved(folder: Path) -> None:
+    """A second fit, of more steps or with other data, goes on from there, and not from minutes before."""
+    net, again = Net(), Net()
+    trained(folder, net, every_s=3600.0)
+    saved = newest_in(folder / "ck")
+    assert saved is not None
+    assert saved.step == STEPS
+    trained(folder, again, every_s=3600.0)
+    assert again.losses == {}
+    assert newest_in(folder / "ck") == saved, "nothing was trained, so nothing is saved again"
+    for one, other in zip(net.parameters(), again.parameters(), strict=True):
+        assert torch.equal(one, other)
 
 
 def test_a_crash_leaves_the_last_checkpoint(folder: Path) -> None:
