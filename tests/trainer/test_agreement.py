@@ -245,7 +245,7 @@ def test_a_write_that_hangs_is_given_up_on_late() -> None:
         hang = threading.Event()
         save = it.save
         it.save = lambda rank, generation: (rank == 2 and hang.wait(60), save(rank, generation))[1]
-        spoiled(it, 0, "not durable on all ranks")
+        spoiled(it, 0, "(no word from rank 2)")
         it.save = save
         hang.set()
         it.until_moving()
