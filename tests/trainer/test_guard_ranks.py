@@ -50,6 +50,8 @@ class Rank:
         self.evaluates_at = -1
         self.keeps_state = True
         """It evaluates in a phase with a step."""
+        self.saves_evaluated = False
+        """It calls `save` in that phase, too."""
         self.evaluating = threading.Event()
         self.evaluated = threading.Event()
         self.goes_back_to: int | None = None
@@ -136,6 +138,8 @@ class Rank:
 
     def _evaluate(self, guard: Guard) -> None:
         with guard.phase("eval", step=self.done if self.keeps_state else None):
+            if self.saves_evaluated:
+                guard.save(self.done)
             self.evaluating.set()
             while not self.evaluated.wait(0.01):
                 guard.poll()
@@ -507,14 +511,14 @@ def test_called_off_before_it_began_or_finished_after(folder: Path) -> None:
     world.end()
 
 
-def evaluating(folder: Path) -> tuple[World, int]:
-    """A world whose ranks are all in the middle of an evaluation after the same step."""
+def evaluating(folder: Path, *, saves: bool = False) -> tuple[World, int]:
+    """A world whose ranks are all in the middle of an evaluation after the same step. saves: they have saved in it."""
     world = World(folder, ["a", "a"])
     world.ranks[0].guard.requests.pause()
     world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     step = world.ranks[0].done + 2
     for rank in world.ranks:
-        rank.evaluates_at = step
+        rank.evaluates_at, rank.saves_evaluated = step, saves
     world.ranks[0].guard.requests.resume()
     for rank in world.ranks:
         assert rank.evaluating.wait(60)
@@ -538,6 +542,21 @@ def test_an_emergency_in_an_evaluation_of_all_ranks(folder: Path) -> None:
     world.until(lambda: world.ranks[0].done > step + 3)
     world.trigger(0, "later", After.CONTINUE)
     assert (world.ended(0, "later").step or 0) > step
+    world.end()
+
+
+def test_an_emergency_in_an_evaluation_of_what_was_just_saved(folder: Path) -> None:
+    """Of the best state, say: host memory has it no more, and the checkpoint that there is answers."""
+    world, step = evaluating(folder, saves=True)
+    (saved,) = (path.name for path in world.roots[0].glob("step-*"))
+    world.trigger(1, "e", After.PAUSE)
+    told = world.ended(1, "e")
+    assert (told.durable, told.step, Path(told.path).name) == (True, step, saved)
+    world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
+    world.ranks[1].guard.requests.resume()
+    for rank in world.ranks:
+        rank.evaluated.set()
+    world.until(lambda: world.ranks[0].done > step + 3)
     world.end()
 
 

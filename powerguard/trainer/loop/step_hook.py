@@ -214,7 +214,7 @@ class StepHook:
             if known.already:
                 outcome = together.already(known, step)
             elif outcome is None:
-                outcome = self._writer.taken(step) or GivenUp(f"the state of step {step} is not in memory any more")
+                outcome = self._of_phase(step)
             if isinstance(outcome, Taken):
                 self._writer.submit(outcome, operation, part, known.reason)
                 self._handed = known.number
@@ -230,6 +230,17 @@ class StepHook:
             if operation is not None and operation in requests.begun:
                 requests.settle(operation, outcome)
             self._handed = known.number
+
+    def _of_phase(self, step: int) -> SavedCheckpoint | Taken | Exception:
+        """Return the state of a phase: its checkpoint, where `save` has made one, else its copy. With the lock held.
+
+        What `save` is writing is waited for, so that no rank takes the copy where another one has the checkpoint.
+        """
+        requests, writer = self._requests, self._writer
+        requests.changed.wait_for(lambda: not writer.finishes(step))
+        if requests.last is not None and requests.last.step == step:
+            return requests.last
+        return writer.taken(step) or GivenUp(f"the state of step {step} is not in memory any more")
 
     def _serve(self, step: int) -> None:
         """Copy the state for a waiting request, and have it written; a failure goes into its answer only."""

@@ -241,6 +241,11 @@ class Writer:
         fresh = self._fresh if self._fresh is not None and self._fresh.step == step else None
         return fresh if write is None else write.taken
 
+    def finishes(self, step: int) -> bool:
+        """The state after this step is being written because training itself has it saved."""
+        write = self._writing(step)
+        return write is not None and write.reason == FINAL
+
     def join(self, operation: Operation) -> bool:
         """Let an operation have a state that we have already. False: the state has to be taken."""
         requests, step = self._requests, operation.step
