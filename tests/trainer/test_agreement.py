@@ -254,6 +254,20 @@ def test_a_write_that_hangs_is_given_up_on_late() -> None:
         assert again.ended.ok
 
 
+def test_a_rank_that_is_waited_for_is_logged(caplog: pytest.LogCaptureFixture) -> None:
+    """As where rank 0 alone calls guard.step: the checkpoint fails after half an hour, and the next one waits again."""
+    with job(2, limits=replace(QUICK, words_s=0.2)) as it:
+        hang = threading.Event()
+        save = it.save
+        it.save = lambda rank, generation: (rank == 1 and hang.wait(60), save(rank, generation))[1]
+        opened = it.agreements[0].open(ask("a", deadline_s=60.0))
+        it.until(lambda: "has waited 0 s for rank 1 (does it call guard.step" in caplog.text)
+        hang.set()
+        ended = it.until_ended(opened.number)
+        assert ended.ended is not None
+        assert ended.ended.ok
+
+
 def test_two_manifests_are_none() -> None:
     """Committers that name different digests have not committed the same checkpoint."""
     with job(2, hosts=2) as it:

@@ -56,6 +56,7 @@ class Limits:
     at once). reach_s: from the opening until all stand at the step, where no deadline is tighter. write_s: from there
     to the end, where there is no deadline; with one it is late_s after it: what is nearly written is worth finishing.
     lost_s: without an answer from the store, after which this rank is on its own.
+    words_s: after which a rank whose part is written names those that it waits for.
     beat_s: how often the watchers look after each other in the meantime. held_s, idle_s: how long one waits in one go
     for an entry while training stands, and while nothing is asked (a request is passed on at once).
     """
@@ -65,6 +66,7 @@ class Limits:
     write_s: float = 1800.0
     late_s: float = 60.0
     lost_s: float = 15.0
+    words_s: float = 60.0
     beat_s: float = 0.25
     held_s: float = 30.0
     idle_s: float = 3600.0
@@ -345,11 +347,24 @@ class Agreement:
         what = f"k-{key}"
         if self._all_in(number, what, value):
             self._append_surely(number, {"kind": "gathered", "key": key}, lambda now: key in now.gathered)
-        self._replica.until(lambda: over(self._replica.state, number, lambda now: key in now.gathered))
+        self._await_all(number, key, what)
         known = self._known(number)
         if known.ended is not None:
             raise GenerationOverError(known)
         return self._surely(number, lambda ranks: self._parts.fetch(ranks, number, what)) if read else []
+
+    def _await_all(self, number: int, key: str, what: str) -> None:
+        """Wait until all ranks have handed in their part, or the generation is over; log which ranks take long."""
+
+        def gathered() -> bool:
+            return over(self._replica.state, number, lambda now: key in now.gathered)
+
+        self._replica.until(gathered, self._limits.words_s)
+        if not gathered() and not self._replica.lost and self.ranks.size <= _NAMED:
+            late = ", ".join(map(str, self._surely(number, lambda ranks: self._parts.missing(ranks, number, what))))
+            text = "checkpoint of step %s: has waited %.0f s for rank %s (does it call guard.step for the same step?)"
+            log.warning(text, self._known(number).step, self._limits.words_s, late or "?")
+        self._replica.until(gathered)
 
     def conclude(self, number: int, *, ok: bool, digest: str = "", error: str = "") -> Generation:
         """Say how this rank's part went, and return the generation once it has ended for all: `ended` is set.
