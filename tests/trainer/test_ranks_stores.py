@@ -249,6 +249,18 @@ def test_missing_ranks_are_named(tmp_path: Path) -> None:
         MemoryRanks(memory, 4, 4)
 
 
+def test_a_guard_of_rank_0_alone_is_logged_long_before_it_fails(caplog: pytest.LogCaptureFixture) -> None:
+    """Training stands meanwhile: the other rank waits in its first collective."""
+    with pytest.raises(RanksError, match="does every rank make a Guard"):
+        meet(MemoryRanks(Memory(), 0, 2), 0, 2, 1.0, word_s=0.1)
+    assert caplog.messages == ["Guard has waited 0 s for all 2 ranks (does every rank make one, and not rank 0 alone?)"]
+    caplog.clear()
+    memory = Memory()
+    memory.set("hello/1", b"here")
+    assert len(meet(MemoryRanks(memory, 0, 2), 0, 2, 60.0)) == 2
+    assert caplog.messages == []
+
+
 # --- A socket ------------------------------------------------------------------------------------------------------
 
 

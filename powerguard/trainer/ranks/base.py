@@ -20,6 +20,8 @@ from functools import partial
 from pathlib import Path
 from typing import Final, Generic, Protocol, Self, TypeVar
 
+from powerguard.trainer.log import log
+
 boottime_s = partial(time.clock_gettime, time.CLOCK_BOOTTIME)
 """Seconds since boot, suspended or not: no step of the wall clock reaches it. Without a frame of Python's own."""
 
@@ -197,11 +199,23 @@ def host_name() -> str:
     return f"{os.uname().nodename}/{boot}"
 
 
-def meet(ranks: Ranks, rank: int, size: int, timeout_s: float) -> list[str]:
-    """Return the host of every rank, by rank, once all have come. Rank 0 collects, so that it costs each one look.
+def meet(ranks: Ranks, rank: int, size: int, timeout_s: float, *, word_s: float = 30.0) -> list[str]:
+    """Return the host of every rank, by rank, once all have come. After word_s, the log says what is waited for.
 
     Raises RanksError that names who is missing.
     """
+    text = "Guard has waited %.0f s for all %d ranks (does every rank make one, and not rank 0 alone?)"
+    word = threading.Timer(word_s, log.warning, (text, word_s, size))
+    word.daemon = True
+    word.start()
+    try:
+        return _met(ranks, rank, size, timeout_s)
+    finally:
+        word.cancel()
+
+
+def _met(ranks: Ranks, rank: int, size: int, timeout_s: float) -> list[str]:
+    """Rank 0 collects, so that it costs each one look."""
     ranks.set(f"hello/{rank}", host_name().encode("ascii", "replace"))
     until_s = boottime_s() + timeout_s
     if rank == 0:
@@ -240,7 +254,8 @@ def farewell(ranks: Ranks) -> None:
 
 def _missing(missing: list[int], timeout_s: float) -> str:
     shown = ", ".join(str(rank) for rank in missing[:8]) + (" ..." if len(missing) > 8 else "")
-    return f"{len(missing)} ranks have not come within {timeout_s:g} s: {shown} (did they all start, with this store?)"
+    late = f"{len(missing)} ranks have not come within {timeout_s:g} s: {shown}"
+    return f"{late} (does every rank make a Guard, with this store?)"
 
 
 class Flag(threading.Event):
