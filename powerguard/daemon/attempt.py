@@ -44,12 +44,10 @@ class _Result:
     error: BaseException | None = None
 
 
-async def attempt(
-    effector: Effector, action: Action, *, clock: Clock, abandoned: AbandonedTasks, grace_s: float = GRACE_S
-) -> Done | Failed:
+async def attempt(effector: Effector, action: Action, *, clock: Clock, abandoned: AbandonedTasks) -> Done | Failed:
     """Carry out one action before `action.by_s`, and return its outcome. Raises CancelledError only.
 
-    It returns at the latest grace_s after the deadline, even if the effector swallows its cancellation. An effector
+    It returns at the latest GRACE_S after the deadline, even if the effector swallows its cancellation. An effector
     that blocks the event loop's thread cannot be bounded from here: effectors must not.
     A group of exceptions, an effector that cancels itself and one that calls sys.exit() are failures like any other.
     """
@@ -64,11 +62,11 @@ async def attempt(
         timed_out = not task.done()
         if timed_out:
             task.cancel()
-            await asyncio.wait((task,), timeout=grace_s)
+            await asyncio.wait((task,), timeout=GRACE_S)
     except asyncio.CancelledError:
         task.cancel()
         try:
-            await asyncio.wait((task,), timeout=grace_s)
+            await asyncio.wait((task,), timeout=GRACE_S)
         finally:
             if not task.done():
                 abandoned.take(task)
@@ -77,7 +75,7 @@ async def attempt(
         reason = f"timed out after {clock() - began_s:.1f} s"
         if not task.done():
             abandoned.take(task)
-            reason += f", and did not stop within {grace_s:g} s more (left behind)"
+            reason += f", and did not stop within {GRACE_S:g} s more (left behind)"
             log.warning(
                 "action_left_behind", action_id=action.id, action=type(action).__name__, running=len(abandoned.running)
             )

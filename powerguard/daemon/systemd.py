@@ -129,14 +129,14 @@ class Notifier:
             self.lost += 1
 
 
-async def is_host_stopping(spawn: Spawn, *, limit_s: float = 1.0, nologin: Path = NOLOGIN) -> bool:
+async def is_host_stopping(spawn: Spawn, *, nologin: Path = NOLOGIN) -> bool:
     """Say whether a shutdown or reboot of the host runs, or the SIGTERM was only for the daemon.
 
     D-Bus, through which an unprivileged systemctl asks, goes away about 50 ms after a shutdown begins (measured on
     Debian 12): then nologin(5) answers, which `shutdown +N` also makes in its last five minutes. No answer is "no".
     """
     try:
-        ended = await spawn(("systemctl", "is-system-running"), limit_s=limit_s)
+        ended = await spawn(("systemctl", "is-system-running"), limit_s=1.0)
     except OSError:
         pass
     else:

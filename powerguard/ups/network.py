@@ -16,7 +16,7 @@ import errno
 import ipaddress
 import socket
 import struct
-from collections.abc import Awaitable, Callable, Collection, Iterable, Iterator
+from collections.abc import Callable, Collection, Iterator
 from dataclasses import dataclass
 from typing import Final
 
@@ -210,8 +210,6 @@ _CALM_S: Final = 0.2
 _OUTSIDE: Final = (ipaddress.ip_address("192.0.2.1"), ipaddress.ip_address("2001:db8::1"))
 """Unused addresses (RFC 5737, RFC 3849): their route is the default route. No packet is ever sent there."""
 
-Resolve = Callable[[str], Awaitable[Iterable[Address]]]
-
 
 async def resolve(host: str) -> tuple[Address, ...]:
     """Return the addresses of a host; none if it is unknown now."""
@@ -282,14 +280,11 @@ class Watched:
 class NetworkWatch:
     """Reports when a link or a gateway on the way to one of the hosts goes down, or comes back. Needs no privilege."""
 
-    def __init__(
-        self, hosts: Collection[str], *, publish: Callable[[NetworkSeen], None], clock: Clock, find: Resolve = resolve
-    ) -> None:
+    def __init__(self, hosts: Collection[str], *, publish: Callable[[NetworkSeen], None], clock: Clock) -> None:
         """hosts: names or addresses of the peers of the sources; the way to everybody else is watched as well."""
         self._hosts = tuple(dict.fromkeys(hosts))
         self._publish = publish
         self._clock = clock
-        self._find = find
         self._known: dict[str, tuple[Address, ...]] = {}
         self._watched = Watched()
         self._sequence = self._looks = 0
@@ -345,7 +340,7 @@ class NetworkWatch:
     async def _look(self, netlink: socket.socket) -> None:
         """Find out by which links and gateways our peers are reached, and how those links are."""
         for host in self._hosts:
-            found = () if host in self._known and self._looks % _RENAMED_EVERY else tuple(await self._find(host))
+            found = () if host in self._known and self._looks % _RENAMED_EVERY else await resolve(host)
             if found:
                 self._known[host] = found
         self._looks += 1

@@ -186,12 +186,12 @@ def _alone(root: Path) -> Iterator[None]:
             lock.close()
 
 
-def remove_one(path: Path, disk: Disk | None = None) -> str:
+def remove_one(path: Path) -> str:
     """Remove a checkpoint; return "" if it is removed, else why not.
 
     Its manifest or seal is removed first, durably: a half-removed checkpoint must not look complete.
     """
-    disk = disk or Disk()
+    disk = Disk()
     try:
         lock = FolderLock(path)
     except BlockingIOError:

@@ -423,7 +423,6 @@ async def _snmp(ward: Ward, ups: str, name: str, options: SnmpOptions) -> list[F
         at_s=boottime_s(),
         ups=ups,
         source=report.where,
-        feed=ups,
         authenticated=report.authenticated,
     )
     ward.readings.append(reading)

@@ -226,11 +226,11 @@ class Store:
         with contextlib.suppress(OSError):
             self._in_use.unlink()
 
-    def _set_aside(self, why: str, reason: str, instead: str = "a new journal was started") -> None:
+    def _set_aside(self, why: str, reason: str) -> None:
         """Give a file that cannot be used another name, with its log, and never delete it."""
         self.close()
         self._unmark()
-        self.told.append(f"{reason}; kept as {put_aside(self.path, why)}, and {instead}")
+        self.told.append(f"{reason}; kept as {put_aside(self.path, why)}, and a new journal was started")
 
     # --- Reading at start ------------------------------------------------------------------------------------------
 

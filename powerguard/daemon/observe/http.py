@@ -173,14 +173,14 @@ class Crowd:
         if self.closed and not self.members:
             self._empty.set()
 
-    async def disperse(self, grace_s: float) -> None:
+    async def disperse(self) -> None:
         """Accept no more connections, give the open ones a moment for their answer, and end them."""
         self.closed = True
         for _ in range(3):
             await asyncio.sleep(0)  # noqa: TID251 - connections that are just being accepted reach their Guard
         if self.members:
             with contextlib.suppress(TimeoutError):
-                async with asyncio.timeout(grace_s):
+                async with asyncio.timeout(0.1):
                     await self._empty.wait()
         for member in tuple(self.members):
             member.abort()
@@ -400,7 +400,7 @@ async def guarded(
     try:
         yield lambda: ConnectionGuard(make(), members, connection_limit_s)
     finally:
-        await members.disperse(0.1)
+        await members.disperse()
         await runner.cleanup()
 
 

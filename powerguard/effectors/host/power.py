@@ -302,22 +302,23 @@ def _answer(path: str, word: str) -> str:
     return line.removeprefix(f"{word} ").strip() if end and line.startswith(f"{word} ") else ""
 
 
-async def write_word(path: str, word: bytes, *, limit_s: float = FULL_LIMIT_S) -> None:
+async def write_word(path: str, word: bytes) -> None:
     """Write one word, whole or not at all (PIPE_BUF), without blocking the loop. Raises EffectorError.
 
-    limit_s: how long to try while the FIFO is full. Another writer that waits for room takes it before we are woken. So
-    a FIFO that is read and stays full is made larger; one that is not read is left as it is, and that is an error.
+    Another writer that waits for room in a full FIFO takes it before we are woken. So a FIFO that is read and stays
+    full is made larger; one that is not read for FULL_LIMIT_S is left as it is, and that is an error.
     """
     fifo = open_word(path)
     try:
-        async with asyncio.timeout(limit_s):
+        async with asyncio.timeout(FULL_LIMIT_S):
             while not _wrote(fifo, word):
                 unread = _unread(fifo)
                 await asyncio.sleep(FULL_RETRY_S)  # noqa: TID251 - a FIFO that others fill reports no room
                 if _unread(fifo) != unread:
                     _enlarge(fifo)
     except TimeoutError as error:
-        msg = f"{path}: full for {limit_s:g} s: powerguard-off does not read (systemctl status powerguard-off.service)"
+        off = "powerguard-off does not read (systemctl status powerguard-off.service)"
+        msg = f"{path}: full for {FULL_LIMIT_S:g} s: {off}"
         raise EffectorError(msg) from error
     except OSError as error:
         msg = f"{path}: {error.strerror}; {NOT_LISTENING}"

@@ -6,7 +6,7 @@ wait for it longer than LIMIT_S. No action here holds up a power-off: the core n
 
 import asyncio
 import hashlib
-from collections.abc import Awaitable, Callable, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from dataclasses import replace
 from typing import Any, Final
 
@@ -25,19 +25,11 @@ JOBS_IN_A_WORD: Final = 100
 class SlurmEffector:
     """Carries out DrainNode, SignalJobs, LeaveNode and ReturnNode. Twice is as good as once."""
 
-    def __init__(
-        self,
-        options: SchedulerOptions,
-        *,
-        host: str,
-        feeds: Sequence[str],
-        sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,  # noqa: TID251 - the action's deadline cancels it
-    ) -> None:
+    def __init__(self, options: SchedulerOptions, *, host: str, feeds: Sequence[str]) -> None:
         """Set up, without touching anything. host: this host's name; feeds: the UPSes that feed it."""
         self._options = options
         self._node = options.node or host.partition(".")[0]
         self._ups = ",".join(feeds)[:200]
-        self._sleep = sleep
         self._helper = RootHelper(
             name="powerguard-slurm", socket=options.socket, real=SLURM_SOCKET, hangs="powerguard-slurm hangs"
         )
@@ -53,7 +45,8 @@ class SlurmEffector:
         `refused` (how many jobs Slurm did not requeue or start) and `because`.
         """
         if isinstance(action, DrainNode):
-            await self._sleep(self._wait_s)  # a thousand hosts on one feed must not reach slurmctld at once
+            # A thousand hosts on one feed must not reach slurmctld at once.
+            await asyncio.sleep(self._wait_s)  # noqa: TID251 - the action's deadline cancels it
         if isinstance(action, ReturnNode):
             return await self._give_back(action)
         return detail_of(await self.ask(word_of(action, ups=self._ups, hold=self._options.hold)))

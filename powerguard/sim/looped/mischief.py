@@ -115,7 +115,7 @@ _LATE_ABORT = 0.10
 _KILLED, _CRASHED, _LIED, _STEPPED, _DISK, _PEERS, _PEOPLE = 0.35, 0.02, 0.10, 0.10, 0.10, 0.30, 0.08
 
 
-def draw(seed: int, *, faults: bool, ways: bool = False) -> Mischief:
+def draw(seed: int, *, faults: bool, ways: bool) -> Mischief:
     """Draw what breaks in one outage; without faults nothing does. ways: there are ways back that may break, too."""
     if not faults:
         return Mischief()

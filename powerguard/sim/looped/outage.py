@@ -26,7 +26,7 @@ from powerguard.sim.world.host import HostAnswer, Power
 from powerguard.sim.world.many import Tell, spread
 from powerguard.sim.world.policies import best, bound
 from powerguard.sim.world.report import Sample, SimulationOptions, returned
-from powerguard.sim.world.scene import Scene, draw
+from powerguard.sim.world.scene import Scene
 from powerguard.sim.world.scene import draw as draw_scene
 from powerguard.sim.world.site import ReturnSite, Site
 from powerguard.sim.world.world import UPS, World
@@ -373,7 +373,7 @@ def one(seed: int, site: Site, *, faults: bool, within: str | None = None) -> Sa
     """Play one outage at the loop level, and set it against what would have been best."""
     told = play(seed, site, faults=faults, within=within)
     shrunk = quick(site)
-    scene = draw(seed, shrunk, faults=faults)
+    scene = draw_scene(seed, shrunk, faults=faults)
     loss_s, facts = told.lost_s, scene.returns
     return Sample(
         seed=seed,

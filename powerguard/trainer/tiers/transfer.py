@@ -178,7 +178,6 @@ class Transfer:
         progress: Progress,
         *,
         linger_s: float = LINGER_S,
-        clock: Callable[[], float] = boottime_s,
     ) -> None:
         self.progress = progress
         self.gate = gate
@@ -187,7 +186,6 @@ class Transfer:
         self._name = self._folder.name
         self._target = target
         self._linger_s = linger_s
-        self._clock = clock
 
     def run(self) -> bool:
         """Upload it. True: committed there. False: all that lies here is there, shards of other hosts are not yet.
@@ -268,11 +266,11 @@ class Transfer:
 
     def _all_there(self, manifest: Manifest) -> bool:
         """Look whether the other hosts' shards are there, for a while: what a NAS lists may be some seconds old."""
-        until_s = self._clock() + self._linger_s
+        until_s = boottime_s() + self._linger_s
         rest, rest_s = Event(), _LOOK_FIRST_S
         while self.gate.call(lambda: self._target.absent(self._name, manifest)):
             self.progress.seen(1)
-            if self._clock() >= until_s:
+            if boottime_s() >= until_s:
                 return False
             rest.wait(rest_s)
             rest_s = min(2 * rest_s, _LOOK_MOST_S)

@@ -13,7 +13,7 @@ import select
 import signal
 import subprocess
 import sys
-from collections.abc import Callable, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass, field, replace
 from pathlib import Path
 from threading import Condition, Thread
@@ -89,14 +89,12 @@ class Uploader:
         retry_s: float = _RETRY_FIRST_S,
         stall_s: float = _STALL_S,
         gate: Mapping[str, float] | None = None,
-        clock: Callable[[], float] = boottime_s,
     ) -> None:
         self._remote = Remote.of(remote)
         self._job = job
         self._retry_s = retry_s
         self._stall_s = stall_s
         self._gate = dict(gate or {})
-        self._clock = clock
         self._rng = random.Random()  # noqa: S311 - spreads retries, hides nothing
         self._changed = Condition()
         self._next: SavedCheckpoint | None = None
@@ -181,7 +179,7 @@ class Uploader:
         """The next checkpoint, once it is its time; None: closed, and the last child has ended."""
         with self._changed:
             while True:
-                now_s = self._clock()
+                now_s = boottime_s()
                 if self._child is not None and self._child.poll() is not None:
                     self._child = None
                 if self._closed and self._child is None:
@@ -234,7 +232,7 @@ class Uploader:
     def _follow(self, pipe: IO[bytes], told: dict[str, Any]) -> None:
         unread = b""
         moved: object = None
-        moved_at_s = self._clock()
+        moved_at_s = boottime_s()
         poll = select.poll()  # select() takes no descriptor above 1023, and a training may have many files open
         poll.register(pipe, select.POLLIN)
         while True:
@@ -249,7 +247,7 @@ class Uploader:
                 *lines, unread = (unread + content)[-_MAX_LINE:].split(b"\n")
                 for line in lines:
                     self._hear(line, told)
-            now_s = self._clock()
+            now_s = boottime_s()
             if moved != (seen := told.get("moved")) or told.get("resting"):
                 moved, moved_at_s = seen, now_s
             if now_s - moved_at_s >= self._stall_s:
@@ -280,7 +278,7 @@ class Uploader:
     def _troubled(self, error: str, *, again: bool = False) -> dict[str, Any]:
         """What the status says of an error. again: a transfer has succeeded since the error before."""
         since_s = None if again else self._status.error_since_s
-        return {"error": error, "error_since_s": (since_s or self._clock()) if error else None}
+        return {"error": error, "error_since_s": (since_s or boottime_s()) if error else None}
 
     def _conclude(self, saved: SavedCheckpoint, told: dict[str, Any]) -> None:
         """Remember how it ended, and when to try again what did not work."""
@@ -295,7 +293,7 @@ class Uploader:
                     self._status,
                     committed_step=saved.step,
                     committed_digest=saved.manifest_digest,
-                    committed_at_s=self._clock(),
+                    committed_at_s=boottime_s(),
                     commits=self._status.commits + 1,
                 )
             elif not ended and not self._called_off:
@@ -308,7 +306,7 @@ class Uploader:
             if error and not committed:
                 self._failed_in_a_row += 1
                 rest_s = backoff_s(self._failed_in_a_row, first_s=self._retry_s, most_s=_RETRY_MOST_S, rng=self._rng)
-                self._rest_until_s = self._clock() + rest_s
+                self._rest_until_s = boottime_s() + rest_s
             else:
                 self._failed_in_a_row = 0
             if error or committed:

@@ -460,17 +460,17 @@ class ProbeReport:
     restart_pct: float | None = None
 
 
-async def probe(options: ApcupsdOptions, *, ups: str, clock: Clock = boottime_s) -> ProbeReport:
+async def probe(options: ApcupsdOptions, *, ups: str) -> ProbeReport:
     """Look at an apcupsd once. Raises NisError, whose text is for the operator, when it cannot be asked."""
     client = NisClient(options)
     try:
         status = await client.status(2 * options.timeout_s)
     finally:
         client.close()
-    source = ApcupsdSource(options, ups=ups, clock=clock)
+    source = ApcupsdSource(options, ups=ups, clock=boottime_s)
     why_not = source._why_no_reading(status)  # noqa: SLF001 - of this module's own class
     draft = draft_of(status)
-    at_s = clock() - max(0.0, status.age_s or 0.0)
+    at_s = boottime_s() - max(0.0, status.age_s or 0.0)
     reading = text_values.reading(draft, at_s=at_s, ups=ups, source=source.name)
     return ProbeReport(
         where=_where(options),

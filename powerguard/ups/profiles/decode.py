@@ -310,13 +310,13 @@ class Decoded:
             return False
         return True if self.witnesses else None
 
-    def reading(self, *, at_s: float, ups: str, source: str, feed: str, authenticated: bool) -> Reading:
+    def reading(self, *, at_s: float, ups: str, source: str, authenticated: bool) -> Reading:
         """Return it as the core wants it. An output source that was not answered becomes `unknown`."""
         return Reading(
             at_s=at_s,
             ups=ups,
             source=source,
-            feed=feed,
+            feed=ups,
             authenticated=authenticated,
             output_source=self.output_source or OutputSource.UNKNOWN,
             runtime_s=self.runtime_s,

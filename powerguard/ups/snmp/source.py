@@ -96,15 +96,13 @@ class SnmpSource:
         *,
         ups: str,
         clock: Clock,
-        feed: str | None = None,
         port: SnmpPort | None = None,
         profiles: Profiles | None = None,
     ) -> None:
-        """Ask nothing yet. feed: the UPS's own name when not given."""
+        """Ask nothing yet."""
         self.name = source_name(options)
         self._options = options
         self._ups = ups
-        self._feed = ups if feed is None else feed
         self._clock = clock
         self._port = CardPort(options) if port is None else port
         self._profiles = profiles
@@ -200,11 +198,7 @@ class SnmpSource:
                 return
             at_s = self._read_at_s = self._clock()
             self._polls_took_s.append(at_s - began_s)
-            publish(
-                decoded.reading(
-                    at_s=at_s, ups=self._ups, source=self.name, feed=self._feed, authenticated=self._authenticated
-                )
-            )
+            publish(decoded.reading(at_s=at_s, ups=self._ups, source=self.name, authenticated=self._authenticated))
             self._note(decoded)
             await self._look_around(decoded, at_s)
 
@@ -421,27 +415,20 @@ class ProbeReport:
         return f"answers only {self.at_once} object{'s' * (self.at_once > 1)} in one request, so a poll takes many"
 
 
-async def probe(
-    options: SnmpOptions,
-    *,
-    clock: Clock = boottime_s,
-    port: SnmpPort | None = None,
-    profiles: Profiles | None = None,
-    with_pdus: bool = False,
-) -> ProbeReport:
+async def probe(options: SnmpOptions, *, profiles: Profiles | None = None, with_pdus: bool = False) -> ProbeReport:
     """Look at a card once. Raises SnmpError, whose text is for the operator, when there is nothing to report.
 
     with_pdus: a rack PDU is welcome as well.
     """
-    port = CardPort(options, hears_late_s=_HEARS_LATE_S) if port is None else port
+    port = CardPort(options, hears_late_s=_HEARS_LATE_S)
     limit_s = max(_LONGEST_LOOK_S if options.version == 1 else 0.0, 10 * options.timeout_s + 5.0)
     try:
         async with asyncio.timeout(limit_s):
             profiles = await asyncio.to_thread(load_profiles) if profiles is None else profiles
             plan = await discover(port, _where(options), profiles, options.profile, with_pdus=with_pdus)
-            began_s = clock()
+            began_s = boottime_s()
             raw = plan.answers | await port.get(plan.oids)
-            latency_s = clock() - began_s
+            latency_s = boottime_s() - began_s
             for profile in plan.profiles:
                 table = profile.alarm_table
                 if table is not None and raw.get(table.count.oid) != 0:

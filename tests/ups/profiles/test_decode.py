@@ -289,7 +289,7 @@ def test_witnesses_that_a_family_gets_wrong_are_silenced() -> None:
 def test_nothing_answered_is_no_reading() -> None:
     decoded = decode(PROFILES, {})
     assert decoded.output_source is None
-    assert decoded.reading(at_s=1, ups="a", source="snmp", feed="a", authenticated=False).output_source == "unknown"
+    assert decoded.reading(at_s=1, ups="a", source="snmp", authenticated=False).output_source == "unknown"
 
 
 # --- A 0 for what is not measured -----------------------------------------------------------------------------------

@@ -245,9 +245,7 @@ async def test_the_source_reads_what_the_case_says(
         assert told.reason == f"127.0.0.1:{agent.port}: {want.stale}"
         return
     authenticated = "user" in how
-    assert told == want.reading(
-        at_s=told.at_s, ups="rack", source=source.name, feed="rack", authenticated=authenticated
-    )
+    assert told == want.reading(at_s=told.at_s, ups="rack", source=source.name, authenticated=authenticated)
     for key in case["expected"].keys() & {"output_source", "low_battery", "runtime_s", "charge_pct", "watts"}:
         assert getattr(told, key) == case["expected"][key], key
 
