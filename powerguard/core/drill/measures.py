@@ -45,7 +45,7 @@ def mark(turn: Turn, name: str, changed: Callable[[Trainer], Trainer]) -> None:
 
 
 def order(turn: Turn, kind: type[Action], what: str, *, limit_s: float, trainer: str = "", **fields: object) -> str:
-    """Give an order for the drill and wait for its outcome. what: of `rehearsal.ORDERS`."""
+    """Give an order for the drill and wait for its outcome. what: as in `DrillOrder`."""
     drill = turn.state.drill
     if trainer:
         fields["trainer"] = trainer

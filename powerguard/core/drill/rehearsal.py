@@ -102,7 +102,6 @@ LEASE_S: Final = 60.0
 """Lease of a drill's pause, counted from the daemon's last request; the daemon polls each trainer every 5 s."""
 RESULTS: Final = ("passed", "failed", "interrupted", "recorded")
 """recorded: in dry-run no trainer is asked, so there is no measurement."""
-ORDERS: Final = ("checkpoint", "pause", "resume", "cap", "restore", "policy", "sync")
 UNDO_S = 60.0
 """How long the drill waits for confirmed resumes after the last order that may still be on its way."""
 GRACE_S = 5.0

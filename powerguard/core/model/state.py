@@ -502,7 +502,10 @@ class Armed(Obligation):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class DrillOrder:
-    """An order of a drill that has no outcome yet. what: of `rehearsal.ORDERS`; trainer: whom it concerns, else ""."""
+    """An order of a drill that has no outcome yet.
+
+    what: checkpoint, pause, resume, cap, restore, policy or sync. trainer: whom it concerns, else "".
+    """
 
     id: str
     what: str

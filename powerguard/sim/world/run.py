@@ -18,8 +18,6 @@ from powerguard.sim.world.world import World
 
 WARM_S = 12.0
 """Utility before the first cut: a daemon that has been running knows its UPS."""
-STABLE_S = 10.0
-"""Time of utility before a policy that makes training wait lets it start."""
 PATIENCE_S = 1800.0
 """Utility is back for good and training does not run: it will never be resumed."""
 CALM_S = 600.0

@@ -105,9 +105,6 @@ def _let_go() -> None:
 os.register_at_fork(after_in_child=_let_go)
 
 
-PAGE: Final = 4096
-"""What O_DIRECT needs addresses, lengths and offsets to be multiples of, on every disk that we know."""
-
 _GET_FLAGS: Final = 0x80086601  # FS_IOC_GETFLAGS, linux/fs.h
 _SET_FLAGS: Final = 0x40086602  # FS_IOC_SETFLAGS
 _NOCOW: Final = 0x00800000  # FS_NOCOW_FL

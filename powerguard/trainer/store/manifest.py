@@ -31,6 +31,7 @@ ALIGN: Final = 16
 """Where items begin: any dtype may be viewed in place, and most small tensors leave no gap between them."""
 
 PAGE: Final = 4096
+"""What O_DIRECT needs addresses, lengths and offsets to be multiples of, on every disk that we know."""
 MAX_STEP: Final = 2**62
 MAX_SHARD_BYTES: Final = 2**50
 MAX_CHUNK_BYTES: Final = 1 << 30

@@ -11,8 +11,6 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Final
 
-import structlog
-
 from powerguard.clock import Clock, boottime_s
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.ups.apcupsd.options import ApcupsdOptions
@@ -86,8 +84,6 @@ def _self_test(status: Status) -> str:
     on_battery = bool(status.flags & Flag.ONBATT)
     return "LASTXFER" if on_battery and status.values.get("LASTXFER") == _SELF_TEST else ""
 
-
-log = structlog.get_logger(__name__)
 
 _LOST_AFTER = 3
 _LOST_AFTER_S = 3.0
