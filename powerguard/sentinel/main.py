@@ -15,7 +15,7 @@ import structlog
 from aiohttp import web
 from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily
 from prometheus_client.metrics_core import Metric
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.control.admin import TakenError, alone
@@ -176,12 +176,12 @@ def _is_local(request: web.Request) -> bool:
 
 def reads(sentinel: Sentinel, door: Door, page_key: bytes = b"") -> dict[str, Handler]:
     """Return what hosts' keys are not needed for: health and the page for all, metrics only from this machine."""
-    own = registry(sentinel, door)
+    collector = SentinelCollector(sentinel, door)
 
     async def metrics(request: web.Request) -> web.Response:
         if not _is_local(request):
             return respond(error_json("metrics name hosts and UPSes: read them on the sentinel's own machine", 403))
-        body, kind = scrape(own, request.headers.get("Accept", ""))
+        body, kind = scrape(collector, request.headers.get("Accept", ""))
         return respond((200, body, kind))
 
     async def healthz(_: web.Request) -> web.Response:
@@ -293,10 +293,6 @@ class SentinelCollector(Collector):
         self._sentinel = sentinel
         self._door = door
 
-    def describe(self) -> Iterator[Metric]:
-        """Name no families beforehand."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         """Yield every family, those without a series too."""
         gauges = dict(self._gauges())
@@ -329,10 +325,3 @@ class SentinelCollector(Collector):
         yield "orders", {(host, result): count for (host, result), count in self._sentinel.orders.items()}
         yield "intents_ended", {(host, how): count for (host, how), count in self._sentinel.ends.items()}
         yield "requests", {(word,): self._door.counts[word] for word in ANSWERS}
-
-
-def registry(sentinel: Sentinel, door: Door) -> CollectorRegistry:
-    """Return a registry of this sentinel only."""
-    own = CollectorRegistry(auto_describe=False)
-    own.register(SentinelCollector(sentinel, door))
-    return own

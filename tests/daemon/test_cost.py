@@ -15,7 +15,7 @@ from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.observe import figures
-from powerguard.daemon.observe.metrics import registry, scrape
+from powerguard.daemon.observe.metrics import DaemonCollector, scrape
 from powerguard.sim.world import policies
 from tests.daemon.looped import CHECKPOINT_S, World, in_virtual_time, now_s, until
 from tests.daemon.watched import outage, scene
@@ -159,7 +159,7 @@ async def test_metrics_history_and_report_agree(tmp_path: Path, capsys: pytest.C
     async with world.running() as daemon:
         await over(daemon)
     async with world.running() as daemon:
-        body, _ = scrape(registry(daemon), "")
+        body, _ = scrape(DaemonCollector(daemon), "")
     told = {
         (sample.name.removeprefix("powerguard_"), *sample.labels.values()): sample.value
         for family in parse_text(body.decode())

@@ -14,7 +14,7 @@ from powerguard.core.model.actions import SyncFilesystems
 from powerguard.core.model.events import Done
 from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import Battery, Feed, GpuCap, Maintenance, Online, State
-from powerguard.daemon.observe.metrics import LIFETIME, OPENMETRICS, SECTIONS, TEXT, reference, registry, scrape
+from powerguard.daemon.observe.metrics import LIFETIME, OPENMETRICS, SECTIONS, TEXT, DaemonCollector, reference, scrape
 from powerguard.daemon.observe.port import BmcView, Daemon
 from powerguard.ups.snmp.traps import TrapCounts
 from tests.daemon.watched import (
@@ -37,7 +37,7 @@ Labels = frozenset[tuple[str, str]]
 
 
 def scraped(daemon: Daemon) -> dict[tuple[str, Labels], float]:
-    body, kind = scrape(registry(daemon), "text/plain")
+    body, kind = scrape(DaemonCollector(daemon), "text/plain")
     assert kind == TEXT
     return {
         (sample.name, frozenset(sample.labels.items())): sample.value
@@ -66,7 +66,7 @@ def test_one_phase_holds(phase: str) -> None:
 @pytest.mark.parametrize("phase", PHASES)
 def test_promtool_has_nothing_to_say(phase: str, make: Callable[[str], Daemon]) -> None:
     """Prometheus' own linter, in every phase."""
-    body, _ = scrape(registry(make(phase)), "")
+    body, _ = scrape(DaemonCollector(make(phase)), "")
     told = subprocess.run([require("promtool"), "check", "metrics"], input=body, capture_output=True, check=False)
     assert (told.returncode, told.stdout + told.stderr) == (0, b"")
 
@@ -74,7 +74,7 @@ def test_promtool_has_nothing_to_say(phase: str, make: Callable[[str], Daemon]) 
 @pytest.mark.parametrize("phase", PHASES)
 def test_openmetrics_parses(phase: str) -> None:
     """The strict parser refuses interleaved families and counters without _total."""
-    body, kind = scrape(registry(scene(phase)), "application/openmetrics-text; version=1.0.0")
+    body, kind = scrape(DaemonCollector(scene(phase)), "application/openmetrics-text; version=1.0.0")
     assert kind == OPENMETRICS
     assert body.endswith(b"# EOF\n")
     assert len(list(parse_openmetrics(body.decode()))) > 40
@@ -248,7 +248,7 @@ def test_histogram_is_cumulative() -> None:
 def test_no_label_holds_an_outage() -> None:
     """An id in a label is a new series for each outage, for ever."""
     for phase in PHASES:
-        body, _ = scrape(registry(scene(phase)), "")
+        body, _ = scrape(DaemonCollector(scene(phase)), "")
         assert b"6f1d2c3b" not in body
 
 

@@ -13,7 +13,7 @@ from powerguard.cli.doctor.rivals import trap_findings
 from powerguard.cli.render import Paint
 from powerguard.cli.status import describe
 from powerguard.clock import boottime_s
-from powerguard.daemon.observe.metrics import registry, scrape
+from powerguard.daemon.observe.metrics import DaemonCollector, scrape
 from powerguard.daemon.observe.port import Daemon
 from powerguard.daemon.observe.status import status
 from powerguard.daemon.wiring import Ports, build, trap_listener, trap_names
@@ -53,7 +53,7 @@ def settings(folder: Path, traps: str) -> Settings:
 
 
 def families(daemon: Daemon) -> dict[str, list[tuple[dict[str, str], float]]]:
-    body, _ = scrape(registry(daemon), "text/plain")
+    body, _ = scrape(DaemonCollector(daemon), "text/plain")
     return {
         family.name.removeprefix("powerguard_"): [(sample.labels, sample.value) for sample in family.samples]
         for family in parse_text(body.decode())

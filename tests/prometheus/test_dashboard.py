@@ -19,7 +19,7 @@ from powerguard.core.model.events import Reading, TrainerSeen
 from powerguard.core.model.state import Holding, Online, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.loop import Loop
-from powerguard.daemon.observe.metrics import registry, scrape
+from powerguard.daemon.observe.metrics import DaemonCollector, scrape
 from tests.daemon.looped import Card, World, in_virtual_time, now_s, until
 from tests.daemon.watched import drilled
 from tests.peers import require
@@ -64,7 +64,7 @@ class Scraped:
 
     async def watch(self, daemon: Loop) -> None:
         """Scrape it for as long as it lives; its trainer tells a step each time."""
-        own = registry(daemon)
+        collector = DaemonCollector(daemon)
         while True:
             trainer = daemon.state.trainers[0]
             if not trainer.paused:
@@ -73,7 +73,7 @@ class Scraped:
                 daemon.submit(seen)
             await rest(0.5)
             at_s = self._zero_s + now_s()
-            for family in parse_text(scrape(own, "")[0].decode()):
+            for family in parse_text(scrape(collector, "")[0].decode()):
                 for sample in family.samples:
                     labels = ",".join(f'{name}="{value}"' for name, value in sample.labels.items())
                     both = f'job="powerguard",instance="gpu-01"{"," if labels else ""}{labels}'

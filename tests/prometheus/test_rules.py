@@ -12,7 +12,7 @@ import yaml
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from powerguard.core.model.policy import Mode
-from powerguard.daemon.observe.metrics import PREFIX, SECTIONS, registry, scrape
+from powerguard.daemon.observe.metrics import PREFIX, SECTIONS, DaemonCollector, scrape
 from powerguard.daemon.observe.port import BmcView, Daemon
 from powerguard.daemon.observe.readiness import ERRORS, WARNINGS
 from powerguard.sentinel.main import COUNTERS, GAUGES
@@ -77,7 +77,7 @@ def test_every_alert_has_a_story_that_fires_it_and_one_that_does_not() -> None:
 
 def series_of(daemon: Daemon, every_s: int, steps: int) -> list[dict[str, str]]:
     """Return what Prometheus would have scraped of this daemon, with its clocks and its training running on."""
-    body, _ = scrape(registry(daemon), "")
+    body, _ = scrape(DaemonCollector(daemon), "")
     found = [{"series": f"up{{{HOST}}}", "values": f"1x{steps}"}]
     for family in parse_text(body.decode()):
         for sample in family.samples:

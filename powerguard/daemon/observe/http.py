@@ -20,7 +20,7 @@ from aiohttp.http_exceptions import HttpProcessingError
 
 from powerguard.daemon.attempt import keep_running
 from powerguard.daemon.observe.learned import battery_view
-from powerguard.daemon.observe.metrics import registry, scrape
+from powerguard.daemon.observe.metrics import DaemonCollector, scrape
 from powerguard.daemon.observe.page.updates import EVENTS_TYPE, READERS, Page, ReportError, Reports
 from powerguard.daemon.observe.page.view import policy
 from powerguard.daemon.observe.page.words import language_of
@@ -201,7 +201,7 @@ class Views:
     def __init__(self, daemon: Daemon) -> None:
         """Watch this daemon."""
         self._daemon = daemon
-        self._registry = registry(daemon)
+        self._collector = DaemonCollector(daemon)
         self._made: dict[str, tuple[float, Answer]] = {}
 
     def answer(self, name: str, make: Callable[[], Answer]) -> Answer:
@@ -219,7 +219,7 @@ class Views:
         wanted = "application/openmetrics-text" if "application/openmetrics-text" in accept else ""
 
         def make() -> Answer:
-            body, kind = scrape(self._registry, wanted)
+            body, kind = scrape(self._collector, wanted)
             return 200, body, kind
 
         return self.answer(f"metrics {wanted}", make)

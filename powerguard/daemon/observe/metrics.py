@@ -1,14 +1,4 @@
-"""The scrape: the table of families, turned into what Prometheus reads. A registry of its own, no global state.
-
-What metric families are made of: one moment of the daemon, and the ways to make series of it.
-
-The metric families of drills have the moment of the last one, not its age: Prometheus has its own clock.
-
-The metric families of what was learned: battery, needs, and the GPU cap that rests on them.
-
-Metric families of the trap port; without one there are no series at all.
-
-Every metric family in one table: the scrape and the reference page are both made from it.
+"""Every metric family in one table: the scrape and the reference page are both made from it.
 
 Base units, `_total` only on counters, moments as Unix seconds. What is not known is absent, never 0. Label values of a
 closed set are always all there, so that `rate()` and `== 0` see the very first event. No label grows without bound,
@@ -25,7 +15,7 @@ from prometheus_client.core import CounterMetricFamily, GaugeMetricFamily, Histo
 from prometheus_client.exposition import generate_latest
 from prometheus_client.metrics_core import Metric
 from prometheus_client.openmetrics import exposition as openmetrics
-from prometheus_client.registry import Collector, CollectorRegistry
+from prometheus_client.registry import Collector
 
 from powerguard.core.decide import conditions
 from powerguard.core.decide.transitions import TABLE
@@ -97,32 +87,24 @@ class Family:
 # --- What samples are made of ---------------------------------------------------------------------------------------
 
 
+def _known(series: Iterable[tuple[tuple[str, ...], Number]]) -> Iterator[Sample]:
+    """Leave out what is not known."""
+    return ((labels, float(value)) for labels, value in series if value is not None)
+
+
 def plain(value: Callable[[View], Number]) -> Samples:
-    """One series without labels, or none when not known."""
-
-    def samples(view: View) -> Iterator[Sample]:
-        told = value(view)
-        if told is not None:
-            yield (), float(told)
-
-    return samples
+    """One series without labels."""
+    return lambda view: _known([((), value(view))])
 
 
 def of_ups(value: Callable[[View], Number]) -> Samples:
     """One series for each UPS."""
-
-    def samples(view: View) -> Iterator[Sample]:
-        for each in view.each:
-            told = value(each)
-            if told is not None:
-                yield (each.ups,), float(told)
-
-    return samples
+    return lambda view: _known(((each.ups,), value(each)) for each in view.each)
 
 
 def of_feed(value: Callable[[View], Number]) -> Samples:
     """One series for the host, under the name of its UPS or of the first of several."""
-    return lambda view: [] if (told := value(view)) is None else [((view.ups,), float(told))]
+    return lambda view: _known([((view.ups,), value(view))])
 
 
 def of_reading(value: Callable[[Reading], Number]) -> Samples:
@@ -130,23 +112,11 @@ def of_reading(value: Callable[[Reading], Number]) -> Samples:
 
 
 def of_source(value: Callable[[View, SourceView], Number]) -> Samples:
-    def samples(view: View) -> Iterator[Sample]:
-        for source in view.daemon.sources:
-            told = value(view, source)
-            if told is not None:
-                yield (source.ups, source.source), float(told)
-
-    return samples
+    return lambda view: _known(((each.ups, each.source), value(view, each)) for each in view.daemon.sources)
 
 
 def of_trainer(value: Callable[[View, Trainer], Number]) -> Samples:
-    def samples(view: View) -> Iterator[Sample]:
-        for trainer in view.daemon.state.trainers:
-            told = value(view, trainer)
-            if told is not None:
-                yield (trainer.name,), float(told)
-
-    return samples
+    return lambda view: _known(((each.name,), value(view, each)) for each in view.daemon.state.trainers)
 
 
 def of_bmc(value: Callable[[View, BmcView], Number]) -> Samples:
@@ -301,11 +271,8 @@ def _results(view: View) -> Iterator[Sample]:
 
 
 def _last_trap(view: View) -> Iterator[Sample]:
-    if view.daemon.traps is not None:
-        for ups, at_s in view.daemon.traps.last_at_s.items():
-            moment = view.times.at(at_s)
-            if moment is not None:
-                yield (ups,), moment
+    last = {} if view.daemon.traps is None else view.daemon.traps.last_at_s
+    return _known(((ups,), view.times.at(at_s)) for ups, at_s in last.items())
 
 
 TRAPS: Final[tuple[Family, ...]] = (
@@ -726,13 +693,7 @@ _PAST: Final = (
 
 
 def _of_target(value: Callable[[TargetView], Number]) -> Samples:
-    def samples(view: View) -> Iterator[Sample]:
-        for target in view.daemon.message_targets:
-            told = value(target)
-            if told is not None:
-                yield (target.name,), float(told)
-
-    return samples
+    return lambda view: _known(((each.name,), value(each)) for each in view.daemon.message_targets)
 
 
 _MESSAGES: Final = (
@@ -832,10 +793,6 @@ class DaemonCollector(Collector):
         """Watch this daemon."""
         self._daemon = daemon
 
-    def describe(self) -> Iterator[Metric]:
-        """Name no families beforehand: registration must not read a daemon that is still starting."""
-        return iter(())
-
     def collect(self) -> Iterator[Metric]:
         """Yield every family, also those without a series: a query for them then finds a type."""
         view = View(self._daemon)
@@ -876,18 +833,11 @@ _classic: Callable[[Collector], bytes] = generate_latest
 _openmetrics: Callable[[Collector], bytes] = openmetrics.generate_latest
 
 
-def registry(daemon: Daemon) -> CollectorRegistry:
-    """Return a registry of this daemon only."""
-    own = CollectorRegistry(auto_describe=False)
-    own.register(DaemonCollector(daemon))
-    return own
-
-
-def scrape(own: CollectorRegistry, accept: str) -> tuple[bytes, str]:
+def scrape(collector: Collector, accept: str) -> tuple[bytes, str]:
     """Return body and content type for an Accept header: OpenMetrics where it is named, else the classic text."""
     if "application/openmetrics-text" in accept:
-        return _openmetrics(own), OPENMETRICS
-    return _classic(own), TEXT
+        return _openmetrics(collector), OPENMETRICS
+    return _classic(collector), TEXT
 
 
 def reference() -> str:
