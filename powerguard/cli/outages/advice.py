@@ -482,4 +482,3 @@ _RULES: Final = (
     _grade, _stop, _journal, _health,
 )  # fmt: skip
 _RULES_OF_DRY_RUN: Final = (_dirty, _sources, _late, _journal, _health)
-"""Return the battery's discharge at an unchanged load, if it was deep enough."""

@@ -155,7 +155,6 @@ class Slurmctld:
         self.now_s = -math.inf
         self.requeued: list[tuple[int, int, str, str]] = []
         """(host, boot, outage, job) of every requeue that powerguard has ordered."""
-        """A fault or a person has kept Slurm from doing what was asked."""
         self._deeds = sorted(deeds)
         self._words: list[Word] = []
         self._held_up: list[tuple[float, Word, tuple[str, ...]]] = []
