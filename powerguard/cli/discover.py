@@ -14,24 +14,23 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass, field, replace
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from pydantic import ValidationError
 
-from powerguard.cli.imports.draft import scalar
+from powerguard.cli.imports import apcupsd as import_apcupsd
+from powerguard.cli.imports import nut as import_nut
+from powerguard.cli.imports.draft import Draft, ReadError, scalar
 from powerguard.cli.render import Paint, clean, duration, number, table
 from powerguard.cli.shared import EX_NOINPUT, EX_NOTHING, EX_USAGE, add_snmp_secrets, fail, snmp_secrets
+from powerguard.options import SecretError
 from powerguard.settings.load import SettingsError, load
 from powerguard.settings.ups_models import from_data_sheet
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.base import why_not_found
-from powerguard.ups.discover import MAX_ADDRESSES, Found, alike, merged
+from powerguard.ups.discover import KINDS, MAX_ADDRESSES, Found, Search, Wanted, alike, merged
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.snmp.options import SnmpOptions
-
-if TYPE_CHECKING:
-    from powerguard.ups.discover import Found, Search, Wanted
-
 
 _NAME: Final = re.compile(r"[^a-z0-9]+")
 
@@ -216,10 +215,6 @@ def _skipped(path: Path, error: OSError) -> str:
 
 def _from_files(nut: Path, apcupsd: Path, targets: Targets) -> list[str]:
     """Read NUT's and apcupsd's files as `powerguard import` does; returns the hosts of cards that they name."""
-    from powerguard.cli.imports import apcupsd as import_apcupsd
-    from powerguard.cli.imports import nut as import_nut
-    from powerguard.cli.imports.draft import Draft, ReadError
-
     draft = Draft()
     try:
         if nut.is_dir():
@@ -292,8 +287,6 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    from powerguard.options import SecretError
-
     try:
         return asyncio.run(_run(args))
     except TargetError as error:
@@ -305,8 +298,6 @@ def run(args: argparse.Namespace) -> int:
 
 
 def _told(error: ValueError) -> str:
-    from pydantic import ValidationError
-
     if not isinstance(error, ValidationError):
         return str(error)
     problems = [(".".join(map(str, one["loc"])), one["msg"].removeprefix("Value error, ")) for one in error.errors()]
@@ -314,16 +305,13 @@ def _told(error: ValueError) -> str:
 
 
 async def _run(args: argparse.Namespace) -> int:
-    from powerguard.cli.imports.nut import folder as nut_folder
-    from powerguard.ups.discover import Search
-
     wanted = _wanted(args)
     if args.targets:
         targets = await from_words(args.targets)
     else:
-        nut = nut_folder() if args.nut is None else Path(args.nut)
+        nut = import_nut.folder() if args.nut is None else Path(args.nut)
         targets = await of_this_host(Path(args.config), nut, Path(args.apcupsd))
-    wanted = _with_targets(wanted, targets)
+    wanted = replace(wanted, addresses=targets.addresses, known=targets.known)
     limit_s = args.deadline if args.deadline is not None else LEAST_S + EACH_S * len(targets.addresses)
     progress = _Progress(quiet=args.json or not sys.stderr.isatty())
     search = Search(wanted, progress.step)
@@ -340,11 +328,8 @@ async def _run(args: argparse.Namespace) -> int:
     return _tell(search, targets, took_s, limit_s, secrets)
 
 
-def _wanted(args: argparse.Namespace) -> "Wanted":
+def _wanted(args: argparse.Namespace) -> Wanted:
     """Read the options. Raises ValueError or SecretError, both before the first request."""
-    from powerguard.ups.discover import KINDS, Wanted
-    from powerguard.ups.snmp.options import SnmpOptions
-
     kinds = tuple(KINDS) if args.only is None else tuple(filter(None, args.only.split(",")))
     if not kinds or not set(kinds) <= set(KINDS):
         msg = f"--only: write some of {','.join(KINDS)}, got {args.only!r}"
@@ -365,12 +350,6 @@ def _wanted(args: argparse.Namespace) -> "Wanted":
             secret.read()
     community = b"public" if options.community is None else options.community.read()
     return Wanted(kinds=kinds, snmp=snmp, community=community, **ports)
-
-
-def _with_targets(wanted: "Wanted", targets: "Targets") -> "Wanted":
-    from dataclasses import replace
-
-    return replace(wanted, addresses=targets.addresses, known=targets.known)
 
 
 class _Progress:
@@ -398,7 +377,7 @@ class _Progress:
 # --- Output -----------------------------------------------------------------------------------------------------------
 
 
-def _tell(search: "Search", targets: "Targets", took_s: float, limit_s: float, secrets: Mapping[str, str]) -> int:
+def _tell(search: Search, targets: Targets, took_s: float, limit_s: float, secrets: Mapping[str, str]) -> int:
     from powerguard.cli.install.host import has_bmc
 
     told = sys.stderr
@@ -431,7 +410,7 @@ def _tell(search: "Search", targets: "Targets", took_s: float, limit_s: float, s
 _HEAD: Final = ("WHAT", "WHERE", "NAME", "SUPPLY", "RUNTIME", "CHARGE", "LOAD", "FAMILY", "MODEL")
 
 
-def _row(one: "Found", paint: Paint) -> tuple[str, ...]:
+def _row(one: Found, paint: Paint) -> tuple[str, ...]:
     supply = clean(one.output_source or "?")
     if one.output_source == "battery":
         supply = "battery" if one.on_battery else "battery?"
@@ -449,7 +428,7 @@ def _row(one: "Found", paint: Paint) -> tuple[str, ...]:
     )
 
 
-def _shape(search: "Search", targets: "Targets", took_s: float, secrets: Mapping[str, str]) -> dict[str, Any]:
+def _shape(search: Search, targets: Targets, took_s: float, secrets: Mapping[str, str]) -> dict[str, Any]:
     from dataclasses import asdict
 
     from powerguard.cli.install.host import has_bmc

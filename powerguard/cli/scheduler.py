@@ -6,7 +6,7 @@ from pathlib import Path
 from typing import Final
 
 from powerguard.cli.shared import EX_CONFIG, fail, print_answer
-from powerguard.settings.load import SettingsError
+from powerguard.settings.load import SettingsError, load
 
 _ROOT: Final = "power"
 """The switch above those of the feeds, so that one job may have nodes of several feeds."""
@@ -49,7 +49,6 @@ def run(args: argparse.Namespace) -> int:
 def _feeds(path: Path) -> dict[str, tuple[str, ...]]:
     """Return the UPSes of each node that a file names. Raises SettingsError with what is wrong for either kind."""
     from powerguard.sentinel import options as sentinel
-    from powerguard.settings.load import load
 
     try:
         hosts = sentinel.load(path).hosts

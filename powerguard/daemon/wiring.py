@@ -18,7 +18,7 @@ from dataclasses import dataclass, field, replace
 from datetime import datetime
 from functools import partial
 from pathlib import Path
-from typing import TYPE_CHECKING, Final, NoReturn, TypedDict
+from typing import Final, NoReturn, TypedDict
 
 import structlog
 
@@ -75,10 +75,11 @@ from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.host.check import HostCheckEffector
 from powerguard.effectors.host.filesystems import SyncEffector
 from powerguard.effectors.host.power import HostEffector
-from powerguard.effectors.options import BmcOptions, OutputOffOptions
+from powerguard.effectors.options import BmcOptions
 from powerguard.effectors.signals.effector import TRAINER_SOCKETS, SignalEffector, SignalHelper
 from powerguard.effectors.slurm.effector import SlurmEffector
 from powerguard.effectors.trainer.effector import TrainerEffector
+from powerguard.effectors.ups_output import by_nut
 from powerguard.effectors.ups_output.effector import Notes, Opening, OutputEffector
 from powerguard.options import Secret, SecretError
 from powerguard.settings.cautions import secrets_in, warnings
@@ -90,11 +91,11 @@ from powerguard.settings.show import changed
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.base import NamedSource, Source
 from powerguard.ups.network import NetworkWatch
+from powerguard.ups.nut import connection
 from powerguard.ups.nut.options import NutOptions
+from powerguard.ups.profiles.load import load_profiles
 from powerguard.ups.snmp.options import SnmpOptions
-
-if TYPE_CHECKING:
-    from powerguard.ups.snmp.traps import TrapListener
+from powerguard.ups.snmp.traps import Card, TrapListener
 
 
 class _Known(TypedDict):
@@ -106,8 +107,6 @@ class _Known(TypedDict):
 
 def trap_names() -> Mapping[str, str]:
     """Return what the profiles call a trap, by its OID. Reads files."""
-    from powerguard.ups.profiles.load import load_profiles  # noqa: PLC0415 - only this function needs the profiles
-
     names: dict[str, str] = {}
     for profile in load_profiles().ranked():
         for oid, word in profile.traps.items():
@@ -117,14 +116,13 @@ def trap_names() -> Mapping[str, str]:
 
 def trap_listener(
     settings: Settings, sources: Sequence[tuple[str, str, Source]], *, clock: Clock, wall: Callable[[], float]
-) -> "TrapListener | None":
+) -> TrapListener | None:
     """Return the listener of the settings; None if they set no trap port. Does not open it yet.
 
     sources: (ups, source name, poller), of which a hint polls those of the UPS that it names.
     """
     if settings.traps is None:
         return None
-    from powerguard.ups.snmp.traps import Card, TrapListener  # noqa: PLC0415 - a host without traps loads none of it
 
     def poll(ups: str) -> None:
         for name, _, source in sources:
@@ -187,26 +185,17 @@ def _longest_stops_s(settings: Settings) -> list[float]:
 
 
 def _opening(settings: Settings, name: str, clock: Clock) -> Opening | None:
-    """Make it. A protocol's modules are loaded here, so that a host without it saves memory (ciphers: 6 MB)."""
+    """Make it. The modules of SNMP are loaded here, so that a host without it saves memory (ciphers: 6 MB)."""
     wanted = settings.ups[name].output_off
     by = None if wanted is None else sender(settings.ups[name].sources, wanted)
     if wanted is None or by is None:
         return None
-    return _by_snmp(by, wanted, clock) if isinstance(by, SnmpOptions) else _by_nut(by, wanted)
-
-
-def _by_snmp(by: SnmpOptions, wanted: OutputOffOptions, clock: Clock) -> Opening:
+    if isinstance(by, NutOptions):
+        return by_nut.opening(lambda: connection.opened(by), wanted)
     from powerguard.effectors.ups_output import by_snmp  # noqa: PLC0415 - see above
     from powerguard.ups.snmp.discovery import opened  # noqa: PLC0415 - see above
 
     return by_snmp.opening(lambda: opened(by, wanted.community), wanted, clock)
-
-
-def _by_nut(by: NutOptions, wanted: OutputOffOptions) -> Opening:
-    from powerguard.effectors.ups_output import by_nut  # noqa: PLC0415 - see above
-    from powerguard.ups.nut import connection  # noqa: PLC0415 - see above
-
-    return by_nut.opening(lambda: connection.opened(by), wanted)
 
 
 def ways_of(

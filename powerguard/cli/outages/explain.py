@@ -3,7 +3,7 @@
 import argparse
 import sys
 from collections.abc import Callable, Mapping, Sequence
-from typing import TYPE_CHECKING, Any, Final
+from typing import Any, Final
 
 from powerguard.cli.outages import history
 from powerguard.cli.outages.facts import OutageFacts, gather, number
@@ -19,11 +19,10 @@ from powerguard.cli.outages.history import (
 from powerguard.cli.render import Paint, after_start, clean, clock_of, duration, fold, mode_note, moment, table
 from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, fail, print_answer
 from powerguard.cli.words import NEED_SHARE, PHASES, durations_in, order, outcome_of, sentence, short_since_s
-from powerguard.daemon.journal import pairs
-
-if TYPE_CHECKING:
-    from powerguard.core.model.policy import Policy
-    from powerguard.daemon.journal import Line, OutageRecord
+from powerguard.core.energy import budget
+from powerguard.core.model.actions import Grade
+from powerguard.core.model.policy import Policy
+from powerguard.daemon.journal import JournalError, Line, OutageRecord, pairs, read_only
 
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
 _SHORT_S: Final = 45.0
@@ -55,8 +54,6 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    from powerguard.daemon.journal import JournalError, read_only
-
     show: Callable[[Mapping[str, Any], Paint], list[str]] = describe
     more: list[str] = []
     try:
@@ -106,7 +103,7 @@ def explained(facts: OutageFacts) -> dict[str, Any]:
     }
 
 
-def _trains_on(story: "Sequence[Line]", until: "Line") -> str:
+def _trains_on(story: Sequence[Line], until: Line) -> str:
     """Name the trainers whose last checkpoint request let them train on."""
     after = {
         str(line.payload.get("trainer")): line.payload.get("after")
@@ -116,7 +113,7 @@ def _trains_on(story: "Sequence[Line]", until: "Line") -> str:
     return ", ".join(name for name, then in after.items() if then == "continue")
 
 
-def _add_wait(steps: Sequence[dict[str, Any]], policy: "Policy | None") -> None:
+def _add_wait(steps: Sequence[dict[str, Any]], policy: Policy | None) -> None:
     """Explain at the commit why it did not come as soon as the stop no longer fitted."""
     latched = next((step for step in steps if step["numbers"].get("new") == "shutdown"), None)
     if latched is None or policy is None or latched["because"] != "budget":
@@ -135,7 +132,7 @@ def _add_wait(steps: Sequence[dict[str, Any]], policy: "Policy | None") -> None:
         )
 
 
-def _step(elapsed: "Elapsed", line: "Line", story: "Sequence[Line]", mode: str | None) -> dict[str, Any]:
+def _step(elapsed: Elapsed, line: Line, story: Sequence[Line], mode: str | None) -> dict[str, Any]:
     numbers = pairs(line.payload.get("numbers"))
     context: dict[str, object] = {"trains_on": _trains_on(story, line)}
     if line.event == "host_powered_on":
@@ -155,7 +152,7 @@ def _step(elapsed: "Elapsed", line: "Line", story: "Sequence[Line]", mode: str |
     }
 
 
-def _ordered(elapsed: "Elapsed", line: "Line", mode: str | None) -> dict[str, Any]:
+def _ordered(elapsed: Elapsed, line: Line, mode: str | None) -> dict[str, Any]:
     whom = str(line.payload.get("trainer") or "")
     text = f"order: {order(line.event, whom)}"
     if line.event == "ResumeTrainer":
@@ -173,7 +170,7 @@ def _ordered(elapsed: "Elapsed", line: "Line", mode: str | None) -> dict[str, An
     }
 
 
-def _phase(record: "OutageRecord", steps: Sequence[Mapping[str, Any]]) -> str:
+def _phase(record: OutageRecord, steps: Sequence[Mapping[str, Any]]) -> str:
     if record.ended_wall is not None:
         return "online"
     news = [str(step["numbers"].get("new")) for step in steps if step["event"] == "phase_changed"]
@@ -201,10 +198,10 @@ def _returned_s(readings: Sequence[tuple[float, str]], since_s: float) -> float 
 
 
 def what_if(
-    record: "OutageRecord",
+    record: OutageRecord,
     steps: Sequence[Mapping[str, Any]],
     readings: Sequence[tuple[float, str]],
-    policy: "Policy | None",
+    policy: Policy | None,
 ) -> list[str]:
     """Return what would have changed the outcome, by the readings and budgets of that time.
 
@@ -259,16 +256,13 @@ def _spare(ended: Mapping[str, Any] | None) -> list[str]:
     ]
 
 
-def _grades(latched: Mapping[str, Any], grade: object, policy: "Policy | None") -> list[str]:
+def _grades(latched: Mapping[str, Any], grade: object, policy: Policy | None) -> list[str]:
     """Say what a more orderly stop would have needed. grade: of the ordered stop."""
-    from powerguard.core.energy.budget import stop_s
-    from powerguard.core.model.actions import Grade
-
     numbers = latched["numbers"]
     reff_s = number(numbers.get("reff_now_s"))
     if policy is None or reff_s is None or grade not in (Grade.SHORT, Grade.BARE):
         return []
-    full_s = stop_s(policy, Grade.FULL, reserve_s=0.0)
+    full_s = budget.stop_s(policy, Grade.FULL, reserve_s=0.0)
     if full_s <= reff_s:
         return []
     had = f"A full stop needs {duration(full_s)} without its reserve; there were {duration(reff_s)}"
@@ -277,7 +271,7 @@ def _grades(latched: Mapping[str, Any], grade: object, policy: "Policy | None") 
 
 
 def _on_battery_s(
-    record: "OutageRecord", steps: Sequence[Mapping[str, Any]], readings: Sequence[tuple[float, str]]
+    record: OutageRecord, steps: Sequence[Mapping[str, Any]], readings: Sequence[tuple[float, str]]
 ) -> float | None:
     """Seconds on battery; of an outage that runs so far, for its figures are written only now and then."""
     known = number(record.figures.get("on_battery_s"))
@@ -291,10 +285,10 @@ def _on_battery_s(
 
 
 def _durations(
-    record: "OutageRecord",
+    record: OutageRecord,
     steps: Sequence[Mapping[str, Any]],
     readings: Sequence[tuple[float, str]],
-    elapsed: "Elapsed",
+    elapsed: Elapsed,
 ) -> dict[str, float | None]:
     """Return how long each part took, in seconds; None if it did not happen or is unknown."""
     at = {name: None if (s := _moment_of(steps, name)) is None else float(s["after_s"]) for name in PHASES}

@@ -12,19 +12,29 @@ from collections.abc import Mapping, Sequence
 from datetime import datetime
 from difflib import get_close_matches
 from pathlib import Path
-from typing import TYPE_CHECKING, Any, Final, NamedTuple
+from typing import Any, Final, NamedTuple
 
 from powerguard.cli.render import Paint, clean, duration, fold, moment, table
 from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, fail
 from powerguard.cli.status import JOURNAL
 from powerguard.core.comeback.recovery import LONGEST_GAP_S
-from powerguard.daemon.journal import Line, OutageRecord, Recorded, following, history, notes, outage, pairs, recording
+from powerguard.daemon.journal import (
+    JournalError,
+    Line,
+    OutageRecord,
+    Recorded,
+    following,
+    history,
+    notes,
+    outage,
+    pairs,
+    read_only,
+    recording,
+)
+from powerguard.daemon.journal.export import lines
 from powerguard.daemon.observe import figures
+from powerguard.daemon.observe.status import VERSION
 from powerguard.effectors.bmc.ipmi import RestartCause
-
-if TYPE_CHECKING:
-    from powerguard.daemon.journal import OutageRecord
-
 
 SHOWN: Final = 5
 _ALL: Final = 1_000_000
@@ -222,8 +232,6 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    from powerguard.daemon.journal import JournalError, read_only
-
     try:
         with read_only(journal_of(args)) as db:
             if args.history_verb == "export":
@@ -235,13 +243,9 @@ def run(args: argparse.Namespace) -> int:
         return fail(args, "history", str(error), EX_NOINPUT)
 
 
-def _export(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - sqlite3 is imported only if needed
-    from powerguard.daemon.journal import history
-    from powerguard.daemon.journal.export import lines
-    from powerguard.daemon.observe.status import VERSION
-
+def _export(args: argparse.Namespace, db: sqlite3.Connection) -> int:
     everything = args.outage == "all"
-    names = [each.id for each in reversed(history(db, 1_000_000))] if everything else [find(db, args.outage).id]
+    names = [each.id for each in reversed(history(db, _ALL))] if everything else [find(db, args.outage).id]
     for name in names:
         for line in lines(db, name, version=VERSION, anonymize=args.anonymize):
             print(json.dumps(line, separators=(",", ":")))
@@ -315,7 +319,7 @@ def cost_rows(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above
+def _list(args: argparse.Namespace, db: sqlite3.Connection) -> int:
     since_s = _since(args.since)
     records = _began_since(db, since_s)[: max(1, args.limit)]
     told = [
@@ -355,7 +359,7 @@ def _list(args: argparse.Namespace, db: Any) -> int:  # noqa: ANN401 - as above
 _HEAD: Final = ("began", "lasted", "on battery", "checkpoint", "commit after", "recovery", "outcome", "outage")
 
 
-def _lasted_s(record: "OutageRecord") -> float | None:
+def _lasted_s(record: OutageRecord) -> float | None:
     """Seconds that it lasted, by the boot's clock if known; None while it runs, or if unknown."""
     if record.ended_wall is None:
         return None

@@ -14,13 +14,18 @@ from collections.abc import Mapping, Sequence
 from pathlib import Path
 from typing import Any, Final, NamedTuple
 
-from powerguard.cli.outages.facts import LATE_REBOOT
-from powerguard.cli.outages.history import UnknownOutageError, add_journal, cost_rows, journal_of
+from powerguard.cli.outages import advice as judged
+from powerguard.cli.outages import facts
+from powerguard.cli.outages.explain import explained
+from powerguard.cli.outages.facts import LATE_REBOOT, OutageFacts
+from powerguard.cli.outages.history import Outage, UnknownOutageError, add_journal, cost_rows, journal_of, read
 from powerguard.cli.outages.picture import PHASE_WORDS, Mark, style, timeline
 from powerguard.cli.render import Paint, clean, duration, fold, is_endless, mode_note, moment, table
 from powerguard.cli.shared import EX_CANTCREAT, EX_NOINPUT, EX_USAGE, fail
 from powerguard.cli.status import last_battery
 from powerguard.cli.words import PHASES, durations_in, outcome_of
+from powerguard.core.model.policy import Mode
+from powerguard.daemon.journal import JournalError, read_only
 from powerguard.daemon.observe import figures
 
 
@@ -414,9 +419,6 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    from powerguard.cli.outages.history import read
-    from powerguard.daemon.journal import JournalError, read_only
-
     try:
         path = journal_of(args)
         with read_only(path) as db:
@@ -447,16 +449,11 @@ def _write(args: argparse.Namespace, page: str) -> int:
     return 0
 
 
-def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa: ANN401 - `history.Outage`, whose imports a verb's help does not need
+def reported(outage: Outage, *, measured: bool = False) -> dict[str, Any]:
     """Return the outage as one object, for text, page and --json.
 
     measured: the battery's health has been measured by now.
     """
-    from powerguard.cli.outages import advice as judged
-    from powerguard.cli.outages import facts
-    from powerguard.cli.outages.explain import explained
-    from powerguard.core.model.policy import Mode
-
     told = facts.gather(outage)
     story = explained(told)
     record = outage.record
@@ -494,7 +491,7 @@ def reported(outage: Any, *, measured: bool = False) -> dict[str, Any]:  # noqa:
     return report | {"advice": judged.advice(told, report, measured=measured), "what_if": story["what_if"]}
 
 
-def doubts(told: Any) -> list[str]:  # noqa: ANN401 - `facts.OutageFacts`, as above
+def doubts(told: OutageFacts) -> list[str]:
     """Return the parts of this report that the journal does not prove."""
     found = []
     dropped = sum(row.heard.dropped for row in told.outage.rows)
@@ -502,7 +499,9 @@ def doubts(told: Any) -> list[str]:  # noqa: ANN401 - `facts.OutageFacts`, as ab
         found.append("this journal did not keep every reading: times are exact to 5 s, and the settings are unknown")
     elif dropped:
         found.append(f"{dropped} readings are missing")
-    missing = sum(int(step.line.payload.get("steps") or 0) for step in told.steps if step.line.kind == "gap")
+    missing = sum(
+        int(facts.number(step.line.payload.get("steps")) or 0) for step in told.steps if step.line.kind == "gap"
+    )
     if missing:
         found.append(f"{missing} steps are missing")
     if not told.steps:

@@ -4,6 +4,7 @@ import argparse
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get
+from powerguard.cli.plan import picture
 from powerguard.cli.render import Paint, clean, clock_of, duration, fold, is_endless, is_utf8, table
 from powerguard.cli.shared import EX_DOWN, EX_USAGE, fail, print_answer
 from powerguard.cli.status import BEGUN, CALLED_OFF, describe_step
@@ -95,14 +96,10 @@ def _picture(told: dict[str, Any]) -> list[str]:
 
 
 def _drawn(told: dict[str, Any], paint: Paint) -> list[str]:
-    from powerguard.cli.plan import picture
-
     return picture.text(picture.from_plan(told), paint, utf8=is_utf8(), width=picture.room())
 
 
 def _drawn_tiers(tiers: list[dict[str, Any]], paint: Paint) -> list[str]:
-    from powerguard.cli.plan import picture
-
     rows = [
         (
             f"tier {each['tier']}{' (this host)' if each['own'] else ''}",
