@@ -8,7 +8,6 @@ from powerguard.cli.outages.facts import (
     LATE_REBOOT,
     OutageFacts,
     measured,
-    number,
     ordered_grade,
     predicted_paused_load,
 )
@@ -19,6 +18,7 @@ from powerguard.core.energy import needs
 from powerguard.core.energy.budget import stop_s
 from powerguard.core.model.actions import Grade
 from powerguard.core.model.policy import Mode
+from powerguard.daemon.observe.figures import number
 
 LATE_S: Final = 5.0
 """Longest good time from the loss of power to two witnesses; a second or two is possible."""

@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from powerguard.cli.outages import history
-from powerguard.cli.outages.facts import OutageFacts, gather, number
+from powerguard.cli.outages.facts import OutageFacts, gather
 from powerguard.cli.outages.history import (
     Elapsed,
     UnknownOutageError,
@@ -23,6 +23,7 @@ from powerguard.core.energy import budget
 from powerguard.core.model.actions import Grade
 from powerguard.core.model.policy import Policy
 from powerguard.daemon.journal import JournalError, Line, OutageRecord, pairs, read_only
+from powerguard.daemon.observe.figures import number
 
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
 _SHORT_S: Final = 45.0

@@ -18,6 +18,7 @@ from powerguard.core.model.policy import Policy
 from powerguard.core.model.serialisation import PlainError, from_plain
 from powerguard.daemon.journal import Line, pairs
 from powerguard.daemon.journal.records import ReplayStart
+from powerguard.daemon.observe.figures import number
 from powerguard.effectors.bmc.ipmi import RestartCause
 
 LATE_REBOOT: Final = "late-reboot"
@@ -108,11 +109,6 @@ def _numbers(line: Line) -> dict[str, Any]:
     if line.kind == "action":
         return dict(line.payload)
     return pairs(line.payload.get("detail" if line.kind == "outcome" else "numbers"))
-
-
-def number(value: object) -> float | None:
-    """Return a number, else None: true is not 1."""
-    return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
 # --- Feeds ------------------------------------------------------------------------------------------------------------

@@ -500,7 +500,7 @@ def doubts(told: OutageFacts) -> list[str]:
     elif dropped:
         found.append(f"{dropped} readings are missing")
     missing = sum(
-        int(facts.number(step.line.payload.get("steps")) or 0) for step in told.steps if step.line.kind == "gap"
+        int(figures.number(step.line.payload.get("steps")) or 0) for step in told.steps if step.line.kind == "gap"
     )
     if missing:
         found.append(f"{missing} steps are missing")

@@ -6,7 +6,6 @@ import math
 import re
 import textwrap
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any, Final
 
 from powerguard.cli.plan import picture
@@ -17,6 +16,7 @@ from powerguard.cli.shared import EX_CONFIG, EX_USAGE, fail
 from powerguard.core.energy import account
 from powerguard.core.model.actions import Grade
 from powerguard.core.size.host import Fix, Lever, Size, Verdict, size
+from powerguard.daemon.observe.status import VERSION
 
 SCHEMA_VERSION: Final = 1
 
@@ -55,7 +55,7 @@ def view(question: Asked, answer: Size) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "object": "size",
-        "version": version("powerguard"),
+        "version": VERSION,
         "ups": question.title,
         "verdict": answer.verdict.value,
         "fits": answer.verdict is Verdict.FULL,

@@ -4,7 +4,6 @@ import argparse
 import json
 import math
 from collections.abc import Sequence
-from importlib.metadata import version
 from typing import Any, Final
 
 from powerguard.cli.plan import picture
@@ -14,6 +13,7 @@ from powerguard.cli.render import Paint, clean, duration, fold, is_utf8, table
 from powerguard.cli.shared import EX_CONFIG, EX_USAGE, fail
 from powerguard.core.size.host import Verdict
 from powerguard.core.size.rack import GroupCourse, RackCourse, course
+from powerguard.daemon.observe.status import VERSION
 
 SCHEMA_VERSION: Final = 1
 
@@ -42,7 +42,7 @@ def view(question: AskedHosts, answer: RackCourse) -> dict[str, Any]:
     return {
         "schema_version": SCHEMA_VERSION,
         "object": "size_hosts",
-        "version": version("powerguard"),
+        "version": VERSION,
         "ups": question.title,
         "verdict": answer.verdict.value,
         "fits": answer.verdict is Verdict.FULL,

@@ -54,9 +54,9 @@ class Figures:
                     outcome=record.outcome or "lost",
                     began_wall_s=record.started_wall,
                     ended_wall_s=record.ended_wall,
-                    on_battery_s=_number(record.figures.get("on_battery_s")),
-                    checkpoint_s=_number(record.figures.get("checkpoint_s")),
-                    recovery_s=_number(record.figures.get("recovery_s")),
+                    on_battery_s=number(record.figures.get("on_battery_s")),
+                    checkpoint_s=number(record.figures.get("checkpoint_s")),
+                    recovery_s=number(record.figures.get("recovery_s")),
                 )
                 break
 
@@ -111,7 +111,7 @@ class Figures:
     def _ended(self, daemon: _Daemon, note: Note, state: State) -> None:
         values = dict(note.numbers)
         outcome = str(values.get("outcome"))
-        lasted_s = _number(values.get("lasted_s")) or 0.0
+        lasted_s = number(values.get("lasted_s")) or 0.0
         now_s, now_wall_s = daemon.clock(), daemon.wall()
         if outcome in {"clean_shutdown", "dirty"}:
             # On battery as long as the daemon counted it: until the last written step of the old boot.
@@ -121,7 +121,7 @@ class Figures:
             self._open["on_battery_s"] = _on_battery_s(state, now_s - lasted_s, now_s)
         self._open["lasted_s"] = lasted_s
         self._journal.count(f"outages_{outcome}")
-        on_battery_s = _number(self._open.get("on_battery_s"))
+        on_battery_s = number(self._open.get("on_battery_s"))
         if on_battery_s is not None:
             self._journal.count("on_battery_seconds", on_battery_s)
         self._cost(state)
@@ -131,8 +131,8 @@ class Figures:
             began_wall_s=now_wall_s - lasted_s if self._began_wall_s is None else self._began_wall_s,
             ended_wall_s=now_wall_s,
             on_battery_s=on_battery_s,
-            checkpoint_s=_number(self._open.get("checkpoint_s")),
-            recovery_s=_number(self._open.get("recovery_s")),
+            checkpoint_s=number(self._open.get("checkpoint_s")),
+            recovery_s=number(self._open.get("recovery_s")),
         )
 
     def _cost(self, state: State) -> None:
@@ -169,7 +169,8 @@ def _on_battery_s(state: State, since_s: float, now_s: float) -> float:
     return round(max(0.0, until_s - since_s), 3)
 
 
-def _number(value: Scalar) -> float | None:
+def number(value: object) -> float | None:
+    """Return a number, else None: true is not 1."""
     return float(value) if isinstance(value, int | float) and not isinstance(value, bool) else None
 
 
@@ -250,17 +251,17 @@ class Cost:
 
 def cost_of(figures: Mapping[str, Scalar]) -> Cost | None:
     """Return the cost of an outage from the figures of its record; None if it was not counted."""
-    trainers = _number(figures.get("trainers"))
+    trainers = number(figures.get("trainers"))
     if trainers is None:
         return None
-    lost_s = {cause: round(max(0.0, _number(figures.get(f"lost_{cause}_s")) or 0.0), 3) for cause in CAUSES}
-    gpus = _number(figures.get("gpus"))
-    taken_s = {phase: _number(figures.get(f"return_{phase}_s")) for phase in PHASES}
+    lost_s = {cause: round(max(0.0, number(figures.get(f"lost_{cause}_s")) or 0.0), 3) for cause in CAUSES}
+    gpus = number(figures.get("gpus"))
+    taken_s = {phase: number(figures.get(f"return_{phase}_s")) for phase in PHASES}
     return Cost(
         lost_s=lost_s,
         gpu_s=None if gpus is None or not trainers else round(sum(lost_s.values()) * gpus / trainers, 3),
-        usual_s=_number(figures.get("usual_lost_s")),
-        checkpoints={result: int(_number(figures.get(f"checkpoints_{result}")) or 0) for result in CHECKPOINTS},
+        usual_s=number(figures.get("usual_lost_s")),
+        checkpoints={result: int(number(figures.get(f"checkpoints_{result}")) or 0) for result in CHECKPOINTS},
         return_s={phase: () if seconds is None else (seconds,) for phase, seconds in taken_s.items()},
     )
 
@@ -337,7 +338,7 @@ class Meter:
         self._before, self._at_s = answer.state, now_s
         if not isinstance(answer.state.phase, Recovery):
             there = sum(trainer.alive for trainer in answer.state.trainers)
-            figures["trainers"] = max(_number(figures.get("trainers")) or 0.0, float(there))
+            figures["trainers"] = max(number(figures.get("trainers")) or 0.0, float(there))
         if gpus:
             figures["gpus"] = float(gpus)
         if before is not None and not isinstance(before.phase, Online):
@@ -349,7 +350,7 @@ class Meter:
                 _add(figures, "checkpoints_asked", 1.0)
             elif isinstance(action, ResumeTraining) and self._ordered_s is None and "returned_at_s" in figures:
                 self._ordered_s = now_s
-                _set_s(figures, "return_boot_to_ready_s", now_s - (_number(figures["returned_at_s"]) or 0.0))
+                _set_s(figures, "return_boot_to_ready_s", now_s - (number(figures["returned_at_s"]) or 0.0))
         self._work_at_risk(figures, answer.state, now_s)
 
     def online(self, state: State, now_s: float) -> None:
@@ -373,7 +374,7 @@ class Meter:
         """Give the time since the last step to its cause, for each trainer."""
         if isinstance(before.phase, Recovery):
             # None where the record of an outage that goes on could not be read.
-            _add(figures, "lost_stopped_s", took_s * (_number(figures.get("trainers")) or 0.0))
+            _add(figures, "lost_stopped_s", took_s * (number(figures.get("trainers")) or 0.0))
             return
         ended = isinstance(before.phase, Shutdown)
         for trainer in before.trainers:
@@ -399,25 +400,25 @@ class Meter:
             case "host_returned":
                 self._returned(figures, now, told, now_s)
             case "outage_continued":  # What went on while no daemon ran is what it went on with.
-                self._interval(figures, now, now, _number(told.get("away_s")) or 0.0)
+                self._interval(figures, now, now, number(told.get("away_s")) or 0.0)
             case "host_powered_on" if "return_power_on_to_boot_s" in figures:
-                _add(figures, "return_power_on_to_boot_s", _number(told.get("firmware_s")) or 0.0)
+                _add(figures, "return_power_on_to_boot_s", number(told.get("firmware_s")) or 0.0)
             case "checkpoint_durable":
                 self._durable(figures, before, told)
             case "action_failed" if told.get("action") == "TriggerCheckpoint":
                 _add(figures, "checkpoints_failed", 1.0)
             case "outage_ended" if self._ordered_s is not None:
                 _set_s(figures, "return_ready_to_resumed_s", now_s - self._ordered_s)
-                booted_s = _number(figures.get("return_power_on_to_boot_s")) or 0.0
-                _set_s(figures, "return_total_s", booted_s + now_s - (_number(figures["returned_at_s"]) or 0.0))
+                booted_s = number(figures.get("return_power_on_to_boot_s")) or 0.0
+                _set_s(figures, "return_total_s", booted_s + now_s - (number(figures["returned_at_s"]) or 0.0))
             case _:
                 pass
 
     def _returned(self, figures: dict[str, Scalar], now: State, told: Mapping[str, Scalar], now_s: float) -> None:
         """The host is back: what it had not saved is done again, and it was down all the while."""
-        trainers = _number(figures.get("trainers")) or 0.0
-        _add(figures, "lost_rolled_back_s", _number(figures.pop("at_risk_s", None)) or 0.0)
-        _add(figures, "lost_stopped_s", trainers * (_number(told.get("away_s")) or 0.0))
+        trainers = number(figures.get("trainers")) or 0.0
+        _add(figures, "lost_rolled_back_s", number(figures.pop("at_risk_s", None)) or 0.0)
+        _add(figures, "lost_stopped_s", trainers * (number(told.get("away_s")) or 0.0))
         if not isinstance(now.phase, Online):
             # CLOCK_BOOTTIME began with this boot's kernel.
             _set_s(figures, "dark_s", max(0.0, -now.phase.outage.since_s))
@@ -430,7 +431,7 @@ class Meter:
         trainer = next((each for each in before.trainers if each.name == told.get("trainer")), None)
         if trainer is None:
             return
-        if (_number(told.get("took_s")) or 0.0) > _LONGER * trainer.checkpoint_s + 1.0:
+        if (number(told.get("took_s")) or 0.0) > _LONGER * trainer.checkpoint_s + 1.0:
             _add(figures, "checkpoints_late", 1.0)
         if not trainer.paused:
             _add(figures, "lost_stalled_s", trainer.stall_s or 0.0)
@@ -459,18 +460,18 @@ class Meter:
 
     def end(self, figures: dict[str, Scalar], state: State) -> Cost | None:
         """Close the sums of an outage that has ended, and return them."""
-        trainers = _number(figures.get("trainers")) or 0.0
+        trainers = number(figures.get("trainers")) or 0.0
         learned = state.learned
         back_s = sum(
             needs.median(known) for cost_of in ("boot", "resume") if (known := needs.samples(learned, cost_of))
         )
-        dark_s = _number(figures.get("dark_s"))
+        dark_s = number(figures.get("dark_s"))
         checkpoints_s = [each.checkpoint_s for each in state.trainers]
         usual_s = usual_script_s(
-            dark_s=(_number(figures.get("on_battery_s")) or 0.0) if dark_s is None else dark_s,
-            checkpoint_s=_number(figures.get("checkpoint_s")) or max(checkpoints_s, default=0.0),
-            at_risk_s=(_number(figures.get("at_risk_at_start_s")) or 0.0) / max(1.0, trainers),
-            return_s=_number(figures.get("return_total_s")) or back_s or _USUAL_RETURN_S,
+            dark_s=(number(figures.get("on_battery_s")) or 0.0) if dark_s is None else dark_s,
+            checkpoint_s=number(figures.get("checkpoint_s")) or max(checkpoints_s, default=0.0),
+            at_risk_s=(number(figures.get("at_risk_at_start_s")) or 0.0) / max(1.0, trainers),
+            return_s=number(figures.get("return_total_s")) or back_s or _USUAL_RETURN_S,
         )
         figures["usual_lost_s"] = round(trainers * usual_s, 3)
         for name in ("at_risk_s", "at_risk_at_start_s", "returned_at_s"):
@@ -489,7 +490,7 @@ def _waits(trainer: Trainer, after: Trainer) -> bool:
 
 
 def _add(figures: dict[str, Scalar], name: str, by: float) -> None:
-    figures[name] = round((_number(figures.get(name)) or 0.0) + by, 3)
+    figures[name] = round((number(figures.get(name)) or 0.0) + by, 3)
 
 
 def _set_s(figures: dict[str, Scalar], name: str, seconds: float) -> None:
