@@ -379,9 +379,7 @@ class Search:
                 continue
             tasks.create_task(self._step(talks, partial(self._tried, address, port, talk)))
             if place % _AT_ONCE == _AT_ONCE - 1:
-                with contextlib.suppress(TimeoutError):
-                    async with asyncio.timeout(_AT_ONCE / PER_S):
-                        await asyncio.Event().wait()
+                await _pause(_AT_ONCE / PER_S)
 
     async def _tried(self, address: str, port: int, talk: Callable[[str, int], Awaitable[None]]) -> None:
         try:

@@ -23,10 +23,6 @@ def nameplate_table(battery_wh: float, rating_w: float) -> tuple[tuple[float, fl
     """
     rate_w = battery_wh * _EFFICIENCY / _RATED_H
     return tuple(
-        (load, min(_LONGEST_S, _RATED_H * 3600.0 * _peukert(rate_w / ((load + OWN_LOAD) * rating_w))))
+        (load, min(_LONGEST_S, _RATED_H * 3600.0 * (rate_w / ((load + OWN_LOAD) * rating_w)) ** _PEUKERT))
         for load in _LOADS
     )
-
-
-def _peukert(ratio: float) -> float:
-    return float(ratio**_PEUKERT)

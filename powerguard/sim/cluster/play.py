@@ -282,13 +282,10 @@ class Member(Guarded):
             stall_s=self.world.site.trainer.stall_s,
             hosts=1 if run is None else len(run.nodes),
             held_by=job.held_by(host.at) if alive else "",
-            ended_by=job.departed(host.at) if alive or self._was_alive(run) else "",
+            ended_by=job.departed(host.at),
         )
         self._later(now_s, told)
         self._plan()
-
-    def _was_alive(self, run: object) -> bool:
-        return run is not None and bool(self.training.departed(self.place.at))
 
     def _ended_requests(self) -> None:
         """Answer the requests whose generation is over, or whose run is."""
