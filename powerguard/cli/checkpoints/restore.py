@@ -68,15 +68,12 @@ class FilesError(Exception):
     """The restore failed: why, and the fix."""
 
 
-def restore(
-    source: Path, target: Path, only: Sequence[str], *, disk: Disk | None = None, progress: Progress | None = None
-) -> list[str]:
+def restore(source: Path, target: Path, only: Sequence[str], *, progress: Progress | None = None) -> list[str]:
     """Copy the chosen files of a sealed folder into a new one, verified, and seal that; return their names.
 
     Without `only` links and empty folders are copied, too. With it the new seal has no step: training cannot go on from
     a part. What fails leaves no folder behind. Raises FilesError, SealError, OSError.
     """
-    disk = disk or Disk()
     sealed = read_seal(source)
     if sealed is None:
         msg = f"{source}: not sealed"
@@ -89,13 +86,13 @@ def restore(
         raise FilesError(msg)
     was_there = target.exists()
     try:
-        _Copy(source, sealed, disk, progress).run(target, {file.path: file for file in chosen})
+        _Copy(source, sealed, progress).run(target, {file.path: file for file in chosen})
         if not only:
             for folder in sealed.folders:
                 (target / folder).mkdir(parents=True, exist_ok=True)
             for path, to in sealed.links:
                 (target / path).symlink_to(to)
-        seal(target, step=sealed.step, part=bool(only), disk=disk)
+        seal(target, step=sealed.step, part=bool(only))
     except BaseException:
         if not was_there:
             shutil.rmtree(target, ignore_errors=True)
@@ -109,7 +106,6 @@ class _Copy:
 
     source: Path
     sealed: Seal
-    disk: Disk
     progress: Progress | None
 
     def run(self, target: Path, places: Mapping[str, SealedFile]) -> None:
@@ -122,24 +118,25 @@ class _Copy:
             folders.add(path.parent)
             done = self._file(file, path, done, total)
         for folder in folders:
-            self.disk.sync_folder(folder)
+            Disk().sync_folder(folder)
 
     def _file(self, file: SealedFile, path: Path, done: int, total: int) -> int:
+        disk = Disk()
         reading = os.open(self.source / file.path, os.O_RDONLY | os.O_CLOEXEC | os.O_NOFOLLOW | os.O_NONBLOCK)
         try:
-            writing = self.disk.open(path, create=True)
+            writing = disk.open(path, create=True)
             try:
                 for offset in range(0, file.size_bytes, self.sealed.chunk_bytes):
                     content = memoryview(self._chunk(reading, file, offset))
                     written = 0
                     while written < len(content):
-                        written += self.disk.write(writing, content[written:], offset + written)
+                        written += disk.write(writing, content[written:], offset + written)
                     done += len(content)
                     if self.progress is not None:
                         self.progress(done, total)
-                self.disk.sync(writing)
+                disk.sync(writing)
             finally:
-                self.disk.close(writing)
+                disk.close(writing)
         finally:
             os.close(reading)
         return done
