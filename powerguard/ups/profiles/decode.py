@@ -1,12 +1,8 @@
 """Decodes SNMP answers into one reading: pure, total, and slow to believe.
 
 `decode` takes the profiles that fit a device, most trusted first, and whatever the device answered. Every number goes
-through the same gates: a type, the profile's sentinels, a window of what is believable; then `checks` compares the
-fields with each other. Whatever falls is listed with its reason in `Decoded.rejected`.
-
-A reading in the making, shared by the decoder and the cross-checks.
-
-Cross-checks: the same for every family, between the fields of one answer.
+through the same gates: a type, the profile's sentinels, a window of what is believable; then `cross_check` compares
+the fields with each other, the same for every family. Whatever falls is listed with its reason in `Decoded.rejected`.
 
 Lines: which of a UPS's lines are there, and which are reported; a sum, or the worst of all, needs every one of them.
 """
@@ -241,8 +237,6 @@ def _why_no_watts(draft: Draft, watts: float, load_pct: float) -> str:
     return f"{watts:g} W at {load_pct:g} % would be a UPS of {rating_w:.0f} W"
 
 
-__all__ = ["Answers", "Decoded", "Rejected", "decode", "redundant"]
-
 _CONTESTED = frozenset({"runtime_s", "charge_pct", "watts"})
 """Numbers that the cross-checks may refuse: every profile is heard, so that another one can take the place."""
 _COMBINED: Mapping[Combine, Callable[[list[float]], float]] = {
@@ -352,7 +346,8 @@ def decode(profiles: Sequence[Profile], answers: Answers) -> Decoded:
     if profiles:
         _silence(frozenset(WITNESSES) - frozenset(profiles[0].on_battery.confirm_by), draft)
     cross_check(draft)
-    return _finish(draft, profiles[0].kind if profiles else "ups")
+    draft.battery_status = _graver(draft)
+    return finish(draft, profiles[0].kind if profiles else "ups")
 
 
 def redundant(profiles: Sequence[Profile], answers: Answers, decoded: Decoded) -> frozenset[str]:
@@ -623,7 +618,8 @@ def _graver(draft: Draft) -> BatteryStatus | None:
     return draft.battery_status
 
 
-def _finish(draft: Draft, kind: Kind) -> Decoded:
+def finish(draft: Draft, kind: Kind = "ups") -> Decoded:
+    """Return what a draft comes to, once its fields have been checked."""
     states = draft.states
     numbers = draft.numbers
     stale = None
@@ -651,7 +647,7 @@ def _finish(draft: Draft, kind: Kind) -> Decoded:
         amps=numbers.get("amps"),
         outlets=tuple(draft.outlets),
         load_lines=draft.lines.get("load_pct", ()),
-        battery_status=_graver(draft),
+        battery_status=draft.battery_status,
         low_battery=draft.low_battery,
         replace_battery=bool(REPLACE & states.keys()),
         replace_told=draft.replace_told,

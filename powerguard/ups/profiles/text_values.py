@@ -5,18 +5,17 @@ A value is taken into a `Draft` or rejected into it; `reading` then checks the f
 
 import re
 from collections.abc import Sequence
+from dataclasses import replace
 from typing import Final
 
-from powerguard.core.model.events import OutputSource, Reading
-from powerguard.ups.profiles.decode import Draft, cross_check
+from powerguard.core.model.events import Reading
+from powerguard.ups.profiles.decode import Draft, cross_check, finish
 from powerguard.ups.profiles.vocabulary import (
     CEILINGS,
     CEILINGS_MIN,
     INPUT_GONE_V,
     INPUT_THERE_V,
     NUMBERS,
-    REPLACE,
-    State,
 )
 
 _DECIMAL: Final = re.compile(r"[-+]?[0-9]{1,18}(?:\.[0-9]{1,9})?")
@@ -84,31 +83,5 @@ def reading(
 ) -> Reading:
     """Check the fields against each other and return the reading. A missing output source is `unknown`."""
     cross_check(draft)
-    for state, told_by in draft.states.items():
-        draft.provenance.setdefault(f"alarm:{state.value}", told_by)
-    numbers = draft.numbers
-    return Reading(
-        at_s=at_s,
-        ups=ups,
-        source=source,
-        feed=ups,
-        output_source=draft.output_source or OutputSource.UNKNOWN,
-        runtime_s=numbers.get("runtime_s"),
-        charge_pct=numbers.get("charge_pct"),
-        load_pct=numbers.get("load_pct"),
-        watts=numbers.get("watts"),
-        on_battery_s=numbers.get("on_battery_s"),
-        input_present=draft.input_present,
-        input_v=numbers.get("input_v"),
-        battery_temp_c=numbers.get("battery_temp_c"),
-        low_battery=draft.low_battery,
-        replace_battery=bool(REPLACE & draft.states.keys()),
-        overload=State.OVERLOAD in draft.states,
-        testing=State.SELF_TEST in draft.states,
-        calibrating=State.CALIBRATION in draft.states,
-        forced_shutdown=forced_shutdown,
-        output_off_in_s=numbers.get("output_off_in_s"),
-        authenticated=authenticated,
-        alarms=tuple(sorted((*(state.value for state in draft.states), *further_alarms))),
-        provenance=tuple(sorted(draft.provenance.items())),
-    )
+    told = finish(draft).reading(at_s=at_s, ups=ups, source=source, authenticated=authenticated)
+    return replace(told, forced_shutdown=forced_shutdown, alarms=tuple(sorted((*told.alarms, *further_alarms))))
