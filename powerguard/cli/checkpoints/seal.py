@@ -35,7 +35,8 @@ def _step(text: str) -> int:
 
 def run(args: argparse.Namespace) -> int:
     """Carry out the verb."""
-    from powerguard.trainer.seal.folder import SealError, seal
+    from powerguard.trainer.seal.folder import seal
+    from powerguard.trainer.seal.manifest import SealError
 
     done: list[Sealed] = []
     with Bar("sealing", quiet=args.json) as bar:

@@ -9,14 +9,16 @@ from collections.abc import Sequence
 from typing import Any, Final
 
 from powerguard.cli.plan import picture
+from powerguard.cli.plan.amounts import AmountError
 from powerguard.cli.plan.picture import Stretch
-from powerguard.cli.plan.size_input import AmountError, Asked, SettingsError, asked
+from powerguard.cli.plan.size_input import Asked, asked
 from powerguard.cli.render import Paint, clean, duration, fold, is_utf8, table
 from powerguard.cli.shared import EX_CONFIG, EX_USAGE, fail
 from powerguard.core.energy import account
 from powerguard.core.model.actions import Grade
 from powerguard.core.size.host import Fix, Lever, Size, Verdict, size
 from powerguard.daemon.observe.status import VERSION
+from powerguard.settings.load import SettingsError
 
 SCHEMA_VERSION: Final = 1
 

@@ -18,7 +18,7 @@ from powerguard.core.model.state import Trainer
 from powerguard.core.size.host import Site
 from powerguard.core.size.rack import Group
 from powerguard.daemon.observe.terms import PRESUMED
-from powerguard.settings.load import SettingsError, load
+from powerguard.settings.load import load
 from powerguard.settings.policy import policy as policy_of
 from powerguard.settings.ups_models import Origin, find_model, known_models
 
@@ -342,6 +342,3 @@ def _checkpoint(args: argparse.Namespace, base: _Base, sources: dict[str, str]) 
         return budget.checkpoint_s(base.trainers, 0.0), None
     sources["checkpoint_s"] = "default, not given (--checkpoint-s, or --bytes and --disk)"
     return _DEFAULT_CHECKPOINT_S, None
-
-
-__all__ = ["AmountError", "Asked", "AskedHosts", "SettingsError", "asked", "asked_hosts"]

@@ -232,9 +232,6 @@ def open_to_read(path: Path, *, direct: bool) -> int:
     return os.open(path, flags)
 
 
-__all__ = ["Finding", "Progress", "SealError", "Sealed", "Verdict", "glance", "seal", "verify"]
-
-
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Sealed:
     """A folder that is sealed and durable. is_new: this call wrote the seal; else it was there, and holds."""

@@ -61,7 +61,6 @@ from powerguard.trainer.store.manifest import (
     step_of,
 )
 from powerguard.trainer.store.shards import (
-    CorruptError,
     Progress,
     Scrubbed,
     Snapshot,
@@ -70,7 +69,7 @@ from powerguard.trainer.store.shards import (
     write_file,
 )
 
-__all__ = ["MANIFEST", "CorruptError", "Found", "Refused", "SavedCheckpoint", "Store", "StoreError", "newest_in"]
+__all__ = ["Found", "SavedCheckpoint", "Store", "StoreError", "newest_in"]
 
 HERE: Final = ".here-"
 """Of a file by which the first rank is seen to share this root: gone a moment later, unless it was killed."""

@@ -32,7 +32,6 @@ from powerguard.ups.snmp.engine import (
     User,
     UserError,
     engine_for,
-    garbled_packets,
     typed,
 )
 from powerguard.ups.snmp.options import SnmpOptions
@@ -133,8 +132,6 @@ class LateAnswers:
             return f"answers come after {shown_s:.1f} s: look for what slows the card, or the network to it"
         return f"answers come after {shown_s:.1f} s: raise timeout_s above it"
 
-
-__all__ = ["MAX_BATCH", "MAX_ROWS", "CardPort", "SnmpError", "SnmpPort", "Typed", "garbled_packets"]
 
 MAX_BATCH: Final = 15
 """Objects in one request: old cards answer tooBig, or nothing at all, to more."""

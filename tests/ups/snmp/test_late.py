@@ -13,7 +13,8 @@ import pytest
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.sim import snmp_values as sim
 from powerguard.ups.profiles.load import load_profiles
-from powerguard.ups.snmp.port import CardPort, LateAnswers, SnmpError, garbled_packets
+from powerguard.ups.snmp.engine import garbled_packets
+from powerguard.ups.snmp.port import CardPort, LateAnswers, SnmpError
 from powerguard.ups.snmp.source import SnmpSource, probe
 from tests.peers.hurried import now_s
 from tests.peers.snmp_agent import Fault, SimUser, SnmpAgent

@@ -14,7 +14,8 @@ import pytest
 from powerguard.options import Secret
 from powerguard.sim import snmp_values as sim
 from powerguard.ups.profiles.vocabulary import Missing, Oid
-from powerguard.ups.snmp.port import MAX_BATCH, MAX_ROWS, CardPort, SnmpError, Typed, garbled_packets
+from powerguard.ups.snmp.engine import garbled_packets
+from powerguard.ups.snmp.port import MAX_BATCH, MAX_ROWS, CardPort, SnmpError, Typed
 from tests.peers.hurried import now_s
 from tests.peers.machine import watched
 from tests.peers.snmp_agent import Fault, SimUser, SnmpAgent
