@@ -21,17 +21,12 @@ GRACE_S = 0.25
 
 @dataclass(slots=True)
 class AbandonedTasks:
-    """Tasks that swallowed their cancellation and still run somewhere; held, so that nothing collects them.
+    """Tasks that swallowed their cancellation and still run somewhere; held, so that nothing collects them."""
 
-    total: how many there have been; `running` holds those that have not ended yet.
-    """
-
-    total: int = 0
     running: set[asyncio.Task[object]] = field(default_factory=set)
 
     def take(self, task: asyncio.Task[object]) -> None:
         """Keep a task that did not end when it was cancelled."""
-        self.total += 1
         self.running.add(task)
         task.add_done_callback(self.running.discard)
 

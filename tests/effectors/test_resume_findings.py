@@ -95,7 +95,7 @@ async def test_a_command_that_root_alone_may_run_would_start_nothing(tmp_path: P
 def looked(
     verdict: HostVerdict | None = None, before: HostMemory | None = None, gpus: Gpus | None = None
 ) -> CheckedHost:
-    look = HostView(at_s=1.0, gpus=gpus or Gpus(because="no NVML"), places={})
+    look = HostView(gpus=gpus or Gpus(because="no NVML"), places={})
     return CheckedHost(look=look, verdict=verdict or HostVerdict(), before=before or HostMemory())
 
 

@@ -223,7 +223,7 @@ def test_another_boot_is_a_return() -> None:
     back = tuple(reading(at_s, "utility", charge_pct=95.0) for at_s in range(30, 60))
     policy = dataclasses.replace(POLICY, boot_id="next")
     trains = TrainerSeen(at_s=59.5, trainer="llm", alive=True, step=7)
-    second = Leg(at_s=30.0, policy=policy, shift_s=1000.0, restored=True, events=(*back, trains))
+    second = Leg(at_s=30.0, policy=policy, shift_s=1000.0, events=(*back, trains))
     told = replay(Recording(name="r", legs=(first, second)))
     assert told.phase == "online"
     returned = [line for line in told.lines if line.note is not None and line.note.event == "host_returned"]
@@ -239,7 +239,7 @@ def test_a_life_that_ended_at_its_commit_is_not_followed_into_the_next() -> None
     first = Leg(at_s=0.0, policy=POLICY, events=outage(latched_s), end_s=latched_s)
     back_s = latched_s + 5.0
     rows = tuple(event for event in outage(400.0) if event.at_s >= back_s)
-    second = Leg(at_s=back_s, policy=POLICY, restored=True, events=rows)
+    second = Leg(at_s=back_s, policy=POLICY, events=rows)
     told = replay(Recording(name="r", legs=(first, second)))
     (again,) = (line.t_s for line in told.lines if isinstance(line.action, PowerOff))
     assert off < back_s <= again
@@ -257,7 +257,7 @@ def test_a_power_off_is_followed_no_further_than_to_the_next_boot(gap_s: float, 
     first = Leg(at_s=0.0, policy=POLICY, events=outage(latched_s), end_s=latched_s)
     back = tuple(reading(at_s, "utility", charge_pct=95.0) for at_s in range(30, 40))
     policy = dataclasses.replace(POLICY, boot_id="next")
-    second = Leg(at_s=30.0, policy=policy, shift_s=latched_s + gap_s - 30.0, restored=True, events=back)
+    second = Leg(at_s=30.0, policy=policy, shift_s=latched_s + gap_s - 30.0, events=back)
     told = replay(Recording(name="r", legs=(first, second)))
     returned_s = next(line.t_s for line in told.lines if line.note and line.note.event == "host_returned")
     off = [line.t_s for line in told.lines if isinstance(line.action, PowerOff)]

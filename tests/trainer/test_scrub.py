@@ -1,6 +1,7 @@
 """What lies on the disk is read again in idle time: slowly, interruptibly, and from the disk itself."""
 
 import os
+import time
 from contextlib import closing
 from pathlib import Path
 from threading import Event, Thread
@@ -42,7 +43,7 @@ def test_a_good_one_is_read_whole(store: Store) -> None:
     saved = save(store, 2, items(2))
     scrubbed = store.scrub()
     assert scrubbed is not None
-    assert (scrubbed.path, scrubbed.size_bytes) == (saved.path, 10 * PAGE)
+    assert scrubbed.path == saved.path
     assert (scrubbed.whole, scrubbed.corrupt) == (True, None)
 
 
@@ -65,9 +66,10 @@ def test_a_rotten_one_is_set_aside_and_the_older_one_is_next(store: Store) -> No
 def test_it_keeps_its_rate(store: Store) -> None:
     """Ten pages at 100 pages a second: no less than the nine waits between them."""
     save(store, 1, items(1))
+    began_s = time.perf_counter()
     scrubbed = store.scrub(rate=100 * PAGE)
+    assert time.perf_counter() - began_s >= 0.09
     assert scrubbed is not None
-    assert scrubbed.took_s >= 0.09
     assert scrubbed.whole
 
 

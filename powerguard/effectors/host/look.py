@@ -128,9 +128,8 @@ class HostMemory:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class HostView:
-    """The host as it is now. at_s: CLOCK_BOOTTIME."""
+    """The host as it is now."""
 
-    at_s: float
     gpus: Gpus
     places: Mapping[str, FolderLook]
 
@@ -419,7 +418,7 @@ class HostLook:
                 for folder in dict.fromkeys((*self._dirs, *before.places))
             }
         seen = {folder: task.result() for folder, task in places.items()}
-        now = HostView(at_s=self._clock(), gpus=gpus.result(), places=seen)
+        now = HostView(gpus=gpus.result(), places=seen)
         verdict = judge(before, now, any_gpus=self._any_gpus)
         if trouble:
             verdict = replace(verdict, notes=(trouble, *verdict.notes))

@@ -37,7 +37,6 @@ class SignalHelper:
 
     def __init__(self, socket: str = SIGNAL_SOCKET, *, limit_s: float = LIMIT_S) -> None:
         """limit_s: for one word; a caller that cancels earlier is free to."""
-        self.socket = socket
         self._helper = _helper(socket)
         self._limit_s = limit_s
 

@@ -66,7 +66,6 @@ class Stage(Protocol):
     """A world with a daemon in it."""
 
     title: str
-    journal: Path
     real: Sequence[str]
     replaced: Sequence[str]
     settle_s: float

@@ -140,7 +140,6 @@ class LoopedOutage:
         self.needless = self.stranded = False
         self._dark_before_us = 0
         self._up_s = BEGIN_S
-        self._folder = folder
         self._offset_s = _BOOTED_S - BEGIN_S
         self._wall_error_s = 0.0
         self._calls: dict[str, int] = {}

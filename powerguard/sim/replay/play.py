@@ -71,14 +71,13 @@ class Deed:
 class Leg:
     """The events of one run of the daemon. shift_s: from its boot's clock to the recording's.
 
-    state: it began with; None: with nothing known. restored: it went on with an outage. events: in order.
+    state: it began with; None: with nothing known. events: in order.
     end_s: until when at least it lived, where that is after its last event.
     """
 
     at_s: float
     policy: Policy
     state: State | None = None
-    restored: bool = False
     shift_s: float = 0.0
     events: tuple[Event, ...] = ()
     end_s: float | None = None

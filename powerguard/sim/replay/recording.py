@@ -350,7 +350,6 @@ class _Life:
     wall: float | None = None
     policy: Policy | None = None
     state: State | None = None
-    restored: bool = False
     events: list[Event] | None = None
 
 
@@ -386,8 +385,7 @@ class _Outage:
             policy = from_plain(line.get("policy"), Policy)
             state = from_plain(line.get("state"), State)
             wall = _seconds(line, "at") - at_s
-            restored = line.get("restored") is True
-            life = _Life(boot, at_s=at_s, wall=wall, policy=policy, state=state, restored=restored, events=[])
+            life = _Life(boot, at_s=at_s, wall=wall, policy=policy, state=state, events=[])
             self.lives.append(life)
         elif kind == "reading":
             plain = {name: value for name, value in line.items() if name not in ("kind", "boot")}
@@ -503,7 +501,6 @@ class _Outage:
             at_s=first_s if life.at_s is None else life.at_s,
             policy=policy,
             state=state,
-            restored=life.restored,
             shift_s=0.0 if wall is None else wall - zero,
             events=events,
             end_s=max(

@@ -133,7 +133,6 @@ class Guarded:
     def __init__(self, world: World) -> None:
         self.world = world
         self.next_s = world.now_s
-        self.steps = 0
         self._policy = policy_of(world.scene, world.site)
         self._state = State()
         self._offset_s = 1000.0
@@ -328,7 +327,6 @@ class Guarded:
     def _send(self, event: Event) -> None:
         before = self._state
         answer = step(self._policy, before, event)
-        self.steps += 1
         check_step(self._policy, before, event, answer)
         self._took(answer)
 

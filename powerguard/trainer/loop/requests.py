@@ -280,7 +280,6 @@ class Operation:
     id: str
     after: After
     reason: Reason = Reason.OPERATOR
-    event: str = ""
     deadline_at_s: float | None = None
     lease: Lease | None = None
     phase: Phase = Phase.WAITING_STEP
@@ -480,7 +479,7 @@ class RequestQueue:
             operation = self._joinable(after) if self.others is None else self.of_generation(number)
         if operation is None:
             lease = leased(request.lease_s, asker, now_s) if after is not After.CONTINUE else None
-            operation = Operation(id=request.id, after=after, reason=request.reason, event=request.event, lease=lease)
+            operation = Operation(id=request.id, after=after, reason=request.reason, lease=lease)
             operation.generation = number
             if self.others is None:
                 self.waiting = operation

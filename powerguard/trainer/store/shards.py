@@ -343,7 +343,6 @@ class Written:
     digests: Sequence[str]
     direct: bool
     in_place: bool
-    took_s: float
 
 
 def write_file(
@@ -365,7 +364,6 @@ def write_file(
     before this one; see `Snapshot.wait_arrived`. Raises OSError with the path; CancelledError; what `arrived` and
     `progress` raise.
     """
-    began_s = time.perf_counter()
     digests = [""] * -(-len(content) // chunk_bytes)
     lock = Lock()
     done = dirty = 0
@@ -394,8 +392,7 @@ def write_file(
         file.sync()
         if not file.is_at(path):
             raise FileNotFoundError(errno.ENOENT, "was taken away while it was written", str(path))
-    took_s = time.perf_counter() - began_s
-    return Written(digests=digests, direct=file.direct, in_place=in_place, took_s=took_s)
+    return Written(digests=digests, direct=file.direct, in_place=in_place)
 
 
 def _opened(disk: Disk, path: Path) -> DiskFile:
@@ -553,8 +550,6 @@ class Scrubbed:
     """What a scrub saw. whole: all that lies here was read. corrupt: what it stumbled over; None: nothing."""
 
     path: str
-    size_bytes: int
-    took_s: float
     whole: bool
     corrupt: CorruptError | None
 
@@ -587,8 +582,7 @@ def scrub(folder: Path, manifest: Manifest, *, rate: float | None = None, stop: 
         except CorruptError as error:
             corrupt = error
             whole = False
-    took_s = time.perf_counter() - began_s
-    return Scrubbed(path=str(folder), size_bytes=done, took_s=took_s, whole=whole, corrupt=corrupt)
+    return Scrubbed(path=str(folder), whole=whole, corrupt=corrupt)
 
 
 def _unpacked(folder: Path, packed: Packed) -> Shard:

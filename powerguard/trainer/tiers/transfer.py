@@ -139,7 +139,6 @@ class Progress:
     bytes_sent: int = 0
     """Of the bytes that are done, those that this process put; the others were there."""
     committed: bool = False
-    pruned: int = 0
     moved: int = 0
     """Grows with whatever happens; what stands still for long hangs."""
     lock: Lock = field(default_factory=Lock, repr=False)
@@ -204,7 +203,7 @@ class Transfer:
         self.gate.call(lambda: target.commit(name, manifest))  # where one stands already, this says whether it is ours
         self.progress.committed = True
         remote = self._order.remote
-        self.progress.pruned = len(self.gate.call(lambda: target.prune(remote.keep, remote.keep_days)))
+        self.gate.call(lambda: target.prune(remote.keep, remote.keep_days))
         return True
 
     def _manifest(self) -> Manifest:

@@ -52,21 +52,18 @@ class UploadStatus:
 
     state: "idle", "uploading", "backing_off" (the store refuses, and is asked less and less), "resting" (an upload
     failed; the next attempt comes later), "held", "stuck" (a killed child does not go: its mount hangs), "closed".
-    step: of the checkpoint that is, or will next be, uploaded; None: there is none. error: what went wrong last, in
-    words for a person; "" since the last commit. error_since_s: when the first of these errors came, on the uploader's
-    clock.
+    error: what went wrong last, in words for a person; "" since the last commit. error_since_s: when the first of
+    these errors came, on the uploader's clock.
     committed_*: the newest checkpoint that is whole in the tier, as far as this process knows.
     retries, failures: counts by kind (`base.Kind`) since the start. bytes_sent: since the start.
     """
 
     state: str
-    step: int | None = None
     bytes_total: int = 0
     bytes_done: int = 0
     error: str = ""
     error_since_s: float | None = None
     committed_step: int | None = None
-    committed_digest: str = ""
     committed_at_s: float | None = None
     commits: int = 0
     bytes_sent: int = 0
@@ -210,7 +207,7 @@ class Uploader:
         )
         with self._changed:
             self._child = child
-            self._status = replace(self._status, step=saved.step, bytes_done=0, bytes_total=0)
+            self._status = replace(self._status, bytes_done=0, bytes_total=0)
             wanted = not self._called_off  # a hold in the meantime found no child to kill
         try:
             if not wanted:
@@ -292,7 +289,6 @@ class Uploader:
                 self._status = replace(
                     self._status,
                     committed_step=saved.step,
-                    committed_digest=saved.manifest_digest,
                     committed_at_s=boottime_s(),
                     commits=self._status.commits + 1,
                 )

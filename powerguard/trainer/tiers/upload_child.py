@@ -74,7 +74,6 @@ def _told(progress: Progress, gate: Gate) -> dict[str, Any]:
         "bytes_total": progress.bytes_total,
         "bytes_done": progress.bytes_done,
         "bytes_sent": progress.bytes_sent,
-        "pruned": progress.pruned,
         "retries": {kind.value: count for kind, count in list(gate.retries.items())},
         "backing_off": gate.backing_off,
         "resting": gate.resting,

@@ -443,7 +443,6 @@ class ProbeReport:
         reported.
     """
 
-    where: str
     name: str
     model: str
     serial: str
@@ -469,7 +468,6 @@ async def probe(options: ApcupsdOptions, *, ups: str) -> ProbeReport:
     at_s = boottime_s() - max(0.0, status.age_s or 0.0)
     reading = text_values.reading(draft, at_s=at_s, ups=ups, source=source.name)
     return ProbeReport(
-        where=_where(options),
         name=status.values.get("UPSNAME", ""),
         model=status.values.get("MODEL", status.values.get("APCMODEL", "")),
         serial=status.values.get("SERIALNO", ""),

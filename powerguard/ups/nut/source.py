@@ -169,7 +169,6 @@ class NutReport:
     clients: addresses of all that are logged in for this UPS (LIST CLIENT); empty where upsd does not say.
     """
 
-    where: str
     reading: Reading
     tls: bool
     is_logged_in: bool
@@ -299,7 +298,6 @@ class NutSource:
             clients = frozenset() if unanswered else await self._clients(link)
             warnings = [text for text in (self._slow, self._login.problem or unanswered) if text]
             return NutReport(
-                where=self._where,
                 reading=self._reading(self._understood()),
                 tls=link.is_verified,
                 is_logged_in=self._login.is_held,

@@ -466,7 +466,7 @@ def newest(step: int = 100, job: str = "llm") -> ResumePoint:
 
 
 def seen(now: FolderLook, gpus: Gpus | None = None) -> HostView:
-    return HostView(at_s=1.0, gpus=gpus or Gpus(because="no NVML", cards=0), places={"/nas/llm": now})
+    return HostView(gpus=gpus or Gpus(because="no NVML", cards=0), places={"/nas/llm": now})
 
 
 @pytest.mark.parametrize(
@@ -518,7 +518,7 @@ def test_a_folder_that_only_training_may_enter_is_judged_by_its_mount(golden: Go
     ],
 )
 def test_gpus(before: tuple[HostGpu, ...], now: Gpus, problem: str, note: str) -> None:
-    verdict = judge(HostMemory(gpus=before), HostView(at_s=1.0, gpus=now, places={}))
+    verdict = judge(HostMemory(gpus=before), HostView(gpus=now, places={}))
     assert [len(verdict.problems), len(verdict.notes)] == [bool(problem), bool(note)]
     assert problem in "".join(verdict.problems)
     assert note in "".join(verdict.notes)
@@ -551,7 +551,7 @@ def test_what_looks_wrong_is_not_remembered() -> None:
 def test_of_jobs_that_have_ended_only_the_newest_are_remembered() -> None:
     names = [f"/nas/job-{number:03}" for number in range(2 * MOST_ENDED)]
     before = HostMemory(places={name: kept(told_at=1000.0 + at) for at, name in enumerate(names)})
-    now = HostView(at_s=1.0, gpus=Gpus(), places={name: place(NAS) for name in names})
+    now = HostView(gpus=Gpus(), places={name: place(NAS) for name in names})
     fresh = remembered(before, now, names[:1], wall_s=2000.0, keep_s=86400.0)
     assert list(fresh.places) == [names[0], *names[-MOST_ENDED:]]
 
