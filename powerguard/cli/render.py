@@ -67,10 +67,9 @@ def forget(stream: TextIO) -> None:
         os.dup2(os.open(os.devnull, os.O_WRONLY), stream.fileno())
 
 
-def is_utf8(stream: TextIO | None = None) -> bool:
-    """Say whether a stream takes more than ASCII. None: stdout."""
-    stream = sys.stdout if stream is None else stream
-    return (stream.encoding or "").lower().replace("-", "").startswith("utf8")
+def is_utf8() -> bool:
+    """Say whether stdout takes more than ASCII."""
+    return (sys.stdout.encoding or "").lower().replace("-", "").startswith("utf8")
 
 
 class Paint:

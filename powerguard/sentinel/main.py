@@ -95,9 +95,8 @@ async def run(
     ports: SentinelPorts,
     *,
     reread: Callable[[], SentinelInputs],
-    listening: Callable[[int], None] = lambda _: None,
 ) -> None:
-    """Run a sentinel until SIGTERM or SIGINT. listening: called with the port each time that it is open.
+    """Run a sentinel until SIGTERM or SIGINT.
 
     reread: reads the settings again at SIGHUP; on SettingsError the present ones remain. Intents outlive it.
     """
@@ -117,9 +116,7 @@ async def run(
             log.info(event, mode=taken.settings.mode, hosts=len(taken.settings.hosts), intents=standing)
             running = [
                 tasks.create_task(sentinel.run()),
-                tasks.create_task(
-                    _serve(taken.settings, door, reads(sentinel, door, taken.page_key), taken.tls, listening)
-                ),
+                tasks.create_task(_serve(taken.settings, door, reads(sentinel, door, taken.page_key), taken.tls)),
                 tasks.create_task(_notify(notifier, sentinel)),
             ]
             another = await _another(taken, signals, reread, notifier)
@@ -203,7 +200,6 @@ async def _serve(
     door: Door,
     paths: dict[str, Handler],
     tls: ssl.SSLContext | None,
-    listening: Callable[[int], None],
 ) -> None:
     """Serve; while the address is not available, log it once and retry: stored intents are carried out meanwhile."""
     told = ""
@@ -211,7 +207,6 @@ async def _serve(
         try:
             async with server(door, paths, listen=settings.listen, port=settings.port, tls=tls) as port:
                 log.info("http_listening", listen=settings.listen, port=port, tls=tls is not None)
-                listening(port)
                 await asyncio.Event().wait()
         except OSError as error:
             because = f"{settings.listen} port {settings.port}: {error.strerror or error}"

@@ -92,10 +92,10 @@ class Nut:
         lines = self.directives.get(directive, [])
         return lines[-1].where if lines else self.files.get(name, name)
 
-    def value(self, directive: str, default: str = "") -> str:
-        """Return the first word after a directive of upsmon.conf; the last line counts."""
+    def value(self, directive: str) -> str:
+        """Return the first word after a directive of upsmon.conf, "" without one; the last line counts."""
         lines = self.directives.get(directive, [])
-        return lines[-1].words[1] if lines and len(lines[-1].words) > 1 else default
+        return lines[-1].words[1] if lines and len(lines[-1].words) > 1 else ""
 
     def seconds(self, directive: str, default: float) -> float:
         """Return a directive's number; NUT's own default if it is not set or not a number."""

@@ -39,9 +39,9 @@ def day(unix_s: float | None) -> str:
         return "?"
 
 
-def percent(share: float, digits: int = 0) -> str:
+def percent(share: float) -> str:
     """Return a share in percent."""
-    return f"{100.0 * share:.{digits}f} %"
+    return f"{100.0 * share:.0f} %"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

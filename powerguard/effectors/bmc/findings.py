@@ -22,7 +22,6 @@ from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError, Probe
 from powerguard.effectors.bmc.ipmi import ADMINISTRATOR, PowerRestorePolicy, RestartCause
 from powerguard.effectors.bmc.watchdog import DrillFile, WatchdogEffector
-from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host.findings import Finding
 from powerguard.effectors.options import BmcOptions
 
@@ -152,7 +151,6 @@ async def findings(
     options: BmcOptions,
     *,
     folder: Path | None = None,
-    spawn: Spawn = run_child,
     limit_s: float = LIMIT_S,
     bmc: BmcEffector | None = None,
 ) -> list[Finding]:
@@ -163,7 +161,7 @@ async def findings(
     if options.kind == "none":
         return []
     if bmc is None:
-        bmc = BmcEffector(options, spawn=spawn, limit_s=limit_s)
+        bmc = BmcEffector(options, limit_s=limit_s)
     try:
         seen = await bmc.probe(limit_s)
     except BmcError as error:

@@ -254,9 +254,9 @@ class WatchdogEffector:
         """Return the last drill; None where there was none. Raises EffectorError."""
         return await self._of_file(asyncio.to_thread(self.drills.load), limit_s)
 
-    async def store(self, drill: DrillRecord, limit_s: float = 2 * _READ_S) -> None:
+    async def store(self, drill: DrillRecord) -> None:
         """Write a drill down. Raises EffectorError."""
-        await self._of_file(asyncio.to_thread(self.drills.store, drill), limit_s)
+        await self._of_file(asyncio.to_thread(self.drills.store, drill), 2 * _READ_S)
 
     async def _drilled(self, seen: WatchdogStatus, by_s: float) -> DrillRecord:
         """Return the drill that has shown that it works here. Raises EffectorError where none has."""

@@ -322,11 +322,11 @@ class RankCoordinator:
         """Return this rank's part in a generation, for the writer."""
         return Part(self.agreement, known)
 
-    def together(self, step: int, limit_s: float = _SAVE_S) -> "Collective":
+    def together(self, step: int) -> "Collective":
         """Return a save that every rank calls for by itself, at the same step. Raises NotCommittedError."""
         self._saves += 1
         ranks = self._ranks.clone()
-        return Collective(ranks, self._saves, step, self._save_parts, limit_s, note_awaited=self._note_awaited)
+        return Collective(ranks, self._saves, step, self._save_parts, _SAVE_S, note_awaited=self._note_awaited)
 
     def _note_awaited(self, awaited: str) -> None:
         """Show, and log, for which ranks a save waits; "" for none any more."""

@@ -286,20 +286,13 @@ class Tier(Protocol):
         ...
 
 
-def read_shard(
-    open_shard: Callable[[Found, Shard], Source],
-    found: Found,
-    rank: int,
-    into: Snapshot | None = None,
-    *,
-    threads: int = THREADS,
-) -> dict[str, Loaded]:
-    """Read and verify one rank's shard, in one pass; its items are views of `into` or of own memory.
+def read_shard(open_shard: Callable[[Found, Shard], Source], found: Found, rank: int) -> dict[str, Loaded]:
+    """Read and verify one rank's shard, in one pass. open_shard: a tier's, or one that tries again.
 
-    open_shard: a tier's, or one that tries again. Raises what it raises; what is in `into` then must not be used.
+    The items are views of the same memory. Raises what open_shard and the source do.
     """
     shard = found.shard(rank)
-    memory = Snapshot() if into is None else into
+    memory = Snapshot()
     with closing(open_shard(found, shard)) as source:  # before the memory: its size was checked against real bytes
         memory.reserve(shard.size_bytes)
         buffer = memory.buffer
@@ -307,7 +300,7 @@ def read_shard(
             shard.size_bytes,
             shard.chunk_bytes,
             lambda index, start, end: source.read_chunk(index, buffer[start:end]),
-            threads=threads,
+            threads=THREADS,
         )
     return items_in(buffer, shard)
 
