@@ -231,17 +231,14 @@ class Disk:
         if path in self.manifest.choices:
             self.manifest.choices.remove(path)
 
-    def take_folders_away(self) -> list[str]:
-        """Remove the folders that were made and are empty now, the inner ones first; return them."""
-        gone: list[str] = []
+    def take_folders_away(self) -> None:
+        """Remove the folders that were made and are empty now, the inner ones first."""
         for path in reversed(self.manifest.folders):
             try:
                 self.place(path).rmdir()
-                gone.append(path)
             except OSError as error:
                 if error.errno not in {errno.ENOTEMPTY, errno.ENOENT, errno.ENOTDIR}:
                     raise
-        return gone
 
     def _folders(self, path: str) -> None:
         """Make the folders of a path, and remember which."""

@@ -195,7 +195,7 @@ def _course(site: Site) -> Course:
     then = conditions.outage_budget(policy, paused, training_s)
     steps = conditions.forecast(policy, paused, then)
     durable_s = training_s + then.checkpoint_s
-    commit_s = _step(steps, "shutdown")
+    commit_s = next((step.at_s for step in steps if step.action == "shutdown" and step.at_s is not None), 0.0)
     return Course(
         training_s=training_s,
         durable_s=durable_s,
@@ -203,10 +203,6 @@ def _course(site: Site) -> Course:
         durable=durable_s <= commit_s,
         stages=_stages(site, then, training_s=training_s, durable_s=durable_s, commit_s=commit_s),
     )
-
-
-def _step(steps: tuple[conditions.Forecast, ...], action: str) -> float:
-    return next((step.at_s for step in steps if step.action == action and step.at_s is not None), 0.0)
 
 
 def _stages(

@@ -238,7 +238,7 @@ class Guarded:
         if now_s >= self._poll_s:
             self._watch()
             self._read()
-            self._poll_s += self._every_s
+            self._poll_s += POLL_S
         self._plan()
 
     @property
@@ -274,11 +274,6 @@ class Guarded:
         killed_s = self._kills[0][0] if self._kills else math.inf
         wanted_s = min(self._poll_s, self._ask_s, due_s, killed_s, self._told_to_end_s)
         self.next_s = max(self.world.now_s, wanted_s)
-
-    @property
-    def _every_s(self) -> float:
-        """Interval of its readings."""
-        return POLL_S
 
     # --- The sources -------------------------------------------------------------------------------------------------
 

@@ -191,7 +191,12 @@ class _Choice:
                 return replace(chosen, local=local, newest_ms=self._newest_ms)
             self._pass_over(candidate, bad)
         if candidates:
-            raise ResumeError(self._nothing_left("none of the checkpoints could be read by all ranks"))
+            refused = "; ".join(self._refused[-4:])
+            msg = (
+                f"none of the checkpoints could be read by all ranks: {refused}. To start from step 0, move the"
+                " checkpoints away"
+            )
+            raise ResumeError(msg)
         return None
 
     # --- Who can see what ------------------------------------------------------------------------------------------
@@ -364,9 +369,6 @@ class _Choice:
         text = clean_text(text, _MAX_REASON)
         self._troubles.append(text)
         log.warning("tier_unreadable %s", text)
-
-    def _nothing_left(self, what: str) -> str:
-        return f"{what}: {'; '.join(self._refused[-4:])}. To start from step 0, move the checkpoints away"
 
     def _awaited(self, name: str, limit_s: float, rank: int) -> bytes:
         try:

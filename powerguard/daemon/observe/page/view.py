@@ -400,8 +400,8 @@ def context(
 
 
 @functools.cache
-def template(name: str, package: str) -> "Template":
-    """Return a template. Jinja is imported for the first reader of a page: a host without one does without it."""
+def template(package: str) -> "Template":
+    """Return a page's template. Jinja is imported for its first reader: a host without one does without it."""
     from jinja2 import ChoiceLoader, Environment, PackageLoader, StrictUndefined  # noqa: PLC0415 - see above
 
     pages = Environment(
@@ -411,12 +411,12 @@ def template(name: str, package: str) -> "Template":
         trim_blocks=True,
         lstrip_blocks=True,
     )
-    return pages.get_template(name)
+    return pages.get_template("page.html")
 
 
 def render(values: Mapping[str, object], package: str = PACKAGE) -> str:
     """Return the page of a package. Every value is escaped, and what is no Unicode text is shown as a question mark."""
-    return template("page.html", package).render(values).encode("utf-8", "replace").decode()
+    return template(package).render(values).encode("utf-8", "replace").decode()
 
 
 def policy(page: str) -> str:
