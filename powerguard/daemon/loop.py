@@ -726,7 +726,9 @@ class ReturnWatch:
 
 
 def entered(view: WayView, outcome: Done | Failed) -> WayView:
-    """Return the view after a method was checked, or armed."""
+    """Return the view after a method was checked, or armed. An order that was only recorded says nothing of it."""
+    if events.is_recorded(outcome):
+        return view
     if isinstance(outcome, Failed):
         return replace(view, ready=False, why=outcome.reason, checked_at_s=outcome.at_s)
     returns = events.way_armed(outcome).returns or view.returns

@@ -4,8 +4,8 @@ from dataclasses import replace
 
 import pytest
 
-from powerguard.core.model.actions import EnsurePolicy, Way
-from powerguard.core.model.events import Done
+from powerguard.core.model.actions import ArmWay, CheckWay, EnsurePolicy, Way
+from powerguard.core.model.events import Done, Failed
 from powerguard.core.model.policy import FeedPolicy, Policy
 from powerguard.daemon.loop import ReturnWatch
 from powerguard.daemon.observe.port import BmcView, WayView
@@ -92,3 +92,16 @@ def test_what_the_host_draws_is_of_the_last_check_alone() -> None:
         watch.enter(Done(at_s=9.0, action=order, took_s=0.1, detail=(("policy", "always-on"), *detail)))
         assert watch.bmc is not None
         assert watch.bmc.power_watts == watts
+
+
+def test_a_rehearsal_that_records_an_order_does_not_unblock_a_method() -> None:
+    """A clock that is not there stays blocked, in status and in doctor, however often the commit point is rehearsed."""
+    watch = ReturnWatch(lambda: 9.0)
+    watch.ways = (WayView(way=Way.RTC),)
+    check = CheckWay(id="c-1", by_s=10.0, way=Way.RTC)
+    arm = ArmWay(id="a-1", by_s=10.0, way=Way.RTC, outage="o", in_s=60.0)
+    watch.enter(Failed(at_s=9.0, action=check, took_s=0.1, reason="/dev/rtc0: not there"))
+    watch.enter(Done(at_s=9.0, action=arm, took_s=0.1, detail=(("dry_run", True),)))
+    assert stands(*watch.ways)["E"] == "blocked"
+    watch.enter(Done(at_s=9.0, action=arm, took_s=0.1))
+    assert stands(*watch.ways)["E"] == "armed"
