@@ -2,6 +2,7 @@
 
 import asyncio
 import contextlib
+import copy
 import errno
 import json
 import os
@@ -77,6 +78,25 @@ async def _feeds_and_many(world: World) -> None:
         world.ups.utility = True
         await until(in_phase("Online", daemon))
         await rest(5.0)
+
+
+async def _one_after_another(world: World) -> None:
+    """One feed of two goes to battery, and twenty seconds later the other: only then it is an outage."""
+    feeds = (FeedPolicy(policy=world.policy), FeedPolicy(policy=replace(world.policy, ups=FEED)))
+    world.policy = replace(world.policy, feeds=feeds)
+    world.load = 0.3  # of each, so that one of them carries the host
+    other = copy.copy(world.ups)
+    parts = world.parts()
+    both = [*parts.sources, (FEED, "card-b", Second(other, world.clock, "card-b"))]
+    async with world.running(replace(parts, sources=both), kill=True) as daemon:
+        await until(lambda: daemon.clock() > 1060.0)
+        world.ups.utility = False
+        await rest(20.0)
+        other.utility = False
+        await until(in_phase("OnBattery", daemon))
+        await rest(5.0)
+        world.ups.utility = other.utility = True
+        await until(in_phase("Online", daemon))
 
 
 class Seldom(Card):
@@ -325,7 +345,8 @@ ENDS = {
     "lost-before": _lost_before_the_pause,
 }
 STORIES = {**TOLD, **ENDS, "twice": _twice, "many": _feeds_and_many, "bad": _everything_fails, "crashed": _crashed} | {
-    "dip-before": _dip_before
+    "dip-before": _dip_before,
+    "one-after-another": _one_after_another,
 }
 
 
@@ -694,6 +715,14 @@ def test_a_dip_before_the_outage_is_no_late_detection(journals: dict[str, Path],
     assert told["feeds"][0]["stretches"][1]["source"] == "battery"
     assert told["feeds"][0]["stretches"][1]["from_s"] < -15.0
     assert told["detection"]["first_heard_s"] >= -1.0
+    assert told["detection"]["confirmed_s"] - told["detection"]["power_lost_s"] <= 2.5
+    assert "late_detection" not in rules(told)
+
+
+def test_a_lost_redundancy_before_the_outage_is_no_late_detection(journals: dict[str, Path], report: Report) -> None:
+    """While the other feed had utility there was no outage: faster polling would not have found it sooner."""
+    told = report(journals["one-after-another"])
+    assert min(s["from_s"] for feed in told["feeds"] for s in feed["stretches"] if s["source"] == "battery") < -15.0
     assert told["detection"]["confirmed_s"] - told["detection"]["power_lost_s"] <= 2.5
     assert "late_detection" not in rules(told)
 

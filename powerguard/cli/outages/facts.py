@@ -166,7 +166,7 @@ def detection(facts: OutageFacts) -> dict[str, float | None]:
     """Return when power went, by the UPS's own clock or the last reading on utility, and how late that was known."""
     began = facts.first("outage_began")
     confirmed_s = None if began is None else began.after_s
-    first = _first_on_battery(facts.readings, math.inf if confirmed_s is None else confirmed_s)
+    first = _first_on_battery(facts, math.inf if confirmed_s is None else confirmed_s)
     if first is None:
         return {"power_lost_s": None, "first_heard_s": None, "confirmed_s": confirmed_s}
     lost_s = first[0] - (first[1].on_battery_s or 0.0)
@@ -175,15 +175,25 @@ def detection(facts: OutageFacts) -> dict[str, float | None]:
     return {"power_lost_s": _r(lost_s), "first_heard_s": _r(first[0]), "confirmed_s": confirmed_s}
 
 
-def _first_on_battery(readings: Sequence[tuple[float, Reading]], until_s: float) -> tuple[float, Reading] | None:
-    """Return the reading that the outage began with: a dip just before it, with utility in between, is none of it."""
+def _first_on_battery(facts: OutageFacts, until_s: float) -> tuple[float, Reading] | None:
+    """Return the reading that the outage began with: a dip just before it, with utility in between, is none of it.
+
+    Of several feeds, the one that left too few power supplies on utility: those before it are a loss of redundancy.
+    """
     firsts: dict[str, tuple[float, Reading]] = {}
-    for at_s, reading in readings:
+    for at_s, reading in facts.readings:
         if reading.output_source.value == "battery" and at_s > -30.0:
             firsts.setdefault(reading.ups, (at_s, reading))
         elif reading.output_source.value == "utility" and at_s <= until_s:
             firsts.pop(reading.ups, None)
-    return min(firsts.values(), key=lambda each: each[0], default=None)
+    found = sorted(firsts.values(), key=lambda each: each[0])
+    supplies = {} if facts.policy is None else {each.policy.ups: each.supplies for each in facts.policy.feeds}
+    spare = sum(supplies.values()) - (0 if facts.policy is None else facts.policy.minimum_supplies)
+    for each in found:
+        spare -= supplies.get(each[1].ups, 0)
+        if supplies and spare < 0 and each[0] <= until_s:
+            return each
+    return found[0] if found else None
 
 
 # --- Phases -----------------------------------------------------------------------------------------------------------
