@@ -527,11 +527,14 @@ def _supply(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
 def _budget(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
     """The needs and the runtime: as a bar, with the numbers, and the slack."""
     budget = told["budget"]
-    need_s, paused_s, slack_s = budget["need_s"], budget["runtime_effective_paused_s"], budget["slack_s"]
+    paused_s, slack_s, shed_s = (budget.get(key) for key in ("runtime_effective_paused_s", "slack_s", "shed_s"))
+    need_s = budget["need_s"] + (shed_s or 0.0)
     begun = told["phase"] in (*BEGUN, "shutdown")
     needs = f"{clean(budget['grade'])} stop {duration(budget['stop_s'])}"
     if budget["checkpoint_s"]:
         needs = f"checkpoint {duration(budget['checkpoint_s'])} + {needs}"
+    if shed_s:
+        needs += f" + {duration(shed_s)} for higher tiers"
     rows = []
     if has_bars and paused_s is not None and not is_endless(paused_s):
         share = 1.0 if need_s >= paused_s else need_s / paused_s

@@ -171,6 +171,11 @@ def _phase_changed(because: str, numbers: Numbers) -> str:
             return f"{PHASES.get(str(new), str(new))}: {because}"
 
 
+def _room(numbers: Numbers) -> str:
+    shed_s = _seconds(numbers, "shed_s")
+    return f" + {duration(shed_s)} for higher tiers" if shed_s else ""
+
+
 def _own_load(numbers: Numbers) -> str:
     """Say what this host draws of a shared UPS's load, and by what; nothing where the UPS is not shared."""
     own_w, load, shed_s = (_seconds(numbers, name) for name in ("own_w", "load", "shed_s"))
@@ -203,7 +208,7 @@ def _why_checkpoint(because: str, numbers: Numbers) -> str:
     match because:
         case "budget":
             paused_s = _seconds(numbers, "reff_paused_s")
-            needs = f"checkpoint {_for(numbers, 'checkpoint_s')} + stop {_for(numbers, 'stop_s')}"
+            needs = f"checkpoint {_for(numbers, 'checkpoint_s')} + stop {_for(numbers, 'stop_s')}{_room(numbers)}"
             quarters = duration(None if paused_s is None else NEED_SHARE * paused_s)
             return (
                 f"three quarters of the runtime with training paused ({duration(paused_s)}, so {quarters}) had fallen "
@@ -233,7 +238,7 @@ def _why_commit(because: str, numbers: Numbers) -> str:
     stop = f"a {numbers.get('grade')} stop takes {duration(stop_s)}"
     match because:
         case "budget":
-            return f"at this load the battery lasts only {duration(reff_s)} more, and {stop}"
+            return f"at this load the battery lasts only {duration(reff_s)} more, and {stop}{_room(numbers)}"
         case "power_off_at":
             return f"the UPS is going to cut its output{_cut(numbers)}, and {stop}"
         case "power_off_at permits no hold":

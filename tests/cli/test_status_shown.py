@@ -15,6 +15,7 @@ from powerguard.cli.status import Curves, _bar, _rows, describe, watched
 from tests.golden import Golden
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
+SUMS = {"budget", "", "slack"}
 WRONG = "the BMC at 10.0.0.7: power restore policy is last-state"
 
 
@@ -145,6 +146,18 @@ def test_the_budget_is_a_bar(need_s: float, bar: str, golden: Golden) -> None:
         (row,) = [row for row in _rows(told, has_bars=True) if row.label == "budget"]
         shown = _bar(row, 20, Paint())
     assert shown.startswith(f"{bar}  ")
+    golden("status", shown)
+
+
+@pytest.mark.parametrize("has_bars", [False, True])
+def test_the_room_for_higher_tiers_is_part_of_the_needs(has_bars: bool, golden: Golden) -> None:
+    """Needs, runtime and slack add up on a shared UPS as well."""
+    told = status_with()
+    told["budget"] |= {"need_s": 140.0, "shed_s": 110.0, "runtime_effective_paused_s": 430.0, "slack_s": 180.0}
+    told["next"] = []
+    shown = "\n".join(f"{row.label}: {row.text}" for row in _rows(told, has_bars=has_bars) if row.label in SUMS)
+    assert "needs 4 m 10 s" in shown
+    assert "+ 1 m 50 s for higher tiers" in shown
     golden("status", shown)
 
 

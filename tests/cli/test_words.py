@@ -107,6 +107,12 @@ SENTENCES = [
         "training was asked for a checkpoint, because three quarters of the runtime with training paused",
     ),
     ("budget", {}, "(4 m 13 s, so 3 m 09 s) had fallen to the needs (checkpoint 20 s + stop 2 m 50 s)"),
+    ("budget", {"shed_s": 110.0}, "(checkpoint 20 s + stop 2 m 50 s + 1 m 50 s for higher tiers)"),
+    (
+        "budget",
+        {"new": "shutdown", "reff_s": 280.0, "shed_s": 110.0},
+        "only 4 m 40 s more, and a full stop takes 2 m 50 s + 1 m 50 s for higher tiers",
+    ),
     ("runtime_short", {}, "at this load the battery would have lasted only 2 m 32 s more"),
     ("low_battery", {}, "because the UPS reports a low battery"),
     ("blind", {}, "because the runtime is unknown: neither the UPS nor the settings have it"),

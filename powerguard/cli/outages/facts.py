@@ -569,7 +569,8 @@ def budget(facts: OutageFacts) -> list[dict[str, Any]]:
         if not isinstance(step.numbers.get("new"), str):
             continue
         reff_s, checkpoint_s, stop_s = (number(step.numbers.get(n)) for n in ("reff_now_s", "checkpoint_s", "stop_s"))
-        needs_s = None if checkpoint_s is None or stop_s is None else _r(checkpoint_s + stop_s)
+        room_s = number(step.numbers.get("shed_s")) or 0.0
+        needs_s = None if checkpoint_s is None or stop_s is None else _r(checkpoint_s + stop_s + room_s)
         found.append(
             {
                 "at_s": step.after_s,

@@ -132,7 +132,8 @@ def _verdict(told: dict[str, Any]) -> tuple[str, str]:
     stop = f"{clean(told['grade'])} stop"
     needs = f"the {stop} needs" if told["phase"] == "holding" else f"checkpoint and {stop} need"
     gives = f"the battery gives {duration(terms.get('reff_paused_s'))} with training paused"
-    sums = f"{needs} {duration(terms.get('need_s'))}, {gives}"
+    room = f", higher tiers {duration(terms['shed_s'])}" if terms.get("shed_s") else ""
+    sums = f"{needs} {duration(terms.get('need_s'))}{room}, {gives}"
     if slack_s < 0.0:
         return f"It does not fit: {sums}. {duration(-slack_s)} are missing.", "red"
     slack = f"{sums}. Slack {duration(slack_s)}."

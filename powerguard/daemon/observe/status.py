@@ -410,6 +410,7 @@ def _budget(now: Budget) -> Json:
         "checkpoint_s": rounded(now.checkpoint_s),
         "stop_s": rounded(now.stop_s),
         "need_s": rounded(now.need_s),
+        "shed_s": rounded(now.shed_s),
         "slack_s": rounded(now.slack_s),
         "cut_in_s": rounded(now.cut_in_s),
     }
