@@ -698,7 +698,9 @@ class ReturnWatch:
                 now_s = self._clock()
                 by_s = now_s + limit_s
                 name = f"{boot_id[:8]}-{{}}-{self._checks}"
-                asked: list[Action] = [EnsurePolicy(id=name.format("policy"), by_s=now_s + POLICY_LIMIT_S, outage="")]
+                asked: list[Action] = []
+                if self._kind != "none":
+                    asked.append(EnsurePolicy(id=name.format("policy"), by_s=now_s + POLICY_LIMIT_S, outage=""))
                 for view in self.ways:
                     id_ = name.format(f"{view.way}{view.ups}")
                     asked.append(CheckWay(id=id_, by_s=by_s, way=view.way, ups=view.ups))

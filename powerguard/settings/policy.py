@@ -115,6 +115,7 @@ def _of_ups(settings: Settings, name: str, *, boot_id: str, today: date) -> Poli
         paused_is_set=budget.paused_load is not None,
         cap_share=settings.gpu.cap_share if settings.gpu.kind == "nvml" else None,
         signals=settings.signals.kind == "helper",
+        bmc=settings.bmc.kind != "none",
         scheduler=settings.scheduler.kind != "none",
         utility_stable_s=budget.utility_stable_s,
         stale_s=_MISSES * max(1.0, *(source.poll_s for source in ups.sources)),

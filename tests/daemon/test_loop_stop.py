@@ -19,6 +19,7 @@ from powerguard.daemon.attempt import GRACE_S, rest
 from powerguard.daemon.journal import Inline, JournalLimits
 from powerguard.daemon.loop import CHECK_S, CLOSE_LIMIT_S, SOURCE_SILENT_S, STOP_LIMIT_S, Components
 from powerguard.daemon.observe.port import BmcView
+from powerguard.daemon.observe.readiness import readiness
 from powerguard.daemon.systemd import Notifier
 from tests.daemon.looped import Doer, World, in_virtual_time, now_s, until
 
@@ -312,6 +313,17 @@ async def test_a_bmc_comes_and_goes_with_the_settings(tmp_path: Path) -> None:
         daemon._reload = world.parts
         daemon.reload()
         await until(lambda: daemon.bmc is not None and daemon.bmc.verified, 5.0)
+
+
+@in_virtual_time
+async def test_a_bmc_that_the_settings_do_not_have_is_not_asked(tmp_path: Path) -> None:
+    """It is the reason no_bmc, and no failed order: that would be an error in the log at each start."""
+    world = World(tmp_path / "journal.sqlite", bmc_kind="none")
+    async with world.running() as daemon:
+        await until(lambda: daemon.sources[0].up, 5.0)
+        await rest(5.0)
+        assert world.bmc.asked == []
+        assert [reason.name for reason in readiness(daemon)] == ["no_bmc"]
 
 
 @in_virtual_time

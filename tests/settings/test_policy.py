@@ -29,7 +29,8 @@ def policy_of(settings: Settings) -> Policy:
 
 
 def test_the_defaults_of_the_settings_are_those_of_the_core() -> None:
-    assert policy_of(made(mode="armed")) == Policy(boot_id="b", ups="a")
+    assert policy_of(made(mode="armed", bmc={"kind": "auto"})) == Policy(boot_id="b", ups="a")
+    assert not policy_of(made()).bmc
 
 
 @pytest.mark.parametrize(

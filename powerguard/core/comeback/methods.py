@@ -383,6 +383,11 @@ def cut_at_s(state: State, now_s: float) -> float | None:
 # --- The BMC's policy -------------------------------------------------------------------------------------------
 
 
+def ensure_policy(turn: Turn, outage: str, *, limit_s: float) -> tuple[str, ...]:
+    """Order that the BMC powers the host on when AC returns; return the ids: none without a BMC in the settings."""
+    return (turn.order(EnsurePolicy, limit_s=limit_s, outage=outage),) if turn.policy.bmc else ()
+
+
 def reconcile_policy(turn: Turn) -> None:
     """Put the policy back that an outage found, once there is none."""
     changed = turn.state.temporary_policy
@@ -417,7 +422,7 @@ def _handle_restored(turn: Turn, outcome: Outcome) -> None:
         turn.owe(replace(changed, order=None, retry_at_s=turn.now_s + RESTORE_AGAIN_S))
     if turn.outage_id:
         # The next outage began meanwhile, and may have made sure of the policy before this undid it.
-        turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=turn.outage_id)
+        ensure_policy(turn, turn.outage_id, limit_s=turn.policy.bmc_limit_s)
 
 
 def policy_after_boot(_policy: Policy, old: State, now_s: float, *, whole: bool) -> tuple[TemporaryPolicy, ...]:  # noqa: ARG001

@@ -124,7 +124,7 @@ def _same_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
     # Set or not: the BMC's answer says what it found. A drill's order does not belong to an outage.
     asked = {each.outage for each in stored.in_flight if isinstance(each, EnsurePolicy) and each.id not in given}
     for outage in sorted(asked - {""}):
-        turn.order(EnsurePolicy, limit_s=policy.bmc_limit_s, outage=outage)
+        methods.ensure_policy(turn, outage, limit_s=policy.bmc_limit_s)
     phase = turn.state.phase
     if isinstance(phase, Shutdown):
         # The order may or may not have been written: it is given again, with what is left of its deadline.
@@ -246,7 +246,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         phase=phase_name(phase),
         away_s=round(gap_s, 3),
     )
-    turn.order(EnsurePolicy, limit_s=policy.bmc_limit_s, outage=phase.outage.id)
+    methods.ensure_policy(turn, phase.outage.id, limit_s=policy.bmc_limit_s)
     return turn.step()
 
 

@@ -362,7 +362,7 @@ def _handle_foreign_stop(turn: Turn, event: ForeignStop) -> None:
     what = "another program shuts the host down" if event.host_stopping else "the daemon is being stopped"
     turn.note("foreign_stop_seen", what, Level.WARNING, phase=phase_name(turn.state.phase))
     # The host must come back in either case: the power-on methods are armed while there is time.
-    turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=turn.outage_id)
+    methods.ensure_policy(turn, turn.outage_id, limit_s=turn.policy.bmc_limit_s)
     if event.host_stopping:
         methods.foreign_stop(turn)
 

@@ -15,7 +15,7 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import rehearsal
 from powerguard.core.energy import account, budget, needs, own
 from powerguard.core.energy.budget import Budget
-from powerguard.core.model.actions import Conduct, EnsurePolicy, Grade, Level, PowerOff, Scalar, SyncFilesystems
+from powerguard.core.model.actions import Conduct, Grade, Level, PowerOff, Scalar, SyncFilesystems
 from powerguard.core.model.state import (
     Emergency,
     EmergencyCheckpoint,
@@ -253,7 +253,7 @@ def _latch(turn: Turn, outage: Outage, decision: Decision) -> Shutdown:
     turn.set_outage(grade=grade)  # The guard before a cut depends on it.
     stops_s = budget.stops_within_s(policy, turn.budget(), grade)
     ids = (
-        turn.order(EnsurePolicy, limit_s=prepare_s, outage=outage.id),
+        *methods.ensure_policy(turn, outage.id, limit_s=prepare_s),
         turn.order(SyncFilesystems, limit_s=prepare_s, outage=outage.id),
         *lifecycle.leave_jobs(turn, outage.id, limit_s=prepare_s),
         *methods.arm(turn, outage, policy.ways, off_in_s=prepare_s + stops_s, limit_s=prepare_s),
@@ -294,7 +294,7 @@ def duties(turn: Turn) -> None:
             waited_s = turn.now_s - phase.outage.since_s
             if not phase.outage.policy_asked and waited_s >= turn.policy.commit_dwell_s:
                 turn.set_outage(policy_asked=True)
-                turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=phase.outage.id)
+                methods.ensure_policy(turn, phase.outage.id, limit_s=turn.policy.bmc_limit_s)
                 methods.check(turn)
             if isinstance(phase, OnBattery) and waited_s >= turn.policy.commit_dwell_s:
                 lifecycle.take_precautions(turn, since_s=phase.outage.since_s)

@@ -107,6 +107,8 @@ def _scope_unfit(policy: Policy, state: State, scopes: tuple[str, ...]) -> str:
         return f"{names}: continues in an outage and cannot be paused: embed powerguard.trainer, or leave pause out"
     if "cap" in scopes and policy.cap_share is None:
         return "the settings cap no GPU power: set gpu.kind: nvml (and gpu.cap_share), or leave cap out"
+    if "policy" in scopes and not policy.bmc:
+        return "the settings have no BMC: set bmc, or leave policy out"
     return ""
 
 
@@ -144,6 +146,8 @@ def stages(
         skipped.append(("pause", "every trainer continues in an outage"))
     if full and policy.cap_share is None:
         skipped.append(("cap", "the settings cap no GPU power"))
+    if full and not policy.bmc:
+        skipped.append(("policy", "the settings have no BMC"))
     wanted -= {name for name, _ in skipped}
     found: list[str] = []
     if wanted & set(_TOUCHING):

@@ -218,6 +218,7 @@ class Policy:
     job_wait_s: a job that ended because another host left it must train again within this time, else an alarm.
     cap_share: GPU power limit on battery, as a share of the limit found; None: GPUs are left alone.
     signals: a trainer that still draws power after it was asked to pause may be stopped, and finally ended, by signals.
+    bmc: the settings have a BMC, whose power restore policy is ensured and read back.
     scheduler: a scheduler starts jobs on this host, and hears of an outage. node_return_s: seconds of stable utility
         before its node is given back, in an outage without a power-off.
     boot_id: of this boot; an outage's latch holds in its own boot only.
@@ -260,6 +261,7 @@ class Policy:
     cap_dwell_s: float = 10.0
     cap_lift_s: float = 30.0
     signals: bool = False
+    bmc: bool = True
     scheduler: bool = False
     node_return_s: float = 60.0
     precaution_every_s: float = 60.0

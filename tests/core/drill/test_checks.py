@@ -47,6 +47,7 @@ REFUSALS = [
     ),
     ("no checkpoint", f"{READY}\n{RECENT}", "pause", TWO),
     ("an old checkpoint", READY.replace("age_s=60", "age_s=1900"), "cap", f"{WORDS} cap_share=0.7"),
+    ("no BMC", READY, "policy", f"{WORDS} bmc=0"),
     ("an unknown scope", READY, "full,lunch", WORDS),
     ("a boot without id", READY, "policy", f"{WORDS} boot_id="),
 ]
@@ -120,6 +121,9 @@ VIT = Trainer(name="vit", conduct=Conduct.PAUSE, checkpoint_s=30.0)
 def test_the_outline_of_a_full_drill_reads(golden: Golden) -> None:
     """An operator who confirms this knows what happens to the training, and how long at most."""
     golden("drill", "\n".join(outline("full", trainers=(LLM, VIT), words=f"{WORDS} cap_share=0.7")))
+    assert outline("full", trainers=(LLM,), words=f"{WORDS} bmc=0")[-1] == (
+        "policy: left out: the settings have no BMC (0 s)"
+    )
 
 
 def test_the_outline_names_trainers_that_continue_and_stages_left_out(golden: Golden) -> None:
