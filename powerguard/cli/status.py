@@ -41,7 +41,7 @@ def last_known(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
     """Return phase, boot, moment and outage as last written, and "" or why they cannot be had."""
     from powerguard.core.model.state import Online, phase_name
 
-    loaded, state, trouble = _written(path)
+    loaded, state, trouble = written(path)
     if loaded is None or state is None:
         return None, trouble
     outage = None if isinstance(state.phase, Online) else state.phase.outage.id
@@ -50,7 +50,7 @@ def last_known(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
 
 def last_battery(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
     """Return what was learned of the battery as last written, and "" or why it cannot be had."""
-    loaded, state, trouble = _written(path)
+    loaded, state, trouble = written(path)
     if loaded is None or state is None:
         return None, trouble
     battery, boot_wall = state.battery, loaded.wall - loaded.at_s
@@ -77,7 +77,7 @@ def last_battery(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
     }, ""
 
 
-def _written(path: str) -> "tuple[Loaded | None, State | None, str]":
+def written(path: str) -> "tuple[Loaded | None, State | None, str]":
     """Return what the journal last knew, and "" or why it cannot be had."""
     from powerguard.daemon.journal import JournalError, read_all, read_only
 

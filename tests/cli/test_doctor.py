@@ -11,6 +11,7 @@ import re
 import shutil
 import sys
 import tempfile
+import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -22,7 +23,11 @@ from aiohttp import web
 
 from powerguard.cli.doctor.checks import _group, journal_finding, source_name, unreadable
 from powerguard.cli.main import main
+from powerguard.clock import boot_id
+from powerguard.core.model.policy import Drop, Learned
+from powerguard.core.model.state import State
 from powerguard.daemon.control.admin import admin_server
+from powerguard.daemon.journal import Entry, Inline, Journal
 from powerguard.settings.load import load
 from powerguard.sim import snmp_values as sim
 from powerguard.wire import After, TrainerStatus
@@ -143,6 +148,20 @@ async def test_everything_answers(folder: Path) -> None:
     assert verdicts(checks, "power_on.rtc") == ["PASS"], "as the daemon has found it"
     assert "FAIL" not in {check["verdict"] for check in checks}
     assert code == 1  # SNMP v2c can be forged: a warning on every host that uses it
+
+
+async def test_what_a_drill_has_measured_counts_in_the_budget(folder: Path) -> None:
+    """A host that fits since its drill is no failure: it could never be armed without a FAIL."""
+    journal = Journal(folder / "journal.sqlite", boot_id=boot_id(), wall=time.time, writer=Inline(), reader=Inline())
+    await journal.load()
+    found = []
+    for learned in (Learned(), Learned(pauses=(("llm", Drop(before=0.6, after=0.1, at_s=1.0)),))):
+        assert await journal.append(Entry(at_s=1.0, state=State(learned=learned)))
+        async with SnmpAgent(lambda: table("apc"), community=COMMUNITY) as ups, trainer(folder):
+            config = settings(folder, snmp=ups.port, bmc=9, timeout_s=5.0, runtimes="{50: 200, 100: 100}")
+            found += verdicts((await doctor(config, "--socket", f"{folder}/none.sock"))[1], "budget")
+    assert await journal.close()
+    assert found == ["FAIL", "PASS"]
 
 
 async def test_what_would_not_hold_is_a_failure(folder: Path, golden: Golden) -> None:

@@ -27,12 +27,13 @@ from powerguard.cli.recover import host_look
 from powerguard.cli.render import NOT_ARMED, Paint, clean, fold, waiting
 from powerguard.cli.secret import HANDED, is_set
 from powerguard.cli.shared import UntoldError
-from powerguard.cli.status import last_known
+from powerguard.cli.status import last_known, written
 from powerguard.clock import boot_id, boottime_s
 from powerguard.core.decide.machine import step
+from powerguard.core.energy import needs
 from powerguard.core.model.events import Event, OwnLoad, OwnSource, Reading, TrainerSeen
 from powerguard.core.model.policy import Policy
-from powerguard.core.model.state import State
+from powerguard.core.model.state import Online, State
 from powerguard.daemon.notify.messenger import DRILL_DAYS
 from powerguard.daemon.observe.readiness import full_battery, of_battery
 from powerguard.daemon.own_load import Outlets
@@ -572,19 +573,21 @@ def _bmc_of_the_daemon(status: dict[str, Any] | None) -> Finding:
 
 
 def _budget(ward: Ward) -> list[Finding]:
-    """The budget with the newest readings; if a secret is missing for that, the daemon's result."""
+    """The budget with the newest readings, and what the daemon has measured; its result if a secret is missing."""
     if not ward.readings and ward.status is not None and ward.status["ups"] is not None:
         return []  # The daemon's reasons report it.
     if not ward.readings:
         return [Finding("budget", "WARN", "not computed: no UPS could be read", _UNREAD)]
-    state = State()
-    for reading in ward.readings:
-        state = step(ward.policy, state, reading).state
-    for event in ward.trainers:
-        state = step(ward.policy, state, event).state
+    loaded, state, _ = written(ward.settings.journal.path)
+    if loaded is None or state is None or loaded.boot_id != ward.policy.boot_id or not isinstance(state.phase, Online):
+        state = State()
+    policy = needs.fold(ward.policy, state.learned)
+    heard: tuple[Event, ...] = (*ward.readings, *ward.trainers)
+    for event in heard:
+        state = step(policy, state, event).state
     now_s = boottime_s()
-    found = [Finding("budget", "FAIL", reason.text, reason.fix) for reason in of_battery(ward.policy, state, now_s)]
-    full = full_battery(ward.policy, state, now_s)
+    found = [Finding("budget", "FAIL", reason.text, reason.fix) for reason in of_battery(policy, state, now_s)]
+    full = full_battery(policy, state, now_s)
     if full is not None and full.fits:
         text = (
             f"a full battery has {full.available_s:.0f} s for checkpoint {full.checkpoint_s:.0f} s + full stop "
