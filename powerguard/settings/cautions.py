@@ -129,7 +129,7 @@ _SLIM_MARGIN: Final = 0.1
 _SLIM_RESERVE_S: Final = 20.0
 _QUICK_RECHARGE_H: Final = 1.0
 _AUTHENTICATED_VERSION: Final = 3
-_LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
+LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 
 
 def warnings(settings: Settings, *, today: date) -> list[Mistake]:
@@ -186,14 +186,14 @@ def _forgeable(path: KeyPath, source: SourceOptions) -> Iterator[Mistake]:
             elif source.auth is None:
                 yield Mistake((*path, "auth"), "version 3 without auth can be forged like version 1 (set auth)")
         case NutOptions():
-            if source.tls != "required" and source.host not in _LOOPBACK:
+            if source.tls != "required" and source.host not in LOOPBACK:
                 yield Mistake(
                     (*path, "tls"),
                     f"{source.tls}: upsd's answers can be forged, and its password read, by every host on that network "
                     "(better: required, or a separate network)",
                 )
         case ApcupsdOptions():
-            if source.host not in _LOOPBACK:
+            if source.host not in LOOPBACK:
                 yield Mistake(
                     (*path, "host"),
                     "apcupsd has no authentication, so every host on that network can forge its answers (better: the "

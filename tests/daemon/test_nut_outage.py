@@ -128,6 +128,10 @@ async def test_doctor_says_what_a_upsd_is_good_for(tmp_path: Path) -> None:
         more = {"user": "pg", "password": secret(tmp_path, "password", "word of the tests")}
         _, found = await nut_findings("ups.a", options(peer.port, **more), ups="a", is_shared=False, cuts=False)
         assert "no TLS; logs in as pg" in found[0].text
+        assert "version 3" in next(each.fix for each in found if "forged" in each.text)
+    async with FakeUpsd({**values, "driver.name": "usbhid-ups"}).serving() as cable:
+        _, found = await nut_findings("ups.a", options(cable.port), ups="a", is_shared=False, cuts=False)
+        assert not any("forged" in each.text for each in found), "a cable, and an upsd on this host: no network"
     for told, verdict in (("10", "WARN"), ("30", "PASS")):
         async with FakeUpsd({**values, "battery.charge.restart": told}).serving() as other:
             _, found = await nut_findings("ups.a", options(other.port), ups="a", is_shared=False, cuts=False)

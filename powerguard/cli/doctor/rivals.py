@@ -23,6 +23,7 @@ from powerguard.core.model.state import State
 from powerguard.daemon.observe.readiness import ERRORS
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host.findings import Finding, shown
+from powerguard.settings.cautions import LOOPBACK
 from powerguard.settings.schema import Settings
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.protocol import NisError
@@ -271,7 +272,10 @@ async def nut_findings(
     )
     found = [supply_finding(name, text, reading, fix)]
     if report.forgeable:
-        found.append(Finding(name, "WARN", f"its answers could be forged: {report.forgeable}", "tls: required"))
+        fix = "let the driver read the card by SNMP version 3 with authPriv, or this host (kind: snmp)"
+        found.append(Finding(name, "WARN", f"its answers could be forged: {report.forgeable}", fix))
+    elif not report.tls and options.host not in LOOPBACK:
+        found.append(Finding(name, "WARN", "its answers could be forged: no TLS", "tls: required"))
     if options.user is None:
         text = "no login, so a NUT primary does not wait for this host before it cuts the output"
         found.append(Finding(name, "WARN", text, "set user and password, with an upsmon line in upsd.users"))

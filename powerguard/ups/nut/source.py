@@ -164,8 +164,9 @@ class RefusedError(Exception):
 class NutReport:
     """What doctor shows of a UPS behind upsd.
 
-    forgeable: why its answers could be forged, "" when they could not. latency_s: of one list of all variables.
-    restart_pct: battery.charge.restart, the charge at which the UPS switches its output on again; None: not listed.
+    tls: verified. forgeable: why the answers of its driver could be forged, "" when they could not. latency_s: of one
+    list of all variables. restart_pct: battery.charge.restart, the charge at which the UPS switches its output on
+    again; None: not listed.
     clients: addresses of all that are logged in for this UPS (LIST CLIENT); empty where upsd does not say.
     """
 
@@ -301,7 +302,7 @@ class NutSource:
                 reading=self._reading(self._understood()),
                 tls=link.is_verified,
                 is_logged_in=self._login.is_held,
-                forgeable="" if not self._forgeable and link.is_verified else self._forgeable or "no TLS",
+                forgeable=self._forgeable,
                 warnings=tuple(warnings),
                 latency_s=took_s,
                 restart_pct=self._restart_pct,

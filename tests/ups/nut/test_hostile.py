@@ -511,7 +511,7 @@ async def test_doctor_looks_once_and_leaves(tmp_path: Path) -> None:
     async with FakeUpsd().serving() as upsd:
         report = await NutSource(options(upsd.port), ups="a", clock=now_s).look()
         assert (report.reading.runtime_s, report.tls, report.is_logged_in) == (1800, False, False)
-        assert (report.forgeable, report.warnings) == ("no TLS", ())
+        assert (report.tls, report.forgeable, report.warnings) == (False, "", ())
         await upsd.hears("LOGOUT")
         upsd.answer = lambda upsd, words, _writer: None if words[0] == "LOGIN" else upsd.honest(words)
         more = {"user": "pg", "password": secret(tmp_path, "word", "w"), "timeout_s": 0.5}
