@@ -333,6 +333,18 @@ def test_an_apcupsd_that_asks_us_already(fixture: Copy) -> None:
     assert "script_suppresses" not in ended.warned
 
 
+def test_the_scripts_that_come_with_apcupsd_are_not_the_sites_own(fixture: Copy) -> None:
+    """Debian's onbattery and its like send mail to root: six notes on them would hide the findings that matter."""
+    of = fixture("apcupsd-usb")
+    stock = "#!/bin/sh\n#\n# This shell script if placed in /etc/apcupsd\n# will be called by /etc/apcupsd/apccontrol\n"
+    for name, text in (("changeme", stock), ("offbattery", "#!/bin/sh\n/usr/local/bin/page-oncall\n")):
+        (of / name).write_text(text, encoding="utf-8")
+        (of / name).chmod(0o755)
+    notes = [one["where"] for one in imported("apcupsd", of, "--json").object["notes"] if one["name"] == "script"]
+    assert str(of / "offbattery") in notes
+    assert str(of / "changeme") not in notes
+
+
 def test_the_scripts_of_a_copied_folder(fixture: Copy) -> None:
     """SCRIPTDIR names the folder that was copied: those of the copy are looked at, or it is told that none was."""
     of = fixture("apcupsd-usb")

@@ -25,6 +25,8 @@ DEFAULTS: Final = {"POLLTIME": 60.0, "MINUTES": 5.0, "TIMEOUT": 0.0, "NISPORT": 
 ALIASES: Final = {"SERVERPORT": "NISPORT", "NETSTATUS": "NETSERVER"}
 _SPACE: Final = " \t\v\f\r"
 _STOPS: Final = re.compile(r"^[^#\n]*\b(?:shutdown|poweroff|halt|telinit|init\s+0)\b", re.MULTILINE)
+_STOCK: Final = "This shell script if placed in /etc/apcupsd"
+"""In the scripts that come with apcupsd, which only send mail."""
 _SUPPRESSES: Final = re.compile(r"^[^#\n]*\bexit\s+99\b", re.MULTILINE)
 
 
@@ -281,6 +283,6 @@ def _script(event: str, script: Path, draft: Draft) -> bool:
             f"shuts the host down at {event}, whatever the charge",
             "leave that to powerguard",
         )
-    else:
+    elif _STOCK not in text:
         draft.note("script", where, "a script of your own: keep it, or replace it by that in config/apcupsd")
     return False
