@@ -6,7 +6,7 @@ import shutil
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
 from typing import Any, Final, Self, TextIO
 
 _CODES: Final = {
@@ -134,10 +134,18 @@ def number(value: Any, unit: str = "", digits: int = 0, times: int = 1) -> str: 
     return f"{times * value:.{digits}f}{' ' + unit if unit else ''}"
 
 
-def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
-    """Return rows as aligned lines; the last column is not padded."""
+def table(
+    rows: Sequence[Sequence[str]], indent: str = "  ", *, width: int | None = None, whole: Collection[int] = ()
+) -> list[str]:
+    """Return rows as aligned lines; the last column is not padded.
+
+    width: of the lines, by breaking cells between words, where that is enough. whole: columns of which only the head,
+    the first row, is broken.
+    """
     if not rows:
         return []
+    if width is not None:
+        rows = _narrowed(rows, width - len(indent), whole)
     widths = [max(len(row[column]) for row in rows) for column in range(len(rows[0]) - 1)]
     return [
         (
@@ -145,6 +153,29 @@ def table(rows: Sequence[Sequence[str]], indent: str = "  ") -> list[str]:
         ).rstrip()
         for row in rows
     ]
+
+
+def _narrowed(rows: Sequence[Sequence[str]], width: int, whole: Collection[int]) -> Sequence[Sequence[str]]:
+    """Take width from the columns that can give most, and return a row for each line; the rows if it is not enough."""
+    from itertools import zip_longest
+    from textwrap import wrap
+
+    widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
+    least = [
+        max(
+            len(cell) if n in whole and at else max(map(len, cell.split()), default=0) for at, cell in enumerate(column)
+        )
+        for n, column in enumerate(zip(*rows, strict=True))
+    ]
+    over = sum(widths) + 2 * (len(widths) - 1) - width
+    if over > sum(widths) - sum(least):
+        return rows
+    for _ in range(over):
+        widths[max(range(len(widths)), key=lambda n: widths[n] - least[n])] -= 1
+    cells = [
+        [wrap(cell, width, break_on_hyphens=False) for cell, width in zip(row, widths, strict=True)] for row in rows
+    ]
+    return [line for row in cells for line in zip_longest(*row, fillvalue="")]
 
 
 def columns(stream: TextIO | None = None) -> int | None:

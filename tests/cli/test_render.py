@@ -68,6 +68,15 @@ def test_table_is_aligned() -> None:
     assert table([]) == []
 
 
+def test_a_table_fits_its_width() -> None:
+    """Cells are broken between words, and of a number only its head; a table that cannot fit is left to `fold`."""
+    rows = [("what it is", "lasts at this load"), ("one two three", "9 m 12 s")]
+    narrow = ["  what it  lasts at", "  is       this load", "  one two  9 m 12 s", "  three"]
+    assert table(rows, width=25, whole=(1,)) == narrow
+    assert table(rows, width=12, whole=(1,)) == table(rows)
+    assert table(rows, width=80, whole=(1,)) == table(rows)
+
+
 def test_paint_stays_off_what_is_no_terminal() -> None:
     assert Paint(io.StringIO())("text", "red") == "text"
 

@@ -20,7 +20,7 @@ from powerguard.cli.outages.explain import explained
 from powerguard.cli.outages.facts import LATE_REBOOT, OutageFacts
 from powerguard.cli.outages.history import Outage, UnknownOutageError, add_journal, cost_rows, journal_of, read
 from powerguard.cli.outages.picture import PHASE_WORDS, Mark, style, timeline
-from powerguard.cli.render import Paint, clean, duration, fold, is_endless, mode_note, moment, table
+from powerguard.cli.render import Paint, clean, columns, duration, fold, is_endless, mode_note, moment, table
 from powerguard.cli.shared import EX_CANTCREAT, EX_NOINPUT, EX_USAGE, fail
 from powerguard.cli.status import last_battery
 from powerguard.cli.words import PHASES, durations_in, outcome_of
@@ -270,7 +270,8 @@ def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
     lines += [paint(f"! {clean(doubt)}", "yellow") for doubt in told["doubts"]]
     for section in _sections(told, _ROWS):
         if section.rows:
-            lines += ["", paint(section.title, "bold"), *table([tuple(section.head), *section.rows])]
+            shown = table([tuple(section.head), *section.rows], width=columns(), whole=section.numbers)
+            lines += ["", paint(section.title, "bold"), *shown]
     lines += ["", paint("What to improve", "bold")]
     lines += [
         "  " + paint(f"- {clean(words)}", _COLOURS.get(str(each["level"]), ""))
