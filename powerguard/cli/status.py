@@ -464,8 +464,9 @@ def _outage(told: dict[str, Any]) -> list[Row]:
         text = f"{clean(outage['id'])} for {duration(outage['lasted_s'])}{because}; {clean(outage['grade'])} stop"
         rows.append(Row(0, "outage", text))
         if outage["latched"]:
-            committed = f"at {clock_of(outage['latched_at'])}: cannot be undone in this boot"
-            rows.append(Row(0, "committed", committed))
+            is_real = told["mode"] == "armed"
+            done = "cannot be undone in this boot" if is_real else f"only recorded in mode {clean(told['mode'])}"
+            rows.append(Row(0, "committed", f"at {clock_of(outage['latched_at'])}: {done}"))
         elif outage["can_abort"]:
             rows.append(Row(0, "", "`powerguard abort` aborts the shutdown"))
     maintenance = told["maintenance"]
@@ -578,12 +579,14 @@ def _next(told: dict[str, Any]) -> list[Row]:
     is_fine = told["outage"] is None or (told["phase"] == "recovery" and told["supply"] == "utility")
     for place, step in enumerate(told["next"]):
         label = ("if power fails" if is_fine else "next") if place == 0 else ""
-        rows.append(Row(0, label, describe_step(step)))
+        rows.append(Row(0, label, describe_step(step, told["mode"])))
     return rows
 
 
-def describe_step(step: dict[str, Any]) -> str:
+def describe_step(step: dict[str, Any], mode: str) -> str:
     """Return one forecast as a line: when, what, why."""
+    if step["action"] == "forced power-off" and mode != "armed":
+        return "the outage ends when utility is back: the host stays on"
     in_s = step["in_s"]
     when = "at an unknown time" if in_s is None else "now" if in_s <= 0 else f"in {duration(in_s)}"
     at = "" if step["at"] is None else f" ({clock_of(step['at'])})"

@@ -10,8 +10,11 @@ from typing import Any
 
 import pytest
 
+from powerguard.cli.plan.verb import describe as describe_plan
 from powerguard.cli.render import Paint
 from powerguard.cli.status import Curves, _bar, _rows, describe, watched
+from powerguard.daemon.observe.status import plan_view, status
+from tests.daemon.watched import scene
 from tests.golden import Golden
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -159,6 +162,18 @@ def test_the_room_for_higher_tiers_is_part_of_the_needs(has_bars: bool, golden: 
     assert "needs 4 m 10 s" in shown
     assert "+ 1 m 50 s for higher tiers" in shown
     golden("status", shown)
+
+
+@pytest.mark.parametrize(("mode", "is_done"), [("armed", True), ("rehearse", False), ("dry-run", False)])
+def test_a_recorded_power_off_is_not_shown_as_one_that_comes(mode: str, is_done: bool) -> None:
+    """An operator who rehearses reads this with the plug in the hand."""
+    told = json.loads(json.dumps(status(scene("shutdown")))) | {"mode": mode}
+    plan = json.loads(json.dumps(plan_view(scene("shutdown")))) | {"mode": mode}
+    for shown in (describe(told, Paint()), describe_plan(plan, Paint())):
+        text = " ".join(shown)
+        assert ("cannot be undone in this boot" in text) is is_done
+        assert ("forced power-off" in text) is is_done
+        assert (f"only recorded in mode {mode}" in text) is not is_done
 
 
 @pytest.mark.parametrize(

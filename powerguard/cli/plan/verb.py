@@ -123,6 +123,8 @@ def _verdict(told: dict[str, Any]) -> tuple[str, str]:
     """Return the verdict as a sentence, and its colour."""
     slack_s = told["slack_s"]
     if told["phase"] == "shutdown":
+        if told["mode"] != "armed":
+            return f"The power-off is only recorded in mode {clean(told['mode'])}: the host stays on.", "yellow"
         return "The power-off is decided and cannot be undone in this boot.", "red"
     if slack_s is None:
         return "The battery's runtime is unknown.", "red"
@@ -168,7 +170,7 @@ def _steps(told: dict[str, Any]) -> list[str]:
     names = {reason["name"] for reason in told["reasons"]}
     if "aborted" in names:
         return [CALLED_OFF]
-    steps = [describe_step(step) for step in told["next"]]
+    steps = [describe_step(step, told["mode"]) for step in told["next"]]
     pause = next((step for step in told["next"] if step["action"] == "emergency_checkpoint" and step["at"]), None)
     if pause is not None and pause["in_s"] > 0.0:
         steps.insert(0, f"training continues for {duration(pause['in_s'])}, until {clock_of(pause['at'])}")
