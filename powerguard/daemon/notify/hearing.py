@@ -256,6 +256,8 @@ class Hearing:
         values["need_s"] = sum(float(each) for each in needs if isinstance(each, int | float)) if any(needs) else None
         values["fix"] = FIXES.get(name.removesuffix("_raised"), "")
         kind = name if name in _WORDED else "alarm"
+        if name == "shutdown" and at.mode != "armed":
+            kind = "shutdown_recorded"
         title, text = worded(self.language, kind, values)
         if at.mode in ("dry-run", "rehearse") and name in ("outage_began", "emergency_checkpoint", "shutdown"):
             text = f"{text} {worded(self.language, at.mode, {})[1]}"

@@ -64,6 +64,7 @@ def test_a_rehearsed_power_off_ends_with_its_outage() -> None:
     told = hears.tell(*began())
     told += hears.tell(note("phase_changed", because="budget", old="holding", new="shutdown"))
     assert all(each.text.endswith("Mode rehearse: the power-off is only recorded.") for each in told)
+    assert (told[-1].title, told[-1].level) == ("gpu-01: would power off now", "error"), "as it would reach the pager"
     told = hears.tell(*ended(outcome="rehearsed"))
     assert [(each.key, each.status) for each in told] == [("power_off:o1", "end"), ("outage:o1", "end")]
     assert (told[0].title, told[0].text) == ("gpu-01: over: power off", "it was only recorded.")
