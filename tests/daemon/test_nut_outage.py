@@ -141,6 +141,16 @@ async def test_doctor_says_what_a_upsd_is_good_for(tmp_path: Path) -> None:
     reading, found = await nut_findings("ups.a", options(peer.port), ups="a", is_shared=False, cuts=False)
     assert (reading, [finding.verdict for finding in found]) == (None, ["FAIL"])
     assert "cannot connect to upsd" in found[0].text
+    assert "is upsd running?" in found[0].fix
+
+
+async def test_a_refusal_of_upsd_has_its_fix_in_its_words() -> None:
+    """The address is right when upsd itself answers: no other remedy stands next to that of the driver."""
+    async with FakeUpsd().serving() as peer:
+        peer.answer = lambda _upsd, _words, _writer: b"ERR DRIVER-NOT-CONNECTED\n"
+        _, (found,) = await nut_findings("ups.a", options(peer.port), ups="a", is_shared=False, cuts=False)
+    assert "upsdrvctl start" in found.text
+    assert (found.verdict, found.fix) == ("FAIL", "")
 
 
 @pytest.mark.parametrize(

@@ -30,7 +30,7 @@ from powerguard.ups.apcupsd.protocol import NisError
 from powerguard.ups.apcupsd.source import probe
 from powerguard.ups.nut.connection import LinkError
 from powerguard.ups.nut.options import NutOptions
-from powerguard.ups.nut.source import NutSource
+from powerguard.ups.nut.source import NutSource, RefusedError
 
 UNITS: Final = ("nut-monitor.service", "nut-client.service", "apcupsd.service")
 HOOK_FOLDERS: Final = ("usr/lib/systemd/system-shutdown", "lib/systemd/system-shutdown")
@@ -258,7 +258,8 @@ async def nut_findings(
     try:
         report = await NutSource(options, ups=ups, clock=boottime_s).look()
     except LinkError as error:
-        return None, [Finding(name, "FAIL", str(error), "check host, port and name; `upsc -l HOST` lists the UPSes")]
+        fix = "" if isinstance(error.__cause__, RefusedError) else "check host and port; is upsd running?"
+        return None, [Finding(name, "FAIL", str(error), fix)]
     reading = report.reading
     runtime = "no runtime" if reading.runtime_s is None else f"runtime {reading.runtime_s:.0f} s"
     charge = "no charge" if reading.charge_pct is None else f"charge {reading.charge_pct:.0f} %"
