@@ -51,6 +51,7 @@ ups:
         version: 2c
         community: {{file: "{folder}/community"}}
         timeout_s: {timeout_s}
+        poll_s: 10.0  # a machine that is busy is no slow card
     runtime_table: {table}
 trainers:
   - {{name: llm, url: "unix:{folder}/llm.sock", after: pause}}
