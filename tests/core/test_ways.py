@@ -370,6 +370,14 @@ def test_a_dry_run_that_arms_again_does_not_forget_what_may_be_armed_in_earnest(
     assert [(each.way, each.order, each.recorded) for each in at.state.armed] == [(Way.RTC, None, False)]
 
 
+def test_a_dry_run_that_arms_what_only_lost_history_may_have_armed_has_recorded_it() -> None:
+    """Else a method of which nothing is known would raise its alarm for as long as the host stays in dry-run."""
+    at = turn(shutdown(), armed(outage=""), policy=replace(POLICY, mode=Mode.DRY_RUN, ways=(Way.RTC,)))
+    methods.arm(at, OUTAGE, (Way.RTC,), off_in_s=60.0, limit_s=5.0)
+    obligations.handle(at, done(at.actions[0], dry_run=True))
+    assert at.state.armed == ()
+
+
 def test_what_dry_run_has_recorded_is_taken_back_without_a_word() -> None:
     """Its outcome was lost with the daemon: no device has such an order, nor confirms that it has none."""
     at = turn(Online(), armed(recorded=True), armed(Way.SENTINEL, outage=""))

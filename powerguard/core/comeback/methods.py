@@ -113,7 +113,7 @@ def arm(turn: Turn, outage: Outage, ways: Collection[Way], *, off_in_s: float, l
         Way.SENTINEL: max((dark_in_s if is_cut else off_in_s) + SENTINEL_AFTER_S, outage.back_off_s),
         Way.WATCHDOG: dark_in_s + WATCHDOG_AFTER_S,
     }
-    earnest = [(each.way, each.ups) for each in turn.state.armed if not each.recorded]
+    earnest = [(each.way, each.ups) for each in turn.state.armed if each.outage and not each.recorded]
     ids: list[str] = []
     for way, ups in wanted:
         id_ = turn.order(ArmWay, limit_s=limit_s, way=way, outage=outage.id, in_s=round(in_s[way], 1), ups=ups)
