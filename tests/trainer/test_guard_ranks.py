@@ -1,5 +1,6 @@
 """Guards of several ranks: one asks, all save at one step and stand there; whoever fails costs no good checkpoint."""
 
+import errno
 import signal
 import subprocess
 import threading
@@ -511,9 +512,9 @@ def test_called_off_before_it_began_or_finished_after(folder: Path) -> None:
     world.end()
 
 
-def evaluating(folder: Path, *, saves: bool = False) -> tuple[World, int]:
+def evaluating(folder: Path, *, saves: bool = False, disk: Disk | None = None) -> tuple[World, int]:
     """A world whose ranks are all in the middle of an evaluation after the same step. saves: they have saved in it."""
-    world = World(folder, ["a", "a"])
+    world = World(folder, ["a", "a"], disk=disk or Disk())
     world.ranks[0].guard.requests.pause()
     world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     step = world.ranks[0].done + 2
@@ -542,6 +543,38 @@ def test_an_emergency_in_an_evaluation_of_all_ranks(folder: Path) -> None:
     world.until(lambda: world.ranks[0].done > step + 3)
     world.trigger(0, "later", After.CONTINUE)
     assert (world.ended(0, "later").step or 0) > step
+    world.end()
+
+
+class OneFails(Disk):
+    """Refuses what rank 1 writes, while rank 0 writes slowly."""
+
+    def __init__(self) -> None:
+        self.fails = threading.Event()
+
+    def write(self, descriptor: int, content: memoryview, offset: int) -> int:
+        """Write, or not."""
+        if self.fails.is_set():
+            if b"[1," in bytes(content[:100_000]):
+                raise OSError(errno.EIO, "the disk of rank 1")
+            time.sleep(0.2)
+        return super().write(descriptor, content, offset)
+
+
+def test_after_a_failure_in_an_evaluation_all_ranks_try_again(folder: Path) -> None:
+    """What one rank's disk refused has called off the others' writes; their copies are whole, and in memory."""
+    disk = OneFails()
+    world, step = evaluating(folder, disk=disk)
+    disk.fails.set()
+    world.trigger(0, "e", After.PAUSE)
+    assert "the disk of rank 1" in world.ended(0, "e").error
+    disk.fails.clear()
+    world.trigger(0, "again", After.PAUSE)
+    told = world.ended(0, "again")
+    assert (told.error, told.durable, told.step) == ("", True, step)
+    world.ranks[0].guard.requests.resume()
+    for rank in world.ranks:
+        rank.evaluated.set()
     world.end()
 
 

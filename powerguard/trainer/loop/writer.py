@@ -236,10 +236,10 @@ class Writer:
         return (last is not None and last.step == step) or self._writing(step) is not None
 
     def taken(self, step: int) -> Taken | None:
-        """Return the copy of the state after this step, if it is in memory."""
-        write = self._writing(step)
+        """Return the copy of the state after this step, if it is in memory: also one whose write is called off."""
         fresh = self._fresh if self._fresh is not None and self._fresh.step == step else None
-        return fresh if write is None else write.taken
+        held = (write.taken for write in self._queue if write.taken.step == step and write.needs_snapshot)
+        return next(held, fresh)
 
     def finishes(self, step: int) -> bool:
         """The state after this step is being written because training itself has it saved."""
@@ -296,6 +296,8 @@ class Writer:
         for write in self._queue:
             if write.others.number == number:
                 write.cancel.set()
+                if write.began_s is None and write is self._queue[-1] and self._fresh is None:
+                    self._fresh = write.taken  # whole, and in memory: as after a write that failed
 
     def _writing(self, step: int) -> Write | None:
         return next((write for write in self._queue if write.taken.step == step and not write.given_up), None)
@@ -400,8 +402,8 @@ class Writer:
             copy_s, how = self._checkpointer.copied(taken)
             requests.pace.saved(taken, write_s=write_s, copy_s=copy_s, how=how, snapshots=self._checkpointer.snapshots)
             requests.committed(outcome)
-        elif not write.given_up:
-            requests.pace.totals.failed += write.operation is None
+        else:
+            requests.pace.totals.failed += write.operation is None and not write.given_up
             if self._fresh is None and len(self._queue) == 1:
                 self._fresh = taken  # still whole, and in memory: an emergency may try again
         if write.operation is not None and write.operation in requests.begun:
