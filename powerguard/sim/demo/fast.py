@@ -205,6 +205,7 @@ async def fast(keep: Path | None = None) -> AsyncIterator[FastStage]:
                 }
             },
             "host": {"kind": "command", "command": ["true"]},
+            "bmc": {"kind": "in-band"},
             "budget": {"recharge_h": 1},
             "trainers": [{"name": "toy", "url": "unix:/nowhere/toy.sock", "checkpoint_s": _CHECKPOINT_S}],
             "trainer_sockets": None,

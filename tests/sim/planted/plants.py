@@ -531,9 +531,9 @@ PLANTS: tuple[Plant, ...] = (
         name="policy_not_checked",
         module="powerguard.core.decide.transitions",
         swaps=(
-            ("        turn.order(EnsurePolicy, limit_s=prepare_s, outage=outage.id),\n", ""),
+            ("        *methods.ensure_policy(turn, outage.id, limit_s=prepare_s),\n", ""),
             (
-                "                turn.order(EnsurePolicy, limit_s=turn.policy.bmc_limit_s, outage=phase.outage.id)\n",
+                "                methods.ensure_policy(turn, phase.outage.id, limit_s=turn.policy.bmc_limit_s)\n",
                 "                pass\n",
             ),
         ),
