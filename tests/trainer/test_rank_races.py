@@ -8,6 +8,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from dataclasses import replace
 from pathlib import Path
 from types import FrameType
 
@@ -17,7 +18,15 @@ from powerguard.cli.checkpoints.found import _native_at, entries_at
 from powerguard.cli.checkpoints.restore import Native
 from powerguard.cli.main import main
 from powerguard.trainer import Guard
-from powerguard.trainer.loop.checkpointer import FunctionCheckpointer, StoreCheckpointer
+from powerguard.trainer.loop.checkpointer import (
+    FunctionCheckpointer,
+    GivenUp,
+    Nobody,
+    Order,
+    StoreCheckpointer,
+    Taken,
+    Tell,
+)
 from powerguard.trainer.loop.endpoint import Endpoint
 from powerguard.trainer.loop.requests import RequestQueue
 from powerguard.trainer.loop.writer import Writer
@@ -61,6 +70,49 @@ def together() -> Iterator[RankCoordinator]:
     together = RankCoordinator(requests, Writer(requests, FunctionCheckpointer(lambda _step: OLD)), Alone())
     yield together
     together.close()
+
+
+class Waiting(FunctionCheckpointer):
+    """Has two snapshots, and writes none before its gate opens."""
+
+    snapshots = 2
+
+    def __init__(self) -> None:
+        super().__init__(lambda _step: OLD)
+        self.began, self.gate = threading.Event(), threading.Event()
+
+    def write(self, taken: Taken, tell: Tell, order: Order) -> SavedCheckpoint:
+        """Wait, unless it is called off before it begins."""
+        self.began.set()
+        assert self.gate.wait(60)
+        if order.cancel.is_set():
+            msg = "called off"
+            raise GivenUp(msg)
+        return replace(OLD, step=taken.step)
+
+
+class Seventh(Nobody):
+    """The part of others in the seventh generation."""
+
+    number = 7
+
+
+@pytest.mark.parametrize("is_reused", [False, True])
+def test_a_copy_whose_write_is_called_off_stays_unless_a_newer_state_has_its_snapshot(is_reused: bool) -> None:
+    requests, disk = RequestQueue(job="llm", conduct=After.EXIT), Waiting()
+    writer = Writer(requests, disk)
+    with requests.lock:
+        writer.submit(Taken(step=1, slot=0, size_bytes=9), None)
+    assert disk.began.wait(60)
+    with requests.lock:
+        writer.submit(Taken(step=2, slot=1, size_bytes=9), None, Seventh())
+        if is_reused:
+            assert writer.slot() == 1
+        writer.call_off(7)
+        assert (writer.taken(2) is None) is is_reused
+    disk.gate.set()
+    writer.close(finish=True)
+    assert (writer.taken(2) is None) is is_reused
 
 
 def at(code: object, event: str, act: Callable[[], object]) -> None:

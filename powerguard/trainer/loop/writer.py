@@ -236,10 +236,10 @@ class Writer:
         return (last is not None and last.step == step) or self._writing(step) is not None
 
     def taken(self, step: int) -> Taken | None:
-        """Return the copy of the state after this step, if it is in memory: also one whose write is called off."""
+        """Return the copy of the state after this step, if it is in memory."""
+        write = self._writing(step)
         fresh = self._fresh if self._fresh is not None and self._fresh.step == step else None
-        held = (write.taken for write in self._queue if write.taken.step == step and write.needs_snapshot)
-        return next(held, fresh)
+        return fresh if write is None else write.taken
 
     def finishes(self, step: int) -> bool:
         """The state after this step is being written because training itself has it saved."""
@@ -292,12 +292,15 @@ class Writer:
         return write
 
     def call_off(self, number: int) -> None:
-        """Write no more for a generation that has ended."""
+        """Write no more for a generation that has ended. The newest copy stays in memory, as after a failed write.
+
+        A write that was given up before is left out: its snapshot may be that of a newer state by now.
+        """
         for write in self._queue:
-            if write.others.number == number:
+            if write.others.number == number and not write.given_up:
                 write.cancel.set()
-                if write.began_s is None and write is self._queue[-1] and self._fresh is None:
-                    self._fresh = write.taken  # whole, and in memory: as after a write that failed
+                if write is self._queue[-1] and self._fresh is None:
+                    self._fresh = write.taken
 
     def _writing(self, step: int) -> Write | None:
         return next((write for write in self._queue if write.taken.step == step and not write.given_up), None)
@@ -402,8 +405,8 @@ class Writer:
             copy_s, how = self._checkpointer.copied(taken)
             requests.pace.saved(taken, write_s=write_s, copy_s=copy_s, how=how, snapshots=self._checkpointer.snapshots)
             requests.committed(outcome)
-        else:
-            requests.pace.totals.failed += write.operation is None and not write.given_up
+        elif not write.given_up:
+            requests.pace.totals.failed += write.operation is None
             if self._fresh is None and len(self._queue) == 1:
                 self._fresh = taken  # still whole, and in memory: an emergency may try again
         if write.operation is not None and write.operation in requests.begun:
