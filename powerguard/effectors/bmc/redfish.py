@@ -18,6 +18,7 @@ import ssl
 from collections.abc import AsyncIterator, Callable, Mapping
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
+from functools import partial
 from typing import Any, Final
 
 import aiohttp
@@ -42,6 +43,8 @@ MAX_BODY_BYTES: Final = 262_144
 _PATH: Final = re.compile(r"/redfish/[!-~]{0,1000}")
 _MAX_RETRY_AFTER_S: Final = 2.0
 _TRIES: Final = 3
+_CUT: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
+"""An open connection has ended without an answer; also, of the second kind, none could be opened."""
 _MAX_W: Final = 1e6
 """Watts that no single host draws."""
 
@@ -143,24 +146,29 @@ class Talk:
             headers["Authorization"] = self.authorization
         if etag is not None:
             headers["If-Match"] = etag
-        again = self.heard
-        while True:
+        asked, was_heard = partial(self._answer, method, url, headers, change, login=login), self.heard
+        try:
             try:
-                # Redirects are not followed: the login would go wherever they lead.
-                async with self.session.request(
-                    method, url, json=change, headers=headers, allow_redirects=False
-                ) as told:
-                    self.heard = True
-                    if login and 200 <= told.status < 300:
-                        self.is_in = True
-                        self.accepted()
-                    return told.status, told.headers, _object(await _read(told))
-            except (aiohttp.ClientError, OSError, ValueError) as error:
+                return await asked()
+            except _CUT as error:
                 # Some services close the connection after each answer and do not announce it. aiohttp repeats only what
                 # reads; all that we change may be asked for twice.
-                if not again or not _is_cut(error):
-                    raise _failure(self.doing, error) from None
-                again = False
+                if not was_heard or isinstance(error, aiohttp.ClientConnectorError):
+                    raise
+                return await asked()
+        except (aiohttp.ClientError, OSError, ValueError) as error:
+            raise _failure(self.doing, error) from None
+
+    async def _answer(
+        self, method: str, url: URL, headers: Mapping[str, str], change: Mapping[str, Any] | None, *, login: bool
+    ) -> tuple[int, Mapping[str, str], dict[str, Any] | None]:
+        # Redirects are not followed: the login would go wherever they lead.
+        async with self.session.request(method, url, json=change, headers=headers, allow_redirects=False) as told:
+            self.heard = True
+            if login and 200 <= told.status < 300:
+                self.is_in = True
+                self.accepted()
+            return told.status, told.headers, _object(await _read(told))
 
 
 def session(verify: Verify, names: KnownNames) -> aiohttp.ClientSession:
@@ -244,12 +252,6 @@ def _words(body: Mapping[str, Any] | None) -> str:
     first = more[0] if isinstance(more, list) and more and isinstance(more[0], Mapping) else {}
     told = first.get("Message") or error.get("message")
     return "".join(c if c.isprintable() else " " for c in told[:160]).strip() if isinstance(told, str) else ""
-
-
-def _is_cut(error: Exception) -> bool:
-    """Return whether an open connection has ended without an answer."""
-    is_cut = isinstance(error, aiohttp.ServerDisconnectedError | aiohttp.ClientOSError | ConnectionResetError)
-    return is_cut and not isinstance(error, aiohttp.ClientConnectorError)
 
 
 def _failure(doing: str, error: Exception) -> BmcFailure:
