@@ -5,7 +5,6 @@ import json
 import socket
 from collections.abc import Mapping, Sequence
 from pathlib import Path
-from typing import Any
 
 import pytest
 
@@ -17,28 +16,14 @@ from powerguard.effectors.trainer.peer import HttpAnswer, TrainerPeer
 from powerguard.options import Secret
 from tests.effectors.trainer_peers import STATUS, serve
 from tests.peers.ipmi import keep_secret
+from tests.peers.names import NameService
 
 HERE = (socket.AF_INET, socket.SOCK_STREAM, 6, "", ("127.0.0.1", 0))
 
 
-class Loop(asyncio.SelectorEventLoop):
-    """A name service that answers while `found` is set, and else never; each look-up takes a thread for as long."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[Any] | None = None
-        self.asked = 0
-
-    async def getaddrinfo(self, *_: object, **__: object) -> list[Any]:
-        self.asked += 1
-        if self.found is None:
-            await asyncio.Event().wait()
-        return self.found or []
-
-
-def a_loop(runner: asyncio.Runner) -> Loop:
+def a_loop(runner: asyncio.Runner) -> NameService:
     loop = runner.get_loop()
-    assert isinstance(loop, Loop)
+    assert isinstance(loop, NameService)
     return loop
 
 
@@ -50,21 +35,21 @@ def remote(folder: Path, port: int) -> TrainerOptions:
 def test_a_trainer_is_looked_up_once_while_the_name_service_hangs(tmp_path: Path) -> None:
     """A look-up cannot be stopped, and holds one of the threads that read passwords and write orders down."""
 
-    async def calls(loop: Loop) -> None:
+    async def calls(loop: NameService) -> None:
         peer, after = TrainerPeer(remote(tmp_path, 9), uids=None), 0
         while after < 3:
             assert not isinstance(await peer.call("GET", "/api/v1/status", headers_s=-0.9), HttpAnswer)
             after += loop.asked > 0  # On a busy machine the first may end before the token is read.
         await peer.close()
 
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with asyncio.Runner(loop_factory=NameService) as runner:
         loop = a_loop(runner)
         runner.run(calls(loop))
         assert loop.asked == 1
 
 
 def test_a_trainer_whose_name_is_known_answers_while_the_name_service_hangs(tmp_path: Path) -> None:
-    async def calls(loop: Loop) -> None:
+    async def calls(loop: NameService) -> None:
         async with serve({STATUS: [{"body": "{}"}]}) as trainer:
             peer = TrainerPeer(remote(tmp_path, int(trainer.url.rpartition(":")[2])), uids=None)
             for loop.found in ([HERE], None, None):
@@ -73,7 +58,7 @@ def test_a_trainer_whose_name_is_known_answers_while_the_name_service_hangs(tmp_
                 assert answer.status == 200
             await peer.close()
 
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with asyncio.Runner(loop_factory=NameService) as runner:
         loop = a_loop(runner)
         runner.run(calls(loop))
         assert loop.asked == 2
@@ -92,7 +77,7 @@ def test_a_bmc_over_lan_is_called_by_its_known_address(tmp_path: Path) -> None:
         asked.append(json.loads(stdin)["host"])
         return Ended(returncode=0, stdout=b'{"ok": true, "status": "41"}', stderr=b"")
 
-    async def asks(loop: Loop) -> None:
+    async def asks(loop: NameService) -> None:
         await BmcEffector(options, spawn=spawn).status(30.0)
         assert asked == ["bmc.example"], "the worker reports it"
         bmc, loop.found = BmcEffector(options, spawn=spawn), [HERE]
@@ -104,7 +89,7 @@ def test_a_bmc_over_lan_is_called_by_its_known_address(tmp_path: Path) -> None:
         await bmc.status(30.0)
         assert asked[-2:] == ["127.0.0.1", "127.0.0.1"]
 
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with asyncio.Runner(loop_factory=NameService) as runner:
         runner.run(asks(a_loop(runner)))
 
 
@@ -112,14 +97,14 @@ def test_a_bmc_is_looked_up_once_while_the_name_service_hangs(tmp_path: Path) ->
     password = Secret(file=str(keep_secret(tmp_path / "password", "secret")))
     options = BmcOptions(kind="redfish", host="bmc.example", user="powerguard", password=password)
 
-    async def asks(loop: Loop) -> None:
+    async def asks(loop: NameService) -> None:
         bmc, after = BmcEffector(options), 0
         while after < 3:
             with pytest.raises(BmcError):
                 await bmc.status(0.2)
             after += loop.asked > 0  # On a busy machine the first may end before anything is looked up.
 
-    with asyncio.Runner(loop_factory=Loop) as runner:
+    with asyncio.Runner(loop_factory=NameService) as runner:
         loop = a_loop(runner)
         runner.run(asks(loop))
         assert loop.asked == 1

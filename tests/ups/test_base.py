@@ -16,6 +16,7 @@ from powerguard.ups.nut.source import NutSource
 from powerguard.ups.snmp.options import SnmpOptions
 from powerguard.ups.snmp.source import SnmpSource
 from tests.peers.hurried import HurriedLoop, now_s
+from tests.peers.names import NameService
 
 HOST = "ups.example"
 SOURCES: dict[str, Callable[[], Source]] = {
@@ -25,19 +26,8 @@ SOURCES: dict[str, Callable[[], Source]] = {
 }
 
 
-class Loop(HurriedLoop):
-    """A name service that answers while it is there, and else never; each look-up takes a thread for as long."""
-
-    def __init__(self) -> None:
-        super().__init__()
-        self.found: list[Any] | None = None
-        self.asked = 0
-
-    async def getaddrinfo(self, *_: object, **__: object) -> list[Any]:
-        self.asked += 1
-        if self.found is None:
-            await asyncio.Event().wait()
-        return self.found or []
+class Loop(NameService, HurriedLoop):
+    """A name service, without waiting."""
 
 
 async def until_lost(source: Source) -> SourceFailed:
