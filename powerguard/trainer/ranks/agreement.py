@@ -572,8 +572,8 @@ class Agreement:
     def _end_failed(self, known: Generation, reason: str) -> None:
         number, own = known.number, self._replica.own
         what = "bid" if known.step is None else "done" if "shard" in known.gathered else "k-shard"
-        is_told = (known.step is None or known.begun) and 1 < self.ranks.size <= _NAMED
-        if is_told and (late := self._parts.missing(own, number, what)):
+        is_known = (known.step is None or known.begun) and 1 < self.ranks.size <= _NAMED
+        if is_known and (late := self._parts.missing(own, number, what)):
             reason += f" (no word from {', '.join(f'rank {rank}' for rank in late)})"
         entry = {"kind": "end", "g": number, "ok": False, "error": clean_text(reason)}
         self._replica.write(entry, lambda state: over(state, number))
