@@ -516,13 +516,17 @@ class Guard:
             self._begin()
             self._hook.attend(step)
 
-    def poll(self) -> None:
+    def poll(self, *, step: int | None = None) -> None:
         """Call it where no step ends for long: training may then stand still, or end, in the middle of things.
 
-        It never saves: only at a step boundary, or in a phase with a step, is the state known to be whole.
-        Several ranks stand here only in a phase with a step: else they save and stand at the next boundary.
+        step: the state is whole here, and is the one after this step: it is saved if that is asked for. Without it
+        nothing is saved: the state is known to be whole only at a step boundary, or as a phase with a step begins.
+        Several ranks save and stand here only in a phase with a step: else they do so at the next boundary.
         """
-        self._hook.poll()
+        step = None if step is None else whole(step)
+        if step is not None and self._pace.asked:
+            self._begin()
+        self._hook.poll(step)
 
     @contextmanager
     def phase(self, loop: Loop | str, *, step: int | None = None) -> Iterator[None]:
@@ -543,7 +547,8 @@ class Guard:
             self._hook.enter_phase(step)
         try:
             yield
-            self.poll()
+            if step is not None:  # without a state, training stands at the next boundary, where it can save
+                self._hook.poll()
         finally:
             self._hook.leave_phase()
             with self.requests.lock:

@@ -10,7 +10,7 @@ connector are used, in this file alone; tests run them against the real package.
 
 import signal
 import threading
-from collections.abc import Collection, Iterable, Mapping
+from collections.abc import Callable, Collection, Iterable, Mapping
 from contextlib import ExitStack
 from pathlib import Path
 from typing import Any, Final
@@ -75,6 +75,16 @@ class _TrainerState:
             self._random.put_back(self._random_state)
 
 
+class _ValidationStart(Callback):
+    """The first callback at the start of a validation: another one may swap averaged weights in there."""
+
+    def __init__(self, begin: Callable[[], None]) -> None:
+        self._begin = begin
+
+    def on_validation_start(self, *_: object) -> None:
+        self._begin()
+
+
 class PowerguardCallback(Callback):
     """Guards a Lightning training: `Trainer.fit` begins where the newest checkpoint stands.
 
@@ -95,13 +105,18 @@ class PowerguardCallback(Callback):
         self._state: _TrainerState | None = None
         self._step = -1
         self._has_trained = False
+        self._is_whole = False
+        """A step has just ended, and no gradients of the next one are gathered."""
         self._phase = ExitStack()
+        self._first = _ValidationStart(self.enter_validation)
         self.guard: Guard | None = None
         """While it trains; None before and after."""
 
     def setup(self, trainer: Trainer, pl_module: Module, stage: str) -> None:  # noqa: ARG002 - Lightning's signature
         if stage != "fit":
             return
+        if self._first not in trainer.callbacks:
+            trainer.callbacks = [self._first, *trainer.callbacks]
         self._signals = self._listened_to()
         self._state = _TrainerState(trainer)
         self.guard = Guard(self._state, self._root, job=self._job, **{**self._options, "signals": False})
@@ -110,7 +125,7 @@ class PowerguardCallback(Callback):
             trainer._checkpoint_connector._loaded_checkpoint = self._state.checkpoint  # noqa: SLF001 - see above
 
     def on_train_start(self, trainer: Trainer, pl_module: Module) -> None:  # noqa: ARG002 - Lightning's signature
-        self._step, self._has_trained = trainer.global_step, False
+        self._step, self._has_trained, self._is_whole = trainer.global_step, False, False
         settle_buckets([trainer.strategy.model])
         if self.guard is None or self._state is None:
             return
@@ -131,14 +146,15 @@ class PowerguardCallback(Callback):
     def on_train_batch_end(self, trainer: Trainer, *_: object) -> None:
         if self.guard is None:
             return
-        if trainer.global_step == self._step:
-            return  # gradients are still being gathered: no step has ended
-        self._step, self._has_trained = trainer.global_step, True
-        self.guard.step(self._step)
+        self._is_whole = trainer.global_step != self._step  # else gradients are still being gathered
+        if self._is_whole:
+            self._step, self._has_trained = trainer.global_step, True
+            self.guard.step(self._step)
 
-    def on_validation_start(self, *_: object) -> None:
+    def enter_validation(self) -> None:
+        """Copy the state as a validation begins, so that an emergency writes it without waiting for the end."""
         if self.guard is not None:
-            self._phase.enter_context(self.guard.phase("eval"))
+            self._phase.enter_context(self.guard.phase("eval", step=self._step if self._is_whole else None))
 
     def on_validation_batch_end(self, *_: object) -> None:
         if self.guard is not None:
@@ -153,13 +169,13 @@ class PowerguardCallback(Callback):
             self.guard.save(self._step)
 
     def on_exception(self, trainer: Trainer, pl_module: Module, exception: BaseException) -> None:  # noqa: ARG002
+        self._phase.__exit__(type(exception), exception, exception.__traceback__)  # it does not stand still there again
         self._close(finish=isinstance(exception, SystemExit))
 
     def teardown(self, trainer: Trainer, pl_module: Module, stage: str) -> None:  # noqa: ARG002 - as above
         self._close(finish=True)
 
     def _close(self, *, finish: bool) -> None:
-        self._phase.close()
         if self.guard is not None:
             self.guard.close(finish=finish)
             self.guard = None

@@ -12,6 +12,7 @@ Transformers takes any folder for whole; `newest_checkpoint` takes only what ver
 """
 
 from collections.abc import Callable
+from contextlib import AbstractContextManager
 from functools import partial
 from pathlib import Path
 from typing import Any, Final
@@ -65,6 +66,7 @@ class PowerguardCallback(TrainerCallback):
         self._keep = max(keep, 2)
         self._options = options
         self._written = self._sealed = -1
+        self._evaluation: AbstractContextManager[None] | None = None
         self._write_now = trainer._save_checkpoint  # noqa: SLF001 - see above
         trainer._save_checkpoint = self._write_once  # noqa: SLF001 - likewise
         self.guard: Guard | None = None
@@ -91,12 +93,15 @@ class PowerguardCallback(TrainerCallback):
 
     def on_step_end(self, args: Arguments, state: State, control: Control, **_: object) -> Control:  # noqa: ARG002
         if self.guard is not None:
-            try:
-                self.guard.step(state.global_step)
-            except SystemExit:  # Transformers does not inform its callbacks of such an end
-                self._close()
-                raise
+            self._attend(partial(self.guard.step, state.global_step))
         return control
+
+    def _attend(self, attend: Callable[[], None]) -> None:
+        try:
+            attend()
+        except SystemExit:  # Transformers does not inform its callbacks of such an end
+            self._close()
+            raise
 
     def on_save(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
         """Seal what Transformers has saved by its own plan."""
@@ -105,13 +110,30 @@ class PowerguardCallback(TrainerCallback):
             self.guard.save(state.global_step)
 
     def on_prediction_step(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
-        if self.guard is not None:
-            self.guard.poll()
+        """Save here, too: an evaluation does not change the state, and its end may be minutes away."""
+        if self.guard is None:
+            return
+        if self._evaluation is None:
+            self._evaluation = self.guard.phase("eval")
+            self._evaluation.__enter__()
+        self._attend(partial(self.guard.poll, step=state.global_step or None))
+
+    def on_evaluate(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
+        self._leave_evaluation()
+
+    def on_predict(self, args: Arguments, state: State, control: Control, *_: object, **__: object) -> None:  # noqa: ARG002
+        self._leave_evaluation()
+
+    def _leave_evaluation(self) -> None:
+        evaluation, self._evaluation = self._evaluation, None
+        if evaluation is not None:
+            evaluation.__exit__(None, None, None)
 
     def on_train_end(self, args: Arguments, state: State, control: Control, **_: object) -> None:  # noqa: ARG002
         self._close()
 
     def _close(self) -> None:
+        self._leave_evaluation()
         if self.guard is not None:
             self.guard.close()
             self.guard = None

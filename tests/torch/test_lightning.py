@@ -22,7 +22,7 @@ from powerguard.trainer.store.store import newest_in
 from powerguard.trainer.torch.data import ResumableLoader
 from powerguard.trainer.torch.state import StateError
 from powerguard.wire import After
-from tests.torch.wishes import Dip, wish
+from tests.torch.wishes import Dip, wait_until_durable, wish
 from tests.trainer.toy import ask
 
 pytestmark = [
@@ -33,18 +33,18 @@ STEPS = 40
 
 
 class Net(lightning.LightningModule):
-    """Dropout, noise from numpy, a schedule. At one step it does what a test wants."""
+    """Dropout, noise from numpy, a schedule. At one step, or in the validation after it, it does what a test wants."""
 
-    def __init__(self, *, at: int = -1, does: Any = None) -> None:
+    def __init__(self, *, at: int = -1, does: Any = None, in_validation: bool = False) -> None:
         super().__init__()
         self.save_hyperparameters(ignore=["does"])
         torch.manual_seed(1)
         self.layers = nn.Sequential(nn.Linear(8, 16), nn.Dropout(0.3), nn.Linear(16, 1))
         self.losses: dict[int, str] = {}
-        self._at, self._does = at, does
+        self._at, self._does, self._in_validation = at, does, in_validation
 
     def training_step(self, batch: torch.Tensor, batch_idx: int) -> torch.Tensor:
-        if self.global_step == self._at:
+        if self.global_step == self._at and not self._in_validation:
             self._does()
         x = batch + 0.1 * torch.randn_like(batch) + float(np.random.rand())
         loss = (self.layers(x).squeeze(1) - batch.sum(1)).square().mean()
@@ -53,6 +53,8 @@ class Net(lightning.LightningModule):
         return loss
 
     def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+        if self.global_step == self._at and self._in_validation and batch_idx == 0:
+            self._does()
         self.log("val", self.layers(batch).mean())
 
     def configure_optimizers(self) -> Any:
@@ -63,9 +65,19 @@ class Net(lightning.LightningModule):
 
 
 def trained(
-    folder: Path, net: Net, *, accumulate: int = 1, name: str = "ck", begin: Path | None = None, **options: Any
+    folder: Path,
+    net: Net,
+    *callbacks: lightning.Callback,
+    accumulate: int = 1,
+    name: str = "ck",
+    begin: Path | None = None,
+    validate_every: int | None = None,
+    **options: Any,
 ) -> PowerguardCallback:
-    """Train to the end. begin: a checkpoint of Lightning's own to begin at. options: of the guard."""
+    """Train to the end.
+
+    begin: a checkpoint of Lightning's own to begin at. validate_every: batches; None: an epoch. options: of the guard.
+    """
     lightning.seed_everything(1, verbose=False)
     data = torch.randn(100, 8, generator=torch.Generator().manual_seed(1))
     options = {"every_s": None} | options | {"conduct": "exit", "socket": folder / "net.sock"}
@@ -73,7 +85,8 @@ def trained(
     trainer = lightning.Trainer(
         max_steps=STEPS,
         accumulate_grad_batches=accumulate,
-        callbacks=[callback],
+        val_check_interval=validate_every,
+        callbacks=[*callbacks, callback],
         logger=False,
         enable_checkpointing=False,
         enable_progress_bar=False,
@@ -121,6 +134,69 @@ def test_it_pauses_and_goes_on_in_place(folder: Path) -> None:
     seen = dip.ended()
     assert (seen["phase"], seen["step"]) == ("committed", 8)
     assert net.losses == whole.losses
+
+
+class Swapped(lightning.Callback):
+    """Averaged weights, here zeros, in place of the trained ones while a validation runs."""
+
+    def on_validation_start(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._kept = [parameter.detach().clone() for parameter in pl_module.parameters()]
+        self._put(pl_module, [torch.zeros_like(kept) for kept in self._kept])
+
+    def on_validation_end(self, trainer: lightning.Trainer, pl_module: lightning.LightningModule) -> None:
+        self._put(pl_module, self._kept)
+
+    def _put(self, net: lightning.LightningModule, values: list[torch.Tensor]) -> None:
+        with torch.no_grad():
+            for parameter, value in zip(net.parameters(), values, strict=True):
+                parameter.copy_(value)
+
+
+@pytest.mark.parametrize(("at", "accumulate", "every"), [(13, 1, None), (8, 1, 4), (4, 2, 8)])
+def test_an_emergency_in_a_validation_has_the_step_before_it(
+    at: int, accumulate: int, every: int | None, folder: Path
+) -> None:
+    """At the end of an epoch and in its middle; training pauses in the validation, and is ended there by the power."""
+    options: dict[str, Any] = {"accumulate": accumulate, "validate_every": every}
+    dip = Dip(folder)
+    whole, paused = Net(), Net(at=at, does=dip.begin, in_validation=True)
+    trained(folder, whole, Swapped(), name="whole", **options)
+    trained(folder, paused, Swapped(), **options)
+    seen = dip.ended()
+    assert (seen["phase"], seen["step"], seen["paused"]) == ("committed", at, True)
+    assert paused.losses == whole.losses
+
+    first, second = Net(at=at, does=lambda: wish(folder), in_validation=True), Net()
+
+    class Slow(lightning.Callback):
+        """The next batch of the validation comes when the checkpoint is durable."""
+
+        def on_validation_batch_end(self, trainer: lightning.Trainer, *_: object) -> None:
+            if trainer.global_step == at:
+                wait_until_durable(folder)
+
+    with pytest.raises(StopTraining):
+        trained(folder, first, Swapped(), Slow(), name="ended", **options)
+    assert max(first.losses) == at - 1
+    trained(folder, second, Swapped(), name="ended", **options)
+    assert min(second.losses) == at
+    assert first.losses | second.losses == whole.losses
+    for one, other in zip(whole.parameters(), second.parameters(), strict=True):
+        assert torch.equal(one, other)
+
+
+def test_a_validation_between_two_micro_batches_keeps_no_half_step(folder: Path) -> None:
+    """Gradients are in no checkpoint: an emergency waits for the end of that step."""
+    options: dict[str, Any] = {"accumulate": 2, "validate_every": 5}
+    whole, first, second = Net(), Net(at=2, does=lambda: wish(folder), in_validation=True), Net()
+    trained(folder, whole, name="whole", **options)
+    with pytest.raises(StopTraining):
+        trained(folder, first, **options)
+    saved = newest_in(folder / "ck")
+    assert saved is not None
+    assert saved.step == 3
+    trained(folder, second, **options)
+    assert first.losses | second.losses == whole.losses
 
 
 def end() -> None:

@@ -49,6 +49,19 @@ class At(TrainerCallback):
             self._does()
 
 
+class Evaluating(TrainerCallback):
+    """Does something in the middle of the evaluation after a step, and counts batches of evaluations."""
+
+    def __init__(self, step: int, does: Any) -> None:
+        self._step, self._does = step, does
+        self.batches: list[int] = []
+
+    def on_prediction_step(self, args: Any, state: Any, control: Any, **_: object) -> None:
+        self.batches.append(state.global_step)
+        if self.batches.count(self._step) == 2:
+            self._does()
+
+
 NEWEST = "newest"
 
 
@@ -104,6 +117,36 @@ def test_it_pauses_and_goes_on_in_place(folder: Path) -> None:
     trained(folder, net, at=7, does=dip.begin)
     seen = dip.ended()
     assert (seen["phase"], seen["step"], seen["durable"]) == ("committed", 8, True)
+    assert net.losses == whole.losses
+
+
+OFTEN = {"eval_strategy": "steps", "eval_steps": 10, "per_device_eval_batch_size": 1}
+
+
+def test_an_emergency_in_an_evaluation_has_the_step_before_it(folder: Path) -> None:
+    """An evaluation of minutes outlasts a battery. Training goes on as after any checkpoint of that step."""
+    quiet = Evaluating(-1, None)
+    first, second, whole = Net(), Net(), Net()
+    seen = Evaluating(10, lambda: wish(folder))
+    with pytest.raises(StopTraining):
+        trained(folder, first, seen, **OFTEN)
+    assert seen.batches == [10, 10]
+    checkpoint = folder / "out" / "checkpoint-10"
+    assert newest_checkpoint(folder / "out") == str(checkpoint)
+    trained(folder, second, quiet, **OFTEN)
+    assert quiet.batches == [20] * 8 + [30] * 8
+    trained(folder, whole, out="whole")
+    assert first.losses[:10] == whole.losses[:10]
+
+
+def test_it_pauses_in_an_evaluation_and_goes_on_in_place(folder: Path) -> None:
+    dip = Dip(folder)
+    whole, net, seen = Net(), Net(), Evaluating(10, dip.begin)
+    trained(folder, whole, out="whole", **OFTEN)
+    trained(folder, net, seen, **OFTEN)
+    status = dip.ended()
+    assert (status["phase"], status["step"], status["paused"]) == ("committed", 10, True)
+    assert seen.batches == [10] * 8 + [20] * 8 + [30] * 8
     assert net.losses == whole.losses
 
 

@@ -16,6 +16,15 @@ def wish(folder: Path, after: After = After.EXIT) -> None:
     assert code == 202
 
 
+def wait_until_durable(folder: Path) -> None:
+    """Return when the checkpoint that was asked for is durable."""
+    for _ in range(200):
+        if json.loads(ask(folder / "net.sock", "GET", "/api/v1/checkpoints/w?wait=1")[2])["phase"] == "committed":
+            return
+    msg = "no durable checkpoint within 200 s"
+    raise AssertionError(msg)
+
+
 class Dip:
     """An outage that is over as soon as the checkpoint is durable and training stands."""
 

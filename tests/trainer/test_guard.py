@@ -48,6 +48,11 @@ class Loop:
         except StopTraining as stop:
             self.ended_by = stop
 
+    def stop_training(self) -> None:
+        """End the thread that steps: the test's own takes its place."""
+        self._over.set()
+        self._thread.join()
+
     def end(self) -> None:
         self._over.set()
         self.let_write.set()
@@ -310,3 +315,47 @@ def test_a_step_costs_next_to_nothing() -> None:
         best_s = min(best_s, (time.thread_time() - began_s) / 20_000)
     print(f"guard.step: {best_s * 1e6:.2f} us")
     assert best_s < 10e-6
+
+
+def test_a_poll_at_a_whole_state_saves_it_and_stands_there(loop: Loop) -> None:
+    """As in an evaluation of a framework that writes its own checkpoints: the end of it may be minutes away."""
+    loop.stop_training()
+    step, guard = loop.steps, loop.guard
+    evaluating = threading.Event()
+
+    def evaluate() -> None:
+        with guard.phase("eval"):
+            while not evaluating.wait(0.002):
+                guard.poll(step=step)
+
+    thread = threading.Thread(target=evaluate, daemon=True)
+    thread.start()
+    loop.trigger("a", After.PAUSE, 10)
+    assert loop.until_ended("a") is Phase.COMMITTED
+    status = guard.requests.checkpoint("a")
+    assert status is not None
+    assert (status.step, status.at_paused_step) == (step, True)
+    assert not guard.requests.resume().paused
+    evaluating.set()
+    thread.join(60)
+    assert loop.saves == [step]
+
+
+def test_training_that_is_held_in_an_evaluation_stands_at_the_next_step(loop: Loop) -> None:
+    """Not where the evaluation ends: there it could not save what is asked for meanwhile."""
+    loop.stop_training()
+    step = loop.steps + 1
+
+    def train() -> None:
+        with loop.guard.phase("eval"):
+            loop.guard.requests.pause()
+        loop.guard.step(step)
+
+    thread = threading.Thread(target=train, daemon=True)
+    thread.start()
+    loop.until(lambda: loop.guard.requests.status().paused)
+    loop.trigger("a", After.PAUSE, 10)
+    assert loop.until_ended("a") is Phase.COMMITTED
+    assert loop.saves == [step]
+    assert not loop.guard.requests.resume().paused
+    thread.join(60)

@@ -391,15 +391,19 @@ class StepHook:
 
     # --- Where no step ends ------------------------------------------------------------------------------------------
 
-    def poll(self) -> None:
-        """Stand still, or end, in the middle of things, where that is asked for.
+    def poll(self, step: int | None = None) -> None:
+        """Stand still, or end, in the middle of things, where that is asked for. step: as in `Guard.poll`.
 
         Of several ranks only in a phase with a state: else they stand and end at the next boundary that all agree on.
         """
         if self._stand_in is not None:
             self._stand_by_together(self._stand_in)
-        elif self._pace.asked and self.together is None:
+        elif not self._pace.asked or self.together is not None:
+            return
+        elif step is None:
             self._stand_by()
+        else:
+            self.attend(step)
 
     def _stand_by(self) -> None:
         """As `attend`, where the state is not known to be whole."""
