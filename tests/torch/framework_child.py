@@ -1,10 +1,12 @@
-"""The ranks of a framework on CPUs: framework_child.py lightning|transformers FOLDER OUT AT
+"""The ranks of a framework on CPUs: framework_child.py lightning|transformers FOLDER OUT AT train|eval
 
-At step AT rank 0 is asked to save and end (-1: never). Each rank tells its losses in OUT/loss-RANK.
+At step AT, or in the validation after it, rank 0 is asked to save and end (-1: never). Each rank tells its losses in
+OUT/loss-RANK.
 """
 
 import os
 import sys
+import time
 import warnings
 from pathlib import Path
 from typing import Any
@@ -17,6 +19,7 @@ from tests.trainer.toy import ask
 
 STEPS = 20
 KIND, FOLDER, OUT, AT = sys.argv[1], Path(sys.argv[2]), Path(sys.argv[3]), int(sys.argv[4])
+IN_EVALUATION = sys.argv[5] == "eval"
 RANK, RANKS = int(os.environ["RANK"]), int(os.environ["WORLD_SIZE"])
 SOCKET = FOLDER / "job.sock"
 DATA = torch.randn(400, 8, generator=torch.Generator().manual_seed(1))
@@ -26,7 +29,13 @@ def begin(step: int, loss: torch.Tensor) -> None:
     """Tell a loss, and ask when it is time."""
     with (OUT / f"loss-{RANK}").open("a") as file:
         print(step, loss.item().hex(), file=file)
-    if step == AT and RANK == 0:
+    if step == AT and not IN_EVALUATION:
+        asked()
+
+
+def asked() -> None:
+    """Have rank 0 asked."""
+    if RANK == 0:
         code, _, _ = ask(
             SOCKET, "POST", "/api/v1/trigger_checkpoint", TriggerRequest(id="w", after=After.EXIT).to_json()
         )
@@ -54,6 +63,13 @@ def in_lightning() -> None:
             begin(self.global_step, loss)
             return loss
 
+        def validation_step(self, batch: torch.Tensor, batch_idx: int) -> None:
+            self.log("val", self.layers(batch).mean(), sync_dist=True)
+            if self.global_step == AT and IN_EVALUATION:
+                if batch_idx == 0:
+                    asked()
+                time.sleep(0.1)  # for as long as the checkpoint takes
+
         def configure_optimizers(self) -> Any:
             return torch.optim.AdamW(self.parameters(), lr=0.01)
 
@@ -62,6 +78,7 @@ def in_lightning() -> None:
         max_steps=STEPS,
         accelerator="cpu",
         devices=RANKS,
+        val_check_interval=5,
         strategy="ddp",
         use_distributed_sampler=False,
         logger=False,
@@ -71,7 +88,8 @@ def in_lightning() -> None:
     )
     net = Net()
     torch.manual_seed(RANK)
-    trainer.fit(net, ResumableLoader(DATA, batch_size=8, seed=2, rank=RANK, ranks=RANKS))
+    loader = ResumableLoader(DATA, batch_size=8, seed=2, rank=RANK, ranks=RANKS)
+    trainer.fit(net, loader, torch.utils.data.DataLoader(DATA, batch_size=8))
 
 
 def in_transformers() -> None:
