@@ -15,6 +15,7 @@ import sqlite3
 import stat
 import struct
 import sys
+import threading
 import time
 from collections.abc import Iterator
 from dataclasses import dataclass
@@ -78,17 +79,24 @@ def mend_versions(path: Path) -> bool:
 
 
 def quick_check(db: sqlite3.Connection) -> bool:
-    """Say whether the file is consistent; if the disk is too slow to check in time, assume that it is."""
-    until_s = time.clock_gettime(time.CLOCK_BOOTTIME) + CHECK_S
-    db.set_progress_handler(lambda: int(time.clock_gettime(time.CLOCK_BOOTTIME) > until_s), 10_000)
+    """Say whether the file is consistent; if the disk is too slow to check in time, assume that it is.
+
+    SQLite before 3.41 walks the whole file without calling a progress handler, so a second thread ends the check.
+    """
+    timer = threading.Timer(CHECK_S, db.interrupt)
     try:
+        timer.start()
         return bool(db.execute("PRAGMA quick_check(1)").fetchone()[0] == "ok")
+    except RuntimeError:  # no memory for a thread
+        return True
     except sqlite3.OperationalError as error:
         if error.sqlite_errorcode != sqlite3.SQLITE_INTERRUPT:
             raise
         return True
     finally:
-        db.set_progress_handler(None, 0)
+        timer.cancel()
+        if timer.ident is not None:
+            timer.join()  # or it could interrupt the next statement
 
 
 _BROKEN_SCHEMA = ("no such", "table ", "index ", "duplicate column", "unsupported file format")
