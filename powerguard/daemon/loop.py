@@ -38,10 +38,10 @@ from powerguard.core.model.events import (
     TrainerSeen,
 )
 from powerguard.core.model.policy import Learned, Policy
-from powerguard.core.model.state import Online, State, Step, phase_name
+from powerguard.core.model.state import OnBattery, Online, State, Step, phase_name
 from powerguard.daemon.attempt import AbandonedTasks, attempt, keep_running, rest
 from powerguard.daemon.journal import Entry, Journal
-from powerguard.daemon.journal.records import OutageRecord, Recorder
+from powerguard.daemon.journal.records import Loaded, OutageRecord, Recorder
 from powerguard.daemon.log import bind_outage
 from powerguard.daemon.notify.messenger import Messenger
 from powerguard.daemon.observe.figures import Figures
@@ -173,7 +173,7 @@ class Loop:
         self.state = State()
         self._notifier = notifier
         self._reload = reload
-        self._queue: asyncio.Queue[Event | Note] = asyncio.Queue()
+        self._queue: asyncio.Queue[Event | Note | Loaded] = asyncio.Queue()
         self._tasks: asyncio.TaskGroup | None = None
         self._stopping = False
         self._changed = asyncio.Event()
@@ -345,20 +345,9 @@ class Loop:
         await self.journal.close()
 
     async def _restore(self) -> None:
-        loaded = await self.journal.load()
+        loaded = await self.journal.load(late=self._queue.put_nowait)
         self.figures.load(await self.journal.history())
-        stored = None
-        if loaded.state is not None:
-            gap_s = self.wall() - loaded.wall
-            stored = Stored(
-                state=loaded.state,
-                boot_id=loaded.boot_id,
-                at_s=loaded.at_s,
-                gap_s=gap_s,
-                in_flight=tuple(action for action in loaded.in_flight if not isinstance(action, PollNow)),
-                whole=not loaded.lost,
-            )
-        answer = restore(self.policy, stored, self.clock())
+        answer = restore(self.policy, self._stored(loaded), self.clock())
         log.info(
             "daemon_started",
             phase=phase_name(answer.state.phase),
@@ -367,6 +356,28 @@ class Loop:
             because=loaded.trouble or "start",
         )
         self._restored = answer
+
+    def _stored(self, loaded: Loaded) -> Stored | None:
+        if loaded.state is None:
+            return None
+        return Stored(
+            state=loaded.state,
+            boot_id=loaded.boot_id,
+            at_s=loaded.at_s,
+            gap_s=self.wall() - loaded.wall,
+            in_flight=tuple(action for action in loaded.in_flight if not isinstance(action, PollNow)),
+            whole=not loaded.lost,
+        )
+
+    async def _take_late(self, loaded: Loaded) -> None:
+        """Continue from a state that the disk has given only after the start, if nothing was ordered instead of it."""
+        stored = self._stored(loaded)
+        if stored is None or not isinstance(self.state.phase, Online | OnBattery) or self.state.drill is not None:
+            return
+        self.journal.take(loaded)
+        self.figures.load(self.journal.outages)
+        log.info("history_read_late", because="the disk answered after the start")
+        await self._apply(None, restore(self.policy, stored, self.clock()))
 
     async def _serve_parts(self) -> None:
         """Run the sources and watchers of the settings; those of new settings in their place, once they are taken.
@@ -460,7 +471,9 @@ class Loop:
         while True:
             event = await self._queue.get()
             async with self._turn:
-                if isinstance(event, Note):
+                if isinstance(event, Loaded):
+                    await self._take_late(event)
+                elif isinstance(event, Note):
                     await self._apply(None, Step(self.state, notes=(event,)))
                 else:
                     await self._apply(event, step(self.policy, self.state, event))

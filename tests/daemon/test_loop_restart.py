@@ -1,5 +1,6 @@
 """Killed in any phase and started again: the same outage, the same deadline, and nothing repeated that has an end."""
 
+import asyncio
 import contextlib
 import json
 import sqlite3
@@ -21,7 +22,7 @@ from powerguard.core.model.actions import (
     TriggerCheckpoint,
     Way,
 )
-from powerguard.core.model.state import Holding, OnBattery, Online, Outage, Recovery, Shutdown
+from powerguard.core.model.state import EmergencyCheckpoint, Holding, OnBattery, Online, Outage, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline
 from powerguard.daemon.loop import Loop
@@ -292,3 +293,80 @@ def test_killed_right_at_the_order(tmp_path: Path, after_s: float) -> None:
         assert len(set(ordered(world, EnsurePolicy))) == 1
 
     play()
+
+
+class LateDisk:
+    """A disk whose first answer takes longer than the daemon waits for its journal at the start."""
+
+    def __init__(self, takes_s: float) -> None:
+        self.takes_s = takes_s
+        self._calls: list[Callable[[], None]] | None = []
+
+    def submit(self, call: Callable[[], None]) -> None:
+        if self._calls is None:
+            call()
+            return
+        if not self._calls:
+            asyncio.get_running_loop().call_later(self.takes_s, self._answer)
+        self._calls.append(call)
+
+    def _answer(self) -> None:
+        calls, self._calls = self._calls or [], None
+        for call in calls:
+            call()
+
+    def close(self, limit_s: float) -> None:
+        del limit_s
+
+
+@in_virtual_time
+async def test_a_hold_goes_on_although_the_disk_was_slow_at_the_start(tmp_path: Path) -> None:
+    """The journal's answer comes after the daemon's start: utility is back, and training goes on in place."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        before = await dark_until(world, daemon, lambda: isinstance(daemon.state.phase, Holding))
+    world.ups.utility = True
+    world.writer = LateDisk(4.0)
+    async with world.running() as daemon:
+        assert isinstance(daemon.state.phase, Online)
+        assert [reason.name for reason in readiness(daemon) if reason.name == "history_lost"]
+        await until(lambda: world.resumer.asked, 60.0)
+        await until(lambda: isinstance(daemon.state.phase, Online), 60.0)
+        await rest(1.0)
+        assert daemon.journal_ok
+        assert [reason.name for reason in readiness(daemon) if reason.name == "history_lost"] == []
+    assert [(each.id, each.outcome) for each in world.outages()] == [(before.id, "resumed_in_place")]
+
+
+@in_virtual_time
+async def test_training_starts_after_a_return_although_the_disk_was_slow_at_the_start(tmp_path: Path) -> None:
+    """A boot after a power-off, with a disk that is busy or cold."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        before = await dark_until(world, daemon, lambda: world.host.done)
+        await rest(0.5)
+    await rest(900.0)
+    world.next_boot()
+    world.ups.utility = True
+    world.host.asked.clear()
+    world.writer = LateDisk(4.0)
+    async with world.running() as daemon:
+        await until(lambda: isinstance(daemon.state.phase, Recovery), 60.0)
+        await until(lambda: isinstance(daemon.state.phase, Online), 6 * 3600.0)
+        assert [type(action) for action in world.host.actions] == [ResumeTraining]
+    assert [(each.id, each.outcome) for each in world.outages()] == [(before.id, "clean_shutdown")]
+
+
+@in_virtual_time
+async def test_an_outage_that_has_paused_training_meanwhile_is_not_replaced(tmp_path: Path) -> None:
+    """The disk answers only when the next outage has given orders of its own: those count."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        before = await dark_until(world, daemon, lambda: isinstance(daemon.state.phase, Holding))
+    world.writer = LateDisk(900.0)
+    async with world.running(kill=True) as daemon:
+        await until(lambda: isinstance(daemon.state.phase, EmergencyCheckpoint | Holding | Shutdown), 600.0)
+        now = outage_of(daemon)
+        assert now.id != before.id
+        await until(lambda: daemon.journal_ok, 1000.0)
+        assert outage_of(daemon).id == now.id

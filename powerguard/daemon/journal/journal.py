@@ -167,6 +167,7 @@ class Journal:
         self._reason = ""
         self._dropped = self._dropped_untold = 0
         self._lost = ""
+        self._late: Callable[[Loaded], None] | None = None
         self._pending: deque[tuple[int, Record]] = deque()
         self._snapshot: Snapshot | None = None
         self._number = 0
@@ -184,8 +185,11 @@ class Journal:
 
     # --- What the loop asks ------------------------------------------------------------------------------------------
 
-    async def load(self) -> Loaded:
-        """Open the journal and return its content. After load_s without an answer: empty, and memory."""
+    async def load(self, late: Callable[[Loaded], None] | None = None) -> Loaded:
+        """Open the journal and return its content. After load_s without an answer: empty, and memory.
+
+        late: called with the content if the disk answers after that. The next step is the first that is written.
+        """
         self._busy = True
         future = in_thread(self._writer, self._store.load)
         future.add_done_callback(self._load_ended)
@@ -194,21 +198,26 @@ class Journal:
                 loaded, _ = await asyncio.shield(future)
         except TimeoutError:
             self._set_health(durable=False, reason=_no_answer(self.path, self._limits.load_s))
+            self._late = late
             return self._nothing(self._reason)
         except JournalError as error:
             return self._nothing(str(error))
         except Exception as error:  # noqa: BLE001 - a bug in the store must not keep the daemon from starting
             return self._nothing(f"{self.path}: {describe(error)}")
+        self.take(loaded)
+        return loaded
+
+    def take(self, loaded: Loaded) -> None:
+        """Continue the outage that the content names, and report what is lost of it."""
         self._open = loaded.outage
         self._lost = loaded.lost
         if loaded.lost:
             log.error("history_lost", path=str(self.path), lost=loaded.lost, because=loaded.trouble)
         elif loaded.trouble and loaded.durable:  # else its health has reported it
             log.error("journal_unreadable", path=str(self.path), because=loaded.trouble)
-        return loaded
 
     def _nothing(self, trouble: str) -> Loaded:
-        """Begin without what the journal may know: it would not be asked a second time."""
+        """Begin without what the journal may know."""
         self._lost = queries.LOST_ALL
         log.error("history_lost", path=str(self.path), lost=self._lost, because=trouble)
         return Loaded(trouble=trouble, lost=self._lost)
@@ -379,7 +388,10 @@ class Journal:
         self._outages = {each.id: each for each in reversed(outages)} | self._outages
         for name, value in loaded.counters.items():
             self._counters[name] = self._counters.get(name, 0.0) + value
-        if not loaded.durable:
+        if self._late is not None:
+            self._cancel_timer()  # so that the step that takes the content is written at once
+            self._late(loaded)
+        elif not loaded.durable:
             self._failed(JournalError(loaded.trouble))
         elif self._pending:
             self._submit()
