@@ -309,6 +309,7 @@ class TrainerStatus:
     lease_s: seconds until training that stands still goes on by itself; None: it waits for a resume, or is not paused.
     uploads_held: copies to slower storage wait until the outage is over. uploads_step: the newest that is whole there.
     uploads_error, uploads_failing_s: what went wrong there last, and for how long; "" and None since the last success.
+    paused_for: the `Reason` why this host has paused training, of the request that did; "" for none, or for a person's.
     hosts_holding: of several hosts, how many want training to stand. held_by: the names of those among them that are
         not the trainer's own. ended_by: which host of the job has left and why, so that training ends; "" for none.
     trouble: what is wrong between ranks, in words.
@@ -334,6 +335,7 @@ class TrainerStatus:
     uploads_step: int | None = None
     uploads_error: str = ""
     uploads_failing_s: float | None = None
+    paused_for: str = ""
     hosts_holding: int | None = None
     held_by: str = ""
     ended_by: str = ""
@@ -371,6 +373,7 @@ class TrainerStatus:
             uploads_step=obj.whole("uploads_step", MAX_STEP),
             uploads_error=obj.text("uploads_error", MAX_TEXT),
             uploads_failing_s=obj.number("uploads_failing_s", MAX_SECONDS),
+            paused_for=obj.text("paused_for", 32),
             hosts_holding=obj.whole("hosts_holding", MAX_RANKS),
             held_by=obj.text("held_by", MAX_TEXT),
             ended_by=obj.text("ended_by", MAX_TEXT),

@@ -119,6 +119,7 @@ statuses = st.builds(
     uploads_step=steps,
     uploads_error=texts,
     uploads_failing_s=seconds,
+    paused_for=st.sampled_from(["", *Reason]),
     hosts_holding=st.none() | st.integers(0, 1000),
     trouble=texts,
 )

@@ -504,6 +504,7 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "trainer_appeared": _of("was seen for the first time"),
     "trainer_continued": _of("continues: its processes got SIGCONT"),
     "trainer_gone": _of("is gone"),
+    "pause_forgotten": _of("is resumed"),
     "trainer_left_paused": _of("stays paused, as before the outage"),
     "training_held": lambda b, n: (
         f"training of {n.get('trainer')} stands, held by {n.get('hosts')} ({b}): the GPUs here are idle"

@@ -438,6 +438,7 @@ class Player:
             hosts=int(given.get("hosts", "1")),
             held_by=given.get("held_by", "").replace("_", " "),
             ended_by=given.get("ended_by", "").replace("_", " "),
+            paused_for=given.get("paused_for", ""),
         )
 
     def _restart(self, at_s: float, verb: str, given: dict[str, str]) -> None:

@@ -736,6 +736,44 @@ def test_without_history_in_an_outage_a_paused_trainer_is_resumed_after_it() -> 
     assert "llm" in [each.trainer for each in told.ordered(ResumeTrainer)]
 
 
+LOST_IN_THE_HOLD = (
+    *PERSON,
+    "10..40 battery load=75 charge=100-0.7 runtime=360-3",
+    "41 amnesia",
+    "42..60 utility load=40 charge=70 runtime=200",
+)
+
+
+def test_without_history_after_an_outage_its_own_pause_is_ended() -> None:
+    """The journal is lost in a hold, and utility is back: a person would have to notice that training stands."""
+    told = play(
+        *LOST_IN_THE_HOLD,
+        "61 trainer llm paused=true step=7 paused_for=on_battery",
+        "61 trainer other paused=true step=7",
+        "66 trainer llm paused=true step=7 paused_for=on_battery",
+        "66 trainer other paused=true step=7",
+        "71 trainer llm step=8",
+        "71 trainer other paused=true step=7",
+        "72..90 utility load=75 charge=70 runtime=200",
+    )
+    assert [each.trainer for each in told.ordered(ResumeTrainer)] == ["llm"], "of the other, nothing is known"
+    (note,) = [note for note in told.notes if note.event == "pause_forgotten"]
+    assert dict(note.numbers) == {"trainer": "llm"}
+    assert [(each.name, each.stood) for each in told.state.trainers] == [("llm", False), ("other", True)]
+
+
+@pytest.mark.parametrize("paused", ["paused_for=operator", "paused_for=drill", "held_by=gpu2 paused_for=on_battery"])
+def test_without_history_another_pause_stands(paused: str) -> None:
+    """Also one that another host of the job still wants."""
+    told = play(
+        *LOST_IN_THE_HOLD,
+        f"61 trainer llm paused=true step=7 {paused}",
+        f"66 trainer llm paused=true step=7 {paused}",
+        "67..90 utility load=40 charge=70 runtime=200",
+    )
+    assert told.ordered(ResumeTrainer) == []
+
+
 def test_a_disk_that_the_settings_no_longer_name_is_forgotten() -> None:
     """Else its checkpoint counts as one of the same disk, and training pauses too early, until the next boot."""
     at = turn(A)

@@ -83,6 +83,7 @@ class Trainer:
         self.looks = 0
         self.refused = 0
         self.paused = False
+        self.paused_for = ""
         self.step = 1000
         self.url = ""
         self._began: dict[str, tuple[float, CheckpointStatus]] = {}
@@ -130,7 +131,12 @@ class Trainer:
         if not self.native:
             return web.Response(status=404)
         status = TrainerStatus(
-            job=self.name, step=self.step, paused=self.paused, conduct=After.PAUSE, step_time_p95_s=0.05
+            job=self.name,
+            step=self.step,
+            paused=self.paused,
+            paused_for=self.paused_for if self.paused else "",
+            conduct=After.PAUSE,
+            step_time_p95_s=0.05,
         )
         return web.Response(body=status.to_json())
 
@@ -162,6 +168,7 @@ class Trainer:
             return
         if not self.paused:
             self.step += 10
+        self.paused_for = self.paused_for if self.paused else asked.reason.value
         self.paused = self.paused or paused
         self.on_change()
         status = CheckpointStatus(

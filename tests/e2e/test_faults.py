@@ -12,7 +12,7 @@ import pytest
 
 from powerguard.sim.demo.story import numbers
 from tests.e2e.peers import Mischief, Trainer
-from tests.e2e.rig import BUSY_S, ENDLESS, LONG, ROOMY, Rig, rig
+from tests.e2e.rig import BUSY_S, ENDLESS, LONG, PAUSED, ROOMY, TRAINING, Rig, rig
 from tests.effectors.trainer_peers import serve_raw
 from tests.peers.snmp_agent import Fault
 
@@ -107,6 +107,25 @@ async def test_the_journal_is_no_journal() -> None:
         await ends_right(world)
         assert world.offs()[0].ordered
         world.one_outage()
+
+
+async def test_the_journal_is_lost_in_a_hold_and_utility_is_back() -> None:
+    """Nothing but the trainer knows that powerguard has paused it: it is resumed, and no person has to notice."""
+    async with rig(runtime=((PAUSED, 160.0), (TRAINING, 80.0))) as world:
+        world.settings["trainers"][0]["checkpoint_s"] = 40.0  # so that the pause comes long before the commit
+        await world.start()
+        await cut(world)
+        await world.phase("holding")
+        await world.kill()
+        for left in world.journal.parent.glob("journal.sqlite*"):
+            left.unlink()
+        world.ups.utility = True
+        await world.start()
+        assert world.trainers[0].paused
+        await world.note("pause_forgotten", trainer="llm")
+        await world.until(lambda: not world.trainers[0].paused, "training to go on")
+        assert world.offs() == []
+        world.no_traceback()
 
 
 @pytest.mark.slow

@@ -153,6 +153,26 @@ def test_asked_again_while_standing_there_is_nothing_to_write(loop: Loop) -> Non
     assert len(loop.saves) == 2
 
 
+def test_a_pause_names_its_reason(loop: Loop) -> None:
+    """A daemon that has lost its journal resumes what only a daemon can have paused, and leaves a person's pause."""
+    requests = loop.guard.requests
+    for name, first, paused_for in (("a", None, "on_battery"), ("b", requests.pause, "")):
+        if first is not None:
+            first()
+            loop.until(lambda: requests.status().paused)
+        requests.trigger(TriggerRequest(id=name, reason=Reason.ON_BATTERY, after=After.PAUSE))
+        assert loop.until_ended(name) is Phase.COMMITTED
+        assert (requests.status().paused, requests.status().paused_for) == (True, paused_for)
+        assert requests.resume().paused_for == ""
+    requests.trigger(TriggerRequest(id="c", reason=Reason.DRILL, after=After.PAUSE, lease_s=60.0))
+    assert loop.until_ended("c") is Phase.COMMITTED
+    assert requests.status().paused_for == "drill"
+    requests.trigger(TriggerRequest(id="d", reason=Reason.ON_BATTERY, after=After.PAUSE))
+    assert loop.until_ended("d") is Phase.COMMITTED
+    assert requests.status().paused_for == "on_battery"
+    requests.resume()
+
+
 def test_pause_alone_saves_nothing(loop: Loop) -> None:
     loop.guard.requests.pause()
     loop.until(lambda: loop.guard.requests.status().paused)

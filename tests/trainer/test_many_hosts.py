@@ -13,7 +13,7 @@ from powerguard.trainer import StopTraining
 from powerguard.trainer.loop.endpoint import Endpoint
 from powerguard.trainer.loop.requests import RequestQueue
 from powerguard.trainer.ranks import Memory, MemoryRanks, RanksError
-from powerguard.wire import HOST_LEFT, After, LeaveRequest, TrainerStatus, TriggerRequest
+from powerguard.wire import HOST_LEFT, After, LeaveRequest, Reason, TrainerStatus, TriggerRequest
 from tests.trainer.ranks_job import QUICK, Job, job
 from tests.trainer.test_guard_ranks import World
 from tests.trainer.toy import ask, short_folder
@@ -170,13 +170,14 @@ def test_training_goes_on_once_all_have_shown_that_they_are_there(folder: Path) 
     """And a trainer says for which other host it stands."""
     world = World(folder, ["a", "b", "c"], shared=False)
     one, two, three = (rank.guard.requests for rank in world.ranks)
-    one.pause()
+    one.trigger(TriggerRequest(id="a", reason=Reason.ON_BATTERY, after=After.PAUSE))
     two.pause()
     world.until(lambda: three.status().held_by == "a, b")
     world.until(lambda: all(rank.guard.requests.status().paused for rank in world.ranks))
     world.until(lambda: (one.status().held_by, two.status().held_by) == ("b", "a"))
+    assert [each.status().paused_for for each in (one, two, three)] == ["on_battery", "", ""]
     told = one.resume()
-    assert (told.paused, told.held_by) == (True, "b")
+    assert (told.paused, told.held_by, told.paused_for) == (True, "b", "")
     assert not two.resume(wait_s=30.0).paused
     world.until(lambda: three.status().held_by == "")
     before = world.ranks[2].done

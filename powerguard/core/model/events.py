@@ -153,6 +153,7 @@ class TrainerSeen:
     stall_s: how long a checkpoint during training delays training; None when not reported.
     hosts: of its job. held_by: names of the other ones that want training to stand; "" for none.
     ended_by: which of them has left the job and why, so that training ends here; "" for none.
+    paused_for: the reason of the request by which this host has paused it; "" for none, or if it does not say.
     """
 
     at_s: float
@@ -170,6 +171,7 @@ class TrainerSeen:
     hosts: int = 1
     held_by: str = ""
     ended_by: str = ""
+    paused_for: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

@@ -18,7 +18,7 @@ from powerguard.core.model.actions import (
     TriggerCheckpoint,
 )
 from powerguard.core.model.events import CheckpointProgress, Done, Failed, Outcome, TrainerSeen
-from powerguard.core.model.policy import Drop, Learned, Policy, TrainerPolicy
+from powerguard.core.model.policy import Drop, Learned, Mode, Policy, TrainerPolicy
 from powerguard.core.model.state import (
     Activity,
     CheckpointInFlight,
@@ -47,6 +47,8 @@ COPIED = ("writing", "committing")
 AGAIN_IN_HOLD_S = 30.0
 TRY_AGAIN_S = 1.0
 RESUME_AGAIN_S = 5.0
+ON_BATTERY: Final = "on_battery"
+"""Reason of the orders of an outage, as trainers hear it and report it (`wire.Reason`)."""
 START_TRIES = 3
 START_AGAIN_S = 30.0
 CHEAP_STALL = 0.05
@@ -170,6 +172,13 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
         known = replace(known.without_outage(), in_flight=None)
         escalation.forget(turn, seen.trainer)
     _handle_job(turn, known, seen)
+    stands = _is_unexplained_pause(turn, known, seen)
+    if stands and seen.paused_for == ON_BATTERY and turn.policy.mode is not Mode.DRY_RUN:
+        # Only a daemon asks with this reason: the journal that knew of it is lost, and no person would resume it.
+        owe_resume(turn, seen.trainer, turn.now_s)
+        because = "powerguard has paused it for an outage that it no longer knows of, and utility is back"
+        turn.note("pause_forgotten", because, Level.WARNING, trainer=seen.trainer)
+        stands = False
     activity = Activity.GONE
     if seen.alive:
         activity = Activity.PAUSED if seen.paused else Activity.TRAINING
@@ -187,7 +196,7 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
         replace(
             known,
             activity=activity,
-            stood=activity is Activity.PAUSED and (known.stood or _is_anothers_pause(turn, known, seen)),
+            stood=activity is Activity.PAUSED and (known.stood or stands),
             conduct=seen.conduct if seen.alive else known.conduct,
             checkpoint_s=min(needs.checkpoint_s(turn.state.learned, seen.trainer, seed_s), limits.max_checkpoint_s),
             told_s=told_s,
@@ -204,14 +213,14 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
     )
 
 
-def _is_anothers_pause(turn: Turn, known: Trainer, seen: TrainerSeen) -> bool:
-    """Say whether a trainer stands on utility by no order of powerguard, by two reports: a person has paused it.
+def _is_unexplained_pause(turn: Turn, known: Trainer, seen: TrainerSeen) -> bool:
+    """Say whether a trainer stands on utility by no order that is known here, by two reports: a person has paused it.
 
     Not before the supply is known: a daemon without history may have paused it itself, in an outage that goes on.
     """
     calm = isinstance(turn.state.phase, Online) and turn.state.feed.supply is Supply.UTILITY and not turn.state.drill
     asked = known.told_pause or resume_owed(turn.state, known.name) is not None
-    return calm and known.paused and not asked and not seen.held_by
+    return calm and known.paused and seen.paused and not known.stood and not asked and not seen.held_by
 
 
 def _handle_done(turn: Turn, done: Done) -> None:

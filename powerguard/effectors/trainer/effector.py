@@ -593,6 +593,7 @@ def seen(options: TrainerOptions, status: TrainerStatus, at_s: float) -> Trainer
         durable_age_s=None if last is None else last.age_s,
         stall_s=None if status.estimate is None else status.estimate.stall_s,
         hosts=status.hosts,
+        paused_for=status.paused_for,
         held_by=status.held_by,
         ended_by=status.ended_by,
     )

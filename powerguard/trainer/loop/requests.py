@@ -314,6 +314,7 @@ class Operation:
         if after is not After.CONTINUE:
             lease = leased(request.lease_s, asker, now_s)
             self.lease = lease if not self.stands else self.lease and lease
+            self.reason = self.reason if self.stands else request.reason
         self.after = escalated(self.after, after)
         if request.deadline_s is not None:
             deadline_at_s = now_s + request.deadline_s
@@ -391,6 +392,8 @@ class RequestQueue:
         self.held = self.holds = False
         """With several ranks: this host wants training to stand, for as long as `lease` says."""
         self.lease: Lease | None = None
+        self.held_for: Reason | None = None
+        """Why training stands for this host, by the first request without a lease; None for one without a reason."""
         self.ending: Operation | None = None
         self.departed = ""
         """Which host has left the job, and why, so that training ends; "" while none has."""
@@ -443,7 +446,7 @@ class RequestQueue:
             if error is not None and not operation.ended:
                 self.settle(operation, error)
             if after is not After.CONTINUE and self.others is not None:
-                self._stand_for(request.lease_s, asker)
+                self._stand_for(request.lease_s, asker, request.reason)
             is_pressing = after is not After.CONTINUE or request.reason is Reason.ON_BATTERY
             if is_pressing and not operation.ended:
                 self._note_uploads(request.lease_s, asker)
@@ -566,11 +569,12 @@ class RequestQueue:
             self.changed.notify_all()
         return self.status()
 
-    def _stand_for(self, lease_s: float | None, asker: str) -> None:
+    def _stand_for(self, lease_s: float | None, asker: str, reason: Reason | None = None) -> None:
         """Note for how long this wish has training stand: no lease beats one. Of several ranks, once all know it."""
         if self.others is None or self.others.holds:
             lease = leased(lease_s, asker, self.clock())
             stood, self.holds = (self.held, False) if self.others is None else (self.holds, True)
+            self.held_for = self.held_for if stood and self.lease is None else reason
             self.lease = self.lease and lease if stood else lease
 
     def resume(self, *, wait_s: float = 1.0, all_hosts: bool = False) -> TrainerStatus:
@@ -643,6 +647,7 @@ class RequestQueue:
             now_s = self.clock()
             last, pace = self.last, self.pace
             in_flight = self.waiting or (self.begun[-1] if self.begun else None)
+            is_ours = self.paused_step is not None and (self.held if self.others is None else self.holds)
             return TrainerStatus(
                 job=self.job,
                 step=pace.step,
@@ -671,6 +676,7 @@ class RequestQueue:
                 uploads_step=uploads.step,
                 uploads_error=uploads.error,
                 uploads_failing_s=uploads.failing_s,
+                paused_for=self.held_for.value if is_ours and self.held_for is not None else "",
                 hosts_holding=None if self.others is None else self.others.hosts_holding,
                 held_by="" if self.others is None else clean_text(", ".join(self.others.held_by)),
                 ended_by=clean_text(self.departed),
@@ -722,6 +728,7 @@ class RequestQueue:
     def hold(self, operation: Operation) -> None:
         """Have training stand still for this operation, from the beginning of its write and after it, come what may."""
         operation.was_held = self.held
+        self.held_for = self.held_for if self.held and self.lease is None else operation.reason
         self.lease = self.lease and operation.lease if self.held else operation.lease
         self.held = self.asked = True
 
