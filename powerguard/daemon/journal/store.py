@@ -143,7 +143,10 @@ class Store:
 
     def _look_at_log(self) -> None:
         """Report what a damaged log hides, and keep the log: SQLite would silently overwrite it."""
-        if not self.path.exists():
+        if inode(self.path) is None or not self.path.stat().st_size:  # SQLite deletes the log of an empty file
+            if self._in_use.exists():
+                self._headless = True
+                self._set_aside("corrupt", f"{self.path}: is empty or gone, and its log alone cannot be read")
             return
         if sqlite.mend_versions(self.path):
             self.told.append(f"{self.path}: a byte of its header was damaged, and was put right; look for disk errors")

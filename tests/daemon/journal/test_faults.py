@@ -569,6 +569,30 @@ def test_a_log_that_is_gone_is_told(tmp_path: Path, left: int | None) -> None:
     assert "its log is gone" in " ".join(again.told)
 
 
+@pytest.mark.parametrize("left", [None, b""])
+def test_a_file_that_is_empty_or_gone_is_told(tmp_path: Path, left: bytes | None) -> None:
+    """As a file system may leave it after a power cut. SQLite began a new one without a word, and deleted its log."""
+    path = tmp_path / "journal.sqlite"
+    store = Store(path)
+    store.load()
+    store.write(Batch(snapshot=Snapshot(boot_id="b", at_s=3.0, wall=4.0, state=dump(to_plain(State(serial=8))))))
+    killed = as_killed(path, tmp_path / "killed")
+    store.close()
+    damaged = killed / "journal.sqlite"
+    damaged.unlink() if left is None else damaged.write_bytes(left)
+    log = Path(f"{damaged}-wal").read_bytes()
+    again = Store(damaged)
+    loaded, _ = again.load()
+    again.write(Batch(snapshot=Snapshot(boot_id="b", at_s=5.0, wall=6.0, state=dump(to_plain(State(serial=9))))))
+    again.close()
+    assert (loaded.state, loaded.lost) == (None, LOST_ALL)
+    assert "is empty or gone" in " ".join(again.told)
+    assert (killed / "journal.sqlite.corrupt-1-wal").read_bytes() == log
+    new, _ = Store(damaged).load()
+    assert new.state is not None
+    assert (new.state.serial, new.lost) == (9, "")
+
+
 def test_a_log_that_another_program_folded_into_the_file_is_not_gone(tmp_path: Path) -> None:
     """As the sqlite3 tool does when a person looks into the journal of a daemon that was killed."""
     path = tmp_path / "journal.sqlite"
