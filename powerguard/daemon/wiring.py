@@ -70,6 +70,7 @@ from powerguard.daemon.systemd import Notifier, is_host_stopping
 from powerguard.daemon.watchdog_drill import WatchdogDrill
 from powerguard.effectors.base import Effector, Turns, WaysEffector
 from powerguard.effectors.bmc.effector import BmcEffector
+from powerguard.effectors.bmc.engine import Refusals
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.gpu.effector import GpuEffector
 from powerguard.effectors.host.check import HostCheckEffector
@@ -268,6 +269,7 @@ class Ports:
 
     sources: makes the pollers. effectors: replaces, by kind of action, the effectors of the settings. ways: makes the
     effectors of the power-on methods, with or without permission to arm. bmc: makes the effector of the BMC's policy.
+    refusals: logins that the BMC has refused; they outlive a reload.
     """
 
     clock: Clock = boottime_s
@@ -279,6 +281,7 @@ class Ports:
     effectors: dict[type[Action], Effector] = field(default_factory=dict)
     ways: Callable[[bool], dict[Way, Effector]] | None = None
     bmc: Callable[[BmcOptions], Effector] | None = None
+    refusals: Refusals = field(default_factory=dict)
 
 
 def _sources(settings: Settings, clock: Clock) -> list[tuple[str, str, Source]]:
@@ -503,6 +506,7 @@ def _bmc(settings: Settings, ports: Ports, *, acts: bool) -> tuple[BmcEffector, 
         limit_s=POLICY_LIMIT_S,
         folder=folder,
         dry_run=observes,
+        refusals=ports.refusals,
     )
     return asks, asks if ports.bmc is None else ports.bmc(options)
 

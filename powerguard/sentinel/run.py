@@ -8,7 +8,7 @@ import contextlib
 import re
 from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from functools import partial
 from typing import Any, Final
 
@@ -22,6 +22,7 @@ from powerguard.core.supply.fusion import is_fresh, is_stable, lose, observe, pl
 from powerguard.daemon.attempt import keep_running
 from powerguard.daemon.wiring import source_of
 from powerguard.effectors.base import EffectorError
+from powerguard.effectors.bmc.engine import Refusals
 from powerguard.effectors.bmc.power import Power, power_of
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.sentinel import protocol as wire
@@ -145,6 +146,7 @@ class SentinelPorts:
     """The sentinel's interfaces to the world; tests replace them.
 
     wall: only for the times in the file, from one boot to the next. pace: how much faster clock runs than the loop.
+    refusals: logins that BMCs have refused; they outlive a reload.
     """
 
     clock: Clock = boottime_s
@@ -154,6 +156,7 @@ class SentinelPorts:
     pace: float = 1.0
     sources: Callable[[SentinelSettings, Clock], list[tuple[str, Source]]] | None = None
     power: Callable[[str, SentinelHost], Power] | None = None
+    refusals: Refusals = field(default_factory=dict)
 
 
 def _sources(settings: SentinelSettings, clock: Clock) -> list[tuple[str, Source]]:
@@ -180,7 +183,9 @@ class Sentinel:
         self._hands = ports
         self._policies = {name: policy_of(name, its.sources) for name, its in settings.ups.items()}
         self._feeds = dict.fromkeys(settings.ups, Feed())
-        make = ports.power or (lambda _, host: power_of(host.bmc, spawn=ports.spawn, clock=ports.clock))
+        make = ports.power or (
+            lambda _, host: power_of(host.bmc, spawn=ports.spawn, clock=ports.clock, refusals=ports.refusals)
+        )
         self._power = {name: make(name, host) for name, host in settings.hosts.items()}
         self._looks: frozenset[str] = frozenset()
         self._bells = {name: asyncio.Event() for name in settings.hosts}

@@ -11,6 +11,7 @@ import tempfile
 import threading
 import time
 from collections.abc import Iterator, Mapping, Sequence
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -390,6 +391,43 @@ def test_a_reload_without_a_thread_for_a_target_is_refused(folder: Path) -> None
             finally:
                 threading.stack_size(0)
             assert (daemon.settings_ok, bool(daemon.message_targets)) == (is_taken, is_taken)
+        daemon.stop()
+        await running
+
+    play()
+
+
+def test_a_reload_is_no_reason_to_send_a_refused_password_again(folder: Path) -> None:
+    """BMCs lock accounts. A new one is sent at once."""
+    sent: list[bytes] = []
+
+    async def spawn(
+        argv: Sequence[str], *, limit_s: float, stdin: bytes = b"", env: Mapping[str, str] | None = None
+    ) -> Ended:
+        del limit_s, env
+        if "powerguard.effectors.bmc.worker" in argv:
+            sent.append(stdin)
+        told = b'{"ok": false, "failure": "auth-failed", "text": "Incorrect password provided"}'
+        return Ended(returncode=0, stdout=told, stderr=b"")
+
+    @in_virtual_time
+    async def play() -> None:
+        password = keep_secret(folder / "bmc-password", "wrong")
+        login = f"{{kind: ipmi-lan, host: 127.0.0.1, user: pg, password: {{file: '{password}'}}}}"
+        config = write(folder)
+        config.write_text(config.read_text().replace("{kind: none}", login))
+        ports = replace(hands_of(SimUps(UpsBattery(runtime=TABLE), clock=now_s, load=lambda: 0.75)), spawn=spawn)
+        daemon = assemble(load(config), config=config, ports=ports, journal=journal_in(folder, ports))
+        running = asyncio.get_running_loop().create_task(daemon.run())
+        await until(lambda: sent)
+        for _ in range(3):
+            daemon.reload()
+            await rest(60.0)
+        assert len(sent) == 1
+        keep_secret(folder / "bmc-password", "another")
+        daemon.reload()
+        await rest(60.0)
+        assert len(sent) == 2
         daemon.stop()
         await running
 

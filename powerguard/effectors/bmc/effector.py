@@ -17,7 +17,7 @@ import structlog
 from powerguard.clock import Clock, boottime_s
 from powerguard.core.model.actions import Action, Detail, EnsurePolicy, RestorePolicy
 from powerguard.durable import replace_file
-from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Engine, Ensured, Probe
+from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Engine, Ensured, Probe, Refusals
 from powerguard.effectors.bmc.inband import InbandEngine
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy
 from powerguard.effectors.bmc.lan import WORKER, LanEngine
@@ -96,6 +96,7 @@ class BmcEffector:
     limit_s: of one operation, all engines together; a caller that cancels earlier ends it, with every process of it.
     clock: seconds of CLOCK_BOOTTIME; times the operations and the rest after a refused login. folder: the daemon's
     own, where bmc.policy: bracket keeps what it is to put back. dry_run: that it only observes is not the site's wish.
+    refusals: the logins that were refused before a reload of the settings.
     """
 
     def __init__(
@@ -107,10 +108,11 @@ class BmcEffector:
         limit_s: float = 5.0,
         folder: Path | None = None,
         dry_run: bool = False,
+        refusals: Refusals | None = None,
     ) -> None:
         self._options = options
         self._dry_run = dry_run
-        self._engines = _engines(options, spawn, clock)
+        self._engines = _engines(options, spawn, clock, refusals)
         self._clock = clock
         self._limit_s = limit_s
         self._found = FoundPolicy(folder)
@@ -323,7 +325,7 @@ async def _why_on(engine: Engine, by_s: float) -> Probe:
     return seen
 
 
-def _engines(options: BmcOptions, spawn: Spawn, clock: Clock) -> tuple[Engine, ...]:
+def _engines(options: BmcOptions, spawn: Spawn, clock: Clock, refusals: Refusals | None) -> tuple[Engine, ...]:
     """Make the engines that the settings name, in the order in which they are asked."""
     made: list[Engine] = []
     if options.kind in {"in-band", "auto"}:
@@ -332,7 +334,7 @@ def _engines(options: BmcOptions, spawn: Spawn, clock: Clock) -> tuple[Engine, .
         if options.kind in {"redfish", "auto"}:
             from powerguard.effectors.bmc.redfish import RedfishEngine  # noqa: PLC0415 - 1 MB, loaded only if needed
 
-            made.append(RedfishEngine(options, clock=clock))
+            made.append(RedfishEngine(options, clock=clock, refusals=refusals))
         if options.kind in {"ipmi-lan", "auto"}:
-            made.append(LanEngine(options, spawn=spawn, clock=clock))
+            made.append(LanEngine(options, spawn=spawn, clock=clock, refusals=refusals))
     return tuple(made)

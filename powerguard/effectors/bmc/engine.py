@@ -30,7 +30,9 @@ from powerguard.options import Secret, SecretError
 _T = TypeVar("_T")
 
 BACK_OFF_S: Final = 600.0
-"""Pause after a refused login, so that powerguard never locks the account of the BMC."""
+"""Pause after a refused login, so that powerguard never locks the account of the BMC. It doubles with each refusal."""
+LONGEST_BACK_OFF_S: Final = 4 * 3600.0
+"""The longest pause: a BMC may refuse a right password while it starts, or while another has locked the account."""
 
 
 class BmcError(EffectorError):
@@ -155,19 +157,47 @@ class AskedEngine(ABC):
         return await self._ask("power", by_s, watts)
 
 
+@dataclass(slots=True)
+class Refusal:
+    """A login that a BMC has refused. digest: of user and password. at_s: when; times: how often in a row."""
+
+    digest: bytes
+    at_s: float
+    times: int = 1
+
+    @property
+    def rest_s(self) -> float:
+        """Seconds until it is tried again."""
+        return min(BACK_OFF_S * 2.0 ** min(self.times - 1, 10), LONGEST_BACK_OFF_S)
+
+
+Refusals = dict[str, Refusal]
+"""The last refusal of each BMC, by its address: it outlives a reload of the settings, which makes new engines."""
+
+
 class Login:
     """User and password, read again for each operation, and the pause after they were refused.
 
-    clock: seconds of CLOCK_BOOTTIME for the rest. max_bytes: of the password, None where the protocol has no limit.
+    where: the BMC's address. clock: seconds of CLOCK_BOOTTIME for the rest. refusals: of the engines before these;
+    None: none. max_bytes: of the password, None where the protocol has no limit.
     """
 
-    def __init__(self, user: str, password: Secret, *, clock: Clock, max_bytes: int | None = None) -> None:
+    def __init__(
+        self,
+        user: str,
+        password: Secret,
+        *,
+        where: str,
+        clock: Clock,
+        refusals: Refusals | None = None,
+        max_bytes: int | None = None,
+    ) -> None:
         self.user = user
         self._password = password
+        self._where = where
         self._clock = clock
+        self._refusals = {} if refusals is None else refusals
         self._max_bytes = max_bytes
-        self._refused_s = 0.0
-        self._refused: bytes | None = None
         self._accepted: bytes | None = None
         self._turn = asyncio.Lock()
 
@@ -209,12 +239,13 @@ class Login:
 
     def _check_back_off(self, password: bytes, error: Callable[[Failure, str], BmcError]) -> None:
         """Raise BmcError if these were refused a short while ago; changed ones are tried at once."""
-        if self._refused != self._digest(password):
+        refusal = self._refusals.get(self._where)
+        if refusal is None or refusal.digest != self._digest(password):
             return
-        left_s = self._refused_s + BACK_OFF_S - self._clock()
+        left_s = refusal.at_s + refusal.rest_s - self._clock()
         if left_s > 0:
             text = (
-                f"login was refused {BACK_OFF_S - left_s:.0f} s ago, and BMCs lock accounts: next try in "
+                f"login was refused {refusal.rest_s - left_s:.0f} s ago, and BMCs lock accounts: next try in "
                 f"{math.ceil(left_s)} s, or at once with a new password"
             )
             raise error(Failure.AUTH, text)
@@ -222,10 +253,14 @@ class Login:
     def accept(self, password: bytes) -> None:
         """Remember, by a digest, what was accepted."""
         self._accepted = self._digest(password)
+        self._refusals.pop(self._where, None)
 
-    def refuse(self, password: bytes) -> None:
-        """Remember, by a digest, what was refused."""
-        self._refused_s, self._refused, self._accepted = self._clock(), self._digest(password), None
+    def refuse(self, password: bytes) -> str:
+        """Remember, by a digest, what was refused; return when it is tried again, for messages."""
+        digest, before, self._accepted = self._digest(password), self._refusals.get(self._where), None
+        times = before.times + 1 if before is not None and before.digest == digest else 1
+        refusal = self._refusals[self._where] = Refusal(digest, self._clock(), times)
+        return f"the next try is in {refusal.rest_s / 60:g} minutes"
 
     def _digest(self, password: bytes) -> bytes:
         return hashlib.sha256(self.user.encode() + b"\0" + password).digest()

@@ -7,7 +7,7 @@ from collections.abc import Callable, Mapping
 from typing import Any, Final, TypeVar
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.effectors.bmc.engine import BACK_OFF_S, AskedEngine, BmcError, Login
+from powerguard.effectors.bmc.engine import AskedEngine, BmcError, Login, Refusals
 from powerguard.effectors.bmc.ipmi import Failure, ReplyError
 from powerguard.effectors.child import Spawn
 from powerguard.effectors.options import BmcOptions
@@ -46,15 +46,22 @@ class LanEngine(AskedEngine):
 
     kind = "ipmi-lan"
 
-    def __init__(self, options: BmcOptions, *, spawn: Spawn, clock: Clock) -> None:
-        """options: with host, user and password. clock: CLOCK_BOOTTIME, for the rest after a refused login."""
+    def __init__(self, options: BmcOptions, *, spawn: Spawn, clock: Clock, refusals: Refusals | None = None) -> None:
+        """options: with host, user and password. clock, refusals: as of `Login`."""
         if options.host is None or options.user is None or options.password is None:
             msg = "IPMI over LAN needs host, user and password"
             raise ValueError(msg)
         self._host = options.host
         self._port = options.port
         self._resolver = Resolver(options.host, OSError)
-        self._login = Login(options.user, options.password, clock=clock, max_bytes=IPMI_PASSWORD_BYTES)
+        self._login = Login(
+            options.user,
+            options.password,
+            where=self.where,
+            clock=clock,
+            refusals=refusals,
+            max_bytes=IPMI_PASSWORD_BYTES,
+        )
         self._spawn = spawn
 
     async def account_level(self, by_s: float) -> int | None:
@@ -85,8 +92,7 @@ class LanEngine(AskedEngine):
                 return told
             failure, text = told["failure"], told["text"]
             if failure is Failure.AUTH:
-                self._login.refuse(password)
-                text = f"login refused ({text}); the next try is in {BACK_OFF_S / 60:g} minutes"
+                text = f"login refused ({text}); {self._login.refuse(password)}"
             raise self._error(failure, text)
 
     async def _run(self, operation: str, password: bytes, by_s: float, more: Mapping[str, str]) -> dict[str, Any]:

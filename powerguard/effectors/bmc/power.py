@@ -8,6 +8,7 @@ from collections.abc import Mapping
 from typing import Final, Protocol
 
 from powerguard.clock import Clock, boottime_s
+from powerguard.effectors.bmc.engine import Refusals
 from powerguard.effectors.bmc.ipmi import BmcFailure, ChassisStatus, Failure
 from powerguard.effectors.bmc.lan import LanEngine
 from powerguard.effectors.bmc.redfish import RedfishEngine, link
@@ -61,11 +62,13 @@ class RedfishPower(RedfishEngine):
             await talk.post(link({"@odata.id": action.get("target")}), {"ResetType": words[0]})
 
 
-def power_of(options: BmcOptions, *, spawn: Spawn = run_child, clock: Clock = boottime_s) -> Power:
-    """Make the way to a host's BMC. options: of kind redfish or ipmi-lan. clock: for the rest after a refused login."""
+def power_of(
+    options: BmcOptions, *, spawn: Spawn = run_child, clock: Clock = boottime_s, refusals: Refusals | None = None
+) -> Power:
+    """Make the way to a host's BMC. options: of kind redfish or ipmi-lan. clock, refusals: as of `Login`."""
     if options.kind == "redfish":
-        return RedfishPower(options, clock=clock)
+        return RedfishPower(options, clock=clock, refusals=refusals)
     if options.kind != "ipmi-lan":
         msg = f"another host's BMC is reached by redfish or ipmi-lan, not by {options.kind}"
         raise ValueError(msg)
-    return LanPower(options, spawn=spawn, clock=clock)
+    return LanPower(options, spawn=spawn, clock=clock, refusals=refusals)

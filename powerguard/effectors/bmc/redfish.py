@@ -26,7 +26,7 @@ from yarl import URL
 
 from powerguard.clock import Clock, boottime_s
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Ensured, Login, Probe
+from powerguard.effectors.bmc.engine import BmcError, Ensured, Login, Probe, Refusals
 from powerguard.effectors.bmc.ipmi import (
     BUSY_PAUSE_S,
     READ_BACK_S,
@@ -381,14 +381,14 @@ class RedfishEngine:
 
     kind = "redfish"
 
-    def __init__(self, options: BmcOptions, *, clock: Clock = boottime_s) -> None:
-        """options: of a kind that needs host, user and password. clock: for the rest after a refused login."""
+    def __init__(self, options: BmcOptions, *, clock: Clock = boottime_s, refusals: Refusals | None = None) -> None:
+        """options: of a kind that needs host, user and password. clock, refusals: as of `Login`."""
         if options.host is None or options.user is None or options.password is None:
             msg = "redfish needs host, user and password"
             raise ValueError(msg)
         self._host = options.host
         self._options = options
-        self._login = Login(options.user, options.password, clock=clock)
+        self._login = Login(options.user, options.password, where=self.where, clock=clock, refusals=refusals)
         self._names = KnownNames()
         self._verify: Verify | None = None
         self._path: str | None = None
@@ -531,8 +531,7 @@ class RedfishEngine:
                     self._verify = None  # read bmc.ca again: the authority may have been renewed since
                 # After an answer to this login, 401 is about one resource: some give it for want of a license.
                 if failed.failure is Failure.AUTH and talk is not None and not talk.is_in:
-                    self._login.refuse(password)
-                    text += f"; the next try is in {BACK_OFF_S / 60:g} minutes"
+                    text += f"; {self._login.refuse(password)}"
                 raise self._error(failed.failure, text) from None
 
     def _begin(self, open_session: aiohttp.ClientSession, password: bytes, by_s: float) -> Talk:

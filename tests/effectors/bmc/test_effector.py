@@ -167,7 +167,7 @@ async def test_a_busy_bmc_is_asked_again_within_the_limit(tmp_path: Path) -> Non
 
 
 async def test_a_refused_login_is_tried_once_and_then_left_alone(tmp_path: Path) -> None:
-    """BMCs lock accounts: ten minutes of rest, told; a corrected password is tried at once."""
+    """BMCs lock accounts: ten minutes of rest, then twenty, up to four hours; a corrected password is tried at once."""
     now_s = 1000.0
     async with SimBmc(USER, PASSWORD) as bmc:
         wrong = options(tmp_path, bmc.port, USER, "not-the-password")
@@ -181,7 +181,9 @@ async def test_a_refused_login_is_tried_once_and_then_left_alone(tmp_path: Path)
         assert "login was refused 599 s ago" in str(again)
         assert "in 1 s" in str(again)
         now_s += 1
-        assert "the next try is in 10 minutes" in str(await failure_of(mine))
+        for minutes in (20, 40, 80, 160, 240, 240):
+            assert f"the next try is in {minutes} minutes" in str(await failure_of(mine))
+            now_s += 60 * minutes
         keep_secret(tmp_path / "bmc-password", PASSWORD)
         assert dict(await mine.carry_out(ENSURE))["verified"] is True
         unknown = BmcEffector(options(tmp_path, bmc.port, "somebody", PASSWORD), limit_s=15.0)
