@@ -142,6 +142,8 @@ def translated(path: Path, *, reads: bool = False) -> Iterator[None]:
         yield
     except sqlite3.Error as error:
         code = getattr(error, "sqlite_errorcode", 0) & 0xFF
+        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE:
+            code = sqlite3.SQLITE_FULL
         advice = closed if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) else _ADVICE.get(code, "")
         message = f"{path}: {brief(error)}" + (f" ({advice})" if advice else "")
         raise JournalError(message) from error
@@ -226,6 +228,20 @@ def read_only(path: Path) -> Iterator[sqlite3.Connection]:
             yield db
         finally:
             db.close()
+
+
+@contextlib.contextmanager
+def with_index_in_memory(path: Path) -> Iterator[sqlite3.Connection]:
+    """Open the journal of a daemon that is gone. Raises JournalError.
+
+    SQLite makes the index of the log (`-shm`) again at each first opening, and a full disk has no room for it. With
+    exclusive locking it needs none (https://sqlite.org/wal.html, section 8).
+    """
+    with translated(path):
+        uri = f"{path.absolute().as_uri()}?mode=rw"
+        with contextlib.closing(sqlite3.connect(uri, uri=True, timeout=BUSY_S, isolation_level=None)) as db:
+            db.execute("PRAGMA locking_mode = EXCLUSIVE")
+            yield db
 
 
 HEADER = struct.Struct(">8I")

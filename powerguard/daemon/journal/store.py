@@ -35,6 +35,7 @@ from powerguard.daemon.journal.sqlite import (
     sync_folder,
     transaction,
     translated,
+    with_index_in_memory,
 )
 
 Migration = tuple[str, ...]
@@ -246,9 +247,10 @@ class Store:
         try:
             loaded, outages = self._load()
         except JournalError as error:
-            with contextlib.suppress(JournalError), read_only(self.path) as db:
-                loaded, outages = read_all(db)
-                return self._less(replace(loaded, durable=False, trouble=str(error))), outages
+            for opened in (read_only, with_index_in_memory):
+                with contextlib.suppress(JournalError), opened(self.path) as db:
+                    loaded, outages = read_all(db)
+                    return self._less(replace(loaded, durable=False, trouble=str(error))), outages
             raise
         return self._less(loaded), outages
 

@@ -327,6 +327,25 @@ async def test_writes_that_fail_are_kept_and_caught_up(tmp_path: Path, told: Tol
     assert await journal.close(LONG_S)
 
 
+async def test_a_daemon_that_starts_on_a_full_disk_has_its_history(tmp_path: Path, told: Told) -> None:
+    """Killed, and what it has freed is taken by others: there is no room for the index of the log, and all is read."""
+    path = tmp_path / "journal.sqlite"
+    before = Journal(path, boot_id="b", limits=PATIENT)
+    await before.load()
+    assert await before.append(step(7))
+    killed = as_killed(path, tmp_path / "killed") / "journal.sqlite"
+    await before.close(LONG_S)
+    journal = Journal(killed, boot_id="b", limits=PATIENT)
+    with file_size_limit(0):
+        loaded = await journal.load()
+        assert not await journal.append(step(8))
+    assert (loaded.state, loaded.lost, loaded.durable) == (step(7).state, "", False)
+    assert "free some space there" in told.reason
+    await until(lambda: journal.health.durable)
+    assert serials(killed) == [7, 8]
+    assert await journal.close(LONG_S)
+
+
 @contextmanager
 def small_disk() -> Iterator[Path]:
     """A real file system of 256 KiB."""
@@ -540,7 +559,7 @@ def test_no_flipped_byte_of_the_first_page_keeps_the_daemon_from_its_journal(tmp
 def as_killed(path: Path, folder: Path) -> Path:
     """Copy a journal that is in use to a folder of its own, as a kill of its daemon would leave it."""
     folder.mkdir()
-    for name in ("journal.sqlite", "journal.sqlite-wal", "journal.sqlite-in-use"):
+    for name in ("journal.sqlite", "journal.sqlite-wal", "journal.sqlite-shm", "journal.sqlite-in-use"):
         shutil.copy(path.with_name(name), folder / name)
     return folder
 
