@@ -765,7 +765,10 @@ def test_it_is_put_back_when_training_runs_and_tried_again_each_hour() -> None:
     at = turn(OnBattery(outage=OUTAGE), TemporaryPolicy(policy="last-state"))
     methods.reconcile_policy(at)
     assert at.actions == []
-    at.state = replace(at.state, phase=Online())
+    at.state = replace(at.state, phase=Online(), feed=replace(at.state.feed, suspect=True))
+    methods.reconcile_policy(at)
+    assert at.actions == [], "a reading on battery is not confirmed yet"
+    at.state = replace(at.state, feed=replace(at.state.feed, suspect=False))
     methods.reconcile_policy(at)
     methods.reconcile_policy(at)
     (action,) = at.actions

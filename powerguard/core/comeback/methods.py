@@ -391,8 +391,8 @@ def ensure_policy(turn: Turn, outage: str, *, limit_s: float) -> tuple[str, ...]
 def reconcile_policy(turn: Turn) -> None:
     """Put the policy back that an outage found, once there is none."""
     changed = turn.state.temporary_policy
-    if changed is None or not isinstance(turn.state.phase, Online):
-        return
+    if changed is None or not isinstance(turn.state.phase, Online) or turn.state.feed.suspect:
+        return  # One unconfirmed reading only causes a poll: it may be the next outage, which needs always-on.
     if changed.order is None and turn.now_s >= changed.retry_at_s:
         id_ = turn.order(RestorePolicy, limit_s=turn.policy.bmc_limit_s, outage="", policy=changed.policy)
         turn.owe(replace(changed, order=id_, at_s=turn.now_s))
