@@ -22,7 +22,8 @@ from powerguard.core.supply.fusion import is_fresh, is_stable, lose, observe, pl
 from powerguard.daemon.attempt import keep_running
 from powerguard.daemon.wiring import source_of
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.bmc.engine import Refusals
+from powerguard.effectors.bmc.engine import BmcError, Refusals
+from powerguard.effectors.bmc.ipmi import Failure
 from powerguard.effectors.bmc.power import Power, power_of
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.sentinel import protocol as wire
@@ -367,11 +368,18 @@ class Sentinel:
         except (EffectorError, TimeoutError) as failed:
             because = str(failed) or f"{power.where}: no answer"
             self.orders[order.host, "failed"] += 1
+            if isinstance(failed, BmcError) and failed.failure is not Failure.TIMEOUT:
+                self._refused(replace(tried, tried_s=now_s))
             log.error("power_on_failed", host=order.host, outage=order.outage, number=order.number, because=because)  # noqa: TRY400 - reported in full
         else:
             self.orders[order.host, "ordered"] += 1
             because = "utility is stable on its feeds, and its BMC reports it as off"
             log.info("power_on_ordered", host=order.host, outage=order.outage, number=order.number, because=because)
+
+    def _refused(self, tried: Intent) -> None:
+        """Give the last try again, since the order had no effect: a BMC may refuse for long after a power cut."""
+        if tried.tries == decide.MAX_TRIES and self.keeper.table.intents.get(tried.host) == tried:
+            self.keeper.apply(partial(IntentTable.put, intent=replace(tried, tries=decide.MAX_TRIES - 1)))
 
     async def _rest(self, bell: asyncio.Event, seconds: float) -> None:
         with contextlib.suppress(TimeoutError):

@@ -15,7 +15,7 @@ from powerguard.clock import boottime_s
 from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.effectors.bmc.engine import BmcError
-from powerguard.effectors.bmc.ipmi import ChassisStatus, PowerRestorePolicy
+from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy
 from powerguard.effectors.options import BmcOptions, SentinelOptions
 from powerguard.effectors.sentinel.effector import SentinelEffector
 from powerguard.options import Secret
@@ -38,13 +38,16 @@ class Chassis:
     """A BMC at our port, and the host below it.
 
     power_on None: it does not say; why: it fails with this; stuck: it takes orders and does nothing; hangs_s: real
-    seconds before each answer.
+    seconds before each answer; refuses: so many orders are refused.
     """
 
     power_on: bool | None = True
     why: str = ""
     stuck: bool = False
     hangs_s: float = 0.0
+    refuses: int = 0
+    failure: Failure = Failure.BUSY
+    refused: int = 0
     orders: int = 0
     ordered_s: list[float] = field(default_factory=list)
     where = "BMC of the test"
@@ -57,6 +60,10 @@ class Chassis:
         return ChassisStatus(power_on=self.power_on, policy=PowerRestorePolicy.ALWAYS_ON)
 
     async def power_on_(self) -> None:
+        if self.refused < self.refuses:
+            self.refused += 1
+            msg = "the test refuses it"
+            raise BmcError(msg, self.failure)
         self.orders += 1
         self.ordered_s.append(boottime_s())
         if not self.stuck:

@@ -12,6 +12,7 @@ from powerguard.clock import boottime_s
 from powerguard.core.model.events import OutputSource
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc.engine import ChassisStatus
+from powerguard.effectors.bmc.ipmi import Failure
 from powerguard.sentinel.decide import FRESH_S, STILL_ON_S, Intent
 from powerguard.sentinel.run import LOOK_SOON_S
 from powerguard.sentinel.store import Clocks, IntentFile, IntentTable
@@ -460,3 +461,24 @@ async def test_the_other_feed_counts_where_it_must(tmp_path: Path) -> None:
     settings = settings_of(tmp_path / "state", ups=("a", "b"), of_host={"minimum_supplies": 1})
     async with running(tmp_path, settings, chassis=rig.chassis, supplies=rig.supplies) as rig:
         await rig.until(lambda: rig.chassis["n1"].power_on is True)
+
+
+async def test_a_bmc_that_refuses_for_long_is_asked_until_it_obeys(tmp_path: Path) -> None:
+    """As boards and enclosures may after a power cut. An order that was refused had no effect."""
+    async with running(tmp_path, pace=400.0) as rig:
+        host = rig.chassis["n1"]
+        await told(rig.effector(), arm(in_s=50.0))
+        host.refuses, host.power_on = 5, False
+        await rig.until(lambda: host.orders == 1)
+        assert rig.sentinel.orders["n1", "failed"] >= 5
+        assert rig.word.tries <= 3
+
+
+async def test_orders_without_an_answer_are_counted(tmp_path: Path) -> None:
+    """They may have been carried out: a host that falls off each time is not powered on without end."""
+    async with running(tmp_path, pace=400.0) as rig:
+        host = rig.chassis["n1"]
+        await told(rig.effector(), arm(in_s=50.0))
+        host.refuses, host.failure, host.power_on = 1000, Failure.TIMEOUT, False
+        await rig.until(lambda: rig.outages == {})
+        assert (host.refused <= 3, rig.sentinel.ends["n1", "gave_up"]) == (True, 1)
