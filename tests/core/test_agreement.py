@@ -113,6 +113,39 @@ def test_news_of_utility_holds_up_a_commit_while_the_others_may_lag(back_s: floa
     assert fusion.contradicts_commit(POLICY, feed, 4.0 + back_s) is counts
 
 
+def frozen(until_s: float, *, moves_at_s: float = 0.0, **told: Any) -> Feed:  # noqa: ANN401 - fields of a reading
+    """Return the feed after both saw a battery that ended at second 4: `nut` goes on to repeat what it said before."""
+    feed, at_s = DARK, 4.0
+    while at_s <= until_s:
+        gauge = {"charge_pct": 90.0, "runtime_s": 500.0 - (at_s >= moves_at_s > 0.0), "input_present": False, **told}
+        feed = after((at_s, "nut", "battery", gauge), (at_s + 0.5, "snmp", "utility"), feed=feed)
+        at_s += 1.0
+    return feed
+
+
+def test_figures_that_stand_still_after_the_end_hold_up_the_commit_until_they_are_doubted() -> None:
+    """A card that has lost its UPS serves its last values, the input gone; powered off, the host would stay off."""
+    for until_s in (61.0, 120.0, 182.0):
+        feed = frozen(until_s)
+        assert feed.supply is BATTERY
+        assert fusion.contradicts_commit(POLICY, feed, until_s + 0.5)
+    found = frozen(185.0)
+    assert (found.supply, [each.doubted for each in found.heard]) == (UTILITY, [False, True])
+    again = after((190.0, "nut", "battery", {"charge_pct": 89.0, "input_present": False}), feed=found)
+    assert not any(each.doubted for each in again.heard)
+
+
+def test_one_that_still_reads_the_ups_is_believed_on() -> None:
+    """It has not followed in a minute, and a figure of it moves; or it has none that could."""
+    moves = frozen(80.0, moves_at_s=65.0)
+    assert not fusion.contradicts_commit(POLICY, moves, 80.5)
+    assert frozen(200.0, moves_at_s=65.0).supply is BATTERY
+    assert frozen(250.0, moves_at_s=65.0).supply is UTILITY, "three minutes after its last move"
+    blind = frozen(200.0, charge_pct=None, runtime_s=None)
+    assert blind.supply is BATTERY
+    assert not fusion.contradicts_commit(POLICY, blind, 200.5)
+
+
 def test_one_odd_battery_does_not_take_the_news_of_utility_back() -> None:
     """The one that saw the end glitches once, and the other one lags still: no moment to power off for good."""
     feed = after((4.0, "snmp", "utility"), (5.0, "snmp", "battery"), (6.0, "snmp", "utility"), feed=DARK)

@@ -127,7 +127,7 @@ def _update_several(turn: Turn) -> None:
         return
     turn.set_alarm(
         "source_doubted",
-        f"{doubted} reports battery, but the charge does not fall and another source sees the input: ignored"
+        f"{doubted} reports battery, but its charge does not fall and another source sees utility: ignored"
         if doubted
         else "it reports another output source, or a second witness confirms battery",
         holds=bool(doubted),

@@ -36,6 +36,7 @@ class Heard:
     battery_at_s: start of the unbroken readings of battery; None while it reports another source.
     gauges: charge (percent) and runtime (seconds) that it reported then.
     measures: what it has shown that it measures.
+    moved_at_s: when a figure of its readings last changed, or was not there; None until the first one.
     back_at_s: when it reported utility after two readings of battery; its return is news.
     doubted: it reports battery, and all other evidence contradicts it.
     countdown_at_s, fsd_since_s, fsd_at_s, fsd_at_first: what it announces by itself, as in `Feed`; it holds until the
@@ -50,6 +51,7 @@ class Heard:
     battery_at_s: float | None = None
     gauges: tuple[float | None, float | None] = (None, None)
     measures: Measures = field(default_factory=Measures)
+    moved_at_s: float | None = None
     back_at_s: float | None = None
     doubted: bool = False
     countdown_at_s: float | None = None

@@ -394,7 +394,9 @@ def is_stable(policy: Policy, feed: Feed, now_s: float, *, stable_s: float) -> b
 # with the others: a reading of another source is not a repetition.
 #
 # A silent source keeps its last value only if it was "battery", for a limited time. A source that reports battery for
-# minutes while the charge does not fall, and another source sees the input, is marked doubtful.
+# minutes while the charge does not fall, and another source sees the input, is marked doubtful. So is one whose figures
+# all stand still for minutes after another source has seen the battery and its end: a card that has lost its UPS serves
+# the last values from then on.
 
 
 def _together(policy: Policy, feed: Feed, reading: Reading) -> MergedAnswer | None:
@@ -433,12 +435,16 @@ def contradicts_commit(policy: Policy, feed: Feed, now_s: float) -> bool:
     """Say whether a source has news of utility, or an authenticated one reports utility: a commit must wait.
 
     One that reported battery and now reports utility is ahead of the others, not wrong: they have COMMIT_LAG_S to
-    follow.
+    follow, or to show by any figure that they still read the UPS.
     """
+    claims = [each for each in feed.heard if each.battery_at_s is not None and not each.doubted]
+    moved_at_s = max((each.moved_at_s for each in claims if each.moved_at_s is not None), default=now_s)
     for each in feed.heard:
         if each.reading is None or not _is_heard(policy, each, now_s) or each.reading.output_source not in ON_UTILITY:
             continue
-        if each.reading.authenticated or (each.back_at_s is not None and now_s - each.back_at_s < COMMIT_LAG_S):
+        if each.reading.authenticated or (
+            each.back_at_s is not None and min(now_s, moved_at_s) - each.back_at_s < COMMIT_LAG_S
+        ):
             return True
     return False
 
@@ -500,6 +506,7 @@ def _listened(old: Heard, reading: Reading, measures: Measures) -> Heard:
     if says_utility and old.battery_at_s is not None and _has_told_battery(old):
         back_at_s = reading.at_s
     gauges = old.gauges if goes_on else (reading.charge_pct, reading.runtime_s)
+    stands = old.reading is not None and _figures(old.reading) == _figures(reading) and _has_gauge(reading)
     return Heard(
         source=old.source,
         reading=reading,
@@ -508,8 +515,9 @@ def _listened(old: Heard, reading: Reading, measures: Measures) -> Heard:
         battery_at_s=(old.battery_at_s if goes_on else reading.at_s) if says_battery else None,
         gauges=gauges,
         measures=measures,
+        moved_at_s=old.moved_at_s if stands else reading.at_s,
         back_at_s=back_at_s,
-        doubted=old.doubted and says_battery and not _is_supported(reading, gauges),
+        doubted=old.doubted and says_battery and (stands or not _is_supported(reading, gauges)),
         countdown_at_s=old.countdown_at_s,
         fsd_since_s=old.fsd_since_s,
         fsd_at_s=old.fsd_at_s,
@@ -526,6 +534,14 @@ def _is_supported(reading: Reading, gauges: tuple[float | None, float | None]) -
         or _has_fallen(charge_pct, reading.charge_pct, _LEAST_FALL_PCT)
         or _has_fallen(runtime_s, reading.runtime_s, _LEAST_FALL_S)
     )
+
+
+def _figures(reading: Reading) -> tuple[object, ...]:
+    return tuple(getattr(reading, name) for name in (*_BELIEVABLE, "low_battery", "input_present"))
+
+
+def _has_gauge(reading: Reading) -> bool:
+    return reading.charge_pct is not None or reading.runtime_s is not None
 
 
 def _has_told_battery(each: Heard) -> bool:
@@ -580,10 +596,16 @@ def _disagree_since_s(feed: Feed, votes: list[_Vote], now_s: float) -> float | N
 
 
 def _judged(each: Heard, votes: list[_Vote], now_s: float, disagree_since_s: float) -> Heard:
-    """Find a source that reports battery permanently: the charge does not fall, and another source sees the input."""
+    """Find a source that reports battery permanently: the charge does not fall, and another source sees the input.
+
+    Or no figure changes any more, and another source has seen this battery and its end.
+    """
     reading = each.reading
     if reading is None or each.battery_at_s is None or each.doubted:
         return each
+    backs_s = [at_s for other, _, _ in votes if (at_s := other.back_at_s) is not None and at_s > each.battery_at_s]
+    if backs_s and each.moved_at_s is not None and now_s - max(each.moved_at_s, min(backs_s)) >= DOUBT_S:
+        return replace(each, doubted=True)
     if now_s - max(each.battery_at_s, disagree_since_s) < DOUBT_S or _is_supported(reading, each.gauges):
         return each
     charge_pct, runtime_s = each.gauges
