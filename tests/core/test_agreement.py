@@ -171,6 +171,34 @@ def test_what_cannot_be_forged_holds_up_a_commit_as_long_as_it_is_fresh() -> Non
     assert not fusion.contradicts_commit(POLICY, Feed(heard=(Heard(source="x"),)), 3.1)
 
 
+@pytest.mark.parametrize(
+    ("card", "cable", "counts"),
+    [
+        ({}, {}, False),
+        ({"authenticated": False}, {}, True),
+        ({"input_present": None}, {}, True),
+        ({}, {"charge_pct": lambda at_s: 100.0 - at_s}, True),
+        ({}, {"charge_pct": None}, True),
+    ],
+)
+def test_one_that_stands_still_does_not_hold_up_the_commit_of_one_as_sure(
+    card: dict[str, Any], cable: dict[str, Any], *, counts: bool
+) -> None:
+    """A card on v3 that lost its UPS days ago says utility on; upsd with TLS on the cable sees the battery empty."""
+    feed = after(*((float(at_s), "nut", "utility", {"charge_pct": 100.0}) for at_s in (1, 2)))
+    feed = after((2.0, "snmp", "utility"), feed=feed)
+    for at_s in (3.0, 4.0, 5.0):
+        told = {"charge_pct": 100.0, "authenticated": True} | cable
+        told = {name: value(at_s) if callable(value) else value for name, value in told.items()}
+        feed = after(
+            (at_s, "snmp", "battery", {"authenticated": True, "input_present": False} | card),
+            (at_s + 0.1, "nut", "utility", told),
+            feed=feed,
+        )
+    assert feed.supply is BATTERY
+    assert fusion.contradicts_commit(POLICY, feed, 5.2) is counts
+
+
 def test_the_latch_asks() -> None:
     """The same moment, with and without a source that has news of utility."""
     state = replace(

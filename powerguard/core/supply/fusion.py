@@ -442,11 +442,22 @@ def contradicts_commit(policy: Policy, feed: Feed, now_s: float) -> bool:
     for each in feed.heard:
         if each.reading is None or not _is_heard(policy, each, now_s) or each.reading.output_source not in ON_UTILITY:
             continue
-        if each.reading.authenticated or (
-            each.back_at_s is not None and min(now_s, moved_at_s) - each.back_at_s < COMMIT_LAG_S
-        ):
+        if each.back_at_s is not None and min(now_s, moved_at_s) - each.back_at_s < COMMIT_LAG_S:
+            return True
+        if each.reading.authenticated and not any(_outweighs(claim, each) for claim in claims):
             return True
     return False
+
+
+def _outweighs(claim: Heard, denial: Heard) -> bool:
+    """Say whether a battery counts more than an authenticated utility: it is authenticated and supported as well.
+
+    And no figure of the other source has changed since it began: that one does not read the UPS any more.
+    """
+    if claim.reading is None or claim.battery_at_s is None or denial.moved_at_s is None:
+        return False
+    sure = claim.reading.authenticated and _is_supported(claim.reading, claim.gauges)
+    return sure and denial.moved_at_s <= claim.battery_at_s
 
 
 def denied_by(policy: Policy, feed: Feed, now_s: float) -> Reading | None:
