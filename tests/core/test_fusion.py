@@ -197,6 +197,21 @@ def test_a_self_test_longer_than_a_minute_is_an_outage_and_a_calibration_is_not(
     assert (deep.supply, deep.suspect) == (UTILITY, False)
 
 
+@pytest.mark.parametrize(
+    ("calm_s", "told", "supply"),
+    [(61.0, {}, UTILITY), (61.1, {}, BATTERY), (900.0, {}, BATTERY), (900.0, {"input_present": True}, UTILITY)],
+)
+def test_a_calibration_that_stood_on_utility_for_a_minute_is_a_stuck_flag(
+    calm_s: float, told: dict[str, Any], supply: Supply
+) -> None:
+    """CAL that was never cleared, of a UPS on a cable that measures no input: its outages are outages."""
+    flag = {"calibrating": True}
+    calm = seen((0.0, "utility"), (1.0, "utility", flag), (calm_s - 1.0, "utility", flag), (calm_s, "utility", flag))
+    battery = [(calm_s + at_s, "battery", flag | told) for at_s in (1.0, 2.0, 3.0, 200.0)]
+    for count in (2, 3, 4):
+        assert seen(*battery[:count], feed=calm).supply is supply
+
+
 def test_no_test_begins_on_battery() -> None:
     outage = seen((1.0, "utility"), (2.0, "battery", {"input_present": False}))
     assert seen((3.0, "battery", {"testing": True}), feed=outage).supply is BATTERY

@@ -184,8 +184,15 @@ def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
         is_test = False  # No test begins on battery: a flag that comes up in an outage does not end it.
     if not is_test:
         return Supply.BATTERY
-    too_long = test_since_s is not None and reading.at_s - test_since_s > SELF_TEST_S and not reading.calibrating
+    until_s = _calibrated_on_utility_until_s(feed, reading) if reading.calibrating else reading.at_s
+    too_long = test_since_s is not None and until_s - test_since_s > SELF_TEST_S
     return Supply.BATTERY if too_long else Supply.UTILITY
+
+
+def _calibrated_on_utility_until_s(feed: Feed, reading: Reading) -> float:
+    """When the flag was last seen on utility, just before this battery: a stuck flag has been there for a minute."""
+    told = [each for each in (feed.reading, feed.previous) if each is not None and reading.input_present is None]
+    return max((each.at_s for each in told if each.calibrating and each.output_source in ON_UTILITY), default=-_LONG_S)
 
 
 def _supply(feed: Feed, reading: Reading, together: MergedAnswer | None = None) -> Feed:
