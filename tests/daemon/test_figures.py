@@ -3,7 +3,8 @@
 from dataclasses import replace
 from pathlib import Path
 
-from powerguard.core.model.policy import Mode
+from powerguard.core.model.actions import Action, TriggerCheckpoint
+from powerguard.core.model.policy import Mode, TrainerPolicy
 from powerguard.core.model.state import Holding, OnBattery, Online, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.loop import Loop
@@ -80,6 +81,31 @@ async def test_resumed_in_place(tmp_path: Path) -> None:
     (record,) = world.outages()
     assert record.figures["checkpoint_step"] == 7
     assert record.figures["phase"] == "online"
+
+
+@in_virtual_time
+async def test_the_checkpoint_of_an_outage_ends_with_that_of_the_last_trainer(tmp_path: Path) -> None:
+    """`history`, `report` and the metrics have one figure for all trainers: until every one has its checkpoint."""
+    world = World(tmp_path / "journal.sqlite")
+    takes_s = {"small": 5.0, "big": 40.0}
+    trainers = tuple(TrainerPolicy(name=name, checkpoint_s=s, disk=name) for name, s in takes_s.items())
+    world.policy = replace(world.policy, trainers=trainers)
+
+    def begins(action: Action) -> None:
+        assert isinstance(action, TriggerCheckpoint)
+        world.trainer.takes_s = takes_s[action.trainer]
+
+    world.trainer.on_start = begins
+    async with world.running() as daemon:
+        await rest(5.0)
+        world.ups.utility = False
+        await until(lambda: isinstance(daemon.state.phase, Holding))
+        world.ups.utility = True
+        await over(daemon)
+        last = daemon.last_outage
+        assert last is not None
+        assert last.checkpoint_s is not None
+        assert abs(last.checkpoint_s - 40.0) < 0.5
 
 
 @in_virtual_time

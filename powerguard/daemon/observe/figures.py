@@ -78,7 +78,7 @@ class Figures:
                     self._open["returned"] = True
                 case "phase_changed":
                     self._phase(values, answer.state, now_s)
-                case "checkpoint_durable" if "emergency" in self._at and "checkpoint_s" not in self._open:
+                case "checkpoint_durable" if self._all_are_durable(answer.state):
                     self._open["checkpoint_s"] = round(now_s - self._at["emergency"], 3)
                     self._open["checkpoint_step"] = values.get("step")
                 case "outage_ended":
@@ -97,6 +97,11 @@ class Figures:
             self._meter.step(self._open, answer, now_s, gpus)
         if not isinstance(phase, Online | Recovery) and "returned" not in self._open:
             self._open["on_battery_s"] = _on_battery_s(answer.state, phase.outage.since_s, now_s)
+
+    def _all_are_durable(self, state: State) -> bool:
+        """Say whether this is the first moment after the pause at which every trainer has its checkpoint."""
+        waits = "emergency" in self._at and "checkpoint_s" not in self._open
+        return waits and all(trainer.durable for trainer in state.trainers if trainer.alive)
 
     def _phase(self, values: Mapping[str, Scalar], state: State, now_s: float) -> None:
         if values.get("new") == "emergency_checkpoint":
