@@ -1,6 +1,7 @@
 """Prediction and fact, and advice for the next outage: rules on the facts that `report` gathered."""
 
 from collections.abc import Iterator, Mapping, Sequence
+from itertools import pairwise
 from math import ceil
 from typing import Any, Final, NamedTuple
 
@@ -48,12 +49,10 @@ def predictions(facts: OutageFacts, budget: Sequence[Mapping[str, Any]]) -> list
     at = {moment["phase"]: moment for moment in reversed(budget)}
     acts = facts.policy is None or facts.policy.mode is not Mode.DRY_RUN  # else no trainer was asked
     began, paused, held, latched = (at.get(n) for n in ("on_battery", "emergency_checkpoint", "holding", "shutdown"))
-    if began and paused:
-        add(
-            "effective runtime at the pause, at the load of that moment",
-            _fallen(began, paused, "effective_now_s"),
-            paused["effective_now_s"],
-        )
+    follows = [(before["at_s"], after["at_s"]) for before, after in pairwise(budget)]
+    if began and paused and (began["at_s"], paused["at_s"]) in follows:
+        what = "effective runtime at the pause, at the load of that moment"
+        add(what, began["predicted_s"], paused["effective_now_s"])
     if paused and acts:
         add(
             "all checkpoints, from the pause to durable",
@@ -68,16 +67,10 @@ def predictions(facts: OutageFacts, budget: Sequence[Mapping[str, Any]]) -> list
                 _settled(facts, later, latched),
                 "share",
             )
-    if held and latched and acts:
-        add("effective runtime at the commit", _fallen(held, latched, "effective_paused_s"), latched["effective_now_s"])
+    if held and latched and acts and (held["at_s"], latched["at_s"]) in follows:
+        add("effective runtime at the commit", held["predicted_s"], latched["effective_now_s"])
     _add_return(facts, latched, add)
     return found
-
-
-def _fallen(then: Mapping[str, Any], now: Mapping[str, Any], name: str) -> float | None:
-    """Return the rest of a runtime that falls by one second per second."""
-    left_s = then[name]
-    return None if left_s is None else max(0.0, left_s - (now["at_s"] - then["at_s"]))
 
 
 def _settled(facts: OutageFacts, later: Mapping[str, Any], latched: Mapping[str, Any] | None) -> float | None:

@@ -10,9 +10,10 @@ from dataclasses import replace
 from typing import Any, Final, NamedTuple
 
 from powerguard.cli.outages.history import Elapsed, Outage, between, is_late_reboot
+from powerguard.cli.render import is_endless
 from powerguard.core.decide.conditions import SETTLE_S
 from powerguard.core.energy import needs, own
-from powerguard.core.energy.budget import paused_load
+from powerguard.core.energy.budget import paused_load, usable
 from powerguard.core.model.events import Measured, OwnLoad, Reading, TrainerSeen
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.serialisation import PlainError, from_plain
@@ -562,8 +563,13 @@ def _rolled_back(facts: OutageFacts, returned: Step) -> int | None:
 
 
 def budget(facts: OutageFacts) -> list[dict[str, Any]]:
-    """Return the budget at each decision. grade: of the power-off, as ordered."""
-    found = []
+    """Return the budget at each decision. grade: of the power-off, as ordered.
+
+    predicted_s, predicted_left: effective runtime and energy at the next decision, or when the host was off, as this
+    decision predicted them: until the pause its load counts, then the paused one.
+    """
+    found: list[dict[str, Any]] = []
+    cuts_in_s: list[float | None] = []
     ordered = ordered_grade(facts)
     for step in facts.notes("phase_changed"):
         if not isinstance(step.numbers.get("new"), str):
@@ -571,6 +577,7 @@ def budget(facts: OutageFacts) -> list[dict[str, Any]]:
         reff_s, checkpoint_s, stop_s = (number(step.numbers.get(n)) for n in ("reff_now_s", "checkpoint_s", "stop_s"))
         room_s = number(step.numbers.get("shed_s")) or 0.0
         needs_s = None if checkpoint_s is None or stop_s is None else _r(checkpoint_s + stop_s + room_s)
+        cuts_in_s.append(number(step.numbers.get("cut_in_s")))
         found.append(
             {
                 "at_s": step.after_s,
@@ -585,7 +592,30 @@ def budget(facts: OutageFacts) -> list[dict[str, Any]]:
                 "grade": ordered if ordered and step.numbers.get("new") == "shutdown" else step.numbers.get("grade"),
             }
         )
+    off_s = next((part["from_s"] for part in phases(facts) if part["name"] == "off"), facts.last_s)
+    ends_s = [*(row["at_s"] for row in found[1:]), facts.last_s]
+    for row, cut_in_s, ends_at_s in zip(found, cuts_in_s, ends_s, strict=False):
+        until_s = min(ends_at_s, off_s) if row["at_s"] <= off_s else ends_at_s
+        row["predicted_s"], row["predicted_left"] = _predicted(facts.policy, row, cut_in_s, until_s - row["at_s"])
     return found
+
+
+def _predicted(
+    policy: Policy | None, row: Mapping[str, Any], cut_in_s: float | None, for_s: float
+) -> tuple[float | None, float | None]:
+    """Return effective runtime and energy after for_s more, as this decision predicted them. None: unknown, or endless.
+
+    The margin is a share of the energy, so a large effective runtime falls by less than one second per second.
+    """
+    lasts_s, left = row["effective_now_s" if row["phase"] == "on_battery" else "effective_paused_s"], row["left"]
+    if policy is None or left is None or not lasts_s or is_endless(lasts_s) or not usable(policy, left):
+        return None, None
+    if cut_in_s is not None and lasts_s >= cut_in_s:
+        return _r(max(0.0, lasts_s - for_s)), None
+    tau_s = lasts_s / usable(policy, left)
+    then_left = max(0.0, left - for_s / tau_s)
+    then_s = usable(policy, then_left) * tau_s
+    return _r(then_s if cut_in_s is None else min(then_s, max(0.0, cut_in_s - for_s))), _r(then_left)
 
 
 def ordered_grade(facts: OutageFacts) -> str:

@@ -244,12 +244,17 @@ def _beside(words: str, x0: float, x1: float, y: float) -> list[str]:
 
 
 class _Stretch(NamedTuple):
-    """From one decision to the next one: the effective runtime at its load, and what it was at the end of it."""
+    """From one decision to the next one: the effective runtime at its load, and what it was at the end of it.
+
+    predicted_s, predicted_share: runtime, and share of the energy, that were to be left at its end. None: unknown.
+    """
 
     from_s: float
     to_s: float
     runtime_s: float
     then_s: float | None
+    predicted_s: float | None
+    predicted_share: float | None
 
 
 def _stops_s(report: Mapping[str, Any]) -> float:
@@ -271,7 +276,9 @@ def _stretches(report: Mapping[str, Any]) -> list[_Stretch]:
         then_s = None if later is None else later["effective_now_s"]
         if lasts_s is not None and not is_endless(lasts_s):
             to_s = stops_s if later is None else later["at_s"]
-            found.append(_Stretch(each["at_s"], to_s, lasts_s, None if is_endless(then_s) else then_s))
+            share = each["predicted_left"] / each["left"] if each["predicted_left"] is not None else None
+            then_s = None if is_endless(then_s) else then_s
+            found.append(_Stretch(each["at_s"], to_s, lasts_s, then_s, each["predicted_s"], share))
     return found
 
 
@@ -360,8 +367,8 @@ def _runtime(report: Mapping[str, Any], x: _Scale, y: float) -> tuple[list[str],
     chart.readings("reported", known)
     chart.stairs("needs", needs, stops_s)
     for s in stretches:
-        fallen_s = max(0.0, s.runtime_s - (s.to_s - s.from_s))
-        chart.line("effective predicted", [(s.from_s, s.runtime_s), (s.to_s, fallen_s)])
+        if s.predicted_s is not None:
+            chart.line("effective predicted", [(s.from_s, s.runtime_s), (s.to_s, s.predicted_s)])
         chart.dot(s.from_s, s.runtime_s)
         if s.then_s is not None:
             chart.line("effective", [(s.from_s, s.runtime_s), (s.to_s, s.then_s)])
@@ -384,9 +391,8 @@ def _shares(report: Mapping[str, Any], x: _Scale, y: float) -> tuple[list[str], 
     stretches = _stretches(report)
     for s in stretches:
         before = [value for at_s, value in charges if at_s <= s.from_s]
-        if before and s.runtime_s > 0.0:
-            left = before[-1] * (1.0 - (s.to_s - s.from_s) / s.runtime_s)
-            chart.line("charge predicted", [(s.from_s, before[-1]), (s.to_s, left)])
+        if before and s.predicted_share is not None:
+            chart.line("charge predicted", [(s.from_s, before[-1]), (s.to_s, before[-1] * s.predicted_share)])
     paused_s = next((b["at_s"] for b in report["budget"] if b["phase"] == "emergency_checkpoint"), None)
     for each in report["predictions"]:
         if each["unit"] == "share" and paused_s is not None and stretches:
