@@ -175,6 +175,34 @@ async def test_dirty(tmp_path: Path) -> None:
 
 
 @in_virtual_time
+async def test_on_battery_again_before_training_runs(tmp_path: Path) -> None:
+    """Utility fails again while a host that is back waits: both times on battery count, the time off does not."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running(kill=True) as daemon:
+        world.ups.utility = False
+        await until(lambda: isinstance(daemon.state.phase, Shutdown))
+        await rest(1.0)
+    (record,) = world.outages()
+    first_s = record.figures["on_battery_s"]
+    assert isinstance(first_s, float)
+    world.ups.utility = True
+    await rest(1800.0)
+    world.next_boot()
+    async with world.running() as daemon:
+        assert isinstance(daemon.state.phase, Recovery)
+        await rest(3.0)
+        world.ups.utility = False
+        await rest(10.0)
+        world.ups.utility = True
+        await over(daemon)
+        last = daemon.last_outage
+        assert last is not None
+        assert last.on_battery_s is not None
+        assert 8.0 < last.on_battery_s - first_s < 11.0
+        assert counted(daemon)["on_battery_seconds"] == last.on_battery_s
+
+
+@in_virtual_time
 async def test_rehearsed(tmp_path: Path) -> None:
     """A power-off that was only recorded: the host lives on, and utility ends the outage."""
     world = World(tmp_path / "journal.sqlite")

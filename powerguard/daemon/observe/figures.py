@@ -40,6 +40,7 @@ class Figures:
         self._began_wall_s: float | None = None
         self._open: dict[str, Scalar] = {}
         self._at: dict[str, float] = {}
+        self._on_battery_at_s: float | None = None  # The last step, if it was on battery.
         self._meter = Meter()
 
     def load(self, history: Sequence[OutageRecord]) -> None:
@@ -97,6 +98,11 @@ class Figures:
             self._meter.step(self._open, answer, now_s, gpus)
         if not isinstance(phase, Online | Recovery) and "returned" not in self._open:
             self._open["on_battery_s"] = _on_battery_s(answer.state, phase.outage.since_s, now_s)
+        elif not isinstance(phase, Online) and self._on_battery_at_s is not None:
+            # Back, and on battery again before training runs: the time off is none.
+            before_s = number(self._open.get("on_battery_s")) or 0.0
+            self._open["on_battery_s"] = round(before_s + now_s - self._on_battery_at_s, 3)
+        self._on_battery_at_s = now_s if answer.state.feed.supply is Supply.BATTERY else None
 
     def _all_are_durable(self, state: State) -> bool:
         """Say whether this is the first moment after the pause at which every trainer has its checkpoint."""
