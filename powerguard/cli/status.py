@@ -649,7 +649,7 @@ def _traps(traps: dict[str, Any], now: float) -> str:
 def _source(told: dict[str, Any], source: dict[str, Any]) -> str:
     state = "up" if source["up"] else "DOWN"
     age = f", read {duration(source['age_s'])} ago" if source["age_s"] is not None else ", never read"
-    trust = "" if source["authenticated"] or not source["up"] else ", answers could be forged"
+    trust = ", answers could be forged" if source["up"] and source["forgeable"] else ""
     error = "".join(f", {_once_said(told, source[key])}" for key in ("last_error", "trouble") if source.get(key))
     return (
         f"{clean(source['source'])}: {state}{age}, {source['failures']} of {source['polls']} polls failed{trust}{error}"

@@ -24,6 +24,7 @@ from powerguard.settings.notify import TemplateError, WebhookOptions, read_templ
 from powerguard.settings.policy import OLD_MONTHS, battery_age_months
 from powerguard.settings.schema import Settings, SourceOptions, UpsOptions
 from powerguard.ups.apcupsd.options import ApcupsdOptions
+from powerguard.ups.base import LOOPBACK
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.profiles.load import SITE_FOLDER, load_profiles
 from powerguard.ups.snmp.options import SnmpOptions
@@ -129,7 +130,6 @@ _SLIM_MARGIN: Final = 0.1
 _SLIM_RESERVE_S: Final = 20.0
 _QUICK_RECHARGE_H: Final = 1.0
 _AUTHENTICATED_VERSION: Final = 3
-LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
 
 
 def warnings(settings: Settings, *, today: date) -> list[Mistake]:

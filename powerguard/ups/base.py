@@ -119,6 +119,19 @@ class Troubled(Protocol):
         ...
 
 
+LOOPBACK: Final = frozenset(("127.0.0.1", "::1", "localhost"))
+
+
+@runtime_checkable
+class Local(Protocol):
+    """A source that may read a UPS on a cable of this host, by a program of this host."""
+
+    @property
+    def is_local(self) -> bool:
+        """No other host can forge its answers, although nothing authenticates them."""
+        ...
+
+
 _RESOLVE_S: Final = 2.0
 _KNOWN_S: Final = 0.3
 """The same where an address is known: on battery an answer has 0.8 s, and the wait for the name is part of it."""

@@ -195,3 +195,11 @@ def test_the_forecast_names_what_training_does(training: str | None, pause: str,
     assert pause in shown
     assert hold in shown
     assert "power-off: " in shown
+
+
+@pytest.mark.parametrize("forgeable", [False, True])
+def test_only_a_source_that_another_host_could_forge_is_marked(*, forgeable: bool) -> None:
+    told = status_with()
+    told["sources"][0] |= {"authenticated": False, "forgeable": forgeable}
+    text = "\n".join(describe(told, Paint()))
+    assert ("could be forged" in text) is forgeable

@@ -2,11 +2,14 @@
 
 from dataclasses import dataclass
 
+import pytest
 from structlog.testing import capture_logs
 
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.daemon.observe.port import SourceViews
 from powerguard.ups.base import Publish
+from tests.ups.apcupsd import apcupsd_helpers
+from tests.ups.nut import nut_helpers
 
 
 @dataclass
@@ -70,3 +73,34 @@ def test_what_is_shown_of_sources() -> None:
     assert (views.silent(60.0), views.silent(40.0)) == ("", "a/nut")
     views.begin([("a", "snmp", Plain())])
     assert [(view.source, view.polls) for view in views.all()] == [("snmp", 1)]
+
+
+@pytest.mark.hurried
+@pytest.mark.parametrize(("driver", "forgeable"), [("usbhid-ups", False), ("snmp-ups", True)])
+async def test_no_other_host_forges_what_a_nut_of_this_host_reads_by_cable(driver: str, *, forgeable: bool) -> None:
+    """Upsd at 127.0.0.1 without TLS is no alarm. That its driver reads the card over the network is one."""
+    async with (
+        nut_helpers.FakeUpsd({**nut_helpers.VALUES, "driver.name": driver}).serving() as peer,
+        nut_helpers.listening(nut_helpers.options(peer.port)) as (source, heard),
+    ):
+        views = SourceViews(nut_helpers.now_s)
+        views.begin([("rack-a", source.name, source)])
+        views.take(await nut_helpers.until(heard, Reading))
+        (view,) = views.all()
+    assert (view.authenticated, view.forgeable) == (False, forgeable)
+
+
+@pytest.mark.hurried
+@pytest.mark.parametrize(("driver", "forgeable"), [("USB UPS Driver", False), ("SNMP UPS Driver", True)])
+async def test_no_other_host_forges_what_an_apcupsd_of_this_host_reads_by_cable(
+    driver: str, *, forgeable: bool
+) -> None:
+    async with (
+        apcupsd_helpers.apcupsd(DRIVER=driver) as peer,
+        apcupsd_helpers.listening(peer.port) as (source, heard),
+    ):
+        views = SourceViews(apcupsd_helpers.now_s)
+        views.begin([("rack-a", source.name, source)])
+        views.take(await apcupsd_helpers.until(heard, Reading))
+        (view,) = views.all()
+    assert (view.authenticated, view.forgeable) == (False, forgeable)

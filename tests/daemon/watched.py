@@ -241,7 +241,7 @@ def scene(name: str = "online") -> Watched:
         )
     source = SourceView(
         ups="rack-a", source="snmp:10.0.0.5", up=True, last_reading_at_s=NOW_S - 0.5, polls=4000, failures=2,
-        authenticated=True,
+        authenticated=True, forgeable=False,
     )  # fmt: skip
     return Watched(
         policy=POLICY,

@@ -23,11 +23,11 @@ from powerguard.core.model.state import State
 from powerguard.daemon.observe.readiness import ERRORS
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host.findings import Finding, shown
-from powerguard.settings.cautions import LOOPBACK
 from powerguard.settings.schema import Settings
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.protocol import NisError
 from powerguard.ups.apcupsd.source import probe
+from powerguard.ups.base import LOOPBACK
 from powerguard.ups.nut.connection import LinkError
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.nut.source import NutSource, RefusedError

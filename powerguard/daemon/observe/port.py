@@ -14,7 +14,7 @@ from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
 from powerguard.daemon.journal.records import OutageRecord
 from powerguard.effectors.host.check import HostSeen
-from powerguard.ups.base import Source, Troubled
+from powerguard.ups.base import Local, Source, Troubled
 from powerguard.ups.snmp.traps import TrapCounts
 
 log = structlog.get_logger()
@@ -58,8 +58,8 @@ class SourceView:
 
     up: its newest poll brought a reading. last_reading_at_s: seconds of CLOCK_BOOTTIME; None before the first.
     polls, failures: since the daemon started; failures are part of polls. last_error: "" when there was none.
-    authenticated: its answers cannot be forged. trouble: an error to correct although it delivers readings, such as a
-        login that upsd refuses; "" if none.
+    authenticated: its answers cannot be forged. forgeable: another host could forge them. trouble: an error to correct
+        although it delivers readings, such as a login that upsd refuses; "" if none.
     """
 
     ups: str
@@ -70,6 +70,7 @@ class SourceView:
     failures: int = 0
     last_error: str = ""
     authenticated: bool = False
+    forgeable: bool = True
     trouble: str = ""
 
 
@@ -126,7 +127,14 @@ class SourceViews:
 
     def all(self) -> Sequence[SourceView]:
         """Return every source, with its last state."""
-        return tuple(replace(view, trouble=self._trouble(key)) for key, view in self._views.items())
+        return tuple(
+            replace(view, forgeable=self._is_forgeable(key, view), trouble=self._trouble(key))
+            for key, view in self._views.items()
+        )
+
+    def _is_forgeable(self, key: str, view: SourceView) -> bool:
+        source = self._sources.get(key)
+        return not view.authenticated and not (isinstance(source, Local) and source.is_local)
 
     def _trouble(self, key: str) -> str:
         source = self._sources.get(key)

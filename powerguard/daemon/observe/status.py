@@ -542,6 +542,7 @@ def _source(source: SourceView, daemon: Daemon, times: Times) -> Json:
         "failures": source.failures,
         "last_error": source.last_error,
         "authenticated": source.authenticated,
+        "forgeable": source.forgeable,
         "trouble": source.trouble,
         "says": None if heard is None or heard.reading is None else heard.reading.output_source.value,
         "doubted": heard is not None and heard.doubted,

@@ -15,7 +15,7 @@ from powerguard.clock import Clock, boottime_s
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.protocol import PORT, Flag, NisError, Reply, Status, parse_status, request
-from powerguard.ups.base import Bell, Notices, Publish, Resolver
+from powerguard.ups.base import LOOPBACK, Bell, Notices, Publish, Resolver
 from powerguard.ups.profiles import text_values
 from powerguard.ups.profiles.decode import Draft
 from powerguard.ups.profiles.vocabulary import State
@@ -37,6 +37,8 @@ _STATES: Final = (
 )
 _SELF_TEST: Final = "Automatic or explicit self test"
 _IN_PROGRESS: Final = "IP"
+_NETWORK_DRIVERS: Final = frozenset(("NETWORK UPS Driver", "PCNET UPS Driver", "SNMP UPS Driver"))
+"""DRIVER of an apcupsd that reads its UPS over the network."""
 
 
 def draft_of(status: Status) -> Draft:
@@ -288,7 +290,13 @@ class ApcupsdSource:
         self._missed_s = 0.0
         self._order_seen_s: float | None = None
         self._order_spent = False
+        self._has_cable = False
         self._notices = Notices(ups, self.name)
+
+    @property
+    def is_local(self) -> bool:
+        """The program runs on this host, and has a cable to the UPS."""
+        return self._options.host in LOOPBACK and self._has_cable
 
     def poll_now(self) -> None:
         """Poll at once; during a poll: once more after it, for the one in flight may have been asked too early."""
@@ -378,6 +386,7 @@ class ApcupsdSource:
         forced = self._is_ordered(status, at_s)
         self._reading = text_values.reading(draft, at_s=at_s, ups=self._ups, source=self.name, forced_shutdown=forced)
         self._misses = 0
+        self._has_cable = status.values.get("DRIVER") not in _NETWORK_DRIVERS
         publish(self._reading)
         for rejected in draft.rejected:
             because = f"{rejected.field}: {rejected.why}"

@@ -18,7 +18,7 @@ import structlog
 from powerguard.clock import Clock
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.options import SecretError
-from powerguard.ups.base import Notices, Publish, Resolver
+from powerguard.ups.base import LOOPBACK, Notices, Publish, Resolver
 from powerguard.ups.nut.connection import LateError, Link, LinkError, TlsError
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.nut.protocol import Answer, Err, Line, NutError, Ok, Table, encode
@@ -245,6 +245,11 @@ class NutSource:
     def trouble(self) -> str:
         """The obstacle to a login, or to trust; "" if none."""
         return self._notices.trouble
+
+    @property
+    def is_local(self) -> bool:
+        """Upsd runs on this host, and its driver has a cable to the UPS."""
+        return self._options.host in LOOPBACK and not self._forgeable
 
     def poll_now(self) -> None:
         """Poll at once, and publish what comes of it; during a poll: once more after it."""

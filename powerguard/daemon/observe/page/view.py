@@ -259,7 +259,7 @@ def source_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
     found = []
     for each in told["sources"]:
         details = [] if each["age_s"] is None else [f"{words['reading']}: {_ago(each['age_s'], words)}"]
-        details += [] if each["authenticated"] else [words["unauthenticated"]]
+        details += [words["unauthenticated"]] if each["forgeable"] else []
         details += [words["doubted"]] if each["doubted"] else []
         details += [text for text in (each["last_error"], each["trouble"]) if text]
         mood = "bad" if not each["up"] else "warn" if each["doubted"] or each["trouble"] else "good"
