@@ -28,11 +28,20 @@ from powerguard.core.model.actions import (
     Conduct,
     ContinueTrainer,
     EnsurePolicy,
+    PauseTrainer,
     Reboot,
     StopTrainer,
     TerminateTrainer,
 )
-from powerguard.core.model.events import ForeignStop, Measured, PoweredOn, Reading, SourceFailed, TrainerSeen
+from powerguard.core.model.events import (
+    ForeignStop,
+    Measured,
+    PoweredOn,
+    Reading,
+    SourceFailed,
+    StartDrill,
+    TrainerSeen,
+)
 from powerguard.core.model.policy import FeedPolicy, Mode, TrainerPolicy
 from powerguard.core.model.state import Recovery
 from powerguard.daemon.attempt import rest
@@ -453,6 +462,32 @@ def test_a_story_is_reported(story: str, journals: dict[str, Path], run: Run, go
         golden("explain", run("explain", "--journal", journals[story])[1], varies=FIGURES)
     if story in {"dry-run", "powered-off", "bad"}:
         golden("report", run("report", "--markdown", "--journal", journals[story])[1], "markdown", varies=FIGURES)
+
+
+def test_a_drill_just_before_the_outage_counts_in_the_prediction(tmp_path: Path, report: Report) -> None:
+    """What the drill measured is what the pause was counted with, although the recording begins before the drill."""
+
+    async def outage(world: World) -> None:
+        world.paused_load, world.resumer.detail = 0.30, (("native", True), ("resumed", True), ("step", 7))
+        parts = world.parts()
+        async with world.running(
+            replace(parts, effectors={**parts.effectors, PauseTrainer: world.trainer}), kill=True
+        ) as daemon:
+            seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, step=1)
+            daemon.submit(replace(seen, checkpoint_s=20.0, durable_age_s=10.0))
+            await rest(60.0)
+            daemon.submit(StartDrill(at_s=daemon.clock(), who="alice", scopes=("pause",), witness="simulated"))
+            await until(lambda: daemon.state.learned.pauses and daemon.state.drill is None)
+            world.ups.utility = False
+            await until(in_phase("Holding", daemon))
+            await rest(20.0)
+            world.ups.utility = True
+            await until(in_phase("Online", daemon))
+
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(told_in(tmp_path / "journal.sqlite", outage))
+    (load,) = [p for p in report(tmp_path / "journal.sqlite")["predictions"] if p["unit"] == "share"]
+    assert (load["predicted"], load["measured"]) == (0.3, 0.3)
 
 
 def test_a_power_off_and_back(journals: dict[str, Path], report: Report, run: Run) -> None:

@@ -212,6 +212,8 @@ class Recorder:
                 while self._before[0][0].at_s < at_s - BEFORE_S:
                     self._before.popleft()
         if outage == self._outage:
+            if after.learned != before.learned:
+                self._before.clear()  # A recording begins with the measurements that its outage was decided with.
             return
         self._close()
         if outage and event is None:
