@@ -15,7 +15,8 @@ from urllib.parse import quote
 import aiohttp
 import pytest
 
-from powerguard.core.model.policy import FeedPolicy, Mode
+from powerguard.core.decide import conditions
+from powerguard.core.model.policy import FeedPolicy, Mode, Shed
 from powerguard.core.model.state import (
     Activity,
     GivenUp,
@@ -336,18 +337,35 @@ async def test_a_report_that_cannot_be_made_names_the_command(journal: Path, end
     assert len(spawn.argv) == 2
 
 
-@pytest.mark.parametrize(("checkpoint_s", "stop_s"), [(20.0, 120.0), (0.0, 600.0), (100.0, 1100.0)])
-def test_the_bar_is_the_budget(checkpoint_s: float, stop_s: float) -> None:
-    """Lengths are seconds; what does not fit lies behind the battery's end."""
-    budget = {"runtime_effective_paused_s": 600.0, "checkpoint_s": checkpoint_s, "stop_s": stop_s}
+@pytest.mark.parametrize(
+    ("checkpoint_s", "stop_s", "shed_s"),
+    [(20.0, 120.0, 0.0), (0.0, 600.0, 0.0), (100.0, 1100.0, 0.0), (20.0, 120.0, 360.0)],
+)
+def test_the_bar_is_the_budget(checkpoint_s: float, stop_s: float, shed_s: float) -> None:
+    """Lengths are seconds; what does not fit lies behind the battery's end. The room for higher tiers is no slack."""
+    needs = {"checkpoint": checkpoint_s, "stop": stop_s, "shed": shed_s}
+    budget = {"runtime_effective_paused_s": 600.0, **{f"{kind}_s": seconds for kind, seconds in needs.items()}}
     found, empty_x = bars(budget)
     lengths = {bar.kind: bar.width for bar in found}
-    scale = 1000.0 / max(600.0, checkpoint_s + stop_s)
-    slack_s = max(0.0, 600.0 - checkpoint_s - stop_s)
-    wanted = {"slack": slack_s, "checkpoint": checkpoint_s, "stop": stop_s}
+    scale = 1000.0 / max(600.0, sum(needs.values()))
+    wanted = {"slack": max(0.0, 600.0 - sum(needs.values())), **needs}
     assert lengths == pytest.approx({kind: s * scale for kind, s in wanted.items() if s}, abs=0.1)
     assert empty_x == pytest.approx(600.0 * scale, abs=0.1)
     assert bars({**budget, "runtime_effective_paused_s": None}) == ([], 0.0)
+
+
+def test_a_host_of_a_lower_tier_shows_the_room_for_the_higher_ones() -> None:
+    """In the bar, in the legend, and in the curve of what is needed."""
+    daemon = scene("on_battery")
+    daemon.policy = replace(daemon.policy, shed=Shed(tier=0, highest=2, extra_s=240.0))
+    outline = shown(daemon)
+    bar = [attributes for tag, attributes in outline.attributes if tag == "rect" and "y" in attributes]
+    assert bar[-1]["class"] == "shed"
+    assert WORDS["en"]["shed"] in outline.text
+    curves = Curves()
+    curves.take(daemon)
+    (point,) = curves.points
+    assert point.need_s == conditions.foretold(daemon.policy, daemon.state, daemon.now_s).pause_need_s
 
 
 def test_curves_are_bounded_and_span_the_whole_outage() -> None:

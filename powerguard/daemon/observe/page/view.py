@@ -66,7 +66,7 @@ class Curves:
                 charge_pct=None if reading is None else reading.charge_pct,
                 load_pct=None if reading is None else reading.load_pct,
                 runtime_s=runtime_s if runtime_s is not None and runtime_s < ENDLESS_S else None,
-                need_s=budget.need_s,
+                need_s=budget.pause_need_s,
             )
         )
         if len(self.points) >= MOST_POINTS:
@@ -155,17 +155,18 @@ class Bar(NamedTuple):
 
 
 def bars(budget: Mapping[str, Any]) -> tuple[list[Bar], float]:
-    """Return the budget as a bar over time, and where the battery is empty: slack first, then checkpoint and stop.
+    """Return the budget as a bar over time, and where the battery is empty: slack, checkpoint, stop, and higher tiers.
 
     What is needed and does not fit lies behind the battery's end.
     """
-    runtime_s, checkpoint_s, stop_s = budget["runtime_effective_paused_s"], budget["checkpoint_s"], budget["stop_s"]
-    if runtime_s is None or runtime_s >= ENDLESS_S or checkpoint_s is None or stop_s is None:
+    runtime_s = budget["runtime_effective_paused_s"]
+    if runtime_s is None or runtime_s >= ENDLESS_S:
         return [], 0.0
-    slack_s = max(0.0, runtime_s - checkpoint_s - stop_s)
-    whole_s = max(runtime_s, slack_s + checkpoint_s + stop_s, 1.0)
+    needs = [(kind, budget[f"{kind}_s"]) for kind in ("checkpoint", "stop", "shed")]
+    need_s = sum(seconds for _, seconds in needs)
+    whole_s = max(runtime_s, need_s, 1.0)
     found, x = [], 0.0
-    for kind, seconds in (("slack", slack_s), ("checkpoint", checkpoint_s), ("stop", stop_s)):
+    for kind, seconds in (("slack", max(0.0, runtime_s - need_s)), *needs):
         width = WIDTH * seconds / whole_s
         if width > 0.0:
             found.append(Bar(kind, round(x, 1), round(width, 1)))
@@ -375,11 +376,12 @@ def context(
         "empty_x": empty_x,
         "endless": runtime_s is not None and runtime_s >= ENDLESS_S,
         "runtime": duration(runtime_s, words),
-        "need": duration(budget["need_s"], words),
+        "need": duration(budget["need_s"] + budget["shed_s"], words),
         "slack": duration(None if slack_s is None else abs(slack_s), words),
         "fits": slack_s is None or slack_s >= 0.0,
         "checkpoint": duration(budget["checkpoint_s"], words),
         "stop": duration(budget["stop_s"], words),
+        "shed": duration(budget["shed_s"], words) if budget["shed_s"] else "",
         "charts": charts(curves.points, words),
         "began": moment(curves.began_wall_s, "%H:%M:%S"),
         "at": moment(told["at"]),
