@@ -81,6 +81,7 @@ class Components:
         None without one. resume: what starts training. check: checks the host after a return.
     why_on: asks the BMC, within so many seconds, what powered the host on; None without a BMC. strangers: sockets of
         trainers that other users serve, and why. host: powers the host off; None when another effector does.
+    has_no_bmc: the settings state that the host has no BMC, which is then no alarm.
     """
 
     policy: Policy
@@ -96,6 +97,7 @@ class Components:
     why_on: Callable[[float], Awaitable[Probe]] | None = None
     strangers: Callable[[], Sequence[str]] = tuple
     host: HostEffector | None = None
+    has_no_bmc: bool = False
 
 
 async def close(parts: Components) -> None:
@@ -251,6 +253,11 @@ class Loop:
     def bmc(self) -> BmcView | None:
         """The BMC as last read back; None when the settings have none."""
         return self._return_watch.bmc
+
+    @property
+    def has_no_bmc(self) -> bool:
+        """The settings state that this host has no BMC."""
+        return self.parts.has_no_bmc
 
     @property
     def ways(self) -> Sequence[WayView]:

@@ -375,6 +375,7 @@ def build(
         policy=policy,
         host_kind=settings.host.kind,
         bmc_kind=settings.bmc.kind,
+        has_no_bmc=settings.bmc.kind == "none" and "bmc" in settings.model_fields_set,
         sources=sources,
         watchers=watchers,
         traps=None if traps is None else traps.counts,

@@ -540,7 +540,8 @@ class Settings(Options):
     )
     bmc: BmcOptions = Field(
         default_factory=lambda: BmcOptions(kind="none"),
-        description="The BMC that must power this host on again. Not set: none.",
+        description="The BMC that must power this host on again. Not set: none, with the alarm no_bmc; {kind: none} "
+        "ends it.",
         examples=[{"kind": "auto"}],
     )
     rtc: RtcOptions = Field(

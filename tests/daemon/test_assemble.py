@@ -42,6 +42,7 @@ from powerguard.core.model.state import GpuCap, Online, Shutdown, State
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal
 from powerguard.daemon.loop import Loop
+from powerguard.daemon.observe.readiness import readiness
 from powerguard.daemon.wiring import DryRunEffector, Ports, assemble, build, main
 from powerguard.effectors.base import EffectorError, Turns, WaysEffector
 from powerguard.effectors.bmc.effector import BmcEffector
@@ -201,6 +202,16 @@ async def test_no_way_back_is_armed_for_a_host_that_stays_on(folder: Path, mode:
     gone = DisarmWay(id="d-1", by_s=order.by_s, way=Way.WATCHDOG, outage="o-1")
     with pytest.raises(EffectorError, match=r"method watchdog, .* put it back into the settings until"):
         await parts.effectors[DisarmWay].carry_out(gone)
+
+
+@pytest.mark.parametrize("is_stated", [False, True])
+def test_a_host_without_a_bmc_has_no_alarm_once_the_settings_state_it(folder: Path, *, is_stated: bool) -> None:
+    """Else the alarm could never be cleared on such a host, and would be ignored."""
+    config = write(folder)
+    if not is_stated:
+        config.write_text(config.read_text().replace("bmc: {kind: none}\n", ""))
+    daemon = assemble(load(config), config=config, journal=journal_in(folder, Ports()))
+    assert ("no_bmc" in {reason.name for reason in readiness(daemon)}) is not is_stated
 
 
 async def test_a_way_has_one_order_at_a_time_over_a_reload_too() -> None:

@@ -87,6 +87,7 @@ class Watched:
     sources: Sequence[SourceView] = ()
     traps: TrapCounts | None = None
     bmc: BmcView | None = None
+    has_no_bmc: bool = False
     ways: Sequence[WayView] = ()
     host_name: str = "gpu-01"
     host_kind: str = "systemd"

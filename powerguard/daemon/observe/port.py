@@ -317,6 +317,11 @@ class Daemon(Protocol):
         ...
 
     @property
+    def has_no_bmc(self) -> bool:
+        """The settings state that this host has no BMC."""
+        ...
+
+    @property
     def host_name(self) -> str:
         """The host's own name; "" when unknown."""
         ...

@@ -100,7 +100,7 @@ FIXES: Final = {
     "maintenance": "powerguard maintenance off",
     "aborted": "if utility stays away, `systemctl poweroff` in time; with utility back this ends by itself",
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
-    "no_bmc": "set bmc (kind: auto), or set always-on in the BIOS, which powerguard then does not check",
+    "no_bmc": "set bmc (kind: auto); if it has none, set always-on in the BIOS, and bmc: {kind: none}",
     "journal_in_memory": "free the disk that holds the journal, or mount it writable",
     "messages_at_risk": "free the disk of messages.sqlite, or repair the target that takes no message",
     "messages_failing": "powerguard notify test",
@@ -326,7 +326,7 @@ def _of_daemon(daemon: Daemon) -> list[Reason]:
     if now_s - daemon.progressed_at_s > HUNG_AFTER_S:
         found.append(_reason("hung", since_s=now_s - daemon.progressed_at_s))
     if daemon.bmc is None:
-        found.append(_reason("no_bmc"))
+        found += [] if daemon.has_no_bmc else [_reason("no_bmc")]
     elif not daemon.bmc.verified:
         told = daemon.bmc.error or f"policy is {daemon.bmc.policy or 'not read yet'}"
         found.append(_reason("policy_unverified", told))
