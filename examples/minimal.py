@@ -1,12 +1,14 @@
 """A whole guarded training, as short as it can be: python examples/minimal.py FOLDER."""
 
+import argparse
 import random
-import sys
 from array import array
 
 from powerguard.trainer import Guard, Parts
 
-folder, last_step = sys.argv[1], 2000
+parser = argparse.ArgumentParser(description="A guarded training.")
+parser.add_argument("folder", help="where checkpoints go")
+folder, last_step = parser.parse_args().folder, 2000
 weights = array("d", [0.0, 0.0])
 
 

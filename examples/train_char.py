@@ -75,7 +75,8 @@ def arguments() -> argparse.Namespace:
     parser.add_argument("--text", type=Path, help="another text to learn")
     parser.add_argument("--steps", type=int, default=2000)
     parser.add_argument("--every", type=float, default=60.0, help="seconds from one checkpoint to the next")
-    parser.add_argument("--conduct", default="pause", help="the most it will do when asked: continue, pause or exit")
+    conducts = ("continue", "pause", "exit")
+    parser.add_argument("--conduct", choices=conducts, default="pause", help="the most it will do when asked")
     parser.add_argument("--quiet", action="store_true", help="print only where it begins and how it ends")
     return parser.parse_args()
 

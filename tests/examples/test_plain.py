@@ -1,10 +1,13 @@
 """The examples without torch: killed and started again, they end with the same bits."""
 
+import os
 import re
 import subprocess
 import sys
 import time
 from pathlib import Path
+
+import pytest
 
 ROOT = Path(__file__).parents[2]
 
@@ -58,6 +61,17 @@ def test_the_least_example_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     rest = run(tmp_path / "pieces", text)
     assert int(re.match(r"begin at step (\d+)", rest)[1]) > 1  # type: ignore[index]
     assert rest.splitlines()[-1] == whole.splitlines()[-1]
+
+
+@pytest.mark.parametrize("name", ["minimal.py", "plain_numpy_free.py"])
+def test_an_example_asked_for_help_trains_into_no_folder(tmp_path: Path, name: str) -> None:
+    """`--help` is no name of a folder, and a missing one is no traceback."""
+    for words, code in ((["--help"], 0), (["--no-such-option"], 2)):
+        argv = [sys.executable, ROOT / "examples" / name, *words]
+        env = {**os.environ, "PYTHONPATH": str(ROOT)}
+        told = subprocess.run(argv, capture_output=True, text=True, cwd=tmp_path, env=env, check=False, timeout=60)
+        assert (told.returncode, list(tmp_path.iterdir())) == (code, []), told.stderr
+        assert (told.stdout + told.stderr).startswith("usage: ")
 
 
 def test_the_least_example_saves_when_its_unit_is_stopped(tmp_path: Path) -> None:
