@@ -167,7 +167,8 @@ def run(args: argparse.Namespace) -> int:
     try:
         if clear:  # an empty screen, and no cursor until the end, however it comes
             signal.signal(signal.SIGTERM, signal.default_int_handler)
-            print("\x1b[2J\x1b[?25l", end="")
+            signal.signal(signal.SIGTSTP, _suspend)
+            print(_BARE, end="")
         while True:
             code = _once(args, clear=clear, curves=curves)
             sys.stdout.flush()
@@ -176,7 +177,21 @@ def run(args: argparse.Namespace) -> int:
         return code
     finally:
         if clear:
-            print("\x1b[?25h", flush=True)
+            print(_CURSOR, flush=True)
+
+
+_BARE: Final = "\x1b[2J\x1b[?25l"
+"""An empty screen without a cursor."""
+_CURSOR: Final = "\x1b[?25h"
+
+
+def _suspend(_number: int, _frame: object) -> None:
+    """Ctrl-Z: give the shell its cursor back, stop, and after `fg` draw on an empty screen. The buffer is not used."""
+    os.write(sys.stdout.fileno(), f"{_CURSOR}\n".encode())
+    signal.signal(signal.SIGTSTP, signal.SIG_DFL)
+    signal.raise_signal(signal.SIGTSTP)
+    signal.signal(signal.SIGTSTP, _suspend)
+    os.write(sys.stdout.fileno(), _BARE.encode())
 
 
 def _once(args: argparse.Namespace, *, clear: bool, curves: "Curves | None" = None) -> int:

@@ -293,6 +293,37 @@ async def test_a_watch_that_ends_gives_the_terminal_its_cursor_back(folder: Path
     assert seen.endswith(b"\x1b[?25h\r\n")
 
 
+async def test_a_watch_that_is_suspended_lends_the_shell_its_cursor(folder: Path) -> None:
+    """Ctrl-Z shows the cursor and stops the process; `fg` hides it and draws on an empty screen."""
+    ours, terminal = os.openpty()
+    async with served(scene("holding"), folder) as path:
+        process = await asyncio.create_subprocess_exec(
+            sys.executable, "-m", "powerguard", "status", "--socket", path, "--watch",
+            stdout=terminal, env={**os.environ, "TERM": "xterm"}, process_group=0,
+        )  # fmt: skip
+        os.close(terminal)
+
+        async def shown(text: bytes) -> bytes:
+            seen = b""
+            while text not in seen:
+                seen += await asyncio.to_thread(os.read, ours, 4096)
+            return seen
+
+        async with asyncio.timeout(60.0):
+            await shown(b"holding")
+            process.send_signal(signal.SIGTSTP)
+            await shown(b"\x1b[?25h\r\n")
+            _, state = await asyncio.to_thread(os.waitpid, process.pid, os.WUNTRACED)
+            assert os.WIFSTOPPED(state)
+            process.send_signal(signal.SIGCONT)
+            after = await shown(b"holding")
+            process.send_signal(signal.SIGINT)
+            await shown(b"\x1b[?25h\r\n")
+            await process.wait()
+    os.close(ours)
+    assert after.startswith(b"\x1b[2J\x1b[?25l")
+
+
 async def test_status_watch_that_is_stopped_before_its_first_look(folder: Path) -> None:
     """Ctrl-C while the daemon has not answered: 130, and not 0, which says that the host is online."""
     with socket.socket(socket.AF_UNIX) as daemon:
