@@ -8,7 +8,7 @@ import ssl
 import sys
 import time
 from collections.abc import Callable, Iterator, Mapping
-from pathlib import Path
+from pathlib import Path, PurePath
 from typing import Final, NamedTuple
 
 import structlog
@@ -231,6 +231,21 @@ def _check_state(folder: str) -> None:
         raise SettingsError([msg])
 
 
+def _doubt_of_state(folder: str) -> str:
+    """Return what is to be known of the state folder before a start; "" if nothing. Raises SettingsError."""
+    try:
+        _check_state(folder)
+    except PermissionError:
+        return f"state: {folder}: not checked: permission denied (run this as root)"
+    except SettingsError:
+        if not PurePath(folder).is_relative_to("/var/lib"):  # where systemd makes StateDirectory=
+            raise
+        return f"state: {folder}: no such folder yet: StateDirectory= in the unit makes it at the start"
+    if not os.access(folder, os.W_OK | os.X_OK, effective_ids=True):
+        return f"state: {folder}: this user cannot write there: no host could register"
+    return ""
+
+
 def main(path: Path, *, dry_run: bool = False, check: bool = False, ports: SentinelPorts | None = None) -> int:
     """Load the settings and run. Returns the exit status: 78 when they cannot be used, 69 when one runs with them.
 
@@ -239,10 +254,12 @@ def main(path: Path, *, dry_run: bool = False, check: bool = False, ports: Senti
     try:
         if check:
             settings = load(path)
+            if doubt := _doubt_of_state(settings.state):
+                print(f"{path}: {doubt}", file=sys.stderr)  # noqa: T201 - as above
             print(f"{path}: valid (hosts: {len(settings.hosts)}, mode: {settings.mode})")  # noqa: T201 - what was asked for
             return 0
         taken = take(path, dry_run=dry_run)
-    except SettingsError as error:
+    except (SettingsError, PermissionError) as error:  # the latter: of the folder of its state
         print(error, file=sys.stderr)  # noqa: T201 - the log is not set up before the settings are read
         return EX_SETTINGS
     ports = ports or SentinelPorts(wall=time.time)  # noqa: TID251 - for the file, across boots

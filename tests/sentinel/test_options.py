@@ -1,6 +1,8 @@
 """The sentinel's settings: the sample holds, and a mistake is told with its place and what would be right."""
 
+import os
 import re
+import tempfile
 from pathlib import Path
 
 import pytest
@@ -154,10 +156,43 @@ def test_a_certificate_and_its_key_belong_together(tmp_path: Path) -> None:
 
 
 def test_the_exit_status_says_whether_the_settings_hold(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
-    path = write(tmp_path, LEAST + f"state: {tmp_path}/none\n")
+    path = write(tmp_path, LEAST + f"state: {tmp_path}\n")
     assert main(path, check=True) == 0
-    assert "valid (hosts: 1, mode: dry-run)" in capsys.readouterr().out
+    assert capsys.readouterr() == (f"{path}: valid (hosts: 1, mode: dry-run)\n", "")
+    write(tmp_path, LEAST + f"state: {tmp_path}/none\n")
     assert main(path) == 78
     keep_secret(tmp_path / "key", "k" * 64)
     assert main(path) == 78
     assert "none: no such f" in capsys.readouterr().err
+
+
+def test_a_check_looks_at_the_state_folder(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """A folder that systemd makes may be missing before the first start. Any other one ends that start."""
+    path = write(tmp_path, LEAST + f"state: {tmp_path}/none\n")
+    assert main(path, check=True) == 78
+    assert "none: no such folder" in capsys.readouterr().err
+    write(tmp_path, LEAST + "state: /var/lib/powerguard-of-no-test\n")
+    assert main(path, check=True) == 0
+    assert "no such folder yet" in capsys.readouterr().err
+
+
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+@pytest.mark.parametrize(("mode", "told"), [(0o755, "this user cannot write there"), (0o700, "permission denied")])
+def test_a_check_says_that_its_user_cannot_write_the_state(
+    mode: int, told: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    with tempfile.TemporaryDirectory(dir="/tmp") as name:
+        folder = Path(name)
+        folder.chmod(0o755)
+        (folder / "private").mkdir(mode=mode)
+        (folder / "private" / "state").mkdir()
+        path = write(folder, LEAST + f"state: {folder}/private/state\n")
+        keep_secret(folder / "key", "k" * 64)
+        os.chown(folder / "key", 65534, 65534)
+        try:
+            os.seteuid(65534)
+            code = main(path, check=True)
+            assert mode == 0o755 or main(path) == 78
+        finally:
+            os.seteuid(0)
+    assert (code, told in capsys.readouterr().err) == (0, True)
