@@ -147,8 +147,6 @@ def look_at_baseline(turn: Turn, stage: DrillStage) -> str | None:
         others = 0.0 if load is None or stage.of in ("", "ups") else now.load_now - load
         figure(turn, load_paused_expected=rounded(now.load_paused - others))
         figure(turn, runtime_paused_expected_s=rounded(now.reff_paused_s))
-    if "checkpoint" in stage.coming:
-        figure(turn, checkpoint_expected_s=rounded(now.checkpoint_s))
     return ""
 
 

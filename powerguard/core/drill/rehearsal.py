@@ -336,6 +336,7 @@ def _begin(turn: Turn, begun: DrillStage, limit_s: float) -> None:
 
 def _order_checkpoints(turn: Turn, *, pausing: bool) -> None:
     alive = [trainer for trainer in turn.state.trainers if trainer.alive]
+    figure(turn, checkpoint_expected_s=rounded(turn.budget().checkpoint_s))
     for trainer in alive:
         _order_checkpoint(turn, trainer, pausing=pausing)
     if not alive:

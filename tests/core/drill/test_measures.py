@@ -99,6 +99,14 @@ def test_of_a_checkpoint_that_is_being_written_the_rest_is_expected() -> None:
     assert dict(told.state.drill.figures)["checkpoint_expected_s"] == 89.0
 
 
+def test_a_checkpoint_alone_has_what_was_expected_of_it() -> None:
+    """A drill without a baseline, which compares with what the budget counts."""
+    told = played("16 drill scope=checkpoint\n17..60 utility load=75").state.learned.drill
+    assert told is not None
+    figures = dict(told.figures)
+    assert (told.result, figures["checkpoint_expected_s"], figures["checkpoint_s"]) == ("passed", 20.0, 5.0)
+
+
 def test_a_load_told_in_watts_counts_as_well() -> None:
     """3000 W and 1640 W on 4 kW; the drop is told in tenths of a watt."""
     ready = "0..14 utility watts=3000 charge=100 runtime=360\n15 trainer llm durable_age_s=60"
