@@ -143,12 +143,12 @@ class Hearing:
             case "phase_changed" if numbers.get("new") == "emergency_checkpoint":
                 return self._story("emergency_checkpoint", "event", note, heard, numbers)
             case "phase_changed" if numbers.get("new") == "shutdown":
-                return self._story("shutdown", "begin", note, heard, numbers)
+                # One that is only recorded begins nothing, so it needs no end of its own.
+                return self._story("shutdown", "begin" if heard.mode == "armed" else "event", note, heard, numbers)
             case "host_returned":
                 return self._story("host_returned", "end", note, heard, numbers)
             case "outage_ended":
-                off = self.end(f"power_off:{heard.outage}", "it was only recorded", heard.wall)
-                return [*off, *self._story(str(numbers.get("outcome")), "end", note, heard, numbers)]
+                return self._story(str(numbers.get("outcome")), "end", note, heard, numbers)
             case "phase_changed":
                 return []
             case "trainer_gone" if _was_asked(heard.before, str(numbers.get("trainer"))):
