@@ -175,7 +175,6 @@ def outage(**changes: object) -> Outage:
         since_s=NOW_S - 60.0,
         grade=Grade.FULL,
         load_at_start=0.62,
-        charge_at_start_pct=100.0,
         policy_asked=True,
         policy_verified=True,
     )

@@ -232,7 +232,6 @@ def _new_outage(turn: Turn, decision: Decision) -> Outage:
         grade=sums.grade,
         mode=turn.policy.mode,
         load_at_start=rehearsal.load_at_start(turn),
-        charge_at_start_pct=None if feed.reading is None else feed.reading.charge_pct,
     )
 
 

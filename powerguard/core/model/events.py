@@ -42,7 +42,6 @@ class Reading:
 
     at_s: when the reading ended. ups: name of the UPS in the settings.
     source: name of the source that made it, such as "snmp" or "snmp:10.0.0.5".
-    feed: the feed that it belongs to; one UPS is one feed.
     runtime_s: RFC 1628 upsEstimatedMinutesRemaining x 60; PowerNet upsAdvBatteryRunTimeRemaining / 100;
         NUT battery.runtime; apcupsd TIMELEFT x 60. None when not reported or implausible; never 0 for "unknown".
     charge_pct: 0 to 100. RFC 1628 upsEstimatedChargeRemaining.
@@ -61,7 +60,6 @@ class Reading:
     ups: str
     source: str
     output_source: OutputSource
-    feed: str = ""
     runtime_s: float | None = None
     charge_pct: float | None = None
     load_pct: float | None = None

@@ -623,7 +623,6 @@ class Outage:
     lowered: bool = False
     mode: Mode = Mode.ARMED
     load_at_start: float | None = None
-    charge_at_start_pct: float | None = None
     policy_asked: bool = False
     policy_verified: bool = False
     aborted_by: str = ""

@@ -29,7 +29,6 @@ _PEER = re.compile(r"\bBMC ([\w.-]+) port \d|\bupsd at ([\w.-]+):\d")
 _NAMING: Final = {
     "ups": "ups",
     "source": "source",
-    "feed": "feed",
     "host": "host",
     "held_by": "host",
     "trainer": "trainer",

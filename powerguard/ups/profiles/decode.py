@@ -310,7 +310,6 @@ class Decoded:
             at_s=at_s,
             ups=ups,
             source=source,
-            feed=ups,
             authenticated=authenticated,
             output_source=self.output_source or OutputSource.UNKNOWN,
             runtime_s=self.runtime_s,

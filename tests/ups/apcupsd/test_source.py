@@ -54,7 +54,7 @@ async def test_a_reading_is_whole_and_as_old_as_it_is() -> None:
         peer.every_s, peer.looked_s = None, now_s() - 40
         async with listening(peer.port) as (source, heard):
             reading = await until(heard, Reading)
-    assert (reading.ups, reading.feed, reading.source) == ("rack-a", "rack-a", f"apcupsd:127.0.0.1:{peer.port}")
+    assert (reading.ups, reading.source) == ("rack-a", f"apcupsd:127.0.0.1:{peer.port}")
     assert (reading.output_source, reading.runtime_s, reading.charge_pct) == (OutputSource.UTILITY, 1800.0, 100.0)
     assert (reading.load_pct, reading.input_present, reading.authenticated) == (40.0, True, False)
     assert reading.at_s == pytest.approx(peer.looked_s, abs=2.0)  # both of its dates are whole seconds
