@@ -1,13 +1,15 @@
 """`guard.save(step, keep_as="best")`: a checkpoint that stays until the next one of its name, whatever is pruned."""
 
 import errno
+import os
+import re
 from pathlib import Path
 
 import pytest
 
 from powerguard.trainer import Guard, Parts, StoreError
 from powerguard.trainer.store.disk import Disk
-from powerguard.trainer.store.folders import folders, look
+from powerguard.trainer.store.folders import Room, folders, look
 from powerguard.trainer.store.manifest import MANIFEST
 from powerguard.trainer.store.store import Store
 from tests.cli.checkpoint_sites import save
@@ -35,6 +37,29 @@ def test_best_outlives_what_is_pruned(tmp_path: Path) -> None:
     assert [path.name.split("-")[1] for path in folders(root / "best")] == ["000000000004"]
     assert loaded(root / "best") == (4, {"w": b"step 4;" * 5000})
     assert loaded(root)[0] == 9
+
+
+def test_a_full_disk_names_what_is_kept_apart(tmp_path: Path) -> None:
+    """Its blocks are its own once the original is pruned. Until then it takes nothing, and is not named."""
+
+    def said() -> str:
+        full = OSError(errno.ENOSPC, os.strerror(errno.ENOSPC), "weights")
+        match = "No space left on device: a checkpoint takes "
+        with pytest.raises(OSError, match=match) as caught, Room(root, keep=2, slots=2).told(1 << 60):
+            raise full
+        return str(caught.value)
+
+    root, content = tmp_path / "llm", {"w": b"w" * 3_000_000}
+    with guarded(root, content) as guard:
+        guard.save(1, keep_as="best")
+        assert "best" not in said()
+        for step in (2, 3):
+            guard.save(step)
+        until_pruned(guard, root)
+    assert " there, or name a folder on a larger disk; best takes 3.1 MB)" in said()
+    newest = folders(root)[0]
+    newest.rename(root / f"old-{newest.name}")
+    assert re.search(r" disk; best takes 3\.1 MB; old-step-0+3-[\w-]+ takes 3\.1 MB\)", said())
 
 
 def until_pruned(guard: Guard, root: Path) -> None:

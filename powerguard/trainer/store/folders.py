@@ -222,7 +222,21 @@ class Room:
 
     def _right(self, missing: int) -> str:
         fewer = f", keep fewer than {self.keep}" if self.keep > 2 else ""
-        return f"free {amount(missing)} there{fewer}, or name a folder on a larger disk"
+        return f"free {amount(missing)} there{fewer}, or name a folder on a larger disk{self._besides()}"
+
+    def _besides(self) -> str:
+        """Name what is never pruned: checkpoints under a name of their own (`keep_as`), and those set aside as old-.
+
+        A file with another name is one of a checkpoint that is counted already.
+        """
+        held: dict[str, int] = {}
+        for pattern in ("*/step-*", f"{OLD}*"):
+            for path in self.root.glob(pattern):
+                name = path.relative_to(self.root).parts[0]
+                with suppress(OSError):  # another user's, or gone meanwhile
+                    alone = [told.st_size for file in files_in(path) if (told := file.lstat()).st_nlink == 1]
+                    held[name] = held.get(name, 0) + sum(alone)
+        return "".join(f"; {name} takes {amount(size)}" for name, size in sorted(held.items()) if size)
 
     def _held_bytes(self) -> int:
         """Bytes that its checkpoints and slots have already: as long as they are, for all is written."""
