@@ -932,6 +932,52 @@ def test_what_is_no_state_is_refused_at_once() -> None:
         TorchState(model=nn.Linear(1, 1), sampler=3)
 
 
+def test_what_an_optimizer_trains_and_no_part_has_is_refused() -> None:
+    """A loss has parameters of its own, and a list of layers is no module: a resume would lose them silently."""
+    model, loss, late = nn.Linear(2, 2), nn.Linear(2, 1), nn.Parameter(torch.ones(2))
+    stale = nn.Parameter(torch.ones(3))  # as of a layer that was replaced, or tied, after the optimizer was made
+    optimizer = torch.optim.AdamW([*model.parameters(), *loss.parameters(), late, stale])
+
+    def step() -> None:
+        loss(model(torch.ones(1, 2)) * late).sum().backward()
+        optimizer.step()
+        optimizer.zero_grad()
+
+    step()
+    for extra, shape in (({}, r"\[1, 2\]"), ({"loss": loss}, r"\[2\]")):
+        with pytest.raises(StateError, match=rf"^optimizer trains a parameter of shape {shape} that no module"):
+            state_of(model, optimizer=optimizer, extra=extra).items()
+    assert state_of(model, optimizer=optimizer, extra={"loss": loss, "late": [late]}).items()
+
+
+class Ascending(torch.optim.SGD):
+    """Steps by another optimizer within it, as SAM does."""
+
+    def __init__(self, params: Any, *, keeps: bool) -> None:
+        super().__init__(params, lr=0.1, momentum=0.9)
+        self.within = torch.optim.SGD(self.param_groups)
+        self.keeps = keeps
+
+    def step(self, closure: Any = None) -> Any:
+        return self.within.step(closure)
+
+    def state_dict(self) -> dict[str, Any]:
+        return super().state_dict() | ({"within": self.within.state_dict()} if self.keeps else {})
+
+
+def test_the_momentum_of_an_optimizer_within_another_is_not_lost() -> None:
+    model = nn.Linear(2, 2)
+    optimizer = Ascending(model.parameters(), keeps=False)
+    state = state_of(model, optimizer=optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    assert state.items()
+    optimizer.step()
+    with pytest.raises(StateError, match=r"^optimizer\.within: its state is not in optimizer\.state_dict"):
+        state.items()
+    optimizer.keeps = True
+    assert state.items()
+
+
 def test_a_lazy_parameter_is_named_until_it_has_a_shape() -> None:
     """The first forward pass gives it one; the state may be made before."""
     model = nn.Sequential(nn.LazyLinear(3))

@@ -13,7 +13,7 @@ import logging
 import random
 import sys
 from collections import OrderedDict
-from collections.abc import Callable, Collection, Iterable, Mapping, MutableMapping, MutableSequence, Sequence
+from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from hashlib import sha256
 from inspect import signature
 from operator import itemgetter
@@ -34,6 +34,7 @@ from powerguard.trainer.torch.tree import (
     Sharded,
     StateError,
     Tensor,
+    TensorItem,
     Unpacker,
     Value,
     has_other_rows,
@@ -168,6 +169,7 @@ class TorchState:
         parts = {name: packer.pack(name, component.tree()) for name, component in self._components.items()}
         index: dict[str, Json] = {"format": FORMAT, "parts": parts, "kinds": self._kinds, "orders": self._orders()}
         items, structure = packer.items, packer.structure
+        self._refuse_unkept(items)
         if self._division is not None:
             items, told = self._division.share(items, structure, self._alike)
             index["divided"] = packer.stand_in(told)
@@ -245,6 +247,24 @@ class TorchState:
                 told = "\n".join(names.get(id(param), "") for param in component.params())
                 orders[name] = sha256(told.encode()).hexdigest()[:16]
         return orders
+
+    def _refuse_unkept(self, items: Sequence[Item]) -> None:
+        """Raise StateError for what an optimizer trains, or an optimizer within it keeps, and no item has."""
+        named = {id(param) for _, param in self._named_parameters()}
+        optimizers = [(name, each) for name, each in self._components.items() if isinstance(each, _Optimizer)]
+        lost = [(name, *found) for name, each in optimizers for found in each.relies_on() if id(found[1]) not in named]
+        if not lost:
+            return
+        memory = {_memory(item.tensor) for item in items if isinstance(item, TensorItem)}
+        for name, within, tensor in lost:
+            if tensor.numel() and _memory(tensor) not in memory:
+                msg = (
+                    f"{name} trains a parameter of shape {list(tensor.shape)} that no module here has (give TorchState"
+                    " its module, such as the loss, or a tensor of its own in extra)"
+                )
+                if within:
+                    msg = f"{name}.{within}: its state is not in {name}.state_dict() (add it, and load it again)"
+                raise StateError(msg)
 
     def _other_orders(self, orders: Mapping[str, Json]) -> Iterable[str]:
         for name, mine in self._orders().items():
@@ -577,6 +597,18 @@ class _Optimizer:
     def params(self) -> list[Tensor]:
         """Return its parameters, in its order."""
         return [param for group in self._optimizer.param_groups for param in group["params"]]
+
+    def relies_on(self) -> Iterator[tuple[str, Tensor]]:
+        """Yield what it trains, and by its attribute's name what an optimizer within it (SAM's) has as a state."""
+        state = self._optimizer.state
+        yield from (
+            ("", each) for each in self.params() if each.requires_grad and (each.grad is not None or each in state)
+        )
+        for key, within in vars(inner(self._optimizer)).items():
+            if isinstance(within, torch.optim.Optimizer):
+                states = (state for state in within.state.values() if isinstance(state, Mapping))
+                tensors = (each for state in states for each in state.values() if isinstance(each, torch.Tensor))
+                yield from ((key, each) for each in tensors)
 
     def tree(self) -> object:
         return self._optimizer.state_dict()
