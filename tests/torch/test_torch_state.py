@@ -603,7 +603,7 @@ def test_what_no_module_takes_back_is_named(caplog: pytest.LogCaptureFixture) ->
 class Repeated(nn.Module):
     """Has one row for each of many heads, in one memory."""
 
-    def __init__(self, *, persistent: bool) -> None:
+    def __init__(self, *, persistent: bool = False) -> None:
         super().__init__()
         self.register_buffer("mask", torch.randn(2, 1, 4).expand(2, 8, 4), persistent=persistent)
 
@@ -630,18 +630,20 @@ def test_rows_that_differ_are_not_put_where_one_is_repeated() -> None:
 class Late(nn.Module):
     """Makes a buffer when it is first needed, and counts in it."""
 
-    def __init__(self) -> None:
+    def __init__(self, *, persistent: bool = False) -> None:
         super().__init__()
         self.weight = nn.Parameter(torch.ones(1))
-        self.register_buffer("seen", None, persistent=False)
+        self.register_buffer("seen", None, persistent=persistent)
 
     def forward(self, x: torch.Tensor) -> torch.Tensor:
         self.seen = (torch.zeros(1) if self.seen is None else self.seen) + x.sum()
         return self.weight * self.seen
 
 
-def test_a_buffer_that_is_made_later_comes_back() -> None:
-    one, other = nn.Sequential(Late()), nn.Sequential(Late())
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_buffer_that_is_made_later_comes_back(*, persistent: bool) -> None:
+    """Also one that the state_dict has once it is made: a program that begins again has not made it yet."""
+    one, other = nn.Sequential(Late(persistent=persistent)), nn.Sequential(Late(persistent=persistent))
     one(torch.ones(3))
     carried(TorchState(model=one), TorchState(model=other))
     assert one(torch.ones(3)).item() == other(torch.ones(3)).item() == 6.0

@@ -455,8 +455,9 @@ class _Module:
         self._refuse_lazy()
         here = self.module.state_dict()
         there = source.pairs(node["state"])
-        named = {_bare(key): key for key in here}
-        slips = [f"{name}/{key} is in the checkpoint and not in the model" for key in there if key not in named]
+        named, unset = {_bare(key): key for key in here}, self._unset()
+        strange = [key for key in there if key not in named and key not in unset]
+        slips = [f"{name}/{key} is in the checkpoint and not in the model" for key in strange]
         missing = named.keys() - there.keys()
         if missing and "frozen" in node:
             slips += self._other_frozen(missing, node["frozen"])
@@ -526,9 +527,12 @@ class _Module:
                 unknown[0],
             )
         passing = {_bare(key): found for key, found in self._passing(here).items()}
-        for key, part in source.pairs(node["buffers"]).items():
+        buffers = source.pairs(node["buffers"])
+        for key, (owner, leaf) in self._unset().items():
+            if (late := there.get(key, buffers.get(key))) is not None:
+                owner._buffers[leaf] = source.unpack(key, late)  # noqa: SLF001 - keeps it as persistent as it is
+        for key, part in buffers.items():
             if key not in passing:
-                self._set_late(key, part, source)
                 continue
             owner, leaf, buffer = passing[key]
             if _misfit(key, buffer, part, source):  # such a cache may have grown
@@ -550,12 +554,14 @@ class _Module:
             answer = self.module.load_state_dict(here)
         return getattr(answer, "unexpected_keys", [])
 
-    def _set_late(self, key: str, part: Json, source: Unpacker) -> None:
-        """Set a buffer that has a name and, until it is first needed, no value."""
-        prefix, _, leaf = key.rpartition(".")
-        owners = {_bare(f"{name}.").removesuffix("."): owner for name, owner in self.module.named_modules()}
-        if prefix in owners and leaf in owners[prefix]._buffers:  # noqa: SLF001 - as above
-            owners[prefix]._buffers[leaf] = source.unpack(key, part)  # noqa: SLF001
+    def _unset(self) -> dict[str, tuple[Any, str]]:
+        """Return the buffers that have a name and, until they are first needed, no value: owner and name in it."""
+        return {
+            _bare(f"{prefix}.{leaf}" if prefix else leaf): (owner, leaf)
+            for prefix, owner in self.module.named_modules()
+            for leaf, buffer in owner._buffers.items()  # noqa: SLF001 - named_buffers() leaves these out
+            if buffer is None
+        }
 
 
 def _bare(key: str) -> str:
