@@ -556,7 +556,14 @@ class Nested(Strict):
         super().load_state_dict(state["parts"][0])
 
 
-@pytest.mark.parametrize("kind", [Lax, Strict, Nested])
+class Bare(Nested):
+    """Takes no options."""
+
+    def state_dict(self) -> dict[str, Any]:  # type: ignore[override]
+        return super().state_dict()
+
+
+@pytest.mark.parametrize("kind", [Lax, Strict, Nested, Bare])
 def test_a_model_with_a_load_state_dict_of_its_own_comes_back(kind: type[Lax]) -> None:
     one, other = kind(3, 2), kind(3, 2)
     one.seen = 3

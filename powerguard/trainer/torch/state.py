@@ -429,7 +429,7 @@ class _Module:
 
     def tree(self) -> object:
         self._refuse_lazy()
-        state = self.module.state_dict(keep_vars=False)
+        state = self.module.state_dict()
         kept: dict[str, Any] = {_bare(key): value for key, value in state.items()}
         buffers = {_bare(name): buffer for name, (_, _, buffer) in self._passing(state).items()}
         if self._frozen is None or not (frozen := self._frozen.names()):
