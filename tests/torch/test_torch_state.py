@@ -692,6 +692,26 @@ def test_what_training_holds_by_other_names_is_filled_and_not_replaced() -> None
     assert other["deep"][0][0].data_ptr() == flat.data_ptr(), "it is still a part of the other one"
 
 
+def test_a_list_within_a_dict_stays_the_list_that_training_adds_to() -> None:
+    """Else a resumed training adds to one that is in no checkpoint any more."""
+
+    def made() -> tuple[list[float], Counter[str], TorchState]:
+        losses, seen = [1.0], Counter("a")
+        own = {"history": [{"loss": losses}], "again": losses, "seen": seen}
+        return losses, seen, state_of(nn.Linear(1, 1), extra={"own": own})
+
+    losses, seen, old = made()
+    losses += [2.0, 3.0]
+    seen.update("ab")
+    mine, counted, new = made()
+    carried(old, new)
+    assert (mine, counted) == (losses, seen)
+    apart: dict[str, list[list[int]]] = {"x": [[1], [2]]}
+    together: dict[str, list[list[int]]] = {"x": [[9]] * 2}
+    carried(state_of(nn.Linear(1, 1), extra=apart), state_of(nn.Linear(1, 1), extra=together))
+    assert together == apart
+
+
 def test_what_is_one_only_here_does_not_get_the_bytes_of_two() -> None:
     one, other = {"a": torch.ones(2), "b": torch.zeros(2)}, dict.fromkeys("ab", torch.full((2,), 5.0))
     carried(state_of(nn.Linear(1, 1), extra={"x": one}), state_of(nn.Linear(1, 1), extra={"x": other}))

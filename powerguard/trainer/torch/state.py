@@ -12,7 +12,7 @@ import json
 import logging
 import random
 import sys
-from collections import OrderedDict
+from collections import Counter, OrderedDict
 from collections.abc import Callable, Collection, Iterable, Iterator, Mapping, MutableMapping, MutableSequence, Sequence
 from hashlib import sha256
 from inspect import signature
@@ -801,14 +801,25 @@ class _Plain(_OwnEach):
 
     def load(self, name: str, node: Json, source: Unpacker) -> None:
         _fill_alike(self._thing, node, source)
-        value = _spread(source.unpack(name, node), self._thing)
-        if isinstance(self._thing, MutableMapping):
-            self._thing.clear()
-            self._thing.update(value)
-        else:
-            while self._thing:
-                self._thing.pop()
-            self._thing.extend(value)
+        _put_into(self._thing, _spread(source.unpack(name, node), self._thing), set())
+
+
+def _put_into(here: Value, kept: Value, filled: set[int]) -> None:
+    """Give a dict or a list what was kept; those within it stay the same objects, too. filled: which were, by id."""
+    filled.add(id(here))
+    within = dict(here) if isinstance(here, Mapping) else dict(enumerate(here))
+    for key in list(kept) if isinstance(kept, Mapping) else range(len(kept)):
+        mine = within.get(key)
+        if type(mine) is type(kept[key]) in (dict, OrderedDict, Counter, list) and id(mine) not in filled:
+            _put_into(mine, kept[key], filled)
+            kept[key] = mine
+    if isinstance(here, MutableMapping):
+        here.clear()
+        here.update(kept)
+        return
+    while here:
+        here.pop()
+    here.extend(kept)
 
 
 def _fill_alike(here: object, node: Json, source: Unpacker) -> None:
