@@ -475,6 +475,24 @@ def test_a_copy_by_hard_links_is_not_written_over(store: Store, root: Path) -> N
     assert (kept / "shard-00000").read_bytes() == before
 
 
+def test_two_trainings_of_roots_that_share_files_by_links_keep_their_own(root: Path) -> None:
+    """`cp -al` is how people branch a training: a slot of the copy is, in the other root, the newest checkpoint."""
+    other = root.with_name("branch")
+    with Store(root, job="j") as store:
+        save(store, 1, items(1))
+        store.prepare(store.found()[0].manifest.size_bytes)
+        shutil.copytree(root, other, copy_function=os.link)
+        save(store, 2, items(2), urgent=True)
+    turns: list[tuple[Path, list[int]]] = [(root, [3]), (other, [4, 5]), (root, []), (other, [6]), (root, [7, 8])]
+    for each, steps in [*turns, (other, [])]:
+        with Store(each, job="j") as store:
+            for step in steps:
+                save(store, step, items(step), urgent=True)
+            assert [found.step for found in store.found()][: len(steps)] == steps[::-1]
+            assert len(store.found()) == 2
+            assert all(read(found, 0)["a"].data == items(found.step)[0].data for found in store.found())
+
+
 def test_slots_lead_nowhere_else(store: Store, root: Path, tmp_path: Path) -> None:
     """A link in place of a slot, or of a file in it, is not written through; a pipe does not hold us up."""
     elsewhere = tmp_path / "elsewhere"

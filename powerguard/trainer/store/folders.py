@@ -505,6 +505,8 @@ class Slots:
             if path not in self._paths and is_folder(path):
                 remove(self._disk, path)
         for path in self.free():
+            for file in files_in(path):
+                unlink_linked(self._disk, file)
             if (path / MANIFEST).exists():
                 self._disk.rename(path / MANIFEST, path / UNBORN)
                 self._disk.sync_folder(path)
@@ -533,6 +535,17 @@ def is_folder(path: Path) -> bool:
         if not is_gone(error):
             raise
         return False
+
+
+def unlink_linked(disk: Disk, file: Path) -> None:
+    """Remove a file of ours that has a second name, as all have that `cp -al` copied: another root may need it.
+
+    A slot is written over in its place, and the one of a copy is, by the copy's training, a checkpoint by now.
+    """
+    with contextlib.suppress(FileNotFoundError):
+        found = file.stat(follow_symlinks=False)
+        if stat.S_ISREG(found.st_mode) and found.st_nlink > 1:
+            disk.unlink(file)
 
 
 def _is_ours_alone(folder: Path) -> bool:

@@ -46,6 +46,7 @@ from powerguard.trainer.store.folders import (
     remove,
     roomy,
     size_of,
+    unlink_linked,
 )
 from powerguard.trainer.store.manifest import (
     CHUNK_BYTES,
@@ -254,6 +255,7 @@ class Store:
     def _write(
         self, path: Path, snapshot: Snapshot, layout: Layout, progress: Progress | None, cancel: Event | None
     ) -> Written:
+        unlink_linked(self._disk, path)
         content, is_new = snapshot.buffer[: layout.size_bytes], not path.exists()
         write = partial(
             write_file,
@@ -413,6 +415,7 @@ class Store:
 
     def _write_manifest(self, path: Path, content: bytes) -> None:
         """Write it over what is there, filled up with line ends: it then needs no block that it does not have."""
+        unlink_linked(self._disk, path)
         with DiskFile(self._disk, path, direct=False) as file:
             size = max(file.size_bytes, -(-len(content) // MANIFEST_ROOM) * MANIFEST_ROOM)
             file.write(memoryview(content + b"\n" * (size - len(content))), 0)
