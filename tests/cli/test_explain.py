@@ -29,6 +29,7 @@ from powerguard.daemon.loop import Loop
 from powerguard.sim.demo.story import numbers
 from powerguard.sim.virtual import VirtualLoop
 from tests.cli.test_commands import powerguard
+from tests.daemon.journal_writer import loaded_once
 from tests.daemon.looped import World, until
 from tests.golden import FIGURES, Golden
 
@@ -311,7 +312,7 @@ def test_which_outage(journals: dict[str, Path], run: Run, golden: Golden) -> No
 
 def test_a_beginning_of_several_is_refused(run: Run, tmp_path: Path, golden: Golden) -> None:
     path = tmp_path / "j.sqlite"
-    Store(path).load()
+    loaded_once(Store(path))
     import sqlite3
 
     with sqlite3.connect(path) as db:
@@ -329,7 +330,7 @@ def test_without_a_journal(run: Run, tmp_path: Path, golden: Golden) -> None:
         code, out, err = run(*verb, "--journal", tmp_path / "none.sqlite")
         assert (code, out) == (66, ""), verb
         assert "no journal here" in err
-    Store(tmp_path / "empty.sqlite").load()
+    loaded_once(Store(tmp_path / "empty.sqlite"))
     code, _, err = run("explain", "last", "--journal", tmp_path / "empty.sqlite")
     assert code == 64
     golden("explain", err)

@@ -1,12 +1,13 @@
 """A daemon in small, to be killed: appends steps for ever and says each one that was acknowledged."""
 
 import asyncio
+import contextlib
 import sys
 from pathlib import Path
 
 from powerguard.core.model.actions import EnsurePolicy, Grade
 from powerguard.core.model.state import OnBattery, Outage, State
-from powerguard.daemon.journal import Entry, Journal, JournalLimits
+from powerguard.daemon.journal import Entry, Journal, JournalLimits, Loaded
 from powerguard.daemon.journal.store import Store
 
 
@@ -14,6 +15,12 @@ class Patient(Store):
     """A store that a busy machine does not keep from finding what is there."""
 
     look_s = 60.0
+
+
+def loaded_once(store: Store) -> Loaded:
+    """Return what a journal has, and close it: from Python 3.13 on, an open one that is forgotten is a warning."""
+    with contextlib.closing(store):
+        return store.load()[0]
 
 
 async def write(path: Path) -> None:

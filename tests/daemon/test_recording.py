@@ -39,6 +39,7 @@ from powerguard.daemon.journal import (
 from powerguard.daemon.journal.records import BEFORE_S, LIMIT_EVENTS, QUICK_EVENTS, Recorder, joined, pack, unpack
 from powerguard.daemon.journal.store import MIGRATIONS, Store
 from tests.daemon.journal.test_faults import Held
+from tests.daemon.journal_writer import loaded_once
 from tests.daemon.looped import POLICY, World, in_virtual_time, until
 
 WALL = 1_795_000_000.0
@@ -254,10 +255,10 @@ async def test_it_is_in_the_file_with_the_entry(tmp_path: Path) -> None:
 def test_a_journal_of_the_first_version_has_none(tmp_path: Path) -> None:
     """Read beside a daemon that has not been restarted since the upgrade; then brought up to date."""
     path = tmp_path / "journal.db"
-    Store(path, migrations=MIGRATIONS[:1]).load()
+    loaded_once(Store(path, migrations=MIGRATIONS[:1]))
     with read_only(path) as db:
         assert recording(db, "o-1") == ()
-    Store(path).load()
+    loaded_once(Store(path))
     with read_only(path) as db:
         assert recording(db, "o-1") == ()
         assert db.execute("PRAGMA user_version").fetchone() == (3,)

@@ -39,7 +39,7 @@ from powerguard.daemon.journal.queries import LOST_ALL
 from powerguard.daemon.journal.records import Snapshot, dump
 from powerguard.daemon.journal.sqlite import quick_check
 from powerguard.daemon.journal.store import Batch, Store
-from tests.daemon.journal_writer import Patient
+from tests.daemon.journal_writer import Patient, loaded_once
 from tests.daemon.looped import in_virtual_time, now_s
 from tests.peers.machine import watched
 
@@ -517,7 +517,7 @@ def test_what_can_still_be_read_of_a_damaged_file_is_used(tmp_path: Path) -> Non
             set_aside += 1
             assert sorted(each.name for each in folder.iterdir()) == ["journal.db", "journal.db.corrupt-1"]
             if loaded.state is not None:
-                again, _ = Patient(path).load()
+                again = loaded_once(Patient(path))
                 assert (again.state, again.in_flight) == (loaded.state, loaded.in_flight), "seeded into the new file"
     assert set_aside >= 5
     assert survived >= 20
@@ -576,7 +576,7 @@ def test_a_log_that_is_gone_is_told(tmp_path: Path, left: int | None) -> None:
     store.write(Batch(snapshot=Snapshot(boot_id="b", at_s=3.0, wall=4.0, state=state)))
     killed, other = (as_killed(path, tmp_path / name) for name in ("killed", "other"))
     store.close()
-    whole, _ = Store(other / "journal.sqlite").load()
+    whole = loaded_once(Store(other / "journal.sqlite"))
     assert whole.state is not None
     assert (whole.state.serial, whole.lost) == (8, "")
     log = killed / "journal.sqlite-wal"
@@ -607,7 +607,7 @@ def test_a_file_that_is_empty_or_gone_is_told(tmp_path: Path, left: bytes | None
     assert (loaded.state, loaded.lost) == (None, LOST_ALL)
     assert "is empty or gone" in " ".join(again.told)
     assert (killed / "journal.sqlite.corrupt-1-wal").read_bytes() == log
-    new, _ = Store(damaged).load()
+    new = loaded_once(Store(damaged))
     assert new.state is not None
     assert (new.state.serial, new.lost) == (9, "")
 
@@ -641,7 +641,7 @@ def test_a_state_that_was_changed_on_disk_is_not_believed(tmp_path: Path, column
     with contextlib.closing(sqlite3.connect(path)) as db:
         db.execute(f"UPDATE snapshot SET {column} = {changed}")
         db.commit()
-    loaded, _ = Store(path).load()
+    loaded = loaded_once(Store(path))
     assert loaded.state is None
     assert loaded.lost
     assert "digest" in loaded.trouble

@@ -45,6 +45,7 @@ from powerguard.daemon.journal import outage as query_outage
 from powerguard.daemon.journal.queries import LEARNED, LOST_ALL, MODEL
 from powerguard.daemon.journal.records import Record
 from powerguard.daemon.journal.store import MIGRATIONS, Batch, Store
+from tests.daemon.journal_writer import loaded_once
 
 WALL = 1_795_000_000.0
 LONG_S = 60.0
@@ -211,7 +212,7 @@ def test_a_reader_in_another_process_sees_every_commit_while_we_write(tmp_path: 
 
 
 READ = """
-import os, sys
+import os, sys, urllib.parse  # pathlib loads it late from Python 3.13 on, and this user may not read root's Python
 from pathlib import Path
 from powerguard.daemon.journal import read_all, read_only
 os.setgid(65534); os.setuid(65534)
@@ -294,7 +295,7 @@ async def test_an_older_file_is_brought_up_to_date(tmp_path: Path) -> None:
 def test_a_migration_is_all_or_nothing(tmp_path: Path) -> None:
     """A daemon killed (here: failing) half-way through leaves the old version, which the next one migrates again."""
     path = tmp_path / "journal.db"
-    Store(path).load()
+    loaded_once(Store(path))
     db = sqlite3.connect(path)
     broken = (SECOND[0], "INSERT INTO snapshot (one) VALUES (2)")  # breaks a constraint
     store = Store(path, migrations=(*MIGRATIONS, broken))
@@ -303,7 +304,7 @@ def test_a_migration_is_all_or_nothing(tmp_path: Path) -> None:
     assert "constraint failed" in loaded.trouble
     assert db.execute("PRAGMA user_version").fetchone() == (len(MIGRATIONS),)
     db.close()
-    Store(path, migrations=(*MIGRATIONS, SECOND)).load()
+    loaded_once(Store(path, migrations=(*MIGRATIONS, SECOND)))
 
 
 async def test_a_newer_file_is_set_aside_and_kept(tmp_path: Path) -> None:
@@ -315,7 +316,8 @@ async def test_a_newer_file_is_set_aside_and_kept(tmp_path: Path) -> None:
         newer = f"schema version {len(MIGRATIONS) + 1}, written by a newer powerguard; kept as journal.db.newer-1"
         assert newer in loaded.trouble
         assert await journal.append(Entry(at_s=1.0, state=State()))
-    assert Store(tmp_path / "journal.db.newer-1", migrations=(*MIGRATIONS, SECOND)).load()[0].state == on_battery(7)
+    newer_again = loaded_once(Store(tmp_path / "journal.db.newer-1", migrations=(*MIGRATIONS, SECOND)))
+    assert newer_again.state == on_battery(7)
 
 
 async def test_what_another_boot_has_ordered_is_not_in_flight_in_this_one(tmp_path: Path) -> None:
