@@ -230,9 +230,9 @@ class Loop:
         return self.parts.strangers()
 
     @property
-    def journal_ok(self) -> bool:
-        """The journal is on disk."""
-        return self.journal.health.durable
+    def journal_trouble(self) -> str:
+        """Why the journal is not on disk."""
+        return self.journal.health.reason
 
     @property
     def history_lost(self) -> str:

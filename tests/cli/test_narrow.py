@@ -94,7 +94,7 @@ def watching(path: str, columns: int, lines: int) -> Iterator[tuple[int, Callabl
 
 async def test_watch_fits_its_terminal(tmp_path: Path) -> None:
     """Nothing is cut at the right edge, and a window that changes is filled anew with the next screen."""
-    daemon = replace(scene("on_battery"), bmc=BmcView(kind="ipmi", policy="always-off"), journal_ok=False)
+    daemon = replace(scene("on_battery"), bmc=BmcView(kind="ipmi", policy="always-off"), journal_trouble="full")
     daemon = in_mode(daemon, Mode.DRY_RUN)
 
     def look(path: str) -> None:
@@ -109,7 +109,7 @@ async def test_watch_fits_its_terminal(tmp_path: Path) -> None:
                 assert "gpu-01: on battery" in text
                 # Each reason has its remedy behind it; what finds no room is left out from the end.
                 assert "-> set mode: rehearse" in text
-                assert ("-> free the disk" in text) is (columns > 60)
+                assert ("-> remove the cause" in text) is (columns > 60)
                 assert re.search(r"budget [█░]{8,}│[█░]+ .*│;", text)
                 assert re.search(r"charge █+░+ 71 %.*load █+░+ 62 %.*next in [0-9 ms]+ \([0-9:]+\): ", text)
 

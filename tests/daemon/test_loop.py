@@ -16,6 +16,7 @@ from powerguard.daemon.attempt import RESTART_MAX_S, keep_running, rest
 from powerguard.daemon.journal import Inline, JournalError, JournalLimits, read_all, read_only
 from powerguard.daemon.journal.store import Batch, Store
 from powerguard.daemon.loop import QUEUE_LIMIT, Loop, log_note
+from powerguard.daemon.observe.readiness import readiness
 from tests.daemon.looped import CHECKPOINT_S, World, in_virtual_time, now_s, until
 
 
@@ -99,7 +100,7 @@ async def test_a_hung_disk_holds_an_action_up_for_half_a_second_once(tmp_path: P
         world.ups.utility = False
         began_s = world.clock()
         await until(lambda: world.host.asked)
-        assert not daemon.journal_ok
+        assert daemon.journal_trouble
         assert world.host.asked[0][0] - began_s < 250.0
         ordered_at_s = world.clock()
         daemon.submit(CheckpointNow(at_s=ordered_at_s, who="tester"))
@@ -119,11 +120,12 @@ async def test_a_full_disk_is_an_alarm_and_no_hindrance(tmp_path: Path) -> None:
         began_s = world.clock()
         world.ups.utility = False
         await until(lambda: world.trainer.done)
-        assert not daemon.journal_ok
+        (reason,) = (each for each in readiness(daemon) if each.name == "journal_in_memory")
+        assert daemon.journal_trouble in reason.text
         assert world.trainer.asked[0][0] - began_s < 120.0
         assert "outage_began" not in world.notes()
         store.full = False
-        await until(lambda: daemon.journal_ok, 10.0)
+        await until(lambda: not daemon.journal_trouble, 10.0)
         assert world.notes()[:2] == ["outage_began", "phase_changed"]
         assert "checkpoint_durable" in world.notes()
 
@@ -335,7 +337,7 @@ async def test_readings_that_claim_nonsense_do_not_end_the_loop(tmp_path: Path) 
         daemon.submit(CheckpointNow(at_s=world.clock(), who="\ud800 tester\x00"))
         await until(lambda: world.trainer.done)
         await rest(2.0)
-        assert daemon.journal_ok
+        assert not daemon.journal_trouble
         assert daemon.sources[0].up
 
 

@@ -333,7 +333,7 @@ async def test_a_hold_goes_on_although_the_disk_was_slow_at_the_start(tmp_path: 
         await until(lambda: world.resumer.asked, 60.0)
         await until(lambda: isinstance(daemon.state.phase, Online), 60.0)
         await rest(1.0)
-        assert daemon.journal_ok
+        assert not daemon.journal_trouble
         assert [reason.name for reason in readiness(daemon) if reason.name == "history_lost"] == []
     assert [(each.id, each.outcome) for each in world.outages()] == [(before.id, "resumed_in_place")]
 
@@ -368,5 +368,5 @@ async def test_an_outage_that_has_paused_training_meanwhile_is_not_replaced(tmp_
         await until(lambda: isinstance(daemon.state.phase, EmergencyCheckpoint | Holding | Shutdown), 600.0)
         now = outage_of(daemon)
         assert now.id != before.id
-        await until(lambda: daemon.journal_ok, 1000.0)
+        await until(lambda: not daemon.journal_trouble, 1000.0)
         assert outage_of(daemon).id == now.id

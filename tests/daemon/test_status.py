@@ -191,7 +191,7 @@ BROKEN = [
         lambda d: replace(d, state=replace(d.state, phase=OnBattery(outage=outage(aborted_by="root: diesel")))),
     ),
     ("policy_unverified", lambda d: replace(d, bmc=BmcView(kind="ipmi", policy="always-off"))),
-    ("journal_in_memory", lambda d: replace(d, journal_ok=False)),
+    ("journal_in_memory", lambda d: replace(d, journal_trouble="disk full")),
     ("history_lost", lambda d: replace(d, history_lost="what was learned of the battery")),
     ("settings_rejected", lambda d: replace(d, settings_ok=False)),
     ("trainer_stranger", lambda d: replace(d, strangers=("unix:/run/x.sock: served by uid 65534",))),

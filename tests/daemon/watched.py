@@ -74,7 +74,7 @@ class Watched:
     settings_ok: bool = True
     settings_at_s: float = 1000.0
     strangers: Sequence[str] = ()
-    journal_ok: bool = True
+    journal_trouble: str = ""
     history_lost: str = ""
     journal_counters: Mapping[str, float] = field(
         default_factory=lambda: {

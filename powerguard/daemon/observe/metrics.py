@@ -444,7 +444,7 @@ _DAEMON: Final = (
     gauge(
         "journal_writable",
         "0 while the journal cannot be written and is kept in memory.",
-        plain(lambda v: v.daemon.journal_ok),
+        plain(lambda v: not v.daemon.journal_trouble),
     ),
 )
 

@@ -282,8 +282,8 @@ class Daemon(Protocol):
         ...
 
     @property
-    def journal_ok(self) -> bool:
-        """False while the journal cannot be written and memory stands in for it."""
+    def journal_trouble(self) -> str:
+        """Why the journal cannot be written, while memory replaces it; "" when it is on disk."""
         ...
 
     @property

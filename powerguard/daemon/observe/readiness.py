@@ -101,7 +101,7 @@ FIXES: Final = {
     "aborted": "if utility stays away, `systemctl poweroff` in time; with utility back this ends by itself",
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
     "no_bmc": "set bmc (kind: auto); if it has none, set always-on in the BIOS, and bmc: {kind: none}",
-    "journal_in_memory": "free the disk that holds the journal, or mount it writable",
+    "journal_in_memory": "remove the cause; it is tried again every 5 s",
     "messages_at_risk": "free the disk of messages.sqlite, or repair the target that takes no message",
     "messages_failing": "powerguard notify test",
     "history_lost": "repeat the drill (`powerguard drill`); this message ends with the daemon's next start",
@@ -330,8 +330,8 @@ def _of_daemon(daemon: Daemon) -> list[Reason]:
     elif not daemon.bmc.verified:
         told = daemon.bmc.error or f"policy is {daemon.bmc.policy or 'not read yet'}"
         found.append(_reason("policy_unverified", told))
-    if not daemon.journal_ok:
-        found.append(_reason("journal_in_memory"))
+    if daemon.journal_trouble:
+        found.append(_reason("journal_in_memory", daemon.journal_trouble))
     if daemon.history_lost:
         found.append(_reason("history_lost", daemon.history_lost))
     if strangers := daemon.strangers:

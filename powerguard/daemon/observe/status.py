@@ -234,7 +234,7 @@ def status(daemon: Daemon) -> Json:
             "config_path": daemon.config_path,
             "settings_ok": daemon.settings_ok,
             "settings_at": times.at(daemon.settings_at_s),
-            "journal_ok": daemon.journal_ok,
+            "journal_ok": not daemon.journal_trouble,
         },
     }
 
