@@ -118,6 +118,19 @@ def test_one_process_hears_our_user_alone_and_forks_for_each_word() -> None:
         assert "watchdog armed: power cycle in 900 s" in log
 
 
+def test_a_helper_that_could_not_start_for_a_while_starts_again() -> None:
+    """As in an update of its Python. The socket stayed failed, and the BMC out of reach until a person noticed it."""
+    helper = "/usr/lib/powerguard/powerguard-helper"
+    with booted() as host:
+        host.container.check("mv", helper, f"{helper}.away")
+        waits = f"import socket, time; s = socket.socket(socket.AF_UNIX); s.connect('{IPMI_SOCKET}'); time.sleep(30)"
+        host.container.check(PYTHON, "-I", "-c", waits)
+        host.container.check("mv", f"{helper}.away", helper)
+        assert host.container.run("systemctl", "is-active", "powerguard-ipmi.socket").stdout.strip() == "active"
+        told = host.say({"word": "status"})
+        assert told[0]["failure"] is None, told
+
+
 @pytest.mark.parametrize("is_running", [True, False], ids=["runs", "has-ended"])
 def test_the_daemon_reaches_the_bmc_while_another_program_stops_the_host(is_running: bool) -> None:
     """What runs then must outlive the daemon, and what has ended for want of words must start once more."""
