@@ -41,9 +41,11 @@ print(json.dumps([json.loads(answer), took]))
 """
 
 # In place of the daemon: it asks the BMC when it is stopped, as the daemon does in an outage.
-ASKS_LATE = f"""import json, signal, socket, threading
+ASKS_LATE = f"""import os, signal, socket, threading
 stopped = threading.Event()
 signal.signal(signal.SIGTERM, lambda *_: stopped.set())
+with socket.socket(socket.AF_UNIX, socket.SOCK_DGRAM) as manager:
+    manager.sendto(b"READY=1", os.environ["NOTIFY_SOCKET"])
 stopped.wait()
 with socket.socket(socket.AF_UNIX) as client:
     client.connect("{IPMI_SOCKET}")
@@ -51,7 +53,6 @@ with socket.socket(socket.AF_UNIX) as client:
     print("late answer:", client.makefile().readline())
 """
 LATE = f"""[Service]
-Type=exec
 WatchdogSec=0
 ExecStart=
 ExecStart={PYTHON} -I /opt/asks-late.py
