@@ -22,7 +22,7 @@ from powerguard.core.supply.fusion import is_fresh, is_stable, lose, observe, pl
 from powerguard.daemon.attempt import keep_running
 from powerguard.daemon.wiring import source_of
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.bmc.engine import BmcError, Refusals
+from powerguard.effectors.bmc.engine import BmcError, Refusals, hasten
 from powerguard.effectors.bmc.ipmi import Failure
 from powerguard.effectors.bmc.power import Power, power_of
 from powerguard.effectors.child import Spawn, run_child
@@ -242,6 +242,8 @@ class Sentinel:
 
     async def _ask(self, name: str) -> tuple[bool | None, str]:
         power = self._power[name]
+        if name in self.keeper.table.intents:
+            hasten(self._hands.refusals, power.where)
         try:
             async with asyncio.timeout(LOOK_LIMIT_S + 1.0):
                 power_on = (await power.status(boottime_s() + LOOK_LIMIT_S)).power_on

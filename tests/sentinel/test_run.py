@@ -11,7 +11,7 @@ import pytest
 from powerguard.clock import boottime_s
 from powerguard.core.model.events import OutputSource
 from powerguard.effectors.base import EffectorError
-from powerguard.effectors.bmc.engine import ChassisStatus
+from powerguard.effectors.bmc.engine import ChassisStatus, Refusal
 from powerguard.effectors.bmc.ipmi import Failure
 from powerguard.sentinel.decide import FRESH_S, STILL_ON_S, Intent
 from powerguard.sentinel.run import LOOK_SOON_S
@@ -482,3 +482,14 @@ async def test_orders_without_an_answer_are_counted(tmp_path: Path) -> None:
         host.refuses, host.failure, host.power_on = 1000, Failure.TIMEOUT, False
         await rig.until(lambda: rig.outages == {})
         assert (host.refused <= 3, rig.sentinel.ends["n1", "gave_up"]) == (True, 1)
+
+
+async def test_a_refused_login_rests_for_hours_only_while_no_host_waits(tmp_path: Path) -> None:
+    """A directory of users that is off with the hosts makes a BMC refuse a right password."""
+    async with running(tmp_path) as rig:
+        refusal = Refusal(digest=b"", at_s=0.0, times=9)
+        rig.sentinel._hands.refusals["BMC of the test"] = refusal
+        await rig.until(lambda: "n1" in rig.sentinel.seen)
+        assert refusal.times == 9
+        await told(rig.effector(), arm(in_s=50.0))
+        await rig.until(lambda: refusal.times == 1)

@@ -17,7 +17,7 @@ import structlog
 from powerguard.clock import Clock, boottime_s
 from powerguard.core.model.actions import Action, Detail, EnsurePolicy, RestorePolicy
 from powerguard.durable import replace_file
-from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Engine, Ensured, Probe, Refusals
+from powerguard.effectors.bmc.engine import BACK_OFF_S, BmcError, Engine, Ensured, Probe, Refusals, hasten
 from powerguard.effectors.bmc.inband import InbandEngine
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy
 from powerguard.effectors.bmc.lan import WORKER, LanEngine
@@ -112,7 +112,8 @@ class BmcEffector:
     ) -> None:
         self._options = options
         self._dry_run = dry_run
-        self._engines = _engines(options, spawn, clock, refusals)
+        self._refusals = {} if refusals is None else refusals
+        self._engines = _engines(options, spawn, clock, self._refusals)
         self._clock = clock
         self._limit_s = limit_s
         self._found = FoundPolicy(folder)
@@ -143,6 +144,8 @@ class BmcEffector:
         Raises BmcError unless always-on was read from the BMC; with bracket and no outage: unless it could be set.
         """
         bracket = self._options.policy == "bracket"
+        if action.outage:
+            hasten(self._refusals)
         ask = _able if bracket and not action.outage else _look if self._options.policy == "observe" else _ensure
         try:
             engine, told, earlier = await self._first(ask, limit_s)

@@ -175,6 +175,16 @@ Refusals = dict[str, Refusal]
 """The last refusal of each BMC, by its address: it outlives a reload of the settings, which makes new engines."""
 
 
+def hasten(refusals: Refusals, where: str = "") -> None:
+    """Let the pause be the first one again, of one BMC or of all: the host's return depends on it now.
+
+    A right password is refused while the directory of its users is away, and that ends sooner than in four hours.
+    """
+    for address, refusal in refusals.items():
+        if where in ("", address):
+            refusal.times = 1
+
+
 class Login:
     """User and password, read again for each operation, and the pause after they were refused.
 

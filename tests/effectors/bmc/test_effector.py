@@ -13,11 +13,12 @@ import time
 import traceback
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import suppress
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
-from powerguard.core.model.actions import PollNow
+from powerguard.core.model.actions import EnsurePolicy, PollNow
 from powerguard.effectors.bmc.effector import BACK_OFF_S, BmcEffector, BmcError
 from powerguard.effectors.bmc.ipmi import Failure
 from powerguard.effectors.child import Ended, run_child
@@ -73,9 +74,9 @@ def effector(tmp_path: Path, port: int, *, limit_s: float = 15.0, password: str 
     return BmcEffector(options(tmp_path, port, USER, password), limit_s=limit_s)
 
 
-async def failure_of(bmc: BmcEffector) -> BmcError:
+async def failure_of(bmc: BmcEffector, action: EnsurePolicy = ENSURE) -> BmcError:
     with pytest.raises(BmcError) as caught:
-        await bmc.carry_out(ENSURE)
+        await bmc.carry_out(action)
     return caught.value
 
 
@@ -168,7 +169,7 @@ async def test_a_busy_bmc_is_asked_again_within_the_limit(tmp_path: Path) -> Non
 
 async def test_a_refused_login_is_tried_once_and_then_left_alone(tmp_path: Path) -> None:
     """BMCs lock accounts: ten minutes of rest, then twenty, up to four hours; a corrected password is tried at once."""
-    now_s = 1000.0
+    now_s, hourly = 1000.0, replace(ENSURE, outage="")
     async with SimBmc(USER, PASSWORD) as bmc:
         wrong = options(tmp_path, bmc.port, USER, "not-the-password")
         mine = BmcEffector(wrong, limit_s=15.0, clock=lambda: now_s)
@@ -182,8 +183,12 @@ async def test_a_refused_login_is_tried_once_and_then_left_alone(tmp_path: Path)
         assert "in 1 s" in str(again)
         now_s += 1
         for minutes in (20, 40, 80, 160, 240, 240):
-            assert f"the next try is in {minutes} minutes" in str(await failure_of(mine))
+            assert f"the next try is in {minutes} minutes" in str(await failure_of(mine, hourly))
             now_s += 60 * minutes
+        assert "the next try is in 240 minutes" in str(await failure_of(mine, hourly))
+        now_s += BACK_OFF_S
+        assert "login was refused 600 s ago" in str(await failure_of(mine, hourly))
+        assert "the next try is in 20 minutes" in str(await failure_of(mine)), "an outage does not wait for hours"
         keep_secret(tmp_path / "bmc-password", PASSWORD)
         assert dict(await mine.carry_out(ENSURE))["verified"] is True
         unknown = BmcEffector(options(tmp_path, bmc.port, "somebody", PASSWORD), limit_s=15.0)
