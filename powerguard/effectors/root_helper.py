@@ -15,7 +15,7 @@ import select
 import stat
 import sys
 import time
-from collections.abc import Callable, Iterator, Mapping
+from collections.abc import Callable, Collection, Iterator, Mapping
 from pathlib import Path
 from typing import Any, Final, NoReturn, TypeVar
 
@@ -210,13 +210,38 @@ def read_line(descriptor: int, by_s: float) -> bytes | None:
     return line.partition(b"\n")[0]
 
 
-def serve(carry_out: Callable[[Mapping[str, object]], Answer]) -> int:
-    """Answer the one line that comes in on standard input. carry_out may raise RefusedError."""
+def _heard(descriptor: int, awaited: Collection[str]) -> Mapping[str, object] | None:
+    """Return the object of the line; None if the input was empty. Raises RefusedError."""
+    line = read_line(descriptor, boottime_s() + LINE_S)
+    if line is None:
+        return None
+    told = told_object(line)
+    if told.get("word") in awaited and is_gone(descriptor):
+        msg = f"{told['word']}: its caller no longer waits, so it is not carried out"
+        raise RefusedError(msg)
+    return told
+
+
+def is_gone(descriptor: int) -> bool:
+    """Say whether a socket's other end was closed; False for anything else than a socket."""
+    if not stat.S_ISSOCK(os.fstat(descriptor).st_mode):
+        return False
+    looks = select.poll()
+    looks.register(descriptor, 0)
+    return any(event & select.POLLHUP for _, event in looks.poll(0))
+
+
+def serve(carry_out: Callable[[Mapping[str, object]], Answer], *, awaited: Collection[str] = ()) -> int:
+    """Answer the one line that comes in on standard input. carry_out may raise RefusedError.
+
+    awaited: words that are not carried out if their caller no longer waits. A host that is busy may start this process
+    late, and by then the opposite word may have been carried out.
+    """
     try:
-        line = read_line(sys.stdin.fileno(), boottime_s() + LINE_S)
-        if line is None:
+        told = _heard(sys.stdin.fileno(), awaited)
+        if told is None:
             return 0
-        answer = carry_out(told_object(line))
+        answer = carry_out(told)
     except RefusedError as error:
         answer = {"schema_version": 1, "word": "", "ok": False, "error": str(error)}
         tell(3, f"refused: {error}")

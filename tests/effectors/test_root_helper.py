@@ -6,7 +6,9 @@ It is all that says what was changed, so it is never half, and never somebody el
 import json
 import os
 import resource
+import socket
 import subprocess
+import sys
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -36,6 +38,33 @@ def full_disk() -> Iterator[None]:
         yield
     finally:
         resource.setrlimit(resource.RLIMIT_FSIZE, (soft, hard))
+
+
+SERVES = """import sys
+from powerguard.effectors.root_helper import serve
+def carry_out(told):
+    print(told["word"], file=sys.stderr)
+    return {"ok": True}
+sys.exit(serve(carry_out, awaited=("stop",)))
+"""
+
+
+@pytest.mark.parametrize(
+    ("word", "waits", "is_done"),
+    [("stop", True, True), ("stop", False, False), ("continue", False, True)],
+)
+def test_a_word_whose_caller_has_gone_is_not_carried_out_late(word: str, *, waits: bool, is_done: bool) -> None:
+    """systemd may start the process only when the daemon has given up, and has said the opposite word since."""
+    ours, theirs = socket.socketpair()
+    ours.sendall(json.dumps({"word": word}).encode() + b"\n")
+    if not waits:
+        ours.close()
+    with ours, theirs:
+        ended = subprocess.run(
+            [sys.executable, "-c", SERVES], stdin=theirs, capture_output=True, text=True, check=False
+        )
+    assert (ended.returncode, word in ended.stderr.split()) == (0, is_done)
+    assert ("no longer waits" in ended.stdout) is not is_done
 
 
 def test_what_was_kept_comes_back(folder: KeptFolder) -> None:

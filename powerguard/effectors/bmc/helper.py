@@ -338,14 +338,14 @@ def listen(server: int, answer: Callable[[Mapping[str, object]], Answer], idle_s
         else:
             return 0
     signal.alarm(_CHILD_S)
-    return serve(answer)
+    return serve(answer, awaited=("restore",))
 
 
 def _serve(answer: Callable[[Mapping[str, object]], Answer]) -> int:
     """Answer on the socket that systemd hands over; without one, the one line of standard input."""
     if os.environ.get("LISTEN_PID") == str(os.getpid()):
         return listen(_LISTEN_FD, answer)
-    return serve(answer)
+    return serve(answer, awaited=("restore",))
 
 
 def run(arguments: Sequence[str] | None = None) -> int:

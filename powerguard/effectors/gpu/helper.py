@@ -479,7 +479,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EX_USAGE if end.code else 0
     folder = GpuFolder(args.folder)
     if args.word == "serve":
-        return serve(lambda told: _said(folder, told))
+        return serve(lambda told: _said(folder, told), awaited=("cap",))
     if args.word == "watch":
         return watch(folder, args.lease_s)
     asked: dict[str, object] = {"word": args.word} if args.share is None else {"word": args.word, "share": args.share}

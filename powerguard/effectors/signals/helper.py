@@ -536,7 +536,7 @@ def run(arguments: Sequence[str] | None = None) -> int:
         return EX_USAGE if end.code else 0
     places = Places(folder=SignalFolder(args.folder), sockets=args.sockets, allowed=args.allowed, owner=os.geteuid())
     if args.word == "serve":
-        return serve(lambda told: carry_out(places, checked(told)))
+        return serve(lambda told: carry_out(places, checked(told)), awaited=("stop", "terminate"))
     if args.word == "watch":
         return watch(places, args.lease_s)
     # One name too many is a key too many, which `checked` refuses by saying what the word takes.

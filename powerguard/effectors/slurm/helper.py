@@ -475,7 +475,7 @@ def main(arguments: Sequence[str] | None = None) -> int:
     except SystemExit as end:
         return EX_USAGE if end.code else 0
     if args.word == "serve":
-        return serve(carry_out)
+        return serve(carry_out, awaited=("drain",))
     return by_hand("powerguard-slurm", lambda: carry_out({"word": args.word, "node": args.node}))
 
 
