@@ -123,6 +123,33 @@ def test_one_that_has_been_silent_for_long_is_not_endless() -> None:
     assert b.battery.used == 0.0, "nobody knows that it is on battery, either"
 
 
+def test_a_silent_one_that_the_host_needs_is_on_battery_as_the_other_one_is() -> None:
+    """Its card died long ago. The host runs, so its UPS does; from the transfer on its battery counts as emptying."""
+    state = after(BOTH, *CALM, lost(5.0, "b"), *(says(10.0 * n, "a", "utility") for n in range(1, 400)))
+    assert state.feed.supply is UTILITY
+    state = after(BOTH, says(4000.0, "a", "battery"), says(4001.0, "a", "battery"), Tick(at_s=4027.0), state=state)
+    b = feeds.of(state, "b")
+    assert b is not None
+    assert b.battery.used == pytest.approx(26.0 / 540.0, abs=2.0 / 540.0)
+    assert lasts_s(BOTH, state, 4027.0) > 200.0
+    state = after(BOTH, says(4028.0, "a", "utility"), state=state)
+    assert state.feed.supply is UTILITY
+
+
+@pytest.mark.parametrize("word", ["bypass", "unknown", ""])
+def test_what_is_unknown_supplies_a_host_that_needs_it_and_runs(word: str) -> None:
+    """In bypass for maintenance, a driver that says WAIT, or a card that has not answered since the start."""
+    told = (says(1.5, "b", word),) if word else (lost(1.5, "b"),)
+    state = after(BOTH, says(1.0, "a", "utility"), *told, says(2.0, "a", "battery"), says(3.0, "a", "battery"))
+    assert state.feed.supply is BATTERY
+    assert lasts_s(BOTH, state, 3.0) == pytest.approx(alone(0.75, 0.5), rel=0.02)
+
+
+def lasts_s(made: Policy, state: State, now_s: float) -> float:
+    """Return the effective runtime at the load of now."""
+    return budget.compute(made, state.battery, state.feed, state.trainers, now_s).reff_now_s or 0.0
+
+
 @pytest.mark.parametrize(
     ("word", "supply"), [("bypass", BATTERY), ("off", BATTERY), ("unknown", BATTERY), ("eco", UTILITY)]
 )

@@ -57,7 +57,7 @@ def test_who_takes_over_how_much_of_a_load() -> None:
     def overloaded(load_b: float, load_a: float | None = 0.6) -> bool:
         b = each("b", UTILITY, 1.0, load_b)
         upses = (each("a", BATTERY, 1.0, load_a), b, each("c", UTILITY, 1.0, 0.1))
-        return feeds._overloaded(made, upses, b, feeds._words(upses)).overloaded
+        return feeds._overloaded(made, upses, b, feeds._words(made, upses)).overloaded
 
     assert not overloaded(0.599)
     assert overloaded(0.601)
@@ -117,7 +117,7 @@ def test_a_test_of_the_one_that_is_needed_began_when_it_began() -> None:
 
 def lasts_s(made: Policy, *upses: Supplied) -> float:
     """Return how long they last at the load of now."""
-    words = feeds._words(upses)
+    words = feeds._words(made, upses)
     return feeds._lasts_s(made, upses, Feed(supply=BATTERY), 0.0, words=words, full=False)[FACTORS.index(1.0)]
 
 
@@ -270,7 +270,8 @@ def test_the_battery_of_all_is_the_mean_of_those_that_count() -> None:
     b = replace(b, battery=replace(b.battery, used=0.5, health=0.9, step_at_s=6.0))
 
     def battery(before: Battery, upses: tuple[Supplied, ...], supply: Supply, now_s: float) -> Battery:
-        return feeds._battery(ONE_OF_TWO, before, upses, Feed(supply=supply), now_s, words=feeds._words(upses))
+        words = feeds._words(ONE_OF_TWO, upses)
+        return feeds._battery(ONE_OF_TWO, before, upses, Feed(supply=supply), now_s, words=words)
 
     whole = battery(Battery(at_s=5.0), (a, b), BATTERY, 7.0)
     assert (whole.at_s, whole.used, whole.left, whole.health, whole.load) == (7.0, 0.2, 0.6, 0.6, 0.5)

@@ -255,7 +255,9 @@ def compose(policy: Policy, state: State, upses: tuple[Supplied, ...], now_s: fl
     """Return the state with what all feeds are together. arrived: the feed whose reading has just come."""
     upses = tuple(silence.presumed(state.gone, upses, each) for each in upses)
     upses = tuple(silence.watched(policy, upses, each, now_s, arrived) for each in upses)
-    words = _words(upses)
+    words = _words(policy, upses)
+    if Supply.BATTERY not in words.values():
+        upses = tuple(_advanced(policy, each, now_s, draining=False) if _is_silent(each) else each for each in upses)
     upses = tuple(_overloaded(policy, upses, each, words) for each in upses)
     upses = tuple(_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY else each for each in upses)
     feed = _feed(policy, state.feed, upses, now_s, arrived, words=words)
@@ -285,8 +287,20 @@ def word_of(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
     return Supply.UNKNOWN if bypassed or feed.lost_since_s is not None else Supply.UTILITY
 
 
-def _words(upses: tuple[Supplied, ...]) -> _Words:
-    return {each.ups: word_of(upses, each) for each in upses}
+def _words(policy: Policy, upses: tuple[Supplied, ...]) -> _Words:
+    """Return the supply of each. The host runs: a silent one that it needs has not ended, and is on battery as well."""
+    words = {each.ups: word_of(upses, each) for each in upses}
+    if Supply.BATTERY not in words.values():
+        return words
+    for each in upses:
+        rest = sum(_supplies(policy, other) for other in upses if other is not each)
+        if _is_silent(each) and words[each.ups] is Supply.UNKNOWN and rest < policy.minimum_supplies:
+            words[each.ups] = Supply.BATTERY
+    return words
+
+
+def _is_silent(each: Supplied) -> bool:
+    return each.feed.lost_since_s is not None and each.feed.supply is Supply.UTILITY
 
 
 def _is_off(each: Supplied) -> bool:
@@ -324,11 +338,11 @@ def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, wor
     return each if overloaded is each.overloaded else replace(each, overloaded=overloaded)
 
 
-def _advanced(policy: Policy, each: Supplied, now_s: float) -> Supplied:
+def _advanced(policy: Policy, each: Supplied, now_s: float, *, draining: bool = True) -> Supplied:
     mine = policy_of(policy, each.ups)
     if mine is None:
         return each
-    return replace(each, battery=account.advance(mine.policy, each.battery, now_s, draining=True))
+    return replace(each, battery=account.advance(mine.policy, each.battery, now_s, draining=draining))
 
 
 # --- All together -------------------------------------------------------------------------------------------------
@@ -535,9 +549,9 @@ def _lasts_s(
             )
         )
     supplies = sum(leg.supplies for leg in legs)
-    for leg in legs:
+    needed = max(1, min(policy.minimum_supplies, supplies))  # The host runs, so those that are unknown supply the rest.
+    for leg in legs if supplies >= policy.minimum_supplies else ():
         leg.load += orphaned * leg.supplies / supplies
-    needed = policy.minimum_supplies
     return [max(_LEAST_S, last_until_s([leg.at(factor) for leg in legs], needed, now_s) - now_s) for factor in FACTORS]
 
 
