@@ -207,6 +207,32 @@ def test_up_to_the_first_utility_reading_it_was_battery() -> None:
     assert still.used == near(0.1 - 0.75 * 36.0 / 28800.0)
 
 
+@pytest.mark.parametrize(
+    ("before", "now", "used"),
+    [
+        ({"charge_pct": 100.0}, {"charge_pct": 100.0}, 0.15),
+        ({"charge_pct": 100.0}, {"charge_pct": 70.0}, 0.45),
+        ({"runtime_s": 360.0}, {"runtime_s": 270.0}, 0.40),
+        ({"charge_pct": 100.0, "runtime_s": 360.0}, {"charge_pct": 90.0, "runtime_s": 270.0}, 0.40),
+        ({"charge_pct": 90.0}, {"charge_pct": 100.0}, 0.15),
+        ({"charge_pct": 100.0}, {"charge_pct": 10.0}, 0.85),
+        ({}, {"charge_pct": 100.0}, 0.85),
+    ],
+)
+def test_a_silence_between_utility_and_battery_takes_what_the_gauges_show(
+    before: dict[str, float], now: dict[str, float], used: float
+) -> None:
+    """270 s of silence would take 0.75 of a battery, and 0.1 was used. What no gauge shows counts as taken."""
+    last = reading(100.0, on_battery=False, load_pct=75.0, **before)
+    assert entered(KNOWN, reading(370.0, load_pct=75.0, **now), last).used == near(used)
+    short = entered(KNOWN, reading(118.0, load_pct=75.0, **now), last)
+    assert short.used == near(0.15), "as much as whole percents and minutes hide"
+    on = reading(100.0, load_pct=75.0, **before)
+    assert entered(KNOWN, reading(370.0, load_pct=75.0, **now), on).used == near(0.85), "it was on battery before"
+    for other in (replace(on, testing=True), replace(on, output_source=OutputSource.UNKNOWN)):
+        assert entered(KNOWN, reading(370.0, load_pct=75.0, **now), other).used == near(used), "a test, or WAIT of NUT"
+
+
 @pytest.mark.parametrize("source", [OutputSource.OFF, OutputSource.UNKNOWN])
 def test_nothing_recharges_while_nobody_says_so(source: OutputSource) -> None:
     assert entered(KNOWN, reading(400.0, output_source=source)).used == 0.1

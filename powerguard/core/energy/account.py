@@ -14,7 +14,7 @@ import math
 from dataclasses import replace
 
 from powerguard.core.energy import learning
-from powerguard.core.model.events import ON_UTILITY, UNREPORTED, Reading
+from powerguard.core.model.events import ON_UTILITY, UNREPORTED, OutputSource, Reading
 from powerguard.core.model.policy import BatteryModel, Policy, TauPoint
 from powerguard.core.model.state import Battery, Feed
 
@@ -117,6 +117,7 @@ def _less(term: float | None, drain: float) -> float | None:
 
 def _caught_up(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, drained: bool) -> Battery:
     """Bring the account up to this reading. A gap in the readings counts at the larger load of its two ends."""
+    battery = _after_silence(policy, battery, feed, reading) if drained else battery
     load, now_load = told_load(policy, reading), load_of(battery)
     seen_at_s = battery.at_s if feed.previous is None else feed.previous.at_s
     if load is None or load <= now_load or reading.at_s - seen_at_s <= GAP_S or not (points := table(policy, battery)):
@@ -127,6 +128,25 @@ def _caught_up(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *
         share = 1.0 - tau_s(points, load) / tau_s(points, now_load)
         battery = replace(battery, at_s=battery.at_s - share * counted_s)
     return _reckoned(policy, battery, reading.at_s, draining=drained, load=load)
+
+
+def _after_silence(policy: Policy, battery: Battery, feed: Feed, reading: Reading) -> Battery:
+    """Leave out the part of a gap in which the battery did not drain, by its gauges, if no outage was seen before.
+
+    When the power failed in it is unknown. A source may have been silent for an hour, and the outage have just begun.
+    """
+    last, points = feed.previous, table(policy, battery)
+    if last is None or not points:
+        return battery
+    if last.output_source is OutputSource.BATTERY and not (last.testing or last.calibrating):
+        return battery
+    tau_now_s, falls = tau_s(points, load_of(battery)), []
+    if last.charge_pct is not None and reading.charge_pct is not None:
+        falls.append((last.charge_pct - reading.charge_pct) / 100.0)
+    if last.runtime_s is not None and reading.runtime_s is not None:
+        falls.append((last.runtime_s - reading.runtime_s) / tau_now_s)
+    most_s = (max(0.0, *falls) + _AGREED) * tau_now_s if falls else math.inf
+    return replace(battery, at_s=max(battery.at_s, reading.at_s - most_s))
 
 
 def enter(
