@@ -258,6 +258,19 @@ def test_one_whose_output_is_off_is_not_there() -> None:
     assert now.reff_now_s == pytest.approx(alone(b.battery.left or 0.0, 0.9), rel=0.01)
 
 
+def test_a_battery_that_is_only_presumed_powers_nothing_off_beside_utility() -> None:
+    """A dip took the switch of one card with it. Utility is back, so AC would not drop, and the host would stay off."""
+    dark = (says(2.0, "a", "battery"), says(3.0, "a", "battery"), lost(5.0, "b"))
+    state = after(BOTH, *CALM, *dark)
+    assert not feeds.contradicts_commit(BOTH, state, 5.0, 10.0)
+    back = after(BOTH, says(6.0, "a", "utility"), state=state)
+    assert (back.feed.supply, feeds.contradicts_commit(BOTH, back, 6.0, 10.0)) == (BATTERY, True)
+    gone = after(BOTH, lost(10.0, "a"), state=back)
+    assert not feeds.contradicts_commit(BOTH, gone, 10.0, 10.0)
+    told = after(BOTH, says(7.0, "b", "battery"), says(8.0, "b", "battery"), says(8.5, "a", "utility"), state=back)
+    assert not feeds.contradicts_commit(BOTH, told, 8.5, 10.0), "it says so itself"
+
+
 def test_one_that_was_presumed_on_battery_is_so_until_it_answers() -> None:
     """The other one's return says nothing of it."""
     dark = (says(2.0, "a", "battery"), says(3.0, "a", "battery"), lost(5.0, "b"))

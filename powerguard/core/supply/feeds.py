@@ -187,10 +187,16 @@ def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float
         each = of(state, mine.policy.ups)
         if each is None:
             continue
-        carries = word_of(state.upses, each) is Supply.UTILITY
+        carries = word_of(state.upses, each) is Supply.UTILITY or _may_carry(state.upses, each)
         if carries or _contradicts(mine.policy, each.feed, each.battery, now_s, stop_s):
             supplies += mine.supplies
     return supplies >= policy.minimum_supplies
+
+
+def _may_carry(upses: tuple[Supplied, ...], each: Supplied) -> bool:
+    """Say whether its battery is only presumed, and all others report utility: powered off, the host would stay off."""
+    others = [other.feed for other in upses if other is not each]
+    return each.presumed and all(feed.supply is Supply.UTILITY and feed.lost_since_s is None for feed in others)
 
 
 def _contradicts(policy: Policy, feed: Feed, battery: Battery, now_s: float, stop_s: float) -> bool:
