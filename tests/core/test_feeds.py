@@ -11,7 +11,7 @@ from powerguard.core.decide.machine import step
 from powerguard.core.energy import account, budget
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed, Tick
 from powerguard.core.model.policy import FeedPolicy, Policy
-from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply
+from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply, phase_name
 from powerguard.core.supply import feeds
 from tests.core.play import make_policy
 
@@ -134,6 +134,20 @@ def test_a_silent_one_that_the_host_needs_is_on_battery_as_the_other_one_is() ->
     assert lasts_s(BOTH, state, 4027.0) > 200.0
     state = after(BOTH, says(4028.0, "a", "utility"), state=state)
     assert state.feed.supply is UTILITY
+
+
+def test_a_blip_of_the_last_one_powers_nothing_off_after_the_other_one_has_ended() -> None:
+    """Two UPSes at 60 % each: one ended long ago, and training is paused. Three polls of the other card are missed."""
+    told: list[Reading | SourceFailed] = [says(1.0, ups, "utility", load_pct=60.0) for ups in "ab"]
+    for at_s in range(2, 900, 5):
+        load = 60.0 if at_s < 200 else 27.0
+        told.append(says(float(at_s), "a", "utility", load_pct=load))
+        left = max(0.0, 100.0 - at_s / 9.0)
+        told.append(says(at_s + 0.5, "b", "battery", load_pct=load, charge_pct=left, runtime_s=9.0 * left))
+    told += [lost(900.0, "b"), *(says(float(at_s), "a", "utility", load_pct=54.0) for at_s in range(901, 1200, 5))]
+    state = after(ONE_OF_TWO, *told, lost(1200.0, "a"), *(Tick(at_s=1200.0 + n) for n in range(10)))
+    assert phase_name(state.phase) == "holding"
+    assert lasts_s(ONE_OF_TWO, state, 1210.0) > 100.0
 
 
 @pytest.mark.parametrize("word", ["bypass", "unknown", ""])

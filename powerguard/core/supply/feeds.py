@@ -299,10 +299,16 @@ def _words(policy: Policy, upses: tuple[Supplied, ...]) -> _Words:
     if Supply.BATTERY not in words.values():
         return words
     for each in upses:
-        rest = sum(_supplies(policy, other) for other in upses if other is not each)
+        rest = sum(_supplies(policy, other) for other in upses if other is not each and _may_live(policy, other))
         if _is_silent(each) and words[each.ups] is Supply.UNKNOWN and rest < policy.minimum_supplies:
             words[each.ups] = Supply.BATTERY
     return words
+
+
+def _may_live(policy: Policy, each: Supplied) -> bool:
+    """Say whether it has not fallen silent on battery with its energy used up."""
+    left = each.battery.left
+    return each.feed.lost_since_s is None or left is None or budget.usable(policy, left) > 0.0
 
 
 def _is_silent(each: Supplied) -> bool:
