@@ -227,6 +227,18 @@ def heavy(at_s: float, ups: str, word: str) -> Reading:
     return says(at_s, ups, word, load_pct=60.0)
 
 
+def test_the_load_is_that_of_all_of_them_whichever_was_read_last() -> None:
+    """As the budget counts it; watts only where every UPS reports them."""
+    a = says(0.0, "a", "utility", load_pct=50.0, watts=2500.0)
+    b = says(0.25, "b", "utility", load_pct=20.0, watts=600.0)
+    for other, watts in ((b, 3100.0), (replace(b, watts=None), None)):
+        state = after(ONE_OF_TWO, a, other, replace(a, at_s=1.0))
+        reading = state.feed.reading
+        assert reading is not None
+        assert reading.load_pct == pytest.approx(100.0 * (state.battery.load or 0.0))
+        assert reading.watts == watts
+
+
 def test_one_that_would_be_overloaded_carries_nobody() -> None:
     """60 % and 60 %: when the first battery ends, the other UPS switches off under 120 %."""
     calm = (heavy(0.0, "a", "utility"), heavy(0.25, "b", "utility"))

@@ -5,11 +5,12 @@ from dataclasses import replace
 
 from powerguard.core.decide.turn import Turn
 from powerguard.core.drill import checks
-from powerguard.core.energy import account, needs, own
+from powerguard.core.energy import needs, own
 from powerguard.core.model.actions import Action, EnsurePolicy, Scalar
 from powerguard.core.model.events import Reading, TrainerSeen
 from powerguard.core.model.policy import Drop, Policy
 from powerguard.core.model.state import Drill, DrillOrder, DrillStage, State, Trainer
+from powerguard.core.supply import feeds
 from powerguard.core.trainers import escalation
 
 
@@ -75,7 +76,7 @@ _LEAST_STEPS = 5
 
 def watch_reading(policy: Policy, state: State, stage: DrillStage, reading: Reading) -> DrillStage:
     """Keep the load of one reading: of this host alone where the UPS is shared and something measures it."""
-    load, of = account.told_load(policy, reading), "ups"
+    load, of = feeds.told_load(policy, state, reading), "ups"
     mine = own.own_load(policy, state, reading.at_s)
     if mine is not None and mine.measured:
         load, of = mine.load, mine.source.value
@@ -163,7 +164,7 @@ def look_at_load(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
     if load is None or drill.load is None:
         figure(turn, load_told=False)
         return ""
-    figures: dict[str, Scalar] = _drop(turn.policy, stage.name, drill.load, load)
+    figures: dict[str, Scalar] = _drop(own.rating_w(turn.policy, turn.state), stage.name, drill.load, load)
     if not settled:
         # The load of training may vary. A load that did not settle is reported, and not learned.
         figures[f"load_{_WORDS[stage.name]}_settled"] = False
@@ -184,11 +185,12 @@ def _rest_w(turn: Turn) -> float | None:
 _WORDS = {"pause": "paused", "cap": "capped"}
 
 
-def _drop(policy: Policy, stage: str, before: float, after: float) -> dict[str, Scalar]:
+def _drop(rating_w: float | None, stage: str, before: float, after: float) -> dict[str, Scalar]:
+    """Return the figures of a fall. rating_w: of all UPSes that feed the host; None: unknown."""
     word = _WORDS[stage]
     figures: dict[str, Scalar] = {f"load_{word}": rounded(after), f"drop_{word}": rounded(before - after)}
-    if policy.rating_w is not None:
-        figures[f"drop_{word}_w"] = round((before - after) * policy.rating_w, 1)
+    if rating_w is not None:
+        figures[f"drop_{word}_w"] = round((before - after) * rating_w, 1)
     return figures
 
 
@@ -235,7 +237,7 @@ def look_at_self_test(turn: Turn, drill: Drill, stage: DrillStage) -> str | None
     late = turn.now_s >= stage.by_s
     if reading is None:
         return None
-    load = account.told_load(turn.policy, reading)
+    load = feeds.told_load(turn.policy, turn.state, reading)
     if not isinstance(begun, int | float):
         if testing:
             figure(turn, test_began_s=round(turn.now_s - stage.at_s, 3), load_before=rounded(load))

@@ -174,6 +174,21 @@ def each_alone(policy: Policy, state: State) -> list[tuple[Policy, State]]:
     ]
 
 
+def told_load(policy: Policy, state: State, reading: Reading) -> float | None:
+    """Load by the newest reading, a share of the rating; of several UPSes their mean, as `_battery` has it."""
+    if not policy.feeds:
+        return account.told_load(policy, reading)
+    known = []
+    for mine in policy.feeds:
+        each = of(state, mine.policy.ups)
+        if each is None or each.feed.reading is None or _carries_nothing(state.upses, each):
+            continue
+        load = account.told_load(mine.policy, each.feed.reading)
+        known += [] if load is None else [(mine.supplies, load)]
+    weight = sum(supplies for supplies, _ in known)
+    return sum(supplies * load for supplies, load in known) / weight if weight else None
+
+
 def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float) -> bool:
     """Say whether the host would have the power supplies that it needs, by news of utility or authenticated reports.
 
@@ -402,7 +417,7 @@ def _feed(
         supply=supply,
         since_s=since_s,
         proven_by=_proven_by(before, on_battery),
-        reading=_reading(before.reading, upses, supply, now_s, arrived, is_tested=is_tested),
+        reading=_reading(policy, before.reading, upses, supply, now_s, arrived=arrived, is_tested=is_tested),
         previous=before.previous if arrived is None else arrived.previous,
         suspect=any(feed.suspect and feed.lost_since_s is None for feed in feeds),
         unproven_battery=any(feed.unproven_battery for feed in feeds),
@@ -437,15 +452,16 @@ def _since_s(supply: Supply, on_battery: list[Supplied], now_s: float) -> float:
 
 
 def _reading(
+    policy: Policy,
     before: Reading | None,
     upses: tuple[Supplied, ...],
     supply: Supply,
     now_s: float,
-    arrived: Feed | None,
     *,
+    arrived: Feed | None,
     is_tested: bool,
 ) -> Reading | None:
-    """Return one reading for all of them: what is left of the least full, and every alarm."""
+    """Return one reading for all of them: what is left of the least full, the load of all, and every alarm."""
     base = before if arrived is None else arrived.reading
     told = [each.feed.reading for each in upses if each.feed.reading is not None]
     if base is None or not told:
@@ -458,12 +474,16 @@ def _reading(
         word = next((each for each in _ALARMING_FIRST if each in words), OutputSource.UTILITY)
     charges = [each.charge_pct for each in told if each.charge_pct is not None]
     runtimes = [each.runtime_s for each in on_battery or told if each.runtime_s is not None]
+    watts = [each.watts for each in told if each.watts is not None]
+    load = _mean(policy, _carrying(upses), lambda each: _told_load(policy, each))
     return replace(
         base,
         at_s=base.at_s if arrived is None else max(base.at_s, now_s),
         output_source=word,
         charge_pct=min(charges, default=None),
         runtime_s=min(runtimes, default=None),
+        load_pct=None if load is None else round(100.0 * load, 3),
+        watts=sum(watts) if len(watts) == len(told) else None,
         input_present=_input(on_battery, told if is_tested else (), base),
         low_battery=any(each.low_battery for each in told),
         replace_battery=any(each.replace_battery for each in told),
@@ -474,6 +494,11 @@ def _reading(
         output_off_in_s=None,
         alarms=tuple(sorted({alarm for each in told for alarm in each.alarms})),
     )
+
+
+def _told_load(policy: Policy, each: Supplied) -> float | None:
+    mine = policy_of(policy, each.ups)
+    return None if mine is None or each.feed.reading is None else account.told_load(mine.policy, each.feed.reading)
 
 
 def _input(on_battery: list[Reading], tested: Iterable[Reading], base: Reading) -> bool | None:
@@ -493,13 +518,12 @@ def _battery(
     going = [each for each in upses if words[each.ups] is Supply.BATTERY]
     staying = [each for each in upses if words[each.ups] is Supply.UTILITY]
     counted = going if feed.supply is Supply.BATTERY else going + staying
-    left = _mean(policy, counted, lambda battery: battery.left)
+    left = _mean(policy, counted, lambda each: each.battery.left)
     if left is not None and budget.usable(policy, left) <= 0.0:
         # Those that end are left out: with no energy left, the runtime of the others could not be computed.
         counted = going + staying
-        left = _mean(policy, counted, lambda battery: battery.left)
-    # A UPS whose output is off is not there; what it carried is on the others.
-    load = _mean(policy, (each for each in upses if not _carries_nothing(upses, each)), lambda battery: battery.load)
+        left = _mean(policy, counted, lambda each: each.battery.left)
+    load = _mean(policy, _carrying(upses), lambda each: each.battery.load)
     composed: tuple[tuple[float, float], ...] = ()
     if left is not None:
         usable = budget.usable(policy, left)
@@ -511,19 +535,24 @@ def _battery(
     steps = [each.battery.step_at_s for each in upses if each.battery.step_at_s is not None]
     return Battery(
         at_s=max(before.at_s, now_s),
-        used=_mean(policy, counted or upses, lambda battery: battery.used),
+        used=_mean(policy, counted or upses, lambda each: each.battery.used),
         left=left,
         load=load,
         step_at_s=max(steps, default=None),
-        health=_mean(policy, counted or upses, lambda battery: battery.health) or policy.health,
+        health=_mean(policy, counted or upses, lambda each: each.battery.health) or policy.health,
         composed=composed,
         contradicted=bool(going) and all(each.battery.contradicted for each in going),
     )
 
 
-def _mean(policy: Policy, upses: Iterable[Supplied], of: Callable[[Battery], float | None]) -> float | None:
-    """Mean of what is known of their batteries, by power supplies; None if none is known."""
-    known = [(_supplies(policy, each), value) for each in upses if (value := of(each.battery)) is not None]
+def _carrying(upses: tuple[Supplied, ...]) -> list[Supplied]:
+    """Leave out a UPS whose output is off: what it carried is on the others."""
+    return [each for each in upses if not _carries_nothing(upses, each)]
+
+
+def _mean(policy: Policy, upses: Iterable[Supplied], of: Callable[[Supplied], float | None]) -> float | None:
+    """Mean of what is known of them, by power supplies; None if none is known."""
+    known = [(_supplies(policy, each), value) for each in upses if (value := of(each)) is not None]
     weight = sum([supplies for supplies, _ in known])
     return sum(supplies * value for supplies, value in known) / weight if weight else None
 

@@ -54,6 +54,23 @@ def capped(before: float, after: float, load: int) -> Told:
 # --- Load -------------------------------------------------------------------------------------------------------------
 
 
+def test_two_upses_are_measured_together_however_often_each_is_read() -> None:
+    """The host draws 2000 W of one UPS and 1000 W of the other, which is read every third second only."""
+
+    def read(first_s: int, last_s: int, a: int, b: int) -> str:
+        told = [f"{at_s} utility ups=a load={a} charge=100 runtime=700" for at_s in range(first_s, last_s)]
+        told[::3] = [f"{line} | utility ups=b load={b} charge=100 runtime=700" for line in told[::3]]
+        return "\n".join(told)
+
+    words = f"{WORDS} feed=a feed=b"
+    ready = read(0, 16, 50, 25) + "\n15 trainer llm step=100 durable_age_s=60"
+    told = played(f"16 drill scope=pause\n{read(17, 29, 50, 25)}\n{read(29, 90, 25, 15)}", words=words, ready=ready)
+    found = figures(told)
+    assert found["load_before"] == 0.375
+    assert found["load_paused"] == pytest.approx(0.2, abs=0.005)
+    assert found["drop_paused_w"] == pytest.approx(1400.0, abs=40.0), "of two times 4000 W"
+
+
 def test_a_load_that_never_rests_is_told_as_its_mean() -> None:
     """The baseline ends after 30 s; of a load that climbs by a point a second the last eleven seconds count."""
     told = played("16 drill scope=pause\n17..46 utility load=40+1\n47..100 utility load=30\n101..103 utility load=75")
