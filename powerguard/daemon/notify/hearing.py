@@ -433,6 +433,9 @@ def _shown(known: Texts, key: str, value: object) -> str:
         return f"{value:.0f}"
     if not 0 <= value < _LONGEST_S:
         return str(units["unknown"])
-    if value < 100:
-        return f"{value:.0f} {units['seconds']}"
+    whole = round(value)
+    if whole < 60:
+        return f"{whole} {units['seconds']}"
+    if whole < 600:  # Runtime and needs are compared: 2 min must not stand for 105 s and for 149 s.
+        return f"{whole // 60} {units['minutes']} {whole % 60} {units['seconds']}"
     return f"{value / 60:.0f} {units['minutes']}" if value < 6000 else f"{value / 3600:.1f} {units['hours']}"

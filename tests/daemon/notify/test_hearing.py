@@ -56,6 +56,8 @@ def test_an_outage_is_told_step_by_step() -> None:
     assert all(is_wanted(each, "none") for each in told)
     assert hears.standing == {}
     assert "the battery is only just enough" in told[1].text
+    assert "lasts 12 min, and 25 min with training paused; checkpoint and stop need 2 min 0 s" in told[0].text
+    assert "needs 1 min 30 s (full)" in told[2].text
     assert told[4].title == "gpu-01: training resumed"
 
 
