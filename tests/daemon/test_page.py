@@ -243,6 +243,8 @@ def test_last_outages_come_from_the_journal() -> None:
     assert text.index("still running") < text.index("ridden through: training never stopped")
     assert "powerguard report 6f1d2c3b-7 --html FILE" in text
     assert "5 min 0 s" in text
+    daemon.outages = (recorded(figures={"lasted_s": 119.0}),)
+    assert "1 min 59 s" in shown(daemon).text, "as in history: not by a wall clock that was set in the outage"
 
 
 @pytest.fixture(scope="module")

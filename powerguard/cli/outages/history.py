@@ -328,7 +328,7 @@ def _list(args: argparse.Namespace, db: sqlite3.Connection) -> int:
             "started_at": each.started_wall,
             "ended_at": each.ended_wall,
             "outcome": each.outcome or None,
-            "lasted_s": _lasted_s(each),
+            "lasted_s": each.lasted_s,
             "on_battery_s": each.figures.get("on_battery_s"),
             "checkpoint_s": each.figures.get("checkpoint_s"),
             "commit_after_s": each.figures.get("commit_after_s"),
@@ -357,17 +357,6 @@ def _list(args: argparse.Namespace, db: sqlite3.Connection) -> int:
 
 
 _HEAD: Final = ("began", "lasted", "on battery", "checkpoint", "commit after", "recovery", "outcome", "outage")
-
-
-def _lasted_s(record: OutageRecord) -> float | None:
-    """Seconds that it lasted, by the boot's clock if known; None while it runs, or if unknown."""
-    if record.ended_wall is None:
-        return None
-    told = record.figures.get("lasted_s")
-    if isinstance(told, int | float):
-        return float(told)
-    seconds = record.ended_wall - record.started_wall
-    return round(seconds, 3) if seconds >= 0.0 else None
 
 
 def _shown(seconds: object) -> str:

@@ -289,6 +289,17 @@ class OutageRecord:
     outcome: str = ""
     figures: Mapping[str, Scalar] = field(default_factory=dict)
 
+    @property
+    def lasted_s(self) -> float | None:
+        """Seconds that it lasted, by the boot's clock if known; None while it runs, or if unknown."""
+        if self.ended_wall is None:
+            return None
+        counted = self.figures.get("lasted_s")
+        if isinstance(counted, int | float):
+            return float(counted)
+        seconds = self.ended_wall - self.started_wall
+        return round(seconds, 3) if seconds >= 0.0 else None
+
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Line:

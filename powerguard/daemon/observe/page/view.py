@@ -338,7 +338,7 @@ def outage_rows(outages: Sequence[OutageRecord], words: Mapping[str, str]) -> li
         (
             each.id,
             moment(each.started_wall, "%Y-%m-%d %H:%M"),
-            "" if each.ended_wall is None else duration(max(0.0, each.ended_wall - each.started_wall), words),
+            "" if each.ended_wall is None else duration(each.lasted_s, words),
             word(words, "outcome", "" if each.ended_wall is None else each.outcome),
         )
         for each in outages[:MOST_OUTAGES]
