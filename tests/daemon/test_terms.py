@@ -7,7 +7,8 @@ import pytest
 
 from powerguard.core.energy.needs import fold
 from powerguard.core.model.actions import Conduct
-from powerguard.core.model.policy import BatteryModel, Learned, Need, TrainerPolicy
+from powerguard.core.model.policy import BatteryModel, FeedPolicy, Learned, Need, TrainerPolicy
+from powerguard.core.model.state import Supplied
 from powerguard.daemon.observe.status import plan_view
 from powerguard.daemon.observe.terms import Term, terms
 from tests.daemon.watched import DAY_S, HEALTH, NOW_S, POLICY, Watched, reading, scene, taught
@@ -57,6 +58,20 @@ def test_a_low_measurement_counts_even_where_the_ups_wants_a_new_battery() -> No
     model = replace(daemon.state.battery.model, health=replace(HEALTH, share=0.4))
     daemon.state = replace(daemon.state, battery=replace(daemon.state.battery, model=model))
     assert "measured 2026-09-09: 40 %" in term(daemon, "health").source
+
+
+def test_the_health_of_several_upses_is_that_of_each() -> None:
+    """The mean was "assumed, because no discharge has measured it" although one of them was measured."""
+    daemon = taught()
+    feed, battery = daemon.state.feed, daemon.state.battery
+    new = replace(battery, health=0.6, model=BatteryModel())
+    other = replace(daemon.policy, ups="rack-b", health=0.6, health_from="settings")
+    daemon.policy = replace(daemon.policy, feeds=(FeedPolicy(policy=daemon.policy), FeedPolicy(policy=other)))
+    upses = tuple(Supplied(ups=ups, feed=feed, battery=of) for ups, of in (("rack-a", battery), ("rack-b", new)))
+    daemon.state = replace(daemon.state, upses=upses, battery=replace(new, health=0.7))
+    source = term(daemon, "health").source
+    assert "rack-a 80 %, measured 2026-09-09: 82 %" in source
+    assert source.endswith("; rack-b 60 %, budget.health of the settings")
 
 
 def test_runtime_by_load() -> None:

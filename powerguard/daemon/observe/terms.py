@@ -15,6 +15,7 @@ from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OwnSource, Reading
 from powerguard.core.model.policy import Health, Learned, Policy
 from powerguard.core.model.state import State, Trainer
+from powerguard.core.supply.feeds import each_alone
 from powerguard.daemon.observe.port import Daemon
 
 Wall = Callable[[float | None], float | None]
@@ -60,7 +61,13 @@ class HealthView:
 
 
 def health_view(policy: Policy, state: State, now_s: float, at: Wall) -> HealthView:
-    """Return the origin of the health that counts now: by the rules of `battery.health`."""
+    """Return the origin of the health that counts now: by the rules of `battery.health`; of several UPSes, of each."""
+    alone = [(mine.ups, health_view(mine, of, now_s, at)) for mine, of in each_alone(policy, state) if policy.feeds]
+    if alone:
+        origin = next((view.origin for _, view in alone if view.origin != "measured"), "measured")
+        because = "; ".join(f"{ups} {percent(view.share)}, {view.because}" for ups, view in alone)
+        because = alone[0][1].because if len({view.because for _, view in alone}) == 1 else because
+        return HealthView(share=state.battery.health, origin=origin, because=because, presumed=policy.health, aged=None)
     reading = state.feed.reading
     presumed, origin = policy.health, policy.health_from
     if reading is not None and reading.replace_battery and policy.health_replace < policy.health:
