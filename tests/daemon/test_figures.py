@@ -84,6 +84,30 @@ async def test_resumed_in_place(tmp_path: Path) -> None:
 
 
 @in_virtual_time
+async def test_utility_that_comes_and_goes_is_no_time_on_battery(tmp_path: Path) -> None:
+    """One outage until utility is stable for 10 s: only the stretches on battery count."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running() as daemon:
+        await rest(5.0)
+        world.ups.utility = False
+        cut_at_s = now_s()
+        await until(lambda: isinstance(daemon.state.phase, Holding))
+        dark_s = now_s() - cut_at_s
+        for _ in range(5):
+            world.ups.utility = True
+            await rest(8.0)
+            world.ups.utility = False
+            await rest(4.0)
+        world.ups.utility = True
+        await over(daemon)
+        last = daemon.last_outage
+    assert last is not None
+    assert (len(world.outages()), last.outcome) == (1, "resumed_in_place")
+    assert last.on_battery_s is not None
+    assert abs(last.on_battery_s - dark_s - 5 * 4.0) < 6.0, "a second for each, until the UPS is read again"
+
+
+@in_virtual_time
 async def test_the_checkpoint_of_an_outage_ends_with_that_of_the_last_trainer(tmp_path: Path) -> None:
     """`history`, `report` and the metrics have one figure for all trainers: until every one has its checkpoint."""
     world = World(tmp_path / "journal.sqlite")

@@ -40,7 +40,8 @@ class Figures:
         self._began_wall_s: float | None = None
         self._open: dict[str, Scalar] = {}
         self._at: dict[str, float] = {}
-        self._on_battery_at_s: float | None = None  # The last step, if it was on battery.
+        self._counted_s: float | None = None  # The last step of an outage.
+        self._was_on_battery = False
         self._meter = Meter()
 
     def load(self, history: Sequence[OutageRecord]) -> None:
@@ -66,14 +67,22 @@ class Figures:
         now_s = daemon.clock()
         seen = daemon.returning.seen
         gpus = 0 if seen is None else seen.gpus
+        phase, feed = answer.state.phase, answer.state.feed
+        on_battery = feed.supply is Supply.BATTERY
+        if self._counted_s is not None and (on_battery or self._was_on_battery):
+            from_s = max(self._counted_s, feed.since_s) if not self._was_on_battery else self._counted_s
+            self._add_on_battery((now_s if on_battery else min(now_s, feed.since_s)) - from_s)
         for note in answer.notes:
             values = dict(note.numbers)
             match note.event:
                 case "outage_began":
                     self._open, self._at = dict(self._host), {}
                     self._began_wall_s = None
+                    self._add_on_battery(0.0 if isinstance(phase, Online) else now_s - phase.outage.since_s)
                     self._meter.begin()
                     self._journal.count("ups_transfers")
+                case "outage_continued" if on_battery:  # No daemon ran meanwhile.
+                    self._add_on_battery(number(values.get("away_s")) or 0.0)
                 case "host_returned":
                     self._at = {"returned": now_s}
                     self._open["returned"] = True
@@ -88,7 +97,6 @@ class Figures:
                     self._resumed(daemon, answer.notes, now_s)
                 case _:
                     pass
-        phase = answer.state.phase
         if self.outcome(answer) == "lost":
             self._journal.count("outages_lost")
             self._cost(answer.state)
@@ -96,13 +104,11 @@ class Figures:
             self._meter.online(answer.state, now_s)
         else:
             self._meter.step(self._open, answer, now_s, gpus)
-        if not isinstance(phase, Online | Recovery) and "returned" not in self._open:
-            self._open["on_battery_s"] = _on_battery_s(answer.state, phase.outage.since_s, now_s)
-        elif not isinstance(phase, Online) and self._on_battery_at_s is not None:
-            # Back, and on battery again before training runs: the time off is none.
-            before_s = number(self._open.get("on_battery_s")) or 0.0
-            self._open["on_battery_s"] = round(before_s + now_s - self._on_battery_at_s, 3)
-        self._on_battery_at_s = now_s if answer.state.feed.supply is Supply.BATTERY else None
+        self._counted_s, self._was_on_battery = None if isinstance(phase, Online) else now_s, on_battery
+
+    def _add_on_battery(self, seconds: float) -> None:
+        before_s = number(self._open.get("on_battery_s")) or 0.0
+        self._open["on_battery_s"] = round(before_s + max(0.0, seconds), 3)
 
     def _all_are_durable(self, state: State) -> bool:
         """Say whether this is the first moment after the pause at which every trainer has its checkpoint."""
@@ -124,12 +130,8 @@ class Figures:
         outcome = str(values.get("outcome"))
         lasted_s = number(values.get("lasted_s")) or 0.0
         now_s, now_wall_s = daemon.clock(), daemon.wall()
-        if outcome in {"clean_shutdown", "dirty"}:
-            # On battery as long as the daemon counted it: until the last written step of the old boot.
-            if "returned" in self._at:
-                self._open["recovery_s"] = round(now_s - self._at["returned"], 3)
-        else:
-            self._open["on_battery_s"] = _on_battery_s(state, now_s - lasted_s, now_s)
+        if outcome in {"clean_shutdown", "dirty"} and "returned" in self._at:
+            self._open["recovery_s"] = round(now_s - self._at["returned"], 3)
         self._open["lasted_s"] = lasted_s
         self._journal.count(f"outages_{outcome}")
         on_battery_s = number(self._open.get("on_battery_s"))
@@ -171,13 +173,6 @@ class Figures:
         if isinstance(answer.state.phase, Online) and not self.outcome(answer):
             return ()
         return tuple(self._open.items())
-
-
-def _on_battery_s(state: State, since_s: float, now_s: float) -> float:
-    """Seconds from the outage's first reading on battery until utility was stable, or until now."""
-    feed = state.feed
-    until_s = feed.since_s if feed.supply is Supply.UTILITY and since_s <= feed.since_s <= now_s else now_s
-    return round(max(0.0, until_s - since_s), 3)
 
 
 def number(value: object) -> float | None:
