@@ -10,6 +10,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from powerguard.cli.main import main
 from powerguard.core.model.actions import Conduct, Scalar
 from powerguard.core.model.events import TrainerSeen
+from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import GpuCap, Holding, OnBattery, Online, Shutdown, State, Step, Trainer
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal
@@ -104,6 +105,22 @@ async def test_a_power_off_costs_the_time_until_training_runs(tmp_path: Path) ->
     assert found.return_s["power_on_to_boot"][0] == pytest.approx(20.0, abs=2.0)
     assert found.usual_s is not None
     assert found.usual_s > 1800.0
+
+
+@in_virtual_time
+async def test_a_recorded_power_off_costs_the_hold(tmp_path: Path) -> None:
+    """In mode rehearse the host stays on: training is held until utility is back, and nothing was down."""
+    world = World(tmp_path / "journal.sqlite")
+    world.policy = replace(world.policy, mode=Mode.REHEARSE)
+    async with world.running() as daemon:
+        world.ups.utility = False
+        await until(lambda: isinstance(daemon.state.phase, Shutdown))
+        await rest(300.0)
+        world.ups.utility = True
+        await over(daemon)
+    found = spent(world)
+    assert found.lost_s["held"] > 300.0
+    assert found.lost_s["stopped"] == 0.0
 
 
 @in_virtual_time

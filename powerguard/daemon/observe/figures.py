@@ -9,6 +9,7 @@ from powerguard.clock import Clock
 from powerguard.core.energy import needs
 from powerguard.core.model.actions import Conduct, Detail, Note, ResumeTraining, Scalar, TriggerCheckpoint
 from powerguard.core.model.events import Event, Measured
+from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Online, Recovery, Shutdown, State, Step, Supply, Trainer
 from powerguard.daemon.journal import Journal, OutageRecord
 from powerguard.daemon.observe.port import LastOutage, ReturnView
@@ -16,6 +17,9 @@ from powerguard.daemon.observe.port import LastOutage, ReturnView
 
 class _Daemon(Protocol):
     clock: Clock
+
+    @property
+    def policy(self) -> Policy: ...
 
     @property
     def returning(self) -> ReturnView: ...
@@ -67,6 +71,7 @@ class Figures:
         now_s = daemon.clock()
         seen = daemon.returning.seen
         gpus = 0 if seen is None else seen.gpus
+        self._meter.powers_off = daemon.policy.powers_off
         phase, feed = answer.state.phase, answer.state.feed
         on_battery = feed.supply is Supply.BATTERY
         if self._counted_s is not None and (on_battery or self._was_on_battery):
@@ -330,7 +335,8 @@ class Meter:
     """Counts while an outage runs. One writer: the loop. figures: of the record; what is in them goes on from there."""
 
     def __init__(self) -> None:
-        """Know nothing of the moment before."""
+        """Know nothing of the moment before. powers_off: whether a host that has committed goes down."""
+        self.powers_off = True
         self._before: State | None = None
         self._at_s = 0.0
         self._per_step_s: dict[str, float] = {}
@@ -382,7 +388,7 @@ class Meter:
             # None where the record of an outage that goes on could not be read.
             _add(figures, "lost_stopped_s", took_s * (number(figures.get("trainers")) or 0.0))
             return
-        ended = isinstance(before.phase, Shutdown)
+        ended = isinstance(before.phase, Shutdown) and self.powers_off
         for trainer in before.trainers:
             after = next((each for each in now.trainers if each.name == trainer.name), trainer)
             if not trainer.alive:
