@@ -267,12 +267,14 @@ def test_terms_add_up() -> None:
 
 @pytest.mark.parametrize("grade", Grade)
 def test_required_steps_add_up(grade: Grade) -> None:
-    """The stacked panel must reach exactly the need."""
+    """The stacked panel must reach exactly the need, also on a host that makes room for others on its UPS."""
     daemon = scene("on_battery")
     now = replace(conditions.outage_budget(daemon.policy, daemon.state, NOW_S), grade=grade)
 
     now = replace(now, stop_s=budget.stop_s(daemon.policy, grade))
     assert math.fsum(required_steps(daemon, now).values()) == pytest.approx(now.checkpoint_s + now.stop_s)
+    now = replace(now, need_s=now.checkpoint_s + now.stop_s, shed_s=220.0)
+    assert math.fsum(required_steps(daemon, now).values()) == pytest.approx(now.pause_need_s)
 
 
 def test_next_is_in_order_of_time() -> None:

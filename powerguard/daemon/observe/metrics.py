@@ -361,9 +361,7 @@ def _reasons(view: View) -> Iterator[Sample]:
 
 def _margin(view: View) -> Number:
     now = view.budget
-    if now.reff_paused_s is None or now.need_s <= 0.0:
-        return None
-    return (now.reff_paused_s - now.need_s) / now.need_s
+    return None if now.slack_s is None or now.pause_need_s <= 0.0 else now.slack_s / now.pause_need_s
 
 
 def _supply(view: View) -> Number:
@@ -500,7 +498,7 @@ _UPS: Final = (
     ),
     gauge(
         "ups_capacity_margin_ratio",
-        "Effective runtime when paused minus the need, as a share of the need; below 0 it does not fit.",
+        "Slack by this UPS alone, as a share of all that is needed; below 0 it does not fit.",
         of_ups(_margin),
         "ups",
     ),
@@ -551,7 +549,7 @@ _BUDGET: Final = (
     ),
     gauge(
         "budget_required_seconds",
-        "What is still needed, by step.",
+        "What is still needed, by step; higher_tiers: by how much earlier this host makes room on a shared UPS.",
         lambda v: (((step,), value) for step, value in required_steps(v.daemon, v.budget).items()),
         "step",
     ),

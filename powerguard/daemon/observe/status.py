@@ -586,7 +586,7 @@ def _power_on(daemon: Daemon, times: Times) -> Json:
 
 
 def required_steps(daemon: Daemon, now: Budget) -> dict[str, float]:
-    """Split the needs into steps for display; the sum is `need_s`."""
+    """Split the needs into steps for display; the sum is `pause_need_s`."""
     policy = daemon.policy
     bare_s = budget.stop_s(policy, now.grade, reserve_s=0.0)
     ups_off_s = 0.0 if now.grade.value == "bare" else min(policy.ups_off_s, bare_s)
@@ -595,6 +595,7 @@ def required_steps(daemon: Daemon, now: Budget) -> dict[str, float]:
         "host_stop": bare_s - ups_off_s,
         "ups_off": ups_off_s,
         "reserve": now.stop_s - bare_s,
+        "higher_tiers": now.shed_s,
     }
 
 
