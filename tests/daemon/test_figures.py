@@ -5,7 +5,7 @@ from pathlib import Path
 
 from powerguard.core.model.actions import Action, TriggerCheckpoint
 from powerguard.core.model.policy import Mode, TrainerPolicy
-from powerguard.core.model.state import Holding, OnBattery, Online, Recovery, Shutdown
+from powerguard.core.model.state import EmergencyCheckpoint, Holding, OnBattery, Online, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.observe import figures
@@ -130,6 +130,22 @@ async def test_the_checkpoint_of_an_outage_ends_with_that_of_the_last_trainer(tm
         assert last is not None
         assert last.checkpoint_s is not None
         assert abs(last.checkpoint_s - 40.0) < 0.5
+
+
+@in_virtual_time
+async def test_a_checkpoint_that_ends_with_the_outage_has_its_time(tmp_path: Path) -> None:
+    """Utility has been stable for long when it is durable: one step ends both."""
+    world = World(tmp_path / "journal.sqlite")
+    async with world.running() as daemon:
+        await rest(5.0)
+        world.ups.utility = False
+        await until(lambda: isinstance(daemon.state.phase, EmergencyCheckpoint))
+        world.ups.utility = True
+        await over(daemon)
+        last = daemon.last_outage
+        assert last is not None
+        assert last.checkpoint_s is not None
+        assert abs(last.checkpoint_s - CHECKPOINT_S) < 0.5
 
 
 @in_virtual_time

@@ -46,6 +46,7 @@ class Figures:
         self._at: dict[str, float] = {}
         self._counted_s: float | None = None  # The last step of an outage.
         self._was_on_battery = False
+        self._owing: frozenset[str] = frozenset()
         self._meter = Meter()
 
     def load(self, history: Sequence[OutageRecord]) -> None:
@@ -93,7 +94,7 @@ class Figures:
                     self._open["returned"] = True
                 case "phase_changed":
                     self._phase(values, answer.state, now_s)
-                case "checkpoint_durable" if self._all_are_durable(answer.state):
+                case "checkpoint_durable" if self._all_are_durable(answer.state, str(values.get("trainer"))):
                     self._open["checkpoint_s"] = round(now_s - self._at["emergency"], 3)
                     self._open["checkpoint_step"] = values.get("step")
                 case "outage_ended":
@@ -110,15 +111,19 @@ class Figures:
         else:
             self._meter.step(self._open, answer, now_s, gpus)
         self._counted_s, self._was_on_battery = None if isinstance(phase, Online) else now_s, on_battery
+        self._owing = _owing(answer.state)
 
     def _add_on_battery(self, seconds: float) -> None:
         before_s = number(self._open.get("on_battery_s")) or 0.0
         self._open["on_battery_s"] = round(before_s + max(0.0, seconds), 3)
 
-    def _all_are_durable(self, state: State) -> bool:
-        """Say whether this is the first moment after the pause at which every trainer has its checkpoint."""
-        waits = "emergency" in self._at and "checkpoint_s" not in self._open
-        return waits and all(trainer.durable for trainer in state.trainers if trainer.alive)
+    def _all_are_durable(self, state: State, trainer: str) -> bool:
+        """Say whether this trainer's checkpoint is the last one that the pause waited for.
+
+        A step that ends the outage leaves no trainer durable: those of the step before count.
+        """
+        self._owing = self._owing - {trainer} if isinstance(state.phase, Online) else _owing(state)
+        return "emergency" in self._at and "checkpoint_s" not in self._open and not self._owing
 
     def _phase(self, values: Mapping[str, Scalar], state: State, now_s: float) -> None:
         if values.get("new") == "emergency_checkpoint":
@@ -178,6 +183,10 @@ class Figures:
         if isinstance(answer.state.phase, Online) and not self.outcome(answer):
             return ()
         return tuple(self._open.items())
+
+
+def _owing(state: State) -> frozenset[str]:
+    return frozenset(trainer.name for trainer in state.trainers if trainer.alive and not trainer.durable)
 
 
 def number(value: object) -> float | None:
