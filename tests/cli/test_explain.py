@@ -269,6 +269,23 @@ def test_a_countdown_of_the_ups_is_not_undone_by_utility(golden: Golden) -> None
     golden("explain", said)
 
 
+def test_room_for_higher_tiers_is_not_spare() -> None:
+    """The commit of a host that powers off earlier for more important ones comes earlier, and its pause too."""
+    sums = {"reff_now_s": 500.0, "reff_paused_s": 600.0, "checkpoint_s": 20.0, "stop_s": 170.0, "shed_s": 220.0}
+
+    def story(*phases: tuple[float, str]) -> list[dict[str, Any]]:
+        step = {"event": "phase_changed", "because": "budget"}
+        return [{**step, "after_s": at_s, "numbers": {"new": new, **sums}} for at_s, new in phases]
+
+    record = OutageRecord(id="o", boot_id="b", started_at_s=0.0, started_wall=0.0, ended_wall=100.0)
+    held = story((10.0, "emergency_checkpoint"), (30.0, "holding"))
+    policy = Policy(boot_id="b", ups="ups")
+    _, said = what_if(replace(record, outcome="resumed_in_place"), held, [(40.0, "utility")], policy)
+    assert "at least 3 m 30 s were left" in said
+    (said,) = what_if(replace(record, outcome="ridden_through"), story((20.0, "online")), [], policy)
+    assert "for at least 44 s more" in said
+
+
 @pytest.mark.parametrize("name", ["held", "powered-off", "running"])
 def test_a_clock_that_is_set_in_an_outage_changes_nothing_that_is_reckoned(
     journals: dict[str, Path], name: str

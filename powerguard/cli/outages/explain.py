@@ -226,9 +226,10 @@ def what_if(
             told.append(f"Utility {early} earlier, and no emergency checkpoint would have been ordered.")
         last = held or paused
         reff_s, stop_s = (number(last["numbers"].get(name)) for name in ("reff_paused_s", "stop_s"))
-        if reff_s is not None and stop_s is not None and came_s is not None and held is not None and reff_s > stop_s:
+        spare_s = 0.0 if reff_s is None or stop_s is None else reff_s - stop_s - _room_s(last["numbers"])
+        if came_s is not None and held is not None and spare_s > 0.0:
             told.append(
-                f"When the hold began, at least {duration(reff_s - stop_s)} were left until the power-off, at the load "
+                f"When the hold began, at least {duration(spare_s)} were left until the power-off, at the load "
                 f"that was expected; utility came after {duration(came_s - held['after_s'])} of it."
             )
     elif paused is None and record.outcome == "ridden_through":
@@ -241,6 +242,11 @@ def what_if(
     return told
 
 
+def _room_s(numbers: Mapping[str, Any]) -> float:
+    """Seconds by which the host makes room for more important ones on its UPS."""
+    return number(numbers.get("shed_s")) or 0.0
+
+
 def _spare(ended: Mapping[str, Any] | None) -> list[str]:
     """Say how long training could have continued: the runtime falls by at most one second per second."""
     numbers = {} if ended is None else ended["numbers"]
@@ -248,7 +254,8 @@ def _spare(ended: Mapping[str, Any] | None) -> list[str]:
     reff_now_s, reff_paused_s, checkpoint_s, stop_s = (number(numbers.get(name)) for name in names)
     if not reff_now_s or not reff_paused_s or checkpoint_s is None or stop_s is None:
         return []
-    spare_s = (reff_paused_s - (checkpoint_s + stop_s) / NEED_SHARE) * reff_now_s / reff_paused_s
+    need_s = checkpoint_s + stop_s + _room_s(numbers)
+    spare_s = (reff_paused_s - need_s / NEED_SHARE) * reff_now_s / reff_paused_s
     spare_s = min(spare_s, reff_now_s - _SHORT_S)
     if spare_s <= 0.0:
         return []
