@@ -7,7 +7,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.sentinel.main import main, tls_context
+from powerguard.sentinel.main import main, take, tls_context
 from powerguard.sentinel.options import SentinelSettings, load, read_keys
 from powerguard.settings.load import SettingsError
 from tests.peers.ipmi import keep_secret
@@ -189,6 +189,7 @@ def test_a_check_says_that_its_user_cannot_write_the_state(
         path = write(folder, LEAST + f"state: {folder}/private/state\n")
         keep_secret(folder / "key", "k" * 64)
         os.chown(folder / "key", 65534, 65534)
+        assert take(path).settings.state == f"{folder}/private/state", "and all modules are imported now"
         try:
             os.seteuid(65534)
             code = main(path, check=True)
