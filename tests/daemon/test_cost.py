@@ -8,7 +8,7 @@ import pytest
 from prometheus_client.parser import text_string_to_metric_families as parse_text
 
 from powerguard.cli.main import main
-from powerguard.core.model.actions import Conduct, Scalar
+from powerguard.core.model.actions import Conduct, ResumeTrainer, Scalar, TriggerCheckpoint
 from powerguard.core.model.events import TrainerSeen
 from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import GpuCap, Holding, OnBattery, Online, Shutdown, State, Step, Trainer
@@ -17,6 +17,7 @@ from powerguard.daemon.journal import Inline, Journal
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.observe import figures
 from powerguard.daemon.observe.metrics import DaemonCollector, scrape
+from powerguard.daemon.wiring import DryRunEffector
 from powerguard.sim.world import policies
 from tests.daemon.looped import CHECKPOINT_S, World, in_virtual_time, now_s, until
 from tests.daemon.watched import outage, scene
@@ -54,6 +55,27 @@ async def test_a_hold_costs_the_checkpoint_and_the_wait(tmp_path: Path) -> None:
     assert found.checkpoints == {"asked": 1, "durable": 1, "late": 0, "failed": 0}
     assert found.gpu_s is None
     assert set(found.return_s.values()) == {()}
+
+
+@in_virtual_time
+async def test_a_dry_run_costs_nothing_and_has_no_checkpoint(tmp_path: Path) -> None:
+    """Its orders are only recorded, so no trainer was asked, wrote, or waited."""
+    world = World(tmp_path / "journal.sqlite")
+    world.policy = replace(world.policy, mode=Mode.DRY_RUN)
+    parts = world.parts()
+    dry = {TriggerCheckpoint: DryRunEffector(), ResumeTrainer: DryRunEffector()}
+    async with world.running(replace(parts, effectors={**parts.effectors, **dry})) as daemon:
+        for step in range(3):
+            seen = TrainerSeen(at_s=daemon.clock(), trainer="llm", alive=True, conduct=Conduct.PAUSE, step=step)
+            daemon.submit(replace(seen, stall_s=0.4))
+            await rest(1.0)
+        world.ups.utility = False
+        await until(lambda: isinstance(daemon.state.phase, Shutdown))
+        world.ups.utility = True
+        await over(daemon)
+    found = spent(world)
+    assert (found.all_lost_s, set(found.checkpoints.values())) == (0.0, {0})
+    assert "checkpoint_s" not in world.outages()[0].figures
 
 
 @in_virtual_time

@@ -9,7 +9,7 @@ from powerguard.clock import Clock
 from powerguard.core.energy import needs
 from powerguard.core.model.actions import Conduct, Detail, Note, ResumeTraining, Scalar, TriggerCheckpoint
 from powerguard.core.model.events import Event, Measured
-from powerguard.core.model.policy import Policy
+from powerguard.core.model.policy import Mode, Policy
 from powerguard.core.model.state import Online, Recovery, Shutdown, State, Step, Supply, Trainer
 from powerguard.daemon.journal import Journal, OutageRecord
 from powerguard.daemon.observe.port import LastOutage, ReturnView
@@ -123,7 +123,8 @@ class Figures:
         A step that ends the outage leaves no trainer durable: those of the step before count.
         """
         self._owing = self._owing - {trainer} if isinstance(state.phase, Online) else _owing(state)
-        return "emergency" in self._at and "checkpoint_s" not in self._open and not self._owing
+        is_due = "emergency" in self._at and "checkpoint_s" not in self._open and _asks(state)
+        return is_due and not self._owing
 
     def _phase(self, values: Mapping[str, Scalar], state: State, now_s: float) -> None:
         if values.get("new") == "emergency_checkpoint":
@@ -187,6 +188,11 @@ class Figures:
 
 def _owing(state: State) -> frozenset[str]:
     return frozenset(trainer.name for trainer in state.trainers if trainer.alive and not trainer.durable)
+
+
+def _asks(state: State) -> bool:
+    """Say whether a trainer hears of this outage's orders: in dry-run they are only recorded."""
+    return isinstance(state.phase, Online) or state.phase.outage.mode is not Mode.DRY_RUN
 
 
 def number(value: object) -> float | None:
@@ -367,7 +373,7 @@ class Meter:
         for note in answer.notes:
             self._note(figures, before or answer.state, answer.state, note, now_s)
         for action in answer.actions:
-            if isinstance(action, TriggerCheckpoint):
+            if isinstance(action, TriggerCheckpoint) and _asks(answer.state):
                 _add(figures, "checkpoints_asked", 1.0)
             elif isinstance(action, ResumeTraining) and self._ordered_s is None and "returned_at_s" in figures:
                 self._ordered_s = now_s
@@ -424,7 +430,7 @@ class Meter:
                 self._interval(figures, now, now, number(told.get("away_s")) or 0.0)
             case "host_powered_on" if "return_power_on_to_boot_s" in figures:
                 _add(figures, "return_power_on_to_boot_s", number(told.get("firmware_s")) or 0.0)
-            case "checkpoint_durable":
+            case "checkpoint_durable" if _asks(now):
                 self._durable(figures, before, told)
             case "action_failed" if told.get("action") == "TriggerCheckpoint":
                 _add(figures, "checkpoints_failed", 1.0)
