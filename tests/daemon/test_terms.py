@@ -106,6 +106,13 @@ def test_paused_load() -> None:
     )
 
 
+def test_a_pause_that_frees_nothing_by_the_settings_is_no_pause_that_has_come() -> None:
+    """budget.paused_load: 1, as for a load that is not training's."""
+    daemon = scene()
+    daemon.policy = replace(daemon.policy, paused_load_share=1.0, paused_is_set=True)
+    assert term(daemon, "load_paused").source == "load_now x 1 (settings; llm pause)"
+
+
 def test_paused_load_from_the_gpus() -> None:
     daemon = scene()
     daemon.state = replace(daemon.state, learned=replace(daemon.state.learned, gpu_share=0.5))

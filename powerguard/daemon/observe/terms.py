@@ -131,17 +131,18 @@ def paused_from(policy: Policy, state: State, now: Budget, at: Wall) -> str:
         return "load_now: no living trainer pauses"
     pausing = [t for t in able if not (t.paused or t.told_pause)]
     drops = {t.name: needs.drop_of(state.learned, t.name) for t in pausing}
-    fell = [drop is None or drop.after < drop.before for drop in drops.values()]
+    presumed = presumed_share(policy, state.learned)
+    fell = [presumed < 1.0 if drop is None else drop.after < drop.before for drop in drops.values()]
     if not pausing or (now.load_paused == now.load_now and any(fell)):
         return "load_now: training is paused already"
     unseen = [name for name, drop in drops.items() if drop is None or drop.before <= 0.0]
     origin = presumed_from(policy, state)
     if unseen and now.own is not None:
-        left = 1.0 - presumed_share(policy, state.learned)
+        left = 1.0 - presumed
         return f"load_now - {left:.3g} x load_own ({origin}; {', '.join(drops)} pause); the other hosts as now"
     if unseen:
         why = "" if len(unseen) == len(drops) else f"; {', '.join(unseen)} with no measured pause"
-        return f"load_now x {presumed_share(policy, state.learned):.3g} ({origin}; {', '.join(drops)} pause{why})"
+        return f"load_now x {presumed:.3g} ({origin}; {', '.join(drops)} pause{why})"
     told = [
         f"{name} {percent(drop.before)} -> {percent(drop.after)} on {day(at(drop.at_s))}"
         for name, drop in drops.items()
