@@ -9,7 +9,7 @@ from functools import partial
 from typing import Any, Final
 
 from powerguard.cli.client import DownError, RefusedError, add_options, get, post
-from powerguard.cli.render import Paint, agreed, clean, duration, moment, number, table
+from powerguard.cli.render import Paint, agreed, clean, duration, fold, moment, number, table
 from powerguard.cli.shared import EX_DOWN, EX_REFUSED, EX_USAGE, fail, print_answer
 from powerguard.cli.status import JOURNAL, last_battery
 
@@ -80,7 +80,7 @@ def _show(args: argparse.Namespace) -> int:
         return _down(args, str(error))
     except RefusedError as error:
         return fail(args, "battery show", str(error), EX_DOWN)
-    print_answer(args, told, lambda: describe(told, Paint()))
+    print_answer(args, told, lambda: fold(describe(told, Paint())))
     return 0
 
 
@@ -91,18 +91,18 @@ def _down(args: argparse.Namespace, why: str) -> int:
         print(json.dumps(down, indent=2))
         return EX_DOWN
     paint = Paint()
-    print(f"powerguard: {paint('DOWN', 'red')}: {clean(why)}")
+    lines = [f"powerguard: {paint('DOWN', 'red')}: {clean(why)}"]
     if known is None:
-        print(f"  Last known battery: none ({clean(trouble)})")
+        print("\n".join(fold([*lines, f"  Last known battery: none ({clean(trouble)})"])))
         return EX_DOWN
-    print(f"  Last known battery, written {moment(known['at'])}:")
+    lines.append(f"  Last known battery, written {moment(known['at'])}:")
     measured = known["measured"]
     health = "presumed" if measured is None else _measurement(measured)
     rows = [("health", f"{_percent(known['health'])}: {health}"), ("energy", _energy(known))]
     rows += [("runtime", f"{duration(p['runtime_s'])} at {number(p['load_pct'], '%')}") for p in known["points"]]
     if known["recharge_s"] is not None:
         rows.append(("recharge", f"{duration(known['recharge_s'])} from empty to full, learned"))
-    print("\n".join(table(rows, indent="    ")))
+    print("\n".join(fold([*lines, *table(rows, indent="    ")])))
     return EX_DOWN
 
 
@@ -234,7 +234,7 @@ def _replaced(args: argparse.Namespace) -> int:
         if not args.yes and not sys.stdin.isatty():
             return fail(args, verb, "stdin is not a terminal, so powerguard cannot ask: add --yes", EX_USAGE)
         when = installed if args.installed else f"{installed} (this month; --installed sets another)"
-        print("\n".join(_what_goes(ups, when)), file=sys.stderr)
+        print("\n".join(fold(_what_goes(ups, when), stream=sys.stderr)), file=sys.stderr)
         if not args.yes and not agreed("Forget it?"):
             return fail(args, verb, "cancelled: no change was made", EX_REFUSED)
         answer = post(args, "battery-replaced", {"ups": ups["name"], "installed": installed})
@@ -242,7 +242,7 @@ def _replaced(args: argparse.Namespace) -> int:
         return fail(args, verb, str(error), EX_DOWN)
     except RefusedError as error:
         return fail(args, verb, f"refused: {error}", EX_REFUSED)
-    print_answer(args, answer, lambda: _taken(answer, installed))
+    print_answer(args, answer, lambda: fold(_taken(answer, installed)))
     return 0
 
 

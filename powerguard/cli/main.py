@@ -121,7 +121,6 @@ class Verbs:
             prog="powerguard",
             description="When the power fails, training keeps its progress and the host comes back by itself.",
             epilog="powerguard VERB --help shows more. Exit 64: wrong options; 78: wrong settings.",
-            formatter_class=argparse.RawDescriptionHelpFormatter,
         )
         self.parser.add_argument("--version", action="store_true", help="print the version")
         for option, metavar, text in _SHARED:

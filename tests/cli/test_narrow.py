@@ -150,7 +150,14 @@ async def test_a_picture_is_as_wide_as_the_terminal(columns: int, tmp_path: Path
 
 @pytest.mark.parametrize(
     "words",
-    ["notify list", "drill report", "drill --yes --no-wait", "maintenance on --for 2h --reason x"],
+    [
+        "battery show",
+        "battery replaced --yes",
+        "notify list",
+        "drill report",
+        "drill --yes --no-wait",
+        "maintenance on --for 2h --reason x",
+    ],
 )
 async def test_no_answer_of_the_daemon_runs_over_the_edge(words: str, tmp_path: Path) -> None:
     daemon = drilled()
@@ -173,6 +180,9 @@ async def _journal(path: Path) -> None:
         ("recover --dry-run --config config/powerguard.yaml --socket {folder}/none.sock", "would start: systemctl"),
         ("config validate tests/settings/mistakes.yaml", "tests/settings/mistakes.yaml:30:9: journal"),
         ("config validate config/powerguard.yaml --conf-d {folder}/conf.d", "valid; mode"),
+        ("--help", "verbs:"),
+        ("battery show --socket {folder}/none.sock --journal {folder}/journal.sqlite", "Last known battery"),
+        ("battery show --socket {folder}/none.sock --journal {folder}/none.sqlite", "Last known battery: none"),
         ("statsu", "did you mean status?"),
         ("status --socket {folder}/none.sock --journal {folder}/none.sqlite", "DOWN"),
         ("plan --socket {folder}/none.sock", "systemctl start powerguard"),
