@@ -273,7 +273,8 @@ def _run(words: list[str]) -> int:
     if unknown:
         # argparse would name the whole program; the verb does not know the option.
         parser = verbs.subparsers.choices[verb] if verb is not None else verbs.parser
-        parser.error(f"unknown option {_names(unknown)}{_near(parser, unknown)}")
+        what = "option" if any(word.startswith("-") for word in unknown) else "argument"
+        parser.error(f"unknown {what} {_names(unknown)}{_near(parser, unknown)}")
     if args.version and verb is None:
         args.run, args.json = _version, False
     elif verb is None:

@@ -772,6 +772,7 @@ USAGE = [
     (["stauts"], "status"),
     (["status", "--bogus"], "--bogus"),
     (["status", "--wach"], "--watch"),
+    (["checkpoint", "llm"], "unknown argument llm"),
     (["battery", "replaced", "--instaled", "2026-11"], "--installed"),
     (["status", "--json", "--short"], "--json"),
     (["help", "stauts"], "status"),
