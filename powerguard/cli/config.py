@@ -68,13 +68,14 @@ def _conf_d(args: argparse.Namespace) -> Path | None:
     return None if args.conf_d is None else Path(args.conf_d)
 
 
-def _print_json(value: dict[str, Any]) -> None:
-    print(json.dumps({"schema_version": SCHEMA_VERSION, **value}, indent=2, ensure_ascii=False))
+def _print_json(name: str, value: dict[str, Any]) -> None:
+    print(json.dumps({"schema_version": SCHEMA_VERSION, "object": name, **value}, indent=2, ensure_ascii=False))
 
 
 def _fail(args: argparse.Namespace, problems: tuple[str, ...]) -> int:
     if args.json:
-        _print_json({"valid": False, "file": str(_path(args)), "problems": list(problems), "warnings": []})
+        bad = {"valid": False, "file": str(_path(args)), "problems": list(problems), "warnings": []}
+        _print_json(f"config_{args.config_verb}", bad)
     else:
         for problem in problems:
             say(f"error: {problem}")
@@ -104,7 +105,7 @@ def _validate(args: argparse.Namespace) -> int:
     today = datetime.now(UTC).date()
     told = [f"{checked.files.where(one.path)}: {one}" for one in [*warnings(settings, today=today), *doubts]]
     if args.json:
-        _print_json({"valid": True, "file": str(_path(args)), "problems": [], "warnings": told})
+        _print_json("config_validate", {"valid": True, "file": str(_path(args)), "problems": [], "warnings": told})
         return 0
     for warning in told:
         say(f"warning: {warning}")
@@ -131,7 +132,7 @@ def _show(args: argparse.Namespace) -> int:
         shown: dict[str, Any] = {"settings": as_json(loaded.settings)}
         if args.origin:
             shown["origins"] = {key: origin for key, _, origin in rows}
-        _print_json(shown)
+        _print_json("config_show", shown)
     elif args.origin:
         lines = [
             (f"{key}: {json.dumps(value, ensure_ascii=False)}", origin or "default") for key, value, origin in rows

@@ -112,7 +112,8 @@ def test_a_program_reads_one_object(tmp_path: Path, least: str, capsys: pytest.C
     good = json.loads(capsys.readouterr().out)
     assert run("config", "validate", "--json", str(tmp_path / "absent")) == 78
     bad = json.loads(capsys.readouterr().out)
-    assert set(good) == set(bad) == {"schema_version", "valid", "file", "problems", "warnings"}
+    assert set(good) == set(bad) == {"schema_version", "object", "valid", "file", "problems", "warnings"}
+    assert good["object"] == bad["object"] == "config_validate"
     assert (good["schema_version"], good["valid"], good["problems"]) == (1, True, [])
     assert (bad["valid"], len(bad["problems"])) == (False, 1)
 
@@ -149,6 +150,7 @@ def test_show_says_where_each_value_comes_from(least: str, capsys: pytest.Captur
 def test_show_as_json_has_settings_and_origins(least: str, capsys: pytest.CaptureFixture[str]) -> None:
     assert run("config", "show", "--origin", "--json", "--config", least) == 0
     shown = json.loads(capsys.readouterr().out)
+    assert shown["object"] == "config_show"
     assert shown["settings"]["ups"]["a"]["sources"][0]["host"] == "h"
     assert shown["origins"]["ups.a.sources[0].host"] == f"{least}:5"
     assert shown["origins"]["log.level"] is None
