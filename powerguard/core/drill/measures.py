@@ -273,7 +273,8 @@ def look_at_resume(turn: Turn, drill: Drill, stage: DrillStage) -> str | None:
     owed = [name for name in drill.paused if name in known]
     standing = [name for name in drill.told if name in known and known[name].paused]
     if not owed and not standing and not drill.waiting:
-        figure(turn, resume_s=round(turn.now_s - stage.at_s, 3))
+        if not is_recorded(drill):
+            figure(turn, resume_s=round(turn.now_s - stage.at_s, 3))
         return ""
     if turn.now_s >= stage.by_s:
         return f"{', '.join(owed or standing) or 'a trainer'} did not continue after the pause"

@@ -100,7 +100,7 @@ FIXES: Final = {
     "maintenance": "powerguard maintenance off",
     "aborted": "if utility stays away, `systemctl poweroff` in time; with utility back this ends by itself",
     "policy_unverified": "see bmc in `powerguard status`, and `powerguard doctor`",
-    "no_bmc": "set bmc (kind: auto); if it has none, set always-on in the BIOS, and bmc: {kind: none}",
+    "no_bmc": "set bmc (kind: auto); on a host without one: always-on in the BIOS, and bmc: {kind: none}",
     "journal_in_memory": "remove the cause; it is tried again every 5 s",
     "messages_at_risk": "free the disk of messages.sqlite, or repair the target that takes no message",
     "messages_failing": "powerguard notify test",

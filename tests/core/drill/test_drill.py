@@ -301,7 +301,9 @@ def test_dry_run_proves_nothing() -> None:
     (_, resume), *_ = [pair for pair in player.open if isinstance(pair[1], ResumeTrainer)]
     player.send(Done(at_s=27.6, action=resume, took_s=0.0, detail=(("dry_run", True),)))
     assert player.told is not None
-    assert report(player.told).result == "recorded"
+    told = report(player.told)
+    assert told.result == "recorded"
+    assert "resume_s" not in dict(told.figures), "training never stopped"
     assert player.told.state.learned.pauses == ()
     assert player.told.state.drill is None
 
