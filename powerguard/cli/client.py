@@ -77,8 +77,13 @@ def _answer(args: argparse.Namespace, path: str) -> tuple[int, bytes]:
 
 
 def post(args: argparse.Namespace, verb: str, body: dict[str, object], limit_s: float = LIMIT_S) -> dict[str, Any]:
-    """Ask for a change. Raises DownError, RefusedError."""
-    return _object(_ask_unix(args.socket or SOCKET, "POST", f"/api/v1/{verb}", body, limit_s), verb)
+    """Ask for a change. Raises DownError, RefusedError: also if this user may not ask, whether or not it is down."""
+    try:
+        return _object(_ask_unix(args.socket or SOCKET, "POST", f"/api/v1/{verb}", body, limit_s), verb)
+    except DownError as error:
+        if isinstance(error.__cause__, PermissionError):
+            raise RefusedError(str(error)) from error
+        raise
 
 
 def _ask_unix(

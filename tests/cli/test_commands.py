@@ -645,6 +645,26 @@ async def test_maintenance_after_the_commit_promises_nothing(folder: Path) -> No
     assert "too late for this outage" in ended.out
 
 
+@pytest.mark.skipif(os.getuid() != 0, reason="becomes another user")
+def test_a_user_who_may_not_ask_is_refused(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """4 would say that the daemon is down, which this user cannot know."""
+    path = str(folder / "s.sock")
+    assert main(["abort", "--socket", path]) == 4, "and all modules are imported now"
+    capsys.readouterr()
+    with socket.socket(socket.AF_UNIX) as daemon:
+        daemon.bind(path)
+        daemon.listen()
+        Path(path).chmod(0o600)
+        folder.chmod(0o755)
+        os.seteuid(65534)
+        try:
+            code = main(["abort", "--socket", path])
+        finally:
+            os.seteuid(0)
+    assert code == 1
+    assert f"refused: {path}: permission denied (be root, or join group" in capsys.readouterr().err
+
+
 async def test_maintenance(folder: Path, golden: Golden) -> None:
     daemon = scene()
     async with served(daemon, folder) as path:
