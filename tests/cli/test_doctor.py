@@ -1,5 +1,6 @@
 """Doctor beside real answers: a simulated card and BMC, a trainer's socket, a served daemon, and none of them."""
 
+import argparse
 import asyncio
 import contextlib
 import dataclasses
@@ -15,20 +16,22 @@ import time
 from collections.abc import AsyncIterator, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
+from datetime import date
 from pathlib import Path
 from typing import Any
 
 import pytest
 from aiohttp import web
 
-from powerguard.cli.doctor.checks import _group, journal_finding, source_name, unreadable
+from powerguard.cli.doctor.checks import Ward, _group, _trainers, journal_finding, source_name, unreadable
 from powerguard.cli.main import main
 from powerguard.clock import boot_id
 from powerguard.core.model.policy import Drop, Learned
 from powerguard.core.model.state import State
 from powerguard.daemon.control.admin import admin_server
 from powerguard.daemon.journal import Entry, Inline, Journal
-from powerguard.settings.load import load
+from powerguard.settings.load import load, load_with_origins
+from powerguard.settings.policy import policy as make_policy
 from powerguard.sim import snmp_values as sim
 from powerguard.wire import After, TrainerStatus
 from tests.daemon.watched import WALL_S, scene
@@ -399,6 +402,21 @@ async def test_for_people(folder: Path) -> None:
     assert not [line for line in lines if line.startswith("PASS")]
     assert [line for line in lines if line.strip().startswith("-> ")]
     assert lines[-1].endswith(" fail")
+
+
+@pytest.mark.root
+async def test_a_user_who_may_not_ask_a_trainer_is_not_told_to_remove_it(folder: Path) -> None:
+    """The daemon may; what root's doctor says of it counts."""
+    loaded = load_with_origins(settings(folder, snmp=9, bmc=9))
+    ward = Ward(argparse.Namespace(), loaded, make_policy(loaded.settings, boot_id="b", today=date(2026, 11, 1)))
+    async with trainer(folder):  # in a folder that is closed to others
+        assert [found.verdict for found in await _trainers(ward)][:1] == ["PASS"], "and all modules are imported now"
+        os.seteuid(65534)
+        try:
+            found = await _trainers(ward)
+        finally:
+            os.seteuid(0)
+    assert [each.fix for each in found if "not permitted to connect" in each.text] == ["run doctor as root"]
 
 
 @pytest.mark.root

@@ -478,7 +478,7 @@ async def _trainers(ward: Ward) -> list[Finding]:
     ward.trainers.extend(seen.values())
     urls = {each.name: each.url for each in ward.settings.trainers if each.kind == "http"}
     found = [_trainer(event, urls.get(event.trainer, "")) for event in seen.values()]
-    allow = "allow its user (trainer_uids, uids), or remove the socket"
+    allow = _AS_ROOT if os.geteuid() != 0 else "allow its user (trainer_uids, uids), or remove the socket"
     found += [Finding("trainers", "WARN", text, allow) for text in effector.strangers]
     alive = [event.trainer for event in seen.values() if event.alive]
     found += await ways(ward.settings.trainers, SignalHelper(ward.settings.signals.socket).ask)
