@@ -7,7 +7,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Final
 
-from powerguard.cli.render import Paint, clean, table
+from powerguard.cli.render import Paint, clean, fold, table
 
 EX_NOT_DONE: Final = 1
 SYSTEM: Final = "/run/systemd/system"
@@ -60,20 +60,18 @@ class Report:
         for rows, usual, words in ((self.files, "unchanged", "files unchanged"), (self.steps, "done", "steps done")):
             shown = [row for row in rows if verbose or row[2] != usual]
             if shown:
-                print(
-                    "\n".join(table([[clean(did), clean(path), clean(what)] for path, what, did in shown], indent=""))
-                )
+                _say(*table([[clean(did), clean(path), clean(what)] for path, what, did in shown], indent=""))
             if len(shown) < len(rows):
                 print(f"{len(rows) - len(shown)} {words} (--verbose names them)")
         for path, why, content in self.offers:
             print(f"{paint('optional', 'yellow')}, written only with --with drop-ins: {clean(why)}\n  {clean(path)}")
             print("\n".join(f"    {clean(line)}" for line in content.splitlines() if line[:1] != "#"))
         for doubt in self.doubts:
-            print(f"{paint('warning', 'yellow')}: {clean(doubt)}")
+            _say(f"{paint('warning', 'yellow')}: {clean(doubt)}")
         if self.failed:
-            print(paint("some steps failed, see above; correct the cause and run it again", "red"))
+            _say(paint("some steps failed, see above; correct the cause and run it again", "red"))
         for line in self.then:
-            print(f"next: {clean(line)}")
+            _say(f"next: {clean(line)}")
         return status
 
     def _object(self) -> dict[str, object]:
@@ -90,3 +88,7 @@ class Report:
             "doubts": self.doubts,
             "next": self.then,
         }
+
+
+def _say(*lines: str) -> None:
+    print("\n".join(fold(lines)))
