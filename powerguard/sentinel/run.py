@@ -211,6 +211,11 @@ class Sentinel:
     # --- What comes in ----------------------------------------------------------------------------------------------
 
     def _publish(self, event: Reading | SourceFailed) -> None:
+        whose = f"{event.ups} {event.source}"
+        if isinstance(event, Reading):
+            self._is_news("source", whose, "")
+        elif event.lost and self._is_news("source", whose, event.reason):
+            log.warning("source_lost", ups=event.ups, source=event.source, because=event.reason)
         if event.ups in self._feeds:
             self._feeds[event.ups] = enter(self._policies[event.ups], self._feeds[event.ups], event)
 

@@ -7,6 +7,7 @@ from collections.abc import Callable, Iterator
 from pathlib import Path
 
 import pytest
+from structlog.testing import capture_logs
 
 from powerguard.clock import boottime_s
 from powerguard.core.model.events import OutputSource
@@ -200,6 +201,21 @@ async def test_a_host_hears_beforehand_of_a_ups_that_never_says_utility(
                 await told(rig.effector(), check())
         else:
             assert await told(rig.effector(), check()) == {"sentinels": rig.url}
+
+
+async def test_a_ups_that_is_not_read_is_logged_with_the_reason_and_once(tmp_path: Path) -> None:
+    """Else only the fact would be known, and not what to correct: an address, a password, a dead card."""
+    with capture_logs() as logs:
+        async with running(tmp_path, pace=20.0, supplies={"a": Supply(None)}) as rig:
+            await rig.until(lambda: rig.sentinel.world().supplies["a"].why)
+            await asyncio.sleep(0.1)
+            rig.supplies["a"].source = OutputSource.UTILITY
+            await rig.until(lambda: not rig.sentinel.world().supplies["a"].why)
+            rig.supplies["a"].source = None
+            await rig.until(lambda: rig.sentinel.world().supplies["a"].why)
+            await asyncio.sleep(0.1)
+    lost = [(entry["ups"], entry["because"]) for entry in logs if entry["event"] == "source_lost"]
+    assert lost == [("a", "silence")] * 2
 
 
 async def test_once_the_reason_is_gone_it_comes_back(tmp_path: Path) -> None:
