@@ -202,6 +202,30 @@ def test_a_folder_set_aside_is_told_where_nothing_else_is_there(
     assert f"old-{found.name} here, but no checkpoint" in text
 
 
+def test_a_checkpoint_behind_a_link_is_not_passed_over_in_silence(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Moved to another disk, with a link in its place: links are not followed, and training must not begin again."""
+    root, elsewhere = tmp_path / "root", tmp_path / "elsewhere"
+    begun(root, 1, 2)
+    elsewhere.mkdir()
+    older, newest = sorted(root.glob("step-*"))
+
+    def move(path: Path) -> None:
+        shutil.move(path, elsewhere)
+        path.symlink_to(elsewhere / path.name)
+
+    move(newest)
+    warned(caplog)
+    assert resumed_at(root) == 1
+    (text,) = warned(caplog)
+    assert f"{newest}: is a link, and not followed (move" in text
+    move(older)
+    job = Job(root)
+    with job.guard, pytest.raises(StoreError, match=rf"there may be some.*{newest}: is a link"):
+        job.guard.restore()
+
+
 # --- With a second tier ----------------------------------------------------------------------------------------------
 
 

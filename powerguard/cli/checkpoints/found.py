@@ -166,7 +166,8 @@ def _below(root: Path, tier: str, depth: int) -> Iterator[Entry]:
     paths = sorted(root.iterdir())
     natives: dict[str, Found | Refused] = {each.name: each for each in look(root)}
     for path in paths:
-        if path.name.startswith(".") or path.is_symlink() or not path.is_dir():
+        is_other = path.is_symlink() and path.name not in natives
+        if path.name.startswith(".") or is_other or not path.is_dir():
             continue
         with contextlib.suppress(PermissionError, FileNotFoundError):  # a training prunes, and renames, meanwhile
             entry = _checkpoint(path, tier, natives)

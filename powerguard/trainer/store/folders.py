@@ -114,6 +114,11 @@ def look(root: Path, rank: int | None = None, *, among: Sequence[Path] | None = 
             # Pruned between its manifest and its shards: the manifest is what goes first, and no name comes twice.
             if (folder / MANIFEST).exists():
                 yield Refused(folder.name, str(error), rotten=True)
+    for link in files_in(root) if among is None else ():
+        if step_of(link.name) is not None and link.is_symlink():
+            yield Refused(
+                link.name, f"{link}: is a link, and not followed (move the checkpoint itself here)", rotten=False
+            )
 
 
 def _looked_at(folder: Path, rank: int | None) -> Found:
