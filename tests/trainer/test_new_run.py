@@ -226,6 +226,23 @@ def test_a_checkpoint_behind_a_link_is_not_passed_over_in_silence(
         job.guard.restore()
 
 
+def test_a_checkpoint_itself_is_no_folder_of_checkpoints(tmp_path: Path) -> None:
+    """As other libraries take it: training would begin at step 0, and save within that checkpoint."""
+    begun(tmp_path, 1)
+    (one,) = tmp_path.glob("step-*")
+    with pytest.raises(StoreError, match=rf"{one}: is one checkpoint \(name the folder in which it lies: {tmp_path}\)"):
+        resumed_at(one)
+
+
+def test_a_folder_of_checkpoints_within_is_told(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """`rsync -a /backup/llm /nvme/llm` has made /nvme/llm/llm."""
+    begun(tmp_path / "llm", 1)
+    warned(caplog)
+    assert resumed_at(tmp_path) == 0
+    (text,) = warned(caplog)
+    assert "an earlier run has left llm here, but no checkpoint" in text
+
+
 # --- With a second tier ----------------------------------------------------------------------------------------------
 
 

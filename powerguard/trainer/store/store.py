@@ -113,6 +113,9 @@ class Store:
             raise StoreError(msg)
         make_root(Path(root).absolute())
         self.root = Path(root).resolve()  # a link that is turned while training runs would tear a checkpoint
+        if step_of(self.root.name) is not None and has_manifest(self.root):
+            msg = f"{self.root}: is one checkpoint (name the folder in which it lies: {self.root.parent})"
+            raise StoreError(msg)
         self.job = job
         self.rank = rank
         self.ranks = ranks
@@ -433,13 +436,13 @@ class Store:
 
     def warn_of_none(self) -> None:
         """Say what lies here where training begins at step 0: an earlier run's leftovers, without a checkpoint."""
-        aside = [path.name for path in files_in(self.root) if path.name.startswith((BAD, OLD)) and is_folder(path)]
-        left = [*self._left, *aside]
+        found = [path for path in files_in(self.root) if is_folder(path)]
+        left = self._left + [path.name for path in found if path.name.startswith((BAD, OLD)) or _holds_some(path)]
         if self.leader and left:
             shown = ", ".join(left[:4]) + (f" and {len(left) - 4} more" if len(left) > 4 else "")
             log.warning(
                 "%s: training begins at step 0; an earlier run has left %s here, but no checkpoint. If there should be"
-                " one, stop now: was it deleted, or does it lie on a disk that is not mounted?",
+                " one, stop now: was it deleted, or does it lie in a folder within, or on a disk that is not mounted?",
                 self.root,
                 shown,
             )
@@ -557,6 +560,13 @@ class Store:
         elif scrubbed.whole:
             self.trust(found)
         return scrubbed
+
+
+def _holds_some(folder: Path) -> bool:
+    """Whether checkpoints lie in a folder: `rsync -a BACKUP ROOT` without a slash at the end puts all into one."""
+    with contextlib.suppress(OSError):
+        return any(map(has_manifest, folders(folder)))
+    return False
 
 
 def make_root(root: Path) -> None:
