@@ -195,7 +195,8 @@ def save_sealed(
 def load_newest_sealed(state: dict[str, Any], root: str | os.PathLike[str]) -> int | None:
     """Load, in place and on all ranks, the newest checkpoint under root that verifies. Its step; None without one.
 
-    One that does not verify is renamed to `bad-...` and passed over. Raises what dcp.load raises when it does not fit.
+    One that does not verify is renamed to `bad-...` and passed over. Raises SealError when none is left, and what
+    dcp.load raises when it does not fit.
     """
     folder = _from_coordinator(lambda: newest_whole(root))
     if folder is None:

@@ -39,7 +39,8 @@ Control = Any
 def newest_checkpoint(output_dir: Path | str) -> str | None:
     """The newest checkpoint that verifies to the last byte, for `resume_from_checkpoint`; None: begin at step 0.
 
-    One that does not verify is renamed to `bad-...`. Call it before ranks start to train, on a file system they share.
+    One that does not verify is renamed to `bad-...`; SealError when none is left. Call it before ranks start to train,
+    on a file system they share.
     """
     folder = newest_whole(output_dir, _NAMES)
     return None if folder is None else str(folder)

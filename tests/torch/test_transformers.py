@@ -13,7 +13,7 @@ from transformers.trainer_utils import get_last_checkpoint
 
 from powerguard.trainer import StopTraining
 from powerguard.trainer.seal.folder import verify
-from powerguard.trainer.seal.manifest import SEAL
+from powerguard.trainer.seal.manifest import SEAL, SealError
 from powerguard.trainer.transformers import PowerguardCallback, newest_checkpoint
 from powerguard.wire import After
 from tests.peers.ports import free_port
@@ -180,7 +180,10 @@ def test_a_torn_one_is_passed_over(folder: Path) -> None:
     assert newest_checkpoint(folder / "out") == str(folder / "out" / "checkpoint-20")
     assert (folder / "out" / "bad-checkpoint-30").is_dir()
     (folder / "out" / "checkpoint-20" / SEAL).unlink()
-    assert newest_checkpoint(folder / "out") is None
+    with pytest.raises(
+        SealError, match=r"out: no checkpoint there is whole: bad-checkpoint-30 changed after being sea"
+    ):
+        newest_checkpoint(folder / "out")
 
 
 def test_a_limit_that_removes_too_early_is_refused(folder: Path) -> None:

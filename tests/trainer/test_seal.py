@@ -484,6 +484,23 @@ def test_what_is_damaged_is_set_aside_and_said(tmp_path: Path, caplog: pytest.Lo
     assert "checkpoint-2: kept as bad-checkpoint-2: model: truncated" in caplog.text
 
 
+def test_where_all_are_damaged_training_does_not_begin_again(tmp_path: Path) -> None:
+    """An indexer, or a NAS, puts a file into each folder: all are set aside, and weeks of training would be too."""
+    assert newest_whole(tmp_path) is None
+    made(tmp_path, "checkpoint-1", "checkpoint-2", "other-3")
+    for name in ("checkpoint-1", "checkpoint-2"):
+        (tmp_path / name / ".DS_Store").touch()
+    for _ in range(2):
+        with pytest.raises(
+            SealError, match=r"no checkpoint there is whole: bad-checkpoint-1, bad-checkpoint-2 changed"
+        ):
+            newest_whole(tmp_path, "checkpoint-*")
+    assert newest_whole(tmp_path) == tmp_path / "other-3"
+    for name in ("bad-checkpoint-1", "bad-checkpoint-2"):
+        shutil.rmtree(tmp_path / name)
+    assert newest_whole(tmp_path, "checkpoint-*") is None
+
+
 @pytest.mark.root
 def test_what_cannot_be_read_is_left_where_it_is() -> None:
     """It may be good, and the cause a passing one: too many open files, a mount that is not there yet, another user."""

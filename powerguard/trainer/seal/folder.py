@@ -594,11 +594,12 @@ def _step(folder: Path, *, by_name: bool = False) -> int:
 
 
 def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
-    """The newest sealed checkpoint that verifies to the last byte; None without one.
+    """The newest sealed checkpoint that verifies to the last byte; None: there was never one.
 
     One that does not is renamed to `bad-...`: never looked at again, never lost. Every rank may look at once. names: as
-    for `sealed_in`. Raises SealError where xxhash is missing, and OSError where one cannot be read (by the disk, or for
-    a seal of a newer powerguard) and no older one is whole: it may be good, and training would begin at step 0 without.
+    for `sealed_in`. Raises SealError where xxhash is missing. If none is whole, training must not begin at step 0 by
+    accident: raises OSError where one cannot be read (by the disk, or for a seal of a newer powerguard), which may be
+    good, and SealError where all are `bad-...`.
     """
     hasher()
     unread = ""
@@ -623,6 +624,12 @@ def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
     if unread:
         msg = f"cannot be read, and no older checkpoint is whole (move it away to go on without): {unread}"
         raise OSError(errno.EIO, msg)
+    if bad := sorted(path.parent.name for path in Path(root).glob(f"{BAD}{names}/{SEAL}")):
+        msg = (
+            f"{root}: no checkpoint there is whole: {named(bad)} changed after being sealed (`powerguard seal` names"
+            " what changed; move them away to begin at step 0)"
+        )
+        raise SealError(msg)
     return None
 
 
