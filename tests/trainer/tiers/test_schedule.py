@@ -53,3 +53,22 @@ def test_the_first_of_each_period_is_copied_and_what_was_asked_for(tmp_path: Pat
                 offered[host].append(number)
         uploads.close()
     assert offered == {"a": [0, 6, 9, 12], "b": [3, 6, 9, 12]}
+
+
+def test_a_clock_that_was_ahead_holds_up_no_copies(tmp_path: Path) -> None:
+    """A host that comes back may take local time for UTC until NTP corrects it; later commits are 1 ms apart then."""
+    (tmp_path / "nas").mkdir()
+    uploader = Uploader(str(tmp_path / "nas"), job="llm")
+    uploader.hold()
+    now_s, offered = 0.0, []
+    uploads = UploadSchedule(uploader, every_s=1800.0, clock=lambda: now_s)
+    saved = save(tmp_path / "root", 7, mib=1)
+    for number in range(30):  # one every five minutes
+        saved = dated(saved, f"2026-01-01T08:00:00.{number:03d}Z")
+        uploader._next = None
+        uploads.offer(saved, asked=False)
+        if uploader._next is not None:
+            offered.append(number)
+        now_s += 300.0
+    uploads.close()
+    assert offered == [0, 12, 24]
