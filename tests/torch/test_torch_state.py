@@ -827,6 +827,24 @@ class Quantised(nn.Module):
         )
 
 
+def test_layers_that_training_had_unfrozen_are_named(caplog: pytest.LogCaptureFixture) -> None:
+    """A program that unfreezes at step 1000 does not do so after a resume at step 1200: they would stay frozen."""
+
+    def made() -> tuple[nn.Module, TorchState]:
+        model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+        model[0].requires_grad_(requires_grad=False)
+        return model, TorchState(model=model)
+
+    (one, old), (_, new) = made(), made()
+    carried(old, new)
+    assert not caplog.records
+    one.requires_grad_()
+    carried(old, new)
+    (record,) = caplog.records
+    assert "requires_grad of 2 parameters is not as it was" in record.getMessage()
+    assert "(model/0.bias ...)" in record.getMessage()
+
+
 def test_what_belongs_to_a_frozen_parameter_is_left_out_with_it(caplog: pytest.LogCaptureFixture) -> None:
     items = kept(TorchState(model=nn.Sequential(Quantised()), keep_frozen=False, random=False).items())
     assert set(items) == {INDEX, "model/state/0.small"}

@@ -168,6 +168,7 @@ class TorchState:
         packer = Packer(self._known)
         parts = {name: packer.pack(name, component.tree()) for name, component in self._components.items()}
         index: dict[str, Json] = {"format": FORMAT, "parts": parts, "kinds": self._kinds, "orders": self._orders()}
+        index["frozen"] = self._frozen()
         items, structure = packer.items, packer.structure
         self._refuse_unkept(items)
         if self._division is not None:
@@ -206,6 +207,7 @@ class TorchState:
             more = f"; and {len(slips) - _TOLD} more" if len(slips) > _TOLD else ""
             msg = f"the checkpoint does not fit this training: {'; '.join(slips[:_TOLD])}{more}"
             raise StateError(msg)
+        self._warn_of_unfrozen(index.get("frozen"))
         self.copier.before_update()
         try:
             self._put_back(parts, source)
@@ -247,6 +249,21 @@ class TorchState:
                 told = "\n".join(names.get(id(param), "") for param in component.params())
                 orders[name] = sha256(told.encode()).hexdigest()[:16]
         return orders
+
+    def _frozen(self) -> list[str]:
+        """Name the parameters that need no gradient now."""
+        return [key for key, param in self._named_parameters() if not param.requires_grad]
+
+    def _warn_of_unfrozen(self, kept: Json) -> None:
+        """Warn of parameters that training had frozen, or the reverse, and this program has not (None: not known)."""
+        unlike = sorted({*self._frozen()} ^ {*map(str, kept)}) if isinstance(kept, list) else []
+        if unlike:
+            _log.warning(
+                "requires_grad of %d parameters is not as it was when the checkpoint was saved (%s ...), and stays as"
+                " it is here: a program that changes it in the course of training does so again at the resume",
+                len(unlike),
+                unlike[0],
+            )
 
     def _refuse_unkept(self, items: Sequence[Item]) -> None:
         """Raise StateError for what an optimizer trains, or an optimizer within it keeps, and no item has."""
