@@ -102,6 +102,12 @@ def test_batches_of_no_size_are_refused() -> None:
         ResumableLoader(torch.arange(3), batch_size=None)  # type: ignore[arg-type]
 
 
+def test_batches_in_any_order_are_refused() -> None:
+    """A slow batch that comes later than the next one: a resume would leave it out, and give that one twice."""
+    with pytest.raises(ValueError, match="in_order=False: the place in the data is a number of samples"):
+        ResumableLoader(torch.arange(8), batch_size=2, in_order=False)
+
+
 def test_a_loader_that_would_drop_all_samples_is_refused() -> None:
     """An epoch without a batch never ends: a loop until `epoch` would take no step, and save nothing."""
     with pytest.raises(ValueError, match=r"batch_size=32: drop_last leaves none of this rank's 10 samples"):

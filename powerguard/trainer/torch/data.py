@@ -115,6 +115,9 @@ class ResumableLoader(DataLoader):
         if not isinstance(batch_size, int):
             msg = f"batch_size={batch_size!r}: must be how many samples a batch has (it counts the place in the data)"
             raise TypeError(msg)
+        if not options.get("in_order", True):
+            msg = "in_order=False: the place in the data is a number of samples, so batches must come in order"
+            raise ValueError(msg)
         sampler = ResumableSampler(len(data), seed=seed, shuffle=shuffle, rank=rank, ranks=ranks)
         super().__init__(data, batch_size=batch_size, sampler=sampler, generator=torch.Generator("cpu"), **options)
         self.is_used = False
