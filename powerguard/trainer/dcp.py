@@ -169,12 +169,16 @@ def save_sealed(
     """Save on all ranks into a new folder under root; durable when it returns. What `Guard` takes as its `save`.
 
     keep: how many sealed ones stay, at least 2; older ones go when this one is durable. Those of higher steps are set
-    aside as `old-...`: training was rolled back behind them. options: FileSystemWriter's.
+    aside as `old-...`: training was rolled back behind them. What a kill has left unfinished is removed first: it would
+    fill the disk. options: FileSystemWriter's.
     Raises SealError on every rank when it failed on any; the earlier checkpoints then stand.
     """
 
     def new() -> str:
         leave_behind(Path(root), step, _NAMES)
+        for left in Path(root).glob(f"{_NAMES}/{UNBORN}"):
+            if not (left.parent / SEAL).exists():  # a kill, or a power cut, in the midst of an earlier save
+                shutil.rmtree(left.parent, ignore_errors=True)
         # Not as the store names its own: those it removes when they have no manifest.
         return f"dcp-step-{step}-{secrets.token_hex(4)}"
 

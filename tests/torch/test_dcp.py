@@ -3,6 +3,9 @@
 import errno
 import io
 import os
+import subprocess
+import sys
+import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from functools import partial
@@ -156,6 +159,23 @@ def test_steps_in_folders_of_their_own(tmp_path: Path) -> None:
         store.prune()
         assert store.found() == []
     assert verify(tmp_path / next(tmp_path.glob("dcp-step-2-*"))).is_whole, "a store beside it leaves it alone"
+
+
+def test_what_a_kill_has_left_unfinished_goes_with_the_next_save(tmp_path: Path) -> None:
+    """Each kill in the midst of a save would take the room of a checkpoint for good."""
+    code = "import sys, torch; from powerguard.trainer.dcp import save_sealed\n"
+    code += "save_sealed({'x': torch.ones(1 << 26)}, sys.argv[1], 1)"
+    saving = subprocess.Popen([sys.executable, "-c", code, str(tmp_path)])
+    while not list(tmp_path.glob("dcp-step-1-*/__*")):
+        assert saving.poll() is None
+        time.sleep(0.001)
+    saving.kill()
+    saving.wait()
+    (left,) = tmp_path.glob("dcp-step-*")
+    (tmp_path / "dcp-step-mine").mkdir()
+    saved = save_sealed(made(2), tmp_path, 2)
+    assert not left.exists()
+    assert {path.name for path in tmp_path.iterdir()} == {"dcp-step-mine", Path(saved.path).name}
 
 
 def test_a_run_that_has_gone_back_sets_later_steps_aside(tmp_path: Path) -> None:
