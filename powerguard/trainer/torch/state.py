@@ -59,6 +59,10 @@ _UNUSED: Final = 2
 """States of a training that has begun: the first one may be taken before its first sample."""
 
 
+_Named = Sequence[tuple[str, Tensor]]
+"""The parameters of all modules, by name."""
+
+
 class Component(Protocol):
     """How one part of the state is taken out and put back."""
 
@@ -167,10 +171,11 @@ class TorchState:
         """One item for each tensor, live, and one of JSON. Raises StateError naming the key that cannot be kept."""
         packer = Packer(self._known)
         parts = {name: packer.pack(name, component.tree()) for name, component in self._components.items()}
-        index: dict[str, Json] = {"format": FORMAT, "parts": parts, "kinds": self._kinds, "orders": self._orders()}
-        index["frozen"] = self._frozen()
+        named = list(self._named_parameters())
+        index: dict[str, Json] = {"format": FORMAT, "parts": parts, "kinds": self._kinds, "orders": self._orders(named)}
+        index["frozen"] = _frozen(named)
         items, structure = packer.items, packer.structure
-        self._refuse_unkept(items)
+        self._refuse_unkept(items, named)
         if self._division is not None:
             items, told = self._division.share(items, structure, self._alike)
             index["divided"] = packer.stand_in(told)
@@ -237,12 +242,12 @@ class TorchState:
             if (kept := kinds.get(name, mine)) != mine:
                 yield f"{name} is {kept} in the checkpoint, {mine} here (make it with {kept})"
 
-    def _orders(self) -> dict[str, str]:
+    def _orders(self, named: _Named) -> dict[str, str]:
         """Say in which order each optimizer has the model's parameters: a digest of their names.
 
         The state of an optimizer names them by number alone, and a set has another order in each process.
         """
-        names = {id(param): key for key, param in self._named_parameters()}
+        names = {id(param): key for key, param in named}
         orders = {}
         for name, component in self._components.items():
             if isinstance(component, _Optimizer):
@@ -250,13 +255,10 @@ class TorchState:
                 orders[name] = sha256(told.encode()).hexdigest()[:16]
         return orders
 
-    def _frozen(self) -> list[str]:
-        """Name the parameters that need no gradient now."""
-        return [key for key, param in self._named_parameters() if not param.requires_grad]
-
     def _warn_of_unfrozen(self, kept: Json) -> None:
         """Warn of parameters that training had frozen, or the reverse, and this program has not (None: not known)."""
-        unlike = sorted({*self._frozen()} ^ {*map(str, kept)}) if isinstance(kept, list) else []
+        here = _frozen(self._named_parameters())
+        unlike = sorted({*here} ^ {*map(str, kept)}) if isinstance(kept, list) else []
         if unlike:
             _log.warning(
                 "requires_grad of %d parameters is not as it was when the checkpoint was saved (%s ...), and stays as"
@@ -265,11 +267,11 @@ class TorchState:
                 unlike[0],
             )
 
-    def _refuse_unkept(self, items: Sequence[Item]) -> None:
+    def _refuse_unkept(self, items: Sequence[Item], named: _Named) -> None:
         """Raise StateError for what an optimizer trains, or an optimizer within it keeps, and no item has."""
-        named = {id(param) for _, param in self._named_parameters()}
+        known = {id(param) for _, param in named}
         optimizers = [(name, each) for name, each in self._components.items() if isinstance(each, _Optimizer)]
-        lost = [(name, *found) for name, each in optimizers for found in each.relies_on() if id(found[1]) not in named]
+        lost = [(name, *found) for name, each in optimizers for found in each.relies_on() if id(found[1]) not in known]
         if not lost:
             return
         memory = {_memory(item.tensor) for item in items if isinstance(item, TensorItem)}
@@ -284,7 +286,7 @@ class TorchState:
                 raise StateError(msg)
 
     def _other_orders(self, orders: Mapping[str, Json]) -> Iterable[str]:
-        for name, mine in self._orders().items():
+        for name, mine in self._orders(list(self._named_parameters())).items():
             if orders.get(name, mine) != mine:
                 yield f"{name} had other parameters of the model, or another order (sort them by name, if it is a set)"
 
@@ -299,6 +301,11 @@ class TorchState:
             msg = f"the checkpoint was written with divide={'divided' in index}; load it with the same"
             raise StateError(msg)
         return items if self._division is None else self._division.complete(items, index["divided"])
+
+
+def _frozen(named: Iterable[tuple[str, Tensor]]) -> list[str]:
+    """Name the parameters that need no gradient now."""
+    return [key for key, param in named if not param.requires_grad]
 
 
 def _each(word: str, thing: object) -> Iterable[tuple[str, object]]:
