@@ -997,6 +997,23 @@ def test_what_an_optimizer_trains_and_no_part_has_is_refused() -> None:
     assert state_of(model, optimizer=optimizer, extra={"loss": loss, "late": [late]}).items()
 
 
+def test_a_layer_that_is_removed_in_the_course_of_training_fails_no_emergency(caplog: pytest.LogCaptureFixture) -> None:
+    """The optimizer still has it, with its moments: it is named once, and all else is saved."""
+    model = nn.Sequential(nn.Linear(2, 2), nn.Linear(2, 2))
+    optimizer = torch.optim.AdamW(model.parameters())
+    state = state_of(model, optimizer=optimizer)
+    model(torch.ones(1, 2)).sum().backward()
+    optimizer.step()
+    assert state.items()
+    del model[1]
+    for _ in range(2):
+        assert state.items()
+    (record,) = caplog.records
+    assert "a parameter of shape [2, 2] that no module here has" in record.getMessage()
+    with pytest.raises(StateError, match="that no module here has"):
+        state_of(model, optimizer=optimizer).items()
+
+
 class Ascending(torch.optim.SGD):
     """Steps by another optimizer within it, as SAM does."""
 

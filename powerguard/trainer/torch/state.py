@@ -153,6 +153,10 @@ class TorchState:
         warn_of_unwrapped(modules)
         self._division = self._divided() if divide else None
         self._known: dict[str, Rows] = {}
+        self._was_whole = False
+        """All that optimizers with a state train was in a state before."""
+        self._lost = ""
+        """What the last one lacked of it."""
         optimizers = [inner(part) for _, part in _each("optimizer", optimizer)] if overlap == "optimizer" else []
         self.copier = Copier(device or CudaDevice(), overlap, optimizers)
         self.copier.meet(param for module in modules for param in module.parameters())
@@ -268,22 +272,18 @@ class TorchState:
             )
 
     def _refuse_unkept(self, items: Sequence[Item], named: _Named) -> None:
-        """Raise StateError for what an optimizer trains, or an optimizer within it keeps, and no item has."""
-        known = {id(param) for _, param in named}
-        optimizers = [(name, each) for name, each in self._components.items() if isinstance(each, _Optimizer)]
-        lost = [(name, *found) for name, each in optimizers for found in each.relies_on() if id(found[1]) not in known]
-        if not lost:
-            return
-        memory = {_memory(item.tensor) for item in items if isinstance(item, TensorItem)}
-        for name, within, tensor in lost:
-            if tensor.numel() and _memory(tensor) not in memory:
-                msg = (
-                    f"{name} trains a parameter of shape {list(tensor.shape)} that no module here has (give TorchState"
-                    " its module, such as the loss, or a tensor of its own in extra)"
-                )
-                if within:
-                    msg = f"{name}.{within}: its state is not in {name}.state_dict() (add it, and load it again)"
-                raise StateError(msg)
+        """Raise StateError for what an optimizer trains, or an optimizer within it keeps, and no item has.
+
+        That is for the first steps. Later, when a layer has been removed, say, an emergency must not fail for it.
+        """
+        optimizers = {name: each for name, each in self._components.items() if isinstance(each, _Optimizer)}
+        lost = next(_unkept(optimizers, items, {id(param) for _, param in named}), "")
+        if lost and not self._was_whole:
+            raise StateError(lost)
+        if lost and lost != self._lost:
+            _log.warning("%s: it is in no checkpoint", lost)
+        self._lost = lost
+        self._was_whole = self._was_whole or any(each.has_state for each in optimizers.values())
 
     def _other_orders(self, orders: Mapping[str, Json]) -> Iterable[str]:
         for name, mine in self._orders(list(self._named_parameters())).items():
@@ -301,6 +301,21 @@ class TorchState:
             msg = f"the checkpoint was written with divide={'divided' in index}; load it with the same"
             raise StateError(msg)
         return items if self._division is None else self._division.complete(items, index["divided"])
+
+
+def _unkept(optimizers: Mapping[str, "_Optimizer"], items: Sequence[Item], named: Collection[int]) -> Iterator[str]:
+    """Say what an optimizer trains or relies on that is neither a parameter that has a name, by id, nor in an item."""
+    lost = [(name, *found) for name, each in optimizers.items() for found in each.relies_on()]
+    lost = [each for each in lost if id(each[2]) not in named]
+    memory = {_memory(item.tensor) for item in items if isinstance(item, TensorItem)} if lost else set()
+    for name, within, tensor in lost:
+        if tensor.numel() and _memory(tensor) not in memory and within:
+            yield f"{name}.{within}: its state is not in {name}.state_dict() (add it, and load it again)"
+        elif tensor.numel() and _memory(tensor) not in memory:
+            yield (
+                f"{name} trains a parameter of shape {list(tensor.shape)} that no module here has (give TorchState its"
+                " module, such as the loss, or a tensor of its own in extra)"
+            )
 
 
 def _frozen(named: Iterable[tuple[str, Tensor]]) -> list[str]:
@@ -627,6 +642,10 @@ class _Optimizer:
     def params(self) -> list[Tensor]:
         """Return its parameters, in its order."""
         return [param for group in self._optimizer.param_groups for param in group["params"]]
+
+    @property
+    def has_state(self) -> bool:
+        return bool(self._optimizer.state)
 
     def relies_on(self) -> Iterator[tuple[str, Tensor]]:
         """Yield what it trains, and by its attribute's name what an optimizer within it (SAM's) has as a state."""
