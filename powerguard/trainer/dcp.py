@@ -12,6 +12,7 @@ The coordinator must see the files of all ranks (one host, or a shared file syst
 `dcp.async_save` the same holds when its future is done, and not before: an emergency calls `dcp.save`.
 """
 
+import math
 import os
 import secrets
 import shutil
@@ -22,7 +23,7 @@ from typing import Any, Final
 import torch
 import torch.distributed as dist
 import torch.distributed.checkpoint as dcp
-from torch.distributed.checkpoint import FileSystemReader, FileSystemWriter
+from torch.distributed.checkpoint import DefaultLoadPlanner, FileSystemReader, FileSystemWriter
 from torch.distributed.checkpoint.api import CheckpointException
 
 from powerguard.trainer.seal.folder import (
@@ -200,7 +201,8 @@ def load_newest_sealed(state: dict[str, Any], root: str | os.PathLike[str]) -> i
     """Load, in place and on all ranks, the newest checkpoint under root that verifies. Its step; None without one.
 
     One that does not verify is renamed to `bad-...` and passed over. Raises SealError when none is left, and what
-    dcp.load raises when it does not fit.
+    dcp.load raises when it does not fit; that includes what it has in a part of the state, and no rank has a place for:
+    the moments of an optimizer that was just made, say. A part (a key of `state`) that is not given is left out.
     """
     folder = _from_coordinator(lambda: newest_whole(root))
     if folder is None:
@@ -209,8 +211,28 @@ def load_newest_sealed(state: dict[str, Any], root: str | os.PathLike[str]) -> i
     if step is None:
         msg = f"{folder}: its seal has no step to go on from (seal it with --step, or move it away)"
         raise SealError(msg)
-    dcp.load(state, storage_reader=SealedFileSystemReader(folder))
+    dcp.load(state, storage_reader=SealedFileSystemReader(folder), planner=_WholePlanner())
     return step
+
+
+class _WholePlanner(DefaultLoadPlanner):
+    """DCP's own, which leaves out in silence what the state has no place for."""
+
+    def create_global_plan(self, global_plan: Any) -> Any:  # noqa: ANN401 - DCP's own classes
+        paths = self.metadata.planner_data
+        if isinstance(paths, dict):
+            loaded = {item.dest_index.fqn for plan in global_plan for item in plan.items}
+            given = {path[0] for name, path in paths.items() if name in loaded} | {*self.original_state_dict}
+            kept = self.metadata.state_dict_metadata
+            left = [name for name, path in paths.items() if name not in loaded and path[0] in given]
+            left = [name for name in left if math.prod(getattr(kept[name], "size", ())) > 0]  # an empty one is not read
+            if left:
+                msg = (
+                    f"{left[0]} and {len(left) - 1} more are in the checkpoint, and the state has no place for them"
+                    " (get_state_dict of torch.distributed.checkpoint.state_dict makes an optimizer's moments first)"
+                )
+                raise SealError(msg)
+        return super().create_global_plan(global_plan)
 
 
 def _from_coordinator(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - whatever it makes

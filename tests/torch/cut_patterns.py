@@ -19,11 +19,13 @@ import torch.distributed.checkpoint as dcp
 from torch.distributed.checkpoint.api import CheckpointException
 
 from powerguard.trainer.dcp import load_newest_sealed, save_sealed
+from powerguard.trainer.seal.manifest import SealError
 from tests.trainer.cuts import patterns
 from tests.trainer.cuts.patterns import HALF_BYTES, Judged, steps
 
 UNREADABLE = (
     CheckpointException,
+    SealError,
     OSError,
     EOFError,
     RuntimeError,

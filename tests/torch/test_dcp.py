@@ -161,6 +161,26 @@ def test_steps_in_folders_of_their_own(tmp_path: Path) -> None:
     assert verify(tmp_path / next(tmp_path.glob("dcp-step-2-*"))).is_whole, "a store beside it leaves it alone"
 
 
+def test_moments_for_which_there_is_no_place_are_not_left_out_in_silence(tmp_path: Path) -> None:
+    """DCP loads what the state that is given has, and an optimizer that was just made has no moments."""
+
+    def states(*, trained: bool) -> dict[str, Any]:
+        model = torch.nn.Linear(2, 2)
+        optimizer = torch.optim.AdamW(model.parameters())
+        if trained:
+            model(torch.ones(1, 2)).sum().backward()
+            optimizer.step()
+        empty = {"none": torch.ones(0, 2)} if trained else {}
+        return {"model": {**model.state_dict(), **empty}, "optimizer": optimizer.state_dict()}
+
+    save_sealed(states(trained=True), tmp_path, 1)
+    with pytest.raises(CheckpointException, match=r"optimizer\.state\.0\.step and 5 more are in the checkpoint, and"):
+        load_newest_sealed(states(trained=False), tmp_path)
+    alone = {"model": states(trained=False)["model"]}
+    assert load_newest_sealed(alone, tmp_path) == 1
+    assert load_newest_sealed(states(trained=True), tmp_path) == 1
+
+
 def test_what_a_kill_has_left_unfinished_goes_with_the_next_save(tmp_path: Path) -> None:
     """Each kill in the midst of a save would take the room of a checkpoint for good."""
     code = "import sys, torch; from powerguard.trainer.dcp import save_sealed\n"

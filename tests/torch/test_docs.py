@@ -46,9 +46,6 @@ class Plain:
         self.scheduler.step()
         return loss
 
-    def state_dict(self) -> dict[str, Any]:
-        return {"model": self.model.state_dict(), "optimizer": dict(self.optimizer.state_dict())}
-
     def names(self, **more: object) -> dict[str, Any]:
         return {**vars(self), "train": self.train, "rank": 0, "ranks": 1, **more}
 
@@ -65,12 +62,16 @@ def test_the_lines_for_dcp(tmp_path: Path) -> None:
 
 
 def test_the_lines_for_dcp_under_a_guard(tmp_path: Path) -> None:
-    plain = Plain()
-    names = run("torch.md", "load_newest_sealed(", tmp_path, {"state_dict": plain.state_dict})
+    plain, again = Plain(), Plain()
+    names = run("torch.md", "load_newest_sealed(", tmp_path, plain.names())
     assert names["restored"] is None
     with names["guard"] as guard:
         plain.train(plain.data)
         assert verify(guard.save(1).path).is_whole
+    assert run("torch.md", "load_newest_sealed(", tmp_path, again.names())["restored"] == 1
+    plain.train(plain.data)
+    again.train(plain.data)
+    assert torch.equal(again.model.weight, plain.model.weight)
 
 
 def test_the_lines_for_lightning(tmp_path: Path) -> None:
