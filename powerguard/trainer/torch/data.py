@@ -91,8 +91,9 @@ class ResumableLoader(DataLoader):
     Iterating gives the rest of the epoch. After its last batch `epoch` is already the next one. A roll-back ends the
     iteration that runs. What reads ahead of training (a prefetcher) would be counted as training: do not wrap it.
     is_used: training has begun to iterate.
-    options: DataLoader's own. It draws from no global random numbers; its workers are seeded for each epoch, and begin
-    again with that seed after a resume: where every bit matters, seed a random transform from epoch and sample.
+    options: DataLoader's own. It draws from no global random numbers; its workers are seeded for each epoch (persistent
+    ones for the first), and begin again with that seed after a resume: where every bit matters, seed a random transform
+    from epoch and sample.
     """
 
     def __init__(
