@@ -6,6 +6,7 @@ sees a GPU, its bus is measured, too: a state on a GPU comes over it first.
 
 import argparse
 import shutil
+import signal
 import sys
 import tempfile
 import time
@@ -132,4 +133,6 @@ def _bus(size_bytes: int) -> list[str]:
 
 
 if __name__ == "__main__":
+    for _each in (signal.SIGTERM, signal.SIGHUP):  # a connection that breaks must not leave the state on the disk
+        signal.signal(_each, lambda number, _: sys.exit(128 + number))
     sys.exit(main())

@@ -2,8 +2,10 @@
 
 import os
 import re
+import signal
 import subprocess
 import sys
+import time
 from pathlib import Path
 
 import pytest
@@ -33,6 +35,18 @@ def test_what_does_not_fit_is_refused_before_anything_is_written(
         assert says in capsys.readouterr().err
     assert bench.main([str(tmp_path), "--gb", "0.02"], available=lambda: 79_000_000) == 2
     assert "0.1 GB of memory are available, and 0.1 GB are needed" in capsys.readouterr().err
+    assert list(tmp_path.iterdir()) == []
+
+
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
+def test_what_is_ended_leaves_no_state_on_the_disk(tmp_path: Path, number: int) -> None:
+    """By a time limit, or a connection that breaks: four times the state would lie there for good."""
+    running = subprocess.Popen([sys.executable, "-m", "powerguard.trainer.bench", str(tmp_path), "--gb", "0.5"])
+    while not list(tmp_path.glob("*/*/shard-*")):
+        assert running.poll() is None
+        time.sleep(0.01)
+    running.send_signal(number)
+    assert running.wait() == 128 + number
     assert list(tmp_path.iterdir()) == []
 
 
