@@ -314,7 +314,7 @@ def _unkept(optimizers: Mapping[str, "_Optimizer"], items: Sequence[Item], named
         elif tensor.numel() and _memory(tensor) not in memory:
             yield (
                 f"{name} trains a parameter of shape {list(tensor.shape)} that no module here has (give TorchState its"
-                " module, such as the loss, or a tensor of its own in extra)"
+                " module, such as the loss, or the tensor itself: extra={'name': [tensor]})"
             )
 
 
