@@ -104,9 +104,12 @@ class File:
         return messages, pending, dict(db.execute("SELECT name, payload FROM kept"))
 
     def _open(self) -> sqlite3.Connection:
-        if self._db is not None and self.path.exists():
-            return self._db
-        self.close()
+        if self._db is not None:
+            if self.path.exists():
+                return self._db
+            self.close()
+            msg = f"{self.path}: removed while in use; all messages are written into a new one"
+            raise JournalError(msg)
         self.path.parent.mkdir(mode=0o750, parents=True, exist_ok=True)
         os.close(os.open(self.path, os.O_CREAT | os.O_RDWR | os.O_CLOEXEC, 0o640))
         db = sqlite3.connect(self.path, timeout=BUSY_S, isolation_level=None, check_same_thread=False)

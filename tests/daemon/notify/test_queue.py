@@ -201,6 +201,25 @@ async def test_a_disk_that_cannot_be_written_leaves_memory_and_an_alarm(tmp_path
         assert titles(made, "a") == ["message 1", "message 2"]
 
 
+async def test_a_file_that_is_removed_under_us_is_written_again(tmp_path: Path) -> None:
+    """Only what came after that was in the new file: all that waited was lost at the power-off."""
+    path = tmp_path / "q.sqlite"
+    async with queue(path) as made:
+        made.add(message(1), ("a",))
+        made.keep("said", {"x": 1})
+        await settled(lambda: made._busy is None and not made._ops)
+        path.unlink()
+        made.add(message(2), ("a",))
+        await settled(lambda: made.trouble)
+        assert "removed while in use" in made.trouble
+        assert made._retry is not None
+        made._retry.cancel()
+        made._again()
+        await settled(lambda: not made.trouble)
+    async with queue(path) as made:
+        assert titles(made, "a") == ["message 1", "message 2"]
+
+
 async def test_a_full_disk_is_no_traceback(tmp_path: Path) -> None:
     """SQLite says FULL: what cannot be written stays in memory, and the file keeps what it has."""
     path = tmp_path / "q.sqlite"
