@@ -222,15 +222,19 @@ def test_up_to_the_first_utility_reading_it_was_battery() -> None:
 def test_a_silence_between_utility_and_battery_takes_what_the_gauges_show(
     before: dict[str, float], now: dict[str, float], used: float
 ) -> None:
-    """270 s of silence would take 0.75 of a battery, and 0.1 was used. What no gauge shows counts as taken."""
+    """270 s of silence would take 0.75 of a battery, and 0.1 was used. Without a gauge, all of it counts as taken."""
+    heard = replace(KNOWN, used_heard=KNOWN.used)
     last = reading(100.0, on_battery=False, load_pct=75.0, **before)
-    assert entered(KNOWN, reading(370.0, load_pct=75.0, **now), last).used == near(used)
-    short = entered(KNOWN, reading(118.0, load_pct=75.0, **now), last)
+    assert entered(heard, reading(370.0, load_pct=75.0, **now), last).used == near(used)
+    short = entered(heard, reading(118.0, load_pct=75.0, **now), last)
     assert short.used == near(0.15), "as much as whole percents and minutes hide"
     on = reading(100.0, load_pct=75.0, **before)
-    assert entered(KNOWN, reading(370.0, load_pct=75.0, **now), on).used == near(0.85), "it was on battery before"
+    assert entered(heard, reading(370.0, load_pct=75.0, **now), on).used == near(0.85), "it was on battery before"
     for other in (replace(on, testing=True), replace(on, output_source=OutputSource.UNKNOWN)):
-        assert entered(KNOWN, reading(370.0, load_pct=75.0, **now), other).used == near(used), "a test, or WAIT of NUT"
+        assert entered(heard, reading(370.0, load_pct=75.0, **now), other).used == near(used), "a test, or WAIT of NUT"
+    ticked = account.advance(POLICY, heard, 370.0, draining=True)
+    back = entered(ticked, reading(371.0, on_battery=False, load_pct=75.0, **now), last)
+    assert back.used == pytest.approx(used, abs=0.01), "battery was presumed, and it had utility"
 
 
 @pytest.mark.parametrize("source", [OutputSource.OFF, OutputSource.UNKNOWN])

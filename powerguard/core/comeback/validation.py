@@ -119,6 +119,7 @@ def _battery(battery: Battery, where: str, latest_s: float, dropped: Drops) -> B
     """Keep an account whose shares are shares; the model apart, each figure falls alone."""
     bounds = {
         "used": (0.0, 1.0),
+        "used_heard": (0.0, 1.0),
         "gauge": (0.0, 1e4),
         "charged": (0.0, 1.0),
         "left": (0.0, 1.0),

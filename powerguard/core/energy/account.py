@@ -117,7 +117,6 @@ def _less(term: float | None, drain: float) -> float | None:
 
 def _caught_up(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, drained: bool) -> Battery:
     """Bring the account up to this reading. A gap in the readings counts at the larger load of its two ends."""
-    battery = _after_silence(policy, battery, feed, reading) if drained else battery
     load, now_load = told_load(policy, reading), load_of(battery)
     seen_at_s = battery.at_s if feed.previous is None else feed.previous.at_s
     if load is None or load <= now_load or reading.at_s - seen_at_s <= GAP_S or not (points := table(policy, battery)):
@@ -130,13 +129,14 @@ def _caught_up(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *
     return _reckoned(policy, battery, reading.at_s, draining=drained, load=load)
 
 
-def _after_silence(policy: Policy, battery: Battery, feed: Feed, reading: Reading) -> Battery:
-    """Leave out the part of a gap in which the battery did not drain, by its gauges, if no outage was seen before.
+def _after_silence(policy: Policy, battery: Battery, feed: Feed, reading: Reading, *, drained: bool) -> Battery:
+    """Take back what was counted in a silence and the gauges do not show, if no outage was seen before it.
 
-    When the power failed in it is unknown. A source may have been silent for an hour, and the outage have just begun.
+    When the power failed in it is unknown, or whether it did. A source may have been silent for an hour, and the outage
+    have just begun; or battery was presumed, and the UPS had utility.
     """
     last, points = feed.previous, table(policy, battery)
-    if last is None or not points:
+    if last is None or battery.used is None or battery.used_heard is None or not points:
         return battery
     if last.output_source is OutputSource.BATTERY and not (last.testing or last.calibrating):
         return battery
@@ -145,8 +145,12 @@ def _after_silence(policy: Policy, battery: Battery, feed: Feed, reading: Readin
         falls.append((last.charge_pct - reading.charge_pct) / 100.0)
     if last.runtime_s is not None and reading.runtime_s is not None:
         falls.append((last.runtime_s - reading.runtime_s) / tau_now_s)
-    most_s = (max(0.0, *falls) + _AGREED) * tau_now_s if falls else math.inf
-    return replace(battery, at_s=max(battery.at_s, reading.at_s - most_s))
+    gone = max(0.0, reading.at_s - battery.at_s) / tau_now_s if drained else 0.0
+    most = battery.used_heard + max(0.0, *falls) + _AGREED if falls else math.inf
+    if battery.used + gone <= most:
+        return battery
+    at_s = max(battery.at_s, reading.at_s)
+    return replace(battery, at_s=at_s, used=most, gauge=None, charged=None, unflagged=None, left=None)
 
 
 def enter(
@@ -156,8 +160,9 @@ def enter(
 
     drained: it did so until now; None: as `draining`. What lies between a battery and a utility reading was battery.
     """
-    load, before = told_load(policy, reading), battery
     drained = draining if drained is None else drained
+    battery = _after_silence(policy, battery, feed, reading, drained=drained)
+    load, before = told_load(policy, reading), battery
     battery = _caught_up(policy, battery, feed, reading, drained=drained)
     used = battery.used
     if not draining and reading.output_source in UNREPORTED and before.used is not None:
@@ -192,6 +197,7 @@ def enter(
         contradicted=contradicted,
         at_s=max(reading.at_s, battery.at_s),
         used=used,
+        used_heard=used,
         presumed=presumed,
         unflagged=left,
         left=None,

@@ -186,7 +186,7 @@ class Feed:
 class Battery:
     """Our own account of the battery's energy, in shares of a full new battery (docs/decisions/0034).
 
-    used: taken out and not yet put back; survives restarts and boots.
+    used: taken out and not yet put back; survives restarts and boots. used_heard: the same at the newest reading.
     presumed: no charge has been reported yet, so `used` began at half a charge; the first charge begins it again.
     gauge, charged: energy left by the reported runtime and charge; None until reported. Dead-reckoned when silent.
     left: the smallest of the three, and of what a low-battery flag permits. None: neither runtime nor a table is known.
@@ -208,6 +208,7 @@ class Battery:
 
     at_s: float = 0.0
     used: float | None = None
+    used_heard: float | None = None
     presumed: bool = False
     gauge: float | None = None
     charged: float | None = None
