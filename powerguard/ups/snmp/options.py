@@ -44,6 +44,11 @@ class SnmpOptions(Options):
         examples=["rfc1628"],
     )
 
+    @field_validator("version", mode="before")
+    @classmethod
+    def _number(cls, version: object) -> object:
+        return str(version).lower() if isinstance(version, bool) else version  # True is 1 in Python.
+
     @model_validator(mode="after")
     def _credentials_fit(self) -> Self:
         if self.version == 3:

@@ -45,6 +45,7 @@ def test_what_fits(more: dict[str, Any]) -> None:
     ("more", "what"),
     [
         ({"version": 2}, "version"),
+        ({"version": True}, "version"),
         ({"version": "3", "user": "pg"}, "version"),
         ({"version": 3}, "version 3 needs a user"),
         ({"version": 3, "user": "ü" * 17}, "user is longer than 32 bytes"),
