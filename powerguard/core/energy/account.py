@@ -147,6 +147,8 @@ def _after_silence(policy: Policy, battery: Battery, feed: Feed, reading: Readin
         falls.append((last.runtime_s - reading.runtime_s) / tau_now_s)
     gone = max(0.0, reading.at_s - battery.at_s) / tau_now_s if drained else 0.0
     most = battery.used_heard + max(0.0, *falls) + _AGREED if falls else math.inf
+    if reading.output_source is OutputSource.BATTERY:
+        most = max(most, battery.used)  # What was presumed was right, and a charge may stand at 100 % for minutes.
     if battery.used + gone <= most:
         return battery
     at_s = max(battery.at_s, reading.at_s)

@@ -76,3 +76,10 @@ def test_nothing_is_violated_and_nobody_is_lost_by_planning(faults: FaultSite, o
     made = report(play_many(Site(faults=faults), options, jobs=1), options)
     assert made["invariant_violations"] == []
     assert made["planning_dirty_outages"] == []
+
+
+def test_what_was_presumed_in_a_silence_stays_when_the_answer_is_battery() -> None:
+    """The network goes with the power, and the card answers again with the charge that it had: it lags by minutes."""
+    options = SimulationOptions(seed=500_014, outages=1)
+    site = Site(faults=FaultSite(second_share=0.0, network_lost_share=1.0))
+    assert report(play_many(site, options, jobs=1), options)["invariant_violations"] == []
