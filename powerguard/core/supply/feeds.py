@@ -175,18 +175,8 @@ def each_alone(policy: Policy, state: State) -> list[tuple[Policy, State]]:
 
 
 def told_load(policy: Policy, state: State, reading: Reading) -> float | None:
-    """Load by the newest reading, a share of the rating; of several UPSes their mean, as `_battery` has it."""
-    if not policy.feeds:
-        return account.told_load(policy, reading)
-    known = []
-    for mine in policy.feeds:
-        each = of(state, mine.policy.ups)
-        if each is None or each.feed.reading is None or _carries_nothing(state.upses, each):
-            continue
-        load = account.told_load(mine.policy, each.feed.reading)
-        known += [] if load is None else [(mine.supplies, load)]
-    weight = sum(supplies for supplies, _ in known)
-    return sum(supplies * load for supplies, load in known) / weight if weight else None
+    """Load by the newest reading, a share of the rating; of several UPSes the mean of those that carry the host."""
+    return _load(policy, state.upses) if policy.feeds else account.told_load(policy, reading)
 
 
 def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float) -> bool:
@@ -475,7 +465,7 @@ def _reading(
     charges = [each.charge_pct for each in told if each.charge_pct is not None]
     runtimes = [each.runtime_s for each in on_battery or told if each.runtime_s is not None]
     watts = [each.watts for each in told if each.watts is not None]
-    load = _mean(policy, _carrying(upses), lambda each: _told_load(policy, each))
+    load = _load(policy, upses)
     return replace(
         base,
         at_s=base.at_s if arrived is None else max(base.at_s, now_s),
@@ -496,9 +486,14 @@ def _reading(
     )
 
 
-def _told_load(policy: Policy, each: Supplied) -> float | None:
-    mine = policy_of(policy, each.ups)
-    return None if mine is None or each.feed.reading is None else account.told_load(mine.policy, each.feed.reading)
+def _load(policy: Policy, upses: tuple[Supplied, ...]) -> float | None:
+    """Return the mean load of the UPSes that carry the host, by their newest readings; None if none reports it."""
+
+    def reported(each: Supplied) -> float | None:
+        mine = policy_of(policy, each.ups)
+        return None if mine is None or each.feed.reading is None else account.told_load(mine.policy, each.feed.reading)
+
+    return _mean(policy, _carrying(upses), reported)
 
 
 def _input(on_battery: list[Reading], tested: Iterable[Reading], base: Reading) -> bool | None:
