@@ -387,7 +387,7 @@ def _guard_calibration(turn: Turn) -> None:
     if conditions.calibration_low(turn.policy, state, turn.budget(), turn.now_s):
         turn.update(guarded_since_s=turn.now_s)
         turn.note("guard_started", "a calibration has left too little for an outage", Level.WARNING)
-        lifecycle.order_all(turn, reason="on_battery", by_s=turn.now_s + CALIBRATION_CHECKPOINT_S)
+        lifecycle.order_all(turn, reason=lifecycle.ON_BATTERY, by_s=turn.now_s + CALIBRATION_CHECKPOINT_S)
 
 
 def _guard(turn: Turn) -> None:

@@ -172,13 +172,13 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
         known = replace(known.without_outage(), in_flight=None)
         escalation.forget(turn, seen.trainer)
     _handle_job(turn, known, seen)
-    stands = _is_unexplained_pause(turn, known, seen)
-    if stands and seen.paused_for == ON_BATTERY and turn.policy.mode is not Mode.DRY_RUN:
+    is_persons = _is_unexplained_pause(turn, known, seen)
+    if is_persons and seen.paused_for == ON_BATTERY and turn.policy.mode is not Mode.DRY_RUN:
         # Only a daemon asks with this reason: the journal that knew of it is lost, and no person would resume it.
         owe_resume(turn, seen.trainer, turn.now_s)
         because = "powerguard has paused it for an outage that it no longer knows of, and utility is back"
         turn.note("pause_forgotten", because, Level.WARNING, trainer=seen.trainer)
-        stands = False
+        is_persons = False
     activity = Activity.GONE
     if seen.alive:
         activity = Activity.PAUSED if seen.paused else Activity.TRAINING
@@ -196,7 +196,7 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
         replace(
             known,
             activity=activity,
-            stood=activity is Activity.PAUSED and (known.stood or stands),
+            stood=activity is Activity.PAUSED and (known.stood or is_persons),
             conduct=seen.conduct if seen.alive else known.conduct,
             checkpoint_s=min(needs.checkpoint_s(turn.state.learned, seen.trainer, seed_s), limits.max_checkpoint_s),
             told_s=told_s,
@@ -214,7 +214,7 @@ def _handle_seen(turn: Turn, seen: TrainerSeen) -> None:
 
 
 def _is_unexplained_pause(turn: Turn, known: Trainer, seen: TrainerSeen) -> bool:
-    """Say whether a trainer stands on utility by no order that is known here, by two reports: a person has paused it.
+    """Say whether a trainer stands on utility by two reports, by no order that is known here: by a person's, say.
 
     Not before the supply is known: a daemon without history may have paused it itself, in an outage that goes on.
     """
@@ -365,7 +365,7 @@ def order_emergency(turn: Turn, *, by_s: float) -> None:
         if not trainer.owes:
             continue
         if _comes_now(turn, trainer, now):
-            _order(turn, trainer, reason="on_battery", after=trainer.conduct, by_s=by_s)
+            _order(turn, trainer, reason=ON_BATTERY, after=trainer.conduct, by_s=by_s)
         else:
             _wait(turn, trainer)
 
@@ -417,7 +417,7 @@ def take_precautions(turn: Turn, *, since_s: float, stood_until_s: float = 0.0) 
         stall_s = trainer.checkpoint_s if trainer.stall_s is None else trainer.stall_s
         if at_risk_s > every_s and stall_s < CHEAP_STALL * at_risk_s:
             by_s = turn.now_s + max(2.0 * trainer.checkpoint_s, every_s)
-            _order(turn, trainer, reason="on_battery", after=Conduct.CONTINUE, by_s=by_s, counts=False)
+            _order(turn, trainer, reason=ON_BATTERY, after=Conduct.CONTINUE, by_s=by_s, counts=False)
 
 
 def learn_drop(turn: Turn, phase: Holding) -> None:
@@ -498,7 +498,7 @@ def reconcile(turn: Turn, *, hold: bool, repeat_s: float) -> None:
                 _wait(turn, trainer)
                 continue
             by_s = turn.now_s + order_limit_s(turn)
-            _order(turn, trainer, reason="on_battery", after=trainer.conduct, by_s=by_s)
+            _order(turn, trainer, reason=ON_BATTERY, after=trainer.conduct, by_s=by_s)
 
 
 def _given_another_chance(turn: Turn, trainer: Trainer) -> Trainer:
