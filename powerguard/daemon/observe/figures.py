@@ -78,6 +78,7 @@ class Figures:
         if self._counted_s is not None and (on_battery or self._was_on_battery):
             from_s = max(self._counted_s, feed.since_s) if not self._was_on_battery else self._counted_s
             self._add_on_battery((now_s if on_battery else min(now_s, feed.since_s)) - from_s)
+        is_due = self._are_all_durable(answer) and _asks(answer.state)
         for note in answer.notes:
             values = dict(note.numbers)
             match note.event:
@@ -94,7 +95,7 @@ class Figures:
                     self._open["returned"] = True
                 case "phase_changed":
                     self._phase(values, answer.state, now_s)
-                case "checkpoint_durable" if self._all_are_durable(answer.state, str(values.get("trainer"))):
+                case "checkpoint_durable" if is_due and "emergency" in self._at and "checkpoint_s" not in self._open:
                     self._open["checkpoint_s"] = round(now_s - self._at["emergency"], 3)
                     self._open["checkpoint_step"] = values.get("step")
                 case "outage_ended":
@@ -117,14 +118,15 @@ class Figures:
         before_s = number(self._open.get("on_battery_s")) or 0.0
         self._open["on_battery_s"] = round(before_s + max(0.0, seconds), 3)
 
-    def _all_are_durable(self, state: State, trainer: str) -> bool:
-        """Say whether this trainer's checkpoint is the last one that the pause waited for.
+    def _are_all_durable(self, answer: Step) -> bool:
+        """Say whether no trainer's checkpoint is waited for after this step.
 
-        A step that ends the outage leaves no trainer durable: those of the step before count.
+        One that ends the outage leaves no trainer durable: those of the step before count, less those that it reports.
         """
-        self._owing = self._owing - {trainer} if isinstance(state.phase, Online) else _owing(state)
-        is_due = "emergency" in self._at and "checkpoint_s" not in self._open and _asks(state)
-        return is_due and not self._owing
+        if not isinstance(answer.state.phase, Online):
+            return not _owing(answer.state)
+        durable = {dict(note.numbers).get("trainer") for note in answer.notes if note.event == "checkpoint_durable"}
+        return self._owing <= durable
 
     def _phase(self, values: Mapping[str, Scalar], state: State, now_s: float) -> None:
         if values.get("new") == "emergency_checkpoint":
