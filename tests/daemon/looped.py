@@ -25,6 +25,7 @@ from powerguard.core.model.actions import (
 )
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import Policy, TrainerPolicy
+from powerguard.core.model.state import Online
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import (
     Executor,
@@ -89,6 +90,12 @@ async def until(reached: Callable[[], object], limit_s: float = 3600.0) -> None:
     async with asyncio.timeout(limit_s):
         while not reached():
             await rest(0.1)
+
+
+async def over(daemon: Loop, limit_s: float = 6 * 3600.0) -> None:
+    """Let time pass until the outage has ended and its record is written."""
+    await until(lambda: isinstance(daemon.state.phase, Online), limit_s)
+    await rest(1.0)
 
 
 class Card:

@@ -11,23 +11,17 @@ from powerguard.cli.main import main
 from powerguard.core.model.actions import Conduct, ResumeTrainer, Scalar, TriggerCheckpoint
 from powerguard.core.model.events import TrainerSeen
 from powerguard.core.model.policy import Mode
-from powerguard.core.model.state import GpuCap, Holding, OnBattery, Online, Shutdown, State, Step, Trainer
+from powerguard.core.model.state import GpuCap, Holding, OnBattery, Shutdown, State, Step, Trainer
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal
-from powerguard.daemon.loop import Loop
 from powerguard.daemon.observe import figures
 from powerguard.daemon.observe.metrics import DaemonCollector, scrape
 from powerguard.daemon.wiring import DryRunEffector
 from powerguard.sim.world import policies
-from tests.daemon.looped import CHECKPOINT_S, World, in_virtual_time, now_s, until
+from tests.daemon.looped import CHECKPOINT_S, World, in_virtual_time, now_s, over, until
 from tests.daemon.watched import outage, scene
 
 DOCS = Path(__file__).parents[2] / "docs" / "reference"
-
-
-async def over(daemon: Loop) -> None:
-    await until(lambda: isinstance(daemon.state.phase, Online), 6 * 3600.0)
-    await rest(1.0)
 
 
 def spent(world: World) -> figures.Cost:

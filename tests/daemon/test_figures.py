@@ -10,12 +10,16 @@ from powerguard.daemon.attempt import rest
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.observe import figures
 from powerguard.daemon.observe.metrics import LIFETIME, OUTCOMES
-from tests.daemon.looped import CHECKPOINT_S, EPOCH_S, World, in_virtual_time, now_s, until
+from powerguard.daemon.observe.port import LastOutage
+from tests.daemon.looped import CHECKPOINT_S, EPOCH_S, World, in_virtual_time, now_s, over, until
 
 
-async def over(daemon: Loop, limit_s: float = 6 * 3600.0) -> None:
-    await until(lambda: isinstance(daemon.state.phase, Online), limit_s)
-    await rest(1.0)
+async def resumed(world: World, daemon: Loop) -> LastOutage:
+    """Give utility back, and return the outage when it has ended."""
+    world.ups.utility = True
+    await over(daemon)
+    assert daemon.last_outage is not None
+    return daemon.last_outage
 
 
 def counted(daemon: Loop) -> dict[str, float]:
@@ -34,10 +38,7 @@ async def test_ridden_through(tmp_path: Path) -> None:
         cut_at_s = now_s()
         world.ups.utility = False
         await rest(6.0)
-        world.ups.utility = True
-        await over(daemon)
-        last = daemon.last_outage
-        assert last is not None
+        last = await resumed(world, daemon)
         assert (last.outcome, last.checkpoint_s, last.recovery_s) == ("ridden_through", None, None)
         assert last.on_battery_s is not None
         assert 5.0 <= last.on_battery_s <= 7.1
@@ -98,10 +99,7 @@ async def test_utility_that_comes_and_goes_is_no_time_on_battery(tmp_path: Path)
             await rest(8.0)
             world.ups.utility = False
             await rest(4.0)
-        world.ups.utility = True
-        await over(daemon)
-        last = daemon.last_outage
-    assert last is not None
+        last = await resumed(world, daemon)
     assert (len(world.outages()), last.outcome) == (1, "resumed_in_place")
     assert last.on_battery_s is not None
     assert abs(last.on_battery_s - dark_s - 5 * 4.0) < 6.0, "a second for each, until the UPS is read again"
@@ -124,10 +122,7 @@ async def test_the_checkpoint_of_an_outage_ends_with_that_of_the_last_trainer(tm
         await rest(5.0)
         world.ups.utility = False
         await until(lambda: isinstance(daemon.state.phase, Holding))
-        world.ups.utility = True
-        await over(daemon)
-        last = daemon.last_outage
-        assert last is not None
+        last = await resumed(world, daemon)
         assert last.checkpoint_s is not None
         assert abs(last.checkpoint_s - 40.0) < 0.5
 
@@ -140,10 +135,7 @@ async def test_a_checkpoint_that_ends_with_the_outage_has_its_time(tmp_path: Pat
         await rest(5.0)
         world.ups.utility = False
         await until(lambda: isinstance(daemon.state.phase, EmergencyCheckpoint))
-        world.ups.utility = True
-        await over(daemon)
-        last = daemon.last_outage
-        assert last is not None
+        last = await resumed(world, daemon)
         assert last.checkpoint_s is not None
         assert abs(last.checkpoint_s - CHECKPOINT_S) < 0.5
 
@@ -233,10 +225,7 @@ async def test_on_battery_again_before_training_runs(tmp_path: Path) -> None:
         await rest(3.0)
         world.ups.utility = False
         await rest(10.0)
-        world.ups.utility = True
-        await over(daemon)
-        last = daemon.last_outage
-        assert last is not None
+        last = await resumed(world, daemon)
         assert last.on_battery_s is not None
         assert 8.0 < last.on_battery_s - first_s < 11.0
         assert counted(daemon)["on_battery_seconds"] == last.on_battery_s

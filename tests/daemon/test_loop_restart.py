@@ -144,17 +144,23 @@ async def test_killed_after_the_power_off_was_ordered(tmp_path: Path) -> None:
     assert len(world.host.asked) == 1
 
 
-@in_virtual_time
-async def test_the_host_comes_back(tmp_path: Path) -> None:
-    """Another boot: recovery and not a shutdown; training starts when the charge survives a second outage."""
-    world = World(tmp_path / "journal.sqlite")
+async def powered_off_and_back(world: World) -> Outage:
+    """Have the host powered off and, with utility, begin its next boot; return the outage."""
     async with world.running(kill=True) as daemon:
-        before = await dark_until(world, daemon, lambda: world.host.done)
+        outage = await dark_until(world, daemon, lambda: world.host.done)
         await rest(0.5)
     await rest(900.0)
     world.next_boot()
     world.ups.utility = True
     world.host.asked.clear()
+    return outage
+
+
+@in_virtual_time
+async def test_the_host_comes_back(tmp_path: Path) -> None:
+    """Another boot: recovery and not a shutdown; training starts when the charge survives a second outage."""
+    world = World(tmp_path / "journal.sqlite")
+    before = await powered_off_and_back(world)
     async with world.running(kill=True) as daemon:
         assert isinstance(daemon.state.phase, Recovery)
         assert outage_of(daemon).id == before.id
@@ -342,13 +348,7 @@ async def test_a_hold_goes_on_although_the_disk_was_slow_at_the_start(tmp_path: 
 async def test_training_starts_after_a_return_although_the_disk_was_slow_at_the_start(tmp_path: Path) -> None:
     """A boot after a power-off, with a disk that is busy or cold."""
     world = World(tmp_path / "journal.sqlite")
-    async with world.running(kill=True) as daemon:
-        before = await dark_until(world, daemon, lambda: world.host.done)
-        await rest(0.5)
-    await rest(900.0)
-    world.next_boot()
-    world.ups.utility = True
-    world.host.asked.clear()
+    before = await powered_off_and_back(world)
     world.writer = LateDisk(4.0)
     async with world.running() as daemon:
         await until(lambda: isinstance(daemon.state.phase, Recovery), 60.0)
