@@ -31,6 +31,7 @@ from powerguard.trainer.seal.folder import (
     digests,
     each_of,
     leave_behind,
+    named,
     newest_whole,
     open_to_read,
     prune,
@@ -228,7 +229,7 @@ class _WholePlanner(DefaultLoadPlanner):
             left = [name for name in left if math.prod(getattr(kept[name], "size", ())) > 0]  # an empty one is not read
             if left:
                 msg = (
-                    f"{left[0]} and {len(left) - 1} more are in the checkpoint, and the state has no place for them"
+                    f"the state has no place for these parts of the checkpoint: {named(left)}"
                     " (get_state_dict of torch.distributed.checkpoint.state_dict makes an optimizer's moments first)"
                 )
                 raise SealError(msg)

@@ -174,7 +174,7 @@ def test_moments_for_which_there_is_no_place_are_not_left_out_in_silence(tmp_pat
         return {"model": {**model.state_dict(), **empty}, "optimizer": optimizer.state_dict()}
 
     save_sealed(states(trained=True), tmp_path, 1)
-    with pytest.raises(CheckpointException, match=r"optimizer\.state\.0\.step and 5 more are in the checkpoint, and"):
+    with pytest.raises(CheckpointException, match=r"no place for these parts of .*: optimizer\.state\.0\.step, opt"):
         load_newest_sealed(states(trained=False), tmp_path)
     alone = {"model": states(trained=False)["model"]}
     assert load_newest_sealed(alone, tmp_path) == 1
