@@ -108,7 +108,7 @@ class PowerguardCallback(Callback):
         self._is_whole = False
         """A step has just ended, and no gradients of the next one are gathered."""
         self._phase = ExitStack()
-        self._first = _ValidationStart(self.enter_validation)
+        self._first = _ValidationStart(self._enter_validation)
         self.guard: Guard | None = None
         """While it trains; None before and after."""
 
@@ -151,7 +151,7 @@ class PowerguardCallback(Callback):
             self._step, self._has_trained = trainer.global_step, True
             self.guard.step(self._step)
 
-    def enter_validation(self) -> None:
+    def _enter_validation(self) -> None:
         """Copy the state as a validation begins, so that an emergency writes it without waiting for the end."""
         if self.guard is not None:
             self._phase.enter_context(self.guard.phase("eval", step=self._step if self._is_whole else None))
@@ -169,7 +169,8 @@ class PowerguardCallback(Callback):
             self.guard.save(self._step)
 
     def on_exception(self, trainer: Trainer, pl_module: Module, exception: BaseException) -> None:  # noqa: ARG002
-        self._phase.__exit__(type(exception), exception, exception.__traceback__)  # it does not stand still there again
+        # Not close(): a phase that ends in order polls, and would stand still or end here once more.
+        self._phase.__exit__(type(exception), exception, exception.__traceback__)
         self._close(finish=isinstance(exception, SystemExit))
 
     def teardown(self, trainer: Trainer, pl_module: Module, stage: str) -> None:  # noqa: ARG002 - as above
