@@ -157,6 +157,8 @@ async def test_story_9_a_driver_that_dies_or_hangs_is_never_an_old_value() -> No
         await until(heard, Reading)
         await peer.kill_driver()
         lost = await until_lost(heard)
+        assert peer.server is not None
+        assert peer.server.returncode is None, peer.log()
         assert "the driver of this UPS is not running" in lost.reason
         peer.change(BATTERY)
         await peer.start_driver()
