@@ -232,7 +232,7 @@ def _check_state(folder: str) -> None:
 
 
 def _doubt_of_state(folder: str) -> str:
-    """Return what is to be known of the state folder before a start; "" if nothing. Raises SettingsError."""
+    """Return why the sentinel may not be able to use its state folder; "" if it can. Raises SettingsError."""
     try:
         _check_state(folder)
     except PermissionError:

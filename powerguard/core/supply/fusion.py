@@ -191,8 +191,8 @@ def _claim(feed: Feed, reading: Reading, test_since_s: float | None) -> Supply:
 
 def _calibrated_on_utility_until_s(feed: Feed, reading: Reading) -> float:
     """When the flag was last seen on utility, just before this battery: a stuck flag has been there for a minute."""
-    told = [each for each in (feed.reading, feed.previous) if each is not None and reading.input_present is None]
-    return max((each.at_s for each in told if each.calibrating and each.output_source in ON_UTILITY), default=-_LONG_S)
+    last = [each for each in (feed.reading, feed.previous) if each is not None and reading.input_present is None]
+    return max((each.at_s for each in last if each.calibrating and each.output_source in ON_UTILITY), default=-_LONG_S)
 
 
 def _supply(feed: Feed, reading: Reading, together: MergedAnswer | None = None) -> Feed:

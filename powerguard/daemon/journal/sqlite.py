@@ -141,9 +141,8 @@ def translated(path: Path, *, reads: bool = False) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0) & 0xFF
-        if getattr(error, "sqlite_errorcode", 0) == sqlite3.SQLITE_IOERR_SHMSIZE:
-            code = sqlite3.SQLITE_FULL
+        code = getattr(error, "sqlite_errorcode", 0)
+        code = sqlite3.SQLITE_FULL if code == sqlite3.SQLITE_IOERR_SHMSIZE else code & 0xFF
         advice = closed if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) else _ADVICE.get(code, "")
         message = f"{path}: {brief(error)}" + (f" ({advice})" if advice else "")
         raise JournalError(message) from error

@@ -328,7 +328,7 @@ async def _why_on(engine: Engine, by_s: float) -> Probe:
     return seen
 
 
-def _engines(options: BmcOptions, spawn: Spawn, clock: Clock, refusals: Refusals | None) -> tuple[Engine, ...]:
+def _engines(options: BmcOptions, spawn: Spawn, clock: Clock, refusals: Refusals) -> tuple[Engine, ...]:
     """Make the engines that the settings name, in the order in which they are asked."""
     made: list[Engine] = []
     if options.kind in {"in-band", "auto"}:

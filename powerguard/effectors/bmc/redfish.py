@@ -163,12 +163,12 @@ class Talk:
         self, method: str, url: URL, headers: Mapping[str, str], change: Mapping[str, Any] | None, *, login: bool
     ) -> tuple[int, Mapping[str, str], dict[str, Any] | None]:
         # Redirects are not followed: the login would go wherever they lead.
-        async with self.session.request(method, url, json=change, headers=headers, allow_redirects=False) as told:
+        async with self.session.request(method, url, json=change, headers=headers, allow_redirects=False) as answer:
             self.heard = True
-            if login and 200 <= told.status < 300:
+            if login and 200 <= answer.status < 300:
                 self.is_in = True
                 self.accepted()
-            return told.status, told.headers, _object(await _read(told))
+            return answer.status, answer.headers, _object(await _read(answer))
 
 
 def session(verify: Verify, names: KnownNames) -> aiohttp.ClientSession:
