@@ -44,8 +44,7 @@ class Figures:
         self._began_wall_s: float | None = None
         self._open: dict[str, Scalar] = {}
         self._at: dict[str, float] = {}
-        self._counted_s: float | None = None  # The last step of an outage.
-        self._was_on_battery = False
+        self._on_battery = _OnBattery()
         self._owing: frozenset[str] = frozenset()
         self._meter = Meter()
 
@@ -73,11 +72,8 @@ class Figures:
         seen = daemon.returning.seen
         gpus = 0 if seen is None else seen.gpus
         self._meter.powers_off = daemon.policy.powers_off
-        phase, feed = answer.state.phase, answer.state.feed
-        on_battery = feed.supply is Supply.BATTERY
-        if self._counted_s is not None and (on_battery or self._was_on_battery):
-            from_s = max(self._counted_s, feed.since_s) if not self._was_on_battery else self._counted_s
-            self._add_on_battery((now_s if on_battery else min(now_s, feed.since_s)) - from_s)
+        phase = answer.state.phase
+        self._add_on_battery(self._on_battery.since_last_step(answer.state, now_s))
         is_due = self._are_all_durable(answer) and _asks(answer.state)
         for note in answer.notes:
             values = dict(note.numbers)
@@ -88,7 +84,7 @@ class Figures:
                     self._add_on_battery(0.0 if isinstance(phase, Online) else now_s - phase.outage.since_s)
                     self._meter.begin()
                     self._journal.count("ups_transfers")
-                case "outage_continued" if on_battery:  # No daemon ran meanwhile.
+                case "outage_continued" if answer.state.feed.supply is Supply.BATTERY:  # No daemon ran meanwhile.
                     self._add_on_battery(number(values.get("away_s")) or 0.0)
                 case "host_returned":
                     self._at = {"returned": now_s}
@@ -111,7 +107,6 @@ class Figures:
             self._meter.online(answer.state, now_s)
         else:
             self._meter.step(self._open, answer, now_s, gpus)
-        self._counted_s, self._was_on_battery = None if isinstance(phase, Online) else now_s, on_battery
         self._owing = _owing(answer.state)
 
     def _add_on_battery(self, seconds: float) -> None:
@@ -186,6 +181,26 @@ class Figures:
         if isinstance(answer.state.phase, Online) and not self.outcome(answer):
             return ()
         return tuple(self._open.items())
+
+
+class _OnBattery:
+    """Measures how long an outage's host was on battery, from step to step."""
+
+    def __init__(self) -> None:
+        """Know of no step before."""
+        self._last_s: float | None = None  # Of the last step, if that left an outage running.
+        self._was = False
+
+    def since_last_step(self, state: State, now_s: float) -> float:
+        """Return the seconds on battery since the last step of this outage. A transfer counts from its measurement."""
+        last_s, was = self._last_s, self._was
+        self._last_s = None if isinstance(state.phase, Online) else now_s
+        self._was = state.feed.supply is Supply.BATTERY
+        if last_s is None or not (was or self._was):
+            return 0.0
+        began_s = last_s if was else max(last_s, state.feed.since_s)
+        ended_s = now_s if self._was else min(now_s, state.feed.since_s)
+        return max(0.0, ended_s - began_s)
 
 
 def _owing(state: State) -> frozenset[str]:
