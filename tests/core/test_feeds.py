@@ -150,6 +150,37 @@ def test_a_blip_of_the_last_one_powers_nothing_off_after_the_other_one_has_ended
     assert lasts_s(ONE_OF_TWO, state, 1210.0) > 100.0
 
 
+def drained(from_s: int, until_s: int, load: float, charge: float, *, with_b: bool) -> list[Reading | SourceFailed]:
+    """Return readings of A on battery at this load, from this charge on, and of B on utility at a quarter."""
+    told: list[Reading | SourceFailed] = []
+    full_s = account.tau_s(ONE_OF_TWO.runtime_table, load / 100.0)
+    for at_s in range(from_s, until_s):
+        left = charge - 100.0 * (at_s - from_s) / full_s
+        told.append(says(float(at_s), "a", "battery", load_pct=load, charge_pct=left, runtime_s=left / 100.0 * full_s))
+        if with_b:
+            told.append(says(at_s + 0.25, "b", "utility", load_pct=25.0, runtime_s=1000.0))
+    return told
+
+
+def test_a_blip_of_the_one_with_utility_powers_nothing_off_as_the_others_battery_ends() -> None:
+    """A's input is switched off for an hour. B's card misses three polls: its UPS has a full battery at the worst."""
+    told = [*drained(2, 880, 25.0, 100.0, with_b=True), lost(880.0, "b"), *drained(880, 910, 25.0, 12.0, with_b=False)]
+    state = after(ONE_OF_TWO, *CALM, *told)
+    assert (state.feed.supply, phase_name(state.phase)) == (BATTERY, "on_battery")
+    assert lasts_s(ONE_OF_TWO, state, 909.0) > 300.0
+    assert after(ONE_OF_TWO, says(910.0, "b", "utility"), state=state).feed.supply is UTILITY
+
+
+def test_one_whose_load_moves_as_it_falls_silent_has_ended() -> None:
+    """A is on battery. B's input goes as well, and its battery is dead: what it carried is on A, and counts once."""
+    told = [*drained(2, 300, 25.0, 100.0, with_b=True), *drained(300, 303, 50.0, 70.0, with_b=False), lost(303.0, "b")]
+    state = after(ONE_OF_TWO, *CALM, *told, *drained(304, 320, 50.0, 69.3, with_b=False))
+    a = feeds.of(state, "a")
+    assert a is not None
+    assert a.battery.left is not None
+    assert lasts_s(ONE_OF_TWO, state, 319.0) == pytest.approx(alone(a.battery.left, 0.5), rel=0.02)
+
+
 @pytest.mark.parametrize("word", ["bypass", "unknown", ""])
 def test_what_is_unknown_supplies_a_host_that_needs_it_and_runs(word: str) -> None:
     """In bypass for maintenance, a driver that says WAIT, or a card that has not answered since the start."""

@@ -299,15 +299,28 @@ def word_of(upses: tuple[Supplied, ...], each: Supplied) -> Supply:
 
 
 def _words(policy: Policy, upses: tuple[Supplied, ...]) -> _Words:
-    """Return the supply of each. The host runs: a silent one that it needs has not ended, and is on battery as well."""
+    """Return the supply of each. At the worst, a silent one has been on battery since its last report.
+
+    That holds if it reported utility in this outage. It also holds if the host needs it: the host runs.
+    """
     words = {each.ups: word_of(upses, each) for each in upses}
     if Supply.BATTERY not in words.values():
         return words
     for each in upses:
+        if not _is_silent(each) or words[each.ups] is not Supply.UNKNOWN:
+            continue
         rest = sum(_supplies(policy, other) for other in upses if other is not each and _may_live(policy, other))
-        if _is_silent(each) and words[each.ups] is Supply.UNKNOWN and rest < policy.minimum_supplies:
+        if rest < policy.minimum_supplies or _was_heard_in_outage(upses, each):
             words[each.ups] = Supply.BATTERY
     return words
+
+
+def _was_heard_in_outage(upses: tuple[Supplied, ...], each: Supplied) -> bool:
+    """Say whether this silent one reported utility after another one had gone to battery, and has not ended since."""
+    lost_s = each.feed.lost_since_s
+    if lost_s is None or silence.has_ended(upses, each):
+        return False
+    return any(other.feed.supply is Supply.BATTERY and other.feed.since_s < lost_s for other in upses)
 
 
 def _may_live(policy: Policy, each: Supplied) -> bool:

@@ -162,9 +162,12 @@ def _steps(each: Supplied, other: Supplied) -> bool:
 def _gone_on(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch: Watch, now_s: float) -> Watch:
     """Continue while it is silent: have the others' loads risen, and what would it have spent on battery by now?"""
     known = {other.ups: other for other in upses if _is_heard(other)}
+    again = any(other.feed.supply is Supply.BATTERY for other in known.values())
+    may_end = again or each.feed.supply is Supply.BATTERY
     takers = {one.ups: _taken(policy, upses, each, one) for one in watch.others if one.ups in known}
     others = tuple(
-        _looked(policy, each, known[one.ups], one, takers[one.ups]) if one.ups in known else one for one in watch.others
+        _looked(policy, each, known[one.ups], one, takers[one.ups], may_end=may_end) if one.ups in known else one
+        for one in watch.others
     )
     if others != watch.others:
         watch = replace(watch, others=others)
@@ -178,7 +181,6 @@ def _gone_on(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch:
     spent = watch.spent + max(0.0, now_s - since_s) / account.tau_s(points, load)
     seen = max(takers.values(), default=0.0) >= _VISIBLE
     seen = seen and not any(one.risen for one in others if one.ups in known)
-    again = any(other.feed.supply is Supply.BATTERY for other in known.values())
     if again or not (watch.lives or (seen and spent >= OUTLIVED)):
         return replace(watch, spent=spent, counted_s=now_s, lives=False)
     # Until another one goes to battery again, the others' loads are those next to a UPS that lives.
@@ -193,10 +195,10 @@ def _load(policy: Policy, upses: tuple[Supplied, ...], watch: Watch) -> float:
     return max(watch.load, min(OVERLOADED, max(loads, default=0.0)))
 
 
-def _looked(policy: Policy, each: Supplied, other: Supplied, one: Witness, taken: float) -> Witness:
+def _looked(policy: Policy, each: Supplied, other: Supplied, one: Witness, taken: float, *, may_end: bool) -> Witness:
     """Look at the newest load of a witness: has it risen, or may it have done so before it fell, while unheard?
 
-    taken: what it takes over when `each`, the silent one, ends.
+    taken: what it takes over when `each`, the silent one, ends. may_end: one of them is on battery.
     """
     reading, previous, newest = other.feed.reading, other.feed.previous, _told(policy, other)
     if reading is None or newest <= 0.0:
@@ -204,7 +206,7 @@ def _looked(policy: Policy, each: Supplied, other: Supplied, one: Witness, taken
     rise = max(_RISE * taken, _LEAST_RISE)
     unseen = previous is not None and reading.at_s - previous.at_s > _GAP_S
     risen = newest > one.least + rise or (unseen and newest < one.least - rise)
-    took = one.took or (each.feed.supply is Supply.BATTERY and _moved(policy, each, reading, newest - one.least, taken))
+    took = one.took or (may_end and _moved(policy, each, reading, newest - one.least, taken))
     if newest >= one.least and not risen and took is one.took:
         return one
     return replace(one, least=min(one.least, newest), risen=one.risen or risen, took=took)
