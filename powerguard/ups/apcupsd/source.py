@@ -100,6 +100,8 @@ _EVERY_S = 60.0
 SLOW_S = 6.0
 """POLLTIME from which on apcupsd reads its UPS too seldom."""
 _LONGEST_EVERY_S = 300.0
+_LONGEST_ON_BATTERY_S = 30.0
+"""Upper bound of the patience on battery with a UPS that answers slowly."""
 _LEAST_PATIENCE_S = 5.0
 _SET_BACK_S = -5.0
 """END APC is taken before apcupsd waits for its own lock, DATE after it: a little below 0 is an age of 0."""
@@ -222,10 +224,12 @@ class News:
     DATE is when apcupsd last read its UPS, by a wall clock that may be set at any time. So the difference to END APC
     counts at first contact only; after that a DATE is as new as the pause between two of our questions lets it be.
     at_s: of the newest observation; None: there was none whose age is known. every_s: from one to the next, on utility.
+    on_battery_s: likewise, on battery: there apcupsd waits for 1 s after each look, and a look may take some seconds.
     """
 
     at_s: float | None = None
     every_s: float | None = None
+    on_battery_s: float = 0.0
     _date: str | None = None
     _flags: int = 0
     _asked_s: float = 0.0
@@ -235,9 +239,9 @@ class News:
         """Enter an answer; return whether it is a new observation."""
         before_s, was_calm, known = self.at_s, self._calm, self._date
         earliest_s, self._asked_s = self._asked_s, asked_s
-        flags = status.flags & _OF_THE_UPS
+        flags, were = status.flags & _OF_THE_UPS, self._flags
         same = status.date == known
-        if same and flags == self._flags:
+        if same and flags == were:
             return False
         self._date, self._flags = status.date, flags
         self._calm = not status.flags & (Flag.ONBATT | Flag.FASTPOLL)
@@ -254,6 +258,8 @@ class News:
         self.at_s = min(max(told_s, earliest_s), max(answered_s, earliest_s))
         if before_s is not None and was_calm and self._calm and not same:
             self.every_s = min(self.at_s - before_s, _LONGEST_EVERY_S)
+        if before_s is not None and flags & were & Flag.ONBATT and not same:
+            self.on_battery_s = self.at_s - before_s
         return True
 
     def forget_pace(self) -> None:
@@ -263,7 +269,7 @@ class News:
     def patience_s(self) -> float:
         """For how long the newest observation is good: some polls of apcupsd, which polls every second on battery."""
         if self._flags & Flag.ONBATT:
-            return _LOST_AFTER_S
+            return max(_LOST_AFTER_S, min(2.0 * self.on_battery_s, _LONGEST_ON_BATTERY_S))
         return max(_LEAST_PATIENCE_S, 3.0 * (self.every_s or _EVERY_S))
 
 
@@ -329,7 +335,7 @@ class ApcupsdSource:
     def _lost_at_s(self) -> float:
         """When the source counts as lost; a past time is ignored once it is reported."""
         if self._on_battery and self._news.at_s is not None:
-            lost_s = self._news.at_s + _LOST_AFTER_S
+            lost_s = self._news.at_s + self._news.patience_s()
         else:
             lost_s = self._missed_s + _LOST_AFTER_S
         return lost_s if self._clock() <= lost_s else math.inf
@@ -438,8 +444,10 @@ class ApcupsdSource:
             self._missed_s = now_s
         self._misses += 1
         self._news.forget_pace()
-        since_s = self._news.at_s if self._on_battery and self._news.at_s is not None else self._missed_s
-        lost = now_s - since_s >= _LOST_AFTER_S - _STEP_S and (self._on_battery or self._misses >= _LOST_AFTER)
+        if self._on_battery and self._news.at_s is not None:
+            lost = now_s - self._news.at_s >= self._news.patience_s() - _STEP_S
+        else:
+            lost = self._misses >= _LOST_AFTER and now_s - self._missed_s >= _LOST_AFTER_S - _STEP_S
         publish(SourceFailed(at_s=now_s, ups=self._ups, source=self.name, reason=reason, lost=lost))
 
 

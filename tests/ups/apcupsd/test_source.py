@@ -118,6 +118,20 @@ async def test_lost_on_battery_when_the_last_news_is_three_seconds_old() -> None
         assert (await until(heard, Reading)).at_s - failed.at_s < 4.0 + machine.late_s
 
 
+async def test_a_ups_that_answers_slowly_on_battery_is_not_lost_between_two_looks() -> None:
+    """On a slow serial line, a look takes 3 s, and apcupsd waits for 1 s after it."""
+    async with apcupsd() as peer, listening(peer.port, limit_s=600.0) as (_, heard):
+        peer.set(ONBATT)
+        peer.every_s = 4.0
+        await on_battery(heard)
+        for _ in range(3):
+            reading = await until(heard, Reading)
+        events = [await heard.get() for _ in range(6)]
+        assert [type(event) for event in events] == [Reading] * 6
+        reading, peer.every_s = await until(heard, Reading), None
+        assert 7.0 < (await lost(heard)).at_s - reading.at_s < 11.0
+
+
 async def test_an_apcupsd_that_is_started_anew_is_no_loss() -> None:
     async with apcupsd() as peer, listening(peer.port) as (_, heard):
         await until(heard, Reading)
