@@ -96,14 +96,22 @@ def _down(args: argparse.Namespace, why: str) -> int:
         print("\n".join(fold([*lines, f"  Last known battery: none ({clean(trouble)})"])))
         return EX_DOWN
     lines.append(f"  Last known battery, written {moment(known['at'])}:")
+    for ups in known["ups"]:
+        lines += [f"    {clean(ups['name'])}", *table(_last(ups), indent="      ")]
+    lines += [] if known["ups"] else table(_last(known), indent="    ")
+    print("\n".join(fold(lines)))
+    return EX_DOWN
+
+
+def _last(known: dict[str, Any]) -> list[tuple[str, str]]:
+    """Return what the journal last knew of one battery as rows."""
     measured = known["measured"]
     health = "presumed" if measured is None else _measurement(measured)
     rows = [("health", f"{_percent(known['health'])}: {health}"), ("energy", _energy(known))]
     rows += [("runtime", f"{duration(p['runtime_s'])} at {number(p['load_pct'], '%')}") for p in known["points"]]
     if known["recharge_s"] is not None:
         rows.append(("recharge", f"{duration(known['recharge_s'])} from empty to full, learned"))
-    print("\n".join(fold([*lines, *table(rows, indent="    ")])))
-    return EX_DOWN
+    return rows
 
 
 def describe(told: dict[str, Any], paint: Paint) -> list[str]:

@@ -31,7 +31,7 @@ from powerguard.cli.render import (
 from powerguard.cli.shared import EX_DOWN, EX_INTERRUPTED
 
 if TYPE_CHECKING:
-    from powerguard.core.model.state import State
+    from powerguard.core.model.state import Battery, State
     from powerguard.daemon.journal import Loaded
 
 JOURNAL: Final = "/var/lib/powerguard/journal.sqlite"
@@ -49,11 +49,22 @@ def last_known(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
 
 
 def last_battery(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
-    """Return what was learned of the battery as last written, and "" or why it cannot be had."""
+    """Return what was learned of the battery as last written, and "" or why it cannot be had.
+
+    ups: each of several UPSes by itself, else empty; the other keys are of them all together.
+    """
     loaded, state, trouble = written(path)
     if loaded is None or state is None:
         return None, trouble
-    battery, boot_wall = state.battery, loaded.wall - loaded.at_s
+    boot_wall = loaded.wall - loaded.at_s
+    each = [
+        {"name": its.ups, **_learned(its.battery, boot_wall)} for its in sorted(state.upses, key=lambda its: its.ups)
+    ]
+    return {"at": loaded.wall, **_learned(state.battery, boot_wall), "ups": each}, ""
+
+
+def _learned(battery: "Battery", boot_wall: float) -> dict[str, Any]:
+    """Return what was learned of one battery. boot_wall: Unix seconds of the boot whose clock it has."""
     health = battery.model.health
     measured = health and {
         "share": health.share,
@@ -64,7 +75,6 @@ def last_battery(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
         "at": boot_wall + health.at_s,
     }
     return {
-        "at": loaded.wall,
         "health": battery.health,
         "measured": measured,
         "points": [
@@ -74,7 +84,7 @@ def last_battery(path: str = JOURNAL) -> tuple[dict[str, Any] | None, str]:
         "recharge_s": battery.model.recharge_s,
         "used": battery.used,
         "left": battery.left,
-    }, ""
+    }
 
 
 def written(path: str) -> "tuple[Loaded | None, State | None, str]":

@@ -175,6 +175,27 @@ async def test_show_when_the_daemon_is_down(folder: Path, golden: Golden) -> Non
     assert (await powerguard(*args, "--json")).object == example("battery-down")
 
 
+async def test_each_of_several_batteries_is_shown_when_the_daemon_is_down(folder: Path, golden: Golden) -> None:
+    """A mean of two batteries is the health of neither."""
+    path = folder / "journal.sqlite"
+    journal = Journal(path, boot_id=BOOT, wall=lambda: WALL_S, writer=Inline(), reader=Inline())
+    await journal.load()
+    state = taught().state
+    worn = Battery(health=0.6, used=0.1, left=0.5)
+    upses = (
+        Supplied(ups="rack-b", feed=Feed(), battery=worn),
+        Supplied(ups="rack-a", feed=Feed(), battery=state.battery),
+    )
+    assert await journal.append(Entry(at_s=NOW_S, state=replace(state, battery=Battery(health=0.7), upses=upses)))
+    assert await journal.close()
+    args = ("battery", "show", "--socket", "/run/powerguard-of-the-test/none.sock", "--journal", str(path))
+    golden("battery", (await powerguard(*args)).out)
+    known = (await powerguard(*args, "--json")).object["last_known"]
+    assert [(ups["name"], ups["health"]) for ups in known["ups"]] == [("rack-a", 0.8008), ("rack-b", 0.6)]
+    alone = example("battery-down")["last_known"]
+    assert {**known["ups"][0], "at": known["at"], "ups": []} == {**alone, "name": "rack-a"}
+
+
 @pytest.mark.parametrize("content", [None, b"", b"no database" * 200], ids=["none", "empty", "no database"])
 async def test_show_without_daemon_and_journal(content: bytes | None, folder: Path, golden: Golden) -> None:
     path = folder / "journal.sqlite"
