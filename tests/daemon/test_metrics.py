@@ -12,7 +12,7 @@ from prometheus_client.parser import text_string_to_metric_families as parse_tex
 from powerguard.core.drill.rehearsal import RESULTS
 from powerguard.core.model.actions import SyncFilesystems
 from powerguard.core.model.events import Done
-from powerguard.core.model.policy import Mode
+from powerguard.core.model.policy import FeedPolicy, Mode
 from powerguard.core.model.state import Battery, Feed, GpuCap, Maintenance, Online, State
 from powerguard.daemon.observe.metrics import LIFETIME, OPENMETRICS, SECTIONS, TEXT, DaemonCollector, reference, scrape
 from powerguard.daemon.observe.port import BmcView, Daemon
@@ -181,6 +181,15 @@ def test_lifetime_counters_come_from_the_journal() -> None:
     assert value(daemon, "ups_transfers_total", {"ups": "rack-a"}) == 0
     known = {"outages_dirty", "shutdowns", "ups_transfers", "on_battery_seconds"}
     assert known <= set(LIFETIME)
+
+
+def test_a_transfer_of_the_host_is_counted_for_no_single_one_of_several_upses() -> None:
+    """What the journal counts are outages of the host: the first UPS may not have transferred at all."""
+    daemon = scene()
+    feeds = tuple(FeedPolicy(policy=replace(daemon.policy, ups=name)) for name in ("rack-a", "rack-b"))
+    daemon.policy = replace(daemon.policy, feeds=feeds)
+    assert value(daemon, "ups_transfers_total", {"ups": "rack-a"}) is None
+    assert value(daemon, "ups_transfers_total", {"ups": "rack-a + rack-b"}) == 4
 
 
 def test_what_was_learned() -> None:

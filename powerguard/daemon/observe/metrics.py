@@ -30,7 +30,7 @@ from powerguard.core.supply.feeds import each_alone
 from powerguard.daemon.observe import figures
 from powerguard.daemon.observe.port import ACTION_WORDS, BOUNDS_S, BmcView, Daemon, LastOutage, SourceView, TargetView
 from powerguard.daemon.observe.readiness import ERRORS, WARNINGS, aborted_by, is_ready, readiness
-from powerguard.daemon.observe.status import VERSION, Times, covers, layers, required_steps
+from powerguard.daemon.observe.status import VERSION, Times, covers, layers, required_steps, ups_name
 from powerguard.daemon.observe.terms import health_view
 
 Sample = tuple[tuple[str, ...], float]
@@ -103,8 +103,8 @@ def of_ups(value: Callable[[View], Number]) -> Samples:
 
 
 def of_feed(value: Callable[[View], Number]) -> Samples:
-    """One series for the host, under the name of its UPS or of the first of several."""
-    return lambda view: _known([((view.ups,), value(view))])
+    """One series for the host, under the name of its UPS or the names of all of several."""
+    return lambda view: _known([((ups_name(view.policy),), value(view))])
 
 
 def of_reading(value: Callable[[Reading], Number]) -> Samples:
@@ -662,7 +662,12 @@ _ACTIONS: Final = (
 _PAST: Final = (
     counter("outages_total", f"Outages that have ended, by outcome. {_KEPT}", kept_of("outages", OUTCOMES), "outcome"),
     counter("shutdowns_total", f"Commits to power the host off. {_KEPT}", plain(kept("shutdowns"))),
-    counter("ups_transfers_total", f"Transfers to battery. {_KEPT}", of_feed(kept("ups_transfers")), "ups"),
+    counter(
+        "ups_transfers_total",
+        f"Transfers of this host to battery, of several UPSes under all their names. {_KEPT}",
+        of_feed(kept("ups_transfers")),
+        "ups",
+    ),
     counter("on_battery_seconds_total", f"Seconds on battery. {_KEPT}", plain(kept("on_battery_seconds"))),
     gauge(
         "last_outage_outcome",

@@ -206,7 +206,7 @@ def status(daemon: Daemon) -> Json:
         "alarms": list(state.told),
         "supply": state.feed.supply.value,
         "supply_since_at": times.at(state.feed.since_s) if state.feed.supply is not Supply.UNKNOWN else None,
-        "ups": _ups(_name(daemon.policy), state.feed.reading, times, now),
+        "ups": _ups(ups_name(daemon.policy), state.feed.reading, times, now),
         "feeds": _feeds(daemon, times),
         "battery": _battery(daemon, times),
         "own_load": _own_load(now, times),
@@ -368,7 +368,7 @@ def _traps(daemon: Daemon, times: Times) -> Json | None:
     }
 
 
-def _name(policy: Policy) -> str:
+def ups_name(policy: Policy) -> str:
     """Name of the UPS; of several, all names."""
     return " + ".join(mine.policy.ups for mine in policy.feeds) or policy.ups
 
