@@ -17,7 +17,7 @@ from powerguard.cli.shared import EX_DOWN, EX_REFUSED, fail, print_answer
 def ask(args: argparse.Namespace, verb: str, body: dict[str, object], done: str, late: str = "") -> int:
     """Ask the daemon for a change and print the answer. done: the text if it was accepted.
 
-    late: the text if it was accepted after the commit point, if another one.
+    late: the text if it was accepted after the commit point of an armed daemon, if another one.
     """
     try:
         answer = post(args, verb, body)
@@ -26,7 +26,7 @@ def ask(args: argparse.Namespace, verb: str, body: dict[str, object], done: str,
     except RefusedError as error:
         return fail(args, verb, f"refused: {error}", EX_REFUSED)
     note = mode_note(answer.get("mode"), "the host would not be powered off anyway")
-    text = late if late and answer.get("phase") == "shutdown" else done
+    text = late if late and answer.get("phase") == "shutdown" and not note else done
     print_answer(args, answer, lambda: fold([f"{text}; phase {clean(answer.get('phase'))}{note}"]))
     return 0
 

@@ -614,6 +614,19 @@ async def test_abort(folder: Path, golden: Golden) -> None:
     assert (await powerguard("abort", "--socket", path)).code == 4
 
 
+@pytest.mark.parametrize("mode", [Mode.REHEARSE, Mode.DRY_RUN])
+async def test_a_recorded_commit_is_no_power_off(mode: Mode, folder: Path, golden: Golden) -> None:
+    """The host stays on, so neither `abort` nor `maintenance` may say that its power-off is decided."""
+    daemon = in_mode(scene("shutdown"), mode)
+    daemon.state = replace(daemon.state, phase=replace(daemon.state.phase, outage=outage(mode=mode)))
+    async with served(daemon, folder) as path:
+        ended = await powerguard("abort", "--socket", path)
+        kept = await powerguard("maintenance", "on", "--for", "2h", "--reason", "fan swap", "--socket", path)
+    assert (ended.code, kept.code) == (1, 0)
+    golden("abort", ended.err)
+    golden("maintenance", kept.out)
+
+
 async def test_after_an_abort_nothing_is_promised(folder: Path, golden: Golden) -> None:
     """Nobody commits any more in this outage: that is no protection, and no power-off is forecast."""
     daemon = scene("on_battery")

@@ -26,7 +26,7 @@ from powerguard.core.energy import budget
 from powerguard.core.energy.budget import Budget
 from powerguard.core.model.actions import Way
 from powerguard.core.model.events import Reading
-from powerguard.core.model.policy import DrillReport, Policy
+from powerguard.core.model.policy import DrillReport, Mode, Policy
 from powerguard.core.model.state import (
     Drill,
     DrillStage,
@@ -439,9 +439,13 @@ def _outage(daemon: Daemon, times: Times) -> Json | None:
 
 def can_abort(daemon: Daemon) -> str:
     """Return "" if there is a shutdown that can still be aborted, else why not."""
-    name = phase_name(daemon.state.phase)
+    phase = daemon.state.phase
+    name = phase_name(phase)
     if name in ("emergency_checkpoint", "holding"):
         return ""
+    if isinstance(phase, Shutdown) and phase.outage.mode is not Mode.ARMED:
+        recorded = f"in mode {phase.outage.mode} the power-off is only recorded, and the host stays on"
+        return f"no shutdown to abort: {recorded}; the outage ends when utility is back"
     if name == "shutdown":
         return "past the commit point: the power-off cannot be undone in this boot"
     if aborted_by(daemon.state):
