@@ -518,13 +518,18 @@ def _reading(ups: dict[str, Any], supply: str, *, has_bars: bool = False) -> str
     """One reading, without the values that the supply or the bars show already."""
     parts = [] if ups["output_source"] == supply else [f"output from {clean(ups['output_source'])}"]
     if not has_bars:
-        parts += [f"charge {number(ups['charge_pct'], '%')}", f"load {number(ups['load_pct'], '%')}"]
+        parts += [f"charge {number(ups['charge_pct'], '%')}", f"load {_load(ups)}"]
     parts += [f"reports {duration(ups['runtime_s'])} of runtime", f"read {duration(ups['age_s'])} ago"]
     words = ("low_battery", "overload", "testing", "calibrating", "forced_shutdown")
     flags = [word.replace("_", " ") for word in words if ups[word]]
     if ups["output_off_in_s"] is not None:
         flags.append(f"output off in {duration(ups['output_off_in_s'])}")
     return ", ".join(parts) + ("; " + ", ".join(flags) if flags else "")
+
+
+def _load(ups: dict[str, Any]) -> str:
+    """The load in percent of the rating, or in watts if the UPS reports no percentage."""
+    return number(ups["watts"], "W") if ups["load_pct"] is None else number(ups["load_pct"], "%")
 
 
 def _supply(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
@@ -539,7 +544,8 @@ def _supply(told: dict[str, Any], *, has_bars: bool) -> list[Row]:
         ]
         for label, key, colour in (("charge", "charge_pct", "green"), ("load", "load_pct", "cyan")) if has_bars else ():
             share = None if ups[key] is None else min(1.0, ups[key] / 100.0)
-            rows.append(Row(0, label, number(ups[key], "%"), share, colour=colour))
+            text = _load(ups) if key == "load_pct" else number(ups[key], "%")
+            rows.append(Row(0, label, text, share, colour=colour))
         own = told.get("own_load")
         if own is not None:
             rows.append(Row(2, "own load", clean(own["because"])))

@@ -59,6 +59,16 @@ def reason(name: str, text: str, fix: str, severity: str = "warning") -> dict[st
     return {"name": name, "severity": severity, "text": text, "fix": fix, "numbers": {}}
 
 
+def test_a_load_that_is_reported_in_watts_only_is_shown_in_watts() -> None:
+    """The budget is made with it, so "?" would be wrong, in lines and on the screen."""
+    told = status_with()
+    told["ups"] |= {"load_pct": None, "watts": 3240.0}
+    assert "load 3240 W, " in "\n".join(describe(told, Paint()))
+    assert [row.text for row in _rows(told, has_bars=True) if row.label == "load"] == ["3240 W"]
+    told["ups"]["watts"] = None
+    assert "load ?, " in "\n".join(describe(told, Paint()))
+
+
 def test_one_fault_is_told_once(golden: Golden) -> None:
     """The reason says what is wrong; the rows of the BMC, of the ways back and of the source point at it."""
     told = status_with(
