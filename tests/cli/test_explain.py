@@ -18,6 +18,7 @@ from powerguard.cli.outages.explain import describe, explained, what_if
 from powerguard.cli.outages.facts import gather
 from powerguard.cli.outages.history import Outage, read
 from powerguard.cli.render import Paint
+from powerguard.core.model.events import Abort
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import NotDurable
 from powerguard.daemon.attempt import rest
@@ -195,6 +196,30 @@ def test_a_hold_is_explained(journals: dict[str, Path], run: Run) -> None:
     assert [step["event"] for step in told["steps"]].count("action_failed") == 1
     assert len(told["what_if"]) == 2
     assert told["durations"]["away_s"] is None, "it never was"
+
+
+def test_a_hold_ends_with_its_abort(run: Run, tmp_path: Path) -> None:
+    """Training continues then: what the outage lasts after it is no hold."""
+
+    async def aborted(world: World) -> None:
+        async with world.running() as daemon:
+            await until(lambda: daemon.clock() > 1060.0)
+            world.ups.utility = False
+            await until(in_phase("Holding", daemon))
+            await rest(20.0)
+            daemon.submit(Abort(at_s=daemon.clock(), who="root"))
+            await until(in_phase("OnBattery", daemon))
+            await rest(30.0)
+            world.ups.utility = True
+            await until(in_phase("Online", daemon))
+
+    journal = tmp_path / "journal.sqlite"
+    with asyncio.Runner(loop_factory=VirtualLoop) as runner:
+        runner.run(told_in(journal, aborted))
+    told = json.loads(run("report", "last", "--json", "--journal", journal)[1])
+    assert 20.0 <= told["durations"]["held_s"] < 30.0
+    (hold,) = (phase for phase in told["phases"] if phase["name"] == "holding")
+    assert told["durations"]["held_s"] == hold["s"]
 
 
 def test_a_power_off_is_explained(journals: dict[str, Path], run: Run) -> None:

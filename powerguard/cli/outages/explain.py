@@ -6,7 +6,7 @@ from collections.abc import Callable, Mapping, Sequence
 from typing import Any, Final
 
 from powerguard.cli.outages import history
-from powerguard.cli.outages.facts import OutageFacts, gather
+from powerguard.cli.outages.facts import OutageFacts, gather, phases
 from powerguard.cli.outages.history import (
     Elapsed,
     UnknownOutageError,
@@ -100,7 +100,7 @@ def explained(facts: OutageFacts) -> dict[str, Any]:
         "phase": _phase(record, steps),
         "steps": steps,
         "what_if": what_if(record, steps, readings, policy),
-        "durations": _durations(record, steps, readings, elapsed),
+        "durations": _durations(facts, steps, readings),
     }
 
 
@@ -293,26 +293,29 @@ def _on_battery_s(
 
 
 def _durations(
-    record: OutageRecord,
-    steps: Sequence[Mapping[str, Any]],
-    readings: Sequence[tuple[float, str]],
-    elapsed: Elapsed,
+    facts: OutageFacts, steps: Sequence[Mapping[str, Any]], readings: Sequence[tuple[float, str]]
 ) -> dict[str, float | None]:
     """Return how long each part took, in seconds; None if it did not happen or is unknown."""
+    record, elapsed = facts.outage.record, facts.elapsed
     at = {name: None if (s := _moment_of(steps, name)) is None else float(s["after_s"]) for name in PHASES}
     away = [number(s["numbers"].get("away_s")) for s in steps if s["event"] == "host_returned"]
     known = [s for s in away if s is not None]
-    held_until_s = elapsed.ended_s if at["shutdown"] is None else at["shutdown"]
-
     return {
         "trained_on_s": between(0.0, at["emergency_checkpoint"]),
         "checkpoint_s": number(record.figures.get("checkpoint_s")),
-        "held_s": between(at["holding"], held_until_s),
+        "held_s": _held_s(facts),
         "on_battery_s": _on_battery_s(record, steps, readings),
         "away_s": round(sum(known), 3) if known and len(known) == len(away) and not elapsed.doubted else None,
         "recovery_s": number(record.figures.get("recovery_s")),
         "lasted_s": between(0.0, elapsed.ended_s),
     }
+
+
+def _held_s(facts: OutageFacts) -> float | None:
+    """Seconds of hold: until the commit, an abort, the host's end or that of the outage; None while it runs."""
+    over = phases(facts) if facts.outage.record.ended_wall is not None else phases(facts)[:-1]
+    held = [stretch["s"] for stretch in over if stretch["name"] == "holding"]
+    return round(sum(held), 3) if held and None not in held else None
 
 
 # --- Output -----------------------------------------------------------------------------------------------------------
