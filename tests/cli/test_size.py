@@ -135,6 +135,22 @@ def test_every_verdict(options: list[str], code: int, first: str, say: Say) -> N
     assert out.startswith(first)
 
 
+def test_a_ups_of_the_settings_that_is_not_counted_is_named(say: Say, folder: Path) -> None:
+    """One battery is checked: "it fits" must not read as an answer for both."""
+    path = settings_file(folder, "runtime_table: {50: 540, 100: 240}\n    rating_w: 5400")
+    alone = say("--size", "--config", path)[1]
+    small = "{sources: [{kind: snmp, host: 127.0.0.2, version: 2c}], runtime_table: {50: 140}, rating_w: 1500}"
+    more = f"  rack-b: {small}\nfeeds: {{supplies: [rack-a, rack-b]}}\n"
+    text = Path(path).read_text(encoding="utf-8").replace("trainers:\n", f"{more}trainers:\n", 1)
+    Path(path).write_text(text, encoding="utf-8")
+    for hosts in ([], ["--host", "tier=0,w=1000"]):
+        out = say("--size", "--config", path, *hosts)[1]
+        assert "This is rack-a alone: rack-b of the settings is not counted" in out.replace("\n", " ")
+        assert json.loads(say("--size", "--config", path, *hosts, "--json")[1])["not_counted"] == ["rack-b"]
+    assert "alone:" not in alone
+    assert "alone:" not in say("--size", "--config", path, "--ups", "APC SRT 6000VA")[1]
+
+
 def test_every_fix_in_its_own_words(say: Say, golden: Golden) -> None:
     """Seconds, bandwidth, bytes, watts, watt-hours: as far as they can be told, and on the safe side."""
     _, out, _ = say("--size", "--no-settings", "--json", *SHORT)

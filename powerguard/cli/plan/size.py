@@ -59,6 +59,7 @@ def view(question: Asked, answer: Size) -> dict[str, Any]:
         "object": "size",
         "version": VERSION,
         "ups": question.title,
+        "not_counted": list(question.not_counted),
         "verdict": answer.verdict.value,
         "fits": answer.verdict is Verdict.FULL,
         "grades": [
@@ -262,6 +263,15 @@ def headline(told: dict[str, Any]) -> tuple[str, str]:
             return f"It does not fit: {_safe(spare['bare'])} short of even a bare stop, {short}.", "bad"
 
 
+def alone(told: dict[str, Any]) -> str:
+    """Return the sentence that says which UPSes of the settings are not counted; "" if all are."""
+    if not told["not_counted"]:
+        return ""
+    others = " and ".join(told["not_counted"])
+    each = "check each UPS by itself (--ups, --table or --battery-wh, with --rating-w)"
+    return f"This is {told['ups']} alone: {others} of the settings is not counted; {each}."
+
+
 def _stretches(told: dict[str, Any]) -> tuple[Stretch, ...]:
     return tuple(
         Stretch(each["name"], each["begins_s"], each["lasts_s"], each["load"], each["left"], each["left_after"])
@@ -324,6 +334,7 @@ def describe(told: dict[str, Any], paint: Paint, *, utf8: bool, width: int = pic
     """Return the answer as lines."""
     sentence, mood = headline(told)
     lines = [paint(sentence, {"good": "green", "warn": "yellow", "bad": "red"}[mood])]
+    lines += _wrapped(alone(told), width)
     lines += _wrapped(" ".join(_course(told)), width)
     stretches = _stretches(told)
     if told["verdict"] != "overload":

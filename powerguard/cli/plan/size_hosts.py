@@ -9,6 +9,7 @@ from typing import Any, Final
 from powerguard.cli.plan import picture
 from powerguard.cli.plan.amounts import AmountError
 from powerguard.cli.plan.picture import Stretch
+from powerguard.cli.plan.size import alone
 from powerguard.cli.plan.size_input import AskedHosts, asked_hosts
 from powerguard.cli.render import Paint, clean, duration, fold, is_utf8, table
 from powerguard.cli.shared import EX_CONFIG, EX_USAGE, fail
@@ -46,6 +47,7 @@ def view(question: AskedHosts, answer: RackCourse) -> dict[str, Any]:
         "object": "size_hosts",
         "version": VERSION,
         "ups": question.title,
+        "not_counted": list(question.not_counted),
         "verdict": answer.verdict.value,
         "fits": answer.verdict is Verdict.FULL,
         "load": _round(answer.load),
@@ -133,7 +135,8 @@ def describe(told: dict[str, Any], paint: Paint, *, utf8: bool, width: int = pic
     if told["empty_s"] is not None:
         lines += [paint(f"  {duration(told['empty_s'])}  the battery is empty under load", "red")]
     health, reserve = f"{100 * told['health']:.0f} % of a new battery", f"{told['reserve_s']:g} s of reserve"
-    return [*lines, "", f"For {clean(told['ups'])}: {told['rating_w']:g} W, {health}, {reserve}."]
+    lines += ["", f"For {clean(told['ups'])}: {told['rating_w']:g} W, {health}, {reserve}."]
+    return lines + ([clean(alone(told))] if told["not_counted"] else [])
 
 
 def _name(each: dict[str, Any]) -> str:

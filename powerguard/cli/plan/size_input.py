@@ -33,7 +33,8 @@ class Asked:
     """The site to check, and the origin of each term.
 
     title: the UPS in words. size_bytes: what each host writes. promised_s: size over the stated speed of the disk.
-    battery_wh: nameplate. None: unknown. sources: origin of a term by its name, in words.
+    battery_wh: nameplate. None: unknown. sources: origin of a term by its name, in words. not_counted: the other UPSes
+    of the settings; one battery is checked.
     """
 
     site: Site
@@ -42,17 +43,23 @@ class Asked:
     promised_s: float | None
     battery_wh: float | None
     sources: dict[str, str]
+    not_counted: tuple[str, ...] = ()
 
 
 @dataclass(slots=True, kw_only=True)
 class _Base:
-    """The policy before the options, the trainers it knows, and where from."""
+    """The policy before the options, the trainers and the other UPSes it knows, and where from."""
 
     policy: Policy
     trainers: tuple[Trainer, ...]
     title: str
     battery_wh: float | None
     origin: str
+    others: tuple[str, ...] = ()
+
+    def not_counted(self, args: argparse.Namespace) -> tuple[str, ...]:
+        """Return the UPSes of the settings that the answer leaves out; none if the options describe the battery."""
+        return self.others if args.ups is args.table is args.battery_wh is None else ()
 
 
 def asked(args: argparse.Namespace) -> Asked:
@@ -71,17 +78,22 @@ def asked(args: argparse.Namespace) -> Asked:
         promised_s=None if args.disk is None else checkpoint_s / _FIRST_RUN,
         battery_wh=battery_wh,
         sources=sources,
+        not_counted=base.not_counted(args),
     )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class AskedHosts:
-    """The hosts of a shared UPS to check, what holds for all of them, and the origin of each term."""
+    """The hosts of a shared UPS to check, what holds for all of them, and the origin of each term.
+
+    not_counted: as in `Asked`.
+    """
 
     policy: Policy
     groups: tuple[Group, ...]
     title: str
     sources: dict[str, str]
+    not_counted: tuple[str, ...] = ()
 
 
 _OF_ONE_HOST: Final = (
@@ -117,7 +129,7 @@ def asked_hosts(args: argparse.Namespace) -> AskedHosts:
         msg = "--host needs --rating-w (the rated watts of the UPS)"
         raise AmountError(msg)
     groups = tuple(_group(text, policy, policy.rating_w) for text in args.host)
-    return AskedHosts(policy=policy, groups=groups, title=title, sources=sources)
+    return AskedHosts(policy=policy, groups=groups, title=title, sources=sources, not_counted=base.not_counted(args))
 
 
 def _group(text: str, policy: Policy, rating_w: float) -> Group:
@@ -170,7 +182,15 @@ def _base(args: argparse.Namespace) -> _Base:
         for each in made.trainers
     )
     ups = settings.ups[settings.feed]
-    return _Base(policy=made, trainers=trainers, title=settings.feed, battery_wh=ups.battery_wh, origin="settings")
+    others = tuple(name for name in settings.feeding if name != settings.feed)
+    return _Base(
+        policy=made,
+        trainers=trainers,
+        title=settings.feed,
+        battery_wh=ups.battery_wh,
+        origin="settings",
+        others=others,
+    )
 
 
 def _one_of(args: argparse.Namespace, *options: str) -> None:
