@@ -11,7 +11,7 @@ from typing import Any, Final
 from powerguard.cli.plan import picture
 from powerguard.cli.plan.amounts import AmountError
 from powerguard.cli.plan.picture import Stretch
-from powerguard.cli.plan.size_input import Asked, asked
+from powerguard.cli.plan.size_input import Asked, alone, asked
 from powerguard.cli.render import Paint, clean, duration, fold, is_utf8, table
 from powerguard.cli.shared import EX_CONFIG, EX_USAGE, fail
 from powerguard.core.energy import account
@@ -261,15 +261,6 @@ def headline(told: dict[str, Any]) -> tuple[str, str]:
             return "The load is more than the UPS can carry.", "bad"
         case _:
             return f"It does not fit: {_safe(spare['bare'])} short of even a bare stop, {short}.", "bad"
-
-
-def alone(told: dict[str, Any]) -> str:
-    """Return the sentence that says which UPSes of the settings are not counted; "" if all are."""
-    if not told["not_counted"]:
-        return ""
-    others = " and ".join(told["not_counted"])
-    each = "check each UPS by itself (--ups, --table or --battery-wh, with --rating-w)"
-    return f"This is {told['ups']} alone: {others} of the settings is not counted; {each}."
 
 
 def _stretches(told: dict[str, Any]) -> tuple[Stretch, ...]:

@@ -9,8 +9,7 @@ from typing import Any, Final
 from powerguard.cli.plan import picture
 from powerguard.cli.plan.amounts import AmountError
 from powerguard.cli.plan.picture import Stretch
-from powerguard.cli.plan.size import alone
-from powerguard.cli.plan.size_input import AskedHosts, asked_hosts
+from powerguard.cli.plan.size_input import AskedHosts, alone, asked_hosts
 from powerguard.cli.render import Paint, clean, duration, fold, is_utf8, table
 from powerguard.cli.shared import EX_CONFIG, EX_USAGE, fail
 from powerguard.core.size.host import Verdict

@@ -5,7 +5,7 @@ import os
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime
 from pathlib import Path
-from typing import Final
+from typing import Any, Final
 
 from powerguard.cli.plan import amounts
 from powerguard.cli.plan.amounts import AmountError
@@ -167,6 +167,15 @@ def _group(text: str, policy: Policy, rating_w: float) -> Group:
         checkpoint_s=checkpoint_s,
         stop_s=amounts.seconds("--host stop", told["stop"], 1.0, 3600.0) if "stop" in told else None,
     )
+
+
+def alone(told: dict[str, Any]) -> str:
+    """Return the sentence that says which UPSes of the settings are not counted; "" if all are."""
+    if not told["not_counted"]:
+        return ""
+    others = " and ".join(told["not_counted"])
+    each = "check each UPS by itself (--ups, --table or --battery-wh, with --rating-w)"
+    return f"This is {told['ups']} alone: {others} of the settings is not counted; {each}."
 
 
 def _base(args: argparse.Namespace) -> _Base:
