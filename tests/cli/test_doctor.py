@@ -30,6 +30,7 @@ from powerguard.core.model.policy import Drop, Learned
 from powerguard.core.model.state import State
 from powerguard.daemon.control.admin import admin_server
 from powerguard.daemon.journal import Entry, Inline, Journal
+from powerguard.daemon.observe.status import status
 from powerguard.settings.load import load, load_with_origins
 from powerguard.settings.policy import policy as make_policy
 from powerguard.sim import snmp_values as sim
@@ -414,9 +415,14 @@ async def test_a_user_who_may_not_ask_a_trainer_is_not_told_to_remove_it(folder:
         os.seteuid(65534)
         try:
             found = await _trainers(ward)
+            ward.status, ward.trainers = json.loads(json.dumps(status(scene()))), []
+            reported = await _trainers(ward)
         finally:
             os.seteuid(0)
     assert [each.fix for each in found if "not permitted to connect" in each.text] == ["run doctor as root"]
+    assert not [each for each in found if "no answer" in each.text], "it is not known whether it answers"
+    assert [(each.name, each.verdict) for each in reported] == [("trainer.llm", "PASS")], "the daemon reaches it"
+    assert [(each.alive, each.checkpoint_s) for each in ward.trainers] == [(True, 20.0)], "and the budget counts it"
 
 
 @pytest.mark.root

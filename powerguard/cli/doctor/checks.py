@@ -12,7 +12,7 @@ import logging
 import os
 import pwd
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -31,6 +31,7 @@ from powerguard.cli.status import last_known, written
 from powerguard.clock import boot_id, boottime_s
 from powerguard.core.decide.machine import step
 from powerguard.core.energy import needs
+from powerguard.core.model.actions import Conduct
 from powerguard.core.model.events import Event, OwnLoad, OwnSource, Reading, TrainerSeen
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Online, State
@@ -475,11 +476,17 @@ async def _trainers(ward: Ward) -> list[Finding]:
         await effector.look()
     finally:
         await effector.close()
+    strangers = effector.strangers
+    if os.geteuid() != 0 and ward.status is not None:
+        # Their sockets may be closed to this user; the daemon's own alarms name the sockets that it refuses.
+        seen |= {each.trainer: each for each in _reported(ward.status) if not _is_alive(seen, each.trainer)}
+        strangers = ()
     ward.trainers.extend(seen.values())
     urls = {each.name: each.url for each in ward.settings.trainers if each.kind == "http"}
-    found = [_trainer(event, urls.get(event.trainer, "")) for event in seen.values()]
+    refused = [name for name, url in urls.items() if any(text.startswith(f"{url}: ") for text in strangers)]
+    found = [_trainer(event, urls.get(event.trainer, "")) for event in seen.values() if event.trainer not in refused]
     allow = _AS_ROOT if os.geteuid() != 0 else "allow its user (trainer_uids, uids), or remove the socket"
-    found += [Finding("trainers", "WARN", text, allow) for text in effector.strangers]
+    found += [Finding("trainers", "WARN", text, allow) for text in strangers]
     alive = [event.trainer for event in seen.values() if event.alive]
     found += await ways(ward.settings.trainers, SignalHelper(ward.settings.signals.socket).ask)
     found += await checkpoint_findings(effector.saves_in, alive=alive)
@@ -489,6 +496,27 @@ async def _trainers(ward: Ward) -> list[Finding]:
     where = f" in {folder}" if folder is not None else ""
     text = f"none found{where} and none in the settings"
     return [Finding("trainers", "WARN", text, "start training, or name trainers"), *crowded]
+
+
+def _is_alive(seen: Mapping[str, TrainerSeen], name: str) -> bool:
+    return name in seen and seen[name].alive
+
+
+def _reported(status: dict[str, Any]) -> list[TrainerSeen]:
+    """Return the living trainers, as the daemon reports them."""
+    return [
+        TrainerSeen(
+            at_s=boottime_s(),
+            trainer=each["name"],
+            alive=True,
+            conduct=Conduct(each["conduct"]),
+            checkpoint_s=each["checkpoint_s"],
+            disk=each["disk"],
+            step=each["step"],
+        )
+        for each in status["trainers"]
+        if each["alive"]
+    ]
 
 
 async def _resume(settings: Settings) -> list[Finding]:
