@@ -335,6 +335,35 @@ def test_a_clock_that_is_set_in_an_outage_changes_nothing_that_is_reckoned(
     assert told["durations"]["on_battery_s"] == right["durations"]["on_battery_s"]
 
 
+@pytest.mark.parametrize("by_s", [-5 * 3600.0, 5 * 3600.0])
+def test_a_clock_that_was_wrong_at_boot_changes_no_duration(journals: dict[str, Path], by_s: float) -> None:
+    """NTP corrects it seconds later. The daemon has reckoned the time off with it, and the length of the outage."""
+    with read_only(journals["powered-off"]) as db:
+        found = read(db, "last")
+    right = explained(gather(found))
+    first = found.record.boot_id
+    boot_s = min(line.at_s for line in found.lines if line.boot_id != first)
+
+    def moved(line: Line) -> Line:
+        numbers = dict(line.payload.get("numbers", ()))
+        wrong = {name: value + by_s for name, value in numbers.items() if name in {"away_s", "lasted_s"}}
+        line = (
+            replace(line, payload={**line.payload, "numbers": [list(pair) for pair in (numbers | wrong).items()]})
+            if wrong
+            else line
+        )
+        return replace(line, wall=line.wall + by_s) if line.boot_id != first and line.at_s < boot_s + 5.0 else line
+
+    figures = {**found.record.figures, "lasted_s": found.record.figures["lasted_s"] + by_s}
+    told = explained(gather(Outage(replace(found.record, figures=figures), tuple(map(moved, found.lines)), ())))
+    assert told["durations"] == right["durations"]
+    ends = {"host_returned", "outage_ended"}
+    assert [step["text"] for step in told["steps"] if step["event"] in ends] == [
+        step["text"] for step in right["steps"] if step["event"] in ends
+    ]
+    assert replace(found.record, figures=figures).lasted_s == pytest.approx(found.record.lasted_s)
+
+
 def test_which_outage(journals: dict[str, Path], run: Run, golden: Golden) -> None:
     """An id, how it begins, or last; else which ones there are, and which was meant."""
     journal = ("--journal", journals["held"])

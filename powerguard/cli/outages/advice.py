@@ -465,8 +465,8 @@ def _journal(case: _Case) -> Iterator[Advice]:
         yield _say(
             "clock_set",
             "info",
-            "The wall clock was set during the outage, so the time off is unknown. Keep the real-time clock right "
-            "(chrony, NTP, its battery).",
+            "The wall clock was set during the outage, so the training time lost is not reliable: it counts the time "
+            "off by the old clock. Keep the real-time clock right (chrony, NTP, its battery).",
         )
 
 

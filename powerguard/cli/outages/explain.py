@@ -136,6 +136,10 @@ def _add_wait(steps: Sequence[dict[str, Any]], policy: Policy | None) -> None:
 def _step(elapsed: Elapsed, line: Line, story: Sequence[Line], mode: str | None) -> dict[str, Any]:
     numbers = pairs(line.payload.get("numbers"))
     context: dict[str, object] = {"trains_on": _trains_on(story, line)}
+    if line.event == "host_returned":  # Its own figure is by the clock at boot, which may have been wrong.
+        context["away_s"] = elapsed.gone_s.get(line.boot_id)
+    if line.event == "outage_ended" and elapsed.gone_s:
+        context["lasted_s"] = elapsed.ended_s
     if line.event == "host_powered_on":
         context["late_reboot"] = is_late_reboot(story, line, numbers)
     gap = line.kind == "gap"
@@ -298,14 +302,14 @@ def _durations(
     """Return how long each part took, in seconds; None if it did not happen or is unknown."""
     record, elapsed = facts.outage.record, facts.elapsed
     at = {name: None if (s := _moment_of(steps, name)) is None else float(s["after_s"]) for name in PHASES}
-    away = [number(s["numbers"].get("away_s")) for s in steps if s["event"] == "host_returned"]
+    away = [elapsed.gone_s.get(step.line.boot_id) for step in facts.notes("host_returned")]
     known = [s for s in away if s is not None]
     return {
         "trained_on_s": between(0.0, at["emergency_checkpoint"]),
         "checkpoint_s": number(record.figures.get("checkpoint_s")),
         "held_s": _held_s(facts),
         "on_battery_s": _on_battery_s(record, steps, readings),
-        "away_s": round(sum(known), 3) if known and len(known) == len(away) and not elapsed.doubted else None,
+        "away_s": round(sum(known), 3) if known and len(known) == len(away) else None,
         "recovery_s": number(record.figures.get("recovery_s")),
         "lasted_s": between(0.0, elapsed.ended_s),
     }

@@ -334,9 +334,8 @@ def recovery(facts: OutageFacts) -> dict[str, Any]:
         seen_s = min((at_s for at_s in _answers(facts) if at_s >= started.after_s), default=None)
     started_s = None if started is None else started.after_s
     ended_s = seen_s if seen_s is not None else started_s
-    away_s = number(back.numbers.get("away_s"))
     return {
-        "away_s": None if facts.elapsed.doubted else away_s,
+        "away_s": facts.elapsed.gone_s.get(back.line.boot_id),
         "stop_s": measured(facts, "stop", back.line.boot_id),
         "powered_on_by": _brought_by(powered_on.get("cause"), later, rebooted=rebooted),
         "ac_failed": powered_on.get("ac_failed"),

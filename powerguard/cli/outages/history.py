@@ -69,6 +69,7 @@ class Elapsed:
     boot is soon corrected. If the result is negative or more than a month, the time between is unknown, and later
     moments are counted from the end of the old boot.
 
+    gone_s: seconds between the last entry of the boot before and the first of this one, by boot; None: unknown.
     doubted: the boots whose start after the one before is unknown.
     ended_s: when the outage ended; None while it runs, or if it ended in a doubted boot.
     set_s: boot, and by how many seconds its wall clock was set.
@@ -76,6 +77,7 @@ class Elapsed:
 
     def __init__(self, record: OutageRecord, lines: Sequence[Line], rows: Sequence[Recorded] = ()) -> None:
         """Look through all that has both clocks."""
+        self.gone_s: dict[str, float | None] = {}
         self.doubted: list[str] = []
         self.set_s: list[tuple[str, float]] = []
         seen: dict[str, list[tuple[float, float]]] = {record.boot_id: []}
@@ -107,11 +109,13 @@ class Elapsed:
 
     def _after(self, last: tuple[float, float] | None, both: Sequence[tuple[float, float]], boot_id: str) -> float:
         """Seconds since the outage began at the first entry of a later boot."""
+        self.gone_s[boot_id] = None
         if last is None:
             self.doubted.append(boot_id)
             return 0.0
         gone_s = both[-1][1] - (both[-1][0] - both[0][0]) - last[1]
         if 0.0 <= gone_s <= LONGEST_GAP_S:
+            self.gone_s[boot_id] = round(gone_s, 3)
             return last[0] + gone_s
         self.doubted.append(boot_id)
         return last[0]

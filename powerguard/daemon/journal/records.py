@@ -291,13 +291,17 @@ class OutageRecord:
 
     @property
     def lasted_s(self) -> float | None:
-        """Seconds that it lasted, by the boot's clock if known; None while it runs, or if unknown."""
+        """Seconds that it lasted, by the boot's clock if known; None while it runs, or if unknown.
+
+        Over a return, by the wall clock at its end: the daemon's own sum has the clock at boot, which may have been
+        wrong.
+        """
         if self.ended_wall is None:
             return None
         counted = self.figures.get("lasted_s")
-        if isinstance(counted, int | float):
-            return float(counted)
         seconds = self.ended_wall - self.started_wall
+        if isinstance(counted, int | float) and (seconds < 0.0 or not self.figures.get("returned")):
+            return float(counted)
         return round(seconds, 3) if seconds >= 0.0 else None
 
 
