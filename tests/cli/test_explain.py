@@ -29,7 +29,7 @@ from powerguard.daemon.journal.store import MIGRATIONS, Store
 from powerguard.daemon.loop import Loop
 from powerguard.sim.demo.story import numbers
 from powerguard.sim.virtual import VirtualLoop
-from tests.cli.test_commands import powerguard
+from tests.cli.test_commands import powerguard, run_by_bash
 from tests.daemon.journal_writer import loaded_once
 from tests.daemon.looped import World, until
 from tests.golden import FIGURES, Golden
@@ -461,6 +461,13 @@ async def test_a_real_process(journals: dict[str, Path]) -> None:
 
 
 # --- history and its export -------------------------------------------------------------------------------------------
+
+
+@pytest.mark.parametrize("words", ["history", "history --sum", "history export last", "explain last", "report last"])
+async def test_a_full_disk_behind_the_output_is_none_of_the_journal(journals: dict[str, Path], words: str) -> None:
+    """Else it reads as if the daemon's journal had no room left."""
+    ended = await run_by_bash(f"{words} --journal '{journals['held']}' > /dev/full")
+    assert (ended.code, ended.err) == (74, "powerguard: error: standard output: No space left on device\n")
 
 
 def test_history_lists_outages(journals: dict[str, Path], run: Run) -> None:

@@ -239,21 +239,26 @@ def run(args: argparse.Namespace) -> int:
     try:
         with read_only(journal_of(args)) as db:
             if args.history_verb == "export":
-                return _export(args, db)
-            return _sum(args, db) if args.sum else _list(args, db)
+                told = _export(args, db)
+            else:
+                told = _sum(args, db) if args.sum else _list(args, db)
     except (UnknownOutageError, SinceError) as error:
         return fail(args, "history", str(error), EX_USAGE)
     except JournalError as error:
         return fail(args, "history", str(error), EX_NOINPUT)
+    for line in told:  # Not above: an error of the output is none of the journal.
+        print(line)
+    return 0
 
 
-def _export(args: argparse.Namespace, db: sqlite3.Connection) -> int:
+def _export(args: argparse.Namespace, db: sqlite3.Connection) -> list[str]:
     everything = args.outage == "all"
     names = [each.id for each in reversed(history(db, _ALL))] if everything else [find(db, args.outage).id]
-    for name in names:
-        for line in lines(db, name, version=VERSION, anonymize=args.anonymize):
-            print(json.dumps(line, separators=(",", ":")))
-    return 0
+    return [
+        json.dumps(line, separators=(",", ":"))
+        for name in names
+        for line in lines(db, name, version=VERSION, anonymize=args.anonymize)
+    ]
 
 
 class SinceError(Exception):
@@ -277,20 +282,18 @@ def _began_since(db: sqlite3.Connection, since_s: float) -> list[OutageRecord]:
     return [each for each in history(db, _ALL) if each.started_wall >= since_s]
 
 
-def _sum(args: argparse.Namespace, db: sqlite3.Connection) -> int:
-    """Print what the outages cost together. The metrics count the same, since the journal began."""
+def _sum(args: argparse.Namespace, db: sqlite3.Connection) -> list[str]:
+    """Return what the outages cost together, as lines. The metrics count the same, since the journal began."""
     since_s = _since(args.since)
     records = _began_since(db, since_s)
     found = figures.total(figures.cost_of(each.figures) if each.ended_wall is not None else None for each in records)
     if args.json:
         head = {"schema_version": 1, "object": "history-sum", "since": None if args.since is None else since_s}
         whole = {**head, "outages": found.outages, "unknown": found.unknown, **figures.plain_cost(found)}
-        print(json.dumps(whole, indent=2))
-        return 0
+        return [json.dumps(whole, indent=2)]
     more = f", and {found.unknown} whose cost is not known" if found.unknown else ""
-    print(f"{found.outages} outage{'' if found.outages == 1 else 's'}{_since_words(args.since, since_s)}{more}")
-    print("\n".join(fold(table(cost_rows(figures.plain_cost(found))))))
-    return 0
+    count = f"{found.outages} outage{'' if found.outages == 1 else 's'}{_since_words(args.since, since_s)}{more}"
+    return [count, *fold(table(cost_rows(figures.plain_cost(found))))]
 
 
 def _since_words(text: str | None, since_s: float) -> str:
@@ -323,7 +326,7 @@ def cost_rows(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     return rows
 
 
-def _list(args: argparse.Namespace, db: sqlite3.Connection) -> int:
+def _list(args: argparse.Namespace, db: sqlite3.Connection) -> list[str]:
     since_s = _since(args.since)
     records = _began_since(db, since_s)[: max(1, args.limit)]
     told = [
@@ -341,11 +344,9 @@ def _list(args: argparse.Namespace, db: sqlite3.Connection) -> int:
         for each in records
     ]
     if args.json:
-        print(json.dumps({"schema_version": 1, "object": "history", "outages": told}, indent=2))
-        return 0
+        return [json.dumps({"schema_version": 1, "object": "history", "outages": told}, indent=2)]
     if not told:
-        print(f"the journal has no outage{_since_words(args.since, since_s)}")
-        return 0
+        return [f"the journal has no outage{_since_words(args.since, since_s)}"]
     rows = [
         (
             moment(record.started_wall),
@@ -356,8 +357,7 @@ def _list(args: argparse.Namespace, db: sqlite3.Connection) -> int:
         )
         for record, each in zip(records, told, strict=True)
     ]
-    print("\n".join(fold(table([_HEAD, *rows], indent=""))))
-    return 0
+    return fold(table([_HEAD, *rows], indent=""))
 
 
 _HEAD: Final = ("began", "lasted", "on battery", "checkpoint", "commit after", "recovery", "outcome", "outage")
