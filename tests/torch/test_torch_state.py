@@ -1145,6 +1145,17 @@ def test_a_model_without_memory_is_refused() -> None:
         carried(TorchState(model=nn.Linear(2, 2)), TorchState(model=other))
 
 
+@pytest.mark.parametrize("parts", [1, 100], ids=["few", "many"])
+def test_a_parameter_whose_memory_was_freed_is_refused(parts: int) -> None:
+    """Programs that shard by hand do this between two uses; a copy of it would end the process with a SIGSEGV."""
+    model = nn.ModuleList(nn.Linear(64, 64) for _ in range(parts))
+    state = TorchState(model=model)
+    list(state.items())
+    model[0].weight.untyped_storage().resize_(0)
+    with pytest.raises(StateError, match=r"^model/state/0\.weight: the memory of this tensor has been freed"):
+        list(state.items())
+
+
 def test_parameters_in_another_order_are_refused() -> None:
     """An optimizer's state names them by number; a set of them has another order in each process."""
 

@@ -268,6 +268,9 @@ class Packer:
         if tensor.is_meta:
             msg = f"{where}: a tensor on the meta device has no data to keep (materialise the model first)"
             raise StateError(msg)
+        if tensor.numel() and not tensor.untyped_storage().nbytes():
+            msg = f"{where}: the memory of this tensor has been freed (gather it before guard.step, or leave it out)"
+            raise StateError(msg)
         if self._again and tensor.data_ptr() in self._pointers:
             for rows in self._again:
                 ones = list(zip(*rows.ends, strict=True))
