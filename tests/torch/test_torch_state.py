@@ -1083,6 +1083,21 @@ def test_an_optimizer_whose_state_one_rank_alone_can_have_is_refused_at_once(tmp
         distributed.destroy_process_group()
 
 
+@pytest.mark.filterwarnings("ignore:FSDP|`NO_SHARD`|The following")
+@pytest.mark.parametrize("within", [False, True], ids=["the model", "a part of it"])
+def test_fsdp1_is_refused_at_once(tmp_path: Path, *, within: bool) -> None:
+    """Its state_dict() is a collective, and gathers the whole model on each GPU."""
+    from torch.distributed.fsdp import FullyShardedDataParallel
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+    try:
+        sharded = FullyShardedDataParallel(nn.Linear(2, 2), device_id=torch.device("cpu"))
+        with pytest.raises(StateError, match=r"FSDP1\) hides its shards: use FSDP2"):
+            TorchState(model=nn.Sequential(sharded) if within else sharded)
+    finally:
+        distributed.destroy_process_group()
+
+
 def test_nobody_to_divide_with() -> None:
     with pytest.raises(StateError, match=r"torch\.distributed is not initialised"):
         TorchState(model=nn.Linear(1, 1), divide=True)

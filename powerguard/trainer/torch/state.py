@@ -380,16 +380,16 @@ def _component(name: str, thing: object, *, keep_frozen: bool = True) -> Compone
 
 
 def unwrapped(module: Module) -> Module:
-    """Look through DDP, DataParallel and torch.compile. Raises StateError for FSDP1."""
+    """Look through DDP, DataParallel and torch.compile. Raises StateError for FSDP1, also of a part of the module."""
+    if any(type(part).__name__ == "FullyShardedDataParallel" for part in module.modules()):
+        msg = "FullyShardedDataParallel (FSDP1) hides its shards: use FSDP2 (torch.distributed.fsdp.fully_shard)"
+        raise StateError(msg)
     while True:
         kind = type(module).__name__
         if kind in ("DistributedDataParallel", "DataParallel"):
             module = module.module
         elif kind == "OptimizedModule":
             module = module._orig_mod  # noqa: SLF001 - torch documents no other way
-        elif kind == "FullyShardedDataParallel":
-            msg = "FullyShardedDataParallel (FSDP1) hides its shards: use FSDP2 (torch.distributed.fsdp.fully_shard)"
-            raise StateError(msg)
         else:
             return module
 
