@@ -478,11 +478,12 @@ class _Module:
 
     def _passing(self, state: Mapping[str, object]) -> dict[str, tuple[Any, str, Any]]:
         """Buffers that no state_dict has (persistent=False): owner, name in it, buffer."""
+        kept = {_bare(key) for key in state}
         found: dict[str, tuple[Any, str, Any]] = {}
         for prefix, owner in self.module.named_modules():
             for leaf, buffer in owner._buffers.items():  # noqa: SLF001 - named_buffers() does not give the owner
                 name = f"{prefix}.{leaf}" if prefix else leaf
-                if buffer is not None and name not in state:
+                if buffer is not None and _bare(name) not in kept:
                     found[name] = (owner, leaf, buffer)
         return found
 
@@ -604,8 +605,11 @@ class _Module:
 
 
 def _bare(key: str) -> str:
-    """Return a name in a state_dict without the wrappers of torch.compile, with which a job may begin or not."""
-    return key.replace("_orig_mod.", "")
+    """Return a name without the wrappers of torch.compile and of activation checkpointing.
+
+    A job may begin with them or not. A state_dict lacks the latter's, and `named_parameters` has them.
+    """
+    return key.replace("_orig_mod.", "").replace("_checkpoint_wrapped_module.", "")
 
 
 def _memory(tensor: Tensor) -> int:
