@@ -134,6 +134,8 @@ def test_a_very_long_name_is_cut_for_the_manifest() -> None:
         "tab\tand \u2028 and \ud800",
         b"\0\xff",
         (1, (2, [3, (4,)])),
+        [0.1, -0.0, 1, True, None, "one"],
+        [0.1, float("nan"), float("-inf"), 1],
         {"$": "float", "is": "no"},
         {1: "one", (2, 3): "pair", None: "none", False: "no"},
         [torch.bfloat16, torch.Size([2, 3]), torch.device("cuda:1")],
@@ -147,6 +149,14 @@ def test_plain_values_come_back_as_they_were(value: object) -> None:
     back = round_trip(value)
     assert repr(back) == repr(value)
     assert type(back) is type(value)
+
+
+def test_a_long_list_of_numbers_is_its_own_json_and_is_not_shared() -> None:
+    """A sampler may keep the order of millions of samples: packed one by one, training would wait for seconds."""
+    order = list(range(1000))
+    node = Packer().pack("order", order)
+    assert node is order
+    assert Unpacker({}).unpack("order", node) is not order
 
 
 def test_dicts_keep_kind_and_order() -> None:

@@ -136,6 +136,8 @@ class Packer:
         if kind is float:
             return value if math.isfinite(value) else {TAG: "float", "is": repr(value)}  # type: ignore[arg-type]
         if kind is list:
+            if _is_flat(value):  # type: ignore[arg-type]
+                return value
             return [self.pack(f"{where}/{at}", part, depth=depth + 1) for at, part in enumerate(value)]  # type: ignore[var-annotated, arg-type]
         if isinstance(value, torch.Tensor):
             return self._pack_tensor(where, value)
@@ -323,6 +325,14 @@ def place_of(tensor: Tensor) -> tuple[Any, ...]:
     return next(zip(*_ends([tensor]), strict=True))
 
 
+def _is_flat(values: list[Any]) -> bool:
+    """Return whether a list is its own JSON. A sampler may keep millions of numbers, and one by one takes seconds."""
+    kinds = set(map(type, values))
+    if not kinds <= {type(None), bool, int, str, float}:
+        return False
+    return float not in kinds or all(math.isfinite(each) for each in values if type(each) is float)
+
+
 def _is_plain(value: object) -> bool:
     return type(value) in (torch.Tensor, torch.nn.Parameter) and value.layout is torch.strided  # type: ignore[attr-defined]
 
@@ -378,6 +388,8 @@ class Unpacker:
     def unpack(self, where: str, node: Json) -> Value:
         """Return the value that a node stands for. Raises StateError when the checkpoint does not hold together."""
         if isinstance(node, list):
+            if _is_flat(node):
+                return node[:]
             return [self.unpack(f"{where}/{at}", part) for at, part in enumerate(node)]
         if not isinstance(node, dict):
             return node
