@@ -1,6 +1,7 @@
 """Where a training begins: a forgotten `restore`, a new run, a roll-back. No acknowledged step is lost."""
 
 import logging
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -8,7 +9,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.trainer import Guard, Parts, StoreError
-from powerguard.trainer.store.manifest import committed_ms
+from powerguard.trainer.store.manifest import MANIFEST, committed_ms
 from powerguard.trainer.store.shards import Snapshot
 from powerguard.trainer.store.store import SavedCheckpoint, Store, mount_of
 from powerguard.trainer.tiers.base import NEWEST
@@ -256,13 +257,13 @@ def committed(root: Path, step: int, created: str) -> SavedCheckpoint:
         return store.commit(name, replace(manifest(step, [shard], job="llm"), created=created))
 
 
-def copied(root: Path, nas: Path, *steps: int) -> None:
-    """Copy checkpoints of a root to the second tier, in this order."""
+def copied(root: Path, nas: Path, *steps: int, keep: int = 3) -> None:
+    """Copy checkpoints of a root to the second tier, in this order. keep: how many stay there."""
     nas.mkdir(exist_ok=True)
     with Store(root, job="llm", slots=0) as store:
         known = {found.step: found.saved() for found in store.found()}
     for step in steps:
-        assert upload(known[step], nas)
+        assert upload(known[step], nas, keep=keep)
 
 
 def rolled_back(root: Path, to: int, *steps: int) -> None:
@@ -306,11 +307,24 @@ def test_many_higher_steps_of_the_second_tier_do_not_hide_the_last_commit(tmp_pa
     root, nas = tmp_path / "root", tmp_path / "nas"
     for step in range(100, 100 + NEWEST + 1):
         begun(root, step)
-        copied(root, nas, step)
+        copied(root, nas, step, keep=NEWEST + 2)
     rolled_back(root, 40, 42)
-    copied(root, nas, 42)
+    copied(root, nas, 42, keep=NEWEST + 2)
     shutil.rmtree(root)
     assert resumed_at(root, remote=str(nas)) == 42
+
+
+def test_a_second_tier_that_was_copied_elsewhere_does_not_hide_its_highest_step(tmp_path: Path) -> None:
+    """`cp -r` to a new NAS gives each file the time of the copy, in any order; some programs go from Z to A."""
+    root, nas = tmp_path / "root", tmp_path / "nas"
+    steps = range(100, 100 + NEWEST + 1)
+    for step in steps:
+        begun(root, step)
+        copied(root, nas, step, keep=NEWEST + 2)
+    shutil.rmtree(root)
+    for at_s, file in enumerate(sorted(nas.rglob(MANIFEST), reverse=True)):
+        os.utime(file, (at_s, at_s))
+    assert resumed_at(root, remote=str(nas)) == steps[-1]
 
 
 def test_a_clock_that_was_set_back_does_not_make_a_commit_older(tmp_path: Path) -> None:

@@ -29,9 +29,9 @@ from tests.trainer.tiers.rig import CHUNK, flip, save, state
 from tests.trainer.toy import short_folder
 
 
-def upload(saved: SavedCheckpoint, nas: Path, *, job: str = "llm", linger_s: float = 0.0) -> bool:
+def upload(saved: SavedCheckpoint, nas: Path, *, job: str = "llm", linger_s: float = 0.0, keep: int = 3) -> bool:
     """What the child does, without the child."""
-    remote = Remote(url=str(nas))
+    remote = Remote(url=str(nas), keep=keep)
     order = UploadOrder(remote=remote, job=job, path=saved.path, digest=saved.manifest_digest)
     return Transfer(order, PathTier(remote, job), Gate(), Progress(), linger_s=linger_s).run()
 

@@ -14,6 +14,7 @@ from dataclasses import asdict, dataclass, fields
 from datetime import datetime
 from enum import StrEnum
 from hashlib import sha256
+from itertools import chain
 from pathlib import Path
 from queue import Empty, SimpleQueue
 from threading import Thread
@@ -352,6 +353,15 @@ def outdated(listed: Iterable[Listed], keep: int, keep_days: int) -> list[str]:
     kept.update(days.values())
     stale = (each for each in entries if not each.committed and each.at_s < newest_s - _DAY_S)
     return [each.name for each in [*whole, *stale] if each.name not in kept]
+
+
+def newest_first(by_commit: Sequence[str]) -> list[str]:
+    """Return names of checkpoints in the order to look at them: by turns the next one by commit and by step.
+
+    A training that was rolled back commits lower steps later. And a tier that was copied elsewhere has the times of
+    that copy, in any order: by them alone, the newest one may be behind `NEWEST` others.
+    """
+    return list(dict.fromkeys(chain.from_iterable(zip(by_commit, sorted(by_commit, reverse=True), strict=True))))
 
 
 def ranks_told(ranks: Sequence[int]) -> str:

@@ -37,6 +37,7 @@ from powerguard.trainer.tiers.base import (
     TierError,
     conflict,
     folder_of,
+    newest_first,
     outdated,
     part_of,
     parts_of,
@@ -255,7 +256,7 @@ class ObjectTier:
     def found(self) -> list[Found]:
         found: list[Found] = []
         refused = ""
-        for name in self._by_commit():
+        for name in newest_first(self._by_commit()):
             if len(found) == NEWEST:
                 break
             try:

@@ -39,6 +39,7 @@ from powerguard.trainer.tiers.base import (
     TierError,
     conflict,
     folder_of,
+    newest_first,
     outdated,
     parts_of,
     within,
@@ -193,8 +194,8 @@ class PathTier:
         found: list[Found] = []
         refused = ""
         if names := self._names():
-            by_commit = sorted((self._root / name for name in names), key=_committed_ns, reverse=True)
-            for each in look(self._root, among=by_commit):
+            by_commit = sorted(names, key=lambda name: _committed_ns(self._root / name), reverse=True)
+            for each in look(self._root, among=[self._root / name for name in newest_first(by_commit)]):
                 if isinstance(each, Found) and not self._is_aside(each.name):
                     found.append(replace(each, tier=self.word))
                 elif isinstance(each, Refused):
