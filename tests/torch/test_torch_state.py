@@ -13,6 +13,7 @@ import pytest
 import torch
 from torch import distributed, nn
 from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_activation_checkpointing
+from torchmetrics import MeanMetric
 
 from powerguard.trainer.store.items import Loaded
 from powerguard.trainer.torch.state import INDEX, TorchState
@@ -471,6 +472,24 @@ def test_a_job_may_begin_or_end_activation_checkpointing() -> None:
         for (key, mine), theirs in zip(one.state_dict().items(), other.state_dict().values(), strict=True):
             assert same_bits(mine, theirs), key
         assert [layer.seen is not None for layer in other.modules() if isinstance(layer, Late)] == [True]
+
+
+@pytest.mark.parametrize("persistent", [False, True])
+def test_a_metric_of_which_nothing_is_kept_is_named(caplog: pytest.LogCaptureFixture, *, persistent: bool) -> None:
+    """A metric of torchmetrics has an empty state_dict, until its persistent(True): a resume would begin it at 0."""
+
+    def made() -> tuple[MeanMetric, TorchState]:
+        metric = MeanMetric()
+        metric.persistent(persistent)
+        return metric, TorchState(model=nn.Linear(1, 1), extra={"mean": metric, "late": Late()})
+
+    (one, old), (other, new) = made(), made()
+    one.update(3.0)
+    carried(old, new)
+    assert bool(other.mean_value == one.mean_value) == persistent
+    named = [record.getMessage() for record in caplog.records if "extra." in record.getMessage()]
+    assert all(text.startswith("extra.mean: its state_dict() is empty") for text in named)
+    assert len(named) == (0 if persistent else 2)
 
 
 def test_what_accelerate_has_prepared_is_kept() -> None:

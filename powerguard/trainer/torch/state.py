@@ -145,7 +145,10 @@ class TorchState:
         if ema is not None:
             self._components["ema"] = _component("ema", ema)
         for name, part in (extra or {}).items():
-            self._components[f"extra.{name}"] = _component(f"extra.{name}", part)
+            self._components[f"extra.{name}"] = component = _component(f"extra.{name}", part)
+            if isinstance(component, _Module) and component.is_empty:
+                text = "extra.%s: its state_dict() is empty, so nothing of it is kept (torchmetrics: persistent(True))"
+                _log.warning(text, name)
         if random:
             self._components["random"] = RandomStates()
         modules = [part for _, part in _each("model", model) if isinstance(part, torch.nn.Module)]
@@ -459,6 +462,11 @@ class _Module:
         self.module = module
         self._name = name
         self._frozen = frozen
+
+    @property
+    def is_empty(self) -> bool:
+        """Whether nothing of it is kept, now or later."""
+        return not self.module.state_dict() and not any(part._buffers for part in self.module.modules())  # noqa: SLF001 - named_buffers() leaves out those that are None
 
     def _refuse_lazy(self) -> None:
         for key, tensor in (*self.module.named_parameters(), *self.module.named_buffers()):
