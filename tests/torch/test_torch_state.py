@@ -16,9 +16,10 @@ from torch.distributed.algorithms._checkpoint.checkpoint_wrapper import apply_ac
 from torchmetrics import MeanMetric
 
 from powerguard.trainer.store.items import Loaded
+from powerguard.trainer.store.shards import Snapshot
 from powerguard.trainer.torch.state import INDEX, TorchState
 from powerguard.trainer.torch.tree import DTYPES, Packer, StateError, Unpacker
-from tests.torch.kept import bytes_of, carried, from_device, kept
+from tests.torch.kept import bytes_of, carried, from_device, held, kept
 
 
 @pytest.fixture(autouse=True)
@@ -75,6 +76,22 @@ def test_what_does_not_lie_in_order_comes_back_as_a_copy_of_it_would_lie(tensor:
     back = round_trip(tensor)
     assert torch.equal(back, tensor)
     assert back.stride() == torch.empty_like(tensor).stride()
+
+
+@pytest.mark.parametrize("frozen", [False, True])
+def test_a_single_element_of_any_stride_is_kept(*, frozen: bool) -> None:
+    """As a column of a table that has one row; torch then calls it contiguous, whatever its stride."""
+
+    def made() -> tuple[nn.Module, TorchState]:
+        model = nn.Linear(2, 2)
+        model.register_buffer("phase", torch.randn(1, 3, dtype=torch.complex64)[:, 0])
+        model.scale = nn.Parameter(torch.ones(1, 3)[:, 0], requires_grad=False)
+        return model, TorchState(model=model, keep_frozen=not frozen)
+
+    (one, old), (other, new) = made(), made()
+    with Snapshot(copier=old.copier) as snapshot:
+        new.load(held(snapshot, snapshot.take(old.items())))
+    assert same_bits(one.phase, other.phase)
 
 
 def test_tied_tensors_are_kept_once_and_stay_tied() -> None:

@@ -27,7 +27,7 @@ from powerguard.trainer.store.items import Arranged, Item
 from powerguard.trainer.store.manifest import ALIGN, Layout, StoreError
 from powerguard.trainer.store.shards import laid_out
 from powerguard.trainer.torch.device import Device, DeviceError, Mark, Tensor
-from powerguard.trainer.torch.tree import TensorItem, local
+from powerguard.trainer.torch.tree import TensorItem, flat, local
 
 OVERLAPS: Final = ("", "optimizer", "clone")
 _JOINED: Final = {torch.float32, torch.float64, torch.float16, torch.bfloat16, torch.int64, torch.int32, torch.bool}
@@ -273,7 +273,7 @@ class Copier:
             live = tensor if item.whole is None else item.whole
             # It may have become one that no optimizer has, since the plan was made.
             is_late = run.late and self._overlap == "optimizer" and _memory(tensor) in theirs
-            yield Part(entry.offset, end, _flat(tensor).view(torch.uint8), item.name, live, is_late)
+            yield Part(entry.offset, end, flat(tensor).view(torch.uint8), item.name, live, is_late)
 
     def _copied(self, tensor: Tensor) -> Tensor | None:
         """Return the flat bytes of a copy on the GPU, in C order; None where it has no room."""
@@ -515,19 +515,12 @@ def _aligned(offset: int) -> int:
     return offset + -offset % ALIGN
 
 
-def _flat(tensor: Tensor) -> Tensor:
-    """The elements in C order, in one dimension: a view where they lie so."""
-    if tensor.is_complex():
-        tensor = tensor.resolve_conj()
-    return tensor.resolve_neg().contiguous().view(-1)
-
-
 def _join(items: Arranged, run: Run, target: Tensor) -> None:
     """Copy small tensors of one dtype into flat bytes, as they lie in the snapshot, with zeros in between."""
     tensors = [item.tensor for item in items[run.first : run.last]]
     kind = tensors[0].dtype if tensors[0].dtype in _JOINED else torch.uint8
     if kind is torch.uint8:
-        flats = [_flat(tensor).view(torch.uint8) for tensor in tensors]
+        flats = [flat(tensor).view(torch.uint8) for tensor in tensors]
     else:
         flats = [tensor if tensor.dim() == 1 else tensor.reshape(-1) for tensor in tensors]
     zeros = torch.zeros(ALIGN, dtype=torch.uint8, device=target.device).view(kind)

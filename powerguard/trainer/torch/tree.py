@@ -354,10 +354,18 @@ def local(tensor: Tensor) -> Tensor:
     return tensor if layout_of(tensor) is None else tensor.detach().to_local()
 
 
+def flat(tensor: Tensor) -> Tensor:
+    """The elements in C order, in one dimension: a view where they lie so."""
+    if tensor.is_complex():
+        tensor = tensor.resolve_conj()
+    tensor = tensor.resolve_neg().contiguous()
+    return tensor.as_strided((tensor.numel(),), (1,))  # view(-1) would leave a single element any stride
+
+
 def mark_of(name: str, tensor: Tensor) -> bytes:
     """Return a line for a digest of several tensors: the name, what it is, and the sum of its bytes."""
     mine = local(tensor.detach())
-    total = int(mine.contiguous().view(-1).view(torch.uint8).sum(dtype=torch.int64)) if mine.numel() else 0
+    total = int(flat(mine).view(torch.uint8).sum(dtype=torch.int64)) if mine.numel() else 0
     return f"{name} {tensor.dtype} {tuple(tensor.shape)} {total}\n".encode()
 
 
