@@ -80,13 +80,14 @@ class Faults:
     """How our own service misbehaves.
 
     answers: status of the next requests of a method, before it behaves again; retry_after: sent with them.
-    always: the same, for ever. refused: status of single resources of `chassis`.
+    always: the same, for ever. refused: status of single `resources`.
     bios: status of the BIOS resource, which many refuse without a license.
     if_match: "as sent" takes its own ETag as it sent it; "strong" takes it as RFC 9110 has it, so that a weak one
     matches nothing; "none" takes no If-Match at all.
     lie: a PATCH is acknowledged, not stored; late_reads: so many reads still show the old.
     hang: "headers" sends them and half a body, then nothing; "answer" sends nothing at all.
     closes: a connection is good for one request, and that is not announced.
+    closed_root: the root asks for the login, against DSP0266 13.3.1.
     """
 
     answers: dict[str, list[int]] = field(default_factory=dict)
@@ -100,6 +101,7 @@ class Faults:
     hang: str = ""
     hang_at: str = "/redfish/v1/Systems"
     closes: bool = False
+    closed_root: bool = False
     body: bytes | None = None
 
 
@@ -136,7 +138,10 @@ class OwnRedfish:
         self.system["Actions"] = {"#ComputerSystem.Reset": self.reset}
         self.resets: list[str] = []
         self.system["Links"] = {"Chassis": [{"@odata.id": "/redfish/v1/Chassis/1"}]}
-        self.chassis: dict[str, dict[str, Any]] = {"/redfish/v1/Chassis/1": {}}
+        self.resources: dict[str, dict[str, Any]] = {
+            "/redfish/v1/": {"Systems": {"@odata.id": "/redfish/v1/Systems"}},
+            "/redfish/v1/Chassis/1": {},
+        }
         self.systems = systems
         self._version = 1
         self._before: dict[str, Any] = {}
@@ -182,10 +187,10 @@ class OwnRedfish:
             return await self._hang(request)
         queued = faults.answers.get(method, [])
         status = queued.pop(0) if queued else faults.always.get(method, 0)
-        # The root is everybody's (DSP0266 13.3.1), and must not be given the login.
-        if request.path == "/redfish/v1/":
+        # The root is everybody's (DSP0266 13.3.1), and must not be given the login unless it asks for it.
+        if request.path == "/redfish/v1/" and not faults.closed_root:
             assert "Authorization" not in request.headers
-            return self._told({"Systems": {"@odata.id": "/redfish/v1/Systems"}})
+            return self._told(self.resources[request.path])
         if status == 412:
             self.touch()
         if status:
@@ -202,9 +207,9 @@ class OwnRedfish:
         if request.path == "/redfish/v1/Systems":
             paths = [{"@odata.id": f"/redfish/v1/Systems/{name}"} for name in self.systems]
             return self._told({"Members": paths})
-        if request.path in self.chassis:
+        if request.path in self.resources:
             refused = faults.refused.get(request.path)
-            return web.json_response({}, status=refused) if refused else self._told(self.chassis[request.path])
+            return web.json_response({}, status=refused) if refused else self._told(self.resources[request.path])
         if request.path.endswith("/Bios"):
             return self._told(self.bios) if faults.bios == 200 else web.json_response({}, status=faults.bios)
         if request.path.endswith("/Actions/ComputerSystem.Reset") and request.method == "POST":

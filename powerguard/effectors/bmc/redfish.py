@@ -77,8 +77,13 @@ class Talk:
     is_in: bool = False
 
     async def get(self, path: str, *, login: bool = True) -> Resource:
-        """Read a resource. Raises BmcFailure. login: False for the root, which everybody may read (DSP0266 13.3.1)."""
+        """Read a resource. Raises BmcFailure.
+
+        login: False for the root, which everybody may read (DSP0266 13.3.1); a service that asks for it gets it.
+        """
         status, headers, body = await self._patient("GET", path, login=login)
+        if status == 401 and not login:
+            status, headers, body = await self._patient("GET", path)
         if status != 200:
             raise _refusal(self.doing, status, body)
         if body is None:

@@ -37,15 +37,15 @@ async def test_the_draw_is_read_of_the_one_chassis(tmp_path: Path, certificate: 
     """EnvironmentMetrics where the chassis has it, else PowerControl; of several chassis none, as they hold others."""
     async with OwnRedfish(certificate) as bmc:
         mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=30.0)
-        one = bmc.chassis["/redfish/v1/Chassis/1"]
+        one = bmc.resources["/redfish/v1/Chassis/1"]
         assert await mine.power_watts(30.0) is None
         one["Power"] = {"@odata.id": "/redfish/v1/Chassis/1/Power"}
-        bmc.chassis["/redfish/v1/Chassis/1/Power"] = {"PowerControl": [{"PowerConsumedWatts": 1234}]}
+        bmc.resources["/redfish/v1/Chassis/1/Power"] = {"PowerControl": [{"PowerConsumedWatts": 1234}]}
         assert await mine.power_watts(30.0) == 1234.0
         one["EnvironmentMetrics"] = {"@odata.id": "/redfish/v1/Chassis/1/EnvironmentMetrics"}
-        bmc.chassis["/redfish/v1/Chassis/1/EnvironmentMetrics"] = {"PowerWatts": {"Reading": 1230.5}}
+        bmc.resources["/redfish/v1/Chassis/1/EnvironmentMetrics"] = {"PowerWatts": {"Reading": 1230.5}}
         assert await mine.power_watts(30.0) == 1230.5
-        bmc.chassis["/redfish/v1/Chassis/1/EnvironmentMetrics"] = {"PowerWatts": {"Reading": None}}
+        bmc.resources["/redfish/v1/Chassis/1/EnvironmentMetrics"] = {"PowerWatts": {"Reading": None}}
         assert await mine.power_watts(30.0) == 1234.0
         for status in (401, 403, 404):
             bmc.faults.refused["/redfish/v1/Chassis/1/EnvironmentMetrics"] = status
@@ -59,12 +59,12 @@ async def test_a_draw_that_is_none_is_not_believed(tmp_path: Path, certificate: 
     """Services write 0 before they have measured; what is no figure of a host must not end the task that asks."""
     async with OwnRedfish(certificate) as bmc:
         mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=30.0)
-        bmc.chassis["/redfish/v1/Chassis/1"] = {
+        bmc.resources["/redfish/v1/Chassis/1"] = {
             "EnvironmentMetrics": {"@odata.id": "/redfish/v1/Chassis/1/EnvironmentMetrics"},
             "Power": {"@odata.id": "/redfish/v1/Chassis/1/Power"},
         }
-        bmc.chassis["/redfish/v1/Chassis/1/EnvironmentMetrics"] = {"PowerWatts": {"Reading": reading}}
-        bmc.chassis["/redfish/v1/Chassis/1/Power"] = {"PowerControl": [{"PowerConsumedWatts": 1234}]}
+        bmc.resources["/redfish/v1/Chassis/1/EnvironmentMetrics"] = {"PowerWatts": {"Reading": reading}}
+        bmc.resources["/redfish/v1/Chassis/1/Power"] = {"PowerControl": [{"PowerConsumedWatts": 1234}]}
         assert await mine.power_watts(30.0) == 1234.0
 
 
@@ -194,8 +194,8 @@ async def test_a_bios_that_is_refused_hides_nothing_else(tmp_path: Path, certifi
         assert error.failure is Failure.UNSUPPORTED
         assert "GET /redfish/v1/Systems/1/Bios: " in str(error)
         assert f"(HTTP {status}); powerguard only reads BIOS attributes" in str(error)
-        bmc.chassis["/redfish/v1/Chassis/1"] = {"Power": {"@odata.id": "/redfish/v1/Chassis/1/Power"}}
-        bmc.chassis["/redfish/v1/Chassis/1/Power"] = {"PowerControl": [{"PowerConsumedWatts": 1234}]}
+        bmc.resources["/redfish/v1/Chassis/1"] = {"Power": {"@odata.id": "/redfish/v1/Chassis/1/Power"}}
+        bmc.resources["/redfish/v1/Chassis/1/Power"] = {"PowerControl": [{"PowerConsumedWatts": 1234}]}
         assert await mine.power_watts(30.0) == 1234.0
 
 
@@ -334,11 +334,21 @@ async def test_a_resource_that_is_refused_is_no_refused_login(tmp_path: Path, ce
     """Some services answer 401 for want of a license: the policy is ensured all the same, and not 10 minutes later."""
     async with OwnRedfish(certificate) as bmc:
         mine = BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=30.0)
-        bmc.chassis["/redfish/v1/Chassis/1"] = {"Power": {"@odata.id": "/redfish/v1/Chassis/1/Power"}}
-        bmc.chassis["/redfish/v1/Chassis/1/Power"] = {}
+        bmc.resources["/redfish/v1/Chassis/1"] = {"Power": {"@odata.id": "/redfish/v1/Chassis/1/Power"}}
+        bmc.resources["/redfish/v1/Chassis/1/Power"] = {}
         bmc.faults.refused["/redfish/v1/Chassis/1/Power"] = 401
         assert await mine.power_watts(30.0) is None
         assert dict(await mine.carry_out(ENSURE))["verified"] is True
+
+
+async def test_a_root_that_asks_for_the_login_gets_it(tmp_path: Path, certificate: Certificate) -> None:
+    """Some services keep the root closed, which is no refused login; a wrong password still is one, sent once."""
+    async with OwnRedfish(certificate, faults=Faults(closed_root=True)) as bmc:
+        wrong = redfish_options(tmp_path, bmc.port, certificate, password="wrong")
+        error = await failure_of(BmcEffector(wrong, limit_s=30.0))
+        assert (error.failure, bmc.heard) == (Failure.AUTH, ["GET /redfish/v1/"] * 2)
+        keep_secret(tmp_path / "bmc-password", PASSWORD)
+        assert dict(await BmcEffector(wrong, limit_s=30.0).carry_out(ENSURE))["verified"] is True
 
 
 async def test_only_our_own_bmc_is_given_the_login(tmp_path: Path, certificate: Certificate) -> None:
