@@ -166,6 +166,8 @@ def _again(turn: Turn, node: NodeMarked, because: str) -> None:
 def _note(turn: Turn, event: str, outcome: Done, told: events.NodeTold) -> None:
     if events.is_recorded(outcome):
         return
+    if isinstance(outcome.action, ReturnNode) and not outcome.action.outage and told.did != "resumed":
+        return  # There was no mark of an unknown outage.
     if told.did == "not_ours":
         turn.note("node_kept", "others have marked it, so it is left as it is", Level.WARNING, **dict(outcome.detail))
         if not isinstance(outcome.action, LeaveNode):
@@ -173,9 +175,18 @@ def _note(turn: Turn, event: str, outcome: Done, told: events.NodeTold) -> None:
     turn.note(event, "read back from the scheduler", **dict(outcome.detail))
 
 
-def after_boot(_policy: Policy, old: State, now_s: float, *, whole: bool) -> tuple[NodeMarked, ...]:  # noqa: ARG001
+def unknown(policy: Policy, now_s: float) -> tuple[NodeMarked, ...]:
+    """Return the node as one that may have the mark of an outage that the daemon does not know.
+
+    The journal was lost, or could not be written. A node without a mark of powerguard is left as it is.
+    """
+    return (NodeMarked(at_s=now_s),) if policy.scheduler and policy.mode is not Mode.DRY_RUN else ()
+
+
+def after_boot(policy: Policy, old: State, now_s: float, *, whole: bool) -> tuple[NodeMarked, ...]:  # noqa: ARG001
     """Return the mark that is still to be taken off in another boot: the scheduler keeps it. whole: as in `Stored`."""
-    return tuple(
+    known = tuple(
         replace(each, order=None, leaving=False, returning=False, at_s=now_s, retry_at_s=now_s)
         for each in old.owing(NodeMarked)
     )
+    return known or unknown(policy, now_s)

@@ -91,6 +91,17 @@ def test_drained_once_with_a_mark_of_the_outage_and_given_back(rig: Cluster, pat
     assert do(path, give_back("o-2"))["did"] == "in_service"
 
 
+def test_a_mark_of_an_unknown_outage_is_taken_off_and_no_other(rig: Cluster, path: Path) -> None:
+    """A daemon that has lost its journal does not know the outage's id; the mark itself says that it is ours."""
+    do(path, leave("o-1"))
+    assert do(path, give_back(""))["did"] == "resumed"
+    rig.until(lambda: rig.is_idle("gpu1"), "it is in service")
+    assert do(path, give_back(""))["did"] == "in_service"
+    by_hand(rig, "DRAIN", "bad disk")
+    assert do(path, give_back(""))["did"] == "not_ours"
+    assert rig.node("gpu1")["Reason"] == "bad disk"
+
+
 def test_the_longest_spread_leaves_time_for_the_word() -> None:
     """A host that waits until its order has ended is never drained."""
     (most_s,) = [each.le for each in SchedulerOptions.model_fields["spread_s"].metadata if isinstance(each, Le)]

@@ -80,7 +80,9 @@ def _no_history(policy: Policy, now_s: float) -> Step:
     """Begin without history: the first start, or the journal is lost. A method that is still armed may act."""
     armed = methods.unknown(policy, now_s)
     state = State(
-        trainers=lifecycle.at_start(policy, Learned()), battery=Battery(at_s=now_s, health=policy.health), owed=armed
+        trainers=lifecycle.at_start(policy, Learned()),
+        battery=Battery(at_s=now_s, health=policy.health),
+        owed=(*armed, *scheduler.unknown(policy, now_s)),
     )
     because = "no history: every power-on method that the daemon may have armed before is disarmed"
     return Step(state, (), (Note(event="ways_unknown", because=because),) if armed else ())

@@ -208,7 +208,10 @@ class LeaveNode(Action):
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReturnNode(Action):
-    """Give the node back if it has this outage's mark, and let `jobs`, which `LeaveNode` requeued, start at once."""
+    """Give the node back if it has this outage's mark, and let `jobs`, which `LeaveNode` requeued, start at once.
+
+    outage: "" for the mark of any outage: the daemon has no history of it.
+    """
 
     word: ClassVar = "return_node"
     does: ClassVar = "give the node back to the scheduler"

@@ -38,6 +38,7 @@ MAX_JOBS: Final = 1000
 AT_ONCE: Final = 50
 """Jobs in one call: measured with 22.05.8, one takes 1 to 20 ms."""
 _OUTAGE: Final = re.compile(r"[A-Za-z0-9_-]{1,64}")
+_ANY_OUTAGE: Final = re.compile(rf"({_OUTAGE.pattern})?")
 _NODE: Final = re.compile(r"[A-Za-z0-9][A-Za-z0-9_.-]{0,62}")
 _NAME: Final = re.compile(r"[A-Za-z0-9_.,-]{1,200}")
 _JOB: Final = re.compile(r"[0-9]{1,10}(_[0-9]{1,10})?")
@@ -360,7 +361,10 @@ def do_leave(request: Request) -> Answer:
 
 
 def do_return(request: Request) -> Answer:
-    """Give the node back where the mark on it is of this outage; then let the jobs that we requeued start at once."""
+    """Give the node back where the mark on it is of this outage; then let the jobs that we requeued start at once.
+
+    Without an outage's id any mark of ours counts.
+    """
     node = _node(request)
     did = "in_service"
     if node.is_ours(request.outage):
@@ -424,7 +428,8 @@ def checked(told: Mapping[str, object], host: Host) -> Request:
     if not isinstance(jobs, list) or len(jobs) > MAX_JOBS or any(_not(_JOB, job) for job in jobs):
         msg = f"jobs must be a list of at most {MAX_JOBS} job ids, such as 12 or 12_3"
         raise RefusedError(msg)
-    for name, pattern in (("node", _NODE), ("outage", _OUTAGE), ("ups", _NAME)):
+    outage = _ANY_OUTAGE if word == "return" else _OUTAGE
+    for name, pattern in (("node", _NODE), ("outage", outage), ("ups", _NAME)):
         if name in expected and _not(pattern, told.get(name)):
             msg = f"{name} must match {pattern.pattern}"
             raise RefusedError(msg)
