@@ -10,6 +10,7 @@ SQLite locks the database and the index (`-shm`), whose descriptors no other cod
 """
 
 import contextlib
+import errno
 import os
 import sqlite3
 import stat
@@ -122,6 +123,14 @@ def is_full_or_busy(error: sqlite3.Error) -> bool:
     return getattr(error, "sqlite_errorcode", 0) & 0xFF in (sqlite3.SQLITE_FULL, sqlite3.SQLITE_BUSY)
 
 
+def is_full(error: Exception) -> bool:
+    """Say whether the disk has no room; for the log's index SQLite has an error of its own."""
+    if isinstance(error, sqlite3.Error):
+        code = getattr(error, "sqlite_errorcode", 0)
+        return code == sqlite3.SQLITE_IOERR_SHMSIZE or code & 0xFF == sqlite3.SQLITE_FULL
+    return isinstance(error, OSError) and error.errno in (errno.ENOSPC, errno.EDQUOT)
+
+
 _LONGEST_TEXT = 160
 _ADVICE = {
     sqlite3.SQLITE_FULL: "free some space there",
@@ -141,8 +150,7 @@ def translated(path: Path, *, reads: bool = False) -> Iterator[None]:
     try:
         yield
     except sqlite3.Error as error:
-        code = getattr(error, "sqlite_errorcode", 0)
-        code = sqlite3.SQLITE_FULL if code == sqlite3.SQLITE_IOERR_SHMSIZE else code & 0xFF
+        code = sqlite3.SQLITE_FULL if is_full(error) else getattr(error, "sqlite_errorcode", 0) & 0xFF
         advice = closed if code in (sqlite3.SQLITE_READONLY, sqlite3.SQLITE_CANTOPEN) else _ADVICE.get(code, "")
         message = f"{path}: {brief(error)}" + (f" ({advice})" if advice else "")
         raise JournalError(message) from error

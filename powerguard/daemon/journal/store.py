@@ -26,6 +26,7 @@ from powerguard.daemon.journal.sqlite import (
     brief,
     inode,
     is_corrupt,
+    is_full,
     is_full_or_busy,
     next_ending,
     pragma,
@@ -66,6 +67,8 @@ MIGRATIONS: tuple[Migration, ...] = (
 """Migration i brings a file from version i to i + 1; each is one transaction. Never change one that was released."""
 
 CHUNK_ROWS = 2000
+RESERVE_BYTES = 8 * 1024 * 1024
+"""Twice what the log of the file may take."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -112,6 +115,8 @@ class Store:
         """From the first write to an orderly end, the digest of the newest state. A log that is missing meanwhile is
         lost, unless the file alone has that state: the sqlite3 tool folds the log of a killed daemon into it."""
         self._is_marked = False
+        self._reserve = Path(f"{path}-reserve")
+        """Room on the disk that is kept for an outage, and given back to write it when the disk has filled up."""
 
     # --- Opening -----------------------------------------------------------------------------------------------
 
@@ -304,21 +309,30 @@ class Store:
         """Make a batch durable, all or nothing. Raises JournalError; the next write tries everything again."""
         with translated(self.path):
             try:
-                self._write(batch)
-            except NotOursError as error:
-                self._set_aside(error.why, str(error))
-                self._write(batch)
-            except (sqlite3.Error, *UNREADABLE) as error:
-                if isinstance(error, sqlite3.Error) and is_full_or_busy(error):
-                    raise  # rolled back and usable; readers need the log's index, which a full disk could not hold
-                self.close()
-                if not is_corrupt(error):
+                self._write_or_set_aside(batch)
+            except (sqlite3.Error, OSError) as error:
+                if batch.open_outage is None or not is_full(error) or not self._reserve.exists():
                     raise
-                self._set_aside("corrupt", f"{self.path}: damaged ({brief(error)})")
-                self._write(batch)
-            except OSError:
-                self.close()
+                self._reserve.unlink()
+                self._write_or_set_aside(batch)
+
+    def _write_or_set_aside(self, batch: Batch) -> None:
+        try:
+            self._write(batch)
+        except NotOursError as error:
+            self._set_aside(error.why, str(error))
+            self._write(batch)
+        except (sqlite3.Error, *UNREADABLE) as error:
+            if isinstance(error, sqlite3.Error) and is_full_or_busy(error):
+                raise  # rolled back and usable; readers need the log's index, which a full disk could not hold
+            self.close()
+            if not is_corrupt(error):
                 raise
+            self._set_aside("corrupt", f"{self.path}: damaged ({brief(error)})")
+            self._write(batch)
+        except OSError:
+            self.close()
+            raise
 
     def _write(self, batch: Batch) -> None:
         db = self._open()
@@ -344,6 +358,8 @@ class Store:
 
     def prune(self, open_outage: str | None) -> bool:
         """Delete a chunk of what retention no longer covers; True when there may be more. Raises JournalError."""
+        if open_outage is None:
+            self._keep_reserve()
         with translated(self.path):
             db = self._open()
             keep = self._retention
@@ -363,6 +379,17 @@ class Store:
                     gone += _shrink(db, open_outage)
             db.execute("PRAGMA incremental_vacuum(1000)").fetchall()
             return gone > 0
+
+    def _keep_reserve(self) -> None:
+        """Take room for an outage, if there is as much."""
+        with contextlib.suppress(OSError):
+            if self._reserve.exists() and self._reserve.stat().st_size == RESERVE_BYTES:
+                return
+            with self._reserve.open("wb") as file:
+                try:
+                    os.posix_fallocate(file.fileno(), 0, RESERVE_BYTES)
+                except OSError:
+                    self._reserve.unlink()
 
 
 # --- Rows ----------------------------------------------------------------------------------------------------------

@@ -21,7 +21,7 @@ from typing import Any
 import pytest
 from structlog.testing import capture_logs
 
-from powerguard.core.model.actions import EnsurePolicy, Grade
+from powerguard.core.model.actions import EnsurePolicy, Grade, Note
 from powerguard.core.model.serialisation import to_plain
 from powerguard.core.model.state import OnBattery, Outage, State
 from powerguard.daemon.journal import (
@@ -347,10 +347,10 @@ async def test_a_daemon_that_starts_on_a_full_disk_has_its_history(tmp_path: Pat
 
 
 @contextmanager
-def small_disk() -> Iterator[Path]:
-    """A real file system of 256 KiB."""
+def small_disk(size: str = "256k") -> Iterator[Path]:
+    """A real file system of this size."""
     with tempfile.TemporaryDirectory(dir="/tmp") as folder:
-        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", "size=256k", "none", folder], check=False, stderr=-3)
+        mounted = subprocess.run(["mount", "-t", "tmpfs", "-o", f"size={size}", "none", folder], check=False, stderr=-3)
         if mounted.returncode:
             pytest.skip("may not mount a tmpfs here")
         try:
@@ -388,6 +388,33 @@ async def test_a_full_disk(tmp_path: Path, told: Told) -> None:
         ballast.unlink()
         await until(lambda: journal.health.durable)
         assert serials(path) == list(range(1, 40))
+        await journal.close(LONG_S)
+
+
+def quiet(serial: int) -> Entry:
+    return Entry(at_s=float(serial), state=State(serial=serial), notes=(Note(event="quiet", because="a test"),))
+
+
+@pytest.mark.root
+async def test_an_outage_is_written_on_a_disk_that_has_filled_up(told: Told) -> None:
+    """Room was kept for it, and for nothing else: before it, the full disk is an alarm as ever."""
+    with small_disk("16m") as disk:
+        path = disk / "journal.db"
+        journal = Journal(path, boot_id="b", limits=PATIENT)
+        await journal.load()
+        assert await journal.append(quiet(1))
+        reserve = disk / "journal.db-reserve"
+        await until(reserve.exists)
+        fill(disk / "ballast")
+        serial = 2
+        while await journal.append(quiet(serial)):
+            serial += 1
+        assert (told.durable, reserve.exists()) == ([False], True)
+        await journal.append(step(serial + 1))
+        await until(lambda: journal.health.durable)
+        answers = [await journal.append(step(serial)) for serial in range(serial + 2, serial + 300)]
+        assert all(answers)
+        assert not reserve.exists()
         await journal.close(LONG_S)
 
 
