@@ -256,6 +256,18 @@ def test_the_node_is_set_down_whatever_becomes_of_its_jobs(
     rig.until(lambda: rig.job(job)["JobState"] == "PENDING", "slurmctld itself has requeued the job")
 
 
+def test_a_node_that_was_not_drained_before_stays_out_when_its_host_boots(rig: Cluster, path: Path) -> None:
+    """ReturnToService=2 gives back each node that is only down, as soon as its slurmd has registered."""
+    rig.returns_to_service(2)
+    assert do(path, leave())["did"] == "down"
+    rig.kill("gpu1")
+    rig.start_slurmd("gpu1", "-b")
+    rig.until(lambda: "DOWN" not in rig.state("gpu1"), "its slurmd has registered")
+    assert rig.state("gpu1").startswith("IDLE+DRAIN")
+    assert do(path, give_back())["did"] == "resumed"
+    rig.returns_to_service(1)
+
+
 def test_jobs_that_were_requeued_are_named_where_slurm_dies_before_the_node_is_down(
     rig: Cluster, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -2,6 +2,7 @@
 
 import contextlib
 import os
+import re
 import signal
 import socket
 import subprocess
@@ -78,6 +79,14 @@ JobRequeue=1
 PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=UP
 """
         )
+
+    def returns_to_service(self, how: int) -> None:
+        """Set ReturnToService: which nodes that are down slurmctld itself gives back once their slurmd answers."""
+        text = re.sub(r"^ReturnToService=.*$", f"ReturnToService={how}", self.conf.read_text(), flags=re.MULTILINE)
+        self.conf.write_text(text)
+        self.ask("scontrol", "reconfigure")
+        shown = re.compile(rf"^ReturnToService *= {how}$", re.MULTILINE)
+        self.until(lambda: shown.search(self.ask("scontrol", "show", "config")), f"ReturnToService is {how}")
 
     def start(self) -> None:
         """Start all of it and wait until every node is idle."""

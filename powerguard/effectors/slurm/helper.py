@@ -332,7 +332,7 @@ def do_signal(request: Request) -> Answer:
 
 
 def do_leave(request: Request) -> Answer:
-    """Requeue each job whose batch script runs here, once, then set the node down: the host powers off.
+    """Requeue each job whose batch script runs here, once, then set the node down and drained: the host powers off.
 
     A job whose script runs on another host is requeued by slurmctld when this node is down, or by that host. One that
     may not be requeued ends with the host. Where jobs were requeued, but Slurm has failed before the node was down, the
@@ -350,6 +350,10 @@ def do_leave(request: Request) -> Answer:
         node, did = _node(request), "not_ours"
         if not node.is_foreign:
             node, did = _set_state(request, "DOWN"), "down"
+            if "DRAIN" not in node.states:
+                # With ReturnToService=2 slurmctld starts jobs on a node that is only down as soon as its slurmd is up.
+                with contextlib.suppress(SlurmError):
+                    node = _set_state(request, "DRAIN")
         told = {"did": did, **_told(node)}
     except SlurmError as error:
         if not done:
