@@ -49,7 +49,7 @@ def reconcile(turn: Turn) -> None:
             turn.order(SignalJobs, limit_s=LIMIT_S, outage=node.outage)
             turn.owe(replace(node, signalled=True))
     elif node is not None and node.order is None and turn.now_s >= node.retry_at_s and _is_over(turn, node):
-        order = turn.order(ReturnNode, limit_s=LIMIT_S, outage=node.outage, jobs=node.jobs)
+        order = turn.order(ReturnNode, limit_s=LIMIT_S, outage=node.outage, jobs=node.jobs, rebooted=node.rebooted)
         # From here on the node may be in service, whatever the answer: a further outage marks and leaves it again.
         turn.owe(replace(node, order=order, returning=True, drained=False, left=False, at_s=turn.now_s))
 
@@ -58,7 +58,9 @@ def _of_this(turn: Turn, node: NodeMarked | None) -> NodeMarked:
     """Return what is owed for the open outage; the jobs of an older one are still to be started."""
     if node is not None and node.outage == turn.outage_id:
         return node
-    return NodeMarked(outage=turn.outage_id, jobs=() if node is None else node.jobs)
+    if node is None:
+        return NodeMarked(outage=turn.outage_id)
+    return NodeMarked(outage=turn.outage_id, jobs=node.jobs, rebooted=node.rebooted)
 
 
 def _drain(turn: Turn, node: NodeMarked | None) -> NodeMarked | None:
@@ -186,7 +188,15 @@ def unknown(policy: Policy, now_s: float) -> tuple[NodeMarked, ...]:
 def after_boot(policy: Policy, old: State, now_s: float, *, whole: bool) -> tuple[NodeMarked, ...]:  # noqa: ARG001
     """Return the mark that is still to be taken off in another boot: the scheduler keeps it. whole: as in `Stored`."""
     known = tuple(
-        replace(each, order=None, leaving=False, returning=False, at_s=now_s, retry_at_s=now_s)
+        replace(
+            each,
+            order=None,
+            leaving=False,
+            returning=False,
+            at_s=now_s,
+            retry_at_s=now_s,
+            rebooted=each.rebooted or not each.left,
+        )
         for each in old.owing(NodeMarked)
     )
     return known or unknown(policy, now_s)

@@ -23,6 +23,7 @@ from powerguard.core.model.actions import (
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
+    ReturnNode,
     SyncFilesystems,
     TriggerCheckpoint,
     Way,
@@ -193,6 +194,21 @@ def test_a_mark_on_the_node_that_was_only_recorded_is_set_when_the_mode_becomes_
     answer = restore(policy, replace(stored(), state=saved), 2002.0)
     node = answer.state.node
     assert node == NodeMarked(outage="o", at_s=1990.0, **kept)
+
+
+@pytest.mark.parametrize(("answered", "rebooted"), [("leave", False), ("", True)])
+def test_a_boot_that_the_scheduler_did_not_expect_is_known_at_the_return(answered: str, *, rebooted: bool) -> None:
+    """The network had no power: the order at the commit got no answer, so the scheduler sees an unexpected boot."""
+    told = play(
+        f"{SITE} scheduler=1",
+        f"auto policy sync poweroff checkpoint=10 trainer_resume resume host {answered}",
+        "detail leave did=down",
+        CALM,
+        "6..400 battery load=75 charge=100-0.27 runtime=360-1",
+        "900 reboot gap=100",
+        "901..915 utility load=20 charge=99 runtime=900",
+    )
+    assert [each.rebooted for each in told.ordered(ReturnNode)] == [rebooted]
 
 
 CAPS = "cap_share=0.6"

@@ -9,6 +9,7 @@ import subprocess
 import sys
 import tempfile
 from collections.abc import Iterator
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -102,6 +103,17 @@ def test_a_mark_of_an_unknown_outage_is_taken_off_and_no_other(rig: Cluster, pat
     assert rig.node("gpu1")["Reason"] == "bad disk"
 
 
+def test_a_boot_that_slurm_did_not_expect_is_taken_off_where_it_was_ours(rig: Cluster, path: Path) -> None:
+    """The way to slurmctld was without power in the outage, and back after it."""
+    rig.reboot("gpu1")
+    rig.until(lambda: rig.node("gpu1")["Reason"] == helper.REBOOTED, "slurmctld has seen the boot")
+    assert do(path, give_back())["did"] == "not_ours"
+    assert do(path, replace(give_back(), rebooted=True))["did"] == "resumed"
+    rig.until(lambda: rig.is_idle("gpu1"), "it is in service")
+    by_hand(rig, "DOWN", "bad disk")
+    assert do(path, replace(give_back(), rebooted=True))["did"] == "not_ours"
+
+
 def test_the_longest_spread_leaves_time_for_the_word() -> None:
     """A host that waits until its order has ended is never drained."""
     (most_s,) = [each.le for each in SchedulerOptions.model_fields["spread_s"].metadata if isinstance(each, Le)]
@@ -152,7 +164,7 @@ def test_what_newer_versions_print_below_the_reason_is_not_part_of_it(
     program(tmp_path, "scontrol", f'{real} "$@" | sed "s/ Reason=.*/&{below}/"')
     word: dict[str, object] = {"node": "gpu1", "outage": "o-1"}
     assert helper.carry_out({**word, "word": "drain", "ups": "a"})["did"] == "drained"
-    assert helper.carry_out({**word, "word": "return", "hold": False, "jobs": []})["did"] == did
+    assert helper.carry_out({**word, "word": "return", "hold": False, "rebooted": False, "jobs": []})["did"] == did
 
 
 def test_a_comment_of_several_lines_adds_no_job(rig: Cluster, path: Path) -> None:
@@ -260,8 +272,7 @@ def test_a_node_that_was_not_drained_before_stays_out_when_its_host_boots(rig: C
     """ReturnToService=2 gives back each node that is only down, as soon as its slurmd has registered."""
     rig.returns_to_service(2)
     assert do(path, leave())["did"] == "down"
-    rig.kill("gpu1")
-    rig.start_slurmd("gpu1", "-b")
+    rig.reboot("gpu1")
     rig.until(lambda: "DOWN" not in rig.state("gpu1"), "its slurmd has registered")
     assert rig.state("gpu1").startswith("IDLE+DRAIN")
     assert do(path, give_back())["did"] == "resumed"
@@ -305,9 +316,9 @@ def test_jobs_that_slurm_had_no_time_to_start_are_started_by_the_next_order(
     rig.until(lambda: rig.job(job)["JobState"] == "PENDING", "the job is pending")
     real = shutil.which("scontrol", path=rig.env["PATH"])
     program(tmp_path, "scontrol", f'if [ "$1" = release ]; then exit 1; fi; exec {real} "$@"')
-    assert helper.carry_out({**word, "word": "return", "jobs": [job]})["ok"] is False
+    assert helper.carry_out({**word, "word": "return", "rebooted": False, "jobs": [job]})["ok"] is False
     (tmp_path / "scontrol").unlink()
-    assert helper.carry_out({**word, "word": "return", "jobs": [job]})["jobs"] == [job]
+    assert helper.carry_out({**word, "word": "return", "rebooted": False, "jobs": [job]})["jobs"] == [job]
     assert rig.job(job)["Priority"] != "0"
 
 
@@ -371,6 +382,9 @@ async def test_doctor_names_the_jobs_that_would_be_lost_and_a_mark_that_is_left(
     assert [each.verdict for each in await findings(gone, host="h")] == ["FAIL"]
 
 
+RETURN = {"word": "return", "node": "gpu1", "outage": "o", "hold": False, "rebooted": False}
+
+
 @pytest.mark.parametrize(
     "word",
     [
@@ -381,9 +395,9 @@ async def test_doctor_names_the_jobs_that_would_be_lost_and_a_mark_that_is_left(
         {"word": "drain", "node": "gpu1", "outage": "o Reason=x", "ups": "a"},
         {"word": "drain", "node": "--help", "outage": "o", "ups": "a"},
         {"word": "leave", "node": "gpu1", "outage": "o", "ups": "a\nState=DOWN", "hold": False},
-        {"word": "return", "node": "gpu1", "outage": "o", "hold": False, "jobs": ["1;reboot"]},
-        {"word": "return", "node": "gpu1", "outage": "o", "hold": False, "jobs": [12]},
-        {"word": "return", "node": "gpu1", "outage": "o", "hold": False, "jobs": ["1"] * 1001},
+        {**RETURN, "jobs": ["1;reboot"]},
+        {**RETURN, "jobs": [12]},
+        {**RETURN, "jobs": ["1"] * 1001},
         {"word": "show", "node": None},
     ],
 )

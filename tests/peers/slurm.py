@@ -136,6 +136,13 @@ PartitionName=p Nodes={",".join(self.nodes)} Default=YES MaxTime=INFINITE State=
         process.kill()
         process.wait(60)
 
+    def reboot(self, node: str) -> None:
+        """Have its host boot: slurmctld sees that only in another second than that of the node's last answer."""
+        self.kill(node)
+        killed_s = time.time()
+        self.until(lambda: time.time() >= killed_s + 1.0, "the next second")
+        self.start_slurmd(node, "-b")
+
     def ask(self, *arguments: str) -> str:
         """Run one of Slurm's commands and return what it printed."""
         done = subprocess.run(arguments, env=self.env, capture_output=True, text=True, timeout=30, check=True)

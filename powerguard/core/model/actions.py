@@ -210,7 +210,8 @@ class LeaveNode(Action):
 class ReturnNode(Action):
     """Give the node back if it has this outage's mark, and let `jobs`, which `LeaveNode` requeued, start at once.
 
-    outage: "" for the mark of any outage: the daemon has no history of it.
+    outage: "" for the mark of any outage: the daemon has no history of it. rebooted: the host has booted since, and the
+    scheduler may not have expected that: give the node back also if it keeps it out for this reason.
     """
 
     word: ClassVar = "return_node"
@@ -218,6 +219,7 @@ class ReturnNode(Action):
 
     outage: str
     jobs: tuple[str, ...] = ()
+    rebooted: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

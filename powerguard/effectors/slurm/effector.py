@@ -76,8 +76,8 @@ def word_of(action: Action, *, ups: str, hold: bool) -> dict[str, object]:
             return {"word": "signal", "outage": outage}
         case LeaveNode(outage=outage):
             return {"word": "leave", "outage": outage, "ups": ups, "hold": hold}
-        case ReturnNode(outage=outage, jobs=jobs):
-            return {"word": "return", "outage": outage, "jobs": list(jobs), "hold": hold}
+        case ReturnNode(outage=outage, jobs=jobs, rebooted=rebooted):
+            return {"word": "return", "outage": outage, "jobs": list(jobs), "hold": hold, "rebooted": rebooted}
         case _:
             msg = f"slurm: cannot carry out {type(action).__name__}"
             raise EffectorError(msg)

@@ -28,6 +28,8 @@ from powerguard.effectors.root_helper import EX_USAGE, Answer, RefusedError, by_
 
 MARK: Final = "powerguard:"
 """How a Reason of ours begins."""
+REBOOTED: Final = "Node unexpectedly rebooted"
+"""The Reason of slurmctld itself for a node that boots although no order has set it down."""
 CALL_S: Final = 2.0
 """Timeout for one call of scontrol or squeue."""
 WITHIN_S: Final = 8.0
@@ -147,6 +149,7 @@ class Request:
     outage: str = ""
     ups: str = ""
     hold: bool = False
+    rebooted: bool = False
     jobs: tuple[str, ...] = ()
     by_s: float = 0.0
 
@@ -367,11 +370,11 @@ def do_leave(request: Request) -> Answer:
 def do_return(request: Request) -> Answer:
     """Give the node back where the mark on it is of this outage; then let the jobs that we requeued start at once.
 
-    Without an outage's id any mark of ours counts.
+    Without an outage's id any mark of ours counts. After a boot that slurmctld did not expect, its own reason does.
     """
     node = _node(request)
     did = "in_service"
-    if node.is_ours(request.outage):
+    if node.is_ours(request.outage) or (request.rebooted and node.reason == REBOOTED):
         node, did = _set_state(request, "RESUME"), "resumed"
     elif node.is_foreign or node.is_ours():
         did = "not_ours"
@@ -411,7 +414,7 @@ _TAKES: Final[Mapping[str, frozenset[str]]] = {
     "drain": frozenset({"outage", "ups"}),
     "signal": frozenset({"outage"}),
     "leave": frozenset({"outage", "ups", "hold"}),
-    "return": frozenset({"outage", "jobs", "hold"}),
+    "return": frozenset({"outage", "jobs", "hold", "rebooted"}),
 }
 
 
@@ -444,6 +447,7 @@ def checked(told: Mapping[str, object], host: Host) -> Request:
         outage=str(told.get("outage", "")),
         ups=str(told.get("ups", "")),
         hold=told.get("hold") is True,
+        rebooted=told.get("rebooted") is True,
         jobs=tuple(str(job) for job in jobs),
         by_s=host.now_s() + WITHIN_S,
     )
