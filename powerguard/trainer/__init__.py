@@ -12,6 +12,7 @@ if TYPE_CHECKING:
     from powerguard.trainer.loop.step_hook import StopTraining
     from powerguard.trainer.store.items import Buffer, Item, Loaded, Parts, State
     from powerguard.trainer.store.store import SavedCheckpoint, StoreError
+    from powerguard.wire import Phase
 
 _WHERE = {
     "Buffer": "store.items",
@@ -19,13 +20,25 @@ _WHERE = {
     "Item": "store.items",
     "Loaded": "store.items",
     "Parts": "store.items",
+    "Phase": "loop.requests",
     "SavedCheckpoint": "store.store",
     "State": "store.items",
     "StopTraining": "loop.step_hook",
     "StoreError": "store.store",
 }
 
-__all__ = ["Buffer", "Guard", "Item", "Loaded", "Parts", "SavedCheckpoint", "State", "StopTraining", "StoreError"]
+__all__ = [
+    "Buffer",
+    "Guard",
+    "Item",
+    "Loaded",
+    "Parts",
+    "Phase",
+    "SavedCheckpoint",
+    "State",
+    "StopTraining",
+    "StoreError",
+]
 
 
 def __getattr__(name: str) -> Any:  # noqa: ANN401 - whatever stands under that name

@@ -70,3 +70,12 @@ def test_the_pasted_phase_runs(folder: Path) -> None:
     with Guard(lambda _: saved, job="x", socket=None) as guard:
         exec(lines, {"guard": guard, "step": 4, "validation": [1, 2], "evaluate": seen.append})
     assert seen == [1, 2]
+
+
+def test_the_pasted_writer_runs(folder: Path) -> None:
+    """A job with a writer of its own: what it imports is there, and what it returns is what the guard has saved."""
+    lines = next(block for block in blocks("docs/guides/trainers.md") if "guard.report" in block)
+    names: dict[str, Any] = {"size": 7, "write": lambda step: f"{folder}/{step}"}
+    exec(lines.replace('job="llm"', f'job="llm", socket="{folder}/llm.sock"'), names)
+    with names["guard"] as guard:
+        assert guard.save(4) == SavedCheckpoint(step=4, path=f"{folder}/4", size_bytes=7, manifest_digest="")
