@@ -133,9 +133,10 @@ def _ups(ups: dict[str, Any], paint: Paint) -> list[tuple[str, str]]:
     if measured is not None and not measured["expired"]:
         rows.append(("", f"measured {duration(measured['age_s'])} ago, expires {_day(measured['expires_at'])}"))
     at_now = health["to_measure"]["at_load_now_s"]
-    lasts = "" if at_now is None else f": about {duration(at_now)} at the present load"
+    lasts = "" if at_now is None else f" (about {duration(at_now)} at the present load)"
     least = _percent(health["to_measure"]["least_depth"])
-    rows.append(("", f"a new measurement needs a discharge of at least {least} of a new battery{lasts}"))
+    shown = f"a discharge of {least} of a new battery{lasts} shows a worn one, two thirds or low battery a good one"
+    rows.append(("", shown))
     rows += _points(ups["runtime"])
     origin = {"learned": "learned", "settings": "settings"}.get(recharge["origin"], clean(recharge["origin"]))
     rows.append(("recharge", f"{duration(recharge['full_s'])} from empty to full ({origin})"))

@@ -81,7 +81,10 @@ _RELOAD: Final = "systemctl reload powerguard.service"
 _UNREAD: Final = "check address, secret and the card's access list; `powerguard discover` finds UPSes"
 _RISK: Final = "If it holds less than this, the power can fail before the stop has ended, without a sign of it"
 """3.7 % of simulated outages of a battery below 56 % with a nameplate gauge, presumed at 75 %."""
-_MEASURE: Final = "let a drill or a self-test discharge at least a quarter of it (docs/guides/battery.md)"
+_MEASURE: Final = (
+    "let a drill or a self-test discharge it: a quarter shows a worn battery, two thirds or low battery a good one "
+    "(docs/guides/battery.md)"
+)
 OLD_MEASUREMENT_S: Final = 9 * 30.44 * 86400.0
 """Age in months from which doctor asks for a new measurement; a measured health expires after 12."""
 SMALL_DISK_BYTES: Final = 500_000_000

@@ -324,9 +324,9 @@ def _health(case: _Case) -> Iterator[Advice]:
         yield _say(
             "health_unknown",
             "info",
-            f"The battery's health was presumed ({100 * share:.0f} %), never measured. A discharge of at least 25 % "
-            "measures it, a deeper one more surely: `powerguard drill` with the plug pulled. If it was measured "
-            "elsewhere, set budget.health.",
+            f"The battery's health was presumed ({100 * share:.0f} %), never measured. A discharge measures it: a "
+            "quarter shows a worn battery, two thirds or low battery a good one (`powerguard drill --witness plug`). "
+            "If it was measured elsewhere, set budget.health.",
             "budget.health",
         )
 
