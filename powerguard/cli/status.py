@@ -440,7 +440,7 @@ def _power_on(told: dict[str, Any]) -> list[Row]:
         texts.append(
             "none if utility returns while the host shuts down: it would stay off -> `powerguard doctor`, power_on"
         )
-    return [Row(7, "" if at else "way back", text) for at, text in enumerate(texts)]
+    return [Row(7, "" if at else "power-on", text) for at, text in enumerate(texts)]
 
 
 def _policy(told: dict[str, Any], bmc: dict[str, Any]) -> str:
