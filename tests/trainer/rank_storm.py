@@ -33,7 +33,15 @@ from powerguard.wire import After, Phase, Reason, TriggerRequest
 from tests.trainer.checkpoints import read
 
 INJECTED: Final = "a storm's own error"
-EXPECTED: Final = (INJECTED, "a newer state went first", "called off", "training has ended", "has died", "given up by")
+EXPECTED: Final = (
+    INJECTED,
+    "a newer state went first",
+    "called off",
+    "training has ended",
+    "has died",
+    "given up by",
+    "an interrupted save",  # Said at the start, of a folder that a kill has left.
+)
 """What may be the reason for a checkpoint that came to nothing."""
 
 

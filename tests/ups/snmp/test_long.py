@@ -100,7 +100,14 @@ async def test_a_thousand_timeouts_leave_nothing(version: int | str, tmp_path: P
                 await asyncio.gather(*(source._poll_and_publish(heard.append) for source in sources))
             return heard
 
-        assert all(isinstance(event, Reading) for event in await poll(1))
+        async def are_read() -> bool:
+            """Whether all are read within some polls: on a busy machine an answer may take longer than a second."""
+            for _ in range(5):
+                if all(isinstance(event, Reading) for event in await poll(1)):
+                    return True
+            return False
+
+        assert await are_read()
         agent.fault = Fault.DROP
         await poll(2)
         await asyncio.sleep(FORGOTTEN_S)
@@ -116,6 +123,6 @@ async def test_a_thousand_timeouts_leave_nothing(version: int | str, tmp_path: P
         assert grown_kb < 8192  # 28 KiB for 400 timeouts of ports alone; the rest is the allocator's
         assert descriptors() <= open_before
         agent.fault = Fault.NONE
-        assert all(isinstance(event, Reading) for event in await poll(1))
+        assert await are_read()
         for source in sources:
             await source._port.close()
