@@ -353,7 +353,7 @@ def do_leave(request: Request) -> Answer:
         node, did = _node(request), "not_ours"
         if not node.is_foreign:
             node, did = _set_state(request, "DOWN"), "down"
-            if "DRAIN" not in node.states:
+            if node.is_ours(request.outage) and "DRAIN" not in node.states:
                 # With ReturnToService=2 slurmctld starts jobs on a node that is only down as soon as its slurmd is up.
                 with contextlib.suppress(SlurmError):
                     node = _set_state(request, "DRAIN")

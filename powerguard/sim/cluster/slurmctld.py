@@ -15,7 +15,7 @@ from dataclasses import dataclass, replace
 from typing import Any, Final, NamedTuple
 
 from powerguard.effectors.child import Ended
-from powerguard.effectors.slurm.helper import answer_to
+from powerguard.effectors.slurm.helper import REBOOTED, answer_to
 from powerguard.sim.world.invariants import hold
 
 REQUEUED_S: Final = 121.0
@@ -208,7 +208,7 @@ class Slurmctld:
         if node.down and node.by == ITSELF and node.reason == "Not responding":
             self._mark(node, "", "", down=False)  # ReturnToService=1
         elif not node.down and away_s < SILENT_S:
-            self._mark(node, node.reason or "Node unexpectedly rebooted", node.by or ITSELF, down=True)
+            self._mark(node, node.reason or REBOOTED, node.by or ITSELF, down=True)
             self._lost(host)
 
     def _play(self, word: Word) -> None:
@@ -338,7 +338,8 @@ class Slurmctld:
     def _update(self, word: Word, name: str, state: str, reason: str) -> str:
         node = next(node for node in self.nodes if node.name == name)
         read = word.read_s > node.by_s and not word.lied
-        hold(node.by in ("", OURS) or not read, "no mark that is not ours is undone")
+        expected = state == "RESUME" and word.told.get("rebooted") is True and node.reason == REBOOTED
+        hold(node.by in ("", OURS) or expected or not read, "no mark that is not ours is undone")
         host = self.nodes.index(node)
         if state == "RESUME":
             gone_s = self._on_battery_s(host)
