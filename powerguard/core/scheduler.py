@@ -39,7 +39,10 @@ _STAYS: Final = (
 def reconcile(turn: Turn) -> None:
     """Order what is due: mark the node, leave it, or give it back."""
     node, phase = turn.state.node, turn.state.phase
-    if isinstance(phase, Shutdown):
+    if node is not None and not node.outage and not unknown(turn.policy, turn.now_s):
+        turn.settle(node)
+        turn.set_alarm(_FAILED, "the settings no longer have the scheduler changed", holds=False)
+    elif isinstance(phase, Shutdown):
         _leave(turn, _of_this(turn, node))
     elif isinstance(phase, OnBattery | Emergency) or (
         isinstance(phase, Recovery) and turn.state.feed.supply is Supply.BATTERY

@@ -211,6 +211,23 @@ def test_a_boot_that_the_scheduler_did_not_expect_is_known_at_the_return(answere
     assert [each.rebooted for each in told.ordered(ReturnNode)] == [rebooted]
 
 
+@pytest.mark.parametrize("site", [SITE, f"{SITE} scheduler=1 mode=dry-run"])
+def test_a_mark_that_may_be_there_is_forgotten_with_the_scheduler(site: str) -> None:
+    """One that is not installed after all would be an alarm at every boot."""
+    told = play(
+        f"{SITE} scheduler=1",
+        "auto policy resume",
+        "0..61 utility load=75 charge=100 runtime=360",
+        "62 failed give_back no helper",
+        site,
+        "63 restart",
+        "64..140 utility load=75 charge=100 runtime=360",
+    )
+    assert len(told.ordered(ReturnNode)) == 1
+    assert [note.event for note in told.notes] == ["scheduler_failed_raised", "scheduler_failed_cleared"]
+    assert told.state.owed == ()
+
+
 CAPS = "cap_share=0.6"
 
 
