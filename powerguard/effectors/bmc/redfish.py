@@ -283,7 +283,7 @@ MAX_SYSTEMS: Final = 64
 _REMEDIES: Final = {
     Failure.UNREACHABLE: "check that the BMC is powered and reachable from here, its address and https_port, and that "
     "Redfish is enabled",
-    Failure.AUTH: "check bmc.user and bmc.password, and that the account may use Redfish",
+    Failure.AUTH: "check bmc.user and bmc.password, and that the BMC permits this account Redfish with HTTP Basic",
     Failure.PRIVILEGE: "the account may log in but not do this: give it the role Operator, or in a role of the "
     "vendor the right to configure the system",
     Failure.UNSUPPORTED: "this board has no such setting over Redfish: try kind: auto, or set 'restore on AC "
