@@ -1,0 +1,53 @@
+"""Run as `unshare -n -u -m python mail_child.py FOLDER`: a host without DNS sends a mail; prints its answer as JSON.
+
+The resolver's server takes questions and answers none. The process is killed at LIMIT_S, as the daemon does it.
+"""
+
+import json
+import socket
+import subprocess
+import sys
+from pathlib import Path
+
+from aiosmtpd.controller import Controller
+from aiosmtpd.handlers import Sink
+
+LIMIT_S = 15.0
+"""Less than the 20 s that the resolver takes, and more than a busy machine needs for the rest."""
+
+
+def main(folder: Path) -> None:
+    resolver, hosts = folder / "resolv.conf", folder / "hosts"
+    resolver.write_text("nameserver 127.0.0.1\n")
+    hosts.write_text("127.0.0.1 localhost\n")
+    for argv in (
+        ("ip", "link", "set", "lo", "up"),
+        ("hostname", "gpu1"),
+        ("mount", "--bind", str(resolver), "/etc/resolv.conf"),
+        ("mount", "--bind", str(hosts), "/etc/hosts"),
+    ):
+        subprocess.run(argv, check=True)
+    silent = socket.socket(socket.AF_INET, socket.SOCK_DGRAM)
+    silent.bind(("127.0.0.1", 53))
+    server = Controller(Sink(), hostname="127.0.0.1", port=2525, server_hostname="mail.example", ready_timeout=60.0)
+    server.start()
+    options = {"sender": "a@b.example", "to": ["c@d.example"], "ca_file": None, "tls": "none", "user": None}
+    message = {"title": "t", "at": 0.0, "host": "gpu1", "key": "k", "id": "1", "event": "e", "text": "x"}
+    request = {
+        "kind": "mail",
+        "message": message,
+        "limit_s": LIMIT_S,
+        "options": {**options, "host": "127.0.0.1", "port": 2525},
+        "secret": None,
+    }
+    argv = [sys.executable, "-P", "-m", "powerguard.daemon.notify.child"]
+    try:
+        ended = subprocess.run(argv, input=json.dumps(request).encode(), stdout=-1, timeout=LIMIT_S, check=True)
+        print(ended.stdout.decode())
+    except subprocess.TimeoutExpired:
+        print(json.dumps({"ok": False, "answer": "killed"}))
+    server.stop()
+
+
+if __name__ == "__main__":
+    main(Path(sys.argv[1]))
