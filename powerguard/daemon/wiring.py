@@ -83,7 +83,7 @@ from powerguard.effectors.trainer.effector import TrainerEffector
 from powerguard.effectors.ups_output import by_nut
 from powerguard.effectors.ups_output.effector import Notes, Opening, OutputEffector
 from powerguard.options import Secret, SecretError
-from powerguard.settings.cautions import secrets_in, warnings
+from powerguard.settings.cautions import secrets_in, unknown_users, warnings
 from powerguard.settings.explain import dotted
 from powerguard.settings.load import MESSAGES, SettingsError, load
 from powerguard.settings.policy import policy as make_policy
@@ -251,6 +251,7 @@ EX_SETTINGS: Final = 78
 EX_TAKEN: Final = 69
 """sysexits.h EX_UNAVAILABLE."""
 SERVE_RETRY_S: Final = 2.0
+USERS_RETRY_S: Final = 30.0
 JOURNAL_BYTES_PER_OUTAGE: Final = 500_000
 
 
@@ -578,7 +579,11 @@ def assemble(
         return made[0].state if made else State()
 
     def make(accepted: Settings) -> Components:
-        return build(accepted, ports, publish, dry_run=dry_run, state=state, turns=turns)
+        parts = build(accepted, ports, publish, dry_run=dry_run, state=state, turns=turns)
+        return awaiting_users(parts, accepted, config, again)
+
+    def again() -> None:
+        made[0].reload()
 
     def reload() -> Components:
         try:
@@ -605,14 +610,7 @@ def assemble(
             size_bytes=settings.journal.keep_outages * JOURNAL_BYTES_PER_OUTAGE,
         )
         journal = Journal(path, boot_id=ports.boot(), wall=ports.wall, retention=retention)
-    messenger = Messenger(
-        settings.notify,
-        Path(settings.journal.path).with_name(MESSAGES),
-        host=ports.host(),
-        spawn=ports.spawn,
-        wall=ports.wall,
-        clock=ports.clock,
-    )
+    messenger = _messenger(settings, ports)
     loop = Loop(
         make(settings),
         journal,
@@ -626,6 +624,43 @@ def assemble(
     )
     made.append(loop)
     return loop
+
+
+def _messenger(settings: Settings, ports: Ports) -> Messenger:
+    return Messenger(
+        settings.notify,
+        Path(settings.journal.path).with_name(MESSAGES),
+        host=ports.host(),
+        spawn=ports.spawn,
+        wall=ports.wall,
+        clock=ports.clock,
+    )
+
+
+def awaiting_users(parts: Components, settings: Settings, config: Path, reload: Callable[[], None]) -> Components:
+    """Add to the parts the watcher for users of the settings that are not known yet, if there are any."""
+    if not any(unknown_users(settings)):
+        return parts
+    return replace(parts, watchers={**parts.watchers, "users": partial(await_users, settings, config, reload)})
+
+
+async def await_users(
+    settings: Settings, config: Path, reload: Callable[[], None], *, every_s: float = USERS_RETRY_S
+) -> None:
+    """Reload the settings when a user becomes known that was not, unless the file has changed otherwise.
+
+    A directory of users (LDAP) may answer only minutes after the boot, and until then the sockets of its users'
+    trainers are not accepted. The names are looked up in a thread: a directory may hang.
+    """
+    while True:
+        await rest(every_s)
+        try:
+            fresh = await asyncio.to_thread(load, config)
+        except SettingsError:
+            continue
+        keys = changed(settings, fresh)
+        if keys and all("uids[" in key for key in keys):
+            reload()
 
 
 def is_past_dwell(policy: Policy, state: State, now_s: float) -> bool:

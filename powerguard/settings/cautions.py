@@ -213,10 +213,8 @@ def _host(settings: Settings) -> Iterator[Mistake]:
 def _trainers(settings: Settings) -> Iterator[Mistake]:
     if not settings.trainers and settings.trainer_sockets is None:
         yield Mistake(("trainers",), "none, and trainer_sockets is null: no training is asked for a checkpoint")
-    yield from _unknown(("trainer_uids",), settings.trainer_uids)
+    yield from unknown_users(settings)
     for place, trainer in enumerate(settings.trainers):
-        if isinstance(trainer, TrainerOptions):
-            yield from _unknown(("trainers", place, "uids"), trainer.uids or ())
         if not isinstance(trainer, TrainerOptions) or trainer.uids is not None:
             continue
         path = trainer.socket_path
@@ -228,12 +226,20 @@ def _trainers(settings: Settings) -> Iterator[Mistake]:
             )
 
 
+def unknown_users(settings: Settings) -> Iterator[Mistake]:
+    """Yield a caution for each user whose name was not known when the settings were read."""
+    yield from _unknown(("trainer_uids",), settings.trainer_uids)
+    for place, trainer in enumerate(settings.trainers):
+        if isinstance(trainer, TrainerOptions):
+            yield from _unknown(("trainers", place, "uids"), trainer.uids or ())
+
+
 def _unknown(path: KeyPath, uids: Sequence[int]) -> Iterator[Mistake]:
     for place, uid in enumerate(uids):
         if uid == NO_USER:
             yield Mistake(
                 (*path, place),
-                "unknown user, so its sockets are not accepted (write a name that `id` knows)",
+                "unknown user, so its sockets are not accepted until `id` knows the name",
             )
 
 

@@ -43,7 +43,7 @@ from powerguard.daemon.attempt import rest
 from powerguard.daemon.journal import Inline, Journal
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.observe.readiness import readiness
-from powerguard.daemon.wiring import DryRunEffector, Ports, assemble, build, main
+from powerguard.daemon.wiring import DryRunEffector, Ports, assemble, await_users, build, main
 from powerguard.effectors.base import EffectorError, Turns, WaysEffector
 from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.child import Ended
@@ -506,6 +506,29 @@ def test_a_reload_reads_the_file_again(folder: Path, capsys: pytest.CaptureFixtu
         await running
 
     play()
+
+
+async def test_a_user_that_the_directory_knows_only_later_is_accepted(folder: Path) -> None:
+    """The lookup reads the file again; what else an operator has changed in it waits for a reload of theirs."""
+    reloaded = asyncio.Event()
+    config = write(folder, more="trainer_uids: [0, no-such-user]\n")
+    settings = load(config)
+    ports = hands_of(SimUps(UpsBattery(runtime=TABLE), clock=now_s, load=lambda: 0.75))
+    daemon = assemble(settings, config=config, ports=ports)
+    assert "users" in daemon.parts.watchers
+    waiting = asyncio.create_task(await_users(settings, config, reloaded.set, every_s=0.01))
+    await asyncio.sleep(0.2)
+    assert not reloaded.is_set(), "not known yet"
+    config.write_text("nonsense: [")
+    await asyncio.sleep(0.2)
+    write(folder, reserve_s=90, more="trainer_uids: [0, 1000]\n")
+    await asyncio.sleep(0.2)
+    assert not reloaded.is_set(), "the operator is changing the file"
+    config = write(folder, more="trainer_uids: [0, 1000]\n")  # as a file reads once the directory knows the name
+    await reloaded.wait()
+    waiting.cancel()
+    daemon = assemble(load(config), config=config, ports=ports)
+    assert "users" not in daemon.parts.watchers
 
 
 def test_wrong_settings_are_78_and_no_traceback(folder: Path, capsys: pytest.CaptureFixture[str]) -> None:
