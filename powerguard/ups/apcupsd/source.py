@@ -102,6 +102,8 @@ SLOW_S = 6.0
 _LONGEST_EVERY_S = 300.0
 _LONGEST_ON_BATTERY_S = 30.0
 """Upper bound of the patience on battery with a UPS that answers slowly."""
+_SHRINKS = 0.8
+"""A shorter interval on battery counts by degrees: a question during a look is not answered, and intervals vary."""
 _LEAST_PATIENCE_S = 5.0
 _SET_BACK_S = -5.0
 """END APC is taken before apcupsd waits for its own lock, DATE after it: a little below 0 is an age of 0."""
@@ -259,7 +261,7 @@ class News:
         if before_s is not None and was_calm and self._calm and not same:
             self.every_s = min(self.at_s - before_s, _LONGEST_EVERY_S)
         if before_s is not None and flags & were & Flag.ONBATT and not same:
-            self.on_battery_s = self.at_s - before_s
+            self.on_battery_s = max(self.at_s - before_s, _SHRINKS * self.on_battery_s)
         return True
 
     def forget_pace(self) -> None:

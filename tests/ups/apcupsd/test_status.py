@@ -252,6 +252,17 @@ def test_patience_is_learned(every_s: int, patience_s: float) -> None:
     assert news.patience_s() == 3.0
 
 
+def test_on_battery_patience_covers_the_longer_of_intervals_that_vary() -> None:
+    """A question during a look is not answered, so that some looks are heard 3 s after each other, some 2 s."""
+    news = News()
+    for at_s in (0, 3, 5, 8, 10):
+        noted(news, at(at_s, flags=BATTERY), 1000.0 + at_s)
+    assert news.patience_s() == pytest.approx(4.8, abs=0.1)
+    for at_s in range(11, 31):
+        noted(news, at(at_s, flags=BATTERY), 1000.0 + at_s)
+    assert news.patience_s() == 3.0
+
+
 def test_a_pause_of_ours_is_no_pace_of_theirs() -> None:
     news = News()
     noted(news, at(0), 1000.0)
