@@ -576,7 +576,7 @@ def _lasts_s(
     orphaned = 0.0
     for each in upses:
         mine, word = policy_of(policy, each.ups), words[each.ups]
-        if mine is None or _carries_nothing(upses, each):
+        if mine is None or _is_off(each) or silence.has_moved(each):
             continue
         points = account.table(mine.policy, each.battery)
         endless = word is Supply.UTILITY and feed.supply is Supply.BATTERY

@@ -123,7 +123,12 @@ def has_ended(upses: tuple[Supplied, ...], each: Supplied) -> bool:
     While another UPS could not carry the training load alone, it counts as before: a pause that cures the overload
     must not bring training back.
     """
-    if each.watch is None or _is_heard(each) or lives(each) or any(other.overloaded for other in upses):
+    return has_moved(each) and not any(other.overloaded for other in upses)
+
+
+def has_moved(each: Supplied) -> bool:
+    """Say whether it is silent and others carry its load already."""
+    if each.watch is None or _is_heard(each) or lives(each):
         return False
     return any(one.took for one in each.watch.others)
 
