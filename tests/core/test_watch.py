@@ -147,8 +147,19 @@ def test_what_it_carries_rises_with_the_others() -> None:
     assert a_of(story[-1][1]).battery.load == pytest.approx(TRAINING, rel=0.03)
     twice = played(host=lambda at_s: 0.1 if at_s < 300.0 else 2.6, until_s=400.0)
     assert a_of(twice[-1][1]).battery.load == 1.0, "no UPS carries more than it can"
+
+
+def test_what_it_carries_falls_with_the_others() -> None:
+    """It fell silent in training. When training has paused, no trainer is suspected for a load of before."""
     held = played(silent_s=60.0, pause_s=100.0, until_s=200.0)
-    assert a_of(held[-1][1]).battery.load == pytest.approx(TRAINING, rel=0.03), "and never less than it told"
+    assert a_of(held[-1][1]).battery.load == pytest.approx(PAUSED, rel=0.06)
+    assert held[-1][1].battery.load == pytest.approx(PAUSED, rel=0.06)
+    reading = held[-1][1].feed.reading
+    assert reading is not None
+    assert reading.load_pct == pytest.approx(100.0 * PAUSED, rel=0.06)
+    shared = played(silent_s=60.0, pause_s=100.0, until_s=200.0, share=0.75)
+    fallen = 0.5 * (TRAINING - PAUSED)
+    assert a_of(shared[-1][1]).battery.load == pytest.approx(1.5 * TRAINING - fallen, rel=0.06), "others may hang on it"
 
 
 def test_one_that_is_silent_on_utility_is_only_silent() -> None:

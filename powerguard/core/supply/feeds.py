@@ -500,9 +500,14 @@ def _reading(
 
 
 def _load(policy: Policy, upses: tuple[Supplied, ...]) -> float | None:
-    """Return the mean load of the UPSes that carry the host, by their newest readings; None if none reports it."""
+    """Return the mean load of the UPSes that carry the host, by their newest readings; None if none reports it.
+
+    Of a silent one it is the load that the others show.
+    """
 
     def reported(each: Supplied) -> float | None:
+        if each.feed.lost_since_s is not None:
+            return each.battery.load
         mine = policy_of(policy, each.ups)
         return None if mine is None or each.feed.reading is None else account.told_load(mine.policy, each.feed.reading)
 

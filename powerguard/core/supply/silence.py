@@ -106,7 +106,7 @@ def watched(
     if old is None:
         return each
     watch = _gone_on(policy, upses, each, old, now_s)
-    load = each.battery.load if _is_heard(each) else _load(policy, upses, watch)
+    load = each.battery.load if _is_heard(each) else _load(policy, upses, each, watch)
     if load != each.battery.load:
         each = replace(each, battery=replace(each.battery, load=load))
     return each if watch is old else replace(each, watch=watch)
@@ -193,11 +193,22 @@ def _gone_on(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch:
     return Watch(load=watch.load, others=others, counted_s=now_s, lives=True)
 
 
-def _load(policy: Policy, upses: tuple[Supplied, ...], watch: Watch) -> float:
-    """Return its load if it lives: its part of the same host, more with the others, never less than reported."""
+def _load(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, watch: Watch) -> float:
+    """Return its load if it lives: its part of the same host, more and less with the others.
+
+    Where theirs falls, training has paused: its own falls by as much for each power supply, and not in proportion, for
+    other hosts may hang on it.
+    """
     known = {other.ups: other for other in upses if _is_heard(other)}
-    loads = (one.share * _newest(policy, known, one) for one in watch.others if one.ups in known)
-    return max(watch.load, min(OVERLOADED, max(loads, default=0.0)))
+    loads = []
+    for one in watch.others if watch.load else ():
+        if one.ups not in known:
+            continue
+        newest, before = _newest(policy, known, one), watch.load / one.share
+        fallen = (before - newest) * _supplies(policy, each.ups) / max(1, _supplies(policy, one.ups))
+        load = one.share * newest
+        loads.append(max(load, watch.load - fallen) if newest < before else max(watch.load, min(OVERLOADED, load)))
+    return max(loads, default=watch.load)
 
 
 def _looked(policy: Policy, each: Supplied, other: Supplied, one: Witness, taken: float, *, may_end: bool) -> Witness:
