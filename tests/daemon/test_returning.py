@@ -68,6 +68,11 @@ def test_each_gate_says_how_it_is(daemon: Watched, shut: str, word: str) -> None
     assert not shut or word in told[shut].text
 
 
+def test_why_a_charge_is_enough_is_said_in_words() -> None:
+    """On the page and in `recover`, the core's own words ("charge_pct") explain nothing."""
+    assert gates(back(for_s=20.0, charge=95.0))[2].text == "95 %: enough"
+
+
 def test_a_charge_that_would_take_hours_is_not_waited_for() -> None:
     assert gates(back(for_s=100.0, charge=2.0))[2].open
 

@@ -687,6 +687,15 @@ FRESH_S: Final = 60.0
 """A check of the host that is older than this is shown with its age."""
 
 
+_CHARGED: Final = {
+    "charge_pct": "enough",
+    "budget": "a second outage would leave time for the checkpoint and a stop",
+    "bare stop fits": "a second outage would leave time for the checkpoint and a bare stop",
+    "charge not reported": "not waited for",
+}
+"""Why training may start at this charge (core/decide/conditions.py), in words."""
+
+
 class TrainingGate(NamedTuple):
     """One gate of training. open: None if unknown. text: its state, and the condition to open it."""
 
@@ -761,7 +770,7 @@ def _charge(daemon: Daemon) -> TrainingGate:
     reading = state.feed.reading
     told = "not reported" if reading is None or reading.charge_pct is None else f"{reading.charge_pct:.0f} %"
     if because := conditions.may_start(policy, state, now_s):
-        return TrainingGate("charge", open=True, text=f"{told}: {because}")
+        return TrainingGate("charge", open=True, text=f"{told}: {_CHARGED.get(because, because)}")
     began_s = state.phase.began_s if isinstance(state.phase, Recovery) else state.feed.since_s
     left_s = policy.charge_hold_s - (now_s - max(began_s, state.feed.since_s))
     if state.feed.supply is Supply.UTILITY and left_s <= 0.0:
