@@ -278,6 +278,28 @@ def test_battery_time_of_an_outage_that_runs_is_not_behind_its_steps() -> None:
     assert explained(gather(Outage(ended, (note,), ())))["durations"]["on_battery_s"] == 0.6
 
 
+def test_a_long_story_is_not_searched_again_for_each_of_its_lines() -> None:
+    """Of 10,000 lines that took seconds, of 100,000 minutes: utility may come and go for days."""
+
+    looks: list[int] = []
+
+    class Story(tuple[Line, ...]):
+        __slots__ = ()
+
+        def __iter__(self) -> Iterator[Line]:
+            looks.append(1)
+            return super().__iter__()
+
+    record = OutageRecord(id="o-1", boot_id="b", started_at_s=0.0, started_wall=1000.0)
+    note = Line(
+        seq=1, boot_id="b", at_s=1.0, wall=1001.0, outage="o-1", kind="note", event="x_raised", because="y",
+        payload={"level": "info", "numbers": []},
+    )  # fmt: skip
+    told = explained(gather(Outage(record, Story(replace(note, seq=seq, at_s=float(seq)) for seq in range(200)), ())))
+    assert len(told["steps"]) == 200
+    assert len(looks) < 50
+
+
 def test_a_countdown_of_the_ups_is_not_undone_by_utility(golden: Golden) -> None:
     """So utility in time would not have spared that power-off, and nothing of the kind is said."""
     record = OutageRecord(id="o-1", boot_id="b", started_at_s=100.0, started_wall=1000.0, ended_wall=1300.0)

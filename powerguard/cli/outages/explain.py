@@ -79,8 +79,9 @@ def explained(facts: OutageFacts) -> dict[str, Any]:
     """Return the outage as one object, for the text and for --json."""
     record, story, elapsed, policy = facts.outage.record, facts.outage.lines, facts.elapsed, facts.policy
     mode = None if policy is None else policy.mode.value
+    asked = [line for line in story if line.kind == "action" and line.event == "TriggerCheckpoint"]
     steps = [
-        _ordered(elapsed, line, mode) if line.kind == "action" else _step(elapsed, line, story, mode)
+        _ordered(elapsed, line, mode) if line.kind == "action" else _step(elapsed, line, story, mode, asked)
         for line in story
         if line.kind in ("note", "gap") or (line.kind == "action" and line.event not in _SILENT)
     ]
@@ -104,13 +105,9 @@ def explained(facts: OutageFacts) -> dict[str, Any]:
     }
 
 
-def _trains_on(story: Sequence[Line], until: Line) -> str:
-    """Name the trainers whose last checkpoint request let them train on."""
-    after = {
-        str(line.payload.get("trainer")): line.payload.get("after")
-        for line in story
-        if line.kind == "action" and line.event == "TriggerCheckpoint" and line.seq < until.seq
-    }
+def _trains_on(asked: Sequence[Line], until: Line) -> str:
+    """Name the trainers whose last checkpoint request let them train on. asked: all of these requests."""
+    after = {str(line.payload.get("trainer")): line.payload.get("after") for line in asked if line.seq < until.seq}
     return ", ".join(name for name, then in after.items() if then == "continue")
 
 
@@ -133,9 +130,11 @@ def _add_wait(steps: Sequence[dict[str, Any]], policy: Policy | None) -> None:
         )
 
 
-def _step(elapsed: Elapsed, line: Line, story: Sequence[Line], mode: str | None) -> dict[str, Any]:
+def _step(
+    elapsed: Elapsed, line: Line, story: Sequence[Line], mode: str | None, asked: Sequence[Line]
+) -> dict[str, Any]:
     numbers = pairs(line.payload.get("numbers"))
-    context: dict[str, object] = {"trains_on": _trains_on(story, line)}
+    context: dict[str, object] = {"trains_on": _trains_on(asked, line)}
     if line.event == "host_returned":  # Its own figure is by the clock at boot, which may have been wrong.
         context["away_s"] = elapsed.gone_s.get(line.boot_id)
     if line.event == "outage_ended" and elapsed.gone_s:
