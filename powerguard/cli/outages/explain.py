@@ -28,6 +28,7 @@ from powerguard.daemon.observe.figures import number
 _COLOURS: Final = {"warning": "yellow", "error": "red"}
 _SHORT_S: Final = 45.0
 """At this runtime at the present load, training is paused in any case (`core.decide.conditions`)."""
+SO_FAR: Final = "on battery so far, as written"
 _SILENT: Final = frozenset(
     {"TriggerCheckpoint", "PowerOff", "CapPower", "PollNow", "EnsurePolicy", "StopTrainer", "TerminateTrainer"}
 )
@@ -345,7 +346,7 @@ def describe(told: Mapping[str, Any], paint: Paint) -> list[str]:
     if told["what_if"]:
         lines += ["", "What would have changed it"]
         lines += [f"  {clean(text)}" for text in told["what_if"]]
-    names = durations_in(told["mode"]) | ({"on_battery_s": "on battery so far, as written"} if running else {})
+    names = durations_in(told["mode"]) | ({"on_battery_s": SO_FAR} if running else {})
     known = [(text, duration(told["durations"][name])) for name, text in names.items()]
     known = [row for row in known if row[1] != "?"]
     if known:

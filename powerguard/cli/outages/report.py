@@ -16,7 +16,7 @@ from typing import Any, Final, NamedTuple
 
 from powerguard.cli.outages import advice as judged
 from powerguard.cli.outages import facts
-from powerguard.cli.outages.explain import explained
+from powerguard.cli.outages.explain import SO_FAR, explained
 from powerguard.cli.outages.facts import LATE_REBOOT, OutageFacts
 from powerguard.cli.outages.history import Outage, UnknownOutageError, add_journal, cost_rows, journal_of, read
 from powerguard.cli.outages.picture import PHASE_WORDS, Mark, style, timeline
@@ -116,7 +116,9 @@ def _section_durations(told: Mapping[str, Any]) -> Section:
         "recovery_s": told["boots"] > 1 and told["ended_at"] is not None,
         "lasted_s": told["ended_at"] is not None,
     }
-    names = durations_in(told["mode"]) | ({"on_battery_s": "on battery, as counted"} if told["boots"] > 1 else {})
+    counted = {"on_battery_s": "on battery, as counted"} if told["boots"] > 1 else {}
+    counted = {"on_battery_s": SO_FAR} if told["ended_at"] is None else counted
+    names = durations_in(told["mode"]) | counted
     rows += [(words, _s(told["durations"][name])) for name, words in names.items() if happened.get(name, True)]
     return Section("How long it took", ("part", "time"), rows, numbers=(1,))
 
