@@ -238,7 +238,10 @@ def _why_commit(because: str, numbers: Numbers) -> str:
     stop = f"a {numbers.get('grade')} stop takes {duration(stop_s)}"
     match because:
         case "budget":
-            return f"at this load the battery lasts only {duration(reff_s)} more, and {stop}{_room(numbers)}"
+            now_s = _seconds(numbers, "reff_now_s")
+            is_falling = now_s is not None and reff_s is not None and now_s < reff_s - 1.0
+            load = "the expected" if is_falling else "this"
+            return f"at {load} load the battery lasts only {duration(reff_s)} more, and {stop}{_room(numbers)}"
         case "power_off_at":
             return f"the UPS is going to cut its output{_cut(numbers)}, and {stop}"
         case "power_off_at permits no hold":

@@ -127,6 +127,12 @@ SENTENCES = [
         {"new": "shutdown", "reff_s": 168.0},
         "the battery lasts only 2 m 48 s more, and a full stop takes 2 m 50 s",
     ),
+    (
+        "budget",  # the UPS's load has not fallen yet: at that load it is 30 s
+        {"new": "shutdown", "reff_s": 168.0, "reff_now_s": 30.0},
+        "at the expected load the battery lasts only 2 m 48 s more",
+    ),
+    ("budget", {"new": "shutdown", "reff_s": 168.0, "reff_now_s": 168.0}, "at this load the battery lasts only"),
     ("power_off_at permits no hold", {"new": "shutdown"}, "no time to wait for utility"),
     ("blind: blind_s", {"new": "shutdown"}, "the time that the settings allow (blind_s) is over"),
     ("second_reading", {"old": "online", "new": "on_battery"}, "a second reading confirms it. It lasts 2 m 32 s more"),
