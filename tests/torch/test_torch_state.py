@@ -1153,6 +1153,30 @@ def test_a_group_that_names_no_backend_divides_where_there_is_no_gpu(tmp_path: P
         distributed.destroy_process_group()
 
 
+def test_a_rank_without_a_row_of_a_parameter_gets_moments_and_not_the_parameter(tmp_path: Path) -> None:
+    """FSDP2 gives the rows of a small parameter to the first ranks: an empty shard of another lies nowhere."""
+    from torch.distributed.tensor import Shard, distribute_tensor
+
+    distributed.init_process_group("gloo", init_method=f"file://{tmp_path}/meet", rank=0, world_size=1)
+
+    def made() -> tuple[nn.Parameter, Any, TorchState]:
+        mesh = distributed.device_mesh.init_device_mesh("cpu", (1,))
+        model = nn.Module()
+        model.empty = nn.Parameter(distribute_tensor(torch.zeros(0, 3), mesh, [Shard(0)]))
+        optimizer = torch.optim.SGD(model.parameters(), momentum=0.9)
+        return model.empty, optimizer, TorchState(model=model, optimizer=optimizer)
+
+    try:
+        (param, optimizer, old), (again, other, new) = made(), made()
+        optimizer.state[param]["momentum_buffer"] = param.detach().clone()
+        carried(old, new)
+        moment = other.state[again]["momentum_buffer"]
+        assert moment is not again
+        assert (moment.shape, moment.placements, moment.requires_grad) == (again.shape, again.placements, False)
+    finally:
+        distributed.destroy_process_group()
+
+
 @pytest.mark.filterwarnings("ignore::DeprecationWarning")  # of torch itself, while it is imported
 def test_an_optimizer_whose_state_one_rank_alone_can_have_is_refused_at_once(tmp_path: Path) -> None:
     """Every save would fail, with the advice to gather the state first: then it fails on the other ranks."""

@@ -766,7 +766,7 @@ def _spread(part: Value, here: Value) -> Value:
     if part.layout != layout_of(here):
         msg = f"a tensor was spread as {part.layout}, and what has its place here is spread as {layout_of(here)}"
         raise StateError(msg)
-    if local(here).data_ptr() == part.local.data_ptr():
+    if part.local.numel() and local(here).data_ptr() == part.local.data_ptr():
         return here  # it was filled
     from torch.distributed.tensor import DTensor
 
