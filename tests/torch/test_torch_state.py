@@ -847,6 +847,22 @@ def test_a_training_of_a_small_part_goes_on_without_the_frozen_one(kept_then: bo
     assert train(again, other, 2) == expected
 
 
+def test_a_run_that_kept_the_frozen_parameters_may_leave_them_out(caplog: pytest.LogCaptureFixture) -> None:
+    """They are loaded once more, and are the same: that does not make them parameters that training has changed."""
+    model, optimizer, state = adapted(keep_frozen=True)
+    train(model, optimizer, 3)
+    _, _, new = adapted()
+    carried(state, new)
+    assert "model/state/base.0.weight" not in kept(new.items())
+    assert not caplog.records
+    with torch.no_grad():
+        model.base[0].weight.add_(1.0)
+    again, _, new = adapted()
+    carried(state, new)
+    assert "model/state/base.0.weight" in kept(new.items())
+    assert torch.equal(again.base[0].weight, model.base[0].weight)
+
+
 def test_frozen_parameters_are_left_out_with_activation_checkpointing(caplog: pytest.LogCaptureFixture) -> None:
     """A checkpoint of the whole base, instead of the adapter's, takes a hundred times as long on battery."""
 

@@ -38,6 +38,7 @@ from powerguard.trainer.torch.tree import (
     Unpacker,
     Value,
     has_other_rows,
+    holds,
     layout_of,
     local,
     mark_of,
@@ -558,13 +559,16 @@ class _Module:
     def load(self, name: str, node: Json, source: Unpacker) -> None:
         here, there = self.module.state_dict(), source.pairs(node["state"])
         in_place = self._in_place(here)
+        frozen = set() if self._frozen is None else self._frozen.names()
         rest = {}
         for key, mine in here.items():
             if _bare(key) not in there:
                 continue  # frozen
             part = there[_bare(key)]
             if key in in_place and not _misfit(key, mine, part, source):
-                source.put(part, local(mine))
+                # One that is written over counts as changed, and is kept from then on: not if it has these bytes.
+                if _bare(key) not in frozen or not holds(local(mine), source.loaded(part)):
+                    source.put(part, local(mine))
             else:
                 rest[key] = _spread(source.unpack(f"{name}/{key}", part), mine)
         if rest and (unknown := self._load_rest(rest, here)):

@@ -547,6 +547,12 @@ def fill(tensor: Tensor, loaded: Loaded) -> None:
         tensor.detach().copy_(kept)
 
 
+def holds(tensor: Tensor, loaded: Loaded) -> bool:
+    """Return whether a tensor of their dtype and shape has the loaded bytes, bit for bit."""
+    kept = flat(_kept(loaded)).view(torch.uint8) if tensor.numel() else None
+    return kept is None or torch.equal(flat(tensor.detach()).view(torch.uint8), kept.to(tensor.device))
+
+
 def has_other_rows(tensor: Tensor, loaded: Loaded) -> bool:
     """Return whether the loaded bytes differ along a dimension in which `tensor` is one row many times (expand)."""
     dims = _repeated(tensor)
