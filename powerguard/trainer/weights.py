@@ -234,6 +234,8 @@ _DTYPES: Final = {
     "bool": "BOOL",
     "float8_e4m3fn": "F8_E4M3",
     "float8_e5m2": "F8_E5M2",
+    "float8_e4m3fnuz": "F8_E4M3FNUZ",
+    "float8_e5m2fnuz": "F8_E5M2FNUZ",
     "complex64": "C64",
 }
 

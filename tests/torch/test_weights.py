@@ -77,6 +77,20 @@ def test_weights_of_a_real_training(tmp_path: Path) -> None:
         load_weights(tmp_path / "llm", step=1)
 
 
+@pytest.mark.filterwarnings("ignore:The given buffer is not writable")
+@pytest.mark.parametrize("dtype", ["float8_e4m3fn", "float8_e5m2", "float8_e4m3fnuz", "float8_e5m2fnuz"])
+def test_safetensors_reads_floats_of_eight_bits(tmp_path: Path, dtype: str) -> None:
+    """AMD's MI300 has those that end in "fnuz"."""
+    model = nn.Module()
+    model.register_buffer("scaled", torch.randn(5).to(getattr(torch, dtype)))
+    with Guard(TorchState(model=model), tmp_path / "llm", job="llm", socket=None) as guard:
+        guard.save(1)
+    export(read_weights(tmp_path / "llm"), tmp_path / "model.safetensors")
+    found = load_file(tmp_path / "model.safetensors")["scaled"]
+    assert found.dtype == model.scaled.dtype
+    assert torch.equal(found.view(torch.uint8), model.scaled.view(torch.uint8))
+
+
 def test_safetensors_reads_it(tmp_path: Path) -> None:
     model = trained(tmp_path / "llm", 2)
     target = tmp_path / "model.safetensors"
