@@ -1287,13 +1287,16 @@ def test_a_model_without_memory_is_refused() -> None:
 
 @pytest.mark.parametrize("parts", [1, 100], ids=["few", "many"])
 def test_a_parameter_whose_memory_was_freed_is_refused(parts: int) -> None:
-    """Programs that shard by hand do this between two uses; a copy of it would end the process with a SIGSEGV."""
+    """Programs that shard by hand do this between two uses; to copy or load it would end the process with a SIGSEGV."""
     model = nn.ModuleList(nn.Linear(64, 64) for _ in range(parts))
     state = TorchState(model=model)
     list(state.items())
     model[0].weight.untyped_storage().resize_(0)
     with pytest.raises(StateError, match=r"^model/state/0\.weight: the memory of this tensor has been freed"):
         list(state.items())
+    whole = TorchState(model=nn.ModuleList(nn.Linear(64, 64) for _ in range(parts)))
+    with pytest.raises(StateError, match=r"model/0\.weight has no memory here: it was freed \(gather it before rest"):
+        carried(whole, state)
 
 
 def test_parameters_in_another_order_are_refused() -> None:

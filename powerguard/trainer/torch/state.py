@@ -39,6 +39,7 @@ from powerguard.trainer.torch.tree import (
     Value,
     has_other_rows,
     holds,
+    is_freed,
     layout_of,
     local,
     mark_of,
@@ -633,6 +634,8 @@ def _misfit(name: str, here: Tensor, node: Json, source: Unpacker) -> list[str]:
         return [f"{name} is not a tensor in the checkpoint"]
     if here.is_meta:
         return [f"{name} is on the meta device here (give it memory before restore(): to_empty())"]
+    if is_freed(local(here)):
+        return [f"{name} has no memory here: it was freed (gather it before restore())"]
     loaded = source.loaded(node)
     mine = (str(here.dtype).removeprefix("torch."), tuple(local(here).shape), layout_of(here))
     kept = (loaded.dtype, tuple(loaded.shape), node.get("sharded"))

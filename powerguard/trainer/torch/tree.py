@@ -270,7 +270,7 @@ class Packer:
         if tensor.is_meta:
             msg = f"{where}: a tensor on the meta device has no data to keep (materialise the model first)"
             raise StateError(msg)
-        if tensor.numel() and not tensor.untyped_storage().nbytes():
+        if is_freed(tensor):
             msg = f"{where}: the memory of this tensor has been freed (gather it before guard.step, or leave it out)"
             raise StateError(msg)
         if self._again and tensor.data_ptr() in self._pointers:
@@ -352,6 +352,11 @@ def layout_of(value: Tensor) -> dict[str, Json] | None:
 def local(tensor: Tensor) -> Tensor:
     """The part of a DTensor that this rank has, sharing its memory; any other tensor itself."""
     return tensor if layout_of(tensor) is None else tensor.detach().to_local()
+
+
+def is_freed(tensor: Tensor) -> bool:
+    """Return whether a tensor's memory was freed (`storage().resize_(0)`): to touch it would end the process."""
+    return bool(tensor.numel() and not tensor.untyped_storage().nbytes())
 
 
 def flat(tensor: Tensor) -> Tensor:
