@@ -652,9 +652,8 @@ def _trainer(trainer: dict[str, Any]) -> str:
     if trainer["checkpoint_in_flight"]:
         eta = trainer["checkpoint_eta_s"]
         parts.append("checkpoint in flight" + (f", durable in {duration(eta)}" if eta is not None else ""))
-    elif trainer["durable"] or trainer["durable_step"] is not None:
+    elif (age_s := trainer["durable_age_s"]) is not None or trainer["durable_step"] is not None:
         step = f"step {trainer['durable_step']} " if trainer["durable_step"] is not None else ""
-        age_s = trainer["durable_age_s"]
         parts.append(f"{step}durable" + (f" {duration(age_s)} ago" if age_s is not None else ""))
     if not trainer["checkpoint_in_flight"] and not trainer["durable"]:
         parts.append(f"checkpoint takes {duration(trainer['checkpoint_s'])}")

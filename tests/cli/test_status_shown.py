@@ -213,3 +213,19 @@ def test_only_a_source_that_another_host_could_forge_is_marked(*, forgeable: boo
     told["sources"][0] |= {"authenticated": False, "forgeable": forgeable}
     text = "\n".join(describe(told, Paint()))
     assert ("could be forged" in text) is forgeable
+
+
+@pytest.mark.parametrize(
+    ("step", "age_s", "shown"),
+    [
+        (48000, 12.0, "step 48000 durable 12 s ago, "),
+        (48000, None, "step 48000 durable, "),
+        (None, 12.0, "durable 12 s ago, "),
+    ],
+)
+def test_while_training_runs_it_shows_what_is_durable(step: int | None, age_s: float | None, shown: str) -> None:
+    """A person who asked for a checkpoint before a power-off by hand waits for it; some trainers report no step."""
+    told = status_with()
+    told["trainers"][0] |= {"durable": False, "durable_step": step, "durable_age_s": age_s}
+    text = "\n".join(describe(told, Paint()))
+    assert f"training at step 48211, {shown}checkpoint takes 20 s" in text
