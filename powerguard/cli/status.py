@@ -627,7 +627,8 @@ def describe_step(step: dict[str, Any], mode: str) -> str:
     words = _STEPS.get(action, {"pause": "power-off" if action == "shutdown" else clean(action)})
     what = words.get(step.get("training") or "pause", words["pause"])
     if step["suspended"]:
-        what += ", if maintenance did not suspend it"
+        spared = step.get("spared")
+        what += ", if the other UPSes had no utility" if spared else ", if maintenance did not suspend it"
     return f"{when}{at}: {what}: {_why(step['because'], action)}"
 
 

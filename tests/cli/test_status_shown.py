@@ -13,8 +13,9 @@ import pytest
 from powerguard.cli.plan.verb import describe as describe_plan
 from powerguard.cli.render import Paint
 from powerguard.cli.status import Curves, _bar, _rows, describe, watched
+from powerguard.core.model.state import Supply
 from powerguard.daemon.observe.status import plan_view, status
-from tests.daemon.watched import scene
+from tests.daemon.watched import half_fed, scene
 from tests.golden import Golden
 
 REFERENCE = Path(__file__).parents[2] / "docs" / "reference"
@@ -229,3 +230,12 @@ def test_while_training_runs_it_shows_what_is_durable(step: int | None, age_s: f
     told["trainers"][0] |= {"durable": False, "durable_step": step, "durable_age_s": age_s}
     text = "\n".join(describe(told, Paint()))
     assert f"training at step 48211, {shown}checkpoint takes 20 s" in text
+
+
+@pytest.mark.parametrize(("other", "is_spared"), [(Supply.UTILITY, True), (Supply.BATTERY, False)])
+def test_no_power_off_is_announced_while_another_ups_feeds_the_host(other: Supply, *, is_spared: bool) -> None:
+    """It would be overloaded, so training is paused; "power-off: now" for hours would make a person act."""
+    daemon = half_fed(other)
+    told, plan = json.loads(json.dumps(status(daemon))), json.loads(json.dumps(plan_view(daemon)))
+    for shown in (describe(told, Paint()), describe_plan(plan, Paint())):
+        assert ("power-off, if the other UPSes had no utility: " in " ".join(shown)) is is_spared

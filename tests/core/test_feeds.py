@@ -7,6 +7,7 @@ from typing import Any
 import pytest
 
 from powerguard.core.comeback.recovery import Stored, reloaded, restore
+from powerguard.core.decide import conditions
 from powerguard.core.decide.machine import step
 from powerguard.core.energy import account, budget
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed, Tick
@@ -87,6 +88,19 @@ def test_two_power_supplies_on_one_of_them_count_twice() -> None:
     assert after(made, *CALM, *A_OUT).feed.supply is BATTERY
     other = (*both(2.0, "utility", "battery"), *both(3.0, "utility", "battery"))
     assert after(made, *CALM, *other).feed.supply is UTILITY
+
+
+def test_a_host_that_the_other_one_feeds_is_spared_though_it_would_be_overloaded() -> None:
+    """Training pauses while the first battery lasts; no power-off comes, and none may be forecast."""
+
+    def spared(*told: Reading) -> bool:
+        state = after(ONE_OF_TWO, *(replace(each, load_pct=60.0) for each in (*CALM, *told)))
+        assert state.feed.supply is BATTERY
+        now_s = told[-1].at_s
+        return conditions.is_spared(ONE_OF_TWO, state, conditions.outage_budget(ONE_OF_TWO, state, now_s))
+
+    assert spared(*A_OUT)
+    assert not spared(*ALL_OUT)
 
 
 def test_before_all_of_them_are_heard_nothing_is_missing() -> None:

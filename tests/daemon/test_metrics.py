@@ -13,7 +13,7 @@ from powerguard.core.drill.rehearsal import RESULTS
 from powerguard.core.model.actions import SyncFilesystems
 from powerguard.core.model.events import Done
 from powerguard.core.model.policy import FeedPolicy, Mode
-from powerguard.core.model.state import Battery, Feed, GpuCap, Maintenance, Online, State
+from powerguard.core.model.state import Battery, Feed, GpuCap, Maintenance, Online, State, Supply
 from powerguard.daemon.observe.metrics import LIFETIME, OPENMETRICS, SECTIONS, TEXT, DaemonCollector, reference, scrape
 from powerguard.daemon.observe.port import BmcView, Daemon
 from powerguard.ups.snmp.traps import TrapCounts
@@ -23,6 +23,7 @@ from tests.daemon.watched import (
     PHASES,
     WALL_S,
     drilled,
+    half_fed,
     in_mode,
     reading,
     running_drill,
@@ -140,6 +141,16 @@ def test_no_deadline_is_foretold_of_what_was_called_off(phase: str) -> None:
     outage = replace(daemon.state.phase.outage, aborted_by="root: diesel")
     daemon.state = replace(daemon.state, phase=replace(daemon.state.phase, outage=outage))
     assert value(daemon, "deadline_timestamp_seconds") is None
+
+
+@pytest.mark.parametrize(
+    ("phase", "other", "has"),
+    [("holding", Supply.UTILITY, False), ("holding", Supply.BATTERY, True), ("shutdown", Supply.UTILITY, True)],
+)
+def test_while_another_ups_feeds_the_host_it_has_a_deadline_only_after_the_commit(
+    phase: str, other: Supply, *, has: bool
+) -> None:
+    assert (value(half_fed(other, phase), "deadline_timestamp_seconds") is not None) is has
 
 
 @pytest.mark.parametrize(("phase", "has"), [("on_battery", False), ("holding", False), ("shutdown", True)])

@@ -12,6 +12,7 @@ from powerguard.core.model.policy import (
     Discharge,
     DrillReport,
     Drop,
+    FeedPolicy,
     Health,
     Learned,
     Mode,
@@ -41,6 +42,7 @@ from powerguard.core.model.state import (
     Recovery,
     Shutdown,
     State,
+    Supplied,
     Supply,
     Trainer,
 )
@@ -267,6 +269,18 @@ def scene(name: str = "online") -> Watched:
             checkpoint_s=18.4,
         ),
     )
+
+
+def half_fed(other: Supply, name: str = "holding") -> Watched:
+    """Return a daemon whose UPS is on battery, with another one that is enough for the host."""
+    daemon = scene(name)
+    feeds = tuple(FeedPolicy(policy=replace(POLICY, ups=ups)) for ups in ("rack-a", "rack-b"))
+    daemon.policy = replace(POLICY, feeds=feeds)
+    dark, battery = daemon.state.feed, daemon.state.battery
+    known = (("rack-a", dark), ("rack-b", replace(dark, supply=other, reading=reading(ups="rack-b"))))
+    upses = tuple(Supplied(ups=ups, feed=feed, battery=battery) for ups, feed in known)
+    daemon.state = replace(daemon.state, upses=upses)
+    return daemon
 
 
 DAY_S = 86400.0

@@ -19,7 +19,7 @@ from powerguard.core.model.actions import Conduct, Grade
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import Battery, Emergency, Feed, Holding, Online, Recovery, Shutdown, State, Supply
-from powerguard.core.supply.feeds import contradicts_commit, each_alone, told_again
+from powerguard.core.supply.feeds import contradicts_commit, each_alone, has_supplies, told_again
 from powerguard.core.supply.fusion import is_fresh
 
 _BINS = (
@@ -318,6 +318,13 @@ def may_latch(policy: Policy, state: State, plan: Budget, due_at_s: float, now_s
         return reading.output_source in (OutputSource.OFF, OutputSource.UNKNOWN) and _own_account_agrees(policy, plan)
     # A flapping utility has reported battery often enough; two readings in a row may never come.
     return told_again(policy, state, now_s) or is_flapping(state, now_s) or _own_account_agrees(policy, plan)
+
+
+def is_spared(policy: Policy, state: State, plan: Budget) -> bool:
+    """Say whether this outage has no commit as long as the other UPSes report utility as they do now."""
+    feed = state.feed
+    fresh = feed.reading is not None and is_fresh(policy, feed, plan.now_s)
+    return fresh and feed.supply is Supply.BATTERY and plan.cut_in_s is None and has_supplies(policy, state)
 
 
 def _may_take_back(policy: Policy, state: State, due_at_s: float, now_s: float, stop_s: float) -> bool:

@@ -198,6 +198,13 @@ def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float
     return supplies >= policy.minimum_supplies
 
 
+def has_supplies(policy: Policy, state: State) -> bool:
+    """Say whether UPSes that report utility feed as many power supplies as the host needs."""
+    there = [(mine.supplies, each) for mine in policy.feeds if (each := of(state, mine.policy.ups)) is not None]
+    fed = [supplies for supplies, each in there if word_of(state.upses, each) is Supply.UTILITY]
+    return bool(fed) and sum(fed) >= policy.minimum_supplies
+
+
 def _may_carry(upses: tuple[Supplied, ...], each: Supplied) -> bool:
     """Say whether its battery is only presumed, and all others report utility: powered off, the host would stay off."""
     others = [other.feed for other in upses if other is not each]

@@ -379,6 +379,8 @@ def _deadline(view: View) -> Number:
     is_suspended = state.maintenance is not None and not isinstance(state.phase, Shutdown)
     if isinstance(state.phase, Online) or aborted_by(state) or is_suspended:
         return None
+    if not isinstance(state.phase, Shutdown) and conditions.is_spared(view.daemon.policy, state, view.budget):
+        return None
     steps = conditions.forecast(view.daemon.policy, state, view.budget)
     ends = [step.at_s for step in steps if step.action in ("shutdown", "forced power-off")]
     return view.times.at(ends[0]) if ends else None
@@ -543,8 +545,8 @@ _BUDGET: Final = (
     gauge("outage_start_timestamp_seconds", "When the outage began; absent outside an outage.", plain(_outage_start)),
     gauge(
         "deadline_timestamp_seconds",
-        "When the host would be powered off without further changes; absent outside an outage, after an abort, and in "
-        "maintenance.",
+        "When the host would be powered off without further changes; absent outside an outage, after an abort, in "
+        "maintenance, and while enough other UPSes have utility.",
         plain(_deadline),
     ),
     gauge(

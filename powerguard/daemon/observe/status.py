@@ -462,6 +462,7 @@ def _next(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
     if aborted_by(daemon.state):
         return []
     told = conditions.forecast(daemon.policy, daemon.state, now)
+    is_spared = conditions.is_spared(daemon.policy, daemon.state, now)
     # Where the checkpoint does not fit, the power-off comes before it is durable: there is no hold then.
     ends_s = next((step.at_s for step in told if step.action == "shutdown" and step.at_s is not None), math.inf)
     return [
@@ -471,7 +472,8 @@ def _next(daemon: Daemon, now: Budget, times: Times) -> list[Json]:
             "in_s": times.in_s(step.at_s),
             "because": step.because,
             "training": _training(daemon.state) if step.action in ("emergency_checkpoint", "holding") else None,
-            "suspended": step.action == "shutdown" and _is_maintained(daemon.state, step.at_s),
+            "suspended": step.action == "shutdown" and (is_spared or _is_maintained(daemon.state, step.at_s)),
+            "spared": step.action == "shutdown" and is_spared,
         }
         for step in told
         if step.at_s is None or (math.isfinite(step.at_s) and not (step.action == "holding" and step.at_s > ends_s))
