@@ -313,7 +313,7 @@ def cost_rows(told: Mapping[str, Any]) -> list[tuple[str, str]]:
     rows = [("training time lost", duration(told["lost_s"]["all"]))]
     rows += [(f"- {cause.replace('_', ' ')}", duration(told["lost_s"][cause])) for cause in figures.CAUSES]
     gpu_s = told["lost_gpu_s"]
-    rows.append(("GPU time lost", "not told: the number of GPUs is not known" if gpu_s is None else duration(gpu_s)))
+    rows.append(("GPU time lost", "not known without the GPU helper" if gpu_s is None else duration(gpu_s)))
     rows.append(("lost by the usual script, at least", duration(told["usual_script_lost_s"])))
     asked = told["checkpoints"]
     late = f", {asked['late']} of them late" if asked["late"] else ""
