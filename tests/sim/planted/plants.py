@@ -859,8 +859,8 @@ PLANTS: tuple[Plant, ...] = (
         module="powerguard.effectors.slurm.helper",
         swaps=(
             (
-                '    if node.is_ours(request.outage):\n        node, did = _set_state(request, "RESUME")',
-                '    if node.is_out:\n        node, did = _set_state(request, "RESUME")',
+                "    if node.is_ours(request.outage) or (request.rebooted and node.reason == REBOOTED):\n",
+                "    if node.is_out:\n",
             ),
         ),
         level="job",
@@ -889,9 +889,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="the_mark_is_forgotten_at_a_boot",
         module="powerguard.core.scheduler",
-        swaps=(
-            ("        for each in old.owing(NodeMarked)\n", "        for each in old.owing(NodeMarked) if False\n"),
-        ),
+        swaps=(("    return known or unknown(policy, now_s)\n", "    return ()\n"),),
         level="job",
         site=_LASTS,
     ),
