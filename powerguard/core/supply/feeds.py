@@ -187,22 +187,25 @@ def contradicts_commit(policy: Policy, state: State, now_s: float, stop_s: float
     """
     if not policy.feeds:
         return _contradicts(policy, state.feed, state.battery, now_s, stop_s)
-    supplies = 0
-    for mine in policy.feeds:
-        each = of(state, mine.policy.ups)
-        if each is None:
-            continue
-        carries = word_of(state.upses, each) is Supply.UTILITY or _may_carry(state.upses, each)
-        if carries or _contradicts(mine.policy, each.feed, each.battery, now_s, stop_s):
-            supplies += mine.supplies
-    return supplies >= policy.minimum_supplies
+
+    def carries(mine: Policy, each: Supplied) -> bool:
+        if word_of(state.upses, each) is Supply.UTILITY or _may_carry(state.upses, each):
+            return True
+        return _contradicts(mine, each.feed, each.battery, now_s, stop_s)
+
+    return _are_fed(policy, state, carries)
 
 
 def has_supplies(policy: Policy, state: State) -> bool:
     """Say whether UPSes that report utility feed as many power supplies as the host needs."""
-    there = [(mine.supplies, each) for mine in policy.feeds if (each := of(state, mine.policy.ups)) is not None]
-    fed = [supplies for supplies, each in there if word_of(state.upses, each) is Supply.UTILITY]
-    return bool(fed) and sum(fed) >= policy.minimum_supplies
+    return bool(policy.feeds) and _are_fed(policy, state, lambda _, each: word_of(state.upses, each) is Supply.UTILITY)
+
+
+def _are_fed(policy: Policy, state: State, carries: Callable[[Policy, Supplied], bool]) -> bool:
+    """Say whether the UPSes for which `carries` holds feed as many power supplies as the host needs."""
+    known = ((mine, of(state, mine.policy.ups)) for mine in policy.feeds)
+    fed = (mine.supplies for mine, each in known if each is not None and carries(mine.policy, each))
+    return sum(fed) >= policy.minimum_supplies
 
 
 def _may_carry(upses: tuple[Supplied, ...], each: Supplied) -> bool:
