@@ -41,7 +41,7 @@ def reconcile(turn: Turn) -> None:
     node, phase = turn.state.node, turn.state.phase
     if node is not None and not node.outage and not unknown(turn.policy, turn.now_s):
         turn.settle(node)
-        turn.set_alarm(_FAILED, "the settings no longer have the scheduler changed", holds=False)
+        turn.set_alarm(_FAILED, "the settings name no scheduler, or the mode is dry-run", holds=False)
     elif isinstance(phase, Shutdown):
         _leave(turn, _of_this(turn, node))
     elif isinstance(phase, OnBattery | Emergency) or (
@@ -189,7 +189,10 @@ def unknown(policy: Policy, now_s: float) -> tuple[NodeMarked, ...]:
 
 
 def after_boot(policy: Policy, old: State, now_s: float, *, whole: bool) -> tuple[NodeMarked, ...]:  # noqa: ARG001
-    """Return the mark that is still to be taken off in another boot: the scheduler keeps it. whole: as in `Stored`."""
+    """Return the mark that is still to be taken off in another boot: the scheduler keeps it.
+
+    If the state knows of none, it is that of an unknown outage. whole: as in `Stored`.
+    """
     known = tuple(
         replace(
             each,
