@@ -175,7 +175,7 @@ def alone(told: dict[str, Any]) -> str:
         return ""
     others = " and ".join(told["not_counted"])
     each = "check each UPS by itself (--ups, --table or --battery-wh, with --rating-w)"
-    return f"This is {told['ups']} alone: {others} of the settings is not counted; {each}."
+    return f"This is {told['ups']} alone, without {others} of the settings; {each}."
 
 
 def _base(args: argparse.Namespace) -> _Base:
