@@ -12,7 +12,7 @@ import logging
 import os
 import pwd
 import socket
-from collections.abc import Awaitable, Callable, Iterator, Mapping, Sequence
+from collections.abc import Awaitable, Callable, Iterator, Sequence
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
@@ -482,7 +482,8 @@ async def _trainers(ward: Ward) -> list[Finding]:
     strangers = effector.strangers
     if os.geteuid() != 0 and ward.status is not None:
         # Their sockets may be closed to this user; the daemon's own alarms name the sockets that it refuses.
-        seen |= {each.trainer: each for each in _reported(ward.status) if not _is_alive(seen, each.trainer)}
+        answering = {name for name, event in seen.items() if event.alive}
+        seen |= {each.trainer: each for each in _reported(ward.status) if each.trainer not in answering}
         strangers = ()
     ward.trainers.extend(seen.values())
     urls = {each.name: each.url for each in ward.settings.trainers if each.kind == "http"}
@@ -499,10 +500,6 @@ async def _trainers(ward: Ward) -> list[Finding]:
     where = f" in {folder}" if folder is not None else ""
     text = f"none found{where} and none in the settings"
     return [Finding("trainers", "WARN", text, "start training, or name trainers"), *crowded]
-
-
-def _is_alive(seen: Mapping[str, TrainerSeen], name: str) -> bool:
-    return name in seen and seen[name].alive
 
 
 def _reported(status: dict[str, Any]) -> list[TrainerSeen]:

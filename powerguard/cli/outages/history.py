@@ -239,14 +239,14 @@ def run(args: argparse.Namespace) -> int:
     try:
         with read_only(journal_of(args)) as db:
             if args.history_verb == "export":
-                told = _export(args, db)
+                output = _export(args, db)
             else:
-                told = _sum(args, db) if args.sum else _list(args, db)
+                output = _sum(args, db) if args.sum else _list(args, db)
     except (UnknownOutageError, SinceError) as error:
         return fail(args, "history", str(error), EX_USAGE)
     except JournalError as error:
         return fail(args, "history", str(error), EX_NOINPUT)
-    for line in told:  # Not above: an error of the output is none of the journal.
+    for line in output:  # Not within `try`: an error of the output is not one of the journal.
         print(line)
     return 0
 
