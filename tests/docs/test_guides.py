@@ -211,6 +211,18 @@ def test_troubleshooting_explains_every_reason() -> None:
     assert [name for name in {**ERRORS, **WARNINGS} if f"`{name}`" not in page and name != "other"] == []
 
 
+def test_troubleshooting_explains_every_error_of_the_log() -> None:
+    page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
+    logged = re.compile(r"""log\.(?:error|exception|critical)\(\s*["'](\w+)["']""")
+    names = {
+        name
+        for file in (ROOT / "powerguard").rglob("*.py")
+        for name in logged.findall(file.read_text(encoding="utf-8"))
+    }
+    assert len(names) > 20
+    assert sorted(name for name in names if f"`{name}`" not in page) == []
+
+
 def anchors(page: Path) -> set[str]:
     """Return the anchors of a page's headings, as GitHub makes them."""
     headings = re.findall(r"^#+ (.*)$", FENCED.sub("", page.read_text(encoding="utf-8")), re.MULTILINE)
