@@ -4,6 +4,7 @@
 
 `hear` only hands over; all else is done in tasks of its own, so that no mistake here and no target that hangs can
 reach the loop. A target that fails is retried after 1 s, then 2 s, up to 10 min, each with up to half as much again.
+A message that a target refuses, such as one without the keyword that its bot demands, goes behind those not tried yet.
 """
 
 import asyncio
@@ -48,7 +49,7 @@ LONGEST_S: Final = 600.0
 LATE_S: Final = 60.0
 """From this age on a message says when it happened, and begin and end become one."""
 GIVE_UP_S: Final = 3600.0
-"""A message that a target has refused for this long is dropped, so that it does not hold up the others for ever."""
+"""A message that a target has refused for this long is dropped."""
 WATCH_S: Final = 60.0
 DRILL_DAYS: Final = 90
 MOST_HEARD: Final = 2000
@@ -82,7 +83,8 @@ class Messenger:
         self._records: dict[str, TargetView] = {}
         self._failing: dict[str, float] = {}
         """Since when each target fails, by the clock that is never set."""
-        self._refused: dict[str, tuple[int, float]] = {}
+        self._refused: dict[str, dict[int, float]] = {}
+        """Since when each target refuses which of its messages, by the same clock."""
         self._changed = asyncio.Event()
         self._loaded = False
         self._mode = ""
@@ -252,7 +254,7 @@ class Messenger:
                 if batch:
                     message = composed((each for _, each in batch), self._options.language, self._wall(), LATE_S)
                     self._enter(name, ok=True, answer=await bounded(target.deliver(message, limit_s), limit_s))
-                    self.queue.done(name, [seq for seq, _ in batch])
+                    self._done(name, [seq for seq, _ in batch])
                 elif not 0.0 <= self._wall() - refreshed < RESEND_S:  # a clock that was set back is no reason to wait
                     answer = await bounded(target.refresh(), limit_s)
                     refreshed = self._wall()
@@ -265,16 +267,19 @@ class Messenger:
                 if batch and error.refused:
                     self._give_up(name, batch, str(error))
 
+    def _done(self, name: str, seqs: Sequence[int]) -> None:
+        self.queue.done(name, seqs)
+        for seq in seqs:
+            self._refused.get(name, {}).pop(seq, None)
+
     def _give_up(self, name: str, batch: Sequence[tuple[int, Message]], because: str) -> None:
-        """Drop what a target has refused for long."""
-        seq, since = self._refused.get(name, (0, 0.0))
-        if seq != batch[0][0]:
-            self._refused[name] = batch[0][0], self._clock()
-        elif self._clock() - since > GIVE_UP_S:
+        """Put back what a target refuses, and drop what it has refused for long."""
+        refused, now_s = self._refused.setdefault(name, {}), self._clock()
+        if lost := [seq for seq, _ in batch if now_s - refused.setdefault(seq, now_s) > GIVE_UP_S]:
             record = self._records[name]
-            self._records[name] = replace(record, dropped=record.dropped + len(batch))
+            self._records[name] = replace(record, dropped=record.dropped + len(lost))
             log.error("message_dropped", target=name, because=because, title=batch[-1][1].title)
-            self.queue.done(name, [seq for seq, _ in batch])
+            self._done(name, lost)
 
     async def _rest(self, name: str, rest_s: float, least_s: float) -> None:
         """Wait for the next try; a new message is a reason to try sooner, but not before least_s."""
@@ -290,9 +295,11 @@ class Messenger:
 
     def _batch(self, target: Target) -> list[tuple[int, Message]]:
         """Return what goes next: a message, or all of a trouble or an outage whose begin and end are both late."""
-        waiting = self.queue.waiting(target.name)
+        waiting, refused = self.queue.waiting(target.name), self._refused.get(target.name, {})
         if not waiting:
+            refused.clear()
             return []
+        waiting.sort(key=lambda each: each[0] in refused)
         first = waiting[0][1]
         if not target.folds or first.status != "begin" or self._wall() - first.at < LATE_S:
             return waiting[:1]

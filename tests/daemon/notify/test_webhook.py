@@ -330,16 +330,39 @@ async def test_begin_and_end_that_are_late_become_one(receiver: Receiver, tmp_pa
 
 
 async def test_what_a_target_refuses_for_an_hour_is_dropped(receiver: Receiver, tmp_path: Path) -> None:
-    """A message that is poison must not hold up the others for ever."""
+    """Meanwhile the other messages go past it."""
     clock = Clock()
     receiver.answer = lambda: web.Response(status=400 if "poison" in receiver.bodies[-1] else 200)
     async with post(options(hook=hook(receiver, tmp_path)), tmp_path, clock) as made:
         made.hear(note("overload_raised", Level.ERROR, "poison"))
         await made.until(lambda: made.view("hook").failed >= 1)
+        made.hear(*began(), *ended())
+        await made.until(lambda: made.view("hook").delivered == 2)
+        assert (made.view("hook").dropped, made.view("hook").queued) == (0, 1)
+        assert [each["event"] for each in receiver.messages if "poison" not in each["because"]] == [
+            "outage_began",
+            "ridden_through",
+        ]
         clock.passed_s += 3700.0
         made.hear(note("way_blocked", because="next"))
-        await made.until(lambda: made.view("hook").delivered == 1)
-        assert (made.view("hook").dropped, receiver.messages[-1]["because"]) == (1, "next")
+        await made.until(lambda: made.view("hook").delivered == 3)
+        await made.until(lambda: made.view("hook").queued == 0)
+        assert made.view("hook").dropped == 1
+
+
+async def test_a_target_that_refused_everything_gets_it_in_order(receiver: Receiver, tmp_path: Path) -> None:
+    """As with an expired token, once it is renewed."""
+    receiver.answer = lambda: web.Response(status=401)
+    async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
+        for cause in ("one", "two", "three"):
+            made.hear(note("way_blocked", because=cause, way=cause))
+        await made.until(lambda: {each["because"] for each in receiver.messages} == {"one", "two", "three"})
+        await made.until(lambda: made.view("hook").failed >= 3)
+        receiver.bodies.clear()
+        receiver.answer = web.Response
+        made.messenger._arrived["hook"].set()
+        await made.until(lambda: made.view("hook").delivered == 3)
+        assert [each["because"] for each in receiver.messages[-3:]] == ["one", "two", "three"]
 
 
 @pytest.mark.parametrize("set_s", [86400.0, -86400.0])
