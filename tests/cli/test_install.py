@@ -243,6 +243,54 @@ def test_a_run_that_is_killed_is_completed_by_the_next(image: Path, run: Run, *,
     assert tree(image) == whole
 
 
+def child(program: str, image: Path, verb: str) -> subprocess.CompletedProcess[str]:
+    """Run a verb on the image in a process of its own, after this program."""
+    command = f"import os, resource, sys\n{program}\nfrom powerguard.cli.main import main\nsys.exit(main(sys.argv[1:]))"
+    words = [sys.executable, "-c", command, verb, "--json", "--root", str(image)]
+    return subprocess.run(words, capture_output=True, text=True, check=False, timeout=60)
+
+
+@pytest.mark.parametrize("removed", [12, 45, 90])
+@pytest.mark.parametrize("after", ["uninstall", "install"])
+def test_an_uninstall_that_is_killed_is_completed_or_undone(image: Path, run: Run, removed: int, after: str) -> None:
+    """An install afterwards enables all units again: no person has disabled any."""
+    (image / SETTINGS[1:]).parent.mkdir(parents=True)
+    (image / SETTINGS[1:]).write_text("mode: dry-run\n", encoding="utf-8")
+    empty = tree(image)
+    assert run()[0] == 0
+    whole = tree(image)
+    kill = f"""
+left = {removed}
+def hook(event, _arguments):
+    global left
+    left -= event in ("os.remove", "os.rmdir") and "uninstall" in sys.argv
+    left > 0 or os._exit(137)
+sys.addaudithook(hook)
+"""
+    assert child(kill, image, "uninstall").returncode == 137
+    assert tree(image) != whole
+    assert run(verb=after)[0] == 0
+    now = tree(image)
+    if after == "install":
+        assert whole.pop(MANIFEST[1:])
+        assert now.pop(MANIFEST[1:])
+    assert now == (whole if after == "install" else empty)
+
+
+@pytest.mark.parametrize("verb", ["install", "uninstall"])
+def test_a_full_disk_is_named_and_keeps_nothing_in_place(image: Path, run: Run, verb: str) -> None:
+    empty = tree(image)
+    if verb == "uninstall":
+        assert run()[0] == 0
+    ended = child("resource.setrlimit(resource.RLIMIT_FSIZE, (1000, 1000))", image, verb)
+    if verb == "install":
+        assert ended.returncode == 1, ended.stderr
+        assert "installed.json" in json.loads(ended.stdout)["error"]
+        assert run()[0] == 0
+    else:
+        assert (ended.returncode, tree(image)) == (0, empty), ended.stderr
+
+
 def test_uninstall_leaves_nothing_and_keeps_what_is_the_operators(image: Path, run: Run, golden: Golden) -> None:
     empty = tree(image)
     secret = image / "etc/powerguard/secrets/bmc"

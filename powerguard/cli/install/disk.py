@@ -217,6 +217,15 @@ class Disk:
             return "gone"
         return "same" if mark in self.manifest.files[path] else "changed"
 
+    def begin_to_remove(self) -> None:
+        """Record that links will go, so that an install after a kill does not take them for ones that a person removed.
+
+        On a full disk they are removed all the same.
+        """
+        self.manifest.is_whole = False
+        with contextlib.suppress(OSError):
+            self.save()
+
     def take_away(self, path: str) -> None:
         """Remove a path of the manifest, if it is unchanged, and temporary files of a killed run."""
         _half(self.place(path)).unlink(missing_ok=True)
@@ -293,11 +302,15 @@ def _write(path: Path, content: bytes, mode: int) -> None:
     made = _half(path)
     made.unlink(missing_ok=True)
     descriptor = os.open(made, os.O_WRONLY | os.O_CREAT | os.O_EXCL | os.O_NOFOLLOW | os.O_CLOEXEC, 0o600)
-    with os.fdopen(descriptor, "wb") as file:
-        file.write(content)
-        file.flush()
-        os.fchmod(descriptor, mode)
-        os.fsync(descriptor)
+    try:
+        with os.fdopen(descriptor, "wb") as file:
+            file.write(content)
+            file.flush()
+            os.fchmod(descriptor, mode)
+            os.fsync(descriptor)
+    except OSError as error:
+        made.unlink(missing_ok=True)
+        raise OSError(error.errno, error.strerror, str(path)) from None
     made.replace(path)
 
 

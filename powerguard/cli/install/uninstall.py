@@ -128,8 +128,10 @@ def _take_away(disk: "Disk", report: Report) -> None:
     if report.dry_run:
         return
     with disk.alone():
+        disk.begin_to_remove()
         for path in sorted(disk.manifest.files):
             disk.take_away(path)
         disk.settle()
+        disk.take_folders_away()  # while the manifest names them: who is killed here can go on
         disk.place(MANIFEST).unlink()
         disk.take_folders_away()
