@@ -1,6 +1,7 @@
 """What the documents show is there: commands and their options, settings, links."""
 
 import argparse
+import ast
 import contextlib
 import io
 import re
@@ -25,6 +26,7 @@ ROOT = Path(__file__).parents[2]
 DOCS = ROOT / "docs"
 PAGES = sorted([ROOT / "README.md", *DOCS.glob("*.md"), *(DOCS / "guides").glob("*.md")])
 LINKED = sorted([*DOCS.glob("*.md"), *(DOCS / "guides").glob("*.md"), *(DOCS / "reference").glob("*.md")])
+SOURCES = {path: path.read_text(encoding="utf-8") for path in (ROOT / "powerguard").rglob("*.py")}
 FENCED = re.compile(r"^( *)```(\w*)\n(.*?)^ *```", re.MULTILINE | re.DOTALL)
 HELPERS = {
     "powerguard-gpu": gpu.WORDS,
@@ -214,13 +216,37 @@ def test_troubleshooting_explains_every_reason() -> None:
 def test_troubleshooting_explains_every_error_of_the_log() -> None:
     page = (DOCS / "troubleshooting.md").read_text(encoding="utf-8")
     logged = re.compile(r"""log\.(?:error|exception|critical)\(\s*["'](\w+)["']""")
-    names = {
-        name
-        for file in (ROOT / "powerguard").rglob("*.py")
-        for name in logged.findall(file.read_text(encoding="utf-8"))
-    }
+    names = {name for text in SOURCES.values() for name in logged.findall(text)}
     assert len(names) > 20
     assert sorted(name for name in names if f"`{name}`" not in page) == []
+
+
+def events_of(text: str) -> Iterator[str]:
+    """Yield the names of the events that a file of the product logs, and of its alarms."""
+    log = {"info", "warning", "error", "exception"}
+    for call in ast.walk(ast.parse(text)):
+        if isinstance(call, ast.Call) and call.args and isinstance(call.func, ast.Attribute):
+            says, to = call.func.attr, ast.unparse(call.func.value)
+            if says in {"note", "_note", "set_alarm", "once", "stands"} or (says in log and to in {"log", "_log"}):
+                yield from (each.value for each in branches(call.args[0]) if re.fullmatch(r"[a-z_]+", each.value))
+
+
+def branches(value: ast.expr) -> Iterator[Any]:
+    """Yield the texts that an argument can be."""
+    if isinstance(value, ast.IfExp):
+        yield from (*branches(value.body), *branches(value.orelse))
+    elif isinstance(value, ast.Constant) and isinstance(value.value, str):
+        yield value
+
+
+def test_the_reference_has_every_event() -> None:
+    page = (DOCS / "reference" / "events.md").read_text(encoding="utf-8")
+    named = {name for row in re.findall(r"^\|(.*?)\|", page, re.MULTILINE) for name in re.findall(r"`(\w+)`", row)}
+    daemons = [text for path, text in SOURCES.items() if path.relative_to(ROOT).parts[1] not in {"cli", "trainer"}]
+    logged = {name for text in daemons for name in events_of(text)}
+    assert len(logged) > 150
+    assert sorted(name for name in logged if f"`{name}`" not in page) == []
+    assert sorted(name for name in named if not any(f'"{name}"' in text for text in SOURCES.values())) == []
 
 
 def anchors(page: Path) -> set[str]:
