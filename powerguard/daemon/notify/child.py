@@ -66,7 +66,11 @@ def mail(request: dict[str, Any]) -> Result:
     made["Auto-Submitted"] = "auto-generated"
     made["X-Powerguard-Event"] = message["event"]
     made.set_content(f"{message['text']}\n\nhost {message['host']}, event {message['event']}\n")
-    context = ssl.create_default_context(cafile=options["ca_file"])
+    try:
+        context = ssl.create_default_context(cafile=options["ca_file"])
+    except OSError as error:  # of which ssl.SSLError is one
+        why = "cannot be read as certificates" if isinstance(error, ssl.SSLError) else error.strerror
+        return _failed(f"{options['ca_file']}: {why}")
     try:
         with _connected(options, context, float(request["limit_s"])) as server:
             if options["tls"] == "starttls":

@@ -180,6 +180,15 @@ async def test_a_wrong_certificate_ends_it_before_the_login(box: Mailbox, author
     assert box.mails == []
 
 
+async def test_a_ca_file_that_cannot_be_used_is_named(authority: Authority, tmp_path: Path) -> None:
+    """Else a mistyped path gives the name of an exception, and no mail in an outage."""
+    no_file, no_pem = tmp_path / "none.pem", tmp_path / "text.pem"
+    no_pem.write_text("no certificate\n", encoding="ascii")
+    for path, why in ((no_file, "No such file or directory"), (no_pem, "cannot be read as certificates")):
+        async with post(options(ops=mail(1, tmp_path, authority, ca_file=str(path))), tmp_path) as made:
+            assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, f"{path}: {why}")}
+
+
 async def test_a_server_without_starttls_gets_no_password(box: Mailbox, authority: Authority, tmp_path: Path) -> None:
     server = Controller(box, hostname="127.0.0.1", port=free_port(), ready_timeout=START_S)
     server.start()
