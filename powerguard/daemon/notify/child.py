@@ -78,6 +78,8 @@ def mail(request: dict[str, Any]) -> Result:
             if options["user"] is not None:
                 server.login(options["user"], request["secret"])
             refused = server.send_message(made)
+    except UnicodeEncodeError:
+        return _failed("its login takes only ASCII letters in user and password: give the account another password")
     except ssl.SSLCertVerificationError as error:
         return _failed(f"its certificate does not verify ({error.verify_message}): see ca_file")
     except smtplib.SMTPNotSupportedError:

@@ -167,6 +167,15 @@ async def test_refusals_are_told(server: Server, box: Mailbox, authority: Author
         assert told[1].startswith("535 ")
 
 
+async def test_a_password_that_smtp_cannot_send_is_named(
+    server: Server, authority: Authority, tmp_path: Path
+) -> None:
+    """Else the answer is the name of an exception of Python's."""
+    async with post(options(ops=mail(server.port, tmp_path, authority, "p\u00e4ssword")), tmp_path) as made:
+        told = "its login takes only ASCII letters in user and password: give the account another password"
+        assert await made.messenger.test(["ops"], 30.0) == {"ops": (False, told)}
+
+
 async def test_a_wrong_certificate_ends_it_before_the_login(box: Mailbox, authority: Authority, tmp_path: Path) -> None:
     server = Server(box, authority, "other.example")
     server.start()
