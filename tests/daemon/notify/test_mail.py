@@ -167,9 +167,7 @@ async def test_refusals_are_told(server: Server, box: Mailbox, authority: Author
         assert told[1].startswith("535 ")
 
 
-async def test_a_password_that_smtp_cannot_send_is_named(
-    server: Server, authority: Authority, tmp_path: Path
-) -> None:
+async def test_a_password_that_smtp_cannot_send_is_named(server: Server, authority: Authority, tmp_path: Path) -> None:
     """Else the answer is the name of an exception of Python's."""
     async with post(options(ops=mail(server.port, tmp_path, authority, "p\u00e4ssword")), tmp_path) as made:
         told = "its login takes only ASCII letters in user and password: give the account another password"
