@@ -156,7 +156,10 @@ class Secret(Options):
 
     @property
     def _right(self) -> str:
-        return f"powerguard secret set {self.credential}; powerguard install; systemctl restart powerguard.service"
+        return (
+            f"powerguard secret set {self.credential}; powerguard install (for a sentinel: LoadCredential= in its "
+            "unit); restart the service"
+        )
 
 
 def _read(path: Path, *, private: bool) -> bytes:

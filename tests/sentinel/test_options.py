@@ -133,6 +133,16 @@ def test_each_host_has_a_key_of_its_own_that_is_long_enough(tmp_path: Path) -> N
         read_keys(load(write(tmp_path, LEAST)))
 
 
+def test_a_credential_that_its_unit_does_not_pass_has_a_remedy_for_a_sentinel(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """`powerguard install` passes secrets to the daemon only."""
+    monkeypatch.setenv("CREDENTIALS_DIRECTORY", str(tmp_path))
+    settings = load(write(tmp_path, LEAST.replace("{file: KEY}", "{credential: node-1}")))
+    with pytest.raises(SettingsError, match=r"credential node-1: No such file.*sentinel: LoadCredential="):
+        read_keys(settings)
+
+
 def test_a_certificate_and_its_key_belong_together(tmp_path: Path) -> None:
     (tmp_path / "b").mkdir()
     one, other = make_certificate(tmp_path), make_certificate(tmp_path / "b")
