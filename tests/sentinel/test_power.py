@@ -87,6 +87,16 @@ async def test_redfish_powers_on_without_its_bios(tmp_path: Path, certificate: C
         assert not any(line.endswith("/Bios") for line in bmc.heard[heard:])
 
 
+@pytest.mark.parametrize("state", ["PoweringOff", "PoweringOn", "Unknown", None])
+async def test_redfish_of_a_host_between_on_and_off_says_neither(
+    tmp_path: Path, certificate: Certificate, state: str | None
+) -> None:
+    """A host whose stop takes minutes is PoweringOff: counted as off, it was given orders while it still stopped."""
+    async with OwnRedfish(certificate) as bmc:
+        bmc.system["PowerState"] = state
+        assert await is_on(redfish_options(tmp_path, bmc.port, certificate)) is None
+
+
 @pytest.mark.parametrize(
     ("reset", "always", "told"),
     [

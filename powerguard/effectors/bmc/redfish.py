@@ -370,8 +370,9 @@ class _Seen:
     bios: str = ""
 
     def status(self) -> ChassisStatus:
-        power = self.system.body.get("PowerState")
-        return ChassisStatus(power_on=power == "On" if isinstance(power, str) else None, policy=self.policy)
+        # PoweringOff is a host that still stops: only the two lasting states count.
+        state = str(self.system.body.get("PowerState"))
+        return ChassisStatus(power_on={"On": True, "Off": False}.get(state), policy=self.policy)
 
     def unsupported(self) -> BmcFailure:
         if self.bios:
