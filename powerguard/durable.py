@@ -10,7 +10,7 @@ def replace_file(path: Path, data: bytes, *, mode: int = 0o640) -> None:
     mode: of the new one, less the umask. Blocks for as long as the disk does: not for an event loop's thread.
     Raises OSError, and then the old one remains.
     """
-    fresh = path.with_name(f"{path.name}.new")
+    fresh = path.with_name(f".{path.name}.new")  # hidden: "bmc.new" may be another secret
     flags = os.O_WRONLY | os.O_CREAT | os.O_TRUNC | os.O_CLOEXEC | os.O_NOFOLLOW  # not through a link of another user
     try:
         descriptor = os.open(fresh, flags, mode)

@@ -193,7 +193,7 @@ async def test_what_was_done_is_taken_back_where_it_does_not_begin(device: IpmiD
         elif fault == "arm":
             device.trick(start="lost")
         else:
-            (device.folder / f"{FILE}.new").mkdir()
+            (device.folder / f".{FILE}.new").mkdir()
         with pytest.raises(EffectorError):
             await mine.drill.begin("root", "gpu07")
         assert mine.offs == []
@@ -259,7 +259,7 @@ async def test_a_result_that_cannot_be_written_leaves_no_timer_running(device: I
     """A host that a person has switched on early must not be power-cycled because its disk is full."""
     async with bench(device) as mine:
         DrillFile(device.folder).store(OLD)
-        (device.folder / f"{FILE}.new").mkdir()
+        (device.folder / f".{FILE}.new").mkdir()
         device.set_timer(4, 3)
         await mine.run_until(lambda: mine.daemon.notes and mine.daemon.notes[-1].event == "watchdog_drill_unjudged")
         assert (mine.told["state"], device.timer[1]) == ("pending", 0)

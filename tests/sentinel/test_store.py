@@ -75,7 +75,7 @@ def test_a_file_is_replaced_as_a_whole_and_is_nobody_elses(tmp_path: Path) -> No
     assert store.load(NOW) == (TABLE.drop("n2"), "")
     assert store.path.stat().st_mode & 0o777 == 0o600
     assert [path.name for path in tmp_path.iterdir()] == ["intents.json"]
-    (tmp_path / "intents.json.new").write_bytes(b"half of a")  # killed in the middle of the next one
+    (tmp_path / ".intents.json.new").write_bytes(b"half of a")  # killed in the middle of the next one
     assert store.load(NOW) == (TABLE.drop("n2"), "")
     store.save(TABLE, NOW)
     assert store.load(NOW) == (TABLE, "")

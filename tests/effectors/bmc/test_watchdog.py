@@ -312,7 +312,7 @@ def test_the_file_is_replaced_as_a_whole_and_what_cannot_be_written_is_told(tmp_
     """A half-written one lies beside it under another name; a folder that is gone is said."""
     drills = DrillFile(tmp_path)
     assert drills.load() is None
-    (tmp_path / f"{FILE}.new").write_text("half")
+    (tmp_path / f".{FILE}.new").write_text("half")
     drills.store(PASSED)
     assert sorted(each.name for each in tmp_path.iterdir()) == [FILE]
     gone = DrillFile(tmp_path / "none")

@@ -198,7 +198,7 @@ def test_a_restore_that_fails_is_kept_and_tried_again(gpus: Gpus) -> None:
 def test_a_file_that_cannot_be_written_keeps_no_limit_down(gpus: Gpus) -> None:
     """As where /run is full: what was found is known, and removing the file takes no room."""
     gpus.ask("cap", 0.6)
-    (gpus.folder / "limits.json.new").mkdir()
+    (gpus.folder / ".limits.json.new").mkdir()
     gpus.fail(SET, 999, 1)
     told = gpus.ask("restore")
     assert (told["ok"], "cannot write" in told["error"], gpus.watts()) == (False, True, [700, 420])

@@ -181,5 +181,5 @@ async def test_a_state_folder_that_cannot_be_written_costs_the_memory_and_nothin
     days = Days(rounds=2)
     days.calm = True
     (tmp_path / "state").mkdir()
-    (tmp_path / "state" / f"{MEMORY}.new").mkdir()
+    (tmp_path / "state" / f".{MEMORY}.new").mkdir()
     assert await days.watch(tmp_path) is None
