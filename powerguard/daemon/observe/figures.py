@@ -110,8 +110,11 @@ class Figures:
         self._owing = _owing(answer.state)
 
     def _add_on_battery(self, seconds: float) -> None:
-        before_s = number(self._open.get("on_battery_s")) or 0.0
-        self._open["on_battery_s"] = round(before_s + max(0.0, seconds), 3)
+        """Add to the figure of the outage and to the lifetime counter: one write of the journal has both."""
+        by_s = round(max(0.0, seconds), 3)
+        self._open["on_battery_s"] = round((number(self._open.get("on_battery_s")) or 0.0) + by_s, 3)
+        if by_s:
+            self._journal.count("on_battery_seconds", by_s)
 
     def _are_all_durable(self, answer: Step) -> bool:
         """Say whether no trainer's checkpoint is waited for after this step.
@@ -142,16 +145,13 @@ class Figures:
             self._open["recovery_s"] = round(now_s - self._at["returned"], 3)
         self._open["lasted_s"] = lasted_s
         self._journal.count(f"outages_{outcome}")
-        on_battery_s = number(self._open.get("on_battery_s"))
-        if on_battery_s is not None:
-            self._journal.count("on_battery_seconds", on_battery_s)
         self._cost(state)
         self.last = LastOutage(
             id=str(values.get("outage")),
             outcome=outcome,
             began_wall_s=now_wall_s - lasted_s if self._began_wall_s is None else self._began_wall_s,
             ended_wall_s=now_wall_s,
-            on_battery_s=on_battery_s,
+            on_battery_s=number(self._open.get("on_battery_s")),
             checkpoint_s=number(self._open.get("checkpoint_s")),
             recovery_s=number(self._open.get("recovery_s")),
         )
