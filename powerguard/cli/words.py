@@ -124,6 +124,11 @@ def order(kind: str, whom: str = "") -> str:
     return ORDERS.get(kind, kind) + (f" ({whom})" if whom else "")
 
 
+def ordered(kind: str, whom: str = "", mode: str | None = None) -> str:
+    """Return the sentence of an order without a note of its own. mode: as in `sentence`."""
+    return f"{'dry-run, only recorded' if mode == 'dry-run' else 'order'}: {order(kind, whom)}"
+
+
 def mark(kind: str, what: str, whom: str = "") -> str:
     """Return the name of a mark of a replay: a phase that begins, or an order."""
     return f"phase: {PHASES.get(what, what)}" if kind == "phase" else f"order: {order(what, whom)}"

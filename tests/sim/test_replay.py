@@ -324,6 +324,21 @@ def test_a_repeated_order_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     assert len(checkpoints) == 1
 
 
+@pytest.mark.parametrize("mode", [Mode.REHEARSE, Mode.DRY_RUN])
+def test_a_rehearsal_is_not_shown_as_a_power_off(
+    mode: Mode, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """`explain` says of the same outage that the host was not powered off."""
+    lines = (FOLDER / "killed-and-powered-off.jsonl").read_text(encoding="utf-8")
+    path = tmp_path / "rehearsed.jsonl"
+    path.write_text(lines.replace('"policy":{', f'"policy":{{"mode":"{mode}",'), encoding="utf-8")
+    assert main(["replay", str(path)]) == 0
+    told = capsys.readouterr().out
+    assert "the host would be powered off, because" in told
+    assert "the host is powered off" not in told
+    assert ("order: sync" in told) == (mode is Mode.REHEARSE)
+
+
 def test_done_is_answered_once() -> None:
     """An answer that comes after the outage's own end changes nothing."""
     order = PowerOff(id="x-9", by_s=1.0, outage="o", grade="full", force_after_s=1.0)  # type: ignore[arg-type]

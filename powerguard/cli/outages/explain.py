@@ -18,7 +18,7 @@ from powerguard.cli.outages.history import (
 )
 from powerguard.cli.render import Paint, after_start, clean, clock_of, duration, fold, mode_note, moment, table
 from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, fail, print_answer
-from powerguard.cli.words import NEED_SHARE, PHASES, durations_in, order, outcome_of, sentence, short_since_s
+from powerguard.cli.words import NEED_SHARE, PHASES, durations_in, ordered, outcome_of, sentence, short_since_s
 from powerguard.core.energy import budget
 from powerguard.core.model.actions import Grade
 from powerguard.core.model.policy import Policy
@@ -159,11 +159,9 @@ def _step(
 
 def _ordered(elapsed: Elapsed, line: Line, mode: str | None) -> dict[str, Any]:
     whom = str(line.payload.get("trainer") or "")
-    text = f"order: {order(line.event, whom)}"
-    if line.event == "ResumeTrainer":
+    text = ordered(line.event, whom, mode)
+    if line.event == "ResumeTrainer" and mode != "dry-run":
         text = f"asked {whom} to resume"
-    if mode == "dry-run":
-        text = f"dry-run, only recorded: {order(line.event, whom)}"
     return {
         "at": line.wall,
         "after_s": elapsed.of(line),

@@ -12,7 +12,7 @@ from typing import TYPE_CHECKING, Any, Final
 from powerguard.cli.plan import amounts
 from powerguard.cli.render import Paint, after_start, clean, duration, fold, table
 from powerguard.cli.shared import CONFIG, EX_CONFIG, EX_DATA, EX_USAGE, fail
-from powerguard.cli.words import PHASES, mark, order, sentence
+from powerguard.cli.words import PHASES, mark, ordered, sentence
 
 if TYPE_CHECKING:
     from powerguard.core.model.policy import Policy, TrainerPolicy
@@ -243,11 +243,11 @@ def _story(told: "Replayed", paint: Paint) -> list[str]:
     for each in told.lines:
         when = after_start(each.t_s - told.began_s)
         if each.note is not None:
-            text = sentence(each.note.event, each.note.because, dict(each.note.numbers))
+            text = sentence(each.note.event, each.note.because, dict(each.note.numbers), each.mode)
             rows.append((when, paint(clean(text), _COLOURS.get(each.note.level, ""))))
         elif type(each.action).__name__ not in _TOLD_BY_NOTES:
             whom = str(getattr(each.action, "trainer", ""))
-            rows.append((when, f"order: {clean(order(type(each.action).__name__, whom))}"))
+            rows.append((when, clean(ordered(type(each.action).__name__, whom, each.mode))))
     lines += table(rows)
     if _is_unproven(told):
         lines.append(
@@ -324,7 +324,7 @@ def _object(told: "Replayed", diff: "tuple[Difference, ...] | None") -> dict[str
                 "event": each.note.event,
                 "level": each.note.level,
                 "because": each.note.because,
-                "text": sentence(each.note.event, each.note.because, dict(each.note.numbers)),
+                "text": sentence(each.note.event, each.note.because, dict(each.note.numbers), each.mode),
                 "numbers": dict(each.note.numbers),
             }
             for each in told.lines

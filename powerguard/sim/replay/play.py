@@ -48,7 +48,7 @@ from powerguard.core.model.events import (
     Tick,
     TrainerSeen,
 )
-from powerguard.core.model.policy import Learned, Policy
+from powerguard.core.model.policy import Learned, Mode, Policy
 from powerguard.core.model.state import Online, Recovery, Shutdown, State, Step, phase_name
 from powerguard.core.supply import feeds
 from powerguard.daemon.loop import TICK_ONLINE_S, TICK_OUTAGE_S
@@ -123,9 +123,10 @@ class Recording:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class ReplayLine:
-    """A note or an order of the replay, at t_s of the recording's clock."""
+    """A note or an order of the replay, at t_s of the recording's clock. mode: in which it was decided."""
 
     t_s: float
+    mode: Mode
     note: Note | None = None
     action: Action | None = None
 
@@ -433,10 +434,10 @@ class _Player:
         if self._began_s is None and not isinstance(phase, Online):
             self._began_s = phase.outage.since_s + self._leg.shift_s
         for note in answer.notes:
-            self._lines.append(ReplayLine(t_s=t_s, note=note))
+            self._lines.append(ReplayLine(t_s=t_s, mode=self._policy.mode, note=note))
             self._mark(t_s, note)
         for action in answer.actions:
-            self._lines.append(ReplayLine(t_s=t_s, action=action))
+            self._lines.append(ReplayLine(t_s=t_s, mode=self._policy.mode, action=action))
             self._mark(t_s, action)
             self._carry_out(action, at_s)
 
