@@ -499,6 +499,9 @@ def test_history_lists_outages(journals: dict[str, Path], run: Run) -> None:
     like(told, "history")
     assert [each["outcome"] for each in told["outages"]] == ["clean_shutdown"]
     assert "runs" in run("history", "--journal", journals["running"])[1]
+    for limit in ("0", "-1"):
+        with pytest.raises(SystemExit, match="64"):  # Not one outage, as if there were no more.
+            run("history", "--limit", limit, "--journal", journals["running"])
 
 
 @pytest.mark.parametrize("story", STORIES)
