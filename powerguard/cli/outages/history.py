@@ -235,7 +235,7 @@ def register(parser: argparse.ArgumentParser) -> None:
 
 
 def _limit(text: str) -> int:
-    if not (text.isascii() and text.isdecimal() and 1 <= len(text) <= 9 and int(text)):
+    if not (text.isascii() and text.isdecimal() and int(text)):
         message = f"{text!r:.40} is not a number of outages (example: 20)"
         raise argparse.ArgumentTypeError(message)
     return int(text)
