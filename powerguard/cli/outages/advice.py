@@ -64,7 +64,7 @@ def predictions(facts: OutageFacts, budget: Sequence[Mapping[str, Any]]) -> list
             add(
                 "load after the checkpoint order",
                 predicted_paused_load(facts, paused["load"]),
-                _settled(facts, later, latched),
+                _settled(facts, later, latched, budget),
                 "share",
             )
     if held and latched and acts and (held["at_s"], latched["at_s"]) in follows:
@@ -73,12 +73,18 @@ def predictions(facts: OutageFacts, budget: Sequence[Mapping[str, Any]]) -> list
     return found
 
 
-def _settled(facts: OutageFacts, later: Mapping[str, Any], latched: Mapping[str, Any] | None) -> float | None:
-    """Return the load once the pause had settled: the last one read on battery before the host began to stop.
+def _settled(
+    facts: OutageFacts,
+    later: Mapping[str, Any],
+    latched: Mapping[str, Any] | None,
+    budget: Sequence[Mapping[str, Any]],
+) -> float | None:
+    """Return the load once the pause had settled: the last one read on battery before the host stops or trains again.
 
     None if no UPS was read in that time.
     """
-    until_s = facts.last_s if latched is None else latched["at_s"]
+    next_s = [moment["at_s"] for moment in budget if moment["at_s"] > later["at_s"]]
+    until_s = min(next_s, default=facts.last_s) if latched is not later else latched["at_s"]
     loads = [
         reading.load_pct / 100.0
         for at_s, reading in facts.readings

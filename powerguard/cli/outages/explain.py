@@ -19,6 +19,7 @@ from powerguard.cli.outages.history import (
 from powerguard.cli.render import Paint, after_start, clean, clock_of, duration, fold, mode_note, moment, table
 from powerguard.cli.shared import EX_NOINPUT, EX_USAGE, fail, print_answer
 from powerguard.cli.words import NEED_SHARE, PHASES, durations_in, ordered, outcome_of, sentence, short_since_s
+from powerguard.core.decide.transitions import Cause
 from powerguard.core.energy import budget
 from powerguard.core.model.actions import Grade
 from powerguard.core.model.policy import Policy
@@ -229,7 +230,8 @@ def what_if(
         last = held or paused
         reff_s, stop_s = (number(last["numbers"].get(name)) for name in ("reff_paused_s", "stop_s"))
         spare_s = 0.0 if reff_s is None or stop_s is None else reff_s - stop_s - _room_s(last["numbers"])
-        if came_s is not None and held is not None and spare_s > 0.0:
+        is_aborted = any(step["numbers"].get("cause") == Cause.ABORTED for step in steps)
+        if came_s is not None and held is not None and spare_s > 0.0 and not is_aborted:
             told.append(
                 f"When the hold began, at least {duration(spare_s)} were left until the power-off, at the load "
                 f"that was expected; utility came after {duration(came_s - held['after_s'])} of it."

@@ -411,7 +411,9 @@ def _decide_on_battery(turn: Turn) -> Decision | None:
     # A calibration drains the battery with utility there: what the operator has called off in it is not over yet.
     back = feed.supply is Supply.UTILITY and not fusion.is_draining(feed) and budget.power_off_at_s(feed) is None
     if back and fusion.is_fresh(policy, feed, now_s) and (not conditions.is_flapping(state, now_s) or _is_stable(turn)):
-        return Decision(Cause.UTILITY_BACK, "utility returned before any action was needed", sums)
+        is_aborted = turn.outage is not None and turn.outage.aborted_by
+        because = "after the shutdown was aborted" if is_aborted else "before any action was needed"
+        return Decision(Cause.UTILITY_BACK, f"utility returned {because}", sums)
     if back and _is_blind_for_long(turn):
         return Decision(Cause.UTILITY_BACK, _LAST_WORD, sums)
     if turn.outage is not None and turn.outage.aborted_by:

@@ -15,6 +15,7 @@ from powerguard.core.model.state import (
     Emergency,
     Holding,
     Obligation,
+    OnBattery,
     Online,
     Outage,
     Phase,
@@ -235,8 +236,8 @@ class Turn:
         if isinstance(old, Online):
             return
         outcome = "ridden_through"
-        if isinstance(old, Emergency):
-            outcome = "resumed_in_place"
+        if isinstance(old, Emergency) or (isinstance(old, OnBattery) and old.outage.aborted_by):
+            outcome = "resumed_in_place"  # An abort comes when training has been asked to pause.
         elif isinstance(old, Shutdown):
             outcome = "rehearsed"
         elif isinstance(old, Recovery):
