@@ -100,9 +100,6 @@ def chosen(
     if not kept and (old or rest):
         msg = f"{root}: no checkpoint there verifies, so none is removed (`powerguard checkpoints verify {root}`)"
         raise RefusedError(msg)
-    if "://" in root and (old or rest) and {each.name for each in kept} != {each.name for each in whole[:keep]}:
-        msg = f"{root}: one of the newest {keep} there does not verify, and an object store always keeps the newest"
-        raise RefusedError(msg)
     newest_s = max((e.created_s or 0.0 for e in kept), default=0.0)
     stale_s = newest_s - _STALE_S
     old += [e for e in rest if e.state == "set_aside" or (e.created_s is not None and e.created_s < stale_s)]
@@ -155,9 +152,8 @@ def _remove(going: list[Entry], args: argparse.Namespace) -> tuple[list[Entry], 
         roots.setdefault(entry.path.rpartition("/")[0], []).append(entry)
     for root, entries in roots.items():
         if "://" in root:
-            names = set(tier_at(root, **access_of(args)).prune(args.keep, 0))
-            gone += [each for each in entries if each.name in names]
-            left += [(each, "its store keeps it") for each in entries if each.name not in names]
+            tier_at(root, **access_of(args)).remove([each.name for each in entries])
+            gone += entries
             continue
         with _alone(Path(root)):
             for entry in entries:

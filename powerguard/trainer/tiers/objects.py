@@ -239,9 +239,18 @@ class ObjectTier:
         return True
 
     def prune(self, keep: int, keep_days: int) -> list[str]:
+        names = outdated(self._listed(), keep, keep_days)
+        self._remove(names)
+        return names
+
+    def remove(self, names: Sequence[str]) -> None:
+        """Remove these, and what was never committed and is a day older than a newer one."""
+        listed = self._listed()
+        self._remove([*names, *outdated(listed, len(listed), 0)])
+
+    def _remove(self, names: Sequence[str]) -> None:
         import obstore
 
-        names = outdated(self._listed(), keep, keep_days)
         for name in names:
             with self._worded(name):
                 # The manifest goes first and alone: a half-removed checkpoint must not look whole.
@@ -249,7 +258,6 @@ class ObjectTier:
                     obstore.delete(self._store, f"{name}/{MANIFEST}")
                 for page in obstore.list(self._store, name):
                     obstore.delete(self._store, [entry["path"] for entry in page])
-        return names
 
     # --- Reading ---------------------------------------------------------------------------------------------------
 
