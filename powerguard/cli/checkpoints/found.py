@@ -133,8 +133,8 @@ def _newest_first(entry: Entry) -> tuple[int, float, str]:
 def _stored(tier: ObjectTier, place: str) -> list[Entry]:
     scheme = place.partition("://")[0]
     try:
-        entries = [_native(found, scheme) for found in tier.found()]
-        for name in tier.aside():
+        entries = [_native(found, scheme) for found in tier.found(most=None)]
+        for name in tier.aside(most=None):
             because = "marked in the store, because it did not verify"
             path = f"{place.rstrip('/')}/{name}"
             entries.append(

@@ -251,7 +251,7 @@ def _ask(entry: Entry, target: str, args: argparse.Namespace) -> None:
 def _mark_newer(entry: Entry, args: argparse.Namespace) -> dict[str, object]:
     """Roll an object store back to a checkpoint that it has: mark newer ones, so that no resume uses them."""
     tier = tier_at(args.into, **access_of(args))
-    there = tier.found()
+    there = tier.found(most=None)
     if args.only or entry.found is None or entry.found.digest not in {each.digest for each in there}:
         msg = f"{args.into}: an object store can only be rolled back as a whole, to a checkpoint that it has"
         raise RestoreError(msg)

@@ -261,11 +261,12 @@ class ObjectTier:
 
     # --- Reading ---------------------------------------------------------------------------------------------------
 
-    def found(self) -> list[Found]:
+    def found(self, most: int | None = NEWEST) -> list[Found]:
+        """See `Tier.found`. most: None: all of them."""
         found: list[Found] = []
         refused = ""
         for name in newest_first(self._by_commit()):
-            if len(found) == NEWEST:
+            if len(found) == most:
                 break
             try:
                 each = self._looked_at(name)
@@ -324,8 +325,8 @@ class ObjectTier:
         with self._worded(found.name):
             obstore.put(self._store, f"{found.name}/{SET_ASIDE}", reason.encode()[:MAX_REASON_BYTES])
 
-    def aside(self) -> list[str]:
-        return [name for name in self._names()[:NEWEST] if self._is_aside(name)]
+    def aside(self, most: int | None = NEWEST) -> list[str]:
+        return [name for name in self._names()[:most] if self._is_aside(name)]
 
     def _is_aside(self, name: str) -> bool:
         return self._content(f"{name}/{SET_ASIDE}", MAX_REASON_BYTES) is not None

@@ -1,6 +1,7 @@
 """`powerguard checkpoints` in a real object store: told, read, restored and pruned like any other."""
 
 import json
+from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 
@@ -8,7 +9,7 @@ import pytest
 
 from powerguard.cli.main import main
 from powerguard.trainer.store.store import Store
-from powerguard.trainer.tiers import tier_of
+from powerguard.trainer.tiers import Remote, tier_of
 from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOrder
 from tests.trainer.checkpoints import read
 from tests.trainer.tiers.rig import SECRET, Fault, Proxy, S3Server, credentials, remote_of, save, state
@@ -24,12 +25,16 @@ def empty(tmp_path: Path, proxy: Proxy, bucket: str) -> list[str]:
 @pytest.fixture
 def place(empty: list[str], tmp_path: Path, s3: S3Server, bucket: str) -> list[str]:
     """The same with steps 1 to 4 of the job."""
-    remote = remote_of(bucket, s3.url, tmp_path, keep=9)
-    for step in range(1, 5):
-        saved = save(tmp_path / "root", step, mib=1)
+    carry(tmp_path, remote_of(bucket, s3.url, tmp_path, keep=9), range(1, 5))
+    return empty
+
+
+def carry(folder: Path, remote: Remote, steps: Iterable[int]) -> None:
+    """Upload checkpoints of the job."""
+    for step in steps:
+        saved = save(folder / "root", step, mib=1)
         order = UploadOrder(remote=remote, job="llm", path=saved.path, digest=saved.manifest_digest)
         assert Transfer(order, tier_of(remote, "llm"), Gate(patience_s=5.0), Progress()).run()
-    return empty
 
 
 def told(capsys: pytest.CaptureFixture[str]) -> dict[str, Any]:
@@ -104,6 +109,20 @@ def test_pruned_when_what_stays_was_read(place: list[str], capsys: pytest.Captur
     capsys.readouterr()
     assert main(["checkpoints", "list", *place, "--json"]) == 0
     assert [each["step"] for each in told(capsys)["checkpoints"]] == [4]
+
+
+def test_a_store_of_more_than_a_resume_looks_at_is_listed_and_rolled_back(
+    empty: list[str], tmp_path: Path, s3: S3Server, bucket: str, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """With the usual retention a store holds up to ten checkpoints; a resume looks at the newest eight."""
+    carry(tmp_path, remote_of(bucket, s3.url, tmp_path, keep=10), range(1, 11))
+    assert main(["checkpoints", "list", *empty, "--json"]) == 0
+    assert [each["step"] for each in told(capsys)["checkpoints"]] == list(range(10, 0, -1))
+    assert main(["checkpoints", "restore", *empty, "--step", "1", "--into", empty[0], "--yes"]) == 0
+    capsys.readouterr()
+    assert main(["checkpoints", "list", *empty, "--json"]) == 0
+    states = [each["state"] for each in told(capsys)["checkpoints"]]
+    assert states == ["set_aside"] * 9 + ["complete"]
 
 
 @pytest.mark.parametrize("file", ["/shard-00000/", "/MANIFEST.json"])
