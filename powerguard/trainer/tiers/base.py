@@ -249,8 +249,8 @@ class Target(Protocol):
         """
         ...
 
-    def prune(self, keep: int, keep_days: int) -> list[str]:
-        """Remove what retention does not keep; return its names. Called only after a commit."""
+    def prune(self, keep: int, keep_days: int, spare: str) -> list[str]:
+        """Remove what retention does not keep; return its names. spare: the one that was just committed stays."""
         ...
 
 
@@ -334,18 +334,19 @@ class Listed:
         return cls(name=name, at_s=at_s, committed=MANIFEST in stored, set_aside=SET_ASIDE in stored)
 
 
-def outdated(listed: Iterable[Listed], keep: int, keep_days: int) -> list[str]:
+def outdated(listed: Iterable[Listed], keep: int, keep_days: int, spare: str = "") -> list[str]:
     """Choose what may go: all but the newest `keep`, the newest of each of the last `keep_days` days, and the marked.
 
     Newest is what was committed last, by one clock: the server's. A training that was rolled back has smaller steps
-    than what it left behind. What was never committed goes a day after a newer one was.
+    than what it left behind. What was never committed goes a day after a newer one was. spare: a name that stays: if the
+    server's clock was ahead for a while, all that is committed afterwards is older to it.
     """
     entries = sorted((each for each in listed if not each.set_aside), key=lambda each: (each.at_s, each.name))
     whole = [each for each in entries if each.committed][::-1]
     if not whole:
         return []
     newest_s = whole[0].at_s
-    kept = {each.name for each in whole[:keep]}
+    kept = {spare, *(each.name for each in whole[:keep])}
     days: dict[int, str] = {}
     for each in whole:
         if newest_s - each.at_s < keep_days * _DAY_S:

@@ -238,8 +238,8 @@ class ObjectTier:
                 raise conflict(self.url, name, there, manifest.digest) from None
         return True
 
-    def prune(self, keep: int, keep_days: int) -> list[str]:
-        names = outdated(self._listed(), keep, keep_days)
+    def prune(self, keep: int, keep_days: int, spare: str) -> list[str]:
+        names = outdated(self._listed(), keep, keep_days, spare)
         self._remove(names)
         return names
 

@@ -158,9 +158,9 @@ class PathTier:
             _sync(self._root)
         return created
 
-    def prune(self, keep: int, keep_days: int) -> list[str]:
+    def prune(self, keep: int, keep_days: int, spare: str) -> list[str]:
         with self._worded("prune"):
-            names = outdated(self._listed(), keep, keep_days)
+            names = outdated(self._listed(), keep, keep_days, spare)
             denied: OSError | None = None
             for name in names:
                 try:

@@ -203,7 +203,7 @@ class Transfer:
         self.gate.call(lambda: target.commit(name, manifest))  # where one stands already, this says whether it is ours
         self.progress.committed = True
         remote = self._order.remote
-        self.gate.call(lambda: target.prune(remote.keep, remote.keep_days))
+        self.gate.call(lambda: target.prune(remote.keep, remote.keep_days, name))
         return True
 
     def _manifest(self) -> Manifest:

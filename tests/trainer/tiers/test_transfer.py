@@ -282,6 +282,20 @@ def test_with_days_to_keep_today_s_newest_stays_once(tmp_path: Path, remote: Rem
     assert [found.step for found in tier_of(keeping, "llm").found()] == [3]
 
 
+def test_what_was_just_committed_stays_whatever_the_servers_clock_said(tmp_path: Path) -> None:
+    """A NAS whose clock was a year ahead dated its checkpoints so; until then each new one is older than they are."""
+    (tmp_path / "nas").mkdir()
+    remote = Remote(url=str(tmp_path / "nas"), keep=2, keep_days=7)
+    for step in (1, 2):
+        carried(save(tmp_path / "root", step, mib=1), remote)
+    for path in (tmp_path / "nas").rglob("*"):
+        ahead_s = path.stat().st_mtime + 365 * DAY_S
+        os.utime(path, (ahead_s, ahead_s))
+    for step in (3, 4):
+        carried(save(tmp_path / "root", step, mib=1), remote)
+        assert step in [found.step for found in tier_of(remote, "llm").found()]
+
+
 def listed(name: str, at_s: float, *, committed: bool = True, set_aside: bool = False) -> Listed:
     return Listed(name=name, at_s=at_s, committed=committed, set_aside=set_aside)
 
