@@ -338,8 +338,8 @@ def outdated(listed: Iterable[Listed], keep: int, keep_days: int, spare: str = "
     """Choose what may go: all but the newest `keep`, the newest of each of the last `keep_days` days, and the marked.
 
     Newest is what was committed last, by one clock: the server's. A training that was rolled back has smaller steps
-    than what it left behind. What was never committed goes a day after a newer one was. spare: a name that stays: if the
-    server's clock was ahead for a while, all that is committed afterwards is older to it.
+    than what it left behind. What was never committed goes a day after a newer one was. spare: a name that stays: if
+    the server's clock was ahead for a while, all that is committed afterwards is older to it.
     """
     entries = sorted((each for each in listed if not each.set_aside), key=lambda each: (each.at_s, each.name))
     whole = [each for each in entries if each.committed][::-1]
