@@ -150,12 +150,14 @@ def _remove(going: list[Entry], args: argparse.Namespace) -> tuple[list[Entry], 
     roots: dict[str, list[Entry]] = {}
     for entry in going:
         roots.setdefault(entry.path.rpartition("/")[0], []).append(entry)
-    for root, entries in roots.items():
-        if "://" in root:
-            tier_at(root, **access_of(args)).remove([each.name for each in entries])
-            gone += entries
-            continue
-        with _alone(Path(root)):
+    with contextlib.ExitStack() as stack:
+        for root in (each for each in roots if "://" not in each):
+            stack.enter_context(_alone(Path(root)))  # of all roots, before one is changed
+        for root, entries in roots.items():
+            if "://" in root:
+                tier_at(root, **access_of(args)).remove([each.name for each in entries])
+                gone += entries
+                continue
             for entry in entries:
                 because = remove_one(Path(entry.path))
                 if because:
@@ -189,16 +191,19 @@ def remove_one(path: Path) -> str:
     """
     disk = Disk()
     try:
-        lock = FolderLock(path)
+        with FolderLock(path):
+            for name in (MANIFEST, SEAL):
+                with contextlib.suppress(FileNotFoundError):
+                    disk.unlink(path / name)
+            disk.sync_folder(path)
+            remove(disk, path)
+            disk.sync_folder(path.parent)
     except BlockingIOError:
         return "another process is reading it (an upload?): try again later"
-    with lock:
-        for name in (MANIFEST, SEAL):
-            with contextlib.suppress(FileNotFoundError):
-                disk.unlink(path / name)
-        disk.sync_folder(path)
-        remove(disk, path)
-        disk.sync_folder(path.parent)
+    except FileNotFoundError:  # another process has removed it
+        return ""
+    except OSError as error:  # must not keep the others
+        return _words(error)
     return ""
 
 

@@ -1,5 +1,6 @@
 """`powerguard checkpoints prune`: nothing goes before what stays was read to the last byte."""
 
+import errno
 import json
 import os
 import time
@@ -17,6 +18,7 @@ from powerguard.trainer.store.manifest import MANIFEST
 from powerguard.trainer.store.store import Store
 from tests.cli.checkpoint_sites import IDS, flip, save
 from tests.golden import FIGURES, Golden
+from tests.trainer.tiers.rig import small_disk
 
 ROOT = Path(__file__).parents[3]
 
@@ -155,6 +157,30 @@ def test_not_beside_a_training(job: Path, capsys: pytest.CaptureFixture[str]) ->
         assert prune(job, "--yes") == 1
     assert "keep=" in capsys.readouterr().err
     assert len(steps(job)) == 4
+
+
+def test_of_several_roots_none_is_changed_beside_a_training(job: Path, tmp_path: Path) -> None:
+    for step in (1, 2, 3):
+        save(tmp_path / "other", step)
+    with Store(job, job="llm"):
+        assert main(["checkpoints", "prune", str(tmp_path / "other"), str(job), "--yes"]) == 1
+    assert (steps(tmp_path / "other"), len(steps(job))) == ([3, 2, 1], 4)
+
+
+def test_one_that_cannot_be_removed_does_not_keep_the_others(job: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """As over NFS, where a folder with a file that another host has open cannot be removed."""
+    busy = at(job, 20) / "busy"
+    busy.mkdir()
+    with small_disk(busy, 1):
+        assert prune(job, "--yes") == 1
+    told = capsys.readouterr().out
+    assert "removed 1 of 2" in told
+    assert f"{busy}: {os.strerror(errno.EBUSY)}" in told
+    assert [each.state for each in entries_at(str(job))] == ["complete", "complete", "unfinished"]
+
+
+def test_one_that_another_prune_has_removed_is_no_error(tmp_path: Path) -> None:
+    assert remove_one(tmp_path / "gone") == ""
 
 
 def test_what_somebody_reads_stays(job: Path, capsys: pytest.CaptureFixture[str], golden: Golden) -> None:
