@@ -72,7 +72,8 @@ def restore(source: Path, target: Path, only: Sequence[str], *, progress: Progre
     """Copy the chosen files of a sealed folder into a new one, verified, and seal that; return their names.
 
     Without `only` links and empty folders are copied, too. With it the new seal has no step: training cannot go on from
-    a part. What fails leaves no folder behind. Raises FilesError, SealError, OSError.
+    a part. target: a new folder, or one that is empty: it is so again after a failure. Raises FilesError, SealError,
+    OSError.
     """
     sealed = read_seal(source)
     if sealed is None:
@@ -94,8 +95,10 @@ def restore(source: Path, target: Path, only: Sequence[str], *, progress: Progre
                 (target / path).symlink_to(to)
         seal(target, step=sealed.step, part=bool(only))
     except BaseException:
-        if not was_there:
-            shutil.rmtree(target, ignore_errors=True)
+        for left in list(target.iterdir()) if was_there else [target]:
+            shutil.rmtree(left, ignore_errors=True)
+            with contextlib.suppress(OSError):  # it was no folder, but a file or a link
+                left.unlink()
         raise
     return [file.path for file in chosen]
 
@@ -169,7 +172,8 @@ def run(args: argparse.Namespace) -> int:
     except (RestoreError, PlaceError, StoreError, SealError, TierError, FilesError) as error:
         return fail(args, _VERB, str(error), 1)
     except OSError as error:
-        return fail(args, _VERB, f"{error.filename}: {error.strerror}" if error.filename else str(error), 1)
+        where = error.filename or args.undo or args.into or args.to
+        return fail(args, _VERB, f"{where}: {error.strerror or error}", 1)
     if args.json:
         print(json.dumps({"schema_version": 1, "object": "checkpoints_restore", **told}, indent=2))
     else:

@@ -1,7 +1,9 @@
 """`powerguard checkpoints restore`: what was chosen is rolled back, all else stays, and it can be undone."""
 
+import errno
 import json
 import logging
+import os
 import shutil
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +21,7 @@ from powerguard.trainer.store.manifest import MANIFEST, Manifest, committed_ms
 from powerguard.trainer.store.store import Store
 from tests.cli.checkpoint_sites import IDS, content, flip, items_of, save
 from tests.golden import FIGURES, Golden
+from tests.trainer.tiers.rig import small_disk
 
 ROOT = Path(__file__).parents[3]
 
@@ -262,6 +265,20 @@ def test_a_file_that_does_not_verify_is_not_restored(old: Path, tmp_path: Path) 
     with pytest.raises(SealError, match=r"model/b.bin: changed since it was sealed, at chunk 0"):
         restore(old, tmp_path / "out", [])
     assert not (tmp_path / "out").exists()
+    (tmp_path / "out").mkdir()
+    with pytest.raises(SealError):
+        restore(old, tmp_path / "out", [])
+    assert list((tmp_path / "out").iterdir()) == []
+
+
+def test_a_full_disk_is_named(old: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    (tmp_path / "small").mkdir()
+    with small_disk(tmp_path / "small", 1):
+        filling = tmp_path / "small" / "filling"
+        filling.write_bytes(bytes((1 << 20) - 8192))
+        assert main(["checkpoints", "restore", str(old), "--to", str(tmp_path / "small/out")]) == 1
+        assert list(filling.parent.iterdir()) == [filling]
+    assert f"{tmp_path}/small/out: {os.strerror(errno.ENOSPC)}" in said(capsys)
 
 
 def test_files_do_not_go_into_a_folder_that_is_there(old: Path, new: Path, capsys: pytest.CaptureFixture[str]) -> None:
