@@ -17,6 +17,7 @@ from powerguard.cli.render import Bar, amount
 from powerguard.trainer.seal.folder import verify
 from powerguard.trainer.seal.manifest import SEAL
 from tests.golden import Golden
+from tests.trainer.tiers.rig import small_disk
 
 ROOT = Path(__file__).parents[2]
 
@@ -80,6 +81,18 @@ def test_a_folder_that_cannot_be_written(folder: Path, capsys: pytest.CaptureFix
     finally:
         folder.chmod(0o700)
     assert os.strerror(errno.EACCES) in capsys.readouterr().err
+
+
+def test_of_several_the_one_on_a_full_disk_is_named(
+    folder: Path, tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    full = tmp_path / "full"
+    full.mkdir()
+    with small_disk(full, 1):
+        (full / "model.bin").write_bytes(bytes(1 << 20))
+        assert main(["seal", str(folder), str(full)]) == 1
+        assert not (full / SEAL).exists()
+    assert f"{full}: {os.strerror(errno.ENOSPC)}; there is no new seal" in capsys.readouterr().err
 
 
 def test_without_xxhash_it_says_what_to_install(folder: Path, golden: Golden) -> None:

@@ -46,7 +46,7 @@ def run(args: argparse.Namespace) -> int:
             except (SealError, OSError) as error:
                 if not args.json and done:
                     _tell(done)
-                return fail(args, "seal", _why(error), EX_REFUSED)
+                return fail(args, "seal", _why(error, folder), EX_REFUSED)
     if args.json:
         print(json.dumps(_object(done), indent=2))
     else:
@@ -54,10 +54,9 @@ def run(args: argparse.Namespace) -> int:
     return 0
 
 
-def _why(error: Exception) -> str:
+def _why(error: Exception, folder: str) -> str:
     if isinstance(error, OSError):
-        where = f"{error.filename}: " if error.filename else ""
-        return f"{where}{error.strerror or error}; there is no new seal"
+        return f"{error.filename or folder}: {error.strerror or error}; there is no new seal"
     return str(error)
 
 
