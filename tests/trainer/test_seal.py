@@ -16,7 +16,7 @@ import pytest
 import powerguard.trainer.seal
 from powerguard.trainer.seal.folder import Finding, newest_whole, prune, seal, sealed_in, verify
 from powerguard.trainer.seal.manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal, step_in
-from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.disk import Disk, FolderLock
 from powerguard.trainer.store.items import Buffer
 from powerguard.trainer.store.store import Store
 from tests.trainer.checkpoints import save
@@ -329,6 +329,13 @@ class _Full(Disk):
     def write(self, descriptor: int, content: memoryview, offset: int) -> int:
         os.pwrite(descriptor, content[:10], offset)
         raise OSError(28, "No space left on device")
+
+
+def test_two_do_not_seal_it_at_once(folder: Path) -> None:
+    """As all ranks of a script that calls it on each: one took the file away that another was about to put in place."""
+    with FolderLock(folder), pytest.raises(SealError, match=r"another process is sealing it.*of several ranks, on one"):
+        seal(folder)
+    assert seal(folder).is_new
 
 
 def test_a_full_disk_leaves_no_half_seal(folder: Path) -> None:

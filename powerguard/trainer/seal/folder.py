@@ -44,7 +44,7 @@ from powerguard.trainer.seal.manifest import (
     read_seal,
     step_in,
 )
-from powerguard.trainer.store.disk import Disk
+from powerguard.trainer.store.disk import Disk, FolderLock
 from powerguard.trainer.store.folders import BAD, OLD
 from powerguard.trainer.store.manifest import MANIFEST, step_of
 from powerguard.trainer.store.shards import in_threads
@@ -297,11 +297,22 @@ def seal(
 
     again: put a new seal in the place of one that does not hold (any more); without it that is refused. step: training
     step; None: as the folder's name has it (checkpoint-1200). part: the seal has no step, since training cannot go on
-    from what is there. Raises SealError, OSError; then there is no new seal.
+    from what is there. Raises SealError, also while another process seals it, OSError; then there is no new seal.
     """
-    root, disk = Path(folder).resolve(), disk or Disk()
+    root = Path(folder).resolve()
     _check_foreign(root)
     _check_alone(root)
+    try:
+        lock = FolderLock(root)
+    except BlockingIOError as error:
+        msg = f"{root}: another process is sealing it, or removing it (seal it once: of several ranks, on one)"
+        raise SealError(msg) from error
+    with lock:
+        return _seal(root, again=again, step=step, part=part, disk=disk or Disk(), progress=progress)
+
+
+def _seal(root: Path, *, again: bool, step: int | None, part: bool, disk: Disk, progress: Progress | None) -> Sealed:
+    """Seal a folder, which no other process of this host seals meanwhile."""
     before = _read_old(root, again=again)
     tree = walk(root)
     if not tree.files:
