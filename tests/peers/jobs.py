@@ -124,6 +124,10 @@ server.serve_forever()
 """A trainer that says over HTTP that it stands, and does not."""
 
 
+CLOSE_S = 20.0
+"""Less than the 60 s after which a test that failed, and does not come to its end, ends its whole worker."""
+
+
 def until(what: Callable[[], bool], limit_s: float = 60.0) -> None:
     """Wait for another process to have got there."""
     end_s = time.monotonic() + limit_s
@@ -302,6 +306,8 @@ class Jobs:
 
     def close(self) -> None:
         """End all that was started, and by its number only."""
+        for cgroup in self._cgroups:
+            self.adopt(map(int, (cgroup / "cgroup.procs").read_text(encoding="ascii").split()))
         pids = {process.pid for process in self._processes} | self._children
         for pid in pids:
             for number in (signal.SIGKILL, signal.SIGCONT):
@@ -309,9 +315,9 @@ class Jobs:
                     os.kill(pid, number)
         for process in self._processes:
             process.wait(30)
-        until(lambda: all(state(pid) in ("", "Z") for pid in self._children))
+        until(lambda: all(state(pid) in ("", "Z") for pid in self._children), CLOSE_S)
         for cgroup in self._cgroups:
-            until(lambda cgroup=cgroup: _is_removed(cgroup))  # type: ignore[misc]
+            until(lambda cgroup=cgroup: _is_removed(cgroup), CLOSE_S)  # type: ignore[misc]
         shutil.rmtree(self.root, ignore_errors=True)
 
 

@@ -64,9 +64,9 @@ def test_a_unit_of_a_terminal_server_is_no_job(jobs: Jobs, name: str) -> None:
     cgroup = jobs.cgroup("server.service")
     script = f'printf "{name}" > /proc/$$/comm; {PYTHON} -c "$0" $1 rank0 listens & {PYTHON} -c "$0" $2 rank0 &'
     server = jobs.start("/bin/sh", "-c", f"{script} wait", RANK, jobs.path("a.sock"), jobs.path("b"), cgroup=cgroup)
-    other = jobs.pid("b")
+    one, other = jobs.pid("a.sock"), jobs.pid("b")
     told = jobs.ask("stop", "a.sock")
-    assert (told["scope"], set(did(told))) == ("process tree", {jobs.pid("a.sock")})
+    assert (told["scope"], set(did(told))) == ("process tree", {one})
     assert not stands(server.pid)
     assert not stands(other)
 
