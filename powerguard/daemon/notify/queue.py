@@ -171,6 +171,8 @@ class Queue:
         self._take = take
         self._messages: dict[int, Message] = {}
         self._pending: dict[str, dict[int, None]] = {}
+        self._found: frozenset[int] = frozenset()
+        """Numbers of the messages that the file held at the start."""
         self._kept: dict[str, str] = {}
         self._seq = 0
         self._ops: list[Op] = []
@@ -213,6 +215,7 @@ class Queue:
             if seq in found:
                 owed.setdefault(target, {})[seq] = None
         self._seq = max(self._seq, max(messages, default=0))
+        self._found = frozenset(found)
         self._messages = found | self._messages
         self._pending = {name: owed.get(name, {}) | self._pending.get(name, {}) for name in owed | self._pending}
         self._kept = kept | self._kept
@@ -285,10 +288,14 @@ class Queue:
             del self._pending[name]
 
     def prune(self) -> None:
-        """Forget what is too old to be of use."""
+        """Forget what is too old to be of use, of an earlier daemon: since this one made its own, the clock may be set.
+
+        With an empty battery, it begins after a power failure in the year in which systemd was built.
+        """
         for seq, message in list(self._messages.items()):
             owed = any(seq in each for each in self._pending.values())
-            if not owed or KEEP_S < self._wall() - message.at < WRONG_CLOCK_S:
+            is_old = seq in self._found and KEEP_S < self._wall() - message.at < WRONG_CLOCK_S
+            if not owed or is_old:
                 self.lost += owed
                 self._forget(seq)
         self._write()

@@ -93,6 +93,16 @@ async def test_what_is_a_month_old_is_forgotten(tmp_path: Path) -> None:
         assert titles(made, "a") == ["message 2", "message 3"]
 
 
+async def test_what_was_made_before_the_clock_was_set_is_kept(tmp_path: Path) -> None:
+    """With an empty clock battery a host begins years ago; the network sets its clock before it takes a message."""
+    clock = Clock(ahead_s=-3 * 365 * 86400.0)
+    async with queue(tmp_path / "q.sqlite", clock) as made:
+        made.add(message(1, clock()), ("a",))
+        clock.ahead_s = 0.0
+        made.prune()
+        assert (titles(made, "a"), made.lost) == (["message 1"], 0)
+
+
 async def test_a_kill_at_any_instant_loses_nothing_that_was_written(tmp_path: Path) -> None:
     """The file is copied while it is in use, as a power cut would leave it."""
     path, copy = tmp_path / "q.sqlite", tmp_path / "copy.sqlite"
