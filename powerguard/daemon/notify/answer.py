@@ -1,4 +1,4 @@
-"""How the other side answered: its first line for people, and whether a status of success hides an error."""
+"""How the other side answered: one line for people, and whether a status of success hides an error."""
 
 import base64
 import json
@@ -17,10 +17,10 @@ _SECRET: Final = 6
 """Characters of a part that is a secret by itself: shorter ones are found in every text."""
 
 
-def first_line(body: bytes, secrets: Sequence[str] = ()) -> str:
-    """Return the first line of an answer, fit for a terminal, without secrets."""
-    text = redact(body[:MAX_ANSWER_BYTES].decode("utf-8", "replace"), secrets).strip()
-    return clean_text(text.partition("\n")[0].strip(), _LINE)
+def one_line(body: bytes, secrets: Sequence[str] = ()) -> str:
+    """Return the beginning of an answer in one line, fit for a terminal, without secrets."""
+    text = redact(body[:MAX_ANSWER_BYTES].decode("utf-8", "replace"), secrets)
+    return clean_text(" ".join(text.split()), _LINE)
 
 
 def error_in(body: bytes) -> bool:

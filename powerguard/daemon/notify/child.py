@@ -21,7 +21,7 @@ from email.utils import format_datetime
 from typing import Any, Final
 from urllib.parse import urlsplit
 
-from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, REDIRECTED, error_in, first_line
+from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, REDIRECTED, error_in, one_line
 
 Result = dict[str, object]
 NAME_S: Final = 2.0
@@ -85,10 +85,10 @@ def mail(request: dict[str, Any]) -> Result:
     except smtplib.SMTPNotSupportedError:
         return _failed("it does not offer STARTTLS or a login that we know: see tls and port")
     except smtplib.SMTPResponseException as error:
-        return _failed(f"{error.smtp_code} {first_line(_bytes(error.smtp_error))}", refused=error.smtp_code >= 500)
+        return _failed(f"{error.smtp_code} {one_line(_bytes(error.smtp_error))}", refused=error.smtp_code >= 500)
     except smtplib.SMTPRecipientsRefused as error:
         code, text = next(iter(error.recipients.values()))
-        return _failed(f"{code} {first_line(_bytes(text))}", refused=code >= 500)
+        return _failed(f"{code} {one_line(_bytes(text))}", refused=code >= 500)
     except (smtplib.SMTPException, OSError) as error:
         strerror = error.strerror if isinstance(error, OSError) and not isinstance(error, smtplib.SMTPException) else ""
         return _failed(f"no mail server answers ({strerror or type(error).__name__})")
@@ -181,7 +181,7 @@ def apprise(request: dict[str, Any]) -> Result:
     last = seen[-1]
     if 300 <= last.raw.status < 400:
         return _failed(REDIRECTED, refused=True)
-    line = f"{last.raw.status} {first_line(last.content)}".strip()
+    line = f"{last.raw.status} {one_line(last.content)}".strip()
     status = last.raw.status
     final = last.status_code == 422 or (400 <= status < 500 and status not in (408, 425, 429))
     refused = not ok and final

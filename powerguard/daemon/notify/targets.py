@@ -16,7 +16,7 @@ import aiohttp
 from aiohttp.abc import AbstractResolver, ResolveResult
 
 from powerguard.daemon.journal.journal import WorkerThread, in_thread
-from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, REDIRECTED, error_in, first_line, redact
+from powerguard.daemon.notify.answer import MAX_ANSWER_BYTES, REDIRECTED, error_in, one_line, redact
 from powerguard.daemon.notify.hearing import Message
 from powerguard.effectors.child import Ended, Spawn, clean_environment
 from powerguard.options import Secret, SecretError
@@ -171,7 +171,7 @@ class _Http(Target):
                 content += chunk
                 if len(content) >= MAX_ANSWER_BYTES:
                     break
-        answer = f"{told.status} {first_line(content, self.secrets)}".strip()
+        answer = f"{told.status} {one_line(content, self.secrets)}".strip()
         if 200 <= told.status < 300:
             return content, answer
         if 300 <= told.status < 400:
@@ -321,7 +321,7 @@ class Program(Target):
     async def deliver(self, message: Message, limit_s: float) -> str:
         argv = self._options.command if isinstance(self._options, CommandOptions) else CHILD
         ended = await self._run(argv, message.plain(), clean_environment(), limit_s)
-        line = first_line(ended.stdout or ended.stderr)
+        line = one_line((ended.stdout or ended.stderr).strip().partition(b"\n")[0])
         answer = f"exit status {ended.returncode}" + (f": {line}" if line else "")
         if ended.returncode != 0:
             raise DeliveryError(answer)

@@ -14,7 +14,7 @@ import pytest
 from aiohttp import web
 
 from powerguard.core.model.actions import Level
-from powerguard.daemon.notify.answer import first_line, redact
+from powerguard.daemon.notify.answer import one_line, redact
 from powerguard.daemon.observe.readiness import UNREACHED_S
 from tests.daemon.notify.post import Clock, began, ended, note, options, post, secret
 from tests.peers.nut_tls import Authority
@@ -131,7 +131,8 @@ async def test_a_template_that_went_missing_is_told_and_retried(receiver: Receiv
 
 ANSWERS = [
     (web.Response, {"status": 404, "text": "no_service"}, "404 no_service"),
-    (web.Response, {"status": 500, "text": "oops\nmore"}, "500 oops"),
+    (web.Response, {"status": 500, "text": "oops\nmore"}, "500 oops more"),
+    (web.Response, {"status": 400, "text": '{\n  "error": "unknown room"\n}\n'}, '400 { "error": "unknown room" }'),
     (web.json_response, {"data": {"errcode": 310000, "errmsg": "sign"}}, '200 {"errcode": 310000, "errmsg": "sign"}'),
     (web.json_response, {"data": {"ok": False, "error": "x"}}, '200 {"ok": false, "error": "x"}'),
     (web.json_response, {"data": {"code": 19001, "msg": "x"}}, '200 {"code": 19001, "msg": "x"}'),
@@ -248,8 +249,8 @@ async def test_no_secret_gets_out(receiver: Receiver, tmp_path: Path, caplog: py
     ],
 )
 def test_an_answer_shows_no_part_of_a_secret(text: str, secret: str, shown: str) -> None:
-    assert first_line(text.encode(), [secret]) == shown
-    assert "S3CRET" not in redact(first_line(text.encode()), [secret])
+    assert one_line(text.encode(), [secret]) == shown
+    assert "S3CRET" not in redact(one_line(text.encode()), [secret])
 
 
 async def test_an_answer_that_is_late_shows_no_secret_that_has_changed_since(
