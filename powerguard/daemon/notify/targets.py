@@ -196,12 +196,15 @@ def _failure(error: Exception, ca_file: str | None) -> str:
         return f"{ca_file}: cannot be read as certificates"
     if isinstance(error, aiohttp.ClientConnectorSSLError):
         return "what listens there does not speak TLS"
+    if isinstance(error, aiohttp.ClientHttpProxyError):
+        return f"its proxy refuses the connection (HTTP {error.status})"
     if isinstance(error, aiohttp.InvalidURL):
         return "its URL is not one (http://... or https://...)"
     if isinstance(error, aiohttp.ClientConnectorDNSError | socket.gaierror):
         return "its name does not resolve"
     if isinstance(error, aiohttp.ClientConnectorError):
-        return f"no connection ({errno.errorcode.get(error.os_error.errno or 0, 'unknown reason')})"
+        where = " to its proxy" if isinstance(error, aiohttp.ClientProxyConnectionError) else ""
+        return f"no connection{where} ({errno.errorcode.get(error.os_error.errno or 0, 'unknown reason')})"
     if isinstance(error, FileNotFoundError | PermissionError) and ca_file is not None:
         return f"{ca_file}: {error.strerror}"
     return f"no whole answer ({type(error).__name__})"

@@ -18,6 +18,7 @@ from powerguard.daemon.notify.answer import one_line, redact
 from powerguard.daemon.observe.readiness import UNREACHED_S
 from tests.daemon.notify.post import Clock, began, ended, note, options, post, secret
 from tests.peers.nut_tls import Authority
+from tests.peers.ports import free_port
 
 Handler = Callable[[web.Request], Awaitable[web.StreamResponse]]
 PATH = "/services/T0SECRET/B0SECRET"
@@ -154,6 +155,28 @@ async def test_a_hanging_and_a_dripping_target_end_at_the_limit(receiver: Receiv
     receiver.hangs = True
     async with post(options(hook=hook(receiver, tmp_path, limit_s=2)), tmp_path) as made:
         assert await made.messenger.test(["hook"], 30.0) == {"hook": (False, "no answer within 2 s")}
+
+
+async def test_a_proxy_that_refuses_or_is_not_there_is_named(tmp_path: Path) -> None:
+    """Else it looks as if the service itself did not answer."""
+
+    async def refuse(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.readuntil(b"\r\n\r\n")
+        writer.write(b"HTTP/1.1 407 Proxy Authentication Required\r\nContent-Length: 0\r\n\r\n")
+        writer.close()
+
+    async with await asyncio.start_server(refuse, "127.0.0.1", 0) as server:
+        url = secret(tmp_path, "url", "https://hooks.example.org/x")
+        ports = {"refuses": server.sockets[0].getsockname()[1], "gone": free_port()}
+        targets = {
+            name: {"kind": "webhook", "url": url, "limit_s": 30, "proxy": f"http://127.0.0.1:{port}"}
+            for name, port in ports.items()
+        }
+        async with post(options(**targets), tmp_path) as made:
+            assert await made.messenger.test(targets, 30.0) == {
+                "refuses": (False, "its proxy refuses the connection (HTTP 407)"),
+                "gone": (False, "no connection to its proxy (ECONNREFUSED)"),
+            }
 
 
 async def test_redirects_are_not_followed(receiver: Receiver, tmp_path: Path) -> None:
