@@ -21,6 +21,7 @@ from powerguard.cli.imports.apcupsd import apcupsd_words
 from powerguard.cli.imports.draft import MAX_BYTES, source_at
 from powerguard.cli.imports.nut import FILES, nut_sections, nut_words, shell_words
 from powerguard.cli.imports.nut import folder as nut_folder
+from powerguard.cli.install.pieces import HOOKS, LIBRARY
 from powerguard.cli.main import main
 from powerguard.options import Secret
 from powerguard.settings.load import load
@@ -331,6 +332,15 @@ def test_an_apcupsd_that_asks_us_already(fixture: Copy) -> None:
     ended = imported("apcupsd", of, "--json")
     assert ended.object["settings"]["ups"]["desk-ups"]["sources"][0]["leaves_shutdown"] is True
     assert "script_suppresses" not in ended.warned
+
+
+def test_the_script_that_is_better_is_named_where_install_puts_it(fixture: Copy) -> None:
+    """Only a checkout has a folder config."""
+    found = imported("apcupsd", fixture("apcupsd-usb"), "--json").object
+    told = [one.get("right", one["what"]) for one in [*found["warnings"], *found["notes"]]]
+    hooks = [text for text in told if "powerguard-event" in text or "config/" in text]
+    assert hooks
+    assert all(f"{LIBRARY}/{HOOKS[0]}" in text for text in hooks)
 
 
 def test_the_scripts_that_come_with_apcupsd_are_not_the_sites_own(fixture: Copy) -> None:

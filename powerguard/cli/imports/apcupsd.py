@@ -274,7 +274,7 @@ def _script(event: str, script: Path, draft: Draft) -> bool:
             "script_suppresses",
             where,
             "always exits with 99, so apcupsd's own shutdown never runs",
-            "config/apcupsd/powerguard-event exits with 99 only while powerguard owns the shutdown",
+            "/usr/lib/powerguard/apcupsd/powerguard-event exits with 99 only while powerguard owns the shutdown",
         )
     elif event not in ("doshutdown", "doreboot", "killpower") and _STOPS.search(text):
         draft.warn(
@@ -284,5 +284,9 @@ def _script(event: str, script: Path, draft: Draft) -> bool:
             "leave that to powerguard",
         )
     elif _STOCK not in text:
-        draft.note("script", where, "a script of your own: keep it, or replace it by that in config/apcupsd")
+        draft.note(
+            "script",
+            where,
+            "a script of your own: keep it, or replace it by /usr/lib/powerguard/apcupsd/powerguard-event",
+        )
     return False
