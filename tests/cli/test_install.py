@@ -142,6 +142,7 @@ def test_what_is_not_ours_is_refused_before_anything_is_written(image: Path, run
         "refused: is masked" if theirs == "mask" else "refused"
     )
     assert tree(image) == before
+    assert {each["did"] for each in told["files"] if not each["did"].startswith("refused")} == {"not done"}
     assert run("--force")[0] == 0
     assert "powerguard-off" in unit.read_text(encoding="utf-8")
     assert not unit.is_symlink()

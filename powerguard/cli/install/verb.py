@@ -182,15 +182,15 @@ def _then_sentinel(disk: "Disk", report: Report) -> None:
 def _put(disk: "Disk", wanted: "list[Piece]", report: Report, *, force: bool) -> bool:
     """Put all pieces in place, or none if one of them is refused. Return whether they were."""
     looks = [disk.look(piece) for piece in wanted]
+    report.failed = not force and any(look.found == "foreign" for look in looks)
     todo: list[Piece] = []
     for look in looks:
         if look.found == "same":
             did = "unchanged"
         elif look.found in {"foreign", "disabled"} and not force:
             did = f"{'refused' if look.found == 'foreign' else 'left out'}: {look.why}"
-            report.failed = report.failed or look.found == "foreign"
         else:
-            did = report.did(_WORDS[look.found])
+            did = "not done" if report.failed else report.did(_WORDS[look.found])
             todo.append(look.piece)
         report.files.append((look.piece.path, look.piece.what, did))
     if report.failed:
