@@ -814,6 +814,24 @@ def test_an_older_journal(journals: dict[str, Path], report: Report, run: Run, t
     golden("report", run("report", "--journal", path)[1], varies=FIGURES)
 
 
+def test_a_power_off_whose_steps_are_gone_has_an_unknown_loss(
+    journals: dict[str, Path], report: Report, tmp_path: Path
+) -> None:
+    """A journal that was rebuilt from a damaged file may have the outage and no step of it."""
+    told = report(changed(journals["powered-off"], tmp_path / "j.sqlite", "DELETE FROM entries"))
+    assert (told["outcome"], told["steps_lost"]) == ("clean_shutdown", None)
+
+
+def test_an_export_without_its_first_inputs_is_not_complete(
+    journals: dict[str, Path], run: Run, tmp_path: Path
+) -> None:
+    """The oldest inputs of a very long outage are removed: a replay of it must say so."""
+    first = "DELETE FROM recorded WHERE seq = (SELECT min(seq) FROM recorded)"
+    path = changed(journals["powered-off"], tmp_path / "j.sqlite", first)
+    meta = json.loads(run("history", "export", "last", "--journal", path)[1].splitlines()[0])
+    assert (meta["complete"], meta["dropped"]) == (False, 0)
+
+
 @pytest.mark.parametrize("value", ["1e999", "-1e999", "NaN", '"<b>"', "null", "true", "[1]", "-5", "1e300"])
 def test_figures_that_are_none_are_unknown(value: str, journals: dict[str, Path], run: Run, tmp_path: Path) -> None:
     """Every verb still answers, and what is for programs is JSON."""

@@ -536,8 +536,9 @@ def steps_lost(facts: OutageFacts, asked: Sequence[Mapping[str, Any]]) -> int | 
     No step is lost if the host and its trainers never went down. If the host did, without a checkpoint in time, the
     distance of training to its newest checkpoint counts.
     """
-    returned = facts.first("host_returned")
-    if returned is None and facts.phase("shutdown") is None and facts.outage.record.outcome != "lost":
+    returned, outcome = facts.first("host_returned"), facts.outage.record.outcome
+    stayed_on = returned is None and facts.phase("shutdown") is None
+    if stayed_on and outcome not in ("lost", "clean_shutdown", "dirty"):  # else the journal has lost these steps
         ended = [trainer["steps_lost"] for trainer in asked if trainer["ended_s"] is not None]
         return None if None in ended else max(ended, default=0)
     known: list[int] = [trainer["steps_lost"] for trainer in asked if trainer["steps_lost"] is not None]

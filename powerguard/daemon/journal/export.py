@@ -79,7 +79,8 @@ def _told(
         "ended_at": record.ended_wall,
         "outcome": record.outcome,
         "figures": dict(record.figures),
-        "complete": bool(rows) and not dropped,
+        # A life that does not begin with its settings has lost its first inputs: those of a long outage are removed.
+        "complete": bool(rows) and not dropped and all(row.heard.start is not None for row in rows),
         "dropped": dropped,
         "anonymized": anonymized,
     }
