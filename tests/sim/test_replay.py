@@ -312,6 +312,21 @@ def test_what_a_drill_did_before_the_outage_is_not_set_against_anything() -> Non
     assert {each.verdict for each in compare(both)} == {"same"}
 
 
+def test_a_checkpoint_before_the_outage_takes_no_answer_of_one_in_it() -> None:
+    """An operator asked shortly before: the outage's own checkpoint was taken for that one, and nothing was resumed."""
+    asked = CheckpointNow(at_s=2.5, who="root")
+    events = (*outage(2.0), asked, *outage(400.0, back_s=110.0)[3:])
+    alone = replay(recording(*outage(400.0, back_s=110.0), began_s=6.0))
+    order = next(line for line in alone.lines if isinstance(line.action, TriggerCheckpoint))
+    assert isinstance(order.action, TriggerCheckpoint)
+    done = Done(at_s=order.t_s + 20.0, action=order.action, took_s=20.0, detail=(("step", 7), ("paused", True)))
+    deed = Deed(action=order.action, at_s=order.t_s, outcome=done)
+    told = replay(recording(*events, deeds=(deed,), began_s=6.0))
+    assert [label for label, _ in orders(told)].count("TriggerCheckpoint") == 2
+    assert "ResumeTrainer" in dict(orders(told))
+    assert [each.note.event for each in told.lines if each.note].count("trainer_left_paused") == 0
+
+
 def test_a_repeated_order_is_one(capsys: pytest.CaptureFixture[str]) -> None:
     """After a restart the same order is given again: neither the recording nor the replay counts it twice."""
     path = FOLDER / "killed-and-powered-off.jsonl"

@@ -463,7 +463,9 @@ class _Player:
         self._open[action.id] = action
         if action.id not in self._given:
             known = self._deeds.get((type(action).__name__, str(getattr(action, "trainer", ""))))
-            self._given[action.id] = at_s, known.popleft() if known else None
+            # An export has the orders of its outage alone: one from before it, such as an operator's, is none of them.
+            is_earlier = at_s + self._leg.shift_s < (self._recording.began_s or -math.inf)
+            self._given[action.id] = at_s, known.popleft() if known and not is_earlier else None
         # One that is repeated after a restart is the same order, answered as it was, as far as that is ahead.
         given_s, deed = self._given[action.id]
         if isinstance(action, PowerOff):
