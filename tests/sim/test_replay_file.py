@@ -350,6 +350,34 @@ def test_an_export_without_settings_is_decided_by_the_defaults(tmp_path: Path) -
     assert replay(recording).phase == "online"
 
 
+def test_a_wall_clock_that_was_set_moves_no_moment(tmp_path: Path) -> None:
+    """By two hours between two lives of a boot, and in the next boot until it was corrected: each has its own clock."""
+    lines = [json.loads(line) for line in EXPORT.read_text(encoding="utf-8").splitlines()]
+    starts = [line for line in lines if line["kind"] == "start"]
+    again, next_boot = starts[1], starts[-1]
+    assert (again["boot"], next_boot["boot"]) == (0, 1)
+    for line in lines:
+        is_set = line.get("boot") == 1 or (line.get("boot") == 0 and line["at_s"] >= again["at_s"])
+        if is_set and "at" in line:
+            line["at"] -= 7200.0
+    next_boot["at"] += 900_000.0
+    (was,) = load(str(EXPORT), WANTED)
+    (now,) = load(export(tmp_path, *lines), WANTED)
+    assert [leg.shift_s for leg in now.legs] == pytest.approx([leg.shift_s for leg in was.legs], abs=0.01)
+    assert [mark.t_s for mark in now.marks] == pytest.approx([mark.t_s for mark in was.marks], abs=0.01)
+
+
+def test_an_unbelievable_wall_clock_of_the_next_boot_is_left_aside(tmp_path: Path) -> None:
+    lines = [json.loads(line) for line in EXPORT.read_text(encoding="utf-8").splitlines()]
+    for line in lines:
+        if line.get("boot") == 1 and "at" in line:
+            line["at"] -= 900_000.0
+    (now,) = load(export(tmp_path, *lines), WANTED)
+    before, after = now.legs[-2:]
+    assert after.at_s + after.shift_s == pytest.approx(before.events[-1].at_s + before.shift_s)
+    assert "the wall clock was wrong: how long the host was off is not known" in now.told
+
+
 def test_several_outages_in_one_file(tmp_path: Path) -> None:
     found = load(export(tmp_path, META, TOLD, {"kind": "end"}, META | {"outage": "o-2"}, TOLD, {"kind": "end"}), WANTED)
     assert [recording.name for recording in found] == ["o-1", "o-2"]

@@ -8,14 +8,14 @@ import csv
 import json
 import math
 import re
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from dataclasses import dataclass, fields, replace
 from difflib import get_close_matches
 from itertools import chain, pairwise
 from pathlib import Path
 from typing import BinaryIO, Final, cast
 
-from powerguard.core.comeback.recovery import reloaded
+from powerguard.core.comeback.recovery import LONGEST_GAP_S, reloaded
 from powerguard.core.model.actions import Action
 from powerguard.core.model.events import (
     CheckpointProgress,
@@ -343,11 +343,10 @@ def _coarse(
 
 @dataclass(slots=True)
 class _Life:
-    """One life of the daemon, while it is being read. wall: what the wall clock said at zero of this boot."""
+    """One life of the daemon, while it is being read."""
 
     boot: int
     at_s: float | None = None
-    wall: float | None = None
     policy: Policy | None = None
     state: State | None = None
     events: list[Event] | None = None
@@ -381,12 +380,12 @@ class _Outage:
         if kind not in ("start", "reading", "tick", "event", "note", "action", "outcome"):
             return  # A newer version's: it says more, not something else.
         boot, at_s = _whole(line, "boot"), _seconds(line, "at_s")
+        if kind not in ("reading", "tick", "event"):
+            self._walls[boot] = _seconds(line, "at") - at_s
         if kind == "start":
             policy = from_plain(line.get("policy"), Policy)
             state = from_plain(line.get("state"), State)
-            wall = _seconds(line, "at") - at_s
-            life = _Life(boot, at_s=at_s, wall=wall, policy=policy, state=state, events=[])
-            self.lives.append(life)
+            self.lives.append(_Life(boot, at_s=at_s, policy=policy, state=state, events=[]))
         elif kind == "reading":
             plain = {name: value for name, value in line.items() if name not in ("kind", "boot")}
             self._hear(boot, from_plain(plain | {KIND: "Reading"}, Reading), number)
@@ -395,7 +394,6 @@ class _Outage:
         elif kind == "event":
             self._hear(boot, cast("Event", from_plain(line.get("event"), Event)), number)
         else:
-            self._walls.setdefault(boot, _seconds(line, "at") - at_s)
             self._told_s.append((boot, at_s))
             self._done(kind, boot, at_s, line)
 
@@ -437,10 +435,10 @@ class _Outage:
         lives = [life for life in self.lives if life.events or life.state is not None]
         if not any(isinstance(event, Reading) for life in lives for event in life.events or ()):
             raise ReplayFileError(self._path, f"outage {self.meta.get('outage')}: no readings in it")
-        zero = self._wall(lives[0]) or 0.0
+        shifts = self._shifts(lives)
         ends = (*(life.at_s if life.boot == before.boot else None for before, life in pairwise(lives)), None)
-        legs = tuple(self._leg(life, zero, wanted, end_s) for life, end_s in zip(lives, ends, strict=True))
-        shifts = {life.boot: leg.shift_s for life, leg in zip(lives, legs, strict=True)}
+        legs = tuple(self._leg(life, shifts, wanted, end_s) for life, end_s in zip(lives, ends, strict=True))
+        zero = self._walls.get(lives[0].boot, 0.0)
         known = [(boot, mark) for boot, mark in self._marks if boot in shifts or boot in self._walls]
         marks = [
             replace(mark, t_s=mark.t_s + shifts.get(boot, self._walls.get(boot, zero) - zero)) for boot, mark in known
@@ -462,10 +460,27 @@ class _Outage:
             told=tuple(self.told),
         )
 
-    def _wall(self, life: _Life) -> float | None:
-        return self._walls.get(life.boot) if life.wall is None else life.wall
+    def _shifts(self, lives: Sequence[_Life]) -> dict[int, float]:
+        """Seconds from each boot's clock to that of the first one, by boot.
 
-    def _leg(self, life: _Life, zero: float, wanted: Wanted, next_s: float | None) -> Leg:
+        Between two boots only the wall clock counts, with its last value in each, because one that was wrong at boot is
+        soon corrected. If it leaves no believable time between them, the later boot follows at once.
+        """
+        zero = self._walls.get(lives[0].boot, 0.0)
+        shifts: dict[int, float] = {}
+        ended_s: float | None = None
+        for life in lives:
+            known_s = [*([] if life.at_s is None else [life.at_s]), *(event.at_s for event in life.events or ())]
+            if life.boot not in shifts:
+                shifts[life.boot] = self._walls.get(life.boot, zero) - zero
+                away_s = 0.0 if ended_s is None else known_s[0] + shifts[life.boot] - ended_s
+                if not 0.0 <= away_s <= LONGEST_GAP_S:
+                    shifts[life.boot] -= away_s
+                    self.told.append("the wall clock was wrong: how long the host was off is not known")
+            ended_s = known_s[-1] + shifts[life.boot]
+        return shifts
+
+    def _leg(self, life: _Life, shifts: Mapping[int, float], wanted: Wanted, next_s: float | None) -> Leg:
         events = tuple(life.events or ())
         policy = wanted.policy or life.policy
         if policy is None:
@@ -495,13 +510,12 @@ class _Outage:
         if wanted.trainers is not None:
             events = tuple(event for event in events if not _is_of_trainer(event))
             state = None if state is None else _with_trainers(policy, state)
-        wall = self._wall(life)
         first_s = events[0].at_s if events else 0.0
         return Leg(
             at_s=first_s if life.at_s is None else life.at_s,
             policy=policy,
             state=state,
-            shift_s=0.0 if wall is None else wall - zero,
+            shift_s=shifts[life.boot],
             events=events,
             end_s=max(
                 (at_s for boot, at_s in self._told_s if boot == life.boot and (next_s is None or at_s < next_s)),
