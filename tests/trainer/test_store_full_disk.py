@@ -261,6 +261,29 @@ class FillingDisk(Disk):
         return super().write(descriptor, content, offset)
 
 
+class Quota(Disk):
+    """A user whose quota has room for the state, and for nothing besides."""
+
+    def allocate(self, descriptor: int, size_bytes: int) -> None:
+        if size_bytes > SIZE + 4096:
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        super().allocate(descriptor, size_bytes)
+
+    def rename(self, old: Path, new: Path) -> None:
+        if old.name.startswith(".slot-") and any(old.parent.glob(".room-*")):
+            raise OSError(errno.EDQUOT, os.strerror(errno.EDQUOT))
+        super().rename(old, new)
+
+
+def test_a_quota_that_is_nearly_used_up_is_as_a_disk_that_is_nearly_full(tmp_path: Path) -> None:
+    """The room in which a file could grow, and that of a longer name, are not needed."""
+    with Store(tmp_path / "ck", job="test", disk=Quota()) as store:
+        save(store, 1, [Buffer("weights", bytes(SIZE))])
+        store.prepare(SIZE)
+        save(store, 2, [Buffer("weights", bytes(SIZE))], urgent=True)
+        assert [found.step for found in store.found()] == [2, 1]
+
+
 def test_a_slot_that_the_disk_has_no_room_for_gives_back_what_it_took(tmp_path: Path) -> None:
     """The rest of the disk is for the next emergency, not for half a slot."""
     with Store(tmp_path / "ck", job="test", disk=FillingDisk()) as store:

@@ -116,6 +116,8 @@ _EXTENT_LAST: Final = 0x1
 _EXTENT_SHARED: Final = 0x2000
 _NO_DIRECT: Final = {errno.EINVAL, errno.EOPNOTSUPP}
 _NO_ALLOCATE: Final = {errno.EOPNOTSUPP, errno.ENOSYS, errno.EINVAL}
+FULL: Final = {errno.ENOSPC, errno.EDQUOT}
+"""Errors of a full disk, or of a user whose quota is used up."""
 _GONE: Final = {errno.ENOENT, errno.ENOTDIR, errno.ESTALE}
 
 
@@ -139,7 +141,7 @@ class Disk:
         os.close(descriptor)
 
     def allocate(self, descriptor: int, size_bytes: int) -> None:
-        """Reserve blocks for a file of this size, where the file system can; raises OSError ENOSPC when full."""
+        """Reserve blocks for a file of this size, where the file system can; raises OSError (`FULL`) when full."""
         if size_bytes and _fallocate(descriptor, 0, 0, size_bytes):
             number = ctypes.get_errno()
             if number not in _NO_ALLOCATE:

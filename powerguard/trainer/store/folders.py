@@ -21,7 +21,7 @@ from pathlib import Path
 from threading import Event, Lock
 from typing import Final
 
-from powerguard.trainer.store.disk import Disk, DiskFile, FolderLock, is_gone, shares_blocks
+from powerguard.trainer.store.disk import FULL, Disk, DiskFile, FolderLock, is_gone, shares_blocks
 from powerguard.trainer.store.manifest import (
     MANIFEST,
     MAX_MANIFEST_BYTES,
@@ -176,7 +176,6 @@ def has_manifest(folder: Path) -> bool:
         return True
 
 
-FULL: Final = {errno.ENOSPC, errno.EDQUOT}
 BAD: Final = "bad-"
 OLD: Final = "old-"
 """What the name of a checkpoint begins with that did not verify, or before whose step training has gone back."""
@@ -459,7 +458,7 @@ class Slots:
         try:
             self._disk.rename(old, new)
         except OSError as error:
-            if error.errno != errno.ENOSPC:
+            if error.errno not in FULL:
                 raise
             with contextlib.suppress(FileNotFoundError):
                 self._disk.unlink(self._root / _ROOM)

@@ -23,7 +23,7 @@ from pathlib import Path
 from threading import Event, Lock, Thread
 from typing import Final, Self
 
-from powerguard.trainer.store.disk import Disk, DiskFile, FolderLock, refuses_direct, stop_direct
+from powerguard.trainer.store.disk import FULL, Disk, DiskFile, FolderLock, refuses_direct, stop_direct
 from powerguard.trainer.store.items import Arranged, Copier, Flight, Item, Loaded
 from powerguard.trainer.store.manifest import (
     ALIGN,
@@ -413,7 +413,7 @@ def _allocate(file: DiskFile, size_bytes: int, room_bytes: int) -> None:
     try:
         file.allocate(max(room_bytes, size_bytes))
     except OSError as error:
-        if error.errno != errno.ENOSPC or room_bytes <= size_bytes:
+        if error.errno not in FULL or room_bytes <= size_bytes:
             raise
         file.allocate(size_bytes)  # room to grow would be good, and is not needed
 

@@ -23,10 +23,9 @@ from threading import Event
 from typing import Final, Self, TypeVar
 
 from powerguard.trainer.log import log
-from powerguard.trainer.store.disk import NO_LOCKS, Disk, DiskFile, FolderLock, shared_soon
+from powerguard.trainer.store.disk import FULL, NO_LOCKS, Disk, DiskFile, FolderLock, shared_soon
 from powerguard.trainer.store.folders import (
     BAD,
-    FULL,
     MANIFEST_ROOM,
     OLD,
     UNBORN,
