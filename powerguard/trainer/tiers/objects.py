@@ -13,6 +13,7 @@ This is the only module that knows obstore's settings and what its errors mean.
 import configparser
 import os
 import re
+import secrets
 import stat
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
@@ -339,6 +340,10 @@ class ObjectTier:
 
         with self._worded("list"):
             prefixes = obstore.list_with_delimiter(self._store)["common_prefixes"]
+        if not prefixes and self._content(f"probe-{secrets.token_hex(8)}", MAX_MANIFEST_BYTES) is not None:
+            # In a web page, too, nothing is listed; and training must not begin at step 0 for one.
+            msg = f"{self.url}: answers as a web page does (set endpoint to the store's S3 address, not to its console)"
+            raise TierError(Kind.UNUSABLE, msg)
         return sorted((name for name in prefixes if step_of(name) is not None), reverse=True)
 
     def _by_commit(self) -> list[str]:

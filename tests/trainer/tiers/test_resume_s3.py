@@ -12,7 +12,7 @@ from powerguard.trainer.store.resume import LocalTier, ResumeError, choose
 from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers import ObjectTier
 from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOrder
-from tests.trainer.tiers.rig import CHUNK, Proxy, S3Server, flip, remote_of, save, state, storm
+from tests.trainer.tiers.rig import CHUNK, Fault, Proxy, S3Server, flip, remote_of, save, state, storm
 
 
 def test_of_an_object_store_only_the_rotten_chunk_is_fetched(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
@@ -77,3 +77,14 @@ def test_a_rotten_manifest_is_passed_over_and_alone_it_is_no_empty_bucket(
             s3.put(f"{folder}/{name}/{MANIFEST}", b"rotten")
         with pytest.raises(ResumeError, match=rf"may be some: s3: {bucket}/llm/step-.*/{MANIFEST}: is not readable"):
             choose([LocalTier(store), ObjectTier(remote, "llm")], Alone(), job="llm", key="again")
+
+
+def test_a_web_page_is_no_empty_bucket(tmp_path: Path, proxy: Proxy, bucket: str) -> None:
+    """The console of a store, or a proxy's page for people who have to log in, has a page for every address."""
+    proxy.rule = lambda _method, _path: Fault(200, "Login")
+    remote = remote_of(bucket, proxy.url, tmp_path)
+    with (
+        Store(tmp_path / "new", job="llm", slots=0) as store,
+        pytest.raises(ResumeError, match=r"may be some: s3: .* answers as a web page does"),
+    ):
+        choose([LocalTier(store), ObjectTier(remote, "llm")], Alone(), job="llm")
