@@ -527,6 +527,27 @@ def test_what_cannot_be_read_is_left_where_it_is() -> None:
         assert there(root) == ["checkpoint-1", "checkpoint-2"]
 
 
+@pytest.mark.root
+def test_a_seal_that_cannot_be_read_is_left_where_it_is() -> None:
+    """As one that root has written with a umask of 077: it keeps neither a start nor a save from its end."""
+    with short_folder() as root:
+        made(root, "checkpoint-1", "checkpoint-2", "checkpoint-3", "checkpoint-4")
+        for path in (root, *root.rglob("*")):
+            os.chown(path, 65534, -1)
+        for name in ("checkpoint-1", "checkpoint-4"):
+            (root / name / SEAL).chmod(0)
+        os.seteuid(65534)
+        try:
+            assert newest_whole(root) == root / "checkpoint-3"
+            prune(root, 1)
+            assert there(root) == ["checkpoint-1", "checkpoint-3", "checkpoint-4"]
+            shutil.rmtree(root / "checkpoint-3")
+            with pytest.raises(OSError, match=rf"no older checkpoint is whole .*{SEAL}: .*Permission denied"):
+                newest_whole(root)
+        finally:
+            os.seteuid(0)
+
+
 def test_what_a_newer_powerguard_sealed_is_left_where_it_is(tmp_path: Path) -> None:
     """After a way back to an older version it is no damage; the next version takes it again."""
     made(tmp_path, "checkpoint-1", "checkpoint-2")

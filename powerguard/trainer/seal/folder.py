@@ -596,7 +596,7 @@ def _step(folder: Path, *, by_name: bool = False) -> int:
     """The step of a seal; -1 without one, or of a damaged one. by_name: a seal that cannot be judged has its name's."""
     try:
         seal = read_seal(folder)
-    except UnjudgedError:
+    except (UnjudgedError, OSError):
         step = step_in(folder.name) if by_name else None
         return -1 if step is None else step
     except SealError:
@@ -621,6 +621,8 @@ def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
             continue  # another rank has set it aside
         except UnjudgedError as error:
             findings = (Finding(kind=UNREADABLE, path=SEAL, because=str(error)),)
+        except OSError as error:
+            findings = (Finding(kind=UNREADABLE, path=str(error.filename), because=error.strerror or str(error)),)
         except SealError as error:
             findings = (Finding(kind="changed", path=SEAL, because=str(error)),)
         if not findings:
