@@ -39,7 +39,7 @@ from powerguard.trainer.seal.folder import (
     seal,
 )
 from powerguard.trainer.seal.manifest import SEAL, UNBORN, Seal, SealedFile, SealError, read_seal
-from powerguard.trainer.store.store import SavedCheckpoint
+from powerguard.trainer.store.store import SavedCheckpoint, StoreError, make_root
 
 METADATA: Final = ".metadata"
 
@@ -201,11 +201,17 @@ def save_sealed(
 def load_newest_sealed(state: dict[str, Any], root: str | os.PathLike[str]) -> int | None:
     """Load, in place and on all ranks, the newest checkpoint under root that verifies. Its step; None without one.
 
+    A missing root is made, with a warning: a disk may not be mounted.
     One that does not verify is renamed to `bad-...` and passed over. Raises SealError when none is left, and what
     dcp.load raises when it does not fit; that includes what it has in a part of the state, and no rank has a place for:
     the moments of an optimizer that was just made, say. A part (a key of `state`) that is not given is left out.
     """
-    folder = _from_coordinator(lambda: newest_whole(root))
+
+    def newest() -> Path | None:
+        make_root(Path(root))
+        return newest_whole(root)
+
+    folder = _from_coordinator(newest)
     if folder is None:
         return None
     step = _sealed(folder).step
@@ -245,7 +251,7 @@ def _from_coordinator(make: Callable[[], Any]) -> Any:  # noqa: ANN401 - whateve
     if dist.get_rank() == 0:
         try:
             box[0] = make()
-        except (OSError, SealError) as raised:  # the others wait for an answer
+        except (OSError, SealError, StoreError) as raised:  # the others wait for an answer
             error, box[1] = raised, f"{type(raised).__name__}: {raised}"
     device = torch.device("cuda") if dist.get_backend() == "nccl" else None
     dist.broadcast_object_list(box, src=0, device=device)

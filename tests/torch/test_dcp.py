@@ -22,7 +22,7 @@ from powerguard.trainer import Guard
 from powerguard.trainer.dcp import SealedFileSystemReader, SealedFileSystemWriter, load_newest_sealed, save_sealed
 from powerguard.trainer.seal.folder import verify
 from powerguard.trainer.seal.manifest import SEAL, UNBORN, SealError
-from powerguard.trainer.store.store import Store
+from powerguard.trainer.store.store import Store, StoreError
 
 pytestmark = pytest.mark.filterwarnings(
     "ignore:torch.distributed is disabled, unavailable or uninitialized",
@@ -304,6 +304,15 @@ def test_a_checkpoint_without_a_step_is_refused(tmp_path: Path) -> None:
     dcp.save(state, storage_writer=SealedFileSystemWriter(tmp_path / "final"))
     with pytest.raises(SealError, match="its seal has no step to go on from"):
         load_newest_sealed(state, tmp_path)
+
+
+def test_a_disk_that_is_not_mounted_is_said(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """Else training would begin at step 0 without a word, and save on another disk."""
+    assert load_newest_sealed(made(), tmp_path / "nvme" / "llm") is None
+    assert "if checkpoints should lie there, stop now and mount their disk" in caplog.text
+    (tmp_path / "link").symlink_to("nowhere")
+    with pytest.raises(StoreError, match="mount its disk, or correct the link"):
+        load_newest_sealed(made(), tmp_path / "link")
 
 
 class Unpicklable:
