@@ -187,6 +187,16 @@ def test_the_kernels_own_driver_blocks_it(device: IpmiDevice) -> None:
     assert "06/24" not in device.heard
 
 
+@pytest.mark.peer("cc")
+def test_the_kernels_own_timer_is_not_stopped(device: IpmiDevice) -> None:
+    """ipmi_watchdog with action=power_cycle sets the timer as we do: it guards the host, and is not ours."""
+    (device.modules / "ipmi_watchdog").mkdir(parents=True)
+    device.set_timer(4, 3)
+    status, answer = device.say("disarm")
+    assert (status, answer["failure"], answer["changed"]) == (0, None, False)
+    assert device.timer == (4, 3, 0, 600, True)
+
+
 # --- The way --------------------------------------------------------------------------------------------------------
 
 
