@@ -493,13 +493,15 @@ class Guard:
     def step(self, step: int) -> None:
         """Say that this step has ended and its state is whole. Saves, pauses or ends here when that was asked.
 
-        step: how many have been done. Raises StopTraining, a SystemExit, when asked to end, or when another host of the
-        job has left (code 75); GivenUp once closed.
+        step: how many have been done, in all epochs. Raises StopTraining, a SystemExit, when asked to end, or when
+        another host of the job has left (code 75); GivenUp once closed.
         """
         if type(step) is not int or not 0 <= step <= MAX_STEP:
             step = whole(step)
         now_s = self._clock()
         pace = self._pace
+        if step < (pace.step or 0):
+            self._hook.count_again(step)
         seen = pace.seen
         pace.times[seen & (STEPS - 1)] = now_s - pace.stepped_at_s
         pace.seen = seen + 1

@@ -16,7 +16,10 @@ from powerguard.trainer.loop.checkpointer import GivenUp
 from powerguard.trainer.loop.endpoint import SOCKETS
 from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.folders import newest_in
-from powerguard.wire import Loop
+from powerguard.trainer.store.manifest import committed_ms
+from powerguard.trainer.store.store import Store
+from powerguard.wire import ENDED, Loop, TriggerRequest
+from tests.trainer.checkpoints import read
 
 
 def test_a_save_after_the_end_is_refused_at_once(tmp_path: Path) -> None:
@@ -104,6 +107,23 @@ def test_a_step_that_no_checkpoint_can_name_is_refused_at_once(tmp_path: Path, s
         assert guard.requests.pace.loop is Loop.TRAIN
         guard.step(2**62)
         assert guard.save(2**62).step == 2**62
+
+
+def test_a_step_that_an_earlier_epoch_had_too_is_saved_again(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A loop that counts the steps of each epoch: an emergency was answered with the checkpoint of an earlier one."""
+    state = bytearray(1)
+    with Guard(Parts(lambda: {"w": state}, lambda _: None), tmp_path / "root", job="a", socket=None) as guard:
+        for epoch in (1, 2, 3):
+            state[0] = epoch
+            guard.step(6)
+            guard.requests.trigger(TriggerRequest(id=f"e{epoch}"))
+            guard.step(7)
+            while (told := guard.requests.checkpoint(f"e{epoch}", wait_s=30)) is not None and not told.durable:
+                assert told.phase not in ENDED
+            with Store(tmp_path / "root", job="a", leader=False) as store:
+                newest = max(store.found(), key=lambda found: committed_ms(found.manifest.created))
+                assert bytes(read(newest, 0)["w"].data) == state
+    assert caplog.text.count("step 6 follows step 7 without a restore()") == 1
 
 
 def test_the_package_tells_type_checkers_that_it_is_typed() -> None:

@@ -70,7 +70,7 @@ class StepHook:
         self._ranks = ranks
         self._every_s = every_s
         self._clock = clock
-        self._measured = False
+        self._measured = self._has_counted_again = False
         self._stand_in: StandIn | None = None
         self._taking: Operation | None = None
         """Whose state is being taken; the writer does not know of it yet."""
@@ -93,6 +93,23 @@ class StepHook:
         began_s = self._clock()
         self._here(step, partial(self._attend, step, began_s), whole=True)
         self._pace.rested(self._clock() - began_s)  # a pause is no step time
+
+    def count_again(self, step: int) -> None:
+        """Forget what was saved before training counts from a lower step again: its steps come with other states."""
+        if self.closed:  # in a child of fork, too, where a lock may never be free
+            return
+        if not self._has_counted_again:
+            self._has_counted_again = True
+            log.warning(
+                "step %d follows step %d without a restore(): a resume may begin in an earlier epoch (call guard.step"
+                " with the number of all steps done, not with that of an epoch)",
+                step,
+                self._pace.step,
+            )
+        if self.together is not None and not self._ranks.rank:
+            attempted(self.together.agreement.go_back, "forgetting what all ranks have saved")
+        with self._requests.lock:
+            attempted(self._writer.clear, "forgetting what was saved")
 
     def refuse_forked(self) -> None:
         """Raise GivenUp in a child of fork: the thread that writes is the parent's."""
