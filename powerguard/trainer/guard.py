@@ -638,7 +638,10 @@ class Guard:
 
     def __exit__(self, kind: type[BaseException] | None, error: BaseException | None, _: object) -> None:
         departed = self.requests.departed
-        self.close(finish=kind is None or issubclass(kind, StopTraining))
+        if kind is None or issubclass(kind, StopTraining):
+            self.close()
+        else:
+            self.leave()
         if departed and isinstance(error, Exception):  # such as a collective whose partner has gone
             raise StopTraining(HOST_LEFT) from error
 
@@ -672,7 +675,10 @@ class Guard:
             self.requests.committed(restored)
 
     def leave(self) -> None:
-        """At the end of the process: close what the training did not. Other ranks may have gone already."""
+        """Close after an error, or at the end of the process.
+
+        What is being written becomes durable, except with several ranks: the others may have gone already.
+        """
         self.close(finish=self._together is None)
 
     def forsake(self) -> None:

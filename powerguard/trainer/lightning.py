@@ -171,12 +171,14 @@ class PowerguardCallback(Callback):
     def on_exception(self, trainer: Trainer, pl_module: Module, exception: BaseException) -> None:  # noqa: ARG002
         # Not close(): a phase that ends in order polls, and would stand still or end here once more.
         self._phase.__exit__(type(exception), exception, exception.__traceback__)
-        self._close(finish=isinstance(exception, SystemExit))
+        if self.guard is not None and not isinstance(exception, SystemExit):
+            self.guard.leave()
+        self._close()
 
     def teardown(self, trainer: Trainer, pl_module: Module, stage: str) -> None:  # noqa: ARG002 - as above
-        self._close(finish=True)
+        self._close()
 
-    def _close(self, *, finish: bool) -> None:
+    def _close(self) -> None:
         if self.guard is not None:
-            self.guard.close(finish=finish)
+            self.guard.close()
             self.guard = None

@@ -234,6 +234,18 @@ def test_the_step_from_which_training_was_rolled_back_is_saved_again(job: Job) -
     assert job.steps_on_disk() == [newer, older]
 
 
+@pytest.mark.parametrize("error", [KeyboardInterrupt, RuntimeError])
+def test_an_error_in_the_training_costs_no_checkpoint_that_is_being_written(
+    large: Job, error: type[BaseException]
+) -> None:
+    """Its state is whole, and Ctrl-C lets a write finish: also in the `with` of the guides."""
+    step = periodic(large)
+    threading.Timer(0.2, large.disk.gate.set).start()
+    with pytest.raises(error), large.guard:
+        raise error
+    assert large.steps_on_disk() == [step]
+
+
 def test_a_roll_back_does_not_wait_for_ever_for_a_disk_that_hangs(job: Job) -> None:
     older = job.guard.save(job.step()).step
     newer = periodic(job)
