@@ -165,6 +165,20 @@ def test_every_request_gets_its_answer(
     assert said in content.decode()
 
 
+@pytest.mark.parametrize("path", ["pause", "trigger_checkpoint"])
+def test_a_request_that_is_cut_short_asks_for_nothing(guard: Guard, where: Path, path: str) -> None:
+    """A drill that was killed before it had sent the lease: training paused without an end."""
+    with socket.socket(socket.AF_UNIX) as peer:
+        peer.settimeout(60)
+        peer.connect(str(where))
+        peer.sendall(f"POST /api/v1/{path} HTTP/1.1\r\nContent-Length: 16\r\n\r\n".encode())
+        peer.shutdown(socket.SHUT_WR)
+        answer = b"".join(iter(lambda: peer.recv(65536), b""))
+    assert answer.startswith(b"HTTP/1.1 400 ")
+    assert b"a body of 16 bytes was announced, and 0 came" in answer
+    assert not guard.requests.asked
+
+
 def test_the_metrics_are_prometheus_text(guard: Guard, where: Path) -> None:
     for step in range(3):
         guard.step(step)

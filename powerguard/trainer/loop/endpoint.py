@@ -551,8 +551,10 @@ class _Handler(BaseHTTPRequestHandler):
         elif length > MAX_BODY_BYTES:
             self._discard(length)
             self._refuse(HTTPStatus.REQUEST_ENTITY_TOO_LARGE, f"a body of {length} bytes (at most {MAX_BODY_BYTES})")
+        elif len(body := self.rfile.read(length)) < length:  # without its lease, a pause would have no end
+            self._refuse(HTTPStatus.BAD_REQUEST, f"a body of {length} bytes was announced, and {len(body)} came")
         else:
-            return self.rfile.read(length)
+            return body
         return None
 
     def _length(self) -> int | None:
