@@ -28,6 +28,8 @@ from powerguard.trainer.tiers.transfer import Gate
 NEWER: Final = "newer-"
 """Prefix of a checkpoint's name that a roll-back to an older one has set aside."""
 _GONE_BACK: Final = "training had gone back before its step"
+_REMOVED: Final = "it was removed meanwhile"
+"""By training that commits, and prunes, while others are read: no damage."""
 _DEPTH: Final = 2
 _READERS: Final = 4
 PATIENCE_S: Final = 30.0
@@ -280,6 +282,22 @@ def _told(findings: Sequence[object]) -> str:
 
 def verified(entry: Entry, bar: Bar, **access: str | None) -> Entry:
     """Read every byte of a checkpoint; return its new state. Other entries are returned unchanged."""
+    read = _verified(entry, bar, **access)
+    if read.is_whole or not entry.is_whole or _is_here(entry, **access):
+        return read
+    return replace(entry, state="unfinished", because=_REMOVED)
+
+
+def _is_here(entry: Entry, **access: str | None) -> bool:
+    """Whether there still is what makes it a checkpoint, which goes first when it is removed."""
+    if "://" not in entry.path:
+        return any((Path(entry.path) / name).exists() for name in (MANIFEST, SEAL))
+    with contextlib.suppress(TierError):
+        return tier_at(entry.path.rpartition("/")[0], **access).committed(entry.name) is not None
+    return True
+
+
+def _verified(entry: Entry, bar: Bar, **access: str | None) -> Entry:
     if entry.kind == "sealed" and entry.state in ("complete", "corrupt"):
         try:
             verdict = verify(entry.path, progress=bar.renamed(entry.name))
@@ -296,7 +314,7 @@ def verified(entry: Entry, bar: Bar, **access: str | None) -> Entry:
     try:
         here = _read_native(entry.found, bar.renamed(entry.name), **access)
     except FileNotFoundError:
-        return replace(entry, state="unreadable", because="it was removed meanwhile")
+        return replace(entry, state="unfinished", because=_REMOVED)
     except TierError as error:  # a store that does not answer, or refuses, does not show what it holds
         return replace(entry, state="corrupt" if error.kind is Kind.CORRUPT else "unreadable", because=str(error))
     except StoreError as error:

@@ -3,6 +3,7 @@
 import asyncio
 import json
 import os
+import shutil
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -11,9 +12,10 @@ from typing import Any
 
 import pytest
 
-from powerguard.cli.checkpoints.found import PlaceError, entries_at, tier_at, tier_of_folder
+from powerguard.cli.checkpoints.found import PlaceError, entries_at, tier_at, tier_of_folder, verified
 from powerguard.cli.checkpoints.verb import places_of
 from powerguard.cli.main import main
+from powerguard.cli.render import Bar
 from powerguard.trainer.seal.folder import seal
 from powerguard.trainer.seal.manifest import SEAL
 from powerguard.trainer.store.manifest import MANIFEST
@@ -116,6 +118,16 @@ def test_verify_says_yes_only_when_all_is_read_and_right(
     (tmp_path / "empty").mkdir()
     assert main(["checkpoints", "verify", str(tmp_path / "empty")]) == 1
     assert "no checkpoint there" in capsys.readouterr().err
+
+
+def test_what_training_prunes_before_it_is_read_is_no_damage(nas: Path) -> None:
+    """A weekly `verify` beside a training must not fail for what the training itself has removed."""
+    whole = [each for each in entries_at(str(nas)) if each.is_whole]
+    assert {each.kind for each in whole} == {"native", "sealed"}
+    for each in whole:
+        shutil.rmtree(each.path)
+        read = verified(each, Bar("", quiet=True))
+        assert (read.state, read.because) == ("unfinished", "it was removed meanwhile")
 
 
 @pytest.mark.parametrize("ranks", [1, 3])

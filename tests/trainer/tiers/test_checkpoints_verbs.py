@@ -7,7 +7,9 @@ from typing import Any
 
 import pytest
 
+from powerguard.cli.checkpoints.found import entries_at, tier_at, verified
 from powerguard.cli.main import main
+from powerguard.cli.render import Bar
 from powerguard.trainer.store.store import Store
 from powerguard.trainer.tiers import Remote, tier_of
 from powerguard.trainer.tiers.transfer import Gate, Progress, Transfer, UploadOrder
@@ -73,6 +75,14 @@ def test_damage_is_told(place: list[str], s3: S3Server, proxy: Proxy, capsys: py
     assert main(["checkpoints", "verify", *place, "--json"]) == 1
     states = sorted(each["state"] for each in told(capsys)["checkpoints"])
     assert states == ["corrupt", "verified", "verified", "verified"]
+
+
+def test_what_training_prunes_before_it_is_read_is_no_damage(place: list[str], tmp_path: Path) -> None:
+    access = {"endpoint": place[2], "region": "us-east-1", "credentials_file": str(tmp_path / "credentials")}
+    oldest = entries_at(place[0], **access)[-1]
+    tier_at(place[0], **access).remove([oldest.name])
+    read = verified(oldest, Bar("", quiet=True), **access)
+    assert (read.state, read.because) == ("unfinished", "it was removed meanwhile")
 
 
 def test_restored_into_a_root_of_this_host(place: list[str], tmp_path: Path, proxy: Proxy) -> None:
