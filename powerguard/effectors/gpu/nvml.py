@@ -176,7 +176,8 @@ class Nvml:
             return getattr(self._library, name)(*arguments)
         except self._library.NVMLError as error:
             code = int(error.value)
-            raise NvmlError(_WORDS.get(code, f"{name}: {error} ({code})"), lost=code in _LOST) from None
+            text = _WORDS.get(code, f"{name}: {error} ({code}): look for Xid in dmesg; reset the GPU, or reboot")
+            raise NvmlError(text, lost=code in _LOST) from None
 
     def _ask(self, name: str, *arguments: object) -> Any:  # noqa: ANN401 - likewise
         """Ask for an optional value; None if the GPU does not report it."""

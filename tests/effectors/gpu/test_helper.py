@@ -263,7 +263,7 @@ def test_an_nvml_that_hangs_as_a_whole_is_told_in_time(gpus: Gpus) -> None:
         ("InitWithFlags", 9, "modprobe nvidia"),
         ("InitWithFlags", 18, "differ, as after an update: reboot"),
         ("InitWithFlags", 4, "CAP_SYS_ADMIN"),
-        ("DeviceGetCount", 999, "nvmlDeviceGetCount: Unknown Error (999)"),
+        ("DeviceGetCount", 999, "nvmlDeviceGetCount: Unknown Error (999): look for Xid in dmesg; reset the GPU"),
     ],
 )
 def test_an_nvml_that_fails_as_a_whole_says_what_would_be_right(
