@@ -52,6 +52,7 @@ class Gpus:
     """The GPUs as they are now. because: why they cannot be asked, "" if they can. faults: of single ones.
 
     silent: how many are listed, but do not identify themselves. cards: NVIDIA devices that the kernel lists.
+    no_helper: powerguard-gpu is not installed, without which the daemon cannot ask.
     """
 
     there: tuple[HostGpu, ...] = ()
@@ -60,6 +61,7 @@ class Gpus:
     worn: tuple[str, ...] = ()
     because: str = ""
     cards: int = 0
+    no_helper: bool = False
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -276,7 +278,8 @@ def remembered(before: HostMemory, now: HostView, told: Sequence[str], *, wall_s
 
     told: folders that count now; others are forgotten keep_s after they last did, or once they are deleted.
     """
-    gpus = before.gpus if now.gpus.because or now.gpus.faults else now.gpus.there
+    # Once the helper is removed, nothing asks for GPUs any more: training would wait for them at each return.
+    gpus = before.gpus if (now.gpus.because and not now.gpus.no_helper) or now.gpus.faults else now.gpus.there
     places = {}
     for folder, place in now.places.items():
         kept = before.places.get(folder)
@@ -432,13 +435,15 @@ class HostLook:
     # --- GPUs ---------------------------------------------------------------------------------------------------------
 
     async def _gpus(self, limit_s: float) -> Gpus:
+        has_helper = self._helper.is_there()
         try:
-            if self._helper.is_there():
+            if has_helper:
                 answer: Any = await self._helper.ask({"word": "health"}, limit_s=limit_s)
             else:
                 answer = await self._gpus_by_child(limit_s)
         except EffectorError as error:
-            return Gpus(because=str(error), cards=await asyncio.to_thread(_cards, self._pci))
+            cards = await asyncio.to_thread(_cards, self._pci)
+            return Gpus(because=str(error), cards=cards, no_helper=not has_helper)
         return _gpus_of(objects_in(answer, "gpus"))
 
     async def _gpus_by_child(self, limit_s: float) -> dict[str, Any]:

@@ -404,6 +404,25 @@ async def test_gpus_are_asked_for_through_the_root_helper_where_it_is(tmp_path: 
     assert found["gpus"] == 2
 
 
+@pytest.mark.root
+@pytest.mark.peer("cc", "systemd-socket-activate")
+async def test_gpus_are_forgotten_on_a_good_day_once_the_root_helper_is_removed(tmp_path: Path, gpus: Cards) -> None:
+    """The daemon itself can ask no GPU: they would be missing at each return, and training would wait for good."""
+    with gpus.listening() as path:
+        effector = checks(tmp_path, gpu_socket=str(path))
+        await effector.remember()
+        assert (await effector.check())["gpus"] == 2
+    path.touch()  # its socket does not listen: an accident, and no removal
+    await effector.remember()
+    with pytest.raises(EffectorError, match="2 GPUs were here, and none can be queried now"):
+        await effector.check()
+    path.unlink()
+    with pytest.raises(EffectorError, match="2 GPUs were here, and none can be queried now"):
+        await effector.check()
+    await effector.remember()
+    assert (await effector.check())["gpus"] == 0
+
+
 @pytest.mark.parametrize(
     ("vendor", "kind", "count"),
     [("0x10de", "0x030200", 1), ("0x10de", "0x0c0330", 0), ("0x1002", "0x030000", 0), ("", "", 0)],
