@@ -542,17 +542,20 @@ class Guard:
         step = None if step is None else whole(step)
         began_s, stepped_at_s, before = self._clock(), self._pace.stepped_at_s, self._pace.loop
         loop = one_of(Loop, loop, "loop")
+        held = self.requests.phase_step
+        is_within = held is not None and step in (None, held)  # of another phase, whose state it is, too
         if step is not None:
             self._begin()
         self._pace.loop = loop
-        if step is not None and self._checkpointer.beside:
+        if step is not None and self._checkpointer.beside and not is_within:
             self._hook.enter_phase(step)
         try:
             yield
             if step is not None:  # without a state, training stands at the next boundary, where it can save
                 self._hook.poll()
         finally:
-            self._hook.leave_phase()
+            if not is_within:
+                self._hook.leave_phase()
             with self.requests.lock:
                 self._pace.loop = before
                 self._pace.stepped_at_s = stepped_at_s + self._clock() - began_s  # none of it is step time

@@ -609,6 +609,18 @@ def test_an_emergency_in_an_evaluation_finds_the_state_of_its_step(job: Job) -> 
     assert job.step() == step + 1
 
 
+@pytest.mark.parametrize("is_told", [False, True], ids=["no step", "its step"])
+def test_a_phase_within_a_phase_keeps_its_state_in_memory(job: Job, *, is_told: bool) -> None:
+    """What compiles or evaluates in it may open a phase of its own, and an emergency after that is as urgent."""
+    step = job.step()
+    with job.guard.phase("eval", step=step):
+        with job.guard.phase("compile", step=step if is_told else None):
+            assert job.requests.status().loop is Loop.COMPILE
+        assert job.requests.status().loop is Loop.EVAL
+        job.trigger("e", "continue")
+        assert job.ended("e").step == step
+
+
 @pytest.mark.parametrize("snapshots", [1, 2])
 def test_a_phase_that_begins_during_a_write_needs_a_second_snapshot(folder: Path, snapshots: int) -> None:
     """With one, the state that is being written is what an emergency in the phase finds."""
