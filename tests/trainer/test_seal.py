@@ -508,6 +508,21 @@ def test_where_all_are_damaged_training_does_not_begin_again(tmp_path: Path) -> 
     assert newest_whole(tmp_path, "checkpoint-*") is None
 
 
+def test_checkpoints_of_a_run_without_seals_are_named_where_training_begins(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    """It began at step 0 without a word, and its own `checkpoint-500` would be written over theirs."""
+    for name in ("checkpoint-500", "checkpoint-1000", "runs", "bad-checkpoint-7"):
+        (tmp_path / name).mkdir()
+    assert newest_whole(tmp_path) is None
+    assert "without a seal are passed over: checkpoint-1000, checkpoint-500 (never finished" in caplog.text
+    caplog.clear()
+    (tmp_path / "checkpoint-500" / "model").touch()
+    seal(tmp_path / "checkpoint-500")
+    assert newest_whole(tmp_path) == tmp_path / "checkpoint-500"
+    assert not caplog.text
+
+
 @pytest.mark.root
 def test_what_cannot_be_read_is_left_where_it_is() -> None:
     """It may be good, and the cause a passing one: too many open files, a mount that is not there yet, another user."""

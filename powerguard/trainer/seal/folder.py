@@ -643,6 +643,14 @@ def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
             " what changed; move them away to begin at step 0)"
         )
         raise SealError(msg)
+    unsealed = sorted(path.name for path in Path(root).glob(names) if step_in(path.name) is not None and path.is_dir())
+    if unsealed := [name for name in unsealed if not name.startswith((BAD, OLD))]:
+        log.warning(
+            "%s: training begins at step 0; checkpoints without a seal are passed over: %s (never finished, or written"
+            " without powerguard: if one is whole, stop now, and seal it with `powerguard seal`)",
+            root,
+            named(unsealed),
+        )
     return None
 
 
