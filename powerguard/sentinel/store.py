@@ -186,7 +186,8 @@ class IntentFile:
 
 log = structlog.get_logger()
 
-MAX_WAITING: Final = 64
+MAX_WAITING: Final = 512
+"""Most requests that wait for the disk: two of each host."""
 STAMP_S: Final = 60.0
 """How often a file with intents is written again: across a reboot the wall clock counts from the last time only. And
 how often a write that failed is tried again."""
@@ -208,6 +209,7 @@ class IntentStore:
         self._moment = moment
         self._tasks = tasks
         self._lock = asyncio.Lock()
+        self._wanted: list[tuple[Change, asyncio.Future[str]]] = []
         self._waiting = 0
         self._stale = asyncio.Event()
 
@@ -225,11 +227,12 @@ class IntentStore:
         """
 
         async def write() -> str:
+            told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            self._wanted.append((change, told))
             async with self._lock:
-                error = await self._save(change(self.table))
-                if not error:
-                    self.table = change(self.table)  # another task may have changed it meanwhile
-                return error
+                if not told.done():
+                    await self._write_wanted()
+            return told.result()
 
         return await self._within(write, limit_s)
 
@@ -240,12 +243,7 @@ class IntentStore:
 
     async def flush(self, limit_s: float) -> str:
         """Write the table as it is. Returns why it is not on disk; empty where it is."""
-
-        async def write() -> str:
-            async with self._lock:
-                return await self._save(self.table)
-
-        return await self._within(write, limit_s)
+        return await self.commit(lambda table: table, limit_s)
 
     @property
     def is_behind(self) -> bool:
@@ -280,6 +278,18 @@ class IntentStore:
 
     def _done(self) -> None:
         self._waiting -= 1
+
+    async def _write_wanted(self) -> None:
+        """Make all changes that wait in one write: the hosts of one UPS ask in the same second, and wait for a few."""
+        wanted, self._wanted = self._wanted, []
+        table = self.table
+        for change, _ in wanted:
+            table = change(table)
+        error = await self._save(table)
+        for change, told in wanted:
+            if not error:
+                self.table = change(self.table)  # another task may have changed it meanwhile
+            told.set_result(error)
 
     async def _save(self, table: IntentTable) -> str:
         try:

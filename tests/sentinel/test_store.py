@@ -1,8 +1,10 @@
 """What is kept is kept whole, means the same after a restart and a reboot, and is not believed when it is damaged."""
 
+import asyncio
 import contextlib
 import hashlib
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import pytest
@@ -16,6 +18,7 @@ from powerguard.sentinel.store import (
     Given,
     IntentFile,
     IntentFileError,
+    IntentStore,
     IntentTable,
     decode,
     encode,
@@ -79,6 +82,22 @@ def test_a_file_is_replaced_as_a_whole_and_is_nobody_elses(tmp_path: Path) -> No
     assert store.load(NOW) == (TABLE.drop("n2"), "")
     store.save(TABLE, NOW)
     assert store.load(NOW) == (TABLE, "")
+
+
+async def test_all_that_wait_for_the_disk_are_in_its_next_write(tmp_path: Path) -> None:
+    """The hosts of one UPS ask in the same second and wait for 5 s: one write for each took a slow disk longer."""
+    writes: list[int] = []
+
+    class Counted(IntentFile):
+        def save(self, table: IntentTable, now: Clocks) -> None:
+            writes.append(len(table.intents))
+            super().save(table, now)
+
+    async with asyncio.TaskGroup() as tasks:
+        keeper = IntentStore(Counted(tmp_path), lambda: NOW, tasks)
+        intents = [replace(INTENT, host=f"n{number}") for number in range(256)]
+        told = await asyncio.gather(*(keeper.commit(partial(IntentTable.put, intent=each), 60.0) for each in intents))
+    assert (set(told), writes, len(keeper.table.intents)) == ({""}, [1, 256], 256)
 
 
 @pytest.mark.parametrize("kind", ["cut", "flipped", "empty", "zeros", "huge", "other version"])
