@@ -3,6 +3,7 @@
 import asyncio
 import contextlib
 import ipaddress
+import os
 import re
 import socket
 import weakref
@@ -136,6 +137,10 @@ _RESOLVE_S: Final = 2.0
 _KNOWN_S: Final = 0.3
 """The same where an address is known: on battery an answer has 0.8 s, and the wait for the name is part of it."""
 
+LOOK_UPS_AT_ONCE: Final = min(32, (os.cpu_count() or 1) + 4) // 2
+"""Half of the threads that asyncio has for blocking work: look-ups that hang leave the others to files and secrets."""
+
+_gates: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, asyncio.Semaphore] = weakref.WeakKeyDictionary()
 _found: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, list[str]]] = weakref.WeakKeyDictionary()
 """The addresses found last, by name: an order looks the name up by itself, in an outage that has taken the service."""
 
@@ -143,8 +148,8 @@ _found: weakref.WeakKeyDictionary[asyncio.AbstractEventLoop, dict[str, list[str]
 class Resolver:
     """Looks one name up without ever waiting long: on an outage the name service is often the first to go.
 
-    A look-up cannot be stopped, so there is never more than one of them: each holds one of the few threads that other
-    work waits for. While it hangs the old addresses serve.
+    A look-up cannot be stopped, so there is never more than one of them, and of all names LOOK_UPS_AT_ONCE: each holds
+    one of the few threads that other work waits for. While it hangs the old addresses serve.
     """
 
     def __init__(self, host: str, error: Callable[[str], Exception]) -> None:
@@ -181,7 +186,9 @@ class Resolver:
         return found
 
     async def _look_up(self) -> list[str]:
-        found = await asyncio.get_running_loop().getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
+        loop = asyncio.get_running_loop()
+        async with _gates.setdefault(loop, asyncio.Semaphore(LOOK_UPS_AT_ONCE)):
+            found = await loop.getaddrinfo(self._host, None, type=socket.SOCK_STREAM)
         found.sort(key=lambda one: one[0] is not socket.AF_INET)
         return list(dict.fromkeys(_with_zone(*one[4]) for one in found))
 

@@ -10,7 +10,7 @@ import pytest
 from powerguard.core.model.events import Reading, SourceFailed
 from powerguard.ups.apcupsd.options import ApcupsdOptions
 from powerguard.ups.apcupsd.source import ApcupsdSource
-from powerguard.ups.base import Resolver, Source
+from powerguard.ups.base import LOOK_UPS_AT_ONCE, Resolver, Source
 from powerguard.ups.nut.options import NutOptions
 from powerguard.ups.nut.source import NutSource
 from powerguard.ups.snmp.options import SnmpOptions
@@ -49,6 +49,22 @@ def test_a_name_service_that_hangs_is_asked_once(kind: str) -> None:
     assert isinstance(loop, Loop)
     assert loop.asked == 1
     assert f"cannot look up {HOST}: no answer from the name service" in failed.reason
+
+
+def test_many_names_that_hang_leave_threads_to_other_work() -> None:
+    """A sentinel whose BMCs have names could write no intent down while their name service was gone."""
+
+    async def told() -> None:
+        names = [Resolver(f"bmc-{number}.example", OSError) for number in range(40)]
+        await asyncio.gather(*(each.addresses(0.01) for each in names), return_exceptions=True)
+        for each in names:
+            each.close()
+
+    with asyncio.Runner(loop_factory=Loop) as runner:
+        runner.run(told())
+        loop = runner.get_loop()
+    assert isinstance(loop, Loop)
+    assert loop.asked == LOOK_UPS_AT_ONCE
 
 
 def test_the_old_addresses_serve_while_the_name_service_hangs() -> None:
