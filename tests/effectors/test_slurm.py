@@ -410,7 +410,15 @@ def test_what_is_no_word_is_refused_before_slurm_is_asked(word: dict[str, object
     ("prints", "told"),
     [
         ("while :; do echo NodeName=gpu1; done", "no whole answer"),
-        ("sleep 60", "no whole answer"),
+        ("sleep 60", "no whole answer within 2.0 s: slurmctld hangs or is away (scontrol ping)"),
+        (
+            "echo 's_p_parse_file: cannot stat file /nfs/slurm.conf: ..., retrying in 1sec up to 60sec' >&2; sleep 60",
+            "up to 60sec (slurm.conf cannot be read: set SLURM_CONF",
+        ),
+        (
+            "echo 'scontrol: fatal: Could not establish a configuration source' >&2; exit 1",
+            "source (slurm.conf cannot be read: set SLURM_CONF",
+        ),
         ("echo garbage", "the answer is not of that node"),
         ("exit 1", "failed"),
         ("printf '\\033[31mred\\n' >&2; exit 3", "red"),

@@ -54,12 +54,16 @@ _FIELDS: Final = (("JobArrayID", 32), ("BatchHost", 72), ("Requeue", 8), ("Resta
 """Columns of squeue, none of which a user can write: a comment with a line break would add a line, and so a job."""
 _NO_JOB: Final = "2147483647"
 _OURS_STATES: Final = "RUNNING,SUSPENDED,CONFIGURING,STOPPED"
+_CONF: Final = "slurm.conf cannot be read: set SLURM_CONF for powerguard-slurm@.service, or mount its folder"
 _HINTS: Final = (
     ("not found", "it is not in slurm.conf: set scheduler.node to its NodeName"),
     ("Invalid node name", "the node is not in slurm.conf: set scheduler.node to its NodeName"),
     ("Invalid user id", "run as root, or as SlurmUser"),
     ("munge", "munged does not answer: systemctl status munge"),
     ("Unable to contact", "slurmctld does not answer: scontrol ping"),
+    ("cannot stat file", _CONF),
+    ("configuration source", _CONF),
+    ("configuration file", _CONF),
 )
 
 
@@ -198,7 +202,10 @@ def _run(request: Request, *argv: str) -> tuple[int, str]:
         msg = f"{argv[0]} cannot be started: {error.strerror}"
         raise SlurmError(msg) from None
     if ended.timed_out:
-        msg = f"{argv[0]}: no whole answer within {limit_s:.1f} s: slurmctld hangs or is away (scontrol ping)"
+        text = _printable(ended.stderr.decode("utf-8", "replace"))  # without slurm.conf it tries again for a minute
+        hint = _hint(text)
+        because = f"{text} ({hint})" if hint else "slurmctld hangs or is away (scontrol ping)"
+        msg = f"{argv[0]}: no whole answer within {limit_s:.1f} s: {because}"
         raise SlurmError(msg)
     output = ended.stdout.decode("utf-8", "replace")
     if ended.returncode != 0:
@@ -207,9 +214,17 @@ def _run(request: Request, *argv: str) -> tuple[int, str]:
 
 
 def _refused(argv: Sequence[str], output: str) -> str:
-    text = " ".join("".join(c if c.isprintable() else " " for c in output).split())[:300]
-    hint = next((right for sign, right in _HINTS if sign.lower() in text.lower()), "scontrol ping")
-    return f"{' '.join(argv[:3])}: {text or 'failed'} ({hint})"
+    text = _printable(output)
+    return f"{' '.join(argv[:3])}: {text or 'failed'} ({_hint(text) or 'scontrol ping'})"
+
+
+def _printable(output: str) -> str:
+    return " ".join("".join(c if c.isprintable() else " " for c in output).split())[:300]
+
+
+def _hint(text: str) -> str:
+    """Return what would be right, if Slurm's words are known; else ""."""
+    return next((right for sign, right in _HINTS if sign.lower() in text.lower()), "")
 
 
 def _node(request: Request) -> Node:
