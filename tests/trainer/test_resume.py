@@ -283,6 +283,22 @@ def test_a_rotten_manifest_alone_is_an_error(root: Path) -> None:
         resumed(root)
 
 
+def test_one_of_another_version_is_left_where_it_is(root: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """After a way back to an older version it is no damage: as bad-... it would be removed one day."""
+    save(root, 5)
+    newest = Path(save(root, 6).path)
+    manifest = newest / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b"powerguard.checkpoint/v3", b"powerguard.checkpoint/v9"))
+    chosen = resumed(root)
+    assert chosen is not None
+    assert (chosen.step, chosen.refused) == (5, ())
+    assert newest.is_dir()
+    assert "tier_unreadable local: " in caplog.text
+    shutil.rmtree(chosen.found.path)
+    with pytest.raises(ResumeError, match=r"may be some: local: .* schema is 'powerguard.checkpoint/v9'"):
+        resumed(root)
+
+
 def test_a_manifest_that_cannot_be_read_is_no_missing_one(
     root: Path, nas: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -29,6 +29,7 @@ from powerguard.trainer.store.manifest import (
     ManifestError,
     Shard,
     StoreError,
+    VersionError,
     digest_of,
     shard_file,
     step_of,
@@ -113,7 +114,7 @@ def look(root: Path, rank: int | None = None, *, among: Sequence[Path] | None = 
         except StoreError as error:
             # Pruned between its manifest and its shards: the manifest is what goes first, and no name comes twice.
             if (folder / MANIFEST).exists():
-                yield Refused(folder.name, str(error), rotten=True)
+                yield Refused(folder.name, str(error), rotten=not isinstance(error.__cause__, VersionError))
     for link in files_in(root) if among is None else ():
         if step_of(link.name) is not None and link.is_symlink():
             yield Refused(

@@ -19,6 +19,7 @@ from hashlib import sha256
 from typing import Any, Final, NoReturn
 
 SCHEMA: Final = "powerguard.checkpoint/v3"
+_ANY_SCHEMA: Final = SCHEMA.rstrip("0123456789")
 MANIFEST: Final = "MANIFEST.json"
 MAX_MANIFEST_BYTES: Final = 64 << 20
 """About 690 ranks of 2,900 items each, or 2,000 ranks of 1,000 items."""
@@ -70,6 +71,10 @@ class StoreError(Exception):
 
 class ManifestError(StoreError):
     """A manifest that does not hold together: what is wrong with it."""
+
+
+class VersionError(ManifestError):
+    """A manifest of another version of powerguard: the checkpoint may well be good."""
 
 
 def checkpoint_name(step: int, token: str) -> str:
@@ -295,7 +300,8 @@ class Manifest:
         document = _object(_load(content), "the manifest")
         schema = document.get("schema")
         if schema != SCHEMA:
-            _refuse(f"schema is {_shown(schema)}, not {SCHEMA} (read it with the version that wrote it)")
+            msg = f"schema is {_shown(schema)}, not {SCHEMA} (read it with the version that wrote it)"
+            raise VersionError(msg) if str(schema).startswith(_ANY_SCHEMA) else ManifestError(msg)
         world = _object(document.get("world"), "world")
         shards = tuple(_packed(each) for each in _list(document.get("shards"), "shards"))
         manifest = cls(
