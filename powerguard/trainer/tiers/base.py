@@ -253,6 +253,10 @@ class Target(Protocol):
         """Remove what retention does not keep; return its names. spare: the one that was just committed stays."""
         ...
 
+    def clear(self, spare: str) -> bool:
+        """Remove what was begun and never committed, but for this one. False: there is nothing of the kind."""
+        ...
+
 
 class Source(Protocol):
     """One rank's shard in one tier, open for reading."""
@@ -354,6 +358,11 @@ def outdated(listed: Iterable[Listed], keep: int, keep_days: int, spare: str = "
     kept.update(days.values())
     stale = (each for each in entries if not each.committed and each.at_s < newest_s - _DAY_S)
     return [each.name for each in [*whole, *stale] if each.name not in kept]
+
+
+def unfinished(listed: Iterable[Listed], spare: str) -> list[str]:
+    """Choose what was begun and never committed, but for this one."""
+    return [each.name for each in listed if not each.committed and not each.set_aside and each.name != spare]
 
 
 def newest_first(by_commit: Sequence[str]) -> list[str]:

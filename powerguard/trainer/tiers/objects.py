@@ -42,6 +42,7 @@ from powerguard.trainer.tiers.base import (
     outdated,
     part_of,
     parts_of,
+    unfinished,
 )
 
 if TYPE_CHECKING:
@@ -243,6 +244,11 @@ class ObjectTier:
         names = outdated(self._listed(), keep, keep_days, spare)
         self._remove(names)
         return names
+
+    def clear(self, spare: str) -> bool:
+        names = unfinished(self._listed(), spare)
+        self._remove(names)
+        return bool(names)
 
     def remove(self, names: Sequence[str]) -> None:
         """Remove these, and what was never committed and is a day older than a newer one."""

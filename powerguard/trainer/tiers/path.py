@@ -42,6 +42,7 @@ from powerguard.trainer.tiers.base import (
     newest_first,
     outdated,
     parts_of,
+    unfinished,
     within,
 )
 
@@ -170,6 +171,13 @@ class PathTier:
             if denied is not None:
                 raise denied
         return names
+
+    def clear(self, spare: str) -> bool:
+        with self._worded("clear"):
+            names = unfinished(self._listed(), spare)
+            for name in names:
+                _remove(self._root / name)
+        return bool(names)
 
     # --- Reading: in the training's own process, so each call has a limit ------------------------------------------
 

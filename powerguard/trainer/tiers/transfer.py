@@ -194,10 +194,13 @@ class Transfer:
         name, target = self._name, self._target
         manifest = self._manifest()
         if self.gate.call(lambda: target.committed(name)) is None:
-            mine = [packed for packed in manifest.shards if (self._folder / packed.file).exists()]
-            self.progress.bytes_total = sum(packed.size_bytes for packed in mine)
-            for packed in mine:
-                self._upload(self._unpacked(packed))
+            try:
+                self._upload_all(manifest)
+            except TierError as error:
+                # What interrupted uploads have left there would keep it full: it goes only after a commit.
+                if error.kind is not Kind.FULL or manifest.hosts > 1 or not target.clear(name):
+                    raise
+                self._upload_all(manifest)
             if not self._all_there(manifest):
                 return False
         self.gate.call(lambda: target.commit(name, manifest))  # where one stands already, this says whether it is ours
@@ -221,6 +224,12 @@ class Transfer:
             return packed.unpacked()
         except ManifestError as error:
             raise TierError(Kind.CORRUPT, f"local checkpoint: {self._folder / MANIFEST}: {error}") from None
+
+    def _upload_all(self, manifest: Manifest) -> None:
+        mine = [packed for packed in manifest.shards if (self._folder / packed.file).exists()]
+        self.progress.bytes_total, self.progress.bytes_done = sum(packed.size_bytes for packed in mine), 0
+        for packed in mine:
+            self._upload(self._unpacked(packed))
 
     def _upload(self, shard: Shard) -> None:
         name, target, progress = self._name, self._target, self.progress

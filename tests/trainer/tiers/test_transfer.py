@@ -197,6 +197,29 @@ def test_an_nas_that_is_full_says_so(tmp_path: Path) -> None:
     assert caught.value.kind is Kind.FULL
 
 
+def test_what_interrupted_uploads_have_left_keeps_no_nas_full(tmp_path: Path) -> None:
+    """It has room for the one that stays and one more, as it needs. What is of use in a full one stays."""
+    nas = tmp_path / "nas"
+    nas.mkdir()
+    remote = Remote(url=str(nas), keep=1, keep_days=0, part_bytes=CHUNK)
+    saved = [save(tmp_path / "root", step, mib=16) for step in (1, 2, 3)]
+    with small_disk(nas, 44):
+        assert carried(saved[0], remote)
+        tier = PathTier(remote, "llm")
+        shard = manifest_of(saved[1]).shard(0)
+        content = memoryview(Path(saved[1].path, shard.file).read_bytes())
+        for part in tier.missing(Path(saved[1].path).name, shard, lambda _count: None)[:2]:
+            tier.put(Path(saved[1].path).name, part, content[part.offset : part.offset + part.size_bytes])
+        progress = Progress()
+        assert carried(saved[2], remote, progress)
+        assert progress.bytes_done == progress.bytes_total
+        assert [path.name for path in (nas / "llm").iterdir()] == [Path(saved[2].path).name]
+        (nas / "filling").write_bytes(bytes(20 << 20))
+        with pytest.raises(TierError, match="full"):
+            carried(saved[1], remote)
+        assert [found.step for found in tier.found()] == [3]
+
+
 def test_an_nas_that_is_not_mounted_fills_no_other_disk(tmp_path: Path) -> None:
     with pytest.raises(TierError, match="is it mounted"):
         carried(save(tmp_path / "root", 7, mib=1), Remote(url=str(tmp_path / "nas")))
