@@ -7,9 +7,11 @@ record is in a file that is written before the timer is armed (docs/decisions/01
 import asyncio
 import contextlib
 import math
+import os
 import socket
 from collections.abc import Awaitable, Callable, Mapping
 from dataclasses import asdict
+from pathlib import Path
 from typing import TYPE_CHECKING, Final, Protocol
 
 from powerguard.clock import Clock, boottime_s
@@ -36,6 +38,8 @@ LATE_S: Final = 900.0
 """A start before the timer, or this long after it, has another cause; firmware takes minutes."""
 JUDGE_AFTER_S: Final = 90.0
 """Since the boot: by then the clock has been set."""
+OUTPUT_OFF: Final = Path("/etc/powerguard/output-off")
+"""The site's program that the last step of a power-off runs (systemd/powerguard-shutdown)."""
 _LIMIT_S: Final = 5.0
 _ASK_AGAIN_S: Final = 10.0
 _ASKS: Final = 60
@@ -62,7 +66,8 @@ class DrillDaemon(Protocol):
 class WatchdogDrill:
     """Begins a drill, and judges the one of the boot before. effectors: those of the moment, as settings may change.
 
-    host_name: what the operator has to repeat. pause: waits; real in the daemon, fast in tests.
+    host_name: what the operator has to repeat. pause: waits; real in the daemon, fast in tests. output_off: where the
+    site's program is.
     """
 
     def __init__(
@@ -73,12 +78,14 @@ class WatchdogDrill:
         spawn: Spawn,
         host_name: Callable[[], str] = socket.gethostname,
         pause: Callable[[float], Awaitable[object]] = rest,
+        output_off: Path = OUTPUT_OFF,
     ) -> None:
         self._host = host
         self._effectors = effectors
         self._spawn = spawn
         self._host_name = host_name
         self._pause = pause
+        self._output_off = output_off
         self._begun = asyncio.Event()
         self._underway = False
         self._judging = False
@@ -171,6 +178,11 @@ class WatchdogDrill:
         refused = refused or checks.unsaved(host.state, host.clock())
         if not refused and host.host_kind != "systemd":
             refused = f"host.kind is {host.host_kind}: only powerguard-off (systemd) is sure to be done by then"
+        if not refused and os.access(self._output_off, os.F_OK):
+            refused = (
+                f"the last step of this power-off would run {self._output_off}, which switches the UPS's output off, "
+                "with all that it feeds: move that file away until the drill is over"
+            )
         if not refused and self._judging:
             refused = "the last drill is not judged yet, and judging stops the timer: repeat this in a few minutes"
         if refused:

@@ -68,8 +68,14 @@ class Bench:
 
     def __post_init__(self) -> None:
         self.effectors: dict[type[Action], Any] = {ArmWay: WaysEffector({Way.WATCHDOG: self.way}), PowerOff: self}
+        self.output_off = self.device.folder / "output-off"
         self.drill = WatchdogDrill(
-            self.daemon, lambda: self.effectors, spawn=self.spawn, host_name=lambda: "gpu07", pause=self.pause
+            self.daemon,
+            lambda: self.effectors,
+            spawn=self.spawn,
+            host_name=lambda: "gpu07",
+            pause=self.pause,
+            output_off=self.output_off,
         )
 
     async def carry_out(self, action: Action) -> Detail:
@@ -169,6 +175,19 @@ async def test_it_is_refused_where_it_is_not_safe(device: IpmiDevice, daemon: Wa
         with pytest.raises(EffectorError, match=told):
             await mine.drill.begin("root", "gpu07")
         assert (mine.offs, (device.folder / FILE).exists(), "06/24" in device.heard) == ([], False, False)
+
+
+@needs_device
+async def test_it_is_refused_where_the_power_off_would_cut_the_output_of_the_ups(device: IpmiDevice) -> None:
+    """On utility that takes the power from whatever else the UPS feeds, and it is AC that brings the host back then."""
+    async with bench(device) as mine:
+        mine.output_off.touch()
+        assert "move that file away" in str((await mine.drill.plan())["refused"])
+        with pytest.raises(EffectorError, match="output-off, which switches the UPS's output off"):
+            await mine.drill.begin("root", "gpu07")
+        assert (mine.offs, "06/24" in device.heard) == ([], False)
+        mine.output_off.unlink()
+        assert (await mine.drill.plan())["refused"] == ""
 
 
 @needs_device
