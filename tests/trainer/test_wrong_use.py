@@ -48,6 +48,8 @@ def test_what_cannot_be_kept_is_named() -> None:
     """The name of the item is said, and what may be kept."""
     with pytest.raises(TypeError, match=r"^when: is neither a buffer nor a plain value"):
         list(Parts(lambda: {"when": object()}, lambda _: None).items())
+    with pytest.raises(TypeError, match=r"^save\(\) of Parts returned None: must return a dict, name -> buffer"):
+        list(Parts(lambda: None, lambda _: None).items())  # type: ignore[arg-type,return-value] # a forgotten return
     assert Buffer.json("x", [1]).size_bytes == 3
 
 

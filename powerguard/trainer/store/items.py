@@ -246,7 +246,11 @@ class Parts:
         self._load = load
 
     def items(self) -> Iterable[Item]:
-        for name, value in self._save().items():
+        kept: object = self._save()
+        if not isinstance(kept, Mapping):
+            msg = f"save() of Parts returned {kept!r:.80}: must return a dict, name -> buffer or plain value"
+            raise TypeError(msg)
+        for name, value in kept.items():
             yield _item(name, value)
 
     def load(self, items: Mapping[str, Loaded]) -> None:
