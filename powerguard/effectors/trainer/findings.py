@@ -154,7 +154,7 @@ def judge(title: str, folder: str, told: Mapping[str, Any], *, is_alive: bool) -
         )
     if newest["state"] == "not_sealed":
         text = f"{newest['path']} is not sealed: after a power cut it may be incomplete without a sign of it"
-        found.append(Finding(title, "WARN", text, f"powerguard seal, after each save ({_GUIDE})"))
+        found.append(Finding(title, "WARN", text, f"a folder for each save, and powerguard seal at its end ({_GUIDE})"))
     if is_alive and age_s > OLD_S:
         text = f"{folder}: the newest checkpoint is {age_s / 3600:.1f} h old"
         found.append(Finding(title, "WARN", text, "save more often: an outage can cost this much training"))

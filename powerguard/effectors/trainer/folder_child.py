@@ -14,6 +14,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
+from powerguard.effectors.trainer.newest_child import newest_file
 from powerguard.trainer.seal.folder import glance
 from powerguard.trainer.seal.manifest import SEAL, SealError, step_in
 from powerguard.trainer.store.folders import Found, look
@@ -55,6 +56,8 @@ def _all(folder: Path) -> Iterator[dict[str, Any]]:
                 files = [each.stat() for each in path.rglob("*") if each.is_file() and not each.is_symlink()]
                 changed_s = max((each.st_mtime for each in files), default=0.0)
                 yield _told("not_sealed", str(path), step_in(path.name), sum(f.st_size for f in files), changed_s)
+    if (plain := newest_file(folder)) is not None:
+        yield _told("not_sealed", plain.path, plain.step, plain.size_bytes, plain.changed_ns / 1e9)
 
 
 def _is_native(path: Path) -> bool:

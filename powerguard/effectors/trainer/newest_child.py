@@ -178,6 +178,17 @@ class _Watch:
         return None if unfinished or _lacks_a_part(mine, written) else found
 
 
+def newest_file(folder: Path) -> AppearedCheckpoint | None:
+    """Return the newest checkpoint that is one file; None: there is none, or those here get a manifest or a seal.
+
+    Raises OSError.
+    """
+    if _is_vouched_for(folder):
+        return None
+    marks = frozenset(_marks(folder, deep=False))
+    return _likeliest(folder, marks, frozenset(mark for mark in marks if not _is_log(mark)))
+
+
 def _verified(folder: Path, since_ns: int) -> AppearedCheckpoint | None:
     """Return the newest checkpoint with a manifest or a seal that was written since and holds. Raises OSError."""
     verified = list(_sealed(folder, since_ns))
@@ -308,10 +319,10 @@ def _safetensors_bytes(file: BinaryIO) -> int:
     return 0
 
 
-def _marks(folder: Path) -> Iterator[_Mark]:
-    """Yield every regular file below a folder as it is now; none if there is no such folder."""
+def _marks(folder: Path, *, deep: bool = True) -> Iterator[_Mark]:
+    """Yield every regular file in a folder, and below it if deep, as it is now; none if there is no such folder."""
     for top in folder.iterdir() if folder.is_dir() else ():
-        for path in itertools.islice(_files(top), _MOST):
+        for path in itertools.islice(_files(top), _MOST) if deep else (top,):
             with contextlib.suppress(OSError):
                 found = path.lstat()
                 if stat.S_ISREG(found.st_mode):

@@ -176,6 +176,21 @@ def test_the_newest_of_all_kinds_is_seen(tmp_path: Path, capsys: pytest.CaptureF
     assert looked(tmp_path, capsys)["slot_bytes"] == 5000
 
 
+def test_a_checkpoint_that_is_one_file_is_seen(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Most scripts write these: doctor said that there is no checkpoint yet, and looked at neither its age nor room."""
+    for step in (67, 68):
+        (tmp_path / f"ckpt_{step}.pt").write_bytes(bytes(1000 + step))
+        os.utime(tmp_path / f"ckpt_{step}.pt", (step, step))
+    (tmp_path / "train.log").write_text("step 69")
+    newest = looked(tmp_path, capsys)["newest"]
+    assert isinstance(newest, dict)
+    assert (newest["state"], newest["step"], newest["size_bytes"]) == ("not_sealed", 68, 1068)
+    save(tmp_path, 9)
+    newest = looked(tmp_path, capsys)["newest"]
+    assert isinstance(newest, dict)
+    assert (newest["state"], newest["step"]) == ("complete", 9)
+
+
 async def test_the_child_is_a_program(tmp_path: Path) -> None:
     save(tmp_path, 3)
     argv = [sys.executable, "-m", "powerguard.effectors.trainer.folder_child", str(tmp_path)]
