@@ -603,7 +603,7 @@ def _locked(root: Path) -> FolderLock:
     except BlockingIOError as error:
         msg = (
             f"{root}: another process writes checkpoints here, or a Guard of this one that is not closed"
-            " (give each training its own folder)"
+            " (end that one, or close() that Guard; each training needs a folder of its own)"
         )
         raise StoreError(msg) from error
     except PermissionError as error:
