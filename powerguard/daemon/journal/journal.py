@@ -249,7 +249,8 @@ class Journal:
         """Add to a lifetime counter. It is written with the next step, or within counters_s."""
         self._counters[name] = self._counters.get(name, 0.0) + by
         self._uncounted[name] = self._uncounted.get(name, 0.0) + by
-        self._later(self._limits.counters_s)
+        if self._durable:  # else the timer is that of the next try
+            self._later(self._limits.counters_s)
 
     @property
     def health(self) -> JournalHealth:
@@ -429,6 +430,7 @@ class Journal:
         self._set_health(durable=False, reason=reason)
         for number in list(self._waiters):
             self._answer(number, durable=False)
+        self._cancel_timer()  # of counters, which may wait for longer
         self._later(self._limits.retry_s)
 
     def _answer(self, number: int, *, durable: bool) -> None:

@@ -255,6 +255,22 @@ async def test_memory_is_bounded_and_what_it_loses_is_told(tmp_path: Path) -> No
     await journal.close(LONG_S)
 
 
+async def test_a_counter_that_waits_does_not_put_off_the_next_try(tmp_path: Path) -> None:
+    folder = tmp_path / "state"
+    folder.touch()
+    limits = replace(PATIENT, counters_s=3600.0)
+    journal = Journal(folder / "journal.db", boot_id="b", limits=limits)
+    appended = asyncio.create_task(journal.append(step(1)))
+    await asyncio.sleep(0)
+    journal.count("outages")
+    assert not await appended
+    folder.unlink()
+    folder.mkdir()
+    await until(lambda: journal.health.durable)
+    assert serials(folder / "journal.db") == [1]
+    await journal.close(LONG_S)
+
+
 async def test_a_cancelled_append_is_still_written(tmp_path: Path) -> None:
     """The step was decided; that its waiter went away changes nothing."""
     path = tmp_path / "journal.db"
