@@ -8,6 +8,7 @@ import asyncio
 import ipaddress
 import json
 import re
+import shlex
 import socket
 import sys
 import time
@@ -403,7 +404,9 @@ def _tell(search: Search, targets: Targets, took_s: float, limit_s: float, secre
     print(text or "# No usable UPS was found.", end="" if text else "\n")
     sys.stdout.flush()
     for name, file in secrets.items():
-        print(f"secret: {name}: powerguard secret set {name} < {clean(file)}; powerguard install", file=told)
+        print(
+            f"secret: {name}: powerguard secret set {name} < {shlex.quote(clean(file))}; powerguard install", file=told
+        )
     return 0
 
 

@@ -334,6 +334,12 @@ def test_an_apcupsd_that_asks_us_already(fixture: Copy) -> None:
     assert "script_suppresses" not in ended.warned
 
 
+def test_the_command_for_a_secret_is_one_for_a_shell(fixture: Copy) -> None:
+    """A folder may have a space in its name."""
+    told = imported("apcupsd", fixture("apcupsd-snmp"), "--secrets-in", "/srv/my secrets").err
+    assert "install -m 0400 -o powerguard /dev/stdin '/srv/my secrets/" in told
+
+
 def test_the_script_that_is_better_is_named_where_install_puts_it(fixture: Copy) -> None:
     """Only a checkout has a folder config."""
     found = imported("apcupsd", fixture("apcupsd-usb"), "--json").object

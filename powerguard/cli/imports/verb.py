@@ -2,6 +2,7 @@
 
 import argparse
 import json
+import shlex
 import sys
 import tempfile
 from pathlib import Path
@@ -148,7 +149,7 @@ def _talk(args: argparse.Namespace, draft: Any, problems: list[str]) -> None:  #
         path = f"{draft.folder()}/{one.name}"
         how = f"powerguard secret set {one.name}; powerguard install"
         if args.secrets_in is not None:
-            how = f"systemd-ask-password | install -m 0400 -o powerguard /dev/stdin {path}"
+            how = f"systemd-ask-password | install -m 0400 -o powerguard /dev/stdin {shlex.quote(path)}"
         say("secret", "magenta", f"{one.name}: the {one.what}, now in {one.found}: {how}")
     for problem in problems:
         say("error", "red", f"these settings are not valid yet: {problem}")
