@@ -34,6 +34,7 @@ from powerguard.core.model.actions import (
     TerminateTrainer,
 )
 from powerguard.core.model.events import (
+    Abort,
     ForeignStop,
     Measured,
     PoweredOn,
@@ -51,7 +52,7 @@ from powerguard.sim.virtual import VirtualLoop
 from powerguard.ups.base import Publish
 from tests.cli.test_explain import STORIES as TOLD
 from tests.cli.test_explain import in_phase, like, told_in
-from tests.daemon.looped import Card, Doer, World, until
+from tests.daemon.looped import Card, Doer, World, in_virtual_time, until
 from tests.golden import FIGURES, Golden
 
 pytestmark = pytest.mark.xdist_group("report")  # one process makes the journals, for all
@@ -798,6 +799,27 @@ def test_all_that_went_wrong_is_told(journals: dict[str, Path], report: Report, 
     assert told["steps_lost"] is None
     assert told["trainers"][0]["failure"] == FAILURE
     assert "checkpoint_repeated" in rules(report(journals["held"]))
+
+
+@in_virtual_time
+async def test_an_abort_ends_the_pause(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
+    """Its load of training was taken for the paused one, and a drill was advised for it."""
+    world = World(tmp_path / "j.sqlite")
+    async with world.running() as daemon:
+        await rest(5.0)
+        world.ups.utility = False
+        await until(in_phase("Holding", daemon))
+        await rest(5.0)
+        daemon.submit(Abort(at_s=daemon.clock(), who="root", reason="diesel"))
+        await rest(30.0)
+        world.ups.utility = True
+        await until(in_phase("Online", daemon))
+        await rest(1.0)
+    assert main(["report", "--json", "--journal", str(world.path)]) == 0
+    told = json.loads(capsys.readouterr().out)
+    (load,) = [each["measured"] for each in told["predictions"] if each["unit"] == "share"]
+    assert (told["outcome"], load) == ("resumed_in_place", pytest.approx(world.paused_load))
+    assert "load_high" not in rules(told)
 
 
 # --- What the journal no longer tells ---------------------------------------------------------------------------------
