@@ -124,6 +124,9 @@ def test_what_is_counted_down(phase: str, told: str) -> None:
 def test_what_is_only_recorded_says_so(mode: Mode) -> None:
     text = shown(in_mode(scene("shutdown"), mode)).text
     assert (WORDS["en"]["recorded"] in text) is (mode is not Mode.ARMED)
+    # Else a rehearsal counts down to a power-off that never comes, and then says "now" until utility is back.
+    assert ("orced power-off" in text) is (mode is Mode.ARMED)
+    assert (WORDS["en"]["count.none"] in text) is (mode is not Mode.ARMED)
 
 
 @pytest.mark.parametrize(("lasts_s", "told"), [(3600.0, "Waiting for utility"), (60.0, "Power-off in 13 min 17 s")])

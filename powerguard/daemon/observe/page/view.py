@@ -129,6 +129,8 @@ def countdown(told: Mapping[str, Any], words: Mapping[str, str]) -> tuple[str, s
         return words["count.online"], duration(slack_s, words)
     if phase == "recovery":
         return words["count.recovery"], ""
+    if phase == "shutdown" and told["mode"] != "armed":  # The host stays on, and utility ends the outage.
+        return words["count.none"], ""
     if phase == "shutdown":
         by_s = outage["power_off_by_at"]
         return words["count.forced"], words["now"] if by_s is None else _left(by_s - told["at"], words)
@@ -390,7 +392,7 @@ def context(
         "steps": [
             (word(words, "action", each["action"]), "" if each["in_s"] is None else _left(each["in_s"], words))
             for each in told["next"]
-            if not each["suspended"]
+            if not each["suspended"] and (told["mode"] == "armed" or each["action"] != "forced power-off")
         ],
         "gates": gate_rows(returning, words) if phase == "recovery" else [],
         "trainers": shortened(trainer_rows(told, words), words),
