@@ -563,6 +563,37 @@ def test_a_seal_that_cannot_be_read_is_left_where_it_is() -> None:
             os.seteuid(0)
 
 
+@pytest.mark.root
+def test_a_folder_that_cannot_be_entered_is_no_missing_one() -> None:
+    """As when a training that has run as root runs as a user of its own: it must not begin at step 0."""
+    with short_folder() as root:
+        made(root, "checkpoint-1", "checkpoint-2")
+        (root / "lost+found").mkdir(mode=0o700)
+        (root / "checkpoint-2").chmod(0o700)
+        root.chmod(0o711)
+        os.seteuid(65534)
+        try:
+            with pytest.raises(PermissionError):
+                newest_whole(root)
+        finally:
+            os.seteuid(0)
+        root.chmod(0o755)
+        os.seteuid(65534)
+        try:
+            assert newest_whole(root) == root / "checkpoint-1"
+            os.seteuid(0)
+            shutil.rmtree(root / "checkpoint-1")
+            os.seteuid(65534)
+            with pytest.raises(OSError, match=r"no older checkpoint is whole .*checkpoint-2: .*Permission denied"):
+                newest_whole(root)
+            os.seteuid(0)
+            shutil.rmtree(root / "checkpoint-2")
+            os.seteuid(65534)
+            assert newest_whole(root) is None
+        finally:
+            os.seteuid(0)
+
+
 def test_what_a_newer_powerguard_sealed_is_left_where_it_is(tmp_path: Path) -> None:
     """After a way back to an older version it is no damage; the next version takes it again."""
     made(tmp_path, "checkpoint-1", "checkpoint-2")

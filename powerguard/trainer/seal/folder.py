@@ -583,12 +583,19 @@ def sealed_in(root: Path, names: str = "*") -> list[Path]:
     """The folders under root that have a seal, newest step first; of one step, the last sealed first.
 
     names: a pattern of theirs, where one writer looks for its own. A link to a folder is none: it would count twice.
+    One that this user may not enter, and that is named for a step, may be sealed.
     """
     found = []
-    for path in root.glob(f"{names}/{SEAL}"):
-        if not path.parent.name.startswith((BAD, OLD)) and not path.parent.is_symlink():
-            with contextlib.suppress(FileNotFoundError):  # another rank removes it, or sets it aside
-                found.append((_step(path.parent, by_name=True), path.stat().st_mtime_ns, path.parent))
+    for folder in root.glob(names):
+        if folder.name.startswith((BAD, OLD)) or folder.is_symlink():
+            continue
+        try:
+            found.append((_step(folder, by_name=True), (folder / SEAL).stat().st_mtime_ns, folder))
+        except (FileNotFoundError, NotADirectoryError):
+            pass  # also one that another rank removes, or sets aside
+        except PermissionError:
+            if (step := step_in(folder.name)) is not None:  # another user's, and closed to this one
+                found.append((step, 0, folder))
     return [folder for _, _, folder in sorted(found, reverse=True)]
 
 
@@ -613,6 +620,8 @@ def newest_whole(root: str | os.PathLike[str], names: str = "*") -> Path | None:
     good, and SealError where all are `bad-...`.
     """
     hasher()
+    with contextlib.suppress(FileNotFoundError):
+        os.scandir(root).close()  # glob finds nothing in one that may not be read
     unread = ""
     for folder in sealed_in(Path(root), names):
         try:
