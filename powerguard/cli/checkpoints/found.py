@@ -135,7 +135,7 @@ def _newest_first(entry: Entry) -> tuple[int, float, str]:
 def _stored(tier: ObjectTier, place: str) -> list[Entry]:
     scheme = place.partition("://")[0]
     try:
-        entries = [_native(found, scheme) for found in tier.found(most=None)]
+        entries = [entry for name in tier.by_commit() if (entry := _in_store(tier, name, place)) is not None]
         for name in tier.aside(most=None):
             because = "marked in the store, because it did not verify"
             path = f"{place.rstrip('/')}/{name}"
@@ -153,6 +153,19 @@ def _stored(tier: ObjectTier, place: str) -> list[Entry]:
     except (TierError, StoreError, OSError) as error:
         raise PlaceError(str(error)) from error
     return sorted(entries, key=_newest_first)
+
+
+def _in_store(tier: ObjectTier, name: str, place: str) -> Entry | None:
+    """Return a checkpoint of a store; None if it was removed meanwhile."""
+    scheme, path = place.partition("://")[0], f"{place.rstrip('/')}/{name}"
+    try:
+        found = tier.looked_at(name)
+    except TierError as error:
+        if error.kind is not Kind.CORRUPT:
+            raise
+        step = step_of(name)
+        return Entry(kind="native", state="corrupt", name=name, path=path, tier=scheme, step=step, because=str(error))
+    return None if found is None else _native(found, scheme)
 
 
 def tier_of_folder(path: str) -> str:

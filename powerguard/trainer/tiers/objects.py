@@ -272,11 +272,11 @@ class ObjectTier:
         """See `Tier.found`. most: None: all of them."""
         found: list[Found] = []
         refused = ""
-        for name in newest_first(self._by_commit()):
+        for name in newest_first(self.by_commit()):
             if len(found) == most:
                 break
             try:
-                each = self._looked_at(name)
+                each = self.looked_at(name)
             except TierError as error:
                 if error.kind is not Kind.CORRUPT:
                     raise
@@ -287,7 +287,8 @@ class ObjectTier:
             raise TierError(Kind.UNUSABLE, refused)
         return found
 
-    def _looked_at(self, name: str) -> Found | None:
+    def looked_at(self, name: str) -> Found | None:
+        """Read a manifest; None: there is none. Raises TierError (corrupt) for one that does not hold."""
         content = self._content(f"{name}/{MANIFEST}", MAX_MANIFEST_BYTES)
         if content is None:
             return None
@@ -352,7 +353,7 @@ class ObjectTier:
             raise TierError(Kind.UNUSABLE, msg)
         return sorted((name for name in prefixes if step_of(name) is not None), reverse=True)
 
-    def _by_commit(self) -> list[str]:
+    def by_commit(self) -> list[str]:
         """The names of those that are committed and not set aside, the one committed last first."""
         known = []
         for name in self._names():
