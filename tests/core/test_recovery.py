@@ -352,6 +352,16 @@ def test_a_power_off_that_was_only_recorded_did_not_end_the_host() -> None:
     assert note.because == "the host went down after a power-off that was only recorded"
 
 
+@pytest.mark.parametrize(("gap_s", "away_s"), [(600.0, 600.0), (-86400.0, None), (None, None)])
+def test_how_long_the_host_was_away_is_unknown_where_the_clock_at_boot_is_wrong(
+    gap_s: float | None, away_s: float | None
+) -> None:
+    """Its battery is empty: the boot begins before the outage. "Away for 0 s" would be wrong."""
+    answer = restore(POLICY, replace(stored(SHUTDOWN, boot="another"), gap_s=gap_s), 30.0)
+    (note,) = [note for note in answer.notes if note.event == "host_returned"]
+    assert dict(note.numbers)["away_s"] == away_s
+
+
 @pytest.mark.parametrize("restarted", [True, False])
 def test_what_measured_the_own_load_before_the_settings_changed_raises_no_alarm(*, restarted: bool) -> None:
     """The PDU was taken out of the settings: it would be doubted for its silence for ever."""

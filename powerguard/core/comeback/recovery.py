@@ -246,7 +246,7 @@ def _next_boot(policy: Policy, stored: Stored, now_s: float) -> Step:
         Level.INFO if isinstance(phase, Shutdown) else Level.ERROR,
         outage=phase.outage.id,
         phase=phase_name(phase),
-        away_s=round(gap_s, 3),
+        away_s=None if known_s is None else round(known_s, 3),
     )
     methods.ensure_policy(turn, phase.outage.id, limit_s=policy.bmc_limit_s)
     return turn.step()
