@@ -1078,6 +1078,8 @@ def test_what_is_no_state_is_refused_at_once() -> None:
     """At the start, not in the emergency."""
     with pytest.raises(StateError, match=r"^sampler: a int has no state_dict"):
         TorchState(model=nn.Linear(1, 1), sampler=3)
+    with pytest.raises(StateError, match=r"^extra\.best: a float has no .* \(give the dict or list in which training"):
+        TorchState(model=nn.Linear(1, 1), extra={"best": 0.5})
 
 
 def test_what_an_optimizer_trains_and_no_part_has_is_refused() -> None:

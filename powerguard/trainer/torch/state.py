@@ -381,6 +381,8 @@ def _component(name: str, thing: object, *, keep_frozen: bool = True) -> Compone
     msg = f"{name}: a {type(thing).__qualname__} has no state_dict() and load_state_dict(), and is not a dict or list"
     if hasattr(thing, "batch_sampler") and hasattr(thing, "dataset"):
         msg += " (powerguard.trainer.torch.data.ResumableLoader, or torchdata's StatefulDataLoader, keeps its position)"
+    elif name.startswith("extra."):
+        msg += " (give the dict or list in which training has it: a resume fills that again)"
     raise StateError(msg)
 
 
