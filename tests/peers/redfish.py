@@ -8,6 +8,7 @@ import base64
 import hashlib
 import json
 import ssl
+from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime, timedelta
 from ipaddress import ip_address
@@ -84,7 +85,8 @@ class Faults:
     bios: status of the BIOS resource, which many refuse without a license.
     if_match: "as sent" takes its own ETag as it sent it; "strong" takes it as RFC 9110 has it, so that a weak one
     matches nothing; "none" takes no If-Match at all.
-    lie: a PATCH is acknowledged, not stored; late_reads: so many reads still show the old.
+    lie: a PATCH is acknowledged, not stored; said: what is answered to one.
+    late_reads: so many reads still show the old.
     hang: "headers" sends them and half a body, then nothing; "answer" sends nothing at all.
     closes: a connection is good for one request, and that is not announced.
     closed_root: the root asks for the login, against DSP0266 13.3.1.
@@ -97,6 +99,7 @@ class Faults:
     if_match: str = "as sent"
     retry_after: str | None = None
     lie: bool = False
+    said: Mapping[str, object] | None = None
     late_reads: int = 0
     hang: str = ""
     hang_at: str = "/redfish/v1/Systems"
@@ -232,7 +235,7 @@ class OwnRedfish:
         self._before = json.loads(json.dumps(self.system))
         if not self.faults.lie:
             _merge(self.system, await request.json())
-        return web.Response(status=204)
+        return web.Response(status=204) if self.faults.said is None else web.json_response(self.faults.said)
 
     async def _on_reset(self, request: web.Request) -> web.StreamResponse:
         self.resets.append((await request.json())["ResetType"])

@@ -45,6 +45,7 @@ _MAX_RETRY_AFTER_S: Final = 2.0
 _TRIES: Final = 3
 _CUT: Final = (aiohttp.ServerDisconnectedError, aiohttp.ClientOSError, ConnectionResetError)
 """An open connection has ended without an answer; also, of the second kind, none could be opened."""
+_MORE: Final = "@Message.ExtendedInfo"
 _MAX_W: Final = 1e6
 """Watts that no single host draws."""
 
@@ -91,17 +92,20 @@ class Talk:
         etag = headers.get("ETag") or body.get("@odata.etag")
         return Resource(path=path, body=body, etag=etag if isinstance(etag, str) and etag.isprintable() else None)
 
-    async def patch(self, resource: Resource, change: Mapping[str, Any]) -> None:
+    async def patch(self, resource: Resource, change: Mapping[str, Any]) -> str:
         """Change a resource as it was read; if it has changed since, read it again. Raises BmcFailure.
+
+        Returns the service's own words, if any: some acknowledge a change that they do not make, and say why.
 
         Only what reads back counts, so any 2xx will do (202: a task of its own). Services refuse ETags that still hold:
         a weak one matches nothing in If-Match (RFC 9110 section 13.1.1), and some Lenovo XCC take none at all.
         """
-        etag = resource.etag
-        for left in range(_TRIES - 1, -1, -1):
+        etag, left = resource.etag, _TRIES
+        while True:
+            left -= 1
             status, _, body = await self._patient("PATCH", resource.path, change=change, etag=etag)
             if 200 <= status < 300:
-                return
+                return _words(body)
             if status not in (412, 428) or not left:
                 raise _refusal(self.doing, status, body)
             fresh = await self.get(resource.path)
@@ -249,13 +253,13 @@ def _refusal(doing: str, status: int, body: Mapping[str, Any] | None) -> BmcFail
 
 
 def _words(body: Mapping[str, Any] | None) -> str:
-    """The service's error text (DSP0266 8.6), shortened and without what a terminal would act on."""
-    error = (body or {}).get("error")
-    if not isinstance(error, Mapping):
-        return ""
-    more = error.get("@Message.ExtendedInfo")
-    first = more[0] if isinstance(more, list) and more and isinstance(more[0], Mapping) else {}
-    told = first.get("Message") or error.get("message")
+    """The service's words on a request or a property (DSP0266 8.6), shortened and without control characters."""
+    body = body or {}
+    error = body.get("error")
+    error = error if isinstance(error, Mapping) else {}
+    more = (error.get(_MORE), *(value for name, value in body.items() if name.endswith(_MORE)))
+    first = next((each[0] for each in more if isinstance(each, list) and each and isinstance(each[0], Mapping)), {})
+    told = first.get("Message") or first.get("MessageId") or error.get("message")
     return "".join(c if c.isprintable() else " " for c in told[:160]).strip() if isinstance(told, str) else ""
 
 
@@ -437,7 +441,7 @@ class RedfishEngine:
                 raise seen.unsupported()
             if wanted not in knob.supported(seen.system.body):
                 raise BmcFailure(Failure.UNSUPPORTED, f"{knob.name} cannot be set to {knob.words[wanted]}")
-            await talk.patch(seen.system, knob.change(wanted))
+            said = await talk.patch(seen.system, knob.change(wanted))
             waited_s, found = 0.0, PowerRestorePolicy.UNKNOWN
             for at_s in READ_BACK_S:
                 if at_s and not await talk.pause(at_s - waited_s):
@@ -448,6 +452,7 @@ class RedfishEngine:
                 if found is wanted:
                     return Ensured(before=before, after=seen.status(), changed=True)
             text = f"acknowledged {wanted} but still reads {found} {waited_s:g} s later"
+            text += f" (it said: {said})" if said else ""
             raise self._error(Failure.MISMATCH, text).having_read(found)
 
     async def status(self, by_s: float) -> ChassisStatus:

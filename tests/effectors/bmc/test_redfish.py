@@ -262,6 +262,25 @@ async def test_a_fault_is_told_with_where_and_what_would_be_right(
         assert bmc.count("GET") == 2, "the root, which is everybody's, and one try"
 
 
+@pytest.mark.parametrize(
+    ("said", "words"),
+    [
+        ({"error": {"message": "See more.", "@Message.ExtendedInfo": [{"MessageId": "iLO.2.14.SystemResetRequired"}]}},
+         "iLO.2.14.SystemResetRequired"),
+        ({"@Message.ExtendedInfo": [{"Message": "The property is read-only."}]}, "The property is read-only."),
+        ({"PowerRestorePolicy@Message.ExtendedInfo": [{"Message": "Not now."}]}, "Not now."),
+        ({"Id": "1", "@Message.ExtendedInfo": "nonsense"}, ""),
+    ],
+)  # fmt: skip
+async def test_a_change_that_is_acknowledged_and_not_made_is_reported_with_what_the_service_says_of_it(
+    tmp_path: Path, certificate: Certificate, said: dict[str, object], words: str
+) -> None:
+    async with OwnRedfish(certificate, faults=Faults(lie=True, said=said)) as bmc:
+        error = await failure_of(BmcEffector(redfish_options(tmp_path, bmc.port, certificate), limit_s=20.0))
+    assert error.failure is Failure.MISMATCH
+    assert f"2 s later{f' (it said: {words})' if words else ''}; " in str(error)
+
+
 async def test_what_passes_is_waited_for(tmp_path: Path, certificate: Certificate) -> None:
     """Not ready twice, changed by somebody else once, stored a read late: verified all the same."""
     faults = Faults(answers={"GET": [503, 503], "PATCH": [412]}, retry_after="0", late_reads=1)
