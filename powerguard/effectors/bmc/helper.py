@@ -278,8 +278,7 @@ def _ask_timer(exchange: Exchange, word: IpmiRequest, modules: str) -> dict[str,
                 )
             return {"timer": ipmi.arm(exchange, int(word.value or 0)), "changed": True}
         case "disarm":
-            # With the kernel's driver loaded the timer is its own, even if it is set as ours would be.
-            timer, changed = (exchange.ask(ipmi.GET_WATCHDOG), False) if kernel_driver else ipmi.disarm(exchange)
+            timer, changed = ipmi.disarm(exchange)
             return {"timer": timer, "changed": changed}
         case _:
             return {**ipmi.look(exchange)._asdict(), "kernel_driver": kernel_driver}

@@ -200,8 +200,10 @@ class WatchdogEffector:
             case ArmWay(way=Way.WATCHDOG):
                 drill = await self._drilled(await self.look(by_s), by_s)
                 return (("in_s", await self.arm(action.in_s, by_s)), ("board", drill.board.name))
-            case DisarmWay(way=Way.WATCHDOG):
-                return (("disarmed", await self.disarm(by_s)),)
+            case DisarmWay(way=Way.WATCHDOG, outage=outage):
+                # Without an outage it is unknown whether powerguard has armed it: the kernel's timer may look the same.
+                is_the_kernels = not outage and (await self.read(by_s)).kernel_driver
+                return (("disarmed", not is_the_kernels and await self.disarm(by_s)),)
             case _:
                 msg = f"the watchdog effector carries out CheckWay, ArmWay and DisarmWay of its way, not {action}"
                 raise TypeError(msg)

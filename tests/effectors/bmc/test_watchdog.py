@@ -187,16 +187,6 @@ def test_the_kernels_own_driver_blocks_it(device: IpmiDevice) -> None:
     assert "06/24" not in device.heard
 
 
-@pytest.mark.peer("cc")
-def test_the_kernels_own_timer_is_not_stopped(device: IpmiDevice) -> None:
-    """ipmi_watchdog with action=power_cycle sets the timer as we do: it guards the host, and is not ours."""
-    (device.modules / "ipmi_watchdog").mkdir(parents=True)
-    device.set_timer(4, 3)
-    status, answer = device.say("disarm")
-    assert (status, answer["failure"], answer["changed"]) == (0, None, False)
-    assert device.timer == (4, 3, 0, 600, True)
-
-
 # --- The way --------------------------------------------------------------------------------------------------------
 
 
@@ -264,6 +254,19 @@ async def test_it_is_blocked_and_why(device: IpmiDevice, tmp_path: Path) -> None
     with pytest.raises(BmcError, match=r"systemctl enable --now powerguard-ipmi\.socket") as caught:
         await nobody.carry_out(DISARM_WAY)
     assert caught.value.failure is Failure.UNREACHABLE
+
+
+@needs_device
+async def test_the_kernels_own_timer_is_not_stopped(device: IpmiDevice) -> None:
+    """ipmi_watchdog with action=power_cycle sets the timer as we do. One that an outage has armed is ours even so."""
+    (device.modules / "ipmi_watchdog").mkdir(parents=True)
+    device.set_timer(4, 3)
+    async with device.listening() as socket:
+        way = effector(device, socket)
+        assert dict(await way.carry_out(replace(DISARM_WAY, outage=""))) == {"disarmed": False}
+        assert device.timer == (4, 3, 0, 600, True)
+        assert dict(await way.carry_out(DISARM_WAY)) == {"disarmed": True}
+        assert device.timer[4] is False
 
 
 @needs_device
