@@ -165,7 +165,7 @@ def test_object_of_checkpoints(nas: Path, capsys: pytest.CaptureFixture[str], go
     assert {each["state"] for each in got["checkpoints"]} <= known
 
 
-@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[" * 50_000, b'{"schema": "powerguard.checkpoint/v2"}'])
+@pytest.mark.parametrize("content", [b"", b"{}", b"\xff\x00", b"[" * 50_000, b'{"schema": "of.another/v2"}'])
 @pytest.mark.parametrize("name", [MANIFEST, SEAL])
 def test_a_hostile_manifest_is_one_line(
     tmp_path: Path, name: str, content: bytes, capsys: pytest.CaptureFixture[str]
@@ -176,6 +176,12 @@ def test_a_hostile_manifest_is_one_line(
     assert states(tmp_path) == [(9, "corrupt")]
     assert main(["checkpoints", "verify", str(tmp_path)]) == 1
     assert "Traceback" not in capsys.readouterr().out
+
+
+def test_a_manifest_of_another_powerguard_is_no_damage(tmp_path: Path) -> None:
+    manifest = save(tmp_path / "llm", 9) / MANIFEST
+    manifest.write_bytes(manifest.read_bytes().replace(b"powerguard.checkpoint/v3", b"powerguard.checkpoint/v9"))
+    assert states(tmp_path) == [(9, "unreadable")]
 
 
 def test_control_characters_do_not_reach_the_terminal(tmp_path: Path, capsys: pytest.CaptureFixture[str]) -> None:
