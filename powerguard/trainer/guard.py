@@ -573,6 +573,8 @@ class Guard:
         self._hook.refuse_forked()
         keep = None if keep_as is None else self._keeper(keep_as)
         self._begin()
+        if step < (self._pace.step or 0):
+            self._hook.count_again(step)
         began_s = self._clock()
         others = self._together.together(step) if self._together is not None and self._checkpointer.beside else None
         outcome = self._hook.save(step, others, keep)

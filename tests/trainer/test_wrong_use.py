@@ -128,6 +128,14 @@ def test_a_step_that_an_earlier_epoch_had_too_is_saved_again(tmp_path: Path, cap
     assert caplog.text.count("step 6 follows step 7 without a restore()") == 1
 
 
+def test_a_save_that_counts_epochs_is_named(tmp_path: Path, caplog: pytest.LogCaptureFixture) -> None:
+    """A resume would begin at step 3 with the state of step 5000."""
+    with Guard(Parts(lambda: {"w": b"1"}, lambda _: None), tmp_path / "root", job="a", socket=None) as guard:
+        guard.step(5000)
+        assert guard.save(3, keep_as="best").step == 3
+    assert caplog.text.count("step 3 follows step 5000 without a restore()") == 1
+
+
 def test_the_package_tells_type_checkers_that_it_is_typed() -> None:
     assert (Path(powerguard.trainer.__file__).parents[1] / "py.typed").is_file()
 

@@ -102,7 +102,7 @@ class StepHook:
             self._has_counted_again = True
             log.warning(
                 "step %d follows step %d without a restore(): a resume may begin in an earlier epoch (call guard.step"
-                " with the number of all steps done, not with that of an epoch)",
+                " and guard.save with the number of all steps done, not with that of an epoch)",
                 step,
                 self._pace.step,
             )
