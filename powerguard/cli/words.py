@@ -340,6 +340,8 @@ def _grade_raised(because: str, numbers: Numbers) -> str:
 
 
 def _host_returned(because: str, numbers: Numbers) -> str:
+    if numbers.get("away_s") is None:
+        return f"the host is back ({because}); how long it was off is not known"
     return f"the host is back after {_for(numbers, 'away_s')} ({because})"
 
 

@@ -43,8 +43,7 @@ def test_killed_and_started_again_it_ends_with_the_same_line(tmp_path: Path) -> 
 def test_the_least_example_goes_on_where_it_was_killed(tmp_path: Path) -> None:
     """The guide names it as a complete job, which ends with the same bits after it was killed."""
     script = ROOT / "examples" / "minimal.py"
-    guide = (ROOT / "docs/guides/trainers.md").read_text(encoding="utf-8")
-    assert "`python examples/minimal.py /tmp/llm`" in guide
+    assert "`examples/minimal.py`" in (ROOT / "docs/guides/trainers.md").read_text(encoding="utf-8")
 
     def run(folder: Path, text: str) -> str:
         argv = [sys.executable, "-c", text, str(folder)]
