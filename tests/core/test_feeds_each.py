@@ -57,7 +57,7 @@ def test_who_takes_over_how_much_of_a_load() -> None:
     def overloaded(load_b: float, load_a: float | None = 0.6) -> bool:
         b = each("b", UTILITY, 1.0, load_b)
         upses = (each("a", BATTERY, 1.0, load_a), b, each("c", UTILITY, 1.0, 0.1))
-        return feeds._overloaded(made, upses, b, feeds._words(made, upses)).overloaded
+        return feeds._overloaded(made, upses, b, feeds._words(made, upses), 1.0).overloaded
 
     assert not overloaded(0.599)
     assert overloaded(0.601)

@@ -17,7 +17,7 @@ from powerguard.core.energy import account, budget
 from powerguard.core.energy.budget import outlasts
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.core.model.policy import FeedPolicy, Policy
-from powerguard.core.model.state import Battery, Feed, State, Supplied, Supply
+from powerguard.core.model.state import Battery, Feed, Online, State, Supplied, Supply
 from powerguard.core.supply import fusion, silence
 from powerguard.core.supply.silence import OVERLOADED, policy_of
 
@@ -279,7 +279,8 @@ def compose(policy: Policy, state: State, upses: tuple[Supplied, ...], now_s: fl
     words = _words(policy, upses)
     if Supply.BATTERY not in words.values():
         upses = tuple(_advanced(policy, each, now_s, draining=False) if _is_silent(each) else each for each in upses)
-    upses = tuple(_overloaded(policy, upses, each, words) for each in upses)
+    growth = _growth(state)
+    upses = tuple(_overloaded(policy, upses, each, words, growth) for each in upses)
     upses = tuple(_advanced(policy, each, now_s) if words[each.ups] is Supply.BATTERY else each for each in upses)
     feed = _feed(policy, state.feed, upses, now_s, arrived, words=words)
     battery = _battery(policy, state.battery, upses, feed, now_s, words=words)
@@ -362,10 +363,17 @@ def _tests_blindly(feed: Feed) -> bool:
     return is_test and fusion.is_draining(feed)
 
 
-def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, words: _Words) -> Supplied:
+def _growth(state: State) -> float:
+    """Return by which factor the load grows when training goes on as it did before the outage."""
+    before = None if isinstance(state.phase, Online) else state.phase.outage.load_at_start
+    load = state.battery.load
+    return max(1.0, before / load) if before and load else 1.0
+
+
+def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, words: _Words, growth: float) -> Supplied:
     """Find out whether it takes over more than it can carry when those on battery end; unknown loads are ignored.
 
-    What has moved to it already is in its own load, and counts once.
+    What has moved to it already is in its own load, and counts once. growth: of the load once training goes on.
     """
     going = [other for other in upses if words[other.ups] is Supply.BATTERY]
     load = each.battery.load
@@ -374,7 +382,7 @@ def _overloaded(policy: Policy, upses: tuple[Supplied, ...], each: Supplied, wor
         rest = sum(_supplies(policy, other) for other in upses if words[other.ups] is Supply.UTILITY)
         to_come = sum(other.battery.load or 0.0 for other in going if not silence.has_taken(each, other))
         taken = to_come * _supplies(policy, each) / max(1, rest)
-        overloaded = load + taken > OVERLOADED
+        overloaded = (load + taken) * growth > OVERLOADED
     return each if overloaded is each.overloaded else replace(each, overloaded=overloaded)
 
 
