@@ -263,13 +263,9 @@ def _why_commit(because: str, numbers: Numbers) -> str:
 
 def _why_online(because: str, numbers: Numbers) -> str:
     match numbers.get("cause"):
-        case "utility back" if because.endswith("aborted"):
-            return f"{because}: the outage is over, and the host was not powered off"
-        case "utility back":
-            return "utility returned before any action was needed: training was not affected"
         case "utility stable":
             return f"{because}: the outage is over, and the host was not powered off"
-        case "training resumed":
+        case "utility back" | "training resumed":
             return f"the outage is over: {because}"
         case _:
             return f"the outage is over ({because})"

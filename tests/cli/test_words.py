@@ -142,7 +142,7 @@ SENTENCES = [
         {"new": "holding"},
         "at the expected load the battery lasts 4 m 13 s more, of which the stop needs 2 m 50 s",
     ),
-    ("x", {"new": "online", "cause": "utility back"}, "training was not affected"),
+    ("x", {"new": "online", "cause": "utility back"}, "the outage is over: x"),
     (
         "utility stable for 10 s",
         {"new": "online", "cause": "utility stable"},
