@@ -10,7 +10,7 @@ from powerguard.core.decide import conditions
 from powerguard.core.energy import account, budget, own
 from powerguard.core.energy.budget import Budget
 from powerguard.core.model.actions import Action, Grade, Level, Note, Scalar
-from powerguard.core.model.policy import Policy
+from powerguard.core.model.policy import Mode, Policy
 from powerguard.core.model.state import (
     Emergency,
     Holding,
@@ -237,7 +237,8 @@ class Turn:
             return
         outcome = "ridden_through"
         if isinstance(old, Emergency) or (isinstance(old, OnBattery) and old.outage.aborted_by):
-            outcome = "resumed_in_place"  # An abort comes when training has been asked to pause.
+            # An abort comes when training has been asked to pause. In dry-run no trainer is asked: it never stopped.
+            outcome = "ridden_through" if old.outage.mode is Mode.DRY_RUN else "resumed_in_place"
         elif isinstance(old, Shutdown):
             outcome = "rehearsed"
         elif isinstance(old, Recovery):

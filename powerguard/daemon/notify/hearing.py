@@ -258,8 +258,6 @@ class Hearing:
         kind = name if name in _WORDED else "alarm"
         if name == "shutdown" and at.mode != "armed":
             kind = "shutdown_recorded"
-        elif name == "resumed_in_place" and at.mode == "dry-run":
-            kind = "ridden_through"  # No trainer was asked, so training never stopped.
         title, text = worded(self.language, kind, values)
         if at.mode in ("dry-run", "rehearse") and name in ("outage_began", "emergency_checkpoint", "shutdown"):
             text = f"{text} {worded(self.language, at.mode, {})[1]}"

@@ -61,16 +61,6 @@ def test_an_outage_is_told_step_by_step() -> None:
     assert told[4].title == "gpu-01: training resumed"
 
 
-@pytest.mark.parametrize(("mode", "said"), [("dry-run", "Training never stopped"), ("rehearse", "Training was held")])
-def test_in_dry_run_no_training_was_held(mode: str, said: str) -> None:
-    hears = Listener(mode=mode)
-    hears.tell(*began())
-    (over,) = hears.tell(*ended(outcome="resumed_in_place"))
-    assert over.event == "resumed_in_place"
-    assert said in over.text
-    assert ("training resumed" in over.title) is (mode == "rehearse")
-
-
 def test_a_rehearsed_power_off_ends_with_its_outage() -> None:
     """One message says that it is over, and that the power-off was only recorded."""
     hears = Listener(mode="rehearse")
