@@ -28,8 +28,6 @@ from powerguard.trainer.tiers.transfer import Gate
 NEWER: Final = "newer-"
 """Prefix of a checkpoint's name that a roll-back to an older one has set aside."""
 _GONE_BACK: Final = "training had gone back before its step"
-_REMOVED: Final = "it was removed meanwhile"
-"""By training that commits, and prunes, while others are read: no damage."""
 _DEPTH: Final = 2
 _READERS: Final = 4
 PATIENCE_S: Final = 30.0
@@ -294,11 +292,14 @@ def _told(findings: Sequence[object]) -> str:
 
 
 def verified(entry: Entry, bar: Bar, **access: str | None) -> Entry:
-    """Read every byte of a checkpoint; return its new state. Other entries are returned unchanged."""
+    """Read every byte of a checkpoint; return its new state. Other entries are returned unchanged.
+
+    One that training has removed while others were read, because it has committed a newer one, is no damage.
+    """
     read = _verified(entry, bar, **access)
     if read.is_whole or not entry.is_whole or _is_here(entry, **access):
         return read
-    return replace(entry, state="unfinished", because=_REMOVED)
+    return replace(entry, state="unfinished", because="it was removed meanwhile")
 
 
 def _is_here(entry: Entry, **access: str | None) -> bool:
@@ -326,8 +327,6 @@ def _verified(entry: Entry, bar: Bar, **access: str | None) -> Entry:
         return entry
     try:
         here = _read_native(entry.found, bar.renamed(entry.name), **access)
-    except FileNotFoundError:
-        return replace(entry, state="unfinished", because=_REMOVED)
     except TierError as error:  # a store that does not answer, or refuses, does not show what it holds
         return replace(entry, state="corrupt" if error.kind is Kind.CORRUPT else "unreadable", because=str(error))
     except StoreError as error:
