@@ -198,7 +198,7 @@ class Transfer:
                 self._upload_all(manifest)
             except TierError as error:
                 # What interrupted uploads have left there would keep it full: it goes only after a commit.
-                if error.kind is not Kind.FULL or manifest.hosts > 1 or not target.clear(name):
+                if error.kind is not Kind.FULL or manifest.hosts > 1 or not self.gate.call(lambda: target.clear(name)):
                     raise
                 self._upload_all(manifest)
             if not self._all_there(manifest):
