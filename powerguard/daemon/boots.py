@@ -320,7 +320,7 @@ async def report_power_on(host: BootDaemon, why_on: Callable[[], WhyOn | None], 
             ac_failed=None if probe is None else probe.status.ac_failed,
             firmware_s=await firmware_s(spawn),
         )
-        log.info("power_on_told", cause=event.cause, ac_failed=event.ac_failed, because=because)
+        log.info("power_on_cause_read", cause=event.cause, ac_failed=event.ac_failed, because=because)
         host.submit(event)
     await asyncio.Event().wait()
 

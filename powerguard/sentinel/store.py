@@ -227,12 +227,12 @@ class IntentStore:
         """
 
         async def write() -> str:
-            told: asyncio.Future[str] = asyncio.get_running_loop().create_future()
-            self._wanted.append((change, told))
+            written: asyncio.Future[str] = asyncio.get_running_loop().create_future()
+            self._wanted.append((change, written))
             async with self._lock:
-                if not told.done():
+                if not written.done():
                     await self._write_wanted()
-            return told.result()
+            return written.result()
 
         return await self._within(write, limit_s)
 
@@ -286,10 +286,10 @@ class IntentStore:
         for change, _ in wanted:
             table = change(table)
         error = await self._save(table)
-        for change, told in wanted:
+        for change, written in wanted:
             if not error:
                 self.table = change(self.table)  # another task may have changed it meanwhile
-            told.set_result(error)
+            written.set_result(error)
 
     async def _save(self, table: IntentTable) -> str:
         try:
