@@ -11,7 +11,19 @@ from typing import Final
 from bench.figure import Figure
 
 BENCHES: Final = (
-    *("core", "processes", "react", "daemon", "messages", "page", "outages", "history", "simulated", "shared", "ways"),
+    *(
+        "core",
+        "processes",
+        "react",
+        "daemon",
+        "messages",
+        "page",
+        "outages",
+        "history",
+        "simulated",
+        "shared",
+        "power_on",
+    ),
     *("apcupsd", "nut", "readers", "poll", "tiers", "ranks", "hosts", "slurm", "guard", "gpu", "trainer", "restore"),
     "cuts",
 )

@@ -88,27 +88,27 @@ def _has_gpu(python: str) -> bool:
 
 def _measured(python: str, folder: Path, shape: str, size_bytes: int, rounds: int) -> Iterator[Figure]:
     bars: dict[str, str] = {}
-    for way in _SHAPES[shape]:
-        if way.startswith("load-"):
+    for method in _SHAPES[shape]:
+        if method.startswith("load-"):
             forget_files()
         else:
             shutil.rmtree(folder, ignore_errors=True)
             folder.mkdir(parents=True)
-        command = [python, "-m", "bench.gpu_child", str(folder), way, shape, str(size_bytes), str(rounds)]
+        command = [python, "-m", "bench.gpu_child", str(folder), method, shape, str(size_bytes), str(rounds)]
         done = subprocess.run(command, capture_output=True, text=True, check=False, timeout=1800)
         if done.returncode:
-            print(f"  {NAMES[way]}: failed: {done.stderr.strip()}")
+            print(f"  {NAMES[method]}: failed: {done.stderr.strip()}")
             continue
         figures: dict[str, Any] = json.loads(done.stdout.splitlines()[-1])
         what = f"{figures['gb']:.1f} GB in {figures['tensors']:,} tensors, " if "tensors" in figures else ""
-        what += f"{figures['device']}: {NAMES[way]}"
-        if way == "limits":
+        what += f"{figures['device']}: {NAMES[method]}"
+        if method == "limits":
             bars = _bars(figures)
         for how in figures.get("how", ()):
             print(f"  with overlap, the copy was made {how}")
         for row, (text, unit) in _ROWS.items():
             if row in figures:
-                bar = bars.get(row, "") if "powerguard" in way else ""
+                bar = bars.get(row, "") if "powerguard" in method else ""
                 yield Figure(name=f"{what}: {text}", unit=unit, values=tuple(figures[row]), bar=bar)
     shutil.rmtree(folder, ignore_errors=True)
 

@@ -295,20 +295,20 @@ def by_powerguard(folder: Path, job: Job, rounds: int, *, snapshots: int = 2) ->
         figures["emergency"].append(training.emergency(2 * number, beside=False))
         figures["during"].append(training.emergency(2 * number + 1, beside=True))
     figures["ready"] = [ready_s]
-    ways: list[str] = []
+    methods: list[str] = []
     if job.is_real and snapshots == 2:
         for overlap in ("optimizer", "clone"):
             training.overlap(overlap)
             for _ in range(rounds):
                 add(figures, training.periodic(), f"{overlap} ")
-                ways.append(training.state.copier.how)
+                methods.append(training.state.copier.how)
         training.overlap("")
         torch.set_num_threads(1)
         add(figures, training.periodic(), "thread ")
     training.guard.save(job.done)
     (folder / "ends").write_text(json.dumps(job.ends()))
     training.guard.close()
-    return {**figures, "how": ways}
+    return {**figures, "how": methods}
 
 
 # --- Others -------------------------------------------------------------------------------------------------------
@@ -374,14 +374,14 @@ def by_torch(folder: Path, job: Job, rounds: int) -> Figures:
 # --- Loading ------------------------------------------------------------------------------------------------------
 
 
-def load(folder: Path, job: Job, way: str) -> Figures:
+def load(folder: Path, job: Job, method: str) -> Figures:
     """In a new process, whose optimizer has no moments yet."""
 
     def call() -> None:
-        if way == "powerguard":
+        if method == "powerguard":
             state = TorchState(model=job.model, optimizer=job.optimizer)
             Guard(state, folder / "powerguard", job="bench", socket=None).restore()
-        elif way == "torch":
+        elif method == "torch":
             kept = torch.load(folder / "torch" / "state.pt")
             set_state_dict(job.model, job.optimizer, model_state_dict=kept["model"], optim_state_dict=kept["optimizer"])
         else:
@@ -392,25 +392,25 @@ def load(folder: Path, job: Job, way: str) -> Figures:
 
     taken_s = timed(call)
     if job.ends() != json.loads((folder / "ends").read_text()):
-        message = f"{way} did not load what was saved"
+        message = f"{method} did not load what was saved"
         raise RuntimeError(message)
     return {"loaded": [taken_s]}
 
 
-def main(folder: Path, way: str, shape: str, size_bytes: int, rounds: int) -> None:
+def main(folder: Path, method: str, shape: str, size_bytes: int, rounds: int) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.ERROR)
-    is_load = way.startswith("load-")
-    if way == "limits":
+    is_load = method.startswith("load-")
+    if method == "limits":
         print(json.dumps({**limits(folder, size_bytes, rounds), "gb": size_bytes / 1e9, "device": device()}))
         return
     torch.manual_seed(2 if is_load else 1)
     job = Job(shape, size_bytes, fresh=is_load)
-    if "dcp" in way or way == "stager":
+    if "dcp" in method or method == "stager":
         dist.init_process_group("gloo", store=dist.HashStore(), rank=0, world_size=1)
     before = memory_bytes("VmRSS")
     Path("/proc/self/clear_refs").write_text("5", encoding="ascii")  # forget the peak
-    ways: dict[str, Callable[[], dict[str, Any]]] = {
+    methods: dict[str, Callable[[], dict[str, Any]]] = {
         "powerguard": partial(by_powerguard, folder, job, rounds),
         "one": partial(by_powerguard, folder, job, rounds, snapshots=1),
         "dcp": partial(by_dcp, folder, job, rounds, keeps=False),
@@ -418,7 +418,7 @@ def main(folder: Path, way: str, shape: str, size_bytes: int, rounds: int) -> No
         "torch": partial(by_torch, folder, job, rounds),
         **{f"load-{each}": partial(load, folder, job, each) for each in ("powerguard", "torch", "dcp")},
     }
-    figures = ways[way]()
+    figures = methods[method]()
     figures |= {"memory": [(memory_bytes("VmHWM") - before) / job.bytes], "gb": job.bytes / 1e9, "device": device()}
     figures["tensors"] = 3 * len(list(job.model.parameters()))
     print(json.dumps(figures))

@@ -52,10 +52,10 @@ def with_guard(folder: Path, model: torch.nn.Module, optimizer: torch.optim.Opti
     return Guard(TorchState(model=model, optimizer=optimizer), folder / "powerguard", job="bench", socket=None)
 
 
-def load(folder: Path, way: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
-    if way == "powerguard":
+def load(folder: Path, method: str, model: torch.nn.Module, optimizer: torch.optim.Optimizer) -> None:
+    if method == "powerguard":
         with_guard(folder, model, optimizer).restore()
-    elif way == "torch":
+    elif method == "torch":
         kept = torch.load(folder / "torch.pt")
         model.load_state_dict(kept["model"])
         optimizer.load_state_dict(kept["optimizer"])
@@ -66,18 +66,18 @@ def load(folder: Path, way: str, model: torch.nn.Module, optimizer: torch.optim.
         set_state_dict(model, optimizer, model_state_dict=kept["model"], optim_state_dict=kept["optimizer"])
 
 
-def main(folder: Path, state: str, way: str, size: str) -> None:
+def main(folder: Path, state: str, method: str, size: str) -> None:
     warnings.simplefilter("ignore")
     logging.disable(logging.WARNING)
-    if way == "save":
+    if method == "save":
         print(json.dumps(save(folder, state, size)))
         return
     model, optimizer = made(state, size, seed=2)
     began_s = time.perf_counter()
-    load(folder, way, model, optimizer)
+    load(folder, method, model, optimizer)
     taken_s = time.perf_counter() - began_s
     if ends(model) != json.loads((folder / "ends").read_text()):
-        message = f"{way} did not load what was saved"
+        message = f"{method} did not load what was saved"
         raise RuntimeError(message)
     print(json.dumps({"s": taken_s}))
 

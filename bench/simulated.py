@@ -32,7 +32,7 @@ ROWS: Final[Mapping[str, Site]] = {
     "and a sentinel": Site(drill=_CAP, returns=ReturnSite(sentinel_share=1.0)),
     "and a clock that wakes": Site(drill=_CAP, returns=ReturnSite(rtc_share=1.0)),
     "and an output that cycles": Site(drill=_CAP, returns=ReturnSite(output_share=1.0, rtc_share=1.0)),
-    "and every way back": Site(
+    "and every power-on method": Site(
         drill=_CAP, returns=ReturnSite(output_share=1.0, rtc_share=1.0, sentinel_share=1.0, late_share=1.0)
     ),
     "50 % charge at start": Site(drill=_CAP, ups=UpsSite(charge=(0.5, 0.5))),

@@ -68,7 +68,7 @@ def _costs(at: Path, server: S3Server, saved: SavedCheckpoint, runs: int) -> lis
     (at / "nas").mkdir()
     s3 = remote_of("s3://bench", server.url, at, part_bytes=32 << 20, connections=4)
     plain = remote_of("s3://bench", server.url, at, part_bytes=32 << 20, connections=4, checksum=False)
-    ways: dict[str, Callable[[str], tuple[float, float]]] = {
+    methods: dict[str, Callable[[str], tuple[float, float]]] = {
         "S3, sha256 of each part": lambda key: _uploaded(saved, s3, f"a{key}"),
         "S3, no checksum": lambda key: _uploaded(saved, plain, f"b{key}"),
         "S3 by boto3 upload_file, sha256": lambda key: _by_boto3(saved, server, f"c{key}", checksum=True),
@@ -76,8 +76,8 @@ def _costs(at: Path, server: S3Server, saved: SavedCheckpoint, runs: int) -> lis
         "folder, flushed and read back": lambda key: _uploaded(saved, Remote(url=str(at / "nas")), f"e{key}"),
     }
     for run in range(runs):  # interleaved: what else the machine does falls on all of them
-        for name, way in ways.items():
-            told.setdefault(name, []).append(way(str(run)))
+        for name, method in methods.items():
+            told.setdefault(name, []).append(method(str(run)))
     cpu = [Figure(name=f"upload to {n}", unit="CPU s/GB", values=tuple(c for c, _ in v)) for n, v in told.items()]
     rate = [Figure(name=f"upload to {n}", unit="GB/s", values=tuple(r for _, r in v)) for n, v in told.items()]
     beside = dcp.saved(at / "nas" / "dcp", saved.size_bytes, runs, " into the folder, while training stands still")

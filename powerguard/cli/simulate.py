@@ -254,19 +254,19 @@ def _print_end(told: dict[str, Any]) -> None:
     paint = Paint(sys.stdout)
     for warning in told["warnings"]:
         print("\n" + "\n".join(fold([f"{paint('warning', 'yellow')}: {warning}"])))
-    _print_ways(told.get("stranded_by_ways", []))
+    _print_methods(told.get("stranded_by_methods", []))
     for lost in told.get("planning_dirty_outages", [])[:5]:
         print(f"\n{paint('power lost by planning', 'red')}: {lost['reproduce']}")
     for violated in told["invariant_violations"]:
         print(f"\n{paint('violated', 'red')}: {violated['violation']}\n  {violated['reproduce']}")
 
 
-def _print_ways(sets: list[dict[str, Any]]) -> None:
+def _print_methods(sets: list[dict[str, Any]]) -> None:
     """Show which sets of power-on methods left hosts off, the worst first; no output with only the BMC's policy."""
-    if all(not each["ways"] and each["policy"] == "always-on" for each in sets):
+    if all(not each["methods"] and each["policy"] == "always-on" for each in sets):
         return
     worst = sorted(sets, key=lambda each: (-each["stranded"] / each["outages"], -each["outages"]))
-    rows = [("ways back", "outages", "off", "stranded", "wait", "back by"), *map(_row, worst[:_MOST_SETS])]
+    rows = [("power-on methods", "outages", "off", "stranded", "wait", "back by"), *map(_row, worst[:_MOST_SETS])]
     widths = [max(map(len, column)) for column in zip(*rows, strict=True)]
     print("\n" + "\n".join(fold(["  A late reboot, B output, C sentinel, D watchdog, E clock, P the BMC's policy"])))
     for name, *cells, by in rows:
@@ -279,6 +279,6 @@ def _print_ways(sets: list[dict[str, Any]]) -> None:
 def _row(each: dict[str, Any]) -> tuple[str, ...]:
     from powerguard.sim.world.report import LETTERS
 
-    by = [f"{letter} {each['back_by'][way]}" for way, letter in LETTERS.items() if each["back_by"][way]]
+    by = [f"{letter} {each['back_by'][method]}" for method, letter in LETTERS.items() if each["back_by"][method]]
     counts = (str(each[key]) for key in ("outages", "went_off", "stranded"))
     return each["set"], *counts, f"{each['wait_s_mean']:.0f} s", ", ".join(by)

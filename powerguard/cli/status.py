@@ -129,7 +129,7 @@ _BECAUSE: Final = {
     "power_off_at": "the UPS has announced a cut of its output",
     "power_off_at permits no hold": "the checkpoint is durable then, and the UPS has announced a cut of its output",
 }
-_WAYS: Final = {
+_METHODS: Final = {
     "policy": "BMC power restore policy",
     "late_reboot": "late reboot (utility is back before the host is off)",
     "output": "UPS output, off and on again",
@@ -421,13 +421,13 @@ def _once_said(told: dict[str, Any], text: str) -> str:
 
 def _power_on(told: dict[str, Any]) -> list[Row]:
     """The power-on methods in words, the armed ones first."""
-    ways = told.get("power_on")
-    if ways is None:  # a daemon of before
+    methods = told.get("power_on")
+    if methods is None:  # a daemon of before
         return []
     names: dict[str, list[str]] = {}
     blocked = []
-    for each in ways["layers"]:
-        name = _WAYS.get(each["name"], clean(each["name"])) + (f" ({clean(each['ups'])})" if each["ups"] else "")
+    for each in methods["layers"]:
+        name = _METHODS.get(each["name"], clean(each["name"])) + (f" ({clean(each['ups'])})" if each["ups"] else "")
         if each["stands"] != "blocked":
             names.setdefault(each["stands"], []).append(name)
         else:
@@ -436,7 +436,7 @@ def _power_on(told: dict[str, Any]) -> list[Row]:
     texts = [f"armed: {', '.join(names['armed'])}"] if "armed" in names else []
     texts += [f"not checked yet: {', '.join(names['unknown'])}"] if "unknown" in names else []
     texts += blocked
-    if not ways["covers_race"]:
+    if not methods["covers_race"]:
         texts.append(
             "none if utility returns while the host shuts down: it would stay off -> `powerguard doctor`, power_on"
         )

@@ -33,7 +33,7 @@ PHASES: Final = {
     "recovery": "return",
 }
 ORDERS: Final = {kind.__name__: kind.does for kind in KINDS}
-WAYS: Final = {
+METHODS: Final = {
     "output": "the UPS's output, off and on again",
     "rtc": "the alarm of the host's clock",
     "sentinel": "the sentinel",
@@ -146,9 +146,9 @@ def _for(numbers: Numbers, name: str) -> str:
     return duration(_seconds(numbers, name))
 
 
-def _way(numbers: Numbers) -> str:
-    way = str(numbers.get("way"))
-    return WAYS.get(way, way)
+def _method(numbers: Numbers) -> str:
+    method = str(numbers.get("method"))
+    return METHODS.get(method, method)
 
 
 def _phase_changed(because: str, numbers: Numbers) -> str:
@@ -524,12 +524,12 @@ _SENTENCES: Final[dict[str, _Sentence]] = {
     "trainer_signalled": lambda b, n: f"processes of {n.get('trainer')} are {_SIGNALS.get(str(n.get('word')))} ({b})",
     "trainer_stopped": _of("is stopped: its processes got SIGSTOP"),
     "trainer_terminated": _of("was ended: its processes got SIGTERM"),
-    "way_armed": lambda _, n: f"armed, so that the host comes back: {_way(n)}, in {_for(n, 'in_s')}",
-    "way_blocked": lambda b, n: f"not armed: {_way(n)}: {b}",
-    "way_disarmed": lambda _, n: f"disarmed: {_way(n)}",
-    "way_found_disarmed": lambda b, n: f"was no longer armed when it was to be disarmed: {_way(n)} ({b})",
-    "way_given_up": lambda b, _: f"given up: {b}",
-    "ways_unknown": lambda b, _: b,
+    "power_on_armed": lambda _, n: f"armed, so that the host comes back: {_method(n)}, in {_for(n, 'in_s')}",
+    "power_on_blocked": lambda b, n: f"not armed: {_method(n)}: {b}",
+    "power_on_disarmed": lambda _, n: f"disarmed: {_method(n)}",
+    "power_on_found_disarmed": lambda b, n: f"was no longer armed when it was to be disarmed: {_method(n)} ({b})",
+    "power_on_given_up": lambda b, _: f"given up: {b}",
+    "power_on_unknown": lambda b, _: b,
 }
 
 
@@ -580,7 +580,7 @@ _NOT_ASKED: Final[dict[str, _Sentence]] = {
     "checkpoint_durable": lambda _, n: f"no checkpoint of {n.get('trainer')}: it was not asked for one",
     "precaution_ordered": _of("would be asked for a precautionary checkpoint while training continues"),
 }
-_ACTS_ON_POWER: Final = frozenset({"way_armed", "way_disarmed", "reboot_ordered"})
+_ACTS_ON_POWER: Final = frozenset({"power_on_armed", "power_on_disarmed", "reboot_ordered"})
 _ACTS: Final = _ACTS_ON_POWER | {
     "gpu_cap_ordered",
     "gpu_power_capped",

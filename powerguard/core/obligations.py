@@ -20,11 +20,11 @@ from powerguard.core.comeback import methods
 from powerguard.core.decide.turn import Turn
 from powerguard.core.model.actions import (
     Action,
-    ArmWay,
+    ArmPowerOn,
     CapPower,
-    CheckWay,
+    CheckPowerOn,
     ContinueTrainer,
-    DisarmWay,
+    DisarmPowerOn,
     DrainNode,
     EnsurePolicy,
     LeaveJob,
@@ -106,7 +106,7 @@ DUTIES: Final = (
     ),
     Duty(
         kind=Armed,
-        answers=(ArmWay, DisarmWay, CheckWay),
+        answers=(ArmPowerOn, DisarmPowerOn, CheckPowerOn),
         handle=methods.handle,
         reconcile=methods.reconcile,
         after_restart=methods.after_restart,

@@ -24,7 +24,7 @@ from powerguard.core.comeback.recovery import Stored, reloaded, restore
 from powerguard.core.decide.machine import step
 from powerguard.core.energy.needs import fold
 from powerguard.core.model import events
-from powerguard.core.model.actions import Action, ArmWay, CheckWay, EnsurePolicy, Level, Note, PollNow, Reboot
+from powerguard.core.model.actions import Action, ArmPowerOn, CheckPowerOn, EnsurePolicy, Level, Note, PollNow, Reboot
 from powerguard.core.model.events import (
     CheckpointProgress,
     Done,
@@ -49,11 +49,11 @@ from powerguard.daemon.observe.port import (
     ActionFigures,
     BmcView,
     LastOutage,
+    PowerOnView,
     ReturnView,
     SourceView,
     SourceViews,
     TargetView,
-    WayView,
 )
 from powerguard.daemon.systemd import Notifier
 from powerguard.effectors.base import Effector
@@ -136,7 +136,7 @@ SOURCE_SILENT_S = 60.0
 discovery of a card with timeout_s: 5 takes 55 s at most, a broken source waits for 30 s before its next start."""
 QUEUE_LIMIT = 1000
 STOP_LIMIT_S = 8.0
-RETURNS = (EnsurePolicy, ArmWay, Reboot)
+RETURNS = (EnsurePolicy, ArmPowerOn, Reboot)
 """Actions that arm a power-on method. The daemon waits for them before it exits."""
 
 
@@ -260,9 +260,9 @@ class Loop:
         return self.parts.has_no_bmc
 
     @property
-    def ways(self) -> Sequence[WayView]:
+    def methods(self) -> Sequence[PowerOnView]:
         """The power-on methods of the settings, as last checked."""
-        return self._return_watch.ways
+        return self._return_watch.methods
 
     @property
     def traps(self) -> TrapCounts | None:
@@ -646,13 +646,13 @@ class ReturnWatch:
     A method that did not answer well is checked again after a minute, then ever less often: a BMC that was busy at the
     boot, or hung, must not leave the host without a power-on method until the next request.
 
-    bmc: None when the settings have none. ways: those of the settings, in their order.
+    bmc: None when the settings have none. methods: those of the settings, in their order.
     """
 
     def __init__(self, clock: Clock) -> None:
         """Know nothing yet."""
         self.bmc: BmcView | None = None
-        self.ways: tuple[WayView, ...] = ()
+        self.methods: tuple[PowerOnView, ...] = ()
         self._clock = clock
         self._kind = "none"
         self._asked = asyncio.Event()
@@ -663,8 +663,10 @@ class ReturnWatch:
         self._kind = parts.bmc_kind
         if self.bmc is None or self.bmc.kind != self._kind:
             self.bmc = None if self._kind == "none" else BmcView(kind=self._kind)
-        known = {(view.way, view.ups): view for view in self.ways}
-        self.ways = tuple(known.get(each) or WayView(way=each[0], ups=each[1]) for each in named(parts.policy))
+        known = {(view.method, view.ups): view for view in self.methods}
+        self.methods = tuple(
+            known.get(each) or PowerOnView(method=each[0], ups=each[1]) for each in named(parts.policy)
+        )
 
     def check_soon(self) -> None:
         """Check again at once, because the methods have changed; during a check, once more after it."""
@@ -675,9 +677,10 @@ class ReturnWatch:
         match outcome.action:
             case EnsurePolicy() if self._kind != "none":
                 self._enter_policy(outcome)
-            case CheckWay(way=way, ups=ups) | ArmWay(way=way, ups=ups):
-                self.ways = tuple(
-                    entered(view, outcome) if (view.way, view.ups) == (way, ups) else view for view in self.ways
+            case CheckPowerOn(method=method, ups=ups) | ArmPowerOn(method=method, ups=ups):
+                self.methods = tuple(
+                    entered(view, outcome) if (view.method, view.ups) == (method, ups) else view
+                    for view in self.methods
                 )
             case _:
                 pass
@@ -721,9 +724,9 @@ class ReturnWatch:
                 asked: list[Action] = []
                 if self._kind != "none":
                     asked.append(EnsurePolicy(id=name.format("policy"), by_s=now_s + POLICY_LIMIT_S, outage=""))
-                for view in self.ways:
-                    id_ = name.format(f"{view.way}{view.ups}")
-                    asked.append(CheckWay(id=id_, by_s=by_s, way=view.way, ups=view.ups))
+                for view in self.methods:
+                    id_ = name.format(f"{view.method}{view.ups}")
+                    asked.append(CheckPowerOn(id=id_, by_s=by_s, method=view.method, ups=view.ups))
                 # In parallel: one that hangs does not delay the others.
                 async with asyncio.TaskGroup() as tasks:
                     asking = [tasks.create_task(self._ask(attempt, each)) for each in asked if can(type(each))]
@@ -737,9 +740,9 @@ class ReturnWatch:
     async def _ask(self, attempt: Callable[[Action], Awaitable[Done | Failed]], action: Action) -> bool:
         outcome = await attempt(action)
         self.enter(outcome)
-        if isinstance(action, CheckWay):
+        if isinstance(action, CheckPowerOn):
             if isinstance(outcome, Failed):
-                log.warning("way_blocked", because=outcome.reason, way=action.way, ups=action.ups)
+                log.warning("power_on_blocked", because=outcome.reason, method=action.method, ups=action.ups)
         elif isinstance(outcome, Failed):
             log.error("policy_unverified", because=outcome.reason)
         else:
@@ -747,11 +750,11 @@ class ReturnWatch:
         return isinstance(outcome, Done)
 
 
-def entered(view: WayView, outcome: Done | Failed) -> WayView:
+def entered(view: PowerOnView, outcome: Done | Failed) -> PowerOnView:
     """Return the view after a method was checked, or armed. An order that was only recorded says nothing of it."""
     if events.is_recorded(outcome):
         return view
     if isinstance(outcome, Failed):
         return replace(view, ready=False, why=outcome.reason, checked_at_s=outcome.at_s)
-    returns = events.way_armed(outcome).returns or view.returns
+    returns = events.power_on_armed(outcome).returns or view.returns
     return replace(view, ready=True, why="", returns=returns, checked_at_s=outcome.at_s)

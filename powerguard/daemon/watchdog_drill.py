@@ -16,13 +16,13 @@ from typing import TYPE_CHECKING, Final, Protocol
 
 from powerguard.clock import Clock, boottime_s
 from powerguard.core.drill import checks
-from powerguard.core.model.actions import Action, ArmWay, Detail, Grade, Level, Note, PowerOff, Way
+from powerguard.core.model.actions import Action, ArmPowerOn, Detail, Grade, Level, Note, PowerOff, PowerOnMethod
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
 from powerguard.daemon.attempt import rest
 from powerguard.daemon.observe.status import SCHEMA_VERSION, Json
 from powerguard.daemon.systemd import is_host_stopping
-from powerguard.effectors.base import Effector, EffectorError, WaysEffector
+from powerguard.effectors.base import Effector, EffectorError, PowerOnEffector
 from powerguard.effectors.child import Spawn
 
 if TYPE_CHECKING:  # loaded only if needed, to save the daemon's memory
@@ -205,8 +205,8 @@ class WatchdogDrill:
     def _watchdog(self) -> "WatchdogEffector":
         from powerguard.effectors.bmc.watchdog import WatchdogEffector  # noqa: PLC0415 - loaded only if needed
 
-        ways = self._effectors().get(ArmWay)
-        found = ways.of(Way.WATCHDOG) if isinstance(ways, WaysEffector) else None
+        methods = self._effectors().get(ArmPowerOn)
+        found = methods.of(PowerOnMethod.WATCHDOG) if isinstance(methods, PowerOnEffector) else None
         if not isinstance(found, WatchdogEffector):
             msg = "bmc.watchdog is not set: write bmc: {kind: auto, watchdog: true}, reload, and repeat the drill"
             raise EffectorError(msg)
@@ -225,8 +225,8 @@ class WatchdogDrill:
 
     async def _settle(self) -> None:
         """End a pending drill, if its result is known by now."""
-        ways = self._effectors().get(ArmWay)
-        if not isinstance(ways, WaysEffector) or ways.of(Way.WATCHDOG) is None:
+        methods = self._effectors().get(ArmPowerOn)
+        if not isinstance(methods, PowerOnEffector) or methods.of(PowerOnMethod.WATCHDOG) is None:
             return
         watchdog = self._watchdog()
         try:

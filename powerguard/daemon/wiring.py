@@ -25,19 +25,20 @@ import structlog
 from powerguard.clock import Clock, boot_id, boottime_s
 from powerguard.core.model.actions import (
     Action,
-    ArmWay,
+    ArmPowerOn,
     CapPower,
     CheckHost,
-    CheckWay,
+    CheckPowerOn,
     ContinueTrainer,
     Detail,
-    DisarmWay,
+    DisarmPowerOn,
     DrainNode,
     EnsurePolicy,
     LeaveJob,
     LeaveNode,
     PauseTrainer,
     PowerOff,
+    PowerOnMethod,
     Reboot,
     RestorePolicy,
     RestorePower,
@@ -49,7 +50,6 @@ from powerguard.core.model.actions import (
     SyncFilesystems,
     TerminateTrainer,
     TriggerCheckpoint,
-    Way,
 )
 from powerguard.core.model.events import Event, NetworkSeen, OwnSource
 from powerguard.core.model.policy import Mode, Policy
@@ -68,7 +68,7 @@ from powerguard.daemon.observe.page.updates import Reports
 from powerguard.daemon.own_load import Outlets, OwnLoadWatch, Read, gpu_watts
 from powerguard.daemon.systemd import Notifier, is_host_stopping
 from powerguard.daemon.watchdog_drill import WatchdogDrill
-from powerguard.effectors.base import Effector, Turns, WaysEffector
+from powerguard.effectors.base import Effector, PowerOnEffector, Turns
 from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.bmc.engine import Refusals
 from powerguard.effectors.child import Spawn, run_child
@@ -199,23 +199,25 @@ def _opening(settings: Settings, name: str, clock: Clock) -> Opening | None:
     return by_snmp.opening(lambda: opened(by, wanted.community), wanted, clock)
 
 
-def ways_of(
+def methods_of(
     settings: Settings, *, clock: Clock, wall: Callable[[], float], boot: str, armed: bool
-) -> dict[Way, Effector]:
+) -> dict[PowerOnMethod, Effector]:
     """Return the effector of each method. armed: False in dry-run: they only check."""
-    ways: dict[Way, Effector] = {}
+    methods: dict[PowerOnMethod, Effector] = {}
     folder = Path(settings.journal.path).parent
     if outputs_of(settings):
-        ways[Way.OUTPUT] = output_effector(settings, clock=clock, boot=boot, armed=armed)
+        methods[PowerOnMethod.OUTPUT] = output_effector(settings, clock=clock, boot=boot, armed=armed)
     if settings.rtc.kind == "device":
         from powerguard.effectors.rtc import RtcEffector  # noqa: PLC0415 - likewise
 
-        ways[Way.RTC] = RtcEffector(settings.rtc, kept=folder / "rtc-alarm.json", armed=armed, clock=clock, wall=wall)
+        methods[PowerOnMethod.RTC] = RtcEffector(
+            settings.rtc, kept=folder / "rtc-alarm.json", armed=armed, clock=clock, wall=wall
+        )
     if settings.sentinel.kind == "http":
         from powerguard.effectors.sentinel.effector import SentinelEffector  # noqa: PLC0415 - likewise
 
         feeds = tuple(settings.feeding)
-        ways[Way.SENTINEL] = SentinelEffector(
+        methods[PowerOnMethod.SENTINEL] = SentinelEffector(
             settings.sentinel, feeds=feeds, armed=armed, clock=clock, boot=lambda: boot
         )
     if settings.bmc.watchdog:
@@ -224,8 +226,8 @@ def ways_of(
             WatchdogEffector,
         )
 
-        ways[Way.WATCHDOG] = WatchdogEffector(settings.bmc, DrillFile(folder), armed=armed, clock=clock)
-    return ways
+        methods[PowerOnMethod.WATCHDOG] = WatchdogEffector(settings.bmc, DrillFile(folder), armed=armed, clock=clock)
+    return methods
 
 
 def outputs_of(settings: Settings) -> tuple[str, ...]:
@@ -233,11 +235,13 @@ def outputs_of(settings: Settings) -> tuple[str, ...]:
     return tuple(name for name in settings.feeding if settings.ups[name].output_off is not None)
 
 
-def with_ways(policy: Policy, settings: Settings, ways: dict[Way, Effector], *, checks_host: bool) -> Policy:
+def with_methods(
+    policy: Policy, settings: Settings, methods: dict[PowerOnMethod, Effector], *, checks_host: bool
+) -> Policy:
     """Return the policy with its power-on methods. checks_host: the host is checked after a return."""
     return replace(
         policy,
-        ways=tuple(way for way in Way if way in ways),
+        methods=tuple(method for method in PowerOnMethod if method in methods),
         outputs=outputs_of(settings),
         late_reboot=settings.host.kind == "systemd" and settings.host.late_reboot,
         checks_host=checks_host,
@@ -268,9 +272,9 @@ class DryRunEffector:
 class Ports:
     """The daemon's interfaces to the world; the simulator replaces them.
 
-    sources: makes the pollers. effectors: replaces, by kind of action, the effectors of the settings. ways: makes the
-    effectors of the power-on methods, with or without permission to arm. bmc: makes the effector of the BMC's policy.
-    refusals: logins that the BMC has refused; they outlive a reload.
+    sources: makes the pollers. effectors: replaces, by kind of action, the effectors of the settings. methods: makes
+    the effectors of the power-on methods, with or without permission to arm. bmc: makes the effector of the BMC's
+    policy. refusals: logins that the BMC has refused; they outlive a reload.
     """
 
     clock: Clock = boottime_s
@@ -280,7 +284,7 @@ class Ports:
     spawn: Spawn = run_child
     sources: Callable[[Settings, Clock], list[tuple[str, str, Source]]] | None = None
     effectors: dict[type[Action], Effector] = field(default_factory=dict)
-    ways: Callable[[bool], dict[Way, Effector]] | None = None
+    methods: Callable[[bool], dict[PowerOnMethod, Effector]] | None = None
     bmc: Callable[[BmcOptions], Effector] | None = None
     refusals: Refusals = field(default_factory=dict)
 
@@ -346,8 +350,8 @@ def build(
     today = datetime.fromtimestamp(ports.wall()).astimezone().date()
     policy = make_policy(settings, boot_id=ports.boot(), today=today)
     # A host that is never powered off must not lose its UPS's output, nor be cycled by its BMC.
-    ways = _ways(settings, ports, armed=policy.powers_off)
-    policy = with_ways(policy, settings, ways, checks_host=CheckHost in ports.effectors or ports.sources is None)
+    methods = _methods(settings, ports, armed=policy.powers_off)
+    policy = with_methods(policy, settings, methods, checks_host=CheckHost in ports.effectors or ports.sources is None)
     trainers = _trainers(settings, ports, publish, state)
     bmc_effector, keeper = _bmc(settings, ports, acts=acts)
     host = HostEffector(settings.host, mode=policy.mode, resume=settings.resume, spawn=ports.spawn, clock=ports.clock)
@@ -362,7 +366,7 @@ def build(
         SyncFilesystems: disks if acts else DryRunEffector(),
         **dict.fromkeys((PowerOff, ResumeTraining, Reboot), host),
         CheckHost: check,
-        **dict.fromkeys((CheckWay, ArmWay, DisarmWay), WaysEffector(ways, turns)),
+        **dict.fromkeys((CheckPowerOn, ArmPowerOn, DisarmPowerOn), PowerOnEffector(methods, turns)),
         **relief,
     }
     watchers |= _own_load(settings, ports, bmc_effector, policy=policy, publish=publish, state=state)
@@ -486,11 +490,11 @@ def checkpoint_dirs(settings: Settings) -> list[str]:
 _TRAPS_RIGHT: Final = "another program listens there, or this host has no such address: see traps.listen and traps.port"
 
 
-def _ways(settings: Settings, ports: Ports, *, armed: bool) -> dict[Way, Effector]:
+def _methods(settings: Settings, ports: Ports, *, armed: bool) -> dict[PowerOnMethod, Effector]:
     """Return the effectors of the power-on methods."""
-    if ports.ways is not None:
-        return ports.ways(armed)
-    return ways_of(settings, clock=ports.clock, wall=ports.wall, boot=ports.boot(), armed=armed)
+    if ports.methods is not None:
+        return ports.methods(armed)
+    return methods_of(settings, clock=ports.clock, wall=ports.wall, boot=ports.boot(), armed=armed)
 
 
 def _bmc(settings: Settings, ports: Ports, *, acts: bool) -> tuple[BmcEffector, Effector]:

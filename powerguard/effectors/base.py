@@ -4,7 +4,7 @@ import asyncio
 from collections.abc import Mapping
 from typing import Protocol
 
-from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.core.model.actions import Action, ArmPowerOn, CheckPowerOn, Detail, DisarmPowerOn, PowerOnMethod
 
 
 class Effector(Protocol):
@@ -33,20 +33,22 @@ class EffectorError(Exception):
         self.detail = detail
 
 
-Turns = dict[tuple[Way, str], asyncio.Lock]
+Turns = dict[tuple[PowerOnMethod, str], asyncio.Lock]
 """One lock for each method and UPS."""
 
 
-class WaysEffector:
-    """Passes `CheckWay`, `ArmWay` and `DisarmWay` on to the effector of their method. ways: those of the settings.
+class PowerOnEffector:
+    """Passes `CheckPowerOn`, `ArmPowerOn` and `DisarmPowerOn` on to the effector of their method.
+
+    methods: those of the settings.
 
     Orders of one method and one UPS run one at a time, in the order in which they were given: a slow one that disarms
     must not undo a later one that arms. turns: shared with the effector that this one replaces, because after a reload
     its orders may still run.
     """
 
-    def __init__(self, ways: Mapping[Way, Effector], turns: Turns | None = None) -> None:
-        self._ways = ways
+    def __init__(self, methods: Mapping[PowerOnMethod, Effector], turns: Turns | None = None) -> None:
+        self._methods = methods
         self._turns: Turns = {} if turns is None else turns
 
     async def carry_out(self, action: Action) -> Detail:
@@ -54,21 +56,23 @@ class WaysEffector:
 
         Raises EffectorError if the settings name no such method, else what its effector raises.
         """
-        if not isinstance(action, CheckWay | ArmWay | DisarmWay):
-            msg = f"the ways effector carries out CheckWay, ArmWay and DisarmWay, not {type(action).__name__}"
+        if not isinstance(action, CheckPowerOn | ArmPowerOn | DisarmPowerOn):
+            msg = (
+                f"the ways effector carries out CheckPowerOn, ArmPowerOn and DisarmPowerOn, not {type(action).__name__}"
+            )
             raise TypeError(msg)
-        effector = self._ways.get(action.way)
+        effector = self._methods.get(action.method)
         if effector is None:
             msg = (
-                f"the settings no longer name power-on method {action.way}, so it cannot be disarmed: put it back "
+                f"the settings no longer name power-on method {action.method}, so it cannot be disarmed: put it back "
                 "into the settings until it is disarmed"
-                if isinstance(action, DisarmWay)
-                else f"the settings name no power-on method {action.way}"
+                if isinstance(action, DisarmPowerOn)
+                else f"the settings name no power-on method {action.method}"
             )
             raise EffectorError(msg)
-        async with self._turns.setdefault((action.way, action.ups), asyncio.Lock()):
+        async with self._turns.setdefault((action.method, action.ups), asyncio.Lock()):
             return await effector.carry_out(action)
 
-    def of(self, way: Way) -> Effector | None:
+    def of(self, method: PowerOnMethod) -> Effector | None:
         """Return the effector of this method; None if the settings do not name it."""
-        return self._ways.get(way)
+        return self._methods.get(method)

@@ -25,7 +25,7 @@ from pathlib import Path
 from typing import TYPE_CHECKING, Final, NamedTuple, TypeVar
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.core.model.actions import Action, ArmPowerOn, CheckPowerOn, Detail, DisarmPowerOn, PowerOnMethod
 from powerguard.durable import replace_file
 from powerguard.effectors.base import EffectorError
 
@@ -169,7 +169,7 @@ _Value = TypeVar("_Value")
 
 
 class RtcEffector:
-    """Carries out `CheckWay`, `ArmWay` and `DisarmWay` of method RTC; repetition is harmless.
+    """Carries out `CheckPowerOn`, `ArmPowerOn` and `DisarmPowerOn` of method RTC; repetition is harmless.
 
     kept: file in which alarms of ours are named; its folder is the daemon's. armed: False if no change is permitted.
     """
@@ -202,22 +202,22 @@ class RtcEffector:
     async def carry_out(self, action: Action) -> Detail:
         """Carry out one order. Raises EffectorError: what is wrong with the clock, and the fix.
 
-        Detail of ArmWay: `in_s` (float) as read back, `alarm` (str, in the clock's own time); of CheckWay: `clock` and
-        `clock_off_s`, how far it is from the system's time (UTC or local, whichever is nearer); of DisarmWay:
-        `disarmed`, `alarm`, the disarmed one, and `left_alone`, that of another program.
+        Detail of ArmPowerOn: `in_s` (float) as read back, `alarm` (str, in the clock's own time); of CheckPowerOn:
+        `clock` and `clock_off_s`, how far it is from the system's time (UTC or local, whichever is nearer); of
+        DisarmPowerOn: `disarmed`, `alarm`, the disarmed one, and `left_alone`, that of another program.
         """
-        way = action.way if isinstance(action, CheckWay | ArmWay | DisarmWay) else None
-        if way is not Way.RTC:
-            msg = f"rtc: carries out CheckWay, ArmWay and DisarmWay of rtc, not {type(action).__name__} {way or ''}"
+        method = action.method if isinstance(action, CheckPowerOn | ArmPowerOn | DisarmPowerOn) else None
+        if method is not PowerOnMethod.RTC:
+            msg = f"rtc: carries out orders of the power-on method rtc, not {type(action).__name__} {method or ''}"
             raise EffectorError(msg.rstrip())
-        if isinstance(action, CheckWay):
+        if isinstance(action, CheckPowerOn):
             return await self._in_time(self._check, action.by_s)
         if not self._armed:
             return (("dry_run", True),)
         if self._ioctl is kernel_ioctl and os.environ.get("POWERGUARD_UNDER_TEST"):
             msg = "rtc: refused under test: it is this machine's own clock; inject ioctl"
             raise EffectorError(msg)
-        if isinstance(action, ArmWay):
+        if isinstance(action, ArmPowerOn):
             in_s = action.in_s
             return await self._in_time(lambda: self._arm(in_s), action.by_s)
         return await self._in_time(self._disarm, action.by_s)

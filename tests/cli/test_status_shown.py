@@ -71,7 +71,7 @@ def test_a_load_that_is_reported_in_watts_only_is_shown_in_watts() -> None:
 
 
 def test_one_fault_is_told_once(golden: Golden) -> None:
-    """The reason says what is wrong; the rows of the BMC, of the ways back and of the source point at it."""
+    """The reason says what is wrong; the rows of the BMC, of the power-on methods and of the source point at it."""
     told = status_with(
         reason("policy_unverified", f"not verified ({WRONG})", "see bmc in `powerguard status`"),
         reason("source_down", "a source does not answer (snmp:10.0.0.5: no answer)", "ask it"),

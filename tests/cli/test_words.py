@@ -202,7 +202,7 @@ def test_a_node_that_others_have_marked_is_not_told_as_down(
         ("phase_changed", NUMBERS, "training was asked for a checkpoint", "training would be asked for a checkpoint"),
         ("checkpoint_durable", {"trainer": "llm"}, "the checkpoint of llm is durable", "no checkpoint of llm"),
         ("gpu_power_capped", {}, "GPU power is lowered (x)", "dry-run, only recorded: GPU power is lowered (x)"),
-        ("way_armed", {"way": "rtc"}, "rehearse, only recorded: armed", "dry-run, only recorded: armed"),
+        ("power_on_armed", {"method": "rtc"}, "rehearse, only recorded: armed", "dry-run, only recorded: armed"),
         ("outage_ended", {"outcome": "resumed_in_place"}, "held and resumed in place", "would have been held"),
     ],
 )

@@ -6,18 +6,18 @@ from powerguard.core.decide import conditions
 from powerguard.core.decide.transitions import TABLE
 from powerguard.core.energy import budget
 from powerguard.core.model.actions import (
-    ArmWay,
+    ArmPowerOn,
     Conduct,
-    DisarmWay,
+    DisarmPowerOn,
     Grade,
     PollNow,
     PowerOff,
+    PowerOnMethod,
     Reboot,
     ResumeTrainer,
     StopTrainer,
     TerminateTrainer,
     TriggerCheckpoint,
-    Way,
 )
 from powerguard.core.model.events import Abort, Done, Event, Failed, OutputSource, Reading
 from powerguard.core.model.policy import Policy
@@ -93,11 +93,13 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
             assert isinstance(new, Shutdown), "only a latched shutdown powers off"
             assert new.boot_id == policy.boot_id
             assert action.force_after_s >= 0.0
-        elif isinstance(action, ArmWay | DisarmWay):
+        elif isinstance(action, ArmPowerOn | DisarmPowerOn):
             ended = event.action.id if isinstance(event, Done | Failed) else None
-            _check_way(before, answer.state, action, ended=ended)
+            _check_method(before, answer.state, action, ended=ended)
         elif isinstance(action, Reboot):
-            cut = [each for each in answer.state.armed if each.way is Way.OUTPUT and each.returns != "aborts"]
+            cut = [
+                each for each in answer.state.armed if each.method is PowerOnMethod.OUTPUT and each.returns != "aborts"
+            ]
             assert isinstance(new, Shutdown), "only a power-off becomes a reboot"
             assert not cut, "no reboot races a cut"
         elif isinstance(action, StopTrainer | TerminateTrainer):
@@ -106,20 +108,20 @@ def _check_actions(policy: Policy, before: State, event: Event, answer: Step) ->
             assert not escalation.is_stopped(answer.state, action.trainer), "nobody is told to go on who cannot hear it"
 
 
-def _check_way(before: State, state: State, action: ArmWay | DisarmWay, *, ended: str | None) -> None:
+def _check_method(before: State, state: State, action: ArmPowerOn | DisarmPowerOn, *, ended: str | None) -> None:
     """What is ordered is remembered until it has ended; an output goes off for a latched power-off alone, and once.
 
     ended: the order whose outcome this step took in.
     """
-    key = (action.way, action.ups)
-    keys = [(each.way, each.ups) for each in state.armed]
+    key = (action.method, action.ups)
+    keys = [(each.method, each.ups) for each in state.armed]
     assert keys.count(key) == 1
-    was = [each for each in before.armed if (each.way, each.ups) == key]
-    if isinstance(action, DisarmWay):
+    was = [each for each in before.armed if (each.method, each.ups) == key]
+    if isinstance(action, DisarmPowerOn):
         assert not isinstance(state.phase, Shutdown), "past the commit nothing is taken back"
         assert not state.feed.suspect
         assert all(each.order in (None, ended) for each in was), "one order at a time"
-    elif action.way is Way.OUTPUT:
+    elif action.method is PowerOnMethod.OUTPUT:
         assert isinstance(state.phase, Shutdown)
         # An order that takes an earlier boot's cut back may be under way: a UPS gets its orders one after the other.
         told = [each for each in was if each.outage and (each.confirmed or (each.order and not each.leaving))]

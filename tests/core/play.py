@@ -27,13 +27,13 @@ from powerguard.core.energy import needs
 from powerguard.core.model import actions
 from powerguard.core.model.actions import (
     Action,
-    ArmWay,
+    ArmPowerOn,
     CapPower,
     CheckHost,
-    CheckWay,
+    CheckPowerOn,
     Conduct,
     ContinueTrainer,
-    DisarmWay,
+    DisarmPowerOn,
     DrainNode,
     EnsurePolicy,
     LeaveNode,
@@ -42,6 +42,7 @@ from powerguard.core.model.actions import (
     PauseTrainer,
     PollNow,
     PowerOff,
+    PowerOnMethod,
     RestorePolicy,
     RestorePower,
     ResumeTrainer,
@@ -51,7 +52,6 @@ from powerguard.core.model.actions import (
     StopTrainer,
     TerminateTrainer,
     TriggerCheckpoint,
-    Way,
 )
 from powerguard.core.model.events import (
     Abort,
@@ -92,9 +92,9 @@ _SHORT: dict[str, type[Action]] = {
     "stop": StopTrainer,
     "terminate": TerminateTrainer,
     "continue": ContinueTrainer,
-    "check": CheckWay,
-    "arm": ArmWay,
-    "disarm": DisarmWay,
+    "check": CheckPowerOn,
+    "arm": ArmPowerOn,
+    "disarm": DisarmPowerOn,
     "host": CheckHost,
     "bracket": RestorePolicy,
     "drain": DrainNode,
@@ -122,7 +122,7 @@ _NOTED = (
     "drop_paused",
     "cap_speed",
     "cap_gain",
-    "way",
+    "method",
     "in_s",
     "returns",
     "back_off_s",
@@ -173,8 +173,8 @@ def make_policy(words: list[str]) -> Policy:
             fields[key] = value
         elif key == "mode":
             fields[key] = Mode(value)
-        elif key == "ways":
-            fields[key] = tuple(Way(way) for way in value.split(","))
+        elif key == "methods":
+            fields[key] = tuple(PowerOnMethod(method) for method in value.split(","))
         elif key == "outputs":
             fields[key] = tuple(value.split(","))
         else:
@@ -271,10 +271,12 @@ class Player:
         self.open = [(at, a) for at, a in self.open if a.id != action.id]
         if isinstance(action, EnsurePolicy):
             detail = {"policy": "always-on", "verified": True, **self.details.get("policy", {}), **detail}
-        if isinstance(action, ArmWay):
-            returns = {"returns": "cycles"} if action.way is Way.OUTPUT else {}
+        if isinstance(action, ArmPowerOn):
+            returns = {"returns": "cycles"} if action.method is PowerOnMethod.OUTPUT else {}
             detail = {"in_s": action.in_s, **returns, **self.details.get("arm", {}), **detail}
-        if isinstance(action, DisarmWay):  # Of an outage of which nobody knows, nothing is armed, unless it is said.
+        if isinstance(
+            action, DisarmPowerOn
+        ):  # Of an outage of which nobody knows, nothing is armed, unless it is said.
             detail = {"disarmed": bool(action.outage), **self.details.get("disarm", {}), **detail}
         if isinstance(action, DrainNode | LeaveNode | ReturnNode):
             name = next(name for name, kind in KINDS.items() if isinstance(action, kind))
@@ -492,7 +494,9 @@ class Player:
             mark = {Level.WARNING: " (warning)", Level.ERROR: " (error)"}.get(note.level, "")
             self.told.lines.append(f"{at_s:g} {note.event}{mark} because={note.because!r} {numbers}".rstrip())
         for action in answer.actions:
-            shown = {k: getattr(action, k, None) for k in ("trainer", "after", "grade", "force_after_s", "way", "in_s")}
+            shown = {
+                k: getattr(action, k, None) for k in ("trainer", "after", "grade", "force_after_s", "method", "in_s")
+            }
             shown["jobs"] = ",".join(getattr(action, "jobs", ())) or None
             text = " ".join(f"{k}={_short(v)}" for k, v in shown.items() if v is not None)
             limit_s = action.by_s - at_s

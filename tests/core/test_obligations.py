@@ -7,7 +7,7 @@ import pytest
 from powerguard.core import obligations
 from powerguard.core.comeback.validation import validated
 from powerguard.core.decide.turn import Turn
-from powerguard.core.model.actions import Way
+from powerguard.core.model.actions import PowerOnMethod
 from powerguard.core.model.serialisation import from_plain, to_plain
 from powerguard.core.model.state import (
     Armed,
@@ -24,11 +24,11 @@ from powerguard.core.model.state import (
 )
 from tests.core.play import make_policy
 
-POLICY = make_policy(["trainer=a:pause:20", "ways=rtc"])
+POLICY = make_policy(["trainer=a:pause:20", "methods=rtc"])
 ONE_OF_EACH = (
     GpuCap(outage="o", order="c-1", at_s=90.0, lifting=True),
     Signalled(outage="o", order="s-1", at_s=90.0, trainer="a", word="continue", carried_out="stop"),
-    Armed(outage="o", order="a-1", at_s=90.0, acts_at_s=300.0, way=Way.RTC, kept=True),
+    Armed(outage="o", order="a-1", at_s=90.0, acts_at_s=300.0, method=PowerOnMethod.RTC, kept=True),
     TemporaryPolicy(order="p-1", at_s=90.0, retry_at_s=95.0, policy="always-off"),
     NodeMarked(outage="o", order="n-1", at_s=90.0, drained=True, leaving=True, jobs=("12", "13_2")),
     JobEnded(trainer="a", at_s=90.0, because="gpu2 has left the job", started=True),
@@ -52,10 +52,10 @@ def test_every_kind_has_one_row_and_every_answer_one_owner() -> None:
 
 def test_what_is_owed_is_entered_once_in_its_place_and_ends_when_it_is_confirmed() -> None:
     at = turn()
-    first, second = (Armed(way=Way.OUTPUT, ups=ups, acts_at_s=1.0) for ups in ("a", "b"))
+    first, second = (Armed(method=PowerOnMethod.OUTPUT, ups=ups, acts_at_s=1.0) for ups in ("a", "b"))
     for each in (first, second, Resume(trainer="a"), Resume(trainer="b")):
         at.owe(each)
-    again = Armed(way=Way.OUTPUT, ups="a", acts_at_s=2.0, confirmed=True)
+    again = Armed(method=PowerOnMethod.OUTPUT, ups="a", acts_at_s=2.0, confirmed=True)
     at.owe(again)
     assert at.state.owed == (again, second, Resume(trainer="a"), Resume(trainer="b"))
     at.settle(first)

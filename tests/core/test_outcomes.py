@@ -45,10 +45,12 @@ def test_a_policy() -> None:
 
 
 def test_a_power_on_method() -> None:
-    assert events.way_armed(done(in_s=7, returns="cycles")) == events.WayArmed(in_s=7, returns="cycles")
-    assert events.way_armed(done(in_s="soon", returns=3)) == events.WayArmed(in_s=None, returns="")
-    assert events.way_disarmed(done()) == events.WayDisarmed(disarmed=True, because="")
-    assert events.way_disarmed(done(disarmed=False, because="b")) == events.WayDisarmed(disarmed=False, because="b")
+    assert events.power_on_armed(done(in_s=7, returns="cycles")) == events.PowerOnArmed(in_s=7, returns="cycles")
+    assert events.power_on_armed(done(in_s="soon", returns=3)) == events.PowerOnArmed(in_s=None, returns="")
+    assert events.power_on_disarmed(done()) == events.PowerOnDisarmed(disarmed=True, because="")
+    assert events.power_on_disarmed(done(disarmed=False, because="b")) == events.PowerOnDisarmed(
+        disarmed=False, because="b"
+    )
 
 
 @pytest.mark.parametrize(("told", "is_so"), [(True, True), (False, False), (None, False), (1, False), ("yes", False)])

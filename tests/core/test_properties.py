@@ -71,8 +71,11 @@ POLICIES = (
     "trainer=llm:pause:20 checks_host=1",
     "table=50:90,75:60,100:40 trainer=llm:pause:8",
     "table=75:3600",
-    "table=50:540,75:360,100:240 trainer=llm:pause:20 ways=output,rtc,sentinel,watchdog outputs=ups late_reboot=1",
-    "table=50:540,75:360,100:240 trainer=llm:pause:20 feed=a:1 feed=b:1 minimum_supplies=2 ways=output,rtc outputs=a,b",
+    "table=50:540,75:360,100:240 trainer=llm:pause:20 methods=output,rtc,sentinel,watchdog outputs=ups late_reboot=1",
+    (
+        "table=50:540,75:360,100:240 trainer=llm:pause:20 feed=a:1 feed=b:1 minimum_supplies=2 methods=output,rtc "
+        "outputs=a,b"
+    ),
     "",
 )
 

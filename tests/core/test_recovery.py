@@ -20,13 +20,13 @@ from powerguard.core.model.actions import (
     LeaveNode,
     Level,
     PowerOff,
+    PowerOnMethod,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
     ReturnNode,
     SyncFilesystems,
     TriggerCheckpoint,
-    Way,
 )
 from powerguard.core.model.events import OutputSource, OwnLoad, OwnSource, Reading, Tick
 from powerguard.core.model.policy import BatteryModel, Discharge, Drop, Learned, Mode
@@ -98,11 +98,15 @@ def test_for_the_first_time() -> None:
         battery=Battery(at_s=12.0, health=0.75),
     )
     assert (begun.actions, begun.notes) == ((), ())
-    (note,) = restore(replace(POLICY, ways=(Way.OUTPUT, Way.RTC), outputs=("a", "b")), None, 12.0).notes
-    assert (note.event, note.level) == ("ways_unknown", Level.INFO)
-    waking = restore(replace(POLICY, ways=(Way.OUTPUT, Way.RTC), outputs=("a", "b")), None, 12.0).state.armed
-    blank = Armed(way=Way.OUTPUT, ups="a", outage="", at_s=12.0, acts_at_s=12.0)
-    assert waking == (blank, replace(blank, ups="b"), replace(blank, way=Way.RTC, ups=""))
+    (note,) = restore(
+        replace(POLICY, methods=(PowerOnMethod.OUTPUT, PowerOnMethod.RTC), outputs=("a", "b")), None, 12.0
+    ).notes
+    assert (note.event, note.level) == ("power_on_unknown", Level.INFO)
+    waking = restore(
+        replace(POLICY, methods=(PowerOnMethod.OUTPUT, PowerOnMethod.RTC), outputs=("a", "b")), None, 12.0
+    ).state.armed
+    blank = Armed(method=PowerOnMethod.OUTPUT, ups="a", outage="", at_s=12.0, acts_at_s=12.0)
+    assert waking == (blank, replace(blank, ups="b"), replace(blank, method=PowerOnMethod.RTC, ups=""))
     worn = restore(replace(POLICY, health=0.6), None, 12.0)
     assert worn.state.battery.health == 0.6, "what the settings say of the battery's health, before any reading"
 
@@ -491,8 +495,10 @@ def test_training_that_was_being_started(by_s: float, asked: str | None) -> None
 
 
 def test_an_order_that_the_journal_cannot_tell_any_more_is_not_waited_for() -> None:
-    """One action in it that cannot be read: training would stay off, and a way back armed, until the next boot."""
-    stuck = Armed(way=Way.WATCHDOG, outage="o", at_s=1990.0, acts_at_s=5000.0, order="gone-1", confirmed=True)
+    """One action in it that cannot be read: training would stay off, and a method armed, until the next boot."""
+    stuck = Armed(
+        method=PowerOnMethod.WATCHDOG, outage="o", at_s=1990.0, acts_at_s=5000.0, order="gone-1", confirmed=True
+    )
     phase = Recovery(outage=OUTAGE, began_s=1990.0, clean=True, asked="gone-2", tries=1)
     state = replace(SAVED, phase=phase, owed=(stuck,))
     answer = restore(POLICY, Stored(state=state, boot_id=POLICY.boot_id, at_s=2000.0), 2002.0)

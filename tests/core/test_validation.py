@@ -9,7 +9,7 @@ import pytest
 from powerguard.core.comeback.recovery import Stored, restore
 from powerguard.core.comeback.validation import validated
 from powerguard.core.energy import needs
-from powerguard.core.model.actions import Grade, Way
+from powerguard.core.model.actions import Grade, PowerOnMethod
 from powerguard.core.model.events import OwnSource
 from powerguard.core.model.policy import BatteryModel, Discharge, Drop, Health, Learned, Need, Recharge, TauPoint
 from powerguard.core.model.state import (
@@ -242,8 +242,8 @@ def test_a_drop_that_cannot_be(drop: Drop) -> None:
 
 def test_a_way_back_with_impossible_times_is_taken_back_all_the_same() -> None:
     """A time that never comes would leave a watchdog counting, and the BMC's policy as the outage has set it."""
-    good = Armed(way=Way.RTC, outage="o", at_s=900.0, acts_at_s=4000.0)
-    odd = Armed(way=Way.WATCHDOG, outage="o", at_s=math.nan, acts_at_s=1e300, leaving=True)
+    good = Armed(method=PowerOnMethod.RTC, outage="o", at_s=900.0, acts_at_s=4000.0)
+    odd = Armed(method=PowerOnMethod.WATCHDOG, outage="o", at_s=math.nan, acts_at_s=1e300, leaving=True)
     late = TemporaryPolicy(policy="last-state", retry_at_s=math.inf)
     node = NodeMarked(outage="o", drained=True, retry_at_s=math.inf)
     outage = Outage(id="o", since_s=800.0, grade=Grade.FULL, boots=(math.nan, 900.0, 1e9), back_off_s=1e300)
@@ -271,7 +271,7 @@ MONTH_S = 30 * 86400.0
     ],
 )
 def test_a_way_back_of_which_the_times_are_only_just_possible(at_s: float, acts_at_s: float, *, is_time: bool) -> None:
-    one = Armed(way=Way.RTC, outage="o", at_s=at_s, acts_at_s=acts_at_s)
+    one = Armed(method=PowerOnMethod.RTC, outage="o", at_s=at_s, acts_at_s=acts_at_s)
     kept, dropped = validated(replace(STATE, owed=(one,)), AT_S)
     assert kept.armed == ((one,) if is_time else (replace(one, at_s=AT_S, acts_at_s=AT_S),))
     assert dropped == (() if is_time else ("armed.rtc",))
@@ -310,7 +310,9 @@ def test_an_outage_that_is_only_just_possible() -> None:
 @pytest.mark.parametrize(("count", "kept", "names"), [(32, 32, ()), (33, 32, ("armed",)), (100_000, 32, ("armed",))])
 def test_no_host_has_so_many_ways_back(count: int, kept: int, names: tuple[str, ...]) -> None:
     """Each would be ordered away in the first step, and kept in every entry of the journal for ever."""
-    many = tuple(Armed(way=Way.OUTPUT, ups=f"u{n}", outage="o", at_s=900.0, acts_at_s=4000.0) for n in range(count))
+    many = tuple(
+        Armed(method=PowerOnMethod.OUTPUT, ups=f"u{n}", outage="o", at_s=900.0, acts_at_s=4000.0) for n in range(count)
+    )
     state, dropped = validated(replace(STATE, owed=many), AT_S)
     assert (len(state.armed), dropped) == (kept, names)
 

@@ -20,22 +20,22 @@ from powerguard.clock import Clock, boottime_s
 from powerguard.core.model.actions import (
     KINDS,
     Action,
-    ArmWay,
+    ArmPowerOn,
     CheckHost,
-    CheckWay,
+    CheckPowerOn,
     ContinueTrainer,
     Detail,
-    DisarmWay,
+    DisarmPowerOn,
     EnsurePolicy,
     LeaveJob,
     LeaveNode,
     PowerOff,
+    PowerOnMethod,
     Reboot,
     RestorePower,
     ResumeTrainer,
     ResumeTraining,
     TriggerCheckpoint,
-    Way,
 )
 from powerguard.core.model.policy import Mode
 from powerguard.core.model.state import GpuCap, Online, Shutdown, State
@@ -44,7 +44,7 @@ from powerguard.daemon.journal import Inline, Journal
 from powerguard.daemon.loop import Loop
 from powerguard.daemon.observe.readiness import readiness
 from powerguard.daemon.wiring import DryRunEffector, Ports, assemble, await_users, build, main
-from powerguard.effectors.base import EffectorError, Turns, WaysEffector
+from powerguard.effectors.base import EffectorError, PowerOnEffector, Turns
 from powerguard.effectors.bmc.effector import BmcEffector
 from powerguard.effectors.child import Ended
 from powerguard.effectors.gpu.effector import GpuEffector
@@ -102,7 +102,7 @@ def journal_in(folder: Path, ports: Ports) -> Journal:
     return Journal(folder / "journal.sqlite", boot_id=ports.boot(), wall=ports.wall, writer=Inline(), reader=Inline())
 
 
-KNOW_THE_MODE = {EnsurePolicy, CheckHost, PowerOff, ResumeTraining, Reboot, CheckWay, ArmWay, DisarmWay}
+KNOW_THE_MODE = {EnsurePolicy, CheckHost, PowerOff, ResumeTraining, Reboot, CheckPowerOn, ArmPowerOn, DisarmPowerOn}
 """Kinds of action whose own effectors stay in dry-run: they only look, or know the mode themselves."""
 
 
@@ -192,16 +192,16 @@ async def test_no_way_back_is_armed_for_a_host_that_stays_on(folder: Path, mode:
     """A rehearsal's watchdog would cycle a host that nobody has powered off, and its UPS would cut the output."""
     settings = load(write(folder, mode=mode, more="rtc: {kind: device, device: /dev/null}\n"))
     parts = build(settings, Ports(), lambda _: None)
-    assert parts.policy.ways == (Way.RTC,)
-    order = ArmWay(id="a-1", by_s=boottime_s() + 5.0, way=Way.RTC, outage="o-1", in_s=600.0)
+    assert parts.policy.methods == (PowerOnMethod.RTC,)
+    order = ArmPowerOn(id="a-1", by_s=boottime_s() + 5.0, method=PowerOnMethod.RTC, outage="o-1", in_s=600.0)
     if is_armed:
         with pytest.raises(EffectorError, match="refused under test"):
-            await parts.effectors[ArmWay].carry_out(order)
+            await parts.effectors[ArmPowerOn].carry_out(order)
     else:
-        assert await parts.effectors[ArmWay].carry_out(order) == (("dry_run", True),)
-    gone = DisarmWay(id="d-1", by_s=order.by_s, way=Way.WATCHDOG, outage="o-1")
+        assert await parts.effectors[ArmPowerOn].carry_out(order) == (("dry_run", True),)
+    gone = DisarmPowerOn(id="d-1", by_s=order.by_s, method=PowerOnMethod.WATCHDOG, outage="o-1")
     with pytest.raises(EffectorError, match=r"method watchdog, .* put it back into the settings until"):
-        await parts.effectors[DisarmWay].carry_out(gone)
+        await parts.effectors[DisarmPowerOn].carry_out(gone)
 
 
 @pytest.mark.parametrize("is_stated", [False, True])
@@ -224,22 +224,28 @@ async def test_a_way_has_one_order_at_a_time_over_a_reload_too() -> None:
             self.name = name
 
         async def carry_out(self, action: Action) -> Detail:
-            if isinstance(action, DisarmWay):
+            if isinstance(action, DisarmPowerOn):
                 await let_go.wait()
             told.append(f"{self.name} {type(action).__name__}")
             return ()
 
     turns: Turns = {}
-    old, new = (WaysEffector({Way.RTC: Slow(name), Way.SENTINEL: Slow(name)}, turns) for name in ("old", "new"))
-    orders = {way: ArmWay(id="a-1", by_s=1e9, way=way, outage="o", in_s=60.0) for way in (Way.RTC, Way.SENTINEL)}
+    old, new = (
+        PowerOnEffector({PowerOnMethod.RTC: Slow(name), PowerOnMethod.SENTINEL: Slow(name)}, turns)
+        for name in ("old", "new")
+    )
+    orders = {
+        method: ArmPowerOn(id="a-1", by_s=1e9, method=method, outage="o", in_s=60.0)
+        for method in (PowerOnMethod.RTC, PowerOnMethod.SENTINEL)
+    }
     async with asyncio.TaskGroup() as tasks:
-        tasks.create_task(old.carry_out(DisarmWay(id="d-1", by_s=1e9, way=Way.RTC, outage="o")))
+        tasks.create_task(old.carry_out(DisarmPowerOn(id="d-1", by_s=1e9, method=PowerOnMethod.RTC, outage="o")))
         await asyncio.sleep(0)
-        tasks.create_task(new.carry_out(orders[Way.RTC]))
-        await new.carry_out(orders[Way.SENTINEL])
-        assert told == ["new ArmWay"]
+        tasks.create_task(new.carry_out(orders[PowerOnMethod.RTC]))
+        await new.carry_out(orders[PowerOnMethod.SENTINEL])
+        assert told == ["new ArmPowerOn"]
         let_go.set()
-    assert told == ["new ArmWay", "old DisarmWay", "new ArmWay"]
+    assert told == ["new ArmPowerOn", "old DisarmPowerOn", "new ArmPowerOn"]
 
 
 @pytest.mark.parametrize(
@@ -463,12 +469,12 @@ def test_a_reload_reads_the_file_again(folder: Path, capsys: pytest.CaptureFixtu
             await rest(3.0)
             return capsys.readouterr().out
 
-        before = daemon.parts.effectors[ArmWay]
+        before = daemon.parts.effectors[ArmPowerOn]
         write(folder, reserve_s=90)
         told = await reloaded()
-        after = daemon.parts.effectors[ArmWay]
-        assert isinstance(before, WaysEffector)
-        assert isinstance(after, WaysEffector)
+        after = daemon.parts.effectors[ArmPowerOn]
+        assert isinstance(before, PowerOnEffector)
+        assert isinstance(after, PowerOnEffector)
         assert after is not before
         assert after._turns is before._turns, "an order to disarm may still be under way"
         assert "setting_changed" in told

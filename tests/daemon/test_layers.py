@@ -1,23 +1,23 @@
-"""The ways back as a person sees them: each state of each layer, and whether the race is covered."""
+"""The power-on methods as a person sees them: each state of each layer, and whether the race is covered."""
 
 from dataclasses import replace
 
 import pytest
 
-from powerguard.core.model.actions import ArmWay, CheckWay, EnsurePolicy, Way
+from powerguard.core.model.actions import ArmPowerOn, CheckPowerOn, EnsurePolicy, PowerOnMethod
 from powerguard.core.model.events import Done, Failed
 from powerguard.core.model.policy import FeedPolicy, Policy
 from powerguard.daemon.loop import ReturnWatch
-from powerguard.daemon.observe.port import BmcView, WayView
+from powerguard.daemon.observe.port import BmcView, PowerOnView
 from powerguard.daemon.observe.status import UNCOVERED, covers, layers, uncovered
 
 POLICY = Policy(boot_id="b", ups="rack-a", outputs=("rack-a",))
-RTC = WayView(way=Way.RTC, ready=True, checked_at_s=5.0)
-OUTPUT = WayView(way=Way.OUTPUT, ups="rack-a", ready=True, returns="cycles", checked_at_s=5.0)
+RTC = PowerOnView(method=PowerOnMethod.RTC, ready=True, checked_at_s=5.0)
+OUTPUT = PowerOnView(method=PowerOnMethod.OUTPUT, ups="rack-a", ready=True, returns="cycles", checked_at_s=5.0)
 
 
-def stands(*ways: WayView, bmc: BmcView | None = None, policy: Policy = POLICY) -> dict[str, str]:
-    return {each.letter: each.stands for each in layers(policy, bmc, ways)}
+def stands(*methods: PowerOnView, bmc: BmcView | None = None, policy: Policy = POLICY) -> dict[str, str]:
+    return {each.letter: each.stands for each in layers(policy, bmc, methods)}
 
 
 def test_what_the_settings_do_not_name_is_off_and_says_where_it_would_be_set() -> None:
@@ -58,9 +58,9 @@ def test_the_bmc_is_a_layer_that_covers_no_race(bmc: BmcView, word: str, why: st
         (replace(OUTPUT, ready=False, why="auto restart is off"), "blocked", "auto restart is off"),
     ],
 )
-def test_a_way_stands_as_it_was_last_asked(view: WayView, word: str, why: str) -> None:
+def test_a_way_stands_as_it_was_last_asked(view: PowerOnView, word: str, why: str) -> None:
     known = layers(POLICY, None, (view,))
-    mine = next(each for each in known if each.name == view.way)
+    mine = next(each for each in known if each.name == view.method)
     assert mine.stands == word
     assert mine.why.endswith(why)
     assert (mine.ups, mine.checked_at_s) == (view.ups, view.checked_at_s)
@@ -97,11 +97,11 @@ def test_what_the_host_draws_is_of_the_last_check_alone() -> None:
 def test_a_rehearsal_that_records_an_order_does_not_unblock_a_method() -> None:
     """A clock that is not there stays blocked, in status and in doctor, however often the commit point is rehearsed."""
     watch = ReturnWatch(lambda: 9.0)
-    watch.ways = (WayView(way=Way.RTC),)
-    check = CheckWay(id="c-1", by_s=10.0, way=Way.RTC)
-    arm = ArmWay(id="a-1", by_s=10.0, way=Way.RTC, outage="o", in_s=60.0)
+    watch.methods = (PowerOnView(method=PowerOnMethod.RTC),)
+    check = CheckPowerOn(id="c-1", by_s=10.0, method=PowerOnMethod.RTC)
+    arm = ArmPowerOn(id="a-1", by_s=10.0, method=PowerOnMethod.RTC, outage="o", in_s=60.0)
     watch.enter(Failed(at_s=9.0, action=check, took_s=0.1, reason="/dev/rtc0: not there"))
     watch.enter(Done(at_s=9.0, action=arm, took_s=0.1, detail=(("dry_run", True),)))
-    assert stands(*watch.ways)["E"] == "blocked"
+    assert stands(*watch.methods)["E"] == "blocked"
     watch.enter(Done(at_s=9.0, action=arm, took_s=0.1))
-    assert stands(*watch.ways)["E"] == "armed"
+    assert stands(*watch.methods)["E"] == "armed"

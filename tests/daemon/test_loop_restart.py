@@ -12,15 +12,15 @@ import pytest
 
 from powerguard.core.model.actions import (
     Action,
-    ArmWay,
-    CheckWay,
-    DisarmWay,
+    ArmPowerOn,
+    CheckPowerOn,
+    DisarmPowerOn,
     EnsurePolicy,
     PowerOff,
+    PowerOnMethod,
     ResumeTraining,
     SyncFilesystems,
     TriggerCheckpoint,
-    Way,
 )
 from powerguard.core.model.state import EmergencyCheckpoint, Holding, OnBattery, Online, Outage, Recovery, Shutdown
 from powerguard.daemon.attempt import rest
@@ -186,15 +186,15 @@ async def test_what_brings_a_host_back_is_checked_soon_after_its_return(tmp_path
     world.ups.utility = True
     world.bmc.error = "busy"
     clock = Doer(world.clock)
-    parts = world.parts(policy=replace(world.policy, ways=(Way.RTC,)))
-    async with world.running(replace(parts, effectors={**parts.effectors, CheckWay: clock})) as daemon:
+    parts = world.parts(policy=replace(world.policy, methods=(PowerOnMethod.RTC,)))
+    async with world.running(replace(parts, effectors={**parts.effectors, CheckPowerOn: clock})) as daemon:
         await until(lambda: isinstance(daemon.state.phase, Recovery) and daemon.bmc is not None and daemon.bmc.error)
         world.bmc.error = ""
         await until(lambda: isinstance(daemon.state.phase, Online), 6 * 3600.0)
         await rest(120.0)
         assert daemon.bmc is not None
         assert daemon.bmc.verified
-        assert [view.ready for view in daemon.ways] == [True]
+        assert [view.ready for view in daemon.methods] == [True]
 
 
 @in_virtual_time
@@ -238,9 +238,9 @@ async def test_a_journal_that_is_lost_means_a_new_outage(tmp_path: Path) -> None
     What may be armed is taken back once, which the new journal tells; with a history it is known that nothing is.
     """
     world = World(tmp_path / "journal.sqlite")
-    world.policy = replace(world.policy, ways=(Way.RTC,))
+    world.policy = replace(world.policy, methods=(PowerOnMethod.RTC,))
     parts = world.parts()
-    ports = dict.fromkeys((CheckWay, ArmWay, DisarmWay), world.host)
+    ports = dict.fromkeys((CheckPowerOn, ArmPowerOn, DisarmPowerOn), world.host)
     parts = replace(parts, effectors={**parts.effectors, **ports})
     async with world.running(parts, kill=True) as daemon:
         before = await dark_until(world, daemon, lambda: isinstance(daemon.state.phase, OnBattery))
@@ -252,9 +252,9 @@ async def test_a_journal_that_is_lost_means_a_new_outage(tmp_path: Path) -> None
             await rest(2.0)
             assert outage_of(daemon).id != before.id
             assert daemon.state.armed == ()
-        taken_back = [(each.way, each.outage) for each in world.started if isinstance(each, DisarmWay)]
-        assert taken_back == [(Way.RTC, "")] * orders, lives
-        assert world.notes().count("ways_unknown") == 1
+        taken_back = [(each.method, each.outage) for each in world.started if isinstance(each, DisarmPowerOn)]
+        assert taken_back == [(PowerOnMethod.RTC, "")] * orders, lives
+        assert world.notes().count("power_on_unknown") == 1
 
 
 @in_virtual_time

@@ -11,7 +11,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.model.actions import CheckWay, EnsurePolicy, Note, Way
+from powerguard.core.model.actions import CheckPowerOn, EnsurePolicy, Note, PowerOnMethod
 from powerguard.core.model.events import CheckpointNow, OutputSource
 from powerguard.core.model.policy import TrainerPolicy
 from powerguard.core.model.state import Holding, OnBattery, Online
@@ -335,13 +335,13 @@ async def test_what_new_settings_name_for_the_return_is_checked_at_once(tmp_path
         await until(lambda: daemon.sources[0].up, 5.0)
         (card,) = world.cards
         card.stubborn = asyncio.Event()
-        new = world.parts(bmc_kind="ipmi-lan", policy=replace(world.policy, ways=(Way.RTC,)))
+        new = world.parts(bmc_kind="ipmi-lan", policy=replace(world.policy, methods=(PowerOnMethod.RTC,)))
         world.bmc.takes_s = 0.0
-        daemon._reload = lambda: replace(new, effectors={**new.effectors, CheckWay: clock})
+        daemon._reload = lambda: replace(new, effectors={**new.effectors, CheckPowerOn: clock})
         daemon.reload()
         await rest(5.0)
         card.stubborn.set()
-        assert [view.ready for view in daemon.ways] == [True]
+        assert [view.ready for view in daemon.methods] == [True]
         assert daemon.bmc is not None
         assert daemon.bmc.verified
 

@@ -188,9 +188,9 @@ def test_nothing_is_known() -> None:
     feed = replace(daemon.state.feed, reading=None, supply=Supply.UNKNOWN)
     daemon.state = replace(daemon.state, feed=feed, trainers=())
     daemon.policy = replace(daemon.policy, runtime_table=(), trainers=())
-    daemon.sources, daemon.bmc, daemon.ways = (), None, ()
+    daemon.sources, daemon.bmc, daemon.methods = (), None, ()
     text = shown(daemon).text
-    for name in ("no_reading", "no_trainers", "no_outages", "ways_uncovered"):
+    for name in ("no_reading", "no_trainers", "no_outages", "methods_uncovered"):
         assert WORDS["en"][name] in text
 
 

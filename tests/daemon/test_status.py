@@ -196,8 +196,8 @@ BROKEN = [
     ("settings_rejected", lambda d: replace(d, settings_ok=False)),
     ("trainer_stranger", lambda d: replace(d, strangers=("unix:/run/x.sock: served by uid 65534",))),
     ("unproven_battery", lambda d: replace(d, state=replace(d.state, told=("unproven_battery",)))),
-    ("way_stuck", lambda d: replace(d, state=replace(d.state, told=(STUCK,)))),
-    ("way_doubtful", lambda d: replace(d, state=replace(d.state, told=(DOUBTFUL,)))),
+    ("power_on_stuck", lambda d: replace(d, state=replace(d.state, told=(STUCK,)))),
+    ("power_on_doubtful", lambda d: replace(d, state=replace(d.state, told=(DOUBTFUL,)))),
     ("other", lambda d: replace(d, state=replace(d.state, told=("a_name_of_tomorrow",)))),
     (
         "training_paused",

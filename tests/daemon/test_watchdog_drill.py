@@ -16,12 +16,12 @@ from typing import Any
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, Level, PowerOff, Way
+from powerguard.core.model.actions import Action, ArmPowerOn, CheckPowerOn, Detail, Level, PowerOff, PowerOnMethod
 from powerguard.core.model.policy import Mode
 from powerguard.daemon.control.admin import admin_server
 from powerguard.daemon.watchdog_drill import WatchdogDrill, verdict
 from powerguard.daemon.wiring import Ports, build
-from powerguard.effectors.base import EffectorError, WaysEffector
+from powerguard.effectors.base import EffectorError, PowerOnEffector
 from powerguard.effectors.bmc.engine import WatchdogStatus
 from powerguard.effectors.bmc.ipmi import RestartCause, Timer
 from powerguard.effectors.bmc.watchdog import FILE, Board, DrillFile, DrillRecord, WatchdogEffector
@@ -35,7 +35,7 @@ from tests.daemon.watched import BOOT, NOW_S, WALL_S, Watched, in_mode, scene
 from tests.peers.ipmi_device import IpmiDevice
 
 needs_device = pytest.mark.peer("cc", "systemd-socket-activate")
-CHECK = CheckWay(id="c-1", by_s=1e9, way=Way.WATCHDOG)
+CHECK = CheckPowerOn(id="c-1", by_s=1e9, method=PowerOnMethod.WATCHDOG)
 OLD = DrillRecord(
     state="pending",
     board=Board(manufacturer=674, product=256, firmware="1.72", name="", bios=""),
@@ -59,7 +59,7 @@ class Bench:
 
     device: IpmiDevice
     daemon: Watched
-    way: WatchdogEffector
+    method: WatchdogEffector
     stopping: bool = False
     refuses: bool = False
     silent: bool = False
@@ -67,7 +67,10 @@ class Bench:
     rests: list[float] = field(default_factory=list)
 
     def __post_init__(self) -> None:
-        self.effectors: dict[type[Action], Any] = {ArmWay: WaysEffector({Way.WATCHDOG: self.way}), PowerOff: self}
+        self.effectors: dict[type[Action], Any] = {
+            ArmPowerOn: PowerOnEffector({PowerOnMethod.WATCHDOG: self.method}),
+            PowerOff: self,
+        }
         self.output_off = self.device.folder / "output-off"
         self.drill = WatchdogDrill(
             self.daemon,
@@ -112,8 +115,8 @@ class Bench:
 async def bench(device: IpmiDevice, daemon: Watched | None = None) -> AsyncIterator[Bench]:
     async with device.listening() as socket:
         options = BmcOptions(kind="in-band", socket=str(socket), watchdog=True)
-        way = WatchdogEffector(options, DrillFile(device.folder), dmi=device.folder / "none")
-        yield Bench(device, daemon or ready(), way)
+        method = WatchdogEffector(options, DrillFile(device.folder), dmi=device.folder / "none")
+        yield Bench(device, daemon or ready(), method)
 
 
 # --- Beginning ------------------------------------------------------------------------------------------------------
@@ -197,7 +200,7 @@ async def test_it_is_refused_where_the_timer_is_not_free_or_not_ours_to_have(dev
         assert "another program uses" in str((await mine.drill.plan())["refused"])
         with pytest.raises(EffectorError, match="another program uses"):
             await mine.drill.begin("root", "gpu07")
-        mine.effectors[ArmWay] = WaysEffector({})
+        mine.effectors[ArmPowerOn] = PowerOnEffector({})
         assert "bmc.watchdog is not set: write bmc:" in str((await mine.drill.plan())["refused"])
         assert (mine.offs, device.timer) == ([], (4, 1, 0, 600, True))
 
@@ -267,7 +270,7 @@ async def test_the_next_boot_judges_stops_the_timer_and_from_then_on_it_may_be_a
         await mine.run_until(lambda: mine.told["state"] != "pending" and device.timer[1] == 0)
         assert (mine.told["state"], mine.told["judged_wall_s"]) == ("passed", WALL_S)
         assert mine.told["because"] == "restart cause watchdog; this boot began 80 s after the timer had fired"
-        assert dict(await mine.way.carry_out(CHECK))["drilled_wall_s"] == WALL_S
+        assert dict(await mine.method.carry_out(CHECK))["drilled_wall_s"] == WALL_S
         (told,) = mine.daemon.notes
         assert (told.event, told.because, told.level) == ("watchdog_drill_judged", mine.told["because"], Level.INFO)
         assert (dict(told.numbers), mine.daemon.checks) == ({"passed": True}, 1)
@@ -344,7 +347,7 @@ async def test_a_host_that_was_not_powered_off_has_its_timer_stopped(device: Ipm
         mine.stopping = False
         await mine.run_until(lambda: mine.told["state"] == "failed")
         assert (mine.told["because"], device.timer[1]) == ("the host was not powered off after it", 0)
-        mine.way.drills.store(replace(OLD, state="failed"))
+        mine.method.drills.store(replace(OLD, state="failed"))
         running = asyncio.get_running_loop().create_task(mine.drill.run())
         await mine.drill.begin("root", "gpu07")
         await until(lambda: mine.told["because"] == "the host was not powered off after it")
@@ -358,7 +361,7 @@ async def test_an_order_that_may_still_be_obeyed_keeps_its_way_back(device: Ipmi
     """The word was written: a host that goes off late would stay off. One that goes on is not power-cycled."""
     async with bench(device) as mine:
         mine.silent = mine.stopping = True
-        mine.way.drills.store(replace(OLD, state="failed"))
+        mine.method.drills.store(replace(OLD, state="failed"))
         running = asyncio.get_running_loop().create_task(mine.drill.run())
         with pytest.raises(EffectorError, match=r"has not answered; .* timer stays armed: .* still on in 90 s"):
             await mine.drill.begin("root", "gpu07")
@@ -388,7 +391,7 @@ def test_the_settings_name_it_and_the_daemon_finds_it(tmp_path: Path) -> None:
         path.write_text(text)
         parts = build(load(path), Ports(), lambda _: None)
         drill = WatchdogDrill(ready(), lambda found=parts: found.effectors, spawn=run_child)
-        assert (Way.WATCHDOG in parts.policy.ways) is watchdog
+        assert (PowerOnMethod.WATCHDOG in parts.policy.methods) is watchdog
         if watchdog:
             assert drill._watchdog().drills.path == tmp_path / FILE
         else:

@@ -5,7 +5,7 @@ from dataclasses import dataclass, field, replace
 
 from powerguard.clock import Clock
 from powerguard.core.energy.needs import fold
-from powerguard.core.model.actions import Conduct, Grade, Note, Way
+from powerguard.core.model.actions import Conduct, Grade, Note, PowerOnMethod
 from powerguard.core.model.events import Event, OutputSource, OwnSource, Reading
 from powerguard.core.model.policy import (
     BatteryModel,
@@ -51,10 +51,10 @@ from powerguard.daemon.observe.port import (
     ActionFigures,
     BmcView,
     LastOutage,
+    PowerOnView,
     ReturnView,
     SourceView,
     TargetView,
-    WayView,
 )
 from powerguard.ups.snmp.traps import TrapCounts
 
@@ -90,7 +90,7 @@ class Watched:
     traps: TrapCounts | None = None
     bmc: BmcView | None = None
     has_no_bmc: bool = False
-    ways: Sequence[WayView] = ()
+    methods: Sequence[PowerOnView] = ()
     host_name: str = "gpu-01"
     host_kind: str = "systemd"
     power_off_trouble: str = ""
@@ -259,7 +259,7 @@ def scene(name: str = "online") -> Watched:
         ),
         sources=(source,),
         bmc=BmcView(kind="ipmi", policy="always-on", verified=True, checked_at_s=NOW_S - 600.0, power_watts=2860.0),
-        ways=(WayView(way=Way.RTC, ready=True, checked_at_s=NOW_S - 600.0),),
+        methods=(PowerOnView(method=PowerOnMethod.RTC, ready=True, checked_at_s=NOW_S - 600.0),),
         last_outage=LastOutage(
             id="6f1d2c3b-1",
             outcome="resumed_in_place",

@@ -1,4 +1,4 @@
-"""Way A, end to end: utility that is back while units stop turns the power-off of the real daemon into a reboot.
+"""Layer A, end to end: utility that is back while units stop turns the power-off of the real daemon into a reboot.
 
 Debian 12 in a container, with powerguard put in place by its own `install`, armed; a simulated card of a UPS in the
 container's network, but outside of it, so that it answers until the end. Both boots have one disk and one journal.

@@ -1,4 +1,4 @@
-"""Way B end to end: the real daemon orders the output off at the commit, by SETs, and once, whenever it is killed."""
+"""Layer B end to end: the real daemon orders the output off at the commit, by SETs, and once, whenever it is killed."""
 
 from collections.abc import Mapping
 
@@ -67,6 +67,6 @@ async def test_the_output_is_ordered_off_once_and_after_the_host(*, killed: bool
                 return  # the order ran out while nobody was there to hear of it: not repeated
             dark_s = ordered.at_s + float(str(ordered.payload["force_after_s"]))
             assert cut_at_s >= dark_s + GUARD_S - 2.0, "never before the host is off, and 30 s more"
-            armed = numbers(await world.note("way_armed"))
+            armed = numbers(await world.note("power_on_armed"))
             assert armed["returns"] == "cycles"
             assert abs(latched.at_s + float(str(armed["in_s"])) - cut_at_s) < 15.0

@@ -1,4 +1,4 @@
-"""Way C end to end: a host says at its commit that it may be powered on again; a sentinel does it, by its own eyes.
+"""Layer C end to end: a host says at its commit that it may be powered on again; a sentinel does it, by its own eyes.
 
 The daemon, the sentinel, the UPS's card and the BMCs are processes and sockets of their own; TLS is pinned, each word
 signed. Nothing cuts the UPS's output here: AC never drops, so nothing else would bring the host back.
@@ -18,7 +18,7 @@ from typing import Any, Final
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.model.actions import ArmWay, DisarmWay, Way
+from powerguard.core.model.actions import ArmPowerOn, DisarmPowerOn, PowerOnMethod
 from powerguard.daemon.journal import Line
 from powerguard.effectors.options import SentinelOptions
 from powerguard.effectors.sentinel.effector import SentinelEffector
@@ -186,12 +186,20 @@ async def powerguard(*words: str) -> tuple[int, str]:
     return ended.returncode or 0, stdout.decode()
 
 
-def arm(host: str, in_s: float) -> ArmWay:
-    return ArmWay(id=f"arm-{host}", by_s=boottime_s() + 0.5 * LIMIT_S, way=Way.SENTINEL, outage=f"of-{host}", in_s=in_s)
+def arm(host: str, in_s: float) -> ArmPowerOn:
+    return ArmPowerOn(
+        id=f"arm-{host}",
+        by_s=boottime_s() + 0.5 * LIMIT_S,
+        method=PowerOnMethod.SENTINEL,
+        outage=f"of-{host}",
+        in_s=in_s,
+    )
 
 
-def disarm(host: str) -> DisarmWay:
-    return DisarmWay(id=f"disarm-{host}", by_s=boottime_s() + 0.5 * LIMIT_S, way=Way.SENTINEL, outage=f"of-{host}")
+def disarm(host: str) -> DisarmPowerOn:
+    return DisarmPowerOn(
+        id=f"disarm-{host}", by_s=boottime_s() + 0.5 * LIMIT_S, method=PowerOnMethod.SENTINEL, outage=f"of-{host}"
+    )
 
 
 @pytest.mark.parametrize(
@@ -227,7 +235,7 @@ async def test_another_host_powers_it_on_and_the_report_says_so(tmp_path: Path, 
 
         world.ups.utility = False
         await world.off()
-        armed = numbers(await world.note("way_armed", way="sentinel"))
+        armed = numbers(await world.note("power_on_armed", method="sentinel"))
         await world.kill()
         await sentinel.line("intent_stored", host="node-1", in_s=armed["in_s"])
         (latched,) = world.notes("phase_changed", new="shutdown")
@@ -326,7 +334,10 @@ async def boot(world: Rig) -> None:
 
     def taken_back() -> list[Line]:
         # The one where the sentinel had seen it on before it said so.
-        return [*world.notes("way_disarmed", way="sentinel"), *world.notes("way_found_disarmed", way="sentinel")]
+        return [
+            *world.notes("power_on_disarmed", method="sentinel"),
+            *world.notes("power_on_found_disarmed", method="sentinel"),
+        ]
 
     (told_by,) = await world.until(taken_back, "its word to be taken back")
     assert "has powered this host on" in told_by.because
@@ -411,10 +422,10 @@ async def test_sentinels_of_no_use_are_told_and_hold_nothing_up(tmp_path: Path) 
         (latched,) = world.notes("phase_changed", new="shutdown")
         assert world.actions("PowerOff")[0].at_s - latched.at_s <= PREPARED_S + BUSY_S
         assert off.deadline_s > 0.0
-        blocked = world.notes("way_blocked", way="sentinel")[-1].because
+        blocked = world.notes("power_on_blocked", method="sentinel")[-1].because
         assert all(each in blocked for each in ("no sentinel has stored it", *words))
         await world.status_shows(lambda told: layer(told)["stands"] == "blocked", "layer C blocked")
-        assert numbers(await world.note("way_armed", way="output"))["returns"] == "cycles"
+        assert numbers(await world.note("power_on_armed", method="output"))["returns"] == "cycles"
         assert world.ups.output.off_at_s is not None
         assert not sentinel.logged("intent_stored")
         await sentinel.line("request_refused")

@@ -18,7 +18,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.model.actions import ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.core.model.actions import ArmPowerOn, CheckPowerOn, Detail, DisarmPowerOn, PowerOnMethod
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.options import RtcOptions
 from powerguard.effectors.rtc import RTC_PARAM_GET, RTC_RD_TIME, RTC_WKALM_RD, RTC_WKALM_SET, RtcEffector
@@ -107,16 +107,16 @@ def by_s() -> float:
     return boottime_s() + 10
 
 
-def check() -> CheckWay:
-    return CheckWay(id="c", by_s=by_s(), way=Way.RTC)
+def check() -> CheckPowerOn:
+    return CheckPowerOn(id="c", by_s=by_s(), method=PowerOnMethod.RTC)
 
 
-def arm(in_s: float) -> ArmWay:
-    return ArmWay(id="a", by_s=by_s(), way=Way.RTC, outage="o1", in_s=in_s)
+def arm(in_s: float) -> ArmPowerOn:
+    return ArmPowerOn(id="a", by_s=by_s(), method=PowerOnMethod.RTC, outage="o1", in_s=in_s)
 
 
-def disarm() -> DisarmWay:
-    return DisarmWay(id="d", by_s=by_s(), way=Way.RTC, outage="o1")
+def disarm() -> DisarmPowerOn:
+    return DisarmPowerOn(id="d", by_s=by_s(), method=PowerOnMethod.RTC, outage="o1")
 
 
 def told(detail: Detail) -> dict[str, object]:
@@ -230,7 +230,7 @@ async def test_a_driver_that_hangs_costs_one_thread_and_each_order_its_own_time(
     driver.hangs = threading.Event()
     mine = effector(driver, device)
     for _ in range(3):
-        order = ArmWay(id="a", by_s=boottime_s() + 0.5, way=Way.RTC, outage="o1", in_s=60)
+        order = ArmPowerOn(id="a", by_s=boottime_s() + 0.5, method=PowerOnMethod.RTC, outage="o1", in_s=60)
         with pytest.raises(EffectorError, match=r"no answer within 0\.\d s: the driver of the clock hangs"):
             await mine.carry_out(order)
     async with asyncio.timeout(60):
@@ -271,8 +271,10 @@ async def test_an_order_that_comes_during_a_check_waits_for_it(driver: Driver, d
 async def test_no_clock_no_permission_and_wrong_orders(driver: Driver, tmp_path: Path) -> None:
     with pytest.raises(EffectorError, match="not there: this host has no such clock"):
         await effector(driver, tmp_path / "rtc7").carry_out(check())
-    with pytest.raises(EffectorError, match="not CheckWay watchdog"):
-        await effector(driver, tmp_path / "rtc7").carry_out(CheckWay(id="c", by_s=by_s(), way=Way.WATCHDOG))
+    with pytest.raises(EffectorError, match="not CheckPowerOn watchdog"):
+        await effector(driver, tmp_path / "rtc7").carry_out(
+            CheckPowerOn(id="c", by_s=by_s(), method=PowerOnMethod.WATCHDOG)
+        )
 
 
 async def test_dry_run_looks_and_changes_nothing(driver: Driver, device: Path) -> None:

@@ -14,9 +14,9 @@ from aiohttp import web
 from pydantic import ValidationError
 
 from powerguard.clock import boottime_s
-from powerguard.core.model.actions import ArmWay, PollNow, Way
+from powerguard.core.model.actions import ArmPowerOn, PollNow, PowerOnMethod
 from powerguard.core.model.events import OutputSource
-from powerguard.daemon.wiring import ways_of
+from powerguard.daemon.wiring import methods_of
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.options import SentinelOptions
 from powerguard.effectors.sentinel import protocol as wire
@@ -42,7 +42,7 @@ async def failure_of(effector: SentinelEffector, action: Any) -> str:  # noqa: A
     return str(caught.value)
 
 
-def arming(limit_s: float) -> ArmWay:
+def arming(limit_s: float) -> ArmPowerOn:
     return arm(limit_s=limit_s)
 
 
@@ -346,9 +346,9 @@ async def test_the_daemon_has_one_where_the_settings_name_one(tmp_path: Path, ar
             "feeds: {supplies: [rack-b, rack-a, rack-b]}\n"
             f"sentinel: {{kind: http, urls: ['{rig.url}'], key: {{file: {tmp_path}/key-n1}}, name: n1}}\n"
         )
-        ways = ways_of(load(path), clock=boottime_s, wall=time.time, boot="boot-7", armed=armed)
-        assert set(ways) == {Way.SENTINEL}
-        detail = dict(await ways[Way.SENTINEL].carry_out(arm(in_s=60.0)))
+        methods = methods_of(load(path), clock=boottime_s, wall=time.time, boot="boot-7", armed=armed)
+        assert set(methods) == {PowerOnMethod.SENTINEL}
+        detail = dict(await methods[PowerOnMethod.SENTINEL].carry_out(arm(in_s=60.0)))
         assert detail == ({"in_s": 60.0, "sentinels": rig.url} if armed else {"dry_run": True})
         held = rig.sentinel.keeper.table.intents.get("n1")
         assert (held.boot_id, held.feeds) == ("boot-7", ("rack-a", "rack-b")) if held is not None else not armed

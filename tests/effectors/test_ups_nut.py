@@ -1,4 +1,4 @@
-"""Way B through NUT: the real upsd, with a driver of our own behind it that obeys, refuses, rounds or says nothing."""
+"""Layer B through NUT: the real upsd, and behind it a driver of our own that obeys, refuses, rounds or is silent."""
 
 import asyncio
 from collections.abc import AsyncIterator, Iterator
@@ -9,7 +9,7 @@ import pytest
 from structlog.testing import capture_logs
 
 from powerguard.clock import boottime_s
-from powerguard.core.model.actions import ArmWay, CheckWay, DisarmWay, Way
+from powerguard.core.model.actions import ArmPowerOn, CheckPowerOn, DisarmPowerOn, PowerOnMethod
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.options import OutputOffOptions
 from powerguard.effectors.ups_output import by_nut
@@ -55,16 +55,26 @@ def effector(
 
 
 async def check(told: OutputEffector) -> dict[str, object]:
-    return dict(await told.carry_out(CheckWay(id="c", by_s=boottime_s() + 60, way=Way.OUTPUT, ups="a")))
+    return dict(
+        await told.carry_out(CheckPowerOn(id="c", by_s=boottime_s() + 60, method=PowerOnMethod.OUTPUT, ups="a"))
+    )
 
 
 async def arm(told: OutputEffector, in_s: float = 119.5, limit_s: float = 60.0) -> dict[str, object]:
     by_s = boottime_s() + limit_s
-    return dict(await told.carry_out(ArmWay(id="a", by_s=by_s, way=Way.OUTPUT, outage="o1", in_s=in_s, ups="a")))
+    return dict(
+        await told.carry_out(
+            ArmPowerOn(id="a", by_s=by_s, method=PowerOnMethod.OUTPUT, outage="o1", in_s=in_s, ups="a")
+        )
+    )
 
 
 async def disarm(told: OutputEffector) -> dict[str, object]:
-    return dict(await told.carry_out(DisarmWay(id="d", by_s=boottime_s() + 60, way=Way.OUTPUT, outage="o1", ups="a")))
+    return dict(
+        await told.carry_out(
+            DisarmPowerOn(id="d", by_s=boottime_s() + 60, method=PowerOnMethod.OUTPUT, outage="o1", ups="a")
+        )
+    )
 
 
 @asynccontextmanager

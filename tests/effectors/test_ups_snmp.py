@@ -1,4 +1,4 @@
-"""Way B through a card: what is asked of it, set and read back, and every way in which a card fails to do it.
+"""Layer B through a card: what is asked of it, set and read back, and every way in which a card fails to do it.
 
 The simulated output with its card stands at our own port; the same over real SNMP is in test_ups_snmp_peers.py.
 """
@@ -12,7 +12,7 @@ from pathlib import Path
 
 import pytest
 
-from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.core.model.actions import Action, ArmPowerOn, CheckPowerOn, Detail, DisarmPowerOn, PowerOnMethod
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.options import OutputOffOptions
 from powerguard.effectors.ups_output import by_snmp
@@ -109,15 +109,19 @@ class Rig:
         self.effector = self.make(**more)
 
     async def check(self) -> Detail:
-        return await self.effector.carry_out(CheckWay(id="c", by_s=now_s() + 5, way=Way.OUTPUT, ups="rack-a"))
+        return await self.effector.carry_out(
+            CheckPowerOn(id="c", by_s=now_s() + 5, method=PowerOnMethod.OUTPUT, ups="rack-a")
+        )
 
     async def arm(self, in_s: float = 120.0, *, outage: str = "o1", limit_s: float = 5.0) -> dict[str, object]:
         by_s = now_s() + limit_s
-        order = ArmWay(id="a", by_s=by_s, way=Way.OUTPUT, outage=outage, in_s=in_s, ups="rack-a")
+        order = ArmPowerOn(id="a", by_s=by_s, method=PowerOnMethod.OUTPUT, outage=outage, in_s=in_s, ups="rack-a")
         return dict(await self.effector.carry_out(order))
 
     async def disarm(self, *, outage: str = "o1") -> dict[str, object]:
-        order: Action = DisarmWay(id="d", by_s=now_s() + 5, way=Way.OUTPUT, outage=outage, ups="rack-a")
+        order: Action = DisarmPowerOn(
+            id="d", by_s=now_s() + 5, method=PowerOnMethod.OUTPUT, outage=outage, ups="rack-a"
+        )
         return dict(await self.effector.carry_out(order))
 
     @property
@@ -485,7 +489,7 @@ async def test_it_ends_before_its_deadline(rig: Make) -> None:
 
 async def test_an_ups_that_nobody_named_is_not_switched(rig: Make) -> None:
     there = rig()
-    order = CheckWay(id="c", by_s=now_s() + 5, way=Way.OUTPUT, ups="rack-b")
+    order = CheckPowerOn(id="c", by_s=now_s() + 5, method=PowerOnMethod.OUTPUT, ups="rack-b")
     with pytest.raises(EffectorError, match=r"ups\.rack-b\.output_off is not set"):
         await there.effector.carry_out(order)
 

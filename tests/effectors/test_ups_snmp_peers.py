@@ -1,4 +1,4 @@
-"""Way B over real SNMP: our own agent with the faults of the wire, and net-snmp's snmpd with all that it refuses."""
+"""Layer B over real SNMP: our own agent with the faults of the wire, and net-snmp's snmpd with all that it refuses."""
 
 import contextlib
 import shlex
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.model.actions import ArmWay, CheckWay, DisarmWay, Way
+from powerguard.core.model.actions import ArmPowerOn, CheckPowerOn, DisarmPowerOn, PowerOnMethod
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.options import OutputOffOptions
 from powerguard.effectors.ups_output import by_snmp
@@ -49,16 +49,16 @@ async def telling(
         await poller.close()
 
 
-def arm(limit_s: float = 60.0, in_s: float = 120.0) -> ArmWay:
-    return ArmWay(id="a", by_s=boottime_s() + limit_s, way=Way.OUTPUT, outage="o1", in_s=in_s, ups="a")
+def arm(limit_s: float = 60.0, in_s: float = 120.0) -> ArmPowerOn:
+    return ArmPowerOn(id="a", by_s=boottime_s() + limit_s, method=PowerOnMethod.OUTPUT, outage="o1", in_s=in_s, ups="a")
 
 
-def check() -> CheckWay:
-    return CheckWay(id="c", by_s=boottime_s() + 60, way=Way.OUTPUT, ups="a")
+def check() -> CheckPowerOn:
+    return CheckPowerOn(id="c", by_s=boottime_s() + 60, method=PowerOnMethod.OUTPUT, ups="a")
 
 
-def disarm() -> DisarmWay:
-    return DisarmWay(id="d", by_s=boottime_s() + 60, way=Way.OUTPUT, outage="o1", ups="a")
+def disarm() -> DisarmPowerOn:
+    return DisarmPowerOn(id="d", by_s=boottime_s() + 60, method=PowerOnMethod.OUTPUT, outage="o1", ups="a")
 
 
 def telling_anew(tmp_path: Path, agent: SnmpAgent) -> OutputEffector:

@@ -12,7 +12,7 @@ from pathlib import Path
 from typing import Any
 
 from powerguard.clock import boottime_s
-from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.core.model.actions import Action, ArmPowerOn, CheckPowerOn, Detail, DisarmPowerOn, PowerOnMethod
 from powerguard.core.model.events import OutputSource, Reading, SourceFailed
 from powerguard.effectors.bmc.engine import BmcError
 from powerguard.effectors.bmc.ipmi import ChassisStatus, Failure, PowerRestorePolicy
@@ -230,16 +230,20 @@ async def running(
         task.cancel()
 
 
-def arm(outage: str = "o1", in_s: float = 0.0, limit_s: float = 30.0) -> ArmWay:
-    return ArmWay(id=f"arm-{outage}", by_s=boottime_s() + limit_s, way=Way.SENTINEL, outage=outage, in_s=in_s)
+def arm(outage: str = "o1", in_s: float = 0.0, limit_s: float = 30.0) -> ArmPowerOn:
+    return ArmPowerOn(
+        id=f"arm-{outage}", by_s=boottime_s() + limit_s, method=PowerOnMethod.SENTINEL, outage=outage, in_s=in_s
+    )
 
 
-def disarm(outage: str = "o1", limit_s: float = 30.0) -> DisarmWay:
-    return DisarmWay(id=f"disarm-{outage}", by_s=boottime_s() + limit_s, way=Way.SENTINEL, outage=outage)
+def disarm(outage: str = "o1", limit_s: float = 30.0) -> DisarmPowerOn:
+    return DisarmPowerOn(
+        id=f"disarm-{outage}", by_s=boottime_s() + limit_s, method=PowerOnMethod.SENTINEL, outage=outage
+    )
 
 
-def check(limit_s: float = 30.0) -> CheckWay:
-    return CheckWay(id="check", by_s=boottime_s() + limit_s, way=Way.SENTINEL)
+def check(limit_s: float = 30.0) -> CheckPowerOn:
+    return CheckPowerOn(id="check", by_s=boottime_s() + limit_s, method=PowerOnMethod.SENTINEL)
 
 
 async def told(effector: SentinelEffector, action: Action) -> dict[str, Any]:

@@ -3,9 +3,9 @@
 import pytest
 from pydantic import ValidationError
 
-from powerguard.core.model.actions import Way
+from powerguard.core.model.actions import PowerOnMethod
 from powerguard.daemon.wiring import Ports, build
-from powerguard.effectors.base import WaysEffector
+from powerguard.effectors.base import PowerOnEffector
 from powerguard.effectors.ups_output.effector import OutputEffector
 from powerguard.settings.schema import Settings
 
@@ -41,8 +41,8 @@ def made(*sources: dict[str, object], **wanted: object) -> Settings:
 def test_what_holds(sources: list[dict[str, object]], wanted: dict[str, object]) -> None:
     """And the daemon has who carries it out."""
     parts = build(made(*sources, **wanted), Ports(boot=lambda: "b"), lambda _: None)
-    ways = next(each for each in parts.effectors.values() if isinstance(each, WaysEffector))
-    assert isinstance(ways.of(Way.OUTPUT), OutputEffector)
+    methods = next(each for each in parts.effectors.values() if isinstance(each, PowerOnEffector))
+    assert isinstance(methods.of(PowerOnMethod.OUTPUT), OutputEffector)
 
 
 @pytest.mark.parametrize(
@@ -73,5 +73,5 @@ def test_what_does_not(sources: list[dict[str, object]], wanted: dict[str, objec
 
 def test_without_it_nobody_is_there() -> None:
     parts = build(made(V3 | KEYS), Ports(boot=lambda: "b"), lambda _: None)
-    ways = next(each for each in parts.effectors.values() if isinstance(each, WaysEffector))
-    assert ways.of(Way.OUTPUT) is None
+    methods = next(each for each in parts.effectors.values() if isinstance(each, PowerOnEffector))
+    assert methods.of(PowerOnMethod.OUTPUT) is None

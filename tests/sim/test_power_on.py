@@ -1,14 +1,14 @@
-"""The power race, row by row: utility returns at each moment of a power-off, and each way back is there or is not.
+"""The power race, row by row: utility returns at each moment of a power-off, and each method is there or is not.
 
 The real core decides, the real sentinel decides; the host, its clock, its BMC and the UPS's output are the simulated
-world. Each row is played with the way and without it, so that a way that does nothing is seen.
+world. Each row is played with the method and without it, so that a method that does nothing is seen.
 """
 
 from dataclasses import replace
 
 import pytest
 
-from powerguard.core.model.actions import Way
+from powerguard.core.model.actions import PowerOnMethod
 from powerguard.sim.world.back import Back, ReturnFacts, Standing, Waker, draw_returns
 from powerguard.sim.world.chance import Cut
 from powerguard.sim.world.guarded import Guarded
@@ -75,7 +75,7 @@ WAKERS = {"C": Waker.SENTINEL, "E": Waker.RTC, "D": Waker.WATCHDOG}
 
 
 def test_before_the_commit_nothing_is_lost() -> None:
-    """Utility returns while the host holds: it resumes in place, and no way back has to act."""
+    """Utility returns while the host holds: it resumes in place, and no power-on method has to act."""
     result = back_at(moments(NOTHING)["ordered"] - 30.0, NOTHING)
     assert (result.shutdowns, result.stranded) == (0, False)
 
@@ -110,13 +110,13 @@ def test_after_the_commit_with_a_silent_ups() -> None:
     assert not back_at(end_s, replace(COVERS["C"], late=True), silences=silences).stranded
 
 
-@pytest.mark.parametrize("way", list(COVERS))
-def test_between_the_last_look_and_the_power_off(way: str) -> None:
+@pytest.mark.parametrize("method", list(COVERS))
+def test_between_the_last_look_and_the_power_off(method: str) -> None:
     """Too late for A: with B, or with any of C, D, E alone, the host comes back; with P only it does not."""
     end_s = moments(LATE)["off"] - 0.2
     assert back_at(end_s, LATE).stranded
-    covered = back_at(end_s, replace(COVERS[way], late=True))
-    assert (covered.stranded, covered.wakers) == (False, [WAKERS[way]])
+    covered = back_at(end_s, replace(COVERS[method], late=True))
+    assert (covered.stranded, covered.wakers) == (False, [WAKERS[method]])
     assert covered.waited_s > 0.0, "each of them acts some time after utility is back, and that is told"
 
 
@@ -224,7 +224,7 @@ def test_a_site_that_has_nothing_draws_nothing() -> None:
     assert draw_returns(1, ReturnSite(), faults=True) == NOTHING
     everything = ReturnSite(output_share=1.0, rtc_share=1.0, sentinel_share=1.0, watchdog_share=1.0, late_share=1.0)
     drawn = draw_returns(1, everything, faults=False)
-    assert drawn.ways == tuple(Way)
+    assert drawn.methods == tuple(PowerOnMethod)
     assert drawn.late
     assert (drawn.rtc_works, drawn.lies, drawn.foreign_s) == (True, False, float("inf"))
     assert draw_returns(1, ReturnSite(lies_share=1.0), faults=False).lies
@@ -247,8 +247,8 @@ def standing(*, is_on: bool = False, utility_since_s: float | None = 0.0, off_si
 def test_what_is_armed_acts_in_its_time_and_once() -> None:
     back = Back(ReturnFacts(rtc=True, watchdog=True))
     assert back.idle
-    back.arm(Way.RTC, 0.0, 100.0)
-    back.arm(Way.WATCHDOG, 0.0, 200.0)
+    back.arm(PowerOnMethod.RTC, 0.0, 100.0)
+    back.arm(PowerOnMethod.WATCHDOG, 0.0, 200.0)
     assert back.next_s(**standing()) == 100.0
     assert not back.acts(99.0, powered=True, **standing())
     assert back.acts(100.0, powered=True, **standing()) is Waker.RTC
@@ -256,8 +256,8 @@ def test_what_is_armed_acts_in_its_time_and_once() -> None:
     assert back.next_s(**standing(is_on=True)) == 200.0, "it would reset a host that is up"
     back.lose_power()
     assert back.idle, "a BMC without power has forgotten it"
-    back.arm(Way.RTC, 0.0, 100.0)
-    back.disarm(Way.RTC)
+    back.arm(PowerOnMethod.RTC, 0.0, 100.0)
+    back.disarm(PowerOnMethod.RTC)
     assert back.idle
 
 
@@ -266,13 +266,13 @@ def test_what_is_armed_acts_in_its_time_and_once() -> None:
 )
 def test_a_clock_wakes_a_board_that_has_power_and_obeys(*, powered: bool, works: bool, wakes: Waker | None) -> None:
     back = Back(ReturnFacts(rtc=True, rtc_works=works))
-    back.arm(Way.RTC, 0.0, 100.0)
+    back.arm(PowerOnMethod.RTC, 0.0, 100.0)
     assert back.acts(100.0, powered=powered, **standing()) is wakes
 
 
 def test_a_sentinel_wants_stable_utility_and_its_time() -> None:
     back = Back(ReturnFacts(sentinel=True))
-    back.arm(Way.SENTINEL, 0.0, 50.0)
+    back.arm(PowerOnMethod.SENTINEL, 0.0, 50.0)
     assert back.next_s(**standing(utility_since_s=None)) == float("inf")
     assert back.next_s(**standing(utility_since_s=60.0)) > 70.0
     for now_s, by in ((49.0, None), (68.0, None), (77.0, Waker.SENTINEL), (78.0, None)):

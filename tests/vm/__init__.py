@@ -1,1 +1,1 @@
-"""A virtual machine with a BMC and an AC plug, and the ways back proven in it."""
+"""A virtual machine with a BMC and an AC plug, and the power-on methods proven in it."""

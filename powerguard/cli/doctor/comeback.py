@@ -12,14 +12,14 @@ from typing import Any, Final
 
 from powerguard.clock import boot_id, boottime_s
 from powerguard.core.comeback.methods import named
-from powerguard.core.model.actions import CheckWay, Way
+from powerguard.core.model.actions import CheckPowerOn, PowerOnMethod
 from powerguard.core.model.policy import Policy
 from powerguard.daemon.attempt import AbandonedTasks, attempt
 from powerguard.daemon.loop import entered
-from powerguard.daemon.observe.port import WayView
+from powerguard.daemon.observe.port import PowerOnView
 from powerguard.daemon.observe.status import LETTERS, Layer, layers, uncovered
-from powerguard.daemon.wiring import ways_of, with_ways
-from powerguard.effectors.base import WaysEffector
+from powerguard.daemon.wiring import methods_of, with_methods
+from powerguard.effectors.base import PowerOnEffector
 from powerguard.effectors.child import Spawn, run_child
 from powerguard.effectors.host.findings import Finding, shown
 from powerguard.settings.schema import Settings
@@ -37,17 +37,17 @@ _NO_LATE: Final = "this host powers off even if utility is stable again when all
 
 async def ask(settings: Settings, policy: Policy) -> tuple[Layer, ...]:
     """Check every power-on method of the settings, in parallel, read-only. The BMC's policy has its own check."""
-    made = ways_of(settings, clock=boottime_s, wall=time.time, boot=boot_id(), armed=False)  # noqa: TID251 - for display
-    policy = with_ways(policy, settings, made, checks_host=False)
-    effector, abandoned = WaysEffector(made), AbandonedTasks()
+    made = methods_of(settings, clock=boottime_s, wall=time.time, boot=boot_id(), armed=False)  # noqa: TID251 - for display
+    policy = with_methods(policy, settings, made, checks_host=False)
+    effector, abandoned = PowerOnEffector(made), AbandonedTasks()
 
-    async def one(way: Way, ups: str) -> WayView:
-        action = CheckWay(id=f"doctor-{way}{ups}", by_s=boottime_s() + LIMIT_S, way=way, ups=ups)
+    async def one(method: PowerOnMethod, ups: str) -> PowerOnView:
+        action = CheckPowerOn(id=f"doctor-{method}{ups}", by_s=boottime_s() + LIMIT_S, method=method, ups=ups)
         outcome = await attempt(effector, action, clock=boottime_s, abandoned=abandoned)
-        return entered(WayView(way=way, ups=ups), outcome)
+        return entered(PowerOnView(method=method, ups=ups), outcome)
 
     async with asyncio.TaskGroup() as tasks:
-        asked = [tasks.create_task(one(way, ups)) for way, ups in named(policy)]
+        asked = [tasks.create_task(one(method, ups)) for method, ups in named(policy)]
     return layers(policy, None, [each.result() for each in asked])
 
 

@@ -255,14 +255,16 @@ def _ac_gone(facts: OutageFacts, back: Step, powered_on: Mapping[str, Any], *, r
     kernel_s = back.after_s - back.line.at_s
     before = {r.ups: r for at_s, r in facts.readings if at_s < kernel_s}
     after = {r.ups: r for at_s, r in reversed(facts.readings) if at_s >= kernel_s}
-    ways = [s for s in facts.notes("way_armed") if s.line.seq < back.line.seq and s.numbers.get("way") == "output"]
+    methods = [
+        s for s in facts.notes("power_on_armed") if s.line.seq < back.line.seq and s.numbers.get("method") == "output"
+    ]
     drained = any(
         (was := before[ups].charge_pct) is not None and now.charge_pct is not None and now.charge_pct < was - _DRAINED
         for ups, now in after.items()
         if ups in before
     )
     on_utility = bool(before) and all(each.output_source.value == "utility" for each in before.values())
-    return False if powered_on.get("ac_failed") is False and on_utility and not ways and not drained else None
+    return False if powered_on.get("ac_failed") is False and on_utility and not methods and not drained else None
 
 
 _DRAINED: Final = 5.0

@@ -13,15 +13,15 @@ from powerguard.core.decide.turn import Turn
 from powerguard.core.energy import account, budget
 from powerguard.core.model import events
 from powerguard.core.model.actions import (
-    ArmWay,
-    CheckWay,
-    DisarmWay,
+    ArmPowerOn,
+    CheckPowerOn,
+    DisarmPowerOn,
     EnsurePolicy,
     Grade,
     Level,
+    PowerOnMethod,
     Reboot,
     RestorePolicy,
-    Way,
 )
 from powerguard.core.model.events import Done, Failed, Outcome
 from powerguard.core.model.policy import Policy
@@ -63,28 +63,30 @@ BOOTS = 3
 BOOTS_WITHIN_S = 3600.0
 BACK_OFF_S = 3600.0
 MOST_BACK_OFF_S = 4 * 3600.0
-STUCK = "way_stuck"
-DOUBTFUL = "way_doubtful"
+STUCK = "power_on_stuck"
+DOUBTFUL = "power_on_doubtful"
 """Alarms: a method that is armed cannot be disarmed; a method that may be armed cannot be."""
-_KEEPS_AWAY = (Way.RTC, Way.SENTINEL)
+_KEEPS_AWAY = (PowerOnMethod.RTC, PowerOnMethod.SENTINEL)
 """Methods that take a time, so that a host that came back too early can be powered on later."""
 
 
-def named(policy: Policy) -> list[tuple[Way, str]]:
+def named(policy: Policy) -> list[tuple[PowerOnMethod, str]]:
     """Return each method that the settings name, in its order; OUTPUT once for each UPS that this host switches off."""
-    found: list[tuple[Way, str]] = []
-    for way in policy.ways:
-        found += [(way, ups) for ups in policy.outputs] if way is Way.OUTPUT else [(way, "")]
+    found: list[tuple[PowerOnMethod, str]] = []
+    for method in policy.methods:
+        found += [(method, ups) for ups in policy.outputs] if method is PowerOnMethod.OUTPUT else [(method, "")]
     return found
 
 
 def check(turn: Turn) -> None:
     """Check whether each method could be armed, while the network is still up."""
-    for way, ups in named(turn.policy):
-        turn.order(CheckWay, limit_s=LIMIT_S, way=way, ups=ups)
+    for method, ups in named(turn.policy):
+        turn.order(CheckPowerOn, limit_s=LIMIT_S, method=method, ups=ups)
 
 
-def arm(turn: Turn, outage: Outage, ways: Collection[Way], *, off_in_s: float, limit_s: float) -> tuple[str, ...]:
+def arm(
+    turn: Turn, outage: Outage, methods: Collection[PowerOnMethod], *, off_in_s: float, limit_s: float
+) -> tuple[str, ...]:
     """Order each of these methods armed; return the ids. off_in_s: when the host is off at the latest.
 
     A method that is armed already is ordered again, with the time that counts now; OUTPUT is never ordered twice. What
@@ -93,40 +95,44 @@ def arm(turn: Turn, outage: Outage, ways: Collection[Way], *, off_in_s: float, l
     only the clock does, whose single alarm must not pass while the output is off.
     """
     standing_s = budget.power_off_at_s(turn.state.feed)
-    wanted = [each for each in named(turn.policy) if each[0] in ways]
-    if any(way is Way.OUTPUT for way, _ in wanted) and not _may_cut(turn, standing_s):
-        wanted = [each for each in wanted if each[0] is not Way.OUTPUT]
-    outputs = [each for each in turn.state.armed if each.way is Way.OUTPUT and each.confirmed]
+    wanted = [each for each in named(turn.policy) if each[0] in methods]
+    if any(method is PowerOnMethod.OUTPUT for method, _ in wanted) and not _may_cut(turn, standing_s):
+        wanted = [each for each in wanted if each[0] is not PowerOnMethod.OUTPUT]
+    outputs = [each for each in turn.state.armed if each.method is PowerOnMethod.OUTPUT and each.confirmed]
     cuts_s = [each.acts_at_s for each in outputs]
     cut_s = min([*cuts_s, math.inf]) if standing_s is None else standing_s
     is_cut = cut_s < math.inf
     dark_in_s = max(off_in_s, max([cut_s, *cuts_s]) - turn.now_s if is_cut else _empty_in_s(turn))
     drops = bool(outputs) and all(each.returns == "cycles" for each in outputs)
     wake_in_s = max(dark_in_s, _empty_in_s(turn)) if drops else dark_in_s
-    if dark_in_s + WATCHDOG_AFTER_S > MOST_WATCHDOG_S and (Way.WATCHDOG, "") in wanted:
-        wanted.remove((Way.WATCHDOG, ""))
+    if dark_in_s + WATCHDOG_AFTER_S > MOST_WATCHDOG_S and (PowerOnMethod.WATCHDOG, "") in wanted:
+        wanted.remove((PowerOnMethod.WATCHDOG, ""))
         because = f"the battery may last for {dark_in_s:.0f} s, and it counts to {MOST_WATCHDOG_S:.0f} at most"
-        turn.note("way_blocked", because, Level.WARNING, way=Way.WATCHDOG)
+        turn.note("power_on_blocked", because, Level.WARNING, method=PowerOnMethod.WATCHDOG)
     in_s = {
-        Way.OUTPUT: off_in_s + budget.CUT_GUARD_S,
-        Way.RTC: max(wake_in_s + RTC_AFTER_S, outage.back_off_s),
-        Way.SENTINEL: max((dark_in_s if is_cut else off_in_s) + SENTINEL_AFTER_S, outage.back_off_s),
-        Way.WATCHDOG: dark_in_s + WATCHDOG_AFTER_S,
+        PowerOnMethod.OUTPUT: off_in_s + budget.CUT_GUARD_S,
+        PowerOnMethod.RTC: max(wake_in_s + RTC_AFTER_S, outage.back_off_s),
+        PowerOnMethod.SENTINEL: max((dark_in_s if is_cut else off_in_s) + SENTINEL_AFTER_S, outage.back_off_s),
+        PowerOnMethod.WATCHDOG: dark_in_s + WATCHDOG_AFTER_S,
     }
-    earnest = [(each.way, each.ups) for each in turn.state.armed if each.outage and not each.recorded]
+    earnest = [(each.method, each.ups) for each in turn.state.armed if each.outage and not each.recorded]
     ids: list[str] = []
-    for way, ups in wanted:
-        id_ = turn.order(ArmWay, limit_s=limit_s, way=way, outage=outage.id, in_s=round(in_s[way], 1), ups=ups)
-        mine = Armed(way=way, ups=ups, outage=outage.id, at_s=turn.now_s, acts_at_s=turn.now_s + in_s[way], order=id_)
+    for method, ups in wanted:
+        id_ = turn.order(
+            ArmPowerOn, limit_s=limit_s, method=method, outage=outage.id, in_s=round(in_s[method], 1), ups=ups
+        )
+        mine = Armed(
+            method=method, ups=ups, outage=outage.id, at_s=turn.now_s, acts_at_s=turn.now_s + in_s[method], order=id_
+        )
         # One that may be armed already stays so, whatever a dry-run records about it.
-        turn.owe(replace(mine, recorded=not turn.policy.powers_off and (way, ups) not in earnest))
+        turn.owe(replace(mine, recorded=not turn.policy.powers_off and (method, ups) not in earnest))
         ids.append(id_)
     return tuple(ids)
 
 
 def _may_cut(turn: Turn, standing_s: float | None) -> bool:
     """Say whether outputs may be ordered off. A host whose feeds do not go off together would never see AC return."""
-    mine = [each for each in turn.state.armed if each.way is Way.OUTPUT and each.outage]
+    mine = [each for each in turn.state.armed if each.method is PowerOnMethod.OUTPUT and each.outage]
     # One that is being disarmed was of an earlier boot: the orders to a UPS are carried out one after the other.
     if any(each.confirmed or (each.order is not None and not each.leaving) for each in mine):
         return False
@@ -139,7 +145,7 @@ def _may_cut(turn: Turn, standing_s: float | None) -> bool:
     elif not all(each.feed.supply is Supply.BATTERY or each.presumed for each in turn.state.upses):
         because = "another feed is on utility, so AC would not drop at this host for long enough"
     if because:
-        turn.note("way_blocked", because, Level.WARNING, way=Way.OUTPUT)
+        turn.note("power_on_blocked", because, Level.WARNING, method=PowerOnMethod.OUTPUT)
     return not because
 
 
@@ -173,21 +179,21 @@ def handle(turn: Turn, outcome: Outcome) -> None:
     """Enter how an order of ours ended."""
     action = outcome.action
     match action:
-        case ArmWay():
+        case ArmPowerOn():
             _handle_armed(turn, action, outcome)
-        case DisarmWay():
+        case DisarmPowerOn():
             _handle_disarmed(turn, action, outcome)
-        case CheckWay():
+        case CheckPowerOn():
             if isinstance(outcome, Failed):
-                turn.note("way_blocked", outcome.reason, Level.WARNING, way=action.way)
+                turn.note("power_on_blocked", outcome.reason, Level.WARNING, method=action.method)
         case _:
             pass
 
 
-def _handle_armed(turn: Turn, action: ArmWay, outcome: Done | Failed) -> None:
+def _handle_armed(turn: Turn, action: ArmPowerOn, outcome: Done | Failed) -> None:
     mine = next((each for each in turn.state.armed if each.order == action.id), None)
     if isinstance(outcome, Failed):
-        turn.note("way_blocked", outcome.reason, Level.WARNING, way=action.way, took_s=outcome.took_s)
+        turn.note("power_on_blocked", outcome.reason, Level.WARNING, method=action.method, took_s=outcome.took_s)
         if mine is not None:
             # It may be armed unless the opposite is certain, so it is disarmed with the others.
             if outcome.harmless:
@@ -203,29 +209,33 @@ def _handle_armed(turn: Turn, action: ArmWay, outcome: Done | Failed) -> None:
         else:
             turn.owe(replace(mine, order=None))
         return
-    found = events.way_armed(outcome)
+    found = events.power_on_armed(outcome)
     if found.in_s is not None:
         mine = replace(mine, acts_at_s=mine.at_s + found.in_s)
     turn.owe(replace(mine, order=None, confirmed=True, returns=found.returns, recorded=False))
-    if action.way is Way.OUTPUT:
+    if action.method is PowerOnMethod.OUTPUT:
         _retime(turn)
     turn.note(
-        "way_armed", "read back", way=action.way, in_s=round(mine.acts_at_s - mine.at_s, 1), returns=found.returns
+        "power_on_armed",
+        "read back",
+        method=action.method,
+        in_s=round(mine.acts_at_s - mine.at_s, 1),
+        returns=found.returns,
     )
 
 
 def _retime(turn: Turn) -> None:
     """Every output has its order to go off: a method that acts after the cut need not wait for the battery's end."""
-    told = [each for each in turn.state.armed if each.way is Way.OUTPUT and each.confirmed]
+    told = [each for each in turn.state.armed if each.method is PowerOnMethod.OUTPUT and each.confirmed]
     phase = turn.state.phase
     if len(told) < len(turn.policy.outputs) or not isinstance(phase, Shutdown):
         return
     off_in_s = max(0.0, min(each.acts_at_s for each in told) - budget.CUT_GUARD_S - turn.now_s)
-    later = [way for way in turn.policy.ways if way is not Way.OUTPUT]
+    later = [method for method in turn.policy.methods if method is not PowerOnMethod.OUTPUT]
     arm(turn, phase.outage, later, off_in_s=off_in_s, limit_s=LIMIT_S)
 
 
-def _handle_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> None:
+def _handle_disarmed(turn: Turn, action: DisarmPowerOn, outcome: Done | Failed) -> None:
     mine = next((each for each in turn.state.armed if each.order == action.id), None)
     if mine is None:
         return
@@ -236,18 +246,20 @@ def _handle_disarmed(turn: Turn, action: DisarmWay, outcome: Done | Failed) -> N
     if because:
         turn.owe(replace(mine, order=None))
         if action.outage:
-            turn.set_alarm(STUCK, f"{action.way}: {because}", holds=True, level=Level.ERROR)
+            turn.set_alarm(STUCK, f"{action.method}: {because}", holds=True, level=Level.ERROR)
         else:
-            turn.set_alarm(DOUBTFUL, f"{action.way}: {because}", holds=True)
+            turn.set_alarm(DOUBTFUL, f"{action.method}: {because}", holds=True)
         return
     turn.settle(mine)
     if is_recorded:
         return
-    found = events.way_disarmed(outcome)
+    found = events.power_on_disarmed(outcome)
     if found.disarmed:
-        turn.note("way_disarmed", found.because or "confirmed by the device", way=action.way)
+        turn.note("power_on_disarmed", found.because or "confirmed by the device", method=action.method)
     elif action.outage:
-        turn.note("way_found_disarmed", found.because or "the device had it disarmed already", way=action.way)
+        turn.note(
+            "power_on_found_disarmed", found.because or "the device had it disarmed already", method=action.method
+        )
 
 
 def reconcile(turn: Turn) -> None:
@@ -257,13 +269,13 @@ def reconcile(turn: Turn) -> None:
         return
     dark = isinstance(phase, Recovery) and phase.started_at_s is None and turn.state.feed.supply is Supply.BATTERY
     if dark and isinstance(phase, Recovery):
-        there = {each.way for each in turn.state.armed if not each.leaving}
-        missing = [way for way in turn.policy.ways if way in _KEEPS_AWAY and way not in there]
+        there = {each.method for each in turn.state.armed if not each.leaving}
+        missing = [method for method in turn.policy.methods if method in _KEEPS_AWAY and method not in there]
         if missing and turn.policy.powers_off:  # A recorded order arms no method, which would stay missing.
             arm(turn, phase.outage, missing, off_in_s=_off_in_s(turn), limit_s=LIMIT_S)
     for each in turn.state.armed:
-        if each.order is None and not (each.kept or (dark and each.way in _KEEPS_AWAY)):
-            if (each.way, each.ups) in named(turn.policy):
+        if each.order is None and not (each.kept or (dark and each.method in _KEEPS_AWAY)):
+            if (each.method, each.ups) in named(turn.policy):
                 _take_back(turn, each)
             else:
                 _give_up(turn, each)
@@ -274,7 +286,7 @@ def reconcile(turn: Turn) -> None:
 def _clear(turn: Turn) -> None:
     """End each alarm whose last method is disarmed."""
     known = named(turn.policy)
-    left = [bool(each.outage) and (each.way, each.ups) in known for each in turn.state.armed if each.leaving]
+    left = [bool(each.outage) and (each.method, each.ups) in known for each in turn.state.armed if each.leaving]
     for alarm, holds in ((STUCK, any(left)), (DOUBTFUL, not all(left))):
         if not holds:
             turn.set_alarm(alarm, "every method is disarmed", holds=False)
@@ -285,28 +297,30 @@ def _take_back(turn: Turn, each: Armed) -> None:
     feed = turn.state.feed
     if feed.suspect:
         return  # One unconfirmed reading only causes a poll.
-    if each.way is Way.OUTPUT and each.outage and not (each.confirmed or _may_still_cut(each, turn.now_s)):
+    if each.method is PowerOnMethod.OUTPUT and each.outage and not (each.confirmed or _may_still_cut(each, turn.now_s)):
         turn.settle(each)
-        turn.note("way_found_disarmed", "the time of its order has passed, and the host has power", way=each.way)
+        turn.note(
+            "power_on_found_disarmed", "the time of its order has passed, and the host has power", method=each.method
+        )
         return
-    if each.way is Way.OUTPUT and not each.outage and feed.supply is not Supply.UTILITY:
+    if each.method is PowerOnMethod.OUTPUT and not each.outage and feed.supply is not Supply.UTILITY:
         return  # It may be an outage's, whose power-off is under way: without the cut AC would never drop.
     if each.leaving and turn.now_s - each.at_s < min(max(AGAIN_S, each.at_s - each.acts_at_s), MOST_AGAIN_S):
         return
-    order = turn.order(DisarmWay, limit_s=LIMIT_S, way=each.way, outage=each.outage, ups=each.ups)
+    order = turn.order(DisarmPowerOn, limit_s=LIMIT_S, method=each.method, outage=each.outage, ups=each.ups)
     turn.owe(replace(each, order=order, leaving=True, at_s=turn.now_s))
 
 
 def _give_up(turn: Turn, each: Armed) -> None:
     """The settings no longer name this method. It is kept for a while: they may name it again."""
-    what = f"{each.way} of {each.ups}" if each.ups else each.way.value
+    what = f"{each.method} of {each.ups}" if each.ups else each.method.value
     because = f"{what} may be armed, and the settings no longer name it, so powerguard cannot disarm it"
     turn.set_alarm(DOUBTFUL, f"{because}: put it back into the settings until it is disarmed", holds=True)
     if not each.leaving:
         turn.owe(replace(each, leaving=True, at_s=turn.now_s))
     elif turn.now_s - each.at_s >= GIVE_UP_S:
         turn.settle(each)
-        turn.note("way_given_up", because, Level.WARNING, way=each.way)
+        turn.note("power_on_given_up", because, Level.WARNING, method=each.method)
 
 
 def _off_in_s(turn: Turn) -> float:
@@ -324,14 +338,14 @@ def after_restart(turn: Turn, lost: tuple[Obligation, ...]) -> None:
     for each in turn.state.armed:
         if each.kept:
             turn.owe(replace(each, kept=False))
-    ways = {each.way for each in lost if isinstance(each, Armed) and not each.leaving}
+    methods = {each.method for each in lost if isinstance(each, Armed) and not each.leaving}
     phase = turn.state.phase
-    if ways and isinstance(phase, Shutdown):
+    if methods and isinstance(phase, Shutdown):
         policy, grade = turn.policy, phase.outage.grade
         stops_s = phase.stops_within_s or budget.force_after_s(policy, grade)
         off_at_s = phase.force_at_s or phase.latched_s + stops_s
         off_in_s = max(off_at_s - turn.now_s, budget.force_after_s(policy, Grade.BARE))
-        arm(turn, phase.outage, ways, off_in_s=off_in_s, limit_s=LIMIT_S)
+        arm(turn, phase.outage, methods, off_in_s=off_in_s, limit_s=LIMIT_S)
 
 
 def unknown(policy: Policy, now_s: float) -> tuple[Armed, ...]:
@@ -339,7 +353,7 @@ def unknown(policy: Policy, now_s: float) -> tuple[Armed, ...]:
 
     It was lost, or this is the first start. To disarm a method that is not armed has no effect.
     """
-    return tuple(Armed(way=way, ups=ups, outage="", at_s=now_s, acts_at_s=now_s) for way, ups in named(policy))
+    return tuple(Armed(method=method, ups=ups, outage="", at_s=now_s, acts_at_s=now_s) for method, ups in named(policy))
 
 
 def after_boot(policy: Policy, old: State, now_s: float, *, whole: bool = True) -> tuple[Armed, ...]:
@@ -349,10 +363,10 @@ def after_boot(policy: Policy, old: State, now_s: float, *, whole: bool = True) 
     A host that went down in an outage, before its commit as far as the journal knows, may have gone on in memory alone.
     whole: as in `Stored`; what is lost may have armed any of them.
     """
-    rest = {each.way: each for each in old.armed if each.way is not Way.OUTPUT}
+    rest = {each.method: each for each in old.armed if each.method is not PowerOnMethod.OUTPUT}
     if not whole or not isinstance(old.phase, Online | Shutdown):
-        rest = {each.way: each for each in unknown(policy, now_s) if each.way is not Way.OUTPUT} | rest
-    cuts = [each for each in old.armed if _may_still_cut(each, now_s) and (each.way, each.ups) in named(policy)]
+        rest = {each.method: each for each in unknown(policy, now_s) if each.method is not PowerOnMethod.OUTPUT} | rest
+    cuts = [each for each in old.armed if _may_still_cut(each, now_s) and (each.method, each.ups) in named(policy)]
     return (
         *(replace(each, order=None, kept=False, leaving=False, at_s=now_s, confirmed=False) for each in cuts),
         *(replace(each, order=None, kept=False, leaving=False, at_s=now_s, acts_at_s=now_s) for each in rest.values()),
@@ -361,7 +375,7 @@ def after_boot(policy: Policy, old: State, now_s: float, *, whole: bool = True) 
 
 def _may_still_cut(each: Armed, now_s: float) -> bool:
     """Say whether an order to cut an output may still act, also when utility is back."""
-    pending = each.way is Way.OUTPUT and each.outage and each.returns != "aborts"
+    pending = each.method is PowerOnMethod.OUTPUT and each.outage and each.returns != "aborts"
     return bool(pending) and now_s <= each.acts_at_s + SPENT_S
 
 
@@ -438,8 +452,8 @@ def foreign_stop(turn: Turn) -> None:
     phase = turn.state.phase
     if not isinstance(phase, OnBattery | EmergencyCheckpoint | Holding | Recovery):
         return
-    ways = [way for way in turn.policy.ways if way is not Way.OUTPUT]
-    arm(turn, phase.outage, ways, off_in_s=_off_in_s(turn), limit_s=LIMIT_S)
+    methods = [method for method in turn.policy.methods if method is not PowerOnMethod.OUTPUT]
+    arm(turn, phase.outage, methods, off_in_s=_off_in_s(turn), limit_s=LIMIT_S)
     for each in turn.state.armed:
         turn.owe(replace(each, kept=True))
 
@@ -453,7 +467,7 @@ def decide_late(turn: Turn, phase: Shutdown, *, stable: bool) -> None:
         return
     because = _against_reboot(turn, stable=stable)
     if because:
-        turn.note("reboot_left", because, way="reboot")
+        turn.note("reboot_left", because, method="reboot")
         return
     left_s = max(0.0, phase.force_at_s - turn.now_s)
     turn.order(Reboot, limit_s=2.0, outage=phase.outage.id, force_after_s=left_s)
@@ -470,6 +484,6 @@ def _against_reboot(turn: Turn, *, stable: bool) -> str:
             return f"{each.ups} is not on utility, or cannot be read"
     if any(budget.power_off_at_s(feed) is not None for feed in (state.feed, *(each.feed for each in state.upses))):
         return "a countdown runs: the UPS cuts its output"
-    if any(each.way is Way.OUTPUT and each.returns != "aborts" for each in state.armed):
+    if any(each.method is PowerOnMethod.OUTPUT and each.returns != "aborts" for each in state.armed):
         return "the UPS has the order to switch its output off and on"
     return ""

@@ -85,7 +85,7 @@ def _no_history(policy: Policy, now_s: float) -> Step:
         owed=(*armed, *scheduler.unknown(policy, now_s)),
     )
     because = "no history: every power-on method that the daemon may have armed before is disarmed"
-    return Step(state, (), (Note(event="ways_unknown", because=because),) if armed else ())
+    return Step(state, (), (Note(event="power_on_unknown", because=because),) if armed else ())
 
 
 def reloaded(old: Policy, policy: Policy, state: State, now_s: float) -> State:

@@ -89,7 +89,7 @@ def _owed(owed: tuple[Obligation, ...], at_s: float, latest_s: float, dropped: D
             is_time = each.at_s <= latest_s and abs(each.acts_at_s - each.at_s) <= _LONGEST_AHEAD_S
             sound = each if is_time else replace(each, at_s=at_s, acts_at_s=at_s)
             if place in kept or not is_time:
-                dropped.append(f"armed.{each.way}")
+                dropped.append(f"armed.{each.method}")
         elif isinstance(each, TemporaryPolicy | NodeMarked) and each.retry_at_s > latest_s + methods.RESTORE_AGAIN_S:
             sound = replace(each, retry_at_s=0.0)
             dropped.append(f"{'node_marked' if isinstance(each, NodeMarked) else 'temporary_policy'}.retry_at_s")

@@ -22,10 +22,10 @@ from powerguard.core.drill import rehearsal
 from powerguard.core.energy import account, budget, needs, own
 from powerguard.core.model import events
 from powerguard.core.model.actions import (
-    ArmWay,
+    ArmPowerOn,
     CheckHost,
-    CheckWay,
-    DisarmWay,
+    CheckPowerOn,
+    DisarmPowerOn,
     DrainNode,
     EnsurePolicy,
     LeaveNode,
@@ -84,7 +84,9 @@ LATEST_S = 1e10
 """Upper bound of the monotonic clock: three hundred years after the boot."""
 LONGEST_MAINTENANCE_S = 30 * 86400.0
 _BeforeCommit = EmergencyCheckpoint | Holding | Recovery
-_REPORTED_ELSEWHERE = PollNow | CheckWay | ArmWay | DisarmWay | CheckHost | DrainNode | LeaveNode | ReturnNode
+_REPORTED_ELSEWHERE = (
+    PollNow | CheckPowerOn | ArmPowerOn | DisarmPowerOn | CheckHost | DrainNode | LeaveNode | ReturnNode
+)
 """Actions whose failure is reported by another line: of the source, of the power-on method, of the gate ..."""
 _MOVES = 6
 _LAST_WORD = "the last report of the silent UPS was utility"

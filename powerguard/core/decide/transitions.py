@@ -255,7 +255,7 @@ def _latch(turn: Turn, outage: Outage, decision: Decision) -> Shutdown:
         *methods.ensure_policy(turn, outage.id, limit_s=prepare_s),
         turn.order(SyncFilesystems, limit_s=prepare_s, outage=outage.id),
         *lifecycle.leave_jobs(turn, outage.id, limit_s=prepare_s),
-        *methods.arm(turn, outage, policy.ways, off_in_s=prepare_s + stops_s, limit_s=prepare_s),
+        *methods.arm(turn, outage, policy.methods, off_in_s=prepare_s + stops_s, limit_s=prepare_s),
     )
     return Shutdown(
         outage=outage,

@@ -16,7 +16,7 @@ class Conduct(StrEnum):
     CONTINUE = "continue"
 
 
-class Way(StrEnum):
+class PowerOnMethod(StrEnum):
     """A power-on method that is armed for one outage. The BMC's policy is permanent, so it is not one (`EnsurePolicy`).
 
     OUTPUT (layer B): the UPS `ups` cuts its output and gives it back. RTC (E): the host's clock powers it on.
@@ -244,40 +244,40 @@ class RestorePolicy(Action):
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class CheckWay(Action):
+class CheckPowerOn(Action):
     """Check whether a power-on method could be armed; change nothing. ups: of method OUTPUT, else ""."""
 
-    word: ClassVar = "check_way"
+    word: ClassVar = "check_power_on"
     does: ClassVar = "check whether a power-on method can be armed"
 
-    way: Way
+    method: PowerOnMethod
     ups: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class ArmWay(Action):
+class ArmPowerOn(Action):
     """Arm a power-on method and read it back. in_s: from the order until it acts, not sooner.
 
     OUTPUT is never sent twice.
     """
 
-    word: ClassVar = "arm_way"
+    word: ClassVar = "arm_power_on"
     does: ClassVar = "arm a power-on method"
 
-    way: Way
+    method: PowerOnMethod
     outage: str
     in_s: float
     ups: str = ""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class DisarmWay(Action):
-    """Disarm what `ArmWay` has armed, for this outage, or "": for any; no effect if none is armed."""
+class DisarmPowerOn(Action):
+    """Disarm what `ArmPowerOn` has armed, for this outage, or "": for any; no effect if none is armed."""
 
-    word: ClassVar = "disarm_way"
+    word: ClassVar = "disarm_power_on"
     does: ClassVar = "disarm a power-on method"
 
-    way: Way
+    method: PowerOnMethod
     outage: str
     ups: str = ""
 

@@ -359,16 +359,16 @@ class PolicyEnsured:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayArmed:
-    """Of `ArmWay`, as read back. in_s: seconds until it acts; None: not reported. returns: as in `state.Armed`."""
+class PowerOnArmed:
+    """Of `ArmPowerOn`, as read back. in_s: seconds until it acts; None: not reported. returns: as in `state.Armed`."""
 
     in_s: float | None
     returns: str
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayDisarmed:
-    """Of `DisarmWay`. disarmed: False if powerguard had not armed it. because: in the effector's words; "": none."""
+class PowerOnDisarmed:
+    """Of `DisarmPowerOn`. disarmed: False if powerguard had not armed it. because: the effector's words; "": none."""
 
     disarmed: bool
     because: str
@@ -418,17 +418,17 @@ def policy_ensured(outcome: Outcome) -> PolicyEnsured:
     )
 
 
-def way_armed(done: Done) -> WayArmed:
+def power_on_armed(done: Done) -> PowerOnArmed:
     """Read what was armed."""
     told = dict(done.detail)
     in_s = told.get("in_s")
-    return WayArmed(in_s=in_s if isinstance(in_s, int | float) else None, returns=_text(told.get("returns")) or "")
+    return PowerOnArmed(in_s=in_s if isinstance(in_s, int | float) else None, returns=_text(told.get("returns")) or "")
 
 
-def way_disarmed(outcome: Outcome) -> WayDisarmed:
+def power_on_disarmed(outcome: Outcome) -> PowerOnDisarmed:
     """Read what was disarmed."""
     told = dict(outcome.detail)
-    return WayDisarmed(disarmed=told.get("disarmed") is not False, because=_text(told.get("because")) or "")
+    return PowerOnDisarmed(disarmed=told.get("disarmed") is not False, because=_text(told.get("because")) or "")
 
 
 def node_marked(done: Done) -> NodeTold:

@@ -9,7 +9,7 @@ and used: `battery` (health, runtime by load, recharge) and `needs` (seconds per
 from dataclasses import dataclass
 from enum import StrEnum
 
-from powerguard.core.model.actions import Conduct, Way
+from powerguard.core.model.actions import Conduct, PowerOnMethod
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -223,7 +223,7 @@ class Policy:
         before its node is given back, in an outage without a power-off.
     boot_id: of this boot; an outage's latch holds in its own boot only.
     mode: where it is not armed, the power-off is only recorded, the host lives, and a latch ends when utility is back.
-    ways: power-on methods that are armed at the commit. outputs: the UPSes whose output this host, and no other,
+    methods: power-on methods that are armed at the commit. outputs: the UPSes whose output this host, and no other,
         switches off.
     late_reboot: utility that came back after the commit may turn the power-off into a reboot. checks_host: after a
         return training is not started before the check has found the host complete.
@@ -275,7 +275,7 @@ class Policy:
     charge_hold_s: float = 60.0
     job_wait_s: float = 900.0
     mode: Mode = Mode.ARMED
-    ways: tuple[Way, ...] = ()
+    methods: tuple[PowerOnMethod, ...] = ()
     outputs: tuple[str, ...] = ()
     late_reboot: bool = False
     checks_host: bool = False

@@ -7,7 +7,7 @@ from dataclasses import dataclass, field, replace
 from enum import StrEnum
 from typing import TypeVar
 
-from powerguard.core.model.actions import Action, Conduct, Grade, Note, Scalar, Way
+from powerguard.core.model.actions import Action, Conduct, Grade, Note, PowerOnMethod, Scalar
 from powerguard.core.model.events import OwnSource, Reading
 from powerguard.core.model.policy import BatteryModel, Learned, Mode
 
@@ -490,7 +490,7 @@ class Armed(Obligation):
     until the daemon starts again. recorded: ordered only where no method is armed, as in dry-run.
     """
 
-    way: Way
+    method: PowerOnMethod
     acts_at_s: float
     ups: str = ""
     confirmed: bool = False
@@ -502,7 +502,7 @@ class Armed(Obligation):
     @property
     def key(self) -> tuple[str, ...]:
         """The method, and the UPS whose output it is."""
-        return self.way.value, self.ups
+        return self.method.value, self.ups
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)

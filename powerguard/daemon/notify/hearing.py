@@ -30,7 +30,7 @@ _TOLD_ELSEWHERE: Final = frozenset(
     | {"trainer_signalled", "reboot_ordered"}
 )
 """Warnings that are steps of an outage, which its own messages cover."""
-_WHOSE: Final = ("ups", "source", "trainer", "way", "action", "drill")
+_WHOSE: Final = ("ups", "source", "trainer", "method", "action", "drill")
 WATCHED: Final = frozenset(
     {"journal_in_memory", "history_lost", "no_power_off", "policy_unverified", "settings_rejected"}
     | {"trainer_stranger", "source_troubled", "messages_at_risk", "table_contradicted", "undersized"}

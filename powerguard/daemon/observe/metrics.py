@@ -630,7 +630,7 @@ _RETURN: Final = (
         "1 when this power-on method could be armed at the last check; 0 when it is blocked, off or not checked yet.",
         lambda v: (
             ((each.letter, each.name, each.ups), float(each.stands == "armed"))
-            for each in layers(v.daemon.policy, v.daemon.bmc, v.daemon.ways)
+            for each in layers(v.daemon.policy, v.daemon.bmc, v.daemon.methods)
         ),
         "layer",
         "name",
@@ -639,7 +639,7 @@ _RETURN: Final = (
     gauge(
         "race_covered",
         "1 when a power-on method is armed that covers utility returning between the commit and the UPS's cut.",
-        lambda v: [((), float(covers(layers(v.daemon.policy, v.daemon.bmc, v.daemon.ways))))],
+        lambda v: [((), float(covers(layers(v.daemon.policy, v.daemon.bmc, v.daemon.methods))))],
     ),
 )
 

@@ -8,7 +8,7 @@ from typing import Final, Protocol
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.model.actions import KINDS, Action, PollNow, Way
+from powerguard.core.model.actions import KINDS, Action, PollNow, PowerOnMethod
 from powerguard.core.model.events import Done, Event, Outcome, Reading, SourceFailed
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import State
@@ -177,13 +177,13 @@ class ReturnView:
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
-class WayView:
+class PowerOnView:
     """A power-on method as last checked. ups: of OUTPUT, else "". ready: it could be armed; None: not checked yet.
 
     why: what blocks it, "" if it is ready. returns: of OUTPUT, as in `state.Armed`. checked_at_s: when it was checked.
     """
 
-    way: Way
+    method: PowerOnMethod
     ups: str = ""
     ready: bool | None = None
     why: str = ""
@@ -307,7 +307,7 @@ class Daemon(Protocol):
         ...
 
     @property
-    def ways(self) -> Sequence[WayView]:
+    def methods(self) -> Sequence[PowerOnView]:
         """The power-on methods of the settings."""
         ...
 

@@ -24,7 +24,7 @@ from powerguard.core.decide import conditions
 from powerguard.core.drill import checks
 from powerguard.core.energy import budget
 from powerguard.core.energy.budget import Budget
-from powerguard.core.model.actions import Way
+from powerguard.core.model.actions import PowerOnMethod
 from powerguard.core.model.events import Reading
 from powerguard.core.model.policy import DrillReport, Mode, Policy
 from powerguard.core.model.state import (
@@ -43,17 +43,22 @@ from powerguard.core.model.state import (
 from powerguard.core.supply import fusion
 from powerguard.core.supply.feeds import each_alone
 from powerguard.core.trainers import escalation, lifecycle
-from powerguard.daemon.observe.port import BmcView, Daemon, SourceView, WayView
+from powerguard.daemon.observe.port import BmcView, Daemon, PowerOnView, SourceView
 from powerguard.daemon.observe.readiness import Reason, aborted_by, is_ready, readiness
 from powerguard.daemon.observe.terms import health_view, own_from, terms
 
-LETTERS: Final = {Way.OUTPUT: "B", Way.RTC: "E", Way.SENTINEL: "C", Way.WATCHDOG: "D"}
+LETTERS: Final = {
+    PowerOnMethod.OUTPUT: "B",
+    PowerOnMethod.RTC: "E",
+    PowerOnMethod.SENTINEL: "C",
+    PowerOnMethod.WATCHDOG: "D",
+}
 COVERS: Final = frozenset("BCDE")
 _OFF: Final = {
-    Way.OUTPUT: "this host does not switch off the output of a UPS (ups.NAME.output_off)",
-    Way.RTC: "rtc.kind is none",
-    Way.SENTINEL: "sentinel.kind is none",
-    Way.WATCHDOG: "bmc.watchdog is false",
+    PowerOnMethod.OUTPUT: "this host does not switch off the output of a UPS (ups.NAME.output_off)",
+    PowerOnMethod.RTC: "rtc.kind is none",
+    PowerOnMethod.SENTINEL: "sentinel.kind is none",
+    PowerOnMethod.WATCHDOG: "bmc.watchdog is false",
 }
 UNCOVERED: Final = (
     "if power returns while this host shuts down, AC never drops and the BMC does not switch it on again; no method is "
@@ -63,8 +68,9 @@ UNCOVERED: Final = (
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class Layer:
-    """One power-on method. letter: A to E, or P; name: policy, late_reboot, or a `Way`; ups: of output, else "".
+    """One power-on method. letter: A to E, or P; name: policy, late_reboot, or a `PowerOnMethod`.
 
+    ups: of output, else "".
     stands: armed (checked, and it can be), blocked (why), off (not in the settings), unknown (not checked yet).
     checked_at_s: when it was checked, seconds of CLOCK_BOOTTIME; None: not checked, or without a device.
     """
@@ -77,15 +83,15 @@ class Layer:
     checked_at_s: float | None = None
 
 
-def layers(policy: Policy, bmc: BmcView | None, ways: Iterable[WayView]) -> tuple[Layer, ...]:
+def layers(policy: Policy, bmc: BmcView | None, methods: Iterable[PowerOnView]) -> tuple[Layer, ...]:
     """Return every method, P and A first, then B to E."""
-    views = list(ways)
+    views = list(methods)
     found = [_policy(bmc), _late(policy)]
-    for way, letter in sorted(LETTERS.items(), key=lambda pair: pair[1]):
-        mine = [view for view in views if view.way is way]
-        found += [_way(policy, view, letter) for view in mine]
+    for method, letter in sorted(LETTERS.items(), key=lambda pair: pair[1]):
+        mine = [view for view in views if view.method is method]
+        found += [_method(policy, view, letter) for view in mine]
         if not mine:
-            found.append(Layer(letter=letter, name=way.value, stands="off", why=_OFF[way]))
+            found.append(Layer(letter=letter, name=method.value, stands="off", why=_OFF[method]))
     return tuple(found)
 
 
@@ -107,9 +113,9 @@ def _late(policy: Policy) -> Layer:
     return Layer(letter="A", name="late_reboot", stands="off", why=why)
 
 
-def _way(policy: Policy, view: WayView, letter: str) -> Layer:
+def _method(policy: Policy, view: PowerOnView, letter: str) -> Layer:
     stands, why = "unknown" if view.ready is None else "armed" if view.ready else "blocked", view.why
-    if view.way is Way.OUTPUT and view.ready:
+    if view.method is PowerOnMethod.OUTPUT and view.ready:
         others = [each.policy.ups for each in policy.feeds if each.policy.ups not in policy.outputs]
         if others:
             stands, why = "blocked", f"{', '.join(others)} would stay on, so AC would never drop here"
@@ -120,7 +126,7 @@ def _way(policy: Policy, view: WayView, letter: str) -> Layer:
             stands, why = "blocked", f"when utility returns in its countdown, this UPS {told}"
     why = "not checked yet" if stands == "unknown" else why
     return Layer(
-        letter=letter, name=view.way.value, stands=stands, why=why, ups=view.ups, checked_at_s=view.checked_at_s
+        letter=letter, name=view.method.value, stands=stands, why=why, ups=view.ups, checked_at_s=view.checked_at_s
     )
 
 
@@ -570,7 +576,7 @@ def _bmc(daemon: Daemon, times: Times) -> Json | None:
 
 
 def _power_on(daemon: Daemon, times: Times) -> Json:
-    known = layers(daemon.policy, daemon.bmc, daemon.ways)
+    known = layers(daemon.policy, daemon.bmc, daemon.methods)
     return {
         "covers_race": covers(known),
         "layers": [
@@ -585,7 +591,12 @@ def _power_on(daemon: Daemon, times: Times) -> Json:
             for each in known
         ],
         "armed": [
-            {"name": each.way.value, "ups": each.ups, "confirmed": each.confirmed, "acts_at": times.at(each.acts_at_s)}
+            {
+                "name": each.method.value,
+                "ups": each.ups,
+                "confirmed": each.confirmed,
+                "acts_at": times.at(each.acts_at_s),
+            }
             for each in daemon.state.armed
         ],
     }

@@ -17,7 +17,7 @@ from pathlib import Path
 from typing import Final, TypeVar
 
 from powerguard.clock import boottime_s
-from powerguard.core.model.actions import CheckWay, Way
+from powerguard.core.model.actions import CheckPowerOn, PowerOnMethod
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc.effector import BmcEffector, BmcError, Probe
 from powerguard.effectors.bmc.ipmi import ADMINISTRATOR, PowerRestorePolicy, RestartCause
@@ -183,9 +183,13 @@ async def findings(
 
 async def _watchdog(options: BmcOptions, folder: Path, limit_s: float) -> Finding:
     """Could its watchdog be armed, and has a drill shown that it works here?"""
-    way = WatchdogEffector(options, DrillFile(folder), limit_s=limit_s)
+    method = WatchdogEffector(options, DrillFile(folder), limit_s=limit_s)
     try:
-        told = dict(await way.carry_out(CheckWay(id="doctor", by_s=boottime_s() + limit_s, way=Way.WATCHDOG)))
+        told = dict(
+            await method.carry_out(
+                CheckPowerOn(id="doctor", by_s=boottime_s() + limit_s, method=PowerOnMethod.WATCHDOG)
+            )
+        )
     except EffectorError as error:
         return Finding("bmc.watchdog", "WARN", f"blocked: {error}", _GUIDE)
     return Finding("bmc.watchdog", "PASS", f"drilled on this board ({told['board']}), and free: armed in an outage")

@@ -18,7 +18,7 @@ from pathlib import Path
 from typing import Any, Final, Literal, TypeVar
 
 from powerguard.clock import Clock, boottime_s
-from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.core.model.actions import Action, ArmPowerOn, CheckPowerOn, Detail, DisarmPowerOn, PowerOnMethod
 from powerguard.durable import replace_file
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc.engine import BmcError, WatchdogStatus
@@ -161,7 +161,7 @@ _T = TypeVar("_T")
 
 
 class WatchdogEffector:
-    """Carries out `CheckWay`, `ArmWay` and `DisarmWay` of `Way.WATCHDOG`, in-band.
+    """Carries out `CheckPowerOn`, `ArmPowerOn` and `DisarmPowerOn` of `Way.WATCHDOG`, in-band.
 
     armed: False if the settings say `mode: dry-run`: then it only looks. limit_s: of one
     operation; a caller that cancels earlier ends it. dmi: where the kernel names the board.
@@ -187,25 +187,27 @@ class WatchdogEffector:
     async def carry_out(self, action: Action) -> Detail:
         """Check, arm or disarm. Raises EffectorError: blocked, and why.
 
-        Detail of CheckWay: `board`, `drilled_wall_s` (Unix seconds). Of ArmWay: `in_s`, what is left of the countdown
-        as read back, and `board`. Of DisarmWay: `disarmed` (bool: there was something to disarm).
+        Detail of CheckPowerOn: `board`, `drilled_wall_s` (Unix seconds). Of ArmPowerOn: `in_s`, what is left of the
+        countdown as read back, and `board`. Of DisarmPowerOn: `disarmed` (bool: there was something to disarm).
         """
         by_s = boottime_s() + min(self._limit_s, action.by_s - self._clock() - _ANSWER_MARGIN_S)
         match action:
-            case CheckWay(way=Way.WATCHDOG):
+            case CheckPowerOn(method=PowerOnMethod.WATCHDOG):
                 drill = await self._drilled(await self.look(by_s), by_s)
                 return (("board", drill.board.name), ("drilled_wall_s", drill.judged_wall_s))
-            case ArmWay(way=Way.WATCHDOG) | DisarmWay(way=Way.WATCHDOG) if not self._armed:
+            case ArmPowerOn(method=PowerOnMethod.WATCHDOG) | DisarmPowerOn(method=PowerOnMethod.WATCHDOG) if (
+                not self._armed
+            ):
                 return (("dry_run", True),)
-            case ArmWay(way=Way.WATCHDOG):
+            case ArmPowerOn(method=PowerOnMethod.WATCHDOG):
                 drill = await self._drilled(await self.look(by_s), by_s)
                 return (("in_s", await self.arm(action.in_s, by_s)), ("board", drill.board.name))
-            case DisarmWay(way=Way.WATCHDOG, outage=outage):
+            case DisarmPowerOn(method=PowerOnMethod.WATCHDOG, outage=outage):
                 # Without an outage it is unknown whether powerguard has armed it: the kernel's timer may look the same.
                 is_the_kernels = not outage and (await self.read(by_s)).kernel_driver
                 return (("disarmed", not is_the_kernels and await self.disarm(by_s)),)
             case _:
-                msg = f"the watchdog effector carries out CheckWay, ArmWay and DisarmWay of its way, not {action}"
+                msg = f"the watchdog effector carries out orders of the power-on method watchdog, not {action}"
                 raise TypeError(msg)
 
     async def look(self, by_s: float) -> WatchdogStatus:

@@ -15,7 +15,7 @@ from typing import Any, Final
 import aiohttp
 
 from powerguard.clock import Clock, boot_id, boottime_s
-from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay
+from powerguard.core.model.actions import Action, ArmPowerOn, CheckPowerOn, Detail, DisarmPowerOn
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.http import KnownNames, Verify, verifying
 from powerguard.effectors.options import SentinelOptions
@@ -191,7 +191,7 @@ _Told = dict[str, Answer | str]
 
 
 class SentinelEffector:
-    """Carries out `CheckWay`, `ArmWay` and `DisarmWay` of `Way.SENTINEL`. All sentinels are asked at the same time.
+    """Carries out the orders of the power-on method SENTINEL. All sentinels are asked at the same time.
 
     feeds: names of the UPSes that feed this host; the sentinel must call them the same. armed: False in dry-run:
     sentinels are checked, but no intent is stored.
@@ -217,18 +217,18 @@ class SentinelEffector:
     async def carry_out(self, action: Action) -> Detail:
         """Check: one that would power this host on; arm: one that has stored it; disarm: all that were reached.
 
-        Returns sentinels (which), failed (the errors of the others, if any); of ArmWay in_s as the sentinel
-        holds it; of DisarmWay disarmed (bool: one held an intent), and where this host was ordered powered on orders,
-        ordered_by and because. Raises EffectorError if none will do it; for DisarmWay if one of them could not be
-        reached.
+        Returns sentinels (which), failed (the errors of the others, if any); of ArmPowerOn in_s as the sentinel
+        holds it; of DisarmPowerOn disarmed (bool: one held an intent), and where this host was ordered powered on
+        orders, ordered_by and because. Raises EffectorError if none will do it; for DisarmPowerOn if one of them could
+        not be reached.
         """
         match action:
-            case CheckWay():
+            case CheckPowerOn():
                 told = await self._ask("hello", {"feeds": self._feeds}, action)
                 return self._able(told)
-            case ArmWay() | DisarmWay() if not self._armed:
+            case ArmPowerOn() | DisarmPowerOn() if not self._armed:
                 return (("dry_run", True),)
-            case ArmWay(outage=outage, in_s=in_s):
+            case ArmPowerOn(outage=outage, in_s=in_s):
                 asked = {
                     "feeds": self._feeds,
                     "outage": outage,
@@ -237,17 +237,17 @@ class SentinelEffector:
                     "valid_s": self._options.valid_for_h * 3600.0,
                 }
                 return self._stored(await self._ask("store", asked, action), outage)
-            case DisarmWay(outage=""):
+            case DisarmPowerOn(outage=""):
                 # One that is dead takes all the time that it is given: half of it is for the others' second answer.
                 soon = replace(action, by_s=(self._clock() + action.by_s) / 2)
                 told = await self._ask("hello", {"feeds": self._feeds}, soon)
                 for outage in _held(told):
                     told = await self._ask("withdraw", {"outage": outage}, action)
                 return self._withdrawn(told)
-            case DisarmWay(outage=outage):
+            case DisarmPowerOn(outage=outage):
                 return self._withdrawn(await self._ask("withdraw", {"outage": outage}, action))
             case _:
-                msg = f"the sentinel effector carries out CheckWay, ArmWay and DisarmWay, not {type(action).__name__}"
+                msg = f"the sentinel effector carries out orders of its power-on method, not {type(action).__name__}"
                 raise TypeError(msg)
 
     def _able(self, told: _Told) -> Detail:

@@ -27,7 +27,7 @@ from typing import Any, Final, Protocol
 import structlog
 
 from powerguard.clock import Clock
-from powerguard.core.model.actions import Action, ArmWay, CheckWay, Detail, DisarmWay, Way
+from powerguard.core.model.actions import Action, ArmPowerOn, CheckPowerOn, Detail, DisarmPowerOn, PowerOnMethod
 from powerguard.durable import replace_file
 from powerguard.effectors.base import EffectorError
 from powerguard.ups.profiles.vocabulary import DeviceError
@@ -179,7 +179,7 @@ def _harmless(ups: str, *, certain: bool = True) -> Iterator[None]:
 
 
 class OutputEffector:
-    """Carries out `CheckWay`, `ArmWay` and `DisarmWay` of way OUTPUT. outputs: how each UPS is reached.
+    """Carries out `CheckPowerOn`, `ArmPowerOn` and `DisarmPowerOn` of way OUTPUT. outputs: how each UPS is reached.
 
     least_s: from the order to the host being off at the latest. armed: False: only check.
     """
@@ -204,10 +204,13 @@ class OutputEffector:
 
     async def carry_out(self, action: Action) -> Detail:
         """Check, arm or disarm. Raises EffectorError in time for the action's deadline."""
-        if not isinstance(action, CheckWay | ArmWay | DisarmWay) or action.way is not Way.OUTPUT:
+        if (
+            not isinstance(action, CheckPowerOn | ArmPowerOn | DisarmPowerOn)
+            or action.method is not PowerOnMethod.OUTPUT
+        ):
             msg = f"the output effector carries out orders of way output, not {type(action).__name__}"
             raise TypeError(msg)
-        if not self._armed and not isinstance(action, CheckWay):
+        if not self._armed and not isinstance(action, CheckPowerOn):
             log.info("dry_run_recorded", action=type(action).__name__, action_id=action.id, ups=action.ups)
             return (("dry_run", True),)
         opening = self._outputs.get(action.ups)
@@ -218,11 +221,11 @@ class OutputEffector:
         try:
             async with asyncio.timeout(limit_s), opening() as output:
                 match action:
-                    case CheckWay():
+                    case CheckPowerOn():
                         return await self._check(output)
-                    case ArmWay():
+                    case ArmPowerOn():
                         return await self._arm(output, action)
-                    case DisarmWay():
+                    case DisarmPowerOn():
                         return await self._disarm(output, action)
         except TimeoutError as error:
             msg = f"{action.ups}: the UPS answers too slowly: the order did not end within {limit_s:.1f} s"
@@ -240,7 +243,7 @@ class OutputEffector:
 
     # --- Arming -------------------------------------------------------------------------------------------------
 
-    async def _arm(self, output: Output, action: ArmWay) -> Detail:
+    async def _arm(self, output: Output, action: ArmPowerOn) -> Detail:
         came_s = self._clock()
         if output.returns == "stays_off":
             msg = f"{output.where} would stay off if utility returned in its countdown: it gets no order"
@@ -295,7 +298,7 @@ class OutputEffector:
             raise EffectorError(msg)
         return prepared_s
 
-    async def _send(self, output: Output, action: ArmWay, prepared_s: float) -> float:
+    async def _send(self, output: Output, action: ArmPowerOn, prepared_s: float) -> float:
         """Give the order and return the seconds that are left of it, as read back if the UPS reports them."""
         unanswered = ""
         began_s = self._clock()
@@ -322,7 +325,7 @@ class OutputEffector:
             raise EffectorError(msg)
         return left_s
 
-    async def _seen(self, output: Output, action: ArmWay, prepared_s: float, unanswered: str) -> float:
+    async def _seen(self, output: Output, action: ArmPowerOn, prepared_s: float, unanswered: str) -> float:
         """Return the seconds that are left, once the countdown runs or, in a short stop, reads back as it was set.
 
         Raises EffectorError if no countdown runs, and after calling the order off if the card contradicts it: the
@@ -374,7 +377,7 @@ class OutputEffector:
 
     # --- Disarming ----------------------------------------------------------------------------------------------
 
-    async def _disarm(self, output: Output, action: DisarmWay) -> Detail:
+    async def _disarm(self, output: Output, action: DisarmPowerOn) -> Detail:
         """Detail: `disarmed`, and `because`. Raises EffectorError while an order of ours is active."""
         sent = await self._notes.read(action.ups)
         if sent is None or action.outage not in ("", sent.outage):

@@ -11,7 +11,7 @@ from typing import Any
 
 import structlog
 
-from powerguard.core.model.actions import Action, CheckWay, Conduct, EnsurePolicy, ResumeTrainer
+from powerguard.core.model.actions import Action, CheckPowerOn, Conduct, EnsurePolicy, ResumeTrainer
 from powerguard.core.model.events import Abort, CheckpointNow, Event, SetMaintenance, TrainerSeen
 from powerguard.core.model.state import Online, Recovery, Shutdown, State
 from powerguard.daemon.attempt import rest
@@ -24,7 +24,7 @@ from powerguard.effectors.signals.helper import LEASE_S
 from powerguard.settings.schema import Settings
 from powerguard.sim.looped.mischief import Kill, Mischief, Moment
 from powerguard.sim.looped.ports import SimDisk, SimPolicy, SimSource, SimStore, effectors, ways
-from powerguard.sim.looped.witness import Hardware, OutageWitness, WayWitness
+from powerguard.sim.looped.witness import Hardware, OutageWitness, PowerOnWitness
 from powerguard.sim.virtual import VirtualLoop
 from powerguard.sim.world.chance import stream
 from powerguard.sim.world.host import HostAnswer, Power
@@ -125,20 +125,20 @@ class Life:
         # A disk that does not answer at the start: nothing is known, the daemon continues in memory, and reports it.
         self._began_blind = any(begin - _LOAD_S <= world.now_s < end for begin, end in mischief.hung)
         self._aborts_late = mischief.late_abort
-        witness.ways.blind |= self._began_blind
+        witness.methods.blind |= self._began_blind
         self._crashes = mischief.crash_s is not None and world.now_s < mischief.crash_s
         self._held_s = self._capped_s = world.now_s
         """When the daemon last knew of a trainer that it had stopped, or of a cap: after that the helpers undo it."""
 
     @property
-    def ways(self) -> WayWitness:
-        """Who watches the ways back."""
-        return self.witness.ways
+    def methods(self) -> PowerOnWitness:
+        """The observer of the power-on methods."""
+        return self.witness.methods
 
     # --- What happens to it ----------------------------------------------------------------------------------------
 
     def moment(self, moment: Moment) -> None:
-        """Die here, if this is where it was to be. A way back counts from the first cut: before, none is armed."""
+        """Die here, if this is where it was to be. Power-on methods count from the first cut: before, none is armed."""
         if moment is Moment.WAY and self.world.now_s < 0.0:
             return
         self._moments[moment] += 1
@@ -174,7 +174,7 @@ class Life:
                 self.witness.restored(self._stored, state)
         if self._initial is None:
             self.witness.turn(state)
-            self.ways.turn(state)
+            self.methods.turn(state)
             if isinstance(state.phase, Shutdown) and self._aborts_late:
                 self._aborts_late = False
                 self.submit(Abort(at_s=daemon.clock(), who="somebody", reason="too late (simulated)"))
@@ -190,11 +190,11 @@ class Life:
                 world.host.dirty_at_s.pop()  # It was no lack of power.
                 self.hardware.crashed = True
         world.advance(at_s)
-        self.ways.passed()
+        self.methods.passed()
         if world.host.power not in (Power.UP, Power.STOPPING) or world.back.starts != self.starts:
             self.dead = True
             self.keep_journal()
-            self.ways.off()
+            self.methods.off()
             raise KilledError
 
     # --- What it does ----------------------------------------------------------------------------------------------
@@ -206,7 +206,7 @@ class Life:
             return
         # Asked in daylight, without an order: those are not in the journal.
         is_watch = (isinstance(action, EnsurePolicy) and not action.outage) or (
-            isinstance(action, CheckWay) and f"-{action.way}{action.ups}-" in action.id
+            isinstance(action, CheckPowerOn) and f"-{action.method}{action.ups}-" in action.id
         )
         journalled = is_watch or not daemon.journal.health.durable or self._is_journalled(action.id)
         if not is_watch:
@@ -241,7 +241,7 @@ class Life:
                 return loop.run_until_complete(self._main(loop, until_s))
         except (DiedError, KilledError) as end:
             if self.daemon is not None:
-                self.ways.died(self.daemon.state, killed=isinstance(end, DiedError))
+                self.methods.died(self.daemon.state, killed=isinstance(end, DiedError))
                 if self.daemon.journal.health.durable and not self._began_blind:
                     self.witness.died(self.daemon.state)
             return "died" if isinstance(end, DiedError) else "gone"
@@ -273,13 +273,13 @@ class Life:
             host=lambda: "sim",
             sources=sources,
             effectors=effectors(self, acts=self._settings.mode != "dry-run"),
-            ways=lambda armed: ways(self, boot=self.boot, clock=loop.time, least_s=least_s, armed=armed),
+            methods=lambda armed: ways(self, boot=self.boot, clock=loop.time, least_s=least_s, armed=armed),
             bmc=lambda options: SimPolicy(self, options),
         )
         daemon = assemble(self._settings, config=Path("virtual.yaml"), ports=ports, journal=journal)
         self._initial = daemon.state
         self.witness.began(daemon.policy, self._stored, boot=self.boot, offset_s=self.offset_s)
-        self.ways.began(daemon.policy, boot=self.boot, offset_s=self.offset_s)
+        self.methods.began(daemon.policy, boot=self.boot, offset_s=self.offset_s)
         self.daemon = daemon
         try:
             async with asyncio.TaskGroup() as tasks:
@@ -346,7 +346,7 @@ class Life:
             await rest(_TERMINATED_S)
         while world.scene.returns.late and not world.foreign and world.now_s < host.stop_ends_s - _LAST_S:
             await rest(min(0.25, host.stop_ends_s - _LAST_S - world.now_s))
-        self.ways.told_to_end(daemon.state, foreign=host.power is Power.UP or world.foreign)
+        self.methods.told_to_end(daemon.state, foreign=host.power is Power.UP or world.foreign)
         daemon.stop_for_signal(host_stopping=True)
 
     def _is_stopped_by_others(self, state: State) -> bool:

@@ -37,7 +37,7 @@ class Moment(StrEnum):
     WRITE_ENDED = "write_ended"
     ACTION_BEGINS = "action_begins"
     WAY = "way"
-    """Before and after each step in which a way back, or the BMC's policy, is armed, changed or taken back."""
+    """Before and after each step in which a power-on method, or the BMC's policy, is armed, changed or disarmed."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -97,7 +97,7 @@ PEERS: tuple[tuple[str, tuple[Manner, ...]], ...] = (
 """The faults that each peer may show, by the peer's word."""
 
 _ANYHOW = (Manner.LATE, Manner.REFUSE, Manner.HANG, Manner.BREAK, Manner.STRAY, Manner.LIE, Manner.LOST)
-WAYS: tuple[tuple[str, tuple[Manner, ...]], ...] = (
+METHODS: tuple[tuple[str, tuple[Manner, ...]], ...] = (
     ("output", _ANYHOW),
     ("rtc", _ANYHOW),
     ("sentinel", _ANYHOW),
@@ -105,7 +105,7 @@ WAYS: tuple[tuple[str, tuple[Manner, ...]], ...] = (
     ("look", (Manner.LATE, Manner.REFUSE, Manner.HANG)),
     ("reboot", (Manner.REFUSE, Manner.HANG)),
 )
-"""The same of the ways back, where there are any."""
+"""The same of the power-on methods, if there are any."""
 
 _MOST = {"start": 2}
 _MOST_OTHERS = 4
@@ -115,8 +115,8 @@ _LATE_ABORT = 0.10
 _KILLED, _CRASHED, _LIED, _STEPPED, _DISK, _PEERS, _PEOPLE = 0.35, 0.02, 0.10, 0.10, 0.10, 0.30, 0.08
 
 
-def draw(seed: int, *, faults: bool, ways: bool) -> Mischief:
-    """Draw what breaks in one outage; without faults nothing does. ways: there are ways back that may break, too."""
+def draw(seed: int, *, faults: bool, methods: bool) -> Mischief:
+    """Draw what breaks in one outage; without faults nothing does. methods: power-on methods may break, too."""
     if not faults:
         return Mischief()
     disk = stream(seed, "loop disk")
@@ -124,10 +124,10 @@ def draw(seed: int, *, faults: bool, ways: bool) -> Mischief:
     is_full = disk.random() < 0.5
     crash = stream(seed, "loop crash")
     kills, manners = _kills(stream(seed, "loop kills")), _manners(stream(seed, "loop peers"), PEERS)
-    if ways:
+    if methods:
         # A life that dies at a power-on method dies only there: in another life there is none to arm.
-        kills = _way_kills(stream(seed, "loop way kills")) or kills
-        manners += _manners(stream(seed, "loop ways"), WAYS)
+        kills = _method_kills(stream(seed, "loop way kills")) or kills
+        manners += _manners(stream(seed, "loop ways"), METHODS)
     return Mischief(
         kills=kills,
         crash_s=crash.uniform(1.0, 900.0) if crash.random() < _CRASHED else None,
@@ -154,7 +154,7 @@ def _kills(chance: Random) -> tuple[Kill, ...]:
     return tuple(kills)
 
 
-def _way_kills(chance: Random) -> tuple[Kill, ...]:
+def _method_kills(chance: Random) -> tuple[Kill, ...]:
     if chance.random() >= _KILLED:
         return ()
     aways = (0.5, 2.0, 5.0, 15.0)

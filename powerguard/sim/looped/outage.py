@@ -223,7 +223,7 @@ class LoopedOutage:
         if world.host.power is Power.STOPPING:
             world.advance(world.host.stop_ends_s)
         if world.host.power is Power.OFF:
-            self.witness.ways.off()
+            self.witness.methods.off()
         if world.host.power is Power.OFF and not world.foreign:
             self._was_it_needed()
         latest_s = max(world.now_s, self.scene.end_s) + (_PATIENCE_S if world.back.idle else _ALARM_S)
@@ -232,7 +232,7 @@ class LoopedOutage:
                 world.press_button(Waker.ITSELF)
             elif world.stranded:
                 self.stranded = True
-                self.witness.ways.stranded()
+                self.witness.methods.stranded()
                 world.press_button()
             if world.host.power is Power.UP:
                 self.hardware.crashed, self._up_s = False, world.now_s
@@ -286,7 +286,7 @@ class LoopedOutage:
             open_outage="" if stored is None or stored.outage is None else stored.outage.id,
             in_flight=() if stored is None else stored.in_flight,
         )
-        self.witness.ways.ended(None if stored is None else stored.state)
+        self.witness.methods.ended(None if stored is None else stored.state)
 
     def _told(self, how: str) -> LoopedResult:
         host = self.world.host
@@ -305,7 +305,7 @@ class LoopedOutage:
             wakers=tuple(self.world.back.wakers),
             waited_s=self.world.waited_s,
             sent=self.hardware.sent,
-            rebooted=self.witness.ways.rebooted,
+            rebooted=self.witness.methods.rebooted,
             rollback_s=host.rollback_s,
             lost_s=max(0.0, self.world.now_s - BEGIN_S - host.progress_s),
         )
@@ -337,7 +337,7 @@ def play(seed: int, site: Site, *, faults: bool, within: str | None = None) -> L
     with tempfile.TemporaryDirectory(prefix="pg-sim-", dir=within or _memory()) as folder:
         site = quick(site)
         scene = draw_scene(seed, site, faults=faults)
-        mischief = draw_mischief(seed, faults=faults, ways=site.returns != ReturnSite())
+        mischief = draw_mischief(seed, faults=faults, methods=site.returns != ReturnSite())
         return LoopedOutage(scene, mischief, site, Path(folder)).play()
 
 

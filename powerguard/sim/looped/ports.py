@@ -22,10 +22,10 @@ from typing import Any, Final, Protocol, TypeVar
 
 from powerguard.core.model.actions import (
     Action,
-    ArmWay,
+    ArmPowerOn,
     CapPower,
     CheckHost,
-    CheckWay,
+    CheckPowerOn,
     Conduct,
     ContinueTrainer,
     Detail,
@@ -33,6 +33,7 @@ from powerguard.core.model.actions import (
     LeaveJob,
     PauseTrainer,
     PowerOff,
+    PowerOnMethod,
     Reboot,
     RestorePolicy,
     RestorePower,
@@ -42,7 +43,6 @@ from powerguard.core.model.actions import (
     SyncFilesystems,
     TerminateTrainer,
     TriggerCheckpoint,
-    Way,
 )
 from powerguard.core.model.events import CheckpointProgress, Event, OutputSource, SourceFailed
 from powerguard.daemon.attempt import rest
@@ -52,7 +52,7 @@ from powerguard.effectors.base import Effector, EffectorError
 from powerguard.effectors.options import BmcOptions
 from powerguard.effectors.ups_output.effector import Notes, OutputEffector
 from powerguard.sim.looped.mischief import Manner, Mischief, Moment
-from powerguard.sim.looped.witness import ALWAYS_ON, Hardware, WayWitness
+from powerguard.sim.looped.witness import ALWAYS_ON, Hardware, PowerOnWitness
 from powerguard.sim.world.host import HostAnswer, Power
 from powerguard.sim.world.world import SOURCE, UPS, World
 from powerguard.ups.base import Publish
@@ -82,8 +82,8 @@ class DaemonLife(Protocol):
         ...
 
     @property
-    def ways(self) -> WayWitness:
-        """Who watches the ways back."""
+    def methods(self) -> PowerOnWitness:
+        """The observer of the power-on methods."""
         ...
 
     def heard(self, action: Action) -> None:
@@ -304,11 +304,11 @@ class SimHost(SimPeer):
         world = self.life.world
         match action:
             case PowerOff():
-                self.life.ways.powers_off(action.force_after_s)
+                self.life.methods.powers_off(action.force_after_s)
                 return await self.answer(world.power_off(action.force_after_s))
             case Reboot():
                 await rest(_WORD_S)
-                self.life.ways.reboots()
+                self.life.methods.reboots()
                 world.host.reboots = world.host.power is Power.STOPPING
             case _:
                 pass
@@ -467,7 +467,7 @@ class SimPolicy(SimPeer):
 
     def _set(self, policy: str) -> None:
         life = self.life
-        life.ways.changed("the BMC's policy")
+        life.methods.changed("the BMC's policy")
         life.hardware.policy = policy
         life.world.always_on = policy == ALWAYS_ON and not life.world.scene.returns.lies
 
@@ -476,34 +476,34 @@ class SimPolicy(SimPeer):
         return (("policy", ALWAYS_ON), ("verified", True))
 
 
-class SimWay(SimPeer):
+class SimPowerOn(SimPeer):
     """Who arms a clock, a sentinel or a watchdog, once or twice. armed: False in dry-run: it arms nothing."""
 
-    def __init__(self, life: DaemonLife, way: Way, *, armed: bool) -> None:
-        super().__init__(life, way.value)
-        self._way, self._armed = way, armed
+    def __init__(self, life: DaemonLife, method: PowerOnMethod, *, armed: bool) -> None:
+        super().__init__(life, method.value)
+        self._method, self._armed = method, armed
 
     def word_of(self, action: Action) -> str:
         """A peer that is only asked does not fail in place of one that gets an order."""
-        return "look" if isinstance(action, CheckWay) else self.word
+        return "look" if isinstance(action, CheckPowerOn) else self.word
 
     async def in_its_manner(self, action: Action, manner: Manner) -> Detail:
         """In dry-run no order is sent, so no peer can fail or lie."""
-        told = self._armed or isinstance(action, CheckWay)
+        told = self._armed or isinstance(action, CheckPowerOn)
         return await super().in_its_manner(action, manner) if told else (("dry_run", True),)
 
     async def do(self, action: Action) -> Detail:
         """Look, arm or disarm."""
         life = self.life
         await rest(_ASK_S)  # An order takes time: one that is cancelled at once was not sent.
-        if isinstance(action, CheckWay):
+        if isinstance(action, CheckPowerOn):
             return ()
         await self.lives()
-        if isinstance(action, ArmWay):
-            life.ways.changed(str(self._way))
-            answer = life.world.arm(self._way, action.in_s)
+        if isinstance(action, ArmPowerOn):
+            life.methods.changed(str(self._method))
+            answer = life.world.arm(self._method, action.in_s)
         else:
-            answer = life.world.disarm(self._way)
+            answer = life.world.disarm(self._method)
         await self.lives()
         return await self.answer(answer)
 
@@ -550,11 +550,11 @@ class LoopedOutput:
         if self._manner is Manner.REFUSE:
             msg = "notWritable (simulated)"
             raise DeviceError(msg)
-        life.ways.sent(self._in_s)
+        life.methods.sent(self._in_s)
         if self._manner is not Manner.LIE:
-            answer = world.arm(Way.OUTPUT, self._in_s)
+            answer = world.arm(PowerOnMethod.OUTPUT, self._in_s)
             if answer.failure:
-                life.ways.unsent()
+                life.methods.unsent()
                 raise DeviceError(answer.failure)
             life.hardware.cut_at_s = world.now_s + self._in_s
         life.moment(Moment.WAY)
@@ -584,7 +584,7 @@ class SimSender(SimPeer):
 
     def __init__(self, life: DaemonLife, *, boot: str, clock: Callable[[], float], least_s: float, armed: bool) -> None:
         """least_s: as the real one's."""
-        super().__init__(life, Way.OUTPUT.value)
+        super().__init__(life, PowerOnMethod.OUTPUT.value)
         self._manner = Manner.WELL
         notes = Notes(life.hardware.folder, run=self._written)
         self._effector = OutputEffector(
@@ -593,9 +593,9 @@ class SimSender(SimPeer):
 
     async def in_its_manner(self, action: Action, manner: Manner) -> Detail:
         """Leave the manner to the UPS."""
-        self._manner = Manner.WELL if isinstance(action, CheckWay) else manner
-        if isinstance(action, ArmWay):
-            self.life.ways.told_to_send(action)
+        self._manner = Manner.WELL if isinstance(action, CheckPowerOn) else manner
+        if isinstance(action, ArmPowerOn):
+            self.life.methods.told_to_send(action)
         return await self.do(action)
 
     async def do(self, action: Action) -> Detail:
@@ -629,12 +629,12 @@ class SimSender(SimPeer):
 
 def ways(
     life: DaemonLife, *, boot: str, clock: Callable[[], float], least_s: float, armed: bool
-) -> dict[Way, Effector]:
-    """Return the effectors of the ways that there are, in place of `daemon.ways.ways_of`."""
-    made: dict[Way, Effector] = {}
-    for way in life.world.scene.returns.ways:
-        if way is Way.OUTPUT:
-            made[way] = SimSender(life, boot=boot, clock=clock, least_s=least_s, armed=armed)
+) -> dict[PowerOnMethod, Effector]:
+    """Return the effectors of the power-on methods in the settings, in place of `daemon.wiring.methods_of`."""
+    made: dict[PowerOnMethod, Effector] = {}
+    for method in life.world.scene.returns.methods:
+        if method is PowerOnMethod.OUTPUT:
+            made[method] = SimSender(life, boot=boot, clock=clock, least_s=least_s, armed=armed)
         else:
-            made[way] = SimWay(life, way, armed=armed)
+            made[method] = SimPowerOn(life, method, armed=armed)
     return made

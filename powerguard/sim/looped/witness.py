@@ -2,9 +2,9 @@
 
 `world.invariants` holds for each step of the core. The witnesses look from outside: at the orders to the effectors and
 when, at the daemon's state between any two turns of its loop, and at the truth of the world, which the daemon does not
-know. `OutageWitness` watches the outage, `WayWitness` the power-on methods: what is armed, when it acts, and which of
-them should have brought the host back (one that failed or broke its word in this outage is not expected to). `Hardware`
-is the memory of the UPS and the BMC, which outlives every process.
+know. `OutageWitness` watches the outage, `PowerOnWitness` the power-on methods: what is armed, when it acts, and which
+of them should have brought the host back (one that failed or broke its word in this outage is not expected to).
+`Hardware` is the memory of the UPS and the BMC, which outlives every process.
 """
 
 import math
@@ -18,17 +18,17 @@ from powerguard.core.decide.transitions import TABLE
 from powerguard.core.energy import account, budget
 from powerguard.core.model.actions import (
     Action,
-    ArmWay,
+    ArmPowerOn,
     Conduct,
     EnsurePolicy,
     PowerOff,
+    PowerOnMethod,
     ResumeTrainer,
     ResumeTraining,
     StopTrainer,
     SyncFilesystems,
     TerminateTrainer,
     TriggerCheckpoint,
-    Way,
 )
 from powerguard.core.model.policy import Policy
 from powerguard.core.model.state import (
@@ -90,7 +90,7 @@ _FLAPS = 3.0
 """A flapping utility must be stable this many times as long."""
 
 
-class WayWitness:
+class PowerOnWitness:
     """Watches over all lives and boots. broke: takes the name of an invariant, and what was seen.
 
     blind: a life began while the disk of its journal did not answer, so that no process knew of the outage any more.
@@ -124,7 +124,7 @@ class WayWitness:
         if self._policy is not None and not self._policy.powers_off:
             self._broke("armed_in_dry_run", f"{what} was changed")
 
-    def told_to_send(self, action: ArmWay) -> None:
+    def told_to_send(self, action: ArmPowerOn) -> None:
         """The effector has the order to cut an output in this outage."""
         self._outage = action.outage
 
@@ -226,12 +226,12 @@ class WayWitness:
         world, facts = self._world, self._world.scene.returns
         dropped = world.back.losses > self._losses_off
         well = {
-            Way.SENTINEL: facts.sentinel and facts.sentinel_works,
-            Way.RTC: facts.rtc and facts.rtc_works and not dropped,
-            Way.WATCHDOG: facts.watchdog and facts.watchdog_works and not dropped and self._counts_that_far(),
-            Way.OUTPUT: facts.output == "cycles" and not dropped and self._was_cut_possible(),
+            PowerOnMethod.SENTINEL: facts.sentinel and facts.sentinel_works,
+            PowerOnMethod.RTC: facts.rtc and facts.rtc_works and not dropped,
+            PowerOnMethod.WATCHDOG: facts.watchdog and facts.watchdog_works and not dropped and self._counts_that_far(),
+            PowerOnMethod.OUTPUT: facts.output == "cycles" and not dropped and self._was_cut_possible(),
         }
-        expected = [str(way) for way, is_well in well.items() if is_well and not self._spoiled(way.value)]
+        expected = [str(method) for method, is_well in well.items() if is_well and not self._spoiled(method.value)]
         if dropped and not facts.lies and not world.scene.bmc_refuses and not self._spoiled("bmc"):
             expected.append("the BMC's policy")
         if self._late_due and not dropped:
@@ -264,11 +264,11 @@ class WayWitness:
     def ended(self, state: State | None) -> None:
         """Everything is over. state: as the journal has it."""
         world, hardware = self._world, self._hardware
-        left = [str(way) for way in world.back.armed if not self._lied(way.value)]
+        left = [str(method) for method in world.back.armed if not self._lied(method.value)]
         if left:
             self._broke("left_armed", f"training runs, and armed is still {', '.join(left)}")
         if state is not None and state.armed:
-            self._broke("armed_remembered", f"{', '.join(str(each.way) for each in state.armed)}")
+            self._broke("armed_remembered", f"{', '.join(str(each.method) for each in state.armed)}")
         is_known = world.scene.returns.bracket and not self.blind and not self._spoiled("bmc")
         if hardware.policy != hardware.found and is_known:
             self._broke("policy_left", f"the BMC's policy was {hardware.found}, and is {hardware.policy}")
@@ -329,12 +329,12 @@ def _next_to(phase: type[Phase]) -> set[type[Phase]]:
 class OutageWitness:
     """Watches one outage over all lives and boots of its daemon.
 
-    ways: who watches the ways back.
+    methods: what watches the power-on methods.
     """
 
     def __init__(self, world: World, mischief: Mischief, hardware: Hardware) -> None:
         """Nothing seen yet."""
-        self.ways = WayWitness(world, mischief, hardware, self.broke)
+        self.methods = PowerOnWitness(world, mischief, hardware, self.broke)
         self.violations: list[Violation] = []
         self.latches = 0
         self.holds = 0
@@ -600,11 +600,11 @@ class OutageWitness:
         self, *, training: bool, capped: bool, stopped: bool, open_outage: str, in_flight: Sequence[Action]
     ) -> None:
         """Everything is over, and utility is there. in_flight: as the journal has it."""
-        if not training and not self.ways.blind and not self._died_of_itself():
+        if not training and not self.methods.blind and not self._died_of_itself():
             self.broke("left_paused", "utility is back, and training still stands")
         if capped:
             self.broke("left_capped", "utility is back, and GPU power is still capped")
-        if stopped and not self.ways.blind:
+        if stopped and not self.methods.blind:
             self.broke("left_stopped", "utility is back, and a trainer is still stopped by our signal")
         if open_outage:
             self.broke("outage_left_open", f"{open_outage} has no end in the journal")

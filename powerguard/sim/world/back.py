@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from enum import StrEnum
 from typing import TypedDict
 
-from powerguard.core.model.actions import Way
+from powerguard.core.model.actions import PowerOnMethod
 from powerguard.sentinel import decide as sentinel
 from powerguard.sim.world.chance import stream, uniform
 from powerguard.sim.world.site import ReturnSite
@@ -30,10 +30,10 @@ class Waker(StrEnum):
     """The cause of a power-on. OUTPUT: AC's return after a cut that this host had ordered; POLICY: after any other."""
 
     REBOOT = "reboot"
-    OUTPUT = Way.OUTPUT.value
-    SENTINEL = Way.SENTINEL.value
-    WATCHDOG = Way.WATCHDOG.value
-    RTC = Way.RTC.value
+    OUTPUT = PowerOnMethod.OUTPUT.value
+    SENTINEL = PowerOnMethod.SENTINEL.value
+    WATCHDOG = PowerOnMethod.WATCHDOG.value
+    RTC = PowerOnMethod.RTC.value
     POLICY = "policy"
     PERSON = "person"
     ITSELF = "itself"
@@ -71,18 +71,25 @@ class ReturnFacts:
     called_off: bool = False
 
     @property
-    def ways(self) -> tuple[Way, ...]:
-        """The ways that the settings of this host name."""
+    def methods(self) -> tuple[PowerOnMethod, ...]:
+        """The power-on methods that the settings of this host name."""
         there = {
-            Way.OUTPUT: bool(self.output), Way.RTC: self.rtc, Way.SENTINEL: self.sentinel, Way.WATCHDOG: self.watchdog
-        }  # fmt: skip
-        return tuple(way for way in Way if there[way])
+            PowerOnMethod.OUTPUT: bool(self.output),
+            PowerOnMethod.RTC: self.rtc,
+            PowerOnMethod.SENTINEL: self.sentinel,
+            PowerOnMethod.WATCHDOG: self.watchdog,
+        }
+        return tuple(method for method in PowerOnMethod if there[method])
 
     @property
     def broken(self) -> bool:
         """Say whether a clock, sentinel or watchdog that is named does not do what it promises."""
-        works = {Way.RTC: self.rtc_works, Way.SENTINEL: self.sentinel_works, Way.WATCHDOG: self.watchdog_works}
-        return not all(works.get(way, True) for way in self.ways)
+        works = {
+            PowerOnMethod.RTC: self.rtc_works,
+            PowerOnMethod.SENTINEL: self.sentinel_works,
+            PowerOnMethod.WATCHDOG: self.watchdog_works,
+        }
+        return not all(works.get(method, True) for method in self.methods)
 
 
 def draw_returns(seed: int, site: ReturnSite, *, faults: bool) -> ReturnFacts:
@@ -125,7 +132,7 @@ def draw_returns(seed: int, site: ReturnSite, *, faults: bool) -> ReturnFacts:
 
 
 class Standing(TypedDict):
-    """How host and UPS stand, as the ways back need to know it. utility_since_s: None without utility, or output."""
+    """State of host and UPS that the power-on methods depend on. utility_since_s: None without utility, or output."""
 
     is_on: bool
     utility_since_s: float | None
@@ -147,14 +154,14 @@ class Back:
         self._on_s = math.inf
         """When the host was switched on last."""
 
-    def arm(self, way: Way, now_s: float, in_s: float) -> None:
+    def arm(self, method: PowerOnMethod, now_s: float, in_s: float) -> None:
         """Arm one; an output is the UPS's own matter."""
-        match way:
-            case Way.RTC:
+        match method:
+            case PowerOnMethod.RTC:
                 self.rtc_s = now_s + in_s
-            case Way.WATCHDOG:
+            case PowerOnMethod.WATCHDOG:
                 self.watchdog_s = now_s + in_s
-            case Way.SENTINEL:
+            case PowerOnMethod.SENTINEL:
                 self._intent = sentinel.Intent(
                     host=_HOST,
                     outage="o",
@@ -164,19 +171,19 @@ class Back:
                     not_before_s=now_s + in_s,
                     expires_s=now_s + _VALID_S,
                 )
-            case Way.OUTPUT:
+            case PowerOnMethod.OUTPUT:
                 pass
 
-    def disarm(self, way: Way) -> None:
+    def disarm(self, method: PowerOnMethod) -> None:
         """Take it back."""
-        match way:
-            case Way.RTC:
+        match method:
+            case PowerOnMethod.RTC:
                 self.rtc_s = math.inf
-            case Way.WATCHDOG:
+            case PowerOnMethod.WATCHDOG:
                 self.watchdog_s = math.inf
-            case Way.SENTINEL:
+            case PowerOnMethod.SENTINEL:
                 self._intent = None
-            case Way.OUTPUT:
+            case PowerOnMethod.OUTPUT:
                 pass
 
     @property
@@ -201,13 +208,13 @@ class Back:
         self.losses += 1
 
     @property
-    def armed(self) -> tuple[Way, ...]:
+    def armed(self) -> tuple[PowerOnMethod, ...]:
         """What is armed; an output is the UPS's own matter."""
         there = {
-            Way.RTC: self.rtc_s < math.inf, Way.SENTINEL: self._intent is not None,
-            Way.WATCHDOG: self.watchdog_s < math.inf,
+            PowerOnMethod.RTC: self.rtc_s < math.inf, PowerOnMethod.SENTINEL: self._intent is not None,
+            PowerOnMethod.WATCHDOG: self.watchdog_s < math.inf,
         }  # fmt: skip
-        return tuple(way for way, is_armed in there.items() if is_armed)
+        return tuple(method for method, is_armed in there.items() if is_armed)
 
     @property
     def idle(self) -> bool:

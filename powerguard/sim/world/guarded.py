@@ -15,15 +15,16 @@ from powerguard.core.decide.machine import step
 from powerguard.core.energy import budget, needs
 from powerguard.core.model.actions import (
     Action,
-    ArmWay,
+    ArmPowerOn,
     CapPower,
     Conduct,
     ContinueTrainer,
-    DisarmWay,
+    DisarmPowerOn,
     EnsurePolicy,
     PauseTrainer,
     PollNow,
     PowerOff,
+    PowerOnMethod,
     Reboot,
     RestorePower,
     ResumeTrainer,
@@ -32,7 +33,6 @@ from powerguard.core.model.actions import (
     SyncFilesystems,
     TerminateTrainer,
     TriggerCheckpoint,
-    Way,
 )
 from powerguard.core.model.events import (
     CheckpointProgress,
@@ -72,7 +72,7 @@ def policy_of(scene: Scene, site: Site) -> Policy:
         cap_share=site.host.capped_load if site.drill.cap else None,
         signals=site.host.signals,
         trainers=(TrainerPolicy(name=TRAINER, conduct=Conduct.PAUSE, disk="local"),),
-        ways=scene.returns.ways,
+        methods=scene.returns.methods,
         outputs=(UPS,) if scene.returns.output else (),
         ups_off_s=budget.CUT_GUARD_S if scene.returns.output else 0.0,
         late_reboot=scene.returns.late,
@@ -211,7 +211,7 @@ class Guarded:
         """Utility is there and training runs: nothing may be left behind."""
         hold(not self.world.host.capped, "GPU power is restored when the outage is over")
         hold(not self.world.host.stopped, "no trainer is left stopped when the outage is over")
-        hold(self.world.back.idle, "no way back is left armed when the outage is over")
+        hold(self.world.back.idle, "no power-on method is left armed when the outage is over")
 
     def look(self) -> None:
         """Do what is due."""
@@ -405,11 +405,14 @@ class Guarded:
                 answer = HostAnswer(after_s=_SYNC_S, detail=(("filesystems", 1),))
             case PowerOff():
                 answer = world.power_off(action.force_after_s)
-            case ArmWay():
-                hold(action.way is not Way.OUTPUT or action.in_s > _SOONEST_CUT_S, "no output is cut under its host")
-                answer = world.arm(action.way, action.in_s)
-            case DisarmWay():
-                answer = world.disarm(action.way)
+            case ArmPowerOn():
+                hold(
+                    action.method is not PowerOnMethod.OUTPUT or action.in_s > _SOONEST_CUT_S,
+                    "no output is cut under its host",
+                )
+                answer = world.arm(action.method, action.in_s)
+            case DisarmPowerOn():
+                answer = world.disarm(action.method)
             case Reboot():
                 hold(not world.is_counting, "no reboot races a cut")
                 host.reboots = host.power is Power.STOPPING

@@ -530,12 +530,12 @@ def least_loss_s(rack: Rack, weight: Callable[[Tenant], float]) -> float:
     sums_of = [sum(weights[:count]) for count in range(len(weights) + 1)]
     losses = []
     for kept in range(len(weights) + 1):
-        ways = tuple(
+        methods = tuple(
             Spending(1.0 / curve.tau_s(site.host.load * (on + max(0, kept - on) * site.host.paused_load)), sums_of[on])
             for on in range(len(weights) + 1)
         )
-        ways = (Spending(0.0, 0.0), *ways) if not kept else ways
-        trained_s = most_training(lasts_s, energy, ways)
+        methods = (Spending(0.0, 0.0), *methods) if not kept else methods
+        trained_s = most_training(lasts_s, energy, methods)
         if trained_s >= 0.0:
             losses.append(sums_of[-1] * lasts_s - trained_s + (sums_of[-1] - sums_of[kept]) * site.host.resumed_s)
     return max(0.0, min(losses))

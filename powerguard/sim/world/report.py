@@ -2,7 +2,7 @@
 
 Counts are of outages, not of events: an outage with two shutdowns is one that had to shut down.
 
-Which ways back there were in an outage, and which of them brought the host back: `stranded` is counted for each set.
+Which power-on methods an outage had, and which of them brought the host back: `stranded` is counted for each set.
 
 The letters are those of docs/guides/return.md.
 
@@ -15,7 +15,7 @@ from typing import Any, Final, NamedTuple
 
 from pydantic import BaseModel
 
-from powerguard.core.model.actions import Way
+from powerguard.core.model.actions import PowerOnMethod
 from powerguard.sim.world.back import Waker
 from powerguard.sim.world.run import Result
 from powerguard.sim.world.scene import Scene
@@ -29,14 +29,14 @@ LETTERS: Final = {
     Waker.RTC: "E",
     Waker.POLICY: "P",
 }
-"""Every way back, in the order in which they are printed."""
+"""Every power-on method, in the order in which they are printed."""
 ALWAYS_ON: Final = "always-on"
 LIES: Final = "lies"
 OFF: Final = "off"
 
 
 class Layers(NamedTuple):
-    """A set of ways back, as the operator of this host would name it.
+    """A set of power-on methods, as the operator of this host would name it.
 
     output: what its UPS is said to do when utility returns in the countdown: cycles, aborts, stays_off or unknown; "":
     this host switches none. policy: the BMC's in the outage: ALWAYS_ON; LIES: taken, and not kept; OFF.
@@ -50,12 +50,14 @@ class Layers(NamedTuple):
     policy: str
 
     @property
-    def ways(self) -> list[str]:
+    def methods(self) -> list[str]:
         """The names of those that are there, but for the policy."""
         return [waker.value for waker in LETTERS if waker is not Waker.POLICY and getattr(self, waker.value)]
 
     def __str__(self) -> str:
-        letters = [LETTERS[Waker(way)] + (f" {self.output}" if way == Waker.OUTPUT else "") for way in self.ways]
+        letters = [
+            LETTERS[Waker(method)] + (f" {self.output}" if method == Waker.OUTPUT else "") for method in self.methods
+        ]
         policy = {ALWAYS_ON: ["P"], LIES: ["P lies"], OFF: []}[self.policy]
         return ", ".join(letters + policy) or "nothing"
 
@@ -82,13 +84,13 @@ def returned(scene: Scene, wakers: Collection[Waker], wait_s: float, *, arms: bo
     """
     facts = scene.returns
     is_on = (scene.always_on and not brackets) or (arms and not scene.bmc_refuses)
-    ways = facts.ways if arms else ()
+    methods = facts.methods if arms else ()
     layers = Layers(
         reboot=arms and facts.late,
-        output=facts.told if Way.OUTPUT in ways else "",
-        sentinel=Way.SENTINEL in ways,
-        watchdog=Way.WATCHDOG in ways,
-        rtc=Way.RTC in ways,
+        output=facts.told if PowerOnMethod.OUTPUT in methods else "",
+        sentinel=PowerOnMethod.SENTINEL in methods,
+        watchdog=PowerOnMethod.WATCHDOG in methods,
+        rtc=PowerOnMethod.RTC in methods,
         policy=LIES if facts.lies else ALWAYS_ON if is_on else OFF,
     )
     by = tuple(waker.value for waker in LETTERS if waker in wakers)
@@ -98,7 +100,7 @@ def returned(scene: Scene, wakers: Collection[Waker], wait_s: float, *, arms: bo
 MOST_TOLD: Final = 100
 """Seeds of planning failures that are listed; their number is always reported in full."""
 MOST_SEEDS: Final = 5
-"""The same for those that stay off, for each set of ways back."""
+"""The same for those that stay off, for each set of power-on methods."""
 
 
 class Sample(NamedTuple):
@@ -187,7 +189,7 @@ def report(samples: Iterable[Sample], options: SimulationOptions) -> dict[str, A
         "shutdowns": sum(one.shutdown for one in ordered),
         "needless": sum(one.needless for one in ordered),
         "stranded": sum(one.stranded for one in ordered),
-        "stranded_by_ways": _by_ways(ordered),
+        "stranded_by_methods": _by_methods(ordered),
         "planning_dirty_outages": [{"seed": seed, "reproduce": options.reproduce(seed)} for seed in dirty[:MOST_TOLD]],
         "invariant_violations": [
             {"seed": one.seed, "violation": violation, "reproduce": options.reproduce(one.seed)}
@@ -197,8 +199,8 @@ def report(samples: Iterable[Sample], options: SimulationOptions) -> dict[str, A
     }
 
 
-def _by_ways(samples: Iterable[Sample]) -> list[dict[str, Any]]:
-    """Count who came back by what, and who did not, for each set of ways that there was."""
+def _by_methods(samples: Iterable[Sample]) -> list[dict[str, Any]]:
+    """Count which hosts came back by what, and which did not, for each set of power-on methods that occurred."""
     sets: dict[Layers, list[tuple[Sample, Return]]] = {}
     for one in samples:
         if one.back is not None:
@@ -206,7 +208,7 @@ def _by_ways(samples: Iterable[Sample]) -> list[dict[str, Any]]:
     return [
         {
             "set": str(layers),
-            "ways": layers.ways,
+            "methods": layers.methods,
             "output": layers.output or None,
             "policy": layers.policy,
             "outages": len(found),

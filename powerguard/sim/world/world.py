@@ -7,7 +7,7 @@ constant, so it is exact however long the step. Nothing here decides anything.
 import math
 from dataclasses import replace
 
-from powerguard.core.model.actions import Way
+from powerguard.core.model.actions import PowerOnMethod
 from powerguard.core.model.events import OutputSource, Reading
 from powerguard.sim.world.back import Back, Standing, Waker
 from powerguard.sim.world.battery import GaugeReading
@@ -110,7 +110,7 @@ class World:
 
     @property
     def _back_s(self) -> float:
-        """When the next way back acts; inf: none does."""
+        """When the next power-on method acts; inf: none does."""
         return math.inf if self.back.idle else self.back.next_s(**self._standing)
 
     @property
@@ -240,11 +240,11 @@ class World:
         self._off_at_s = min(self._off_at_s, self.now_s + after_s)
         self._planned = -1
 
-    def arm(self, way: Way, in_s: float) -> HostAnswer:
-        """Arm a way back, or order the output off."""
+    def arm(self, method: PowerOnMethod, in_s: float) -> HostAnswer:
+        """Arm a power-on method, or order the output off."""
         self._planned = -1
-        if way is not Way.OUTPUT:
-            self.back.arm(way, self.now_s, in_s)
+        if method is not PowerOnMethod.OUTPUT:
+            self.back.arm(method, self.now_s, in_s)
             return HostAnswer(after_s=0.3, detail=(("in_s", in_s),))
         if self.utility:
             return HostAnswer(after_s=0.3, failure="the UPS refuses it on utility")
@@ -255,10 +255,10 @@ class World:
         self._off_at_s, self._cuts_for_us = self.now_s + in_s, True
         return HostAnswer(after_s=0.5, detail=(("in_s", in_s), ("returns", self.back.facts.told)))
 
-    def disarm(self, way: Way) -> HostAnswer:
-        """Take a way back back."""
+    def disarm(self, method: PowerOnMethod) -> HostAnswer:
+        """Disarm a power-on method."""
         self._planned = -1
-        self.back.disarm(way)
+        self.back.disarm(method)
         return HostAnswer(after_s=0.3)
 
     def power_off(self, force_after_s: float) -> HostAnswer:

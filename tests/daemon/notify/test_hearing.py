@@ -41,7 +41,7 @@ def test_an_outage_is_told_step_by_step() -> None:
     told += hears.tell(
         note("phase_changed", because="budget", old="holding", new="shutdown", stop_s=90.0, grade="full")
     )
-    told += hears.tell(note("power_off_ordered"), note("way_armed", Level.INFO))
+    told += hears.tell(note("power_off_ordered"), note("power_on_armed", Level.INFO))
     told += hears.tell(note("host_returned", Level.INFO, "powered off by us", outage="o1", away_s=600.0))
     told += hears.tell(
         note("phase_changed", Level.INFO, old="recovery", new="online"), *ended(outcome="clean_shutdown")
@@ -107,14 +107,14 @@ def test_the_same_trouble_is_told_once_an_hour() -> None:
 def test_a_clock_that_is_set_back_mutes_nothing() -> None:
     """After a power-off the host's clock may be wrong, and be set only once the network is there."""
     hears = Listener()
-    hears.tell(note("way_blocked", way="rtc"))
+    hears.tell(note("power_on_blocked", method="rtc"))
     hears.now -= 365 * 86400.0
-    assert len(hears.tell(note("way_blocked", way="rtc"))) == 1
+    assert len(hears.tell(note("power_on_blocked", method="rtc"))) == 1
 
 
 def test_troubles_of_different_things_are_different() -> None:
     hears = Listener()
-    told = [hears.tell(note("way_blocked", way=way)) for way in ("rtc", "sentinel", "rtc")]
+    told = [hears.tell(note("power_on_blocked", method=method)) for method in ("rtc", "sentinel", "rtc")]
     assert [len(each) for each in told] == [1, 1, 0]
 
 
@@ -198,7 +198,7 @@ def test_reasons_begin_and_end() -> None:
 
 def test_too_many_become_one_and_an_outage_gets_through() -> None:
     hears = Listener()
-    told = [hears.tell(note("way_blocked", way=f"w{number}")) for number in range(1000)]
+    told = [hears.tell(note("power_on_blocked", method=f"w{number}")) for number in range(1000)]
     assert sum(map(len, told)) == 60
     assert len(hears.tell(*began(), *ended())) == 2
     (summary,) = hears.watch({}, State(), "armed")

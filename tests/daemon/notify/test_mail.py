@@ -118,7 +118,7 @@ async def test_every_name_gives_a_whole_message_id(
     names = ({"source": "nut:rack@10.0.0.6"}, {"part": "link enp1s0"}, {"trainer": "\u8bad\u7ec3"})
     async with post(options(ops=mail(server.port, tmp_path, authority)), tmp_path) as made:
         for name in names:
-            made.hear(note("way_blocked" if "trainer" in name else "source_lost", Level.ERROR, **name))
+            made.hear(note("power_on_blocked" if "trainer" in name else "source_lost", Level.ERROR, **name))
         await made.until(lambda: len(box.mails) == len(names))
         assert made.view("ops").failed == 0
     ids = [str(each["Message-ID"]) for each in box.mails]

@@ -307,7 +307,7 @@ async def test_messages_go_on_after_a_restart(tmp_path: Path) -> None:
     clock = Clock()
     async with post(options(own=broken), tmp_path, clock) as made:
         for number in range(20):
-            made.hear(note("way_blocked", because=f"{number}", way=f"w{number}"))
+            made.hear(note("power_on_blocked", because=f"{number}", method=f"w{number}"))
         await made.until(lambda: made.view("own").failed)
         made.hear(note("overload_raised", Level.ERROR, "the last word"))
     works = {"kind": "command", "command": ["/bin/sh", "-c", f"cat >> {got}"], "limit_s": 30}

@@ -298,7 +298,7 @@ async def test_order_is_kept_and_a_failure_is_retried(receiver: Receiver, tmp_pa
     receiver.answer = lambda: next(answers, web.Response())
     async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
         for number in range(5):
-            made.hear(note("way_blocked", because=f"{number}", way=f"w{number}"))
+            made.hear(note("power_on_blocked", because=f"{number}", method=f"w{number}"))
         await made.until(lambda: made.view("hook").delivered == 5)
         assert [message["because"] for message in receiver.messages] == ["0", "0", "0", "1", "2", "3", "4"]
         assert (made.view("hook").failed, made.view("hook").since) == (2, None)
@@ -368,7 +368,7 @@ async def test_what_a_target_refuses_for_an_hour_is_dropped(receiver: Receiver, 
             "ridden_through",
         ]
         clock.passed_s += 3700.0
-        made.hear(note("way_blocked", because="next"))
+        made.hear(note("power_on_blocked", because="next"))
         await made.until(lambda: made.view("hook").delivered == 3)
         await made.until(lambda: made.view("hook").queued == 0)
         assert made.view("hook").dropped == 1
@@ -379,7 +379,7 @@ async def test_a_target_that_refused_everything_gets_it_in_order(receiver: Recei
     receiver.answer = lambda: web.Response(status=401)
     async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
         for cause in ("one", "two", "three"):
-            made.hear(note("way_blocked", because=cause, way=cause))
+            made.hear(note("power_on_blocked", because=cause, method=cause))
         await made.until(lambda: {each["because"] for each in receiver.messages} == {"one", "two", "three"})
         await made.until(lambda: made.view("hook").failed >= 3)
         receiver.bodies.clear()
@@ -428,9 +428,9 @@ async def test_a_flood_is_summed_up(receiver: Receiver, tmp_path: Path) -> None:
     """A thousand different alarms at once: sixty are told, the rest is one message; the outage gets through."""
     async with post(options(hook=hook(receiver, tmp_path)), tmp_path) as made:
         for number in range(1000):
-            made.hear(note("way_blocked", because=f"{number}", way=f"w{number}"))
+            made.hear(note("power_on_blocked", because=f"{number}", method=f"w{number}"))
         made.hear(*began())
         await made.until(lambda: any(message["event"] == "outage_began" for message in receiver.messages))
         await made.until(lambda: made.view("hook").queued == 0)
         assert len(receiver.bodies) == 61
-        assert made.messenger.hearing.left_out == {"way_blocked": 940}
+        assert made.messenger.hearing.left_out == {"power_on_blocked": 940}

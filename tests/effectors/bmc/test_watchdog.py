@@ -1,4 +1,4 @@
-"""The way back `watchdog`: armed only where a drill has shown it, read back, never over somebody else's timer.
+"""The power-on method `watchdog`: armed only where a drill has shown it, read back, never over somebody else's timer.
 
 The helper is the real one on the stand-in for /dev/ipmi0; the timer itself is also proven with OpenIPMI's ipmi_sim.
 """
@@ -10,7 +10,7 @@ from pathlib import Path
 import pytest
 
 from powerguard.clock import boottime_s
-from powerguard.core.model.actions import ArmWay, CheckWay, DisarmWay, Way
+from powerguard.core.model.actions import ArmPowerOn, CheckPowerOn, DisarmPowerOn, PowerOnMethod
 from powerguard.effectors.base import EffectorError
 from powerguard.effectors.bmc import helper
 from powerguard.effectors.bmc import helper as ipmi_device
@@ -25,9 +25,9 @@ BOARD = Board(manufacturer=674, product=256, firmware="1.72", name="Acme X1", bi
 PASSED = DrillRecord(
     state="passed", board=BOARD, boot_id="b-1", armed_wall_s=1.8e9, in_s=170.0, because="", judged_wall_s=1.8e9 + 400
 )
-ARM = ArmWay(id="a-1", by_s=1e9, way=Way.WATCHDOG, outage="o-1", in_s=900.5)
-CHECK = CheckWay(id="c-1", by_s=1e9, way=Way.WATCHDOG)
-DISARM_WAY = DisarmWay(id="d-1", by_s=1e9, way=Way.WATCHDOG, outage="o-1")
+ARM = ArmPowerOn(id="a-1", by_s=1e9, method=PowerOnMethod.WATCHDOG, outage="o-1", in_s=900.5)
+CHECK = CheckPowerOn(id="c-1", by_s=1e9, method=PowerOnMethod.WATCHDOG)
+DISARM_WAY = DisarmPowerOn(id="d-1", by_s=1e9, method=PowerOnMethod.WATCHDOG, outage="o-1")
 needs_device = pytest.mark.peer("cc", "systemd-socket-activate")
 
 
@@ -57,7 +57,7 @@ def effector(device: IpmiDevice, socket: Path, drill: DrillRecord | None = PASSE
     return WatchdogEffector(options(socket), drills, dmi=device.folder / "dmi", limit_s=30.0)
 
 
-async def blocked(doing: WatchdogEffector, action: CheckWay | ArmWay = CHECK) -> str:
+async def blocked(doing: WatchdogEffector, action: CheckPowerOn | ArmPowerOn = CHECK) -> str:
     with pytest.raises(EffectorError) as caught:
         await doing.carry_out(action)
     return str(caught.value)
@@ -194,24 +194,24 @@ def test_the_kernels_own_driver_blocks_it(device: IpmiDevice) -> None:
 async def test_armed_read_back_and_disarmed(device: IpmiDevice) -> None:
     """Whole seconds and never sooner; the later order counts; disarmed once, and then there is nothing."""
     async with device.listening() as socket:
-        way = effector(device, socket)
-        assert dict(await way.carry_out(CHECK)) == {"board": "Acme X1", "drilled_wall_s": 1.8e9 + 400}
+        method = effector(device, socket)
+        assert dict(await method.carry_out(CHECK)) == {"board": "Acme X1", "drilled_wall_s": 1.8e9 + 400}
         assert not (device.folder / "timer").exists()
         began_s = boottime_s()
-        told = dict(await way.carry_out(ARM))
+        told = dict(await method.carry_out(ARM))
         assert 899.0 - (boottime_s() - began_s) <= float(str(told["in_s"])) <= 901.0
         assert device.timer == (4, 3, 0, 9010, True)
-        await way.carry_out(replace(ARM, in_s=1200.0))
+        await method.carry_out(replace(ARM, in_s=1200.0))
         assert device.timer == (4, 3, 0, 12000, True)
-        assert dict(await way.carry_out(DISARM_WAY)) == {"disarmed": True}
+        assert dict(await method.carry_out(DISARM_WAY)) == {"disarmed": True}
         assert device.timer[1] == 0
-        assert dict(await way.carry_out(DISARM_WAY)) == {"disarmed": False}
-        dry = WatchdogEffector(options(socket), way.drills, armed=False, dmi=device.folder / "dmi", limit_s=30.0)
+        assert dict(await method.carry_out(DISARM_WAY)) == {"disarmed": False}
+        dry = WatchdogEffector(options(socket), method.drills, armed=False, dmi=device.folder / "dmi", limit_s=30.0)
         assert await dry.carry_out(CHECK)
         for order in (ARM, DISARM_WAY):
             assert dict(await dry.carry_out(order)) == {"dry_run": True}
         assert device.timer[1] == 0
-        assert "6553 s at most, and 7000 s" in await blocked(way, replace(ARM, in_s=7000.0))
+        assert "6553 s at most, and 7000 s" in await blocked(method, replace(ARM, in_s=7000.0))
         assert device.timer[1] == 0
 
 
@@ -225,14 +225,14 @@ async def test_it_counts_only_where_it_was_drilled(device: IpmiDevice) -> None:
         assert "not judged yet" in await blocked(effector(device, socket, replace(PASSED, state="pending")))
         failed = replace(PASSED, state="failed", because="powered on by power-button")
         assert "its drill failed: powered on by power-button" in await blocked(effector(device, socket, failed))
-        way = effector(device, socket)
+        method = effector(device, socket)
         device.set_board(firmware="0174")
-        assert "firmware was 1.72, is 1.74): drill again" in await blocked(way)
+        assert "firmware was 1.72, is 1.74): drill again" in await blocked(method)
         device.set_board()
         (device.folder / "dmi" / "bios_version").write_text("2.5\n")
-        assert "bios was Acme 2.4, is Acme 2.5" in await blocked(way, ARM)
+        assert "bios was Acme 2.4, is Acme 2.5" in await blocked(method, ARM)
         (device.folder / "dmi" / "bios_version").write_text("2.4\n")
-        assert await way.carry_out(CHECK)
+        assert await method.carry_out(CHECK)
         assert "06/24" not in device.heard
 
 
@@ -240,16 +240,16 @@ async def test_it_counts_only_where_it_was_drilled(device: IpmiDevice) -> None:
 async def test_it_is_blocked_and_why(device: IpmiDevice, tmp_path: Path) -> None:
     """Somebody else's timer, the kernel's driver, a BMC without a name, and nobody who listens."""
     async with device.listening() as socket:
-        way = effector(device, socket)
+        method = effector(device, socket)
         device.set_timer(1, 1)
-        assert "(use BIOS FRB2, action hard reset" in await blocked(way)
+        assert "(use BIOS FRB2, action hard reset" in await blocked(method)
         device.set_timer(1, 1, runs=False)
         (device.folder / "board").write_text("- 6 -1\n")
-        assert "does not identify itself" in await blocked(way)
+        assert "does not identify itself" in await blocked(method)
         device.set_board()
-        assert await way.carry_out(CHECK)
+        assert await method.carry_out(CHECK)
         (device.modules / "ipmi_watchdog").mkdir(parents=True)
-        assert "rmmod ipmi_watchdog" in await blocked(way, ARM)
+        assert "rmmod ipmi_watchdog" in await blocked(method, ARM)
     nobody = WatchdogEffector(BmcOptions(kind="in-band", socket=str(tmp_path / "none.sock")), DrillFile(tmp_path))
     with pytest.raises(BmcError, match=r"systemctl enable --now powerguard-ipmi\.socket") as caught:
         await nobody.carry_out(DISARM_WAY)
@@ -262,10 +262,10 @@ async def test_the_kernels_own_timer_is_not_stopped(device: IpmiDevice) -> None:
     (device.modules / "ipmi_watchdog").mkdir(parents=True)
     device.set_timer(4, 3)
     async with device.listening() as socket:
-        way = effector(device, socket)
-        assert dict(await way.carry_out(replace(DISARM_WAY, outage=""))) == {"disarmed": False}
+        method = effector(device, socket)
+        assert dict(await method.carry_out(replace(DISARM_WAY, outage=""))) == {"disarmed": False}
         assert device.timer == (4, 3, 0, 600, True)
-        assert dict(await way.carry_out(DISARM_WAY)) == {"disarmed": True}
+        assert dict(await method.carry_out(DISARM_WAY)) == {"disarmed": True}
         assert device.timer[4] is False
 
 

@@ -669,7 +669,7 @@ PLANTS: tuple[Plant, ...] = (
         name="a_reboot_races_the_cut",
         module="powerguard.core.comeback.methods",
         swaps=(
-            ('each.way is Way.OUTPUT and each.returns != "aborts" for each', "False for each"),
+            ('each.method is PowerOnMethod.OUTPUT and each.returns != "aborts" for each', "False for each"),
             ("budget.power_off_at_s(feed) is not None for feed in (", "False for feed in ("),
         ),
         site=_RACES,
@@ -679,16 +679,18 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="an_output_cut_before_the_host_is_off",
         module="powerguard.core.comeback.methods",
-        swaps=(("        Way.OUTPUT: off_in_s + budget.", "        Way.OUTPUT: off_in_s - budget."),),
+        swaps=(
+            ("        PowerOnMethod.OUTPUT: off_in_s + budget.", "        PowerOnMethod.OUTPUT: off_in_s - budget."),
+        ),
         site=_RETURNS,
         within=60,
     ),
     Plant(
-        name="a_way_back_that_is_never_taken_back",
+        name="a_power_on_method_that_is_never_disarmed",
         module="powerguard.core.comeback.methods",
         swaps=(
             (
-                "        if each.order is None and not (each.kept or (dark and each.way in _KEEPS_AWAY)):",
+                "        if each.order is None and not (each.kept or (dark and each.method in _KEEPS_AWAY)):",
                 "        if each.order is None and dark and not dark:",
             ),
         ),
@@ -696,17 +698,17 @@ PLANTS: tuple[Plant, ...] = (
         within=20,
     ),
     Plant(
-        name="armed_ways_forgotten_over_a_boot",
+        name="armed_methods_forgotten_over_a_boot",
         module="powerguard.core.obligations",
         swaps=(("        after_boot=methods.after_boot,\n", ""),),
         site=_RETURNS,
         within=20,
     ),
-    # --- The ways back, with the real loop ----------------------------------------------------------------------------
+    # --- The power-on methods, with the real loop ---------------------------------------------------------------
     Plant(
         name="armed_in_dry_run",
         module="powerguard.daemon.wiring",
-        swaps=(("        return ports.ways(armed)\n", "        return ports.ways(True)\n"),),
+        swaps=(("        return ports.methods(armed)\n", "        return ports.methods(True)\n"),),
         level="loop",
         within=10,
         site=_REHEARSED,
@@ -774,7 +776,7 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="woken_before_the_output_is_cut",
         module="powerguard.core.comeback.methods",
-        swaps=(("        Way.RTC: max(wake_in_s + RTC_AFTER_S", "        Way.RTC: max(off_in_s"),),
+        swaps=(("        PowerOnMethod.RTC: max(wake_in_s + RTC_AFTER_S", "        Way.RTC: max(off_in_s"),),
         level="loop",
         within=60,
         hint=22,
@@ -790,7 +792,7 @@ PLANTS: tuple[Plant, ...] = (
         site=_STOPPED,
     ),
     Plant(
-        name="a_shutdown_that_is_called_off_leaves_its_ways_armed",
+        name="a_shutdown_that_is_called_off_leaves_its_methods_armed",
         module="powerguard.core.comeback.methods",
         swaps=(("        if each.kept:\n", "        if False:\n"),),
         level="loop",
@@ -801,16 +803,16 @@ PLANTS: tuple[Plant, ...] = (
     Plant(
         name="the_daemon_ends_before_its_reboot_is_ordered",
         module="powerguard.daemon.loop",
-        swaps=(("RETURNS = (EnsurePolicy, ArmWay, Reboot)", "RETURNS = (EnsurePolicy, ArmWay)"),),
+        swaps=(("RETURNS = (EnsurePolicy, ArmPowerOn, Reboot)", "RETURNS = (EnsurePolicy, ArmPowerOn)"),),
         level="loop",
         within=60,
         hint=22,
         site=_LATE,
     ),
     Plant(
-        name="the_daemon_ends_before_a_way_is_armed",
+        name="the_daemon_ends_before_a_method_is_armed",
         module="powerguard.daemon.loop",
-        swaps=(("RETURNS = (EnsurePolicy, ArmWay, Reboot)", "RETURNS = (Reboot,)"),),
+        swaps=(("RETURNS = (EnsurePolicy, ArmPowerOn, Reboot)", "RETURNS = (Reboot,)"),),
         level="loop",
         within=30,
         hint=21,

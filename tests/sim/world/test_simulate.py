@@ -107,10 +107,10 @@ def test_the_object_is_the_one_in_the_reference(capsys: pytest.CaptureFixture[st
 
 
 def test_the_reference_names_every_key() -> None:
-    """Of the object, and of a row of `stranded_by_ways`."""
+    """Of the object, and of a row of `stranded_by_methods`."""
     example = json.loads((ROOT / "docs/reference/simulate.json").read_text(encoding="utf-8"))
     written = (ROOT / "docs/reference/simulate.md").read_text(encoding="utf-8")
-    rows = {key for row in example["stranded_by_ways"] for key in row}
+    rows = {key for row in example["stranded_by_methods"] for key in row}
     assert rows
     for key in (KEYS | example.keys() | rows) - {"schema_version", "object"}:
         assert f"`{key}`" in written, key
@@ -132,14 +132,14 @@ def test_people_get_it_in_words(capsys: pytest.CaptureFixture[str]) -> None:
     assert "back by" not in out, "there is nothing but the BMC's policy"
 
 
-def test_stranded_is_told_for_each_set_of_ways(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
+def test_stranded_is_told_for_each_set_of_methods(capsys: pytest.CaptureFixture[str], tmp_path: Path) -> None:
     """One run of a mixed site: every outage is in the set that it had, with who brought it back, or did not."""
     file = tmp_path / "site.yaml"
     short = "outage: {bins: [{from_s: 150, to_s: 420, share: 1}], restrike_share: 0}\n"
     file.write_text(f"{short}returns: {{sentinel_share: 0.5, late_share: 0.5, output_share: 0.2}}\n", encoding="utf-8")
     words = ("--seed", "1", "--outages", "40", "--site", str(file), "--no-faults")
     told = told_by(capsys, *words)
-    sets = {each["set"]: each for each in told["stranded_by_ways"]}
+    sets = {each["set"]: each for each in told["stranded_by_methods"]}
     assert {"P", "A, P", "C, P", "A, C, P", "B cycles, P"} <= set(sets)
     assert sum(each["outages"] for each in sets.values()) == 40
     assert sum(each["stranded"] for each in sets.values()) == told["stranded"] > 0
@@ -148,7 +148,9 @@ def test_stranded_is_told_for_each_set_of_ways(capsys: pytest.CaptureFixture[str
     assert len(sets["P"]["stranded_seeds"]) == sets["P"]["stranded"] > 0
     for each in sets.values():
         assert each["went_off"] <= each["stranded"] + sum(each["back_by"].values())
-        assert all(count == 0 for way, count in each["back_by"].items() if way not in {*each["ways"], "policy"})
+        assert all(
+            count == 0 for method, count in each["back_by"].items() if method not in {*each["methods"], "policy"}
+        )
     status, out, _ = simulate(capsys, *words)
     assert status == 0
     assert re.search(r"(?m)^  C, P +\d+ +\d+ +0 +\d+ s  C \d", out)
@@ -355,12 +357,12 @@ def some(seed: int, excess_s: float = 0.0) -> Sample:
 
 
 def came(stranded: bool, *by: str, broken: bool = False, **there: bool | str) -> Sample:
-    ways = {"reboot": False, "output": "", "sentinel": False, "watchdog": False, "rtc": False, "policy": "always-on"}
-    layers = Layers(**(ways | there))  # type: ignore[arg-type] # a table
+    methods = {"reboot": False, "output": "", "sentinel": False, "watchdog": False, "rtc": False, "policy": "always-on"}
+    layers = Layers(**(methods | there))  # type: ignore[arg-type] # a table
     return some(1)._replace(stranded=stranded, back=Return(layers=layers, broken=broken, by=by, wait_s=8.0 * len(by)))
 
 
-def test_sets_of_ways_are_counted_apart() -> None:
+def test_sets_of_methods_are_counted_apart() -> None:
     """Two outages of the same set are one row; who was never off waits for nobody, and a broken way is told as one."""
     samples = [
         came(False, "rtc", "policy", rtc=True),
@@ -370,12 +372,12 @@ def test_sets_of_ways_are_counted_apart() -> None:
         some(9),
     ]
     samples = [one._replace(seed=seed) for seed, one in enumerate(samples)]
-    rows = report(samples, SimulationOptions(seed=0, outages=5))["stranded_by_ways"]
+    rows = report(samples, SimulationOptions(seed=0, outages=5))["stranded_by_methods"]
     assert [row["set"] for row in rows] == ["E, P", "B aborts, P lies"]
     counts = ("outages", "went_off", "stranded", "stranded_broken", "stranded_seeds", "wait_s_mean")
     assert [rows[0][key] for key in counts] == [3, 2, 1, 1, [2], 16.0]
     assert (rows[0]["back_by"]["rtc"], rows[0]["back_by"]["policy"], rows[0]["back_by"]["reboot"]) == (1, 1, 0)
-    assert (rows[1]["ways"], rows[1]["output"], rows[1]["policy"]) == (["output"], "aborts", "lies")
+    assert (rows[1]["methods"], rows[1]["output"], rows[1]["policy"]) == (["output"], "aborts", "lies")
     assert str(rows[1]["stranded_seeds"]) == "[3]"
 
 

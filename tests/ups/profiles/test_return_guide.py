@@ -2,7 +2,7 @@
 
 from pathlib import Path
 
-from powerguard.core.model.actions import Way
+from powerguard.core.model.actions import PowerOnMethod
 from powerguard.ups.profiles.commands import Switch
 from powerguard.ups.profiles.load import load_profiles
 from powerguard.ups.profiles.schema import COUNT_DOWN, Verb
@@ -43,4 +43,4 @@ def test_the_table_is_that_of_the_files(golden: Golden) -> None:
 
 def test_every_way_is_named() -> None:
     text = GUIDE.read_text(encoding="utf-8")
-    assert [way for way in Way if f"`{way}`" not in text] == []
+    assert [method for method in PowerOnMethod if f"`{method}`" not in text] == []

@@ -279,7 +279,7 @@ _ORDER: Final = {"armed": 0, "blocked": 1, "unknown": 2, "off": 3}
 _MOODS: Final = {"armed": "good", "blocked": "bad", "off": "plain", "unknown": "warn"}
 
 
-def way_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
+def method_rows(told: Mapping[str, Any], words: Mapping[str, str]) -> list[Row]:
     """Return one row for each power-on method, the armed first."""
     layers = sorted(told["power_on"]["layers"], key=lambda each: _ORDER.get(each["stands"], len(_ORDER)))
     return [
@@ -397,7 +397,7 @@ def context(
         "gates": gate_rows(returning, words) if phase == "recovery" else [],
         "trainers": shortened(trainer_rows(told, words), words),
         "sources": shortened(source_rows(told, words), words),
-        "ways": way_rows(told, words),
+        "methods": method_rows(told, words),
         "outages": outage_rows(outages, words),
         "size": (WIDTH, HEIGHT),
     }

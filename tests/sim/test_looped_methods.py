@@ -1,4 +1,4 @@
-"""The ways back at the loop level: the real loop, bulkhead, journal and notes, killed and lied to at each step."""
+"""Power-on methods at the loop level: the real loop, bulkhead, journal and notes, killed and lied to at each step."""
 
 from dataclasses import replace
 from pathlib import Path
@@ -6,7 +6,7 @@ from typing import Any
 
 import pytest
 
-from powerguard.core.model.actions import Way
+from powerguard.core.model.actions import PowerOnMethod
 from powerguard.sim.looped import mischief
 from powerguard.sim.looped.mischief import Kill, Manner, Mischief, Moment
 from powerguard.sim.looped.outage import LoopedOutage, LoopedResult, play, play_many, quick
@@ -78,12 +78,12 @@ RACE: dict[str, tuple[ReturnFacts, bool, int, int]] = {
 
 
 QUICK = {"P alone", "B", "B that would stay off, and C", "all", "all, in dry-run"}
-"""What the core makes of each set of ways is in test_power_on; here these show that the loop carries it out."""
+"""What the core makes of each set of methods is in test_power_on; here these show that the loop carries it out."""
 
 
 @pytest.mark.parametrize("name", [pytest.param(name, marks=() if name in QUICK else pytest.mark.slow) for name in RACE])
 def test_utility_is_back_while_units_stop(tmp_path: Path, ordered_s: float, name: str) -> None:
-    """The race, way by way: who stays off, how often an output was told to go off, and who comes up again."""
+    """The race, method by method: which hosts stay off, how often an output is ordered off, which hosts come up."""
     facts, stranded, sent, rebooted = RACE[name]
     told = told_of(tmp_path / "a", facts, length_s=ordered_s + 3.0)
     assert (told.how, told.stranded, told.sent, told.rebooted) == ("finished", stranded, sent, rebooted)
@@ -104,18 +104,20 @@ def test_killed_at_each_step_of_a_way(tmp_path: Path, ordered_s: float, count: i
 @pytest.mark.parametrize("manner", [manner for manner in Manner if manner is not Manner.WELL])
 def test_all_ways_that_misbehave_hold_nothing_up(tmp_path: Path, manner: Manner) -> None:
     """All of them at once, twice in a row: the power-off comes in time, and what can be taken back is."""
-    words = [word for word, manners in (*mischief.WAYS, *mischief.PEERS) if manner in manners]
-    spoilt = tuple((word, (manner,) * 2) for word in words if word in {*Way, "look", "reboot", "check", "bmc"})
+    words = [word for word, manners in (*mischief.METHODS, *mischief.PEERS) if manner in manners]
+    spoilt = tuple(
+        (word, (manner,) * 2) for word in words if word in {*PowerOnMethod, "look", "reboot", "check", "bmc"}
+    )
     assert spoilt
     told = told_of(tmp_path / "a", ALL, manners=spoilt)
     assert (told.how, told.latches, told.dirty) == ("finished", 1, 0)
     assert told.sent <= 1
 
 
-@pytest.mark.parametrize("way", [Way.SENTINEL, Way.RTC, Way.WATCHDOG])
-def test_somebody_else_stops_the_host(tmp_path: Path, way: Way) -> None:
+@pytest.mark.parametrize("method", [PowerOnMethod.SENTINEL, PowerOnMethod.RTC, PowerOnMethod.WATCHDOG])
+def test_somebody_else_stops_the_host(tmp_path: Path, method: PowerOnMethod) -> None:
     """On battery and before us: armed, and the output is not ours to cut. Called off: taken back."""
-    facts = ReturnFacts(output="cycles", told="cycles", foreign_s=20.0, **{way.value: True})
+    facts = ReturnFacts(output="cycles", told="cycles", foreign_s=20.0, **{method.value: True})
     told = told_of(tmp_path / "a", facts, length_s=40.0)
     assert (told.stranded, told.sent, told.boots) == (False, 0, 2)
     told = told_of(tmp_path / "b", replace(facts, called_off=True), length_s=40.0)
@@ -137,16 +139,16 @@ def test_policy_is_put_back_as_it_was(tmp_path: Path) -> None:
 
 def test_nothing_is_left_armed_and_something_was(tmp_path: Path) -> None:
     outage = outage_of(tmp_path / "a", ALL)
-    armed: set[Way] = set()
+    armed: set[PowerOnMethod] = set()
     take_back = outage.world.back.disarm
 
-    def seen(way: Way) -> None:
+    def seen(method: PowerOnMethod) -> None:
         armed.update(outage.world.back.armed)
-        take_back(way)
+        take_back(method)
 
     outage.world.back.disarm = seen  # type: ignore[method-assign]
     assert outage.play().violations == ()
-    assert Way.SENTINEL in armed, "the others have acted, or were forgotten when the output went"
+    assert PowerOnMethod.SENTINEL in armed, "the others have acted, or were forgotten when the output went"
     assert outage.world.back.idle
 
 

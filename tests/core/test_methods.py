@@ -1,6 +1,6 @@
-"""The ways back: for when each is armed, what is kept, what is taken back, and when a power-off may become a reboot.
+"""Power-on methods: for when each is armed, what is kept, what is disarmed, and when a power-off may become a reboot.
 
-The stories are in tests/scenarios/ (ways-*, reboot-*, foreign-stop-*, outputs-*, back-too-early-*); here are the edges.
+The stories are in tests/scenarios/ (methods-*, reboot-*, foreign-stop-*, outputs-*, back-too-early-*); here are edges.
 """
 
 from collections.abc import Callable
@@ -17,17 +17,17 @@ from powerguard.core.decide.machine import step
 from powerguard.core.decide.turn import Turn
 from powerguard.core.model.actions import (
     Action,
-    ArmWay,
-    CheckWay,
+    ArmPowerOn,
+    CheckPowerOn,
     Detail,
-    DisarmWay,
+    DisarmPowerOn,
     EnsurePolicy,
     Grade,
     Level,
+    PowerOnMethod,
     Reboot,
     RestorePolicy,
     ResumeTraining,
-    Way,
 )
 from powerguard.core.model.events import Done, Failed, OutputSource, Reading
 from powerguard.core.model.policy import FeedPolicy, Mode, Policy
@@ -53,7 +53,7 @@ POLICY = Policy(
     boot_id="boot",
     ups="ups",
     runtime_table=((0.5, 600.0), (1.0, 240.0)),
-    ways=tuple(Way),
+    methods=tuple(PowerOnMethod),
     outputs=("ups",),
     late_reboot=True,
 )
@@ -80,8 +80,8 @@ def shutdown(**fields: object) -> Shutdown:
     return Shutdown(outage=OUTAGE, boot_id="boot", **known)  # type: ignore[arg-type]
 
 
-def armed(way: Way = Way.RTC, **fields: object) -> Armed:
-    return Armed(**{"way": way, "outage": "o", "at_s": 90.0, "acts_at_s": 300.0, **fields})  # type: ignore[arg-type]
+def armed(method: PowerOnMethod = PowerOnMethod.RTC, **fields: object) -> Armed:
+    return Armed(**{"method": method, "outage": "o", "at_s": 90.0, "acts_at_s": 300.0, **fields})  # type: ignore[arg-type]
 
 
 def done(action: Action, **detail: object) -> Done:
@@ -92,8 +92,8 @@ def failed(action: Action) -> Failed:
     return Failed(at_s=NOW_S, action=action, took_s=0.1, reason="no such device")
 
 
-def times(at: Turn) -> dict[Way, float]:
-    return {action.way: action.in_s for action in at.actions if isinstance(action, ArmWay)}
+def times(at: Turn) -> dict[PowerOnMethod, float]:
+    return {action.method: action.in_s for action in at.actions if isinstance(action, ArmPowerOn)}
 
 
 def notes(at: Turn) -> list[str]:
@@ -110,15 +110,20 @@ def story(at: Turn) -> list[tuple[str, str, Level, Detail]]:
 def test_each_way_for_its_own_time() -> None:
     """The cut comes 30 s after the host is off, the sentinel may look then; clock and watchdog wait for the battery."""
     at = turn(Holding(outage=OUTAGE, began_s=60.0))
-    ids = methods.arm(at, OUTAGE, POLICY.ways, off_in_s=50.0, limit_s=5.0)
-    assert times(at) == {Way.OUTPUT: 80.0, Way.RTC: 4110.0, Way.SENTINEL: 80.0, Way.WATCHDOG: 4170.0}
+    ids = methods.arm(at, OUTAGE, POLICY.methods, off_in_s=50.0, limit_s=5.0)
+    assert times(at) == {
+        PowerOnMethod.OUTPUT: 80.0,
+        PowerOnMethod.RTC: 4110.0,
+        PowerOnMethod.SENTINEL: 80.0,
+        PowerOnMethod.WATCHDOG: 4170.0,
+    }
     assert [each.order for each in at.state.armed] == list(ids) == [action.id for action in at.actions]
     assert [each.acts_at_s for each in at.state.armed] == [180.0, 4210.0, 180.0, 4270.0]
     assert {(each.ups, each.outage, each.at_s, each.confirmed) for each in at.state.armed} == {
         ("ups", "o", NOW_S, False),
         ("", "o", NOW_S, False),
     }
-    orders = [action for action in at.actions if isinstance(action, ArmWay)]
+    orders = [action for action in at.actions if isinstance(action, ArmPowerOn)]
     assert [(action.by_s, action.outage, action.ups) for action in orders] == [
         (105.0, "o", ups) for ups in ("ups", "", "", "")
     ]
@@ -136,42 +141,51 @@ def test_each_way_for_its_own_time() -> None:
 )
 def test_nothing_acts_before_the_power_may_be_cut(known: dict[str, object], dark_in_s: float) -> None:
     """Where no output is ordered off: the cut is somebody else's countdown, or the end of the battery."""
-    at = turn(Holding(outage=OUTAGE, began_s=60.0), policy=replace(POLICY, ways=(Way.RTC, Way.WATCHDOG)), **known)
-    methods.arm(at, OUTAGE, tuple(Way), off_in_s=50.0, limit_s=5.0)
-    wanted = {Way.RTC: dark_in_s + 60.0, Way.WATCHDOG: dark_in_s + 120.0}
+    at = turn(
+        Holding(outage=OUTAGE, began_s=60.0),
+        policy=replace(POLICY, methods=(PowerOnMethod.RTC, PowerOnMethod.WATCHDOG)),
+        **known,
+    )
+    methods.arm(at, OUTAGE, tuple(PowerOnMethod), off_in_s=50.0, limit_s=5.0)
+    wanted = {PowerOnMethod.RTC: dark_in_s + 60.0, PowerOnMethod.WATCHDOG: dark_in_s + 120.0}
     assert times(at) == pytest.approx(wanted, abs=0.06)
 
 
 @pytest.mark.parametrize(("seconds", "orders"), [(964.0, 1), (965.0, 0)])
 def test_a_watchdog_that_would_fire_on_battery_is_not_armed(seconds: float, orders: int) -> None:
     """It counts to 6553 s, and the battery may last longer: the host would be started in the dark."""
-    long = replace(POLICY, runtime_table=((0.5, seconds),), ways=(Way.WATCHDOG,))
+    long = replace(POLICY, runtime_table=((0.5, seconds),), methods=(PowerOnMethod.WATCHDOG,))
     at = turn(Holding(outage=OUTAGE, began_s=60.0), battery=Battery(at_s=NOW_S, left=0.4942, load=0.5), policy=long)
-    methods.arm(at, OUTAGE, tuple(Way), off_in_s=50.0, limit_s=5.0)
+    methods.arm(at, OUTAGE, tuple(PowerOnMethod), off_in_s=50.0, limit_s=5.0)
     assert len(at.actions) == orders
     because = "the battery may last for 6438 s, and it counts to 6553 at most"
-    assert story(at) == ([] if orders else [("way_blocked", because, Level.WARNING, (("way", Way.WATCHDOG),))])
+    assert story(at) == (
+        [] if orders else [("power_on_blocked", because, Level.WARNING, (("method", PowerOnMethod.WATCHDOG),))]
+    )
 
 
 def test_a_watchdog_counts_to_its_last_second() -> None:
-    only = replace(POLICY, ways=(Way.WATCHDOG,))
+    only = replace(POLICY, methods=(PowerOnMethod.WATCHDOG,))
     at = turn(Holding(outage=OUTAGE, began_s=60.0), policy=only, feed=replace(feed(), countdown_at_s=NOW_S + 6433.0))
-    methods.arm(at, OUTAGE, tuple(Way), off_in_s=50.0, limit_s=5.0)
-    assert times(at) == {Way.WATCHDOG: 6553.0}
+    methods.arm(at, OUTAGE, tuple(PowerOnMethod), off_in_s=50.0, limit_s=5.0)
+    assert times(at) == {PowerOnMethod.WATCHDOG: 6553.0}
 
 
 def test_only_what_the_settings_name_and_what_is_asked_for() -> None:
-    at = turn(Holding(outage=OUTAGE, began_s=60.0), policy=replace(POLICY, ways=(Way.RTC,)))
-    assert len(methods.arm(at, OUTAGE, tuple(Way), off_in_s=50.0, limit_s=5.0)) == 1
-    assert methods.arm(at, OUTAGE, (Way.SENTINEL,), off_in_s=50.0, limit_s=5.0) == ()
-    assert [each.way for each in at.state.armed] == [Way.RTC]
+    at = turn(Holding(outage=OUTAGE, began_s=60.0), policy=replace(POLICY, methods=(PowerOnMethod.RTC,)))
+    assert len(methods.arm(at, OUTAGE, tuple(PowerOnMethod), off_in_s=50.0, limit_s=5.0)) == 1
+    assert methods.arm(at, OUTAGE, (PowerOnMethod.SENTINEL,), off_in_s=50.0, limit_s=5.0) == ()
+    assert [each.method for each in at.state.armed] == [PowerOnMethod.RTC]
 
 
 def test_armed_anew_counts_and_an_output_is_never_sent_twice() -> None:
-    was = (armed(Way.OUTPUT, ups="ups", confirmed=True), armed(Way.RTC, confirmed=True, order="old", leaving=True))
+    was = (
+        armed(PowerOnMethod.OUTPUT, ups="ups", confirmed=True),
+        armed(PowerOnMethod.RTC, confirmed=True, order="old", leaving=True),
+    )
     at = turn(Holding(outage=OUTAGE, began_s=60.0), *was)
-    methods.arm(at, OUTAGE, (Way.OUTPUT, Way.RTC), off_in_s=50.0, limit_s=5.0)
-    assert list(times(at)) == [Way.RTC]
+    methods.arm(at, OUTAGE, (PowerOnMethod.OUTPUT, PowerOnMethod.RTC), off_in_s=50.0, limit_s=5.0)
+    assert list(times(at)) == [PowerOnMethod.RTC]
     output, clock = at.state.armed
     assert output == was[0]
     assert (clock.order, clock.confirmed, clock.leaving) == (at.actions[0].id, False, False)
@@ -186,7 +200,7 @@ def several(*supplies: Supply, presumed: bool = False) -> tuple[Supplied, ...]:
 
 def fed_by(names: str) -> Policy:
     feeds = tuple(FeedPolicy(policy=replace(POLICY, ups=name)) for name in names)
-    return replace(POLICY, ways=(Way.OUTPUT,), feeds=feeds)
+    return replace(POLICY, methods=(PowerOnMethod.OUTPUT,), feeds=feeds)
 
 
 TWO = fed_by("ab")
@@ -217,9 +231,9 @@ def test_feeds_that_do_not_go_off_together_are_not_cut(
     made: Policy, outputs: tuple[str, ...], upses: tuple[Supplied, ...], known: dict[str, object], because: str
 ) -> None:
     at = turn(Holding(outage=OUTAGE, began_s=60.0), policy=replace(made, outputs=outputs), upses=upses, **known)
-    methods.arm(at, OUTAGE, (Way.OUTPUT,), off_in_s=50.0, limit_s=5.0)
-    assert [action.ups for action in at.actions if isinstance(action, ArmWay)] == ([] if because else list(outputs))
-    told = [("way_blocked", because, Level.WARNING, (("way", Way.OUTPUT),))]
+    methods.arm(at, OUTAGE, (PowerOnMethod.OUTPUT,), off_in_s=50.0, limit_s=5.0)
+    assert [action.ups for action in at.actions if isinstance(action, ArmPowerOn)] == ([] if because else list(outputs))
+    told = [("power_on_blocked", because, Level.WARNING, (("method", PowerOnMethod.OUTPUT),))]
     assert story(at) == (told if because else []), "told once"
 
 
@@ -252,44 +266,55 @@ def test_back_three_times_in_an_hour_waits_for_one_two_and_four(
 def test_who_was_told_to_stay_away_is_not_woken_sooner() -> None:
     """The cut itself, and the watchdog, cannot wait so long; and neither brings a host back while the power is out."""
     at = turn(Holding(outage=OUTAGE, began_s=60.0))
-    methods.arm(at, replace(OUTAGE, back_off_s=5000.0), tuple(Way), off_in_s=50.0, limit_s=5.0)
-    assert times(at) == {Way.OUTPUT: 80.0, Way.RTC: 5000.0, Way.SENTINEL: 5000.0, Way.WATCHDOG: 4170.0}
+    methods.arm(at, replace(OUTAGE, back_off_s=5000.0), tuple(PowerOnMethod), off_in_s=50.0, limit_s=5.0)
+    assert times(at) == {
+        PowerOnMethod.OUTPUT: 80.0,
+        PowerOnMethod.RTC: 5000.0,
+        PowerOnMethod.SENTINEL: 5000.0,
+        PowerOnMethod.WATCHDOG: 4170.0,
+    }
 
 
 # --- How it ended -----------------------------------------------------------------------------------------------------
 
 
-def order(way: Way = Way.RTC) -> ArmWay:
-    return ArmWay(id="a-1", by_s=105.0, way=way, outage="o", in_s=210.0)
+def order(method: PowerOnMethod = PowerOnMethod.RTC) -> ArmPowerOn:
+    return ArmPowerOn(id="a-1", by_s=105.0, method=method, outage="o", in_s=210.0)
 
 
 def test_what_was_read_back_is_armed() -> None:
-    mine = (armed(Way.OUTPUT, ups="ups", order="a-1"), armed(order="other"))
-    at = turn(shutdown(), *mine, policy=replace(POLICY, ways=(Way.OUTPUT,)))
-    obligations.handle(at, done(order(Way.OUTPUT), in_s=240.04, returns="cycles"))
+    mine = (armed(PowerOnMethod.OUTPUT, ups="ups", order="a-1"), armed(order="other"))
+    at = turn(shutdown(), *mine, policy=replace(POLICY, methods=(PowerOnMethod.OUTPUT,)))
+    obligations.handle(at, done(order(PowerOnMethod.OUTPUT), in_s=240.04, returns="cycles"))
     first, second = at.state.armed
-    assert first == armed(Way.OUTPUT, ups="ups", confirmed=True, returns="cycles", acts_at_s=90.0 + 240.04)
+    assert first == armed(PowerOnMethod.OUTPUT, ups="ups", confirmed=True, returns="cycles", acts_at_s=90.0 + 240.04)
     assert second == armed(order="other")
-    assert at.notes[0].numbers == (("way", Way.OUTPUT), ("in_s", 240.0), ("returns", "cycles"))
+    assert at.notes[0].numbers == (("method", PowerOnMethod.OUTPUT), ("in_s", 240.0), ("returns", "cycles"))
 
 
 def test_once_the_cut_is_certain_nobody_waits_for_the_batterys_end() -> None:
     """All that act after it are ordered anew, by the time that was read back; with two outputs, when both are told."""
     two = replace(POLICY, outputs=("a", "b"))
-    first = armed(Way.OUTPUT, ups="a", order="a-1")
-    at = turn(shutdown(), first, armed(Way.OUTPUT, ups="b", order="b-1", at_s=NOW_S), armed(), policy=two)
-    obligations.handle(at, done(order(Way.OUTPUT), in_s=100))
+    first = armed(PowerOnMethod.OUTPUT, ups="a", order="a-1")
+    at = turn(shutdown(), first, armed(PowerOnMethod.OUTPUT, ups="b", order="b-1", at_s=NOW_S), armed(), policy=two)
+    obligations.handle(at, done(order(PowerOnMethod.OUTPUT), in_s=100))
     assert at.actions == []
-    obligations.handle(at, done(replace(order(Way.OUTPUT), id="b-1"), in_s=120))
-    assert times(at) == {Way.RTC: 120.0 + 60.0, Way.SENTINEL: 120.0 + 30.0, Way.WATCHDOG: 120.0 + 120.0}
+    obligations.handle(at, done(replace(order(PowerOnMethod.OUTPUT), id="b-1"), in_s=120))
+    assert times(at) == {
+        PowerOnMethod.RTC: 120.0 + 60.0,
+        PowerOnMethod.SENTINEL: 120.0 + 30.0,
+        PowerOnMethod.WATCHDOG: 120.0 + 120.0,
+    }
     assert len(at.state.armed) == 5
     sooner = turn(
-        shutdown(), armed(Way.OUTPUT, ups="ups", order="a-1"), policy=replace(POLICY, ways=(Way.OUTPUT, Way.RTC))
+        shutdown(),
+        armed(PowerOnMethod.OUTPUT, ups="ups", order="a-1"),
+        policy=replace(POLICY, methods=(PowerOnMethod.OUTPUT, PowerOnMethod.RTC)),
     )
-    obligations.handle(sooner, done(order(Way.OUTPUT), in_s=10.5))
-    assert times(sooner) == {Way.RTC: 0.5 + 60.0}, "the cut comes at any moment"
-    foreign = turn(OnBattery(outage=OUTAGE), armed(Way.OUTPUT, ups="ups", order="a-1"))
-    obligations.handle(foreign, done(order(Way.OUTPUT), in_s=100))
+    obligations.handle(sooner, done(order(PowerOnMethod.OUTPUT), in_s=10.5))
+    assert times(sooner) == {PowerOnMethod.RTC: 0.5 + 60.0}, "the cut comes at any moment"
+    foreign = turn(OnBattery(outage=OUTAGE), armed(PowerOnMethod.OUTPUT, ups="ups", order="a-1"))
+    obligations.handle(foreign, done(order(PowerOnMethod.OUTPUT), in_s=100))
     assert foreign.actions == [], "no cut of ours, no phase of ours"
 
 
@@ -306,20 +331,20 @@ def test_where_ac_drops_for_certain_the_clock_waits_for_the_batterys_end(
     Where AC may stay, each second of waiting is one for nothing. The others look for themselves, or are forgotten.
     """
     two = replace(POLICY, outputs=("a", "b"))
-    told = armed(Way.OUTPUT, ups="a", at_s=NOW_S, acts_at_s=NOW_S + 120.0, confirmed=True, returns=returns[0])
-    other = armed(Way.OUTPUT, ups="b", order="a-1", at_s=NOW_S)
+    told = armed(PowerOnMethod.OUTPUT, ups="a", at_s=NOW_S, acts_at_s=NOW_S + 120.0, confirmed=True, returns=returns[0])
+    other = armed(PowerOnMethod.OUTPUT, ups="b", order="a-1", at_s=NOW_S)
     at = turn(shutdown(), told, other, policy=two, feed=replace(feed(), countdown_at_s=countdown_at_s))
-    obligations.handle(at, done(order(Way.OUTPUT), in_s=120, returns=returns[1]))
-    assert times(at) == {Way.RTC: in_s, Way.SENTINEL: 150.0, Way.WATCHDOG: 240.0}
+    obligations.handle(at, done(order(PowerOnMethod.OUTPUT), in_s=120, returns=returns[1]))
+    assert times(at) == {PowerOnMethod.RTC: in_s, PowerOnMethod.SENTINEL: 150.0, PowerOnMethod.WATCHDOG: 240.0}
 
 
 def test_the_clock_never_rings_before_the_cut() -> None:
     """A battery that is all but empty, and a UPS that waits for longer than that."""
     empty = {"battery": Battery(at_s=NOW_S, left=0.0, load=0.5)}
-    told = armed(Way.OUTPUT, ups="ups", order="a-1", at_s=NOW_S)
-    at = turn(shutdown(), told, policy=replace(POLICY, ways=(Way.OUTPUT, Way.RTC)), **empty)
-    obligations.handle(at, done(order(Way.OUTPUT), in_s=300, returns="cycles"))
-    assert times(at) == {Way.RTC: 360.0}
+    told = armed(PowerOnMethod.OUTPUT, ups="ups", order="a-1", at_s=NOW_S)
+    at = turn(shutdown(), told, policy=replace(POLICY, methods=(PowerOnMethod.OUTPUT, PowerOnMethod.RTC)), **empty)
+    obligations.handle(at, done(order(PowerOnMethod.OUTPUT), in_s=300, returns="cycles"))
+    assert times(at) == {PowerOnMethod.RTC: 360.0}
 
 
 def test_an_answer_without_figures_is_one_all_the_same() -> None:
@@ -333,15 +358,17 @@ def test_what_failed_may_be_armed_for_all_that() -> None:
     at = turn(shutdown(), armed(order="a-1"))
     obligations.handle(at, failed(order()))
     assert at.state.armed == (armed(),)
-    assert story(at) == [("way_blocked", "no such device", Level.WARNING, (("way", Way.RTC), ("took_s", 0.1)))]
+    assert story(at) == [
+        ("power_on_blocked", "no such device", Level.WARNING, (("method", PowerOnMethod.RTC), ("took_s", 0.1)))
+    ]
 
 
 def test_what_was_certainly_not_done_stands_in_nobodys_way() -> None:
     """A card that lets nobody write: the late reboot is not excluded by a cut that never comes."""
-    at = turn(shutdown(), armed(Way.OUTPUT, ups="ups", order="a-1"))
-    obligations.handle(at, replace(failed(order(Way.OUTPUT)), harmless=True))
+    at = turn(shutdown(), armed(PowerOnMethod.OUTPUT, ups="ups", order="a-1"))
+    obligations.handle(at, replace(failed(order(PowerOnMethod.OUTPUT)), harmless=True))
     assert at.state.armed == ()
-    assert notes(at) == ["way_blocked"]
+    assert notes(at) == ["power_on_blocked"]
 
 
 def test_an_order_that_is_not_known_changes_nothing() -> None:
@@ -350,13 +377,13 @@ def test_an_order_that_is_not_known_changes_nothing() -> None:
         obligations.handle(at, outcome)
         assert at.state.armed == (armed(order="other"),)
     at = turn(Online(), armed(order="other"))
-    obligations.handle(at, done(DisarmWay(id="d-1", by_s=105.0, way=Way.RTC, outage="o")))
+    obligations.handle(at, done(DisarmPowerOn(id="d-1", by_s=105.0, method=PowerOnMethod.RTC, outage="o")))
     assert at.state.armed == (armed(order="other"),)
 
 
 def test_in_dry_run_nothing_is_armed() -> None:
-    at = turn(shutdown(), policy=replace(POLICY, mode=Mode.DRY_RUN, ways=(Way.RTC,)))
-    methods.arm(at, OUTAGE, (Way.RTC,), off_in_s=60.0, limit_s=5.0)
+    at = turn(shutdown(), policy=replace(POLICY, mode=Mode.DRY_RUN, methods=(PowerOnMethod.RTC,)))
+    methods.arm(at, OUTAGE, (PowerOnMethod.RTC,), off_in_s=60.0, limit_s=5.0)
     obligations.handle(at, done(at.actions[0], dry_run=True))
     assert (at.state.armed, at.notes) == ((), [])
 
@@ -364,23 +391,23 @@ def test_in_dry_run_nothing_is_armed() -> None:
 def test_a_dry_run_that_arms_again_does_not_forget_what_may_be_armed_in_earnest() -> None:
     """The daemon was killed as it armed, and the settings have become a dry-run: what became of it is not known."""
     lost = (armed(order="gone-1"),)
-    at = turn(shutdown(), *lost, policy=replace(POLICY, mode=Mode.DRY_RUN, ways=(Way.RTC,)))
+    at = turn(shutdown(), *lost, policy=replace(POLICY, mode=Mode.DRY_RUN, methods=(PowerOnMethod.RTC,)))
     methods.after_restart(at, lost)
     obligations.handle(at, done(at.actions[0], dry_run=True))
-    assert [(each.way, each.order, each.recorded) for each in at.state.armed] == [(Way.RTC, None, False)]
+    assert [(each.method, each.order, each.recorded) for each in at.state.armed] == [(PowerOnMethod.RTC, None, False)]
 
 
 def test_a_dry_run_that_arms_what_only_lost_history_may_have_armed_has_recorded_it() -> None:
     """Else a method of which nothing is known would raise its alarm for as long as the host stays in dry-run."""
-    at = turn(shutdown(), armed(outage=""), policy=replace(POLICY, mode=Mode.DRY_RUN, ways=(Way.RTC,)))
-    methods.arm(at, OUTAGE, (Way.RTC,), off_in_s=60.0, limit_s=5.0)
+    at = turn(shutdown(), armed(outage=""), policy=replace(POLICY, mode=Mode.DRY_RUN, methods=(PowerOnMethod.RTC,)))
+    methods.arm(at, OUTAGE, (PowerOnMethod.RTC,), off_in_s=60.0, limit_s=5.0)
     obligations.handle(at, done(at.actions[0], dry_run=True))
     assert at.state.armed == ()
 
 
 def test_what_dry_run_has_recorded_is_taken_back_without_a_word() -> None:
     """Its outcome was lost with the daemon: no device has such an order, nor confirms that it has none."""
-    at = turn(Online(), armed(recorded=True), armed(Way.SENTINEL, outage=""))
+    at = turn(Online(), armed(recorded=True), armed(PowerOnMethod.SENTINEL, outage=""))
     methods.reconcile(at)
     for action in tuple(at.actions):
         obligations.handle(at, done(action, dry_run=True))
@@ -389,18 +416,20 @@ def test_what_dry_run_has_recorded_is_taken_back_without_a_word() -> None:
 
 def test_a_dry_run_does_not_forget_what_was_armed_in_earnest() -> None:
     """Settings that have become a dry-run: a BMC that counts on goes on counting, and somebody must be told."""
-    was = (armed(Way.WATCHDOG, confirmed=True), armed(), armed(Way.SENTINEL, recorded=True))
+    was = (armed(PowerOnMethod.WATCHDOG, confirmed=True), armed(), armed(PowerOnMethod.SENTINEL, recorded=True))
     at = turn(Online(), *was, TemporaryPolicy(policy="last-state"), policy=replace(POLICY, mode=Mode.DRY_RUN))
     methods.reconcile(at)
     methods.reconcile_policy(at)
     for action in tuple(at.actions):
         obligations.handle(at, done(action, dry_run=True))
-    kept = [(each.way, each.order, each.leaving) for each in at.state.armed]
-    assert kept == [(Way.WATCHDOG, None, True), (Way.RTC, None, True)], "one that is not confirmed may be armed, too"
+    kept = [(each.method, each.order, each.leaving) for each in at.state.armed]
+    assert kept == [(PowerOnMethod.WATCHDOG, None, True), (PowerOnMethod.RTC, None, True)], (
+        "one that is not confirmed may be armed, too"
+    )
     assert at.state.temporary_policy == TemporaryPolicy(
         policy="last-state", at_s=NOW_S, retry_at_s=NOW_S + methods.RESTORE_AGAIN_S
     )
-    assert notes(at)[0] == "way_stuck_raised"
+    assert notes(at)[0] == "power_on_stuck_raised"
 
 
 def test_a_dry_run_that_is_back_on_battery_does_not_arm_without_end() -> None:
@@ -413,12 +442,14 @@ def test_a_dry_run_that_is_back_on_battery_does_not_arm_without_end() -> None:
 def test_a_check_that_fails_says_what_is_blocked() -> None:
     at = turn(OnBattery(outage=OUTAGE))
     methods.check(at)
-    assert [(type(action), getattr(action, "way", None)) for action in at.actions] == [(CheckWay, way) for way in Way]
-    assert [action.ups for action in at.actions if isinstance(action, CheckWay)] == ["ups", "", "", ""]
+    assert [(type(action), getattr(action, "method", None)) for action in at.actions] == [
+        (CheckPowerOn, method) for method in PowerOnMethod
+    ]
+    assert [action.ups for action in at.actions if isinstance(action, CheckPowerOn)] == ["ups", "", "", ""]
     obligations.handle(at, done(at.actions[0]))
     assert at.notes == []
     obligations.handle(at, failed(at.actions[1]))
-    assert story(at) == [("way_blocked", "no such device", Level.WARNING, (("way", Way.RTC),))]
+    assert story(at) == [("power_on_blocked", "no such device", Level.WARNING, (("method", PowerOnMethod.RTC),))]
 
 
 # --- Taken back -------------------------------------------------------------------------------------------------------
@@ -426,21 +457,21 @@ def test_a_check_that_fails_says_what_is_blocked() -> None:
 
 def test_what_has_no_outage_to_act_for_is_taken_back() -> None:
     """One order each; what fails is told once, and each end as it comes."""
-    at = turn(Online(), armed(), armed(Way.WATCHDOG))
+    at = turn(Online(), armed(), armed(PowerOnMethod.WATCHDOG))
     methods.reconcile(at)
-    assert [type(action) for action in at.actions] == [DisarmWay, DisarmWay]
+    assert [type(action) for action in at.actions] == [DisarmPowerOn, DisarmPowerOn]
     assert all(each.leaving and each.order and each.at_s == NOW_S for each in at.state.armed)
     methods.reconcile(at)
     assert len(at.actions) == 2, "they are in flight"
     first, second = at.actions
     obligations.handle(at, failed(first))
     obligations.handle(at, done(second, disarmed=True, because="stopped and read back"))
-    assert [each.way for each in at.state.armed] == [Way.RTC]
+    assert [each.method for each in at.state.armed] == [PowerOnMethod.RTC]
     methods.reconcile(at)
     told = [(note.event, note.because, note.level) for note in at.notes]
     assert told == [
-        ("way_stuck_raised", "rtc: no such device", Level.ERROR),
-        ("way_disarmed", "stopped and read back", Level.INFO),
+        ("power_on_stuck_raised", "rtc: no such device", Level.ERROR),
+        ("power_on_disarmed", "stopped and read back", Level.INFO),
     ]
     at.now_s += methods.AGAIN_S
     methods.reconcile(at)
@@ -448,34 +479,44 @@ def test_what_has_no_outage_to_act_for_is_taken_back() -> None:
     assert at.state.armed == ()
     methods.reconcile(at)
     assert [(note.event, note.because) for note in at.notes[2:]] == [
-        ("way_disarmed", "confirmed by the device"),
-        ("way_stuck_cleared", "every method is disarmed"),
+        ("power_on_disarmed", "confirmed by the device"),
+        ("power_on_stuck_cleared", "every method is disarmed"),
     ]
 
 
 def test_what_was_not_armed_any_more_is_not_told_as_taken_back() -> None:
     """An alarm that has gone off, a countdown that somebody called off. Of no outage of ours it is no news at all."""
-    at = turn(Online(), armed(order="d-1"), armed(Way.OUTPUT, ups="ups", outage="", order="d-2"), armed(Way.WATCHDOG))
-    for id_, way, outage in (("d-1", Way.RTC, "o"), ("d-2", Way.OUTPUT, "")):
-        order = DisarmWay(id=id_, by_s=105.0, way=way, outage=outage)
+    at = turn(
+        Online(),
+        armed(order="d-1"),
+        armed(PowerOnMethod.OUTPUT, ups="ups", outage="", order="d-2"),
+        armed(PowerOnMethod.WATCHDOG),
+    )
+    for id_, method, outage in (("d-1", PowerOnMethod.RTC, "o"), ("d-2", PowerOnMethod.OUTPUT, "")):
+        order = DisarmPowerOn(id=id_, by_s=105.0, method=method, outage=outage)
         obligations.handle(at, done(order, disarmed=False, **({"because": "it has gone off"} if outage else {})))
-    assert [each.way for each in at.state.armed] == [Way.WATCHDOG]
+    assert [each.method for each in at.state.armed] == [PowerOnMethod.WATCHDOG]
     methods.reconcile(at)
     obligations.handle(at, done(at.actions[0], disarmed=False))
     assert story(at) == [
-        ("way_found_disarmed", "it has gone off", Level.INFO, (("way", Way.RTC),)),
-        ("way_found_disarmed", "the device had it disarmed already", Level.INFO, (("way", Way.WATCHDOG),)),
+        ("power_on_found_disarmed", "it has gone off", Level.INFO, (("method", PowerOnMethod.RTC),)),
+        (
+            "power_on_found_disarmed",
+            "the device had it disarmed already",
+            Level.INFO,
+            (("method", PowerOnMethod.WATCHDOG),),
+        ),
     ]
 
 
 def test_an_order_to_cut_the_output_whose_time_has_passed_is_found_disarmed() -> None:
     """The UPS never confirmed it, and the host still has power ten seconds after the cut was due."""
     for confirmed, late_s, found in ((False, 10.1, True), (False, 9.9, False), (True, 10.1, False)):
-        cut = armed(Way.OUTPUT, ups="ups", acts_at_s=NOW_S - late_s, confirmed=confirmed)
+        cut = armed(PowerOnMethod.OUTPUT, ups="ups", acts_at_s=NOW_S - late_s, confirmed=confirmed)
         at = turn(Online(), cut, feed=feed(Supply.UTILITY))
         methods.reconcile(at)
         because = "the time of its order has passed, and the host has power"
-        told = [("way_found_disarmed", because, Level.INFO, (("way", Way.OUTPUT),))]
+        told = [("power_on_found_disarmed", because, Level.INFO, (("method", PowerOnMethod.OUTPUT),))]
         assert story(at) == (told if found else [])
         assert bool(at.state.armed) is not found
 
@@ -495,28 +536,28 @@ def test_what_cannot_be_taken_back_is_tried_each_minute_until_it_ought_to_have_a
     assert all(before <= later for before, later in pairwise(gaps))
     assert gaps[4:7] == [90.0, 180.0, 360.0]
     assert set(gaps[-3:]) == {3600.0}
-    assert notes(at) == ["way_stuck_raised"]
+    assert notes(at) == ["power_on_stuck_raised"]
 
 
 def test_what_the_settings_name_no_more_is_kept_for_a_day_and_given_up() -> None:
     """Nobody is asked, as nobody is there. Named again within the day, it is taken back."""
-    was = (armed(), armed(Way.OUTPUT, ups="b"))
-    at = turn(Online(), *was, policy=replace(POLICY, ways=(Way.OUTPUT,)))
+    was = (armed(), armed(PowerOnMethod.OUTPUT, ups="b"))
+    at = turn(Online(), *was, policy=replace(POLICY, methods=(PowerOnMethod.OUTPUT,)))
     methods.reconcile(at)
     at.now_s += methods.GIVE_UP_S - 1.0
     methods.reconcile(at)
     assert (at.actions, [each.leaving for each in at.state.armed]) == ([], [True, True])
-    assert [(note.event, note.level) for note in at.notes] == [("way_doubtful_raised", Level.WARNING)]
+    assert [(note.event, note.level) for note in at.notes] == [("power_on_doubtful_raised", Level.WARNING)]
     named = Turn(POLICY, at.state, at.now_s)
     methods.reconcile(named)
-    assert [action.way for action in named.actions if isinstance(action, DisarmWay)] == [Way.RTC]
+    assert [action.method for action in named.actions if isinstance(action, DisarmPowerOn)] == [PowerOnMethod.RTC]
     at.now_s += 1.0
     methods.reconcile(at)
     assert at.state.armed == ()
     assert [(note.event, note.because.partition(" may")[0], note.level) for note in at.notes[1:]] == [
-        ("way_given_up", "rtc", Level.WARNING),
-        ("way_given_up", "output of b", Level.WARNING),
-        ("way_doubtful_cleared", "every method is disarmed", Level.INFO),
+        ("power_on_given_up", "rtc", Level.WARNING),
+        ("power_on_given_up", "output of b", Level.WARNING),
+        ("power_on_doubtful_cleared", "every method is disarmed", Level.INFO),
     ]
 
 
@@ -524,10 +565,10 @@ def test_without_history_each_way_may_be_armed_for_an_outage_of_which_nobody_kno
     """To take back what is not armed does nothing. An output only with utility: a shutdown may be under way."""
     at = turn(OnBattery(outage=OUTAGE), *methods.unknown(POLICY, NOW_S))
     methods.reconcile(at)
-    assert [(action.way, action.outage) for action in at.actions if isinstance(action, DisarmWay)] == [
-        (Way.RTC, ""),
-        (Way.SENTINEL, ""),
-        (Way.WATCHDOG, ""),
+    assert [(action.method, action.outage) for action in at.actions if isinstance(action, DisarmPowerOn)] == [
+        (PowerOnMethod.RTC, ""),
+        (PowerOnMethod.SENTINEL, ""),
+        (PowerOnMethod.WATCHDOG, ""),
     ]
     for supply, orders in ((Supply.UNKNOWN, 3), (Supply.UTILITY, 4)):
         at.state = replace(at.state, feed=feed(supply))
@@ -535,26 +576,26 @@ def test_without_history_each_way_may_be_armed_for_an_outage_of_which_nobody_kno
         assert len(at.actions) == orders
     obligations.handle(at, failed(at.actions[3]))
     assert [(note.event, note.because, note.level) for note in at.notes] == [
-        ("way_doubtful_raised", "output: no such device", Level.WARNING)
+        ("power_on_doubtful_raised", "output: no such device", Level.WARNING)
     ]
     obligations.handle(at, done(at.actions[2]))
     methods.reconcile(at)
-    assert at.state.told == ("way_doubtful",)
+    assert at.state.told == ("power_on_doubtful",)
     at.state = replace(at.state, owed=())
     methods.reconcile(at)
-    assert notes(at)[-1] == "way_doubtful_cleared"
-    known = turn(OnBattery(outage=OUTAGE), armed(Way.OUTPUT, ups="ups"))
+    assert notes(at)[-1] == "power_on_doubtful_cleared"
+    known = turn(OnBattery(outage=OUTAGE), armed(PowerOnMethod.OUTPUT, ups="ups"))
     methods.reconcile(known)
-    whose = [(action.ups, action.outage) for action in known.actions if isinstance(action, DisarmWay)]
+    whose = [(action.ups, action.outage) for action in known.actions if isinstance(action, DisarmPowerOn)]
     assert whose == [("ups", "o")], "of an outage that is known, and was not ours to end: at once"
 
 
 def test_an_output_of_which_nobody_knows_is_ordered_off_all_the_same() -> None:
     """Its UPS is asked whether a countdown stands before it is told; and until it is, no reboot is decided."""
     at = turn(Holding(outage=OUTAGE, began_s=60.0), *methods.unknown(POLICY, NOW_S))
-    methods.arm(at, OUTAGE, (Way.OUTPUT,), off_in_s=50.0, limit_s=5.0)
-    assert times(at) == {Way.OUTPUT: 80.0}
-    assert [each.outage for each in at.state.armed if each.way is Way.OUTPUT] == ["o"]
+    methods.arm(at, OUTAGE, (PowerOnMethod.OUTPUT,), off_in_s=50.0, limit_s=5.0)
+    assert times(at) == {PowerOnMethod.OUTPUT: 80.0}
+    assert [each.outage for each in at.state.armed if each.method is PowerOnMethod.OUTPUT] == ["o"]
     reboot = turn(shutdown(), *methods.unknown(POLICY, NOW_S), feed=feed(Supply.UTILITY))
     assert late(reboot) == []
 
@@ -564,23 +605,23 @@ def test_what_was_stuck_and_is_named_no_more_is_told_as_that() -> None:
     at = turn(Online(), armed())
     methods.reconcile(at)
     obligations.handle(at, failed(at.actions[0]))
-    at.policy = replace(POLICY, ways=())
+    at.policy = replace(POLICY, methods=())
     methods.reconcile(at)
-    assert notes(at) == ["way_stuck_raised", "way_doubtful_raised", "way_stuck_cleared"]
+    assert notes(at) == ["power_on_stuck_raised", "power_on_doubtful_raised", "power_on_stuck_cleared"]
 
 
 def test_a_doubt_hides_no_alarm() -> None:
     """Each is told for itself, and ends by itself."""
-    at = turn(Online(), armed(), armed(Way.SENTINEL, outage=""))
+    at = turn(Online(), armed(), armed(PowerOnMethod.SENTINEL, outage=""))
     methods.reconcile(at)
     first, second = at.actions
     for order in (second, first):
         obligations.handle(at, failed(order))
     methods.reconcile(at)
-    assert notes(at) == ["way_doubtful_raised", "way_stuck_raised"]
+    assert notes(at) == ["power_on_doubtful_raised", "power_on_stuck_raised"]
     at.state = replace(at.state, owed=at.state.owed[1:])
     methods.reconcile(at)
-    assert notes(at)[2:] == ["way_stuck_cleared"]
+    assert notes(at)[2:] == ["power_on_stuck_cleared"]
 
 
 def test_on_one_unconfirmed_reading_nothing_is_taken_back() -> None:
@@ -600,8 +641,8 @@ def test_kept_for_a_shutdown_that_is_not_ours() -> None:
     """Until the daemon starts again, in the same boot: then it was called off."""
     at = turn(OnBattery(outage=OUTAGE), armed(confirmed=True))
     methods.foreign_stop(at)
-    assert set(times(at)) == {Way.RTC, Way.SENTINEL, Way.WATCHDOG}
-    assert times(at)[Way.SENTINEL] == 110.0 + 5.0 + 30.0
+    assert set(times(at)) == {PowerOnMethod.RTC, PowerOnMethod.SENTINEL, PowerOnMethod.WATCHDOG}
+    assert times(at)[PowerOnMethod.SENTINEL] == 110.0 + 5.0 + 30.0
     assert all(each.kept for each in at.state.armed)
     count = len(at.actions)
     methods.reconcile(at)
@@ -610,7 +651,7 @@ def test_kept_for_a_shutdown_that_is_not_ours() -> None:
     assert [each.kept for each in at.state.armed] == [False] * 3
     assert [each.order is None for each in at.state.armed] == [True, False, False]
     methods.reconcile(at)
-    assert [type(action) for action in at.actions[count:]] == [DisarmWay], "the others have an answer to come yet"
+    assert [type(action) for action in at.actions[count:]] == [DisarmPowerOn], "the others have an answer to come yet"
 
 
 @pytest.mark.parametrize(
@@ -619,22 +660,22 @@ def test_kept_for_a_shutdown_that_is_not_ours() -> None:
 def test_killed_at_the_commit_what_was_being_armed_is_armed_anew(force_at_s: float, off_in_s: float) -> None:
     """An output too, once: its effector knows whether it was told. What is given again has its answer to come."""
     mine = (
-        armed(Way.OUTPUT, ups="ups", order="a-1"),
-        armed(Way.RTC, order="a-2"),
-        armed(Way.SENTINEL, confirmed=True),
-        armed(Way.WATCHDOG, order="a-3", leaving=True),
+        armed(PowerOnMethod.OUTPUT, ups="ups", order="a-1"),
+        armed(PowerOnMethod.RTC, order="a-2"),
+        armed(PowerOnMethod.SENTINEL, confirmed=True),
+        armed(PowerOnMethod.WATCHDOG, order="a-3", leaving=True),
     )
     at = turn(shutdown(force_at_s=force_at_s), *mine, policy=replace(POLICY, force_after_s=75.0))
     obligations.after_restart(at, ("a-2",))
-    assert times(at) == {Way.OUTPUT: off_in_s + 30.0}
+    assert times(at) == {PowerOnMethod.OUTPUT: off_in_s + 30.0}
     assert [each.order for each in at.state.armed] == [at.actions[0].id, "a-2", None, None]
     obligations.after_restart(at, ())
-    assert set(times(at)) == {Way.OUTPUT, Way.RTC}
+    assert set(times(at)) == {PowerOnMethod.OUTPUT, PowerOnMethod.RTC}
     elsewhere = turn(Holding(outage=OUTAGE, began_s=60.0), *mine)
     obligations.after_restart(elsewhere, ())
     assert elsewhere.actions == [], "no shutdown of ours: it is taken back"
     sent = turn(shutdown(), replace(mine[0], order=None, confirmed=True))
-    methods.arm(sent, OUTAGE, (Way.OUTPUT,), off_in_s=50.0, limit_s=5.0)
+    methods.arm(sent, OUTAGE, (PowerOnMethod.OUTPUT,), off_in_s=50.0, limit_s=5.0)
     assert sent.actions == []
 
 
@@ -647,7 +688,10 @@ def test_a_foreign_stop_concerns_an_open_outage(phase: Phase) -> None:
 
 def test_another_boot_has_an_output_less() -> None:
     """The UPS that has cut its output has nothing left to take back."""
-    cut, aborted = armed(Way.OUTPUT, ups="ups", acts_at_s=9.0), armed(Way.OUTPUT, ups="b", returns="aborts")
+    cut, aborted = (
+        armed(PowerOnMethod.OUTPUT, ups="ups", acts_at_s=9.0),
+        armed(PowerOnMethod.OUTPUT, ups="b", returns="aborts"),
+    )
     was = (cut, aborted, armed(order="a-1", kept=True, leaving=True, confirmed=True))
     before = State(phase=Online(), owed=was)
     policy = replace(POLICY, outputs=("ups", "b"))
@@ -657,9 +701,9 @@ def test_another_boot_has_an_output_less() -> None:
 @pytest.mark.parametrize("cancelled", [True, False])
 def test_a_host_that_is_back_before_the_cut_cancels_it_or_waits_for_it(*, cancelled: bool) -> None:
     """A person pressed the button. The UPS shows no countdown, so that only the order of the old boot tells of it."""
-    was = armed(Way.OUTPUT, ups="ups", at_s=0.0, acts_at_s=150.0, confirmed=True, returns="cycles")
+    was = armed(PowerOnMethod.OUTPUT, ups="ups", at_s=0.0, acts_at_s=150.0, confirmed=True, returns="cycles")
     stored = Stored(state=State(phase=shutdown(), owed=(was,)), boot_id="boot-zero", at_s=100.0, gap_s=20.0)
-    policy = replace(POLICY, ways=(Way.OUTPUT,))
+    policy = replace(POLICY, methods=(PowerOnMethod.OUTPUT,))
     assert restore(policy, replace(stored, gap_s=None), 15.0).state.armed == (), "no clock: it has cut, most likely"
     state = restore(policy, stored, 15.0).state
     assert [each.acts_at_s for each in state.armed] == [45.0]
@@ -669,12 +713,12 @@ def test_a_host_that_is_back_before_the_cut_cancels_it_or_waits_for_it(*, cancel
         answer = step(policy, state, replace(told, charge_pct=100.0, load_pct=20.0))
         state = answer.state
         for order in answer.actions:
-            if isinstance(order, EnsurePolicy | DisarmWay | ResumeTraining):
+            if isinstance(order, EnsurePolicy | DisarmPowerOn | ResumeTraining):
                 orders.append(order)
-                well = cancelled or not isinstance(order, DisarmWay)
+                well = cancelled or not isinstance(order, DisarmPowerOn)
                 event = done(order) if well else failed(order)
                 state = step(policy, state, replace(event, at_s=float(at_s))).state
-    assert [type(order) for order in orders] == [DisarmWay, ResumeTraining]
+    assert [type(order) for order in orders] == [DisarmPowerOn, ResumeTraining]
     assert [int(order.by_s) for order in orders] == ([21, 56] if cancelled else [21, 86])
     assert state.armed == ()
     assert state.told == ()
@@ -683,10 +727,11 @@ def test_a_host_that_is_back_before_the_cut_cancels_it_or_waits_for_it(*, cancel
 def test_an_order_of_an_earlier_boot_that_is_being_cancelled_does_not_stand_in_the_way_of_the_next() -> None:
     """Back on battery, the host commits again at once: without the cut it would stay off."""
     at = turn(
-        Recovery(outage=OUTAGE, began_s=90.0, clean=True), armed(Way.OUTPUT, ups="ups", order="d-1", leaving=True)
+        Recovery(outage=OUTAGE, began_s=90.0, clean=True),
+        armed(PowerOnMethod.OUTPUT, ups="ups", order="d-1", leaving=True),
     )
-    methods.arm(at, OUTAGE, (Way.OUTPUT,), off_in_s=50.0, limit_s=5.0)
-    assert times(at) == {Way.OUTPUT: 80.0}
+    methods.arm(at, OUTAGE, (PowerOnMethod.OUTPUT,), off_in_s=50.0, limit_s=5.0)
+    assert times(at) == {PowerOnMethod.OUTPUT: 80.0}
 
 
 @pytest.mark.parametrize(
@@ -702,13 +747,13 @@ def test_an_order_of_an_earlier_boot_that_is_being_cancelled_does_not_stand_in_t
 )
 def test_a_boot_after_an_outage_whose_commit_nobody_knows(phase: Phase, *, whole: bool, doubted: bool) -> None:
     """With a disk that hung, or a journal whose end is lost, what was armed then stands nowhere."""
-    known = armed(Way.RTC, at_s=1.0, acts_at_s=2.0)
+    known = armed(PowerOnMethod.RTC, at_s=1.0, acts_at_s=2.0)
     stored = Stored(state=State(phase=phase, owed=(known,)), boot_id="boot-zero", at_s=10.0, gap_s=10.0, whole=whole)
     found = restore(POLICY, stored, 20.0).state.armed
-    others = {way for way in POLICY.ways if way not in (Way.OUTPUT, Way.RTC)}
+    others = {method for method in POLICY.methods if method not in (PowerOnMethod.OUTPUT, PowerOnMethod.RTC)}
     assert others
-    assert {each.way for each in found} == ({Way.RTC, *others} if doubted else {Way.RTC})
-    (kept,) = (each for each in found if each.way is Way.RTC)
+    assert {each.method for each in found} == ({PowerOnMethod.RTC, *others} if doubted else {PowerOnMethod.RTC})
+    (kept,) = (each for each in found if each.method is PowerOnMethod.RTC)
     assert (kept.outage, kept.at_s) == (known.outage, 20.0)
 
 
@@ -716,26 +761,31 @@ def test_back_on_battery_is_armed_anew() -> None:
     """Before the host can say so, the battery may end: the clock and the sentinel know of it; nothing that cuts."""
     at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=True), armed(leaving=True, order="d-1"))
     methods.reconcile(at)
-    assert set(times(at)) == {Way.RTC, Way.SENTINEL}
+    assert set(times(at)) == {PowerOnMethod.RTC, PowerOnMethod.SENTINEL}
     methods.reconcile(at)
     assert len(at.actions) == 2
     at.state = replace(at.state, feed=feed(Supply.UTILITY))
     obligations.handle(at, done(at.actions[0], in_s=100.0))
     methods.reconcile(at)
-    assert [action.way for action in at.actions if isinstance(action, DisarmWay)] == [Way.RTC]
+    assert [action.method for action in at.actions if isinstance(action, DisarmPowerOn)] == [PowerOnMethod.RTC]
 
 
 def test_what_keeps_a_host_away_stands_while_it_is_back_on_battery() -> None:
     """What would cycle it does not: it is there."""
-    at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=True), armed(), armed(Way.SENTINEL), armed(Way.WATCHDOG))
+    at = turn(
+        Recovery(outage=OUTAGE, began_s=90.0, clean=True),
+        armed(),
+        armed(PowerOnMethod.SENTINEL),
+        armed(PowerOnMethod.WATCHDOG),
+    )
     methods.reconcile(at)
-    assert [action.way for action in at.actions if isinstance(action, DisarmWay)] == [Way.WATCHDOG]
+    assert [action.method for action in at.actions if isinstance(action, DisarmPowerOn)] == [PowerOnMethod.WATCHDOG]
 
 
 def test_training_that_was_started_is_not_put_to_sleep_again() -> None:
     at = turn(Recovery(outage=OUTAGE, began_s=90.0, clean=True, started_at_s=95.0), armed())
     methods.reconcile(at)
-    assert [type(action) for action in at.actions] == [DisarmWay]
+    assert [type(action) for action in at.actions] == [DisarmPowerOn]
 
 
 # --- The BMC's policy -------------------------------------------------------------------------------------------------
@@ -884,7 +934,7 @@ def test_what_nobody_has_read_may_be_about_to_cut(known: dict[str, Any], because
     ("returns", "confirmed"), [("cycles", True), ("unknown", True), ("stays_off", True), ("", False)]
 )
 def test_an_output_that_was_told_to_go_off_needs_no_reboot(returns: str, *, confirmed: bool) -> None:
-    output = armed(Way.OUTPUT, ups="ups", confirmed=confirmed, returns=returns)
+    output = armed(PowerOnMethod.OUTPUT, ups="ups", confirmed=confirmed, returns=returns)
     at = turn(shutdown(), output, feed=feed(Supply.UTILITY))
     assert late(at) == []
     assert [note.event for note in at.notes] == ["reboot_left"]
@@ -897,5 +947,5 @@ def test_not_before_utility_is_back_for_good() -> None:
 
 
 def test_a_cut_that_the_ups_has_aborted_excludes_nothing() -> None:
-    output = armed(Way.OUTPUT, ups="ups", confirmed=True, returns="aborts")
+    output = armed(PowerOnMethod.OUTPUT, ups="ups", confirmed=True, returns="aborts")
     assert late(turn(shutdown(), output, armed(), feed=feed(Supply.UTILITY))) == [(80.0, 102.0)]

@@ -1,10 +1,10 @@
-"""Who stays off with which ways back: the same outages for every set of them.
+"""Which hosts stay off with which power-on methods: the same outages for every set of them.
 
 A late reboot, B output, C sentinel, D watchdog, E clock: each is there or not. P: the BMC keeps the policy always-on,
 or says so and does not (lies). Then what else a UPS may do with B when utility returns in its countdown, and what is
-known of that. All are played without faults, which shows what the ways leave uncovered, and with faults elsewhere: the
-daemon is killed, sources fall silent, others order the output off or stop the host, BMCs refuse; but no way breaks its
-word. The world is that of `powerguard simulate` after a drill, with a GPU cap.
+known of that. All are played without faults, which shows what the methods leave uncovered, and with faults elsewhere:
+the daemon is killed, sources fall silent, others order the output off or stop the host, BMCs refuse; but no method
+breaks its word. The world is that of `powerguard simulate` after a drill, with a GPU cap.
 
 Wait: seconds from utility's return until the host was on, a mean of the outages in which it was off. Excess: as in
 `python -m bench simulated`. Back by: outages in which that switched it on at least once. All three: no faults, P kept.
@@ -47,7 +47,7 @@ _ELSE: Final[Mapping[str, Mapping[str, float]]] = {
 }
 """What is known of the UPS, then what it does, where that is another; unseen: it shows no countdown."""
 _HEAD: Final = (
-    "ways back",
+    "power-on methods",
     "stranded %: P",
     "P lies",
     "with faults: P",
@@ -62,7 +62,7 @@ _COVER: Final = frozenset("CDE")
 
 
 def _sets() -> Iterator[tuple[str, dict[str, float]]]:
-    """Every set of the ways, by their letters, and the shares that make it."""
+    """Every set of the methods, by their letters, and the shares that make it."""
     for count in range(len(_SHARES) + 1):
         for letters in combinations(_SHARES, count):
             yield ", ".join(letters) or "none", {_SHARES[letter]: 1.0 for letter in letters}
@@ -114,7 +114,9 @@ def _stranded_pct(told: Mapping[str, Any]) -> float:
 
 def _line(name: str, told: Sequence[Mapping[str, Any]]) -> str:
     kept = told[0]
-    (whole,) = kept["stranded_by_ways"]
-    by = ", ".join(f"{letter} {whole['back_by'][way]}" for way, letter in LETTERS.items() if whole["back_by"][way])
+    (whole,) = kept["stranded_by_methods"]
+    by = ", ".join(
+        f"{letter} {whole['back_by'][method]}" for method, letter in LETTERS.items() if whole["back_by"][method]
+    )
     stranded = " | ".join(f"{_stranded_pct(each):.1f}" for each in told)
     return f"| {name} | {stranded} | {whole['wait_s_mean']:.0f} | {kept['excess_s_mean']:.0f} | {by} |"

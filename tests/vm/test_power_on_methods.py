@@ -1,4 +1,4 @@
-"""The ways back on a whole virtual host: a real kernel with its own drivers, our root programs, a BMC, and an AC plug.
+"""Power-on methods on a whole virtual host: a real kernel with its own drivers, our root programs, a BMC, an AC plug.
 
 The helper's words go through the kernel's KCS driver to OpenIPMI's simulated BMC, and the alarm through the kernel's
 clock driver to QEMU's clock. QEMU ends when its machine goes off, so no clock wakes it then: the alarm is proven as far
