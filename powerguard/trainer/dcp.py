@@ -175,16 +175,17 @@ def save_sealed(
     fill the disk. options: FileSystemWriter's.
     Raises SealError on every rank when it failed on any; the earlier checkpoints then stand.
     """
+    root = Path(root).expanduser()
 
     def new() -> str:
-        leave_behind(Path(root), step, _NAMES)
-        for left in Path(root).glob(f"{_NAMES}/{UNBORN}"):
+        leave_behind(root, step, _NAMES)
+        for left in root.glob(f"{_NAMES}/{UNBORN}"):
             if not (left.parent / SEAL).exists():  # a kill, or a power cut, in the midst of an earlier save
                 shutil.rmtree(left.parent, ignore_errors=True)
         # Not as the store names its own: those it removes when they have no manifest.
         return f"dcp-step-{step}-{secrets.token_hex(4)}"
 
-    folder = Path(root) / _from_coordinator(new)
+    folder = root / _from_coordinator(new)
     writer = SealedFileSystemWriter(folder, step=step, **options)
     try:
         dcp.save(dict(state), storage_writer=writer)
@@ -194,7 +195,7 @@ def save_sealed(
         msg = f"{folder}: the checkpoint of step {step} failed: {error}"
         raise SealError(msg) from error
     if writer.sealed is not None:
-        prune(Path(root), max(keep, 2), _NAMES)
+        prune(root, max(keep, 2), _NAMES)
     return saved_in(folder, step)
 
 
@@ -206,9 +207,10 @@ def load_newest_sealed(state: dict[str, Any], root: str | os.PathLike[str]) -> i
     dcp.load raises when it does not fit; that includes what it has in a part of the state, and no rank has a place for:
     the moments of an optimizer that was just made, say. A part (a key of `state`) that is not given is left out.
     """
+    root = Path(root).expanduser()
 
     def newest() -> Path | None:
-        make_root(Path(root))
+        make_root(root)
         return newest_whole(root)
 
     folder = _from_coordinator(newest)

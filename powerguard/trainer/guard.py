@@ -140,7 +140,8 @@ def checkpointer_of(
         if root is None or not str(root):
             msg = "a state with items() needs a root: the folder for its checkpoints"
             raise StoreError(msg)
-        if options.must_exist and not Path(root).is_dir():
+        root = Path(root).expanduser()
+        if options.must_exist and not root.is_dir():
             msg = f"{root}: is not there, and must_exist=True (is its disk mounted? else make the folder once)"
             raise StoreError(msg)
         store = Store(
@@ -148,7 +149,7 @@ def checkpointer_of(
             job=options.job,
             rank=ranks.rank,
             ranks=ranks.size,
-            leader=_leads(Path(root), ranks),
+            leader=_leads(root, ranks),
             hosts=ranks.hosts,
             keep=options.keep,
             disk=options.disk,
@@ -168,7 +169,7 @@ def second_tier(remote: Remote | Path | str, job: str, root: Path | str | None) 
     """Return where the second copy goes. Raises StoreError if that is where the first one is."""
     tier = Remote.of(remote)
     # By name alone: a mount whose server has gone would hang here.
-    if tier.is_folder and root is not None and Path(root).absolute() == Path(tier.url, folder_of(job)):
+    if tier.is_folder and root is not None and Path(root).expanduser().absolute() == Path(tier.url, folder_of(job)):
         msg = f"remote={tier.url!r}: its folder for this job is the root itself, {root} (name a folder on another disk)"
         raise StoreError(msg)
     return tier

@@ -56,7 +56,7 @@ def read_weights(place: str | os.PathLike[str], *, step: int | None = None, part
     part: the name in TorchState: "model", "model.NAME" where there are several, "ema". Raises StoreError: there is no
     such checkpoint, it is not one of TorchState, or its tensors are not all here; CorruptError; OSError.
     """
-    found = _chosen(Path(place).absolute(), step)
+    found = _chosen(Path(place).expanduser().absolute(), step)
     with held(Path(found.path)):
         try:
             return _Reader(found, part).read()

@@ -18,8 +18,10 @@ from powerguard.trainer.store.disk import Disk
 from powerguard.trainer.store.folders import newest_in
 from powerguard.trainer.store.manifest import committed_ms
 from powerguard.trainer.store.store import Store
+from powerguard.trainer.weights import read_weights
 from powerguard.wire import ENDED, Loop, TriggerRequest
 from tests.trainer.checkpoints import read
+from tests.trainer.tiers.rig import environment
 
 
 def test_a_save_after_the_end_is_refused_at_once(tmp_path: Path) -> None:
@@ -95,6 +97,15 @@ def test_a_second_tier_that_is_the_first_is_refused_at_once(tmp_path: Path) -> N
     with pytest.raises(StoreError, match=f"^remote='{tmp_path}/': its folder for this job is the root itself"):
         Guard(state, tmp_path / "a", job="a", socket=None, remote=f"{tmp_path}/")
     Guard(state, tmp_path / "b", job="a", socket=None, remote=tmp_path).close()
+
+
+def test_a_root_may_begin_with_the_home_folder(tmp_path: Path) -> None:
+    """As in a shell: else a folder named `~` is made, which one does not want to remove by its name."""
+    with environment(HOME=str(tmp_path)):
+        with Guard(Parts(lambda: {"w": b"1"}, lambda _: None), "~/root", job="a", socket=None) as guard:
+            assert guard.save(1).path.startswith(f"{tmp_path}/root/step-")
+        with pytest.raises(StoreError, match=rf"^{tmp_path}/root/step-.*: was not written by TorchState"):
+            read_weights("~/root")
 
 
 @pytest.mark.parametrize("step", [-1, 2**62 + 1, 2**70])
