@@ -129,7 +129,7 @@ def test_a_place_before_samples_that_are_dropped_now_is_the_end_of_the_epoch() -
 def test_other_data_is_refused() -> None:
     with pytest.raises(ValueError, match="had size=100, this one has 101"):
         loader(size=101).load_state_dict(loader().state_dict())
-    with pytest.raises(ValueError, match="had batch_size=8, this one has 4"):
+    with pytest.raises(ValueError, match=r"had batch_size=8, this one has 4 \(go on with the old value; for another"):
         loader(batch_size=4).load_state_dict(loader().state_dict())
     with pytest.raises(ValueError, match="each rank from 0 needs at least one"):
         ResumableSampler(2, rank=0, ranks=3)

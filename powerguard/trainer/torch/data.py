@@ -1,10 +1,12 @@
 """The position in the data: a loader that goes on at the sample where training stood."""
 
 from collections.abc import Iterator, Mapping
-from typing import Any
+from typing import Any, Final
 
 import torch
 from torch.utils.data import DataLoader, IterableDataset, Sampler
+
+_FIX: Final = " (go on with the old value; for another one, begin a new run from the weights: load_weights())"
 
 
 class ResumableSampler(Sampler):
@@ -70,7 +72,8 @@ class ResumableSampler(Sampler):
         """Raise ValueError if this is a place in another order, or in other data."""
         for key, mine in self.state_dict().items():
             if key not in ("epoch", "position") and state.get(key) != mine:
-                msg = f"the checkpoint's sampler had {key}={state.get(key)}, this one has {mine}: not the same data"
+                was = state.get(key)
+                msg = f"the checkpoint's sampler had {key}={was}, this one has {mine}: not the same data{_FIX}"
                 raise ValueError(msg)
 
     def load_state_dict(self, state: Mapping[str, int | bool]) -> None:
@@ -151,8 +154,8 @@ class ResumableLoader(DataLoader):
 
     def check(self, state: Mapping[str, int | bool]) -> None:
         """Raise ValueError if this is a place in another order, or in other data."""
-        if state.get("batch_size") != self.batch_size:
-            msg = f"the checkpoint's loader had batch_size={state.get('batch_size')}, this one has {self.batch_size}"
+        if (was := state.get("batch_size")) != self.batch_size:
+            msg = f"the checkpoint's loader had batch_size={was}, this one has {self.batch_size}{_FIX}"
             raise ValueError(msg)
         self.sampler.check(state)
 
